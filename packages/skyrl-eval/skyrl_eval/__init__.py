@@ -1,0 +1,1 @@
+"""Evaluation of agents and of code: shipped inside the distribution skyrl-trainer."""

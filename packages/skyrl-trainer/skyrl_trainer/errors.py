@@ -1,0 +1,13 @@
+"""Errors that a user can act on: one sentence that names what happened, what was expected and how to fix it."""
+
+
+class UserError(Exception):
+    """Printed without a traceback by the CLI, which then exits with 2."""
+
+
+class SyncError(UserError):
+    """The engine does not hold the learner's weights after a sync: training must stop."""
+
+
+class EngineDied(UserError):
+    """An engine's process is gone, or its step loop raised."""

@@ -1,0 +1,98 @@
+"""What the rooms expect of each other: five small protocols, each with more than one implementation.
+
+An implementation is found by its methods, not by inheritance.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+
+from skyrl_trainer.types import GenerationOutput, GenerationRequest, RolloutBatch, Sample, Trajectory
+
+
+@runtime_checkable
+class InferenceEngine(Protocol):
+    """The methods of an engine actor; vLLM, transformers and the tests' fake have the same ones.
+
+    Requests go in by `submit` and come back by `collect`, in batches: the cost of a Ray call is shared by whatever
+    is ready when the previous call has returned. Between `start_weight_update` and `resume` nothing is generated.
+    """
+
+    def ready(self) -> dict[str, Any]:
+        """Loads the model if need be; returns {"pid", "model", "max_model_len", ...}."""
+
+    def submit(self, client: str, requests: list[GenerationRequest]) -> None:
+        """Queues requests in the given order, between two engine steps, all at once."""
+
+    async def collect(self, client: str, timeout: float) -> list[GenerationOutput]:
+        """Waits until at least one request of this client is done, and returns all that are; [] after `timeout`."""
+
+    def pause(self) -> None:
+        """Lets the running step end and takes no other; requests in flight keep their place."""
+
+    def init_weight_transfer(self, init_info: dict[str, Any]) -> None: ...
+
+    def start_weight_update(self) -> None: ...
+
+    def update_weights(self, update_info: dict[str, Any]) -> None: ...
+
+    def finish_weight_update(self, version: int) -> str:
+        """Resets the prefix cache, sets the version of all tokens to come, returns a checksum of what was loaded."""
+
+    def resume(self) -> None: ...
+
+    def shutdown(self) -> None: ...
+
+
+class WeightSync(Protocol):
+    """Carries the learner's weights into the engines."""
+
+    def sync(self, version: int) -> StepReport:
+        """Pause, start, update, finish, resume, on every engine; raises SyncError with a sentence."""
+
+    def close(self) -> None: ...
+
+
+class StepReport(Protocol):
+    """What a sync reports: seconds, bytes, and a checksum of the learner's side."""
+
+    seconds: float
+    checksum: str
+
+
+class Sampler(Protocol):
+    """Chooses tasks. Pure: its state is a small dictionary that a checkpoint holds."""
+
+    def next_tasks(self, n: int) -> list[Sample]: ...
+
+    def accept(self, group: list[Trajectory]) -> bool:
+        """Whether a finished group takes part in learning (dynamic sampling says no to groups of equal reward)."""
+
+    def state_dict(self) -> dict[str, Any]: ...
+
+    def load_state_dict(self, state: dict[str, Any]) -> None: ...
+
+
+class RewardFunction(Protocol):
+    """TRL's signature: prompts, completions and the samples' columns in; one float a completion out."""
+
+    def __call__(self, prompts: list[str], completions: list[str], **columns: Any) -> list[float]: ...
+
+
+class TrajectoryStore(Protocol):
+    """Trajectories on disk, one file a step; what was written is read back exactly."""
+
+    def write(self, batch: RolloutBatch) -> None: ...
+
+    def read(self, step: int) -> RolloutBatch: ...
+
+    def steps(self) -> list[int]: ...
+
+
+class NamedTensors(Protocol):
+    """The learner's weights under their Hugging Face names, full (gathered) and in a fixed order."""
+
+    def __call__(self) -> Iterator[tuple[str, torch.Tensor]]: ...

@@ -1,0 +1,251 @@
+"""The records that flow through the system, in the order in which they flow.
+
+    Sample -> PromptBatch -> Turn -> Trajectory -> RolloutBatch -> RewardBatch
+           -> AdvantageBatch -> TrainingBatch -> StepMetrics
+
+Nothing here knows Ray, vLLM or a model: every room of the project may import this one.
+Shape suffixes used across the project: B sequences of a batch, T tokens of a sequence, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+import torch
+
+StepMetrics = dict[str, float]
+"""One step's figures by name, for example {"step": 3, "reward/mean": 0.61, "time/rollout": 1.9}."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One task, before anybody has tried it.
+
+    Example: Sample("text_math:train:17", "skyrl/text_math-v0", 17, {"split": "train", "difficulty": 2})
+    """
+
+    sample_id: str
+    """Unique within a data source, and the same in every run."""
+    env_id: str
+    """What `gymnasium.make` takes."""
+    seed: int
+    """Given to `env.reset(seed=...)`: an env is a function of seed, options and actions."""
+    options: dict[str, Any] = field(default_factory=dict)
+    """Given to `env.reset(options=...)`: split, difficulty, lang, or {"task": a data row}."""
+    ground_truth: Any = None
+    """For reward functions only; never in a prompt."""
+    env_file: str | None = None
+    """A user's Python file that registers `env_id`; every EnvWorker loads it first."""
+
+
+@dataclass(frozen=True, slots=True)
+class PromptBatch:
+    """The samples of one step, each to be tried `num_generations` times.
+
+    Example: PromptBatch(step=3, samples=[a, b], num_generations=2) leads to four trajectories, named
+    "3/0/0", "3/0/1", "3/1/0" and "3/1/1" (step / sample / generation).
+    """
+
+    step: int
+    samples: list[Sample]
+    num_generations: int
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingOptions:
+    """How the engine turns logits into tokens; temperature 0 is greedy."""
+
+    max_tokens: int
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = -1
+    stop_token_ids: tuple[int, ...] = ()
+    min_tokens: int = 0
+    """Benchmarks force a length with it: no stop token is sampled before."""
+    top_logprobs: int = 0
+    """How many alternatives a position to return beside the sampled token (the canary asks for some)."""
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationRequest:
+    """Tokens in. Example: GenerationRequest("3/0/1#0", [1, 8, 9], SamplingOptions(max_tokens=64), seed=7)"""
+
+    request_id: str
+    """trajectory id # turn; unique among the requests in flight."""
+    prompt_ids: list[int]
+    options: SamplingOptions
+    seed: int | None = None
+    """A generator of its own for this request, so that its tokens do not depend on its neighbours."""
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationOutput:
+    """Tokens out. Example: GenerationOutput("3/0/1#0", [5, 2], [-0.1, -0.7], [4, 4], "stop")"""
+
+    request_id: str
+    output_ids: list[int]
+    """Every sampled token, the stop token included."""
+    logprobs: list[float]
+    """log p of each output token under the distribution that it was sampled from (temperature applied)."""
+    weight_versions: list[int]
+    """The version of the policy that sampled each token."""
+    finish_reason: str
+    """"stop", "length" or "error"."""
+    error: str | None = None
+    top_logprobs: list[dict[int, float]] | None = None
+
+
+class StopReason(StrEnum):
+    """Why an episode ended. Each is a counter in the metrics, `stop/<reason>`."""
+
+    TERMINATED = "terminated"
+    """The env said that the task is over."""
+    TRUNCATED = "truncated"
+    """The env's step limit."""
+    LENGTH = "length"
+    """The token budget of a turn or of the context."""
+    MAX_TURNS = "max_turns"
+    TIMEOUT = "timeout"
+    """The wall-clock limit of the whole episode."""
+    ENV_ERROR = "env_error"
+    """The env raised, hung, or sat on two workers that died."""
+    ENGINE_ERROR = "engine_error"
+
+    @property
+    def failed(self) -> bool:
+        """A failed episode is counted, and leaves its group: nothing is learned from it."""
+        return self in (StopReason.TIMEOUT, StopReason.ENV_ERROR, StopReason.ENGINE_ERROR)
+
+
+@dataclass(slots=True)
+class Turn:
+    """What the policy read, what it wrote, and what the env answered.
+
+    Example: Turn(prompt_ids=[1, 8, 9], output_ids=[5, 2], logprobs=[-0.1, -0.7], weight_versions=[4, 4],
+    action="\\boxed{42}", observation="", reward=1.1, reward_parts={"correct": 1.0, "format": 0.1}, terminated=True)
+    """
+
+    prompt_ids: list[int]
+    """Ids added before this output: the whole prompt in the first turn, the observation's ids later."""
+    output_ids: list[int]
+    logprobs: list[float]
+    weight_versions: list[int]
+    action: str
+    """The decoded output, given to `env.step`; never encoded again."""
+    observation: str = ""
+    reward: float = 0.0
+    reward_parts: dict[str, float] = field(default_factory=dict)
+    terminated: bool = False
+    truncated: bool = False
+    tool_calls: list[dict[str, Any]] = field(default_factory=list)
+    info: dict[str, Any] = field(default_factory=dict)
+    """The env's info: for metrics and for people, not for the policy."""
+    seconds: dict[str, float] = field(default_factory=dict)
+    """Wall-clock seconds of {"generate", "env"}."""
+
+
+@dataclass(slots=True)
+class Trajectory:
+    """The turns of one episode. A failed episode is a trajectory too.
+
+    Example: Trajectory("3/0/1", sample, generation=1, seed=991, turns=[turn], stop_reason=StopReason.TERMINATED)
+    """
+
+    trajectory_id: str
+    sample: Sample
+    generation: int
+    seed: int
+    """Seeds the sampler of every turn (with the turn's number)."""
+    turns: list[Turn] = field(default_factory=list)
+    stop_reason: StopReason = StopReason.TERMINATED
+    error: str | None = None
+    metrics: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def total_reward(self) -> float:
+        return sum(turn.reward for turn in self.turns)
+
+    @property
+    def success(self) -> bool:
+        return bool(self.turns and self.turns[-1].info.get("success", False))
+
+    @property
+    def num_output_tokens(self) -> int:
+        return sum(len(turn.output_ids) for turn in self.turns)
+
+    def token_ids(self) -> list[int]:
+        """The whole episode as the model saw it: prompt, output, observation, output, ..."""
+        return [token for turn in self.turns for token in (*turn.prompt_ids, *turn.output_ids)]
+
+    def loss_mask(self) -> list[int]:
+        """1 on every token that the policy sampled, 0 on prompts and observations; as long as `token_ids()`."""
+        return [bit for turn in self.turns for bit in (*(0 for _ in turn.prompt_ids), *(1 for _ in turn.output_ids))]
+
+    def rollout_logprobs(self) -> list[float]:
+        """The engine's logprobs, 0.0 where the mask is 0; as long as `token_ids()`."""
+        return [x for turn in self.turns for x in (*(0.0 for _ in turn.prompt_ids), *turn.logprobs)]
+
+
+@dataclass(slots=True)
+class RolloutBatch:
+    """The trajectories of one step, in groups by sample (`groups[i][j]`: try j of sample i).
+
+    Failed trajectories stay in their group, so that nothing is lost from the record; learning skips them.
+    """
+
+    step: int
+    groups: list[list[Trajectory]]
+
+    @property
+    def trajectories(self) -> list[Trajectory]:
+        return [trajectory for group in self.groups for trajectory in group]
+
+
+@dataclass(slots=True)
+class RewardBatch:
+    """Rollouts with the reward that will be learned from, per turn and split by part.
+
+    Example: rewards[0] = [0.0, 1.1] and parts[0] = {"correct": 1.0, "format": 0.1} for a two-turn trajectory.
+    """
+
+    rollouts: RolloutBatch
+    trajectories: list[Trajectory]
+    """Those that did not fail, in order."""
+    group_index: list[int]
+    """Which sample each of them belongs to."""
+    rewards: list[list[float]]
+    """Per trajectory, per turn."""
+    parts: list[dict[str, float]]
+
+
+@dataclass(slots=True)
+class AdvantageBatch:
+    """One advantage for each sampled token, as long as `Trajectory.token_ids()`, 0.0 where the mask is 0."""
+
+    rewards: RewardBatch
+    advantages: list[list[float]]
+
+
+@dataclass(slots=True)
+class TrainingBatch:
+    """A padded batch, ready for the device. Position t of every tensor speaks of token t itself.
+
+    Example: for token_ids [7, 8, 5, 2, pad] with a two-token answer, mask_BT is [0, 0, 1, 1, 0], and
+    rollout_logprobs_BT[0, 2] is log p(5 | 7, 8).
+    """
+
+    input_ids_BT: torch.Tensor
+    """int64, padded on the right, so that causal attention needs no mask."""
+    mask_BT: torch.Tensor
+    """float32: 1 on sampled tokens."""
+    advantages_BT: torch.Tensor
+    rollout_logprobs_BT: torch.Tensor
+    old_logprobs_BT: torch.Tensor | None
+    """None: the first update of a rollout, whose ratio is 1 by definition."""
+    ref_logprobs_BT: torch.Tensor | None
+    trajectory_index_B: torch.Tensor
+    """Which trajectory a row belongs to: "sequence" in every formula is a trajectory."""
+    lengths_B: torch.Tensor
+    """Tokens of each row without padding."""
