@@ -63,7 +63,7 @@ class TrainerConfig(Section):
     run_name: str = "run"
     project_name: str = "skyrl"
     logger: str = "tensorboard"
-    """A tracker of accelerate: tensorboard, wandb, trackio; or none. metrics.jsonl and report.html are always written."""
+    """A tracker of accelerate (tensorboard, wandb, trackio) or none; metrics.jsonl and report.html are always written."""
     seed: int = 0
     deterministic: bool = False
     """The same bytes in every run: seeded requests in a fixed order, all of the loss computed by the learner."""
@@ -87,7 +87,7 @@ class TrainerConfig(Section):
     """A schedule of transformers, by its name."""
     warmup_steps: int = Field(0, ge=0)
     """Optimizer steps until the learning rate is full."""
-    optimizer_kwargs: dict[str, Any] = {"betas": (0.9, 0.99), "weight_decay": 0.0}
+    optimizer_kwargs: dict[str, Any] = {"betas": [0.9, 0.99], "weight_decay": 0.0}
     """Passed to torch.optim.AdamW as they are."""
     max_grad_norm: float = Field(1.0, gt=0)
     eval_batch_size: int = Field(500, gt=0)

@@ -1,0 +1,166 @@
+"""The parts of a run, made in an order that lets the slow ones start beside each other.
+
+The engines load a model while the tiny policy is still cloning the expert in a process of its own (they get its
+weights by the first sync, as after every step), and while the learner loads.
+"""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from types import TracebackType
+from typing import Any
+
+from skyrl_trainer.algorithms.samplers import UniformSampler
+from skyrl_trainer.config import Config
+from skyrl_trainer.data import load_samples
+from skyrl_trainer.errors import UserError
+from skyrl_trainer.learner.checkpoint import Checkpoints, check_resumable
+from skyrl_trainer.learner.grpo import trainer_class
+from skyrl_trainer.learner.learner import Learner, Scorer
+from skyrl_trainer.learner.memory import pss_gib
+from skyrl_trainer.learner.policy import StartPolicy
+from skyrl_trainer.learner.run_folder import RunFolder
+from skyrl_trainer.learner.session import Session
+from skyrl_trainer.report.html import write_report
+from skyrl_trainer.report.metrics import MetricsWriter
+from skyrl_trainer.report.table import LiveTable
+from skyrl_trainer.report.trackers import Tracker
+from skyrl_trainer.rollout.manager import rollout_metrics
+from skyrl_trainer.rollout.store import JsonlTrajectoryStore
+from skyrl_trainer.types import PromptBatch, RolloutBatch, StepMetrics
+from skyrl_trainer.weight_sync.canary import Canary
+from skyrl_trainer.weight_sync.shared_memory import SharedMemorySync
+
+
+class Parts:
+    """`with Parts(config, run) as parts`: everything started; at the end everything stopped, whatever happened."""
+
+    def __init__(self, config: Config, run: RunFolder) -> None:
+        self.config, self.run = config, run
+        self.stack = ExitStack()
+
+    def __enter__(self) -> Parts:
+        with self.stack:
+            self._open_files()
+            self._start_processes()
+            self.stack = self.stack.pop_all()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.stack.__exit__(kind, error, trace)
+
+    def _open_files(self) -> None:
+        """Whatever can be wrong with files and settings is found here, before anything is started."""
+        config, trainer, path = self.config, self.config.trainer, self.run.path
+        self.algorithm_class = trainer_class(trainer.algorithm.name)
+        self.checkpoints = Checkpoints(path, trainer.max_ckpts_to_keep)
+        self.checkpoint = self.checkpoints.load_latest()
+        if self.checkpoint and trainer.resume_mode == "none":
+            raise UserError(
+                f"{path} holds a run already (step {self.checkpoint.step}): trainer.resume_mode=latest goes on with it, "
+                "or give another trainer.run_dir."
+            )
+        if self.checkpoint:
+            check_resumable(self.checkpoint.extra["config"], config)
+        environment = config.environment
+        load = {"default_env_class": environment.env_class, "seed": trainer.seed, "env_file": environment.env_file}
+        self.train_tasks = load_samples(config.data.train_data, size=None, **load)
+        self.held_out = load_samples(config.data.val_data, size=trainer.eval_batch_size, **load)
+        self.sampler = UniformSampler(self.train_tasks, trainer.seed)
+        self.store = JsonlTrajectoryStore(path / "trajectories")
+        first_step = self.checkpoint.step if self.checkpoint else 0
+        self.table = self.stack.enter_context(LiveTable(trainer.max_steps, first_step))
+        self.run.write_config()
+
+    def _start_processes(self) -> None:
+        config, trainer = self.config, self.config.trainer
+        self.table.phase("making the policy")
+        policy = self.stack.enter_context(StartPolicy(config, self.run.path, self.train_tasks))
+        self.table.phase("starting Ray and the engines")
+        self.session = self.stack.enter_context(Session(config, policy.architecture))
+        self.table.phase("cloning the expert")
+        weights = policy.weights()
+        self.table.phase("loading the policy")
+        updates = trainer.max_steps * trainer.num_iterations * trainer.num_mini_batches
+        self.learner = Learner(config, weights, updates)
+        reference = Scorer(config, weights) if trainer.algorithm.beta > 0 else None
+        self.algorithm = self.algorithm_class(config, self.learner, reference)
+        self.table.phase("waiting for the engines")
+        self.session.wait_for_engines()
+        self.sync = SharedMemorySync(self.session.engines, self.learner.named_tensors)
+        self.stack.callback(self.sync.close)
+        self.canary = Canary(self.session.engines, self.canary_prompt(), trainer.sync_tolerance)
+
+    def resume(self) -> tuple[int, StepMetrics | None]:
+        """The newest step in the weights, and its metrics if they were not written; 0 and {} in a new run."""
+        found, self.best = self.checkpoint, -1.0
+        if found is None:
+            step, unfinished = 0, {}
+        else:
+            step, unfinished, self.best = found.step, found.extra["unfinished"], found.extra["best"]
+            self.learner.load_state_dict(found.learner)
+            self.sampler.load_state_dict(found.extra["sampler"])
+            self.checkpoint = None  # its tensors are in the learner now
+            self.table.note(f"going on from the checkpoint of step {step}")
+        written = step if unfinished is None else step - 1
+        self.metrics = MetricsWriter(self.run.path, last_step=written if found else None)
+        self.tracker = Tracker(self.config, last_step=written)
+        self.stack.callback(self.metrics.close)
+        self.stack.callback(self.tracker.close)
+        self.stored = self._stored_tries(step)
+        return step, unfinished
+
+    def _stored_tries(self, step: int) -> RolloutBatch | None:
+        """Of the step after the checkpoint, whose tries may have been stored before the process died.
+
+        Later ones came from weights that are lost; they will be made, and stored, again.
+        """
+        later = [stored for stored in self.store.steps() if stored > step]
+        rollouts = self.store.read(step + 1) if step and step + 1 in later else None
+        for stored in later:
+            self.store.path(stored).unlink()
+        return rollouts
+
+    def roll_out(self, tasks: PromptBatch) -> RolloutBatch:
+        """New tries of these tasks, or those that an earlier process stored and did not come to learn from."""
+        rollouts, self.stored = self.stored, None
+        if rollouts is None or [group[0].sample for group in rollouts.groups if group] != tasks.samples:
+            rollouts = self.session.rollouts.run(tasks)
+        self.store.write(rollouts)
+        return rollouts
+
+    def publish(self, step: int) -> StepMetrics:
+        """The learner's weights into every engine, proved by the canary. Raises SyncError."""
+        report = self.sync.sync(version=step)
+        return self.canary.check(step, self.learner.token_logprobs, report)
+
+    def evaluate(self, step: int) -> StepMetrics:
+        """Success on the held-out tasks, each tried once; keeps the policy if it is the best so far."""
+        metrics = self.session.rollouts.evaluate(step, self.held_out)
+        if metrics["eval/success"] > self.best:
+            self.best = metrics["eval/success"]
+            self.learner.save_pretrained(self.run.path / "model" / "best")
+        return metrics
+
+    def log(self, step: int, metrics: StepMetrics) -> None:
+        row = {"step": float(step), **metrics, "memory/pss_gib": pss_gib()}
+        self.metrics.write(row)
+        self.tracker.log(row)
+        self.table.step(row)
+
+    def save(self, step: int, loop_state: dict[str, Any]) -> None:
+        """A checkpoint, the policy as a Hugging Face folder, and the report up to here."""
+        extra = {**loop_state, "best": self.best, "config": self.config.model_dump(mode="json")}
+        self.checkpoints.save(step, self.learner.state_dict(), extra)
+        self.learner.save_pretrained(self.run.path / "model" / "last")
+        write_report([self.run.path], self.run.path / "report.html")
+
+    def canary_prompt(self) -> list[int]:
+        """A fixed sequence: the texts of held-out tasks one after the other, as long as the canary can use."""
+        tokenizer, wanted = self.learner.tokenizer, min(Canary.PROMPT_TOKENS, self.config.generator.max_model_len - 8)
+        ids: list[int] = []
+        for repeat in range(wanted):
+            ids += tokenizer.encode(f"<canary {repeat}: 17 + 25 = 42, the quick brown fox>", add_special_tokens=False)
+            if len(ids) >= wanted:
+                break
+        return ids[:wanted]

@@ -1,0 +1,70 @@
+"""The policy that a run starts from: a model on disk or on the hub, or the tiny one that is made here."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Sequence
+from itertools import islice
+from pathlib import Path
+from types import TracebackType
+
+from skyrl_trainer.config import Config
+from skyrl_trainer.data import conversation_texts
+from skyrl_trainer.errors import UserError
+from skyrl_trainer.init_policy import init_policy
+from skyrl_trainer.types import Sample
+
+WARMSTART_SECONDS = 3600.0
+"""Limit of cloning the expert."""
+NUM_TEXTS = 2000
+"""Episodes of the training data whose texts the tiny policy's tokens are made from."""
+
+
+class StartPolicy:
+    """`architecture` is a model that an engine can load at once; `weights()` waits for the one to start from.
+
+    Both are folders in `<run>/init` for the tiny policy, and the same model otherwise. The expert is cloned in a
+    process of its own: trl's trainer keeps its threads and its memory to itself, and the engines start meanwhile.
+    """
+
+    def __init__(self, config: Config, run_path: Path, train_tasks: Sequence[Sample]) -> None:
+        model = config.trainer.policy.model
+        self._process: subprocess.Popen[bytes] | None = None
+        self.architecture = self._weights = model.path
+        if model.path != "tiny":
+            return
+        self._folder = run_path / "init"
+        random, cloned = self._folder / "random", self._folder / "cloned"
+        if not random.exists():
+            texts = conversation_texts(islice(train_tasks, NUM_TEXTS))
+            init_policy(random, texts, model.tiny_kwargs, config.trainer.seed)
+        self.architecture = str(random)
+        self._weights = str(cloned) if model.num_demonstrations else str(random)
+        if model.num_demonstrations and not cloned.exists():
+            self._log = open(self._folder / "warmstart.log", "wb")  # noqa: SIM115 - closed in __exit__
+            command = [sys.executable, "-m", "skyrl_trainer.warmstart", "--run", str(run_path / "config.yaml")]
+            command += ["--policy", str(random), "--out", str(cloned)]
+            self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=self._log, stderr=self._log)
+
+    def weights(self) -> str:
+        """The folder or name of the policy; raises UserError with the end of the log when cloning failed."""
+        if self._process is not None:
+            try:
+                code = self._process.wait(WARMSTART_SECONDS)
+            except subprocess.TimeoutExpired:
+                code = -1
+            if code != 0:
+                log = self._folder / "warmstart.log"
+                last = (log.read_text(errors="replace").strip().splitlines() or ["no output"])[-1]
+                raise UserError(f"Cloning the expert failed ({last}); {log} has the rest.")
+        return self._weights
+
+    def __enter__(self) -> StartPolicy:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._log.close()

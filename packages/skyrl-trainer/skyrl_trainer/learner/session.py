@@ -1,0 +1,98 @@
+"""Everything that runs beside the driver: Ray, the engines, the env and rollout workers; started and stopped here.
+
+A local Ray is our own and dies with the driver, even when that is killed. With `ray.address` we join a cluster and
+leave it as we found it: the actors belong to the driver's job and end with it.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import ray
+import torch
+
+from skyrl_trainer.config import Config
+from skyrl_trainer.engine import engine_class
+from skyrl_trainer.errors import EngineDied, UserError
+from skyrl_trainer.rollout.manager import Rollouts
+
+ENGINE_START_SECONDS = 600.0
+"""Limit of loading the model into every engine."""
+
+
+class Session:
+    """`with Session(config, model_path) as session`: `session.engines` are actors, `session.rollouts` uses them."""
+
+    engines: list[Any]
+    rollouts: Rollouts
+
+    def __init__(self, config: Config, model_path: str) -> None:
+        self.config = config
+        self.model_path = model_path
+
+    def __enter__(self) -> Session:
+        try:
+            self._start_ray()
+            self.engines = [self._start_engine(index) for index in range(self.config.generator.num_inference_engines)]
+            self.rollouts = Rollouts(self.config, self.engines, self.model_path)
+        except BaseException:
+            ray.shutdown()
+            raise
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        try:
+            self.rollouts.close()
+            for engine in self.engines:
+                ray.kill(engine)
+        finally:
+            ray.shutdown()
+
+    def wait_for_engines(self) -> list[dict[str, Any]]:
+        """Blocks until every engine has loaded the model; they load while the caller does other things."""
+        try:
+            return ray.get([engine.ready.remote() for engine in self.engines], timeout=ENGINE_START_SECONDS)
+        except ray.exceptions.GetTimeoutError as error:
+            raise EngineDied(
+                f"An engine did not load {self.model_path} within {ENGINE_START_SECONDS:.0f} s: "
+                "see whether the machine is out of memory, or lower generator.max_model_len."
+            ) from error
+        except ray.exceptions.RayError as error:
+            last = str(error).strip().splitlines()[-1] if str(error).strip() else type(error).__name__
+            raise EngineDied(f"An engine could not start with the model {self.model_path}: {last}") from error
+
+    def _start_ray(self) -> None:
+        address = self.config.ray.address
+        os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+        # Ray meters nothing of a run on one machine: the processes share its cores by their own thread counts.
+        local = {"num_cpus": 64, "include_dashboard": False, "object_store_memory": 256 * 2**20} if not address else {}
+        try:
+            ray.init(address=address or "local", log_to_driver=False, logging_level="ERROR", namespace="skyrl", **local)
+        except (ConnectionError, ValueError, RuntimeError) as error:
+            where = f"the Ray cluster at {address}" if address else "a local Ray"
+            raise UserError(f"Could not reach {where} ({error}): check ray.address, or leave it empty.") from error
+
+    def _start_engine(self, index: int) -> Any:
+        generator, policy = self.config.generator, self.config.trainer.policy.model
+        cls, env_vars = engine_class(generator.backend)
+        tensor_parallel = generator.inference_engine_tensor_parallel_size
+        return (
+            ray.remote(cls)
+            .options(
+                num_cpus=1,
+                num_gpus=tensor_parallel if torch.cuda.is_available() else 0,
+                max_concurrency=64,
+                runtime_env={"env_vars": env_vars},
+            )
+            .remote(
+                model_path=str(Path(self.model_path).resolve()) if Path(self.model_path).exists() else self.model_path,
+                dtype=policy.dtype,
+                max_model_len=generator.max_model_len,
+                max_num_seqs=generator.max_concurrency,
+                seed=self.config.trainer.seed + index,
+                engine_kwargs={"tensor_parallel_size": tensor_parallel, **generator.engine_kwargs},
+            )
+        )

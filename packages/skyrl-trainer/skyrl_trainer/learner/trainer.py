@@ -1,0 +1,132 @@
+"""The loop, on one page: roll out, learn, publish the weights, now and then evaluate and save.
+
+    1. the sampler draws tasks         2. the agents try each of them num_generations times
+    3. the tries are stored            4. the algorithm turns them into an update of the policy
+    5. the engines get the weights, and a canary proves it
+    6. every eval_interval steps held-out tasks; every ckpt_interval steps a checkpoint
+
+A step is a function of the checkpoint before it: killed anywhere, a run goes on from its newest checkpoint, and
+learns from the tries that were stored after it instead of making them again.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from skyrl_trainer.config import Config
+from skyrl_trainer.errors import UserError
+from skyrl_trainer.learner.guardian import start_guardian
+from skyrl_trainer.learner.parts import Parts
+from skyrl_trainer.learner.run_folder import RunFolder
+from skyrl_trainer.learner.session import Session
+from skyrl_trainer.learner.signals import StopSignal
+from skyrl_trainer.rollout.manager import rollout_metrics
+from skyrl_trainer.types import PromptBatch, RewardBatch, RolloutBatch, StepMetrics
+
+
+class Trainer:
+    """Owns the order of things and nothing else: `parts` do the work."""
+
+    def __init__(self, parts: Parts, stop: StopSignal) -> None:
+        self.parts, self.stop, self.config = parts, stop, parts.config.trainer
+        # The newest step in the weights, its metrics until they are written, the sampler's state after its tasks.
+        self.step, self.unfinished = parts.resume()
+        self.sampler_state = parts.sampler.state_dict()
+        self.seconds: StepMetrics = {}
+        self.saved: object = None
+        self.whole = True
+        """False while an update is under way: weights between two steps are not worth a checkpoint."""
+
+    def train(self) -> None:
+        """Trains until `trainer.max_steps`. A signal raises KeyboardInterrupt once a checkpoint is saved."""
+        try:
+            self.publish_and_log()
+            while self.step < self.config.max_steps:
+                rollouts = self.roll_out()
+                self.learn(rollouts)
+                self.publish_and_log()
+        finally:  # also after Ctrl-C or an engine's death: the newest whole step is never lost
+            if self.whole:
+                self.save()
+
+    def roll_out(self) -> RolloutBatch:
+        self.seconds = {}
+        tasks = self.parts.sampler.next_tasks(self.config.train_batch_size)
+        with self.phase("rollout"), self.stop.interruptible():
+            return self.parts.roll_out(
+                PromptBatch(self.step + 1, tasks, self.parts.config.generator.num_generations)
+            )
+
+    def learn(self, rollouts: RolloutBatch) -> None:
+        """One call of the algorithm. From here on the step counts, whatever happens."""
+        metrics = rollout_metrics(rollouts)
+        metrics["tokens/per_second"] = metrics["tokens"] / self.seconds["time/rollout"]
+        with self.phase("train"):
+            self.whole = False
+            metrics |= self.parts.algorithm.update(as_rewards(rollouts))
+            self.whole = True
+        self.step, self.unfinished = rollouts.step, metrics
+        self.sampler_state = self.parts.sampler.state_dict()
+
+    def publish_and_log(self) -> None:
+        """Brings the engines to this step's weights, evaluates where that is due, and writes the step's metrics."""
+        with self.phase("sync"):
+            synced = self.parts.publish(self.step)
+        if self.unfinished is None:  # resumed from a checkpoint whose step was written already
+            return
+        metrics = self.unfinished | synced
+        if self.evaluation_due():
+            with self.phase("eval"), self.stop.interruptible():
+                metrics |= self.parts.evaluate(self.step)
+        self.parts.log(self.step, metrics | self.seconds | {"time/step": sum(self.seconds.values())})
+        self.unfinished = None
+        if self.config.ckpt_interval and self.step and self.step % self.config.ckpt_interval == 0:
+            self.save()
+
+    def evaluation_due(self) -> bool:
+        if self.step == 0:
+            return self.config.eval_before_train
+        last = self.step == self.config.max_steps
+        return last or bool(self.config.eval_interval and self.step % self.config.eval_interval == 0)
+
+    def save(self) -> None:
+        state = {"sampler": self.sampler_state, "unfinished": self.unfinished}
+        if (self.step, state) != self.saved:
+            self.parts.save(self.step, state)
+            self.saved = (self.step, state)
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Shows the phase, and counts its seconds as `time/<name>`."""
+        self.parts.table.phase(name)
+        start = time.perf_counter()
+        yield
+        self.seconds[f"time/{name}"] = time.perf_counter() - start
+
+
+def as_rewards(rollouts: RolloutBatch) -> RewardBatch:
+    """The env's own rewards, turn by turn. Failed trajectories are not learned from (and were counted)."""
+    kept = [(i, t) for i, group in enumerate(rollouts.groups) for t in group if not t.stop_reason.failed]
+    return RewardBatch(
+        rollouts=rollouts,
+        trajectories=[t for _, t in kept],
+        group_index=[i for i, _ in kept],
+        rewards=[[turn.reward for turn in t.turns] for _, t in kept],
+        parts=[t.reward_parts for _, t in kept],
+    )
+
+
+def train(config: Config) -> int:
+    """Runs or resumes what `config` asks for; returns the exit code. Raises UserError with a sentence."""
+    start_guardian()
+    with StopSignal() as stop, RunFolder(config) as run, Parts(config, run) as parts:
+        Trainer(parts, stop).train()
+    return 0
+
+
+def evaluate(config: Config, model_path: str) -> StepMetrics:
+    """Held-out evaluation of a model on disk, without a learner."""
+    start_guardian()
+    ...
