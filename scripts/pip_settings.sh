@@ -1,0 +1,21 @@
+# Sourced: tells uv what pip was told about indexes, local wheels and certificates, which uv does not read itself.
+# Needs $python, an interpreter whose pip is asked for its configuration; without pip only PIP_* variables count.
+
+pip_setting() { # NAME: PIP_NAME, else pip's configuration, its values parted by single spaces
+  local variable value
+  variable="PIP_$(tr 'a-z-' 'A-Z_' <<<"$1")"
+  value="${!variable:-$("$python" -m pip config get "global.$1" 2>/dev/null || true)}"
+  echo $value # unquoted: pip allows newlines between values
+}
+
+pass_on() { # UV_VARIABLE VALUE: unless it is set already or there is nothing to pass on
+  [ -n "${!1:-}" ] || [ -z "$2" ] || export "$1=$2"
+}
+
+pass_on UV_DEFAULT_INDEX "$(pip_setting index-url)"
+pass_on UV_INDEX "$(pip_setting extra-index-url)"
+pass_on UV_FIND_LINKS "$(pip_setting find-links | tr ' ' ',')"
+pass_on UV_INSECURE_HOST "$(pip_setting trusted-host)"
+pass_on SSL_CERT_FILE "$(pip_setting cert)"
+pass_on UV_INDEX_STRATEGY unsafe-best-match # as pip does: the best version of all indexes
+pass_on UV_HTTP_TIMEOUT 180
