@@ -18,7 +18,7 @@ train: setup ## trains a small policy: runs/quickstart
 lint: setup ## ruff and mypy
 	$(bin)/ruff check .
 	$(bin)/ruff format --check .
-	$(bin)/mypy packages
+	$(bin)/mypy
 
 test: lint ## lint and all tests; FULL=1 runs the sizes that the issues name
 	$(bin)/python -m pytest $(ARGS)

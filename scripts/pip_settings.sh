@@ -1,11 +1,16 @@
 # Sourced: tells uv what pip was told about indexes, local wheels and certificates, which uv does not read itself.
 # Needs $python, an interpreter whose pip is asked for its configuration; without pip only PIP_* variables count.
 
-pip_setting() { # NAME: PIP_NAME, else pip's configuration, its values parted by single spaces
-  local variable value
+pip_configuration="$("$python" -m pip config list 2>/dev/null || true)" # `pip config get` reads one file only
+
+pip_setting() { # NAME: PIP_NAME, else pip's configuration; several values are parted by single spaces
+  local variable
   variable="PIP_$(tr 'a-z-' 'A-Z_' <<<"$1")"
-  value="${!variable:-$("$python" -m pip config get "global.$1" 2>/dev/null || true)}"
-  echo $value # unquoted: pip allows newlines between values
+  if [ -n "${!variable:-}" ]; then
+    echo "${!variable}"
+  else
+    sed -nE "s/^(global|install)\.$1='(.*)'\$/\2/p" <<<"$pip_configuration" | tail -n 1 | sed 's/\\n/ /g'
+  fi | xargs
 }
 
 pass_on() { # UV_VARIABLE VALUE: unless it is set already or there is nothing to pass on

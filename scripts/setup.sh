@@ -39,14 +39,19 @@ make_venv() { # creates .venv and sets $uv
 }
 
 install_torch_cpu() { # the configured sources first, then PyTorch's own index, for torch alone
-  local torch
+  local torch first
   torch="$(grep '^torch==' requirements/constraints-cpu.txt)"
-  "$uv" pip install --python .venv/bin/python --quiet --no-deps "$torch" 2>/dev/null ||
+  first="$("$uv" pip install --python .venv/bin/python --no-deps "$torch" 2>&1)" ||
     UV_INDEX='' "$uv" pip install --python .venv/bin/python --no-deps "$torch" \
-      --default-index https://download.pytorch.org/whl/cpu ||
+      --default-index https://download.pytorch.org/whl/cpu || {
+    echo "From the configured sources: $first" >&2
     die "found $torch neither in the configured sources nor in PyTorch's CPU index. Check the network, or put its" \
       "wheel in a folder and name that with PIP_FIND_LINKS."
+  }
 }
+
+exec 9<scripts/setup.sh # two runs at once: the second waits, and finds it done
+if command -v flock >/dev/null; then flock 9; fi
 
 hardware=cpu
 if nvidia-smi -L 2>/dev/null | grep -q '^GPU'; then hardware=gpu; fi
