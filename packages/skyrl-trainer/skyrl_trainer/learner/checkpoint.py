@@ -1,0 +1,266 @@
+"""Checkpoints that are whole or not there, and the refusal to go on from one with settings that cannot.
+
+    checkpoints/step_000010/learner.safetensors   weights and optimizer, comparable byte by byte
+                            state.json            schema, step, checksum, numbers of the learner, what the loop adds
+    checkpoints/latest                            the name of the newest one
+
+A checkpoint is written to `.tmp-...`, flushed to the disk, and renamed; then `latest` is replaced. Whatever kills the
+process in between leaves the previous checkpoint, and `latest` pointing at it.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import shutil
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from pydantic import ValidationError
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+
+from skyrl_trainer.config import Config, Section
+from skyrl_trainer.errors import UserError
+
+log = logging.getLogger(__name__)
+
+SCHEMA = 1
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """What a learner needs to go on: tensors by name, and numbers that JSON keeps exactly."""
+
+    tensors: dict[str, torch.Tensor]
+    numbers: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """A checkpoint read back; `extra` is what the loop had added (sampler, pending rollouts, configuration, ...)."""
+
+    step: int
+    learner: State
+    extra: dict[str, Any]
+    path: Path
+
+
+class Checkpoints:
+    """Saves into `run_dir/checkpoints`, keeps the newest `keep`, and reads the newest one that is whole."""
+
+    def __init__(self, run_dir: Path, keep: int) -> None:
+        self.folder = Path(run_dir) / "checkpoints"
+        self.keep = keep
+
+    def save(self, step: int, learner: State, extra: dict[str, Any]) -> Path:
+        """Returns the checkpoint's folder. Raises UserError when the disk is full; what was saved is then intact."""
+        path = self._unused(step)
+        with written_aside(path) as aside:
+            tensors = {name: value.detach().cpu().contiguous() for name, value in learner.tensors.items()}
+            save_file(tensors, aside / "learner.safetensors")
+            record = {
+                "schema": SCHEMA,
+                "step": step,
+                "checksum": _checksum(aside / "learner.safetensors"),
+                "learner": learner.numbers,
+                "extra": extra,
+            }
+            (aside / "state.json").write_text(json.dumps(record, sort_keys=True))
+        with _disk_errors_explained(self.folder / "latest"):
+            pointer = self.folder / ".tmp-latest"
+            pointer.write_text(path.name + "\n")
+            _flush(pointer)
+            pointer.replace(self.folder / "latest")
+            _flush(self.folder)
+        self._remove_old(path.name)
+        return path
+
+    def load_latest(self) -> Loaded | None:
+        """The checkpoint that `latest` names; if it is damaged, says so and takes the newest whole one before it.
+
+        None when the run has none yet. Raises UserError when there are some and all are damaged.
+        """
+        names = self.names()
+        pointer = self.folder / "latest"
+        newest = pointer.read_text().strip() if pointer.is_file() else ""
+        if newest in names:  # one that was renamed but not yet pointed at had not been announced: it does not count
+            names = names[: names.index(newest) + 1]
+        for name in reversed(names):
+            try:
+                return self._read(self.folder / name)
+            except (OSError, ValueError, KeyError, SafetensorError) as error:
+                log.warning("Checkpoint %s is damaged (%s); trying the one before it.", self.folder / name, error)
+        if names or newest:
+            raise UserError(
+                f"No checkpoint in {self.folder} can be read ({newest or names[-1]} is damaged or missing); restore "
+                "one, or start anew with trainer.resume_mode=none in another trainer.run_dir."
+            )
+        return None
+
+    def names(self) -> list[str]:
+        """The whole checkpoints' folder names, oldest first."""
+        return sorted(path.name for path in self.folder.glob("step_*") if path.is_dir())
+
+    def _unused(self, step: int) -> Path:
+        """A step saved again after a resume gets a name of its own: nothing whole is ever replaced."""
+        again = sum(name.startswith(f"step_{step:06d}") for name in self.names())
+        return self.folder / (f"step_{step:06d}" + (f"-{again:02d}" if again else ""))
+
+    def _read(self, path: Path) -> Loaded:
+        record = json.loads((path / "state.json").read_text())
+        if record["schema"] != SCHEMA:
+            raise ValueError(f"schema {record['schema']}, expected {SCHEMA}")
+        if record["checksum"] != _checksum(path / "learner.safetensors"):
+            raise ValueError("learner.safetensors does not match its checksum")
+        state = State(load_file(path / "learner.safetensors"), record["learner"])
+        return Loaded(int(record["step"]), state, record["extra"], path)
+
+    def _remove_old(self, newest: str) -> None:
+        older = [name for name in self.names() if name != newest]
+        for name in older[: max(0, len(older) - self.keep + 1)]:
+            shutil.rmtree(self.folder / name, ignore_errors=True)
+
+
+@contextmanager
+def written_aside(target: Path) -> Iterator[Path]:
+    """Gives an empty folder beside `target`; what is put there is flushed and becomes `target` in one rename.
+
+    On an error the folder goes away and `target` stays as it was; a full disk is a UserError. What a process that
+    was killed here had left behind is removed, or put back, first.
+    """
+    aside, replaced = (target.parent / f".{kind}-{target.name}" for kind in ("tmp", "replaced"))
+    with _disk_errors_explained(target):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        for leftover in target.parent.glob(f".tmp-{target.name.split('_')[0]}*"):
+            shutil.rmtree(leftover, ignore_errors=True)
+        if replaced.exists() and not target.exists():
+            replaced.rename(target)
+        aside.mkdir()
+        try:
+            yield aside
+            for path in (*aside.rglob("*"), aside):
+                _flush(path)
+            if target.exists():
+                shutil.rmtree(replaced, ignore_errors=True)
+                target.rename(replaced)
+            aside.rename(target)
+            _flush(target.parent)
+            shutil.rmtree(replaced, ignore_errors=True)
+        finally:
+            shutil.rmtree(aside, ignore_errors=True)
+
+
+@contextmanager
+def _disk_errors_explained(target: Path) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, SafetensorError) as error:
+        raise UserError(
+            f"{target} could not be written ({error}); free some space or set trainer.run_dir to another disk. What "
+            "was saved before is intact."
+        ) from error
+
+
+def _flush(path: Path) -> None:
+    """Puts a file, or a folder's entries, on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _checksum(path: Path) -> int:
+    value = 0
+    with path.open("rb") as file:
+        while block := file.read(2**22):
+            value = zlib.crc32(block, value)
+    return value
+
+
+FREE_ON_RESUME = frozenset(
+    {
+        "data.val_data",
+        "trainer.run_dir",
+        "trainer.run_name",
+        "trainer.project_name",
+        "trainer.logger",
+        "trainer.eval_batch_size",
+        "trainer.eval_before_train",
+        "trainer.eval_interval",
+        "trainer.ckpt_interval",
+        "trainer.max_ckpts_to_keep",
+        "trainer.resume_mode",
+        "trainer.sync_tolerance",
+        "generator.eval_temperature",
+        "generator.episode_timeout",
+        "environment.env_file",
+        "environment.num_workers",
+        "environment.step_timeout",
+        "ray.address",
+    }
+)
+"""Settings that say where a run happens or how it is watched, not what it is."""
+
+FREE_UNLESS_DETERMINISTIC = frozenset(
+    {
+        "trainer.micro_batch_tokens",
+        "trainer.strategy",
+        "trainer.placement.colocate_all",
+        "trainer.placement.policy_num_gpus_per_node",
+        "generator.backend",
+        "generator.num_inference_engines",
+        "generator.inference_engine_tensor_parallel_size",
+        "generator.weight_sync_backend",
+        "generator.max_concurrency",
+        "generator.engine_kwargs",
+    }
+)
+"""Settings that change rounding only: free, unless the run promised the same bytes."""
+
+OPEN_ENDED_SCHEDULES = ("constant", "constant_with_warmup", "inverse_sqrt")
+"""Their learning rate does not depend on `trainer.max_steps`, so a run may be made longer or shorter."""
+
+
+def check_resumable(saved: dict[str, Any], config: Config) -> None:
+    """Raises UserError, naming the settings, when a run saved with `saved` (Config.model_dump) cannot go on."""
+    try:
+        before = _leaves(Config.model_validate(saved))
+    except ValidationError as error:
+        field = ".".join(str(part) for part in error.errors()[0]["loc"])
+        raise UserError(
+            f"The checkpoint's configuration is not one of this version ({field}); resume with the version that wrote "
+            "it, or start anew in another trainer.run_dir."
+        ) from error
+    free = set(FREE_ON_RESUME)
+    if not config.trainer.deterministic:
+        free |= FREE_UNLESS_DETERMINISTIC
+    if config.trainer.lr_scheduler_type in OPEN_ENDED_SCHEDULES:
+        free.add("trainer.max_steps")
+    now = _leaves(config)
+    changed = [f"{name} was {before[name]!r}, is {now[name]!r}" for name in now if before[name] != now[name]]
+    changed = [line for line in changed if line.split(" ", 1)[0] not in free]
+    if changed:
+        raise UserError(
+            f"This run cannot go on with other settings ({'; '.join(changed)}); restore them, or start anew with "
+            "trainer.resume_mode=none in another trainer.run_dir."
+        )
+
+
+def _leaves(section: Section, prefix: str = "") -> dict[str, Any]:
+    """Every setting by its dotted name, as JSON would keep it."""
+    leaves: dict[str, Any] = {}
+    plain = section.model_dump(mode="json")
+    for name, value in section:
+        if isinstance(value, Section):
+            leaves.update(_leaves(value, f"{prefix}{name}."))
+        else:
+            leaves[prefix + name] = plain[name]
+    return leaves

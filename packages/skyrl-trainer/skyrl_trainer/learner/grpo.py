@@ -1,0 +1,266 @@
+"""GRPO on a rollout: advantages, mini-batches, micro-batches, optimizer steps. `update` is all that the loop calls.
+
+The four parts of the loss (`ratio`, `surrogate`, `reduction`, `correction`) and `advantages` are methods: a mixin that
+overrides one or two of them makes another algorithm. A class is chosen by `trainer.algorithm.name`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+
+from skyrl_trainer.algorithms.advantages import estimator
+from skyrl_trainer.algorithms.kl import k3
+from skyrl_trainer.algorithms.losses import SampledTokens, no_correction, ppo_clip, sequence_mean, token_ratio
+from skyrl_trainer.algorithms.registry import Registry
+from skyrl_trainer.config import Config
+from skyrl_trainer.errors import UserError
+from skyrl_trainer.learner.batch import Row, collate, cut, make_rows
+from skyrl_trainer.learner.learner import Learner, Scorer
+from skyrl_trainer.types import AdvantageBatch, RewardBatch, StepMetrics, TrainingBatch
+
+_TRAINERS: Registry[type[GRPOTrainer]] = Registry("trainer.algorithm.name")
+register_trainer = _TRAINERS.register
+trainer_class = _TRAINERS.get
+
+
+class Meter:
+    """Sums and maxima over the sampled tokens of an update; a mean is formed once, at its end."""
+
+    def __init__(self) -> None:
+        self._sums: dict[str, torch.Tensor] = {}
+        self._counts: dict[str, int] = {}
+        self._maxima: dict[str, torch.Tensor] = {}
+
+    def mean(self, name: str, values_N: torch.Tensor) -> None:
+        total = values_N.detach().double().sum()
+        self._sums[name] = self._sums[name] + total if name in self._sums else total
+        self._counts[name] = self._counts.get(name, 0) + values_N.numel()
+
+    def maximum(self, name: str, values_N: torch.Tensor) -> None:
+        if values_N.numel():
+            largest = values_N.detach().max()
+            self._maxima[name] = torch.maximum(self._maxima[name], largest) if name in self._maxima else largest
+
+    def knows(self, name: str) -> bool:
+        return name in self._sums
+
+    def result(self) -> StepMetrics:
+        means = {name: total.item() / max(1, self._counts[name]) for name, total in self._sums.items()}
+        return means | {name: largest.item() for name, largest in self._maxima.items()}
+
+
+@register_trainer("grpo")
+class GRPOTrainer:
+    """Group relative policy optimization (arXiv 2402.03300) with PPO's clip; TRL's names and defaults.
+
+    reference: the frozen initial policy; needed when `trainer.algorithm.beta` > 0.
+    """
+
+    def __init__(self, config: Config, learner: Learner, reference: Scorer | None = None) -> None:
+        self.config = config
+        self.settings = config.trainer
+        self.algorithm = config.trainer.algorithm
+        self.learner = learner
+        self.reference = reference
+        self._estimate = estimator(self.algorithm.advantage_estimator)
+        if self.algorithm.beta > 0 and reference is None:
+            raise UserError("trainer.algorithm.beta is above 0, which needs a reference policy: pass one, or set 0.")
+        if self.algorithm.old_logprobs == "rollout" and config.generator.top_p < 1:
+            raise UserError(
+                "trainer.algorithm.old_logprobs=rollout needs generator.top_p=1, because the engine's logprobs are "
+                "renormalised over the nucleus and the learner's are not; change one of them."
+            )
+
+    # The four parts of the loss, and the advantages.
+
+    def advantages(self, batch: RewardBatch, value: Sequence[torch.Tensor] | None) -> AdvantageBatch:
+        return self._estimate(batch, self.algorithm, value)
+
+    def ratio(self, tokens: SampledTokens) -> torch.Tensor:
+        return token_ratio(tokens)
+
+    def surrogate(self, ratio_N: torch.Tensor, tokens: SampledTokens) -> tuple[torch.Tensor, torch.Tensor]:
+        """The loss of each token, and whether a clip took its gradient."""
+        low, high = self.algorithm.epsilon, self.algorithm.epsilon_high
+        return ppo_clip(ratio_N, tokens.advantages_N, low, low if high is None else high)
+
+    def reduction(self, lengths_M: torch.Tensor) -> torch.Tensor:
+        return sequence_mean(lengths_M)
+
+    def correction(self, tokens: SampledTokens) -> torch.Tensor:
+        return no_correction(tokens)
+
+    def needs_gradient(self, row: Row) -> bool:
+        """Where every advantage is 0 and nothing else is in the loss, the gradient is exactly zero: no pass is made.
+
+        Such a row still counts in the normaliser. Entropy, clip fraction and KLs are then means over the other rows.
+        """
+        return row.num_sampled > 0 and (self.algorithm.beta > 0 or bool(row.advantages.any()))
+
+    # The update.
+
+    def update(
+        self,
+        batch: RewardBatch,
+        old_logprob: Sequence[torch.Tensor] | None = None,
+        value: Sequence[torch.Tensor] | None = None,
+        reward: list[list[float]] | None = None,
+    ) -> StepMetrics:
+        """Learns from one rollout: `num_iterations` epochs of `num_mini_batches` optimizer steps.
+
+        old_logprob: [sampled tokens] a trajectory, instead of what `trainer.algorithm.old_logprobs` says. value: a
+        critic's, for estimators that use one. reward: per trajectory and turn, instead of the batch's own.
+        Raises UserError, before the optimizer moves, when a loss or a gradient is not finite.
+        """
+        batch = batch if reward is None else replace(batch, rewards=reward)
+        rows = make_rows(self.advantages(batch, value))
+        step = batch.rollouts.step
+        meter = Meter()
+        self._prepare(rows, old_logprob, meter)
+        learning_rate = 0.0
+        engine_measured = meter.knows("kl/engine_learner")
+        for _ in range(self.settings.num_iterations):
+            for mini_batch in self._mini_batches(len(rows)):
+                learning_rate = self._optimizer_step(rows, mini_batch, meter, step, not engine_measured)
+                engine_measured = True  # from here on the learner is another policy than the one that sampled
+        trained = [row for row in rows if self.needs_gradient(row)]
+        return {
+            "loss": 0.0,
+            "lr": learning_rate,
+            "grad_norm": 0.0,
+            "clip_fraction": 0.0,
+            **meter.result(),
+            "advantage/zero_fraction": 1.0 - len(trained) / max(1, len(rows)),
+            "tokens/trained": float(sum(row.num_sampled for row in trained)),
+        }
+
+    def _mini_batches(self, num_rows: int) -> list[list[int]]:
+        """Splits the rows evenly, in an order that is a function of the seed and the optimizer steps so far."""
+        parts = min(self.settings.num_mini_batches, num_rows)
+        if parts <= 1:
+            return [list(range(num_rows))] if num_rows else []
+        generator = torch.Generator().manual_seed((self.settings.seed << 32) + self.learner.optimizer_steps)
+        order = torch.randperm(num_rows, generator=generator)
+        return [part.tolist() for part in order.tensor_split(parts)]
+
+    def _prepare(self, rows: list[Row], old_logprob: Sequence[torch.Tensor] | None, meter: Meter) -> None:
+        """Fills in the old and the reference log-probabilities, in a fixed order, before the first optimizer step.
+
+        When the whole rollout is one optimizer step the old policy is the present one: its pass is not made.
+        """
+        chosen = [i for i, row in enumerate(rows) if self.needs_gradient(row)]
+        several_steps = self.settings.num_iterations * self.settings.num_mini_batches > 1
+        if old_logprob is not None:
+            for row, values in zip(rows, old_logprob, strict=True):
+                row.old_logprobs = values
+        elif self.algorithm.old_logprobs == "rollout":
+            for row in rows:
+                row.old_logprobs = torch.from_numpy(row.rollout_logprobs[row.mask])
+        elif several_steps:
+            self._score(self.learner, rows, chosen, "old_logprobs", meter)
+        if self.reference is not None and self.algorithm.beta > 0:
+            self._score(self.reference, rows, chosen, "ref_logprobs", meter)
+        if not chosen:  # no row is trained on: entropy and the engine's KL are still measured, on one micro-batch
+            for indices in self._cut(rows, range(len(rows)))[:1]:
+                batch = self._collate(rows, indices)
+                with torch.no_grad():
+                    logprobs_N, entropy_N = self.learner.logprobs(batch)
+                meter.mean("entropy", entropy_N)
+                self._measure_engine(logprobs_N, batch, meter)
+
+    @torch.no_grad()
+    def _score(self, model: Scorer, rows: list[Row], indices: list[int], name: str, meter: Meter) -> None:
+        """Sets the field `name` of the rows to the model's log-probabilities."""
+        for micro_batch in self._cut(rows, indices):
+            batch = self._collate(rows, micro_batch)
+            logprobs_N, _ = model.logprobs(batch)
+            if model is self.learner:
+                self._measure_engine(logprobs_N, batch, meter)
+            parts = logprobs_N.split([rows[i].num_sampled for i in micro_batch])
+            for i, values in zip(micro_batch, parts, strict=True):
+                setattr(rows[i], name, values)
+
+    def _optimizer_step(
+        self, rows: list[Row], mini_batch: list[int], meter: Meter, step: int, measure_engine: bool
+    ) -> float:
+        """Accumulates the gradient of a mini-batch over its micro-batches, steps, and returns the learning rate.
+
+        The token weights are computed here, over the whole mini-batch, rows without a gradient included.
+        """
+        lengths_M = torch.zeros(len(rows))
+        lengths_M[mini_batch] = torch.tensor([float(rows[i].num_sampled) for i in mini_batch])
+        weights_M = torch.zeros(len(rows), dtype=torch.float64)
+        weights_M[mini_batch] = self.reduction(lengths_M[mini_batch])
+        weights_M = weights_M.to(self.learner.device)
+        losses = [torch.zeros((), device=self.learner.device)]
+        micro_batches = self._cut(rows, [i for i in mini_batch if self.needs_gradient(rows[i])])
+        for indices in micro_batches:
+            loss = self._micro_loss(self._collate(rows, indices), weights_M, meter, measure_engine)
+            self.learner.backward(loss)
+            losses.append(loss.detach())
+        loss = torch.stack(losses).sum()
+        grad_norm = self.learner.clip_gradients()
+        if not (loss.isfinite() and grad_norm.isfinite()):
+            self.learner.clear_gradients()
+            raise UserError(self._non_finite(rows, micro_batches, losses[1:], step))
+        meter.mean("loss", loss)
+        meter.mean("grad_norm", grad_norm)
+        return self.learner.step()
+
+    def _micro_loss(
+        self, batch: TrainingBatch, weights_M: torch.Tensor, meter: Meter, measure_engine: bool
+    ) -> torch.Tensor:
+        """One micro-batch's share of the loss: the shares of a mini-batch add up to it."""
+        sampled_BT = batch.mask_BT > 0
+        logprobs_N, entropy_N = self.learner.logprobs(batch)
+        old_BT = batch.old_logprobs_BT
+        tokens = SampledTokens(
+            logprobs_N=logprobs_N,
+            old_logprobs_N=logprobs_N.detach() if old_BT is None else old_BT[sampled_BT],
+            rollout_logprobs_N=batch.rollout_logprobs_BT[sampled_BT],
+            advantages_N=batch.advantages_BT[sampled_BT],
+            trajectory_N=batch.trajectory_index_B[:, None].expand(sampled_BT.shape)[sampled_BT],
+        )
+        ratio_N = self.ratio(tokens)
+        loss_N, clipped_N = self.surrogate(ratio_N, tokens)
+        loss_N = loss_N * self.correction(tokens)
+        if batch.ref_logprobs_BT is not None:
+            kl_N = k3(logprobs_N, batch.ref_logprobs_BT[sampled_BT])
+            loss_N = loss_N + self.algorithm.beta * kl_N
+            meter.mean("kl/reference", kl_N)
+        meter.mean("entropy", entropy_N)
+        meter.mean("clip_fraction", clipped_N)
+        meter.maximum("ratio/max", ratio_N)
+        if measure_engine:
+            self._measure_engine(logprobs_N, batch, meter)
+        return (loss_N * weights_M[tokens.trajectory_N].to(loss_N.dtype)).sum()
+
+    def _measure_engine(self, logprobs_N: torch.Tensor, batch: TrainingBatch, meter: Meter) -> None:
+        """How far the engine that sampled is from the learner, before the learner moves."""
+        rollout_N = batch.rollout_logprobs_BT[batch.mask_BT > 0]
+        logprobs_N = logprobs_N.detach()
+        meter.mean("kl/engine_learner", k3(rollout_N, logprobs_N))
+        meter.maximum("logprobs/max_diff", (logprobs_N - rollout_N).abs())
+
+    def _cut(self, rows: list[Row], indices: Sequence[int]) -> list[list[int]]:
+        return cut(rows, indices, self.settings.micro_batch_tokens)
+
+    def _collate(self, rows: list[Row], indices: list[int]) -> TrainingBatch:
+        return collate(rows, indices, self.learner.device, self.learner.dtype)
+
+    def _non_finite(
+        self, rows: list[Row], micro_batches: list[list[int]], losses: list[torch.Tensor], step: int
+    ) -> str:
+        """The sentence that says where a loss or gradient went wrong."""
+        bad = [indices for indices, loss in zip(micro_batches, losses, strict=True) if not loss.isfinite()]
+        what = "loss" if bad else "gradient"
+        ids = [rows[i].trajectory_id for indices in bad or micro_batches for i in indices]
+        shown = ", ".join(ids[:8]) + (f" and {len(ids) - 8} more" if len(ids) > 8 else "")
+        return (
+            f"The {what} of step {step} is not finite, in the micro-batch of the trajectories {shown}; the weights are "
+            "as they were before this optimizer step. Lower trainer.learning_rate or trainer.max_grad_norm, or look at "
+            "these trajectories' rewards and logprobs."
+        )

@@ -1,0 +1,234 @@
+"""The model that learns, and its frozen copy: log-probabilities in, optimizer steps out. No Ray, no rollouts here.
+
+`Scorer` loads any causal LM of transformers and scores sampled tokens; `Learner` adds AdamW, the schedule, and a
+state from which a run goes on to the byte. accelerate gives device and precision; its accumulation factor stays 1,
+because the normaliser of every loss already spans the whole mini-batch.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from torch.utils.checkpoint import checkpoint
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, get_scheduler
+from transformers.trainer_utils import SchedulerType
+
+from skyrl_trainer.config import Config
+from skyrl_trainer.errors import UserError
+from skyrl_trainer.learner.checkpoint import State, written_aside
+from skyrl_trainer.types import TrainingBatch
+
+LOGITS_AT_ONCE = 2**24
+"""Elements of the [tokens, vocabulary] logits that exist at any time; more tokens are scored in chunks."""
+
+
+class Scorer:
+    """A causal LM that gives the log-probabilities of sampled tokens.
+
+    Weights are float32 masters; with `trainer.policy.model.dtype=bfloat16` the passes run under autocast, because a
+    learning rate of 1e-6 would vanish in the rounding of bfloat16 weights.
+    """
+
+    def __init__(self, config: Config, model_path: str) -> None:
+        temperature = config.generator.temperature
+        if temperature <= 0:
+            raise UserError("generator.temperature=0 leaves nothing to learn from; set it above 0 (1.0 is usual).")
+        self.config = config
+        self.model_path = model_path
+        self.inverse_temperature = 1.0 / temperature
+        self.published_dtype = getattr(torch, config.trainer.policy.model.dtype)
+        self.accelerator = Accelerator(
+            cpu=config.trainer.placement.policy_num_gpus_per_node == 0,
+            mixed_precision="bf16" if self.published_dtype == torch.bfloat16 else "no",
+            gradient_accumulation_steps=1,
+        )
+        self.model = _load_model(model_path).to(self.accelerator.device)
+        # Not train(): dropout would put noise in every ratio, and there is no other difference.
+        self.model.eval()
+        self._refuse_transformed_logits()
+
+    @property
+    def device(self) -> torch.device:
+        return self.accelerator.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """In which losses are computed: the weights' own."""
+        return next(self.model.parameters()).dtype
+
+    def logprobs(self, batch: TrainingBatch) -> tuple[torch.Tensor, torch.Tensor]:
+        """Log-probability, with a gradient, and entropy, without, of each sampled token of a micro-batch, [N] each.
+
+        Row by row, in order. At the temperature of the sampler, as the engine returns them. The head runs only at the
+        positions that predict a sampled token.
+        """
+        # Token t is predicted at position t - 1, so the last position is never needed.
+        predicts_BT = batch.mask_BT[:, 1:] > 0
+        with self.accelerator.autocast():
+            hidden_BTH = self.model.base_model(batch.input_ids_BT[:, :-1], use_cache=False).last_hidden_state
+            hidden_NH = hidden_BTH.flatten(0, 1).index_select(0, predicts_BT.flatten().nonzero().squeeze(1))
+            return self._score(hidden_NH, batch.input_ids_BT[:, 1:][predicts_BT])
+
+    @torch.no_grad()
+    def token_logprobs(self, ids: list[int]) -> torch.Tensor:
+        """The whole distribution after each token of one sequence, at temperature 1: float32 [T, V] on the CPU."""
+        with self.accelerator.autocast():
+            logits_TV = self.model(torch.tensor([ids], device=self.device), use_cache=False).logits[0]
+        return logits_TV.float().log_softmax(-1).cpu()
+
+    def _score(self, hidden_NH: torch.Tensor, targets_N: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        head = self.model.get_output_embeddings()
+        chunk = max(1, LOGITS_AT_ONCE // self.model.config.vocab_size)
+
+        def score(hidden: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            logits = head(hidden)
+            logits = (logits if logits.dtype == torch.float64 else logits.float()) * self.inverse_temperature
+            all_logprobs = logits.log_softmax(-1)
+            with torch.no_grad():
+                entropy = -(all_logprobs.exp() * all_logprobs).sum(-1)
+            return all_logprobs.gather(-1, targets[:, None]).squeeze(-1), entropy
+
+        if len(targets_N) <= chunk:
+            return score(hidden_NH, targets_N)
+        # A chunk's logits are dropped after the forward pass and made again for its backward pass.
+        pieces = [
+            checkpoint(score, hidden, targets, use_reentrant=False, preserve_rng_state=False)
+            for hidden, targets in zip(hidden_NH.split(chunk), targets_N.split(chunk), strict=True)
+        ]
+        logprobs, entropies = zip(*pieces, strict=True)
+        return torch.cat(logprobs), torch.cat(entropies)
+
+    @torch.no_grad()
+    def _refuse_transformed_logits(self) -> None:
+        """Some models scale or cap logits behind the head; scoring through the head alone would be silently wrong."""
+        ids = torch.arange(4, device=self.device)[None] % self.model.config.vocab_size
+        hidden = self.model.base_model(ids, use_cache=False).last_hidden_state
+        ours = self.model.get_output_embeddings()(hidden)
+        theirs = self.model(ids, use_cache=False).logits
+        if not torch.allclose(ours, theirs, rtol=1e-3, atol=1e-3):
+            raise UserError(
+                f"{self.model_path} ({type(self.model).__name__}) changes its logits after the output layer (a soft "
+                "cap or a scale), which this learner does not compute; choose a model without."
+            )
+
+
+class Learner(Scorer):
+    """A Scorer that learns.
+
+    total_optimizer_steps: of the whole run, for schedules that end (linear, cosine, ...).
+    """
+
+    def __init__(self, config: Config, model_path: str, total_optimizer_steps: int) -> None:
+        super().__init__(config, model_path)
+        self.tokenizer = AutoTokenizer.from_pretrained(model_path)
+        self.parameters = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
+        self.optimizer = _make_optimizer(self.parameters, config)
+        self.scheduler = _make_scheduler(self.optimizer, config, total_optimizer_steps)
+        self.optimizer_steps = 0
+
+    def backward(self, loss: torch.Tensor) -> None:
+        """Adds to the gradients; the loss is already normalised over the whole mini-batch."""
+        self.accelerator.backward(loss)
+
+    def clip_gradients(self) -> torch.Tensor:
+        """Clips to `trainer.max_grad_norm`; returns the norm before. A parameter without gradient gets zeros, so that
+        momentum and decay act in a step that had nothing to learn as in any other."""
+        for parameter in self.parameters:
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+        return torch.nn.utils.clip_grad_norm_(self.parameters, self.config.trainer.max_grad_norm)
+
+    def step(self) -> float:
+        """Takes the optimizer step, clears the gradients, and returns the learning rate that was used."""
+        learning_rate = float(self.scheduler.get_last_lr()[0])
+        self.optimizer.step()
+        self.scheduler.step()
+        self.optimizer_steps += 1
+        self.clear_gradients()
+        return learning_rate
+
+    def clear_gradients(self) -> None:
+        self.optimizer.zero_grad(set_to_none=True)
+
+    def named_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Full weights under their Hugging Face names, in a fixed order, tied ones once, as the engine holds them."""
+        for name, parameter in self.model.named_parameters():
+            yield name, parameter.detach().to(self.published_dtype)
+
+    def save_pretrained(self, folder: Path) -> None:
+        """Writes a Hugging Face folder, tokenizer included, aside and then renamed: never half a model."""
+        with written_aside(folder) as aside:
+            self.model.save_pretrained(aside, state_dict=dict(self.named_tensors()))
+            config_file = aside / "config.json"
+            settings = json.loads(config_file.read_text())
+            settings["dtype"] = self.config.trainer.policy.model.dtype
+            config_file.write_text(json.dumps(settings, indent=2, sort_keys=True) + "\n")
+            self.tokenizer.save_pretrained(aside)
+
+    def state_dict(self) -> State:
+        """Everything that the next optimizer step depends on. No random state: nothing here draws a number."""
+        tensors: dict[str, torch.Tensor] = {}
+        for name, parameter in self.model.named_parameters():
+            tensors[f"model.{name}"] = parameter.detach()
+            for key, value in self.optimizer.state.get(parameter, {}).items():
+                tensors[f"optimizer.{key}.{name}"] = value
+        numbers = {"optimizer_steps": self.optimizer_steps, "scheduler": self.scheduler.state_dict()}
+        return State(tensors, numbers)
+
+    def load_state_dict(self, state: State) -> None:
+        """Raises UserError when the state is another model's."""
+        named = dict(self.model.named_parameters())
+        saved = {key.removeprefix("model.") for key in state.tensors if key.startswith("model.")}
+        wrong = [n for n, p in named.items() if n not in saved or state.tensors[f"model.{n}"].shape != p.shape]
+        if wrong or saved - named.keys():
+            odd = (wrong or sorted(saved - named.keys()))[0]
+            raise UserError(f"The checkpoint is not of {self.model_path}: {odd} differs; resume with the same model.")
+        self.optimizer.state.clear()
+        with torch.no_grad():
+            for name, parameter in named.items():
+                parameter.copy_(state.tensors[f"model.{name}"])
+        for key, value in state.tensors.items():
+            kind, _, rest = key.partition(".")
+            if kind == "optimizer":
+                part, _, name = rest.partition(".")
+                device = torch.device("cpu") if part == "step" and self.device.type == "cpu" else self.device
+                self.optimizer.state[named[name]][part] = value.to(device, copy=True)
+        self.scheduler.load_state_dict(state.numbers["scheduler"])
+        for group, learning_rate in zip(self.optimizer.param_groups, self.scheduler.get_last_lr(), strict=True):
+            group["lr"] = learning_rate
+        self.optimizer_steps = int(state.numbers["optimizer_steps"])
+
+
+def _load_model(path: str) -> PreTrainedModel:
+    try:
+        return AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, attn_implementation="sdpa")
+    except (OSError, ValueError) as error:
+        reason = str(error).splitlines()[0]
+        raise UserError(
+            f"trainer.policy.model.path={path!r} could not be loaded as a causal language model ({reason}); give a "
+            "Hugging Face folder or name."
+        ) from error
+
+
+def _make_optimizer(parameters: list[torch.nn.Parameter], config: Config) -> torch.optim.Optimizer:
+    options = {"fused": True, **config.trainer.optimizer_kwargs}
+    try:
+        return torch.optim.AdamW(parameters, lr=config.trainer.learning_rate, **options)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise UserError(f"trainer.optimizer_kwargs does not fit torch.optim.AdamW: {error}.") from error
+
+
+def _make_scheduler(optimizer: torch.optim.Optimizer, config: Config, total_steps: int) -> Any:
+    settings = config.trainer
+    try:
+        return get_scheduler(settings.lr_scheduler_type, optimizer, settings.warmup_steps, total_steps)
+    except (TypeError, ValueError) as error:
+        names = ", ".join(kind.value for kind in SchedulerType)
+        raise UserError(
+            f"trainer.lr_scheduler_type={settings.lr_scheduler_type!r} cannot be used ({error}); choose one of {names}."
+        ) from error
