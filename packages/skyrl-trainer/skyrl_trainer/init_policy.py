@@ -141,7 +141,7 @@ def make_model(tokenizer: PreTrainedTokenizerFast, config_kwargs: dict[str, Any]
     config = _model_config(tokenizer, config_kwargs)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = Qwen3ForCausalLM(config).to(torch.float32)
+        model = Qwen3ForCausalLM(config).float()
     model.generation_config = GenerationConfig(
         eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id, do_sample=True
     )
