@@ -230,8 +230,9 @@ def run(args: argparse.Namespace) -> None:
     from skyrl_trainer.data import conversation_texts, load_samples
 
     env_file = str(args.env_file) if args.env_file else None
-    samples = load_samples(args.data or ["text_math?split=train"], "text_math", args.num_texts, 0, env_file)
-    init_policy(args.out, conversation_texts(samples), args.config, args.seed, args.vocab_size)
+    samples = load_samples(args.data or ["text_math?split=train"], env_file=env_file)
+    texts = conversation_texts(samples, args.num_texts, args.seed)
+    init_policy(args.out, texts, args.config, args.seed, args.vocab_size)
     print(f"A new policy is in {args.out}.")
 
 
