@@ -1,0 +1,285 @@
+"""Where tasks come from: env specs and dataset files, as one list of samples.
+
+    text_math?split=train&difficulty=2          an env (gymnasium id, or short name for skyrl/<name>-v0) and its options
+    {"env": "text_math", "split": "train"}      the same as a mapping
+    data/train.jsonl  data/train.parquet        rows in SkyRL's format; a row's env_class, else the default one
+
+Two options belong to the spec and not to the env: `size` (how many samples it stands for) and `seed` (which ones).
+Sample i of an env is the env reset with a seed that only `seed` and i decide; files give their rows in order.
+Every mistake in a spec is found before training starts, and is a UserError that names the spec.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import json
+import random
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, overload
+from urllib.parse import parse_qsl
+
+from skyrl_trainer.errors import UserError
+from skyrl_trainer.types import Sample
+
+DEFAULT_ENV_SIZE = 10_000
+FILE_SUFFIXES = (".jsonl", ".parquet")
+Conversation = list[dict[str, str]]
+
+
+@dataclass(frozen=True)
+class EnvSamples(Sequence[Sample]):
+    """`size` episodes of one env, by seed; a sample is made when it is asked for."""
+
+    spec: str
+    env_id: str
+    options: dict[str, Any]
+    size: int
+    seed: int
+    env_file: str | None
+
+    def __len__(self) -> int:
+        return self.size
+
+    @overload
+    def __getitem__(self, index: int) -> Sample: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Sample]: ...
+    def __getitem__(self, index: int | slice) -> Sample | list[Sample]:
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(self.size))]
+        index = range(self.size)[index]
+        # Seeds of different `seed`s do not meet, and every one of them fits a float64, so that JSON keeps it.
+        env_seed = (self.seed % 2**20) * 2**32 + index
+        return Sample(f"{self.spec}#{index}", self.env_id, env_seed, dict(self.options), env_file=self.env_file)
+
+
+class SampleSource(Sequence[Sample]):
+    """Several sources, one after the other."""
+
+    def __init__(self, parts: Sequence[Sequence[Sample]]) -> None:
+        self._parts = parts
+
+    def __len__(self) -> int:
+        return sum(len(part) for part in self._parts)
+
+    @overload
+    def __getitem__(self, index: int) -> Sample: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Sample]: ...
+    def __getitem__(self, index: int | slice) -> Sample | list[Sample]:
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(len(self)))]
+        index = range(len(self))[index]
+        for part in self._parts:
+            if index < len(part):
+                return part[index]
+            index -= len(part)
+        raise AssertionError("unreachable: the index was checked")
+
+
+def load_samples(
+    specs: Sequence[str | dict[str, Any]],
+    default_env_class: str = "text_math",
+    size: int | None = None,
+    seed: int = 0,
+    env_file: str | None = None,
+) -> SampleSource:
+    """The samples of all specs, in order.
+
+    Args:
+        default_env_class: plays the rows of a file that name no env_class.
+        size: samples of an env spec that has no `size` of its own (DEFAULT_ENV_SIZE); files are never cut.
+        seed: which samples of an env spec that has no `seed` of its own.
+        env_file: a Python file that registers environments, loaded first.
+
+    Raises:
+        UserError: names the spec, what is wrong with it and what would be right.
+    """
+    if not specs:
+        raise UserError(
+            "The data has no source: give an env spec such as 'text_math?split=train', or a file."
+        )
+    if env_file:
+        load_env_file(env_file)
+    parts: list[Sequence[Sample]] = []
+    seen: set[str] = set()
+    for spec in specs:
+        name, options = _parse(spec)
+        is_file = name.endswith(FILE_SUFFIXES) or Path(name).expanduser().is_file()
+        label = _label(name, options)
+        if label in seen:
+            raise UserError(f"Data source {label!r} is listed twice; set the share of an env by its `size` option.")
+        seen.add(label)
+        if is_file:
+            parts.append(_file_samples(name, options, default_env_class, env_file))
+        else:
+            parts.append(_env_samples(label, name, options, size or DEFAULT_ENV_SIZE, seed, env_file))
+    return SampleSource(parts)
+
+
+def load_env_file(path: str) -> None:
+    """Runs a user's Python file once a process, so that the environments it registers exist."""
+    file = Path(path).expanduser().resolve()
+    module_name = f"skyrl_env_file_{hashlib.sha256(str(file).encode()).hexdigest()[:12]}"
+    if module_name in sys.modules:
+        return
+    if file.suffix != ".py" or not file.is_file():
+        raise UserError(f"environment.env_file: {path} is not a Python file; give one that registers environments.")
+    module_spec = importlib.util.spec_from_file_location(module_name, file)
+    assert module_spec is not None and module_spec.loader is not None
+    module = sys.modules[module_name] = importlib.util.module_from_spec(module_spec)
+    try:
+        module_spec.loader.exec_module(module)
+    except Exception as error:
+        del sys.modules[module_name]
+        raise UserError(f"environment.env_file: {path} failed with {type(error).__name__}: {error}.") from error
+
+
+def held_out(source: Sequence[Sample], count: int) -> list[Sample]:
+    """The first `count` samples whose tasks differ (system and user message), so that an evaluation counts none twice.
+
+    Raises:
+        UserError: the source has fewer distinct tasks.
+    """
+    found: dict[tuple[str, str], Sample] = {}
+    envs = _Envs()
+    for sample in source:
+        if len(found) == count:
+            break
+        observation, info = envs.reset(sample)
+        found.setdefault((info.get("instructions", ""), observation), sample)
+    if len(found) < count:
+        raise UserError(
+            f"data.val_data has {len(found)} distinct tasks in {len(source)} samples, and trainer.eval_batch_size asks "
+            f"for {count}: lower it, or take data with more (an env spec's `size`, more difficulties, another file)."
+        )
+    return list(found.values())
+
+
+def demonstrations(source: Sequence[Sample], count: int, seed: int) -> Iterator[Conversation]:
+    """`count` expert episodes (all, where there are fewer) of samples drawn from the source, as chat messages."""
+    import skyrl_gym
+
+    for index in random.Random(seed).sample(range(len(source)), min(count, len(source))):
+        sample = source[index]
+        try:
+            yield skyrl_gym.expert_trajectory(sample.env_id, sample.seed, sample.options)
+        except (NotImplementedError, AttributeError) as error:
+            raise UserError(
+                f"{sample.env_id} has no expert to clone (its env defines no expert_action): set "
+                "trainer.policy.model.num_demonstrations=0, or name a pretrained model in trainer.policy.model.path."
+            ) from error
+
+
+def conversation_texts(source: Sequence[Sample], count: int, seed: int) -> Iterator[str]:
+    """What the env and its expert say in `count` episodes: the texts that a tokenizer is made from."""
+    for conversation in demonstrations(source, count, seed):
+        for message in conversation:
+            yield message["content"]
+
+
+class _Envs:
+    """One env of each id, reset again and again."""
+
+    def __init__(self) -> None:
+        self._envs: dict[str, Any] = {}
+
+    def reset(self, sample: Sample) -> tuple[str, dict[str, Any]]:
+        import gymnasium
+
+        if sample.env_id not in self._envs:
+            self._envs[sample.env_id] = gymnasium.make(sample.env_id)
+        return self._envs[sample.env_id].reset(seed=sample.seed, options=dict(sample.options))
+
+
+def _parse(spec: str | dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    """("text_math", {"difficulty": 2}) of "text_math?difficulty=2" or {"env": "text_math", "difficulty": 2}."""
+    if isinstance(spec, dict):
+        if not isinstance(spec.get("env"), str):
+            raise UserError(f"Data source {spec!r} names no env; write {{env: text_math, split: train}}.")
+        return spec["env"], {key: value for key, value in spec.items() if key != "env"}
+    if not isinstance(spec, str) or not spec.strip():
+        raise UserError(f"Data source {spec!r} is neither an env spec such as 'text_math?split=train' nor a file.")
+    name, _, query = spec.strip().partition("?")
+    try:
+        pairs = parse_qsl(query, keep_blank_values=True, strict_parsing=True) if query else []
+    except ValueError as error:
+        raise UserError(f"Data source {spec!r}: after '?' come options as in 'split=train&difficulty=2'.") from error
+    options: dict[str, Any] = {}
+    for key, text in pairs:
+        if key in options:
+            raise UserError(f"Data source {spec!r} gives the option {key!r} twice; list two sources instead.")
+        options[key] = _scalar(text)
+    return name, options
+
+
+def _scalar(text: str) -> Any:
+    """2 of "2", True of "true", and text of everything else."""
+    try:
+        value = json.loads(text)
+    except ValueError:
+        return text
+    return value if isinstance(value, (int, float)) else text
+
+
+def _label(name: str, options: dict[str, Any]) -> str:
+    """A spec in one spelling, whatever the order of its options."""
+    return name + ("?" + "&".join(f"{key}={options[key]}" for key in sorted(options)) if options else "")
+
+
+def _env_samples(
+    label: str, name: str, options: dict[str, Any], size: int, seed: int, env_file: str | None
+) -> EnvSamples:
+    import skyrl_gym
+
+    numbers = {"size": size, "seed": seed} | {key: options.pop(key) for key in ("size", "seed") if key in options}
+    for key, least in (("size", 1), ("seed", 0)):
+        if type(numbers[key]) is not int or numbers[key] < least:
+            raise UserError(f"Data source {label!r}: {key} is {numbers[key]!r}, and must be a whole number >= {least}.")
+    try:
+        env_id = skyrl_gym.resolve_env_id(name)
+    except ValueError as error:
+        hint = " A data file ends in .jsonl or .parquet." if "." in name or "/" in name else ""
+        raise UserError(f"Data source {label!r}: {error}{hint}") from error
+    samples = EnvSamples(label, env_id, options, numbers["size"], numbers["seed"], env_file)
+    _try(label, samples[0])
+    return samples
+
+
+def _file_samples(path: str, options: dict[str, Any], default_env_class: str, env_file: str | None) -> list[Sample]:
+    import skyrl_gym
+
+    if options:
+        raise UserError(f"Data source {path!r} is a file, which takes no options; got {', '.join(options)}.")
+    try:
+        rows = skyrl_gym.data.load_rows(Path(path).expanduser())
+    except (OSError, ValueError, ImportError) as error:
+        raise UserError(str(error)) from error
+    samples = []
+    env_ids: dict[str, str] = {}
+    for number, row in enumerate(rows):
+        env_class = row.get("env_class") or default_env_class
+        first_of_class = env_class not in env_ids
+        if first_of_class:
+            try:
+                env_ids[env_class] = skyrl_gym.resolve_env_id(env_class)
+            except ValueError as error:
+                raise UserError(f"{path} row {number + 1}, field 'env_class': {error}") from error
+        truth = row["reward_spec"].get("ground_truth")
+        sample = Sample(f"{path}#{number}", env_ids[env_class], number, {"task": row}, truth, env_file)
+        if first_of_class:
+            _try(f"{path} row {number + 1}", sample)
+        samples.append(sample)
+    return samples
+
+
+def _try(label: str, sample: Sample) -> None:
+    """One reset now, so that an unknown option is a sentence at the start and not a failed episode later."""
+    try:
+        _Envs().reset(sample)
+    except Exception as error:
+        raise UserError(f"Data source {label!r}: {sample.env_id} cannot begin an episode: {error}") from error
