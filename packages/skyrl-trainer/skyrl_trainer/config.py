@@ -263,6 +263,8 @@ def resolve(recipe: str | None, overrides: list[str]) -> Resolved:
             *path, last = inner.split(".")
             for part in path:
                 target = target.setdefault(part, {})
+            if not isinstance(target, dict):
+                raise UserError(f"{setting.name} ({setting.source}) goes into {target!r}, which is not a mapping.")
             target[last] = setting.value
         else:
             is_text = fields[leaf].annotation is str and setting.text is not None
