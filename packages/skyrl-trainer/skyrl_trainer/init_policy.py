@@ -1,0 +1,241 @@
+"""The policy without a download: a tiny Qwen3 model and a byte-level BPE tokenizer, made from the envs' own texts.
+
+Contract: the folder is an ordinary Hugging Face model (`AutoModelForCausalLM`, `AutoTokenizer`, vLLM) and the same
+arguments give the same bytes. The tokenizer loses nothing (`decode(encode(text)) == text` for any Unicode text) and
+splits numbers digit by digit, as Qwen's does. The chat template is Qwen3's ChatML with one difference: it is stable
+under appending, so a longer conversation begins with the very text of its beginning (Qwen3's drops earlier thoughts
+and joins neighbouring tool messages, which would break "tokens in, tokens out").
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import json
+import shutil
+import tempfile
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from skyrl_trainer.errors import UserError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+
+END_OF_TEXT, TURN_START, TURN_END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
+SPECIAL_TOKENS = (END_OF_TEXT, TURN_START, TURN_END)
+TOOL_TAGS = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<think>", "</think>")
+"""Ordinary tokens: `decode(skip_special_tokens=True)` keeps them, so that a parser finds the calls."""
+
+# Qwen's: contractions, words with the character before them, single digits, punctuation, line ends, spaces.
+_PIECES = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+
+CHAT_TEMPLATE = r"""
+{%- if tools %}
+    {{- '<|im_start|>system\n' }}
+    {%- if messages[0].role == 'system' %}
+        {{- messages[0].content + '\n\n' }}
+    {%- endif %}
+    {{- '# Tools\n\nYou may call one or more functions to assist with the user query.\n\n' }}
+    {{- 'You are provided with function signatures within <tools></tools> XML tags:\n<tools>' }}
+    {%- for tool in tools %}
+        {{- '\n' }}{{- tool | tojson }}
+    {%- endfor %}
+    {{- '\n</tools>\n\nFor each function call, return a json object with function name and arguments ' }}
+    {{- 'within <tool_call></tool_call> XML tags:\n<tool_call>\n' }}
+    {{- '{"name": <function-name>, "arguments": <args-json-object>}\n</tool_call><|im_end|>\n' }}
+{%- elif messages[0].role == 'system' %}
+    {{- '<|im_start|>system\n' + messages[0].content + '<|im_end|>\n' }}
+{%- endif %}
+{%- for message in messages %}
+    {%- set content = message.content if message.content is string else '' %}
+    {%- if message.role == 'user' or (message.role == 'system' and not loop.first) %}
+        {{- '<|im_start|>' + message.role + '\n' + content + '<|im_end|>\n' }}
+    {%- elif message.role == 'tool' %}
+        {{- '<|im_start|>user\n<tool_response>\n' + content + '\n</tool_response><|im_end|>\n' }}
+    {%- elif message.role == 'assistant' %}
+        {{- '<|im_start|>assistant\n' }}
+        {%- if message.reasoning_content is string and message.reasoning_content %}
+            {{- '<think>\n' + message.reasoning_content.strip('\n') + '\n</think>\n\n' }}
+        {%- endif %}
+        {{- content }}
+        {%- for tool_call in message.tool_calls or [] %}
+            {%- if content or not loop.first %}
+                {{- '\n' }}
+            {%- endif %}
+            {%- set call = tool_call.function if tool_call.function else tool_call %}
+            {{- '<tool_call>\n{"name": "' + call.name + '", "arguments": ' }}
+            {{- call.arguments if call.arguments is string else call.arguments | tojson }}
+            {{- '}\n</tool_call>' }}
+        {%- endfor %}
+        {{- '<|im_end|>\n' }}
+    {%- elif message.role != 'system' %}
+        {{- raise_exception('A message has the role ' + message.role + '; expected system, user, assistant or tool.') }}
+    {%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- '<|im_start|>assistant\n' }}
+{%- endif %}
+""".strip()
+
+DEFAULT_VOCAB_SIZE = 512
+TINY_QWEN3: dict[str, Any] = {
+    "hidden_size": 128,
+    "intermediate_size": 384,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "max_position_embeddings": 4096,
+}
+# What vLLM's CPU attention (0.32) has kernels for.
+_HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
+
+
+def make_tokenizer(texts: Iterable[str], vocab_size: int = DEFAULT_VOCAB_SIZE) -> PreTrainedTokenizerFast:
+    """A byte-level BPE of at most `vocab_size` tokens, added ones included (few texts give fewer merges)."""
+    from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    num_added = len(SPECIAL_TOKENS) + len(TOOL_TAGS)
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    if vocab_size < len(alphabet) + num_added:
+        raise UserError(
+            f"vocab_size is {vocab_size}; a byte-level tokenizer needs at least {len(alphabet) + num_added} "
+            f"(256 bytes and {num_added} tokens of the chat format)."
+        )
+    core = Tokenizer(models.BPE())
+    core.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(_PIECES), behavior="isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    core.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size - num_added, min_frequency=2, initial_alphabet=alphabet, show_progress=False
+    )
+    roles = ("system", "user", "assistant")
+    core.train_from_iterator((piece for text in texts for piece in (text, *roles)), trainer)
+    core.add_special_tokens([AddedToken(token, normalized=False, special=True) for token in SPECIAL_TOKENS])
+    core.add_tokens([AddedToken(tag, normalized=False, special=False) for tag in TOOL_TAGS])
+    return PreTrainedTokenizerFast(
+        tokenizer_object=core,
+        pad_token=END_OF_TEXT,
+        eos_token=TURN_END,
+        model_max_length=TINY_QWEN3["max_position_embeddings"],
+        clean_up_tokenization_spaces=False,
+        chat_template=CHAT_TEMPLATE,
+    )
+
+
+def make_model(tokenizer: PreTrainedTokenizerFast, config_kwargs: dict[str, Any], seed: int) -> Qwen3ForCausalLM:
+    """A float32 Qwen3 with tied embeddings; the caller's random state is left as it was."""
+    import torch
+    from transformers import GenerationConfig, Qwen3ForCausalLM
+
+    config = _model_config(tokenizer, config_kwargs)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = Qwen3ForCausalLM(config).float()
+    model.generation_config = GenerationConfig(
+        eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id, do_sample=True
+    )
+    return model
+
+
+def _model_config(tokenizer: PreTrainedTokenizerFast, config_kwargs: dict[str, Any]) -> Qwen3Config:
+    from transformers import Qwen3Config
+
+    known = Qwen3Config().to_dict()
+    for key in config_kwargs:
+        if key not in known:
+            near = difflib.get_close_matches(key, known, n=1)
+            hint = f"; did you mean {near[0]!r}?" if near else "."
+            raise UserError(f"trainer.policy.model.tiny_kwargs: Qwen3 has no setting {key!r}{hint}")
+    settings = {
+        **TINY_QWEN3,
+        "tie_word_embeddings": True,
+        "dtype": "float32",
+        **config_kwargs,
+        "vocab_size": len(tokenizer),
+        "eos_token_id": tokenizer.eos_token_id,
+        "pad_token_id": tokenizer.pad_token_id,
+        "bos_token_id": None,
+    }
+    if settings["head_dim"] not in _HEAD_SIZES:
+        sizes = ", ".join(map(str, _HEAD_SIZES))
+        raise UserError(
+            f"trainer.policy.model.tiny_kwargs: head_dim is {settings['head_dim']}; vLLM's CPU attention has {sizes}."
+        )
+    if settings["num_attention_heads"] % settings["num_key_value_heads"]:
+        raise UserError(
+            "trainer.policy.model.tiny_kwargs: num_attention_heads must be a multiple of num_key_value_heads, "
+            f"not {settings['num_attention_heads']} and {settings['num_key_value_heads']}."
+        )
+    return Qwen3Config(**settings)
+
+
+@contextmanager
+def new_folder(out: Path) -> Iterator[Path]:
+    """A folder to fill that becomes `out` when all went well, so that nobody ever finds half a model there."""
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise UserError(f"{out} already exists and is not empty; name another folder or remove it.")
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        aside = Path(tempfile.mkdtemp(prefix=f".{out.name}.", dir=out.parent))
+    except OSError as error:
+        raise UserError(f"Cannot write {out}: {error.strerror}; name a folder that can be written.") from error
+    try:
+        yield aside
+        aside.chmod(0o755)
+        if out.exists():
+            out.rmdir()
+        aside.rename(out)
+    except OSError as error:
+        raise UserError(f"Cannot write {out}: {error}; free some space or name another folder.") from error
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+
+
+def init_policy(
+    out: Path, texts: Iterable[str], config_kwargs: dict[str, Any], seed: int, vocab_size: int = DEFAULT_VOCAB_SIZE
+) -> None:
+    """Writes the policy into `out`, a new or empty folder. Same arguments, same bytes.
+
+    `texts` train the tokenizer, `config_kwargs` override TINY_QWEN3, `seed` makes the weights.
+    """
+    with new_folder(out) as folder:
+        tokenizer = make_tokenizer(texts, vocab_size)
+        model = make_model(tokenizer, config_kwargs, seed)
+        model.save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("out", type=Path, help="folder of the new policy")
+    parser.add_argument("--data", action="append", metavar="SPEC", help="env spec or file whose texts make the tokens")
+    parser.add_argument("--num-texts", type=int, default=2000, help="episodes of the data to read")
+    parser.add_argument("--env-file", type=Path, help="a Python file of yours that registers environments")
+    parser.add_argument("--vocab-size", type=int, default=DEFAULT_VOCAB_SIZE)
+    parser.add_argument("--config", type=json.loads, default={}, metavar="JSON", help='such as {"hidden_size": 256}')
+    parser.add_argument("--seed", type=int, default=0)
+
+
+def run(args: argparse.Namespace) -> None:
+    from skyrl_trainer.data import conversation_texts, load_samples
+
+    env_file = str(args.env_file) if args.env_file else None
+    samples = load_samples(args.data or ["text_math?split=train"], "text_math", args.num_texts, 0, env_file)
+    init_policy(args.out, conversation_texts(samples), args.config, args.seed, args.vocab_size)
+    print(f"A new policy is in {args.out}.")
+
+
+def main(argv: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(prog="skyrl-trainer init-policy", description=__doc__)
+    add_arguments(parser)
+    run(parser.parse_args(argv))
