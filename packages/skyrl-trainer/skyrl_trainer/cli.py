@@ -111,9 +111,7 @@ def split_settings(words: list[str]) -> tuple[str | None, list[str]]:
     overrides = [word for word in words if re.match(r"[\w.]+=", word)]
     recipes = [word for word in words if word not in overrides]
     if len(recipes) > 1:
-        raise UserError(
-            f"{recipes[1]!r} is neither a setting (name=value) nor the only recipe ({recipes[0]!r} is one)."
-        )
+        raise UserError(f"{recipes[1]!r} is not a setting (name=value), and there is a recipe already: {recipes[0]!r}.")
     return (recipes[0] if recipes else None), overrides
 
 
@@ -156,9 +154,8 @@ def _eval(args: argparse.Namespace) -> int:
 
     metrics = evaluate(config, model)
     width = max(map(len, metrics), default=0)
-    print(
-        f"{model}, {config.trainer.eval_batch_size} held-out tasks, temperature {config.generator.eval_temperature:g}"
-    )
+    tasks, temperature = config.trainer.eval_batch_size, config.generator.eval_temperature
+    print(f"{model}: at most {tasks} held-out tasks, temperature {temperature:g}")
     for name, value in metrics.items():
         print(f"  {name:<{width}}  {value:.6g}")
     return 0
@@ -201,7 +198,7 @@ def _export(args: argparse.Namespace) -> int:
 
 def _envs(args: argparse.Namespace) -> int:
     _require_gym()
-    return int(import_module("skyrl_gym.__main__").main(["list"]) or 0)
+    return int(import_module("skyrl_gym.__main__").main([]) or 0)
 
 
 def _doctor(args: argparse.Namespace) -> int:

@@ -101,10 +101,11 @@ def foreign_gym() -> str | None:
     )
 
 
-def probe(code: str, timeout: float = 180.0) -> tuple[bool, str]:
+def probe(code: str, timeout: float = 180.0, env: dict[str, str] | None = None) -> tuple[bool, str]:
     """Runs Python code in a process of its own; (it worked, its last line or its error's)."""
     try:
-        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=timeout)
+        command, environ = [sys.executable, "-c", code], {**os.environ, **(env or {})}
+        done = subprocess.run(command, capture_output=True, text=True, timeout=timeout, env=environ)
     except subprocess.TimeoutExpired:
         return False, f"no answer within {timeout:.0f} s"
     output = done.stdout if done.returncode == 0 else done.stderr or done.stdout

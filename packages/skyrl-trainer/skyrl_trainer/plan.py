@@ -9,17 +9,21 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import math
 import os
 import re
 import shutil
+import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from skyrl_trainer.config import Config, Resolved, flatten
-from skyrl_trainer.doctor import GIB, Hardware, foreign_gym, hardware
+from skyrl_trainer.doctor import GIB, Hardware, foreign_gym, hardware, probe
+from skyrl_trainer.errors import UserError
 
 PEAKS = {
     "B200": (8.0e12, 2250e12),
@@ -149,25 +153,47 @@ def peaks(config: Config, machine: Hardware, working_set: int) -> tuple[float, f
             # TF32 runs at half of bfloat16's rate.
             flops = found[1] / (2 if _width(config) == 4 else 1)
             return found[0] * count, flops * count, f"data sheet of {count} x {name}"
-    bandwidth, flops = measure_cpu(working_set)
-    return bandwidth, flops, f"measured here just now: copy of {working_set / 2**20:.0f} MiB, 768 x 768 matmul"
+    bandwidth, flops = measure_cpu(working_set, machine.cores)
+    return bandwidth, flops, f"measured here just now: best copy of {working_set / 2**20:.0f} MiB, best matmul"
 
 
-def measure_cpu(working_set: int) -> tuple[float, float]:
-    """Memory bytes/s (a copy: read and write) and float32 FLOP/s of this processor: the best of a few tries."""
+def measure_cpu(working_set: int, cores: int) -> tuple[float, float]:
+    """Memory bytes/s (a copy: read and write) and float32 FLOP/s of this processor.
+
+    In a process of its own, because a BLAS library chooses its threads when it is loaded: one for each of ours.
+    """
+    code = f"from skyrl_trainer.plan import core_rates; print(*core_rates({working_set // cores}, {cores}))"
+    single = dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+    worked, text = probe(code, 60.0, {**single, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))})
+    if not worked:
+        raise UserError(f"The speed of this processor cannot be measured: {text}.")
+    bandwidth, flops = map(float, text.split())
+    return bandwidth, flops
+
+
+def core_rates(working_set: int, cores: int) -> tuple[float, float]:
+    """The sum over cores of each one's best copy and best product: other processes only ever slow one down."""
     import numpy as np
 
-    source = np.ones(max(working_set // 8, 1), dtype=np.float32)
-    target, matrix = np.empty_like(source), np.ones((768, 768), dtype=np.float32)
-    copies, products = [], []
-    for _ in range(5):
-        start = time.perf_counter()
-        np.copyto(target, source)
-        copies.append(time.perf_counter() - start)
-        start = time.perf_counter()
-        matrix @ matrix
-        products.append(time.perf_counter() - start)
-    return 2 * source.nbytes / max(min(copies), 1e-9), 2 * 768**3 / max(min(products), 1e-9)
+    def rates(_: int) -> tuple[float, float]:
+        source, matrix = np.ones(max(working_set // 8, 1024), np.float32), np.ones((256, 256), np.float32)
+        target, product = np.empty_like(source), np.empty_like(matrix)
+        copy = _best_seconds(lambda: np.copyto(target, source))
+        multiply = _best_seconds(lambda: np.matmul(matrix, matrix, out=product))
+        return 2 * source.nbytes / copy, 2 * 256**3 / multiply
+
+    with ThreadPoolExecutor(cores) as threads:
+        bandwidths, flops = zip(*threads.map(rates, range(cores)), strict=True)
+    return sum(bandwidths), sum(flops)
+
+
+def _best_seconds(work: Callable[[], Any], budget: float = 0.2) -> float:
+    """The quickest of as many tries as fit in the budget."""
+    best, end = math.inf, time.perf_counter() + budget
+    while (start := time.perf_counter()) < end:
+        work()
+        best = min(best, time.perf_counter() - start)
+    return best
 
 
 def limits(config: Config, shape: ModelShape, machine: Hardware) -> list[tuple[str, str]]:
