@@ -11,9 +11,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
+if TYPE_CHECKING:  # for the annotations alone: an EnvWorker unpickles a Sample and must not load torch for it
+    import torch
 
 StepMetrics = dict[str, float]
 """One step's figures by name, for example {"step": 3, "reward/mean": 0.61, "time/rollout": 1.9}."""

@@ -1,0 +1,1 @@
+"""How an agent speaks with a policy: prompts as token ids, and text out of them."""

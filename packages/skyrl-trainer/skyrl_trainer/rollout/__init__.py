@@ -1,0 +1,1 @@
+"""Rollouts: samples in, trajectories out, each exactly once, whatever fails on the way."""

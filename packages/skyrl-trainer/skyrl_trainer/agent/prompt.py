@@ -1,0 +1,96 @@
+"""Chat prompts as token ids, made so that nothing the policy wrote is ever decoded and encoded again.
+
+The first prompt is the model's own chat template. A later observation is the template's *difference*: what the
+template puts between an assistant's words and the next thing the assistant says, encoded by itself. So the ids of
+an episode are always first + output + observation + output + ..., and a prefix of the next prompt.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from skyrl_trainer.errors import UserError
+
+MARKER = "\x11assistant\x12"
+"""Stands for the assistant's words in the dummy conversation; no text has it, and no template changes it."""
+
+
+class ChatPrompt:
+    """Builds prompts for one tokenizer.
+
+    Example (ChatML): `first("", "1+1?")` are the ids of "<|im_start|>user\\n1+1?<|im_end|>\\n<|im_start|>assistant\\n";
+    after an output that ends with <|im_end|>, `observation("Wrong.", output)` are the ids of
+    "\\n<|im_start|>user\\nWrong.<|im_end|>\\n<|im_start|>assistant\\n", and with <|im_end|> before it otherwise.
+    """
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+        name = getattr(tokenizer, "name_or_path", "") or "the policy"
+        if not getattr(tokenizer, "chat_template", None):
+            raise UserError(
+                f"The tokenizer of {name} has no chat template: take an instruction-tuned model for "
+                "trainer.policy.model.path, or save a chat_template with its tokenizer."
+            )
+        end = self._after("")[:1]
+        if not end or end[0] not in tokenizer.all_special_ids:
+            raise UserError(
+                f"The chat template of {name} does not end an assistant's turn with a special token, so nobody can "
+                "see where a turn ends: use a template that does, as ChatML's <|im_end|>."
+            )
+        self.end_of_turn_id: int = end[0]
+        eos = tokenizer.eos_token_id
+        self.stop_token_ids: tuple[int, ...] = tuple(dict.fromkeys(i for i in (end[0], eos) if i is not None))
+        # Every try of a sample has the same first prompt, and many observations repeat.
+        self._first = lru_cache(4096)(self._encode_first)
+        self._observation = lru_cache(4096)(self._after)
+
+    def first(self, instructions: str, observation: str) -> list[int]:
+        """Ids of the system message (if any) and the user's message, up to where the assistant begins."""
+        return list(self._first(instructions, observation))
+
+    def observation(self, text: str, after_ids: list[int]) -> list[int]:
+        """Ids between an output and the next one; a turn that was cut gets its end-of-turn token here."""
+        ids = self._observation(text)
+        return list(ids[1:] if after_ids and after_ids[-1] == self.end_of_turn_id else ids)
+
+    def decode(self, ids: list[int]) -> str:
+        """The text of an output, without the stop token at its end."""
+        if ids and ids[-1] in self.stop_token_ids:
+            ids = ids[:-1]
+        return self._tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+
+    def _encode_first(self, instructions: str, observation: str) -> tuple[int, ...]:
+        messages = [{"role": "user", "content": observation}]
+        if instructions:
+            messages.insert(0, {"role": "system", "content": instructions})
+        return tuple(self._encode(self._render(messages)))
+
+    def _after(self, text: str) -> tuple[int, ...]:
+        """Ids of what follows the assistant's words when the user then says `text`, end-of-turn token first."""
+        messages = [
+            {"role": "user", "content": "."},
+            {"role": "assistant", "content": MARKER},
+            {"role": "user", "content": text},
+        ]
+        return tuple(self._encode(self._render(messages).split(MARKER, 1)[-1]))
+
+    def _render(self, messages: list[dict[str, str]]) -> str:
+        return self._tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+
+    def _encode(self, text: str) -> list[int]:
+        return self._tokenizer.encode(text, add_special_tokens=False)
+
+
+def load_chat_prompt(path: str) -> ChatPrompt:
+    """The prompt builder of a Hugging Face folder or name; UserError with a sentence when there is no tokenizer."""
+    from transformers import AutoTokenizer
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(path)
+    except (OSError, ValueError, KeyError) as error:
+        hint = "the folder holds no usable one" if Path(path).is_dir() else "it is neither a folder nor a known name"
+        setting = f"trainer.policy.model.path={path}"
+        raise UserError(f"The tokenizer of {setting} cannot be loaded: {hint} ({error}).") from error
+    return ChatPrompt(tokenizer)

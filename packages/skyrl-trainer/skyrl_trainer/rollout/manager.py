@@ -1,0 +1,154 @@
+"""Rollouts: what the driver's loop asks for trajectories, and the figures of a batch of them."""
+
+from __future__ import annotations
+
+import math
+import time
+import uuid
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import ray
+from ray.exceptions import RayActorError, RayTaskError
+
+from skyrl_trainer.config import Config
+from skyrl_trainer.errors import UserError
+from skyrl_trainer.rollout.episode import derive_seed
+from skyrl_trainer.rollout.pool import EnvPool
+from skyrl_trainer.rollout.rollout_worker import RolloutWorker
+from skyrl_trainer.types import PromptBatch, RolloutBatch, SamplingOptions, StepMetrics, StopReason, Trajectory
+
+START_LIMIT = 300.0
+"""Seconds that the processes have to start and load the tokenizer."""
+CHECK_INTERVAL = 2.0
+
+
+class Rollouts:
+    """One RolloutWorker an engine (an episode sticks to its engine), all of them over the same EnvWorkers."""
+
+    def __init__(self, config: Config, engines: list[Any], tokenizer_path: str) -> None:
+        """`engines`: actor handles with the methods of protocols.InferenceEngine. Returns at once; `run` waits."""
+        self._config = config
+        self.env_pool = EnvPool(config.environment.num_workers, config.environment.step_timeout)
+        actor = ray.remote(RolloutWorker).options(num_cpus=0, max_restarts=-1, max_task_retries=0)
+        run = uuid.uuid4().hex[:8]
+        self._workers = [
+            actor.remote(engine, self.env_pool.handles, tokenizer_path, config.generator, f"{run}-{index}")
+            for index, engine in enumerate(engines)
+        ]
+        self._stop_token_ids: tuple[int, ...] | None = None
+
+    def run(self, batch: PromptBatch, eval: bool = False, sampling: SamplingOptions | None = None) -> RolloutBatch:
+        """Plays every sample `num_generations` times; blocks until all episodes are back, failed ones included.
+
+        `eval` takes generator.eval_temperature; `sampling` replaces the recipe's options altogether. Raises
+        EngineDied when an engine is gone, UserError when every single episode failed.
+        """
+        groups = [
+            [self._new_trajectory(batch, number, generation, eval) for generation in range(batch.num_generations)]
+            for number in range(len(batch.samples))
+        ]
+        sampling = sampling or self._sampling(eval)
+        shares = [
+            [trajectory for group in groups[index :: len(self._workers)] for trajectory in group]
+            for index in range(len(self._workers))
+        ]
+        generator, deterministic = self._config.generator, self._config.trainer.deterministic
+        calls = [
+            partial(worker.rollout.remote, share, sampling, generator.max_turns, deterministic)
+            for worker, share in zip(self._workers, shares, strict=True)
+            if share
+        ]
+        waves = math.ceil(max(map(len, shares), default=0) / generator.max_concurrency)
+        done = self._await(calls, START_LIMIT + generator.episode_timeout * (waves + 1), "the episodes")
+        by_id = {trajectory.trajectory_id: trajectory for share in done for trajectory in share}
+        rollouts = RolloutBatch(batch.step, [[by_id[empty.trajectory_id] for empty in group] for group in groups])
+        failed = [trajectory for trajectory in rollouts.trajectories if trajectory.stop_reason.failed]
+        if failed and len(failed) == len(by_id):
+            what = "of the evaluation at step" if eval else "of step"
+            raise UserError(
+                f"All {len(failed)} episodes {what} {batch.step} failed; the first, {failed[0].trajectory_id} "
+                f"({failed[0].sample.env_id}), ended with {failed[0].stop_reason.value}: {failed[0].error}"
+            )
+        return rollouts
+
+    def close(self) -> None:
+        self.env_pool.close()
+        for worker in self._workers:
+            ray.kill(worker)
+
+    def _new_trajectory(self, batch: PromptBatch, number: int, generation: int, eval: bool) -> Trajectory:
+        name = f"{'eval/' if eval else ''}{batch.step}/{number}/{generation}"
+        seed = derive_seed(self._config.trainer.seed, name)
+        return Trajectory(name, batch.samples[number], generation, seed)
+
+    def _sampling(self, eval: bool) -> SamplingOptions:
+        if self._stop_token_ids is None:
+            call = self._workers[0].stop_token_ids.remote
+            self._stop_token_ids = self._await([call], START_LIMIT, "the RolloutWorker's start")[0]
+        generator = self._config.generator
+        return SamplingOptions(
+            max_tokens=generator.max_completion_length,
+            temperature=generator.eval_temperature if eval else generator.temperature,
+            top_p=1.0 if eval else generator.top_p,
+            stop_token_ids=self._stop_token_ids,
+        )
+
+    def _await(self, calls: list[Callable[[], Any]], limit: float, what: str) -> list[Any]:
+        """The results of all calls, watching the EnvWorkers meanwhile.
+
+        A RolloutWorker that dies is restarted by Ray, and its call is made once more, from the beginning.
+        """
+        deadline = time.monotonic() + limit
+        pending = {call(): index for index, call in enumerate(calls)}
+        results: list[Any] = [None] * len(calls)
+        repeated: set[int] = set()
+        while pending:
+            done, _ = ray.wait(list(pending), num_returns=len(pending), timeout=CHECK_INTERVAL)
+            self.env_pool.check()
+            for ref in done:
+                index = pending.pop(ref)
+                try:
+                    results[index] = ray.get(ref)
+                except RayActorError as error:
+                    if index in repeated:
+                        raise UserError(f"A RolloutWorker died twice while it was waited for {what}: {error}") from None
+                    repeated.add(index)
+                    pending[calls[index]()] = index
+                except RayTaskError as error:
+                    if isinstance(error.cause, UserError):
+                        raise type(error.cause)(str(error.cause)) from None
+                    raise
+            if pending and time.monotonic() > deadline:
+                raise UserError(f"Waited {limit:.0f} seconds for {what}, in vain: a RolloutWorker hangs.")
+        return results
+
+
+def rollout_metrics(batch: RolloutBatch) -> StepMetrics:
+    """Figures of a batch. Rewards, lengths (sampled tokens) and turns are means over the episodes that did not fail;
+    `success` counts failed ones as unsolved; every stop reason has its counter."""
+    everyone = batch.trajectories
+    alive = [trajectory for trajectory in everyone if not trajectory.stop_reason.failed]
+    lengths = [trajectory.num_output_tokens for trajectory in alive]
+    metrics: StepMetrics = {
+        "reward/mean": _mean([trajectory.total_reward for trajectory in alive]),
+        "success": _mean([float(trajectory.success and not trajectory.stop_reason.failed) for trajectory in everyone]),
+        "length/mean": _mean(lengths),
+        "length/max": float(max(lengths, default=0)),
+        "turns/mean": _mean([len(trajectory.turns) for trajectory in alive]),
+        "failed": float(len(everyone) - len(alive)),
+        "tokens": float(sum(trajectory.num_output_tokens for trajectory in everyone)),
+        "env_replays": sum(trajectory.metrics.get("env_replays", 0.0) for trajectory in everyone),
+        "env_close_errors": sum(trajectory.metrics.get("env_close_errors", 0.0) for trajectory in everyone),
+    }
+    for reason in StopReason:
+        metrics[f"stop/{reason.value}"] = float(sum(trajectory.stop_reason is reason for trajectory in everyone))
+    for part in sorted({part for trajectory in alive for turn in trajectory.turns for part in turn.reward_parts}):
+        sums = [sum(turn.reward_parts.get(part, 0.0) for turn in trajectory.turns) for trajectory in alive]
+        metrics[f"reward/{part}"] = _mean(sums)
+    return metrics
+
+
+def _mean(values: list[float] | list[int]) -> float:
+    return sum(values) / len(values) if values else 0.0

@@ -1,0 +1,150 @@
+"""RolloutWorker: an asyncio Ray actor that plays many episodes at once with one engine.
+
+One coroutine a trajectory, and no barrier between turns: each waits for its own tokens and its own env only. The
+exception is a deterministic rollout, where the engine must see the same requests in the same order in every run:
+there all episodes start together and their requests leave in rounds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import os
+from typing import Any
+
+from skyrl_trainer.agent.prompt import load_chat_prompt
+from skyrl_trainer.config import GeneratorConfig
+from skyrl_trainer.errors import EngineDied
+from skyrl_trainer.rollout.env_client import EnvClient
+from skyrl_trainer.rollout.episode import EpisodeSettings, Slot, run_episode
+from skyrl_trainer.types import GenerationOutput, GenerationRequest, SamplingOptions, Trajectory
+
+
+class NoSlot:
+    """For deterministic rollouts: all episodes are in flight, and the engine bounds what it runs."""
+
+    async def acquire(self) -> bool:
+        return True
+
+    def release(self) -> None:
+        pass
+
+
+class Rounds:
+    """Sends requests in rounds: when every living episode waits for tokens, all go at once, in trajectory order.
+
+    So the engine's batches, and with them the last bit of every logit, do not depend on how fast an env answers.
+    """
+
+    def __init__(self, client: Any, living: int) -> None:
+        self._client = client
+        self._living = living
+        self._waiting: dict[int, tuple[GenerationRequest, asyncio.Future[GenerationOutput]]] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def generate(self, order: int, request: GenerationRequest) -> GenerationOutput:
+        """`order`: the trajectory's place in the batch."""
+        future: asyncio.Future[GenerationOutput] = asyncio.get_running_loop().create_future()
+        self._waiting[order] = (request, future)
+        self._leave_if_complete()
+        try:
+            return await future
+        finally:
+            if self._waiting.get(order, (None, None))[1] is future:  # timed out before the round left
+                del self._waiting[order]
+
+    def episode_over(self) -> None:
+        self._living -= 1
+        self._leave_if_complete()
+
+    def _leave_if_complete(self) -> None:
+        if self._waiting and len(self._waiting) == self._living:
+            round_ = [self._waiting[order] for order in sorted(self._waiting)]
+            self._waiting = {}
+            task = asyncio.create_task(self._send(round_))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    async def _send(self, round_: list[tuple[GenerationRequest, asyncio.Future[GenerationOutput]]]) -> None:
+        try:
+            outputs = await self._client.generate_round([request for request, _ in round_])
+        except Exception as error:
+            for _, future in round_:
+                if not future.done():
+                    future.set_exception(error)
+            return
+        for (_, future), output in zip(round_, outputs, strict=True):
+            if not future.done():
+                future.set_result(output)
+
+
+class RolloutWorker:
+    """Plays the episodes that the driver hands it; holds no state between two rollouts."""
+
+    def __init__(
+        self, engine: Any, env_workers: list[Any], tokenizer_path: str, generator: GeneratorConfig, client_id: str
+    ) -> None:
+        from skyrl_trainer.engine.client import EngineClient
+
+        self._prompt = load_chat_prompt(tokenizer_path)
+        self._generator = generator
+        # A restarted worker must not get what its predecessor asked for.
+        self._engine = EngineClient(engine, f"{client_id}-{os.getpid()}")
+        self._envs = EnvClient(env_workers)
+
+    async def stop_token_ids(self) -> tuple[int, ...]:
+        return self._prompt.stop_token_ids
+
+    async def rollout(
+        self, trajectories: list[Trajectory], sampling: SamplingOptions, max_turns: int, deterministic: bool
+    ) -> list[Trajectory]:
+        """Plays every given (still empty) trajectory to its end and returns them all, in the same order.
+
+        An episode that fails comes back with its reason. Only the engine's death (EngineDied) ends the whole
+        rollout; the other episodes are then cancelled and their envs closed.
+        """
+        return await play_all(
+            trajectories, self._prompt, self._engine, self._envs, self._generator, sampling, max_turns, deterministic
+        )
+
+
+async def play_all(
+    trajectories: list[Trajectory],
+    prompt: Any,
+    engine: Any,
+    envs: EnvClient,
+    generator: GeneratorConfig,
+    sampling: SamplingOptions,
+    max_turns: int,
+    deterministic: bool,
+) -> list[Trajectory]:
+    """The rollout itself, on an engine client (`generate`, `generate_round`) and envs that a test can choose."""
+    # In rounds everybody waits for everybody, so the limit covers as many waves as the engine needs for all.
+    waves = math.ceil(len(trajectories) / generator.max_concurrency) if deterministic else 1
+    settings = EpisodeSettings(
+        sampling, max_turns, generator.max_model_len, generator.episode_timeout * max(1, waves), seeded=deterministic
+    )
+    rounds = Rounds(engine, len(trajectories))
+    slot: Slot = NoSlot() if deterministic else asyncio.Semaphore(generator.max_concurrency)
+    # As many episodes again are reset ahead of their turn, so that no slot waits for an env.
+    started = asyncio.Semaphore(len(trajectories) if deterministic else 2 * generator.max_concurrency)
+
+    async def play(order: int, trajectory: Trajectory) -> Trajectory:
+        async def in_round(request: GenerationRequest) -> GenerationOutput:
+            return await rounds.generate(order, request)
+
+        generate = in_round if deterministic else engine.generate
+        async with started:
+            try:
+                env = envs.make(trajectory.trajectory_id, trajectory.sample)
+                return await run_episode(trajectory, env, prompt, generate, slot, settings)
+            finally:
+                rounds.episode_over()
+
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(play(order, trajectory)) for order, trajectory in enumerate(trajectories)]
+    except ExceptionGroup as errors:
+        died, _ = errors.split(EngineDied)
+        raise (died or errors).exceptions[0] from None
+    return [task.result() for task in tasks]

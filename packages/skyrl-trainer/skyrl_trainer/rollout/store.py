@@ -1,0 +1,141 @@
+"""Trajectories on disk: one gzip-compressed JSON-lines file a step, written aside and renamed.
+
+`trajectories/step_000003.jsonl.gz`: the first line is the header {"schema": 1, "step": 3, "groups": 32,
+"trajectories": 256, "omitted": 0}, every other line one trajectory with its group's number. Token ids and logprobs
+are JSON numbers, written so that reading gives the same floats back, bit by bit. Every step keeps its file; a file
+holds at most `max_bytes` of lines, and the header counts the trajectories that did not fit.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from skyrl_trainer.errors import UserError
+from skyrl_trainer.types import RolloutBatch, Sample, StopReason, Trajectory, Turn
+
+SCHEMA = 1
+TURN_FIELDS = tuple(field.name for field in fields(Turn))
+SAMPLE_FIELDS = tuple(field.name for field in fields(Sample))
+
+
+class JsonlTrajectoryStore:
+    """Implements protocols.TrajectoryStore in a folder, which is made when the first step is written."""
+
+    def __init__(self, folder: Path, max_bytes: int = 256 * 2**20) -> None:
+        """`max_bytes`: of a file's lines before compression."""
+        self._folder = Path(folder)
+        self._max_bytes = max_bytes
+
+    def path(self, step: int) -> Path:
+        return self._folder / f"step_{step:06d}.jsonl.gz"
+
+    def write(self, batch: RolloutBatch) -> None:
+        """Replaces the step's file, if there is one (a resumed run repeats a step)."""
+        lines: list[str] = []
+        size = omitted = 0
+        for number, group in enumerate(batch.groups):
+            for trajectory in group:
+                line = json.dumps({"group": number, **_to_dict(trajectory)}, default=_plain, separators=(",", ":"))
+                if size + len(line) > self._max_bytes:
+                    omitted += 1
+                    continue
+                size += len(line)
+                lines.append(line)
+        header = {
+            "schema": SCHEMA,
+            "step": batch.step,
+            "groups": len(batch.groups),
+            "trajectories": len(lines),
+            "omitted": omitted,
+        }
+        path = self.path(batch.step)
+        aside = path.with_name(f".{path.name}.{os.getpid()}")
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            with aside.open("wb") as raw:
+                with gzip.GzipFile("", "wb", compresslevel=1, fileobj=raw, mtime=0) as packed:
+                    packed.write("\n".join([json.dumps(header), *lines, ""]).encode())
+                raw.flush()
+                os.fsync(raw.fileno())
+            aside.replace(path)
+        except OSError as error:
+            aside.unlink(missing_ok=True)
+            raise UserError(
+                f"The trajectories of step {batch.step} cannot be written to {path}: {error.strerror or error}; "
+                "free some space or choose another trainer.run_dir."
+            ) from error
+
+    def lines(self, step: int) -> Iterator[dict[str, Any]]:
+        """The file's objects one by one, header first; a damaged file is a UserError that names the line."""
+        path = self.path(step)
+        number = 0
+        try:
+            with gzip.open(path, "rt", encoding="utf-8") as file:
+                for number, line in enumerate(file, 1):
+                    entry = json.loads(line)
+                    if number == 1 and (not isinstance(entry, dict) or entry.get("schema") != SCHEMA):
+                        raise UserError(
+                            f"{path} is not a trajectory file of schema {SCHEMA}: it was written by another version."
+                        )
+                    yield entry
+        except FileNotFoundError:
+            raise UserError(f"There are no trajectories of step {step}: {path} does not exist.") from None
+        except (OSError, EOFError, ValueError) as error:
+            raise UserError(
+                f"{path} cannot be read after line {number}: {error}; the file is damaged, delete it."
+            ) from error
+
+    def read(self, step: int) -> RolloutBatch:
+        """The batch as it was written (without what the header counts as omitted)."""
+        entries = self.lines(step)
+        header = next(entries, None)
+        if header is None:
+            raise UserError(f"{self.path(step)} is empty: the file is damaged, delete it.")
+        batch = RolloutBatch(header["step"], [[] for _ in range(header["groups"])])
+        count = 0
+        for count, entry in enumerate(entries, 1):
+            try:
+                batch.groups[entry.pop("group")].append(_from_dict(entry))
+            except (KeyError, TypeError, ValueError, IndexError) as error:
+                where = f"{self.path(step)}, line {count + 1}"
+                raise UserError(f"{where}, is not a trajectory: {error!r}; the file is damaged, delete it.") from error
+        if count != header["trajectories"]:
+            of = f"{count} of {header['trajectories']} trajectories"
+            raise UserError(f"{self.path(step)} has {of}: the file is damaged, delete it.")
+        return batch
+
+    def steps(self) -> list[int]:
+        """The steps with a file, in order."""
+        found = (re.fullmatch(r"step_(\d+)\.jsonl\.gz", path.name) for path in self._folder.glob("step_*.jsonl.gz"))
+        return sorted(int(match[1]) for match in found if match)
+
+
+def _to_dict(trajectory: Trajectory) -> dict[str, Any]:
+    return {
+        "trajectory_id": trajectory.trajectory_id,
+        "sample": {name: getattr(trajectory.sample, name) for name in SAMPLE_FIELDS},
+        "generation": trajectory.generation,
+        "seed": trajectory.seed,
+        "stop_reason": trajectory.stop_reason.value,
+        "error": trajectory.error,
+        "metrics": trajectory.metrics,
+        "turns": [{name: getattr(turn, name) for name in TURN_FIELDS} for turn in trajectory.turns],
+    }
+
+
+def _from_dict(entry: dict[str, Any]) -> Trajectory:
+    turns = [Turn(**turn) for turn in entry.pop("turns")]
+    sample, reason = Sample(**entry.pop("sample")), StopReason(entry.pop("stop_reason"))
+    return Trajectory(sample=sample, turns=turns, stop_reason=reason, **entry)
+
+
+def _plain(value: Any) -> Any:
+    """Arrays and numpy's scalars of a data row as numbers and lists; any other object as its repr."""
+    return value.tolist() if hasattr(value, "tolist") else repr(value)

@@ -1,0 +1,51 @@
+"""Prompts are the chat template's ids, and observations its difference."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from skyrl_trainer.agent.prompt import ChatPrompt
+from skyrl_trainer.errors import UserError
+from tests.trainer.fakes import tiny_tokenizer
+
+
+@pytest.fixture(scope="module")
+def prompt() -> ChatPrompt:
+    return ChatPrompt(tiny_tokenizer())
+
+
+def template_ids(*messages: tuple[str, str], generate: bool = True) -> list[int]:
+    text = tiny_tokenizer().apply_chat_template(
+        [{"role": role, "content": content} for role, content in messages],
+        tokenize=False,
+        add_generation_prompt=generate,
+    )
+    return tiny_tokenizer().encode(text, add_special_tokens=False)
+
+
+def test_first_prompt_is_the_templates(prompt: ChatPrompt) -> None:
+    assert prompt.first("", "12 + 34 = ?") == template_ids(("user", "12 + 34 = ?"))
+    assert prompt.first("Be brief.", "你好") == template_ids(("system", "Be brief."), ("user", "你好"))
+
+
+def test_whole_conversation_equals_the_template_when_the_policy_writes_canonical_tokens(prompt: ChatPrompt) -> None:
+    output = [*tiny_tokenizer().encode("the answer", add_special_tokens=False), prompt.end_of_turn_id]
+    ids = [*prompt.first("", "a"), *output, *prompt.observation("b", output)]
+    assert ids == template_ids(("user", "a"), ("assistant", "the answer"), ("user", "b"))
+
+
+def test_turn_that_was_cut_gets_its_end_of_turn_token_in_the_observation(prompt: ChatPrompt) -> None:
+    cut, ended = prompt.observation("b", [5, 6]), prompt.observation("b", [5, prompt.end_of_turn_id])
+    assert cut == [prompt.end_of_turn_id, *ended]
+
+
+def test_decode_drops_the_stop_token_and_nothing_else(prompt: ChatPrompt) -> None:
+    ids = tiny_tokenizer().encode(" \\boxed{12} ", add_special_tokens=False)
+    assert prompt.decode([*ids, prompt.end_of_turn_id]) == prompt.decode(ids) == " \\boxed{12} "
+    assert prompt.decode([prompt.end_of_turn_id, *ids]) == "<|im_end|> \\boxed{12} "
+    assert prompt.decode([]) == ""
+
+
+def test_tokenizer_without_a_chat_template_is_refused_with_the_settings_name() -> None:
+    with pytest.raises(UserError, match=r"trainer\.policy\.model\.path"):
+        ChatPrompt(SimpleNamespace(chat_template=None, name_or_path="base-model"))

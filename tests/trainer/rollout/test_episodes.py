@@ -1,0 +1,226 @@
+"""Many episodes at once on a fake engine and fake envs: what comes back, in which order, and what it is made of."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import Counter
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from skyrl_trainer.agent.prompt import ChatPrompt
+from skyrl_trainer.config import GeneratorConfig
+from skyrl_trainer.errors import EngineDied
+from skyrl_trainer.rollout.env_client import EnvClient
+from skyrl_trainer.rollout.rollout_worker import play_all
+from skyrl_trainer.types import GenerationOutput, GenerationRequest, Sample, SamplingOptions, StopReason, Trajectory
+from tests.trainer.fakes import FakeEngineClient, FakeEnvWorker, tiny_tokenizer
+
+PROMPT = ChatPrompt(tiny_tokenizer())
+SAMPLING = SamplingOptions(max_tokens=8, stop_token_ids=PROMPT.stop_token_ids)
+
+
+def shells(options: list[dict[str, Any]]) -> list[Trajectory]:
+    return [
+        Trajectory(f"0/{i}/0", Sample(f"s{i}", "fake", i, options=option), 0, seed=i)
+        for i, option in enumerate(options)
+    ]
+
+
+async def play(
+    trajectories: list[Trajectory],
+    engine: Any,
+    workers: list[FakeEnvWorker],
+    deterministic: bool = False,
+    **generator: Any,
+) -> list[Trajectory]:
+    config = GeneratorConfig(**{"max_turns": 4, "max_model_len": 4096, "max_concurrency": 4} | generator)
+    envs = EnvClient(workers)
+    return await play_all(trajectories, PROMPT, engine, envs, config, SAMPLING, config.max_turns, deterministic)
+
+
+class FlakyEngine(FakeEngineClient):
+    """Refuses some requests."""
+
+    async def generate(self, request: GenerationRequest) -> GenerationOutput:
+        output = await super().generate(request)
+        if random.Random(request.request_id).random() < 0.1:
+            return GenerationOutput(request.request_id, [], [], [], "error", error="the engine refused it")
+        return output
+
+
+EPISODES = st.lists(
+    st.fixed_dictionaries({"turns": st.integers(1, 6)}, optional={"raise_at": st.integers(0, 4)}),
+    min_size=1,
+    max_size=12,
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(EPISODES, st.integers(0, 10**6), st.booleans(), st.integers(1, 3))
+def test_every_episode_comes_back_exactly_once_under_failures_and_any_delays(
+    options: list[dict[str, Any]], seed: int, deterministic: bool, num_workers: int
+) -> None:
+    rng = random.Random(seed)
+
+    async def scenario() -> tuple[list[Trajectory], list[FakeEnvWorker]]:
+        workers = [FakeEnvWorker(lambda: rng.choice([0, 0, 0.001])) for _ in range(num_workers)]
+        engine = FlakyEngine(lambda request: rng.choice([0, 0, 0.001, 0.002]))
+        killer = asyncio.get_running_loop().call_later(0.002, workers[0].kill)
+        done = await play(shells(options), engine, workers, deterministic)
+        killer.cancel()
+        await asyncio.sleep(0.003)
+        return done, workers
+
+    done, workers = asyncio.run(scenario())
+    assert [trajectory.trajectory_id for trajectory in done] == [f"0/{i}/0" for i in range(len(options))]
+    assert all((trajectory.error is not None) == trajectory.stop_reason.failed for trajectory in done)
+    assert not any(worker.envs for worker in workers), "every env is closed"
+
+
+@settings(max_examples=40, deadline=None)
+@given(EPISODES, st.booleans())
+def test_next_prompt_is_previous_prompt_output_and_observation(
+    options: list[dict[str, Any]], deterministic: bool
+) -> None:
+    engine = FakeEngineClient()
+
+    async def scenario() -> list[Trajectory]:
+        return await play(shells(options), engine, [FakeEnvWorker()], deterministic)
+
+    sent = {}
+    for trajectory in asyncio.run(scenario()):
+        sent = {r.request_id: r for r in engine.requests if r.request_id.startswith(trajectory.trajectory_id + "#")}
+        context: list[int] = []
+        for number, turn in enumerate(trajectory.turns):
+            if number:
+                before = trajectory.turns[number - 1]
+                assert turn.prompt_ids == PROMPT.observation(before.observation, before.output_ids)
+            context += turn.prompt_ids
+            assert sent[f"{trajectory.trajectory_id}#{number}"].prompt_ids == context
+            context += turn.output_ids
+            assert turn.action == PROMPT.decode(turn.output_ids)
+        assert trajectory.token_ids() == context
+        mask, logprobs = trajectory.loss_mask(), trajectory.rollout_logprobs()
+        assert len(mask) == len(logprobs) == len(context)
+        assert sum(mask) == trajectory.num_output_tokens
+        outputs = [token for turn in trajectory.turns for token in turn.output_ids]
+        assert [token for token, bit in zip(context, mask, strict=True) if bit] == outputs
+        assert all((value != 0.0) == bool(bit) for value, bit in zip(logprobs, mask, strict=True))
+
+
+@settings(max_examples=25, deadline=None)
+@given(EPISODES, st.integers(0, 10**6), st.integers(0, 10**6))
+def test_deterministic_rollouts_ask_the_same_in_the_same_order_whatever_the_delays(
+    options: list[dict[str, Any]], first_seed: int, second_seed: int
+) -> None:
+    def run(seed: int) -> tuple[list[list[str]], list[GenerationRequest], list[list[int]]]:
+        rng = random.Random(seed)
+
+        async def scenario() -> tuple[FakeEngineClient, list[Trajectory]]:
+            engine = FakeEngineClient(lambda request: rng.choice([0, 0.001]))
+            workers = [FakeEnvWorker(lambda: rng.choice([0, 0, 0.001])) for _ in range(2)]
+            return engine, await play(shells(options), engine, workers, deterministic=True)
+
+        engine, done = asyncio.run(scenario())
+        return engine.rounds, engine.requests, [trajectory.token_ids() for trajectory in done]
+
+    first, second = run(first_seed), run(second_seed)
+    assert first == second
+    assert all(request.seed is not None for request in first[1])
+    for round_ in first[0]:
+        assert round_ == sorted(round_, key=lambda name: int(name.split("/")[1])), "in trajectory order"
+
+
+def test_turns_of_different_episodes_do_not_wait_for_each_other() -> None:
+    async def scenario() -> tuple[FakeEngineClient, list[Trajectory]]:
+        engine = FakeEngineClient(lambda request: 0.2 if request.request_id == "0/0/0#0" else 0.0)
+        return engine, await play(shells([{"turns": 2}, {"turns": 4}]), engine, [FakeEnvWorker()])
+
+    engine, _ = asyncio.run(scenario())
+    assert [request.request_id for request in engine.requests][-1] == "0/0/0#1", "the slow one's second turn comes last"
+
+
+def test_concurrency_bounds_the_episodes_in_the_engine_and_env_calls_are_joined() -> None:
+    async def scenario() -> tuple[FakeEngineClient, FakeEnvWorker, list[Trajectory]]:
+        engine, worker = FakeEngineClient(lambda request: 0.002), FakeEnvWorker()
+        return engine, worker, await play(shells([{"turns": 3}] * 40), engine, [worker], max_concurrency=8)
+
+    engine, worker, done = asyncio.run(scenario())
+    assert engine.most_running == 8
+    assert Counter(trajectory.stop_reason for trajectory in done).keys() <= {StopReason.TERMINATED, StopReason.LENGTH}
+    assert worker.calls < 40, "160 resets and steps went in far fewer calls"
+
+
+@pytest.mark.parametrize(
+    ("options", "limits", "reason"),
+    [
+        ({"turns": 9}, {"max_turns": 1}, {StopReason.MAX_TURNS, StopReason.LENGTH}),
+        ({"turns": 9}, {"max_model_len": 40, "max_turns": 9}, {StopReason.LENGTH}),
+        ({"turns": 1}, {"max_model_len": 8}, {StopReason.ENGINE_ERROR}),
+        ({"raise_at": 0}, {}, {StopReason.ENV_ERROR}),
+        ({"raise_at": 2, "turns": 9}, {}, {StopReason.ENV_ERROR}),
+    ],
+)
+def test_stop_reasons(options: dict[str, Any], limits: dict[str, Any], reason: set[StopReason]) -> None:
+    async def scenario() -> list[Trajectory]:
+        return await play(shells([options] * 6), FakeEngineClient(), [FakeEnvWorker()], **limits)
+
+    for trajectory in asyncio.run(scenario()):
+        assert trajectory.stop_reason in reason
+        assert len(trajectory.token_ids()) <= limits.get("max_model_len", 4096)
+        if options.get("raise_at") == 2:
+            assert len(trajectory.turns) == 2 and "no such move" in str(trajectory.error)
+
+
+def test_wall_clock_limit_covers_the_episode_and_only_that_one() -> None:
+    async def scenario() -> list[Trajectory]:
+        engine = FakeEngineClient(lambda request: 60.0 if request.request_id.startswith("0/1/") else 0.0)
+        return await play(shells([{"turns": 2}] * 5), engine, [FakeEnvWorker()], episode_timeout=0.3)
+
+    done = asyncio.run(scenario())
+    assert [trajectory.stop_reason is StopReason.TIMEOUT for trajectory in done] == [False, True, False, False, False]
+    assert "generator.episode_timeout=0.3 seconds" in str(done[1].error) and "turn 0" in str(done[1].error)
+
+
+def test_waiting_for_a_place_in_the_engine_does_not_use_up_the_limit() -> None:
+    async def scenario() -> list[Trajectory]:
+        engine = FakeEngineClient(lambda request: 0.15)
+        return await play(shells([{}] * 6), engine, [FakeEnvWorker()], max_concurrency=1, episode_timeout=0.4)
+
+    assert not any(trajectory.stop_reason.failed for trajectory in asyncio.run(scenario()))
+
+
+def test_dead_worker_is_replayed_once_and_given_up_after_the_second_death() -> None:
+    async def scenario(kills: int) -> list[Trajectory]:
+        worker = FakeEnvWorker()
+        engine = FakeEngineClient(lambda request: 0.1)
+        for number in range(kills):
+            asyncio.get_running_loop().call_later(0.15 + 0.1 * number, worker.kill)
+        return await play(shells([{"turns": 4}] * 3), engine, [worker])
+
+    undisturbed, once, twice = (asyncio.run(scenario(kills)) for kills in (0, 1, 2))
+    assert [t.token_ids() for t in once] == [t.token_ids() for t in undisturbed], "replayed to where it was"
+    assert all(trajectory.metrics["env_replays"] == 1 for trajectory in once)
+    assert all(trajectory.stop_reason is StopReason.ENV_ERROR for trajectory in twice)
+    assert "for the 2th time" not in str(twice[0].error) and "EnvWorker" in str(twice[0].error)
+
+
+def test_death_of_the_engine_ends_the_rollout_and_closes_every_env() -> None:
+    class DeadEngine(FakeEngineClient):
+        async def generate(self, request: GenerationRequest) -> GenerationOutput:
+            if request.request_id == "0/2/0#1":
+                raise EngineDied("The engine died.")
+            return await super().generate(request)
+
+    async def scenario() -> FakeEnvWorker:
+        worker = FakeEnvWorker()
+        with pytest.raises(EngineDied, match="The engine died"):
+            await play(shells([{"turns": 4}] * 4), DeadEngine(), [worker])
+        await asyncio.sleep(0.01)
+        return worker
+
+    assert not asyncio.run(scenario()).envs

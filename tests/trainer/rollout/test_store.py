@@ -1,0 +1,113 @@
+"""What the trajectory store gives back, and what it says when it cannot."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import math
+import tempfile
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from skyrl_trainer.errors import UserError
+from skyrl_trainer.rollout.store import JsonlTrajectoryStore
+from skyrl_trainer.types import RolloutBatch, Sample, StopReason, Trajectory, Turn
+
+JSON = st.recursive(st.none() | st.booleans() | st.integers() | st.text(), lambda inner: st.lists(inner, max_size=2))
+FLOAT32 = st.floats(width=32, allow_nan=False)
+TURNS = st.builds(
+    Turn,
+    prompt_ids=st.lists(st.integers(0, 2**31), max_size=5),
+    output_ids=st.lists(st.integers(0, 2**31), max_size=5),
+    logprobs=st.lists(FLOAT32, max_size=5),
+    weight_versions=st.lists(st.integers(0, 9), max_size=5),
+    action=st.text(),
+    observation=st.text(),
+    reward=st.floats(allow_nan=False),
+    reward_parts=st.dictionaries(st.text(), FLOAT32, max_size=2),
+    info=st.dictionaries(st.text(), JSON, max_size=2),
+    seconds=st.dictionaries(st.sampled_from(["env", "generate"]), FLOAT32),
+)
+TRAJECTORIES = st.builds(
+    Trajectory,
+    trajectory_id=st.text(),
+    sample=st.builds(Sample, st.text(), st.text(), st.integers(), st.dictionaries(st.text(), JSON, max_size=2), JSON),
+    generation=st.integers(0, 9),
+    seed=st.integers(0, 2**48),
+    turns=st.lists(TURNS, max_size=3),
+    stop_reason=st.sampled_from(StopReason),
+    error=st.none() | st.text(),
+    metrics=st.dictionaries(st.text(), FLOAT32, max_size=2),
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.lists(TRAJECTORIES, max_size=3), max_size=3), st.integers(0, 10**6))
+def test_round_trip_is_exact(groups: list[list[Trajectory]], step: int) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        store = JsonlTrajectoryStore(Path(folder))
+        store.write(RolloutBatch(step, groups))
+        assert store.read(step) == RolloutBatch(step, groups)
+        assert store.steps() == [step]
+        assert [path.name for path in Path(folder).iterdir()] == [f"step_{step:06d}.jsonl.gz"], "nothing left aside"
+
+
+def one(text: str = "x", step: int = 3) -> RolloutBatch:
+    turn = Turn([1], [2], [math.log(0.1)], [0], text, info={"success": True})
+    return RolloutBatch(step, [[Trajectory(f"{step}/0/{i}", Sample("s", "e", 0), i, 0, [turn]) for i in range(4)]])
+
+
+def test_header_names_schema_and_counts_what_did_not_fit(tmp_path: Path) -> None:
+    store = JsonlTrajectoryStore(tmp_path, max_bytes=1500)
+    store.write(one("y" * 200))
+    header, *lines = store.lines(3)
+    assert header["schema"] == 1 and header["trajectories"] == len(lines) < 4
+    assert header["trajectories"] + header["omitted"] == 4
+    assert len(store.read(3).trajectories) == len(lines)
+
+
+def test_rewriting_a_step_replaces_its_file_and_the_same_batch_has_the_same_bytes(tmp_path: Path) -> None:
+    store = JsonlTrajectoryStore(tmp_path)
+    store.write(one("first"))
+    store.write(one("second"))
+    before = store.path(3).read_bytes()
+    store.write(one("second"))
+    assert store.path(3).read_bytes() == before
+    assert store.read(3).trajectories[0].turns[0].action == "second"
+
+
+DAMAGES = ["truncated", "not gzip", "not json", "missing line", "other schema", "empty", "absent"]
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_unreadable_file_is_a_sentence_with_its_path(tmp_path: Path, damage: str) -> None:
+    store = JsonlTrajectoryStore(tmp_path)
+    store.write(one())
+    path = store.path(3)
+    whole = gzip.decompress(path.read_bytes()).decode().splitlines(keepends=True)
+    match damage:
+        case "truncated":
+            path.write_bytes(path.read_bytes()[:-20])
+        case "not gzip":
+            path.write_text("hello")
+        case "not json":
+            path.write_bytes(gzip.compress((whole[0] + "{]\n").encode()))
+        case "missing line":
+            path.write_bytes(gzip.compress("".join(whole[:-1]).encode()))
+        case "other schema":
+            path.write_bytes(gzip.compress((json.dumps({"schema": 99}) + "\n").encode()))
+        case "empty":
+            path.write_bytes(gzip.compress(b""))
+        case "absent":
+            path.unlink()
+    with pytest.raises(UserError, match=path.name):
+        store.read(3)
+
+
+def test_folder_that_cannot_be_written_is_a_sentence(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match=r"trainer\.run_dir"):
+        JsonlTrajectoryStore(tmp_path / "file" / "trajectories").write(one())
