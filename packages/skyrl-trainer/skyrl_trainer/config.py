@@ -6,9 +6,20 @@ Names are SkyRL's where it has one, TRL's for hyper-parameters. The description 
 
 from __future__ import annotations
 
-from typing import Any, Literal
+import difflib
+import json
+import sys
+import types
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, Union, get_args, get_origin
 
-from pydantic import BaseModel, ConfigDict, Field
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic.fields import FieldInfo
+
+from skyrl_trainer.errors import UserError
+from skyrl_trainer.recipe import Setting, expand, find_recipe, parse_override, read_recipe
 
 
 class Section(BaseModel):
@@ -29,7 +40,7 @@ class ModelConfig(Section):
     """Precision of the weights, in the learner and in the engine."""
     tiny_kwargs: dict[str, Any] = {}
     """Of the tiny policy's Qwen3 configuration: hidden_size, num_hidden_layers and the like."""
-    num_demonstrations: int = Field(4000, ge=0)
+    num_demonstrations: int = Field(default=4000, ge=0)
     """Expert episodes of the training data that the tiny policy clones before it learns by itself; 0 for none."""
 
 
@@ -40,7 +51,7 @@ class PolicyConfig(Section):
 class PlacementConfig(Section):
     colocate_all: bool = True
     """The learner and the engines take turns on the same devices."""
-    policy_num_gpus_per_node: int = Field(0, ge=0, le=8)
+    policy_num_gpus_per_node: int = Field(default=0, ge=0, le=8)
     """GPUs for the learner; 0 trains on the CPU."""
 
 
@@ -48,23 +59,30 @@ class AlgorithmConfig(Section):
     name: str = "grpo"
     """A registered trainer class."""
     advantage_estimator: str = "grpo"
-    epsilon: float = Field(0.2, ge=0)
+    """A registered estimator: grpo, rloo."""
+    epsilon: float = Field(default=0.2, ge=0)
     """PPO's clip range, below 1 and (unless `epsilon_high` is given) above it."""
-    epsilon_high: float | None = Field(None, ge=0)
-    beta: float = Field(0.0, ge=0)
+    epsilon_high: float | None = Field(default=None, ge=0)
+    """PPO's clip range above 1, where it differs (DAPO's clip-higher)."""
+    beta: float = Field(default=0.0, ge=0)
     """Weight of the KL to the reference policy in the loss; 0 loads no reference."""
     scale_rewards: Literal["group", "batch", "none"] = "group"
+    """Over what the standard deviation that divides the advantages is taken."""
     old_logprobs: Literal["recompute", "rollout"] = "recompute"
     """`rollout` takes the engine's logprobs for the old policy and saves a forward pass."""
 
 
 class TrainerConfig(Section):
     run_dir: str = "runs/{run_name}"
+    """Everything that the run writes; a second start in the same folder resumes it."""
     run_name: str = "run"
+    """Names the run folder, and the run at a tracker."""
     project_name: str = "skyrl"
+    """The project at a tracker."""
     logger: str = "tensorboard"
-    """A tracker of accelerate (tensorboard, wandb, trackio) or none; metrics.jsonl and report.html are always written."""
+    """A tracker: tensorboard, wandb, trackio or none; metrics.jsonl and report.html are always written."""
     seed: int = 0
+    """Of tasks, sampling and the tiny policy."""
     deterministic: bool = False
     """The same bytes in every run: seeded requests in a fixed order, all of the loss computed by the learner."""
     strategy: Literal["fsdp2"] = "fsdp2"
@@ -72,56 +90,68 @@ class TrainerConfig(Section):
     policy: PolicyConfig = PolicyConfig()
     placement: PlacementConfig = PlacementConfig()
     algorithm: AlgorithmConfig = AlgorithmConfig()
-    max_steps: int = Field(50, ge=0)
+    max_steps: int = Field(default=50, ge=0)
     """Rollout steps in the whole run (a resumed run counts on)."""
-    train_batch_size: int = Field(32, gt=0)
+    train_batch_size: int = Field(default=32, gt=0)
     """Prompts a step; each is tried `generator.num_generations` times."""
-    num_iterations: int = Field(1, gt=0)
+    num_iterations: int = Field(default=1, gt=0)
     """Epochs over one rollout (TRL's mu)."""
-    num_mini_batches: int = Field(1, gt=0)
+    num_mini_batches: int = Field(default=1, gt=0)
     """Optimizer steps in one epoch over a rollout."""
-    micro_batch_tokens: int = Field(16384, gt=0)
+    micro_batch_tokens: int = Field(default=16384, gt=0)
     """Padded tokens in one forward and backward pass; gradients accumulate over a mini-batch."""
-    learning_rate: float = Field(1e-6, gt=0)
+    learning_rate: float = Field(default=1e-6, gt=0)
+    """AdamW's, when warmed up."""
     lr_scheduler_type: str = "constant_with_warmup"
     """A schedule of transformers, by its name."""
-    warmup_steps: int = Field(0, ge=0)
+    warmup_steps: int = Field(default=0, ge=0)
     """Optimizer steps until the learning rate is full."""
     optimizer_kwargs: dict[str, Any] = {"betas": [0.9, 0.99], "weight_decay": 0.0}
     """Passed to torch.optim.AdamW as they are."""
-    max_grad_norm: float = Field(1.0, gt=0)
-    eval_batch_size: int = Field(500, gt=0)
+    max_grad_norm: float = Field(default=1.0, gt=0)
+    """The gradient of a mini-batch is clipped to this norm."""
+    eval_batch_size: int = Field(default=500, gt=0)
     """Held-out tasks an evaluation (the first ones of `data.val_data`), each tried once."""
     eval_before_train: bool = True
-    eval_interval: int = Field(10, ge=0)
+    """Step 0 is a held-out evaluation."""
+    eval_interval: int = Field(default=10, ge=0)
     """Steps between evaluations; 0 for none but the first and the last."""
-    ckpt_interval: int = Field(10, ge=0)
+    ckpt_interval: int = Field(default=10, ge=0)
     """Steps between checkpoints; 0 for the last only."""
-    max_ckpts_to_keep: int = Field(2, gt=0)
+    max_ckpts_to_keep: int = Field(default=2, gt=0)
+    """Older checkpoints are deleted."""
     resume_mode: Literal["latest", "none"] = "latest"
     """`latest` goes on from the newest checkpoint of the run folder, if there is one."""
-    sync_tolerance: float = Field(5e-4, gt=0)
+    sync_tolerance: float = Field(default=5e-4, gt=0)
     """Largest difference between the engine's and the learner's logprobs after a weight sync."""
 
 
 class GeneratorConfig(Section):
     backend: Literal["vllm", "transformers"] = "vllm"
-    num_inference_engines: int = Field(1, gt=0)
-    inference_engine_tensor_parallel_size: int = Field(1, gt=0)
+    """The inference engine; transformers is slow, for tests."""
+    num_inference_engines: int = Field(default=1, gt=0)
+    """Each is a process with a copy of the policy."""
+    inference_engine_tensor_parallel_size: int = Field(default=1, gt=0)
+    """GPUs of one engine."""
     weight_sync_backend: Literal["auto", "shared_memory", "nccl"] = "auto"
-    num_generations: int = Field(8, gt=0)
+    """How new weights reach the engines; auto chooses by the hardware."""
+    num_generations: int = Field(default=8, gt=0)
     """Tries a prompt: the size of a GRPO group."""
-    max_completion_length: int = Field(64, gt=0)
+    max_completion_length: int = Field(default=64, gt=0)
     """Tokens a turn."""
-    max_model_len: int = Field(1024, gt=0)
+    max_model_len: int = Field(default=1024, gt=0)
     """Tokens an episode, prompts and observations included."""
-    max_turns: int = Field(1, gt=0)
-    max_concurrency: int = Field(256, gt=0)
+    max_turns: int = Field(default=1, gt=0)
+    """Answers of the policy in one episode."""
+    max_concurrency: int = Field(default=256, gt=0)
     """Episodes in flight an engine."""
-    temperature: float = Field(1.0, ge=0)
-    top_p: float = Field(1.0, gt=0, le=1)
-    eval_temperature: float = Field(0.0, ge=0)
-    episode_timeout: float = Field(300.0, gt=0)
+    temperature: float = Field(default=1.0, ge=0)
+    """Of the rollouts; 0 is greedy."""
+    top_p: float = Field(default=1.0, gt=0, le=1)
+    """Nucleus sampling in rollouts; 1 for none."""
+    eval_temperature: float = Field(default=0.0, ge=0)
+    """Of held-out evaluation."""
+    episode_timeout: float = Field(default=300.0, gt=0)
     """Wall-clock seconds of a whole episode, its reset and all its turns included."""
     engine_kwargs: dict[str, Any] = {}
     """Passed to vLLM as they are."""
@@ -132,9 +162,9 @@ class EnvironmentConfig(Section):
     """A gymnasium id, a short name for `skyrl/<name>-v0`, or one that `env_file` registers; a row may name its own."""
     env_file: str | None = None
     """A Python file of yours, loaded in every EnvWorker, that registers environments."""
-    num_workers: int = Field(1, gt=0)
+    num_workers: int = Field(default=1, gt=0)
     """EnvWorker processes."""
-    step_timeout: float = Field(30.0, gt=0)
+    step_timeout: float = Field(default=30.0, gt=0)
     """Wall-clock seconds of one env call."""
 
 
@@ -149,3 +179,171 @@ class Config(Section):
     generator: GeneratorConfig = GeneratorConfig()
     environment: EnvironmentConfig = EnvironmentConfig()
     ray: RayConfig = RayConfig()
+
+    @property
+    def run_path(self) -> Path:
+        """The run folder, `{run_name}` filled in."""
+        return Path(self.trainer.run_dir.replace("{run_name}", self.trainer.run_name))
+
+
+def leaf_fields(section: type[BaseModel] = Config, prefix: str = "") -> dict[str, FieldInfo]:
+    """Every setting by its full name, in the order of this file."""
+    leaves: dict[str, FieldInfo] = {}
+    for name, field in section.model_fields.items():
+        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
+            leaves |= leaf_fields(field.annotation, f"{prefix}{name}.")
+        else:
+            leaves[prefix + name] = field
+    return leaves
+
+
+def flatten(config: Config) -> dict[str, Any]:
+    """Full name -> value, as JSON knows it."""
+    plain = config.model_dump(mode="json")
+    values: dict[str, Any] = {}
+    for name in leaf_fields():
+        value: Any = plain
+        for part in name.split("."):
+            value = value[part]
+        values[name] = value
+    return values
+
+
+def expected(field: FieldInfo) -> str:
+    """What a value of this field has to be, in words."""
+
+    def words(annotation: Any) -> str:
+        arguments = get_args(annotation)
+        if get_origin(annotation) is Literal:
+            return "one of " + ", ".join(map(str, arguments))
+        if get_origin(annotation) in (Union, types.UnionType):
+            return " or ".join(map(words, arguments))
+        if get_origin(annotation) is list:
+            return f"a list, each item {words(arguments[0])}"
+        plain = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
+        return plain.get(annotation) or ("null" if annotation is type(None) else "a mapping")
+
+    bounds = [
+        f"{text} {getattr(item, name):g}"
+        for item in field.metadata
+        for name, text in (("gt", "above"), ("ge", "at least"), ("le", "at most"))
+        if hasattr(item, name)
+    ]
+    return ", ".join([words(field.annotation), *bounds])
+
+
+@dataclass(frozen=True)
+class Resolved:
+    config: Config
+    sources: dict[str, str]
+    """Who set a setting ("quickstart.yaml, line 7"; "command line"); defaults are not in it."""
+
+
+def load_config(recipe: str | None, overrides: list[str]) -> Config:
+    """A recipe's name or path (None: defaults only), then `a.b=c` in order; raises UserError with one sentence."""
+    return resolve(recipe, overrides).config
+
+
+def resolve(recipe: str | None, overrides: list[str]) -> Resolved:
+    """As `load_config`, and remembers where each value came from."""
+    settings = [
+        *(read_recipe(find_recipe(recipe), list(leaf_fields())) if recipe else ()),
+        *map(parse_override, overrides),
+    ]
+    fields = leaf_fields()
+    values: dict[str, Any] = {}
+    sources: dict[str, str] = {}
+    for setting in settings:
+        leaf = next((name for name in fields if f"{setting.name}.".startswith(f"{name}.")), None)
+        inner = setting.name[len(leaf) + 1 :] if leaf else ""
+        if leaf is None or (inner and get_origin(fields[leaf].annotation) is not dict):
+            raise UserError(_unknown(setting, list(fields)))
+        if inner:
+            target = values.setdefault(leaf, dict(fields[leaf].default))
+            *path, last = inner.split(".")
+            for part in path:
+                target = target.setdefault(part, {})
+            if not isinstance(target, dict):
+                raise UserError(f"{setting.name} ({setting.source}) goes into {target!r}, which is not a mapping.")
+            target[last] = setting.value
+        else:
+            is_text = fields[leaf].annotation is str and setting.text is not None
+            values[leaf] = expand(setting.text) if is_text else setting.value
+        sources[leaf] = setting.source
+    config = _validate(values, sources, fields)
+    _check(config)
+    return Resolved(config, sources)
+
+
+def _validate(values: dict[str, Any], sources: dict[str, str], fields: dict[str, FieldInfo]) -> Config:
+    nested: dict[str, Any] = {}
+    for name, value in values.items():
+        *path, last = name.split(".")
+        section = nested
+        for part in path:
+            section = section.setdefault(part, {})
+        section[last] = value
+    try:
+        return Config.model_validate(nested, strict=True)
+    except ValidationError as error:
+        location = ".".join(map(str, error.errors()[0]["loc"]))
+        leaf = next(name for name in fields if f"{location}.".startswith(f"{name}."))
+        value = json.dumps(values[leaf], ensure_ascii=False, default=str)
+        raise UserError(f"{leaf} is {value} ({sources[leaf]}), but must be {expected(fields[leaf])}.") from None
+
+
+def _check(config: Config) -> None:
+    """What no single field can say."""
+    generator, trainer = config.generator, config.trainer
+    episodes = trainer.train_batch_size * generator.num_generations
+    if generator.max_completion_length >= generator.max_model_len:
+        raise UserError(
+            f"generator.max_completion_length is {generator.max_completion_length} and generator.max_model_len is "
+            f"{generator.max_model_len}, but an episode must hold a prompt and a whole answer: raise max_model_len."
+        )
+    if trainer.num_mini_batches > episodes:
+        raise UserError(
+            f"trainer.num_mini_batches is {trainer.num_mini_batches}, but a step has only {episodes} episodes "
+            "(trainer.train_batch_size times generator.num_generations)."
+        )
+    if trainer.deterministic and trainer.algorithm.old_logprobs == "rollout":
+        raise UserError(
+            "trainer.algorithm.old_logprobs is rollout, but with trainer.deterministic=true it must be recompute: "
+            "the engine's logprobs differ by rounding from run to run."
+        )
+
+
+def _unknown(setting: Setting, names: list[str]) -> str:
+    section = [name for name in names if name.startswith(f"{setting.name}.")]
+    if section:
+        return f"{setting.name} ({setting.source}) is a section: set one of {', '.join(section)}."
+    last = setting.name.rpartition(".")[2]
+    same = [name for name in names if name.rpartition(".")[2] == last]
+    ends = {name.rpartition(".")[2]: name for name in names}
+    near = same or difflib.get_close_matches(setting.name, names, 1, 0.5)
+    near = near or [ends[end] for end in difflib.get_close_matches(last, list(ends), 1, 0.6)]
+    hint = f"did you mean {near[0]}?" if near else "docs/configuration.md lists them all."
+    return f"{setting.name} ({setting.source}) is not a setting; {hint}"
+
+
+def to_yaml(config: Config) -> str:
+    """The whole configuration as a recipe: what a run folder's config.yaml holds."""
+    return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+
+
+def configuration_markdown() -> str:
+    """docs/configuration.md: `python -m skyrl_trainer.config > docs/configuration.md`."""
+    lines = ["# Configuration", "", (__doc__ or "").strip(), "", "Written by `python -m skyrl_trainer.config`."]
+    sections: dict[str, list[str]] = {}
+    for name, field in leaf_fields().items():
+        section, _, last = name.rpartition(".")
+        about = " ".join(filter(None, [field.description, f"({expected(field)})"])).replace("|", "\\|")
+        row = f"| `{last}` | `{json.dumps(field.default, ensure_ascii=False)}` | {about} |"
+        sections.setdefault(section, []).append(row)
+    for section, rows in sections.items():
+        lines += ["", f"## {section}", "", "| setting | default | what it is |", "|---|---|---|", *rows]
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    sys.stdout.write(configuration_markdown())

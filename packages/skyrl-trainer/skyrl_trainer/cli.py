@@ -1,0 +1,226 @@
+"""`skyrl-trainer`: train, eval, report, export, init-policy, warmstart, envs, doctor.
+
+Exit codes: 0 done; 2 something that the user can mend, said in one sentence; 130 Ctrl-C; 1 a fault of ours, with the
+traceback in a file. Nothing heavy is imported before a command needs it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import errno
+import os
+import re
+import sys
+import tempfile
+import traceback
+from collections.abc import Sequence
+from importlib import import_module
+from pathlib import Path
+
+from skyrl_trainer import __version__
+from skyrl_trainer.errors import UserError
+
+SETTINGS = "a recipe (quickstart, or the path of a YAML file), then settings such as trainer.max_steps=10"
+MODULES = {
+    "init-policy": ("skyrl_trainer.init_policy", "make a tiny policy and its tokenizer, without a download"),
+    "warmstart": ("skyrl_trainer.warmstart", "clone an env's expert trajectories into a policy"),
+}
+"""Commands whose modules bring `add_arguments(parser)` and `run(args)`."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    words = list(sys.argv[1:] if argv is None else argv)
+    args = _parse(words)
+    try:
+        return int(args.command(args) or 0)
+    except UserError as error:
+        print(f"skyrl-trainer: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("skyrl-trainer: stopped by Ctrl-C.", file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except Exception as error:
+        if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+            where = error.filename or "the disk"
+            print(f"skyrl-trainer: no space is left for {where}: free some, then start again.", file=sys.stderr)
+            return 2
+        log = _write_traceback(getattr(args, "run_path", None))
+        what = f"{type(error).__name__}: {error}".splitlines()[0][:300]
+        print(f"skyrl-trainer: unexpected error, {what} (the traceback is in {log}).", file=sys.stderr)
+        return 1
+
+
+def _parse(words: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="skyrl-trainer", description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--version", action="version", version=f"skyrl-trainer {__version__}")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+
+    train = commands.add_parser("train", help="learn by reinforcement; goes on where the run folder left off")
+    train.add_argument("settings", nargs="*", metavar="RECIPE a.b=c", help=SETTINGS)
+    train.add_argument(
+        "--dry-run", action="store_true", help="show settings, placement, memory and limits; run nothing"
+    )
+    train.set_defaults(command=_train)
+
+    evaluate = commands.add_parser("eval", help="held-out evaluation of a run's policy or of any model")
+    evaluate.add_argument("target", metavar="RUN|MODEL", help="a run folder, a Hugging Face folder or a model's name")
+    evaluate.add_argument(
+        "settings", nargs="*", metavar="RECIPE a.b=c", help=SETTINGS + " (a run brings its own recipe)"
+    )
+    evaluate.add_argument("--which", choices=("last", "best"), default="best", help="of a run's policies")
+    evaluate.set_defaults(command=_eval)
+
+    report = commands.add_parser(
+        "report", help="write report.html: curves, settings, transcripts; or of runs side by side"
+    )
+    report.add_argument("runs", nargs="+", type=Path, metavar="RUN")
+    report.add_argument("-o", "--out", type=Path, help="default: report.html (compare.html) in the first run's folder")
+    report.set_defaults(command=_report)
+
+    export = commands.add_parser("export", help="copy a run's policy as a Hugging Face folder, and try to load it")
+    export.add_argument("run", type=Path, metavar="RUN")
+    export.add_argument("--out", type=Path, required=True, metavar="DIR")
+    export.add_argument("--which", choices=("last", "best"), default="last")
+    export.set_defaults(command=_export)
+
+    for name, (module, text) in MODULES.items():
+        command = commands.add_parser(name, help=text)
+        command.set_defaults(command=lambda args, module=module: import_module(module).run(args))
+        if words[:1] == [name]:
+            import_module(module).add_arguments(command)
+
+    commands.add_parser("envs", help="the environments that are registered").set_defaults(command=_envs)
+    doctor = commands.add_parser("doctor", help="what is installed, what hardware, what would run")
+    doctor.add_argument("--ray", action="store_true", help="also start a Ray of its own")
+    doctor.set_defaults(command=_doctor)
+
+    args, rest = parser.parse_known_args(words)
+    # argparse ends a list of settings at the first option: those after it are settings all the same.
+    if rest and (not hasattr(args, "settings") or any(word.startswith("-") for word in rest)):
+        parser.error(f"unrecognized arguments: {' '.join(rest)}")
+    if rest:
+        args.settings += rest
+    return args
+
+
+def split_settings(words: list[str]) -> tuple[str | None, list[str]]:
+    """The recipe (at most one word without `name=`) and the overrides."""
+    overrides = [word for word in words if re.match(r"[\w.]+=", word)]
+    recipes = [word for word in words if word not in overrides]
+    if len(recipes) > 1:
+        raise UserError(f"{recipes[1]!r} is not a setting (name=value), and there is a recipe already: {recipes[0]!r}.")
+    return (recipes[0] if recipes else None), overrides
+
+
+def _require_gym() -> None:
+    from skyrl_trainer.doctor import foreign_gym
+
+    if sentence := foreign_gym():
+        raise UserError(sentence)
+
+
+def _train(args: argparse.Namespace) -> int:
+    from skyrl_trainer.config import resolve
+
+    resolved = resolve(*split_settings(args.settings))
+    if args.dry_run:
+        from skyrl_trainer.plan import print_plan
+
+        print_plan(resolved)
+        return 0
+    args.run_path = resolved.config.run_path
+    _require_gym()
+    from skyrl_trainer.learner.trainer import train
+
+    return train(resolved.config)
+
+
+def _eval(args: argparse.Namespace) -> int:
+    from skyrl_trainer.config import load_config
+
+    recipe, overrides = split_settings(args.settings)
+    model = args.target
+    own = Path(args.target) / "config.yaml"
+    if own.is_file():
+        if recipe:
+            raise UserError(f"{args.target} is a run with its own settings; leave out the recipe {recipe!r}.")
+        recipe, model = str(own), str(_model_folder(Path(args.target), args.which))
+    config = load_config(recipe, [*overrides, f"trainer.policy.model.path={model}"])
+    _require_gym()
+    from skyrl_trainer.learner.trainer import evaluate
+
+    metrics = evaluate(config, model)
+    width = max(map(len, metrics), default=0)
+    tasks, temperature = config.trainer.eval_batch_size, config.generator.eval_temperature
+    print(f"{model}: at most {tasks} held-out tasks, temperature {temperature:g}")
+    for name, value in metrics.items():
+        print(f"  {name:<{width}}  {value:.6g}")
+    return 0
+
+
+def _report(args: argparse.Namespace) -> int:
+    from skyrl_trainer.report.html import write_report
+
+    out = args.out or args.runs[0] / ("report.html" if len(args.runs) == 1 else "compare.html")
+    write_report(args.runs, out)
+    print(out)
+    return 0
+
+
+def _model_folder(run: Path, which: str) -> Path:
+    folder = run / "model" / which
+    if not (folder / "config.json").is_file():
+        raise UserError(f"There is no policy in {folder}: {run} is not a run folder, or its run has saved none yet.")
+    return folder
+
+
+def _export(args: argparse.Namespace) -> int:
+    import shutil
+
+    from skyrl_trainer.init_policy import new_folder
+
+    source = _model_folder(args.run, args.which)
+    with new_folder(args.out) as folder:
+        shutil.copytree(source, folder, dirs_exist_ok=True)
+        from transformers import AutoModelForCausalLM, AutoTokenizer
+
+        try:
+            model = AutoModelForCausalLM.from_pretrained(folder, dtype="auto")
+            AutoTokenizer.from_pretrained(folder)
+        except (OSError, ValueError, RuntimeError) as error:
+            raise UserError(f"The policy in {source} does not load, so nothing was exported: {error}") from error
+    print(f"{args.out}: {model.num_parameters() / 1e6:.2f} M parameters, loads in transformers")
+    return 0
+
+
+def _envs(args: argparse.Namespace) -> int:
+    _require_gym()
+    return int(import_module("skyrl_gym.__main__").main([]) or 0)
+
+
+def _doctor(args: argparse.Namespace) -> int:
+    from skyrl_trainer.doctor import examine
+
+    marks = {"ok": "ok  ", "warning": "warn", "error": "FAIL"}
+    failed = False
+    for finding in examine(args.ray):
+        print(f"{marks[finding.level]}  {finding.subject:<14} {finding.text}", flush=True)
+        failed |= finding.level == "error"
+    return 1 if failed else 0
+
+
+def _write_traceback(run_path: Path | None) -> Path:
+    """error.log of the run folder, else a file of its own in the temp folder."""
+    if run_path is not None and run_path.is_dir():
+        path = run_path / "error.log"
+        try:
+            path.write_text(traceback.format_exc())
+            return path
+        except OSError:
+            pass
+    with tempfile.NamedTemporaryFile("w", prefix="skyrl-trainer-", suffix=".error.log", delete=False) as file:
+        file.write(traceback.format_exc())
+    return Path(file.name)

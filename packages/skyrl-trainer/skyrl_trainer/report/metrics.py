@@ -1,0 +1,84 @@
+"""metrics.jsonl: one JSON object a step, in order, each step once, complete after every write.
+
+Not-a-number and infinities are written as null, so that every line is valid JSON, and read back as NaN.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from skyrl_trainer.errors import UserError
+
+if TYPE_CHECKING:
+    from skyrl_trainer.types import StepMetrics
+
+FILE_NAME = "metrics.jsonl"
+
+
+def read_metrics(run_dir: Path) -> list[StepMetrics]:
+    """The rows of a run folder; [] without a file. A last line cut by a crash is left out."""
+    path = run_dir / FILE_NAME
+    if not path.is_file():
+        return []
+    lines = path.read_text(encoding="utf-8").splitlines()
+    rows = []
+    for number, line in enumerate(lines, 1):
+        try:
+            row = json.loads(line)
+            rows.append({key: math.nan if value is None else float(value) for key, value in row.items()})
+        except (ValueError, TypeError, AttributeError):
+            if number == len(lines):
+                break
+            raise UserError(f"{path}, line {number}, is not a JSON object of numbers: {line[:80]!r}.") from None
+    return rows
+
+
+class MetricsWriter:
+    """Appends rows; `last_step` is the resumed checkpoint's: what was written after it is dropped, to be done again.
+
+    With `last_step` None (a new run) an older file is kept beside as metrics.<n>.jsonl.
+    """
+
+    def __init__(self, run_dir: Path, last_step: int | None = None) -> None:
+        self.path = run_dir / FILE_NAME
+        try:
+            run_dir.mkdir(parents=True, exist_ok=True)
+            if last_step is None:
+                self._set_aside()
+            else:
+                kept = [row for row in read_metrics(run_dir) if row["step"] <= last_step]
+                aside = self.path.with_suffix(".tmp")
+                aside.write_text("".join(map(_line, kept)), encoding="utf-8")
+                os.replace(aside, self.path)
+            self._file = self.path.open("a", encoding="utf-8")
+        except OSError as error:
+            raise UserError(f"{self.path} cannot be written: {error.strerror}.") from error
+
+    def write(self, metrics: StepMetrics) -> None:
+        """One row, on disk when this returns."""
+        try:
+            self._file.write(_line(metrics))
+            self._file.flush()
+        except OSError as error:
+            raise UserError(f"{self.path} cannot be written: {error.strerror}; free some space and resume.") from error
+
+    def close(self) -> None:
+        self._file.close()
+
+    def _set_aside(self) -> None:
+        if not self.path.exists():
+            return
+        number = 1
+        while (aside := self.path.with_name(f"metrics.{number}.jsonl")).exists():
+            number += 1
+        self.path.rename(aside)
+
+
+def _line(metrics: StepMetrics) -> str:
+    values = {key: float(value) for key, value in metrics.items()}
+    row = {key: value if math.isfinite(value) else None for key, value in values.items()}
+    return json.dumps({**row, "step": int(metrics["step"])}) + "\n"

@@ -1,0 +1,64 @@
+"""`trainer.logger`: accelerate's trackers, TensorBoard's files in the run folder; `none` for no tracker.
+
+W&B and Trackio send to where they are set up to; nothing is sent unless the setting asks for it.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from skyrl_trainer.config import Config, flatten
+from skyrl_trainer.errors import UserError
+
+if TYPE_CHECKING:
+    from accelerate.tracking import GeneralTracker
+
+    from skyrl_trainer.types import StepMetrics
+
+LOGGERS = ("tensorboard", "wandb", "trackio", "none")
+
+
+class Tracker:
+    """`log` each step's metrics, `close` at the end. Made after the learner: accelerate's state is its to make.
+
+    A resumed run gives its checkpoint's step as `last_step`: TensorBoard then hides what it had drawn after it.
+    """
+
+    def __init__(self, config: Config, last_step: int = 0) -> None:
+        self._tracker = None if config.trainer.logger == "none" else _start(config, last_step)
+
+    def log(self, metrics: StepMetrics) -> None:
+        if self._tracker:
+            values = {key: float(value) for key, value in metrics.items() if key != "step" and math.isfinite(value)}
+            self._tracker.log(values, step=int(metrics["step"]))
+
+    def close(self) -> None:
+        if self._tracker:
+            self._tracker.finish()
+
+
+def _start(config: Config, last_step: int) -> GeneralTracker:
+    from accelerate.tracking import TensorBoardTracker, TrackioTracker, WandBTracker
+
+    name, trainer = config.trainer.logger, config.trainer
+    if name not in LOGGERS:
+        raise UserError(f"trainer.logger is {name!r}, but must be one of {', '.join(LOGGERS)}.")
+    tracker: GeneralTracker
+    if name == "tensorboard":
+        tracker = TensorBoardTracker("tensorboard", logging_dir=str(config.run_path), purge_step=last_step + 1)
+    else:
+        kind = WandBTracker if name == "wandb" else TrackioTracker
+        tracker = kind(trainer.project_name, name=trainer.run_name, config=flatten(config))
+    try:
+        tracker.start()
+    except ImportError:
+        raise UserError(
+            f"trainer.logger is {name}, which is not installed: run `pip install {name}`, "
+            "or use trainer.logger=tensorboard or none."
+        ) from None
+    except Exception as error:
+        raise UserError(
+            f"trainer.logger={name} cannot start: {error}; use trainer.logger=tensorboard or none."
+        ) from error
+    return tracker
