@@ -158,12 +158,16 @@ class Learner(Scorer):
     def named_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Full weights under their Hugging Face names, in a fixed order, tied ones once, as the engine holds them."""
         for name, parameter in self.model.named_parameters():
-            yield name, parameter.detach().to(self.published_dtype)
+            # The parameter itself where it can be: the weight sync then moves it into shared memory.
+            same = parameter.dtype == self.published_dtype
+            yield name, parameter if same else parameter.detach().to(self.published_dtype)
 
     def save_pretrained(self, folder: Path) -> None:
         """Writes a Hugging Face folder, tokenizer included, aside and then renamed: never half a model."""
         with written_aside(folder) as aside:
-            self.model.save_pretrained(aside, state_dict=dict(self.named_tensors()))
+            self.model.save_pretrained(
+                aside, state_dict={name: tensor.detach() for name, tensor in self.named_tensors()}
+            )
             config_file = aside / "config.json"
             settings = json.loads(config_file.read_text())
             settings["dtype"] = self.config.trainer.policy.model.dtype

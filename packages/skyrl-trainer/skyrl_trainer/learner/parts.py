@@ -6,13 +6,14 @@ weights by the first sync, as after every step), and while the learner loads.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import ExitStack
 from types import TracebackType
 from typing import Any
 
 from skyrl_trainer.algorithms.samplers import UniformSampler
 from skyrl_trainer.config import Config
-from skyrl_trainer.data import load_samples
+from skyrl_trainer.data import SampleSource, held_out, load_samples
 from skyrl_trainer.errors import UserError
 from skyrl_trainer.learner.checkpoint import Checkpoints, check_resumable
 from skyrl_trainer.learner.grpo import trainer_class
@@ -27,9 +28,14 @@ from skyrl_trainer.report.table import LiveTable
 from skyrl_trainer.report.trackers import Tracker
 from skyrl_trainer.rollout.manager import rollout_metrics
 from skyrl_trainer.rollout.store import JsonlTrajectoryStore
-from skyrl_trainer.types import PromptBatch, RolloutBatch, StepMetrics
+from skyrl_trainer.types import PromptBatch, RolloutBatch, Sample, StepMetrics
 from skyrl_trainer.weight_sync.canary import Canary
 from skyrl_trainer.weight_sync.shared_memory import SharedMemorySync
+
+CANARY_TEXT = "The canary sings 17 + 25 = 42 and the quick brown fox listens. "
+CANARY_TOKENS = 96
+EVAL_METRICS = ("success", "reward/mean", "length/mean", "turns/mean", "failed")
+"""Of the held-out tasks, logged as `eval/<name>`."""
 
 
 class Parts:
@@ -46,7 +52,9 @@ class Parts:
             self.stack = self.stack.pop_all()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.stack.__exit__(kind, error, trace)
 
     def _open_files(self) -> None:
@@ -57,15 +65,13 @@ class Parts:
         self.checkpoint = self.checkpoints.load_latest()
         if self.checkpoint and trainer.resume_mode == "none":
             raise UserError(
-                f"{path} holds a run already (step {self.checkpoint.step}): trainer.resume_mode=latest goes on with it, "
-                "or give another trainer.run_dir."
+                f"{path} holds a run already, at step {self.checkpoint.step}: go on with it by "
+                "trainer.resume_mode=latest, or give another trainer.run_dir."
             )
         if self.checkpoint:
             check_resumable(self.checkpoint.extra["config"], config)
-        environment = config.environment
-        load = {"default_env_class": environment.env_class, "seed": trainer.seed, "env_file": environment.env_file}
-        self.train_tasks = load_samples(config.data.train_data, size=None, **load)
-        self.held_out = load_samples(config.data.val_data, size=trainer.eval_batch_size, **load)
+        self.train_tasks = tasks(config, config.data.train_data)
+        self.held_out = held_out_tasks(config)
         self.sampler = UniformSampler(self.train_tasks, trainer.seed)
         self.store = JsonlTrajectoryStore(path / "trajectories")
         first_step = self.checkpoint.step if self.checkpoint else 0
@@ -89,7 +95,7 @@ class Parts:
         self.session.wait_for_engines()
         self.sync = SharedMemorySync(self.session.engines, self.learner.named_tensors)
         self.stack.callback(self.sync.close)
-        self.canary = Canary(self.session.engines, self.canary_prompt(), trainer.sync_tolerance)
+        self.canary = Canary(self.session.engines, self._canary_prompt(), trainer.sync_tolerance)
 
     def resume(self) -> tuple[int, StepMetrics | None]:
         """The newest step in the weights, and its metrics if they were not written; 0 and {} in a new run."""
@@ -136,7 +142,8 @@ class Parts:
 
     def evaluate(self, step: int) -> StepMetrics:
         """Success on the held-out tasks, each tried once; keeps the policy if it is the best so far."""
-        metrics = self.session.rollouts.evaluate(step, self.held_out)
+        tries = self.session.rollouts.run(PromptBatch(step, self.held_out, num_generations=1), eval=True)
+        metrics = eval_metrics(tries)
         if metrics["eval/success"] > self.best:
             self.best = metrics["eval/success"]
             self.learner.save_pretrained(self.run.path / "model" / "best")
@@ -155,12 +162,24 @@ class Parts:
         self.learner.save_pretrained(self.run.path / "model" / "last")
         write_report([self.run.path], self.run.path / "report.html")
 
-    def canary_prompt(self) -> list[int]:
-        """A fixed sequence: the texts of held-out tasks one after the other, as long as the canary can use."""
-        tokenizer, wanted = self.learner.tokenizer, min(Canary.PROMPT_TOKENS, self.config.generator.max_model_len - 8)
-        ids: list[int] = []
-        for repeat in range(wanted):
-            ids += tokenizer.encode(f"<canary {repeat}: 17 + 25 = 42, the quick brown fox>", add_special_tokens=False)
-            if len(ids) >= wanted:
-                break
+    def _canary_prompt(self) -> list[int]:
+        """A fixed sequence, longer than two blocks of the engine's prefix cache."""
+        wanted = min(CANARY_TOKENS, self.config.generator.max_model_len - 1)
+        ids = self.learner.tokenizer.encode(CANARY_TEXT * wanted, add_special_tokens=False)
         return ids[:wanted]
+
+
+def tasks(config: Config, specs: Sequence[str | dict[str, Any]]) -> SampleSource:
+    environment = config.environment
+    return load_samples(
+        specs, environment.env_class, size=None, seed=config.trainer.seed, env_file=environment.env_file
+    )
+
+
+def held_out_tasks(config: Config) -> list[Sample]:
+    """The first `trainer.eval_batch_size` distinct tasks of `data.val_data`."""
+    return held_out(tasks(config, config.data.val_data), config.trainer.eval_batch_size)
+
+
+def eval_metrics(tries: RolloutBatch) -> StepMetrics:
+    return {f"eval/{name}": value for name, value in rollout_metrics(tries).items() if name in EVAL_METRICS}

@@ -5,12 +5,11 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Sequence
-from itertools import islice
 from pathlib import Path
 from types import TracebackType
 
 from skyrl_trainer.config import Config
-from skyrl_trainer.data import conversation_texts
+from skyrl_trainer.data import conversation_texts, spec_label
 from skyrl_trainer.errors import UserError
 from skyrl_trainer.init_policy import init_policy
 from skyrl_trainer.types import Sample
@@ -37,14 +36,19 @@ class StartPolicy:
         self._folder = run_path / "init"
         random, cloned = self._folder / "random", self._folder / "cloned"
         if not random.exists():
-            texts = conversation_texts(islice(train_tasks, NUM_TEXTS))
+            texts = conversation_texts(train_tasks, NUM_TEXTS, config.trainer.seed)
             init_policy(random, texts, model.tiny_kwargs, config.trainer.seed)
         self.architecture = str(random)
         self._weights = str(cloned) if model.num_demonstrations else str(random)
         if model.num_demonstrations and not cloned.exists():
             self._log = open(self._folder / "warmstart.log", "wb")  # noqa: SIM115 - closed in __exit__
-            command = [sys.executable, "-m", "skyrl_trainer.warmstart", "--run", str(run_path / "config.yaml")]
-            command += ["--policy", str(random), "--out", str(cloned)]
+            command = [sys.executable, "-m", "skyrl_trainer.warmstart", "--policy", str(random), "--out", str(cloned)]
+            for spec in config.data.train_data:
+                command += ["--data", spec_label(spec)]
+            command += ["--env-class", config.environment.env_class, "--seed", str(config.trainer.seed)]
+            command += ["--num-demonstrations", str(model.num_demonstrations)]
+            if config.environment.env_file:
+                command += ["--env-file", config.environment.env_file]
             self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=self._log, stderr=self._log)
 
     def weights(self) -> str:
@@ -63,7 +67,9 @@ class StartPolicy:
     def __enter__(self) -> StartPolicy:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         if self._process is not None:
             self._process.kill()
             self._process.wait()

@@ -15,10 +15,16 @@ import ray
 import torch
 
 from skyrl_trainer.config import Config
-from skyrl_trainer.engine import engine_class
+from skyrl_trainer.engine.transformers import TransformersEngine
+from skyrl_trainer.engine.vllm_actor import ENGINE_ENV, VLLMEngine
 from skyrl_trainer.errors import EngineDied, UserError
 from skyrl_trainer.rollout.manager import Rollouts
 
+ENGINES: dict[str, tuple[type, dict[str, str]]] = {
+    "vllm": (VLLMEngine, ENGINE_ENV),
+    "transformers": (TransformersEngine, {"OMP_NUM_THREADS": "1"}),
+}
+"""`generator.backend` -> the actor's class and the environment variables that its process needs."""
 ENGINE_START_SECONDS = 600.0
 """Limit of loading the model into every engine."""
 
@@ -43,7 +49,9 @@ class Session:
             raise
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         try:
             self.rollouts.close()
             for engine in self.engines:
@@ -65,10 +73,17 @@ class Session:
             raise EngineDied(f"An engine could not start with the model {self.model_path}: {last}") from error
 
     def _start_ray(self) -> None:
-        address = self.config.ray.address
+        address, generators = self.config.ray.address, self.config.generator.num_inference_engines
         os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-        # Ray meters nothing of a run on one machine: the processes share its cores by their own thread counts.
-        local = {"num_cpus": 64, "include_dashboard": False, "object_store_memory": 256 * 2**20} if not address else {}
+        local = (
+            {
+                "num_cpus": max(os.cpu_count() or 1, generators),
+                "include_dashboard": False,
+                "object_store_memory": 256 * 2**20,
+            }
+            if not address
+            else {}
+        )
         try:
             ray.init(address=address or "local", log_to_driver=False, logging_level="ERROR", namespace="skyrl", **local)
         except (ConnectionError, ValueError, RuntimeError) as error:
@@ -77,7 +92,7 @@ class Session:
 
     def _start_engine(self, index: int) -> Any:
         generator, policy = self.config.generator, self.config.trainer.policy.model
-        cls, env_vars = engine_class(generator.backend)
+        cls, env_vars = ENGINES[generator.backend]
         tensor_parallel = generator.inference_engine_tensor_parallel_size
         return (
             ray.remote(cls)

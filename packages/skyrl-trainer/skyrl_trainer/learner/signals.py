@@ -15,7 +15,7 @@ from typing import Any
 class StopSignal:
     """Inside `with StopSignal() as stop`, a signal raises KeyboardInterrupt only inside `with stop.interruptible()`.
 
-    Outside of it the first one is kept, and raised when the next `interruptible` begins; a second one is raised at once.
+    Outside of it the first is kept, and raised when the next `interruptible` begins; a second one is raised at once.
     """
 
     def __init__(self) -> None:
@@ -28,7 +28,9 @@ class StopSignal:
             self._previous[number] = signal.signal(number, self._handle)
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         for number, previous in self._previous.items():
             signal.signal(number, previous)
 

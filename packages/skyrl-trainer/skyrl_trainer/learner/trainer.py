@@ -16,14 +16,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from skyrl_trainer.config import Config
-from skyrl_trainer.errors import UserError
 from skyrl_trainer.learner.guardian import start_guardian
-from skyrl_trainer.learner.parts import Parts
+from skyrl_trainer.learner.parts import Parts, eval_metrics, held_out_tasks
 from skyrl_trainer.learner.run_folder import RunFolder
 from skyrl_trainer.learner.session import Session
 from skyrl_trainer.learner.signals import StopSignal
 from skyrl_trainer.rollout.manager import rollout_metrics
-from skyrl_trainer.types import PromptBatch, RewardBatch, RolloutBatch, StepMetrics
+from skyrl_trainer.types import PromptBatch, RewardBatch, RolloutBatch, StepMetrics, Trajectory
 
 
 class Trainer:
@@ -55,9 +54,7 @@ class Trainer:
         self.seconds = {}
         tasks = self.parts.sampler.next_tasks(self.config.train_batch_size)
         with self.phase("rollout"), self.stop.interruptible():
-            return self.parts.roll_out(
-                PromptBatch(self.step + 1, tasks, self.parts.config.generator.num_generations)
-            )
+            return self.parts.roll_out(PromptBatch(self.step + 1, tasks, self.parts.config.generator.num_generations))
 
     def learn(self, rollouts: RolloutBatch) -> None:
         """One call of the algorithm. From here on the step counts, whatever happens."""
@@ -114,8 +111,17 @@ def as_rewards(rollouts: RolloutBatch) -> RewardBatch:
         trajectories=[t for _, t in kept],
         group_index=[i for i, _ in kept],
         rewards=[[turn.reward for turn in t.turns] for _, t in kept],
-        parts=[t.reward_parts for _, t in kept],
+        parts=[sum_parts(t) for _, t in kept],
     )
+
+
+def sum_parts(trajectory: Trajectory) -> dict[str, float]:
+    """{"correct": 1.0, "format": 0.1}: the parts of the reward, summed over the turns."""
+    total: dict[str, float] = {}
+    for turn in trajectory.turns:
+        for part, reward in turn.reward_parts.items():
+            total[part] = total.get(part, 0.0) + reward
+    return total
 
 
 def train(config: Config) -> int:
@@ -127,6 +133,9 @@ def train(config: Config) -> int:
 
 
 def evaluate(config: Config, model_path: str) -> StepMetrics:
-    """Held-out evaluation of a model on disk, without a learner."""
+    """Held-out success of a model on disk, as `eval/<name>`; no learner, nothing is written."""
     start_guardian()
-    ...
+    tasks = held_out_tasks(config)
+    with Session(config, model_path) as session:
+        session.wait_for_engines()
+        return eval_metrics(session.rollouts.run(PromptBatch(0, tasks, num_generations=1), eval=True))
