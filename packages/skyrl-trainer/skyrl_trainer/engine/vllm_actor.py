@@ -27,7 +27,7 @@ _CPU_ENV = {
 }
 ENGINE_ENV: dict[str, str] = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-    "VLLM_LOGGING_LEVEL": "WARNING",
+    "VLLM_LOGGING_LEVEL": "ERROR",
     "VLLM_NO_USAGE_STATS": "1",
     **({} if torch.cuda.is_available() else _CPU_ENV),
 }
