@@ -4,14 +4,17 @@ import copy
 import json
 import os
 import pickle
+import re
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import gymnasium as gym
 import pytest
 import skyrl_gym
 from gymnasium.spaces import Text
+from gymnasium.utils.env_checker import check_env
 from hypothesis import given
 from hypothesis import strategies as st
 from skyrl_gym import UnicodeText, registry
@@ -285,3 +288,35 @@ def test_importing_is_cheap():
         [sys.executable, "-c", code], capture_output=True, text=True, env={**os.environ, "PYTHONPATH": GYM_SOURCES}
     )
     assert run.stdout.strip() == "[]", run.stderr
+
+
+@pytest.mark.usefixtures("clean_registry")
+class TestDocumentation:
+    PAGE = Path(__file__).parents[2] / "docs" / "environments.md"
+
+    def blocks(self, language: str) -> list[str]:
+        return re.findall(rf"```{language}\n(.*?)```", self.PAGE.read_text(encoding="utf-8"), re.DOTALL)
+
+    def test_the_first_example_runs(self, capsys):
+        exec(self.blocks("python")[0], {})
+        assert "1.1 {'correct': 1.0, 'format': 0.1}" in capsys.readouterr().out
+
+    def test_the_environment_written_there_is_one(self, tmp_path, monkeypatch):
+        (tmp_path / "my_package").mkdir()
+        (tmp_path / "my_package" / "riddles.py").write_text(self.blocks("python")[1])
+        (tmp_path / "mine.yaml").write_text(self.blocks("yaml")[0])
+        monkeypatch.syspath_prepend(tmp_path)
+        skyrl_gym.load_registry(tmp_path / "mine.yaml")
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            check_env(gym.make("mine/riddles-v0").unwrapped)
+        (question, answer) = skyrl_gym.expert_trajectory("mine/riddles-v0", 1, {"split": "val"})
+        assert int(re.search(r"\d+", question["content"])[0]) + 1 == int(answer["content"])
+
+    def test_the_table_of_text_math_is_right(self):
+        rows = re.findall(r"^\| (\d) \|.*\| ([\d,]+) / ([\d,]+) / ([\d,]+) \|$", self.PAGE.read_text(), re.MULTILINE)
+        assert len(rows) == 8
+        for difficulty, *sizes in rows:
+            for split, size in zip(("train", "val", "test"), sizes, strict=True):
+                options = {"difficulty": int(difficulty), "split": split}
+                assert skyrl_gym.num_tasks("text_math", options) == int(size.replace(",", ""))
