@@ -154,6 +154,10 @@ def _eval(args: argparse.Namespace) -> int:
         recipe, model = str(own), str(_model_folder(Path(args.target), args.which))
     config = load_config(recipe, [*overrides, f"trainer.policy.model.path={model}"])
     _require_gym()
+    from skyrl_trainer.plan import missing_model
+
+    for sentence in missing_model(config):
+        raise UserError(sentence)
     from skyrl_trainer.learner.trainer import evaluate
 
     metrics = evaluate(config, model)

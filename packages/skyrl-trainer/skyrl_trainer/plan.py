@@ -225,11 +225,16 @@ def limits(config: Config, shape: ModelShape, machine: Hardware) -> list[tuple[s
     ]
 
 
-def obstacles(config: Config, machine: Hardware) -> Iterator[str]:
-    """Each thing that is sure to stop a run here, as a sentence: what `train` refuses before it starts anything."""
+def missing_model(config: Config) -> Iterator[str]:
+    """A folder that is not there, or holds no model. (A name on the Hub is looked up by the run itself.)"""
     shape, sentence = find_model(config)
     if shape is None and not _is_hub_name(config.trainer.policy.model.path):
         yield sentence
+
+
+def obstacles(config: Config, machine: Hardware) -> Iterator[str]:
+    """Each thing that is sure to stop a run here, as a sentence: what `train` refuses before it starts anything."""
+    yield from missing_model(config)
     yield from _device_problems(config, machine)
     yield from _data_problems(config)
     if config.generator.backend == "vllm" and importlib.util.find_spec("vllm") is None:

@@ -122,6 +122,8 @@ def test_export_eval_and_report_refuse_what_is_not_a_run(tmp_path: Path, capsys:
     assert "model/best" in capsys.readouterr().err
     assert cli.main(["eval", str(tmp_path), "quickstart"]) == 2
     assert "leave out the recipe 'quickstart'" in capsys.readouterr().err
+    assert cli.main(["eval", "nowhere"]) == 2
+    assert capsys.readouterr().err == "skyrl-trainer: trainer.policy.model.path: there is no folder nowhere.\n"
     assert cli.main(["report", "nowhere"]) == 2
     assert capsys.readouterr().err == "skyrl-trainer: There is no run folder nowhere.\n"
     assert not (tmp_path / "out").exists()
