@@ -131,8 +131,12 @@ def _train(args: argparse.Namespace) -> int:
 
         print_plan(resolved)
         return 0
+    from skyrl_trainer.doctor import hardware
+    from skyrl_trainer.plan import obstacles
+
+    for sentence in obstacles(resolved.config, hardware()):
+        raise UserError(sentence)
     args.run_path = resolved.config.run_path
-    _require_gym()
     from skyrl_trainer.learner.trainer import train
 
     return train(resolved.config)
@@ -150,6 +154,10 @@ def _eval(args: argparse.Namespace) -> int:
         recipe, model = str(own), str(_model_folder(Path(args.target), args.which))
     config = load_config(recipe, [*overrides, f"trainer.policy.model.path={model}"])
     _require_gym()
+    from skyrl_trainer.plan import missing_model
+
+    for sentence in missing_model(config):
+        raise UserError(sentence)
     from skyrl_trainer.learner.trainer import evaluate
 
     metrics = evaluate(config, model)
@@ -190,7 +198,7 @@ def _export(args: argparse.Namespace) -> int:
         try:
             model = AutoModelForCausalLM.from_pretrained(folder, dtype="auto")
             AutoTokenizer.from_pretrained(folder)
-        except (OSError, ValueError, RuntimeError) as error:
+        except Exception as error:  # transformers and safetensors raise many kinds
             raise UserError(f"The policy in {source} does not load, so nothing was exported: {error}") from error
     print(f"{args.out}: {model.num_parameters() / 1e6:.2f} M parameters, loads in transformers")
     return 0

@@ -7,16 +7,15 @@ B sequences in flight, c tokens of context, k bytes of keys and values a token, 
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import json
 import math
 import os
 import re
-import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +23,7 @@ from typing import Any
 from skyrl_trainer.config import Config, Resolved, flatten
 from skyrl_trainer.doctor import GIB, Hardware, foreign_gym, hardware, probe
 from skyrl_trainer.errors import UserError
+from skyrl_trainer.report.trackers import LOGGERS
 
 PEAKS = {
     "B200": (8.0e12, 2250e12),
@@ -78,7 +78,7 @@ def find_model(config: Config) -> tuple[ModelShape | None, str]:
         if not (folder / "config.json").is_file():
             return None, f"trainer.policy.model.path: {folder} holds no config.json, so it is not a model folder."
         file: Any = folder / "config.json"
-    elif not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", model.path):
+    elif not _is_hub_name(model.path):
         return None, f"trainer.policy.model.path: there is no folder {folder}."
     else:
         from huggingface_hub import try_to_load_from_cache
@@ -93,6 +93,10 @@ def find_model(config: Config) -> tuple[ModelShape | None, str]:
         return ModelShape.of(json.loads(Path(file).read_text())), ""
     except (KeyError, ValueError, OSError) as error:
         return None, f"trainer.policy.model.path: {file} does not tell the model's shape ({error})."
+
+
+def _is_hub_name(path: str) -> bool:
+    return re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", path) is not None and not Path(path).is_dir()
 
 
 def placement(config: Config, machine: Hardware) -> list[tuple[str, str]]:
@@ -158,42 +162,35 @@ def peaks(config: Config, machine: Hardware, working_set: int) -> tuple[float, f
 
 
 def measure_cpu(working_set: int, cores: int) -> tuple[float, float]:
-    """Memory bytes/s (a copy: read and write) and float32 FLOP/s of this processor.
+    """Memory bytes/s (a copy: read and write) and float32 FLOP/s: one core's best moment, times the cores.
 
-    In a process of its own, because a BLAS library chooses its threads when it is loaded: one for each of ours.
+    In a process of its own, because a BLAS library chooses its number of threads when it is loaded.
     """
-    code = f"from skyrl_trainer.plan import core_rates; print(*core_rates({working_set // cores}, {cores}))"
+    code = f"from skyrl_trainer.plan import core_rates; print(*core_rates({working_set // cores}))"
     single = dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"), "1")
     worked, text = probe(code, 60.0, {**single, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))})
     if not worked:
         raise UserError(f"The speed of this processor cannot be measured: {text}.")
     bandwidth, flops = map(float, text.split())
-    return bandwidth, flops
+    return bandwidth * cores, flops * cores
 
 
-def core_rates(working_set: int, cores: int) -> tuple[float, float]:
-    """The sum over cores of each one's best copy and best product: other processes only ever slow one down."""
+def core_rates(working_set: int) -> tuple[float, float]:
+    """The best of many tries each: other processes only ever slow one down."""
     import numpy as np
 
-    def rates(_: int) -> tuple[float, float]:
-        source, matrix = np.ones(max(working_set // 8, 1024), np.float32), np.ones((256, 256), np.float32)
-        target, product = np.empty_like(source), np.empty_like(matrix)
-        copy = _best_seconds(lambda: np.copyto(target, source))
-        multiply = _best_seconds(lambda: np.matmul(matrix, matrix, out=product))
-        return 2 * source.nbytes / copy, 2 * 256**3 / multiply
+    def best_seconds(work: Callable[[], Any], budget: float = 0.2) -> float:
+        best, end = math.inf, time.perf_counter() + budget
+        while (start := time.perf_counter()) < end:
+            work()
+            best = min(best, time.perf_counter() - start)
+        return best
 
-    with ThreadPoolExecutor(cores) as threads:
-        bandwidths, flops = zip(*threads.map(rates, range(cores)), strict=True)
-    return sum(bandwidths), sum(flops)
-
-
-def _best_seconds(work: Callable[[], Any], budget: float = 0.2) -> float:
-    """The quickest of as many tries as fit in the budget."""
-    best, end = math.inf, time.perf_counter() + budget
-    while (start := time.perf_counter()) < end:
-        work()
-        best = min(best, time.perf_counter() - start)
-    return best
+    source, matrix = np.ones(max(working_set // 8, 1024), np.float32), np.ones((256, 256), np.float32)
+    target, product = np.empty_like(source), np.empty_like(matrix)
+    copy = best_seconds(lambda: np.copyto(target, source))
+    multiply = best_seconds(lambda: np.matmul(matrix, matrix, out=product))
+    return 2 * source.nbytes / copy, 2 * 256**3 / multiply
 
 
 def limits(config: Config, shape: ModelShape, machine: Hardware) -> list[tuple[str, str]]:
@@ -228,35 +225,45 @@ def limits(config: Config, shape: ModelShape, machine: Hardware) -> list[tuple[s
     ]
 
 
-def problems(config: Config, machine: Hardware, shape: ModelShape | None, model_problem: str) -> Iterator[str]:
-    """Each thing that would stop a real run here, as a sentence."""
-    if model_problem:
-        yield model_problem
+def missing_model(config: Config) -> Iterator[str]:
+    """A folder that is not there, or holds no model. (A name on the Hub is looked up by the run itself.)"""
+    shape, sentence = find_model(config)
+    if shape is None and not _is_hub_name(config.trainer.policy.model.path):
+        yield sentence
+
+
+def obstacles(config: Config, machine: Hardware) -> Iterator[str]:
+    """Each thing that is sure to stop a run here, as a sentence: what `train` refuses before it starts anything."""
+    yield from missing_model(config)
     yield from _device_problems(config, machine)
-    foreign = foreign_gym()
-    if foreign:
-        yield foreign
-    else:
-        yield from _env_problems(config)
+    yield from _data_problems(config)
+    if config.generator.backend == "vllm" and importlib.util.find_spec("vllm") is None:
+        yield "generator.backend is vllm, but vLLM is not installed: install skyrl-trainer[cpu] or skyrl-trainer[gpu]."
+    logger = config.trainer.logger
+    if logger not in LOGGERS:
+        yield f"trainer.logger is {logger!r}, but must be one of {', '.join(LOGGERS)}."
+    elif logger != "none" and importlib.util.find_spec(logger) is None:
+        yield (
+            f"trainer.logger is {logger}, which is not installed: run `pip install {logger}`, "
+            "or use trainer.logger=tensorboard or none."
+        )
+    run = config.run_path.absolute()
+    parent = next(path for path in (run, *run.parents) if path.exists())
+    if not parent.is_dir() or not os.access(parent, os.W_OK):
+        yield f"trainer.run_dir is {run}, but {parent} is not a folder that can be written."
+
+
+def warnings(config: Config, machine: Hardware) -> Iterator[str]:
+    """What may stop it."""
+    shape, sentence = find_model(config)
+    if shape is None and _is_hub_name(config.trainer.policy.model.path):
+        yield sentence
     if shape:
         need = sum(size for _, size in memory(config, shape))
         on_gpus = config.trainer.placement.policy_num_gpus_per_node > 0 and machine.gpus
         have = sum(gpu.memory for gpu in machine.gpus) if on_gpus else machine.memory
         if need > have:
             yield f"About {need / GIB:.1f} GiB of memory would be needed; this machine has {have / GIB:.1f} GiB for it."
-    if config.generator.backend == "vllm" and importlib.util.find_spec("vllm") is None:
-        yield "generator.backend is vllm, but vLLM is not installed: install skyrl-trainer[cpu] or skyrl-trainer[gpu]."
-    module = {"tensorboard": "tensorboard", "wandb": "wandb", "trackio": "trackio"}.get(config.trainer.logger)
-    if config.trainer.logger != "none" and (module is None or importlib.util.find_spec(module) is None):
-        yield (
-            f"trainer.logger is {config.trainer.logger}, which is not installed here: "
-            "install it, or use trainer.logger=tensorboard or none."
-        )
-    parent = next(path for path in (config.run_path.absolute(), *config.run_path.absolute().parents) if path.exists())
-    if not os.access(parent, os.W_OK):
-        yield f"trainer.run_dir: {parent} cannot be written."
-    elif (free := shutil.disk_usage(parent).free) < GIB:
-        yield f"trainer.run_dir: only {free / GIB:.2f} GiB are free at {parent}; checkpoints may not fit."
 
 
 def _device_problems(config: Config, machine: Hardware) -> Iterator[str]:
@@ -277,28 +284,34 @@ def _device_problems(config: Config, machine: Hardware) -> Iterator[str]:
         yield "generator.weight_sync_backend is nccl, which needs GPUs; use auto or shared_memory here."
 
 
-def _env_problems(config: Config) -> Iterator[str]:
-    import skyrl_gym
-
-    for name, specs in (("data.train_data", config.data.train_data), ("data.val_data", config.data.val_data)):
+def _data_problems(config: Config) -> Iterator[str]:
+    data = {"data.train_data": config.data.train_data, "data.val_data": config.data.val_data}
+    used = {config.environment.env_class: "environment.env_class"}
+    for name, specs in data.items():
         for spec in specs:
-            is_file = isinstance(spec, str) and spec.endswith((".jsonl", ".parquet"))
-            if is_file and not Path(str(spec)).is_file():
-                yield f"{name}: there is no file {spec}."
-    env_file = config.environment.env_file
-    if env_file and not Path(env_file).is_file():
+            source = str(spec.get("env", "") if isinstance(spec, dict) else spec.partition("?")[0])
+            if not source.endswith((".jsonl", ".parquet")):
+                used.setdefault(source, name)
+            elif not Path(source).is_file():
+                yield f"{name}: there is no file {source}."
+    foreign, env_file = foreign_gym(), config.environment.env_file
+    if foreign:
+        yield foreign
+    elif env_file is None:
+        resolve = importlib.import_module("skyrl_gym").resolve_env_id
+        for env, name in used.items():
+            try:
+                resolve(env)
+            except ValueError as error:
+                yield f"{name}: {error}"
+    elif not Path(env_file).is_file():
         yield f"environment.env_file: there is no file {env_file}."
-    elif not env_file:
-        try:
-            skyrl_gym.resolve_env_id(config.environment.env_class)
-        except ValueError as error:
-            yield f"environment.env_class: {error}"
 
 
 def print_plan(resolved: Resolved, write: Any = print) -> None:
     """All of it, as text for people."""
     config, machine = resolved.config, hardware()
-    shape, model_problem = find_model(config)
+    shape, _ = find_model(config)
     width = max(map(len, flatten(config)))
     write("Settings")
     for name, value in flatten(config).items():
@@ -317,7 +330,7 @@ def print_plan(resolved: Resolved, write: Any = print) -> None:
         write("\nPhysical limits")
         for what, figure in limits(config, shape, machine):
             write(f"  {what:<32}  {figure}")
-    found = list(problems(config, machine, shape, model_problem))
+    found = [*obstacles(config, machine), *warnings(config, machine)]
     write("\nWould stop a run here" if found else "\nNothing found that would stop a run here.")
     for sentence in found:
         write(f"  - {sentence}")

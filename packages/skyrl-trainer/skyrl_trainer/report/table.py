@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 
 COLUMNS = {
     "step": ("step", 5, "{:.0f}"),
-    "reward": ("reward/mean", 7, "{:.3f}"),
+    "reward": ("reward/mean", 6, "{:.3f}"),
     "held-out": ("eval/success", 8, "{:.3f}"),
-    "tokens/s": ("tokens/per_second", 9, "{:,.0f}"),
+    "tokens/s": ("tokens/per_second", 8, "{:,.0f}"),
     "KL": ("kl/engine_learner", 8, "{:.1e}"),
-    "rollout": ("time/rollout", 8, "{:.2f}s"),
+    "rollout": ("time/rollout", 7, "{:.2f}s"),
     "train": ("time/train", 7, "{:.2f}s"),
     "sync": ("time/sync", 7, "{:.2f}s"),
     "eval": ("time/eval", 7, "{:.2f}s"),

@@ -1,0 +1,278 @@
+"""The command line as a user meets it: exit codes, one sentence instead of a traceback, the dry run."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import skyrl_trainer.cli as cli
+from skyrl_trainer.config import load_config, resolve
+from skyrl_trainer.doctor import Gpu, Hardware
+from skyrl_trainer.errors import UserError
+from skyrl_trainer.plan import ModelShape, find_model, limits, memory, obstacles, placement, print_plan, warnings
+
+LAPTOP = Hardware(cores=2, memory=8 * 2**30, shared_memory_free=2**30, gpus=())
+EIGHT_H200 = Hardware(96, 2**40, 2**36, (Gpu("NVIDIA H200", 141 * 10**9),) * 8)
+QWEN_0_6B = {
+    "hidden_size": 1024,
+    "intermediate_size": 3072,
+    "num_hidden_layers": 28,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "vocab_size": 151936,
+    "tie_word_embeddings": True,
+}
+
+
+@pytest.fixture(autouse=True)
+def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def stop_with(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
+    def command(args: object) -> int:
+        raise error
+
+    monkeypatch.setattr(cli, "_envs", command)
+
+
+def test_help_needs_less_than_a_second() -> None:
+    def seconds() -> float:
+        start = time.perf_counter()
+        subprocess.run([sys.executable, "-m", "skyrl_trainer", "--help"], check=True, capture_output=True)
+        return time.perf_counter() - start
+
+    assert min(seconds() for _ in range(3)) < 1.0
+
+
+def test_help_and_settings_load_neither_torch_nor_vllm_nor_ray() -> None:
+    code = """
+import sys
+from skyrl_trainer import cli
+from skyrl_trainer.config import load_config
+load_config(None, ["trainer.seed=1"])
+try:
+    cli.main(["--help"])
+except SystemExit:
+    pass
+loaded = {"torch", "vllm", "ray", "transformers", "numpy"} & set(sys.modules)
+assert not loaded, loaded
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
+
+
+def test_a_user_error_is_one_sentence_and_exit_code_2(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["train", "trainer.max_stepz=3"]) == 2
+    error = capsys.readouterr().err
+    assert error == (
+        "skyrl-trainer: trainer.max_stepz (command line) is not a setting; did you mean trainer.max_steps?\n"
+    )
+
+
+def test_ctrl_c_is_exit_code_130(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    stop_with(monkeypatch, KeyboardInterrupt())
+    assert cli.main(["envs"]) == 130
+    assert capsys.readouterr().err == "skyrl-trainer: stopped by Ctrl-C.\n"
+
+
+def test_a_full_disk_is_said(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    stop_with(monkeypatch, OSError(28, "No space left on device", "/data/x"))
+    assert cli.main(["envs"]) == 2
+    assert capsys.readouterr().err == "skyrl-trainer: no space is left for /data/x: free some, then start again.\n"
+
+
+def test_an_unexpected_error_leaves_its_traceback_in_a_file(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stop_with(monkeypatch, ZeroDivisionError("division by zero\nsecond line"))
+    assert cli.main(["envs"]) == 1
+    error = capsys.readouterr().err
+    assert error.startswith(
+        "skyrl-trainer: unexpected error, ZeroDivisionError: division by zero (the traceback is in "
+    )
+    log = Path(error.rpartition(" in ")[2].rstrip(").\n"))
+    assert "ZeroDivisionError" in log.read_text()
+    log.unlink()
+
+
+def test_settings_may_stand_after_an_option() -> None:
+    args = cli._parse(["train", "quickstart", "--dry-run", "trainer.seed=1"])
+    assert args.dry_run and args.settings == ["quickstart", "trainer.seed=1"]
+    assert cli.split_settings(["a=b/c.yaml", "runs/a=b/c.yaml"]) == ("runs/a=b/c.yaml", ["a=b/c.yaml"])
+
+
+def test_two_recipes_and_unknown_options_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["train", "one", "two"]) == 2
+    assert "'two' is not a setting (name=value), and there is a recipe already: 'one'." in capsys.readouterr().err
+    with pytest.raises(SystemExit) as caught:
+        cli.main(["train", "--fast"])
+    assert caught.value.code == 2
+
+
+def test_export_eval_and_report_refuse_what_is_not_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "config.yaml").write_text("")
+    assert cli.main(["export", "nowhere", "--out", "out"]) == 2
+    assert "There is no policy in nowhere/model/last" in capsys.readouterr().err
+    assert cli.main(["eval", str(tmp_path)]) == 2
+    assert "model/best" in capsys.readouterr().err
+    assert cli.main(["eval", str(tmp_path), "quickstart"]) == 2
+    assert "leave out the recipe 'quickstart'" in capsys.readouterr().err
+    assert cli.main(["eval", "nowhere"]) == 2
+    assert capsys.readouterr().err == "skyrl-trainer: trainer.policy.model.path: there is no folder nowhere.\n"
+    assert cli.main(["report", "nowhere"]) == 2
+    assert capsys.readouterr().err == "skyrl-trainer: There is no run folder nowhere.\n"
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_dry_run_shows_where_each_value_is_from_and_touches_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recipe = tmp_path / "mine.yaml"
+    recipe.write_text("generator:\n  num_generations: 4\n")
+    assert cli.main(["train", str(recipe), "--dry-run", "trainer.seed=5"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    found = {line.split()[0]: line.split()[1:] for line in lines if line.startswith("  ") and "." in line.split()[0]}
+    assert found["trainer.seed"] == ["5", "command", "line"]
+    assert found["generator.num_generations"] == ["4", "mine.yaml,", "line", "2"]
+    assert found["trainer.max_steps"] == ["50", "default"]
+    text = "\n".join(lines)
+    for heading in (
+        "Placement",
+        "Memory, estimated (0.85 M parameters in float32)",
+        "Physical limits",
+        "decode, at most",
+    ):
+        assert heading in text
+    assert list(tmp_path.iterdir()) == [recipe]
+
+
+def test_a_dry_run_says_what_would_stop_the_skyrl_command_on_a_laptop() -> None:
+    config = load_config(
+        None,
+        [
+            "data.train_data=['/nowhere/train.parquet']",
+            "trainer.policy.model.path=/nowhere/model",
+            "trainer.placement.policy_num_gpus_per_node=4",
+            "generator.num_inference_engines=4",
+            "generator.weight_sync_backend=nccl",
+            "trainer.logger=nobody",
+        ],
+    )
+    found = "\n".join(obstacles(config, LAPTOP))
+    for part in (
+        "trainer.policy.model.path: there is no folder /nowhere/model.",
+        "The placement needs 4 GPUs (trainer.placement.policy_num_gpus_per_node=4, 4 engines); this machine has none.",
+        "generator.weight_sync_backend is nccl, which needs GPUs",
+        "data.train_data: there is no file /nowhere/train.parquet.",
+        "trainer.logger is 'nobody', but must be one of tensorboard, wandb, trackio, none.",
+    ):
+        assert part in found
+
+
+def test_a_model_that_is_not_on_this_machine_is_a_sentence_not_an_error() -> None:
+    config = load_config(None, ["trainer.policy.model.path=nobody/no-such-model-7b"])
+    (warning,) = warnings(config, LAPTOP)
+    assert "is neither a folder nor in the local Hugging Face cache" in warning
+    assert not any("no-such-model" in sentence for sentence in obstacles(config, LAPTOP))
+
+
+def test_too_little_memory_is_said() -> None:
+    config = load_config(None, ["generator.max_concurrency=100000"])
+    assert next(iter(warnings(config, LAPTOP))).endswith("would be needed; this machine has 8.0 GiB for it.")
+
+
+@pytest.mark.parametrize(
+    ("override", "sentence"),
+    [
+        ("trainer.policy.model.path=./nowhere", "trainer.policy.model.path: there is no folder nowhere."),
+        ("trainer.placement.policy_num_gpus_per_node=8", "The placement needs 8 GPUs"),
+        ("data.val_data=[a.jsonl]", "data.val_data: there is no file a.jsonl."),
+        ("trainer.run_dir=taken/run", "taken is not a folder that can be written."),
+    ],
+)
+def test_training_refuses_what_cannot_work_before_it_starts_anything(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], override: str, sentence: str
+) -> None:
+    Path("taken").touch()
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert cli.main(["train", override]) == 2
+    assert sentence in capsys.readouterr().err
+    assert [path.name for path in Path().iterdir()] == ["taken"]
+
+
+def test_a_folder_without_a_model_is_named(tmp_path: Path) -> None:
+    overrides = [f"trainer.policy.model.path={tmp_path}"]
+    assert "holds no config.json" in find_model(load_config(None, overrides))[1]
+    (tmp_path / "config.json").write_text("{}")
+    assert "does not tell the model's shape" in find_model(load_config(None, overrides))[1]
+    (tmp_path / "config.json").write_text(json.dumps(QWEN_0_6B))
+    assert find_model(load_config(None, overrides)) == (ModelShape.of(QWEN_0_6B), "")
+
+
+def test_the_estimate_agrees_with_published_sizes() -> None:
+    shape = ModelShape.of(QWEN_0_6B)
+    assert shape.parameters == pytest.approx(596e6, rel=0.001)
+    assert shape.kv_bytes(2) == 112 * 1024
+    config = load_config(None, ["trainer.policy.model.dtype=bfloat16"])
+    rows = dict(memory(config, shape))
+    assert rows["learner: AdamW's two moments"] == 2 * rows["learner: weights"] == 4 * shape.parameters
+
+
+def test_the_limit_on_a_known_gpu_is_that_of_its_data_sheet() -> None:
+    overrides = [
+        "trainer.policy.model.dtype=bfloat16",
+        "trainer.placement.policy_num_gpus_per_node=1",
+        "generator.max_completion_length=2048",
+        "generator.max_model_len=4096",
+    ]
+    figures = dict(limits(load_config(None, overrides), ModelShape.of(QWEN_0_6B), EIGHT_H200))
+    assert figures["memory bandwidth, arithmetic"] == "4,800.0 GB/s, 989,000 GFLOP/s (data sheet of 1 x NVIDIA H200)"
+    # B = 256, c = 1024: the reference note derives 39 thousand.
+    assert figures["decode, at most"].startswith("39,") and "bound by memory" in figures["decode, at most"]
+
+
+def test_placement_names_devices() -> None:
+    gpus = ["trainer.placement.policy_num_gpus_per_node=4", "generator.num_inference_engines=2"]
+    assert placement(load_config(None, gpus), EIGHT_H200)[1] == (
+        "engines (2 x vllm)",
+        "GPUs 0-1, 1 each, taking turns with the learner",
+    )
+    apart = placement(load_config(None, [*gpus, "trainer.placement.colocate_all=false"]), EIGHT_H200)
+    assert apart[0] == ("learner", "GPUs 0-3, fsdp2") and apart[1][1] == "GPUs 4-5, 1 each"
+    assert placement(load_config(None, []), LAPTOP)[0][1].startswith("processor (2 cores")
+
+
+def test_a_plan_is_printed_even_when_the_model_is_unknown() -> None:
+    lines: list[str] = []
+    print_plan(resolve(None, ["trainer.policy.model.path=/nowhere"]), lines.append)
+    assert any("there is no folder /nowhere" in line for line in lines)
+    assert not any("Physical" in line for line in lines)
+
+
+def test_a_foreign_skyrl_gym_stops_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("skyrl_trainer.doctor.version", lambda name: "0.4.0")
+    with pytest.raises(UserError, match="is a different project of the same name: run `pip uninstall skyrl-gym`"):
+        cli._require_gym()
+
+
+def test_export_copies_a_policy_that_loads_and_nothing_else(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from skyrl_trainer.init_policy import init_policy
+
+    sizes = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 1}
+    init_policy(tmp_path / "run/model/last", ["What is 1 + 1?"], {**sizes, "num_key_value_heads": 1}, seed=0)
+    assert cli.main(["export", "run", "--out", "copy"]) == 0
+    assert "copy: 0.02 M parameters, loads in transformers" in capsys.readouterr().out
+    assert sorted(path.name for path in Path("copy").iterdir()) == sorted(
+        path.name for path in Path("run/model/last").iterdir()
+    )
+    assert cli.main(["export", "run", "--out", "copy"]) == 2
+    assert "copy already exists and is not empty" in capsys.readouterr().err
+    Path("run/model/last/model.safetensors").write_bytes(b"cut short")
+    assert cli.main(["export", "run", "--out", "other"]) == 2
+    assert "does not load, so nothing was exported" in capsys.readouterr().err
+    assert not Path("other").exists()

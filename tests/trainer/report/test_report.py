@@ -1,0 +1,235 @@
+"""What a run leaves for people: metrics.jsonl, the table, the tracker's files and report.html."""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+from skyrl_trainer.config import load_config
+from skyrl_trainer.errors import UserError
+from skyrl_trainer.report.html import MAX_CHARACTERS, write_report
+from skyrl_trainer.report.metrics import MetricsWriter, read_metrics
+from skyrl_trainer.report.table import LiveTable, duration, header, row
+from skyrl_trainer.report.trackers import Tracker
+from skyrl_trainer.rollout.store import JsonlTrajectoryStore
+from skyrl_trainer.types import RolloutBatch
+
+from tests.trainer.report.synthetic import NASTY, make_run, trajectory
+
+
+class Page(HTMLParser):
+    """Elements by tag, and the text of every script, as a browser cuts them."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.addresses: list[str] = []
+        self.scripts: list[str] = []
+        self._in_script = False
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.addresses += [value or "" for name, value in attrs if name in ("src", "href", "srcset", "action")]
+        self._in_script = tag == "script"
+
+    def handle_endtag(self, tag: str) -> None:
+        self._in_script = False
+
+    def handle_data(self, data: str) -> None:
+        if self._in_script:
+            self.scripts.append(data)
+
+    @property
+    def runs(self) -> list[dict]:
+        return json.loads(self.scripts[0])["runs"]
+
+
+def page_of(*runs: Path) -> Page:
+    out = runs[0].parent / "out.html"
+    write_report(list(runs), out)
+    return Page(out.read_text(encoding="utf-8"))
+
+
+# ---- metrics.jsonl
+
+
+def test_metrics_come_back_and_what_is_not_a_number_is_null_on_disk(tmp_path: Path) -> None:
+    writer = MetricsWriter(tmp_path)
+    writer.write({"step": 0, "eval/success": 0.5})
+    writer.write({"step": 1, "loss": math.nan, "grad_norm": math.inf})
+    lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
+    assert lines == ['{"step": 0, "eval/success": 0.5}', '{"step": 1, "loss": null, "grad_norm": null}']
+    rows = read_metrics(tmp_path)
+    assert rows[0] == {"step": 0.0, "eval/success": 0.5}
+    assert math.isnan(rows[1]["loss"])
+
+
+def test_a_resumed_run_has_every_step_once(tmp_path: Path) -> None:
+    writer = MetricsWriter(tmp_path)
+    for step in range(6):
+        writer.write({"step": step, "loss": 0.1})
+    with (tmp_path / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 6, "lo')  # killed while it wrote
+    writer = MetricsWriter(tmp_path, last_step=3)
+    for step in (4, 5):
+        writer.write({"step": step, "loss": 0.2})
+    rows = read_metrics(tmp_path)
+    assert [row["step"] for row in rows] == [0, 1, 2, 3, 4, 5]
+    assert [row["loss"] for row in rows] == [0.1] * 4 + [0.2] * 2
+
+
+def test_a_new_run_keeps_an_older_runs_metrics_beside(tmp_path: Path) -> None:
+    for loss in (1.0, 2.0, 3.0):
+        MetricsWriter(tmp_path).write({"step": 1, "loss": loss})
+    assert [read_metrics(tmp_path)[0]["loss"]] == [3.0]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["metrics.1.jsonl", "metrics.2.jsonl", "metrics.jsonl"]
+
+
+def test_a_damaged_line_is_named(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").write_text('{"step": 0}\nnonsense\n{"step": 1}\n')
+    with pytest.raises(UserError, match=r"metrics.jsonl, line 2, is not a JSON object of numbers: 'nonsense'"):
+        read_metrics(tmp_path)
+
+
+# ---- The table
+
+
+def test_redirected_output_is_one_plain_line_a_step() -> None:
+    out = io.StringIO()
+    with LiveTable(2, console=Console(file=out, width=40)) as table:
+        table.phase("rollout")
+        table.step({"step": 0, "eval/success": 0.39, "time/eval": 1.0})
+        table.step({"step": 1, "reward/mean": 0.5, "kl/engine_learner": math.nan, "tokens/per_second": 12345.6})
+        table.note("saved [red]checkpoints/step_1[/red]")
+    lines = out.getvalue().splitlines()
+    assert lines[0] == header()
+    assert lines[1].split() == ["0", "0.390", "1.00s"]
+    assert lines[2].split()[:4] == ["1", "0.500", "12,346", "nan"]
+    assert lines[3] == "saved [red]checkpoints/step_1[/red]"
+    assert len(lines) == 4 and "\x1b" not in out.getvalue()
+
+
+def test_a_terminal_has_the_same_rows() -> None:
+    out = io.StringIO()
+    with LiveTable(2, console=Console(file=out, width=100, force_terminal=True)) as table:
+        table.phase("rollout")
+        table.step({"step": 1, "reward/mean": 0.5})
+    plain = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", out.getvalue())
+    assert header() in plain and row({"step": 1, "reward/mean": 0.5}, 0).rstrip() in plain.replace("\r", "\n")
+
+
+def test_rows_and_header_are_equally_wide() -> None:
+    full = {"step": 50, "reward/mean": 1.0, "eval/success": 0.9, "tokens/per_second": 1e5, "kl/engine_learner": 3e-6}
+    times = {"time/rollout": 12.3, "time/train": 4.5, "time/sync": 0.03, "time/eval": 2.2}
+    assert len(row(full | times, 3909)) == len(row({"step": 1})) == len(header()) < 80
+    assert (duration(3909), duration(61), duration(None)) == ("1:05:09", "1:01", "")
+
+
+# ---- Trackers
+
+
+def test_tensorboard_files_lie_in_the_run_folder(tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    tracker = Tracker(load_config(None, [f"trainer.run_dir={tmp_path}"]))
+    tracker.log({"step": 3, "loss": 0.25, "entropy": math.nan})
+    tracker.close()
+    events = EventAccumulator(str(tmp_path / "tensorboard"))
+    events.Reload()
+    assert [(event.step, event.value) for event in events.Scalars("loss")] == [(3, 0.25)]
+    assert events.Tags()["scalars"] == ["loss"]
+
+
+def test_no_tracker_is_a_choice_and_an_unknown_one_is_named(tmp_path: Path) -> None:
+    tracker = Tracker(load_config(None, ["trainer.logger=none"]))
+    tracker.log({"step": 1, "loss": 0.1})
+    tracker.close()
+    with pytest.raises(UserError, match=r"trainer.logger is 'nobody', but must be one of tensorboard, wandb"):
+        Tracker(load_config(None, ["trainer.logger=nobody"]))
+
+
+def test_a_tracker_that_is_not_installed_names_the_setting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "wandb", None)
+    with pytest.raises(UserError, match=r"trainer.logger is wandb, which is not installed: run `pip install wandb`"):
+        Tracker(load_config(None, ["trainer.logger=wandb"]))
+
+
+# ---- report.html
+
+
+def test_a_report_is_one_file_that_asks_for_nothing(tmp_path: Path) -> None:
+    page = page_of(make_run(tmp_path / "run"))
+    assert page.addresses == [] and len(page.scripts) == 2
+    assert not {"link", "img", "iframe", "object"} & set(page.tags)
+    text = (tmp_path / "out.html").read_text()
+    assert "default-src 'none'" in text and "@import" not in text and "url(" not in text
+    assert re.findall(r"https?://[^\s\"']+", text) == ["http://www.w3.org/2000/svg"]
+
+
+def test_model_text_stays_text(tmp_path: Path) -> None:
+    page = page_of(make_run(tmp_path / "run", max_steps=3))
+    assert page.tags.count("script") == 2 and "b" not in page.tags
+    actions = [turn["action"] for entry in page.runs[0]["transcripts"] for turn in entry["turns"]]
+    assert NASTY in actions
+    assert "innerHTML" not in page.scripts[1] and "document.write" not in page.scripts[1]
+
+
+def test_a_runs_name_stays_text(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "<i>{{data}}&", max_steps=1)
+    page = page_of(run)
+    assert "i" not in page.tags and page.runs[0]["name"] == run.name
+
+
+def test_a_report_shows_best_and_worst_of_the_first_middle_and_last_step(tmp_path: Path) -> None:
+    (run,) = page_of(make_run(tmp_path / "run", max_steps=9)).runs
+    assert sorted({entry["step"] for entry in run["transcripts"]}) == [1, 5, 9]
+    first = [entry for entry in run["transcripts"] if entry["step"] == 1]
+    rewards = [entry["reward"] for entry in first if not entry["error"]]
+    assert rewards == sorted(rewards, reverse=True) and len(rewards) == 8 and rewards[0] == 1.1 and rewards[-1] == 0.0
+    assert [entry["error"] for entry in first if entry["error"]] == ["The env raised: division by zero"]
+    assert run["metrics"]["kl/engine_learner"][6] == [7.0, None]
+
+
+def test_two_runs_side_by_side(tmp_path: Path) -> None:
+    one = make_run(tmp_path / "a" / "run", max_steps=2)
+    two = make_run(tmp_path / "b" / "run", max_steps=2, overrides=("trainer.learning_rate=1e-4",))
+    left, right = page_of(one, two).runs
+    assert left["name"] != right["name"]
+    changed = [a[0] for a, b in zip(left["settings"], right["settings"], strict=True) if a[1] != b[1]]
+    assert changed == ["trainer.learning_rate"]
+
+
+def test_an_empty_run_has_gaps_and_no_errors(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "metrics.jsonl").touch()
+    (found,) = page_of(run).runs
+    assert (found["metrics"], found["settings"], found["transcripts"]) == ({}, [], [])
+    assert found["notes"] == ["no config.yaml, so no settings", "no trajectories stored"]
+
+
+def test_a_damaged_trajectory_file_is_a_note(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", max_steps=2)
+    JsonlTrajectoryStore(run / "trajectories").path(2).write_bytes(b"nothing")
+    (found,) = page_of(run).runs
+    assert {entry["step"] for entry in found["transcripts"]} == {1}
+    assert any("step_000002.jsonl.gz" in note for note in found["notes"])
+
+
+def test_long_texts_are_cut_and_say_so(tmp_path: Path) -> None:
+    store = JsonlTrajectoryStore(tmp_path / "run" / "trajectories")
+    store.write(RolloutBatch(1, [[trajectory(1, 0, 0, 1.1, "x" * (MAX_CHARACTERS + 5))]]))
+    (found,) = page_of(tmp_path / "run").runs
+    assert found["transcripts"][0]["turns"][0]["action"].endswith("x… (5 characters more)")
+
+
+def test_what_is_not_a_run_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"is not a run folder: it has no config.yaml"):
+        write_report([tmp_path], tmp_path / "out.html")
