@@ -1,0 +1,97 @@
+"""The asyncio side of an engine: awaits single generations, talks to the actor in batches.
+
+One `submit` is outstanding at a time and takes everything that became ready during the previous one; one long-poll
+`collect` is outstanding while anything is in flight. No timers: under load the batches grow by themselves.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import ray
+
+from skyrl_trainer.errors import EngineDied, UserError
+from skyrl_trainer.types import GenerationOutput, GenerationRequest
+
+COLLECT_SECONDS = 10.0
+"""How long one `collect` waits inside the engine; a caller's own limit cuts its `generate`, not this."""
+
+
+class EngineClient:
+    """Used from one event loop. `client_id` is unique among an engine's clients.
+
+    Raises EngineDied from every waiting and later call once the actor is gone or its step loop has raised. A cancelled
+    `generate` leaves its request to run out in the engine; its output is counted in `late_outputs`.
+    """
+
+    def __init__(self, actor: Any, client_id: str) -> None:
+        self._actor = actor
+        self._client_id = client_id
+        self._outbox: list[GenerationRequest] = []
+        self._waiting: dict[str, asyncio.Future[GenerationOutput]] = {}
+        self._unanswered = 0
+        self._sender: asyncio.Task[None] | None = None
+        self._collector: asyncio.Task[None] | None = None
+        self._error: EngineDied | None = None
+        self.late_outputs = 0
+
+    async def generate(self, request: GenerationRequest) -> GenerationOutput:
+        (output,) = await self.generate_round([request])
+        return output
+
+    async def generate_round(self, requests: list[GenerationRequest]) -> list[GenerationOutput]:
+        """All requests enter the engine in this order and in one call; their outputs, in the same order."""
+        if self._error is not None:
+            raise self._error
+        loop = asyncio.get_running_loop()
+        futures = [loop.create_future() for _ in requests]
+        self._waiting.update((request.request_id, future) for request, future in zip(requests, futures, strict=True))
+        self._outbox += requests
+        if self._sender is None or self._sender.done():
+            self._sender = loop.create_task(self._guard(self._send()))
+        try:
+            return await asyncio.gather(*futures)
+        finally:
+            for request in requests:
+                self._waiting.pop(request.request_id, None)
+
+    async def _send(self) -> None:
+        await asyncio.sleep(0)  # whoever is ready in this tick of the loop comes along
+        while self._outbox:
+            batch, self._outbox = self._outbox, []
+            self._unanswered += len(batch)
+            await self._actor.submit.remote(self._client_id, batch)
+            if self._collector is None or self._collector.done():
+                self._collector = asyncio.get_running_loop().create_task(self._guard(self._collect()))
+
+    async def _collect(self) -> None:
+        while self._unanswered:
+            for output in await self._actor.collect.remote(self._client_id, COLLECT_SECONDS):
+                self._unanswered -= 1
+                future = self._waiting.pop(output.request_id, None)
+                if future is None or future.done():
+                    self.late_outputs += 1
+                else:
+                    future.set_result(output)
+
+    async def _guard(self, work: Any) -> None:
+        try:
+            await work
+        except Exception as error:
+            self._error = _engine_died(error)
+            for future in self._waiting.values():
+                if not future.done():
+                    future.set_exception(self._error)
+
+
+def _engine_died(error: Exception) -> EngineDied:
+    if isinstance(error, ray.exceptions.RayTaskError):
+        cause = error.cause
+        return EngineDied(str(cause) if isinstance(cause, UserError) else f"An engine failed: {cause!r}")
+    if isinstance(error, ray.exceptions.RayActorError):
+        return EngineDied(
+            "The engine's process died (killed, or out of memory): see its log in the run's Ray session, "
+            "and lower generator.max_concurrency or engine_kwargs.kv_cache_memory_bytes if memory ran out."
+        )
+    return EngineDied(f"The connection to an engine failed: {error!r}")

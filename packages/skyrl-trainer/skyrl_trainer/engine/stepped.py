@@ -1,0 +1,228 @@
+"""What every engine actor shares: one thread that owns the model, queues around it, and a mailbox a client.
+
+The thread alternates between commands (weight updates, pause), admission of queued requests in the order in which
+they came, and one step of the model. So all requests of one `submit` enter between two steps, a weight update never
+meets a running step, and what happens depends on the order of calls only, never on the time.
+
+An engine actor has one coroutine, `collect`, which makes it an asyncio actor in Ray: any number of clients can wait in
+it. The other methods are short, or run while nothing is generated, and may hold up the actor's event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+import threading
+import traceback
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any
+
+from skyrl_trainer.errors import EngineDied, UserError
+from skyrl_trainer.types import GenerationOutput, GenerationRequest
+
+LOAD_SECONDS = 900.0
+"""Longest wait for a model to load."""
+CALL_SECONDS = 300.0
+"""Longest wait for a step to end plus a command to run: a large model's weights are loaded well within it."""
+
+
+@dataclass
+class _Mailbox:
+    done: list[GenerationOutput] = field(default_factory=list)
+    waiter: asyncio.Future[None] | None = None
+
+
+class SteppedEngine(ABC):
+    """The public half of protocols.InferenceEngine. Subclasses run a model: `_load`, `_fits`, `_add`, `_step`."""
+
+    def __init__(self, model_path: str, max_model_len: int, max_num_seqs: int) -> None:
+        self.model_path = model_path
+        self.max_model_len = max_model_len
+        self.max_num_seqs = max_num_seqs
+        self._in_flight: dict[str, tuple[str, GenerationRequest]] = {}
+        self._queue: deque[tuple[str, GenerationRequest]] = deque()
+        self._commands: deque[tuple[Callable[[], Any], Future[Any]]] = deque()
+        self._mail: dict[str, _Mailbox] = {}
+        self._lock = threading.Condition()
+        self._paused = False
+        self._stopping = False
+        self._error: str | None = None
+        self._thread: threading.Thread | None = None
+        self._next_key = 0
+
+    # What a model runner provides; all of it runs in the engine's thread.
+
+    @abstractmethod
+    def _load(self) -> None: ...
+
+    @abstractmethod
+    def _fits(self, request: GenerationRequest) -> bool:
+        """Whether `request` can enter before the next step, given what is in flight and was just admitted."""
+
+    @abstractmethod
+    def _add(self, key: str, request: GenerationRequest) -> None:
+        """Admits a request; ValueError if the model cannot take it."""
+
+    @abstractmethod
+    def _step(self) -> list[tuple[str, GenerationOutput]]:
+        """One token for every request in flight; the finished ones."""
+
+    @abstractmethod
+    def _update(self, phase: str, argument: Any) -> Any:
+        """One of vLLM's weight transfer calls: "init", "start", "update" or "finish"."""
+
+    # What a client calls.
+
+    def ready(self) -> dict[str, Any]:
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+            self._thread.start()
+        self._call(lambda: None, LOAD_SECONDS)
+        return {"pid": os.getpid(), "model": self.model_path, "max_model_len": self.max_model_len}
+
+    def submit(self, client: str, requests: list[GenerationRequest]) -> None:
+        with self._lock:
+            self._check_alive()
+            self._queue.extend((client, request) for request in requests)
+            self._lock.notify()
+
+    async def collect(self, client: str, timeout: float) -> list[GenerationOutput]:
+        """At most one call a client at a time."""
+        waiter: asyncio.Future[None] | None = None
+        with self._lock:
+            box = self._mail.setdefault(client, _Mailbox())
+            if not box.done:
+                self._check_alive()
+                waiter = box.waiter = asyncio.get_running_loop().create_future()
+        if waiter is not None:
+            await asyncio.wait([waiter], timeout=timeout)
+        with self._lock:
+            box.waiter = None
+            if not box.done:
+                self._check_alive()
+            done, box.done = box.done, []
+        return done
+
+    def pause(self) -> None:
+        self._call(lambda: setattr(self, "_paused", True))
+
+    def init_weight_transfer(self, init_info: dict[str, Any]) -> None:
+        self._call(lambda: self._update("init", init_info))
+
+    def start_weight_update(self) -> None:
+        self._call(lambda: self._update("start", None))
+
+    def update_weights(self, update_info: dict[str, Any]) -> None:
+        self._call(lambda: self._update("update", update_info))
+
+    def finish_weight_update(self, version: int) -> str:
+        return self._call(lambda: self._update("finish", version))
+
+    def resume(self) -> None:
+        self._call(lambda: setattr(self, "_paused", False))
+
+    def shutdown(self) -> None:
+        with self._lock:
+            self._stopping = True
+            self._lock.notify()
+        if self._thread is not None:
+            self._thread.join(timeout=30)
+
+    # The thread.
+
+    def _call(self, command: Callable[[], Any], timeout: float = CALL_SECONDS) -> Any:
+        future: Future[Any] = Future()
+        with self._lock:
+            self._check_alive()
+            self._commands.append((command, future))
+            self._lock.notify()
+        try:
+            return future.result(timeout)
+        except TimeoutError:
+            raise EngineDied(
+                f"The engine of {self.model_path} did not answer within {timeout:.0f} s: a step hangs, "
+                "or the machine is overloaded. See the engine's log."
+            ) from None
+
+    def _check_alive(self) -> None:
+        if self._error is not None:
+            raise EngineDied(self._error)
+        if self._stopping:
+            raise EngineDied(f"The engine of {self.model_path} has been shut down.")
+
+    def _run(self) -> None:
+        try:
+            self._load()
+            while self._turn():
+                pass
+        except BaseException as error:
+            traceback.print_exc(file=sys.stderr)
+            reason = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
+            self._fail(f"The engine of {self.model_path} stopped. {reason}")
+        else:
+            self._fail(f"The engine of {self.model_path} has been shut down.")
+
+    def _turn(self) -> bool:
+        """Commands, admission, one step; waits when there is nothing to do. False ends the thread."""
+        with self._lock:
+            while not (self._stopping or self._commands or (not self._paused and (self._queue or self._in_flight))):
+                self._lock.wait()
+            if self._stopping:
+                return False
+            commands, self._commands = self._commands, deque()
+        for command, future in commands:
+            try:
+                future.set_result(command())
+            except Exception as error:
+                future.set_exception(error)
+        if not self._paused:
+            refused = self._admit()
+            finished = self._step() if self._in_flight else []
+            self._deliver([(*self._in_flight.pop(key), output) for key, output in finished] + refused)
+        return True
+
+    def _admit(self) -> list[tuple[str, GenerationRequest, GenerationOutput]]:
+        refused = []
+        while self._queue and len(self._in_flight) < self.max_num_seqs and self._fits(self._queue[0][1]):
+            client, request = self._queue.popleft()
+            key = str(self._next_key)
+            self._next_key += 1
+            try:
+                if len(request.prompt_ids) >= self.max_model_len:
+                    raise ValueError(
+                        f"The prompt has {len(request.prompt_ids)} tokens and leaves no room for an answer in "
+                        f"generator.max_model_len={self.max_model_len}."
+                    )
+                self._add(key, request)
+            except ValueError as error:
+                refused.append((client, request, GenerationOutput(request.request_id, [], [], [], "error", str(error))))
+            else:
+                self._in_flight[key] = (client, request)
+        return refused
+
+    def _deliver(self, outputs: list[tuple[str, GenerationRequest, GenerationOutput]]) -> None:
+        if not outputs:
+            return
+        with self._lock:
+            for client, _, output in outputs:
+                self._mail.setdefault(client, _Mailbox()).done.append(output)
+            self._wake({client for client, _, _ in outputs})
+
+    def _fail(self, sentence: str) -> None:
+        with self._lock:
+            self._error = sentence
+            for _, future in self._commands:
+                future.set_exception(EngineDied(sentence))
+            self._commands.clear()
+            self._wake(set(self._mail))
+
+    def _wake(self, clients: set[str]) -> None:
+        for client in clients:
+            waiter = self._mail[client].waiter
+            if waiter is not None:
+                waiter.get_loop().call_soon_threadsafe(lambda waiter=waiter: waiter.done() or waiter.set_result(None))

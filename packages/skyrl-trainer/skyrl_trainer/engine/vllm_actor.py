@@ -1,0 +1,193 @@
+"""vLLM as an engine actor: `ray.remote(VLLMEngine).options(runtime_env={"env_vars": ENGINE_ENV}, max_concurrency=64)`.
+
+An `LLMEngine` is stepped in a thread of the actor's own process. Against `AsyncLLM` this saves a process, is faster,
+and leaves the order of requests to us. Token ids go in and come out; nothing is decoded here.
+
+Seeds on a CPU: a request with a seed must never be prefilled in parts, for vLLM rewinds its generator then, which CPU
+generators cannot do. Admission makes sure of it: a seeded request enters when the KV cache has room for every request
+in flight to its last token (so none is preempted), and `max_num_batched_tokens` covers the whole cache.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from skyrl_trainer.engine.stepped import SteppedEngine
+from skyrl_trainer.errors import SyncError
+from skyrl_trainer.types import GenerationOutput, GenerationRequest
+
+_CPU_ENV = {
+    # The sampler's compilation would stall the first request for many seconds, for no gain on a CPU.
+    "TORCH_COMPILE_DISABLE": "1",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    # A second OpenMP thread spins: it halves the throughput, or worse, beside any other busy process.
+    "OMP_NUM_THREADS": "1",
+}
+ENGINE_ENV: dict[str, str] = {
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    "VLLM_LOGGING_LEVEL": "ERROR",
+    "VLLM_NO_USAGE_STATS": "1",
+    **({} if torch.cuda.is_available() else _CPU_ENV),
+}
+"""Environment variables that have to be set before `import vllm`."""
+
+PREFILL_TOKENS = 16384
+"""Prompt tokens admitted before one step: bounds the memory of a prefill."""
+CPU_KV_CACHE_BYTES = 2**30
+"""Largest KV cache that is chosen by default on a CPU; `engine_kwargs.kv_cache_memory_bytes` chooses another."""
+
+
+class VLLMEngine(SteppedEngine):
+    """See protocols.InferenceEngine. `engine_kwargs` go to vLLM's EngineArgs as they are and win over our choices."""
+
+    def __init__(
+        self,
+        model_path: str,
+        dtype: str,
+        max_model_len: int,
+        max_num_seqs: int,
+        seed: int,
+        engine_kwargs: dict[str, Any],
+    ) -> None:
+        super().__init__(model_path, max_model_len, max_num_seqs)
+        self._dtype = dtype
+        self._seed = seed
+        self._engine_kwargs = engine_kwargs
+        self._version = 0
+        self._admitted_tokens = 0
+        self._reserved: dict[str, int] = {}
+
+    def _load(self) -> None:
+        from vllm import EngineArgs, LLMEngine
+        from vllm.platforms import current_platform
+
+        kwargs: dict[str, Any] = {
+            "model": self.model_path,
+            "dtype": self._dtype,
+            "max_model_len": self.max_model_len,
+            "max_num_seqs": self.max_num_seqs,
+            "seed": self._seed,
+            "skip_tokenizer_init": True,
+            "generation_config": "vllm",
+            "logprobs_mode": "processed_logprobs",
+            "enable_prefix_caching": True,
+            "disable_log_stats": True,
+            "weight_transfer_config": {"backend": "skyrl_shared_memory"},
+            # Imported in every worker process: registers the backend above, adds `loaded_checksum`.
+            "worker_extension_cls": "skyrl_trainer.weight_sync.vllm_backend.WorkerExtension",
+        }
+        if current_platform.is_cpu():
+            kwargs |= self._cpu_kwargs()
+        self._llm = LLMEngine.from_engine_args(EngineArgs(**{**kwargs, **self._engine_kwargs}))
+        cache = self._llm.vllm_config.cache_config
+        self._block_size = cache.block_size
+        self._free_blocks = cache.num_gpu_blocks - 1  # vLLM keeps a null block
+        self._llm.set_weight_version(str(self._version))
+
+    def _cpu_kwargs(self) -> dict[str, Any]:
+        """A KV cache for every sequence at full length, but at most CPU_KV_CACHE_BYTES; whole prefills."""
+        from transformers import AutoConfig
+
+        config = AutoConfig.from_pretrained(self.model_path).get_text_config()
+        heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+        head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        itemsize = getattr(torch, self._dtype).itemsize
+        token_bytes = 2 * config.num_hidden_layers * heads * head_dim * itemsize
+        block = 32
+        blocks_of_one = -(-self.max_model_len // block) + 1
+        wanted = (self.max_num_seqs * blocks_of_one + 1) * block * token_bytes
+        floor = 2 * blocks_of_one * block * token_bytes
+        size = self._engine_kwargs.get("kv_cache_memory_bytes") or max(floor, min(wanted, CPU_KV_CACHE_BYTES))
+        return {
+            "enforce_eager": True,
+            "distributed_executor_backend": "uni",
+            "block_size": block,
+            "kv_cache_memory_bytes": size,
+            "max_num_batched_tokens": max(size // token_bytes, self.max_model_len, PREFILL_TOKENS),
+        }
+
+    def _blocks(self, request: GenerationRequest) -> int:
+        tokens = min(len(request.prompt_ids) + request.options.max_tokens, self.max_model_len)
+        return -(-tokens // self._block_size) + 1
+
+    def _fits(self, request: GenerationRequest) -> bool:
+        if not self._in_flight:
+            return True
+        if self._admitted_tokens + len(request.prompt_ids) > PREFILL_TOKENS:
+            return False
+        return request.seed is None or sum(self._reserved.values()) + self._blocks(request) <= self._free_blocks
+
+    def _add(self, key: str, request: GenerationRequest) -> None:
+        from vllm import SamplingParams
+        from vllm.sampling_params import RequestOutputKind
+
+        options = request.options
+        params = SamplingParams(
+            max_tokens=min(options.max_tokens, self.max_model_len - len(request.prompt_ids)),
+            min_tokens=options.min_tokens,
+            temperature=options.temperature,
+            top_p=options.top_p,
+            top_k=options.top_k,
+            stop_token_ids=list(options.stop_token_ids),
+            ignore_eos=True,  # only the request says where to stop
+            seed=request.seed,
+            logprobs=options.top_logprobs,
+            flat_logprobs=True,
+            detokenize=False,
+            output_kind=RequestOutputKind.FINAL_ONLY,
+        )
+        self._llm.add_request(key, {"type": "token", "prompt_token_ids": request.prompt_ids}, params)
+        self._reserved[key] = self._blocks(request)
+        self._admitted_tokens += len(request.prompt_ids)
+
+    def _step(self) -> list[tuple[str, GenerationOutput]]:
+        finished = self._llm.step()
+        self._admitted_tokens = 0
+        return [(output.request_id, self._output(output)) for output in finished if output.finished]
+
+    def _output(self, output: Any) -> GenerationOutput:
+        """vLLM's RequestOutput as ours."""
+        del self._reserved[output.request_id]
+        _, request = self._in_flight[output.request_id]
+        completion = output.outputs[0]
+        flat = completion.logprobs
+        starts, ends = flat.start_indices, flat.end_indices
+        top = None
+        if request.options.top_logprobs:
+            top = [
+                dict(zip(flat.token_ids[start:end], flat.logprobs[start:end], strict=True))
+                for start, end in zip(starts, ends, strict=True)
+            ]
+        versions: list[int] = []
+        for span in completion.weight_versions:
+            versions += [int(span.version)] * (span.end - span.start)
+        finish = completion.finish_reason if completion.finish_reason in ("stop", "length") else "error"
+        return GenerationOutput(
+            request_id=request.request_id,
+            output_ids=list(completion.token_ids),
+            logprobs=[flat.logprobs[start] for start in starts],
+            weight_versions=versions,
+            finish_reason=finish,
+            error=None if finish != "error" else f"vLLM ended the request: {completion.finish_reason}.",
+            top_logprobs=top,
+        )
+
+    def _update(self, phase: str, argument: Any) -> Any:
+        if phase == "init":
+            self._llm.collective_rpc("init_weight_transfer_engine", kwargs={"init_info": argument})
+        elif phase == "start":
+            self._llm.collective_rpc("start_weight_update")
+        elif phase == "update":
+            self._llm.collective_rpc("update_weights", kwargs={"update_info": argument})
+        else:
+            self._llm.collective_rpc("finish_weight_update")
+            self._reset_prefix_cache()
+            self._llm.set_weight_version(str(argument))
+            return self._llm.collective_rpc("loaded_checksum")[0]
+
+    def _reset_prefix_cache(self) -> None:
+        """Nothing computed with the old weights stays: requests in flight are prefilled again, tokens kept."""
+        if not self._llm.reset_prefix_cache(reset_running_requests=bool(self._in_flight)):
+            raise SyncError("vLLM could not reset its prefix cache after a weight update: it would mix two policies.")

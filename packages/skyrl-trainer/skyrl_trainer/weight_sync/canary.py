@@ -1,0 +1,118 @@
+"""The canary: after every sync, does the engine compute what the learner computes?
+
+A few prefixes of one fixed sequence, longer than two blocks of the engine's prefix cache, are given to every engine
+for one token each; the logprobs of its 20 likeliest tokens are compared with the learner's at the same positions. The
+prefixes stay in the engine's cache, so a sync that forgets to reset it is seen at the next check.
+
+Three things can be wrong, and all must be caught, however small a step the update was: old weights (the load was
+skipped), a stale copy of some weights (a tied head that was not packed again), and a stale cache. An absolute
+tolerance alone misses all three at a small learning rate, so the error is also held against what the update changed.
+Where the update changed no more than the noise of two implementations, the checksum of the loaded bytes decides.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import ray
+import torch
+
+from skyrl_trainer.errors import SyncError
+from skyrl_trainer.types import GenerationOutput, GenerationRequest, SamplingOptions, StepMetrics
+from skyrl_trainer.weight_sync.shared_memory import SyncReport
+
+NUM_PREFIXES = 4
+TOP_LOGPROBS = 20
+CHECK_SECONDS = 120.0
+VISIBLE = 2.0
+"""An update is visible when it changed a logprob by more than this many tolerances; then a tenth of the change is the
+limit of the error. (In float32 two implementations differ by up to a fifth of the default tolerance.)"""
+
+
+class Canary:
+    """`prompt_ids`: a fixed sequence of tokens, longer than two cache blocks (64 tokens with vLLM on a CPU)."""
+
+    def __init__(self, engines: list[Any], prompt_ids: list[int], tolerance: float) -> None:
+        if len(prompt_ids) <= NUM_PREFIXES:
+            raise ValueError(f"The canary's sequence has {len(prompt_ids)} tokens; give it more than two cache blocks.")
+        self._engines = engines
+        self._prefixes = [prompt_ids[: len(prompt_ids) - i] for i in range(NUM_PREFIXES)]
+        self._prompt_ids = prompt_ids
+        self._tolerance = tolerance
+        self._before: torch.Tensor | None = None
+
+    def check(
+        self, version: int, learner_logprobs: Callable[[list[int]], torch.Tensor], report: SyncReport
+    ) -> StepMetrics:
+        """`learner_logprobs(ids)`: log-softmax after each token of `ids`, shape (T, V), position t given ids[:t + 1].
+
+        Returns the largest error, and the largest change since the previous check (0.0 at the first). Raises SyncError.
+        """
+        now_TV = learner_logprobs(self._prompt_ids).detach().float().cpu()
+        before_TV, self._before = self._before, now_TV
+        worst, largest = 0.0, 0.0
+        for index, outputs in enumerate(self._ask()):
+            if any(output.weight_versions != [version] for output in outputs):
+                raise SyncError(f"Engine {index} still samples with another version of the policy than {version}.")
+            error, change = self._compare(outputs, now_TV, before_TV)
+            self._judge(f"engine {index}, version {version}", error, change, report.engine_checksums[index], report)
+            worst, largest = max(worst, error), max(largest, change)
+        return {"sync/max_logprob_diff": worst, "sync/canary_change": largest}
+
+    def _ask(self) -> list[list[GenerationOutput]]:
+        """One output a prefix, for every engine; in the order of the prefixes."""
+        options = SamplingOptions(max_tokens=1, top_logprobs=TOP_LOGPROBS)
+        requests = [GenerationRequest(str(i), prefix, options, seed=i) for i, prefix in enumerate(self._prefixes)]
+        ray.get([engine.submit.remote("canary", requests) for engine in self._engines], timeout=CHECK_SECONDS)
+        deadline = time.monotonic() + CHECK_SECONDS
+        replies: list[list[GenerationOutput]] = []
+        for engine in self._engines:
+            outputs: list[GenerationOutput] = []
+            while len(outputs) < len(requests):
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    raise SyncError(f"The canary after a weight sync got no answer within {CHECK_SECONDS:.0f} s.")
+                outputs += ray.get(engine.collect.remote("canary", left), timeout=left + 10)
+            replies.append(sorted(outputs, key=lambda output: int(output.request_id)))
+        return replies
+
+    def _compare(
+        self, outputs: list[GenerationOutput], now_TV: torch.Tensor, before_TV: torch.Tensor | None
+    ) -> tuple[float, float]:
+        """The largest error of the engine's logprobs, and how far the update moved the learner's at the same tokens."""
+        error, change = 0.0, 0.0
+        for prefix, output in zip(self._prefixes, outputs, strict=True):
+            if output.error is not None or not output.top_logprobs:
+                raise SyncError(f"The canary after a weight sync failed in the engine: {output.error}")
+            tokens = torch.tensor(list(output.top_logprobs[0]))
+            engine_K = torch.tensor(list(output.top_logprobs[0].values()))
+            now_K = now_TV[len(prefix) - 1, tokens]
+            error = max(error, _distance(engine_K, now_K))
+            if before_TV is not None:
+                change = max(change, _distance(before_TV[len(prefix) - 1, tokens], now_K))
+        return error, change
+
+    def _judge(self, where: str, error: float, change: float, loaded: str, report: SyncReport) -> None:
+        advice = "Training stops, for its rollouts would not come from the policy that is learned."
+        if loaded != report.checksum:
+            raise SyncError(
+                f"Weight sync failed ({where}): the engine loaded other bytes (checksum {loaded or 'of nothing'}) "
+                f"than the learner holds ({report.checksum}). {advice}"
+            )
+        limit = self._tolerance
+        if change > VISIBLE * self._tolerance:
+            limit = min(limit, change / 10)
+        if error >= limit:
+            raise SyncError(
+                f"Weight sync failed ({where}): the engine's logprobs differ from the learner's by {error:.2e}, "
+                f"the limit is {limit:.2e} (trainer.sync_tolerance={self._tolerance:g}, and a tenth of what the update changed, "
+                f"{change:.2e}). {advice} If the weights are in bfloat16, set trainer.sync_tolerance higher."
+            )
+
+
+def _distance(a: torch.Tensor, b: torch.Tensor) -> float:
+    """The largest absolute difference; infinite when anything is not a number."""
+    distance = (a - b).abs().max()
+    return float("inf") if torch.isnan(distance) else distance.item()

@@ -1,0 +1,97 @@
+"""Weight sync within one machine: the learner's weights lie in a flat shared buffer, and every engine loads from it.
+
+Plain CPU parameters are moved into the buffer once, so that a sync copies nothing on the learner's side. Anything else
+(on a GPU, sharded, of another process) is copied into it at every sync.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import ray
+import torch
+
+from skyrl_trainer.engine.weights import Checksum, FlatBuffer
+from skyrl_trainer.errors import SyncError, UserError
+from skyrl_trainer.protocols import NamedTensors
+
+CALL_SECONDS = 600.0
+"""Longest wait for one phase of a sync on all engines."""
+
+
+@dataclass(frozen=True)
+class SyncReport:
+    seconds: float
+    bytes: int
+    checksum: str
+    """Of the learner's weights."""
+    engine_checksums: tuple[str, ...]
+    """Of what each engine loaded."""
+
+
+class SharedMemorySync:
+    """`named_tensors()` yields the same names, shapes and dtypes every time.
+
+    A `torch.nn.Parameter` in it that lies on the CPU is re-pointed into the buffer (its values and identity stay, so
+    optimizers do not notice).
+    """
+
+    def __init__(self, engines: list[Any], named_tensors: NamedTensors) -> None:
+        self._engines = engines
+        self._named_tensors = named_tensors
+        tensors = dict(named_tensors())
+        self._buffer = FlatBuffer.create(tensors.items())
+        try:
+            self._everywhere("init_weight_transfer", {"path": self._buffer.path, "layout": self._buffer.layout})
+        finally:
+            self._buffer.unlink()
+        if self._buffer.in_memory:
+            for name, tensor in tensors.items():
+                if type(tensor) is torch.nn.Parameter and tensor.device.type == "cpu":
+                    self._buffer.tensors[name].copy_(tensor.data)
+                    tensor.data = self._buffer.tensors[name]
+
+    def sync(self, version: int) -> SyncReport:
+        """Pause, start, update, finish, resume on every engine; requests in flight go on with the new weights.
+
+        Raises SyncError if an engine fails; it stays paused then.
+        """
+        start = time.perf_counter()
+        self._everywhere("pause")
+        self._fill()
+        self._everywhere("start_weight_update")
+        updates = [engine.update_weights.remote({}) for engine in self._engines]
+        checksum = Checksum()
+        for name, tensor in self._buffer.tensors.items():  # while the engines load
+            checksum.add(name, tensor)
+        self._wait("update_weights", updates)
+        loaded = self._everywhere("finish_weight_update", version)
+        self._everywhere("resume")
+        return SyncReport(time.perf_counter() - start, self._buffer.nbytes, checksum.hexdigest(), tuple(loaded))
+
+    def close(self) -> None:
+        self._buffer.unlink()
+
+    @torch.no_grad()
+    def _fill(self) -> None:
+        for name, tensor in self._named_tensors():
+            target = self._buffer.tensors.get(name)
+            if target is None or target.shape != tensor.shape:
+                raise SyncError(f"The learner's tensor {name} {list(tensor.shape)} was not there at the first sync.")
+            if tensor.data_ptr() != target.data_ptr():
+                target.copy_(tensor)
+
+    def _everywhere(self, method: str, *arguments: Any) -> list[Any]:
+        return self._wait(method, [getattr(engine, method).remote(*arguments) for engine in self._engines])
+
+    def _wait(self, method: str, calls: list[Any]) -> list[Any]:
+        try:
+            return ray.get(calls, timeout=CALL_SECONDS)
+        except ray.exceptions.RayTaskError as error:
+            cause = error.cause
+            reason = str(cause) if isinstance(cause, UserError) else f"{type(cause).__name__}: {cause}"
+            raise SyncError(f"Weight sync failed in {method}: {reason}") from error
+        except (ray.exceptions.RayActorError, ray.exceptions.GetTimeoutError) as error:
+            raise SyncError(f"Weight sync failed in {method}: an engine died or did not answer ({error}).") from error
