@@ -136,6 +136,7 @@ class FakeEnvWorker:
             await asyncio.wait([work, death], return_when=asyncio.FIRST_COMPLETED)
             if death.done():
                 work.cancel()
+                work.add_done_callback(lambda cancelled: cancelled.cancelled() or cancelled.exception())
                 raise ActorDiedError
             death.cancel()
             return list(await work)

@@ -8,7 +8,7 @@ actions and goes on. Not so the episode that hung or crashed the process, nor on
 from __future__ import annotations
 
 import asyncio
-import time
+import contextlib
 from collections.abc import Awaitable, Callable
 from typing import Any, Generic, TypeVar
 
@@ -168,7 +168,7 @@ class RemoteEnv:
         if host is None:
             return
         host.episodes -= 1
-        if self._open and host.alive.is_set() and host.life == self._life:
+        if self._open and host.alive.is_set():
             try:
                 self.close_error = await asyncio.wait_for(asyncio.shield(host.close(self._key)), timeout)
             except (WorkerDied, TimeoutError) as error:
@@ -219,20 +219,17 @@ class RemoteEnv:
         host, self._host = self._host, None
         assert host is not None
         host.episodes -= 1
-        start = time.monotonic()
         try:
             await asyncio.wait_for(host.alive.wait(), RESTART_LIMIT)
+            self._deaths += host.unexplained - self._unexplained
+            # If the death was noticed late, this episode may have begun in the process that is alive now.
+            with contextlib.suppress(WorkerDied):
+                await host.close(self._key)
         except TimeoutError:
             self._deaths += 1
-        else:
-            self._deaths += host.unexplained - self._unexplained
         report = host.culprits.pop(self._key, None)
         if report is not None:
             return f"The env hung or crashed its EnvWorker, where no Python code could interrupt it: {report}."
         if self._deaths >= MAX_DEATHS:
-            waited = time.monotonic() - start
-            return (
-                f"The EnvWorker died under this episode for the {self._deaths}th time (the last one was waited for "
-                f"{waited:.0f} s); it is not replayed again."
-            )
+            return "Two EnvWorkers died under this episode (killed, or out of memory): it is not replayed again."
         return None

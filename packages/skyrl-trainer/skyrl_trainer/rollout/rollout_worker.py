@@ -92,6 +92,9 @@ class RolloutWorker:
         self._engine = EngineClient(engine, f"{client_id}-{os.getpid()}")
         self._envs = EnvClient(env_workers)
 
+    async def pid(self) -> int:
+        return os.getpid()
+
     async def stop_token_ids(self) -> tuple[int, ...]:
         return self._prompt.stop_token_ids
 

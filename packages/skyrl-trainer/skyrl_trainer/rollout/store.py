@@ -8,6 +8,7 @@ holds at most `max_bytes` of lines, and the header counts the trajectories that 
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import json
 import os
@@ -66,7 +67,8 @@ class JsonlTrajectoryStore:
                 os.fsync(raw.fileno())
             aside.replace(path)
         except OSError as error:
-            aside.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                aside.unlink()
             raise UserError(
                 f"The trajectories of step {batch.step} cannot be written to {path}: {error.strerror or error}; "
                 "free some space or choose another trainer.run_dir."

@@ -1,0 +1,169 @@
+"""Real EnvWorker and RolloutWorker processes on a fake engine: envs that raise, hang or take their process along."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import ray
+
+from skyrl_trainer.config import Config
+from skyrl_trainer.errors import UserError
+from skyrl_trainer.rollout.manager import Rollouts, rollout_metrics
+from skyrl_trainer.types import PromptBatch, RolloutBatch, Sample, StopReason
+from tests.trainer.fakes import FakeEngine, tiny_tokenizer
+
+ENV_FILE = '''
+import itertools
+import os
+import signal
+import time
+
+import gymnasium
+
+
+class Scripted(gymnasium.Env):
+    """Does in step `at` what the option `do` says; ends after `turns` steps. Counts its closes in a file."""
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.options, self.count, self.total = options, 0, int(self.np_random.integers(1000))
+        return f"start {self.total}", {"instructions": "Be brief."}
+
+    def step(self, action):
+        self.count += 1
+        self.total += len(action)
+        if self.count == self.options.get("at"):
+            self.misbehave(self.options["do"])
+        time.sleep(self.options.get("sleep", 0))
+        over = self.count >= self.options.get("turns", 1)
+        return f"now {self.total}", float(over), over, False, {"success": over, "reward_parts": {"done": float(over)}}
+
+    def misbehave(self, what):
+        if what == "raise":
+            raise ValueError("no such move")
+        if what == "hang":
+            while True:
+                try:
+                    time.sleep(0.01)
+                except Exception:
+                    pass
+        if what == "hang in C":
+            max(itertools.repeat(0))  # for ever, and no signal is looked at
+        if what == "crash":
+            os.kill(os.getpid(), signal.SIGSEGV)
+
+    def close(self):
+        with open(self.options["closes"], "a") as file:
+            file.write("closed\\n")
+
+
+gymnasium.register("test/Scripted-v0", Scripted)
+'''
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    folder = tmp_path_factory.mktemp("rollout")
+    tiny_tokenizer().save_pretrained(folder / "tokenizer")
+    (folder / "envs.py").write_text(ENV_FILE)
+    (folder / "broken.py").write_text("import gymnasium\nregister(\n")
+    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
+    yield folder
+    ray.shutdown()
+
+
+@pytest.fixture(scope="module")
+def rollouts(cluster: Path) -> Iterator[Rollouts]:
+    """Two EnvWorkers, with half a second for an env call."""
+    config = Config(
+        generator={"max_turns": 6, "max_model_len": 2048, "max_concurrency": 8, "max_completion_length": 16},
+        environment={"num_workers": 2, "step_timeout": 0.5},
+    )
+    engine = ray.remote(FakeEngine).options(num_cpus=0).remote()
+    made = Rollouts(config, [engine], str(cluster / "tokenizer"))
+    yield made
+    made.close()
+
+
+def batch(folder: Path, options: list[dict[str, Any]], step: int = 1, file: str = "envs.py") -> PromptBatch:
+    closes = str(folder / f"closes-{step}")
+    samples = [
+        Sample(f"s{i}", "test/Scripted-v0", i, {"closes": closes, "turns": 4} | option, env_file=str(folder / file))
+        for i, option in enumerate(options)
+    ]
+    return PromptBatch(step, samples, 1)
+
+
+def reasons(done: RolloutBatch) -> list[bool]:
+    return [trajectory.stop_reason is StopReason.ENV_ERROR for trajectory in done.trajectories]
+
+
+def closes(folder: Path, step: int) -> int:
+    return len((folder / f"closes-{step}").read_text().splitlines())
+
+
+def test_every_episode_is_played_and_closed(rollouts: Rollouts, cluster: Path) -> None:
+    done = rollouts.run(batch(cluster, [{}] * 12))
+    assert [trajectory.trajectory_id for trajectory in done.trajectories] == [f"1/{i}/0" for i in range(12)]
+    metrics = rollout_metrics(done)
+    assert metrics["success"] == metrics["reward/mean"] == metrics["reward/done"] == 1.0
+    assert metrics["turns/mean"] == 4.0 and metrics["failed"] == 0.0
+    assert sum(metrics[f"stop/{reason.value}"] for reason in StopReason) == 12
+    assert closes(cluster, 1) == 12
+
+
+@pytest.mark.parametrize(
+    ("step", "do", "says"),
+    [
+        (10, "raise", "ValueError: no such move (envs.py, line"),
+        (11, "hang", "environment.step_timeout=0.5 seconds"),
+        (12, "hang in C", "hung or crashed its EnvWorker"),
+        (13, "crash", "hung or crashed its EnvWorker"),
+    ],
+)
+def test_only_the_misbehaving_episode_fails(rollouts: Rollouts, cluster: Path, step: int, do: str, says: str) -> None:
+    options: list[dict[str, Any]] = [{}] * 6
+    done = rollouts.run(batch(cluster, [*options[:3], {"at": 2, "do": do}, *options[3:]], step))
+    assert reasons(done) == [False, False, False, True, False, False, False]
+    assert says in str(done.trajectories[3].error)
+    assert len(done.trajectories[3].turns) == 2, "what happened until then is on record"
+
+
+def test_killed_worker_is_replaced_and_its_episodes_go_on(rollouts: Rollouts, cluster: Path) -> None:
+    options = [{"sleep": 0.1}] * 8
+    undisturbed = rollouts.run(batch(cluster, options, step=20))
+    pid = ray.get(rollouts.env_pool.handles[0].ping.remote()).pid
+    threading.Timer(0.7, os.kill, (pid, signal.SIGKILL)).start()
+    restarts = rollouts.env_pool.restarts
+    done = rollouts.run(batch(cluster, options, step=20))
+    assert [t.token_ids() for t in done.trajectories] == [t.token_ids() for t in undisturbed.trajectories]
+    assert rollout_metrics(done)["env_replays"] > 0
+    deadline = time.monotonic() + 20
+    while rollouts.env_pool.restarts == restarts and time.monotonic() < deadline:
+        rollouts.env_pool.check()
+        time.sleep(0.1)
+    assert rollouts.env_pool.restarts == restarts + 1 and rollouts.env_pool.unhealthy == []
+
+
+def test_env_file_that_cannot_be_loaded_is_one_sentence_for_the_whole_batch(rollouts: Rollouts, cluster: Path) -> None:
+    with pytest.raises(UserError, match=r"All 3 episodes of step 30 .*broken\.py cannot be loaded.*SyntaxError"):
+        rollouts.run(batch(cluster, [{}] * 3, step=30, file="broken.py"))
+
+
+def test_killed_rollout_worker_starts_again(rollouts: Rollouts, cluster: Path) -> None:
+    pid = ray.get(rollouts._workers[0].pid.remote())
+    threading.Timer(0.5, os.kill, (pid, signal.SIGKILL)).start()
+    done = rollouts.run(batch(cluster, [{"sleep": 0.1}] * 8, step=40))
+    assert not any(reasons(done))
+
+
+def test_env_workers_never_load_torch(rollouts: Rollouts) -> None:
+    loaded = rollouts.env_pool.handles[0].apply.remote(lambda worker: "torch" in __import__("sys").modules)
+    assert ray.get(loaded) is False
