@@ -119,7 +119,11 @@ def test_mini_batches_and_epochs_take_their_optimizer_steps_and_clip(tmp_path: P
     assert trainer.learner.optimizer_steps == 12
     assert metrics["clip_fraction"] > 0
     first, second = trainer._mini_batches(16), trainer._mini_batches(16)
-    assert first == second and sorted(sum(first, [])) == list(range(16)) and {len(part) for part in first} == {4}
+    assert (
+        first == second
+        and sorted(i for part in first for i in part) == list(range(16))
+        and {len(part) for part in first} == {4}
+    )
 
 
 def test_rewards_rise_along_the_gradient(tmp_path: Path) -> None:
