@@ -1,0 +1,175 @@
+"""Checkpoints: the same bytes after a resume, whole or absent whatever happens, and refusals in a sentence."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import resource
+from pathlib import Path
+
+import pytest
+import torch
+from skyrl_trainer.errors import UserError
+from skyrl_trainer.learner.checkpoint import Checkpoints, State, check_resumable
+from skyrl_trainer.learner.grpo import GRPOTrainer
+from skyrl_trainer.learner.learner import Learner
+from tiny_models import make_batch, make_config, save_model
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+SETTINGS = {"lr_scheduler_type": "cosine", "warmup_steps": 2, "num_mini_batches": 2, "deterministic": True}
+
+
+def run(path: str, folder: Path, steps: range) -> list[dict[str, float]]:
+    """Goes on from the newest checkpoint, updates, and saves after the last step."""
+    config = make_config(trainer=SETTINGS)
+    learner = Learner(config, path, 12)
+    checkpoints = Checkpoints(folder, keep=2)
+    loaded = checkpoints.load_latest()
+    if loaded is not None:
+        assert loaded.step == steps.start
+        learner.load_state_dict(loaded.learner)
+    trainer = GRPOTrainer(config, learner)
+    metrics = [trainer.update(make_batch(seed=step, step=step, equal=(step % 4,))) for step in steps]
+    checkpoints.save(steps.stop, learner.state_dict(), {"steps": steps.stop})
+    return metrics
+
+
+def small(value: float = 1.0) -> State:
+    return State({"model.w": torch.full((4096,), value)}, {"optimizer_steps": 1})
+
+
+def test_a_resumed_run_has_the_bytes_of_one_left_alone(tmp_path: Path) -> None:
+    path = save_model(tmp_path / "model")
+    alone = run(path, tmp_path / "alone", range(0, 6))
+    again = run(path, tmp_path / "again", range(0, 6))
+    halves = run(path, tmp_path / "halves", range(0, 3)) + run(path, tmp_path / "halves", range(3, 6))
+    assert alone == again == halves
+    for name in ("learner.safetensors", "state.json"):
+        contents = [
+            (tmp_path / r / "checkpoints/step_000006" / name).read_bytes() for r in ("alone", "again", "halves")
+        ]
+        assert contents[0] == contents[1] == contents[2]
+
+
+def test_saved_policy_loads_in_transformers_with_its_tokenizer(tmp_path: Path) -> None:
+    path = save_model(tmp_path / "model")
+    learner = Learner(make_config(), path, 1)
+    GRPOTrainer(learner.config, learner).update(make_batch())
+    for _ in range(2):  # the second replaces the first
+        learner.save_pretrained(tmp_path / "model_out" / "best")
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "model_out" / "best")
+    assert {p.name for p in (tmp_path / "model_out").iterdir()} == {"best"}
+    assert all(torch.equal(model.state_dict()[name], tensor) for name, tensor in learner.named_tensors())
+    names = [name for name, _ in learner.named_tensors()]
+    assert "lm_head.weight" not in names and len(names) == len(set(names))  # tied: once
+    assert AutoTokenizer.from_pretrained(tmp_path / "model_out" / "best").get_vocab()["w7"] == 7
+    expected = model(torch.tensor([[1, 2, 3]])).logits[0].log_softmax(-1)
+    torch.testing.assert_close(learner.token_logprobs([1, 2, 3]), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_a_state_of_another_model_is_refused(tmp_path: Path) -> None:
+    one = Learner(make_config(), save_model(tmp_path / "a"), 1)
+    other = Learner(make_config(), save_model(tmp_path / "b", hidden_size=16), 1)
+    with pytest.raises(UserError, match=r"checkpoint is not of"):
+        other.load_state_dict(one.state_dict())
+
+
+def test_the_newest_are_kept_and_read_back(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path, keep=2)
+    assert checkpoints.load_latest() is None
+    for step in (1, 2, 3):
+        checkpoints.save(step, small(step), {"sampler": {"drawn": step}})
+    assert checkpoints.names() == ["step_000002", "step_000003"]
+    checkpoints.save(3, small(3.5), {"sampler": {"drawn": 3}})  # saved again after a resume
+    loaded = checkpoints.load_latest()
+    assert loaded.step == 3 and loaded.extra == {"sampler": {"drawn": 3}}
+    assert torch.equal(loaded.learner.tensors["model.w"], torch.full((4096,), 3.5))
+    assert len(checkpoints.names()) == 2
+
+
+@pytest.mark.parametrize("moment", ["rename", "replace"])
+def test_a_process_killed_while_saving_leaves_the_checkpoint_before(tmp_path: Path, moment: str) -> None:
+    """It dies before the folder is renamed, and before `latest` points at it."""
+    checkpoints = Checkpoints(tmp_path, keep=2)
+    checkpoints.save(1, small(1.0), {})
+    child = os.fork()
+    if child == 0:
+        setattr(Path, moment, lambda *args: os._exit(9))
+        checkpoints.save(2, small(2.0), {})
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
+    assert checkpoints.load_latest().step == 1
+    checkpoints.save(2, small(2.0), {})
+    assert checkpoints.load_latest().step == 2
+    assert not [path.name for path in (tmp_path / "checkpoints").iterdir() if path.name.startswith(".")]
+
+
+def test_a_full_disk_is_a_sentence_and_harms_nothing(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path, keep=2)
+    checkpoints.save(1, small(1.0), {})
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (8192, limits[1]))  # half of what the tensor needs
+    try:
+        with pytest.raises(UserError, match=r"step_000002 could not be written.*What was saved before is intact"):
+            checkpoints.save(2, small(2.0), {})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert sorted(os.listdir(tmp_path / "checkpoints")) == ["latest", "step_000001"]
+    assert checkpoints.load_latest().step == 1
+
+
+def test_a_damaged_checkpoint_is_named_and_the_one_before_is_taken(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    checkpoints = Checkpoints(tmp_path, keep=3)
+    for step in (1, 2, 3):
+        checkpoints.save(step, small(step), {})
+    tensors = tmp_path / "checkpoints/step_000003/learner.safetensors"
+    content = bytearray(tensors.read_bytes())
+    content[-1] ^= 1
+    tensors.write_bytes(content)
+    (tmp_path / "checkpoints/step_000002/state.json").write_text("{")
+    with caplog.at_level(logging.WARNING):
+        assert checkpoints.load_latest().step == 1
+    assert "step_000003 is damaged" in caplog.text and "step_000002 is damaged" in caplog.text
+    (tmp_path / "checkpoints/step_000001/state.json").unlink()
+    with pytest.raises(UserError, match=r"No checkpoint in .* can be read"):
+        checkpoints.load_latest()
+
+
+@pytest.mark.parametrize(
+    "trainer, generator, names",
+    [
+        ({"learning_rate": 2e-3}, {}, ["trainer.learning_rate was 0.001, is 0.002"]),
+        ({"seed": 1, "train_batch_size": 8}, {}, ["trainer.seed", "trainer.train_batch_size"]),
+        ({"policy": {"model": {"path": "other"}}}, {"num_generations": 4}, ["trainer.policy.model.path", "num_gener"]),
+        ({"optimizer_kwargs": {"betas": [0.9, 0.95]}}, {}, ["trainer.optimizer_kwargs"]),
+        ({"lr_scheduler_type": "linear", "max_steps": 60}, {}, ["trainer.lr_scheduler_type", "trainer.max_steps"]),
+    ],
+)
+def test_a_configuration_that_cannot_continue_is_refused_with_its_fields(
+    trainer: dict[str, object], generator: dict[str, object], names: list[str]
+) -> None:
+    saved = json.loads(make_config().model_dump_json())
+    with pytest.raises(UserError) as refusal:
+        check_resumable(saved, make_config(trainer=trainer, generator=generator))
+    assert all(name in str(refusal.value) for name in names)
+
+
+def test_settings_that_do_not_change_the_run_are_free() -> None:
+    saved = json.loads(make_config().model_dump_json())
+    free = {"logger": "none", "eval_interval": 3, "ckpt_interval": 1, "max_steps": 500, "micro_batch_tokens": 512}
+    check_resumable(saved, make_config())
+    check_resumable(saved, make_config(trainer=free, ray={"address": "auto"}, environment={"num_workers": 4}))
+
+
+def test_the_same_bytes_need_the_same_cut_and_a_schedule_with_an_end_the_same_length() -> None:
+    saved = json.loads(make_config(trainer=SETTINGS).model_dump_json())
+    check_resumable(saved, make_config(trainer=SETTINGS))
+    with pytest.raises(UserError, match=r"micro_batch_tokens"):
+        check_resumable(saved, make_config(trainer=SETTINGS | {"micro_batch_tokens": 512}))
+    with pytest.raises(UserError, match=r"max_steps"):
+        check_resumable(saved, make_config(trainer=SETTINGS | {"max_steps": 500}))
+    with pytest.raises(UserError, match=r"not one of this version"):
+        check_resumable({"trainer": {"gone": 1}}, make_config())

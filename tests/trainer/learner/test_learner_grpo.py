@@ -1,0 +1,248 @@
+"""`GRPOTrainer.update`: the gradient does not depend on the cut, and every odd batch has a defined result."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from skyrl_trainer.errors import UserError
+from skyrl_trainer.learner import learner as learner_module
+from skyrl_trainer.learner.batch import make_rows
+from skyrl_trainer.learner.grpo import GRPOTrainer, Row, register_trainer, trainer_class
+from skyrl_trainer.learner.learner import Learner, Scorer
+from tiny_models import make_batch, make_config, save_model
+
+
+def make_trainer(
+    path: str, double: bool = False, algorithm: dict[str, Any] | None = None, **trainer: Any
+) -> GRPOTrainer:
+    config = make_config(trainer={"algorithm": algorithm or {}, "max_grad_norm": 1e9, **trainer})
+    beta = config.trainer.algorithm.beta
+    reference = Scorer(config, path) if beta > 0 else None
+    learner = Learner(config, path, 100)
+    if double:
+        learner.model.double()
+    if reference is not None:  # another policy than the learner's, so that the KL is not zero
+        reference.model.to(learner.dtype)
+        with torch.no_grad():
+            for parameter in reference.model.parameters():
+                parameter.mul_(1.02)
+    return GRPOTrainer(config, learner, reference)
+
+
+def gradient(trainer: GRPOTrainer, batch: Any, old: list[torch.Tensor] | None = None) -> torch.Tensor:
+    """The gradient that the first optimizer step would see."""
+    seen: list[torch.Tensor] = []
+
+    def stop() -> float:
+        seen.append(torch.cat([p.grad.flatten().clone() for p in trainer.learner.parameters]))
+        trainer.learner.clear_gradients()
+        return 0.0
+
+    trainer.learner.step = stop  # type: ignore[method-assign]
+    trainer.update(batch, old_logprob=old)
+    return seen[0]
+
+
+@pytest.mark.parametrize("kind, double, tolerance", [("qwen3", False, 1e-5), ("gpt2", True, 1e-10)])
+@pytest.mark.parametrize("beta", [0.0, 0.1])
+def test_the_gradient_does_not_depend_on_the_cut(
+    tmp_path: Path, kind: str, double: bool, tolerance: float, beta: float
+) -> None:
+    """One micro-batch, about two and four, and one a trajectory; off-policy, so that the clip takes part."""
+    path = save_model(tmp_path, kind)
+    batch = make_batch(equal=(1,), turns=2)
+    old = [torch.tensor([x for turn in t.turns for x in turn.logprobs]) for t in batch.trajectories]
+    budgets = (10**6, 400, 200, 1)
+    cuts = [
+        gradient(make_trainer(path, double, {"beta": beta}, micro_batch_tokens=budget), batch, old)
+        for budget in budgets
+    ]
+    assert cuts[0].norm() > 0
+    for other in cuts[1:]:
+        assert (other - cuts[0]).norm() <= tolerance * cuts[0].norm()
+
+
+def test_rows_left_out_because_their_advantage_is_zero_have_no_gradient_and_still_count(tmp_path: Path) -> None:
+    class Thorough(GRPOTrainer):
+        def needs_gradient(self, row: Row) -> bool:
+            return row.num_sampled > 0
+
+    path = save_model(tmp_path, "gpt2")
+    batch = make_batch(equal=(0, 2))
+    quick = make_trainer(path, double=True)
+    thorough = Thorough(quick.config, make_trainer(path, double=True).learner)
+    expected, actual = gradient(thorough, batch), gradient(quick, batch)
+    assert (actual - expected).norm() <= 1e-12 * expected.norm()
+
+
+def test_logits_in_chunks_give_the_same_gradient(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = save_model(tmp_path, "gpt2")
+    whole = gradient(make_trainer(path, double=True), make_batch())
+    monkeypatch.setattr(learner_module, "LOGITS_AT_ONCE", 101 * 3)
+    chunked = gradient(make_trainer(path, double=True), make_batch())
+    assert (chunked - whole).norm() <= 1e-12 * whole.norm()
+
+
+def test_one_optimizer_step_is_on_policy_and_reports_what_the_issue_names(tmp_path: Path) -> None:
+    metrics = make_trainer(save_model(tmp_path)).update(make_batch(equal=(1,)))
+    assert metrics["clip_fraction"] == 0.0 and metrics["ratio/max"] == 1.0
+    assert metrics["advantage/zero_fraction"] == 0.25
+    assert metrics["kl/engine_learner"] > 0 and metrics["logprobs/max_diff"] > 0
+    assert metrics["lr"] == 1e-3 and metrics["grad_norm"] > 0 and 0 < metrics["entropy"] < 4.62  # ln 101
+    assert abs(metrics["loss"]) < 1e-6
+
+
+def test_the_engines_kl_is_zero_where_both_agree(tmp_path: Path) -> None:
+    """Its logprobs are set to the learner's own: in every mode the distance is measured before the learner moves."""
+    path = save_model(tmp_path)
+    batch = make_batch(turns=2)
+    probe = make_trainer(path)
+    rows = make_rows(probe.advantages(batch, None))
+    for trajectory, row in zip(batch.trajectories, rows, strict=True):
+        with torch.no_grad():
+            values = probe.learner.logprobs(probe._collate([row], [0]))[0].tolist()
+        for turn in trajectory.turns:
+            turn.logprobs, values = values[: len(turn.output_ids)], values[len(turn.output_ids) :]
+    for trainer in ({}, {"num_mini_batches": 2, "num_iterations": 2}):
+        for old in ("recompute", "rollout"):
+            metrics = make_trainer(path, algorithm={"old_logprobs": old}, learning_rate=0.01, **trainer).update(batch)
+            assert metrics["kl/engine_learner"] < 1e-9 and metrics["logprobs/max_diff"] < 1e-5
+            assert (metrics["ratio/max"] > 1.01) == bool(trainer)
+
+
+def test_mini_batches_and_epochs_take_their_optimizer_steps_and_clip(tmp_path: Path) -> None:
+    trainer = make_trainer(save_model(tmp_path), num_mini_batches=4, num_iterations=3, learning_rate=0.05)
+    metrics = trainer.update(make_batch())
+    assert trainer.learner.optimizer_steps == 12
+    assert metrics["clip_fraction"] > 0
+    first, second = trainer._mini_batches(16), trainer._mini_batches(16)
+    assert (
+        first == second
+        and sorted(i for part in first for i in part) == list(range(16))
+        and {len(part) for part in first} == {4}
+    )
+
+
+def test_rewards_rise_along_the_gradient(tmp_path: Path) -> None:
+    """The sign: after updates the better half of each group is likelier than before, the worse half less."""
+    trainer = make_trainer(save_model(tmp_path), learning_rate=3e-3)
+    batch = make_batch()
+    rows = make_rows(trainer.advantages(batch, None))
+
+    def weighted() -> float:
+        with torch.no_grad():
+            return sum(
+                float(trainer.learner.logprobs(trainer._collate([row], [0]))[0].mean()) * float(row.advantages[-1])
+                for row in rows
+            )
+
+    before = weighted()
+    for _ in range(5):
+        trainer.update(batch)
+    assert weighted() > before + 1
+
+
+def test_a_batch_without_signal_has_zero_gradient_and_still_measures_entropy(tmp_path: Path) -> None:
+    trainer = make_trainer(save_model(tmp_path))
+    metrics = trainer.update(make_batch(equal=(0, 1, 2, 3)))
+    assert metrics["grad_norm"] == 0.0 and metrics["advantage/zero_fraction"] == 1.0
+    assert metrics["tokens/trained"] == 0 and metrics["entropy"] > 0 and "kl/engine_learner" in metrics
+    assert trainer.learner.optimizer_steps == 1
+
+
+def test_a_batch_in_which_every_episode_failed_changes_nothing(tmp_path: Path) -> None:
+    trainer = make_trainer(save_model(tmp_path))
+    before = [tensor.clone() for _, tensor in trainer.learner.named_tensors()]
+    metrics = trainer.update(make_batch(groups=0))
+    assert metrics["tokens/trained"] == 0 and trainer.learner.optimizer_steps == 0
+    assert all(torch.equal(a, b) for a, (_, b) in zip(before, trainer.learner.named_tensors(), strict=True))
+
+
+def test_a_trajectory_without_a_sampled_token_counts_and_does_no_harm(tmp_path: Path) -> None:
+    batch = make_batch()
+    batch.trajectories[0].turns[0].output_ids, batch.trajectories[0].turns[0].logprobs = [], []
+    metrics = make_trainer(save_model(tmp_path)).update(batch)
+    assert metrics["grad_norm"] > 0 and metrics["advantage/zero_fraction"] == 1 / 16
+
+
+def test_a_loss_that_is_not_finite_stops_before_the_optimizer_and_says_where(tmp_path: Path) -> None:
+    trainer = make_trainer(save_model(tmp_path), algorithm={"old_logprobs": "rollout"}, micro_batch_tokens=1)
+    batch = make_batch(step=7)
+    batch.trajectories[5].turns[0].logprobs[0] = float("nan")
+    before = [tensor.clone() for _, tensor in trainer.learner.named_tensors()]
+    with pytest.raises(UserError, match=r"loss of step 7 is not finite, in the micro-batch of the trajectories 7/1/1;"):
+        trainer.update(batch)
+    assert all(torch.equal(a, b) for a, (_, b) in zip(before, trainer.learner.named_tensors(), strict=True))
+    assert trainer.learner.optimizer_steps == 0
+    batch.trajectories[5].turns[0].logprobs[0] = -1.0
+    assert trainer.update(batch)["grad_norm"] > 0  # nothing of the broken batch is left in the gradients
+
+
+def test_nan_on_tokens_that_were_not_sampled_does_not_leak(tmp_path: Path) -> None:
+    trainer = make_trainer(save_model(tmp_path), algorithm={"beta": 0.1, "old_logprobs": "rollout"})
+    batch = make_batch(turns=2)
+    spoiled = trainer.advantages(batch, None)
+    for advantages, trajectory in zip(spoiled.advantages, batch.trajectories, strict=True):
+        for t, bit in enumerate(trajectory.loss_mask()):
+            if not bit:
+                advantages[t] = float("nan")
+    trainer.advantages = lambda batch, value: spoiled  # type: ignore[method-assign]
+    metrics = trainer.update(batch)
+    assert all(value == value for value in metrics.values()) and metrics["kl/reference"] > 0
+
+
+def test_given_rewards_replace_the_batchs_own(tmp_path: Path) -> None:
+    path, batch = save_model(tmp_path), make_batch()
+    flat = make_trainer(path).update(batch, reward=[[1.0] for _ in batch.trajectories])
+    assert flat["advantage/zero_fraction"] == 1.0
+
+
+def test_a_trainer_is_chosen_by_name_and_a_mixin_makes_another(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"trainer\.algorithm\.name='gpro'.*grpo"):
+        trainer_class("gpro")
+
+    class TokenMeanMixin:
+        def reduction(self, lengths_M: torch.Tensor) -> torch.Tensor:
+            return torch.full_like(lengths_M, 1 / lengths_M.sum(), dtype=torch.float64)
+
+    @register_trainer("token_mean")
+    class TokenMean(TokenMeanMixin, GRPOTrainer):
+        pass
+
+    path, batch = save_model(tmp_path), make_batch()
+    ours = make_trainer(path)
+    other = trainer_class("token_mean")(ours.config, make_trainer(path).learner)
+    assert other.update(batch)["grad_norm"] != ours.update(batch)["grad_norm"]
+
+
+@pytest.mark.parametrize(
+    "trainer, generator, sentence",
+    [
+        ({"algorithm": {"beta": 0.1}}, {}, "reference policy"),
+        ({"algorithm": {"old_logprobs": "rollout"}}, {"top_p": 0.9}, r"needs generator\.top_p=1"),
+        ({}, {"temperature": 0.0}, r"generator\.temperature=0"),
+        ({"optimizer_kwargs": {"beta": 1}}, {}, r"trainer\.optimizer_kwargs"),
+        ({"lr_scheduler_type": "cosin"}, {}, r"lr_scheduler_type='cosin'.*cosine"),
+    ],
+)
+def test_settings_that_cannot_work_are_refused(
+    tmp_path: Path, trainer: dict[str, Any], generator: dict[str, Any], sentence: str
+) -> None:
+    config = make_config(trainer=trainer, generator=generator)
+    with pytest.raises(UserError, match=sentence):
+        GRPOTrainer(config, Learner(config, save_model(tmp_path), 10))
+
+
+def test_a_missing_model_and_one_with_capped_logits_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"trainer\.policy\.model\.path='/nowhere'"):
+        Learner(make_config(), "/nowhere", 1)
+    from transformers import Gemma2Config, Gemma2ForCausalLM
+
+    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 1}
+    capped = Gemma2Config(**sizes, vocab_size=32, num_key_value_heads=1, head_dim=16, final_logit_softcapping=0.01)
+    Gemma2ForCausalLM(capped).save_pretrained(tmp_path)
+    with pytest.raises(UserError, match=r"changes its logits after the output layer"):
+        Scorer(make_config(), str(tmp_path))
