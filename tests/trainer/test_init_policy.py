@@ -14,7 +14,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenize
 from skyrl_trainer.errors import UserError
 from skyrl_trainer.init_policy import SPECIAL_TOKENS, TOOL_TAGS, init_policy, make_tokenizer
 
-TEXTS = [f"{a} + {b} = ? Answer in \\boxed{{}}." for a in range(10, 40) for b in range(10, 40)] + ["把答案写进 \\boxed{}。"]
+TEXTS = [f"{a} + {b} = ? Answer in \\boxed{{}}." for a in range(10, 40) for b in range(10, 40)] + [
+    "把答案写进 \\boxed{}。"
+]
 SMALL = {"hidden_size": 64, "num_hidden_layers": 2, "intermediate_size": 128, "num_attention_heads": 2}
 
 

@@ -100,9 +100,7 @@ def load_samples(
         UserError: names the spec, what is wrong with it and what would be right.
     """
     if not specs:
-        raise UserError(
-            "The data has no source: give an env spec such as 'text_math?split=train', or a file."
-        )
+        raise UserError("The data has no source: give an env spec such as 'text_math?split=train', or a file.")
     if env_file:
         load_env_file(env_file)
     parts: list[Sequence[Sample]] = []
