@@ -1,0 +1,28 @@
+"""Text environments on the Gymnasium API.
+
+`import skyrl_gym` registers everything in envs-registry.yaml, and in the files that SKYRL_ENVS_REGISTRY names, with
+Gymnasium; `gymnasium.make("skyrl/text_math-v0")` then works, and so does `gymnasium.make("skyrl_gym:skyrl/...")`
+without the import. No environment's code is loaded before it is made.
+"""
+
+from skyrl_gym import data
+from skyrl_gym.core import Outcome, Task, TextEnv
+from skyrl_gym.play import expert_trajectory, num_tasks
+from skyrl_gym.registry import EnvEntry, list_envs, load_registry, register_all, resolve_env_id
+from skyrl_gym.spaces import UnicodeText
+
+__all__ = [
+    "EnvEntry",
+    "Outcome",
+    "Task",
+    "TextEnv",
+    "UnicodeText",
+    "data",
+    "expert_trajectory",
+    "list_envs",
+    "load_registry",
+    "num_tasks",
+    "resolve_env_id",
+]
+
+register_all()

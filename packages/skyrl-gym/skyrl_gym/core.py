@@ -1,0 +1,262 @@
+"""TextEnv: a Gymnasium environment whose observations and actions are strings.
+
+The contract of every environment here:
+- An episode is a function of seed, options and actions. Randomness comes from `self.np_random` only.
+- `reset` returns the user's message and `info["instructions"]`, the system message ("" for none).
+- The agent may see observations, `info["instructions"]` and `info["admissible_actions"]`. The rest of `info` is for
+  training, metrics and people. The ground truth is in neither; only `env.unwrapped.task` holds it.
+- Every step's info has `reward_parts` (they sum to the reward), `valid_action`, `success`, and `admissible_actions`
+  where the environment has them.
+- A task has an id, "<split>:<difficulty>:<lang>:<index>", that names the same task in every process and run.
+
+A subclass gives `choices`, `count_tasks`, `make_task`, `begin`, `act` and `expert_action`; docs/environments.md.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import gymnasium
+import numpy as np
+from gymnasium import logger
+from gymnasium.error import ResetNeeded
+
+from skyrl_gym.spaces import UnicodeText
+
+Choices = dict[str, tuple[Any, ...]]
+
+SPLITS = ("train", "val", "test")
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Task:
+    """What is to be done. Everything in it is plain data (JSON), so that a state can be saved.
+
+    Example: Task("val:1:en:7", "47 + 38 = ?", 85)
+    """
+
+    task_id: str
+    text: str
+    """What is asked, as the agent reads it."""
+    ground_truth: Any = dataclasses.field(repr=False)
+    """Never shown to the agent, nor put in `info`."""
+    difficulty: int = 1
+    lang: str = "en"
+    split: str = "train"
+    instructions: str = ""
+    """The system message; "" for none."""
+    data: dict[str, Any] = dataclasses.field(default_factory=dict, repr=False)
+    """The environment's own description of the task, for its rules and its expert."""
+
+
+@dataclasses.dataclass(slots=True)
+class Outcome:
+    """What an action led to. The reward is the sum of its parts."""
+
+    observation: str
+    reward_parts: dict[str, float]
+    valid_action: bool
+    success: bool = False
+    terminated: bool = False
+    info: dict[str, Any] = dataclasses.field(default_factory=dict)
+    """Further entries for `info`: for people and metrics, without the ground truth."""
+
+
+class TextEnv(gymnasium.Env[str, str]):
+    """Base class of all environments here.
+
+    Args:
+        render_mode: None or "ansi".
+        defaults: default values of reset options, for example `gymnasium.make(id, difficulty=2, lang="zh")`.
+    """
+
+    metadata: dict[str, Any] = {"render_modes": ["ansi"], "render_fps": 1}  # noqa: RUF012 (Gymnasium's declaration)
+    choices: ClassVar[Choices] = {"split": SPLITS, "difficulty": (1,), "lang": ("en", "zh")}
+    """The reset options beside `task_id` and `task`, each with its valid values; the first is the default."""
+
+    def __init__(self, *, render_mode: str | None = None, **defaults: Any) -> None:
+        if render_mode not in (None, "ansi"):
+            raise ValueError(f"render_mode is {render_mode!r}; valid ones are None and 'ansi'.")
+        self.render_mode = render_mode
+        self.observation_space = UnicodeText(1 << 16)
+        self.action_space = UnicodeText(1 << 20)
+        self.defaults = {name: values[0] for name, values in self.choices.items()} | self._checked(defaults)
+        self.options: dict[str, Any] = self.defaults
+        """The options in force in this episode."""
+        self._task: Task | None = None
+        self._finished = False
+        self._screen = ""
+
+    # What a subclass gives.
+
+    def count_tasks(self, options: Mapping[str, Any]) -> int:
+        """How many distinct tasks there are under these options (complete, checked)."""
+        raise NotImplementedError
+
+    def make_task(self, options: Mapping[str, Any], index: int) -> Task:
+        """Task `index` (0 <= index < count_tasks(options)); different indices give different texts."""
+        raise NotImplementedError
+
+    def task_from_row(self, row: Mapping[str, Any], options: Mapping[str, Any]) -> Task:
+        """A task from a row in SkyRL's dataset format (skyrl_gym.data); raises ValueError with a sentence."""
+        raise ValueError(f"{type(self).__name__} cannot be given a dataset row as options['task'].")
+
+    def begin(self, task: Task) -> str:
+        """Sets the state up for a new episode and returns the first observation."""
+        raise NotImplementedError
+
+    def act(self, action: str) -> Outcome:
+        """Applies any string at all, however malformed; never raises."""
+        raise NotImplementedError
+
+    def expert_action(self) -> str:
+        """An action of a policy that always succeeds, in the state at hand."""
+        raise NotImplementedError
+
+    def admissible_actions(self) -> list[str] | None:
+        """All actions that do something in this state, or None where they cannot be listed."""
+        return None
+
+    def get_env_state(self) -> dict[str, Any]:
+        """What `begin` and `act` keep between steps, as plain data."""
+        return {}
+
+    def set_env_state(self, state: dict[str, Any]) -> None:
+        """The inverse of `get_env_state`; `self.task` is already set."""
+
+    # What a user calls.
+
+    @property
+    def task(self) -> Task:
+        """The task of this episode, ground truth included."""
+        if self._task is None:
+            raise ResetNeeded("There is no task before the first reset().")
+        return self._task
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
+        """Starts an episode.
+
+        Args:
+            seed: seeds `np_random`, which picks the task unless `options` names one.
+            options: `task_id` (a task by its id), or `task` (a row in SkyRL's dataset format), or any of `choices`.
+
+        Raises:
+            ValueError: an unknown option, value or task id, with the valid ones.
+        """
+        super().reset(seed=seed)
+        options = options or {}
+        if options.get("task") is not None and options.get("task_id") is not None:
+            raise ValueError("Give options['task'] or options['task_id'], not both.")
+        if options.get("task") is not None:
+            self.options = self.defaults | self._checked(options, "task", "task_id")
+            task = self.task_from_row(options["task"], self.options)
+        elif options.get("task_id") is not None:
+            self.options, index = self._from_task_id(options)
+            task = self.make_task(self.options, index)
+        else:
+            self.options = self.defaults | self._checked(options, "task", "task_id")
+            task = self.make_task(self.options, int(self.np_random.integers(self.count_tasks(self.options))))
+        self._task = task
+        self._finished = False
+        self._screen = observation = self.begin(task)
+        info: dict[str, Any] = {"instructions": task.instructions, "task_id": task.task_id}
+        return observation, self._with_admissible(info)
+
+    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+        """Applies an action. `truncated` is always False: step limits are Gymnasium's TimeLimit."""
+        if self._task is None:
+            raise ResetNeeded("step() was called before the first reset().")
+        if not isinstance(action, str):
+            raise TypeError(f"An action is a str, got {type(action).__name__}.")
+        if self._finished:
+            logger.warn("step() was called after the episode had ended; call reset() first. Nothing happens.")
+            return "", 0.0, True, False, {"reward_parts": {}, "valid_action": False, "success": False}
+        outcome = self.act(action)
+        self._finished = outcome.terminated
+        reward = float(sum(outcome.reward_parts.values()))
+        info: dict[str, Any] = {
+            **outcome.info,
+            "reward_parts": outcome.reward_parts,
+            "valid_action": outcome.valid_action,
+            "success": outcome.success,
+        }
+        if self.render_mode is not None:
+            self._screen = f"> {action}\n{outcome.observation}\nreward {reward:g} {outcome.reward_parts}"
+        return outcome.observation, reward, outcome.terminated, False, self._with_admissible(info)
+
+    def render(self) -> str | None:  # type: ignore[override]
+        """With render_mode "ansi": the first observation, or the last action and what it led to."""
+        return self._screen if self.render_mode == "ansi" else None
+
+    def num_tasks(self, options: Mapping[str, Any] | None = None) -> int:
+        """How many distinct tasks there are under reset options such as {"split": "val", "difficulty": 2}."""
+        return self.count_tasks(self.defaults | self._checked(options or {}))
+
+    def get_state(self) -> dict[str, Any]:
+        """The whole state of the episode as plain data, which `json` can carry; wrappers' state is not in it."""
+        return copy.deepcopy(
+            {
+                "task": dataclasses.asdict(self.task),
+                "options": self.options,
+                "np_random": self.np_random.bit_generator.state,
+                "finished": self._finished,
+                "screen": self._screen,
+                "env": self.get_env_state(),
+            }
+        )
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Continues exactly where `get_state` was called, in this or another instance or process."""
+        state = copy.deepcopy(state)
+        self._task = Task(**state["task"])
+        self.options = state["options"]
+        generator = np.random.Generator(np.random.PCG64())
+        generator.bit_generator.state = state["np_random"]
+        self.np_random = generator
+        self._finished, self._screen = state["finished"], state["screen"]
+        self.set_env_state(state["env"])
+
+    # Options.
+
+    def _checked(self, options: Mapping[str, Any], *beside: str) -> dict[str, Any]:
+        """The options that are in `choices`, with their values checked; keys named in `beside` are left out."""
+        checked = {}
+        for name, value in options.items():
+            if name in beside:
+                continue
+            values = self.choices.get(name)
+            if values is None:
+                valid = ", ".join(("task_id", "task", *self.choices))
+                raise ValueError(f"{type(self).__name__} has no option {name!r}; valid ones are {valid}.")
+            if isinstance(value, bool) or value not in values:
+                valid = ", ".join(map(repr, values))
+                raise ValueError(f"{type(self).__name__}: option {name!r} is {value!r}; valid values are {valid}.")
+            checked[name] = values[values.index(value)]  # a numpy integer becomes the int that it equals
+        return checked
+
+    def _from_task_id(self, options: Mapping[str, Any]) -> tuple[dict[str, Any], int]:
+        """The options and the index that a task id stands for; other options may be given, but not contradict it."""
+        task_id = options["task_id"]
+        form = f"task_id {task_id!r} is not '<split>:<difficulty>:<lang>:<index>', for example 'val:1:en:17'."
+        parts = task_id.split(":") if isinstance(task_id, str) else []
+        if len(parts) != 4 or not all(part.isascii() and part.isdigit() and len(part) < 10 for part in parts[1::2]):
+            raise ValueError(form)
+        named = {"split": parts[0], "difficulty": int(parts[1]), "lang": parts[2]}
+        given = self._checked(options, "task_id", "task")
+        for name, value in self._checked(named).items():
+            if given.get(name, value) != value:
+                raise ValueError(f"task_id {task_id!r} contradicts option {name!r}, which is {given[name]!r}.")
+        resolved, index = self.defaults | given | named, int(parts[3])
+        count = self.count_tasks(resolved)
+        if index >= count:
+            raise ValueError(f"There is no task {task_id!r}: its index must be below {count}.")
+        return resolved, index
+
+    def _with_admissible(self, info: dict[str, Any]) -> dict[str, Any]:
+        actions = self.admissible_actions()
+        if actions is not None:
+            info["admissible_actions"] = actions
+        return info

@@ -1,0 +1,165 @@
+"""The arithmetic problems of text_math: what each difficulty holds, and how the splits are cut.
+
+Every difficulty is a finite list of distinct problems in a fixed shuffled order, so that task i of a split is the same
+everywhere and the number of tasks is known. Two hashes (of our own, hence stable) decide:
+- the split, by a hash of the problem in canonical form, in which factors and summands are sorted: "47 + 38" and
+  "38 + 47" lie in one split, in every difficulty and language;
+- the order within a split, by a hash of the problem as it is written.
+A list is built with numpy on first use and kept: half a second for the 1.2 million problems of difficulty 3, else less.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+SUM, DIFFERENCE, PRODUCT, PRODUCT_SUM, PRODUCT_DIFFERENCE = range(1, 6)
+_COMMUTING = {SUM: None, DIFFERENCE: 0, PRODUCT: None, PRODUCT_SUM: 2, PRODUCT_DIFFERENCE: 2}
+"""How many of the leading terms may change places; None: all."""
+_SHARES = {"val": (0,), "test": (1,), "train": tuple(range(2, 10))}
+"""Tenths of the hash range."""
+_CHAIN_TERMS, _CHAIN_CANDIDATES = 40, 50_000
+_TEMPLATES = {"en": "{} = ? Answer in \\boxed{{}}.", "zh": "{} = ？把答案写进 \\boxed{{}}。"}
+
+Terms = NDArray[np.int64]
+"""A problem per row; rows shorter than the widest end in zeros (no problem has a zero among its terms)."""
+Block = tuple[int, Terms]
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One of the five kinds, with its terms. Example: Problem(PRODUCT_SUM, (47, 8, 12)) is 47 × 8 + 12."""
+
+    kind: int
+    terms: tuple[int, ...]
+
+    @property
+    def expression(self) -> str:
+        if self.kind == SUM:
+            return " + ".join(map(str, self.terms))
+        first, second, *third = self.terms
+        if self.kind == DIFFERENCE:
+            return f"{first} - {second}"
+        product = f"{first} × {second}"
+        if self.kind == PRODUCT:
+            return product
+        return f"{product} {'+' if self.kind == PRODUCT_SUM else '-'} {third[0]}"
+
+    @property
+    def answer(self) -> int:
+        if self.kind == SUM:
+            return sum(self.terms)
+        first, second, *third = self.terms
+        if self.kind == DIFFERENCE:
+            return first - second
+        if self.kind == PRODUCT:
+            return first * second
+        return first * second + (third[0] if self.kind == PRODUCT_SUM else -third[0])
+
+    def text(self, lang: str) -> str:
+        return _TEMPLATES[lang].format(self.expression)
+
+
+class ProblemTable:
+    """The problems of one difficulty, by split and index."""
+
+    def __init__(self, blocks: list[Block]) -> None:
+        self._blocks = [(kind, terms.astype(np.int16)) for kind, terms in blocks]
+        self._offsets = np.cumsum([0] + [len(terms) for _, terms in blocks])
+        order = np.concatenate([_hash(kind, terms) for kind, terms in blocks])
+        split = np.concatenate([_hash(kind, _canonical(kind, terms)) for kind, terms in blocks]) % np.uint64(10)
+        # Sorted by hash, which is the shuffled order, and without the second copies that random chains may hold.
+        _, shuffled = np.unique(order, return_index=True)
+        self._rows = {
+            name: shuffled[np.isin(split[shuffled], np.array(shares, dtype=np.uint64))].astype(np.int32)
+            for name, shares in _SHARES.items()
+        }
+
+    def count(self, split: str) -> int:
+        return len(self._rows[split])
+
+    def problem(self, split: str, index: int) -> Problem:
+        row = int(self._rows[split][index])
+        number = 0
+        while row >= self._offsets[number + 1]:
+            number += 1
+        kind, terms = self._blocks[number]
+        return Problem(kind, tuple(term for term in terms[row - int(self._offsets[number])].tolist() if term))
+
+
+@cache
+def table(difficulty: int) -> ProblemTable:
+    """The problems of a difficulty; built once a process."""
+    return ProblemTable(LEVELS[difficulty]())
+
+
+def _mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """splitmix64's step (Steele, Lea and Flood, 2014): a bijection of 64-bit words that looks random."""
+    x = x + np.uint64(0x9E3779B97F4A7C15)
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))
+
+
+def _hash(kind: int, terms: Terms) -> NDArray[np.uint64]:
+    """A hash per row. Zeros are skipped, so that a two-term row hashes alike in a narrow and in a wide block."""
+    state = _mix(np.full(len(terms), kind, dtype=np.uint64))
+    for column in terms.T.astype(np.uint64):
+        state = np.where(column > 0, _mix(state ^ column), state)
+    return state
+
+
+def _canonical(kind: int, terms: Terms) -> Terms:
+    """The terms with those sorted that may change places."""
+    free = _COMMUTING[kind]
+    free = terms.shape[1] if free is None else free
+    return np.concatenate([np.sort(terms[:, :free], axis=1), terms[:, free:]], axis=1)
+
+
+def _grid(*ranges: tuple[int, int]) -> Terms:
+    """Every combination of whole numbers from inclusive ranges, one a row."""
+    axes = np.meshgrid(*(np.arange(low, high + 1) for low, high in ranges), indexing="ij")
+    return np.stack([axis.ravel() for axis in axes], axis=1)
+
+
+def _differences(low: int, high: int) -> Block:
+    pairs = _grid((low, high), (low, high))
+    return DIFFERENCE, pairs[pairs[:, 0] >= pairs[:, 1]]
+
+
+def _product_differences() -> Block:
+    triples = _grid((10, 99), (2, 9), (10, 99))
+    return PRODUCT_DIFFERENCE, triples[triples[:, 0] * triples[:, 1] >= triples[:, 2]]
+
+
+def _chains() -> Block:
+    """Sums of n two-digit numbers, 3 <= n <= 40, with probability proportional to n ** -2.4: long-tailed lengths."""
+    number = _mix(np.arange(_CHAIN_CANDIDATES, dtype=np.uint64))
+    weights = np.arange(3, _CHAIN_TERMS + 1, dtype=np.float64) ** -2.4
+    lengths = 3 + np.searchsorted(np.cumsum(weights) / weights.sum(), (number >> np.uint64(11)) / float(1 << 53))
+    columns = np.arange(_CHAIN_TERMS, dtype=np.uint64)
+    terms = 10 + (_mix(number[:, None] ^ _mix(columns)[None, :]) % np.uint64(90)).astype(np.int64)
+    return SUM, np.where(columns[None, :] < lengths[:, None], terms, 0)
+
+
+_TWO, _THREE = (10, 99), (100, 999)
+LEVELS: dict[int, Callable[[], list[Block]]] = {
+    1: lambda: [(SUM, _grid(_TWO, _TWO))],
+    2: lambda: [(SUM, _grid(_TWO, _TWO)), _differences(*_TWO)],
+    3: lambda: [(SUM, _grid(_THREE, _THREE)), _differences(*_THREE)],
+    4: lambda: [(PRODUCT, _grid((2, 9), (2, 9)))],
+    5: lambda: [(PRODUCT, _grid(_TWO, (2, 9)))],
+    6: lambda: [(PRODUCT, _grid(_TWO, _TWO))],
+    7: lambda: [(PRODUCT_SUM, _grid(_TWO, (2, 9), _TWO)), _product_differences()],
+    8: lambda: [_chains()],
+}
+"""The difficulties; docs/environments.md describes them."""
+
+
+def problem_data(problem: Problem) -> dict[str, Any]:
+    return {"kind": problem.kind, "terms": list(problem.terms)}

@@ -1,0 +1,191 @@
+"""envs-registry.yaml -> gymnasium.register.
+
+A registry file is `schema: 1` and `envs:`, a list of entries with the fields of EnvEntry. All of a file is checked
+before any of it is registered. Errors are ValueErrors that begin with file and line.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import re
+from dataclasses import MISSING, dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import yaml
+
+VARIABLE = "SKYRL_ENVS_REGISTRY"
+_ID = re.compile(r"([\w.-]+/)?[\w.-]+-v\d+")
+_ENTRY_POINT = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
+
+
+@dataclass(frozen=True, slots=True)
+class EnvEntry:
+    """One environment of a registry file."""
+
+    id: str
+    """"namespace/name-v0", for gymnasium.make."""
+    entry_point: str
+    """"package.module:Class"."""
+    description: str
+    action_grammar: str = ""
+    splits: tuple[str, ...] = ()
+    reward_range: tuple[float, float] | None = None
+    """The lowest and the highest sum of an episode's rewards."""
+    max_episode_steps: int | None = None
+    """The step limit (Gymnasium's TimeLimit), or none."""
+    kwargs: dict[str, Any] = field(default_factory=dict)
+    """Given to the class."""
+    source: str = ""
+    """The file and line that it comes from; not a field of the file."""
+
+
+_entries: dict[str, EnvEntry] = {}
+
+
+def register_all() -> None:
+    """Registers the built-in list, then the files in SKYRL_ENVS_REGISTRY (separated as in PATH)."""
+    load_registry(builtin_registry())
+    for path in filter(None, os.environ.get(VARIABLE, "").split(os.pathsep)):
+        load_registry(path)
+
+
+def builtin_registry() -> Path:
+    """envs-registry.yaml beside this file (installed from a wheel), or at the root of the checkout."""
+    here = Path(__file__).resolve()
+    candidates = (
+        here.with_name("envs-registry.yaml"),
+        *(parent / "envs-registry.yaml" for parent in here.parents[3:4]),
+    )
+    for path in candidates:
+        if path.is_file():
+            return path
+    raise FileNotFoundError(
+        f"envs-registry.yaml is neither at {' nor at '.join(map(str, candidates))}; install skyrl-gym again."
+    )
+
+
+def load_registry(path: str | Path) -> list[EnvEntry]:
+    """Registers the environments of a file and returns them; a second time changes nothing.
+
+    Raises:
+        ValueError: the file is missing or malformed, or an id is taken; names file, line and field.
+    """
+    entries = _read(Path(path))
+    for entry in entries:
+        known = _entries.get(entry.id)
+        if known is not None and (known.entry_point, known.kwargs) == (entry.entry_point, entry.kwargs):
+            continue
+        if known is not None or entry.id in gymnasium.registry:
+            owner = known.source if known else "a call of gymnasium.register"
+            raise ValueError(f"{entry.source}: field 'id': {entry.id!r} is already registered by {owner}; rename one.")
+    for entry in entries:
+        if entry.id not in _entries:
+            gymnasium.register(
+                entry.id, entry.entry_point, max_episode_steps=entry.max_episode_steps, kwargs=dict(entry.kwargs)
+            )
+            _entries[entry.id] = entry
+    return entries
+
+
+def list_envs() -> list[EnvEntry]:
+    """Everything that registry files have registered, in their order."""
+    return list(_entries.values())
+
+
+def resolve_env_id(name: str) -> str:
+    """The id that gymnasium.make takes: "text_math" -> "skyrl/text_math-v0"; a registered id is returned as it is.
+
+    Raises:
+        ValueError: nothing of that name is registered; names the nearest ones.
+    """
+    module, _, env_id = name.rpartition(":")
+    if module:
+        try:
+            importlib.import_module(module)
+        except ImportError as error:
+            raise ValueError(f"Environment {name!r} names the module {module!r}, which fails: {error}.") from error
+    if env_id in gymnasium.registry:
+        return name
+    if f"skyrl/{name}-v0" in gymnasium.registry:
+        return f"skyrl/{name}-v0"
+    short = {entry.id.removeprefix("skyrl/").removesuffix("-v0"): entry.id for entry in list_envs()}
+    near = _nearest(env_id, [*short, *gymnasium.registry])
+    raise ValueError(f"There is no environment {name!r}.{near} `python -m skyrl_gym` lists those of registry files.")
+
+
+def _read(path: Path) -> list[EnvEntry]:
+    try:
+        loader = yaml.SafeLoader(path.read_text(encoding="utf-8"))
+        node = loader.get_single_node()
+        document = loader.construct_document(node) if node else None
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        problem = " ".join(str(error).split())
+        raise ValueError(f"The environment registry {path} cannot be read: {problem}.") from error
+    if not isinstance(document, dict) or document.get("schema") != 1 or not isinstance(document.get("envs"), list):
+        raise ValueError(f"{path}: expected 'schema: 1' and a list 'envs:' at the top of an environment registry.")
+    unknown = set(document) - {"schema", "envs"}
+    if unknown:
+        raise ValueError(f"{path}: unknown field {unknown.pop()!r} at the top; valid ones are schema, envs.")
+    entry_nodes = next(value.value for key, value in node.value if key.value == "envs")
+    entries = [_entry(path, entry_node, raw) for entry_node, raw in zip(entry_nodes, document["envs"], strict=True)]
+    seen: dict[str, EnvEntry] = {}
+    for entry in entries:
+        if entry.id in seen:
+            raise ValueError(f"{entry.source}: field 'id': {entry.id!r} is also the id of {seen[entry.id].source}.")
+        seen[entry.id] = entry
+    return entries
+
+
+def _entry(path: Path, node: yaml.Node, raw: Any) -> EnvEntry:
+    source = f"{path}:{node.start_mark.line + 1}"
+    if not isinstance(raw, dict):
+        raise ValueError(
+            f"{source}: an entry of 'envs' is a mapping with id, entry_point and description, got {raw!r}."
+        )
+    lines = {key.value: f"{path}:{key.start_mark.line + 1}" for key, _ in node.value}
+    known = {item.name: item for item in fields(EnvEntry) if item.name != "source"}
+    for name in raw:
+        if name not in known:
+            near = _nearest(str(name), list(known))
+            raise ValueError(f"{lines.get(name, source)}: unknown field {name!r}.{near} Valid: {', '.join(known)}.")
+    for name, item in known.items():
+        if name not in raw and item.default is MISSING and item.default_factory is MISSING:
+            raise ValueError(f"{source}: field {name!r} is missing.")
+    for name, value in raw.items():
+        expected = _expected(name, value)
+        if expected:
+            raise ValueError(f"{lines[name]}: field {name!r} must be {expected}, got {value!r}.")
+    values: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in raw.items()}
+    return EnvEntry(**values, source=source)
+
+
+def _expected(name: str, value: Any) -> str | None:
+    """What field `name` must be, if `value` is not that."""
+    rules: dict[str, tuple[bool, str]] = {
+        "id": (isinstance(value, str) and bool(_ID.fullmatch(value)), "of the form 'namespace/name-v0'"),
+        "entry_point": (
+            isinstance(value, str) and bool(_ENTRY_POINT.fullmatch(value)),
+            "of the form 'package.module:Class'",
+        ),
+        "description": (isinstance(value, str), "a string"),
+        "action_grammar": (isinstance(value, str), "a string"),
+        "splits": (isinstance(value, list) and all(isinstance(x, str) for x in value), "a list of names"),
+        "reward_range": (
+            isinstance(value, list) and len(value) == 2 and all(type(x) in (int, float) for x in value),
+            "a list of two numbers",
+        ),
+        "max_episode_steps": (value is None or (type(value) is int and value > 0), "a whole number above 0"),
+        "kwargs": (isinstance(value, dict) and all(isinstance(x, str) for x in value), "a mapping of argument names"),
+    }
+    fine, expected = rules[name]
+    return None if fine else expected
+
+
+def _nearest(name: str, valid: list[str]) -> str:
+    import difflib
+
+    near = difflib.get_close_matches(name, valid, n=3)
+    return f" Did you mean {' or '.join(near)}?" if near else ""
