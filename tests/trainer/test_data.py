@@ -1,0 +1,149 @@
+"""Where tasks come from: good specs give the same samples everywhere, bad ones a sentence at the start."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import pytest
+import yaml
+
+import skyrl_trainer
+from skyrl_trainer.data import demonstrations, held_out, load_samples
+from skyrl_trainer.errors import UserError
+from skyrl_trainer.types import Sample
+
+RECIPE = Path(skyrl_trainer.__file__).parent / "recipes" / "quickstart.yaml"
+ROW = {
+    "data_source": "mine",
+    "prompt": [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "12 * 34 = ?"}],
+    "env_class": "text_math",
+    "reward_spec": {"method": "rule", "ground_truth": "408"},
+}
+
+
+def task_text(sample: Sample) -> str:
+    env = gymnasium.make(sample.env_id)
+    return env.reset(seed=sample.seed, options=sample.options)[0]
+
+
+def write_rows(path: Path, *rows: dict[str, Any]) -> str:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return str(path)
+
+
+def test_an_env_spec_is_a_lazy_list_of_samples() -> None:
+    source = load_samples(["text_math?split=train&difficulty=2&lang=zh&size=1000000"])
+    assert len(source) == 1_000_000
+    sample = source[999_999]
+    assert sample.env_id == "skyrl/text_math-v0"
+    assert sample.options == {"split": "train", "difficulty": 2, "lang": "zh"}
+    assert source[-1] == sample
+    with pytest.raises(IndexError):
+        source[1_000_000]
+    assert "答案" in task_text(sample)
+
+
+def test_a_mapping_and_a_string_are_the_same_and_seeds_differ() -> None:
+    as_text = load_samples(["text_math?difficulty=2&split=train"], size=50)
+    as_mapping = load_samples([{"env": "text_math", "split": "train", "difficulty": 2}], size=50)
+    assert list(as_text) == list(as_mapping)
+    other = load_samples(["text_math?difficulty=2&split=train"], size=50, seed=1)
+    assert not {sample.seed for sample in as_text} & {sample.seed for sample in other}
+
+
+def test_sources_are_concatenated_and_ids_are_unique(tmp_path: Path) -> None:
+    rows = write_rows(tmp_path / "rows.jsonl", ROW, {**ROW, "env_class": None})
+    source = load_samples(["text_math?size=3", rows, "text_math?size=4&difficulty=2"], default_env_class="text_math")
+    assert len(source) == 9
+    assert len({sample.sample_id for sample in source}) == 9
+    assert source[3].options == {"task": ROW}
+    assert (source[3].ground_truth, source[4].env_id) == ("408", "skyrl/text_math-v0")
+    assert [sample.options.get("difficulty") for sample in source[4:6]] == [None, 2]
+    assert task_text(source[3]) == "12 * 34 = ?"
+
+
+def test_parquet_rows(tmp_path: Path) -> None:
+    pandas = pytest.importorskip("pandas")
+    pandas.DataFrame([ROW]).to_parquet(tmp_path / "rows.parquet")
+    source = load_samples([str(tmp_path / "rows.parquet")])
+    assert task_text(source[0]) == "12 * 34 = ?"
+
+
+def test_a_users_file_registers_environments(tmp_path: Path) -> None:
+    file = tmp_path / "my_envs.py"
+    file.write_text(
+        "import gymnasium\n"
+        "from skyrl_gym.envs.text_math.env import TextMathEnv\n"
+        "class Mine(TextMathEnv):\n    pass\n"
+        "gymnasium.register('mine/sums-v0', Mine)\n"
+    )
+    source = load_samples(["mine/sums-v0?difficulty=2"], env_file=str(file), size=2)
+    assert source[0].env_id == "mine/sums-v0"
+    assert source[0].env_file == str(file)
+    assert len(load_samples(["mine/sums-v0"], env_file=str(file))) > 0
+
+
+@pytest.mark.parametrize(
+    ("spec", "words"),
+    [
+        ("text_maths?split=train", ["text_maths", "skyrl/text_math-v0"]),
+        ("text_math?split=training", ["training", "'train'"]),
+        ("text_math?dificulty=2", ["dificulty", "difficulty"]),
+        ("text_math?split", ["split=train&difficulty=2"]),
+        ("text_math?lang=en&lang=zh", ["'lang' twice"]),
+        ("text_math?size=0", ["size is 0"]),
+        ("text_math?seed=x", ["seed is 'x'"]),
+        ({"split": "train"}, ["names no env"]),
+        ("", ["neither an env spec"]),
+        ("nowhere.jsonl", ["nowhere.jsonl"]),
+        ("nowhere.json", ["nowhere.json", "ends in .jsonl or .parquet"]),
+    ],
+)
+def test_a_bad_spec_is_a_sentence(spec: Any, words: list[str]) -> None:
+    with pytest.raises(UserError) as caught:
+        load_samples([spec])
+    for word in words:
+        assert word in str(caught.value)
+
+
+def test_bad_rows_and_lists_are_sentences(tmp_path: Path) -> None:
+    unknown = write_rows(tmp_path / "unknown.jsonl", ROW, {**ROW, "env_class": "text_meth"})
+    broken = write_rows(tmp_path / "broken.jsonl", {"prompt": ROW["prompt"]})
+    unplayable = write_rows(tmp_path / "unplayable.jsonl", {**ROW, "reward_spec": {"ground_truth": "many"}})
+    failing = tmp_path / "failing.py"
+    failing.write_text("1 / 0\n")
+    for specs, env_file, words in [
+        ([unknown], None, "row 2, field 'env_class'.*text_meth"),
+        ([broken], None, "broken.jsonl:1.*reward_spec"),
+        ([unplayable], None, "unplayable.jsonl row 1.*ground_truth"),
+        ([unknown + "?size=2"], None, "takes no options"),
+        (["text_math?lang=en&difficulty=1", "text_math?difficulty=1&lang=en"], None, "listed twice"),
+        ([], None, "no source"),
+        (["text_math"], str(tmp_path / "none.py"), "none.py is not a Python file"),
+        (["text_math"], str(failing), "failing.py failed with ZeroDivisionError"),
+    ]:
+        with pytest.raises(UserError, match=words):
+            load_samples(specs, env_file=env_file)
+
+
+def test_held_out_tasks_are_distinct_and_too_few_is_a_sentence() -> None:
+    source = load_samples(["text_math?split=val&difficulty=4"])
+    few = held_out(source, 3)
+    assert len({task_text(sample) for sample in few}) == 3
+    assert few == held_out(source, 3)
+    with pytest.raises(UserError, match=r"distinct tasks.*eval_batch_size"):
+        held_out(load_samples(["text_math?split=val&difficulty=4&size=100"]), 500)
+
+
+def test_the_quick_starts_500_held_out_tasks_are_in_neither_training_nor_demonstrations() -> None:
+    data = yaml.safe_load(RECIPE.read_text(encoding="utf-8"))["data"]
+    train = load_samples(data["train_data"])
+    texts = {task_text(sample) for sample in held_out(load_samples(data["val_data"]), 500)}
+    assert len(texts) == 500
+    env = gymnasium.make(train[0].env_id)
+    assert not texts & {env.reset(seed=sample.seed, options=sample.options)[0] for sample in train}
+    shown = {message["content"] for episode in demonstrations(train, 4000, 0) for message in episode}
+    assert not texts & shown
