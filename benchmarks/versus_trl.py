@@ -119,7 +119,7 @@ def trl(workload: dict[str, Any], policy: str, seed: int, patched: bool) -> None
     samples = UniformSampler(load_samples([workload["data"]], seed=seed), seed).next_tasks(PROMPTS * 600)
     rows = []
     for sample in samples:
-        observation, info = env.reset(seed=sample.seed, options=dict(sample.options))
+        observation, _ = env.reset(seed=sample.seed, options=dict(sample.options))
         messages = [{"role": "user", "content": observation}]
         rows.append({"prompt": messages, "task_seed": sample.seed, "options": json.dumps(sample.options)})
 
@@ -229,9 +229,7 @@ def patch_trl_for_cpu() -> None:
         """dtype="auto" would turn the float32 policy into bfloat16; and the CPU's cache needs no warm-up."""
 
         def __init__(self, **kwargs: Any) -> None:
-            super().__init__(
-                **kwargs, dtype="float32", enforce_eager=True, kv_cache_memory_bytes=2**29, block_size=32
-            )
+            super().__init__(**kwargs, dtype="float32", enforce_eager=True, kv_cache_memory_bytes=2**29, block_size=32)
 
     vllm_generation.VLLMGeneration.sync_weights = sync_weights
     vllm_generation.LLM = Float32LLM
@@ -292,13 +290,12 @@ def make_policy(folder: Path, workload: dict[str, Any], seed: int) -> str:
     random, cloned = folder / "random", folder / "cloned"
     trainer = [sys.executable, "-m", "skyrl_trainer"]
     data = ["--data", workload["data"], "--seed", str(seed)]
-    commands = (
-        [*trainer, "init-policy", str(random), *data],
-        [*trainer, "warmstart", "--policy", str(random), "--out", str(cloned), *data]
-        + ["--num-demonstrations", str(workload["demonstrations"])],
-    )
-    for command in commands:
-        subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    count = ["--num-demonstrations", str(workload["demonstrations"])]
+    for command in (
+        ["init-policy", str(random), *data],
+        ["warmstart", "--policy", str(random), "--out", str(cloned), *data, *count],
+    ):
+        subprocess.run([*trainer, *command], check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     return str(cloned)
 
 

@@ -16,6 +16,8 @@ from typing import Any
 import pytest
 import ray
 import torch
+from transformers import Qwen3Config, Qwen3ForCausalLM
+
 from skyrl_trainer.engine.client import EngineClient
 from skyrl_trainer.engine.transformers import TransformersEngine
 from skyrl_trainer.engine.vllm_actor import ENGINE_ENV, VLLMEngine
@@ -24,7 +26,6 @@ from skyrl_trainer.errors import EngineDied, SyncError
 from skyrl_trainer.types import GenerationOutput, GenerationRequest, SamplingOptions
 from skyrl_trainer.weight_sync.canary import Canary
 from skyrl_trainer.weight_sync.shared_memory import SharedMemorySync
-from transformers import Qwen3Config, Qwen3ForCausalLM
 
 TOLERANCE = 5e-4
 VOCAB = 300

@@ -12,11 +12,12 @@ from pathlib import Path
 
 import gymnasium as gym
 import pytest
-import skyrl_gym
 from gymnasium.spaces import Text
 from gymnasium.utils.env_checker import check_env
 from hypothesis import given
 from hypothesis import strategies as st
+
+import skyrl_gym
 from skyrl_gym import UnicodeText, registry
 from skyrl_gym.__main__ import main
 from skyrl_gym.data import load_rows

@@ -12,11 +12,12 @@ from pathlib import Path
 import gymnasium as gym
 import numpy as np
 import pytest
-import skyrl_gym
 from gymnasium.error import ResetNeeded
 from gymnasium.utils.env_checker import check_env
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+import skyrl_gym
 from skyrl_gym.envs.text_math.tasks import LEVELS, Problem, table
 
 ENV = "skyrl/text_math-v0"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from skyrl_trainer.algorithms.advantages import estimator, register_estimator
 from skyrl_trainer.config import AlgorithmConfig
 from skyrl_trainer.errors import UserError

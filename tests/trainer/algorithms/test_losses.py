@@ -6,9 +6,10 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from trl import GRPOTrainer as TRLTrainer
+
 from skyrl_trainer.algorithms.kl import k1, k2, k3
 from skyrl_trainer.algorithms.losses import SampledTokens, no_correction, ppo_clip, sequence_mean, token_ratio
-from trl import GRPOTrainer as TRLTrainer
 
 
 def ragged(seed: int, rows: int = 6, width: int = 11) -> dict[str, torch.Tensor]:

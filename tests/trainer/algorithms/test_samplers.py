@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
+
 from skyrl_trainer.algorithms.samplers import UniformSampler, permuted
 from skyrl_trainer.errors import UserError
 from skyrl_trainer.types import Sample

@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
+
 import skyrl_trainer.cli as cli
 from skyrl_trainer.config import load_config, resolve
 from skyrl_trainer.doctor import Gpu, Hardware

@@ -6,6 +6,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+
 from skyrl_trainer.config import Config, configuration_markdown, flatten, leaf_fields, load_config, resolve, to_yaml
 from skyrl_trainer.errors import UserError
 

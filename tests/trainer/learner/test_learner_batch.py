@@ -7,11 +7,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from tiny_models import make_batch, make_config, save_model
+
 from skyrl_trainer.errors import UserError
 from skyrl_trainer.learner.batch import Row, collate, cut, make_rows
 from skyrl_trainer.learner.learner import Learner
 from skyrl_trainer.types import AdvantageBatch
-from tiny_models import make_batch, make_config, save_model
 
 
 def row(length: int, name: str = "t") -> Row:

@@ -10,12 +10,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from tiny_models import make_batch, make_config, save_model
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
 from skyrl_trainer.errors import UserError
 from skyrl_trainer.learner.checkpoint import Checkpoints, State, check_resumable
 from skyrl_trainer.learner.grpo import GRPOTrainer
 from skyrl_trainer.learner.learner import Learner
-from tiny_models import make_batch, make_config, save_model
-from transformers import AutoModelForCausalLM, AutoTokenizer
 
 SETTINGS = {"lr_scheduler_type": "cosine", "warmup_steps": 2, "num_mini_batches": 2, "deterministic": True}
 

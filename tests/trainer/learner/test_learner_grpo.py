@@ -7,12 +7,13 @@ from typing import Any
 
 import pytest
 import torch
+from tiny_models import make_batch, make_config, save_model
+
 from skyrl_trainer.errors import UserError
 from skyrl_trainer.learner import learner as learner_module
 from skyrl_trainer.learner.batch import make_rows
 from skyrl_trainer.learner.grpo import GRPOTrainer, Row, register_trainer, trainer_class
 from skyrl_trainer.learner.learner import Learner, Scorer
-from tiny_models import make_batch, make_config, save_model
 
 
 def make_trainer(

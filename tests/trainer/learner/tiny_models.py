@@ -6,10 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from skyrl_trainer.config import Config
-from skyrl_trainer.types import RewardBatch, RolloutBatch, Sample, Trajectory, Turn
 from tokenizers import Tokenizer, models
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+
+from skyrl_trainer.config import Config
+from skyrl_trainer.types import RewardBatch, RolloutBatch, Sample, Trajectory, Turn
 
 VOCABULARY = 101
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
+
 from skyrl_trainer.config import load_config
 from skyrl_trainer.errors import UserError
 from skyrl_trainer.report.html import MAX_CHARACTERS, write_report
@@ -19,7 +20,6 @@ from skyrl_trainer.report.table import LiveTable, duration, header, row
 from skyrl_trainer.report.trackers import Tracker
 from skyrl_trainer.rollout.store import JsonlTrajectoryStore
 from skyrl_trainer.types import RolloutBatch
-
 from tests.trainer.report.synthetic import NASTY, make_run, trajectory
 
 

@@ -26,7 +26,7 @@ class RunFolder:
     def __enter__(self) -> RunFolder:
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            self._lock = open(self.path / ".lock", "a+")  # noqa: SIM115 - held until __exit__
+            self._lock = open(self.path / ".lock", "a+")
         except OSError as error:
             raise UserError(
                 f"The run folder {self.path} can't be written ({error.strerror}): give another trainer.run_dir."
