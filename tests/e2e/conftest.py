@@ -1,0 +1,20 @@
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture(scope="session")
+def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny policy that half knows two-digit sums, made by the two commands that users have for it."""
+    folder = tmp_path_factory.mktemp("policy")
+    data = ["--data", "text_math?split=train&difficulty=1", "--seed", "0"]
+    commands = [
+        ["init-policy", str(folder / "random"), *data],
+        ["warmstart", "--policy", str(folder / "random"), "--out", str(folder / "clone"), *data],
+    ]
+    for command in commands:
+        done = subprocess.run([sys.executable, "-m", "skyrl_trainer", *command], capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+    return folder / "clone"

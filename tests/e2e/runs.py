@@ -1,0 +1,89 @@
+"""Starts `skyrl-trainer train` as a user would, in a process of its own, and looks at what it leaves."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+
+SMALL = {
+    "trainer.deterministic": True,
+    "trainer.train_batch_size": 8,
+    "trainer.learning_rate": 5e-4,
+    "trainer.micro_batch_tokens": 4096,
+    "trainer.eval_batch_size": 20,
+    "trainer.eval_interval": 3,
+    "trainer.ckpt_interval": 2,
+    "generator.num_generations": 4,
+    "generator.max_completion_length": 48,
+    "generator.max_model_len": 256,
+    "data.train_data": "['text_math?split=train&difficulty=1']",
+    "data.val_data": "['text_math?split=val&difficulty=1']",
+}
+
+
+class Run:
+    """One process of `skyrl-trainer train` in `folder`."""
+
+    def __init__(self, folder: Path, **settings: object) -> None:
+        self.folder = folder
+        chosen = {**SMALL, "trainer.run_dir": folder, **{k.replace("__", "."): v for k, v in settings.items()}}
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "skyrl_trainer", "train", *(f"{name}={value}" for name, value in chosen.items())],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env={**os.environ, "SKYRL_TEST_RUN": str(folder)},
+        )
+
+    def finish(self, timeout: float = 300) -> tuple[int, str]:
+        """The exit code, and everything that was printed."""
+        output, _ = self.process.communicate(timeout=timeout)
+        return self.process.returncode, output
+
+    def wait_for_step(self, step: int, timeout: float = 180) -> None:
+        """Until the metrics of `step` are written."""
+        deadline = time.monotonic() + timeout
+        while not any(row["step"] >= step for row in metrics(self.folder)):
+            if self.process.poll() is not None or time.monotonic() > deadline:
+                raise AssertionError(f"step {step} was not reached:\n{self.finish(10)[1]}")
+            time.sleep(0.05)
+
+    def wait_for_start(self, timeout: float = 180) -> None:
+        self.wait_for_step(0, timeout)
+
+    def kill(self, number: int = signal.SIGKILL) -> None:
+        self.process.send_signal(number)
+
+
+def metrics(folder: Path) -> list[dict[str, float]]:
+    path = folder / "metrics.jsonl"
+    if not path.exists():
+        return []
+    return [json.loads(line) for line in path.read_text().splitlines() if line.endswith("}")]
+
+
+def processes_of(folder: Path) -> list[psutil.Process]:
+    """Whatever still runs that the run in `folder` started, its guardian included."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if process.environ().get("SKYRL_TEST_RUN") == str(folder) and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+        except psutil.Error:
+            continue
+    return found
+
+
+def assert_nothing_left(folder: Path, within: float = 30) -> None:
+    deadline = time.monotonic() + within
+    while left := processes_of(folder):
+        assert time.monotonic() < deadline, [(process.pid, process.cmdline()) for process in left]
+        time.sleep(0.2)
