@@ -21,7 +21,6 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 from skyrl_trainer.engine.client import EngineClient
 from skyrl_trainer.engine.transformers import TransformersEngine
 from skyrl_trainer.engine.vllm_actor import ENGINE_ENV, VLLMEngine
-from skyrl_trainer.engine.weights import Checksum
 from skyrl_trainer.errors import EngineDied, SyncError
 from skyrl_trainer.types import GenerationOutput, GenerationRequest, SamplingOptions
 from skyrl_trainer.weight_sync.canary import Canary
@@ -47,21 +46,13 @@ class FaultyVLLM(VLLMEngine):
     def _break(self, fault: str) -> None:
         backend = self._llm.collective_rpc(_backend_of)[0]
         vars(backend).pop("receive_weights", None)
+        vars(backend).pop("load", None)
         vars(backend).pop("repack_tied_head", None)
         vars(self).pop("_reset_prefix_cache", None)
         if fault == "load":
             backend.receive_weights = lambda info: None
         elif fault == "load, with a forged checksum":
-            stale = [(name, tensor.clone()) for name, tensor in backend.buffer.tensors.items()]
-
-            def forged(info: Any) -> None:
-                checksum = Checksum()
-                for name, tensor in backend.buffer.tensors.items():
-                    checksum.add(name, tensor)
-                backend.checksum = checksum.hexdigest()
-                backend.model.load_weights(stale)
-
-            backend.receive_weights = forged
+            backend.load = lambda buffer: None
         elif fault == "re-pack":
             backend.repack_tied_head = lambda: None
         elif fault == "cache reset":

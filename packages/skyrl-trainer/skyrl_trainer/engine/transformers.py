@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from skyrl_trainer.engine.stepped import SteppedEngine
-from skyrl_trainer.engine.weights import Checksum, FlatBuffer
+from skyrl_trainer.engine.weights import FlatBuffer
 from skyrl_trainer.types import GenerationOutput, GenerationRequest
 
 PREFILL_TOKENS = 16384
@@ -161,10 +161,10 @@ class TransformersEngine(SteppedEngine):
             self._checksum = ""
         elif phase == "update":
             assert self._buffer is not None, "update_weights was called before init_weight_transfer"
-            checksum, parameters = Checksum(), dict(self._model.named_parameters(remove_duplicate=False))
-            for name, tensor in checksum.hashed(self._buffer.tensors.items()):
+            parameters = dict(self._model.named_parameters(remove_duplicate=False))
+            for name, tensor in self._buffer.tensors.items():
                 parameters[name].copy_(tensor)
-            self._checksum = checksum.hexdigest()
+            self._checksum = self._buffer.checksum()
         else:
             self._cache, self._version = None, argument
             return self._checksum

@@ -12,7 +12,7 @@ import mmap
 import os
 import shutil
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -67,29 +67,31 @@ class FlatBuffer:
     def nbytes(self) -> int:
         return sum(tensor.numel() * tensor.element_size() for tensor in self.tensors.values())
 
+    def joined(self, names: list[str]) -> Callable[[], torch.Tensor]:
+        """Gives these tensors stacked along the first dimension: without a copy where they are neighbours."""
+        tensors = [self.tensors[name] for name in names]
+        end = tensors[0].data_ptr()
+        for tensor in tensors:
+            if tensor.data_ptr() != end or tensor.dtype != tensors[0].dtype or tensor.shape[1:] != tensors[0].shape[1:]:
+                return lambda: torch.cat(tensors)
+            end += tensor.numel() * tensor.element_size()
+        offset = next(entry["offset"] for entry in self.layout if entry["name"] == names[0])
+        count = sum(tensor.numel() for tensor in tensors)
+        flat = torch.frombuffer(self._map, dtype=tensors[0].dtype, count=count, offset=offset)
+        view = flat.view(-1, *tensors[0].shape[1:])
+        return lambda: view
+
+    def checksum(self) -> str:
+        """xxh3 over the names and bytes of all tensors: about 30 GB/s, a fraction of what loading them takes."""
+        hasher = xxhash.xxh3_64()
+        for name, tensor in self.tensors.items():
+            hasher.update(name.encode())
+            hasher.update(tensor.detach().reshape(-1).view(torch.uint8).numpy().data)
+        return hasher.hexdigest()
+
     def unlink(self) -> None:
         """Removes the file's name; every mapping of it stays valid."""
         Path(self.path).unlink(missing_ok=True)
-
-
-class Checksum:
-    """xxh3 over names and bytes of tensors, in order. About 10 GB/s: a tenth of what loading the bytes takes."""
-
-    def __init__(self) -> None:
-        self._hash = xxhash.xxh3_64()
-
-    def add(self, name: str, tensor: torch.Tensor) -> None:
-        self._hash.update(name.encode())
-        self._hash.update(tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().data)
-
-    def hashed(self, named_tensors: Iterable[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, torch.Tensor]]:
-        """The same tensors, each hashed as it passes (while it is in the processor's cache)."""
-        for name, tensor in named_tensors:
-            self.add(name, tensor)
-            yield name, tensor
-
-    def hexdigest(self) -> str:
-        return self._hash.hexdigest()
 
 
 def _folder_with_room(nbytes: int) -> str:

@@ -13,7 +13,7 @@ from typing import Any
 import ray
 import torch
 
-from skyrl_trainer.engine.weights import Checksum, FlatBuffer
+from skyrl_trainer.engine.weights import FlatBuffer
 from skyrl_trainer.errors import SyncError, UserError
 from skyrl_trainer.protocols import NamedTensors
 
@@ -63,13 +63,11 @@ class SharedMemorySync:
         self._fill()
         self._everywhere("start_weight_update")
         updates = [engine.update_weights.remote({}) for engine in self._engines]
-        checksum = Checksum()
-        for name, tensor in self._buffer.tensors.items():  # while the engines load
-            checksum.add(name, tensor)
+        checksum = self._buffer.checksum()  # while the engines load
         self._wait("update_weights", updates)
         loaded = self._everywhere("finish_weight_update", version)
         self._everywhere("resume")
-        return SyncReport(time.perf_counter() - start, self._buffer.nbytes, checksum.hexdigest(), tuple(loaded))
+        return SyncReport(time.perf_counter() - start, self._buffer.nbytes, checksum, tuple(loaded))
 
     def close(self) -> None:
         self._buffer.unlink()

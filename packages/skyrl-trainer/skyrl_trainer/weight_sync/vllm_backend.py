@@ -1,12 +1,14 @@
 """vLLM's side of the shared-memory weight sync: the backend "skyrl_shared_memory". Loaded inside vLLM's workers only.
 
-Weights go through vLLM's layerwise reload, which handles fused, sharded and packed layers as the first load did. A CPU
-engine needs one thing more: vLLM packs the output layer's weights into a copy of their own, which the reload of a tied
-embedding does not touch; `finish_weight_update` packs it again.
+Weights go through vLLM's layerwise reload, which handles fused, sharded and packed layers as the first load did; on a
+CPU a shorter way takes over where it is proven right (cpu_load.py). A CPU engine needs one thing more: vLLM packs the
+output layer's weights into a copy of their own, which the reload of a tied embedding does not touch;
+`finish_weight_update` packs it again.
 """
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,7 +22,8 @@ from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, 
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 from vllm.platforms import current_platform
 
-from skyrl_trainer.engine.weights import Checksum, FlatBuffer
+from skyrl_trainer.engine.weights import FlatBuffer
+from skyrl_trainer.weight_sync.cpu_load import DirectLoad
 
 BACKEND = "skyrl_shared_memory"
 
@@ -43,25 +46,40 @@ class SharedMemoryBackend(WeightTransferEngine[SharedMemoryInitInfo, SharedMemor
     buffer: FlatBuffer | None = None
     checksum: str = ""
     """Of the bytes that the last update loaded; empty when it loaded none."""
+    direct: DirectLoad | None = None
+    """The short way to load, once it has been proven; until then, and where it cannot be, the layerwise reload."""
+    tried_direct = False
 
     def init_transfer_engine(self, init_info: SharedMemoryInitInfo) -> None:
         self.buffer = FlatBuffer(init_info.path, init_info.layout)
+        self.direct, self.tried_direct = None, False
 
     def start_weight_update(self) -> None:
         self.checksum = ""
-        initialize_layerwise_reload(self.model)
+        if self.direct is None:
+            initialize_layerwise_reload(self.model)
 
     def receive_weights(self, update_info: SharedMemoryUpdateInfo) -> None:
         if self.buffer is None:
             raise RuntimeError("update_weights was called before init_weight_transfer.")
-        checksum = Checksum()
-        self.model.load_weights(checksum.hashed(self.buffer.tensors.items()))
-        self.checksum = checksum.hexdigest()
+        with ThreadPoolExecutor(1) as pool:
+            checksum = pool.submit(self.buffer.checksum)
+            self.load(self.buffer)
+            self.checksum = checksum.result()
+
+    def load(self, buffer: FlatBuffer) -> None:
+        if self.direct is None:
+            self.model.load_weights(iter(buffer.tensors.items()))  # type: ignore[operator]
+        else:
+            self.direct.load()
 
     def finish_weight_update(self) -> None:
-        finalize_layerwise_reload(self.model, self.model_config)
+        if self.direct is None:
+            finalize_layerwise_reload(self.model, self.model_config)
         if current_platform.is_cpu() and self.model_config.hf_text_config.tie_word_embeddings:
             self.repack_tied_head()
+        if current_platform.is_cpu() and not self.tried_direct and self.buffer is not None:
+            self.direct, self.tried_direct = DirectLoad.proven(self.model, self.buffer), True
 
     def repack_tied_head(self) -> None:
         layers = [layer for layer in self.model.modules() if isinstance(layer, VocabParallelEmbedding)]
