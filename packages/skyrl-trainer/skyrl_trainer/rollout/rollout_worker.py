@@ -128,9 +128,11 @@ async def play_all(
         sampling, max_turns, generator.max_model_len, generator.episode_timeout * max(1, waves), seeded=deterministic
     )
     rounds = Rounds(engine, len(trajectories))
-    slot: Slot = NoSlot() if deterministic else asyncio.Semaphore(generator.max_concurrency)
-    # As many episodes again are reset ahead of their turn, so that no slot waits for an env.
-    started = asyncio.Semaphore(len(trajectories) if deterministic else 2 * generator.max_concurrency)
+    # With one turn, as many requests again wait in the engine's queue: the batch is full again before we know that an
+    # answer is there. And as many episodes are reset ahead of their turn, so that no slot waits for an env.
+    slots = generator.max_concurrency * (2 if max_turns == 1 else 1)
+    slot: Slot = NoSlot() if deterministic else asyncio.Semaphore(slots)
+    started = asyncio.Semaphore(len(trajectories) if deterministic else slots + generator.max_concurrency)
 
     async def play(order: int, trajectory: Trajectory) -> Trajectory:
         async def in_round(request: GenerationRequest) -> GenerationOutput:
