@@ -31,7 +31,7 @@ class Rollouts:
         """`engines`: actor handles with the methods of protocols.InferenceEngine. Returns at once; `run` waits."""
         self._config = config
         self.env_pool = EnvPool(config.environment.num_workers, config.environment.step_timeout)
-        actor = ray.remote(RolloutWorker).options(num_cpus=0, max_restarts=-1, max_task_retries=0)
+        actor: Any = ray.remote(RolloutWorker).options(num_cpus=0, max_restarts=-1, max_task_retries=0)
         run = uuid.uuid4().hex[:8]
         self._workers = [
             actor.remote((engine, self.env_pool.handles), tokenizer_path, config.generator, f"{run}-{index}")
@@ -86,7 +86,9 @@ class Rollouts:
     def _sampling(self, eval: bool) -> SamplingOptions:
         if self._stop_token_ids is None:
             worker = self._workers[0]
-            self._stop_token_ids = self._await([(worker, worker.stop_token_ids.remote)], START_LIMIT, "the RolloutWorker's start")[0]
+            self._stop_token_ids = self._await(
+                [(worker, worker.stop_token_ids.remote)], START_LIMIT, "the RolloutWorker's start"
+            )[0]
         generator = self._config.generator
         return SamplingOptions(
             max_tokens=generator.max_completion_length,
