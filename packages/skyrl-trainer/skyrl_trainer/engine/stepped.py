@@ -225,4 +225,9 @@ class SteppedEngine(ABC):
         for client in clients:
             waiter = self._mail[client].waiter
             if waiter is not None:
-                waiter.get_loop().call_soon_threadsafe(lambda waiter=waiter: waiter.done() or waiter.set_result(None))
+                waiter.get_loop().call_soon_threadsafe(_resolve, waiter)
+
+
+def _resolve(waiter: asyncio.Future[None]) -> None:
+    if not waiter.done():
+        waiter.set_result(None)

@@ -53,6 +53,7 @@ class TransformersEngine(SteppedEngine):
         self._batch: list[_Sequence] = []
         self._entering: list[_Sequence] = []
         self._cache: Any = None
+        self._mask_BT = torch.empty(0, 0, dtype=torch.long)
         self._version = 0
         self._buffer: FlatBuffer | None = None
         self._checksum = ""
@@ -90,8 +91,9 @@ class TransformersEngine(SteppedEngine):
                 finished.append((sequence.key, self._output(sequence, reason)))
         if finished:
             self._batch = [self._batch[row] for row in staying]
-            self._mask_BT = self._mask_BT[staying]
-            self._cache.batch_select_indices(torch.tensor(staying, dtype=torch.long))
+            if self._batch:
+                self._mask_BT = self._mask_BT[staying]
+                self._cache.batch_select_indices(torch.tensor(staying))
         return finished
 
     def _forward(self) -> torch.Tensor:

@@ -83,7 +83,7 @@ class VLLMEngine(SteppedEngine):
         self._llm = LLMEngine.from_engine_args(EngineArgs(**{**kwargs, **self._engine_kwargs}))
         cache = self._llm.vllm_config.cache_config
         self._block_size = cache.block_size
-        self._free_blocks = cache.num_gpu_blocks - 1  # vLLM keeps a null block
+        self._free_blocks = (cache.num_gpu_blocks or 0) - 1  # vLLM keeps a null block
         self._llm.set_weight_version(str(self._version))
 
     def _cpu_kwargs(self) -> dict[str, Any]:

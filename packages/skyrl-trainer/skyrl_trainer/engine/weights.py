@@ -80,7 +80,7 @@ class Checksum:
 
     def add(self, name: str, tensor: torch.Tensor) -> None:
         self._hash.update(name.encode())
-        self._hash.update(memoryview(tensor.detach().contiguous().view(torch.uint8).reshape(-1).numpy()))
+        self._hash.update(tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().data)
 
     def hashed(self, named_tensors: Iterable[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, torch.Tensor]]:
         """The same tensors, each hashed as it passes (while it is in the processor's cache)."""

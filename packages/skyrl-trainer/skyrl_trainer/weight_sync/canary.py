@@ -107,8 +107,8 @@ class Canary:
         if error >= limit:
             raise SyncError(
                 f"Weight sync failed ({where}): the engine's logprobs differ from the learner's by {error:.2e}, "
-                f"the limit is {limit:.2e} (trainer.sync_tolerance={self._tolerance:g}, and a tenth of what the update changed, "
-                f"{change:.2e}). {advice} If the weights are in bfloat16, set trainer.sync_tolerance higher."
+                f"the limit is {limit:.2e} (trainer.sync_tolerance={self._tolerance:g}, and a tenth of the change by a "
+                f"visible update, {change:.2e}). {advice} With bfloat16 weights, set trainer.sync_tolerance higher."
             )
 
 

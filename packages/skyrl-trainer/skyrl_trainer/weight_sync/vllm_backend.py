@@ -69,7 +69,7 @@ class SharedMemoryBackend(WeightTransferEngine[SharedMemoryInitInfo, SharedMemor
         for head in layers:
             if isinstance(head, ParallelLMHead):
                 head.weight = embedding.weight
-                head.quant_method.process_weights_after_loading(head)
+                head.quant_method.process_weights_after_loading(head)  # type: ignore[operator]
 
     def shutdown(self) -> None:
         self.buffer = None
