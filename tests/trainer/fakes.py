@@ -7,11 +7,11 @@ import hashlib
 import random
 from collections.abc import Awaitable, Callable
 from functools import cache
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 from ray.exceptions import ActorDiedError
-
 from skyrl_trainer.rollout.env_worker import EnvReply, Pong
 from skyrl_trainer.types import GenerationOutput, GenerationRequest, Sample
 
@@ -38,6 +38,21 @@ def tiny_tokenizer() -> Any:
         tokenizer_object=tokenizer, eos_token="<|im_end|>", pad_token="<|endoftext|>", chat_template=CHATML,
         additional_special_tokens=["<|im_start|>"],
     )  # fmt: skip
+
+
+def tiny_policy(folder: Path) -> str:
+    """A Qwen3 with random weights and the tiny tokenizer, for tests of the real engine."""
+    import torch
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    torch.manual_seed(0)
+    config = Qwen3Config(
+        vocab_size=320, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2,
+        num_key_value_heads=1, head_dim=32, max_position_embeddings=1024, tie_word_embeddings=True,
+    )  # fmt: skip
+    Qwen3ForCausalLM(config).save_pretrained(folder)
+    tiny_tokenizer().save_pretrained(folder)
+    return str(folder)
 
 
 def fake_tokens(request: GenerationRequest) -> GenerationOutput:

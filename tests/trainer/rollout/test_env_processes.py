@@ -12,11 +12,12 @@ from typing import Any
 
 import pytest
 import ray
-
 from skyrl_trainer.config import Config
 from skyrl_trainer.errors import UserError
 from skyrl_trainer.rollout.manager import Rollouts, rollout_metrics
 from skyrl_trainer.types import PromptBatch, RolloutBatch, Sample, StopReason
+
+from tests.trainer import fakes
 from tests.trainer.fakes import FakeEngine, tiny_tokenizer
 
 ENV_FILE = '''
@@ -74,6 +75,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     tiny_tokenizer().save_pretrained(folder / "tokenizer")
     (folder / "envs.py").write_text(ENV_FILE)
     (folder / "broken.py").write_text("import gymnasium\nregister(\n")
+    ray.cloudpickle.register_pickle_by_value(fakes)  # its module is not installed where the actors run
     ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
     yield folder
     ray.shutdown()

@@ -20,6 +20,8 @@ from skyrl_trainer.types import Sample
 RESTART_LIMIT = 60.0
 """Seconds that a dead worker is waited for before its episodes go to another one."""
 MAX_DEATHS = 2
+MAX_BATCH = 64
+"""Items of one call: enough to make its cost small, and few enough that the first answers are soon there."""
 
 Item = TypeVar("Item")
 Reply = TypeVar("Reply")
@@ -46,8 +48,8 @@ class Coalescer(Generic[Item, Reply]):
 
     async def _run(self) -> None:
         while self._waiting:
-            batch = [(item, future) for item, future in self._waiting if not future.done()]
-            self._waiting = []
+            batch = [(item, future) for item, future in self._waiting[:MAX_BATCH] if not future.done()]
+            del self._waiting[:MAX_BATCH]
             if not batch:
                 continue
             try:

@@ -23,8 +23,8 @@ from pathlib import Path
 from typing import Any
 
 import gymnasium
-
 import skyrl_gym  # noqa: F401  (registers its environments)
+
 from skyrl_trainer.types import Sample
 
 KEY_BYTES = 256
@@ -242,7 +242,9 @@ def plain(value: Any) -> Any:
     """An info as JSON has it, so that it can be sent, stored and read back anywhere; other objects as their repr."""
     if value is None or isinstance(value, (str, bool, int, float)):
         # numpy's float64 and str are subclasses of Python's
-        return value if type(value).__module__ == "builtins" else value.item() if hasattr(value, "item") else str(value)
+        if value is None or type(value).__module__ == "builtins":
+            return value
+        return value.item() if hasattr(value, "item") else str(value)
     if isinstance(value, dict):
         return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple, set, frozenset)):

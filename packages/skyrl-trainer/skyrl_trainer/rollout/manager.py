@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 
 import ray
-from ray.exceptions import RayActorError, RayTaskError
+from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
 
 from skyrl_trainer.config import Config
 from skyrl_trainer.errors import UserError
@@ -31,10 +31,10 @@ class Rollouts:
         """`engines`: actor handles with the methods of protocols.InferenceEngine. Returns at once; `run` waits."""
         self._config = config
         self.env_pool = EnvPool(config.environment.num_workers, config.environment.step_timeout)
-        actor = ray.remote(RolloutWorker).options(num_cpus=0, max_restarts=-1, max_task_retries=0)
+        actor: Any = ray.remote(RolloutWorker).options(num_cpus=0, max_restarts=-1, max_task_retries=0)
         run = uuid.uuid4().hex[:8]
         self._workers = [
-            actor.remote(engine, self.env_pool.handles, tokenizer_path, config.generator, f"{run}-{index}")
+            actor.remote((engine, self.env_pool.handles), tokenizer_path, config.generator, f"{run}-{index}")
             for index, engine in enumerate(engines)
         ]
         self._stop_token_ids: tuple[int, ...] | None = None
@@ -56,7 +56,7 @@ class Rollouts:
         ]
         generator, deterministic = self._config.generator, self._config.trainer.deterministic
         calls = [
-            partial(worker.rollout.remote, share, sampling, generator.max_turns, deterministic)
+            (worker, partial(worker.rollout.remote, share, sampling, generator.max_turns, deterministic))
             for worker, share in zip(self._workers, shares, strict=True)
             if share
         ]
@@ -85,8 +85,10 @@ class Rollouts:
 
     def _sampling(self, eval: bool) -> SamplingOptions:
         if self._stop_token_ids is None:
-            call = self._workers[0].stop_token_ids.remote
-            self._stop_token_ids = self._await([call], START_LIMIT, "the RolloutWorker's start")[0]
+            worker = self._workers[0]
+            self._stop_token_ids = self._await(
+                [(worker, worker.stop_token_ids.remote)], START_LIMIT, "the RolloutWorker's start"
+            )[0]
         generator = self._config.generator
         return SamplingOptions(
             max_tokens=generator.max_completion_length,
@@ -95,13 +97,13 @@ class Rollouts:
             stop_token_ids=self._stop_token_ids,
         )
 
-    def _await(self, calls: list[Callable[[], Any]], limit: float, what: str) -> list[Any]:
-        """The results of all calls, watching the EnvWorkers meanwhile.
+    def _await(self, calls: list[tuple[Any, Callable[[], Any]]], limit: float, what: str) -> list[Any]:
+        """The results of all calls (worker, call), watching the EnvWorkers meanwhile.
 
         A RolloutWorker that dies is restarted by Ray, and its call is made once more, from the beginning.
         """
         deadline = time.monotonic() + limit
-        pending = {call(): index for index, call in enumerate(calls)}
+        pending = {call(): index for index, (_, call) in enumerate(calls)}
         results: list[Any] = [None] * len(calls)
         repeated: set[int] = set()
         while pending:
@@ -115,7 +117,9 @@ class Rollouts:
                     if index in repeated:
                         raise UserError(f"A RolloutWorker died twice while it was waited for {what}: {error}") from None
                     repeated.add(index)
-                    pending[calls[index]()] = index
+                    worker, call = calls[index]
+                    _wait_alive(worker, what)
+                    pending[call()] = index
                 except RayTaskError as error:
                     if isinstance(error.cause, UserError):
                         raise type(error.cause)(str(error.cause)) from None
@@ -123,6 +127,19 @@ class Rollouts:
             if pending and time.monotonic() > deadline:
                 raise UserError(f"Waited {limit:.0f} seconds for {what}, in vain: a RolloutWorker hangs.")
         return results
+
+
+def _wait_alive(worker: Any, what: str) -> None:
+    """Until Ray has restarted the worker: calls fail at once meanwhile."""
+    deadline = time.monotonic() + START_LIMIT
+    while True:
+        try:
+            ray.get(worker.pid.remote(), timeout=START_LIMIT)
+            return
+        except (RayActorError, GetTimeoutError) as error:
+            if time.monotonic() > deadline:
+                raise UserError(f"A RolloutWorker died while it was waited for {what}: {error}") from None
+            time.sleep(0.2)
 
 
 def rollout_metrics(batch: RolloutBatch) -> StepMetrics:

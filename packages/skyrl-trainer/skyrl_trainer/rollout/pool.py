@@ -21,19 +21,24 @@ class EnvPool:
     def __init__(self, num_workers: int, step_timeout: float) -> None:
         from ray.rllib.utils.actor_manager import FaultTolerantActorManager  # seconds to import
 
-        actor = ray.remote(EnvWorker).options(max_restarts=-1, max_task_retries=0, num_cpus=0)
+        actor: Any = ray.remote(EnvWorker).options(max_restarts=-1, max_task_retries=0, num_cpus=0)
         run = uuid.uuid4().hex[:12]
         self.handles: list[Any] = [actor.remote(step_timeout, f"{run}-{index}") for index in range(num_workers)]
         self._manager = FaultTolerantActorManager(self.handles, max_remote_requests_in_flight_per_actor=1)
+        self._pids: dict[int, int] = {}
+        self.restarts = 0
+        self.check()
 
     def check(self) -> None:
         """Collects the answers to the pings under way and sends new ones; never waits for a worker."""
-        self._manager.fetch_ready_async_reqs(timeout_seconds=0.0, mark_healthy=True)
+        answers: Any = self._manager.fetch_ready_async_reqs(timeout_seconds=0.0, mark_healthy=True)
+        for answer in answers:
+            if answer.ok:
+                # The manager counts a restart only when a ping met the dead process; a new pid tells of any.
+                pid = answer.get().pid
+                self.restarts += self._pids.setdefault(answer.actor_id, pid) != pid
+                self._pids[answer.actor_id] = pid
         self._manager.foreach_actor_async(lambda worker: worker.ping(), healthy_only=False)
-
-    @property
-    def restarts(self) -> int:
-        return self._manager.total_num_restarts()
 
     @property
     def unhealthy(self) -> list[int]:

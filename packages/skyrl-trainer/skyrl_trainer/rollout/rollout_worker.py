@@ -82,13 +82,16 @@ class RolloutWorker:
     """Plays the episodes that the driver hands it; holds no state between two rollouts."""
 
     def __init__(
-        self, engine: Any, env_workers: list[Any], tokenizer_path: str, generator: GeneratorConfig, client_id: str
+        self, actors: tuple[Any, list[Any]], tokenizer_path: str, generator: GeneratorConfig, client_id: str
     ) -> None:
+        """`actors`: the engine and the EnvWorkers, in a tuple, because Ray puts a bare handle into its object store,
+        where a restart of this worker may not find it."""
         from skyrl_trainer.engine.client import EngineClient
 
         self._prompt = load_chat_prompt(tokenizer_path)
         self._generator = generator
         # A restarted worker must not get what its predecessor asked for.
+        engine, env_workers = actors
         self._engine = EngineClient(engine, f"{client_id}-{os.getpid()}")
         self._envs = EnvClient(env_workers)
 
@@ -128,9 +131,11 @@ async def play_all(
         sampling, max_turns, generator.max_model_len, generator.episode_timeout * max(1, waves), seeded=deterministic
     )
     rounds = Rounds(engine, len(trajectories))
-    slot: Slot = NoSlot() if deterministic else asyncio.Semaphore(generator.max_concurrency)
-    # As many episodes again are reset ahead of their turn, so that no slot waits for an env.
-    started = asyncio.Semaphore(len(trajectories) if deterministic else 2 * generator.max_concurrency)
+    # With one turn, as many requests again wait in the engine's queue: the batch is full again before we know that an
+    # answer is there. And as many episodes are reset ahead of their turn, so that no slot waits for an env.
+    slots = generator.max_concurrency * (2 if max_turns == 1 else 1)
+    slot: Slot = NoSlot() if deterministic else asyncio.Semaphore(slots)
+    started = asyncio.Semaphore(len(trajectories) if deterministic else slots + generator.max_concurrency)
 
     async def play(order: int, trajectory: Trajectory) -> Trajectory:
         async def in_round(request: GenerationRequest) -> GenerationOutput:

@@ -1,0 +1,74 @@
+"""Rollouts on the real stack: vLLM, Ray, text_math."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import ray
+from skyrl_trainer.config import Config
+from skyrl_trainer.engine.vllm_actor import ENGINE_ENV, VLLMEngine
+from skyrl_trainer.errors import EngineDied
+from skyrl_trainer.rollout.manager import Rollouts, rollout_metrics
+from skyrl_trainer.rollout.store import JsonlTrajectoryStore
+from skyrl_trainer.types import PromptBatch, Sample
+
+from tests.trainer.fakes import tiny_policy
+
+SAMPLES = [Sample(f"s{i}", "skyrl/text_math-v0", i, {"split": "train", "difficulty": 1 + i % 4}) for i in range(8)]
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Any, str]]:
+    policy = tiny_policy(tmp_path_factory.mktemp("policy"))
+    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
+    made = ray.remote(VLLMEngine).options(runtime_env={"env_vars": ENGINE_ENV}, max_concurrency=64, num_cpus=0)
+    yield made.remote(policy, "float32", 256, 16, 0, {}), policy
+    ray.shutdown()
+
+
+@pytest.fixture(scope="module")
+def rollouts(engine: tuple[Any, str]) -> Iterator[Rollouts]:
+    config = Config(
+        trainer={"deterministic": True}, generator={"max_model_len": 256, "max_concurrency": 16, "max_turns": 2}
+    )
+    made = Rollouts(config, [engine[0]], engine[1])
+    yield made
+    made.close()
+
+
+def test_deterministic_rollouts_have_the_same_tokens_and_are_read_back_as_they_were(
+    rollouts: Rollouts, tmp_path: Path
+) -> None:
+    batch = PromptBatch(3, SAMPLES, 4)
+    first, second = rollouts.run(batch), rollouts.run(batch)
+    assert [t.token_ids() for t in first.trajectories] == [t.token_ids() for t in second.trajectories]
+    tries = {tuple(trajectory.token_ids()) for trajectory in first.groups[0]}
+    assert len(tries) == 4, "the tries of a sample differ"
+    assert [t.trajectory_id for t in first.groups[2]] == ["3/2/0", "3/2/1", "3/2/2", "3/2/3"]
+    for trajectory in first.trajectories:
+        for turn in trajectory.turns:
+            assert len(turn.output_ids) == len(turn.logprobs) == len(turn.weight_versions)
+            assert all(logprob < 0 for logprob in turn.logprobs) and set(turn.weight_versions) == {0}
+    metrics = rollout_metrics(first)
+    assert metrics["failed"] == 0 and metrics["tokens"] > 0
+    assert metrics["reward/mean"] == pytest.approx(metrics["reward/correct"] + metrics["reward/format"])
+    store = JsonlTrajectoryStore(tmp_path)
+    store.write(first)
+    assert store.read(3) == first
+
+
+def test_evaluation_is_greedy(rollouts: Rollouts) -> None:
+    done = rollouts.run(PromptBatch(3, SAMPLES[:2], 2), eval=True)
+    for group in done.groups:
+        assert group[0].token_ids() == group[1].token_ids()
+
+
+def test_death_of_the_engine_is_one_sentence(rollouts: Rollouts, engine: tuple[Any, str]) -> None:
+    os.kill(ray.get(engine[0].ready.remote())["pid"], signal.SIGKILL)
+    with pytest.raises(EngineDied, match="engine's process died"):
+        rollouts.run(PromptBatch(4, SAMPLES, 4))
