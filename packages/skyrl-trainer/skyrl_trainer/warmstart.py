@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 DEFAULT_DEMONSTRATIONS = 4000
 DEFAULT_LEARNING_RATE = 1e-3
 DEFAULT_EPOCHS = 8.0
-DEFAULT_BATCH_SIZE = 64
-DEFAULT_TARGET_LOSS = 0.25
+DEFAULT_BATCH_SIZE = 32
+DEFAULT_TARGET_LOSS = 0.3
 LOSS_WINDOW = 10
 """Optimizer steps in one reading of the loss."""
 
@@ -83,6 +83,9 @@ def warmstart(
     from transformers import AutoModelForCausalLM, AutoTokenizer, ProgressCallback
     from trl import SFTConfig, SFTTrainer
 
+    if not torch.cuda.is_available():
+        # Batches of a tiny model gain little from more threads, lose much on a busy machine, and change bytes by them.
+        torch.set_num_threads(1)
     prompt = load_chat_prompt(str(policy))
     tokenizer = AutoTokenizer.from_pretrained(policy)
     model = AutoModelForCausalLM.from_pretrained(policy, dtype=torch.float32)
@@ -103,7 +106,6 @@ def warmstart(
             lr_scheduler_type="constant_with_warmup",
             warmup_steps=min(20, steps // 10),
             adam_beta2=0.99,
-            train_sampling_strategy="group_by_length",
             dataset_kwargs={"skip_prepare_dataset": True},
             max_length=None,
             bf16=False,
