@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import ray
+
 from skyrl_trainer.config import Config
 from skyrl_trainer.engine.vllm_actor import ENGINE_ENV, VLLMEngine
 from skyrl_trainer.rollout.manager import Rollouts

@@ -18,9 +18,10 @@ from typing import Any
 
 import ray
 import torch
+from transformers import Qwen3Config, Qwen3ForCausalLM
+
 from skyrl_trainer.engine.vllm_actor import ENGINE_ENV, VLLMEngine
 from skyrl_trainer.weight_sync.shared_memory import SharedMemorySync
-from transformers import Qwen3Config, Qwen3ForCausalLM
 
 ROUNDS = 11
 SIZES: dict[str, dict[str, int]] = {

@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 import ray
+
 from skyrl_trainer.config import Config
 from skyrl_trainer.engine.vllm_actor import ENGINE_ENV, VLLMEngine
 from skyrl_trainer.errors import EngineDied
 from skyrl_trainer.rollout.manager import Rollouts, rollout_metrics
 from skyrl_trainer.rollout.store import JsonlTrajectoryStore
 from skyrl_trainer.types import PromptBatch, Sample
-
 from tests.trainer.fakes import tiny_policy
 
 SAMPLES = [Sample(f"s{i}", "skyrl/text_math-v0", i, {"split": "train", "difficulty": 1 + i % 4}) for i in range(8)]

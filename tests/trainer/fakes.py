@@ -12,6 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from ray.exceptions import ActorDiedError
+
 from skyrl_trainer.rollout.env_worker import EnvReply, Pong
 from skyrl_trainer.types import GenerationOutput, GenerationRequest, Sample
 

@@ -3,9 +3,9 @@
 from types import SimpleNamespace
 
 import pytest
+
 from skyrl_trainer.agent.prompt import ChatPrompt
 from skyrl_trainer.errors import UserError
-
 from tests.trainer.fakes import tiny_tokenizer
 
 

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from skyrl_trainer.agent.prompt import ChatPrompt
 from skyrl_trainer.config import GeneratorConfig
 from skyrl_trainer.errors import EngineDied
 from skyrl_trainer.rollout.env_client import EnvClient
 from skyrl_trainer.rollout.rollout_worker import play_all
 from skyrl_trainer.types import GenerationOutput, GenerationRequest, Sample, SamplingOptions, StopReason, Trajectory
-
 from tests.trainer.fakes import FakeEngineClient, FakeEnvWorker, tiny_tokenizer
 
 PROMPT = ChatPrompt(tiny_tokenizer())

@@ -240,8 +240,9 @@ class GRPOTrainer:
 
     def _measure_engine(self, logprobs_N: torch.Tensor, batch: TrainingBatch, meter: Meter) -> None:
         """How far the engine that sampled is from the learner, before the learner moves."""
-        rollout_N = batch.rollout_logprobs_BT[batch.mask_BT > 0]
-        logprobs_N = logprobs_N.detach()
+        # In float64: the KL of two implementations of one policy is far below float32's rounding of 1.
+        rollout_N = batch.rollout_logprobs_BT[batch.mask_BT > 0].double()
+        logprobs_N = logprobs_N.detach().double()
         meter.mean("kl/engine_learner", k3(rollout_N, logprobs_N))
         meter.maximum("logprobs/max_diff", (logprobs_N - rollout_N).abs())
 

@@ -86,9 +86,10 @@ class Session:
         )
         try:
             ray.init(address=address or "local", log_to_driver=False, logging_level="ERROR", namespace="skyrl", **local)
-        except (ConnectionError, ValueError, RuntimeError) as error:
-            where = f"the Ray cluster at {address}" if address else "a local Ray"
-            raise UserError(f"Could not reach {where} ({error}): check ray.address, or leave it empty.") from error
+        except Exception as error:  # Ray raises a plain Exception when its processes do not come up in time
+            if address:
+                raise UserError(f"Could not join the Ray cluster at {address}: {error}. Check ray.address.") from error
+            raise UserError(f"A local Ray could not start, is the machine overloaded? ({error})") from error
 
     def _start_engine(self, index: int) -> Any:
         generator, policy = self.config.generator, self.config.trainer.policy.model

@@ -23,8 +23,8 @@ from pathlib import Path
 from typing import Any
 
 import gymnasium
-import skyrl_gym  # noqa: F401  (registers its environments)
 
+import skyrl_gym  # noqa: F401  (registers its environments)
 from skyrl_trainer.types import Sample
 
 KEY_BYTES = 256
