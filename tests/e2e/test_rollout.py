@@ -27,7 +27,9 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Any, str]
     policy = tiny_policy(tmp_path_factory.mktemp("policy"))
     ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
     made = ray.remote(VLLMEngine).options(runtime_env={"env_vars": ENGINE_ENV}, max_concurrency=64, num_cpus=0)
-    yield made.remote(policy, "float32", 256, 16, 0, {}), policy
+    actor = made.remote(policy, "float32", 256, 16, 0, {})
+    ray.get(actor.ready.remote(), timeout=120)
+    yield actor, policy
     ray.shutdown()
 
 

@@ -19,6 +19,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -88,11 +89,11 @@ class EnvWorker:
     def reset_many(self, items: list[tuple[str, Sample]]) -> list[EnvReply]:
         """Makes one env an item under its key (closing an older one of that key) and resets it."""
         with self._watchdog():
-            return [self._guarded(key, "reset", lambda k=key, s=sample: self._reset(k, s)) for key, sample in items]
+            return [self._guarded(key, "reset", partial(self._reset, key, sample)) for key, sample in items]
 
     def step_many(self, items: list[tuple[str, str]]) -> list[EnvReply]:
         with self._watchdog():
-            return [self._guarded(key, "step", lambda k=key, a=action: self._step(k, a)) for key, action in items]
+            return [self._guarded(key, "step", partial(self._step, key, action)) for key, action in items]
 
     def close_many(self, keys: list[str]) -> list[str | None]:
         """Closes what is still open; answers with what `close` raised."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -28,13 +28,16 @@ class Rollouts:
     """One RolloutWorker an engine (an episode sticks to its engine), all of them over the same EnvWorkers."""
 
     def __init__(self, config: Config, engines: list[Any], tokenizer_path: str) -> None:
-        """`engines`: actor handles with the methods of protocols.InferenceEngine. Returns at once; `run` waits."""
+        """`engines`: handles of actors with protocols.InferenceEngine's methods, made `ready` by the caller.
+
+        Returns at once; `run` waits for the processes.
+        """
         self._config = config
         self.env_pool = EnvPool(config.environment.num_workers, config.environment.step_timeout)
         actor: Any = ray.remote(RolloutWorker).options(num_cpus=0, max_restarts=-1, max_task_retries=0)
         run = uuid.uuid4().hex[:8]
         self._workers = [
-            actor.remote((engine, self.env_pool.handles), tokenizer_path, config.generator, f"{run}-{index}")
+            actor.remote(engine, self.env_pool.handles, tokenizer_path, config.generator, f"{run}-{index}")
             for index, engine in enumerate(engines)
         ]
         self._stop_token_ids: tuple[int, ...] | None = None
@@ -97,7 +100,7 @@ class Rollouts:
             stop_token_ids=self._stop_token_ids,
         )
 
-    def _await(self, calls: list[tuple[Any, Callable[[], Any]]], limit: float, what: str) -> list[Any]:
+    def _await(self, calls: Sequence[tuple[Any, Callable[[], Any]]], limit: float, what: str) -> list[Any]:
         """The results of all calls (worker, call), watching the EnvWorkers meanwhile.
 
         A RolloutWorker that dies is restarted by Ray, and its call is made once more, from the beginning.

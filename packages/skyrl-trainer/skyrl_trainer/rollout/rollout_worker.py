@@ -82,16 +82,13 @@ class RolloutWorker:
     """Plays the episodes that the driver hands it; holds no state between two rollouts."""
 
     def __init__(
-        self, actors: tuple[Any, list[Any]], tokenizer_path: str, generator: GeneratorConfig, client_id: str
+        self, engine: Any, env_workers: list[Any], tokenizer_path: str, generator: GeneratorConfig, client_id: str
     ) -> None:
-        """`actors`: the engine and the EnvWorkers, in a tuple, because Ray puts a bare handle into its object store,
-        where a restart of this worker may not find it."""
         from skyrl_trainer.engine.client import EngineClient
 
         self._prompt = load_chat_prompt(tokenizer_path)
         self._generator = generator
         # A restarted worker must not get what its predecessor asked for.
-        engine, env_workers = actors
         self._engine = EngineClient(engine, f"{client_id}-{os.getpid()}")
         self._envs = EnvClient(env_workers)
 
