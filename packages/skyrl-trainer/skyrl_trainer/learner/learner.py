@@ -21,6 +21,7 @@ from transformers.trainer_utils import SchedulerType
 from skyrl_trainer.config import Config
 from skyrl_trainer.errors import UserError
 from skyrl_trainer.learner.checkpoint import State, written_aside
+from skyrl_trainer.learner.cpu_linear import use_onednn
 from skyrl_trainer.types import TrainingBatch
 
 LOGITS_AT_ONCE = 2**24
@@ -50,6 +51,7 @@ class Scorer:
         self.model = _load_model(model_path).to(self.accelerator.device)
         # Not train(): dropout would put noise in every ratio, and there is no other difference.
         self.model.eval()
+        use_onednn(self.model)
         self._refuse_transformed_logits()
 
     @property
