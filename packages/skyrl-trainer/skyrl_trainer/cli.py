@@ -62,22 +62,16 @@ def _parse(words: list[str]) -> argparse.Namespace:
 
     train = commands.add_parser("train", help="learn by reinforcement; goes on where the run folder left off")
     train.add_argument("settings", nargs="*", metavar="RECIPE a.b=c", help=SETTINGS)
-    train.add_argument(
-        "--dry-run", action="store_true", help="show settings, placement, memory and limits; run nothing"
-    )
+    train.add_argument("--dry-run", action="store_true", help="show settings, placement, memory, limits; run nothing")
     train.set_defaults(command=_train)
 
     evaluate = commands.add_parser("eval", help="held-out evaluation of a run's policy or of any model")
     evaluate.add_argument("target", metavar="RUN|MODEL", help="a run folder, a Hugging Face folder or a model's name")
-    evaluate.add_argument(
-        "settings", nargs="*", metavar="RECIPE a.b=c", help=SETTINGS + " (a run brings its own recipe)"
-    )
+    evaluate.add_argument("settings", nargs="*", metavar="RECIPE a.b=c", help=f"{SETTINGS}; a run has its own recipe")
     evaluate.add_argument("--which", choices=("last", "best"), default="best", help="of a run's policies")
     evaluate.set_defaults(command=_eval)
 
-    report = commands.add_parser(
-        "report", help="write report.html: curves, settings, transcripts; or of runs side by side"
-    )
+    report = commands.add_parser("report", help="write report.html: curves and transcripts, also of runs side by side")
     report.add_argument("runs", nargs="+", type=Path, metavar="RUN")
     report.add_argument("-o", "--out", type=Path, help="default: report.html (compare.html) in the first run's folder")
     report.set_defaults(command=_report)
@@ -95,8 +89,7 @@ def _parse(words: list[str]) -> argparse.Namespace:
             import_module(module).add_arguments(command)
 
     commands.add_parser("envs", help="the environments that are registered").set_defaults(command=_envs)
-    doctor = commands.add_parser("doctor", help="what is installed, what hardware, what would run")
-    doctor.set_defaults(command=_doctor)
+    commands.add_parser("doctor", help="what is installed, and what would run").set_defaults(command=_doctor)
 
     args, rest = parser.parse_known_args(words)
     # argparse ends a list of settings at the first option: those after it are settings all the same.
