@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import errno
+import logging
 import os
 import re
 import sys
@@ -47,9 +48,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             where = error.filename or "the disk"
             print(f"skyrl-trainer: no space is left for {where}: free some, then start again.", file=sys.stderr)
             return 2
-        log = _write_traceback(getattr(args, "run_path", None))
+        with tempfile.NamedTemporaryFile("w", prefix="skyrl-trainer-", suffix=".error.log", delete=False) as log:
+            traceback.print_exc(file=log)
         what = f"{type(error).__name__}: {error}".splitlines()[0][:300]
-        print(f"skyrl-trainer: unexpected error, {what} (the traceback is in {log}).", file=sys.stderr)
+        print(f"skyrl-trainer: unexpected error, {what} (the traceback is in {log.name}).", file=sys.stderr)
         return 1
 
 
@@ -60,22 +62,16 @@ def _parse(words: list[str]) -> argparse.Namespace:
 
     train = commands.add_parser("train", help="learn by reinforcement; goes on where the run folder left off")
     train.add_argument("settings", nargs="*", metavar="RECIPE a.b=c", help=SETTINGS)
-    train.add_argument(
-        "--dry-run", action="store_true", help="show settings, placement, memory and limits; run nothing"
-    )
+    train.add_argument("--dry-run", action="store_true", help="show settings, placement, memory, limits; run nothing")
     train.set_defaults(command=_train)
 
     evaluate = commands.add_parser("eval", help="held-out evaluation of a run's policy or of any model")
     evaluate.add_argument("target", metavar="RUN|MODEL", help="a run folder, a Hugging Face folder or a model's name")
-    evaluate.add_argument(
-        "settings", nargs="*", metavar="RECIPE a.b=c", help=SETTINGS + " (a run brings its own recipe)"
-    )
+    evaluate.add_argument("settings", nargs="*", metavar="RECIPE a.b=c", help=f"{SETTINGS}; a run has its own recipe")
     evaluate.add_argument("--which", choices=("last", "best"), default="best", help="of a run's policies")
     evaluate.set_defaults(command=_eval)
 
-    report = commands.add_parser(
-        "report", help="write report.html: curves, settings, transcripts; or of runs side by side"
-    )
+    report = commands.add_parser("report", help="write report.html: curves and transcripts, also of runs side by side")
     report.add_argument("runs", nargs="+", type=Path, metavar="RUN")
     report.add_argument("-o", "--out", type=Path, help="default: report.html (compare.html) in the first run's folder")
     report.set_defaults(command=_report)
@@ -93,9 +89,7 @@ def _parse(words: list[str]) -> argparse.Namespace:
             import_module(module).add_arguments(command)
 
     commands.add_parser("envs", help="the environments that are registered").set_defaults(command=_envs)
-    doctor = commands.add_parser("doctor", help="what is installed, what hardware, what would run")
-    doctor.add_argument("--ray", action="store_true", help="also start a Ray of its own")
-    doctor.set_defaults(command=_doctor)
+    commands.add_parser("doctor", help="what is installed, and what would run").set_defaults(command=_doctor)
 
     args, rest = parser.parse_known_args(words)
     # argparse ends a list of settings at the first option: those after it are settings all the same.
@@ -115,35 +109,35 @@ def split_settings(words: list[str]) -> tuple[str | None, list[str]]:
     return (recipes[0] if recipes else None), overrides
 
 
-def _require_gym() -> None:
-    from skyrl_trainer.doctor import foreign_gym
-
-    if sentence := foreign_gym():
-        raise UserError(sentence)
+def _quiet() -> None:
+    """Before anything heavy is imported: a run prints its table and its notes, and no library's bars and warnings."""
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # transformers' own bars follow it
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
 
 
 def _train(args: argparse.Namespace) -> int:
+    _quiet()
     from skyrl_trainer.config import resolve
+    from skyrl_trainer.doctor import hardware
+    from skyrl_trainer.plan import obstacles, print_plan
 
     resolved = resolve(*split_settings(args.settings))
     if args.dry_run:
-        from skyrl_trainer.plan import print_plan
-
         print_plan(resolved)
         return 0
-    from skyrl_trainer.doctor import hardware
-    from skyrl_trainer.plan import obstacles
-
     for sentence in obstacles(resolved.config, hardware()):
         raise UserError(sentence)
-    args.run_path = resolved.config.run_path
     from skyrl_trainer.learner.trainer import train
 
     return train(resolved.config)
 
 
 def _eval(args: argparse.Namespace) -> int:
+    _quiet()
     from skyrl_trainer.config import load_config
+    from skyrl_trainer.doctor import require_gym
+    from skyrl_trainer.plan import model_shape
 
     recipe, overrides = split_settings(args.settings)
     model = args.target
@@ -153,19 +147,15 @@ def _eval(args: argparse.Namespace) -> int:
             raise UserError(f"{args.target} is a run with its own settings; leave out the recipe {recipe!r}.")
         recipe, model = str(own), str(_model_folder(Path(args.target), args.which))
     config = load_config(recipe, [*overrides, f"trainer.policy.model.path={model}"])
-    _require_gym()
-    from skyrl_trainer.plan import missing_model
-
-    for sentence in missing_model(config):
-        raise UserError(sentence)
+    require_gym()
+    model_shape(config)  # raises where there is no such model
     from skyrl_trainer.learner.trainer import evaluate
 
     metrics = evaluate(config, model)
-    width = max(map(len, metrics), default=0)
     tasks, temperature = config.trainer.eval_batch_size, config.generator.eval_temperature
     print(f"{model}: at most {tasks} held-out tasks, temperature {temperature:g}")
     for name, value in metrics.items():
-        print(f"  {name:<{width}}  {value:.6g}")
+        print(f"  {name:<20}  {value:.6g}")
     return 0
 
 
@@ -186,6 +176,7 @@ def _model_folder(run: Path, which: str) -> Path:
 
 
 def _export(args: argparse.Namespace) -> int:
+    _quiet()
     import shutil
 
     from skyrl_trainer.init_policy import new_folder
@@ -205,30 +196,17 @@ def _export(args: argparse.Namespace) -> int:
 
 
 def _envs(args: argparse.Namespace) -> int:
-    _require_gym()
+    from skyrl_trainer.doctor import require_gym
+
+    require_gym()
     return int(import_module("skyrl_gym.__main__").main([]) or 0)
 
 
 def _doctor(args: argparse.Namespace) -> int:
     from skyrl_trainer.doctor import examine
 
-    marks = {"ok": "ok  ", "warning": "warn", "error": "FAIL"}
     failed = False
-    for finding in examine(args.ray):
-        print(f"{marks[finding.level]}  {finding.subject:<14} {finding.text}", flush=True)
-        failed |= finding.level == "error"
-    return 1 if failed else 0
-
-
-def _write_traceback(run_path: Path | None) -> Path:
-    """error.log of the run folder, else a file of its own in the temp folder."""
-    if run_path is not None and run_path.is_dir():
-        path = run_path / "error.log"
-        try:
-            path.write_text(traceback.format_exc())
-            return path
-        except OSError:
-            pass
-    with tempfile.NamedTemporaryFile("w", prefix="skyrl-trainer-", suffix=".error.log", delete=False) as file:
-        file.write(traceback.format_exc())
-    return Path(file.name)
+    for mark, subject, text in examine():
+        print(f"{mark:<4}  {subject:<14} {text}", flush=True)
+        failed |= mark == "FAIL"
+    return int(failed)

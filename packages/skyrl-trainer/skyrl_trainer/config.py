@@ -9,17 +9,18 @@ from __future__ import annotations
 import difflib
 import json
 import sys
-import types
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from functools import reduce
+from operator import getitem
 from pathlib import Path
-from typing import Any, Literal, Union, get_args, get_origin
+from typing import Any, Literal
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic.fields import FieldInfo
 
 from skyrl_trainer.errors import UserError
-from skyrl_trainer.recipe import Setting, expand, find_recipe, parse_override, read_recipe
+from skyrl_trainer.recipe import Setting, parse_override, read_recipe, text_of, value_of
 
 
 class Section(BaseModel):
@@ -79,8 +80,8 @@ class TrainerConfig(Section):
     """Names the run folder, and the run at a tracker."""
     project_name: str = "skyrl"
     """The project at a tracker."""
-    logger: str = "tensorboard"
-    """A tracker: tensorboard, wandb, trackio or none; metrics.jsonl and report.html are always written."""
+    logger: Literal["tensorboard", "wandb", "trackio", "none"] = "tensorboard"
+    """A tracker; metrics.jsonl and report.html are always written."""
     seed: int = 0
     """Of tasks, sampling and the tiny policy."""
     deterministic: bool = False
@@ -200,36 +201,7 @@ def leaf_fields(section: type[BaseModel] = Config, prefix: str = "") -> dict[str
 def flatten(config: Config) -> dict[str, Any]:
     """Full name -> value, as JSON knows it."""
     plain = config.model_dump(mode="json")
-    values: dict[str, Any] = {}
-    for name in leaf_fields():
-        value: Any = plain
-        for part in name.split("."):
-            value = value[part]
-        values[name] = value
-    return values
-
-
-def expected(field: FieldInfo) -> str:
-    """What a value of this field has to be, in words."""
-
-    def words(annotation: Any) -> str:
-        arguments = get_args(annotation)
-        if get_origin(annotation) is Literal:
-            return "one of " + ", ".join(map(str, arguments))
-        if get_origin(annotation) in (Union, types.UnionType):
-            return " or ".join(map(words, arguments))
-        if get_origin(annotation) is list:
-            return f"a list, each item {words(arguments[0])}"
-        plain = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
-        return plain.get(annotation) or ("null" if annotation is type(None) else "a mapping")
-
-    bounds = [
-        f"{text} {getattr(item, name):g}"
-        for item in field.metadata
-        for name, text in (("gt", "above"), ("ge", "at least"), ("le", "at most"))
-        if hasattr(item, name)
-    ]
-    return ", ".join([words(field.annotation), *bounds])
+    return {name: reduce(getitem, name.split("."), plain) for name in leaf_fields()}
 
 
 @dataclass(frozen=True)
@@ -246,50 +218,42 @@ def load_config(recipe: str | None, overrides: list[str]) -> Config:
 
 def resolve(recipe: str | None, overrides: list[str]) -> Resolved:
     """As `load_config`, and remembers where each value came from."""
-    settings = [
-        *(read_recipe(find_recipe(recipe), list(leaf_fields())) if recipe else ()),
-        *map(parse_override, overrides),
-    ]
     fields = leaf_fields()
+    sections = {name[:dot] for name in fields for dot in range(len(name)) if name[dot] == "."}
+    settings = [*(read_recipe(recipe, sections) if recipe else ()), *map(parse_override, overrides)]
     values: dict[str, Any] = {}
     sources: dict[str, str] = {}
     for setting in settings:
         leaf = next((name for name in fields if f"{setting.name}.".startswith(f"{name}.")), None)
-        inner = setting.name[len(leaf) + 1 :] if leaf else ""
-        if leaf is None or (inner and get_origin(fields[leaf].annotation) is not dict):
-            raise UserError(_unknown(setting, list(fields)))
-        if inner:
-            target = values.setdefault(leaf, dict(fields[leaf].default))
-            *path, last = inner.split(".")
-            for part in path:
-                target = target.setdefault(part, {})
-            if not isinstance(target, dict):
-                raise UserError(f"{setting.name} ({setting.source}) goes into {target!r}, which is not a mapping.")
-            target[last] = setting.value
-        else:
-            is_text = fields[leaf].annotation is str and setting.text is not None
-            values[leaf] = expand(setting.text) if is_text else setting.value
+        if leaf is None:
+            raise _unknown(setting, list(fields))
+        if setting.name == leaf:
+            is_text = fields[leaf].annotation is str and isinstance(setting.node, yaml.ScalarNode)
+            values[leaf] = text_of(setting.node) if is_text else value_of(setting)
+        else:  # one entry of a pass-through dictionary
+            entry, entries = setting.name[len(leaf) + 1 :], values.get(leaf, fields[leaf].default)
+            if not isinstance(entries, dict) or "." in entry:
+                raise _unknown(setting, list(fields))
+            values[leaf] = entries | {entry: value_of(setting)}
         sources[leaf] = setting.source
-    config = _validate(values, sources, fields)
+    config = _validate(values, sources)
     _check(config)
     return Resolved(config, sources)
 
 
-def _validate(values: dict[str, Any], sources: dict[str, str], fields: dict[str, FieldInfo]) -> Config:
+def _validate(values: dict[str, Any], sources: dict[str, str]) -> Config:
     nested: dict[str, Any] = {}
     for name, value in values.items():
         *path, last = name.split(".")
-        section = nested
-        for part in path:
-            section = section.setdefault(part, {})
-        section[last] = value
+        reduce(lambda section, part: section.setdefault(part, {}), path, nested)[last] = value
     try:
         return Config.model_validate(nested, strict=True)
     except ValidationError as error:
-        location = ".".join(map(str, error.errors()[0]["loc"]))
-        leaf = next(name for name in fields if f"{location}.".startswith(f"{name}."))
+        places = [(".".join(map(str, item["loc"])) + ".", item["msg"]) for item in error.errors()]
+        leaf = next(name for name in values if places[0][0].startswith(f"{name}."))
+        wanted = " or ".join(text.removeprefix("Input should be ") for at, text in places if at.startswith(f"{leaf}."))
         value = json.dumps(values[leaf], ensure_ascii=False, default=str)
-        raise UserError(f"{leaf} is {value} ({sources[leaf]}), but must be {expected(fields[leaf])}.") from None
+        raise UserError(f"{leaf} is {value} ({sources[leaf]}), but should be {wanted}.") from None
 
 
 def _check(config: Config) -> None:
@@ -313,17 +277,18 @@ def _check(config: Config) -> None:
         )
 
 
-def _unknown(setting: Setting, names: list[str]) -> str:
-    section = [name for name in names if name.startswith(f"{setting.name}.")]
-    if section:
-        return f"{setting.name} ({setting.source}) is a section: set one of {', '.join(section)}."
-    last = setting.name.rpartition(".")[2]
-    same = [name for name in names if name.rpartition(".")[2] == last]
+def _unknown(setting: Setting, names: list[str]) -> UserError:
+    """With the nearest setting: by its last part, wherever that lies, else by the whole name."""
+    where = f"{setting.name} ({setting.source})"
+    if section := [name for name in names if name.startswith(f"{setting.name}.")]:
+        return UserError(f"{where} is a section: set one of {', '.join(section)}.")
     ends = {name.rpartition(".")[2]: name for name in names}
-    near = same or difflib.get_close_matches(setting.name, names, 1, 0.5)
-    near = near or [ends[end] for end in difflib.get_close_matches(last, list(ends), 1, 0.6)]
-    hint = f"did you mean {near[0]}?" if near else "docs/configuration.md lists them all."
-    return f"{setting.name} ({setting.source}) is not a setting; {hint}"
+    near = [ends[end] for end in difflib.get_close_matches(setting.name.rpartition(".")[2], ends, 1, 0.6)]
+    near = near or difflib.get_close_matches(setting.name, names, 1, 0.5)
+    return UserError(
+        f"{where} is not a setting; "
+        + (f"did you mean {near[0]}?" if near else "docs/configuration.md lists them all.")
+    )
 
 
 def to_yaml(config: Config) -> str:
@@ -334,14 +299,17 @@ def to_yaml(config: Config) -> str:
 def configuration_markdown() -> str:
     """docs/configuration.md: `python -m skyrl_trainer.config > docs/configuration.md`."""
     lines = ["# Configuration", "", (__doc__ or "").strip(), "", "Written by `python -m skyrl_trainer.config`."]
+    signs = {"gt": "above", "ge": "at least", "le": "at most"}
     sections: dict[str, list[str]] = {}
     for name, field in leaf_fields().items():
         section, _, last = name.rpartition(".")
-        about = " ".join(filter(None, [field.description, f"({expected(field)})"])).replace("|", "\\|")
-        row = f"| `{last}` | `{json.dumps(field.default, ensure_ascii=False)}` | {about} |"
+        kind = field.annotation.__name__ if isinstance(field.annotation, type) else str(field.annotation)
+        bounds = [f" {signs[key]} {value:g}" for item in field.metadata for key, value in asdict(item).items()]
+        kind = f"`{kind}`".replace("typing.", "").replace("|", "\\|") + ",".join(bounds)
+        row = f"| `{last}` | `{json.dumps(field.default, ensure_ascii=False)}` | {kind} | {field.description} |"
         sections.setdefault(section, []).append(row)
     for section, rows in sections.items():
-        lines += ["", f"## {section}", "", "| setting | default | what it is |", "|---|---|---|", *rows]
+        lines += ["", f"## {section}", "", "| setting | default | type | what it is |", "|---|---|---|---|", *rows]
     return "\n".join(lines) + "\n"
 
 

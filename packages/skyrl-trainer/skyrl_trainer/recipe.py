@@ -1,109 +1,97 @@
 """YAML recipes and `a.b=c` overrides as plain assignments, each with the place where it was made.
 
-Nothing is checked here but the form: config.py knows the settings. Texts have $HOME and ~/ expanded.
+Only the form is checked here: config.py knows the settings.
 """
 
 from __future__ import annotations
 
-import difflib
 import os
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import yaml
 
 from skyrl_trainer.errors import UserError
 
 
+class Setting(NamedTuple):
+    """One assignment, its value not yet made of the YAML node (a text may look like a number)."""
+
+    name: str
+    node: yaml.Node
+    source: str
+
+
 class _Loader(yaml.SafeLoader):
-    """YAML in which 1e-6 is a number too (YAML 1.1 reads it as a text)."""
+    """YAML in which 1e-6 is a number too (YAML 1.1 reads a text), and texts have $HOME and ~/ expanded."""
 
 
 _Loader.add_implicit_resolver(
     "tag:yaml.org,2002:float", re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+$"), list("-+0123456789")
 )
+_Loader.add_constructor("tag:yaml.org,2002:str", lambda loader, node: text_of(node))
 
 
-@dataclass(frozen=True)
-class Setting:
-    """One assignment before it is checked: where it was made, and its text where that is a plain word."""
-
-    name: str
-    value: Any
-    source: str
-    text: str | None = None
+def text_of(node: yaml.Node) -> str:
+    return os.path.expanduser(os.path.expandvars(node.value))
 
 
-def find_recipe(recipe: str) -> Path:
-    """A bundled recipe by its name, else a path."""
-    bundled = Path(str(files("skyrl_trainer"))) / "recipes"
-    path = bundled / f"{recipe}.yaml"
-    if path.is_file():
-        return path
-    path = Path(recipe).expanduser()
-    if path.is_file():
-        return path
-    names = sorted(file.stem for file in bundled.glob("*.yaml"))
-    close = difflib.get_close_matches(recipe, names, 1, 0.5)
-    hint = f"did you mean {close[0]}?" if close else f"bundled ones: {', '.join(names) or 'none'}."
-    raise UserError(f"There is no recipe {recipe!r}, neither bundled nor as a file; {hint}")
-
-
-def read_recipe(path: Path, names: list[str]) -> Iterator[Setting]:
+def value_of(setting: Setting) -> Any:
     try:
-        loader = _Loader(path.read_text(encoding="utf-8"))
-        root = loader.get_single_node()
-        if root is not None:
-            yield from _walk(loader, root, "", path, names, set())
+        return _Loader("").construct_document(setting.node)  # type: ignore[no-untyped-call]
     except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        line = f", line {mark.line + 1}" if mark else ""
-        problem = getattr(error, "problem", None) or str(error)
-        raise UserError(f"The recipe {path}{line}, is not valid YAML: {problem}.") from None
+        raise _broken(f"The value of {setting.name} ({setting.source})", error) from None
+
+
+def read_recipe(recipe: str, sections: Collection[str]) -> Iterator[Setting]:
+    """Of a bundled recipe's name, or a path. Descends into `sections` only: what lies below a setting is its value."""
+    bundled = Path(str(files("skyrl_trainer"))) / "recipes"
+    path = next((path for path in (bundled / f"{recipe}.yaml", Path(recipe).expanduser()) if path.is_file()), None)
+    if path is None:
+        names = ", ".join(sorted(file.stem for file in bundled.glob("*.yaml")))
+        raise UserError(f"There is no recipe {recipe!r}, neither as a file nor bundled ({names}).")
+    try:
+        root = _parse(path.read_text(encoding="utf-8"), f"The recipe {path}")
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"The recipe {path} cannot be read: {error}.") from None
+    yield from _walk(root, "", path, sections)
 
 
-def _walk(
-    loader: _Loader, node: yaml.Node, prefix: str, path: Path, names: list[str], seen: set[str]
-) -> Iterator[Setting]:
-    """Descends into sections only: what lies below a setting is its value."""
+def _walk(node: yaml.Node, prefix: str, path: Path, sections: Collection[str]) -> Iterator[Setting]:
+    if node.tag == "tag:yaml.org,2002:null":
+        return
     if not isinstance(node, yaml.MappingNode):
-        raise UserError(
-            f"The recipe {path}, line {node.start_mark.line + 1}, must hold `name: value` lines"
-            + (f" under {prefix[:-1]}." if prefix else ", such as `trainer:`.")
-        )
+        place = f" under {prefix[:-1]}" if prefix else ", such as `trainer:`"
+        raise UserError(f"The recipe {path}, line {node.start_mark.line + 1}, must hold `name: value` lines{place}.")
+    keys = [key.value for key, _ in node.value]
     for key, value in node.value:
-        name, where = f"{prefix}{key.value}", f"{path.name}, line {key.start_mark.line + 1}"
-        if name in seen:
-            raise UserError(f"{name} is set twice in one recipe ({where}).")
-        seen.add(name)
-        if any(leaf.startswith(f"{name}.") for leaf in names):
-            if value.tag != "tag:yaml.org,2002:null":
-                yield from _walk(loader, value, f"{name}.", path, names, seen)
+        name, source = f"{prefix}{key.value}", f"{path.name}, line {key.start_mark.line + 1}"
+        if keys.count(key.value) > 1:
+            raise UserError(f"{name} is set twice in one recipe ({source}).")
+        if name in sections:
+            yield from _walk(value, f"{name}.", path, sections)
         else:
-            yield Setting(name, expand(loader.construct_object(value, deep=True)), where)  # type: ignore[no-untyped-call]
+            yield Setting(name, value, source)
 
 
 def parse_override(text: str) -> Setting:
     name, equals, value = text.partition("=")
     if not equals:
         raise UserError(f"{text!r} is not an override: write name=value, for example trainer.max_steps=10.")
+    return Setting(name, _parse(value, f"The value of {name} on the command line, {value!r}"), "command line")
+
+
+def _parse(text: str, what: str) -> yaml.Node:
     try:
-        parsed = yaml.load(value, _Loader)
-    except yaml.YAMLError:
-        raise UserError(f"The value of {name} on the command line, {value!r}, is not valid YAML.") from None
-    return Setting(name, expand(parsed), "command line", None if isinstance(parsed, str) else value)
+        return yaml.compose(text, _Loader) or yaml.ScalarNode("tag:yaml.org,2002:null", "")
+    except yaml.YAMLError as error:
+        raise _broken(what, error) from None
 
 
-def expand(value: Any) -> Any:
-    """$HOME and ~/ in every text, however deep."""
-    if isinstance(value, str):
-        return os.path.expandvars(os.path.expanduser(value) if value.startswith("~/") else value)
-    if isinstance(value, list):
-        return [expand(item) for item in value]
-    return {key: expand(item) for key, item in value.items()} if isinstance(value, dict) else value
+def _broken(what: str, error: yaml.YAMLError) -> UserError:
+    mark = getattr(error, "problem_mark", None)
+    line = f", line {mark.line + 1}" if mark else ""
+    return UserError(f"{what}{line}, is not valid YAML: {getattr(error, 'problem', None) or error}.")

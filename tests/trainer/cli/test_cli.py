@@ -12,12 +12,13 @@ import pytest
 
 import skyrl_trainer.cli as cli
 from skyrl_trainer.config import load_config, resolve
-from skyrl_trainer.doctor import Gpu, Hardware
+from skyrl_trainer.doctor import Gpu, Hardware, require_gym
 from skyrl_trainer.errors import UserError
-from skyrl_trainer.plan import ModelShape, find_model, limits, memory, obstacles, placement, print_plan, warnings
+from skyrl_trainer.learner.run_folder import RunFolder
+from skyrl_trainer.plan import ModelShape, limits, memory, model_shape, obstacles, placement, print_plan
 
-LAPTOP = Hardware(cores=2, memory=8 * 2**30, shared_memory_free=2**30, gpus=())
-EIGHT_H200 = Hardware(96, 2**40, 2**36, (Gpu("NVIDIA H200", 141 * 10**9),) * 8)
+LAPTOP = Hardware(cores=2, memory=8 * 2**30, gpus=())
+EIGHT_H200 = Hardware(96, 2**40, (Gpu("NVIDIA H200", 141 * 10**9),) * 8)
 QWEN_0_6B = {
     "hidden_size": 1024,
     "intermediate_size": 3072,
@@ -63,6 +64,16 @@ except SystemExit:
     pass
 loaded = {"torch", "vllm", "ray", "transformers", "numpy"} & set(sys.modules)
 assert not loaded, loaded
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
+
+
+def test_a_run_shows_no_progress_bars_of_libraries() -> None:
+    code = """
+from skyrl_trainer import cli
+cli.main(["train", "trainer.policy.model.path=./nowhere"])
+from transformers.utils import logging
+assert not logging.is_progress_bar_enabled() and logging.get_verbosity() == logging.ERROR
 """
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
 
@@ -126,7 +137,9 @@ def test_export_eval_and_report_refuse_what_is_not_a_run(tmp_path: Path, capsys:
     assert cli.main(["eval", "nowhere"]) == 2
     assert capsys.readouterr().err == "skyrl-trainer: trainer.policy.model.path: there is no folder nowhere.\n"
     assert cli.main(["report", "nowhere"]) == 2
-    assert capsys.readouterr().err == "skyrl-trainer: There is no run folder nowhere.\n"
+    assert capsys.readouterr().err == (
+        "skyrl-trainer: nowhere is not a run folder: it has no config.yaml, no metrics.jsonl and no trajectories.\n"
+    )
     assert not (tmp_path / "out").exists()
 
 
@@ -144,7 +157,7 @@ def test_a_dry_run_shows_where_each_value_is_from_and_touches_nothing(
     text = "\n".join(lines)
     for heading in (
         "Placement",
-        "Memory, estimated (0.85 M parameters in float32)",
+        "Memory, estimated (0.85 M parameters of 4 bytes)",
         "Physical limits",
         "decode, at most",
     ):
@@ -152,7 +165,8 @@ def test_a_dry_run_shows_where_each_value_is_from_and_touches_nothing(
     assert list(tmp_path.iterdir()) == [recipe]
 
 
-def test_a_dry_run_says_what_would_stop_the_skyrl_command_on_a_laptop() -> None:
+def test_a_dry_run_says_what_would_stop_the_skyrl_command_on_a_laptop(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "wandb", None)
     config = load_config(
         None,
         [
@@ -161,7 +175,7 @@ def test_a_dry_run_says_what_would_stop_the_skyrl_command_on_a_laptop() -> None:
             "trainer.placement.policy_num_gpus_per_node=4",
             "generator.num_inference_engines=4",
             "generator.weight_sync_backend=nccl",
-            "trainer.logger=nobody",
+            "trainer.logger=wandb",
         ],
     )
     found = "\n".join(obstacles(config, LAPTOP))
@@ -169,22 +183,23 @@ def test_a_dry_run_says_what_would_stop_the_skyrl_command_on_a_laptop() -> None:
         "trainer.policy.model.path: there is no folder /nowhere/model.",
         "The placement needs 4 GPUs (trainer.placement.policy_num_gpus_per_node=4, 4 engines); this machine has none.",
         "generator.weight_sync_backend is nccl, which needs GPUs",
-        "data.train_data: there is no file /nowhere/train.parquet.",
-        "trainer.logger is 'nobody', but must be one of tensorboard, wandb, trackio, none.",
+        "data.train_data: There is no data file /nowhere/train.parquet; expected a .jsonl or .parquet file.",
+        "trainer.logger is wandb, which is not installed: run `pip install wandb`",
     ):
         assert part in found
 
 
-def test_a_model_that_is_not_on_this_machine_is_a_sentence_not_an_error() -> None:
-    config = load_config(None, ["trainer.policy.model.path=nobody/no-such-model-7b"])
-    (warning,) = warnings(config, LAPTOP)
-    assert "is neither a folder nor in the local Hugging Face cache" in warning
-    assert not any("no-such-model" in sentence for sentence in obstacles(config, LAPTOP))
+def test_a_model_that_is_not_on_this_machine_is_a_sentence_not_an_error(capsys: pytest.CaptureFixture[str]) -> None:
+    resolved = resolve(None, ["trainer.policy.model.path=nobody/no-such-model-7b"])
+    print_plan(resolved)
+    assert "Memory and limits are not known: the model is not on this machine" in capsys.readouterr().out
+    assert not any("no-such-model" in sentence for sentence in obstacles(resolved.config, LAPTOP))
 
 
-def test_too_little_memory_is_said() -> None:
-    config = load_config(None, ["generator.max_concurrency=100000"])
-    assert next(iter(warnings(config, LAPTOP))).endswith("would be needed; this machine has 8.0 GiB for it.")
+def test_too_little_memory_is_said(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr("skyrl_trainer.plan.hardware", lambda: LAPTOP)
+    print_plan(resolve(None, ["generator.max_concurrency=1000000"]))
+    assert "GiB of memory are needed, and there are 8.0 GiB." in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -192,36 +207,43 @@ def test_too_little_memory_is_said() -> None:
     [
         ("trainer.policy.model.path=./nowhere", "trainer.policy.model.path: there is no folder nowhere."),
         ("trainer.placement.policy_num_gpus_per_node=8", "The placement needs 8 GPUs"),
-        ("data.val_data=[a.jsonl]", "data.val_data: there is no file a.jsonl."),
-        ("trainer.run_dir=taken/run", "taken is not a folder that can be written."),
+        ("data.val_data=[a.jsonl]", "data.val_data: There is no data file a.jsonl"),
     ],
 )
 def test_training_refuses_what_cannot_work_before_it_starts_anything(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], override: str, sentence: str
 ) -> None:
-    Path("taken").touch()
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     assert cli.main(["train", override]) == 2
     assert sentence in capsys.readouterr().err
-    assert [path.name for path in Path().iterdir()] == ["taken"]
+    assert list(Path().iterdir()) == []
+
+
+def test_a_run_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    Path("taken").touch()
+    with (
+        pytest.raises(UserError, match=r"taken/run can't be written .* give another trainer.run_dir"),
+        RunFolder(load_config(None, ["trainer.run_dir=taken/run"])),
+    ):
+        pass
 
 
 def test_a_folder_without_a_model_is_named(tmp_path: Path) -> None:
     overrides = [f"trainer.policy.model.path={tmp_path}"]
-    assert "holds no config.json" in find_model(load_config(None, overrides))[1]
+    with pytest.raises(UserError, match=r"config.json is not a model's config.json"):
+        model_shape(load_config(None, overrides))
     (tmp_path / "config.json").write_text("{}")
-    assert "does not tell the model's shape" in find_model(load_config(None, overrides))[1]
+    assert model_shape(load_config(None, overrides)) is None
     (tmp_path / "config.json").write_text(json.dumps(QWEN_0_6B))
-    assert find_model(load_config(None, overrides)) == (ModelShape.of(QWEN_0_6B), "")
+    assert model_shape(load_config(None, overrides)) == ModelShape.of(QWEN_0_6B, "float32")
 
 
 def test_the_estimate_agrees_with_published_sizes() -> None:
-    shape = ModelShape.of(QWEN_0_6B)
+    shape = ModelShape.of(QWEN_0_6B, "bfloat16")
     assert shape.parameters == pytest.approx(596e6, rel=0.001)
-    assert shape.kv_bytes(2) == 112 * 1024
-    config = load_config(None, ["trainer.policy.model.dtype=bfloat16"])
-    rows = dict(memory(config, shape))
-    assert rows["learner: AdamW's two moments"] == 2 * rows["learner: weights"] == 4 * shape.parameters
+    assert shape.kv_bytes == 112 * 1024
+    rows = dict(memory(load_config(None, []), shape))
+    assert rows["learner: weights, gradients, AdamW's two moments"] == 4 * 2 * shape.parameters
 
 
 def test_the_limit_on_a_known_gpu_is_that_of_its_data_sheet() -> None:
@@ -231,7 +253,7 @@ def test_the_limit_on_a_known_gpu_is_that_of_its_data_sheet() -> None:
         "generator.max_completion_length=2048",
         "generator.max_model_len=4096",
     ]
-    figures = dict(limits(load_config(None, overrides), ModelShape.of(QWEN_0_6B), EIGHT_H200))
+    figures = dict(limits(load_config(None, overrides), ModelShape.of(QWEN_0_6B, "bfloat16"), EIGHT_H200))
     assert figures["memory bandwidth, arithmetic"] == "4,800.0 GB/s, 989,000 GFLOP/s (data sheet of 1 x NVIDIA H200)"
     # B = 256, c = 1024: the reference note derives 39 thousand.
     assert figures["decode, at most"].startswith("39,") and "bound by memory" in figures["decode, at most"]
@@ -241,24 +263,23 @@ def test_placement_names_devices() -> None:
     gpus = ["trainer.placement.policy_num_gpus_per_node=4", "generator.num_inference_engines=2"]
     assert placement(load_config(None, gpus), EIGHT_H200)[1] == (
         "engines (2 x vllm)",
-        "GPUs 0-1, 1 each, taking turns with the learner",
+        "GPUs 0-1, taking turns with the learner",
     )
     apart = placement(load_config(None, [*gpus, "trainer.placement.colocate_all=false"]), EIGHT_H200)
-    assert apart[0] == ("learner", "GPUs 0-3, fsdp2") and apart[1][1] == "GPUs 4-5, 1 each"
+    assert apart[0] == ("learner", "GPUs 0-3") and apart[1][1] == "GPUs 4-5"
     assert placement(load_config(None, []), LAPTOP)[0][1].startswith("processor (2 cores")
 
 
-def test_a_plan_is_printed_even_when_the_model_is_unknown() -> None:
-    lines: list[str] = []
-    print_plan(resolve(None, ["trainer.policy.model.path=/nowhere"]), lines.append)
-    assert any("there is no folder /nowhere" in line for line in lines)
-    assert not any("Physical" in line for line in lines)
+def test_a_plan_is_printed_even_when_there_is_no_model(capsys: pytest.CaptureFixture[str]) -> None:
+    print_plan(resolve(None, ["trainer.policy.model.path=/nowhere"]))
+    text = capsys.readouterr().out
+    assert "there is no folder /nowhere" in text and "Physical" not in text
 
 
 def test_a_foreign_skyrl_gym_stops_training(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("skyrl_trainer.doctor.version", lambda name: "0.4.0")
     with pytest.raises(UserError, match="is a different project of the same name: run `pip uninstall skyrl-gym`"):
-        cli._require_gym()
+        require_gym()
 
 
 def test_export_copies_a_policy_that_loads_and_nothing_else(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

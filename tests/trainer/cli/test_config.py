@@ -140,19 +140,31 @@ def test_a_run_folders_config_is_a_recipe(tmp_path: Path) -> None:
         ("ray=x", "ray (command line) is a section: set one of ray.address."),
         (
             "trainer.max_steps=many",
-            'trainer.max_steps is "many" (command line), but must be a whole number, at least 0.',
+            'trainer.max_steps is "many" (command line), but should be a valid integer.',
         ),
-        ("trainer.max_steps=true", "trainer.max_steps is true (command line), but must be a whole number, at least 0."),
-        ("trainer.max_steps=-1", "trainer.max_steps is -1 (command line), but must be a whole number, at least 0."),
-        ("generator.top_p=2", "generator.top_p is 2 (command line), but must be a number, above 0, at most 1."),
-        ("generator.backend=x", 'generator.backend is "x" (command line), but must be one of vllm, transformers.'),
-        ("trainer.deterministic=3", "trainer.deterministic is 3 (command line), but must be true or false."),
+        ("trainer.max_steps=true", "trainer.max_steps is true (command line), but should be a valid integer."),
+        ("trainer.max_steps=-1", "trainer.max_steps is -1 (command line), but should be greater than or equal to 0."),
+        ("generator.top_p=2", "generator.top_p is 2 (command line), but should be less than or equal to 1."),
+        ("generator.backend=x", "generator.backend is \"x\" (command line), but should be 'vllm' or 'transformers'."),
+        ("trainer.deterministic=3", "trainer.deterministic is 3 (command line), but should be a valid boolean."),
         (
             "data.train_data=a.parquet",
-            'data.train_data is "a.parquet" (command line), but must be a list, each item a text or a mapping.',
+            'data.train_data is "a.parquet" (command line), but should be a valid list.',
+        ),
+        (
+            "data.train_data=[3]",
+            "data.train_data is [3] (command line), but should be a valid string or a valid dictionary.",
+        ),
+        (
+            "trainer.logger=nobody",
+            "trainer.logger is \"nobody\" (command line), but should be 'tensorboard', 'wandb', 'trackio' or 'none'.",
         ),
         ("trainer.seed", "'trainer.seed' is not an override: write name=value, for example trainer.max_steps=10."),
-        ("data.val_data=['a", 'The value of data.val_data on the command line, "[\'a", is not valid YAML.'),
+        (
+            "data.val_data=['a",
+            'The value of data.val_data on the command line, "[\'a", line 1, is not valid YAML: '
+            "found unexpected end of stream.",
+        ),
     ],
 )
 def test_a_wrong_override_is_refused_in_one_sentence(override: str, sentence: str) -> None:
@@ -163,8 +175,8 @@ def test_a_wrong_override_is_refused_in_one_sentence(override: str, sentence: st
     ("text", "sentence"),
     [
         ("generator:\n  tempratur: 1\n", "generator.tempratur (r.yaml, line 2) is not a setting; did you mean "),
-        ("trainer:\n  seed: x\n", 'trainer.seed is "x" (r.yaml, line 2), but must be a whole number.'),
-        ("trainer:\n  seed: 3\n  seed: 4\n", "trainer.seed is set twice in one recipe (r.yaml, line 3)."),
+        ("trainer:\n  seed: x\n", 'trainer.seed is "x" (r.yaml, line 2), but should be a valid integer.'),
+        ("trainer:\n  seed: 3\n  seed: 4\n", "trainer.seed is set twice in one recipe (r.yaml, line 2)."),
         ("trainer: 3\n", "line 1, must hold `name: value` lines under trainer."),
         ("- a\n", "line 1, must hold `name: value` lines, such as `trainer:`."),
         ("trainer:\n  seed: [1\nx: 2\n", "line 3, is not valid YAML: "),
@@ -178,7 +190,9 @@ def test_a_broken_recipe_is_refused_with_its_line(tmp_path: Path, text: str, sen
 
 
 def test_a_missing_recipe_names_those_that_there_are() -> None:
-    assert refusal("no-such-recipe").startswith("There is no recipe 'no-such-recipe', neither bundled nor as a file;")
+    assert refusal("no-such-recipe").startswith(
+        "There is no recipe 'no-such-recipe', neither as a file nor bundled (quickstart"
+    )
 
 
 @pytest.mark.parametrize(

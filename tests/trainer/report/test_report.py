@@ -16,7 +16,7 @@ from skyrl_trainer.config import load_config
 from skyrl_trainer.errors import UserError
 from skyrl_trainer.report.html import MAX_CHARACTERS, write_report
 from skyrl_trainer.report.metrics import MetricsWriter, read_metrics
-from skyrl_trainer.report.table import LiveTable, duration, header, row
+from skyrl_trainer.report.table import LiveTable, header, row
 from skyrl_trainer.report.trackers import Tracker
 from skyrl_trainer.rollout.store import JsonlTrajectoryStore
 from skyrl_trainer.types import RolloutBatch
@@ -122,14 +122,13 @@ def test_a_terminal_has_the_same_rows() -> None:
         table.phase("rollout")
         table.step({"step": 1, "reward/mean": 0.5})
     plain = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", out.getvalue())
-    assert header() in plain and row({"step": 1, "reward/mean": 0.5}, 0).rstrip() in plain.replace("\r", "\n")
+    assert header() in plain and row({"step": 1, "reward/mean": 0.5}).rstrip() in plain.replace("\r", "\n")
 
 
 def test_rows_and_header_are_equally_wide() -> None:
     full = {"step": 50, "reward/mean": 1.0, "eval/success": 0.9, "tokens/per_second": 1e5, "kl/engine_learner": 3e-6}
     times = {"time/rollout": 12.3, "time/train": 4.5, "time/sync": 0.03, "time/eval": 2.2}
-    assert len(row(full | times, 3909)) == len(row({"step": 1})) == len(header()) < 80
-    assert (duration(3909), duration(61), duration(None)) == ("1:05:09", "1:01", "")
+    assert len(row(full | times)) == len(row({"step": 1})) == len(header()) < 80
 
 
 # ---- Trackers
@@ -147,17 +146,15 @@ def test_tensorboard_files_lie_in_the_run_folder(tmp_path: Path) -> None:
     assert events.Tags()["scalars"] == ["loss"]
 
 
-def test_no_tracker_is_a_choice_and_an_unknown_one_is_named(tmp_path: Path) -> None:
+def test_no_tracker_is_a_choice() -> None:
     tracker = Tracker(load_config(None, ["trainer.logger=none"]))
     tracker.log({"step": 1, "loss": 0.1})
     tracker.close()
-    with pytest.raises(UserError, match=r"trainer.logger is 'nobody', but must be one of tensorboard, wandb"):
-        Tracker(load_config(None, ["trainer.logger=nobody"]))
 
 
-def test_a_tracker_that_is_not_installed_names_the_setting(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tracker_that_cannot_start_names_the_setting(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "wandb", None)
-    with pytest.raises(UserError, match=r"trainer.logger is wandb, which is not installed: run `pip install wandb`"):
+    with pytest.raises(UserError, match=r"trainer.logger=wandb cannot start: .*; use trainer.logger=tensorboard"):
         Tracker(load_config(None, ["trainer.logger=wandb"]))
 
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from collections.abc import Callable
+from html import escape
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,40 +29,33 @@ MAX_CHARACTERS = 12_000
 
 
 def write_report(run_dirs: list[Path], out: Path) -> None:
-    """Writes `out` (aside, then renamed). A run without metrics, settings or trajectories has gaps, not errors."""
+    """Writes `out`. A run without metrics, settings or trajectories has gaps, not errors."""
     runs = [_run(path) for path in run_dirs]
-    names = [run["name"] for run in runs]
-    for run, path in zip(runs, run_dirs, strict=True):
-        if names.count(run["name"]) > 1:
-            run["name"] = str(path)
+    if len(runs) > 1:  # names may be alike
+        for run in runs:
+            run["name"] = run["path"]
     template = (files("skyrl_trainer.report") / "template.html").read_text(encoding="utf-8")
     # "<" escaped: no text can close the element, or open a comment in it.
     data = json.dumps({"runs": runs}, ensure_ascii=False, allow_nan=False).replace("<", "\\u003c")
-    title = " against ".join(run["name"] for run in runs)
-    escaped = title.replace("&", "&amp;").replace("<", "&lt;")
-    page = template.replace("{{data}}", data, 1).replace("{{title}}", escaped, 1)
-    aside = out.with_name(f".{out.name}.{os.getpid()}")
+    title = escape(" against ".join(run["name"] for run in runs))
+    page = template.replace("{{data}}", data, 1).replace("{{title}}", title, 1)
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
-        aside.write_text(page, encoding="utf-8", errors="replace")
-        aside.replace(out)
+        out.write_text(page, encoding="utf-8", errors="replace")
     except OSError as error:
         raise UserError(f"The report cannot be written to {out}: {error.strerror or error}.") from error
 
 
 def _run(path: Path) -> dict[str, Any]:
-    if not path.is_dir():
-        raise UserError(f"There is no run folder {path}.")
     if not any((path / name).exists() for name in ("config.yaml", "metrics.jsonl", "trajectories")):
         raise UserError(f"{path} is not a run folder: it has no config.yaml, no metrics.jsonl and no trajectories.")
     notes: list[str] = []
     rows = read_metrics(path)
     keys = sorted({key for row in rows for key in row} - {"step"})
-    points = {key: [[row["step"], _finite(row[key])] for row in rows if key in row] for key in keys}
     return {
         "name": path.resolve().name,
         "path": str(path),
-        "metrics": points,
+        "metrics": {key: [[row["step"], _finite(row[key])] for row in rows if key in row] for key in keys},
         "settings": _settings(path, notes),
         "transcripts": _transcripts(path, notes),
         "notes": notes,
@@ -116,13 +109,12 @@ def _choose(batch: RolloutBatch) -> list[Trajectory]:
 
 def _decoder(path: Path, notes: list[str]) -> Callable[[list[int]], str]:
     """Token ids -> text by the tokenizer of a saved policy; a prompt is stored as ids only."""
-    for name in ("last", "best"):
-        file = path / "model" / name / "tokenizer.json"
-        if file.is_file():
-            from tokenizers import Tokenizer
+    file = next(path.glob("model/*/tokenizer.json"), None)
+    if file:
+        from tokenizers import Tokenizer
 
-            tokenizer = Tokenizer.from_file(str(file))
-            return lambda ids: str(tokenizer.decode(ids, skip_special_tokens=False))
+        tokenizer = Tokenizer.from_file(str(file))
+        return lambda ids: str(tokenizer.decode(ids, skip_special_tokens=False))
     notes.append("no saved policy, so prompts are not decoded")
     return lambda ids: f"({len(ids)} tokens)"
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -47,13 +46,13 @@ class MetricsWriter:
         self.path = run_dir / FILE_NAME
         try:
             run_dir.mkdir(parents=True, exist_ok=True)
-            if last_step is None:
-                self._set_aside()
-            else:
-                kept = [row for row in read_metrics(run_dir) if row["step"] <= last_step]
+            if last_step is not None:
                 aside = self.path.with_suffix(".tmp")
-                aside.write_text("".join(map(_line, kept)), encoding="utf-8")
-                os.replace(aside, self.path)
+                kept = [_line(row) for row in read_metrics(run_dir) if row["step"] <= last_step]
+                aside.write_text("".join(kept), encoding="utf-8")
+                aside.replace(self.path)
+            elif self.path.exists():
+                self.path.rename(run_dir / f"metrics.{len(list(run_dir.glob('metrics*.jsonl')))}.jsonl")
             self._file = self.path.open("a", encoding="utf-8")
         except OSError as error:
             raise UserError(f"{self.path} cannot be written: {error.strerror}.") from error
@@ -69,16 +68,7 @@ class MetricsWriter:
     def close(self) -> None:
         self._file.close()
 
-    def _set_aside(self) -> None:
-        if not self.path.exists():
-            return
-        number = 1
-        while (aside := self.path.with_name(f"metrics.{number}.jsonl")).exists():
-            number += 1
-        self.path.rename(aside)
-
 
 def _line(metrics: StepMetrics) -> str:
-    values = {key: float(value) for key, value in metrics.items()}
-    row = {key: value if math.isfinite(value) else None for key, value in values.items()}
-    return json.dumps({**row, "step": int(metrics["step"])}) + "\n"
+    row = {key: float(value) if math.isfinite(value) else None for key, value in metrics.items()}
+    return json.dumps(row | {"step": int(metrics["step"])}) + "\n"

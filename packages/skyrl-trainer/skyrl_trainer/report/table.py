@@ -6,13 +6,11 @@ Redirected output is plain lines of the same columns, without control characters
 from __future__ import annotations
 
 import math
-import time
 from types import TracebackType
 from typing import TYPE_CHECKING
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-from rich.text import Text
+from rich.progress import MofNCompleteColumn, Progress, SpinnerColumn, TimeElapsedColumn
 
 if TYPE_CHECKING:
     from skyrl_trainer.types import StepMetrics
@@ -29,30 +27,22 @@ COLUMNS = {
     "sync": ("time/sync", 7, "{:.2f}s"),
     "eval": ("time/eval", 7, "{:.2f}s"),
 }
-"""Title -> metric, width, format; the time left comes last."""
+"""Title -> metric, width, format."""
 HEADER_EVERY = 25
 
 
 def header() -> str:
-    return " ".join(f"{title:>{width}}" for title, (_, width, _) in COLUMNS.items()) + f" {'left':>7}"
+    return " ".join(f"{title:>{width}}" for title, (_, width, _) in COLUMNS.items())
 
 
-def row(metrics: StepMetrics, seconds_left: float | None = None) -> str:
+def row(metrics: StepMetrics) -> str:
     """One line; a metric that is missing is blank, and one that is not a number says so."""
     cells = []
     for key, width, form in COLUMNS.values():
         value = metrics.get(key)
         text = "" if value is None else form.format(value) if math.isfinite(value) else str(value)
         cells.append(f"{text:>{width}}")
-    return " ".join(cells) + f" {duration(seconds_left):>7}"
-
-
-def duration(seconds: float | None) -> str:
-    """'1:05:09' or '5:09'."""
-    if seconds is None or not math.isfinite(seconds):
-        return ""
-    minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes // 60}:{minutes % 60:02}:{rest:02}" if minutes >= 60 else f"{minutes}:{rest:02}"
+    return " ".join(cells)
 
 
 class LiveTable:
@@ -63,18 +53,18 @@ class LiveTable:
 
     def __init__(self, max_steps: int, first_step: int = 0, console: Console | None = None) -> None:
         self.console = console or Console(highlight=False)
-        self.max_steps = max_steps
-        self._seconds: list[float] = []
         self._rows = 0
-        columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), BarColumn())
+        columns = (SpinnerColumn(), *Progress.get_default_columns(), MofNCompleteColumn(), TimeElapsedColumn())
         self._progress = Progress(
-            *columns, MofNCompleteColumn(), TimeElapsedColumn(), console=self.console, transient=True,
+            *columns,
+            console=self.console,
+            transient=True,
             disable=not self.console.is_terminal,
-        )  # fmt: skip
+            speed_estimate_period=600,
+        )
         self._task = self._progress.add_task("starting", total=max_steps, completed=first_step)
 
     def __enter__(self) -> LiveTable:
-        self._last = time.monotonic()
         self._progress.start()
         return self
 
@@ -92,22 +82,12 @@ class LiveTable:
         self._print(text, "yellow")
 
     def step(self, metrics: StepMetrics) -> None:
-        now = time.monotonic()
-        step = metrics.get("step", 0)
-        if step > 0:
-            self._seconds.append(now - self._last)
-        self._last = now
-        recent = self._seconds[-20:]
-        left = (self.max_steps - step) * sum(recent) / len(recent) if recent else None
         if self._rows % HEADER_EVERY == 0:
             self._print(header(), "bold")
         self._rows += 1
-        self._print(row(metrics, left), "green" if "eval/success" in metrics else "")
-        self._progress.update(self._task, completed=min(step, self.max_steps))
+        self._print(row(metrics), "green" if "eval/success" in metrics else "")
+        self._progress.update(self._task, completed=metrics["step"])
 
     def _print(self, text: str, style: str) -> None:
-        if self.console.is_terminal:
-            self._progress.console.print(Text(text, style=style), no_wrap=True, overflow="crop")
-        else:
-            self.console.file.write(text + "\n")
-            self.console.file.flush()
+        # soft_wrap: never cut or broken by us, however narrow the window or file is thought to be.
+        self.console.print(text, style=style, markup=False, emoji=False, highlight=False, soft_wrap=True)

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
     from skyrl_trainer.types import StepMetrics
 
-LOGGERS = ("tensorboard", "wandb", "trackio", "none")
-
 
 class Tracker:
     """`log` each step's metrics, `close` at the end. Made after the learner: accelerate's state is its to make.
@@ -41,24 +39,17 @@ class Tracker:
 def _start(config: Config, last_step: int) -> GeneralTracker:
     from accelerate.tracking import TensorBoardTracker, TrackioTracker, WandBTracker
 
-    name, trainer = config.trainer.logger, config.trainer
-    if name not in LOGGERS:
-        raise UserError(f"trainer.logger is {name!r}, but must be one of {', '.join(LOGGERS)}.")
+    trainer = config.trainer
     tracker: GeneralTracker
-    if name == "tensorboard":
+    if trainer.logger == "tensorboard":
         tracker = TensorBoardTracker("tensorboard", logging_dir=str(config.run_path), purge_step=last_step + 1)
     else:
-        kind = WandBTracker if name == "wandb" else TrackioTracker
+        kind = WandBTracker if trainer.logger == "wandb" else TrackioTracker
         tracker = kind(trainer.project_name, name=trainer.run_name, config=flatten(config))
     try:
         tracker.start()
-    except ImportError:
+    except Exception as error:  # each tracker has its own kinds; one that is not installed raises ImportError
         raise UserError(
-            f"trainer.logger is {name}, which is not installed: run `pip install {name}`, "
-            "or use trainer.logger=tensorboard or none."
-        ) from None
-    except Exception as error:
-        raise UserError(
-            f"trainer.logger={name} cannot start: {error}; use trainer.logger=tensorboard or none."
+            f"trainer.logger={trainer.logger} cannot start: {error}; use trainer.logger=tensorboard or none."
         ) from error
     return tracker
