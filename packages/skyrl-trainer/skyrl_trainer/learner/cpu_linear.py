@@ -23,10 +23,8 @@ class _OneDNNLinear(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         x, weight = ctx.saved_tensors
-        grad = grads[0].contiguous()
-        grad_x = _matmul(grad, weight.t().contiguous())
-        grad_weight = _matmul(grad.flatten(0, -2).t().contiguous(), x.flatten(0, -2).t().contiguous())
-        return grad_x, grad_weight
+        grad = grads[0]
+        return _matmul(grad, weight.t()), _matmul(grad.flatten(0, -2).t(), x.flatten(0, -2).t())
 
 
 def _matmul(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:

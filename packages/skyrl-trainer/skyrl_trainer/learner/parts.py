@@ -34,6 +34,8 @@ from skyrl_trainer.weight_sync.shared_memory import SharedMemorySync
 
 CANARY_TEXT = "The canary sings 17 + 25 = 42 and the quick brown fox listens. "
 CANARY_TOKENS = 96
+MEMORY_INTERVAL = 10
+"""Steps between two looks at the memory of all processes, which take some 70 ms."""
 EVAL_METRICS = ("success", "reward/mean", "length/mean", "turns/mean", "failed")
 """Of the held-out tasks, logged as `eval/<name>`."""
 
@@ -150,7 +152,9 @@ class Parts:
         return metrics
 
     def log(self, step: int, metrics: StepMetrics) -> None:
-        row = {"step": float(step), **metrics, "memory/pss_gib": pss_gib()}
+        row = {"step": float(step), **metrics}
+        if step % MEMORY_INTERVAL == 0:
+            row["memory/pss_gib"] = pss_gib()
         self.metrics.write(row)
         self.tracker.log(row)
         self.table.step(row)
