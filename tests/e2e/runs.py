@@ -56,8 +56,12 @@ class Run:
                 raise AssertionError(f"step {step} was not reached:\n{self.finish(10)[1]}")
             time.sleep(0.05)
 
-    def wait_for_start(self, timeout: float = 180) -> None:
-        self.wait_for_step(0, timeout)
+    def wait_for_lock(self, timeout: float = 60) -> None:
+        """Until the run has its folder to itself."""
+        deadline = time.monotonic() + timeout
+        while not (self.folder / ".lock").exists() or not (self.folder / ".lock").read_text():
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
 
     def kill(self, number: int = signal.SIGKILL) -> None:
         self.process.send_signal(number)

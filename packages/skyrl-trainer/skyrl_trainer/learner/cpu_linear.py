@@ -7,6 +7,7 @@ The numbers are float32 either way. `benchmarks/learner.py` measures both.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -32,11 +33,16 @@ def _matmul(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
 
 
 def use_onednn(model: torch.nn.Module) -> None:
-    """Reroutes the forward pass of every bias-free float32 Linear of a model on a CPU; a GPU's is left as it is."""
+    """Reroutes the forward pass of every Linear without a bias; only float32 on a CPU then takes another way."""
     if not torch.backends.mkldnn.is_available():
         return
     for module in model.modules():
-        weight = getattr(module, "weight", None)
-        if type(module) is torch.nn.Linear and module.bias is None and weight is not None:
-            if weight.device.type == "cpu" and weight.dtype == torch.float32:
-                module.forward = lambda x, module=module: _OneDNNLinear.apply(x, module.weight)
+        if type(module) is torch.nn.Linear and module.bias is None:
+            module.forward = partial(_forward, module)  # type: ignore[method-assign]
+
+
+def _forward(module: torch.nn.Linear, x: torch.Tensor) -> torch.Tensor:
+    plain = x.dtype == module.weight.dtype == torch.float32 and not torch.is_autocast_enabled("cpu")
+    if plain and x.device.type == "cpu":
+        return _OneDNNLinear.apply(x, module.weight)
+    return torch.nn.functional.linear(x, module.weight)

@@ -78,6 +78,8 @@ class Parts:
         self.store = JsonlTrajectoryStore(path / "trajectories")
         first_step = self.checkpoint.step if self.checkpoint else 0
         self.table = self.stack.enter_context(LiveTable(trainer.max_steps, first_step))
+        if len(self.held_out) < trainer.eval_batch_size:
+            self.table.note(f"data.val_data has {len(self.held_out)} distinct tasks: all are used")
         self.run.write_config()
 
     def _start_processes(self) -> None:
