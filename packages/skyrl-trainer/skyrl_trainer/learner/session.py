@@ -25,6 +25,8 @@ ENGINES: dict[str, tuple[type, dict[str, str]]] = {
     "transformers": (TransformersEngine, {"OMP_NUM_THREADS": "1"}),
 }
 """`generator.backend` -> the actor's class and the environment variables that its process needs."""
+OBJECT_STORE_BYTES = 256 * 2**20
+"""Of a Ray of our own: only rollouts pass through it, weights do not."""
 ENGINE_START_SECONDS = 600.0
 """Limit of loading the model into every engine."""
 
@@ -43,6 +45,7 @@ class Session:
         try:
             self._start_ray()
             self.engines = [self._start_engine(index) for index in range(self.config.generator.num_inference_engines)]
+            self._loading = [engine.ready.remote() for engine in self.engines]
             self.rollouts = Rollouts(self.config, self.engines, self.model_path)
         except BaseException:
             ray.shutdown()
@@ -62,28 +65,24 @@ class Session:
     def wait_for_engines(self) -> list[dict[str, Any]]:
         """Blocks until every engine has loaded the model; they load while the caller does other things."""
         try:
-            return ray.get([engine.ready.remote() for engine in self.engines], timeout=ENGINE_START_SECONDS)
+            return ray.get(self._loading, timeout=ENGINE_START_SECONDS)
         except ray.exceptions.GetTimeoutError as error:
             raise EngineDied(
                 f"An engine did not load {self.model_path} within {ENGINE_START_SECONDS:.0f} s: "
                 "see whether the machine is out of memory, or lower generator.max_model_len."
             ) from error
         except ray.exceptions.RayError as error:
-            last = str(error).strip().splitlines()[-1] if str(error).strip() else type(error).__name__
-            raise EngineDied(f"An engine could not start with the model {self.model_path}: {last}") from error
+            cause = getattr(error, "cause", error)
+            reason = str(cause).strip() or type(cause).__name__
+            raise EngineDied(f"An engine could not start. {reason}") from error
 
     def _start_ray(self) -> None:
-        address, generators = self.config.ray.address, self.config.generator.num_inference_engines
+        address = self.config.ray.address
         os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-        local = (
-            {
-                "num_cpus": max(os.cpu_count() or 1, generators),
-                "include_dashboard": False,
-                "object_store_memory": 256 * 2**20,
-            }
-            if not address
-            else {}
-        )
+        local: dict[str, Any] = {}
+        if not address:
+            cpus = max(os.cpu_count() or 1, self.config.generator.num_inference_engines)
+            local = {"num_cpus": cpus, "include_dashboard": False, "object_store_memory": OBJECT_STORE_BYTES}
         try:
             ray.init(address=address or "local", log_to_driver=False, logging_level="ERROR", namespace="skyrl", **local)
         except Exception as error:  # Ray raises a plain Exception when its processes do not come up in time

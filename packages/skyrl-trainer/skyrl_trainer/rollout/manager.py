@@ -37,7 +37,12 @@ class Rollouts:
         actor: Any = ray.remote(RolloutWorker).options(num_cpus=0, max_restarts=-1, max_task_retries=0)
         run = uuid.uuid4().hex[:8]
         self._workers = [
-            actor.remote(engine, self.env_pool.handles, tokenizer_path, config.generator, f"{run}-{index}")
+            actor.remote(
+                {"engine": engine, "env_workers": self.env_pool.handles},
+                tokenizer_path,
+                config.generator,
+                f"{run}-{index}",
+            )
             for index, engine in enumerate(engines)
         ]
         self._stop_token_ids: tuple[int, ...] | None = None

@@ -81,16 +81,15 @@ class Rounds:
 class RolloutWorker:
     """Plays the episodes that the driver hands it; holds no state between two rollouts."""
 
-    def __init__(
-        self, engine: Any, env_workers: list[Any], tokenizer_path: str, generator: GeneratorConfig, client_id: str
-    ) -> None:
+    def __init__(self, actors: dict[str, Any], tokenizer_path: str, generator: GeneratorConfig, client_id: str) -> None:
+        """`actors`: {"engine": a handle, "env_workers": handles}; as plain arguments Ray would warn of them."""
         from skyrl_trainer.engine.client import EngineClient
 
         self._prompt = load_chat_prompt(tokenizer_path)
         self._generator = generator
         # A restarted worker must not get what its predecessor asked for.
-        self._engine = EngineClient(engine, f"{client_id}-{os.getpid()}")
-        self._envs = EnvClient(env_workers)
+        self._engine = EngineClient(actors["engine"], f"{client_id}-{os.getpid()}")
+        self._envs = EnvClient(actors["env_workers"])
 
     async def pid(self) -> int:
         return os.getpid()
