@@ -33,17 +33,12 @@ class Rollouts:
         Returns at once; `run` waits for the processes.
         """
         self._config = config
+        self._engines = engines
         self.env_pool = EnvPool(config.environment.num_workers, config.environment.step_timeout)
         actor: Any = ray.remote(RolloutWorker).options(num_cpus=0, max_restarts=-1, max_task_retries=0)
         run = uuid.uuid4().hex[:8]
         self._workers = [
-            actor.remote(
-                {"engine": engine, "env_workers": self.env_pool.handles},
-                tokenizer_path,
-                config.generator,
-                f"{run}-{index}",
-            )
-            for index, engine in enumerate(engines)
+            actor.remote(tokenizer_path, config.generator, f"{run}-{index}") for index in range(len(engines))
         ]
         self._stop_token_ids: tuple[int, ...] | None = None
 
@@ -63,9 +58,10 @@ class Rollouts:
             for index in range(len(self._workers))
         ]
         generator, deterministic = self._config.generator, self._config.trainer.deterministic
+        rest = (sampling, generator.max_turns, deterministic)
         calls = [
-            (worker, partial(worker.rollout.remote, share, sampling, generator.max_turns, deterministic))
-            for worker, share in zip(self._workers, shares, strict=True)
+            (worker, partial(worker.rollout.remote, engine, self.env_pool.handles, share, *rest))
+            for worker, engine, share in zip(self._workers, self._engines, shares, strict=True)
             if share
         ]
         waves = math.ceil(max(map(len, shares), default=0) / generator.max_concurrency)

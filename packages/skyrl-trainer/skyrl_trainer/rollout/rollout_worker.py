@@ -81,15 +81,12 @@ class Rounds:
 class RolloutWorker:
     """Plays the episodes that the driver hands it; holds no state between two rollouts."""
 
-    def __init__(self, actors: dict[str, Any], tokenizer_path: str, generator: GeneratorConfig, client_id: str) -> None:
-        """`actors`: {"engine": a handle, "env_workers": handles}; as plain arguments Ray would warn of them."""
-        from skyrl_trainer.engine.client import EngineClient
-
+    def __init__(self, tokenizer_path: str, generator: GeneratorConfig, client_id: str) -> None:
         self._prompt = load_chat_prompt(tokenizer_path)
         self._generator = generator
         # A restarted worker must not get what its predecessor asked for.
-        self._engine = EngineClient(actors["engine"], f"{client_id}-{os.getpid()}")
-        self._envs = EnvClient(actors["env_workers"])
+        self._client_id = f"{client_id}-{os.getpid()}"
+        self._actors: tuple[Any, EnvClient] | None = None
 
     async def pid(self) -> int:
         return os.getpid()
@@ -98,15 +95,27 @@ class RolloutWorker:
         return self._prompt.stop_token_ids
 
     async def rollout(
-        self, trajectories: list[Trajectory], sampling: SamplingOptions, max_turns: int, deterministic: bool
+        self,
+        engine: Any,
+        env_workers: list[Any],
+        trajectories: list[Trajectory],
+        sampling: SamplingOptions,
+        max_turns: int,
+        deterministic: bool,
     ) -> list[Trajectory]:
         """Plays every given (still empty) trajectory to its end and returns them all, in the same order.
 
         An episode that fails comes back with its reason. Only the engine's death (EngineDied) ends the whole
         rollout; the other episodes are then cancelled and their envs closed.
         """
+        # Handles of actors come with every call, the same ones: Ray does not restart an actor that it made with them.
+        if self._actors is None:
+            from skyrl_trainer.engine.client import EngineClient
+
+            self._actors = EngineClient(engine, self._client_id), EnvClient(env_workers)
+        client, envs = self._actors
         return await play_all(
-            trajectories, self._prompt, self._engine, self._envs, self._generator, sampling, max_turns, deterministic
+            trajectories, self._prompt, client, envs, self._generator, sampling, max_turns, deterministic
         )
 
 
