@@ -70,6 +70,7 @@ def ours(workload: dict[str, Any], policy: str, seed: int) -> None:
         "trainer.train_batch_size": PROMPTS,
         "trainer.learning_rate": LEARNING_RATE,
         "trainer.warmup_steps": WARMUP,
+        "trainer.micro_batch_tokens": 4096,
         "trainer.eval_before_train": False,
         "trainer.eval_interval": 0,
         "trainer.ckpt_interval": 0,

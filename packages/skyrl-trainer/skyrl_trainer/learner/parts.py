@@ -41,27 +41,14 @@ EVAL_METRICS = ("success", "reward/mean", "length/mean", "turns/mean", "failed")
 
 
 class Parts:
-    """`with Parts(config, run) as parts`: everything started; at the end everything stopped, whatever happened."""
+    """`Parts(config, run)` opens files; `with parts:` starts everything, and stops it, whatever happened.
+
+    Whatever can be wrong with files and settings is found in the constructor, before anything is started.
+    """
 
     def __init__(self, config: Config, run: RunFolder) -> None:
         self.config, self.run = config, run
-        self.stack = ExitStack()
-
-    def __enter__(self) -> Parts:
-        with self.stack:
-            self._open_files()
-            self._start_processes()
-            self.stack = self.stack.pop_all()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.stack.__exit__(kind, error, trace)
-
-    def _open_files(self) -> None:
-        """Whatever can be wrong with files and settings is found here, before anything is started."""
-        config, trainer, path = self.config, self.config.trainer, self.run.path
+        trainer, path = config.trainer, run.path
         self.algorithm_class = trainer_class(trainer.algorithm.name)
         self.checkpoints = Checkpoints(path, trainer.max_ckpts_to_keep)
         self.checkpoint = self.checkpoints.load_latest()
@@ -72,15 +59,33 @@ class Parts:
             )
         if self.checkpoint:
             check_resumable(self.checkpoint.extra["config"], config)
+        self.first_step = self.checkpoint.step if self.checkpoint else 0
         self.train_tasks = tasks(config, config.data.train_data)
         self.held_out = held_out_tasks(config)
         self.sampler = UniformSampler(self.train_tasks, trainer.seed)
         self.store = JsonlTrajectoryStore(path / "trajectories")
-        first_step = self.checkpoint.step if self.checkpoint else 0
-        self.table = self.stack.enter_context(LiveTable(trainer.max_steps, first_step))
-        if len(self.held_out) < trainer.eval_batch_size:
-            self.table.note(f"data.val_data has {len(self.held_out)} distinct tasks: all are used")
-        self.run.write_config()
+
+    @property
+    def complete(self) -> bool:
+        """Whether the run in this folder has reached `trainer.max_steps`."""
+        found = self.checkpoint
+        return bool(found and found.step >= self.config.trainer.max_steps and found.extra["unfinished"] is None)
+
+    def __enter__(self) -> Parts:
+        with ExitStack() as stack:
+            self.stack = stack
+            self.table = stack.enter_context(LiveTable(self.config.trainer.max_steps, self.first_step))
+            if len(self.held_out) < self.config.trainer.eval_batch_size:
+                self.table.note(f"data.val_data has {len(self.held_out)} distinct tasks: all are used")
+            self.run.write_config()
+            self._start_processes()
+            self.stack = stack.pop_all()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stack.__exit__(kind, error, trace)
 
     def _start_processes(self) -> None:
         config, trainer = self.config, self.config.trainer

@@ -64,7 +64,7 @@ class Trainer:
             self.whole = False
             metrics |= self.parts.algorithm.update(as_rewards(rollouts))
             self.whole = True
-        self.step, self.unfinished = rollouts.step, metrics
+        self.step, self.unfinished = rollouts.step, metrics | self.seconds
         self.sampler_state = self.parts.sampler.state_dict()
 
     def publish_and_log(self) -> None:
@@ -127,8 +127,14 @@ def sum_parts(trajectory: Trajectory) -> dict[str, float]:
 def train(config: Config) -> int:
     """Runs or resumes what `config` asks for; returns the exit code. Raises UserError with a sentence."""
     start_guardian()
-    with StopSignal() as stop, RunFolder(config) as run, Parts(config, run) as parts:
-        Trainer(parts, stop).train()
+    with RunFolder(config) as run:
+        parts = Parts(config, run)
+        if parts.complete:
+            print(f"The run in {run.path} is complete. For a new one give another trainer.run_dir.")
+        else:
+            with parts, StopSignal() as stop:
+                Trainer(parts, stop).train()
+        print(f"Curves and transcripts: {run.path / 'report.html'}   Policy: {run.path / 'model'}")
     return 0
 
 
