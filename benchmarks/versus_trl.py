@@ -28,11 +28,12 @@ from typing import Any
 
 PROMPTS, GENERATIONS = 32, 8
 WORKLOADS: dict[str, dict[str, Any]] = {
-    "short": {"data": "text_math?split=train&difficulty=1", "max_tokens": 64, "demonstrations": 1500},
+    "short": {"data": "text_math?split=train&difficulty=1", "max_tokens": 64, "demonstrations": 1500, "clone": []},
     "long_tailed": {
         "data": "text_math?split=train&difficulty=8&solution=worked",
         "max_tokens": 640,
         "demonstrations": 4000,
+        "clone": ["--epochs", "2"],
     },
 }
 LEARNING_RATE, WARMUP, BETA2 = 3e-4, 5, 0.99
@@ -291,7 +292,7 @@ def make_policy(folder: Path, workload: dict[str, Any], seed: int) -> str:
     random, cloned = folder / "random", folder / "cloned"
     trainer = [sys.executable, "-m", "skyrl_trainer"]
     data = ["--data", workload["data"], "--seed", str(seed)]
-    count = ["--num-demonstrations", str(workload["demonstrations"])]
+    count = ["--num-demonstrations", str(workload["demonstrations"]), *workload["clone"]]
     for command in (
         ["init-policy", str(random), *data],
         ["warmstart", "--policy", str(random), "--out", str(cloned), *data, *count],

@@ -11,6 +11,7 @@ it. The other methods are short, or run while nothing is generated, and may hold
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import sys
 import threading
@@ -158,6 +159,7 @@ class SteppedEngine(ABC):
     def _run(self) -> None:
         try:
             self._load()
+            gc.freeze()  # a full collection would go through all that the libraries made, a quarter of a second
             while self._turn():
                 pass
         except BaseException as error:

@@ -6,6 +6,7 @@ weights by the first sync, as after every step), and while the learner loads.
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Sequence
 from contextlib import ExitStack
 from types import TracebackType
@@ -79,6 +80,7 @@ class Parts:
                 self.table.note(f"data.val_data has {len(self.held_out)} distinct tasks: all are used")
             self.run.write_config()
             self._start_processes()
+            gc.freeze()  # a full collection would go through all that the libraries made, a quarter of a second
             self.stack = stack.pop_all()
         return self
 

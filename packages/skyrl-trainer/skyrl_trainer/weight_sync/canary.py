@@ -19,7 +19,7 @@ from typing import Any
 import ray
 import torch
 
-from skyrl_trainer.errors import SyncError
+from skyrl_trainer.errors import EngineDied, SyncError
 from skyrl_trainer.types import GenerationOutput, GenerationRequest, SamplingOptions, StepMetrics
 from skyrl_trainer.weight_sync.shared_memory import SyncReport
 
@@ -50,10 +50,15 @@ class Canary:
 
         Returns the largest error, and the largest change since the previous check (0.0 at the first). Raises SyncError.
         """
-        now_TV = learner_logprobs(self._prompt_ids).detach().float().cpu()
+        try:
+            self._ask()
+            now_TV = learner_logprobs(self._prompt_ids).detach().float().cpu()  # while the engines compute
+            answers = self._answers()
+        except ray.exceptions.RayError as lost:
+            raise EngineDied(f"An engine died under the canary, after a weight sync: {lost}") from lost
         before_TV, self._before = self._before, now_TV
         worst, largest = 0.0, 0.0
-        for index, outputs in enumerate(self._ask()):
+        for index, outputs in enumerate(answers):
             if any(output.weight_versions != [version] for output in outputs):
                 raise SyncError(f"Engine {index} still samples with another version of the policy than {version}.")
             error, change = self._compare(outputs, now_TV, before_TV)
@@ -61,16 +66,19 @@ class Canary:
             worst, largest = max(worst, error), max(largest, change)
         return {"sync/max_logprob_diff": worst, "sync/canary_change": largest}
 
-    def _ask(self) -> list[list[GenerationOutput]]:
-        """One output a prefix, for every engine; in the order of the prefixes."""
+    def _ask(self) -> None:
+        """Gives every prefix to every engine."""
         options = SamplingOptions(max_tokens=1, top_logprobs=TOP_LOGPROBS)
         requests = [GenerationRequest(str(i), prefix, options, seed=i) for i, prefix in enumerate(self._prefixes)]
         ray.get([engine.submit.remote("canary", requests) for engine in self._engines], timeout=CHECK_SECONDS)
+
+    def _answers(self) -> list[list[GenerationOutput]]:
+        """One output a prefix, for every engine; in the order of the prefixes."""
         deadline = time.monotonic() + CHECK_SECONDS
         replies: list[list[GenerationOutput]] = []
         for engine in self._engines:
             outputs: list[GenerationOutput] = []
-            while len(outputs) < len(requests):
+            while len(outputs) < len(self._prefixes):
                 left = deadline - time.monotonic()
                 if left <= 0:
                     raise SyncError(f"The canary after a weight sync got no answer within {CHECK_SECONDS:.0f} s.")
