@@ -32,8 +32,8 @@ WORKLOADS: dict[str, dict[str, Any]] = {
     "long_tailed": {
         "data": "text_math?split=train&difficulty=8&solution=worked",
         "max_tokens": 640,
-        "demonstrations": 4000,
-        "clone": ["--epochs", "2"],
+        "demonstrations": 3000,
+        "clone": ["--epochs", "1"],
     },
 }
 LEARNING_RATE, WARMUP, BETA2 = 3e-4, 5, 0.99
