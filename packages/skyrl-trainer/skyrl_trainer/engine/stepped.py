@@ -23,6 +23,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
 
+from skyrl_trainer.allocator import INTERVAL, return_free_memory
 from skyrl_trainer.errors import EngineDied, UserError
 from skyrl_trainer.types import GenerationOutput, GenerationRequest
 
@@ -122,7 +123,10 @@ class SteppedEngine(ABC):
         self._call(lambda: self._update("update", update_info))
 
     def finish_weight_update(self, version: int) -> str:
-        return self._call(lambda: self._update("finish", version))
+        checksum = self._call(lambda: self._update("finish", version))
+        if version % INTERVAL == 0:
+            return_free_memory()
+        return checksum
 
     def resume(self) -> None:
         self._call(lambda: setattr(self, "_paused", False))

@@ -13,6 +13,7 @@ from types import TracebackType
 from typing import Any
 
 from skyrl_trainer.algorithms.samplers import UniformSampler
+from skyrl_trainer.allocator import INTERVAL, return_free_memory
 from skyrl_trainer.config import Config
 from skyrl_trainer.data import SampleSource, held_out, load_samples
 from skyrl_trainer.errors import UserError
@@ -35,8 +36,6 @@ from skyrl_trainer.weight_sync.shared_memory import SharedMemorySync
 
 CANARY_TEXT = "The canary sings 17 + 25 = 42 and the quick brown fox listens. "
 CANARY_TOKENS = 96
-MEMORY_INTERVAL = 10
-"""Steps between two looks at the memory of all processes, which take some 70 ms."""
 EVAL_METRICS = ("success", "reward/mean", "length/mean", "turns/mean", "failed")
 """Of the held-out tasks, logged as `eval/<name>`."""
 
@@ -81,6 +80,7 @@ class Parts:
             self.run.write_config()
             self._start_processes()
             gc.freeze()  # a full collection would go through all that the libraries made, a quarter of a second
+            stack.callback(gc.unfreeze)
             self.stack = stack.pop_all()
         return self
 
@@ -162,7 +162,8 @@ class Parts:
 
     def log(self, step: int, metrics: StepMetrics) -> None:
         row = {"step": float(step), **metrics}
-        if step % MEMORY_INTERVAL == 0:
+        if step % INTERVAL == 0:
+            return_free_memory()
             row["memory/pss_gib"] = pss_gib()
         self.metrics.write(row)
         self.tracker.log(row)
