@@ -32,17 +32,11 @@ def plot(run_dirs: list[Path], out: Path) -> None:
                 if not points:
                     continue
                 steps, values = zip(*points, strict=True)
-                axis.plot(steps, values, color=color, marker=marker, markersize=4, linewidth=1.8, label=run.name)
-                if axis is success:
-                    ends = ((0, 8, -14 * (index + 1), "left"), (-1, 0, 7, "right"))
-                    for position, right, up, side in ends:
-                        point = (steps[position], values[position])
-                        text = f"{values[position]:.2f}"
-                        axis.annotate(text, point, (right, up), textcoords="offset points", ha=side, color=color)
+                label = f"{run.name}: {values[0]:.2f} to {values[-1]:.2f}"
+                axis.plot(steps, values, color=color, marker=marker, markersize=4, linewidth=1.8, label=label)
         success.set(title="Held-out success", xlabel="step", ylim=(0, 1.08))
         reward.set(title="Mean reward in training", xlabel="step")
-        if len(run_dirs) > 1:
-            success.legend(frameon=False, loc="lower right")
+        success.legend(frameon=False, loc="lower right")
         metadata = {"Date": None} if out.suffix == ".svg" else None
         figure.savefig(out, dpi=160, metadata=metadata)
         pyplot.close(figure)
