@@ -49,6 +49,10 @@ class Parts:
     def __init__(self, config: Config, run: RunFolder) -> None:
         self.config, self.run = config, run
         trainer, path = config.trainer, run.path
+        if config.generator.weight_sync_backend == "nccl":
+            raise UserError(
+                "generator.weight_sync_backend=nccl is not built yet: take auto, which goes through shared memory."
+            )
         self.algorithm_class = trainer_class(trainer.algorithm.name)
         self.checkpoints = Checkpoints(path, trainer.max_ckpts_to_keep)
         self.checkpoint = self.checkpoints.load_latest()
