@@ -125,7 +125,6 @@ class FakeEnvWorker:
     def __init__(self, delay: Callable[[], float] = lambda: 0.0, restart: float = 0.01) -> None:
         self.envs: dict[str, tuple[dict[str, Any], list[str]]] = {}
         self.closed: list[str] = []
-        self.calls = 0
         self.pid = 1
         self._delay = delay
         self._restart = restart
@@ -145,7 +144,6 @@ class FakeEnvWorker:
 
     def _method(self, one: Callable[[Any], Awaitable[Any]]) -> Callable[[list[Any]], Awaitable[list[Any]]]:
         async def call(items: list[Any]) -> list[Any]:
-            self.calls += 1
             self._raise_if_down()
             work = asyncio.ensure_future(asyncio.gather(*map(one, items), return_exceptions=True))
             death = asyncio.ensure_future(self._death.wait())
