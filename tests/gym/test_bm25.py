@@ -7,7 +7,7 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from skyrl_gym.bm25 import BM25, B, K1, terms
+from skyrl_gym.bm25 import BM25, K1, B, terms
 
 WORDS = st.sampled_from(["red", "blue", "shoe", "hat", "运动鞋", "红色"])
 TEXTS = st.lists(WORDS, max_size=8).map(" ".join)

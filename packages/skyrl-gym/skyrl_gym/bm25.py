@@ -12,6 +12,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Sequence
+from itertools import pairwise
 
 K1, B = 1.2, 0.75
 _PIECE = re.compile(r"[一-鿿㐀-䶿]+|[^\W_一-鿿㐀-䶿]+")
@@ -22,7 +23,7 @@ def terms(text: str) -> list[str]:
     found = []
     for piece in _PIECE.findall(text.lower()):
         if "㐀" <= piece[0] <= "鿿":
-            found += [*piece, *map("".join, zip(piece, piece[1:], strict=False))]
+            found += [*piece, *map("".join, pairwise(piece))]
         else:
             found.append(piece)
     return found
