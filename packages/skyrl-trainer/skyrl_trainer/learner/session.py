@@ -6,13 +6,17 @@ leave it as we found it: the actors belong to the driver's job and end with it.
 
 from __future__ import annotations
 
+import logging
 import os
+import socket
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 import ray
 import torch
+from ray._private.authentication.authentication_token_setup import maybe_enable_token_auth_if_token_available
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from skyrl_trainer.config import Config
 from skyrl_trainer.engine.transformers import TransformersEngine
@@ -27,6 +31,8 @@ ENGINES: dict[str, tuple[type, dict[str, str]]] = {
 """`generator.backend` -> the actor's class and the environment variables that its process needs."""
 OBJECT_STORE_BYTES = 256 * 2**20
 """Of a Ray of our own: only rollouts pass through it, weights do not."""
+CONNECT_SECONDS = 10.0
+"""Limit of reaching `ray.address`."""
 ENGINE_START_SECONDS = 600.0
 """Limit of loading the model into every engine."""
 
@@ -84,10 +90,15 @@ class Session:
             cpus = max(os.cpu_count() or 1, self.config.generator.num_inference_engines)
             local = {"num_cpus": cpus, "include_dashboard": False, "object_store_memory": OBJECT_STORE_BYTES}
         try:
+            if address:
+                _prepare_to_join(address)
             ray.init(address=address or "local", log_to_driver=False, logging_level="ERROR", namespace="skyrl", **local)
         except Exception as error:  # Ray raises a plain Exception when its processes do not come up in time
             if address:
-                raise UserError(f"Could not join the Ray cluster at {address}: {error}. Check ray.address.") from error
+                raise UserError(
+                    f"Could not join the Ray cluster at {address}: {error}. Check ray.address; if the cluster asks for "
+                    "a token, put its ~/.ray/auth_token on this machine or set RAY_AUTH_TOKEN."
+                ) from error
             raise UserError(f"A local Ray could not start, is the machine overloaded? ({error})") from error
 
     def _start_engine(self, index: int) -> Any:
@@ -100,6 +111,8 @@ class Session:
                 num_cpus=1,
                 num_gpus=tensor_parallel if torch.cuda.is_available() else 0,
                 max_concurrency=64,
+                # On the driver's node: weights reach an engine through shared memory.
+                scheduling_strategy=NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False),
                 runtime_env={"env_vars": env_vars},
             )
             .remote(
@@ -108,6 +121,19 @@ class Session:
                 max_model_len=generator.max_model_len,
                 max_num_seqs=generator.max_concurrency,
                 seed=self.config.trainer.seed + index,
-                engine_kwargs={"tensor_parallel_size": tensor_parallel, **generator.engine_kwargs},
+                engine_kwargs={
+                    **({"tensor_parallel_size": tensor_parallel} if generator.backend == "vllm" else {}),
+                    **generator.engine_kwargs,
+                },
             )
         )
+
+
+def _prepare_to_join(address: str) -> None:
+    """Raises OSError at once if nothing listens there, where Ray would try for many minutes."""
+    host, _, port = address.rpartition(":")
+    if port.isdigit() and "/" not in host:
+        socket.create_connection((host, int(port)), CONNECT_SECONDS).close()
+    # Ray looks for its token by itself for the address "auto" only; a cluster without tokens ignores ours.
+    logging.getLogger("ray").setLevel(logging.ERROR)
+    maybe_enable_token_auth_if_token_available(warn_if_disabled=False)
