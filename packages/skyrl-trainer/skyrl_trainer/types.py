@@ -231,22 +231,30 @@ class AdvantageBatch:
 
 @dataclass(slots=True)
 class TrainingBatch:
-    """A padded batch, ready for the device. Position t of every tensor speaks of token t itself.
+    """A micro-batch, ready for the device: Q distinct prompts, padded to S, and the B trajectories' continuations.
 
-    Example: for token_ids [7, 8, 5, 2, pad] with a two-token answer, mask_BT is [0, 0, 1, 1, 0], and
-    rollout_logprobs_BT[0, 2] is log p(5 | 7, 8).
+    A prompt is what stands before a trajectory's first sampled token; trajectories with the same one share it, so
+    that it goes through the model once. N: the sampled tokens, trajectory by trajectory, in order.
+
+    Example: prompt [7, 8] and the answers [5, 2] and [6] have prompt_ids_QS [[7, 8]] and rest_ids_BT [[5], [pad]] (the
+    last token predicts nothing, so it is left out), target_ids_N [5, 2, 6], and predictors_N [1, 2, 1]: both first
+    tokens are predicted at the prompt's last position.
     """
 
-    input_ids_BT: torch.Tensor
-    """int64, padded on the right, so that causal attention needs no mask."""
-    mask_BT: torch.Tensor
-    """float32: 1 on sampled tokens."""
-    advantages_BT: torch.Tensor
-    rollout_logprobs_BT: torch.Tensor
-    old_logprobs_BT: torch.Tensor | None
+    prompt_ids_QS: torch.Tensor
+    """int64, padded on the right."""
+    prompt_lengths_Q: torch.Tensor
+    prompt_B: torch.Tensor
+    """int64: which prompt a trajectory begins with."""
+    rest_ids_BT: torch.Tensor
+    """int64, padded on the right."""
+    predictors_N: torch.Tensor
+    """int64: where each sampled token is predicted, counted through the prompts, then the continuations."""
+    target_ids_N: torch.Tensor
+    trajectory_N: torch.Tensor
+    """int64: whose token it is: "sequence" in every formula is a trajectory."""
+    advantages_N: torch.Tensor
+    rollout_logprobs_N: torch.Tensor
+    old_logprobs_N: torch.Tensor | None
     """None: the first update of a rollout, whose ratio is 1 by definition."""
-    ref_logprobs_BT: torch.Tensor | None
-    trajectory_index_B: torch.Tensor
-    """Which trajectory a row belongs to: "sequence" in every formula is a trajectory."""
-    lengths_B: torch.Tensor
-    """Tokens of each row without padding."""
+    ref_logprobs_N: torch.Tensor | None

@@ -1,4 +1,4 @@
-"""Micro-batches: their cut, their padding, and that padding needs no attention mask."""
+"""Micro-batches: their cut, and that neither padding nor a shared prompt changes a score."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ def row(length: int, name: str = "t") -> Row:
 
 
 def test_cut_keeps_the_budget_with_the_longest_first_and_loses_nobody() -> None:
-    rows = [row(n) for n in (5, 9, 5, 30, 2, 0, 9)]
-    batches = cut(rows, range(7), token_budget=18)
+    rows = [row(n) for n in (5, 9, 5, 30, 2, 0, 9)]  # the same prompt of one token; the last token is left out
+    batches = cut(rows, range(7), token_budget=15)
     assert batches == [[3], [1, 6], [0, 2, 4]]  # 30 is over the budget alone; the empty row is in none
     assert cut(rows, [4, 0], token_budget=1) == [[0], [4]]
 
@@ -41,7 +41,7 @@ def test_rows_end_at_the_last_sampled_token_and_start_with_a_prompt() -> None:
 
 
 @pytest.mark.parametrize("kind", ["qwen3", "gpt2"])
-def test_padded_rows_score_as_each_alone_and_as_the_plain_model(tmp_path: Path, kind: str) -> None:
+def test_rows_together_score_as_each_alone_and_as_the_plain_model(tmp_path: Path, kind: str) -> None:
     """Several turns, temperature 0.7; against log-softmax of the whole model on each unpadded sequence."""
     config = make_config(generator={"temperature": 0.7})
     learner = Learner(config, save_model(tmp_path, kind), 1)
@@ -61,18 +61,22 @@ def test_padded_rows_score_as_each_alone_and_as_the_plain_model(tmp_path: Path, 
     torch.testing.assert_close(entropy, torch.cat(expected_entropy), rtol=1e-4, atol=1e-5)
 
 
-def test_causal_attention_gets_no_mask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The fast path: `is_causal` and no mask tensor, though rows differ in length."""
+def test_a_prompt_goes_through_the_model_once_however_many_answers_it_has(tmp_path: Path) -> None:
     learner = Learner(make_config(), save_model(tmp_path), 1)
-    calls = []
-    plain = torch.nn.functional.scaled_dot_product_attention
+    batch = make_batch(groups=3, generations=4)
+    rows = make_rows(AdvantageBatch(batch, [[1.0] * len(t.token_ids()) for t in batch.trajectories]))
+    together = collate(rows, range(len(rows)), learner.device, learner.dtype)
+    assert together.prompt_ids_QS.shape[0] == 3 and together.rest_ids_BT.shape[0] == 12
+    seen = []
+    learner.model.get_input_embeddings().register_forward_hook(lambda module, ids, out: seen.append(ids[0].numel()))
+    learner.logprobs(together)
+    assert seen == [together.prompt_ids_QS.numel() + together.rest_ids_BT.numel()]
 
-    def spy(*args: torch.Tensor, attn_mask: torch.Tensor | None = None, is_causal: bool = False, **kwargs: object):  # type: ignore[no-untyped-def]
-        calls.append((attn_mask, is_causal))
-        return plain(*args, attn_mask=attn_mask, is_causal=is_causal, **kwargs)
 
-    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", spy)
+def test_a_trajectory_longer_than_a_sliding_window_is_refused(tmp_path: Path) -> None:
+    window = {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 0}
+    learner = Learner(make_config(), save_model(tmp_path, **window), 1)
     batch = make_batch()
     rows = make_rows(AdvantageBatch(batch, [[1.0] * len(t.token_ids()) for t in batch.trajectories]))
-    learner.logprobs(collate(rows, range(len(rows)), learner.device, learner.dtype))
-    assert calls == [(None, True)] * 2
+    with pytest.raises(UserError, match=r"sliding window of 8.*generator\.max_model_len"):
+        learner.logprobs(collate(rows, range(len(rows)), learner.device, learner.dtype))

@@ -1,13 +1,13 @@
-"""Trajectories -> micro-batches of tensors: sorted by length, cut by a token budget, padded on the right.
+"""Trajectories -> micro-batches of tensors: sorted by length, cut by a token budget, equal prompts held once.
 
-Padding on the right needs no attention mask: under causal attention a token never sees what stands behind it. So the
-model is called without one and takes its fast attention path. Order is a function of the input alone.
+Order is a function of the input alone. How a model computes such a micro-batch: learner/shared_prefix.py.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,7 +18,7 @@ from skyrl_trainer.types import AdvantageBatch, TrainingBatch
 
 @dataclass(slots=True)
 class Row:
-    """One trajectory, ready to be padded; what stands behind its last sampled token is cut off, nobody reads it.
+    """One trajectory; what stands behind its last sampled token is cut off, nobody reads it.
 
     Example: token_ids [7, 8, 5, 2] with mask [0, 0, 1, 1] has num_sampled 2, and `old_logprobs` of shape [2].
     """
@@ -36,6 +36,16 @@ class Row:
     @property
     def num_sampled(self) -> int:
         return int(self.mask.sum())
+
+    @property
+    def prompt(self) -> np.ndarray:
+        """What stands before the first sampled token."""
+        return self.token_ids[: int(self.mask.argmax())]
+
+    @property
+    def rest(self) -> np.ndarray:
+        """What follows the prompt, without the last token, which predicts nothing."""
+        return self.token_ids[int(self.mask.argmax()) : -1]
 
 
 def make_rows(batch: AdvantageBatch) -> list[Row]:
@@ -63,49 +73,71 @@ def make_rows(batch: AdvantageBatch) -> list[Row]:
 def cut(rows: Sequence[Row], indices: Sequence[int], token_budget: int) -> list[list[int]]:
     """Cuts `indices` of rows into micro-batches of at most `token_budget` padded tokens, longest first.
 
-    Rows of like length stand together, so there is little padding; the longest first, so that memory peaks at once.
-    A row longer than the budget is a micro-batch by itself; one without a sampled token is in none.
+    Continuations of like length stand together, so there is little padding; the longest first, so that memory peaks
+    at once. A row over the budget is a micro-batch by itself; one without a sampled token is in none.
     """
-    ordered = sorted((i for i in indices if len(rows[i].token_ids)), key=lambda i: (-len(rows[i].token_ids), i))
+    ordered = sorted((i for i in indices if len(rows[i].token_ids)), key=lambda i: (-len(rows[i].rest), i))
     micro_batches: list[list[int]] = []
     width = 0
+    prompts: dict[bytes, int] = {}
     for i in ordered:
-        if micro_batches and (len(micro_batches[-1]) + 1) * width <= token_budget:
+        row = rows[i]
+        prompts[row.prompt.tobytes()] = len(row.prompt)
+        tokens = (len(micro_batches[-1]) + 1) * width + len(prompts) * max(prompts.values()) if micro_batches else 0
+        if micro_batches and tokens <= token_budget:
             micro_batches[-1].append(i)
         else:
             micro_batches.append([i])
-            width = len(rows[i].token_ids)
+            width = max(1, len(row.rest))
+            prompts = {row.prompt.tobytes(): len(row.prompt)}
     return micro_batches
 
 
 def collate(rows: Sequence[Row], indices: Sequence[int], device: torch.device, dtype: torch.dtype) -> TrainingBatch:
-    """Pads the chosen rows to [B, T] on `device`; `trajectory_index_B` holds their indices. dtype: of all floats."""
+    """The chosen rows as tensors on `device`; `trajectory_N` holds their indices. dtype: of all floats."""
     chosen = [rows[i] for i in indices]
-    shape = (len(chosen), max(len(row.token_ids) for row in chosen))
-    input_ids, mask = np.zeros(shape, np.int64), np.zeros(shape, bool)
-    advantages, rollout = np.zeros(shape), np.zeros(shape)
-    for b, row in enumerate(chosen):
-        end = len(row.token_ids)
-        input_ids[b, :end], mask[b, :end] = row.token_ids, row.mask
-        advantages[b, :end], rollout[b, :end] = row.advantages, row.rollout_logprobs
-    mask_BT = torch.from_numpy(mask).to(device)
+    numbers: dict[bytes, int] = {}
+    prompt_B = [numbers.setdefault(row.prompt.tobytes(), len(numbers)) for row in chosen]
+    prompts = [np.frombuffer(ids, dtype=np.int64) for ids in numbers]
+    prompt_ids_QS = _padded(prompts)
+    rest_ids_BT = _padded([row.rest for row in chosen])
+    predictors = []
+    for b, (row, q) in enumerate(zip(chosen, prompt_B, strict=True)):
+        start = len(row.prompt)
+        before = row.mask[start:].nonzero()[0] - 1 + prompt_ids_QS.size + b * rest_ids_BT.shape[1]
+        before[0] = q * prompt_ids_QS.shape[1] + start - 1
+        predictors.append(before)
+
+    def floats(values: list[np.ndarray]) -> torch.Tensor:
+        return torch.from_numpy(np.concatenate(values)).to(device, dtype)
+
+    def ints(values: Any) -> torch.Tensor:
+        return torch.as_tensor(values, dtype=torch.int64, device=device)
+
     return TrainingBatch(
-        input_ids_BT=torch.from_numpy(input_ids).to(device),
-        mask_BT=mask_BT.to(dtype),
-        advantages_BT=torch.from_numpy(advantages).to(device, dtype),
-        rollout_logprobs_BT=torch.from_numpy(rollout).to(device, dtype),
-        old_logprobs_BT=_scatter([row.old_logprobs for row in chosen], mask_BT, dtype),
-        ref_logprobs_BT=_scatter([row.ref_logprobs for row in chosen], mask_BT, dtype),
-        trajectory_index_B=torch.tensor(list(indices), device=device),
-        lengths_B=torch.tensor([len(row.token_ids) for row in chosen], device=device),
+        prompt_ids_QS=ints(prompt_ids_QS),
+        prompt_lengths_Q=ints([len(ids) for ids in prompts]),
+        prompt_B=ints(prompt_B),
+        rest_ids_BT=ints(rest_ids_BT),
+        predictors_N=ints(np.concatenate(predictors)),
+        target_ids_N=ints(np.concatenate([row.token_ids[row.mask] for row in chosen])),
+        trajectory_N=ints(np.repeat(indices, [row.num_sampled for row in chosen])),
+        advantages_N=floats([row.advantages[row.mask] for row in chosen]),
+        rollout_logprobs_N=floats([row.rollout_logprobs[row.mask] for row in chosen]),
+        old_logprobs_N=_joined([row.old_logprobs for row in chosen], device, dtype),
+        ref_logprobs_N=_joined([row.ref_logprobs for row in chosen], device, dtype),
     )
 
 
-def _scatter(logprobs: list[torch.Tensor | None], mask_BT: torch.Tensor, dtype: torch.dtype) -> torch.Tensor | None:
-    """Puts each row's sampled tokens where the mask is; None when no row has any."""
-    known = [values.to(mask_BT.device, dtype) for values in logprobs if values is not None]
-    if not known:
-        return None
-    padded_BT = torch.zeros(mask_BT.shape, dtype=dtype, device=mask_BT.device)
-    padded_BT[mask_BT] = torch.cat(known)
-    return padded_BT
+def _padded(sequences: list[np.ndarray]) -> np.ndarray:
+    """int64, padded on the right with 0, at least one token wide."""
+    padded = np.zeros((len(sequences), max(1, *map(len, sequences))), np.int64)
+    for row, ids in zip(padded, sequences, strict=True):
+        row[: len(ids)] = ids
+    return padded
+
+
+def _joined(logprobs: list[torch.Tensor | None], device: torch.device, dtype: torch.dtype) -> torch.Tensor | None:
+    """One after the other; None when no row has any."""
+    known = [values.to(device, dtype) for values in logprobs if values is not None]
+    return torch.cat(known) if known else None

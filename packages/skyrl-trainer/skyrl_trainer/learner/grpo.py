@@ -214,21 +214,19 @@ class GRPOTrainer:
         self, batch: TrainingBatch, weights_M: torch.Tensor, meter: Meter, measure_engine: bool
     ) -> torch.Tensor:
         """One micro-batch's share of the loss: the shares of a mini-batch add up to it."""
-        sampled_BT = batch.mask_BT > 0
         logprobs_N, entropy_N = self.learner.logprobs(batch)
-        old_BT = batch.old_logprobs_BT
         tokens = SampledTokens(
             logprobs_N=logprobs_N,
-            old_logprobs_N=logprobs_N.detach() if old_BT is None else old_BT[sampled_BT],
-            rollout_logprobs_N=batch.rollout_logprobs_BT[sampled_BT],
-            advantages_N=batch.advantages_BT[sampled_BT],
-            trajectory_N=batch.trajectory_index_B[:, None].expand(sampled_BT.shape)[sampled_BT],
+            old_logprobs_N=logprobs_N.detach() if batch.old_logprobs_N is None else batch.old_logprobs_N,
+            rollout_logprobs_N=batch.rollout_logprobs_N,
+            advantages_N=batch.advantages_N,
+            trajectory_N=batch.trajectory_N,
         )
         ratio_N = self.ratio(tokens)
         loss_N, clipped_N = self.surrogate(ratio_N, tokens)
         loss_N = loss_N * self.correction(tokens)
-        if batch.ref_logprobs_BT is not None:
-            kl_N = k3(logprobs_N, batch.ref_logprobs_BT[sampled_BT])
+        if batch.ref_logprobs_N is not None:
+            kl_N = k3(logprobs_N, batch.ref_logprobs_N)
             loss_N = loss_N + self.algorithm.beta * kl_N
             meter.mean("kl/reference", kl_N)
         meter.mean("entropy", entropy_N)
@@ -241,7 +239,7 @@ class GRPOTrainer:
     def _measure_engine(self, logprobs_N: torch.Tensor, batch: TrainingBatch, meter: Meter) -> None:
         """How far the engine that sampled is from the learner, before the learner moves."""
         # In float64: the KL of two implementations of one policy is far below float32's rounding of 1.
-        rollout_N = batch.rollout_logprobs_BT[batch.mask_BT > 0].double()
+        rollout_N = batch.rollout_logprobs_N.double()
         logprobs_N = logprobs_N.detach().double()
         meter.mean("kl/engine_learner", k3(rollout_N, logprobs_N))
         meter.maximum("logprobs/max_diff", (logprobs_N - rollout_N).abs())

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from accelerate import Accelerator
 from torch.utils.checkpoint import checkpoint
@@ -20,8 +21,11 @@ from transformers.trainer_utils import SchedulerType
 
 from skyrl_trainer.config import Config
 from skyrl_trainer.errors import UserError
+from skyrl_trainer.learner import shared_prefix
+from skyrl_trainer.learner.batch import Row, collate
 from skyrl_trainer.learner.checkpoint import State, written_aside
 from skyrl_trainer.learner.cpu_linear import use_onednn
+from skyrl_trainer.learner.shared_prefix import Blocks
 from skyrl_trainer.types import TrainingBatch
 
 LOGITS_AT_ONCE = 2**24
@@ -52,7 +56,7 @@ class Scorer:
         # Not train(): dropout would put noise in every ratio, and there is no other difference.
         self.model.eval()
         use_onednn(self.model)
-        self._refuse_transformed_logits()
+        self._refuse_other_architectures()
 
     @property
     def device(self) -> torch.device:
@@ -66,15 +70,23 @@ class Scorer:
     def logprobs(self, batch: TrainingBatch) -> tuple[torch.Tensor, torch.Tensor]:
         """Log-probability, with a gradient, and entropy, without, of each sampled token of a micro-batch, [N] each.
 
-        Row by row, in order. At the temperature of the sampler, as the engine returns them. The head runs only at the
-        positions that predict a sampled token.
+        At the temperature of the sampler, as the engine returns them. The head runs only at the positions that
+        predict a sampled token.
         """
-        # Token t is predicted at position t - 1, so the last position is never needed.
-        predicts_BT = batch.mask_BT[:, 1:] > 0
+        width = batch.rest_ids_BT.shape[1]
+        blocks = Blocks.of(batch.prompt_lengths_Q, batch.prompt_B, width)
+        first_B = batch.prompt_lengths_Q[batch.prompt_B]
+        places_QS = torch.arange(blocks.prompt_width, device=self.device).expand(blocks.num_prompts, -1)
+        places_BT = first_B[:, None] + torch.arange(width, device=self.device)
+        ids_P, places_P = (
+            torch.cat([prompts.flatten(), rests.flatten()])
+            for prompts, rests in ((batch.prompt_ids_QS, batch.rest_ids_BT), (places_QS, places_BT))
+        )
         with self.accelerator.autocast():
-            hidden_BTH = self.model.base_model(batch.input_ids_BT[:, :-1], use_cache=False).last_hidden_state
-            hidden_NH = hidden_BTH.flatten(0, 1).index_select(0, predicts_BT.flatten().nonzero().squeeze(1))
-            return self._score(hidden_NH, batch.input_ids_BT[:, 1:][predicts_BT])
+            hidden_1PH = self.model.base_model(
+                ids_P[None], position_ids=places_P[None], use_cache=False, blocks=blocks
+            ).last_hidden_state
+            return self._score(hidden_1PH[0].index_select(0, batch.predictors_N), batch.target_ids_N)
 
     @torch.no_grad()
     def token_logprobs(self, ids: list[int]) -> torch.Tensor:
@@ -106,16 +118,26 @@ class Scorer:
         return torch.cat(logprobs), torch.cat(entropies)
 
     @torch.no_grad()
-    def _refuse_transformed_logits(self) -> None:
-        """Some models scale or cap logits behind the head; scoring through the head alone would be silently wrong."""
-        ids = torch.arange(4, device=self.device)[None] % self.model.config.vocab_size
-        hidden = self.model.base_model(ids, use_cache=False).last_hidden_state
-        ours = self.model.get_output_embeddings()(hidden)
-        theirs = self.model(ids, use_cache=False).logits
-        if not torch.allclose(ours, theirs, rtol=1e-3, atol=1e-3):
+    def _refuse_other_architectures(self) -> None:
+        """Some models change logits behind the head, or attend in a way of their own: wrong, and silently so."""
+        vocabulary = self.model.config.vocab_size
+        rows = []
+        for answer in ([5, 6, 7], [8]):
+            ids = np.array([1, 2, 3, *answer]) % vocabulary
+            mask = np.arange(len(ids)) >= 3
+            rows.append(Row("check", ids, mask, np.zeros(len(ids)), np.zeros(len(ids))))
+        ours_N, _ = self.logprobs(collate(rows, [0, 1], self.device, self.dtype))
+        theirs = []
+        for row in rows:
+            ids_1T = torch.from_numpy(row.token_ids)[None].to(self.device)
+            logits_TV = self.model(ids_1T, use_cache=False).logits[0].float() * self.inverse_temperature
+            theirs.append(logits_TV.log_softmax(-1)[2:-1].gather(1, ids_1T[0, 3:, None])[:, 0])
+        rounding = 1e-3 if self.published_dtype == torch.float32 else 5e-2
+        if not torch.allclose(ours_N, torch.cat(theirs).to(ours_N.dtype), rtol=0.0, atol=rounding):
             raise UserError(
                 f"{self.model_path} ({type(self.model).__name__}) changes its logits after the output layer (a soft "
-                "cap or a scale), which this learner does not compute; choose a model without."
+                "cap or a scale) or has attention of its own, which this learner does not compute; choose a model "
+                "without."
             )
 
 
@@ -212,7 +234,7 @@ class Learner(Scorer):
 
 def _load_model(path: str) -> PreTrainedModel:
     try:
-        return AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, attn_implementation="sdpa")
+        return AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, attn_implementation=shared_prefix.NAME)
     except (OSError, ValueError) as error:
         reason = str(error).splitlines()[0]
         raise UserError(
