@@ -105,22 +105,63 @@ def ours(workload: dict[str, Any], policy: str, seed: int) -> None:
 
 
 def trl(workload: dict[str, Any], policy: str, seed: int, patched: bool) -> None:
-    import gymnasium
     import torch
-    from datasets import Dataset
     from transformers import AutoTokenizer, TrainerCallback
-    from trl import GRPOConfig, GRPOTrainer
+    from trl import GRPOTrainer
+
+    torch.set_num_threads(os.cpu_count() or 1)
+    if patched:
+        patch_trl_for_cpu()
+
+    class Turnstile(TrainerCallback):
+        """Lets the trainer take as many steps as the other end has asked for."""
+
+        left = 0
+        log: list[tuple[float, float, float]]  # seconds since the order, mean reward, mean length
+
+        def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            if self.left:
+                return
+            if state.global_step:
+                rewards, tokens = [entry[1] for entry in self.log], [entry[2] for entry in self.log]
+                reply({"seconds": self.log[-1][0], "rewards": rewards, "tokens": tokens})
+            line = sys.stdin.readline()
+            if not line:
+                os._exit(0)
+            self.left, self.log = int(line), []
+            self.start = time.perf_counter()
+
+        def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            self.left -= 1
+            metrics = trainer._metrics["train"]
+            seconds = time.perf_counter() - self.start
+            self.log.append((seconds, metrics["reward"][-1], metrics["completions/mean_length"][-1]))
+
+    dataset, env_reward = trl_tasks(workload, seed)
+    trainer = GRPOTrainer(
+        model=policy,
+        reward_funcs=env_reward,
+        args=trl_config(workload, seed, patched),
+        train_dataset=dataset,
+        processing_class=AutoTokenizer.from_pretrained(policy, padding_side="left"),
+        callbacks=[Turnstile()],
+    )
+    reply({"ready": True})
+    trainer.train()
+
+
+def trl_tasks(workload: dict[str, Any], seed: int) -> tuple[Any, Callable[..., list[float]]]:
+    """The very tasks that our side draws, in its order, and the env's reward for them."""
+    import gymnasium
+    from datasets import Dataset
 
     import skyrl_gym
     from skyrl_trainer.algorithms.samplers import UniformSampler
     from skyrl_trainer.data import load_samples
 
-    torch.set_num_threads(os.cpu_count() or 1)
     env = gymnasium.make(skyrl_gym.resolve_env_id("text_math"))
-    # The very tasks that our side draws, in its order.
-    samples = UniformSampler(load_samples([workload["data"]], seed=seed), seed).next_tasks(PROMPTS * 600)
     rows = []
-    for sample in samples:
+    for sample in UniformSampler(load_samples([workload["data"]], seed=seed), seed).next_tasks(PROMPTS * 600):
         observation, _ = env.reset(seed=sample.seed, options=dict(sample.options))
         messages = [{"role": "user", "content": observation}]
         rows.append({"prompt": messages, "task_seed": sample.seed, "options": json.dumps(sample.options)})
@@ -132,37 +173,14 @@ def trl(workload: dict[str, Any], policy: str, seed: int, patched: bool) -> None
             rewards.append(float(env.step(completion[0]["content"])[1]))
         return rewards
 
-    log: list[tuple[float, float]] = []
+    return Dataset.from_list(rows), env_reward
 
-    class Turnstile(TrainerCallback):
-        """Lets the trainer take as many steps as the other end has asked for."""
 
-        left = 0
+def trl_config(workload: dict[str, Any], seed: int, patched: bool) -> Any:
+    import torch
+    from trl import GRPOConfig
 
-        def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-            if self.left:
-                return
-            if log:
-                reply(report(log))
-            line = sys.stdin.readline()
-            if not line:
-                os._exit(0)
-            self.left, log[:] = int(line), []
-            self.start = time.perf_counter()
-
-        def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-            self.left -= 1
-            lengths = trainer._metrics["train"]["completions/mean_length"]
-            log.append((time.perf_counter() - self.start, trainer._metrics["train"]["reward"][-1], lengths[-1]))
-
-    def report(entries: list[Any]) -> dict[str, Any]:
-        return {
-            "seconds": entries[-1][0],
-            "rewards": [reward for _, reward, _ in entries],
-            "tokens": [tokens for _, _, tokens in entries],
-        }
-
-    config = GRPOConfig(
+    return GRPOConfig(
         output_dir=tempfile.mkdtemp(prefix="versus-trl-"),
         per_device_train_batch_size=TRL_MICRO_BATCH,
         gradient_accumulation_steps=PROMPTS * GENERATIONS // TRL_MICRO_BATCH,
@@ -192,19 +210,6 @@ def trl(workload: dict[str, Any], policy: str, seed: int, patched: bool) -> None
         vllm_max_model_length=1024,
         model_init_kwargs={"dtype": torch.float32},
     )
-    if patched:
-        patch_trl_for_cpu()
-    turnstile = Turnstile()
-    trainer = GRPOTrainer(
-        model=policy,
-        reward_funcs=env_reward,
-        args=config,
-        train_dataset=Dataset.from_list(rows),
-        processing_class=AutoTokenizer.from_pretrained(policy, padding_side="left"),
-        callbacks=[turnstile],
-    )
-    reply({"ready": True})
-    trainer.train()
 
 
 def patch_trl_for_cpu() -> None:
