@@ -26,7 +26,7 @@ from pydantic import ValidationError
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from skyrl_trainer.config import Config, Section
+from skyrl_trainer.config import Config, flatten
 from skyrl_trainer.errors import UserError
 
 log = logging.getLogger(__name__)
@@ -232,7 +232,7 @@ OPEN_ENDED_SCHEDULES = ("constant", "constant_with_warmup", "inverse_sqrt")
 def check_resumable(saved: dict[str, Any], config: Config) -> None:
     """Raises UserError, naming the settings, when a run saved with `saved` (Config.model_dump) cannot go on."""
     try:
-        before = _leaves(Config.model_validate(saved))
+        before = flatten(Config.model_validate(saved))
     except ValidationError as error:
         field = ".".join(str(part) for part in error.errors()[0]["loc"])
         raise UserError(
@@ -244,7 +244,7 @@ def check_resumable(saved: dict[str, Any], config: Config) -> None:
         free |= FREE_UNLESS_DETERMINISTIC
     if config.trainer.lr_scheduler_type in OPEN_ENDED_SCHEDULES:
         free.add("trainer.max_steps")
-    now = _leaves(config)
+    now = flatten(config)
     changed = [f"{name} was {before[name]!r}, is {now[name]!r}" for name in now if before[name] != now[name]]
     changed = [line for line in changed if line.split(" ", 1)[0] not in free]
     if changed:
@@ -253,14 +253,3 @@ def check_resumable(saved: dict[str, Any], config: Config) -> None:
             "trainer.resume_mode=none in another trainer.run_dir."
         )
 
-
-def _leaves(section: Section, prefix: str = "") -> dict[str, Any]:
-    """Every setting by its dotted name, as JSON would keep it."""
-    leaves: dict[str, Any] = {}
-    plain = section.model_dump(mode="json")
-    for name, value in section:
-        if isinstance(value, Section):
-            leaves.update(_leaves(value, f"{prefix}{name}."))
-        else:
-            leaves[prefix + name] = plain[name]
-    return leaves
