@@ -18,6 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import skyrl_gym
+from skyrl_gym.data import ROLES
 from skyrl_gym.envs.text_math.tasks import LEVELS, Problem, table
 
 ENV = "skyrl/text_math-v0"
@@ -129,13 +130,13 @@ def test_split_sizes_are_fixed():
     sizes = {d: tuple(skyrl_gym.num_tasks("text_math", {"difficulty": d, "split": s}) for s in SPLITS) for d in LEVELS}
     assert sizes[1] == (6496, 828, 776) and sizes[2] == (9800, 1229, 1166) and sizes[4] == (53, 4, 7)
     assert sum(sizes[1]) == 90 * 90 and sum(sizes[3]) == 900 * 900 + 900 * 901 // 2
-    assert make().reset(options={"task_id": "val:1:en:0"})[0] == "49 + 60 = ? Answer in \\boxed{}."
+    assert make().reset(options={"task_id": "val:arithmetic:1:en:0"})[0] == "49 + 60 = ? Answer in \\boxed{}."
 
 
 @pytest.mark.parametrize("difficulty", [1, 2, 3, 6, 7, 8])
 def test_five_hundred_validation_texts_are_distinct_and_unknown_to_training(difficulty):
     env = make(difficulty=difficulty)
-    texts = {env.reset(options={"task_id": f"val:{difficulty}:en:{i}"})[0] for i in range(500)}
+    texts = {env.reset(options={"task_id": f"val:arithmetic:{difficulty}:en:{i}"})[0] for i in range(500)}
     train = {env.reset(seed=seed)[0] for seed in range(500)}
     assert len(texts) == 500 and not texts & train
 
@@ -193,7 +194,7 @@ def test_chains_are_long_tailed():
     env = make(difficulty=8, solution="worked")
     lengths = []
     for index in range(4000):
-        env.reset(options={"task_id": f"train:8:en:{index}"})
+        env.reset(options={"task_id": f"train:arithmetic:8:en:{index}"})
         lengths.append(len(env.unwrapped.expert_action().replace("; ", ";").replace("\\boxed", "")))
     assert 50 < np.mean(lengths) < 75 and np.median(lengths) < 45 and max(lengths) > 400
 
@@ -206,7 +207,12 @@ def test_chains_are_long_tailed():
         ("\\boxed{109} \\boxed{110", (1.0, 0.1)),
         ("\\boxed{109} \\boxed{110}", (0.0, 0.1)),
         ("\\boxed{-109}", (0.0, 0.1)),
-        ("\\boxed{109.0}", (0.0, 0.0)),
+        ("\\boxed{109.0}", (1.0, 0.1)),
+        ("\\boxed{109} <answer>$109$</answer>", (1.0, 0.1)),
+        ("<answer>109</answer> \\boxed{110}", (0.0, 0.1)),
+        ("<answer>109", (0.0, 0.0)),
+        ("#### 109", (0.0, 0.0)),
+        ("\\boxed{one hundred nine}", (0.0, 0.0)),
         ("\\boxed{109} \\boxed{}", (0.0, 0.0)),
         ("\\boxed{１０９}", (0.0, 0.0)),
         ("109", (0.0, 0.0)),
@@ -215,7 +221,7 @@ def test_chains_are_long_tailed():
 )
 def test_rewards_come_in_parts(action, parts):
     env = make()
-    assert env.reset(options={"task_id": "val:1:en:0"})[0].startswith("49 + 60")
+    assert env.reset(options={"task_id": "val:arithmetic:1:en:0"})[0].startswith("49 + 60")
     observation, reward, terminated, truncated, info = env.step(action)
     assert (info["reward_parts"]["correct"], info["reward_parts"]["format"]) == parts
     assert reward == sum(parts) and info["success"] == bool(parts[0]) and info["valid_action"] == bool(parts[1])
@@ -294,28 +300,35 @@ def test_a_dataset_row_is_played():
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"dificulty": 1}, "no option 'dificulty'; valid ones are task_id, task, split, difficulty, lang, solution"),
+        ({"dificulty": 1}, "no option 'dificulty'; valid ones are task_id, task, split, family, difficulty, lang, sol"),
         ({"difficulty": 9}, "'difficulty' is 9; valid values are 1, 2, 3"),
         ({"difficulty": True}, "'difficulty' is True"),
         ({"difficulty": "1"}, "'difficulty' is '1'"),
         ({"lang": ["en"]}, "'lang' is"),
-        ({"task_id": "val:1:en"}, "is not '<split>:<difficulty>:<lang>:<index>'"),
+        ({"task_id": "val:1:en:0"}, "is not '<split>:<family>:<difficulty>:<lang>:<index>', for example 'train:arithm"),
         ({"task_id": 7}, "is not '<split>"),
-        ({"task_id": "dev:1:en:0"}, "'split' is 'dev'; valid values are 'train', 'val', 'test'"),
-        ({"task_id": "val:1:en:828"}, "its index must be below 828"),
-        ({"task_id": "val:1:en:-1"}, "is not '<split>"),
-        ({"task_id": "val:1:en:1", "split": "train"}, "contradicts option 'split'"),
+        ({"task_id": "dev:arithmetic:1:en:0"}, "'split' is 'dev'; valid values are 'train', 'val', 'test'"),
+        ({"task_id": "val:arithmetic:01:en:0"}, "'difficulty' is '01'; valid values are 1, 2"),
+        ({"task_id": "val:words:6:en:0"}, "family 'words' has no difficulty 6; valid ones are 1, 2, 3, 4, 5"),
+        ({"family": "logic", "difficulty": 8}, "family 'logic' has no difficulty 8; valid ones are 1, 2, 3, 4, 5"),
+        ({"task_id": "val:arithmetic:1:en:828"}, "its index must be below 828"),
+        ({"task_id": "val:arithmetic:1:en:-1"}, "is not '<split>"),
+        ({"task_id": "val:arithmetic:1:en:1", "split": "train"}, "contradicts option 'split'"),
         ({"task": {"prompt": "x"}}, "options\\['task'\\]: field 'reward_spec' is missing"),
         ({"task": 3}, "options\\['task'\\]: expected an object"),
         (
-            {"task": {"prompt": [{"role": "user", "content": "x"}], "reward_spec": {"ground_truth": "3/4"}}},
-            "'reward_spec.ground_truth' must be a whole number",
+            {"task": {"prompt": [{"role": "user", "content": "x"}], "reward_spec": {"ground_truth": "3/0"}}},
+            "'reward_spec.ground_truth' must be a number, a word, a list or a set, .* got '3/0'",
         ),
         (
-            {"task": {"prompt": [{"role": "user", "content": "x"}] * 2, "reward_spec": {"ground_truth": "3"}}},
-            "field 'prompt' has user, user",
+            {"task": {"prompt": [{"role": "user", "content": "x"}], "reward_spec": {"ground_truth": True}}},
+            "'reward_spec.ground_truth' must be a number",
         ),
-        ({"task": {}, "task_id": "val:1:en:1"}, "not both"),
+        (
+            {"task": {"prompt": [{"role": r, "content": "x"} for r in ROLES], "reward_spec": {"ground_truth": "3"}}},
+            "takes a prompt of system and user messages; field 'prompt' has others",
+        ),
+        ({"task": {}, "task_id": "val:arithmetic:1:en:1"}, "not both"),
     ],
 )
 def test_wrong_options_are_refused_with_the_valid_ones(options, sentence):
@@ -333,7 +346,7 @@ def test_wrong_arguments_are_refused():
 
 
 def test_numpy_integers_are_integers():
-    assert make().reset(options={"difficulty": np.int64(4)})[1]["task_id"].startswith("train:4:")
+    assert make().reset(options={"difficulty": np.int64(4)})[1]["task_id"].startswith("train:arithmetic:4:")
 
 
 def test_stepping_before_the_start_and_after_the_end():
