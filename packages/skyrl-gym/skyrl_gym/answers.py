@@ -30,7 +30,6 @@ _SIGNS = str.maketrans(
     {"−": "-", "，": ", ", "、": ", ", "（": "(", "）": ")", "％": "%", "。": ".", **dict.fromkeys("$¥￥€£", " ")}
 )
 _LATEX = [
-    (re.compile(r"\{,\}"), ","),
     (re.compile(r"\\(?:left|right|[,!])"), ""),
     (re.compile(r"\\(?:text|mathrm|textbf|mathbf)\s*\{([^{}]*)\}"), r"\1"),
     (re.compile(r"\\[dt]?frac\s*\{([^{}]*)\}\s*\{([^{}]*)\}"), r" \1/\2"),
@@ -51,7 +50,7 @@ def canonical(text: str) -> Answer | None:
         return None
     if text.isascii() and text.isdigit():
         return Fraction(int(text))
-    text = text.translate(_SIGNS)
+    text = text.translate(_SIGNS).replace("{,}", ",")
     if "\\" in text:
         for pattern, replacement in _LATEX:
             text = pattern.sub(replacement, text)
