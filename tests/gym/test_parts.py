@@ -197,7 +197,7 @@ class TestRegistry:
         path.write_text(ENTRY)
         (entry,) = skyrl_gym.load_registry(path)
         assert entry.source == f"{path}:3" and entry in skyrl_gym.list_envs()
-        assert gym.make("mine/sums-v0").reset(seed=1)[1]["task_id"].startswith("train:4:")
+        assert gym.make("mine/sums-v0").reset(seed=1)[1]["task_id"].startswith("train:arithmetic:4:")
         assert gym.spec("mine/sums-v0").max_episode_steps == 3
         skyrl_gym.load_registry(path)  # again: nothing happens
 
@@ -269,7 +269,7 @@ class TestCommandLine:
         assert "skyrl/text_math-v0  -      0 to 1.1  train val test" in capsys.readouterr().out
 
     def test_a_person_plays(self, monkeypatch, capsys):
-        assert self.play(monkeypatch, "\\boxed{109}\n", "text_math", "--task-id", "val:1:en:0") == 0
+        assert self.play(monkeypatch, "\\boxed{109}\n", "text_math", "--task-id", "val:arithmetic:1:en:0") == 0
         out = capsys.readouterr().out
         assert "49 + 60 = ?" in out and "reward 1.1 (correct 1, format 0.1)" in out and out.endswith("Solved.\n")
 

@@ -1,12 +1,17 @@
 """text_math: its tasks, splits, rewards, expert, and what a Gymnasium env owes."""
 
+import functools
+import hashlib
 import itertools
 import json
 import os
+import random
 import re
 import subprocess
 import sys
+import time
 import warnings
+from fractions import Fraction
 from pathlib import Path
 
 import gymnasium as gym
@@ -18,10 +23,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import skyrl_gym
+from skyrl_gym.data import ROLES
+from skyrl_gym.envs.text_math import logic, words
 from skyrl_gym.envs.text_math.tasks import LEVELS, Problem, table
 
 ENV = "skyrl/text_math-v0"
 SPLITS, LANGS = ("train", "val", "test"), ("en", "zh")
+FULL = os.environ.get("SKYRL_TEST_FULL") == "1"
 GYM_SOURCES = str(Path(skyrl_gym.__file__).parent.parent)
 
 
@@ -129,13 +137,13 @@ def test_split_sizes_are_fixed():
     sizes = {d: tuple(skyrl_gym.num_tasks("text_math", {"difficulty": d, "split": s}) for s in SPLITS) for d in LEVELS}
     assert sizes[1] == (6496, 828, 776) and sizes[2] == (9800, 1229, 1166) and sizes[4] == (53, 4, 7)
     assert sum(sizes[1]) == 90 * 90 and sum(sizes[3]) == 900 * 900 + 900 * 901 // 2
-    assert make().reset(options={"task_id": "val:1:en:0"})[0] == "49 + 60 = ? Answer in \\boxed{}."
+    assert make().reset(options={"task_id": "val:arithmetic:1:en:0"})[0] == "49 + 60 = ? Answer in \\boxed{}."
 
 
 @pytest.mark.parametrize("difficulty", [1, 2, 3, 6, 7, 8])
 def test_five_hundred_validation_texts_are_distinct_and_unknown_to_training(difficulty):
     env = make(difficulty=difficulty)
-    texts = {env.reset(options={"task_id": f"val:{difficulty}:en:{i}"})[0] for i in range(500)}
+    texts = {env.reset(options={"task_id": f"val:arithmetic:{difficulty}:en:{i}"})[0] for i in range(500)}
     train = {env.reset(seed=seed)[0] for seed in range(500)}
     assert len(texts) == 500 and not texts & train
 
@@ -193,7 +201,7 @@ def test_chains_are_long_tailed():
     env = make(difficulty=8, solution="worked")
     lengths = []
     for index in range(4000):
-        env.reset(options={"task_id": f"train:8:en:{index}"})
+        env.reset(options={"task_id": f"train:arithmetic:8:en:{index}"})
         lengths.append(len(env.unwrapped.expert_action().replace("; ", ";").replace("\\boxed", "")))
     assert 50 < np.mean(lengths) < 75 and np.median(lengths) < 45 and max(lengths) > 400
 
@@ -206,7 +214,12 @@ def test_chains_are_long_tailed():
         ("\\boxed{109} \\boxed{110", (1.0, 0.1)),
         ("\\boxed{109} \\boxed{110}", (0.0, 0.1)),
         ("\\boxed{-109}", (0.0, 0.1)),
-        ("\\boxed{109.0}", (0.0, 0.0)),
+        ("\\boxed{109.0}", (1.0, 0.1)),
+        ("\\boxed{109} <answer>$109$</answer>", (1.0, 0.1)),
+        ("<answer>109</answer> \\boxed{110}", (0.0, 0.1)),
+        ("<answer>109", (0.0, 0.0)),
+        ("#### 109", (0.0, 0.0)),
+        ("\\boxed{one hundred nine}", (0.0, 0.0)),
         ("\\boxed{109} \\boxed{}", (0.0, 0.0)),
         ("\\boxed{１０９}", (0.0, 0.0)),
         ("109", (0.0, 0.0)),
@@ -215,7 +228,7 @@ def test_chains_are_long_tailed():
 )
 def test_rewards_come_in_parts(action, parts):
     env = make()
-    assert env.reset(options={"task_id": "val:1:en:0"})[0].startswith("49 + 60")
+    assert env.reset(options={"task_id": "val:arithmetic:1:en:0"})[0].startswith("49 + 60")
     observation, reward, terminated, truncated, info = env.step(action)
     assert (info["reward_parts"]["correct"], info["reward_parts"]["format"]) == parts
     assert reward == sum(parts) and info["success"] == bool(parts[0]) and info["valid_action"] == bool(parts[1])
@@ -232,25 +245,31 @@ def test_any_text_is_an_action(action):
 
 
 def test_hostile_actions_are_quick():
-    import time
-
-    million = 1_000_000
-    hostile = [
-        "\\boxed{" * (million // 7),
-        "{" * million,
-        "\\boxed{" + "{}" * (million // 2),
-        "\\boxed{{{}" * (million // 10),
-        "\\boxed{" + "9" * million + "}",
-        "\\boxed{" + "0" * 9000 + "x}",
-        "\\boxed{" + " " * 9000 + "1 1}",
-        "\x00\ud800\u202e" * 1000,
+    pieces = [
+        "9",
+        "1/",
+        "1,",
+        "(",
+        "{",
+        "1 ",
+        "\\frac{",
+        "\\text{",
+        "1,111",
+        "(),",
+        "\\boxed{",
+        "\\boxed{{}",
+        "\\boxed{{",
     ]
-    env = make()
-    for action in hostile:
-        env.reset(seed=1)
-        start = time.process_time()
-        env.step(action)
-        assert time.process_time() - start < 0.5
+    pieces += ["<answer>", "</answer>", "\\boxed{<answer>", "####", "#\n", "{}", "\x00\ud800\u202e"]
+    env = gym.make("skyrl/gsm8k-v0")
+    spec = {"ground_truth": 1}
+    row = {"data_source": "openai/gsm8k", "prompt": [{"role": "user", "content": "?"}], "reward_spec": spec}
+    for piece, tail in itertools.product(pieces, ("", "x", "}", "</answer>")):
+        for action in (piece * (10**6 // len(piece)) + tail, "\\boxed{" + piece * (990 // len(piece)) + tail + "}"):
+            env.reset(options={"task": row})
+            start = time.process_time()
+            env.step(action)
+            assert time.process_time() - start < 0.1, action[:40]
 
 
 def test_only_the_task_knows_the_ground_truth():
@@ -276,46 +295,38 @@ def test_observation_is_the_question_and_nothing_else():
         assert set(info) == {"reward_parts", "valid_action", "success"}
 
 
-def test_a_dataset_row_is_played():
-    env = make(solution="worked")
-    row = {
-        "data_source": "mine",
-        "prompt": [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "6 * 7?"}],
-        "env_class": "text_math",
-        "reward_spec": {"method": "rule", "ground_truth": "42"},
-        "extra_info": None,
-    }
-    observation, info = env.reset(options={"task": row})
-    assert (observation, info["instructions"]) == ("6 * 7?", "Be brief.")
-    assert env.unwrapped.expert_action() == "\\boxed{42}"
-    assert env.step("\\boxed{42}")[1] == 1.1
-
-
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"dificulty": 1}, "no option 'dificulty'; valid ones are task_id, task, split, difficulty, lang, solution"),
+        ({"dificulty": 1}, "no option 'dificulty'; valid ones are task_id, task, split, family, difficulty, lang, sol"),
         ({"difficulty": 9}, "'difficulty' is 9; valid values are 1, 2, 3"),
         ({"difficulty": True}, "'difficulty' is True"),
         ({"difficulty": "1"}, "'difficulty' is '1'"),
         ({"lang": ["en"]}, "'lang' is"),
-        ({"task_id": "val:1:en"}, "is not '<split>:<difficulty>:<lang>:<index>'"),
+        ({"task_id": "val:1:en:0"}, "is not '<split>:<family>:<difficulty>:<lang>:<index>', for example 'train:arithm"),
         ({"task_id": 7}, "is not '<split>"),
-        ({"task_id": "dev:1:en:0"}, "'split' is 'dev'; valid values are 'train', 'val', 'test'"),
-        ({"task_id": "val:1:en:828"}, "its index must be below 828"),
-        ({"task_id": "val:1:en:-1"}, "is not '<split>"),
-        ({"task_id": "val:1:en:1", "split": "train"}, "contradicts option 'split'"),
+        ({"task_id": "dev:arithmetic:1:en:0"}, "'split' is 'dev'; valid values are 'train', 'val', 'test'"),
+        ({"task_id": "val:arithmetic:01:en:0"}, "'difficulty' is '01'; valid values are 1, 2"),
+        ({"task_id": "val:words:6:en:0"}, "family 'words' has no difficulty 6; valid ones are 1, 2, 3, 4, 5"),
+        ({"family": "logic", "difficulty": 8}, "family 'logic' has no difficulty 8; valid ones are 1, 2, 3, 4, 5"),
+        ({"task_id": "val:arithmetic:1:en:828"}, "its index must be below 828"),
+        ({"task_id": "val:arithmetic:1:en:-1"}, "is not '<split>"),
+        ({"task_id": "val:arithmetic:1:en:1", "split": "train"}, "contradicts option 'split'"),
         ({"task": {"prompt": "x"}}, "options\\['task'\\]: field 'reward_spec' is missing"),
         ({"task": 3}, "options\\['task'\\]: expected an object"),
         (
-            {"task": {"prompt": [{"role": "user", "content": "x"}], "reward_spec": {"ground_truth": "3/4"}}},
-            "'reward_spec.ground_truth' must be a whole number",
+            {"task": {"prompt": [{"role": "user", "content": "x"}], "reward_spec": {"ground_truth": "3/0"}}},
+            "'reward_spec.ground_truth' must be a number, a word, a list or a set, .* got '3/0'",
         ),
         (
-            {"task": {"prompt": [{"role": "user", "content": "x"}] * 2, "reward_spec": {"ground_truth": "3"}}},
-            "field 'prompt' has user, user",
+            {"task": {"prompt": [{"role": "user", "content": "x"}], "reward_spec": {"ground_truth": True}}},
+            "'reward_spec.ground_truth' must be a number",
         ),
-        ({"task": {}, "task_id": "val:1:en:1"}, "not both"),
+        (
+            {"task": {"prompt": [{"role": r, "content": "x"} for r in ROLES], "reward_spec": {"ground_truth": "3"}}},
+            "takes a prompt of system and user messages; field 'prompt' has others",
+        ),
+        ({"task": {}, "task_id": "val:arithmetic:1:en:1"}, "not both"),
     ],
 )
 def test_wrong_options_are_refused_with_the_valid_ones(options, sentence):
@@ -333,7 +344,7 @@ def test_wrong_arguments_are_refused():
 
 
 def test_numpy_integers_are_integers():
-    assert make().reset(options={"difficulty": np.int64(4)})[1]["task_id"].startswith("train:4:")
+    assert make().reset(options={"difficulty": np.int64(4)})[1]["task_id"].startswith("train:arithmetic:4:")
 
 
 def test_stepping_before_the_start_and_after_the_end():
@@ -360,3 +371,144 @@ def test_expert_trajectory_is_a_chat():
     chat = skyrl_gym.expert_trajectory("text_math", seed=3, options={"solution": "worked", "lang": "zh"})
     assert [message["role"] for message in chat] == ["user", "assistant"]
     assert chat == skyrl_gym.expert_trajectory(ENV, 3, {"solution": "worked", "lang": "zh"})
+
+
+def test_arithmetic_is_what_it_was_when_its_levels_were_published():
+    env, lines = make(), []
+    for seed in range(200):
+        d, split, lang = 1 + seed % 8, SPLITS[seed % 3], LANGS[seed // 3 % 2]
+        options = {"difficulty": d, "split": split, "lang": lang, "solution": ("short", "worked")[seed // 6 % 2]}
+        text, info = env.reset(seed=seed, options=options)
+        count = env.unwrapped.num_tasks({"difficulty": d, "split": split})
+        index = info["task_id"].split(":")[-1]
+        lines.append(f"{text}|{env.unwrapped.task.ground_truth}|{env.unwrapped.expert_action()}|{count}|{index}")
+    digest = hashlib.sha256("\n".join(lines).encode()).hexdigest()
+    assert digest == "1d3eb76f26daf366d1d2e9cc1c2ca49096ac5f2aa32cd6af53b0e24d674c7492"
+
+
+STORIES = """
+bakery (a*b-a*b/4-c)*p        orchard (a*b-c+d)*p-e           savings (a*b+c-d)*(1+e/100)   drive (a*b+c)*4*d/100
+pencils (a*b/12*p-c)/2        library (a*b-c+d)*p-e           garden ((a*b-c)*d-e)/2        cakes ((q*a+c)*120+d)/4
+rope (c-a*q)/2/d+e            concert (a*b+c*d-e)*(1-f/100)   factory (a*b*c-d)*p-e         phone (a*b+c-d)/2*4/100
+wall (a*b-c)*2*p+e            novels (c-a*b-d)/2+e            hens (a*b-c-d)*p-e            theatre ((a*b-c)*d-e)/4
+pool (a*b-c+d)*(1-e/100)      stickers a*b*2/3+c-d            wages (a*b+c*d)*(1-e/100)-f   courier (a*b*c-d)/4-e
+buses (a*b-c)*d*(1-e/100)     chocolates (a*b+c*d-e)*12.5+f
+"""
+"""Written from the English texts: title and answer at the last difficulty."""
+
+
+def test_stories_mean_what_their_texts_say_in_both_languages():
+    stories = words.wording("words.yaml")["stories"]
+    formulas = STORIES.split()[1::2]
+    assert [story["title"] for story in stories] == STORIES.split()[::2]
+    for difficulty, index in itertools.product(words.LEVELS, range(len(stories) * (300 if FULL else 15))):
+        (text, answer, steps), (zh, same, _) = (words.make("train", difficulty, lang, index) for lang in LANGS)
+        assert answer == same and difficulty <= len(steps) <= difficulty + 1
+        assert sorted(re.findall(r"[\d./]*\d", text)) == sorted(re.findall(r"[\d./]*\d", zh))
+        told = " ".join(step["en"].split(" | ")[0] for step in stories[index % 22]["steps"][:difficulty])
+        pattern = re.sub(r"{(\w)}", r"(?P<\1>[\\d./]*\\d)", re.sub(r"{(name|other)}", r"\\w+", told))
+        values = {name: Fraction(number) for name, number in re.match(pattern, text).groupdict().items()}
+        if difficulty == 5:
+            assert eval(formulas[index % 22], values) == Fraction(answer), text
+        for step in steps:  # every equation of the worked solution holds, and no amount is negative
+            left, right = re.sub(r"(\d+)%", r"(\1/100)", step).replace("×", "*").replace("÷", "/").split("=")
+            assert eval(re.sub(r"[\d.]+", r"Fraction('\g<0>')", left)) == Fraction(right) > 0, step
+
+
+RULES = {
+    r"(\w+) says: (\w+) is a knight\.": lambda w, i, x: w[i] == w[x],
+    r"(\w+) says: (\w+) is a knave\.": lambda w, i, x: w[i] != w[x],
+    r"(\w+) says: both (\w+) and (\w+) are knights\.": lambda w, i, x, y: w[i] == (w[x] and w[y]),
+    r"(\w+) says: at least one of (\w+) and (\w+) is a knight\.": lambda w, i, x, y: w[i] == (w[x] or w[y]),
+    r"(\w+) says: (\w+) and (\w+) are of the same kind\.": lambda w, i, x, y: w[i] == (w[x] == w[y]),
+    r"(\w+) says: (\w+) and (\w+) are of different kinds\.": lambda w, i, x, y: w[i] == (w[x] != w[y]),
+    r"(\w+) arrived before (\w+)\.": lambda w, x, y: w[x] < w[y],
+    r"(\w+) arrived right before (\w+)\.": lambda w, x, y: w[y] - w[x] == 1,
+    r"(\w+) and (\w+) did not arrive one right after the other\.": lambda w, x, y: w[y] - w[x] not in (1, -1),
+    r"(\w+) arrived between (\w+) and (\w+)\.": lambda w, x, y, z: w[y] < w[x] < w[z] or w[z] < w[x] < w[y],
+    r"(\w+) was not first\.": lambda w, x: w[x] != 0,
+    r"If (\w+) comes, (\w+) comes too\.": lambda w, x, y: w[y] or not w[x],
+    r"If (\w+) comes, (\w+) does not come\.": lambda w, x, y: not (w[x] and w[y]),
+    r"If (\w+) does not come, (\w+) comes\.": lambda w, x, y: w[x] or w[y],
+    r"Exactly one of (\w+) and (\w+) comes\.": lambda w, x, y: w[x] != w[y],
+    r"If both (\w+) and (\w+) come, (\w+) comes too\.": lambda w, x, y, z: w[z] or not (w[x] and w[y]),
+}
+
+
+def solutions(text: str) -> list[str]:
+    """Every answer that the English text allows, by trying all."""
+    people = re.split(", | and ", re.match(r"(?:Each of )?(.+?) (?:is either|ran a|are invited)", text)[1])
+    sentences = re.split(r"(?<=[.?]) ", text)
+    clues = [(holds, found) for s in sentences for p, holds in RULES.items() if (found := re.fullmatch(p, s))]
+    assert len(sentences) - len(clues) == (4 if "party" in text else 3)
+    race = "race" in text
+    worlds = itertools.permutations(range(len(people))) if race else itertools.product((0, 1), repeat=len(people))
+    answers = []
+    for world in (dict(zip(people, values, strict=True)) for values in worlds):
+        if all(holds(world, *found.groups()) for holds, found in clues):
+            facts = ("knave", "knight") if "knave" in text else ("no", "yes")
+            answers.append(", ".join(sorted(people, key=world.get) if race else (facts[world[x]] for x in people)))
+    return answers
+
+
+@pytest.mark.parametrize("difficulty", logic.LEVELS)
+def test_logic_puzzles_have_one_solution_by_another_solver(difficulty):
+    for split, index in itertools.product(SPLITS, range(300 if FULL else 6 if difficulty > 3 else 30)):
+        text, answer, _ = logic.make(split, difficulty, "en", index)
+        assert solutions(text) == [answer], text
+
+
+def test_clues_can_tell_every_world():
+    for kind, people in itertools.product(("knights", "orders", "guests"), range(3, 8)):
+        worlds, clues = logic.solver(kind, people)
+        for world in range(len(worlds)):
+            assert functools.reduce(int.__and__, [mask for *_, mask in clues if mask >> world & 1]) == 1 << world
+
+
+@pytest.mark.parametrize(("family", "size"), [("words", 2000), ("logic", 240)])
+def test_tasks_of_a_family_are_distinct_in_and_across_splits(family, size):
+    module, texts, tasks = {"words": words, "logic": logic}[family], set(), 0
+    for split, difficulty in itertools.product(SPLITS, module.LEVELS):
+        count = module.count(split, difficulty)
+        for index in sorted({*range(size), *range(count - 9, count)}):
+            texts.add(module.make(split, difficulty, "en", index)[0])
+            tasks += 1
+    assert len(texts) == tasks
+
+
+def test_no_logic_puzzle_of_one_split_is_in_another_under_other_names():
+    homes: dict[str, str] = {}
+    for split, kind, seed in itertools.product(SPLITS, ("knights", "orders", "guests"), range(300)):
+        _, clues = logic.puzzle(kind, 3, split, random.Random(seed))
+        assert homes.setdefault(f"{kind}{sorted(mask for *_, mask in clues)}", split) == split
+
+
+@pytest.mark.parametrize("solution", ["short", "worked"])
+@pytest.mark.parametrize("family", ["words", "logic"])
+def test_expert_solves_every_difficulty_split_and_language(family, solution):
+    env = make(family=family, solution=solution)
+    for difficulty, split, lang in itertools.product((1, 2, 3, 4, 5), SPLITS, LANGS):
+        for seed in range(1000 if FULL else 12):
+            options = {"difficulty": difficulty, "split": split, "lang": lang}
+            text, info = env.reset(seed=seed, options=options)
+            truth, action = env.unwrapped.task.ground_truth, env.unwrapped.expert_action()
+            assert set(info) == {"instructions", "task_id"} and (solution == "worked") == ("; " in action)
+            assert family == "words" or truth not in text
+            assert env.reset(options={"task_id": info["task_id"]})[0] == text
+            assert env.step(action)[1] == 1.1
+
+
+def test_rows_with_any_exact_answer():
+    with pytest.raises(ValueError, match=r"plays rows of a dataset: env.reset\(options={'task': row}\)"):
+        gym.make(skyrl_gym.resolve_env_id("gsm8k")).reset(seed=1)
+    truths = [18, 0.5, "18", "$1,234.50", "3/4", "\\frac{3}{4}", "1, 2", "{1, 2}", "\\{1, 2\\}", "B", "Paris"]
+    for truth, (name, source) in itertools.product(truths, {"text_math": "mine", "gsm8k": "openai/gsm8k"}.items()):
+        env = gym.make(f"skyrl/{name}-v0", solution="worked")
+        prompt = [{"role": role, "content": role[0]} for role in ("system", "user", "user")]
+        spec = {"method": "rule", "ground_truth": truth}
+        row = {"data_source": source, "prompt": prompt, "env_class": name, "reward_spec": spec, "extra_info": None}
+        text, info = env.reset(options={"task": row})
+        assert (text, info["instructions"]) == ("u\n\nu", "s")
+        assert env.step(env.unwrapped.expert_action())[1] == 1.1
+        env.reset(options={"task": row})
+        assert env.step(f"So\n#### {truth}\n")[1] == (1.1 if name == "gsm8k" else 0.0)

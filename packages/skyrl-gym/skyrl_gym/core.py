@@ -7,7 +7,8 @@ The contract of every environment here:
   training, metrics and people. The ground truth is in neither; only `env.unwrapped.task` holds it.
 - Every step's info has `reward_parts` (they sum to the reward), `valid_action`, `success`, and `admissible_actions`
   where the environment has them.
-- A task has an id, "<split>:<difficulty>:<lang>:<index>", that names the same task in every process and run.
+- A task has an id, "<split>:<difficulty>:<lang>:<index>", that names the same task in every process and run. An
+  environment whose tasks depend on more options spells those too (`id_options`).
 
 A subclass gives `choices`, `count_tasks`, `make_task`, `begin`, `act` and `expert_action`; docs/environments.md.
 """
@@ -76,6 +77,8 @@ class TextEnv(gymnasium.Env[str, str]):
     metadata: dict[str, Any] = {"render_modes": ["ansi"], "render_fps": 1}  # noqa: RUF012 (Gymnasium's declaration)
     choices: ClassVar[Choices] = {"split": SPLITS, "difficulty": (1,), "lang": ("en", "zh")}
     """The reset options beside `task_id` and `task`, each with its valid values; the first is the default."""
+    id_options: ClassVar[tuple[str, ...]] = ("split", "difficulty", "lang")
+    """Those of `choices` that a task id spells before its index: all that decide which task an index is."""
 
     def __init__(self, *, render_mode: str | None = None, **defaults: Any) -> None:
         if render_mode not in (None, "ansi"):
@@ -126,6 +129,10 @@ class TextEnv(gymnasium.Env[str, str]):
 
     def set_env_state(self, state: dict[str, Any]) -> None:
         """The inverse of `get_env_state`; `self.task` is already set."""
+
+    def task_id(self, options: Mapping[str, Any], index: int) -> str:
+        """The id of task `index`, for `make_task`."""
+        return ":".join([*(str(options[name]) for name in self.id_options), str(index)])
 
     # What a user calls.
 
@@ -240,20 +247,21 @@ class TextEnv(gymnasium.Env[str, str]):
     def _from_task_id(self, options: Mapping[str, Any]) -> tuple[dict[str, Any], int]:
         """The options and the index that a task id stands for; other options may be given, but not contradict it."""
         task_id = options["task_id"]
-        form = f"task_id {task_id!r} is not '<split>:<difficulty>:<lang>:<index>', for example 'val:1:en:17'."
-        parts = task_id.split(":") if isinstance(task_id, str) else []
-        if len(parts) != 4 or not all(part.isascii() and part.isdigit() and len(part) < 10 for part in parts[1::2]):
-            raise ValueError(form)
-        named = {"split": parts[0], "difficulty": int(parts[1]), "lang": parts[2]}
+        *values, index = task_id.split(":") if isinstance(task_id, str) else [""]
+        if len(values) != len(self.id_options) or not (index.isascii() and index.isdigit() and len(index) < 10):
+            form = ":".join(f"<{name}>" for name in (*self.id_options, "index"))
+            raise ValueError(f"task_id {task_id!r} is not {form!r}, for example {self.task_id(self.defaults, 17)!r}.")
+        spelled = zip(self.id_options, values, strict=True)
+        named = {name: {str(valid): valid for valid in self.choices[name]}.get(text, text) for name, text in spelled}
         given = self._checked(options, "task_id", "task")
         for name, value in self._checked(named).items():
             if given.get(name, value) != value:
                 raise ValueError(f"task_id {task_id!r} contradicts option {name!r}, which is {given[name]!r}.")
-        resolved, index = self.defaults | given | named, int(parts[3])
+        resolved = self.defaults | given | named
         count = self.count_tasks(resolved)
-        if index >= count:
+        if int(index) >= count:
             raise ValueError(f"There is no task {task_id!r}: its index must be below {count}.")
-        return resolved, index
+        return resolved, int(index)
 
     def _with_admissible(self, info: dict[str, Any]) -> dict[str, Any]:
         actions = self.admissible_actions()

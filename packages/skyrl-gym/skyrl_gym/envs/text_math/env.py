@@ -1,8 +1,8 @@
-r"""text_math: one arithmetic question, one answer, in one step.
+r"""text_math: one question with one exact answer, in one step. Families: arithmetic, words, logic; and dataset rows.
 
-The answer is the last complete `\boxed{...}` of the action (skyrl_gym.parsing). It is well formed when it holds one
-whole number: an optional sign and ASCII digits, spaces around them ignored. The reward is 0.1 for the form
-(`format`) and 1.0 for the right number (`correct`). The episode ends after the step, whatever the answer.
+The answer is the last complete `\boxed{...}` or `<answer>...</answer>` of the action (skyrl_gym.parsing), read as
+skyrl_gym.answers says. The reward is 0.1 for an answer of the right kind (`format`: a number, a word, a list or a set)
+and 1.0 for the right one (`correct`). The episode ends after the step, whatever the answer.
 """
 
 from __future__ import annotations
@@ -10,99 +10,114 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
+from types import ModuleType
 from typing import Any, ClassVar
 
+from skyrl_gym.answers import Answer, canonical
 from skyrl_gym.core import SPLITS, Choices, Outcome, Task, TextEnv
-from skyrl_gym.data import check_row
+from skyrl_gym.data import ROLES, check_row
+from skyrl_gym.envs.text_math import logic, words
 from skyrl_gym.envs.text_math.expert import boxed, worked_solution
-from skyrl_gym.envs.text_math.tasks import LEVELS, Problem, problem_data, table
-from skyrl_gym.parsing import last_boxed
+from skyrl_gym.envs.text_math.tasks import LEVELS, Problem, table
+from skyrl_gym.parsing import last_answer
 
 CORRECT, FORMAT = 1.0, 0.1
+_TOLD: dict[str, ModuleType] = {"words": words, "logic": logic}
 
 
-def canonical_integer(text: str) -> str | None:
-    """A whole number without plus sign and leading zeros, or None; strings, because int() refuses long ones."""
-    text = text.strip()
-    negative = text.startswith(("-", "\u2212"))
-    digits = text[1:] if negative or text.startswith("+") else text
-    if not (digits.isascii() and digits.isdigit()):
-        return None
-    digits = digits.lstrip("0") or "0"
-    return f"-{digits}" if negative and digits != "0" else digits
+def _read(text: str, hashes: bool) -> Answer | None:
+    content = last_answer(text, hashes=hashes)
+    return None if content is None else canonical(content)
 
 
 class TextMathEnv(TextEnv):
-    """Arithmetic by difficulty (1 to 8), in English and Chinese. Option `solution` is the expert's style."""
+    """Families by difficulty (arithmetic 1 to 8, words and logic 1 to 5). Option `solution` is the expert's style."""
 
     choices: ClassVar[Choices] = {
         "split": SPLITS,
+        "family": ("arithmetic", *_TOLD),
         "difficulty": tuple(LEVELS),
         "lang": ("en", "zh"),
         "solution": ("short", "worked"),
     }
+    id_options: ClassVar[tuple[str, ...]] = ("split", "family", "difficulty", "lang")
 
     def count_tasks(self, options: Mapping[str, Any]) -> int:
-        return table(options["difficulty"]).count(options["split"])
+        split, family, difficulty = options["split"], options["family"], options["difficulty"]
+        levels = _TOLD[family].LEVELS if family in _TOLD else LEVELS
+        if difficulty not in levels:
+            valid = ", ".join(map(str, levels))
+            raise ValueError(f"text_math: family {family!r} has no difficulty {difficulty}; valid ones are {valid}.")
+        return int(_TOLD[family].count(split, difficulty)) if family in _TOLD else table(difficulty).count(split)
 
     def make_task(self, options: Mapping[str, Any], index: int) -> Task:
-        split, difficulty, lang = options["split"], options["difficulty"], options["lang"]
-        problem = table(difficulty).problem(split, index)
-        return Task(
-            task_id=f"{split}:{difficulty}:{lang}:{index}",
-            text=problem.text(lang),
-            ground_truth=problem.answer,
-            difficulty=difficulty,
-            lang=lang,
-            split=split,
-            data=problem_data(problem),
-        )
+        split, family, difficulty, lang = (options[name] for name in self.id_options)
+        if family in _TOLD:
+            text, answer, steps = _TOLD[family].make(split, difficulty, lang, index)
+            data: dict[str, Any] = {"steps": steps}
+        else:
+            problem = table(difficulty).problem(split, index)
+            text, answer = problem.text(lang), problem.answer
+            data = {"kind": problem.kind, "terms": list(problem.terms)}
+        return Task(self.task_id(options, index), text, answer, difficulty, lang, split, data=data)
 
     def task_from_row(self, row: Mapping[str, Any], options: Mapping[str, Any]) -> Task:
         check_row(row, "options['task']")
-        prompt = row["prompt"]
-        roles = [message["role"] for message in prompt]
-        if roles not in (["user"], ["system", "user"]):
+        prompt, truth = row["prompt"], row["reward_spec"]["ground_truth"]
+        said = {role: [message["content"] for message in prompt if message["role"] == role] for role in ROLES}
+        if said["assistant"] or said["tool"]:
             raise ValueError(
-                f"options['task']: text_math takes a prompt of one user message, after one system message or none; "
-                f"field 'prompt' has {', '.join(roles)}."
+                "options['task']: text_math takes a prompt of system and user messages; field 'prompt' has others."
             )
-        ground_truth = row["reward_spec"]["ground_truth"]
-        answer = None if isinstance(ground_truth, bool) else canonical_integer(str(ground_truth))
-        if answer is None:
+        hashes = row.get("data_source") == "openai/gsm8k"
+        answer = _read(boxed(truth), hashes) if type(truth) in (str, int, float) else None
+        if answer is None or (isinstance(answer, str) and not isinstance(truth, str)):
             raise ValueError(
-                "options['task']: field 'reward_spec.ground_truth' must be a whole number such as 85 or '85', "
-                f"got {ground_truth!r}."
+                "options['task']: field 'reward_spec.ground_truth' must be a number, a word, a list or a set, such as "
+                f"85, '3/4', 'yes', '1, 2' or '{{1, 2}}' (skyrl_gym.answers), got {truth!r:.60}."
             )
         digest = hashlib.blake2b(json.dumps(prompt).encode(), digest_size=6).hexdigest()
         return Task(
             task_id=f"row:{digest}",
-            text=prompt[-1]["content"],
-            ground_truth=ground_truth,
+            text="\n\n".join(said["user"]),
+            ground_truth=truth,
             difficulty=options["difficulty"],
             lang=options["lang"],
             split=options["split"],
-            instructions=prompt[0]["content"] if len(prompt) == 2 else "",
+            instructions="\n\n".join(said["system"]),
+            data={"hashes": hashes},
         )
 
     def begin(self, task: Task) -> str:
         return task.text
 
     def act(self, action: str) -> Outcome:
-        content = last_boxed(action)
-        answer = None if content is None else canonical_integer(content)
-        correct = answer is not None and answer == canonical_integer(str(self.task.ground_truth))
+        hashes = self.task.data.get("hashes", False)
+        answer, truth = _read(action, hashes), _read(boxed(self.task.ground_truth), hashes)
+        well_formed, correct = type(answer) is type(truth), answer == truth
         return Outcome(
             observation="",
-            reward_parts={"correct": CORRECT * correct, "format": FORMAT * (answer is not None)},
-            valid_action=answer is not None,
+            reward_parts={"correct": CORRECT * correct, "format": FORMAT * well_formed},
+            valid_action=well_formed,
             success=correct,
             terminated=True,
         )
 
     def expert_action(self) -> str:
         r"""`\boxed{85}`, or with option solution="worked" the steps before it; a dataset row has no steps."""
-        if self.options["solution"] == "worked" and self.task.data:
-            problem = Problem(self.task.data["kind"], tuple(self.task.data["terms"]))
-            return worked_solution(problem, self.task.lang)
-        return boxed(self.task.ground_truth)
+        answer, data = boxed(self.task.ground_truth), self.task.data
+        if self.options["solution"] == "short" or "hashes" in data:
+            return answer
+        if "steps" in data:
+            return "; ".join([*data["steps"], answer])
+        return worked_solution(Problem(data["kind"], tuple(data["terms"])), self.task.lang)
+
+
+class RowsEnv(TextMathEnv):
+    """text_math without tasks of its own: every episode plays a dataset row."""
+
+    def count_tasks(self, options: Mapping[str, Any]) -> int:
+        raise ValueError(
+            "This environment plays rows of a dataset: env.reset(options={'task': row}), with a row of "
+            "skyrl_gym.data.load_rows('train.jsonl')."
+        )

@@ -17,7 +17,7 @@ from skyrl_gym.envs.text_math.tasks import DIFFERENCE, PRODUCT, PRODUCT_SUM, SUM
 _WORDS = {"en": (" write ", " carry ", " borrow 1"), "zh": ("写", "进", "借1")}
 
 
-def boxed(answer: int | str) -> str:
+def boxed(answer: object) -> str:
     return f"\\boxed{{{answer}}}"
 
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -159,7 +158,3 @@ LEVELS: dict[int, Callable[[], list[Block]]] = {
     8: lambda: [_chains()],
 }
 """The difficulties; docs/environments.md describes them."""
-
-
-def problem_data(problem: Problem) -> dict[str, Any]:
-    return {"kind": problem.kind, "terms": list(problem.terms)}

@@ -1,0 +1,106 @@
+r"""Final answers, compared exactly: numbers, words, ordered lists and sets.
+
+    85   +085   85.0   8,500/100   \frac{170}{2}    one number                     Fraction(85)
+    1 3/4   1\frac34   7/4   1.75   175%            one number, and so is $1.75    Fraction(7, 4)
+    Knight   "knight"   \text{knight}.              one word, without case         "knight"
+    1, 2    (1, 2)    [1, 2]                        a list: the order counts       (Fraction(1), Fraction(2))
+    {1, 2}  {2, 1, 2}  \{1,2\}                      a set                          frozenset of the same two
+
+- Lists and sets hold answers and may be nested up to four deep. (5) is 5. Intervals are not told from lists.
+- 1,000 is a thousand: in a number that stands alone, a comma before each group of three digits is no separator.
+- A percent sign divides by a hundred, so 50% is 1/2 and is not 50.
+- The currency signs $ ¥ ￥ € £ are ignored. Other units are not: "5 apples" is a word answer, not the number 5.
+- White space, LaTeX's spacing and grouping, quotes around a word and a full stop at the end are ignored.
+- No arithmetic is done beyond one fraction: "2 + 3" and "1e3" are words.
+- Nothing, unbalanced brackets, a zero denominator and more than 1,000 characters are not an answer.
+"""
+
+from __future__ import annotations
+
+import re
+from fractions import Fraction
+from typing import TypeAlias
+
+Answer: TypeAlias = "Fraction | str | tuple[Answer, ...] | frozenset[Answer]"
+
+LONGEST = 1000
+_DEEPEST = 4
+_CLOSING = {"(": ")", "[": "]", "{": "}"}
+_SIGNS = str.maketrans(
+    {"−": "-", "，": ", ", "、": ", ", "（": "(", "）": ")", "％": "%", "。": ".", **dict.fromkeys("$¥￥€£", " ")}
+)
+_LATEX = [
+    (re.compile(r"\\(?:left|right|[,!])"), ""),
+    (re.compile(r"\\(?:text|mathrm|textbf|mathbf)\s*\{([^{}]*)\}"), r"\1"),
+    (re.compile(r"\\[dt]?frac\s*\{([^{}]*)\}\s*\{([^{}]*)\}"), r" \1/\2"),
+    (re.compile(r"\\[dt]?frac\s*([0-9])\s*([0-9])"), r" \1/\2"),
+    (re.compile(r"\\([$%{} ])"), r"\1"),
+]
+_AMOUNT = r"(?:[0-9]{1,3}(?:,[0-9]{3})+(?:\.[0-9]*)?|[0-9]+(?:\.[0-9]*)?|\.[0-9]+)"
+_NUMBER = re.compile(
+    rf"(?P<sign>[+-]?) ?(?:(?P<whole>[0-9]+) (?=[0-9.]+ ?/))?(?P<top>{_AMOUNT})"
+    rf"(?: ?/ ?(?P<below>{_AMOUNT}))? ?(?P<percent>%?)"
+)
+
+
+def canonical(text: str) -> Answer | None:
+    """What an answer says, or None for no answer; equal answers are equal objects. Never raises."""
+    text = text.strip()
+    if len(text) > LONGEST:
+        return None
+    if text.isascii() and text.isdigit():
+        return Fraction(int(text))
+    text = text.translate(_SIGNS).replace("{,}", ",")
+    if "\\" in text:
+        for pattern, replacement in _LATEX:
+            text = pattern.sub(replacement, text)
+    return _parse(" ".join(text.split()), _DEEPEST)
+
+
+def same(given: str, truth: str) -> bool:
+    """Whether two texts state the same answer; False where either states none."""
+    answer = canonical(given)
+    return answer is not None and answer == canonical(truth)
+
+
+def _parse(text: str, depth: int) -> Answer | None:
+    text = text.removesuffix(".").rstrip()
+    number = _NUMBER.fullmatch(text)
+    if number:
+        return _number(number)
+    bracket = text[:1] if _CLOSING.get(text[:1]) == text[-1:] else ""
+    parts = _split(text[1:-1]) if bracket else None
+    if parts is None:  # no bracket, or as in "(1) or (2)"
+        bracket, parts = "", _split(text)
+    if parts is None or depth == 0:
+        return None
+    if not bracket and len(parts) == 1:
+        return text.strip("\"'“”‘’ ").casefold() or None
+    if bracket == "(" and len(parts) == 1:
+        return _parse(parts[0], depth - 1)
+    items = [_parse(part, depth - 1) for part in parts] if parts != [""] else []
+    answers = tuple(item for item in items if item is not None)
+    return None if len(answers) < len(items) else frozenset(answers) if bracket == "{" else answers
+
+
+def _number(match: re.Match[str]) -> Fraction | None:
+    whole, top, below = (Fraction((part or "0").replace(",", "")) for part in match.group("whole", "top", "below"))
+    if match["below"] and not below:
+        return None
+    value = (whole + top / (below or 1)) / (100 if match["percent"] else 1)
+    return -value if match["sign"] == "-" else value
+
+
+def _split(text: str) -> list[str] | None:
+    """The parts between the commas outside brackets, or None where brackets do not match."""
+    parts, begin, open_brackets = [], 0, []
+    for position, character in enumerate(text):
+        if character in _CLOSING:
+            open_brackets.append(_CLOSING[character])
+        elif character in ")]}":
+            if not open_brackets or open_brackets.pop() != character:
+                return None
+        elif character == "," and not open_brackets:
+            parts.append(text[begin:position].strip())
+            begin = position + 1
+    return None if open_brackets else [*parts, text[begin:].strip()]

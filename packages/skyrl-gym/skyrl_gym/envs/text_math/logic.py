@@ -1,0 +1,118 @@
+"""Logic puzzles with exactly one solution: knights and knaves, orders of arrival, guests of a party.
+
+At difficulty d a puzzle is about d + 2 people. A world says everything about them: who is a knight, who arrives in
+which place, who comes. The solver tries every clue in every world; a bit mask says in which ones it holds. A puzzle
+takes clues that hold in a secret world until no other is left, and then does without those that it can: one solution,
+proved, and no idle clue.
+
+A task's names follow from its index, which makes all texts of a split distinct. A hash of the masks decides the split:
+clues that mean the same, under any names and in any order, lie in one split.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from collections.abc import Callable
+from functools import cache, reduce
+from itertools import accumulate, permutations, product
+from math import perm
+from operator import and_
+from typing import Any
+
+import numpy as np
+
+from skyrl_gym.envs.text_math.words import MOST, SPACE, shuffled, wording
+
+LEVELS = (1, 2, 3, 4, 5)
+_SHARES = {"val": (0,), "test": (1,), "train": range(2, 10)}
+_FORMS: dict[str, dict[str, tuple[int, Callable[..., Any]]]] = {
+    "knights": {
+        "is": (2, lambda says, x: says == x),
+        "is_not": (2, lambda says, x: says != x),
+        "both": (3, lambda says, x, y: says == (x & y)),
+        "either": (3, lambda says, x, y: says == (x | y)),
+        "alike": (3, lambda says, x, y: says == (x == y)),
+        "differ": (3, lambda says, x, y: says == (x != y)),
+    },
+    "orders": {
+        "before": (2, lambda x, y: x < y),
+        "just_before": (2, lambda x, y: x + 1 == y),
+        "apart": (2, lambda x, y: abs(x - y) > 1),
+        "between": (3, lambda x, y, z: (x - y) * (z - x) > 0),
+        "not_first": (1, lambda x: x > 0),
+    },
+    "guests": {
+        "implies": (2, lambda x, y: x <= y),
+        "excludes": (2, lambda x, y: x + y < 2),
+        "replaces": (2, lambda x, y: x + y > 0),
+        "exactly_one": (2, lambda x, y: x != y),
+        "with_two": (3, lambda x, y, z: (x & y) <= z),
+    },
+}
+"""How many people a clue of logic.yaml names, and in which worlds it holds, given what these say of each of them."""
+_KINDS = tuple(_FORMS)
+
+Clue = tuple[str, tuple[int, ...], int]
+"""A form, the people it names, and the mask: bit i for world i. Example: ("before", (2, 0), 0b110001)."""
+
+
+@cache
+def solver(kind: str, people: int) -> tuple[list[tuple[int, ...]], list[Clue]]:
+    """All worlds and all clues."""
+    worlds = list(permutations(range(people)) if kind == "orders" else product((0, 1), repeat=people))
+    columns = np.array(worlds).T
+    clues = []
+    for form, (count, holds) in _FORMS[kind].items():
+        for named in permutations(range(people), count):
+            bits = np.packbits(holds(*columns[list(named)]), bitorder="little")
+            clues.append((form, named, int.from_bytes(bits.tobytes(), "little")))
+    return worlds, clues
+
+
+def puzzle(kind: str, people: int, split: str, rng: random.Random) -> tuple[tuple[int, ...], list[Clue]]:
+    """A world, and clues of which it is the only solution and none can be left out."""
+    worlds, clues = solver(kind, people)
+    while True:
+        secret = int(rng.random() * len(worlds))
+        chosen: list[Clue] = []
+        left = -1
+        while left != 1 << secret:  # ends: all clues that hold in a world hold together in no other (tested)
+            clue = clues[int(rng.random() * len(clues))]
+            if clue[2] >> secret & 1 and left & clue[2] != left:
+                chosen.append(clue)
+                left &= clue[2]
+        for clue in list(chosen):
+            rest = [other for other in chosen if other is not clue]
+            if reduce(and_, (mask for _, _, mask in rest), -1) == left:
+                chosen = rest
+        plain = f"{kind} {people} {sorted(hex(mask) for _, _, mask in chosen)}"
+        if hashlib.blake2b(plain.encode(), digest_size=8).digest()[0] % 10 in _SHARES[split]:
+            return worlds[secret], chosen
+
+
+def count(split: str, difficulty: int) -> int:
+    """How many tasks each split has: one of each kind for each ordered choice of names, a million at most."""
+    return min(MOST, len(_KINDS) * perm(len(wording("logic.yaml")["people"]["en"]), difficulty + 2))
+
+
+def make(split: str, difficulty: int, lang: str, index: int) -> tuple[str, str, list[str]]:
+    """The text of a task, its answer and the worked steps: how many worlds the clues leave, one after the other."""
+    data, kind, people = wording("logic.yaml"), _KINDS[index % len(_KINDS)], difficulty + 2
+    world, clues = puzzle(kind, people, split, random.Random(f"text_math:logic:{split}:{difficulty}:{index}"))
+    free, names = list(data["people"][lang]), []
+    choice = shuffled(index // len(_KINDS), perm(len(free), people))
+    for _ in range(people):
+        choice, pick = divmod(choice, len(free))
+        names.append(free.pop(pick))
+    comma, last = data["join"][lang]
+    listed = comma.join(names[:-1]) + last + names[-1]
+    said = [data[kind]["clues"][form][lang].format(*(names[i] for i in named)) for form, named, _ in clues]
+    intro, ask = (data[kind][part][lang].format(people=listed) for part in ("intro", "ask"))
+    if kind == "orders":
+        answer = [name for _, name in sorted(zip(world, names, strict=True))]
+    else:
+        answer = [data[kind]["facts"][lang][fact] for fact in world]
+    cases, left = len(solver(kind, people)[0]), accumulate((mask for _, _, mask in clues), and_)
+    steps = [data["left"][lang].format(n, worlds.bit_count(), cases) for n, worlds in enumerate(left, start=1)]
+    return SPACE[lang].join([intro, *said, ask]), ", ".join(answer), steps

@@ -1,0 +1,68 @@
+"""Answers: one object for every spelling, and where a model's text holds its answer."""
+
+import itertools
+from fractions import Fraction
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from skyrl_gym.answers import canonical, same
+from skyrl_gym.parsing import last_answer
+
+ALIKE = r"""
+85 | +085 | 85.0 | 85. | $85$ | \$85 | 8,500/100 | \frac{170}{2} | 8500% | （85） | ((85)) | 170 / 2
+7/4 | 1 3/4 | 1\frac34 | 1\frac{3}{4} | \dfrac{7}{4} | 1.75 | 1.750 | 175\% | + 7/4 | ¥1.75
+-1/2 | −0.5 | -.5 | - 1/2 | -\frac{1}{2} | \frac{-1}{2} | -$0.50 | -50 %
+1000 | 1,000 | 1{,}000 | 1\,000 | 1,000.00 | $1,000
+knight | Knight | "KNIGHT". | \text{knight} | “knight”
+骑士, 无赖 | 骑士，无赖 | 骑士、无赖 | (骑士, 无赖)。
+1, 2 | (1, 2) | [1,2] | \left(1, 2\right) | 1.0, 4/2 | (1,2).
+{1, 2} | {2,1} | \{2, 1, 2\} | {1, 4/2}
+{(1, 2), (2, 1)} | {[2, 1], (1, 2)}
+1, 0 | (1,000) | 1, 000
+"""
+ALONE = ["2, 1", "{}", "{5}", "50", "1 2", "5 apples", "1e3"]
+NOTHING = ["", " ", ".", "3/0", "1 3/0", "(", "1)", "(1, 2]", "1,,2", "1, 2,", "((((((1))))))", "9" * 1001, "''"]
+
+
+def test_spellings_of_one_answer_are_the_same_and_others_are_not():
+    rows = [line.split(" | ") for line in ALIKE.strip().splitlines()] + [[text] for text in ALONE]
+    for one, other in itertools.product(rows, repeat=2):
+        for given_, truth in itertools.product(one, other):
+            assert same(given_, truth) == (one == other), (given_, truth)
+    assert not [text for text in NOTHING if canonical(text) is not None or same(text, text)]
+
+
+FRACTIONS = st.fractions(min_value=-(10**9), max_value=10**9, max_denominator=10**6)
+
+
+@settings(deadline=None)
+@given(FRACTIONS, st.integers(1, 99), st.decimals(-(10**9), 10**9, places=4))
+def test_spellings_of_a_number(value, factor, decimal):
+    sign, top, below = ("-" if value < 0 else ""), abs(value.numerator), value.denominator
+    assert same(f"{sign}\\frac{{{factor * top}}}{{{factor * below}}}", str(value))
+    assert same(f"{sign}{top // below} {top % below}/{below}", str(value))
+    assert same(f"{sign}{100 * top}/{below}%", f"{sign}{top:,}/{below:,}")
+    assert canonical(f"{decimal:f}") == Fraction(decimal) == canonical(f"{decimal:,f}")
+
+
+TEXTS = st.text("0123456789,./(){}[] %$-aA", max_size=7)
+
+
+@settings(deadline=None)
+@given(st.lists(TEXTS | FRACTIONS.map(str), max_size=4))
+def test_same_is_an_equivalence(texts):
+    answers = [canonical(text) for text in texts]
+    for (one, a), (other, b) in itertools.product(zip(texts, answers, strict=True), repeat=2):
+        assert same(one, other) == same(other, one) == (a is not None and a == b)
+
+
+def test_of_several_answers_the_one_that_opens_last_counts():
+    one, two = "\\boxed{1}", "<answer>2</answer>"
+    for text, answer in {one + two: "2", two + one: "1", two + one[:-1]: "2", one + two[:-1]: "1"}.items():
+        assert last_answer(text) == last_answer(text, hashes=True) == answer
+    assert last_answer("<answer>\\boxed{5}</answer>") == last_answer("\\boxed{<answer>5</answer>}") == "5"
+    assert last_answer("<answer>1 <answer>2</answer> 3</answer>") == "2" and last_answer("<answer></answer>") == ""
+    assert last_answer("#### 18") is None and last_answer(f"{one} #### 18") == "1"
+    for text, answer in {"#### 17\n#### 18\nso": " 18", f"{one} #### 18": " 18", f"#### 18 {one}": "1"}.items():
+        assert last_answer(text, hashes=True) == answer
