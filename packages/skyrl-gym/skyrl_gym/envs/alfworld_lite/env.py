@@ -74,8 +74,8 @@ class AlfworldLiteEnv(TextEnv):
         else:
             observation = world.texts["nothing"]
         success = valid and reached(world, data)
-        info, parts = {"task_type": data["type"]}, {"success": float(success)}
-        return Outcome(observation, parts, valid_action=valid, success=success, terminated=success, info=info)
+        info = {"task_type": data["type"]}
+        return Outcome(observation, {"success": float(success)}, valid, success, terminated=success, info=info)
 
     def expert_action(self) -> str:
         return next_command(self._world, self.task.data)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from skyrl_gym.envs.alfworld_lite.layouts import accepted_by, kind_of
+from skyrl_gym.envs.alfworld_lite.layouts import fits, kind_of
 from skyrl_gym.envs.alfworld_lite.tasks import LOOK, VERBS, placed, ready
 from skyrl_gym.envs.alfworld_lite.world import TOOLS, World
 
@@ -18,14 +18,18 @@ def next_command(world: World, data: dict[str, Any]) -> str:
     if held is None:
         return _fetch(world, data)
     if kind_of(held) != data["object"]:
-        return _put(world, _resting_place(world, held))
+        # It is in the way: leave it here if it may lie here, else on something open rather than in something closed.
+        places = [place for place in world.layout.places if fits(held, place)]
+        place = min(places, key=lambda place: (place != world.at, not world.reachable(place)))
+        return _at(world, place, f"move {held} to {place}", inside=True)
     if data["type"] == LOOK:
         ((place, lamp),) = world.lamps.items()
         return _at(world, place, "look" if lamp in world.lit else f"use {lamp}")
     if verb is not None and not ready(world, data, held):
         tool = world.layout.by_kind[TOOLS[verb][0]][0]
         return _at(world, tool, f"{verb} {held} with {tool}")
-    return _put(world, _target(world, data))
+    target = _target(world, data)
+    return _at(world, target, f"move {held} to {target}", inside=True)
 
 
 def _fetch(world: World, data: dict[str, Any]) -> str:
@@ -37,6 +41,8 @@ def _fetch(world: World, data: dict[str, Any]) -> str:
         for name in names
         if kind_of(name) == data["object"] and name not in done
     ]
+    if not spots:
+        return "look"
     _, place, name = min(spots, key=lambda spot: spot[0])
     return _at(world, place, f"take {name} from {place}", inside=True)
 
@@ -44,16 +50,6 @@ def _fetch(world: World, data: dict[str, Any]) -> str:
 def _target(world: World, data: dict[str, Any]) -> str:
     """The receptacle of the goal's kind that has most of what is wanted; the first of these."""
     return max(world.layout.by_kind[data["target"]], key=lambda place: len(placed(world, data, place)))
-
-
-def _resting_place(world: World, thing: str) -> str:
-    """Where to put what is in the way: here if it may lie here, else on an open receptacle rather than in a closed."""
-    places = [place for place in world.layout.places if kind_of(thing) in accepted_by(kind_of(place))]
-    return min(places, key=lambda place: (place != world.at, not world.reachable(place)))
-
-
-def _put(world: World, place: str) -> str:
-    return _at(world, place, f"move {world.held} to {place}", inside=True)
 
 
 def _at(world: World, place: str, command: str, inside: bool = False) -> str:

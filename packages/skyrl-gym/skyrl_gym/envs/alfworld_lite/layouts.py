@@ -25,16 +25,14 @@ def load(name: str = "world.yaml") -> dict[str, Any]:
     return yaml.load(Path(__file__).with_name(name).read_text(encoding="utf-8"), loader)
 
 
-@cache
-def accepted_by(receptacle: str) -> frozenset[str]:
-    """canContain: the object kinds that a receptacle kind takes."""
-    return frozenset(kind for kind, entry in load()["objects"].items() if receptacle in entry["in"])
+def fits(thing: str, place: str) -> bool:
+    """canContain, for names and for kinds."""
+    return kind_of(place) in load()["objects"][kind_of(thing)]["in"]
 
 
-@cache
-def workable(verb: str) -> frozenset[str]:
-    """The object kinds that one can "heat", "cool" or "clean"."""
-    return frozenset(kind for kind, entry in load()["objects"].items() if verb in entry["can"])
+def works(verb: str, thing: str) -> bool:
+    """Whether one can "heat", "cool" or "clean" it, for a name or a kind."""
+    return verb in load()["objects"][kind_of(thing)]["can"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)

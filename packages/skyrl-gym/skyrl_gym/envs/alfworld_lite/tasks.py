@@ -10,7 +10,7 @@ import random
 from functools import cache
 from typing import Any
 
-from skyrl_gym.envs.alfworld_lite.layouts import Layout, accepted_by, kind_of, layout, load, workable
+from skyrl_gym.envs.alfworld_lite.layouts import Layout, fits, kind_of, layout, load, works
 from skyrl_gym.envs.alfworld_lite.world import TOOLS, World
 
 SIMPLE, LOOK, CLEAN, HEAT, COOL, TWO = TYPES = (
@@ -72,14 +72,14 @@ def placed(world: World, data: dict[str, Any], place: str) -> list[str]:
 def ready(world: World, data: dict[str, Any], name: str) -> bool:
     """Whether an object is clean, hot or cool, if it has to be."""
     verb = VERBS.get(data["type"])
-    return verb is None or name in world.marks[TOOLS[verb][1]]
+    return verb is None or TOOLS[verb][1] in world.marks.get(name, ())
 
 
 @cache
 def _spots(room: Layout) -> list[tuple[str, list[str]]]:
     """The object kinds of a room, each with the places that can contain it."""
     kinds = load()["rooms"][room.room]["objects"]
-    spots = [(kind, [place for place in room.places if kind in accepted_by(kind_of(place))]) for kind in kinds]
+    spots = [(kind, [place for place in room.places if fits(kind, place)]) for kind in kinds]
     return [(kind, places) for kind, places in spots if places]
 
 
@@ -98,7 +98,7 @@ def _goals(room: Layout, task_type: str, closed: bool | None) -> list[tuple[str,
     for thing, places in _spots(room):
         targets = list(load()["lamps"]) if task_type == LOOK else list(dict.fromkeys(map(kind_of, places)))
         if verb is not None:
-            targets = [kind for kind in targets if kind != TOOLS[verb][0] and thing in workable(verb)]
+            targets = [kind for kind in targets if kind != TOOLS[verb][0] and works(verb, thing)]
         for target in targets:
             elsewhere = [place for place in places if kind_of(place) != target]
             liked = [place for place in elsewhere if closed is None or (place in room.openable) == closed]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from skyrl_gym.envs.alfworld_lite.layouts import Layout, accepted_by, kind_of, load, workable
+from skyrl_gym.envs.alfworld_lite.layouts import Layout, fits, kind_of, load, works
 
 TOOLS = {"heat": ("microwave", "hot"), "cool": ("fridge", "cool"), "clean": ("sinkbasin", "clean")}
 """The receptacle kind that each command needs, and the mark that it leaves on an object."""
@@ -17,10 +17,7 @@ JOINTS = {"go": "to ", "take": " from ", "move": " to ", "heat": " with ", "cool
 
 
 class World:
-    """A room in some state, described in a language. Every object is in one receptacle or in the hand.
-
-    `lamps` (the lamp beside a place) and `contents` (the objects in it) are by place.
-    """
+    """A room in some state. `lamps` (the lamp beside a place) and `contents` (the objects in it) are by place."""
 
     STATE = ("at", "held", "contents", "open", "lit", "marks")
     """The attributes that change in an episode; all of them plain data."""
@@ -32,7 +29,7 @@ class World:
         self.contents = {place: sorted(contents.get(place, ())) for place in layout.places}
         self.open: list[str] = []
         self.lit: list[str] = []
-        self.marks: dict[str, list[str]] = {"hot": [], "cool": [], "clean": []}
+        self.marks: dict[str, list[str]] = {}
         self.actions = self._list_actions()
 
     def set_state(self, state: dict[str, Any]) -> None:
@@ -60,14 +57,11 @@ class World:
         things = self.contents[here] if self.reachable(here) else []
         actions += [f"examine {thing}" for thing in things]
         if held is None:
-            actions += [f"take {thing} from {here}" for thing in things]
-            return sorted(actions)
-        if self.reachable(here) and kind_of(held) in accepted_by(kind_of(here)):
+            return sorted(actions + [f"take {thing} from {here}" for thing in things])
+        if self.reachable(here) and fits(held, here):
             actions.append(f"move {held} to {here}")
-        for verb, (tool, _) in TOOLS.items():
-            if tool == kind_of(here) and kind_of(held) in workable(verb):
-                actions.append(f"{verb} {held} with {here}")
-        return sorted(actions)
+        uses = [verb for verb, (tool, _) in TOOLS.items() if tool == kind_of(here) and works(verb, held)]
+        return sorted(actions + [f"{verb} {held} with {here}" for verb in uses])
 
     def do(self, command: str) -> str:
         """Carries out one of `actions` and returns what is seen."""
@@ -89,17 +83,12 @@ class World:
             self.contents[place] = sorted([*self.contents[place], thing])
             self.held = None
         else:
-            self._mark(thing, TOOLS[verb][1])
+            mark = TOOLS[verb][1]
+            gone = (mark,) if mark == "clean" else ("hot", "cool")
+            self.marks[thing] = [*(old for old in self.marks.get(thing, ()) if old not in gone), mark]
         self.actions = self._list_actions()
         view = self._view(place) if verb in ("go", "open") else ""
-        prep = self.preposition(kind_of(place)) if verb == "move" else ""
-        return self._say(verb, thing=thing, place=place, view=view, prep=prep)
-
-    def _mark(self, thing: str, mark: str) -> None:
-        for other in ("clean",) if mark == "clean" else ("hot", "cool"):
-            if thing in self.marks[other]:
-                self.marks[other].remove(thing)
-        self.marks[mark].append(thing)
+        return self._say(verb, thing=thing, place=place, view=view)
 
     def _inform(self, verb: str, rest: str) -> str:
         """The commands that change nothing."""
@@ -113,19 +102,14 @@ class World:
             return self._view(rest)
         if rest in self.lamps.values():
             return self._say("examine_on" if rest in self.lit else "examine_off", thing=rest)
-        marks = [self.texts["marks"][mark] for mark, things in self.marks.items() if rest in things]
-        marked = self.texts["separator"].join(marks)
-        return self._say("examine_marked" if marks else "examine_plain", thing=rest, marks=marked)
+        marks = self.texts["separator"].join(self.texts["marks"][mark] for mark in self.marks.get(rest, ()))
+        return self._say("examine_marked" if marks else "examine_plain", thing=rest, marks=marks)
 
     def room_view(self) -> str:
         """Where one stands, and which receptacles there are elsewhere."""
         places = self.texts["separator"].join(place for place in self.layout.places if place != self.at)
         room = self.texts["rooms"][self.layout.room]
         return self._say("elsewhere" if self.at else "room", room=room, place=self.at, places=places)
-
-    def preposition(self, receptacle: str) -> str:
-        """The word for in or on, for a receptacle kind."""
-        return self.texts["prepositions"][load()["receptacles"][receptacle]["prep"]]
 
     def _view(self, place: str) -> str:
         things, key = self.contents[place], f"view_{load()['receptacles'][kind_of(place)]['prep']}"
@@ -148,10 +132,7 @@ def why_not(world: World, command: str) -> str:
     checks += [(place not in world.contents, "place"), (verb == "go", "already"), (place != world.at, "away")]
     if verb in ("open", "close"):
         checks += [(place not in world.layout.openable, "no_door"), (True, "is_open" if verb == "open" else "is_shut")]
-    checks += [
-        (verb == "take" and world.held is not None, "full_hand"),
-        (verb != "take" and thing != world.held, "empty"),
-    ]
+    checks += [(world.held is not None, "full_hand") if verb == "take" else (thing != world.held, "empty")]
     if verb in TOOLS:
         checks += [(kind_of(place) != tool, "tool"), (True, "unable")]
     checks += [(not world.reachable(place), "is_closed"), (verb == "take", "unseen"), (True, "unfit")]
