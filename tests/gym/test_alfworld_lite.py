@@ -68,7 +68,7 @@ def every_command(world: World) -> list[str]:
     return ["help", "inventory", "look", *map(" ".join, one), *two]
 
 
-@settings(max_examples=1000 if FULL else 40, deadline=None)
+@settings(max_examples=400 if FULL else 40, deadline=None)
 @given(st.sampled_from(SPLITS), st.sampled_from(LEVELS), st.integers(0, 5_999), st.randoms(use_true_random=False))
 def test_admissible_commands_are_those_that_the_rules_allow_and_objects_stay_in_one_place(split, level, index, rng):
     data = make_data(split, level, index)
@@ -93,7 +93,7 @@ AT_COUNTER, WITH_MUG = ("go to countertop 1",), ("go to countertop 1", "take mug
     [
         (AT_COUNTER, "go to countertop 1", "already"),
         ((), "go to moon 1", "place"),
-        ((), "go countertop 1", "form"),
+        ((), "put it down", "form"),
         ((), "fly to fridge 1", "command"),
         ((), "open fridge 1", "away"),
         (AT_COUNTER, "open countertop 1", "no_door"),
@@ -178,8 +178,8 @@ def test_a_random_policy_over_admissible_actions_wins_less_than_one_in_twenty():
 def test_layouts_are_many_and_unseen_rooms_are_new_at_every_difficulty():
     for (room, groups), level in itertools.product(ROOMS.items(), load()["levels"].values()):
         ids = [(group, number) for group in ("seen", "unseen") for number in range(len(groups[group]))]
-        assert len(groups["unseen"]) >= 2 and len(ids) >= 10
-        assert len({layout(room, *where, level["most"]).places for where in ids}) == len(ids)
+        places = {layout(room, *where, level["most"]).places for where in ids}
+        assert len(places) == len(ids) >= 10 and len(groups["unseen"]) >= 2
 
 
 def test_tasks_are_of_their_type_split_and_rules_and_differ_between_splits():
@@ -216,8 +216,7 @@ def test_spellings_of_a_command_and_what_is_not_one():
         assert env.step(action)[:2] == ("Nothing happens.", 0.0)
     observation, *_, info = env.step(f"I think that I need it.\n\n  GO  to {place.upper()}\n")
     assert info["valid_action"] and place in observation
-    env.step(env.unwrapped.expert_action())
-    held = env.unwrapped.get_state()["env"]["held"]
+    held = env.step(env.unwrapped.expert_action()) and env.unwrapped.get_state()["env"]["held"]
     for put in ("in/on", "in", "on"):
         assert env.step(f"put {held} {put} {place}")[4]["valid_action"]
         assert env.step(f"take {held} from {place}")[4]["valid_action"]

@@ -124,6 +124,7 @@ class World:
 def why_not(world: World, command: str) -> str:
     """What stands in the way of a command that is not admissible: the first thing that an agent should mend."""
     verb, _, rest = command.partition(" ")
+    verb = "move" if verb == "put" else verb
     thing, joint, place = rest.partition(JOINTS[verb]) if verb in JOINTS else ("", "", rest)
     form, tool = world.texts["forms"].get(verb), TOOLS.get(verb, ("", ""))[0]
     checks = [(form is None, "command"), (verb in JOINTS and (not joint or bool(thing) == (verb == "go")), "form")]
