@@ -1,0 +1,114 @@
+"""alfworld_lite: household tasks in a text room, with ALFWorld's commands and rules.
+
+The command is the last line of an action (at most 300 characters), whatever its case and spaces; what an agent writes
+in lines before it is its own affair. A command that is not admissible changes nothing, costs a step and is answered by
+"Nothing happens.", or with `feedback="explain"` by a sentence that says why. The reward is 1.0 when the task is done
+(`success`), which ends the episode, else 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from skyrl_gym.core import SPLITS, Choices, Outcome, Task, TextEnv
+from skyrl_gym.envs.alfworld_lite.expert import next_command
+from skyrl_gym.envs.alfworld_lite.layouts import kind_of, layout, load
+from skyrl_gym.envs.alfworld_lite.tasks import COUNTS, TYPES, make_data, reached
+from skyrl_gym.envs.alfworld_lite.world import World, why_not
+
+_LONGEST = 300
+
+
+class AlfworldLiteEnv(TextEnv):
+    """Option `task_type` asks for one of the six types; `feedback` is what an inadmissible command is answered by."""
+
+    choices: ClassVar[Choices] = {
+        "split": SPLITS,
+        "difficulty": tuple(load()["levels"]),
+        "lang": ("en", "zh"),
+        "task_type": ("any", *TYPES),
+        "feedback": ("alfworld", "explain"),
+    }
+
+    def count_tasks(self, options: Mapping[str, Any]) -> int:
+        return COUNTS[options["split"]] // (1 if options["task_type"] == "any" else len(TYPES))
+
+    def make_task(self, options: Mapping[str, Any], index: int) -> Task:
+        """With a task type, the index counts the tasks of that type; the index of a task id counts all of them."""
+        split, difficulty, lang = options["split"], options["difficulty"], options["lang"]
+        if options["task_type"] != "any":
+            index = index * len(TYPES) + TYPES.index(options["task_type"])
+        data = make_data(split, difficulty, index)
+        places = {thing: place for place, things in data["contents"].items() for thing in things}
+        return Task(
+            task_id=f"{split}:{difficulty}:{lang}:{index}",
+            text=f"{_world(data, lang).room_view()}\n{_goal(data, lang)}",
+            ground_truth={thing: place for thing, place in places.items() if kind_of(thing) == data["object"]},
+            difficulty=difficulty,
+            lang=lang,
+            split=split,
+            instructions=load("text.yaml")[lang]["instructions"],
+            data=data,
+        )
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
+        observation, info = super().reset(seed=seed, options=options)
+        return observation, info | {"task_type": self.task.data["type"]}
+
+    def begin(self, task: Task) -> str:
+        self._world = _world(task.data, task.lang)
+        return task.text
+
+    def act(self, action: str) -> Outcome:
+        world, data, tail = self._world, self.task.data, action[-_LONGEST:].strip()
+        words = tail.rpartition("\n")[2].lower().split()
+        if words[:1] == ["put"] and words[3:4] in (["in/on"], ["in"], ["on"]):
+            words[0], words[3] = "move", "to"
+        command, whole = " ".join(words), len(action) <= _LONGEST or "\n" in tail
+        valid = whole and command in world.actions
+        if valid:
+            observation = world.do(command)
+        elif self.options["feedback"] == "explain":
+            observation = why_not(world, command) if whole else world.texts["why"]["long"]
+        else:
+            observation = world.texts["nothing"]
+        success = valid and reached(world, data)
+        info = {"task_type": data["type"]}
+        return Outcome(observation, {"success": float(success)}, valid, success, terminated=success, info=info)
+
+    def expert_action(self) -> str:
+        return next_command(self._world, self.task.data)
+
+    def admissible_actions(self) -> list[str]:
+        """Every command that is carried out, also those that only inform; `put` for `move` is not listed."""
+        return list(self._world.actions)
+
+    def get_env_state(self) -> dict[str, Any]:
+        return {name: getattr(self._world, name) for name in World.STATE}
+
+    def set_env_state(self, state: dict[str, Any]) -> None:
+        self.begin(self.task)
+        self._world.set_state(state)
+
+    def _from_task_id(self, options: Mapping[str, Any]) -> tuple[dict[str, Any], int]:
+        """A task id settles the type: one that is given beside it must be the same."""
+        resolved, index = super()._from_task_id({**options, "task_type": "any"})
+        asked, task_type = options.get("task_type", "any"), TYPES[index % len(TYPES)]
+        if asked not in ("any", task_type):
+            raise ValueError(f"task_id {options['task_id']!r} is a {task_type!r}; option 'task_type' is {asked!r}.")
+        return resolved, index
+
+
+def _world(data: dict[str, Any], lang: str) -> World:
+    return World(layout(*data["layout"]), data["lamps"], data["contents"], lang)
+
+
+def _goal(data: dict[str, Any], lang: str) -> str:
+    """The goal's sentence, in one of its two wordings; in Chinese with the Chinese names beside the English ones."""
+    texts, facts = load("text.yaml")[lang], load()
+    entries = facts["objects"][data["object"]], (facts["receptacles"] | facts["lamps"])[data["target"]]
+    glosses = [f"（{entry['zh']}）" if lang == "zh" else "" for entry in entries]
+    names = {"object": data["object"] + glosses[0], "target": data["target"] + glosses[1]}
+    prep = texts["prepositions"].get(entries[1].get("prep"))
+    return texts["goal"].format(goal=texts["goals"][data["type"]][data["phrase"]].format(prep=prep, **names))

@@ -1,0 +1,59 @@
+"""An expert that knows the whole world: from any state, the next command of a short plan that succeeds.
+
+It walks straight to what it needs, even into closed receptacles: its demonstrations show how to act, not how to search.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from skyrl_gym.envs.alfworld_lite.layouts import fits, kind_of
+from skyrl_gym.envs.alfworld_lite.tasks import LOOK, VERBS, placed, ready
+from skyrl_gym.envs.alfworld_lite.world import TOOLS, World
+
+
+def next_command(world: World, data: dict[str, Any]) -> str:
+    """One of `world.actions`; "look" once the task is done."""
+    held, verb = world.held, VERBS.get(data["type"])
+    if held is None:
+        return _fetch(world, data)
+    if kind_of(held) != data["object"]:
+        # It is in the way: leave it here if it may lie here, else on something open rather than in something closed.
+        places = [place for place in world.layout.places if fits(held, place)]
+        place = min(places, key=lambda place: (place != world.at, not world.reachable(place)))
+        return _at(world, place, f"move {held} to {place}", inside=True)
+    if data["type"] == LOOK:
+        ((place, lamp),) = world.lamps.items()
+        return _at(world, place, "look" if lamp in world.lit else f"use {lamp}")
+    if verb is not None and not ready(world, data, held):
+        tool = world.layout.by_kind[TOOLS[verb][0]][0]
+        return _at(world, tool, f"{verb} {held} with {tool}")
+    target = _target(world, data)
+    return _at(world, target, f"move {held} to {target}", inside=True)
+
+
+def _fetch(world: World, data: dict[str, Any]) -> str:
+    """Towards holding an object of the task's kind that is not yet where it belongs; one at hand is preferred."""
+    done = placed(world, data, _target(world, data)) if data["target"] in world.layout.by_kind else []
+    spots = [
+        (place != world.at, place, name)
+        for place, names in world.contents.items()
+        for name in names
+        if kind_of(name) == data["object"] and name not in done
+    ]
+    if not spots:
+        return "look"
+    _, place, name = min(spots, key=lambda spot: spot[0])
+    return _at(world, place, f"take {name} from {place}", inside=True)
+
+
+def _target(world: World, data: dict[str, Any]) -> str:
+    """The receptacle of the goal's kind that has most of what is wanted; the first of these."""
+    return max(world.layout.by_kind[data["target"]], key=lambda place: len(placed(world, data, place)))
+
+
+def _at(world: World, place: str, command: str, inside: bool = False) -> str:
+    """The command itself where it can be given, else what leads there."""
+    if world.at != place:
+        return f"go to {place}"
+    return f"open {place}" if inside and not world.reachable(place) else command

@@ -1,0 +1,107 @@
+"""The six task types, how a task is drawn, and when it is done.
+
+Task `index` has type index % 6. It is drawn from `random.Random` of a string of split, difficulty and index, so that it
+is the same in both languages, and everywhere. train and val play in the seen layouts, test in the unseen ones.
+"""
+
+from __future__ import annotations
+
+import random
+from functools import cache
+from typing import Any
+
+from skyrl_gym.envs.alfworld_lite.layouts import Layout, fits, kind_of, layout, load, works
+from skyrl_gym.envs.alfworld_lite.world import TOOLS, World
+
+SIMPLE, LOOK, CLEAN, HEAT, COOL, TWO = TYPES = (
+    "pick_and_place_simple",
+    "look_at_obj_in_light",
+    "pick_clean_then_place_in_recep",
+    "pick_heat_then_place_in_recep",
+    "pick_cool_then_place_in_recep",
+    "pick_two_obj_and_place",
+)
+VERBS = {CLEAN: "clean", HEAT: "heat", COOL: "cool"}
+_ROOMS = {LOOK: ("livingroom", "bedroom"), CLEAN: ("kitchen", "bathroom"), HEAT: ("kitchen",), COOL: ("kitchen",)}
+COUNTS = {"train": 60_000, "val": 6_000, "test": 6_000}
+"""Tasks of each split, in each difficulty."""
+
+
+def make_data(split: str, difficulty: int, index: int) -> dict[str, Any]:
+    """A task as plain data: where it plays, its goal, and where everything lies."""
+    level, task_type = load()["levels"][difficulty], TYPES[index % len(TYPES)]
+    rng = random.Random(f"alfworld_lite:{split}:{difficulty}:{index}")
+    kind, group = rng.choice(_ROOMS.get(task_type, tuple(load()["rooms"]))), "unseen" if split == "test" else "seen"
+    where = (kind, group, rng.randrange(len(load()["rooms"][kind][group])), level["most"])
+    room = layout(*where)
+    thing, target, sources = rng.choice(_goals(room, task_type, level["closed"]))
+    lamps = _lamps(room, target)
+    contents: dict[str, list[str]] = {}
+    for number in range(1, 3 if task_type == TWO else 2):
+        contents.setdefault(rng.choice(sources), []).append(f"{thing} {number}")
+    numbers: dict[str, int] = {}
+    spots = [spot for spot in _spots(room) if spot[0] != thing]
+    for _ in range(level["others"]):
+        kind, places = rng.choice(spots)
+        numbers[kind] = numbers.get(kind, 0) + 1
+        contents.setdefault(rng.choice(places), []).append(f"{kind} {numbers[kind]}")
+    return {
+        "type": task_type,
+        "object": thing,
+        "target": target,
+        "layout": list(where),
+        "lamps": dict([rng.choice(lamps)] if lamps else []),
+        "contents": contents,
+        "phrase": rng.randrange(2),
+    }
+
+
+def reached(world: World, data: dict[str, Any]) -> bool:
+    """Whether the world is as the task wants it."""
+    if data["type"] == LOOK:
+        return world.lamps.get(world.at or "") in world.lit and kind_of(world.held or "") == data["object"]
+    needed = 2 if data["type"] == TWO else 1
+    return any(len(placed(world, data, place)) >= needed for place in world.layout.by_kind[data["target"]])
+
+
+def placed(world: World, data: dict[str, Any], place: str) -> list[str]:
+    """The task's objects in a receptacle, as far as they are ready."""
+    return [name for name in world.contents[place] if kind_of(name) == data["object"] and ready(world, data, name)]
+
+
+def ready(world: World, data: dict[str, Any], name: str) -> bool:
+    """Whether an object is clean, hot or cool, if it has to be."""
+    verb = VERBS.get(data["type"])
+    return verb is None or TOOLS[verb][1] in world.marks.get(name, ())
+
+
+@cache
+def _spots(room: Layout) -> list[tuple[str, list[str]]]:
+    """The object kinds of a room, each with the places that can contain it."""
+    kinds = load()["rooms"][room.room]["objects"]
+    spots = [(kind, [place for place in room.places if fits(kind, place)]) for kind in kinds]
+    return [(kind, places) for kind, places in spots if places]
+
+
+@cache
+def _lamps(room: Layout, target: str) -> list[tuple[str, str]]:
+    """Where a lamp may stand and which; only lamps of the kind `target`, if that is one."""
+    lamps = load()["lamps"]
+    kinds = [target] if target in lamps else lamps if room.room in _ROOMS[LOOK] else []
+    return [(place, f"{kind} 1") for kind in kinds for place in room.places if kind_of(place) in lamps[kind]["beside"]]
+
+
+@cache
+def _goals(room: Layout, task_type: str, closed: bool | None) -> list[tuple[str, str, list[str]]]:
+    """What a task of a type can ask for: object kind, receptacle (or lamp) kind, and where the object may lie first."""
+    verb, goals = VERBS.get(task_type), []
+    for thing, places in _spots(room):
+        targets = list(load()["lamps"]) if task_type == LOOK else list(dict.fromkeys(map(kind_of, places)))
+        if verb is not None:
+            targets = [kind for kind in targets if kind != TOOLS[verb][0] and works(verb, thing)]
+        for target in targets:
+            elsewhere = [place for place in places if kind_of(place) != target]
+            liked = [place for place in elsewhere if closed is None or (place in room.openable) == closed]
+            if elsewhere:
+                goals.append((thing, target, liked or elsewhere))
+    return goals
