@@ -3,8 +3,7 @@
 Of rows with one asin the first counts. A product's goals are its `instructions`; else, by WebShop's synthetic rule,
 `instruction_text` with `instruction_attributes` and each combination of options. A sentence that is not given is made
 from query and attributes. All is frozen: a price given as a range, and the price limit of a goal, come from a checksum
-of the asin. A goal is of difficulty 1, 2 or 3: up to two, three, or more attributes and options. No product has goals
-in two splits.
+of the asin. No product has goals in two splits.
 """
 
 from __future__ import annotations
@@ -14,82 +13,85 @@ import json
 import random
 import re
 import zlib
-from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from skyrl_gym.bm25 import BM25
 from skyrl_gym.core import SPLITS
 from skyrl_gym.envs.webshop_lite.generate import rows, words
 
+_TEXT = (re.compile(r"\S"), "a string that is not empty")
+_PRICE = re.compile(r"\$\s*(\d[\d,]*(?:\.\d+)?)")
 _ROW = {
-    **dict.fromkeys(("asin", "name", "category", "query", "product_category"), str),
-    **dict.fromkeys(("full_description?", "pricing?", "rating?", "instruction_text?"), str),
-    **dict.fromkeys(("small_description?", "Attributes?", "reviews?", "nouns?", "instruction_attributes?"), [str]),
-    "customization_options?": {"*?": [{"value": str}]},
-    "instructions?": [{"instruction?": str, "instruction_attributes": [str], "instruction_options": [str]}],
+    "asin": (re.compile(r"^[^\W_]+$"), "a string of letters and digits"),
+    **{name: _TEXT for name in ("name", "category", "query", "product_category")},
+    **{name: _TEXT for name in ("full_description?", "rating?", "instruction_text?")},
+    **{
+        name: [_TEXT] for name in ("small_description?", "Attributes?", "reviews?", "nouns?", "instruction_attributes?")
+    },
+    "pricing?": (_PRICE, "a string such as '$12.99' or '$10.00$20.00'"),
+    "customization_options?": {"*?": [{"value": _TEXT}]},
+    "instructions?": [{"instruction?": _TEXT, "instruction_attributes": [_TEXT], "instruction_options": [_TEXT]}],
 }
 """`?`: may be missing, null or empty; `*`: any name. Further fields are ignored."""
-_PRICE = re.compile(r"\$\s*(\d[\d,]*(?:\.\d+)?)")
 
 
-@dataclass(frozen=True, slots=True, eq=False)
 class Product:
-    """Texts are on one line and without square brackets, which actions need; options and attributes lower-case."""
+    """A row made ready. Texts are on one line and without square brackets, which actions need."""
 
-    asin: str
-    name: str
-    query: str
-    categories: frozenset[str]
-    description: str
-    bullets: tuple[str, ...]
-    price: float
-    price_tag: str
-    options: dict[str, tuple[str, ...]]
-    """Values by group; no value occurs in two groups."""
-    attributes: tuple[str, ...]
-    nouns: frozenset[str]
-    """The words of the name that tell brand and type; WebShop has spaCy find them."""
-    rating: str
-    reviews: tuple[str, ...]
-
-
-class Goal(NamedTuple):
-    """Example: Goal("B1", "find me non slip boots, and price lower than 60.00 dollars", ["non slip"], {}, 60.0)"""
-
-    asin: str
-    text: str
-    attributes: list[str]
-    options: dict[str, str]
-    price_upper: float
+    def __init__(self, row: dict[str, Any], ui: dict[str, Any]) -> None:
+        self.asin, self.name, self.query = row["asin"], _clean(row["name"])[:500], row["query"].lower().strip()
+        self.categories = {part.strip() for part in row["product_category"].split("›")}
+        self.description = _clean(row.get("full_description") or "")[:8000]
+        self.bullets = [_clean(each)[:1000] for each in row.get("small_description") or ()][:20]
+        self.reviews = [_clean(each)[:1000] for each in row.get("reviews") or ()][:20]
+        self.rating = row.get("rating") or "N.A."
+        self.attributes = [_clean(each).lower() for each in row.get("Attributes") or ()]
+        # The words that tell brand and type; WebShop has spaCy find the nouns of the name.
+        self.nouns = {each.lower() for each in row.get("nouns") or re.findall(r"[^\W\d_]{3,}", row["name"])}
+        found = [float(each.replace(",", "")) for each in _PRICE.findall(row.get("pricing") or "")][:2] or [100.0]
+        self.price = round(found[0] + _share(f"price {self.asin}") * (found[-1] - found[0]), 2)
+        self.price_tag = " to ".join(f"${price:.2f}" for price in found)
+        self.options: dict[str, list[str]] = {}
+        self.group_of: dict[str, str] = {}
+        buttons = {str(text).lower() for text in ui.values()}
+        for name, values in (row.get("customization_options") or {}).items():
+            group = _clean(name).lower()
+            for value in dict.fromkeys(_option(each["value"]) for each in values or ()):
+                # What a button or another group says too is told apart by its group, so that each can be clicked.
+                text = f"{value} ({group})" if value in self.group_of or value in buttons else value
+                self.options.setdefault(group, []).append(text)
+                self.group_of[text] = group
 
 
 class Catalog:
-    """`products` by asin, `goals` by split and difficulty, `search`, and the words of pages in its language, `ui`."""
+    """Products by asin, goals (sentence and ground truth) by split and difficulty, search, and the words of pages."""
 
     def __init__(self, raw: list[dict[str, Any]], source: str, lang: str) -> None:
         self.source, self.ui = source, words()["ui"][lang]
         self.products: dict[str, Product] = {}
-        goals: list[list[Goal]] = []
+        goals = []
         for number, row in enumerate(raw, start=1):
             if row["asin"] not in self.products:
-                product = self.products[row["asin"]] = _product(row, self.ui)
-                goals.append(list(_goals(row, product, f"{source} row {number}", self.ui)))
-        self.goals = _split(goals)
-        self._asins, found = list(self.products), self.products.values()
-        self._index = BM25([" ".join([p.name, p.description, *p.bullets[:1], *sum(p.options.values(), ())]) for p in found])
-        self.search = lru_cache(maxsize=1 << 13)(self._search)
+                product = self.products[row["asin"]] = Product(row, self.ui)
+                goals.append(_goals(row, product, f"{source} row {number}", self.ui))
+        self.goals = _split([each for each in goals if each])
+        self.search, self._index = lru_cache(maxsize=1 << 13)(self._search), lru_cache(self._build)
 
-    def _search(self, keywords: str) -> tuple[str, ...]:
-        """The asins of at most 50 products, best first; stop words do not count."""
-        query = " ".join(word for word in keywords.lower().split() if word not in words()["stop_words"])
-        return tuple(self._asins[number] for number in self._index.search(query, 50))
+    def _build(self) -> BM25:
+        texts = ([p.name, p.description, *p.bullets[:1], *p.group_of] for p in self.products.values())
+        return BM25([" ".join(text) for text in texts])
+
+    def _search(self, keywords: str) -> list[str]:
+        """The asins of at most 50 products, best first; of a longer query the first 1,000 characters count."""
+        query = " ".join(word for word in keywords[:1000].lower().split() if word not in words()["stop_words"])
+        asins = list(self.products)
+        return [asins[number] for number in self._index().search(query, 50)]
 
 
 @lru_cache(maxsize=4)
-def catalog(path: str | None, lang: str) -> Catalog:
+def load(path: str | None, lang: str) -> Catalog:
     """The generated catalog, or the one in a JSON file; made once a process.
 
     Raises:
@@ -102,26 +104,21 @@ def catalog(path: str | None, lang: str) -> Catalog:
         raise FileNotFoundError(f"There is no catalog {path}; expected a JSON list of products in WebShop's schema.")
     try:
         raw = json.loads(Path(path).read_text(encoding="utf-8"))
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+    except ValueError as error:
         raise ValueError(f"{path}: not a JSON file in UTF-8 ({error}).") from None
     if not isinstance(raw, list) or not raw:
-        raise ValueError(f"{path}: expected a list of products, got {_show(raw)}.")
+        raise ValueError(f"{path}: expected a list of products, got {raw!r:.60}.")
     for number, row in enumerate(raw, start=1):
-        _check(row, _ROW, f"{path} row {number}: ", "the row")
-        for field, good, expected in (
-            ("asin", row["asin"].isalnum(), "letters and digits"),
-            ("pricing", not row.get("pricing") or _PRICE.search(row["pricing"]), "like '$12.99' or '$10.00$20.00'"),
-        ):
-            if not good:
-                raise ValueError(f"{path} row {number}: field '{field}' must be {expected}, got {_show(row[field])}.")
+        _check(row, _ROW, f"{path} row {number}", "the row")
     return Catalog(raw, path, lang)
 
 
 def _check(value: Any, form: Any, where: str, what: str) -> None:
     """Raises ValueError unless `value` has the form, which is written as _ROW is."""
-    expected = {dict: "an object", list: "a list"}.get(type(form), "a string that is not empty")
-    if not isinstance(value, str if form is str else type(form)) or (form is str and not value.strip()):
-        raise ValueError(f"{where}{what} must be {expected}, got {_show(value)}.")
+    leaf = isinstance(form, tuple)
+    if not (form[0].search(value) if leaf and isinstance(value, str) else isinstance(value, type(form))):
+        expected = form[1] if leaf else "a list" if isinstance(form, list) else "an object"
+        raise ValueError(f"{where}: {what} must be {expected}, got {value!r:.60}.")
     if isinstance(form, list):
         for number, each in enumerate(value):
             _check(each, form[0], where, f"{what}[{number}]")
@@ -132,73 +129,48 @@ def _check(value: Any, form: Any, where: str, what: str) -> None:
                     _check(value.get(key), inner, where, f"field {key}" if form is _ROW else f"{what}.{key}")
 
 
-def _product(row: dict[str, Any], ui: dict[str, str]) -> Product:
-    prices = [float(each.replace(",", "")) for each in _PRICE.findall(row.get("pricing") or "")][:2] or [100.0]
-    options: dict[str, tuple[str, ...]] = {}
-    taken = {str(text).lower() for text in ui.values()}
-    for name, values in (row.get("customization_options") or {}).items():
-        group, unique = _clean(name).lower(), dict.fromkeys(_option(value["value"]) for value in values or ())
-        if unique:
-            # A value that a button or another group has too is told apart by its group, so that each can be clicked.
-            options[group] = tuple(f"{value} ({group})" if value in taken else value for value in unique)
-            taken.update(options[group])
-    return Product(
-        asin=row["asin"],
-        name=_clean(row["name"])[:500],
-        query=row["query"].lower().strip(),
-        categories=frozenset(part.strip() for part in row["product_category"].split("›")),
-        description=_clean(row.get("full_description") or "")[:8000],
-        bullets=tuple(_clean(each)[:1000] for each in row.get("small_description") or ())[:20],
-        price=round(prices[0] + _share(f"price {row['asin']}") * (prices[-1] - prices[0]), 2),
-        price_tag=" - ".join(f"${price:.2f}" for price in prices),
-        options=options,
-        attributes=tuple(_clean(each).lower() for each in row.get("Attributes") or ()),
-        nouns=frozenset(each.lower() for each in row.get("nouns") or re.findall(r"[^\W\d_]{3,}", row["name"])),
-        rating=row.get("rating") or "N.A.",
-        reviews=tuple(_clean(each)[:1000] for each in row.get("reviews") or ())[:20],
-    )
-
-
-def _goals(row: dict[str, Any], product: Product, where: str, ui: dict[str, Any]) -> Iterator[Goal]:
-    group_of = {value: group for group, values in product.options.items() for value in values}
-    # At most a thousand combinations: some products have more of them than a catalog has products.
-    every = itertools.islice(itertools.product(*(product.options[group] for group in sorted(product.options))), 1000)
-    named = row.get("instruction_attributes") or product.attributes
-    asked = [(goal.get("instruction"), goal["instruction_attributes"], goal["instruction_options"]) for goal in row["instructions"]] if row.get("instructions") is not None else [(None, named, values) for values in every]
-    for number, (text, attributes, values) in enumerate(asked):
-        options = {group_of[value]: value for value in map(_option, values) if value in group_of}
+def _goals(row: dict[str, Any], product: Product, where: str, ui: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
+    asked, found = row.get("instructions"), []
+    if asked is None:
+        named = row.get("instruction_attributes") or product.attributes
+        every = itertools.product(*(product.options[group] for group in sorted(product.options)))
+        # At most a thousand: some products have more combinations than a catalog has products.
+        asked = [{"instruction_attributes": named, "instruction_options": x} for x in itertools.islice(every, 1000)]
+    for number, goal in enumerate(asked):
+        values, attributes = goal["instruction_options"], [_clean(x).lower() for x in goal["instruction_attributes"]]
+        options = {group: x for x in map(_option, values) if (group := product.group_of.get(x))}
         if len(options) != len(values):
             field = f"field instructions[{number}].instruction_options"
             raise ValueError(f"{where}: {field} must be values of different options of the product, got {values}.")
-        if not attributes:
-            continue  # as in WebShop, where a goal without attributes is none
-        lowered = [_clean(each).lower() for each in attributes]
-        if text is None:
-            request = ui["requests"][int(4 * _share(f"request {product.asin} {number}"))]
-            text = row.get("instruction_text") or request.format(type=product.query, attributes=ui["list"].join(lowered))
-            text += ui["with"] * bool(options) + ui["and"].join(ui["pair"].format(*pair) for pair in options.items())
+        text = goal.get("instruction")
+        if not text:
+            request = ui["requests"][int(_share(f"request {product.asin} {number}") * len(ui["requests"]))]
+            request = request.format(type=product.query, attributes=ui["list"].join(attributes))
+            told = ui["and"].join(ui["pair"].format(*pair) for pair in options.items())
+            text = (row.get("instruction_text") or request) + ui["with"] * bool(told) + told
         limit = price_limit(product.price, f"limit {product.asin} {number}")
         text = _clean(text).strip(".") + ("" if limit is None else ui["upper"].format(limit))
-        yield Goal(product.asin, text, lowered, options, 1e6 if limit is None else limit)
+        truth = {"asin": product.asin, "attributes": attributes, "options": options, "price_upper": limit or 1e6}
+        if attributes:  # as in WebShop, where a goal without attributes is none
+            found.append((text, truth))
+    return found
 
 
 def price_limit(price: float, key: str) -> float | None:
     """The larger of two out of the next four multiples of ten above the price; None where there are no two to 990."""
-    above = [10.0 * n for n in range(1, 100) if 10 * n > price][:4]
+    above = [10.0 * n for n in range(int(price // 10) + 1, min(int(price // 10) + 5, 100))]
     pairs = [max(pair) for pair in itertools.combinations(above, 2)]
     return pairs[int(_share(key) * len(pairs))] if pairs else None
 
 
-def _split(goals: list[list[Goal]]) -> dict[tuple[str, int], list[Goal]]:
-    """Seven tenths to train, two to val, one to test, product by product in a shuffled order."""
-    found: dict[tuple[str, int], list[Goal]] = {(split, level): [] for split in SPLITS for level in (1, 2, 3)}
-    total, done = sum(map(len, goals)), 0
-    random.Random("webshop_lite splits 1").shuffle(goals)
-    for each in goals:
-        split = SPLITS[(10 * done >= 7 * total) + (10 * done >= 9 * total)]
-        for goal in each:
-            found[split, min(max(len(goal.attributes) + len(goal.options) - 1, 1), 3)].append(goal)
-        done += len(each)
+def _split(products: list[list[Any]]) -> dict[tuple[str, int], list[tuple[str, dict[str, Any]]]]:
+    """Of products in a shuffled order seven tenths to train, two to val, one to test; difficulty by what is asked."""
+    found: dict[tuple[str, int], list[Any]] = {(split, level): [] for split in SPLITS for level in (1, 2, 3)}
+    random.Random("webshop_lite splits 1").shuffle(products)
+    for place, goals in enumerate(products):
+        split = SPLITS[(10 * place >= 7 * len(products)) + (10 * place >= 9 * len(products))]
+        for text, truth in goals:
+            found[split, min(max(len(truth["attributes"]) + len(truth["options"]) - 1, 1), 3)].append((text, truth))
     return found
 
 
@@ -213,8 +185,3 @@ def _clean(text: str) -> str:
 
 def _option(value: str) -> str:
     return _clean(value.replace("/", " | ")).lower()
-
-
-def _show(value: Any) -> str:
-    text = repr(value)
-    return f"{text[:60]}..." if len(text) > 60 else text

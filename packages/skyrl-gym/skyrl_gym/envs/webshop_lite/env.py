@@ -1,8 +1,8 @@
 """webshop_lite: find and buy in a made-up web shop what an instruction asks for; WebShop's rules without its stack.
 
-An action is `search[words]`, on the search page, or `click[text]`, where the text is a button, a product's asin or an
-option's value on the page. It is read as WebShop reads it: at the beginning of the first line, greedily, the argument
-in lower case. Anything else changes nothing and has reward 0. The only reward comes with the purchase (reward.py).
+An action is `search[words]`, on the search page, or `click[text]`, where the text is a button, an asin or an option's
+value on the page. It is read as WebShop reads it: at the beginning of the first line, greedily, the argument in lower
+case. Anything else changes nothing and has reward 0. The only reward comes with the purchase (reward.py).
 """
 
 from __future__ import annotations
@@ -10,37 +10,88 @@ from __future__ import annotations
 import copy
 import re
 from collections.abc import Mapping
+from functools import lru_cache
 from os import PathLike
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
-from skyrl_gym.core import SPLITS, Choices, Outcome, Task, TextEnv
-from skyrl_gym.envs.webshop_lite.catalog import Catalog, catalog
-from skyrl_gym.envs.webshop_lite.pages import Page, View, render
+from skyrl_gym.core import Choices, Outcome, Task, TextEnv
+from skyrl_gym.envs.webshop_lite.catalog import Catalog, load
 from skyrl_gym.envs.webshop_lite.reward import purchase
 
-LONGEST_QUERY = 1000
-"""Characters of a query that are read."""
+
+class View(NamedTuple):
+    """Where the agent is. Example: View("item", "red boots", 2, "B123456789", (("color", "red"),))"""
+
+    page: str = "search"
+    keywords: str = ""
+    number: int = 1
+    asin: str = ""
+    options: tuple[tuple[str, str], ...] = ()
 
 
-def parse_action(action: str) -> tuple[str, str] | None:
-    r"""What `re.match(r"(.+)\[(.+)\]", action)` finds, in linear time."""
+@lru_cache(maxsize=1 << 12)
+def render(catalog: Catalog, view: View, rich: bool, opened: tuple[str, ...]) -> tuple[str, dict[str, View]]:
+    """A view's text, plain or with buttons marked, and where each text leads that can be clicked.
+
+    The results and the search page have views without options, so that every way back to them forgets what was chosen.
+    """
+    ui, clicks, lines, notes = catalog.ui, dict[str, View](), list[str](), list[str]()
+
+    def button(text: str, to: View, pressed: bool = False) -> None:
+        clicks[text.lower()] = to
+        mark = "clicked button" if pressed else "button"
+        plain = ui["chosen"].format(text) if pressed else text
+        lines.append(f"[{mark}] {text} [{mark}_]" if rich else plain)
+
+    if view.page in ("search", "done"):
+        return ui[view.page], clicks
+    button(ui["back"], View())
+    if view.page == "results":
+        found = catalog.search(view.keywords)
+        lines.append(ui["page"].format(view.number, len(found)))
+        if view.number > 1:
+            button(ui["prev"], view._replace(number=view.number - 1))
+        button(ui["next"], view._replace(number=view.number + 1))
+        for asin in found[10 * view.number - 10 : 10 * view.number]:
+            button(asin, view._replace(page="item", asin=asin), asin in opened)
+            lines += [catalog.products[asin].name, catalog.products[asin].price_tag]
+        return ("\n" if rich else " [SEP] ").join(lines), clicks
+    product = catalog.products[view.asin]
+    if view.page == "item":
+        button(ui["prev"], View("results", view.keywords, view.number))
+        for group, values in product.options.items():
+            lines.append(group)
+            for value in values:
+                options = tuple(sorted((dict(view.options) | {group: value}).items()))
+                button(value, view._replace(options=options), (group, value) in view.options)
+        notes = [ui["clicked"].format(value) for _, value in view.options if rich]
+        lines += [product.name, ui["price"].format(product.price_tag), ui["rating"].format(product.rating)]
+        for name in ("description", "features", "reviews"):
+            button(ui[name], view._replace(page=name))
+        button(ui["buy"], view._replace(page="done"))
+    else:
+        button(ui["prev"], view._replace(page="item"))
+        lines += {"description": [product.description], "features": product.bullets}.get(view.page, product.reviews)
+    return ("\n" if rich else " [SEP] ").join(notes + lines), clicks
+
+
+def parse_action(action: str) -> tuple[str, str]:
+    r"""What `re.match(r"(.+)\[(.+)\]", action)` finds, in linear time; two empty strings for nothing."""
     line = action.split("\n", 1)[0]
     close = line.rfind("]")
     start = line.rfind("[", 1, max(close - 1, 0))
-    return (line[:start], line[start + 1 : close].lower()) if start > 0 else None
+    return (line[:start], line[start + 1 : close].lower()) if start > 0 else ("", "")
 
 
 class WebShopLiteEnv(TextEnv):
-    """Goals by difficulty (1 to 3), in English and Chinese.
+    """Option `matching` is as published or by exact values; `observation` is joined by [SEP], or has marked buttons.
 
-    Options `matching`: the published, generous one, or exact values; `observation`: strings joined by [SEP], or lines
-    with marked buttons. Argument `catalog`: a JSON file in WebShop's schema in place of the built-in products.
+    Argument `catalog`: a JSON file in WebShop's schema in place of the built-in products.
     """
 
     choices: ClassVar[Choices] = {
-        "split": SPLITS,
+        **TextEnv.choices,
         "difficulty": (1, 2, 3),
-        "lang": ("en", "zh"),
         "matching": ("webshop", "strict"),
         "observation": ("text", "text_rich"),
     }
@@ -49,100 +100,92 @@ class WebShopLiteEnv(TextEnv):
         super().__init__(render_mode=render_mode, **defaults)
         self._path = None if catalog is None else str(catalog)
         if self._path:
-            self._catalog(self.defaults)  # A malformed file is told at once.
-
-    def _catalog(self, options: Mapping[str, Any]) -> Catalog:
-        return catalog(self._path, options["lang"])
+            load(self._path, self.defaults["lang"])  # so that a malformed file is told at once
 
     def count_tasks(self, options: Mapping[str, Any]) -> int:
-        shop, split = self._catalog(options), options["split"]
-        if not shop.goals[split, options["difficulty"]]:
-            counts = {f"{split}:{level}": len(goals) for (split, level), goals in shop.goals.items() if goals}
-            raise ValueError(f"{shop.source} has no goals for {split}:{options['difficulty']}; it has {counts}.")
-        return len(shop.goals[split, options["difficulty"]])
+        shop, wanted = load(self._path, options["lang"]), (options["split"], options["difficulty"])
+        if not shop.goals[wanted]:
+            there = ", ".join(f"{split}:{level}" for (split, level), goals in shop.goals.items() if goals) or "none"
+            raise ValueError(f"{shop.source} has no goals of split and difficulty {wanted}; it has {there}.")
+        return len(shop.goals[wanted])
 
     def make_task(self, options: Mapping[str, Any], index: int) -> Task:
         split, difficulty, lang = options["split"], options["difficulty"], options["lang"]
-        shop = self._catalog(options)
-        goal = shop.goals[split, difficulty][index]
-        truth = copy.deepcopy(goal._asdict())
-        task_id = f"{split}:{difficulty}:{lang}:{index}"
-        return Task(task_id, truth.pop("text"), truth, difficulty, lang, split, shop.ui["rules"])
+        shop = load(self._path, lang)
+        text, truth = copy.deepcopy(shop.goals[split, difficulty][index])
+        return Task(f"{split}:{difficulty}:{lang}:{index}", text, truth, difficulty, lang, split, shop.ui["rules"])
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
         observation, info = super().reset(seed=seed, options=options)
         return observation, info | self._page_info()
 
     def begin(self, task: Task) -> str:
-        self.set_env_state({"view": View(), "opened": []})
+        self.set_env_state({"view": View()._asdict(), "opened": []})
         return self._observation()
 
     def get_env_state(self) -> dict[str, Any]:
-        return {"view": list(self._view), "opened": list(self._opened)}
+        options = [list(pair) for pair in self._view.options]
+        return {"view": self._view._asdict() | {"options": options}, "opened": self._opened}
 
     def set_env_state(self, state: dict[str, Any]) -> None:
-        *first, options = state["view"]
-        self._shop = self._catalog(self.options)
-        self._opened: list[str] = list(state["opened"])
-        self._show(View(*first, tuple((group, value) for group, value in options)))
+        self._shop, self._opened = load(self._path, self.options["lang"]), list(state["opened"])
+        self._rich = self.options["observation"] == "text_rich"
+        self._show(View(**state["view"] | {"options": tuple(map(tuple, state["view"]["options"]))}))
 
     def _show(self, view: View) -> None:
-        rich = self.options["observation"] == "text_rich"
         self._view = view
-        self._page: Page = render(self._shop, view, rich, tuple(self._opened) if rich else ())
+        self._text, self._clicks = render(self._shop, view, self._rich, tuple(self._opened) if self._rich else ())
 
     def _observation(self) -> str:
-        separator = "\n" if self.options["observation"] == "text_rich" else " [SEP] "
-        return separator.join((self._shop.ui["instruction"], self.task.text, self._page.text))[:60_000]
+        parts = (self._shop.ui["instruction"], self.task.text, self._text)
+        return ("\n" if self._rich else " [SEP] ").join(parts)[:60_000]
 
     def _page_info(self) -> dict[str, Any]:
         page = self._view.page
-        return {"page": page, "has_search_bar": page == "search", "clickables": list(self._page.clicks)}
+        return {"page": page, "has_search_bar": page == "search", "clickables": list(self._clicks)}
 
     def act(self, action: str) -> Outcome:
-        name, argument = parse_action(action) or ("", "")
+        name, argument = parse_action(action)
         problem, view = "bad_form", None
         if name == "search":
-            problem = "bad_search"
-            view = View("results", argument[:LONGEST_QUERY]) if self._view.page == "search" else None
+            problem, view = "bad_search", View("results", argument[:1000]) if self._view.page == "search" else None
         elif name == "click":
-            problem, view = "bad_click", self._page.clicks.get(argument)
+            problem, view = "bad_click", self._clicks.get(argument)
+        parts = {"attributes": 0.0, "options": 0.0, "price": 0.0}
         if view is None:
-            text = f"{self._shop.ui[problem]}\n{self._observation()}"
-            return Outcome(text, {}, valid_action=False, info=self._page_info())
+            return Outcome(f"{self._shop.ui[problem]}\n{self._observation()}", parts, False, info=self._page_info())
         if view.page == "item" and view.asin not in self._opened:
             self._opened.append(view.asin)
         self._show(view)
         if view.page != "done":
-            return Outcome(self._observation(), {}, valid_action=True, info=self._page_info())
+            return Outcome(self._observation(), parts, True, info=self._page_info())
         goal, products = self.task.ground_truth, self._shop.products
         strict = self.options["matching"] == "strict"
         parts, terms = purchase(goal, products[goal["asin"]], products[view.asin], dict(view.options), strict)
         reward = sum(parts.values())
         text = f"{self._observation()} {self._shop.ui['score'].format(reward)}"
-        return Outcome(text, parts, True, reward == 1.0, True, self._page_info() | terms)
+        return Outcome(text, parts, True, reward == 1, True, self._page_info() | terms)
 
     def admissible_actions(self) -> list[str]:
         """Every click on the page; on the search page the instruction, cut at its punctuation, as searches."""
         if self._view.page == "search":
-            return [f"search[{part}]" for part in re.split(r"\s*[,:，：、]\s*", self.task.text)]
-        return [f"click[{text}]" for text in self._page.clicks]
+            return [f"search[{part}]" for part in re.split(r"\s*[,:，：、]\s*", self.task.text) if part]
+        return [f"click[{text}]" for text in self._clicks]
 
     def expert_action(self) -> str:
         """Searches for the name of the goal's product, pages to it, opens it, picks the options and buys."""
-        ui, view, goal = self._shop.ui, self._view, self.task.ground_truth
+        view, goal, ui = self._view, self.task.ground_truth, self._shop.ui
         if view.page == "search":
             return f"search[{self._shop.products[goal['asin']].name}]"
         found = self._shop.search(view.keywords)
-        target = "back"
+        ahead = found.index(goal["asin"]) // 10 + 1 - view.number if goal["asin"] in found else None
         if view.page == "item" and view.asin == goal["asin"]:
             missing = [value for group, value in goal["options"].items() if (group, value) not in view.options]
-            if missing:
-                return f"click[{missing[0]}]"
-            target = "buy"
-        elif goal["asin"] in found:
-            ahead = found.index(goal["asin"]) // 10 + 1 - view.number
-            if view.page == "results" and ahead == 0:
-                return f"click[{goal['asin'].lower()}]"
-            target = "next" if view.page == "results" and ahead > 0 else "prev"
-        return f"click[{ui[target].lower()}]"
+            target = missing[0] if missing else ui["buy"]
+        elif ahead is None:
+            target = ui["back"]
+        elif view.page == "results" and ahead >= 0:
+            target = ui["next"] if ahead else goal["asin"]
+        else:
+            target = ui["prev"]
+        return f"click[{target.lower()}]"

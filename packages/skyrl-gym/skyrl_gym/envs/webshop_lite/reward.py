@@ -9,7 +9,6 @@ must be in the product's list, and an option must have exactly the goal's value 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
 
@@ -18,18 +17,15 @@ from skyrl_gym.envs.webshop_lite.generate import words
 
 
 def purchase(
-    goal: Mapping[str, Any], wanted: Product, bought: Product, chosen: Mapping[str, str], strict: bool
+    goal: dict[str, Any], wanted: Product, bought: Product, chosen: dict[str, str], strict: bool
 ) -> tuple[dict[str, float], dict[str, Any]]:
-    """The reward's parts, each already times r_type, and the terms that they come from.
+    """The reward's parts, each already times r_type, and the terms of the formula.
 
-    Args:
-        goal: `attributes`, `options` (value by group) and `price_upper`.
-        wanted: the product that the goal was made from.
-        bought: the product that was bought with the options `chosen` (value by group).
+    `wanted` is the product that the goal was made from; `chosen` are the options of the `bought` one, value by group.
     """
     terms = _type_terms(wanted, bought)
     attributes = sum(has_attribute(bought, attribute, strict) for attribute in goal["attributes"])
-    options = sum(_has_option(chosen, *option, strict) for option in goal["options"].items())
+    options = sum(_has_option(chosen, group, value, strict) for group, value in goal["options"].items())
     in_price, asked = bought.price <= goal["price_upper"], len(goal["attributes"]) + len(goal["options"]) + 1
     parts = {"attributes": terms["r_type"] * attributes / asked, "options": terms["r_type"] * options / asked}
     # The rest of the whole and not a share of its own: sevenths and the like would add up to 0.9999999999999999.
@@ -58,13 +54,12 @@ def has_attribute(product: Product, attribute: str, strict: bool) -> bool:
     return listed or any(attribute in text.lower() for text in texts)
 
 
-def _has_option(chosen: Mapping[str, str], group: str, value: str, strict: bool) -> bool:
+def _has_option(chosen: dict[str, str], group: str, value: str, strict: bool) -> bool:
     if strict:
         return chosen.get(group) == value
     return any(token_set_ratio(normalize_color(own), normalize_color(value)) > 85 for own in chosen.values())
 
 
-@lru_cache(maxsize=1 << 14)
 def normalize_color(value: str) -> str:
     """The first word of the published list that the value contains, or the value: "titanium" becomes "tan"."""
     return next((color for color in words()["colors"] if color in value), value)
