@@ -68,7 +68,7 @@ def test_the_five_pages_and_their_transitions():
     product, buttons = shop.products[asins[3].upper()], ["description", "features", "reviews", "buy now"]
     assert info["clickables"] == ["back to search", "< prev", *sum(product.options.values(), []), *buttons]  # noqa: RUF017
     assert info["admissible_actions"] == [f"click[{text}]" for text in info["clickables"]]
-    for name, text in zip(buttons, [product.description, product.bullets[1], product.reviews[0]], strict=False):
+    for name, text in zip(buttons, [product.description[0], product.features[1], product.reviews[0]], strict=False):
         observation, info = play(env, f"click[{name}]")
         assert text in observation and text not in item and info["clickables"] == ["back to search", "< prev"]
         assert info["page"] == name and instruction in observation and play(env, "click[< prev]")[0] == item

@@ -43,8 +43,8 @@ class Product:
     def __init__(self, row: dict[str, Any], ui: dict[str, Any]) -> None:
         self.asin, self.name, self.query = row["asin"], _clean(row["name"])[:500], row["query"].lower().strip()
         self.categories = {part.strip() for part in row["product_category"].split("›")}
-        self.description = _clean(row.get("full_description") or "")[:8000]
-        self.bullets = [_clean(each)[:1000] for each in row.get("small_description") or ()][:20]
+        self.description = [_clean(row.get("full_description") or "")[:8000]]
+        self.features = [_clean(each)[:1000] for each in row.get("small_description") or ()][:20]
         self.reviews = [_clean(each)[:1000] for each in row.get("reviews") or ()][:20]
         self.rating = row.get("rating") or "N.A."
         self.attributes = [_clean(each).lower() for each in row.get("Attributes") or ()]
@@ -58,7 +58,7 @@ class Product:
         buttons = {str(text).lower() for text in ui.values()}
         for name, values in (row.get("customization_options") or {}).items():
             group = _clean(name).lower()
-            for value in dict.fromkeys(_option(each["value"]) for each in values or ()):
+            for value in dict.fromkeys(_clean(x["value"].replace("/", " | ")).lower() for x in values or ()):
                 # What a button or another group says too is told apart by its group, so that each can be clicked.
                 text = f"{value} ({group})" if value in self.group_of or value in buttons else value
                 self.options.setdefault(group, []).append(text)
@@ -80,7 +80,7 @@ class Catalog:
         self.search, self._index = lru_cache(maxsize=1 << 13)(self._search), lru_cache(self._build)
 
     def _build(self) -> BM25:
-        texts = ([p.name, p.description, *p.bullets[:1], *p.group_of] for p in self.products.values())
+        texts = ([p.name, *p.description, *p.features[:1], *p.group_of] for p in self.products.values())
         return BM25([" ".join(text) for text in texts])
 
     def _search(self, keywords: str) -> list[str]:
@@ -95,13 +95,11 @@ def load(path: str | None, lang: str) -> Catalog:
     """The generated catalog, or the one in a JSON file; made once a process.
 
     Raises:
-        FileNotFoundError: there is no such file.
+        OSError: the file cannot be read.
         ValueError: it is malformed; names file, row (from 1) and field, and what was expected.
     """
     if path is None:
         return Catalog(rows(lang), "the built-in catalog", lang)
-    if not Path(path).is_file():
-        raise FileNotFoundError(f"There is no catalog {path}; expected a JSON list of products in WebShop's schema.")
     try:
         raw = json.loads(Path(path).read_text(encoding="utf-8"))
     except ValueError as error:
@@ -137,8 +135,9 @@ def _goals(row: dict[str, Any], product: Product, where: str, ui: dict[str, Any]
         # At most a thousand: some products have more combinations than a catalog has products.
         asked = [{"instruction_attributes": named, "instruction_options": x} for x in itertools.islice(every, 1000)]
     for number, goal in enumerate(asked):
-        values, attributes = goal["instruction_options"], [_clean(x).lower() for x in goal["instruction_attributes"]]
-        options = {group: x for x in map(_option, values) if (group := product.group_of.get(x))}
+        values = [_clean(x.replace("/", " | ")).lower() for x in goal["instruction_options"]]
+        attributes = [_clean(x).lower() for x in goal["instruction_attributes"]]
+        options = {product.group_of[value]: value for value in values if value in product.group_of}
         if len(options) != len(values):
             field = f"field instructions[{number}].instruction_options"
             raise ValueError(f"{where}: {field} must be values of different options of the product, got {values}.")
@@ -180,8 +179,5 @@ def _share(key: str) -> float:
 
 
 def _clean(text: str) -> str:
+    """On one line, without the brackets that an action needs for itself."""
     return " ".join(text.replace("[", "(").replace("]", ")").split())
-
-
-def _option(value: str) -> str:
-    return _clean(value.replace("/", " | ")).lower()

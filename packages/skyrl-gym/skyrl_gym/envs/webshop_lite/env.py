@@ -33,15 +33,14 @@ class View(NamedTuple):
 def render(catalog: Catalog, view: View, rich: bool, opened: tuple[str, ...]) -> tuple[str, dict[str, View]]:
     """A view's text, plain or with buttons marked, and where each text leads that can be clicked.
 
-    The results and the search page have views without options, so that every way back to them forgets what was chosen.
+    Results and the search page are views without options, so that every way back to them forgets what was chosen.
     """
-    ui, clicks, lines, notes = catalog.ui, dict[str, View](), list[str](), list[str]()
+    ui, clicks, lines = catalog.ui, dict[str, View](), list[str]()
 
     def button(text: str, to: View, pressed: bool = False) -> None:
         clicks[text.lower()] = to
         mark = "clicked button" if pressed else "button"
-        plain = ui["chosen"].format(text) if pressed else text
-        lines.append(f"[{mark}] {text} [{mark}_]" if rich else plain)
+        lines.append(f"[{mark}] {text} [{mark}_]" if rich else ui["chosen"].format(text) if pressed else text)
 
     if view.page in ("search", "done"):
         return ui[view.page], clicks
@@ -52,27 +51,26 @@ def render(catalog: Catalog, view: View, rich: bool, opened: tuple[str, ...]) ->
         if view.number > 1:
             button(ui["prev"], view._replace(number=view.number - 1))
         button(ui["next"], view._replace(number=view.number + 1))
-        for asin in found[10 * view.number - 10 : 10 * view.number]:
-            button(asin, view._replace(page="item", asin=asin), asin in opened)
-            lines += [catalog.products[asin].name, catalog.products[asin].price_tag]
-        return ("\n" if rich else " [SEP] ").join(lines), clicks
-    product = catalog.products[view.asin]
-    if view.page == "item":
+        for product in map(catalog.products.__getitem__, found[10 * view.number - 10 : 10 * view.number]):
+            button(product.asin, view._replace(page="item", asin=product.asin), product.asin in opened)
+            lines += [product.name, product.price_tag]
+    elif view.page == "item":
+        product = catalog.products[view.asin]
         button(ui["prev"], View("results", view.keywords, view.number))
         for group, values in product.options.items():
             lines.append(group)
             for value in values:
                 options = tuple(sorted((dict(view.options) | {group: value}).items()))
                 button(value, view._replace(options=options), (group, value) in view.options)
-        notes = [ui["clicked"].format(value) for _, value in view.options if rich]
         lines += [product.name, ui["price"].format(product.price_tag), ui["rating"].format(product.rating)]
         for name in ("description", "features", "reviews"):
             button(ui[name], view._replace(page=name))
         button(ui["buy"], view._replace(page="done"))
+        lines = [ui["clicked"].format(value) for _, value in view.options if rich] + lines
     else:
         button(ui["prev"], view._replace(page="item"))
-        lines += {"description": [product.description], "features": product.bullets}.get(view.page, product.reviews)
-    return ("\n" if rich else " [SEP] ").join(notes + lines), clicks
+        lines += getattr(catalog.products[view.asin], view.page)
+    return ("\n" if rich else " [SEP] ").join(lines), clicks
 
 
 def parse_action(action: str) -> tuple[str, str]:
@@ -121,7 +119,7 @@ class WebShopLiteEnv(TextEnv):
 
     def begin(self, task: Task) -> str:
         self.set_env_state({"view": View()._asdict(), "opened": []})
-        return self._observation()
+        return self._text
 
     def get_env_state(self) -> dict[str, Any]:
         options = [list(pair) for pair in self._view.options]
@@ -129,16 +127,13 @@ class WebShopLiteEnv(TextEnv):
 
     def set_env_state(self, state: dict[str, Any]) -> None:
         self._shop, self._opened = load(self._path, self.options["lang"]), list(state["opened"])
-        self._rich = self.options["observation"] == "text_rich"
         self._show(View(**state["view"] | {"options": tuple(map(tuple, state["view"]["options"]))}))
 
     def _show(self, view: View) -> None:
-        self._view = view
-        self._text, self._clicks = render(self._shop, view, self._rich, tuple(self._opened) if self._rich else ())
-
-    def _observation(self) -> str:
-        parts = (self._shop.ui["instruction"], self.task.text, self._text)
-        return ("\n" if self._rich else " [SEP] ").join(parts)[:60_000]
+        rich = self.options["observation"] == "text_rich"
+        text, self._clicks = render(self._shop, view, rich, tuple(self._opened) if rich else ())
+        parts = (self._shop.ui["instruction"], self.task.text, text)
+        self._view, self._text = view, ("\n" if rich else " [SEP] ").join(parts)[:60_000]
 
     def _page_info(self) -> dict[str, Any]:
         page = self._view.page
@@ -153,17 +148,17 @@ class WebShopLiteEnv(TextEnv):
             problem, view = "bad_click", self._clicks.get(argument)
         parts = {"attributes": 0.0, "options": 0.0, "price": 0.0}
         if view is None:
-            return Outcome(f"{self._shop.ui[problem]}\n{self._observation()}", parts, False, info=self._page_info())
+            return Outcome(f"{self._shop.ui[problem]}\n{self._text}", parts, False, info=self._page_info())
         if view.page == "item" and view.asin not in self._opened:
             self._opened.append(view.asin)
         self._show(view)
         if view.page != "done":
-            return Outcome(self._observation(), parts, True, info=self._page_info())
+            return Outcome(self._text, parts, True, info=self._page_info())
         goal, products = self.task.ground_truth, self._shop.products
         strict = self.options["matching"] == "strict"
         parts, terms = purchase(goal, products[goal["asin"]], products[view.asin], dict(view.options), strict)
         reward = sum(parts.values())
-        text = f"{self._observation()} {self._shop.ui['score'].format(reward)}"
+        text = f"{self._text} {self._shop.ui['score'].format(reward)}"
         return Outcome(text, parts, True, reward == 1, True, self._page_info() | terms)
 
     def admissible_actions(self) -> list[str]:

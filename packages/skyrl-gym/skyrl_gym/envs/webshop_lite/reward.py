@@ -25,7 +25,12 @@ def purchase(
     """
     terms = _type_terms(wanted, bought)
     attributes = sum(has_attribute(bought, attribute, strict) for attribute in goal["attributes"])
-    options = sum(_has_option(chosen, group, value, strict) for group, value in goal["options"].items())
+    options = sum(
+        chosen.get(group) == value
+        if strict
+        else any(_alike(*map(normalize_color, (own, value))) for own in chosen.values())
+        for group, value in goal["options"].items()
+    )
     in_price, asked = bought.price <= goal["price_upper"], len(goal["attributes"]) + len(goal["options"]) + 1
     parts = {"attributes": terms["r_type"] * attributes / asked, "options": terms["r_type"] * options / asked}
     # The rest of the whole and not a share of its own: sevenths and the like would add up to 0.9999999999999999.
@@ -49,15 +54,8 @@ def has_attribute(product: Product, attribute: str, strict: bool) -> bool:
     """Whether an attribute is listed, or, unless `strict`, nearly listed or written in one of the product's texts."""
     if strict or attribute in product.attributes:
         return attribute in product.attributes
-    texts = (product.name, " ".join(product.bullets), product.description)
-    listed = any(token_set_ratio(own, attribute) > 85 for own in product.attributes)
-    return listed or any(attribute in text.lower() for text in texts)
-
-
-def _has_option(chosen: dict[str, str], group: str, value: str, strict: bool) -> bool:
-    if strict:
-        return chosen.get(group) == value
-    return any(token_set_ratio(normalize_color(own), normalize_color(value)) > 85 for own in chosen.values())
+    texts = (product.name, " ".join(product.features), *product.description)
+    return any(_alike(own, attribute) for own in product.attributes) or any(attribute in x.lower() for x in texts)
 
 
 def normalize_color(value: str) -> str:
@@ -66,18 +64,20 @@ def normalize_color(value: str) -> str:
 
 
 @lru_cache(maxsize=1 << 16)
+def _alike(one: str, two: str) -> bool:
+    return token_set_ratio(one, two) > 85
+
+
 def token_set_ratio(one: str, two: str) -> int:
     """The likeness of two sets of words, 0 to 100, as thefuzz and rapidfuzz measure it, but Chinese is kept."""
     first, second = (set(re.findall(r"\w+", text.lower())) for text in (one, two))
     both, left, right = (" ".join(sorted(part)) for part in (first & second, first - second, second - first))
+    sizes = [len(f"{both} {rest}".strip()) for rest in (left, right)]
+    distance = len(left) + len(right) - 2 * _common_subsequence(left, right)
     if not (first and second):
         return 0
-    if both and not (left and right):
-        return 100
-    sizes = [len(both) + bool(both) + len(rest) for rest in (left, right)]
-    ratios = [2 * len(both) / (len(both) + size) for size in sizes]
-    distance = len(left) + len(right) - 2 * _common_subsequence(left, right)
-    return round(100 * max(1 - distance / sum(sizes), *ratios))
+    ratios = (1 - distance / sum(sizes), *(2 * len(both) / (len(both) + size) for size in sizes))
+    return round(100 * max(ratios))
 
 
 def _common_subsequence(one: str, two: str) -> int:
