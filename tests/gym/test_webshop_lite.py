@@ -40,9 +40,6 @@ def finish(env):
             return reward, info
 
 
-# Actions, pages, transitions.
-
-
 @given(st.text("ab[]\n ", max_size=12) | st.text(max_size=12))
 def test_actions_are_read_as_webshop_reads_them(action):
     match = re.match(r"(.+)\[(.+)\]", action)
@@ -110,9 +107,6 @@ def test_an_invalid_action_changes_nothing_and_says_so(action, lang):
     assert not env.step("search[x]")[4]["valid_action"]
 
 
-# The reward.
-
-
 def test_token_set_ratio_has_the_values_of_rapidfuzz_and_colors_are_normalised_as_published():
     known = {("x-large", "large"): 100, ("8", "8.5"): 100, ("size 8", "8"): 100, ("red", "blue"): 29, ("-", "a"): 0}
     known |= {
@@ -159,12 +153,9 @@ def test_a_perfect_purchase_is_exactly_one_however_much_is_asked():
             assert sum(purchase(goal, product(), product(Attributes=names), chosen, True)[0].values()) == 1.0
 
 
-@pytest.mark.parametrize("price, limits", [(5.0, {20, 30, 40}), (10.0, {30, 40, 50}), (975.0, {990}), (985.0, {None})])
-def test_price_limits(price, limits):
-    assert {price_limit(price, f"key {number}") for number in range(200)} == limits
-
-
-# Goals and policies.
+def test_price_limits():
+    for price, limits in ((5.0, {20, 30, 40}), (10.0, {30, 40, 50}), (975.0, {990}), (985.0, {None})):
+        assert {price_limit(price, f"key {number}") for number in range(200)} == limits
 
 
 @LANGS
@@ -239,8 +230,6 @@ def test_a_random_policy_over_admissible_actions_succeeds_in_less_than_a_twentie
         wins += info["success"]
     assert wins < 0.05 * episodes
 
-
-# A user's catalog.
 
 ROW = {"name": "Trek [X] boots", "category": "fashion", "query": "Boots", "product_category": "Shoes › Boots"}
 ROW |= {

@@ -13,7 +13,7 @@ import json
 import random
 import re
 import zlib
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +43,7 @@ class Product:
     def __init__(self, row: dict[str, Any], ui: dict[str, Any]) -> None:
         self.asin, self.name, self.query = row["asin"], _clean(row["name"])[:500], row["query"].lower().strip()
         self.categories = {part.strip() for part in row["product_category"].split("›")}
-        self.description = [_clean(row.get("full_description") or "")[:8000]]
+        self.description = [_clean(text)[:8000] for text in [row.get("full_description")] if text]
         self.features = [_clean(each)[:1000] for each in row.get("small_description") or ()][:20]
         self.reviews = [_clean(each)[:1000] for each in row.get("reviews") or ()][:20]
         self.rating = row.get("rating") or "N.A."
@@ -76,18 +76,18 @@ class Catalog:
             if row["asin"] not in self.products:
                 product = self.products[row["asin"]] = Product(row, self.ui)
                 goals.append(_goals(row, product, f"{source} row {number}", self.ui))
-        self.goals = _split([each for each in goals if each])
-        self.search, self._index = lru_cache(maxsize=1 << 13)(self._search), lru_cache(self._build)
+        self.goals, self._asins = _split([each for each in goals if each]), list(self.products)
+        self.search = lru_cache(maxsize=1 << 13)(self._search)
 
-    def _build(self) -> BM25:
+    @cached_property
+    def _index(self) -> BM25:
         texts = ([p.name, *p.description, *p.features[:1], *p.group_of] for p in self.products.values())
         return BM25([" ".join(text) for text in texts])
 
     def _search(self, keywords: str) -> list[str]:
         """The asins of at most 50 products, best first; of a longer query the first 1,000 characters count."""
         query = " ".join(word for word in keywords[:1000].lower().split() if word not in words()["stop_words"])
-        asins = list(self.products)
-        return [asins[number] for number in self._index().search(query, 50)]
+        return [self._asins[number] for number in self._index.search(query, 50)]
 
 
 @lru_cache(maxsize=4)

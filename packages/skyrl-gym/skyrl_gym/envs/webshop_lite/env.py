@@ -69,7 +69,7 @@ def render(catalog: Catalog, view: View, rich: bool, opened: tuple[str, ...]) ->
         lines = [ui["clicked"].format(value) for _, value in view.options if rich] + lines
     else:
         button(ui["prev"], view._replace(page="item"))
-        lines += getattr(catalog.products[view.asin], view.page)
+        lines += getattr(catalog.products[view.asin], view.page) or [ui["none"]]
     return ("\n" if rich else " [SEP] ").join(lines), clicks
 
 
