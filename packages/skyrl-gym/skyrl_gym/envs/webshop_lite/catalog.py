@@ -1,0 +1,183 @@
+"""A catalog: products, goals by split and difficulty, and search, from rows in WebShop's own JSON schema (_ROW).
+
+Of rows with one asin the first counts. A product's goals are its `instructions`; else, by WebShop's synthetic rule,
+`instruction_text` with `instruction_attributes` and each combination of options. A sentence that is not given is made
+from query and attributes. All is frozen: a price given as a range, and the price limit of a goal, come from a checksum
+of the asin. No product has goals in two splits.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import random
+import re
+import zlib
+from functools import cached_property, lru_cache
+from pathlib import Path
+from typing import Any
+
+from skyrl_gym.bm25 import BM25
+from skyrl_gym.core import SPLITS
+from skyrl_gym.envs.webshop_lite.generate import rows, words
+
+_TEXT = (re.compile(r"\S"), "a string that is not empty")
+_PRICE = re.compile(r"\$\s*(\d[\d,]*(?:\.\d+)?)")
+_ROW = {
+    "asin": (re.compile(r"^[^\W_]+$"), "a string of letters and digits"),
+    **{name: _TEXT for name in ("name", "category", "query", "product_category")},
+    **{name: _TEXT for name in ("full_description?", "rating?", "instruction_text?")},
+    **{
+        name: [_TEXT] for name in ("small_description?", "Attributes?", "reviews?", "nouns?", "instruction_attributes?")
+    },
+    "pricing?": (_PRICE, "a string such as '$12.99' or '$10.00$20.00'"),
+    "customization_options?": {"*?": [{"value": _TEXT}]},
+    "instructions?": [{"instruction?": _TEXT, "instruction_attributes": [_TEXT], "instruction_options": [_TEXT]}],
+}
+"""`?`: may be missing, null or empty; `*`: any name. Further fields are ignored."""
+
+
+class Product:
+    """A row made ready. Texts are on one line and without square brackets, which actions need."""
+
+    def __init__(self, row: dict[str, Any], ui: dict[str, Any]) -> None:
+        self.asin, self.name, self.query = row["asin"], _clean(row["name"])[:500], row["query"].lower().strip()
+        self.categories = {part.strip() for part in row["product_category"].split("›")}
+        self.description = [_clean(text)[:8000] for text in [row.get("full_description")] if text]
+        self.features = [_clean(each)[:1000] for each in row.get("small_description") or ()][:20]
+        self.reviews = [_clean(each)[:1000] for each in row.get("reviews") or ()][:20]
+        self.rating = row.get("rating") or "N.A."
+        self.attributes = [_clean(each).lower() for each in row.get("Attributes") or ()]
+        # The words that tell brand and type; WebShop has spaCy find the nouns of the name.
+        self.nouns = {each.lower() for each in row.get("nouns") or re.findall(r"[^\W\d_]{3,}", row["name"])}
+        found = [float(each.replace(",", "")) for each in _PRICE.findall(row.get("pricing") or "")][:2] or [100.0]
+        self.price = round(found[0] + _share(f"price {self.asin}") * (found[-1] - found[0]), 2)
+        self.price_tag = " to ".join(f"${price:.2f}" for price in found)
+        self.options: dict[str, list[str]] = {}
+        self.group_of: dict[str, str] = {}
+        buttons = {str(text).lower() for text in ui.values()}
+        for name, values in (row.get("customization_options") or {}).items():
+            group = _clean(name).lower()
+            for value in dict.fromkeys(_clean(x["value"].replace("/", " | ")).lower() for x in values or ()):
+                # What a button or another group says too is told apart by its group, so that each can be clicked.
+                text = f"{value} ({group})" if value in self.group_of or value in buttons else value
+                self.options.setdefault(group, []).append(text)
+                self.group_of[text] = group
+
+
+class Catalog:
+    """Products by asin, goals (sentence and ground truth) by split and difficulty, search, and the words of pages."""
+
+    def __init__(self, raw: list[dict[str, Any]], source: str, lang: str) -> None:
+        self.source, self.ui = source, words()["ui"][lang]
+        self.products: dict[str, Product] = {}
+        goals = []
+        for number, row in enumerate(raw, start=1):
+            if row["asin"] not in self.products:
+                product = self.products[row["asin"]] = Product(row, self.ui)
+                goals.append(_goals(row, product, f"{source} row {number}", self.ui))
+        self.goals, self._asins = _split([each for each in goals if each]), list(self.products)
+        self.search = lru_cache(maxsize=1 << 13)(self._search)
+
+    @cached_property
+    def _index(self) -> BM25:
+        texts = ([p.name, *p.description, *p.features[:1], *p.group_of] for p in self.products.values())
+        return BM25([" ".join(text) for text in texts])
+
+    def _search(self, keywords: str) -> list[str]:
+        """The asins of at most 50 products, best first; of a longer query the first 1,000 characters count."""
+        query = " ".join(word for word in keywords[:1000].lower().split() if word not in words()["stop_words"])
+        return [self._asins[number] for number in self._index.search(query, 50)]
+
+
+@lru_cache(maxsize=4)
+def load(path: str | None, lang: str) -> Catalog:
+    """The generated catalog, or the one in a JSON file; made once a process.
+
+    Raises:
+        OSError: the file cannot be read.
+        ValueError: it is malformed; names file, row (from 1) and field, and what was expected.
+    """
+    if path is None:
+        return Catalog(rows(lang), "the built-in catalog", lang)
+    try:
+        raw = json.loads(Path(path).read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path}: not a JSON file in UTF-8 ({error}).") from None
+    if not isinstance(raw, list) or not raw:
+        raise ValueError(f"{path}: expected a list of products, got {raw!r:.60}.")
+    for number, row in enumerate(raw, start=1):
+        _check(row, _ROW, f"{path} row {number}", "the row")
+    return Catalog(raw, path, lang)
+
+
+def _check(value: Any, form: Any, where: str, what: str) -> None:
+    """Raises ValueError unless `value` has the form, which is written as _ROW is."""
+    leaf = isinstance(form, tuple)
+    if not (form[0].search(value) if leaf and isinstance(value, str) else isinstance(value, type(form))):
+        expected = form[1] if leaf else "a list" if isinstance(form, list) else "an object"
+        raise ValueError(f"{where}: {what} must be {expected}, got {value!r:.60}.")
+    if isinstance(form, list):
+        for number, each in enumerate(value):
+            _check(each, form[0], where, f"{what}[{number}]")
+    elif isinstance(form, dict):
+        for name, inner in form.items():
+            for key in value if name == "*?" else [name.rstrip("?")]:
+                if not (name.endswith("?") and value.get(key) in (None, "")):
+                    _check(value.get(key), inner, where, f"field {key}" if form is _ROW else f"{what}.{key}")
+
+
+def _goals(row: dict[str, Any], product: Product, where: str, ui: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
+    asked, found = row.get("instructions"), []
+    if asked is None:
+        named = row.get("instruction_attributes") or product.attributes
+        every = itertools.product(*(product.options[group] for group in sorted(product.options)))
+        # At most a thousand: some products have more combinations than a catalog has products.
+        asked = [{"instruction_attributes": named, "instruction_options": x} for x in itertools.islice(every, 1000)]
+    for number, goal in enumerate(asked):
+        values = [_clean(x.replace("/", " | ")).lower() for x in goal["instruction_options"]]
+        attributes = [_clean(x).lower() for x in goal["instruction_attributes"]]
+        options = {product.group_of[value]: value for value in values if value in product.group_of}
+        if len(options) != len(values):
+            field = f"field instructions[{number}].instruction_options"
+            raise ValueError(f"{where}: {field} must be values of different options of the product, got {values}.")
+        text = goal.get("instruction")
+        if not text:
+            request = ui["requests"][int(_share(f"request {product.asin} {number}") * len(ui["requests"]))]
+            request = request.format(type=product.query, attributes=ui["list"].join(attributes))
+            told = ui["and"].join(ui["pair"].format(*pair) for pair in options.items())
+            text = (row.get("instruction_text") or request) + ui["with"] * bool(told) + told
+        limit = price_limit(product.price, f"limit {product.asin} {number}")
+        text = _clean(text).strip(".") + ("" if limit is None else ui["upper"].format(limit))
+        truth = {"asin": product.asin, "attributes": attributes, "options": options, "price_upper": limit or 1e6}
+        if attributes:  # as in WebShop, where a goal without attributes is none
+            found.append((text, truth))
+    return found
+
+
+def price_limit(price: float, key: str) -> float | None:
+    """The larger of two out of the next four multiples of ten above the price; None where there are no two to 990."""
+    above = [10.0 * n for n in range(int(price // 10) + 1, min(int(price // 10) + 5, 100))]
+    pairs = [max(pair) for pair in itertools.combinations(above, 2)]
+    return pairs[int(_share(key) * len(pairs))] if pairs else None
+
+
+def _split(products: list[list[Any]]) -> dict[tuple[str, int], list[tuple[str, dict[str, Any]]]]:
+    """Of products in a shuffled order seven tenths to train, two to val, one to test; difficulty by what is asked."""
+    found: dict[tuple[str, int], list[Any]] = {(split, level): [] for split in SPLITS for level in (1, 2, 3)}
+    random.Random("webshop_lite splits 1").shuffle(products)
+    for place, goals in enumerate(products):
+        split = SPLITS[(10 * place >= 7 * len(products)) + (10 * place >= 9 * len(products))]
+        for text, truth in goals:
+            found[split, min(max(len(truth["attributes"]) + len(truth["options"]) - 1, 1), 3)].append((text, truth))
+    return found
+
+
+def _share(key: str) -> float:
+    """A number in [0, 1) that looks random and is always the same for a key."""
+    return zlib.crc32(key.encode()) / (1 << 32)
+
+
+def _clean(text: str) -> str:
+    """On one line, without the brackets that an action needs for itself."""
+    return " ".join(text.replace("[", "(").replace("]", ")").split())

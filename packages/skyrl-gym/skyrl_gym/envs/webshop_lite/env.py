@@ -1,0 +1,186 @@
+"""webshop_lite: find and buy in a made-up web shop what an instruction asks for; WebShop's rules without its stack.
+
+An action is `search[words]`, on the search page, or `click[text]`, where the text is a button, an asin or an option's
+value on the page. It is read as WebShop reads it: at the beginning of the first line, greedily, the argument in lower
+case. Anything else changes nothing and has reward 0. The only reward comes with the purchase (reward.py).
+"""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Mapping
+from functools import lru_cache
+from os import PathLike
+from typing import Any, ClassVar, NamedTuple
+
+from skyrl_gym.core import Choices, Outcome, Task, TextEnv
+from skyrl_gym.envs.webshop_lite.catalog import Catalog, load
+from skyrl_gym.envs.webshop_lite.reward import purchase
+
+
+class View(NamedTuple):
+    """Where the agent is. Example: View("item", "red boots", 2, "B123456789", (("color", "red"),))"""
+
+    page: str = "search"
+    keywords: str = ""
+    number: int = 1
+    asin: str = ""
+    options: tuple[tuple[str, str], ...] = ()
+
+
+@lru_cache(maxsize=1 << 12)
+def render(catalog: Catalog, view: View, rich: bool, opened: tuple[str, ...]) -> tuple[str, dict[str, View]]:
+    """A view's text, plain or with buttons marked, and where each text leads that can be clicked.
+
+    Results and the search page are views without options, so that every way back to them forgets what was chosen.
+    """
+    ui, clicks, lines = catalog.ui, dict[str, View](), list[str]()
+
+    def button(text: str, to: View, pressed: bool = False) -> None:
+        clicks[text.lower()] = to
+        mark = "clicked button" if pressed else "button"
+        lines.append(f"[{mark}] {text} [{mark}_]" if rich else ui["chosen"].format(text) if pressed else text)
+
+    if view.page in ("search", "done"):
+        return ui[view.page], clicks
+    button(ui["back"], View())
+    if view.page == "results":
+        found = catalog.search(view.keywords)
+        lines.append(ui["page"].format(view.number, len(found)))
+        if view.number > 1:
+            button(ui["prev"], view._replace(number=view.number - 1))
+        button(ui["next"], view._replace(number=view.number + 1))
+        for product in map(catalog.products.__getitem__, found[10 * view.number - 10 : 10 * view.number]):
+            button(product.asin, view._replace(page="item", asin=product.asin), product.asin in opened)
+            lines += [product.name, product.price_tag]
+    elif view.page == "item":
+        product = catalog.products[view.asin]
+        button(ui["prev"], View("results", view.keywords, view.number))
+        for group, values in product.options.items():
+            lines.append(group)
+            for value in values:
+                options = tuple(sorted((dict(view.options) | {group: value}).items()))
+                button(value, view._replace(options=options), (group, value) in view.options)
+        lines += [product.name, ui["price"].format(product.price_tag), ui["rating"].format(product.rating)]
+        for name in ("description", "features", "reviews"):
+            button(ui[name], view._replace(page=name))
+        button(ui["buy"], view._replace(page="done"))
+        lines = [ui["clicked"].format(value) for _, value in view.options if rich] + lines
+    else:
+        button(ui["prev"], view._replace(page="item"))
+        lines += getattr(catalog.products[view.asin], view.page) or [ui["none"]]
+    return ("\n" if rich else " [SEP] ").join(lines), clicks
+
+
+def parse_action(action: str) -> tuple[str, str]:
+    r"""What `re.match(r"(.+)\[(.+)\]", action)` finds, in linear time; two empty strings for nothing."""
+    line = action.split("\n", 1)[0]
+    close = line.rfind("]")
+    start = line.rfind("[", 1, max(close - 1, 0))
+    return (line[:start], line[start + 1 : close].lower()) if start > 0 else ("", "")
+
+
+class WebShopLiteEnv(TextEnv):
+    """Option `matching` is as published or by exact values; `observation` is joined by [SEP], or has marked buttons.
+
+    Argument `catalog`: a JSON file in WebShop's schema in place of the built-in products.
+    """
+
+    choices: ClassVar[Choices] = {
+        **TextEnv.choices,
+        "difficulty": (1, 2, 3),
+        "matching": ("webshop", "strict"),
+        "observation": ("text", "text_rich"),
+    }
+
+    def __init__(self, *, catalog: str | PathLike[str] | None = None, render_mode: str | None = None, **defaults: Any):
+        super().__init__(render_mode=render_mode, **defaults)
+        self._path = None if catalog is None else str(catalog)
+        if self._path:
+            load(self._path, self.defaults["lang"])  # so that a malformed file is told at once
+
+    def count_tasks(self, options: Mapping[str, Any]) -> int:
+        shop, wanted = load(self._path, options["lang"]), (options["split"], options["difficulty"])
+        if not shop.goals[wanted]:
+            there = ", ".join(f"{split}:{level}" for (split, level), goals in shop.goals.items() if goals) or "none"
+            raise ValueError(f"{shop.source} has no goals of split and difficulty {wanted}; it has {there}.")
+        return len(shop.goals[wanted])
+
+    def make_task(self, options: Mapping[str, Any], index: int) -> Task:
+        split, difficulty, lang = options["split"], options["difficulty"], options["lang"]
+        shop = load(self._path, lang)
+        text, truth = copy.deepcopy(shop.goals[split, difficulty][index])
+        return Task(f"{split}:{difficulty}:{lang}:{index}", text, truth, difficulty, lang, split, shop.ui["rules"])
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
+        observation, info = super().reset(seed=seed, options=options)
+        return observation, info | self._page_info()
+
+    def begin(self, task: Task) -> str:
+        self.set_env_state({"view": View()._asdict(), "opened": []})
+        return self._text
+
+    def get_env_state(self) -> dict[str, Any]:
+        options = [list(pair) for pair in self._view.options]
+        return {"view": self._view._asdict() | {"options": options}, "opened": self._opened}
+
+    def set_env_state(self, state: dict[str, Any]) -> None:
+        self._shop, self._opened = load(self._path, self.options["lang"]), list(state["opened"])
+        self._show(View(**state["view"] | {"options": tuple(map(tuple, state["view"]["options"]))}))
+
+    def _show(self, view: View) -> None:
+        rich = self.options["observation"] == "text_rich"
+        text, self._clicks = render(self._shop, view, rich, tuple(self._opened) if rich else ())
+        parts = (self._shop.ui["instruction"], self.task.text, text)
+        self._view, self._text = view, ("\n" if rich else " [SEP] ").join(parts)[:60_000]
+
+    def _page_info(self) -> dict[str, Any]:
+        page = self._view.page
+        return {"page": page, "has_search_bar": page == "search", "clickables": list(self._clicks)}
+
+    def act(self, action: str) -> Outcome:
+        name, argument = parse_action(action)
+        problem, view = "bad_form", None
+        if name == "search":
+            problem, view = "bad_search", View("results", argument[:1000]) if self._view.page == "search" else None
+        elif name == "click":
+            problem, view = "bad_click", self._clicks.get(argument)
+        parts = {"attributes": 0.0, "options": 0.0, "price": 0.0}
+        if view is None:
+            return Outcome(f"{self._shop.ui[problem]}\n{self._text}", parts, False, info=self._page_info())
+        if view.page == "item" and view.asin not in self._opened:
+            self._opened.append(view.asin)
+        self._show(view)
+        if view.page != "done":
+            return Outcome(self._text, parts, True, info=self._page_info())
+        goal, products = self.task.ground_truth, self._shop.products
+        strict = self.options["matching"] == "strict"
+        parts, terms = purchase(goal, products[goal["asin"]], products[view.asin], dict(view.options), strict)
+        reward = sum(parts.values())
+        text = f"{self._text} {self._shop.ui['score'].format(reward)}"
+        return Outcome(text, parts, True, reward == 1, True, self._page_info() | terms)
+
+    def admissible_actions(self) -> list[str]:
+        """Every click on the page; on the search page the instruction, cut at its punctuation, as searches."""
+        if self._view.page == "search":
+            return [f"search[{part}]" for part in re.split(r"\s*[,:，：、]\s*", self.task.text) if part]
+        return [f"click[{text}]" for text in self._clicks]
+
+    def expert_action(self) -> str:
+        """Searches for the name of the goal's product, pages to it, opens it, picks the options and buys."""
+        view, goal, ui = self._view, self.task.ground_truth, self._shop.ui
+        if view.page == "search":
+            return f"search[{self._shop.products[goal['asin']].name}]"
+        found = self._shop.search(view.keywords)
+        ahead = found.index(goal["asin"]) // 10 + 1 - view.number if goal["asin"] in found else None
+        if view.page == "item" and view.asin == goal["asin"]:
+            missing = [value for group, value in goal["options"].items() if (group, value) not in view.options]
+            target = missing[0] if missing else ui["buy"]
+        elif ahead is None:
+            target = ui["back"]
+        elif view.page == "results" and ahead >= 0:
+            target = ui["next"] if ahead else goal["asin"]
+        else:
+            target = ui["prev"]
+        return f"click[{target.lower()}]"

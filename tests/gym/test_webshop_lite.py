@@ -1,0 +1,290 @@
+"""webshop_lite: pages and transitions, the published reward, goals and their near misses, the expert, user catalogs."""
+
+import json
+import os
+import random
+import re
+
+import gymnasium as gym
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import skyrl_gym  # noqa: F401
+from skyrl_gym.envs.webshop_lite.catalog import Product, load, price_limit
+from skyrl_gym.envs.webshop_lite.env import parse_action
+from skyrl_gym.envs.webshop_lite.reward import normalize_color, purchase, token_set_ratio
+
+FULL = os.environ.get("SKYRL_TEST_FULL") == "1"
+SPLITS, LANGS = ("train", "val", "test"), pytest.mark.parametrize("lang", ["en", "zh"])
+
+
+def make(**kwargs):
+    return gym.make("skyrl/webshop_lite-v0", **kwargs)
+
+
+def play(env, *actions):
+    """The observation and info after the actions, each of which must be valid."""
+    for action in actions:
+        observation, _, _, _, info = env.step(action)
+        assert info["valid_action"], action
+    return observation, info
+
+
+def finish(env):
+    """The reward and info of the expert's way from here to the end."""
+    while True:
+        _, reward, terminated, truncated, info = env.step(env.unwrapped.expert_action())
+        assert info["valid_action"] and not truncated and (terminated or reward == 0.0)
+        if terminated:
+            return reward, info
+
+
+@given(st.text("ab[]\n ", max_size=12) | st.text(max_size=12))
+def test_actions_are_read_as_webshop_reads_them(action):
+    match = re.match(r"(.+)\[(.+)\]", action)
+    assert parse_action(action) == ((match[1], match[2].lower()) if match else ("", ""))
+
+
+def test_the_five_pages_and_their_transitions():
+    env = make().env
+    observation, info = env.reset(options={"task_id": "val:3:en:0"})
+    instruction, shop = env.unwrapped.task.text, env.unwrapped._shop
+    assert info["page"] == "search" and info["has_search_bar"] and info["clickables"] == []
+    assert observation.split(" [SEP] ")[:2] == ["Instruction:", instruction]
+    results, info = play(env, "search[Lip Balm or Body Lotion]")
+    asins = [text for text in info["clickables"] if text.upper() in shop.products]
+    assert info["clickables"] == ["back to search", "next >", *asins] and len(asins) == 10
+    assert not info["has_search_bar"] and "Page 1 (Total results: 50)" in results
+    observation, info = play(env, *["click[next >]"] * 4)
+    assert info["clickables"][:3] == ["back to search", "< prev", "next >"] and len(info["clickables"]) == 13
+    observation, info = play(env, "click[next >]")
+    assert info["clickables"] == ["back to search", "< prev", "next >"] and "Page 6" in observation
+    assert play(env, *["click[< prev]"] * 5)[0] == results
+    item, info = play(env, f"click[{asins[3]}]")
+    product, buttons = shop.products[asins[3].upper()], ["description", "features", "reviews", "buy now"]
+    assert info["clickables"] == ["back to search", "< prev", *sum(product.options.values(), []), *buttons]  # noqa: RUF017
+    assert info["admissible_actions"] == [f"click[{text}]" for text in info["clickables"]]
+    for name, text in zip(buttons, [product.description[0], product.features[1], product.reviews[0]], strict=False):
+        observation, info = play(env, f"click[{name}]")
+        assert text in observation and text not in item and info["clickables"] == ["back to search", "< prev"]
+        assert info["page"] == name and instruction in observation and play(env, "click[< prev]")[0] == item
+    assert play(env, "click[< prev]")[0] == results
+    assert play(env, "click[back to search]", "search[!]", "click[back to search]")[1]["has_search_bar"]
+    _, info = play(env, "search[lip balm]", f"click[{asins[0]}]", "click[buy now]")
+    assert info["page"] == "done" and info["clickables"] == info["admissible_actions"] == []
+
+
+def test_options_are_one_per_group_kept_on_sub_pages_and_forgotten_with_the_results():
+    env = make(observation="text_rich").env
+    env.reset(options={"task_id": "train:3:en:1"})
+    search, shop = "search[granola clusters]", env.unwrapped._shop
+    asin = shop.search("granola clusters")[0]
+    item, _ = play(env, search, f"click[{asin.lower()}]")
+    one, two, *_ = shop.products[asin].options["flavor"]
+    chosen, _ = play(env, f"click[{one}]", f"click[{two}]", "click[6 bags]")
+    assert re.findall(r"\[clicked button\] (.*?) \[clicked button_\]", chosen) == [two, "6 bags"]
+    assert f"You have clicked {two}." in chosen
+    assert play(env, "click[reviews]", "click[< prev]")[0] == chosen
+    assert f"[clicked button] {asin} [clicked button_]" in play(env, "click[< prev]")[0]
+    assert play(env, f"click[{asin.lower()}]")[0] == item
+    assert play(env, f"click[{one}]", "click[back to search]", search, f"click[{asin.lower()}]")[0] == item
+
+
+@LANGS
+@pytest.mark.parametrize(
+    "action", ["", "buy now", "click[]", "click[nothing]", " click[x]", "Search[x]", "x\nclick[x]"]
+)
+def test_an_invalid_action_changes_nothing_and_says_so(action, lang):
+    env = make(lang=lang)
+    before, _ = env.reset(seed=3)
+    for _ in range(3):
+        state = env.unwrapped.get_env_state()
+        observation, reward, terminated, _, info = env.step(action)
+        assert (reward, terminated, info["valid_action"]) == (0.0, False, False)
+        assert env.unwrapped.get_env_state() == state and observation.split("\n", 1)[1] == before
+        before = env.step(env.unwrapped.expert_action())[0]
+    assert not env.step("search[x]")[4]["valid_action"]
+
+
+def test_token_set_ratio_has_the_values_of_rapidfuzz_and_colors_are_normalised_as_published():
+    known = {("x-large", "large"): 100, ("8", "8.5"): 100, ("size 8", "8"): 100, ("red", "blue"): 29, ("-", "a"): 0}
+    known |= {
+        ("machine wash", "machine washable"): 86,
+        ("non slip", "slip on"): 93,
+        ("青色", "藏青色"): 80,
+        ("", ""): 0,
+    }
+    assert {pair: token_set_ratio(*pair) for pair in known} == known
+    known = {"titanium": "tan", "stand alone": "tan", "shredded": "red", "navy blue": "blue", "xl": "xl"}
+    assert {text: normalize_color(text) for text in known} == known
+
+
+def product(**fields):
+    row = {"asin": "B1", "name": "Acme Boots", "query": "boots", "product_category": "A › B › C", "pricing": "$49.99"}
+    return Product(row | {"Attributes": ["non slip"], "nouns": ["acme", "boots"]} | fields, {})
+
+
+def test_r_type_in_the_published_order():
+    goal = {"attributes": ["non slip"], "options": {}, "price_upper": 60.0}
+    twenty, far = [str(number) for number in range(20)], {"query": "x", "product_category": "A › X"}
+    for fields, r_type in (({}, 1.0), (far, 0.5), ({"query": "x"}, 1.0), ({"product_category": "X"}, 1.0)):
+        assert (
+            purchase(goal, product(nouns=twenty), product(nouns=twenty[:4], **fields), {}, False)[1]["r_type"] == r_type
+        )
+    for common, r_type in ((0, 0.0), (1, 0.1), (2, 1.0)):  # few common nouns override query and category
+        parts, terms = purchase(goal, product(nouns=twenty), product(nouns=[*twenty[:common], "x"]), {}, False)
+        assert terms["r_type"] == sum(parts.values()) == r_type
+
+
+def test_parts_published_and_strict():
+    goal = {"attributes": ["non slip", "waterproof"], "options": {"size": "8", "color": "navy"}, "price_upper": 40.0}
+    for strict, attributes, options in ((False, 2, 2), (True, 1, 0)):
+        bought, chosen = product(full_description="Quite WATERPROOF."), {"size": "8.5", "color": "navy stripe"}
+        parts, terms = purchase(goal, product(), bought, chosen, strict)
+        assert parts == {"attributes": attributes / 5, "options": options / 5, "price": 0.0}
+        assert (terms["r_att"], terms["r_option"], terms["r_price"]) == (attributes / 2, options / 2, 0.0)
+
+
+def test_a_perfect_purchase_is_exactly_one_however_much_is_asked():
+    for names in ([f"attribute{number}" for number in range(count)] for count in range(1, 20)):
+        for chosen in ({str(number): "x" for number in range(count)} for count in range(20)):
+            goal = {"attributes": names, "options": chosen, "price_upper": 60.0}
+            assert sum(purchase(goal, product(), product(Attributes=names), chosen, True)[0].values()) == 1.0
+
+
+def test_price_limits():
+    for price, limits in ((5.0, {20, 30, 40}), (10.0, {30, 40, 50}), (975.0, {990}), (985.0, {None})):
+        assert {price_limit(price, f"key {number}") for number in range(200)} == limits
+
+
+@LANGS
+def test_five_thousand_goals_that_name_no_product_and_lie_in_one_split(lang):
+    goals, products = load(None, lang).goals, load(None, lang).products
+    split_goals = [[goal for level in (1, 2, 3) for goal in goals[split, level]] for split in SPLITS]
+    assert [len(each) for each in split_goals] == [3500, 1000, 500] and len(products) == 1500
+    assert len({text for each in split_goals for text, _ in each}) == 5000
+    assert sum(len({goal["asin"] for _, goal in each}) for each in split_goals) == 250
+    for text, goal in sum(split_goals, []):  # noqa: RUF017
+        name, price = products[goal["asin"]].name, products[goal["asin"]].price_tag
+        assert not any(leak in text for leak in (goal["asin"], goal["asin"].lower(), name, name.split()[0], price))
+        assert all(x in text for x in [*goal["attributes"], *goal["options"].values(), f"{goal['price_upper']:.2f}"])
+    for pair in zip(load(None, "en").goals["test", 2], goals["test", 2], strict=True):
+        assert len({(goal["asin"], goal["price_upper"]) for _, goal in pair}) == 1
+
+
+@LANGS
+def test_every_goal_has_products_that_miss_exactly_one_thing(lang):
+    shop = load(None, lang)
+    for (_, level), goals in shop.goals.items():
+        for _, goal in goals if FULL else goals[::40]:
+            wanted, missed = shop.products[goal["asin"]], []
+            asked = len(goal["attributes"]) + len(goal["options"]) + 1
+            for other in shop.products.values():
+                if (other.query, other.categories) == (wanted.query, wanted.categories):
+                    options = goal["options"].items()
+                    chosen = {
+                        group: x if x in other.options[group] else other.options[group][0] for group, x in options
+                    }
+                    parts, terms = purchase(goal, wanted, other, chosen, False)
+                    assert (parts, terms) == purchase(goal, wanted, other, chosen, True)
+                    if round(asked * sum(parts.values()), 6) == asked - 1:
+                        missed += [name for name in ("r_att", "r_option", "r_price") if terms[name] < 1]
+            assert missed.count("r_att") >= level and {"r_option", "r_price"} < {*missed}
+
+
+@LANGS
+@pytest.mark.parametrize("matching", ["webshop", "strict"])
+def test_the_expert_gets_exactly_one_for_every_goal(lang, matching):
+    env = make(lang=lang, matching=matching)
+    for (split, level), goals in load(None, lang).goals.items():
+        for index in range(0, len(goals), 1 if FULL else 25):
+            env.reset(options={"task_id": f"{split}:{level}:{lang}:{index}"})
+            reward, info = finish(env)
+            assert reward == 1.0 == sum(info["reward_parts"].values()) and info["success"]
+
+
+@LANGS
+def test_the_expert_goes_on_from_any_state_and_a_restored_one_is_the_same(lang):
+    rng, env, other = random.Random(5), make(lang=lang, observation="text_rich").unwrapped, make().unwrapped
+    for seed in range(60):
+        _, info = env.reset(seed=seed, options={"difficulty": 1 + seed % 3})
+        for _ in range(seed % 12):
+            actions = [each for each in info["admissible_actions"] if not re.search("buy now|立即购买", each)]
+            info = env.step(rng.choice(actions))[4]
+        other.set_state(json.loads(json.dumps(env.get_state())))
+        assert other.get_state() == env.get_state() and other.step("x") == env.step("x")
+        assert finish(env) == finish(other) and env.get_state() == other.get_state()
+
+
+@LANGS
+def test_a_random_policy_over_admissible_actions_succeeds_in_less_than_a_twentieth(lang):
+    rng, env, wins, episodes = random.Random(7), make(lang=lang), 0, 1000 if FULL else 300
+    for seed in range(episodes):
+        _, info = env.reset(seed=seed, options={"difficulty": 1 + seed % 3})
+        done = False
+        while not done:
+            _, _, terminated, truncated, info = env.step(rng.choice(info["admissible_actions"]))
+            assert info["valid_action"]
+            done = terminated or truncated
+        wins += info["success"]
+    assert wins < 0.05 * episodes
+
+
+ROW = {"name": "Trek [X] boots", "category": "fashion", "query": "Boots", "product_category": "Shoes › Boots"}
+ROW |= {
+    "pricing": "$1,010.00$1,020.50",
+    "Attributes": ["Non Slip"],
+    "small_description": ["good sole"],
+    "images": ["u"],
+}
+SIZES = {"Size": [{"value": "8/9"}, {"value": "Buy Now"}], "Fit": [{"value": "8/9"}], "x": None}
+ROWS = [{"asin": f"A{number}", **ROW, "customization_options": SIZES} for number in range(12)]
+
+
+def test_webshops_own_schema_with_synthetic_and_human_goals(tmp_path):
+    human = {"instruction": "boots, please.", "instruction_attributes": ["good sole"], "instruction_options": ["8/9"]}
+    first = ROWS[0] | {"pricing": "", "instructions": [human, human | {"instruction_attributes": []}]}
+    second = ROWS[1] | {"instruction_text": "find me boots", "full_description": None}
+    path = tmp_path / "items.json"
+    path.write_text(json.dumps([first, second, *ROWS]))  # a repeated asin does not count
+    shop = load(str(path), "en")
+    goals = [goal for each in shop.goals.values() for goal in each]
+    assert (
+        len(goals) == 11 * 2 + 1
+        and sum(text.startswith("find me boots with fit: 8 | 9 (fit)") for text, _ in goals) == 2
+    )
+    limit = next(goal.pop("price_upper") for text, goal in goals if text.startswith("boots, please, and price lower"))
+    assert {"asin": "A0", "attributes": ["good sole"], "options": {"size": "8 | 9"}} in [goal for _, goal in goals]
+    assert 120 <= limit <= 140 and shop.products["A0"].price == 100.0 and 1010 <= shop.products["A1"].price <= 1020.5
+    env = make(catalog=path)
+    load.cache_clear()  # the goal that was changed above is read anew
+    for key, found in load(str(path), "en").goals.items():
+        for index in range(len(found)):
+            env.reset(options={"task_id": f"{key[0]}:{key[1]}:en:{index}"})
+            assert finish(env)[0] == 1.0
+    with pytest.raises(ValueError, match=r"items.json has no goals .*; it has train:"):
+        env.reset(options={"difficulty": 3})
+
+
+BAD = {"instruction_attributes": ["a"], "instruction_options": ["red"]}
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        ({"asin": None}, "field asin must be a string of letters and digits, got None"),
+        ({"asin": "A B"}, "field asin must be a string of letters and digits, got 'A B'"),
+        ({"name": 3}, "field name must be a string that is not empty, got 3"),
+        ({"pricing": "12.99"}, r"field pricing must be a string such as '\$12.99' or .*, got '12.99'"),
+        ({"small_description": "x"}, "field small_description must be a list, got 'x'"),
+        ({"customization_options": {"c": [{"v": 1}]}}, r"field customization_options.c\[0\].value must be a string"),
+        ({"instructions": [{"instruction": "x"}]}, r"field instructions\[0\].instruction_attributes must be a list"),
+        ({"instructions": [BAD]}, r"field instructions\[0\].instruction_options must be values .* got \['red'\]"),
+    ],
+)
+def test_a_malformed_catalog_names_file_row_and_field(tmp_path, change, message):
+    path = tmp_path / "bad.json"
+    path.write_text(json.dumps([*ROWS, ROWS[0] | {"asin": "B77"} | change]))
+    with pytest.raises(ValueError, match=rf"bad.json row 13: {message}"):
+        make(catalog=str(path))
