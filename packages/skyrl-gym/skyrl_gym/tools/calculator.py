@@ -1,7 +1,7 @@
 """An exact calculator: Python's syntax for arithmetic, evaluated over fractions by a walk over a whitelist of nodes.
 
-Numbers such as 12, 0.5 and 1.5e3; + - * / // % **, also written × ÷ − ^; parentheses; the functions below. Every value
-is a fraction of at most MAX_BITS bits above and below the line, so that no expression takes more than milliseconds.
+Numbers such as 12, 0.5 and 1.5e3; + - * / // % **, also written × ÷ − ^; parentheses; the functions below. Numbers are
+cut off at MAX_BITS above and below the line, so that no expression takes more than milliseconds.
 """
 
 from __future__ import annotations
@@ -18,84 +18,64 @@ from typing import Any
 from skyrl_gym.tools.tool import ToolError, tool
 
 MAX_LENGTH, MAX_BITS = 300, 2000
-_SPELLINGS = str.maketrans({"×": "*", "÷": "/", "−": "-", "^": "**", "（": "(", "）": ")", "\n": " ", "\r": " "})
+_SPELLINGS = str.maketrans({"×": "*", "÷": "/", "−": "-", "^": "**", "（": "(", "）": ")", "\n": " "})
 _NUMBER = re.compile(r"(\d+\.?\d*|\.\d+)(e[+-]?\d{1,3})?", re.ASCII | re.IGNORECASE)
-
-
-@tool
-def calculator(expression: str) -> str:
-    """Computes an arithmetic expression exactly: + - * / // % **, parentheses, abs, min, max, round (half to even), floor, ceil, sqrt, gcd, lcm."""  # noqa: E501
-    return calculate(expression)
 
 
 @functools.lru_cache(4096)
 def calculate(expression: str) -> str:
     """The value as a whole number, a finite decimal or a fraction "a/b"; ToolError says what is wrong."""
     source = expression.translate(_SPELLINGS).strip()
-    if len(source) > MAX_LENGTH:
-        raise ToolError(f"The expression is longer than {MAX_LENGTH} characters.")
-    if not source.isascii() or "_" in source:
-        raise ToolError("The expression may hold numbers, operators, parentheses and functions only.")
+    if len(source) > MAX_LENGTH or not source.isascii():
+        raise ToolError(f"An expression has at most {MAX_LENGTH} characters, all of them ASCII or × ÷ −.")
     try:
         return _written(_value(ast.parse(source, mode="eval").body, source))
     except ZeroDivisionError:
         raise ToolError("Division by zero.") from None
-    except (SyntaxError, ValueError, MemoryError, RecursionError):
-        raise ToolError("The expression cannot be read; write for example (12 + 3.5) * 4.") from None
+    except (SyntaxError, TypeError, ValueError, MemoryError, RecursionError):
+        raise ToolError("That is no arithmetic expression; write for example (12 + 3.5) * 4.") from None
+
+
+@tool
+def calculator(expression: str) -> str:
+    """Computes exactly: + - * / // % **, parentheses, abs, min, max, floor, ceil, sqrt, round (half to even), gcd."""
+    return calculate(expression)
 
 
 def _value(node: ast.expr, source: str) -> Fraction:
     match node:
-        case ast.Constant():
-            literal = source[node.col_offset : node.end_col_offset]
-            if _NUMBER.fullmatch(literal) is None:
-                raise ToolError(f"{literal[:20]!r} is not a number.")
+        case ast.Constant() if _NUMBER.fullmatch(literal := source[node.col_offset : node.end_col_offset]):
             result = Fraction(literal)  # from the text: a float would round it
-        case ast.UnaryOp(op=ast.UAdd() | ast.USub() as sign):
+        case ast.UnaryOp(op=ast.UAdd() | ast.USub()):
             operand = _value(node.operand, source)
-            result = operand if isinstance(sign, ast.UAdd) else -operand
+            result = -operand if isinstance(node.op, ast.USub) else operand
         case ast.BinOp() if type(node.op) in _OPERATORS:
             result = _OPERATORS[type(node.op)](_value(node.left, source), _value(node.right, source))
         case ast.Call(func=ast.Name(id=name), keywords=[]) if name in _FUNCTIONS:
-            function, least, most = _FUNCTIONS[name]
-            if not least <= len(node.args) <= most:
-                raise ToolError(f"{name} takes {least} to {most} arguments, got {len(node.args)}.")
-            result = Fraction(function(*(_value(argument, source) for argument in node.args)))
-        case ast.Name() | ast.Call():
-            raise ToolError(f"Only numbers and the functions {', '.join(_FUNCTIONS)} are known.")
+            result = _FUNCTIONS[name](*[_value(argument, source) for argument in node.args])
         case _:
-            raise ToolError("Only the operators + - * / // % ** and parentheses are known.")
-    if max(result.numerator.bit_length(), result.denominator.bit_length()) > MAX_BITS:
-        raise ToolError(f"The numbers grow beyond about {MAX_BITS * 3 // 10} digits.")
-    return result
+            raise ToolError(f"Only numbers, + - * / // % **, parentheses and {', '.join(_FUNCTIONS)} are known.")
+    return _short(Fraction(result))
 
 
-def _power(base: Fraction, exponent: Fraction) -> Fraction:
-    times = _whole(exponent)
-    bits = max(base.numerator.bit_length(), base.denominator.bit_length())
-    if abs(times) * (bits - 1) > MAX_BITS:  # (bits - 1) * times is the least that the result can have
-        raise ToolError(f"The numbers grow beyond about {MAX_BITS * 3 // 10} digits.")
-    return Fraction(base**times)
-
-
-def _root(value: Fraction) -> Fraction:
-    if value >= 0:
-        root = Fraction(math.isqrt(value.numerator), math.isqrt(value.denominator))
-        if root * root == value:
-            return root
-    raise ToolError("sqrt has no exact value here.")
-
-
-def _rounded(value: Fraction, digits: Fraction = Fraction(0)) -> Fraction:
-    if abs(digits) > 100:
-        raise ToolError("round takes at most 100 digits.")
-    return Fraction(round(value, _whole(digits)))
+def _short(value: Fraction, power: int = 1) -> Fraction:
+    """The value, unless it or its power is too long."""
+    if abs(power) * (max(value.numerator.bit_length(), value.denominator.bit_length()) - 1) >= MAX_BITS:
+        raise ToolError(f"The numbers grow beyond {MAX_BITS} bits.")
+    return value
 
 
 def _whole(value: Fraction) -> int:
     if value.denominator != 1:
-        raise ToolError("An exponent, a number of digits and the arguments of gcd and lcm must be whole numbers.")
+        raise ToolError("An exponent and the arguments of gcd must be whole numbers.")
     return value.numerator
+
+
+def _root(value: Fraction) -> Fraction:
+    root = Fraction(math.isqrt(value.numerator), math.isqrt(value.denominator))
+    if root * root != value:
+        raise ToolError("sqrt has no exact value here.")
+    return root
 
 
 _OPERATORS: dict[type[ast.operator], Callable[[Fraction, Fraction], Any]] = {
@@ -103,34 +83,19 @@ _OPERATORS: dict[type[ast.operator], Callable[[Fraction, Fraction], Any]] = {
     ast.Sub: operator.sub,
     ast.Mult: operator.mul,
     ast.Div: operator.truediv,
-    ast.FloorDiv: lambda x, y: Fraction(x // y),
+    ast.FloorDiv: operator.floordiv,
     ast.Mod: operator.mod,
-    ast.Pow: _power,
+    ast.Pow: lambda base, exponent: _short(base, _whole(exponent)) ** _whole(exponent),
 }
-_FUNCTIONS: dict[str, tuple[Callable[..., Any], int, int]] = {
-    "abs": (abs, 1, 1),
-    "min": (lambda *values: min(values), 1, 50),
-    "max": (lambda *values: max(values), 1, 50),
-    "round": (_rounded, 1, 2),
-    "floor": (math.floor, 1, 1),
-    "ceil": (math.ceil, 1, 1),
-    "sqrt": (_root, 1, 1),
-    "gcd": (lambda *values: math.gcd(*map(_whole, values)), 2, 50),
-    "lcm": (lambda x, y: math.lcm(_whole(x), _whole(y)), 2, 2),
-}
+_FUNCTIONS: dict[str, Callable[..., Any]] = dict(
+    abs=abs, min=min, max=max, floor=math.floor, ceil=math.ceil, sqrt=_root
+)
+_FUNCTIONS |= {"round": lambda value: round(value), "gcd": lambda *values: math.gcd(*map(_whole, values))}
 
 
 def _written(value: Fraction) -> str:
-    numerator, rest = value.numerator, value.denominator
-    if rest == 1:
-        return str(numerator)
-    places = {2: 0, 5: 0}
-    for prime in places:
-        while rest % prime == 0:
-            rest //= prime
-            places[prime] += 1
-    if rest != 1:
-        return f"{numerator}/{value.denominator}"
-    after = max(places.values())
-    digits = str(abs(numerator) * 10**after // value.denominator).rjust(after + 1, "0")
-    return f"{'-' if numerator < 0 else ''}{digits[:-after]}.{digits[-after:]}"
+    places = value.denominator.bit_length()  # enough for the digits of a finite decimal
+    if value.denominator == 1 or 10**places % value.denominator:
+        return str(value)
+    digits = f"{abs(value.numerator) * 10**places // value.denominator:0{places + 1}}"
+    return f"{'-' * (value < 0)}{digits[:-places]}.{digits[-places:].rstrip('0')}"
