@@ -18,15 +18,15 @@ from typing import Any
 from skyrl_gym.tools.tool import ToolError, tool
 
 MAX_LENGTH, MAX_BITS = 300, 2000
-_SPELLINGS = str.maketrans({"×": "*", "÷": "/", "−": "-", "^": "**", "（": "(", "）": ")", "\n": " "})
+_SPELLINGS = str.maketrans({"×": "*", "÷": "/", "−": "-", "^": "**", "（": "(", "）": ")"})
 _NUMBER = re.compile(r"(\d+\.?\d*|\.\d+)(e[+-]?\d{1,3})?", re.ASCII | re.IGNORECASE)
 
 
 @functools.lru_cache(4096)
 def calculate(expression: str) -> str:
     """The value as a whole number, a finite decimal or a fraction "a/b"; ToolError says what is wrong."""
-    source = expression.translate(_SPELLINGS).strip()
-    if len(source) > MAX_LENGTH or not source.isascii():
+    source = " ".join(expression.translate(_SPELLINGS).split())  # one line, so that columns are places in it
+    if len(expression) > MAX_LENGTH or not source.isascii():
         raise ToolError(f"An expression has at most {MAX_LENGTH} characters, all of them ASCII or × ÷ −.")
     try:
         return _written(_value(ast.parse(source, mode="eval").body, source))
