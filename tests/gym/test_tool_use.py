@@ -164,10 +164,9 @@ def test_own_tools_corpus_and_rows(tmp_path):
     path = tmp_path / "own.jsonl"
     path.write_text('{"title": "Zog", "text": "Zog is 7 years old."}')
     env = gym.make(ID, tools=["wiki", shout], corpus=str(path))
-    with pytest.raises(ValueError, match="made with other tools"):
-        env.reset(options={"difficulty": 1})
-    with pytest.raises(ValueError, match="made with a corpus of your own"):
-        env.reset(options={"difficulty": 2})
+    for difficulty, name in ((1, "calculator"), (2, "wiki")):
+        with pytest.raises(ValueError, match=f"needs the tool '{name}' over the built-in corpus"):
+            env.reset(options={"difficulty": difficulty})
     row = {"prompt": [{"role": "user", "content": "How old is Zog?"}], "reward_spec": {"ground_truth": 7}}
     assert env.reset(options={"task": row})[0] == "How old is Zog?"
     calls = ({"tool": "wiki", "args": {"title": "zog"}}, {"tool": "shout", "args": {"word": "hi"}})

@@ -45,7 +45,8 @@ def calculator(expression: str) -> str:
 def _value(node: ast.expr, source: str) -> Fraction:
     match node:
         case ast.Constant() if _NUMBER.fullmatch(literal := source[node.col_offset : node.end_col_offset]):
-            result = Fraction(literal)  # from the text: a float would round it
+            # From the text, because a float would round it.
+            result: Any = Fraction(int(literal) if literal.isdigit() else literal)
         case ast.UnaryOp(op=ast.UAdd() | ast.USub()):
             operand = _value(node.operand, source)
             result = -operand if isinstance(node.op, ast.USub) else operand
@@ -55,7 +56,7 @@ def _value(node: ast.expr, source: str) -> Fraction:
             result = _FUNCTIONS[name](*[_value(argument, source) for argument in node.args])
         case _:
             raise ToolError(f"Only numbers, + - * / // % **, parentheses and {', '.join(_FUNCTIONS)} are known.")
-    return _short(Fraction(result))
+    return _short(result if isinstance(result, Fraction) else Fraction(result))
 
 
 def _short(value: Fraction, power: int = 1) -> Fraction:

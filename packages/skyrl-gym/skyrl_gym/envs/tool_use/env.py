@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -23,6 +23,8 @@ from skyrl_gym.parsing import MAX_CALLS, parse_tool_calls
 from skyrl_gym.tools.calculator import calculator
 from skyrl_gym.tools.search import Corpus
 from skyrl_gym.tools.tool import Tool, ToolError, run_call, tool
+
+BUILTIN = ("calculator", "search", "wiki", "python_exec")
 
 
 def python_exec(code: str) -> str:
@@ -41,20 +43,13 @@ class ToolUseEnv(TextEnv):
     Args:
         tools: names of built-in tools, and functions or Tools of your own.
         corpus: a jsonl file of {"title", "text"} rows for search and wiki; questions about it are options["task"].
-        render_mode, defaults: as for TextEnv.
+        defaults: render_mode and default values of reset options.
     """
 
     choices: ClassVar[Choices] = {"split": SPLITS, "difficulty": (1, 2, 3, 4, 5, 6), "lang": tasks.LANGS}
 
-    def __init__(
-        self,
-        *,
-        tools: Sequence[str | Tool | Callable[..., Any]] = ("calculator", "search", "wiki", "python_exec"),
-        corpus: str | Path | None = None,
-        render_mode: str | None = None,
-        **defaults: Any,
-    ) -> None:
-        super().__init__(render_mode=render_mode, **defaults)
+    def __init__(self, *, tools: Sequence[Any] = BUILTIN, corpus: str | Path | None = None, **defaults: Any) -> None:
+        super().__init__(**defaults)
         self._own_corpus = None if corpus is None else Corpus.load(corpus)
         self._tools = {lang: toolbox(tools, self._own_corpus or tasks.corpus(lang)) for lang in tasks.LANGS}
         self.tools = [item.schema for item in self._tools["en"].values()]
@@ -75,10 +70,8 @@ class ToolUseEnv(TextEnv):
         text, plan, answer = tasks.draft(difficulty, split, tasks.LANGS.index(lang), index)
         for name in [name for calls in plan for name, _ in calls]:
             if name not in self._tools[lang] or (self._own_corpus and name in ("search", "wiki")):
-                made_with = "a corpus of your own" if name in self._tools[lang] else "other tools"
-                raise ValueError(
-                    f"Difficulty {difficulty} needs the built-in {name!r}; this env was made with {made_with}."
-                )
+                but = "this environment has other tools or another corpus"
+                raise ValueError(f"Difficulty {difficulty} needs the tool {name!r} over the built-in corpus; {but}.")
         task_id, instructions = f"{split}:{difficulty}:{lang}:{index}", self._instructions[tasks.LANGS.index(lang)]
         return Task(task_id, text, answer, difficulty, lang, split, instructions, {"plan": plan})
 
@@ -91,10 +84,8 @@ class ToolUseEnv(TextEnv):
             raise ValueError("options['task']: field 'reward_spec.ground_truth' must be a string or a number.")
         digest = hashlib.blake2b(json.dumps(prompt).encode(), digest_size=6).hexdigest()
         split, difficulty, lang = options["split"], options["difficulty"], options["lang"]
-        instructions = "\n\n".join(
-            [*(message["content"] for message in prompt[:-1]), self._instructions[tasks.LANGS.index(lang)]]
-        )
-        text = prompt[-1]["content"]
+        *said, text = (message["content"] for message in prompt)
+        instructions = "\n\n".join([*said, self._instructions[tasks.LANGS.index(lang)]])
         return Task(f"row:{digest}", text, str(truth), difficulty, lang, split, instructions, {"plan": []})
 
     def begin(self, task: Task) -> str:
@@ -145,17 +136,16 @@ class ToolUseEnv(TextEnv):
         """The planned calls [tool, args] that have succeeded."""
 
 
-def toolbox(tools: Sequence[str | Tool | Callable[..., Any]], corpus: Corpus) -> dict[str, Tool]:
-    """The tools by name, in which a name stands for the built-in one."""
+def toolbox(tools: Sequence[Any], corpus: Corpus) -> dict[str, Tool]:
+    """The tools by name; `tools` has names of built-in ones, functions and Tools."""
     makers = (calculator, tool(corpus.search), tool(corpus.wiki), tool(python_exec, external=True))
-    builtin = {item.name: item for item in makers}
-    for name in tools:
-        if isinstance(name, str) and name not in builtin:
-            raise ValueError(f"There is no built-in tool {name!r}; valid ones are {', '.join(builtin)}.")
-    given = [
-        builtin[item] if isinstance(item, str) else item if isinstance(item, Tool) else tool(item) for item in tools
-    ]
-    return {item.name: item for item in given}
+    builtin, chosen = dict(zip(BUILTIN, makers, strict=True)), {}
+    for item in tools:
+        if isinstance(item, str) and item not in builtin:
+            raise ValueError(f"There is no built-in tool {item!r}; valid ones are {', '.join(builtin)}.")
+        made = builtin[item] if isinstance(item, str) else item if isinstance(item, Tool) else tool(item)
+        chosen[made.name] = made
+    return chosen
 
 
 def last_answer(text: str) -> str | None:

@@ -132,10 +132,8 @@ def draft(difficulty: int, split: str, lang: int, index: int) -> tuple[str, Plan
     group, rule = computations[kind]
     number = index if options else _NUMBERS[split][index]
     phrase, plan, a = walk(options[index], lang) if options else (str(101 + number % 899), [], 101 + number % 899)
-    more: Plan = []
-    other, b = str(401 + number * 7 % 300), 401 + number * 7 % 300  # 899 and 300 have no common factor
-    if "both" in level:
-        other, more, b = walk(options[(index + 1) % len(options)], lang)
+    b = 401 + number * 7 % 300  # 899 and 300 have no common factor: the pairs of numbers differ
+    other, more, b = walk(options[(index + 1) % len(options)], lang) if "both" in level else (str(b), [], b)
     rounds: Plan = [(one or []) + (two or []) for one, two in zip_longest(plan, more)]
     text = texts["let"][lang].format(a=phrase, b=other) + rule["asks"][lang]
     code = rule["code"].format(a=a, b=b)
@@ -161,6 +159,4 @@ def _names(rng: random.Random, rule: dict[str, Any], number: int) -> list[list[s
 
 
 def _shown(value: Any, lang: int) -> str:
-    if isinstance(value, int):
-        return str(value)
-    return str(value.names[lang] if isinstance(value, Entity) else value[lang])
+    return str(value) if isinstance(value, int) else (value.names if isinstance(value, Entity) else value)[lang]
