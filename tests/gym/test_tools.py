@@ -51,6 +51,7 @@ GRAMMAR = [
     (wrap('"f"'), [BAD]),
     (wrap('{"args": {}}'), [BAD]),
     (wrap('{"tool": 5}'), [BAD]),
+    (wrap('{"tool": "f", "name": "g"}'), [BAD]),
     (wrap('{"tool": "f", "args": [1]}'), [BAD]),
     (wrap('{"tool": "f", "arg": {"x": 1}}'), [BAD]),
     (wrap(json.dumps({"tool": "f", "args": {"x": "y" * 20_000}})), ["at most 20000 characters"]),
@@ -141,8 +142,9 @@ EXPRESSIONS = st.recursive(
 VALUES = """0.1 + 0.2 = 0.3; 10 / 4 = 2.5; 1 / 3 = 1/3; -1 / 8 = -0.125; 7 × 6 ÷ 4 − 1 = 9.5; 2 ^ 10 = 1024
 ; 2 ** -2 = 0.25; -7 // 2 = -4; -7 % 3 = 2; 1.5e3 = 1500; sqrt(9/4) = 1.5; gcd(12, 18) = 6; 12+(\r\n34) = 46
 ; round(2.5) + floor(-0.5) + ceil(0.1) = 2; max(1, 2/3, abs(-3)) = 3; 0.12345678901234567 * 10 = 1.2345678901234567"""
-REFUSED = """; 1 +; 1 / 0; 0 ** -1; 2 ** 0.5; sqrt(2); sqrt(-1); 9 ** 9 ** 9; 1e999999; x; min(5); abs(); True; 'a'; 1_000
-; 0x10; 1j; __import__('os'); (1).real; [1]; 1 < 2; 1 if 1 else 2; lambda: 1; 1\0; ٣; round(2, 10); gcd(1.5, 2)"""
+REFUSED = """; 1 +; 1 / 0; 0 ** -1; 2 ** 0.5; sqrt(2); sqrt(-1); 9 ** 9 ** 9; 1e999999; x; min(5); abs(); True; 'a'
+; 1_000; 0x10; 1j; __import__('os'); (1).real; [1]; 1 < 2; 1 if 1 else 2; lambda: 1; 1\0; ٣
+; round(2, 10); gcd(1.5, 2)"""
 
 
 @settings(deadline=None)
@@ -178,7 +180,7 @@ ROW = '{"title": "Red Shoe", "text": "A shoe. It is red and costs 5."}\n'
 
 def test_search_and_wiki(tmp_path):
     path = tmp_path / "corpus.jsonl"
-    path.write_text(ROW + '{"title": "运动鞋", "text": "红色的鞋子。价格是七。"}', encoding="utf-8")
+    path.write_text(ROW + '{"title": " 运动鞋 ", "text": "红色的鞋子。价格是七。"}', encoding="utf-8")
     corpus = Corpus.load(path)
     assert corpus.search("what costs", 3) == "Red Shoe: It is red and costs 5."
     assert corpus.search("价格", 1) == "运动鞋: 价格是七。"

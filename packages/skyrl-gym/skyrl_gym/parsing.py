@@ -111,8 +111,10 @@ def _read_call(text: str, start: int) -> tuple[ToolCall | ParseError, int]:
 
 
 def _to_call(value: Any) -> ToolCall | ParseError:
-    members = {_OTHER_NAMES.get(key, key): part for key, part in value.items()} if isinstance(value, dict) else {}
-    tool, args = members.pop("tool", None), members.pop("args", {})
-    if members or not isinstance(tool, str) or not isinstance(args, dict):
+    given = value if isinstance(value, dict) else {}
+    members = {_OTHER_NAMES.get(key, key): part for key, part in given.items()}
+    tool, args = members.get("tool"), members.get("args", {})
+    known = members.keys() <= {"tool", "args"} and len(members) == len(given)  # not both names of one member
+    if not known or not isinstance(tool, str) or not isinstance(args, dict):
         return ParseError('Malformed tool call: expected {"tool": "<name>", "args": {...}} and no other members.')
     return ToolCall(tool, args)

@@ -29,9 +29,10 @@ class Corpus:
             for name in ("title", "text"):
                 if not isinstance(row, dict) or not isinstance(row.get(name), str) or not row[name].strip():
                     raise ValueError(f"{where}: field {name!r} must be a string that is not empty, got {row!r:.80}.")
-            if row["title"].casefold() in articles:
-                raise ValueError(f"{where}: field 'title': {row['title']!r} is the title of an earlier row too.")
-            articles[row["title"].casefold()] = (row["title"], row["text"])
+            title = row["title"].strip()
+            if title.casefold() in articles:
+                raise ValueError(f"{where}: field 'title': {title!r} is the title of an earlier row too.")
+            articles[title.casefold()] = (title, row["text"])
         if not articles:
             raise ValueError(f"The corpus {path} has no rows; expected jsonl rows with 'title' and 'text'.")
         return cls(list(articles.values()))

@@ -80,7 +80,7 @@ class ToolUseEnv(TextEnv):
         prompt, truth = row["prompt"], row["reward_spec"]["ground_truth"]
         if prompt[-1]["role"] != "user" or any(message["role"] != "system" for message in prompt[:-1]):
             raise ValueError("options['task']: field 'prompt' must be system messages, or none, and one user message.")
-        if not isinstance(truth, str | int | float):
+        if isinstance(truth, bool) or not isinstance(truth, str | int | float):
             raise ValueError("options['task']: field 'reward_spec.ground_truth' must be a string or a number.")
         digest = hashlib.blake2b(json.dumps(prompt).encode(), digest_size=6).hexdigest()
         split, difficulty, lang = options["split"], options["difficulty"], options["lang"]
