@@ -185,9 +185,9 @@ def test_search_and_wiki(tmp_path):
     assert corpus.search("what costs", 3) == "Red Shoe: It is red and costs 5."
     assert corpus.search("价格", 1) == "运动鞋: 价格是七。"
     assert corpus.wiki(" red shoe") == "Red Shoe\nA shoe. It is red and costs 5."
-    for call, problem in ((corpus.wiki, "titles are: Red Shoe"), (corpus.search, "at most 200")):
+    for call, problem in ((corpus.wiki, "titles are: Red Shoe"), (corpus.search, "at most 120")):
         with pytest.raises(ToolError, match=problem):
-            call("Rde Shoes" if call == corpus.wiki else "a" * 201)
+            call("Rde Shoes" if call == corpus.wiki else "a" * 121)
 
 
 def test_bad_rows_of_a_corpus(tmp_path):

@@ -11,7 +11,7 @@ from skyrl_gym.bm25 import BM25, terms
 from skyrl_gym.data import _read_jsonl
 from skyrl_gym.tools.tool import ToolError
 
-LONGEST_QUERY, MOST_RESULTS, SNIPPET = 200, 10, 160
+LONGEST_QUERY, MOST_RESULTS, SNIPPET = 120, 10, 160
 
 
 class Corpus:
