@@ -12,6 +12,11 @@ With `hashes`, `#### 18` is an answer too, up to the end of its line. Only a tex
 
 from __future__ import annotations
 
+import json
+import re
+from dataclasses import dataclass
+from typing import Any
+
 _OPEN = "\\boxed{"
 _LONGEST = 10_000
 _READ = 100_000  # bounds the time that a hostile text takes to some milliseconds
@@ -62,3 +67,81 @@ def _closing_brace(text: str, begin: int, end: int) -> int | None:
             return close
         position = close + 1
     return None
+
+
+# Tool calls.
+
+MAX_CALLS, LONGEST_CALL = 8, 20_000
+_CALL, _CALL_END = "<tool_call>", "</tool_call>"
+_BEFORE_JSON, _AFTER_JSON = re.compile(r"\s*+(?:```\w*+\s*+)?"), re.compile(r"\s*+(?:```\s*+)?</tool_call>")
+_OTHER_NAMES = {"name": "tool", "arguments": "args"}
+_DECODER = json.JSONDecoder(strict=False)
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """Example: ToolCall("wiki", {"title": "Velmora"})"""
+
+    tool: str
+    args: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class ParseError:
+    """What is wrong with a call, in a sentence for the model."""
+
+    message: str
+
+
+def parse_tool_calls(text: str) -> list[ToolCall | ParseError]:
+    """The calls in a text, in order; malformed ones as errors. Takes time linear in the text's length.
+
+        text   = { junk | call } ;                            (* junk: anything without "<tool_call>" *)
+        call   = "<tool_call>" , ws , [ "```" , [ word ] , ws ] , object , ws , [ "```" , ws ] , "</tool_call>" ;
+        object = a JSON object (RFC 8259) whose members are
+                     "tool" or "name": string ;               (* required *)
+                     "args" or "arguments": object ;          (* {} when left out *)
+
+    JSON decides where the object ends, so its strings may hold braces and the tags themselves; they may also hold line
+    breaks unescaped. The object has at most 20,000 characters. A malformed call reaches to its "</tool_call>", or is
+    the opening tag alone when "<tool_call>" or the end of the text comes first. After 8 calls the rest is one error.
+    """
+    found: list[ToolCall | ParseError] = []
+    position = 0
+    while (start := text.find(_CALL, position)) >= 0:
+        if len(found) == MAX_CALLS:
+            return [*found, ParseError(f"Only the first {MAX_CALLS} tool calls of a message are read.")]
+        call, position = _read_call(text, start + len(_CALL))
+        found.append(call)
+    return found
+
+
+def _read_call(text: str, start: int) -> tuple[ToolCall | ParseError, int]:
+    """The call whose opening tag ends at `start`, and where to read on."""
+    fence = _BEFORE_JSON.match(text, start)
+    begin = fence.end() if fence else start
+    try:
+        value, length = _DECODER.raw_decode(text[begin : begin + LONGEST_CALL])
+        after = _AFTER_JSON.match(text, begin + length)
+        if after is not None:
+            return _to_call(value), after.end()
+        problem = "something other than </tool_call> follows the JSON object"
+    except RecursionError:
+        problem = "its JSON is nested too deeply"
+    except ValueError as error:
+        problem = f"not valid JSON of at most {LONGEST_CALL} characters ({str(error)[:100]})"
+    following = text.find(_CALL, start)
+    close = text.find(_CALL_END, start, following if following >= 0 else len(text))
+    if close < 0:
+        return ParseError("Malformed tool call: it is cut off before </tool_call>."), start
+    return ParseError(f"Malformed tool call: {problem}."), close + len(_CALL_END)
+
+
+def _to_call(value: Any) -> ToolCall | ParseError:
+    given = value if isinstance(value, dict) else {}
+    members = {_OTHER_NAMES.get(key, key): part for key, part in given.items()}
+    tool, args = members.get("tool"), members.get("args", {})
+    known = members.keys() <= {"tool", "args"} and len(members) == len(given)  # not both names of one member
+    if not known or not isinstance(tool, str) or not isinstance(args, dict):
+        return ParseError('Malformed tool call: expected {"tool": "<name>", "args": {...}} and no other members.')
+    return ToolCall(tool, args)

@@ -1,0 +1,155 @@
+"""tool_use: questions that need a calculator, search and wiki over a made-up world, python_exec, or a user's tools.
+
+An action is text with tool calls (skyrl_gym.parsing.parse_tool_calls) or an answer: the last `<answer>...</answer>`,
+if no `</tool_call>` comes after it. An answer ends the episode, and calls before it are not made. Every call gets a
+`<tool_response>`, errors too. An action with neither gets a note on the grammar.
+
+Reward, paid with the answer: `answer` is 1.0 when it is right, and `tool_calls` 0.1 times the share of the episode's
+calls that named a tool and had fitting arguments, whatever the tool made of them; more calls never pay more.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+from skyrl_gym.core import SPLITS, Choices, Outcome, Task, TextEnv
+from skyrl_gym.data import check_row
+from skyrl_gym.envs.tool_use import tasks
+from skyrl_gym.parsing import MAX_CALLS, parse_tool_calls
+from skyrl_gym.tools.calculator import calculator
+from skyrl_gym.tools.search import Corpus
+from skyrl_gym.tools.tool import Tool, ToolError, run_call, tool
+
+BUILTIN = ("calculator", "search", "wiki", "python_exec")
+
+
+def python_exec(code: str) -> str:
+    """Runs a Python program on its own and returns what it prints."""
+    from skyrl_gym.tools.python_exec import shared_sandbox
+
+    result = shared_sandbox().run(code)
+    if result.error:
+        raise ToolError(f"{result.output}\n{result.error}".strip())
+    return result.output.rstrip("\n") or "(The program printed nothing.)"
+
+
+class ToolUseEnv(TextEnv):
+    """Difficulties: 1 calculator, 2 one article, 3 two hops, 4 facts and a sum, 5 python, 6 search, wiki and 1 or 5.
+
+    Args:
+        tools: names of built-in tools, and functions or Tools of your own.
+        corpus: a jsonl file of {"title", "text"} rows for search and wiki; questions about it are options["task"].
+        defaults: render_mode and default values of reset options.
+    """
+
+    choices: ClassVar[Choices] = {"split": SPLITS, "difficulty": (1, 2, 3, 4, 5, 6), "lang": tasks.LANGS}
+
+    def __init__(self, *, tools: Sequence[Any] = BUILTIN, corpus: str | Path | None = None, **defaults: Any) -> None:
+        super().__init__(**defaults)
+        self._own_corpus = None if corpus is None else Corpus.load(corpus)
+        self._tools = {lang: toolbox(tools, self._own_corpus or tasks.corpus(lang)) for lang in tasks.LANGS}
+        self.tools = [item.schema for item in self._tools["en"].values()]
+        listed = "\n".join(json.dumps(schema["function"], ensure_ascii=False) for schema in self.tools)
+        texts = tasks.data()["texts"]["instructions"]
+        self._instructions = [text.format(tools=listed, limit=MAX_CALLS) for text in texts]
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
+        """As TextEnv's; `info["tools"]` has the tools' schemas for a chat template."""
+        observation, info = super().reset(seed=seed, options=options)
+        return observation, info | {"tools": self.tools}
+
+    def count_tasks(self, options: Mapping[str, Any]) -> int:
+        return tasks.count(options["difficulty"], options["split"])
+
+    def make_task(self, options: Mapping[str, Any], index: int) -> Task:
+        split, difficulty, lang = options["split"], options["difficulty"], options["lang"]
+        text, plan, answer = tasks.draft(difficulty, split, tasks.LANGS.index(lang), index)
+        for name in [name for calls in plan for name, _ in calls]:
+            if name not in self._tools[lang] or (self._own_corpus and name in ("search", "wiki")):
+                but = "this environment has other tools or another corpus"
+                raise ValueError(f"Difficulty {difficulty} needs the tool {name!r} over the built-in corpus; {but}.")
+        task_id, instructions = f"{split}:{difficulty}:{lang}:{index}", self._instructions[tasks.LANGS.index(lang)]
+        return Task(task_id, text, answer, difficulty, lang, split, instructions, {"plan": plan})
+
+    def task_from_row(self, row: Mapping[str, Any], options: Mapping[str, Any]) -> Task:
+        check_row(row, "options['task']")
+        prompt, truth = row["prompt"], row["reward_spec"]["ground_truth"]
+        if prompt[-1]["role"] != "user" or any(message["role"] != "system" for message in prompt[:-1]):
+            raise ValueError("options['task']: field 'prompt' must be system messages, or none, and one user message.")
+        if isinstance(truth, bool) or not isinstance(truth, str | int | float):
+            raise ValueError("options['task']: field 'reward_spec.ground_truth' must be a string or a number.")
+        digest = hashlib.blake2b(json.dumps(prompt).encode(), digest_size=6).hexdigest()
+        split, difficulty, lang = options["split"], options["difficulty"], options["lang"]
+        *said, text = (message["content"] for message in prompt)
+        instructions = "\n\n".join([*said, self._instructions[tasks.LANGS.index(lang)]])
+        return Task(f"row:{digest}", text, str(truth), difficulty, lang, split, instructions, {"plan": []})
+
+    def begin(self, task: Task) -> str:
+        self.set_env_state({"calls": 0, "accepted": 0, "made": []})
+        return task.text
+
+    def act(self, action: str) -> Outcome:
+        answer = last_answer(action)
+        if answer is not None:
+            return self._judge(answer)
+        made = [run_call(self._tools[self.task.lang], call) for call in parse_tool_calls(action)]
+        accepted = sum(call["args"] is not None for call in made)
+        self._calls += len(made)
+        self._accepted += accepted
+        planned = [call for calls in self.task.data["plan"] for call in calls]
+        self._made += [x for call in made if "result" in call and (x := [call["tool"], call["args"]]) in planned]
+        said = [call["result"] if "result" in call else f"Error: {call['error']}" for call in made]
+        neither = tasks.data()["texts"]["neither"][tasks.LANGS.index(self.task.lang)]
+        return Outcome(
+            observation="\n".join(f"<tool_response>\n{text}\n</tool_response>" for text in said) or neither,
+            reward_parts={"answer": 0.0, "tool_calls": 0.0},
+            valid_action=0 < len(made) == accepted,
+            info={"tool_calls": made},
+        )
+
+    def _judge(self, answer: str) -> Outcome:
+        from skyrl_gym.answers import same
+
+        right = same(answer, self.task.ground_truth)
+        parts = {"answer": 1.0 * right, "tool_calls": 0.1 * self._accepted / max(self._calls, 1)}
+        return Outcome("", parts, valid_action=True, success=right, terminated=True, info={"tool_calls": []})
+
+    def expert_action(self) -> str:
+        """The calls of the plan's first round that have not yet succeeded; after the last round the answer."""
+        for calls in self.task.data["plan"]:
+            missing = [call for call in calls if call not in self._made]
+            if missing:
+                objects = [json.dumps({"tool": name, "args": args}, ensure_ascii=False) for name, args in missing]
+                return "\n".join(f"<tool_call>{text}</tool_call>" for text in objects)
+        return f"<answer>{self.task.ground_truth}</answer>"
+
+    def get_env_state(self) -> dict[str, Any]:
+        return {"calls": self._calls, "accepted": self._accepted, "made": self._made}
+
+    def set_env_state(self, state: dict[str, Any]) -> None:
+        self._calls, self._accepted = state["calls"], state["accepted"]
+        self._made: list[list[Any]] = state["made"]
+        """The planned calls [tool, args] that have succeeded."""
+
+
+def toolbox(tools: Sequence[Any], corpus: Corpus) -> dict[str, Tool]:
+    """The tools by name; `tools` has names of built-in ones, functions and Tools."""
+    makers = (calculator, tool(corpus.search), tool(corpus.wiki), tool(python_exec, external=True))
+    builtin, chosen = dict(zip(BUILTIN, makers, strict=True)), {}
+    for item in tools:
+        if isinstance(item, str) and item not in builtin:
+            raise ValueError(f"There is no built-in tool {item!r}; valid ones are {', '.join(builtin)}.")
+        made = builtin[item] if isinstance(item, str) else item if isinstance(item, Tool) else tool(item)
+        chosen[made.name] = made
+    return chosen
+
+
+def last_answer(text: str) -> str | None:
+    """What the last complete <answer>...</answer> after all calls holds, or None."""
+    end = text.rfind("</answer>", text.rfind("</tool_call>") + 1)
+    start = text.rfind("<answer>", text.rfind("</tool_call>") + 1, max(end, 0))
+    return text[start + len("<answer>") : end].strip() if start >= 0 else None

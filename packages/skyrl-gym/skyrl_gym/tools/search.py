@@ -1,0 +1,77 @@
+"""search and wiki over articles: the built-in ones, or those of a user's jsonl file of {"title", "text"} rows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+from itertools import pairwise
+from pathlib import Path
+
+from skyrl_gym.bm25 import BM25, terms
+from skyrl_gym.data import _read_jsonl
+from skyrl_gym.tools.tool import ToolError
+
+LONGEST_QUERY, MOST_RESULTS, SNIPPET = 120, 10, 160
+
+
+class Corpus:
+    """Articles (title, text) with distinct titles. `search` and `wiki` are tools."""
+
+    def __init__(self, articles: Sequence[tuple[str, str]]) -> None:
+        self.articles = articles
+        self._numbers = {title.casefold(): number for number, (title, _) in enumerate(articles)}
+
+    @classmethod
+    def load(cls, path: str | Path) -> Corpus:
+        """Reads a jsonl file; ValueError names file, line and field of the first row that is wrong."""
+        articles: dict[str, tuple[str, str]] = {}
+        for where, row in _read_jsonl(Path(path)):
+            for name in ("title", "text"):
+                if not isinstance(row, dict) or not isinstance(row.get(name), str) or not row[name].strip():
+                    raise ValueError(f"{where}: field {name!r} must be a string that is not empty, got {row!r:.80}.")
+            title = row["title"].strip()
+            if title.casefold() in articles:
+                raise ValueError(f"{where}: field 'title': {title!r} is the title of an earlier row too.")
+            articles[title.casefold()] = (title, row["text"])
+        if not articles:
+            raise ValueError(f"The corpus {path} has no rows; expected jsonl rows with 'title' and 'text'.")
+        return cls(list(articles.values()))
+
+    @cached_property
+    def _texts(self) -> BM25:
+        return BM25([f"{title} {text}" for title, text in self.articles])
+
+    @cached_property
+    def _titles(self) -> BM25:
+        return BM25([_letter_pairs(title) for title, _ in self.articles])
+
+    def search(self, query: str, k: int = 5) -> str:
+        """Finds articles by the words in them; returns the titles of the best k, each with a snippet."""
+        if not 1 <= k <= MOST_RESULTS or len(query) > LONGEST_QUERY:
+            raise ToolError(f"k must be from 1 to {MOST_RESULTS}, and a query has at most {LONGEST_QUERY} characters.")
+        words = sorted(terms(query), key=len, reverse=True)
+        found = self._texts.search(query, k)
+        return "\n".join(self._snippet(number, words) for number in found) or "No article has any of these words."
+
+    def wiki(self, title: str) -> str:
+        """Returns the article of that title, or the nearest titles when there is none."""
+        number = self._numbers.get(title.strip().casefold())
+        if number is not None:
+            return "\n".join(self.articles[number])
+        title = title[:LONGEST_QUERY]
+        near = [self.articles[number][0] for number in self._titles.search(_letter_pairs(title), 3)]
+        raise ToolError(f"There is no article {title!r}; the nearest titles are: {', '.join(near) or 'none'}.")
+
+    def _snippet(self, number: int, words: list[str]) -> str:
+        """The title, and the text about the longest of the words that it has."""
+        title, text = self.articles[number]
+        lower = text.lower()
+        place = next((place for word in words if (place := lower.find(word)) >= 0), 0)
+        sentence = max(text.rfind(stop, 0, place) + 1 for stop in (". ", "。"))
+        start = max(sentence, place - SNIPPET // 2)
+        return f"{title}: {text[start : start + SNIPPET].strip()}"
+
+
+def _letter_pairs(title: str) -> str:
+    """Pairs of neighbouring letters as words, by which BM25 finds misspelt titles."""
+    return " ".join(map("".join, pairwise(title.casefold())))

@@ -1,0 +1,120 @@
+"""Tools: plain functions with a JSON schema made from their signature.
+
+    @tool
+    def add(x: int, y: int = 1) -> int:
+        '''Adds two numbers.'''
+        return x + y
+
+A call's arguments are checked against the schema. Whatever goes wrong is a sentence for the model; no call raises.
+"""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+import json
+import math
+import types
+import typing
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from skyrl_gym.parsing import ParseError, ToolCall
+
+MAX_OUTPUT = 4000
+"""Characters of a call's result that the model sees."""
+_JSON_TYPES = {str: "string", int: "integer", float: "number", bool: "boolean", type(None): "null"}
+
+
+class ToolError(Exception):
+    """A tool's failure, in one sentence for the model."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tool:
+    name: str
+    function: Callable[..., Any]
+    schema: dict[str, Any]
+    """In the form of OpenAI's chat API, which chat templates take too."""
+    external: bool
+    """Its results depend on more than the arguments, for example on a process; a replay feeds the recorded ones."""
+
+
+def tool(function: Callable[..., Any], *, external: bool = False) -> Tool:
+    """Makes a Tool of a function with a docstring and type hints; a decorator. A parameter with a default is optional.
+
+    TypeError: a hint is missing or is none of str, int, float, bool, list[...], Literal[...] and X | None.
+    """
+    hints, properties, required = typing.get_type_hints(function), {}, []
+    for name, parameter in inspect.signature(function).parameters.items():
+        properties[name] = _schema(hints.get(name), f"Tool {function.__name__!r}: parameter {name!r}")
+        if parameter.default is parameter.empty:
+            required.append(name)
+    parameters = {"type": "object", "properties": properties, "required": required}
+    described = {"name": function.__name__, "description": inspect.getdoc(function) or "", "parameters": parameters}
+    return Tool(function.__name__, function, {"type": "function", "function": described}, external)
+
+
+def run_call(tools: Mapping[str, Tool], call: ToolCall | ParseError) -> dict[str, Any]:
+    """Runs a call and returns {"tool", "args", "result" or "error"}; args is None unless they fit a tool's schema."""
+    done: dict[str, Any] = {"tool": None, "args": None}
+    try:
+        if isinstance(call, ParseError):
+            raise ToolError(call.message)
+        done["tool"] = call.tool[:40]
+        _check(tools, call)
+        done["args"] = call.args
+        key, value = "result", tools[call.tool].function(**call.args)
+    except ToolError as error:
+        key, value = "error", str(error)
+    except Exception as error:  # a user's tool may raise anything
+        key, value = "error", f"{done['tool']} failed: {type(error).__name__}: {error}"
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+    if len(text) > MAX_OUTPUT:
+        text = f"{text[:MAX_OUTPUT]}... (cut: {len(text)} characters in all)"
+    # A lone surrogate, which Python strings may hold, could not be written to a file.
+    return done | {key: text.encode("utf-8", "replace").decode()}
+
+
+def _check(tools: Mapping[str, Tool], call: ToolCall) -> None:
+    if call.tool not in tools:
+        near = difflib.get_close_matches(call.tool[:40], tools, cutoff=0.4) or tools
+        raise ToolError(f"There is no tool {call.tool[:40]!r}; did you mean {' or '.join(near)}?")
+    parameters = tools[call.tool].schema["function"]["parameters"]
+    known = parameters["properties"]
+    for name, value in call.args.items():
+        if name not in known:
+            raise ToolError(f"{call.tool} takes no argument {name[:40]!r}, only {', '.join(known) or 'none'}.")
+        if not _fits(value, known[name]):
+            raise ToolError(f"{call.tool}: argument {name!r} must be {json.dumps(known[name], ensure_ascii=False)}.")
+    for name in parameters["required"]:
+        if name not in call.args:
+            raise ToolError(f"{call.tool}: argument {name!r} is missing.")
+
+
+def _schema(hint: Any, where: str) -> dict[str, Any]:
+    origin, args = typing.get_origin(hint), typing.get_args(hint)
+    if origin is typing.Literal:
+        return {"enum": list(args)}
+    if origin is list:
+        return {"type": "array", "items": _schema(args[0], where)}
+    if origin in (typing.Union, types.UnionType):
+        return {"anyOf": [_schema(arg, where) for arg in args]}
+    if hint not in _JSON_TYPES:
+        raise TypeError(
+            f"{where} needs a hint of str, int, float, bool, list[...], Literal[...] or X | None, got {hint}."
+        )
+    return {"type": _JSON_TYPES[hint]}
+
+
+def _fits(value: Any, schema: Mapping[str, Any]) -> bool:
+    if "anyOf" in schema:
+        return any(_fits(value, option) for option in schema["anyOf"])
+    if "enum" in schema:
+        return any(value == option and type(value) is type(option) for option in schema["enum"])
+    if schema["type"] == "array":
+        return isinstance(value, list) and all(_fits(item, schema["items"]) for item in value)
+    if schema["type"] == "number":  # JSON readers let NaN and 1e999 through
+        return type(value) in (int, float) and abs(value) < math.inf
+    return _JSON_TYPES.get(type(value)) == schema["type"]
