@@ -1,0 +1,34 @@
+"""Our environments in GEM's style: `make(id)`, `reset(seed)`, `step(action)`, `sample_random_action()`.
+
+GEM has no system message: the first observation begins with the instructions. For `gem.make` itself:
+`gem.register("text_math", "skyrl_gym.adapters.gem:make", name="text_math")`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium
+
+from skyrl_gym.registry import resolve_env_id
+
+
+class GemEnv(gymnasium.Wrapper[str, str, str, str]):
+    def reset(self, seed: int | None = None, **kwargs: Any) -> tuple[str, dict[str, Any]]:
+        observation, self._info = self.env.reset(seed=seed, **kwargs)
+        self.action_space.seed(seed)
+        return f"{self._info['instructions']}\n\n{observation}".lstrip(), self._info
+
+    def step(self, action: str) -> tuple[str, Any, bool, bool, dict[str, Any]]:
+        *outcome, self._info = self.env.step(action)
+        return *outcome, self._info  # type: ignore[return-value]
+
+    def sample_random_action(self) -> str:
+        """An admissible action where they are listed, else random characters."""
+        space, admissible = self.action_space, self._info.get("admissible_actions")
+        return str(space.np_random.choice(admissible)) if admissible else space.sample()
+
+
+def make(name: str, **kwargs: Any) -> GemEnv:
+    """An environment by its id or short name; the arguments are those of gymnasium.make."""
+    return GemEnv(gymnasium.make(resolve_env_id(name), **kwargs))
