@@ -1,6 +1,6 @@
 """Our environments in GEM's style: `make(id)`, `reset(seed)`, `step(action)`, `sample_random_action()`.
 
-GEM has no system message: the first observation begins with the instructions. For `gem.make` itself:
+GEM has no system message: the first observation begins with the instructions. For `gem.make` and `gem.make_vec`:
 `gem.register("text_math", "skyrl_gym.adapters.gem:make", name="text_math")`.
 """
 
@@ -14,9 +14,12 @@ from skyrl_gym.registry import resolve_env_id
 
 
 class GemEnv(gymnasium.Wrapper[str, str, str, str]):
+    _seed: int | None = None  # for the first reset
+
     def reset(self, seed: int | None = None, **kwargs: Any) -> tuple[str, dict[str, Any]]:
-        observation, self._info = self.env.reset(seed=seed, **kwargs)
+        seed, self._seed = self._seed if seed is None else seed, None
         self.action_space.seed(seed)
+        observation, self._info = self.env.reset(seed=seed, **kwargs)
         return f"{self._info['instructions']}\n\n{observation}".lstrip(), self._info
 
     def step(self, action: str) -> tuple[str, Any, bool, bool, dict[str, Any]]:
@@ -29,6 +32,8 @@ class GemEnv(gymnasium.Wrapper[str, str, str, str]):
         return str(space.np_random.choice(admissible)) if admissible else space.sample()
 
 
-def make(name: str, **kwargs: Any) -> GemEnv:
-    """An environment by its id or short name; the arguments are those of gymnasium.make."""
-    return GemEnv(gymnasium.make(resolve_env_id(name), **kwargs))
+def make(name: str, seed: int | None = None, **kwargs: Any) -> GemEnv:
+    """An environment by its id or short name; further arguments are those of gymnasium.make."""
+    env = GemEnv(gymnasium.make(resolve_env_id(name), **kwargs))
+    env._seed = seed
+    return env
