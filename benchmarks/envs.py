@@ -28,13 +28,13 @@ ROW = {"prompt": [{"role": "user", "content": "How many are 4 dozen?"}], "reward
 PEERS = {"gem": ["gem-llm", "datasets", "pylatexenc"], "reasoning_gym": ["reasoning-gym"], "textarena": ["textarena"]}
 
 
-def rate(work: Callable[[], int]) -> float:
-    """How often per second what `work` counts is done: the median of rounds, after one to warm up."""
+def rate(work: Callable[[], int | None]) -> float:
+    """How much `work` does per second (None is once): the median of rounds, after one to warm up."""
     rates = []
     for _ in range(ROUNDS + 1):
         count, start = 0, time.perf_counter()
         while (seconds := time.perf_counter() - start) < SECONDS:
-            count += work()
+            count += work() or 1
         rates.append(count / seconds)
     return statistics.median(rates[1:])
 
@@ -101,9 +101,9 @@ def gem() -> dict[str, float]:
     math, game = MathEnv(dataset=Dataset.from_list(questions)), gem.make("game:GuessTheNumber-v0-hard")
     tool = PythonCodeTool()
 
-    def one_question() -> int:
+    def one_question() -> None:
         math.reset()
-        return len([math.step(f"\\boxed{{{math.answer}}}")])
+        math.step(f"\\boxed{{{math.answer}}}")
 
     def one_game() -> int:
         game.reset()
@@ -112,8 +112,8 @@ def gem() -> dict[str, float]:
             count += 1
         return count
 
-    def one_call() -> int:
-        return len([tool.execute_action(f"<python>{CODE}</python>")])
+    def one_call() -> None:
+        tool.execute_action(f"<python>{CODE}</python>")
 
     return {"math": rate(one_question), "guess_the_number": rate(one_game), "python_tool": rate(one_call)}
 
@@ -165,9 +165,7 @@ def main() -> None:
     parser.add_argument("--peer", choices=PEERS, help=argparse.SUPPRESS)
     chosen = parser.parse_args()
     if chosen.peer:
-        print(
-            json.dumps({"gem": gem, "reasoning_gym": reasoning_gym, "textarena": textarena}[chosen.peer]()), flush=True
-        )
+        print(json.dumps({"gem": gem, "reasoning_gym": reasoning_gym, "textarena": textarena}[chosen.peer]()))
         return
     import skyrl_gym
 
@@ -177,9 +175,7 @@ def main() -> None:
         result[name] = round(steps_per_second(entry.id))
         print(f"{name:<24}{result[name]:>12,} steps/s")
     result["python_exec"], result["python_exec_over_bare"] = python_exec()
-    print(
-        f"{'python_exec':<24}{result['python_exec']} calls/s, {result['python_exec_over_bare']} times a bare interpreter"
-    )
+    print(f"python_exec: {result['python_exec']} calls/s, {result['python_exec_over_bare']} times a bare interpreter")
     result["peers"] = {name: measure_peer(name) for name in PEERS} if chosen.peers else None
     for name, rates in (result["peers"] or {}).items():
         print(f"{name:<24}{rates}")

@@ -62,7 +62,7 @@ def test_recorded_episodes_replay_until_something_differs(env_id, tmp_path):
     with pytest.raises(ValueError, match=rf"episodes.jsonl:4, step {len(changed['steps']) - 1}: reward is .* recorded"):
         replay(path)
     path.write_text("{}\n")
-    with pytest.raises(ValueError, match="episodes.jsonl:1: not an episode"):
+    with pytest.raises(ValueError, match=r"episodes.jsonl:1: not an episode"):
         replay(path)
 
 

@@ -19,16 +19,12 @@ class GemEnv(gymnasium.Wrapper[str, str, str, str]):
     def reset(self, seed: int | None = None, **kwargs: Any) -> tuple[str, dict[str, Any]]:
         seed, self._seed = self._seed if seed is None else seed, None
         self.action_space.seed(seed)
-        observation, self._info = self.env.reset(seed=seed, **kwargs)
-        return f"{self._info['instructions']}\n\n{observation}".lstrip(), self._info
-
-    def step(self, action: str) -> tuple[str, Any, bool, bool, dict[str, Any]]:
-        *outcome, self._info = self.env.step(action)
-        return *outcome, self._info  # type: ignore[return-value]
+        observation, info = self.env.reset(seed=seed, **kwargs)
+        return f"{info['instructions']}\n\n{observation}".lstrip(), info
 
     def sample_random_action(self) -> str:
         """An admissible action where they are listed, else random characters."""
-        space, admissible = self.action_space, self._info.get("admissible_actions")
+        space, admissible = self.action_space, self.get_wrapper_attr("admissible_actions")()
         return str(space.np_random.choice(admissible)) if admissible else space.sample()
 
 

@@ -24,16 +24,14 @@ class TextEnvironment:
         self.reward, self.done = 0.0, True
 
     def reset(self, **row: Any) -> str | None:
-        if row.get("reward_spec") is not None:  # its prompt holds instructions and question already
-            self.env.reset(options={"task": row})
-        elif row.get("task_id") is None and row.get("seed") is None:
+        from_row = row.get("reward_spec") is not None  # whose prompt holds instructions and question already
+        names = ("task_id", *getattr(self.env.unwrapped, "choices", ()))
+        options = {"task": row} if from_row else {name: row[name] for name in names if row.get(name) is not None}
+        if not from_row and "task_id" not in options and row.get("seed") is None:
             raise ValueError(f"A dataset row names its task by task_id, seed or reward_spec; this has {list(row)}.")
-        else:
-            names = ("task_id", *getattr(self.env.unwrapped, "choices", ()))
-            options = {name: row[name] for name in names if row.get(name) is not None}
-            observation, info = self.env.reset(seed=row.get("seed"), options=options)
+        observation, info = self.env.reset(seed=row.get("seed"), options=options)
         self.reward, self.done = 0.0, False
-        return None if row.get("reward_spec") is not None else f"{info['instructions']}\n\n{observation}".lstrip()
+        return None if from_row else f"{info['instructions']}\n\n{observation}".lstrip()
 
     def act(self, action: str) -> str:
         """Takes one action and returns what it led to.
