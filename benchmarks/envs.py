@@ -12,6 +12,7 @@ an unprotected `python -I -c` of the same code. The last line is one JSON object
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import statistics
 import subprocess
@@ -107,10 +108,7 @@ def gem() -> dict[str, float]:
 
     def one_game() -> int:
         game.reset()
-        count = 1
-        while not any(game.step(game.sample_random_action())[2:4]):
-            count += 1
-        return count
+        return next(n for n in itertools.count(1) if any(game.step(game.sample_random_action())[2:4]))
 
     def one_call() -> None:
         tool.execute_action(f"<python>{CODE}</python>")
@@ -134,12 +132,7 @@ def textarena() -> dict[str, float]:
     def one_game() -> int:
         env = textarena.make("GuessTheNumber-v0")
         env.reset(num_players=1, seed=1)
-        count, done = 0, False
-        while not done:
-            env.get_observation()
-            done, _ = env.step(f"[{count + 1}]")
-            count += 1
-        return count
+        return next(n for n in itertools.count(1) if env.get_observation() and env.step(f"[{n}]")[0])
 
     return {"guess_the_number": rate(one_game)}
 

@@ -2,7 +2,7 @@
 
     python scripts/write_gallery.py [--out docs/environments/gallery.md]
 
-The same tasks every time (seed 7, held-out split), so that a change of an environment shows as a difference of the page.
+The same tasks every time (seed 7, held-out split), so that changes of an environment show in the page.
 """
 
 from __future__ import annotations
@@ -22,6 +22,13 @@ ROW = {
     "prompt": [{"role": "user", "content": "A crate holds 12 eggs. How many do 4 crates hold?"}],
     "reward_spec": {"method": "rule", "ground_truth": "48"},
 }
+
+
+HEAD = """# Gallery
+
+Real episodes, written by `scripts/write_gallery.py`. The expert plays; in the second episode of each language it
+first says something that is no action.
+"""
 
 
 def block(speaker: str, text: str) -> str:
@@ -51,9 +58,8 @@ def transcript(env_id: str, lang: str, bad_action: bool) -> str:
         ended = terminated or truncated
         parts = ", ".join(f"{name} {value:g}" for name, value in info["reward_parts"].items())
         note = f"reward {reward:g} ({parts})" + (", solved" if info["success"] else ", over" if ended else "")
-        turns.append(
-            block("Agent", action) + (f"\n{block('User', observation)}" if observation else "") + f"\n{note}\n"
-        )
+        answer = f"\n{block('User', observation)}" if observation else ""
+        turns.append(f"{block('Agent', action)}{answer}\n{note}\n")
     env.close()
     if len(turns) > 2 * TURNS:
         turns[TURNS:-TURNS] = [f"[... {len(turns) - 2 * TURNS} turns]\n"]
@@ -64,10 +70,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Writes the gallery of real episodes.")
     parser.add_argument("--out", type=Path, default=Path("docs/environments/gallery.md"))
     out = parser.parse_args().out
-    pages = [
-        "# Gallery\n\nReal episodes, written by `scripts/write_gallery.py`. The expert plays; in the second of each"
-    ]
-    pages[0] += " language it first says something that is no action, where that does not end the episode.\n"
+    pages = [HEAD]
     for entry in skyrl_gym.list_envs():
         pages.append(f"## {entry.id}\n\n{entry.description}\n")
         langs = type(gym.make(entry.id).unwrapped).choices.get("lang", ("en",))
