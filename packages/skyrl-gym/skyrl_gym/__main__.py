@@ -36,7 +36,9 @@ def _write_demos(env_id: str, n: int, out: Path, options: dict[str, Any]) -> Non
 
 
 def _option(text: str) -> tuple[str, Any]:
-    name, _, value = text.partition("=")
+    name, equals, value = text.partition("=")
+    if not equals:
+        raise argparse.ArgumentTypeError(f"{text!r} is not NAME=VALUE, for example solution=worked")
     return name, yaml.safe_load(value)
 
 
