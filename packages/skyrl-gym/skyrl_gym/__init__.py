@@ -5,23 +5,34 @@ Gymnasium; `gymnasium.make("skyrl/text_math-v0")` then works, and so does `gymna
 without the import. No environment's code is loaded before it is made.
 """
 
-from skyrl_gym import data
+from skyrl_gym import data, envs
 from skyrl_gym.core import Outcome, Task, TextEnv
-from skyrl_gym.play import expert_trajectory, num_tasks
+from skyrl_gym.envs import make
+from skyrl_gym.play import demonstrations, expert_trajectory, num_tasks
 from skyrl_gym.registry import EnvEntry, list_envs, load_registry, register_all, resolve_env_id
 from skyrl_gym.spaces import UnicodeText
+from skyrl_gym.vector import make_vec
+from skyrl_gym.wrappers import HistoryWindow, InvalidActionBudget, RecordEpisodes, replay
 
 __all__ = [
     "EnvEntry",
+    "HistoryWindow",
+    "InvalidActionBudget",
     "Outcome",
+    "RecordEpisodes",
     "Task",
     "TextEnv",
     "UnicodeText",
     "data",
+    "demonstrations",
+    "envs",
     "expert_trajectory",
     "list_envs",
     "load_registry",
+    "make",
+    "make_vec",
     "num_tasks",
+    "replay",
     "resolve_env_id",
 ]
 

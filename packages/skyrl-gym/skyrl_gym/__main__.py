@@ -1,11 +1,16 @@
-"""`python -m skyrl_gym` lists the environments; `python -m skyrl_gym play text_math --seed 3` plays one."""
+"""`python -m skyrl_gym` lists the environments; `play ENV` plays one; `demos ENV` writes the expert's episodes."""
 
 from __future__ import annotations
 
 import argparse
+import json
 import sys
+from pathlib import Path
+from typing import Any
 
-from skyrl_gym.play import play
+import yaml
+
+from skyrl_gym.play import demonstrations, play
 from skyrl_gym.registry import list_envs
 
 
@@ -21,23 +26,49 @@ def _table() -> str:
     )
 
 
+def _write_demos(env_id: str, n: int, out: Path, options: dict[str, Any]) -> None:
+    lines = []
+    for demonstration in demonstrations(env_id, n, options):
+        lines.append(json.dumps(demonstration, ensure_ascii=False) + "\n")
+        if len(lines) % max(1, n // 10) == 0:
+            print(f"{len(lines)} of {n} demonstrations", file=sys.stderr)
+    out.write_text("".join(lines), encoding="utf-8")
+
+
+def _option(text: str) -> tuple[str, Any]:
+    name, equals, value = text.partition("=")
+    if not equals:
+        raise argparse.ArgumentTypeError(f"{text!r} is not NAME=VALUE, for example solution=worked")
+    return name, yaml.safe_load(value)
+
+
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m skyrl_gym", description="Lists the environments, or plays one.")
-    commands = parser.add_subparsers(dest="command", metavar="{play}")
+    parser = argparse.ArgumentParser(prog="python -m skyrl_gym", description="Lists the environments.")
+    commands = parser.add_subparsers(dest="command", metavar="{play,demos}")
     player = commands.add_parser("play", help="play an environment in the terminal")
-    player.add_argument("env", help="an id, or a short name such as text_math")
     player.add_argument("--seed", type=int, help="picks the task")
-    player.add_argument("--difficulty", type=int)
-    for option in ("split", "lang", "task_id"):
-        player.add_argument(f"--{option.replace('_', '-')}")
+    player.add_argument("--task-id")
+    writer = commands.add_parser("demos", help="write the expert's episodes as chat jsonl for supervised fine-tuning")
+    writer.add_argument("--n", type=int, default=100, help="so many tasks, from the first (default 100)")
+    writer.add_argument("--out", type=Path, default=Path("demos.jsonl"), help="default demos.jsonl")
+    for command in (player, writer):
+        command.add_argument("env", help="an id, or a short name such as text_math")
+        command.add_argument("--difficulty", type=int)
+        command.add_argument("--split")
+        command.add_argument("--lang")
+        command.add_argument("--option", type=_option, action="append", default=[], help="another: NAME=VALUE")
     chosen = vars(parser.parse_args(arguments))
-    if chosen.pop("command") is None:
-        print(_table())
-        return 0
-    env, seed = chosen.pop("env"), chosen.pop("seed")
+    chosen |= dict(chosen.pop("option", []))
+    name, env, *fixed = (chosen.pop(key, None) for key in ("command", "env", "seed", "n", "out"))
+    options = {key: value for key, value in chosen.items() if value is not None}
     try:
-        play(env, seed, {name: value for name, value in chosen.items() if value is not None})
-    except ValueError as error:
+        if name is None:
+            print(_table())
+        elif name == "play":
+            play(env, fixed[0], options)
+        else:
+            _write_demos(env, fixed[1], fixed[2], options)
+    except (ValueError, RuntimeError, OSError) as error:
         print(error, file=sys.stderr)
         return 2
     except KeyboardInterrupt:

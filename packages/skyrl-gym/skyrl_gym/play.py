@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from typing import Any, cast
 
 import gymnasium
@@ -32,17 +33,41 @@ def expert_trajectory(
     """
     env = gymnasium.make(resolve_env_id(env_id))
     try:
-        observation, info = env.reset(seed=seed, options=options)
-        messages = [{"role": "system", "content": info["instructions"]}] if info["instructions"] else []
-        done = False
-        while not done:
-            action = cast(TextEnv, env.unwrapped).expert_action()
-            messages += [{"role": "user", "content": observation}, {"role": "assistant", "content": action}]
-            observation, _, terminated, truncated, _ = env.step(action)
-            done = terminated or truncated
-        return messages
+        return _expert_episode(env, seed, options)["messages"]
     finally:
         env.close()
+
+
+def demonstrations(env_id: str, n: int, options: dict[str, Any] | None = None) -> Iterator[dict[str, Any]]:
+    """The expert's episodes of the first `n` tasks under reset options: {"messages": chat, "task_id", "env_id",
+    "reward": the episode's sum}. ValueError if there are fewer tasks, RuntimeError if the expert fails."""
+    env = gymnasium.make(resolve_env_id(env_id))
+    try:
+        text_env, options = cast(TextEnv, env.unwrapped), options or {}
+        count, chosen = text_env.num_tasks(options), text_env.defaults | options
+        if not 0 < n <= count:
+            raise ValueError(f"n is {n}, expected 1 to {count}: {env_id} has {count} tasks under these options.")
+        for index in range(n):
+            task_id = f"{chosen['split']}:{chosen['difficulty']}:{chosen['lang']}:{index}"
+            demonstration = _expert_episode(env, None, options | {"task_id": task_id})
+            if not demonstration.pop("success"):
+                raise RuntimeError(f"The expert of {env_id} did not solve the task {task_id}.")
+            yield demonstration
+    finally:
+        env.close()
+
+
+def _expert_episode(env: gymnasium.Env[str, str], seed: int | None, options: dict[str, Any] | None) -> dict[str, Any]:
+    observation, info = env.reset(seed=seed, options=options)
+    task_id, total, done = info["task_id"], 0.0, False
+    messages = [{"role": "system", "content": info["instructions"]}] if info["instructions"] else []
+    while not done:
+        action = cast(TextEnv, env.unwrapped).expert_action()
+        messages += [{"role": "user", "content": observation}, {"role": "assistant", "content": action}]
+        observation, reward, terminated, truncated, info = env.step(action)
+        total, done = total + float(reward), terminated or truncated
+    env_id = env.spec.id if env.spec else None
+    return {"messages": messages, "task_id": task_id, "env_id": env_id, "reward": total, "success": info["success"]}
 
 
 def play(env_id: str, seed: int | None, options: dict[str, Any]) -> None:

@@ -84,7 +84,11 @@ def load_registry(path: str | Path) -> list[EnvEntry]:
     for entry in entries:
         if entry.id not in _entries:
             gymnasium.register(
-                entry.id, entry.entry_point, max_episode_steps=entry.max_episode_steps, kwargs=dict(entry.kwargs)
+                entry.id,
+                entry.entry_point,
+                max_episode_steps=entry.max_episode_steps,
+                vector_entry_point=f"skyrl_gym.vector:{entry.id}",
+                kwargs=dict(entry.kwargs),
             )
             _entries[entry.id] = entry
     return entries

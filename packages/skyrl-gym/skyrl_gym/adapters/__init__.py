@@ -1,0 +1,1 @@
+"""Other projects' interfaces: `skyrl` (their environments here), `trl` and `gem` (ours there)."""

@@ -1,0 +1,64 @@
+"""Vector environments that are right for text.
+
+Gymnasium's AsyncVectorEnv reads shared memory once, so that observations in text never change; here it shares none.
+One process ("sync") is the default: for environments this cheap, pipes cost more than processes save.
+
+A finished environment is reset without options. What every episode should have is therefore an argument:
+`make_vec("webshop_lite", 8, split="val")`, not `reset(options={"split": "val"})`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium.error import CustomSpaceError
+from gymnasium.vector.utils.shared_memory import create_shared_memory
+
+from skyrl_gym.registry import resolve_env_id
+from skyrl_gym.spaces import UnicodeText
+
+
+def make_vec(
+    env_id: str, num_envs: int = 1, vectorization_mode: str = "sync", *, autoreset_mode: Any = "NextStep", **kwargs: Any
+) -> gymnasium.vector.VectorEnv:
+    """`num_envs` copies of an environment, by id or short name, in one process ("sync") or a process each ("async").
+
+    `reset(seed=s)` seeds them with s, s + 1, ... `autoreset_mode` is a Gymnasium AutoresetMode or its value; further
+    arguments are gymnasium.make_vec's (`wrappers`, `vector_kwargs`) and the environment's.
+    """
+    if vectorization_mode not in ("sync", "async"):
+        raise ValueError(f"vectorization_mode is {vectorization_mode!r}; valid ones are 'sync' and 'async'.")
+    settings = {"autoreset_mode": autoreset_mode, **kwargs.pop("vector_kwargs", {})}
+    if vectorization_mode == "async":
+        settings["shared_memory"] = False
+    envs = gymnasium.make_vec(resolve_env_id(env_id), num_envs, vectorization_mode, settings, **kwargs)
+    # Gymnasium writes the autoreset mode into the environment class's metadata, which all vector environments share.
+    envs.metadata = dict(envs.metadata)
+    return envs
+
+
+def single_info(infos: dict[str, Any], index: int) -> dict[str, Any]:
+    """The info that environment `index` gave, out of a vector environment's infos."""
+    info = {}
+    for name, values in infos.items():
+        if f"_{name}" in infos and infos[f"_{name}"][index]:
+            value = single_info(values, index) if isinstance(values, dict) else values[index]
+            info[name] = value.item() if isinstance(value, np.generic) else value
+    return info
+
+
+def __getattr__(name: str) -> Callable[..., gymnasium.vector.VectorEnv]:
+    """Makes "skyrl_gym.vector:<env id>" a vector_entry_point. Gymnasium does not tell an entry point which id it is
+    called for, and a string, unlike a partial, can be in a spec's JSON."""
+    if name in gymnasium.registry:
+        return partial(make_vec, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+@create_shared_memory.register(UnicodeText)
+def _refuse(space: UnicodeText, n: int = 1, ctx: Any = None) -> Any:
+    raise CustomSpaceError("Text cannot be shared: skyrl_gym.make_vec, or vector_kwargs={'shared_memory': False}.")

@@ -1,0 +1,128 @@
+"""Wrappers for text environments: a window of history, a budget of invalid actions, episodes recorded and replayed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+from gymnasium.envs.registration import EnvSpec
+from gymnasium.utils import RecordConstructorArgs
+
+from skyrl_gym.spaces import UnicodeText
+
+TextWrapper = gymnasium.Wrapper[str, str, str, str]
+Reset = tuple[str, dict[str, Any]]
+Step = tuple[str, Any, bool, bool, dict[str, Any]]
+FIELDS = ("observation", "reward", "terminated", "truncated")
+
+
+class HistoryWindow(TextWrapper, RecordConstructorArgs):
+    """The observation becomes a transcript: the first observation, which holds the task, and the last `turns` turns,
+    each as "> action" and what it led to. A line "[...]" stands for turns that are left out."""
+
+    def __init__(self, env: gymnasium.Env[str, str], turns: int) -> None:
+        if turns < 1:
+            raise ValueError(f"HistoryWindow: turns is {turns}, expected at least 1.")
+        RecordConstructorArgs.__init__(self, turns=turns)
+        super().__init__(env)
+        self.observation_space = UnicodeText(1 << 40)
+        self._limit = turns
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Reset:
+        self._turns: list[str] = []
+        self._first, info = self.env.reset(seed=seed, options=options)
+        return self._first, info
+
+    def step(self, action: str) -> Step:
+        observation, reward, terminated, truncated, info = self.env.step(action)
+        self._turns.append(f"> {action}\n{observation}")
+        left_out = ["[...]"] if len(self._turns) > self._limit else []
+        return "\n".join([self._first, *left_out, *self._turns[-self._limit :]]), reward, terminated, truncated, info
+
+
+class InvalidActionBudget(TextWrapper, RecordConstructorArgs):
+    """Ends an episode, truncated, at its `budget`-th invalid action; `info["invalid_actions"]` counts them."""
+
+    def __init__(self, env: gymnasium.Env[str, str], budget: int) -> None:
+        if budget < 1:
+            raise ValueError(f"InvalidActionBudget: budget is {budget}, expected at least 1.")
+        RecordConstructorArgs.__init__(self, budget=budget)
+        super().__init__(env)
+        self._budget = budget
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Reset:
+        self._invalid = 0
+        observation, info = self.env.reset(seed=seed, options=options)
+        return observation, info | {"invalid_actions": 0}
+
+    def step(self, action: str) -> Step:
+        observation, reward, terminated, truncated, info = self.env.step(action)
+        self._invalid += not info["valid_action"]
+        truncated = truncated or (self._invalid >= self._budget and not terminated)
+        return observation, reward, terminated, truncated, info | {"invalid_actions": self._invalid}
+
+
+class RecordEpisodes(TextWrapper, RecordConstructorArgs):
+    """Appends each episode to a jsonl file when it ends, or when the next begins, or at `close`: the spec with the
+    wrappers below this one, the arguments of `reset`, every action, observation and reward. `replay` reads it."""
+
+    def __init__(self, env: gymnasium.Env[str, str], path: str | Path) -> None:
+        if env.spec is None:
+            raise ValueError("RecordEpisodes takes environments of gymnasium.make only: replay needs their spec.")
+        RecordConstructorArgs.__init__(self, path=str(path))
+        super().__init__(env)
+        self._path, self._spec = Path(path), json.loads(env.spec.to_json())
+        self._episode: dict[str, Any] = {}
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Reset:
+        self._write()
+        # Without a seed, the generator goes on from where earlier episodes left it.
+        generator = self.unwrapped.np_random.bit_generator.state if seed is None else None
+        observation, info = self.env.reset(seed=seed, options=options)
+        self._episode = {"env": self._spec, "np_random": generator, "reset": {"seed": seed, "options": options}}
+        self._episode["steps"] = [[None, observation]]  # the first is the reset
+        return observation, info
+
+    def step(self, action: str) -> Step:
+        outcome = self.env.step(action)
+        if self._episode:
+            self._episode["steps"].append([action, *outcome[:4]])
+            if outcome[2] or outcome[3]:
+                self._write()
+        return outcome
+
+    def close(self) -> None:
+        self._write()
+        super().close()
+
+    def _write(self) -> None:
+        if self._episode:
+            with self._path.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(self._episode) + "\n")  # ASCII: a lone surrogate has no UTF-8
+        self._episode = {}
+
+
+def replay(path: str | Path) -> int:
+    """Plays the episodes of a RecordEpisodes file again and returns their number.
+
+    Raises ValueError with file, line, step and field of the first difference, or for a line that is not an episode.
+    """
+    lines = Path(path).read_text(encoding="utf-8").splitlines()
+    for number, line in enumerate(lines, start=1):
+        try:
+            episode = json.loads(line)
+            env = gymnasium.make(EnvSpec.from_json(json.dumps(episode["env"])))
+            if episode["np_random"] is not None:
+                env.unwrapped.np_random.bit_generator.state = episode["np_random"]
+            arguments, steps = episode["reset"], episode["steps"]
+        except (KeyError, TypeError, json.JSONDecodeError) as error:
+            raise ValueError(f"{path}:{number}: not an episode of RecordEpisodes ({error!r}).") from None
+        for index, (action, *recorded) in enumerate(steps):
+            outcome = env.step(action) if index else env.reset(**arguments)
+            for name, then, now in zip(FIELDS, recorded, outcome, strict=False):
+                if then != now:
+                    raise ValueError(f"{path}:{number}, step {index}: {name} is {now!r}, but {then!r} was recorded.")
+        env.close()
+    return len(lines)

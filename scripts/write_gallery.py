@@ -1,0 +1,83 @@
+"""docs/environments/gallery.md: real episodes of every environment of the registry, of the expert after one bad action.
+
+    python scripts/write_gallery.py [--out docs/environments/gallery.md]
+
+The same tasks every time (seed 7, held-out split), so that changes of an environment show in the page.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+
+import skyrl_gym
+
+LONGEST = 900  # characters of a message that are shown
+TURNS = 8  # at the beginning, and so many at the end
+BAD_ACTION = {"en": "Let me think.", "zh": "让我想想。"}
+ROW = {
+    "prompt": [{"role": "user", "content": "A crate holds 12 eggs. How many do 4 crates hold?"}],
+    "reward_spec": {"method": "rule", "ground_truth": "48"},
+}
+
+
+HEAD = """# Gallery
+
+Real episodes, written by `scripts/write_gallery.py`. The expert plays; in the second episode of each language it
+first says something that is no action.
+"""
+
+
+def block(speaker: str, text: str) -> str:
+    shown = text if len(text) <= LONGEST else f"{text[:LONGEST]}\n[... {len(text) - LONGEST} more characters]"
+    fence = "````" if "```" in shown else "```"
+    return f"**{speaker}**\n\n{fence}text\n{shown}\n{fence}\n"
+
+
+def transcript(env_id: str, lang: str, bad_action: bool) -> str:
+    """An episode as markdown; of a long one the beginning and the end."""
+    env: Any = gym.make(env_id, lang=lang)
+    splits = env.unwrapped.choices.get("split", ())
+    options = {"split": "val"} if "val" in splits else {}
+    try:
+        observation, info = env.reset(seed=7, options=options)
+    except ValueError:  # played from dataset rows
+        observation, info = env.reset(options={"task": ROW})
+    head = [f"### Task `{info['task_id']}`\n"]
+    if info["instructions"]:
+        head.append(block("System", info["instructions"]))
+    head.append(block("User", observation))
+    turns: list[str] = []
+    ended = False
+    while not ended:
+        action = BAD_ACTION[lang] if bad_action and not turns else env.unwrapped.expert_action()
+        observation, reward, terminated, truncated, info = env.step(action)
+        ended = terminated or truncated
+        parts = ", ".join(f"{name} {value:g}" for name, value in info["reward_parts"].items())
+        note = f"reward {reward:g} ({parts})" + (", solved" if info["success"] else ", over" if ended else "")
+        answer = f"\n{block('User', observation)}" if observation else ""
+        turns.append(f"{block('Agent', action)}{answer}\n{note}\n")
+    env.close()
+    if len(turns) > 2 * TURNS:
+        turns[TURNS:-TURNS] = [f"[... {len(turns) - 2 * TURNS} turns]\n"]
+    return "\n".join([*head, *turns])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Writes the gallery of real episodes.")
+    parser.add_argument("--out", type=Path, default=Path("docs/environments/gallery.md"))
+    out = parser.parse_args().out
+    pages = [HEAD]
+    for entry in skyrl_gym.list_envs():
+        pages.append(f"## {entry.id}\n\n{entry.description}\n")
+        langs = type(gym.make(entry.id).unwrapped).choices.get("lang", ("en",))
+        pages += [transcript(entry.id, lang, bad) for lang in langs for bad in (False, True)]
+    out.write_text("\n".join(pages), encoding="utf-8")
+    print(f"{out}: {len(pages)} parts")
+
+
+if __name__ == "__main__":
+    main()

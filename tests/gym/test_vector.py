@@ -1,0 +1,72 @@
+"""Vector environments give what single ones give, in both modes and every way of resetting."""
+
+import gymnasium as gym
+import pytest
+from gymnasium.vector import AutoresetMode
+
+import skyrl_gym
+from skyrl_gym.vector import single_info
+from tests.gym.test_all_envs import FULL, GUESS, IDS, ROWS
+
+NUM = 3
+
+
+def policy(env_id: str, step: int, index: int) -> str:
+    return ["", "\\boxed{85}", str(1000 + 7 * step), "你好 look \ud800"][(step + index) % 4]
+
+
+def singles(env_id: str, mode: AutoresetMode, steps: int):
+    """What single environments give under the same seeds, reset as `mode` says."""
+    envs = [gym.make(env_id) for _ in range(NUM)]
+    yield [(*env.reset(seed=5 + index), None) for index, env in enumerate(envs)]
+    ended = [False] * NUM
+    for step in range(steps):
+        results = []
+        for index, env in enumerate(envs):
+            if ended[index] and mode is not AutoresetMode.SAME_STEP:
+                ended[index], (observation, info) = False, env.reset()
+                results.append((observation, 0.0, False, False, info))
+                continue
+            observation, reward, terminated, truncated, info = env.step(policy(env_id, step, index))
+            ended[index] = terminated or truncated
+            if ended[index] and mode is AutoresetMode.SAME_STEP:
+                final = {"final_obs": observation, "final_info": info}
+                observation, info = env.reset()
+                info = final | info
+            results.append((observation, reward, terminated, truncated, info))
+        yield results
+
+
+@pytest.mark.parametrize("env_id", [env_id for env_id in IDS if env_id not in ROWS])
+@pytest.mark.parametrize("mode", [AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP])
+@pytest.mark.parametrize("vectorization", ["sync", "async", "entry point"])
+def test_results_are_those_of_single_environments(env_id, mode, vectorization):
+    if vectorization == "entry point":
+        envs = gym.make_vec(env_id, num_envs=NUM, autoreset_mode=mode)
+    else:
+        envs = skyrl_gym.make_vec(env_id, NUM, vectorization, autoreset_mode=mode)
+    steps = 100 if FULL else 12
+    expected = singles(env_id, mode, steps)
+    observations, infos = envs.reset(seed=5)
+    for index, (observation, info, _) in enumerate(next(expected)):
+        assert (observations[index], single_info(infos, index)) == (observation, info)
+    for step, results in enumerate(expected):
+        batch = envs.step(tuple(policy(env_id, step, index) for index in range(NUM)))
+        for index, (*outcome, info) in enumerate(results):
+            assert [values[index] for values in batch[:4]] == outcome
+            assert single_info(batch[4], index) == info
+    assert envs.metadata["autoreset_mode"] is mode
+    envs.close()
+
+
+def test_arguments_reach_every_episode():
+    envs = gym.make_vec(GUESS, num_envs=2, lang="zh", difficulty=2, max_episode_steps=1, autoreset_mode="SameStep")
+    assert "整数" in envs.reset(seed=1)[0][1] and envs.spec.to_json()
+    assert envs.step(("x", "x"))[3].tolist() == [True, True] and "整数" in envs.step(("x", "x"))[0][0]
+
+
+def test_shared_memory_is_refused():
+    with pytest.raises(ValueError, match="shared_memory=False"):
+        gym.make_vec(GUESS, num_envs=2, vectorization_mode="async")
+    with pytest.raises(ValueError, match="valid ones are 'sync' and 'async'"):
+        skyrl_gym.make_vec(GUESS, 2, "threads")

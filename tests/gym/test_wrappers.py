@@ -1,0 +1,80 @@
+"""The wrappers, the replay of recorded episodes, and demonstrations."""
+
+import json
+import warnings
+
+import gymnasium as gym
+import pytest
+from gymnasium.utils.env_checker import check_env
+
+from skyrl_gym import HistoryWindow, InvalidActionBudget, RecordEpisodes, replay
+from skyrl_gym.__main__ import main
+from tests.gym.test_all_envs import GUESS, IDS, ROWS
+
+
+def test_history_is_the_task_and_the_last_turns():
+    env = HistoryWindow(gym.make(GUESS), turns=2)
+    first, _ = env.reset(options={"task_id": "val:1:en:0"})
+    assert env.step("1")[0] == f"{first}\n> 1\nHigher."
+    assert env.step("9999")[0] == f"{first}\n> 1\nHigher.\n> 9999\nLower."
+    assert env.step("\ud800")[0] == f"{first}\n[...]\n> 9999\nLower.\n> \ud800\nThat is no number."
+    assert env.reset(seed=1)[0] == gym.make(GUESS).reset(seed=1)[0] and env.step("1")[0].count(">") == 1
+    with pytest.raises(ValueError, match="turns is 0"):
+        HistoryWindow(gym.make(GUESS), turns=0)
+
+
+def test_invalid_actions_end_the_episode():
+    env = InvalidActionBudget(gym.make(GUESS), budget=2)
+    assert env.reset(seed=1)[1]["invalid_actions"] == 0
+    outcomes = [env.step(action) for action in ("x", "1", "")]
+    assert [(*outcome[2:4], outcome[4]["invalid_actions"]) for outcome in outcomes] == [
+        (False, False, 1),
+        (False, False, 1),
+        (False, True, 2),
+    ]
+
+
+@pytest.mark.parametrize("env_id", [env_id for env_id in IDS if env_id not in ROWS])
+def test_wrapped_environments_pass_the_checker(env_id, tmp_path):
+    env = RecordEpisodes(InvalidActionBudget(HistoryWindow(gym.make(env_id), turns=3), budget=4), tmp_path / "a.jsonl")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        warnings.filterwarnings("ignore", ".*different from the unwrapped version.*")
+        check_env(env)
+
+
+@pytest.mark.parametrize("env_id", IDS)
+def test_recorded_episodes_replay_until_something_differs(env_id, tmp_path):
+    path = tmp_path / "episodes.jsonl"
+    env = RecordEpisodes(InvalidActionBudget(gym.make(env_id), budget=3), path)
+    for seed in (3, None, None):
+        env.reset(seed=seed, options=ROWS.get(env_id))
+        env.step("\ud800 你好")
+    env.reset(options=ROWS.get(env_id))
+    while not any(env.step(env.unwrapped.expert_action())[2:4]):
+        pass
+    env.close()
+    assert replay(path) == 4
+    *episodes, last = path.read_text().splitlines()
+    changed = json.loads(last)
+    changed["steps"][-1][2] += 1  # its reward
+    path.write_text("\n".join([*episodes, json.dumps(changed)]))
+    with pytest.raises(ValueError, match=rf"episodes.jsonl:4, step {len(changed['steps']) - 1}: reward is .* recorded"):
+        replay(path)
+    path.write_text("{}\n")
+    with pytest.raises(ValueError, match=r"episodes.jsonl:1: not an episode"):
+        replay(path)
+
+
+@pytest.mark.parametrize("env_id", [env_id for env_id in IDS if env_id not in ROWS])
+def test_demonstrations_are_chats_of_solved_tasks(env_id, tmp_path, capsys):
+    out = tmp_path / "demos.jsonl"
+    assert main(["demos", env_id, "--n", "10", "--split", "val", "--lang", "zh", "--out", str(out)]) == 0
+    demos = [json.loads(line) for line in out.read_text(encoding="utf-8").splitlines()]
+    assert [demo["task_id"].split(":")[-1] for demo in demos] == [str(index) for index in range(10)]
+    for demo in demos:
+        roles = [message["role"] for message in demo["messages"] if message["role"] != "system"]
+        assert roles == ["user", "assistant"] * (len(roles) // 2)
+        assert demo["env_id"] == env_id and demo["task_id"].startswith("val:") and demo["reward"] > 0
+    assert main(["demos", env_id, "--n", "0", "--out", str(out)]) == main(["demos", "nothing"]) == 2
+    assert "n is 0, expected 1 to " in capsys.readouterr().err
