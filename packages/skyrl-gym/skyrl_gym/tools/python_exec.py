@@ -1,8 +1,7 @@
 """python_exec: runs a model's Python in a confined process, without Docker.
 
-Every call starts from the same state and leaves none: the folder is empty, hash seed and `random` are fixed, only the
-standard library can be imported. As in a notebook, the value of a last expression is printed. What a call can do, and
-what this does not promise: docs/environments/python_exec.md.
+Every call starts from the same state and leaves none; only the standard library can be imported; the value of a last
+expression is printed, as in a notebook. docs/environments/python_exec.md says what it promises, and what not.
 """
 
 from __future__ import annotations
@@ -26,13 +25,12 @@ from typing import Any, BinaryIO, cast
 log = logging.getLogger(__name__)
 UNSAFE = "SKYRL_UNSAFE_PYTHON_EXEC"
 LONGEST_CODE = 1 << 20
-PATIENCE = 20.0  # seconds that the server may take to start, or longer than a call's own limit
+PATIENCE = 60.0  # seconds that the server may take to start, or longer than a call's own limit
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Limits:
-    """What one call may use. The interpreter's own 40 MiB count as memory, which is address space; `cpu_seconds` are
-    those of all threads; output beyond `output_bytes` (both streams together) is dropped, and what is shown marked."""
+    """What one call may use: address space, CPU time of all threads, output of both streams, and of files."""
 
     wall_seconds: float = 2.0
     cpu_seconds: int = 2
@@ -50,8 +48,7 @@ class Limits:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ExecResult:
-    """What a call came to; `error` is for the model: the end of a traceback, or "Timed out after 2 s of wall clock.".
-    Example: ExecResult("4\\n", None, 0.002)"""
+    """For the model; `error` is the end of a traceback or a sentence. Example: ExecResult("4\\n", None, 0.002)"""
 
     output: str
     error: str | None
@@ -106,8 +103,8 @@ class Sandbox:
             if missing and not self.unsafe:
                 self.close()
                 raise RuntimeError(
-                    f"python_exec refuses to run code: this system lacks {missing}. Linux from 5.13 with Landlock and "
-                    f"seccomp has them. To run code unprotected, knowingly: {UNSAFE}=1 or Sandbox(unsafe=True)."
+                    f"python_exec runs no code, as protection is missing: {missing}. Linux from 5.13 with Landlock "
+                    f"and seccomp gives it. To run code unprotected, knowingly: {UNSAFE}=1 or Sandbox(unsafe=True)."
                 )
             return self._layers
 

@@ -1,10 +1,9 @@
 """The process behind python_exec: it has imported the usual modules, and forks a confined child for each call.
 
-Runs with a clean environment and the standard library only, never inside the user's process. It first says which
-layers of protection hold, each tried from inside, then answers code with results, lines of JSON, till the owner ends.
-A child gives up, before it sees code: session, open files, environment and capabilities; all files but the standard
-library, shared libraries and a flat folder that is emptied after each call (Landlock); all system calls and arguments
-of them that sandbox_policy.json does not list (seccomp).
+It has a clean environment and the standard library only, and says first which layers of protection hold, each tried
+from inside; then it answers code with results, lines of JSON, till the owner ends. A child gives up, before it sees
+code: session, open files, environment, capabilities; all files but the standard library, shared libraries and a flat
+folder emptied after each call (Landlock); all system calls and arguments not in sandbox_policy.json (seccomp).
 """
 
 from __future__ import annotations
@@ -167,7 +166,7 @@ class Server:
         if self.program:
             install(self.program.replace(struct.pack("I", OWN_PID), struct.pack("I", os.getpid())))
 
-    def call(self, code: str) -> dict[str, Any]:
+    def call(self, code: str, wall: float) -> dict[str, Any]:
         """Runs code in a new child; returns the fields of python_exec.ExecResult."""
         (output_end, output), (report_end, report) = os.pipe(), os.pipe()
         started = time.monotonic()
@@ -180,7 +179,7 @@ class Server:
                 os._exit(1)
         os.close(output)
         os.close(report)
-        text, error = self.listen(pid, output_end, started + self.limits["wall_seconds"])
+        text, error = self.listen(pid, output_end, wall)
         os.kill(pid, signal.SIGKILL)  # has not been waited for, so that the number is still its own
         with contextlib.suppress(ProcessLookupError):
             os.killpg(pid, signal.SIGKILL)
@@ -188,7 +187,8 @@ class Server:
         reported = os.read(report_end, 4 * LONGEST_REPORT) if select.select([report_end], [], [], 0)[0] else b""
         os.close(output_end)
         os.close(report_end)
-        self.empty()
+        for entry in list(os.scandir(self.folder)):
+            shutil.rmtree(entry) if entry.is_dir(follow_symlinks=False) else os.unlink(entry)
         if not error and status < 0:
             error = f"Killed by signal {-status}, {signal.strsignal(-status)}."
         most = self.limits["output_bytes"]
@@ -196,9 +196,9 @@ class Server:
         error = error or reported.decode("utf-8", "replace") or (f"Exited with status {status}." if status else None)
         return {"output": shown, "error": error, "seconds": time.monotonic() - started}
 
-    def listen(self, pid: int, output_end: int, deadline: float) -> tuple[bytes, str | None]:
+    def listen(self, pid: int, output_end: int, wall: float) -> tuple[bytes, str | None]:
         """What the child writes until it ends, up to a little more than the limit; and why it must be killed."""
-        kept = b""
+        kept, deadline = b"", time.monotonic() + wall
         with open(os.pidfd_open(pid), "rb", 0) as child:
             sources = [child.fileno(), output_end]
             while (now := time.monotonic()) < deadline:
@@ -212,7 +212,7 @@ class Server:
                     return kept, None
                 if self.overfull():
                     return kept, f"Killed: more than {self.limits['folder_mib']} MiB or {MOST_FILES} files."
-        return kept, f"Timed out after {self.limits['wall_seconds']:g} s of wall clock."
+        return kept, f"Timed out after {wall:g} s of wall clock."
 
     def overfull(self) -> bool:
         """Whether the code has written more than it may; nothing in the kernel limits all files together."""
@@ -224,17 +224,13 @@ class Server:
                 return True
         return False
 
-    def empty(self) -> None:
-        for entry in os.scandir(self.folder):
-            shutil.rmtree(entry) if entry.is_dir(follow_symlinks=False) else os.unlink(entry)
-
     def serve(self) -> None:
         for layer, (code, expected) in POLICY["probes"].items():
             code = code.format(outside=os.path.abspath(__file__), mib=self.limits["memory_mib"])
-            self.layers[layer] = "on" if expected in (self.call(code)["error"] or "") else "missing"
+            self.layers[layer] = "on" if expected in (self.call(code, 20)["error"] or "") else "missing"
         print(json.dumps(self.layers), flush=True)
         for line in sys.stdin.buffer:  # ends when the owner does
-            print(json.dumps(self.call(json.loads(line))), flush=True)
+            print(json.dumps(self.call(json.loads(line), self.limits["wall_seconds"])), flush=True)
 
 
 if __name__ == "__main__":
