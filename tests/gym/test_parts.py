@@ -7,13 +7,11 @@ import pickle
 import re
 import subprocess
 import sys
-import warnings
 from pathlib import Path
 
 import gymnasium as gym
 import pytest
 from gymnasium.spaces import Text
-from gymnasium.utils.env_checker import check_env
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -225,6 +223,7 @@ class TestRegistry:
             ("{difficulty: 4}", "[4]", ":6: field 'kwargs' must be a mapping"),
             ("schema: 1", "schema: 2", "expected 'schema: 1'"),
             ("schema: 1", "schema: 1\nmore: 2", "unknown field 'more'"),
+            ("description:", "description: x\n    description:", "field twice"),
             ("  - id: mine/sums-v0", "  - sums\n  - id: mine/sums-v0", ":3: an entry of 'envs' is a mapping"),
             ("  - id", "  - [id", "cannot be read: .*line 3"),
             ("mine/sums-v0", "skyrl/text_math-v0", ":3: .* is already registered by .*envs-registry.yaml"),
@@ -266,7 +265,7 @@ class TestCommandLine:
 
     def test_table(self, capsys):
         assert main([]) == 0
-        assert "skyrl/text_math-v0  -      0 to 1.1  train val test" in capsys.readouterr().out
+        assert re.search(r"^skyrl/text_math-v0 +- +0 to 1.1 +train val test", capsys.readouterr().out, re.MULTILINE)
 
     def test_a_person_plays(self, monkeypatch, capsys):
         assert self.play(monkeypatch, "\\boxed{109}\n", "text_math", "--task-id", "val:arithmetic:1:en:0") == 0
@@ -293,29 +292,19 @@ def test_importing_is_cheap():
 
 @pytest.mark.usefixtures("clean_registry")
 class TestDocumentation:
-    PAGE = Path(__file__).parents[2] / "docs" / "environments.md"
-
-    def blocks(self, language: str) -> list[str]:
-        return re.findall(rf"```{language}\n(.*?)```", self.PAGE.read_text(encoding="utf-8"), re.DOTALL)
+    PAGES = Path(__file__).parents[2] / "docs" / "environments"
 
     def test_the_first_example_runs(self, capsys):
-        exec(self.blocks("python")[0], {})
+        page = (self.PAGES / "README.md").read_text(encoding="utf-8")
+        exec(re.findall(r"```python\n(.*?)```", page, re.DOTALL)[0], {})
         assert "1.1 {'correct': 1.0, 'format': 0.1}" in capsys.readouterr().out
 
-    def test_the_environment_written_there_is_one(self, tmp_path, monkeypatch):
-        (tmp_path / "my_package").mkdir()
-        (tmp_path / "my_package" / "riddles.py").write_text(self.blocks("python")[1])
-        (tmp_path / "mine.yaml").write_text(self.blocks("yaml")[0])
-        monkeypatch.syspath_prepend(tmp_path)
-        skyrl_gym.load_registry(tmp_path / "mine.yaml")
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")
-            check_env(gym.make("mine/riddles-v0").unwrapped)
-        (question, answer) = skyrl_gym.expert_trajectory("mine/riddles-v0", 1, {"split": "val"})
-        assert int(re.search(r"\d+", question["content"])[0]) + 1 == int(answer["content"])
-
     def test_the_table_of_text_math_is_right(self):
-        rows = re.findall(r"^\| (\d) \|.*\| ([\d,]+) / ([\d,]+) / ([\d,]+) \|$", self.PAGE.read_text(), re.MULTILINE)
+        rows = re.findall(
+            r"^\| (\d) \|.*\| ([\d,]+) / ([\d,]+) / ([\d,]+) \|$",
+            (self.PAGES / "text_math.md").read_text(),
+            re.MULTILINE,
+        )
         assert len(rows) == 8
         for difficulty, *sizes in rows:
             for split, size in zip(("train", "val", "test"), sizes, strict=True):

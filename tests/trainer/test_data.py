@@ -112,7 +112,7 @@ def test_a_bad_spec_is_a_sentence(spec: Any, words: list[str]) -> None:
 def test_bad_rows_and_lists_are_sentences(tmp_path: Path) -> None:
     unknown = write_rows(tmp_path / "unknown.jsonl", ROW, {**ROW, "env_class": "text_meth"})
     broken = write_rows(tmp_path / "broken.jsonl", {"prompt": ROW["prompt"]})
-    unplayable = write_rows(tmp_path / "unplayable.jsonl", {**ROW, "reward_spec": {"ground_truth": "many"}})
+    unplayable = write_rows(tmp_path / "unplayable.jsonl", {**ROW, "reward_spec": {"ground_truth": ""}})
     failing = tmp_path / "failing.py"
     failing.write_text("1 / 0\n")
     for specs, env_file, words in [

@@ -10,7 +10,7 @@ The contract of every environment here:
 - A task has an id, "<split>:<difficulty>:<lang>:<index>", that names the same task in every process and run. An
   environment whose tasks depend on more options spells those too (`id_options`).
 
-A subclass gives `choices`, `count_tasks`, `make_task`, `begin`, `act` and `expert_action`; docs/environments.md.
+A subclass gives `choices`, `count_tasks`, `make_task`, `begin`, `act` and `expert_action`; docs/environments/README.md.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ class TextEnv(gymnasium.Env[str, str]):
         raise NotImplementedError
 
     def make_task(self, options: Mapping[str, Any], index: int) -> Task:
-        """Task `index` (0 <= index < count_tasks(options)); different indices give different texts."""
+        """Task `index` (0 <= index < count_tasks(options)); different indices are different tasks."""
         raise NotImplementedError
 
     def task_from_row(self, row: Mapping[str, Any], options: Mapping[str, Any]) -> Task:
@@ -122,6 +122,10 @@ class TextEnv(gymnasium.Env[str, str]):
     def admissible_actions(self) -> list[str] | None:
         """All actions that do something in this state, or None where they cannot be listed."""
         return None
+
+    def reset_info(self) -> dict[str, Any]:
+        """Further entries for the `info` of `reset`: for people and metrics, without the ground truth."""
+        return {}
 
     def get_env_state(self) -> dict[str, Any]:
         """What `begin` and `act` keep between steps, as plain data."""
@@ -169,7 +173,7 @@ class TextEnv(gymnasium.Env[str, str]):
         self._task = task
         self._finished = False
         self._screen = observation = self.begin(task)
-        info: dict[str, Any] = {"instructions": task.instructions, "task_id": task.task_id}
+        info = {"instructions": task.instructions, "task_id": task.task_id, **self.reset_info()}
         return observation, self._with_admissible(info)
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:

@@ -32,7 +32,7 @@ def load_rows(path: str | Path) -> list[dict[str, Any]]:
     path = Path(path)
     if not path.is_file():
         raise FileNotFoundError(f"There is no data file {path}; expected a .jsonl or .parquet file.")
-    readers = {".jsonl": _read_jsonl, ".parquet": _read_parquet}
+    readers = {".jsonl": read_jsonl, ".parquet": _read_parquet}
     if path.suffix not in readers:
         raise ValueError(f"{path} ends in {path.suffix!r}; data files end in .jsonl or .parquet.")
     rows = []
@@ -84,7 +84,8 @@ def _check_prompt(prompt: Any, where: str) -> None:
         raise ValueError(f"{where}: field 'prompt' has no message with role 'user'.")
 
 
-def _read_jsonl(path: Path) -> Iterator[tuple[str, Any]]:
+def read_jsonl(path: Path) -> Iterator[tuple[str, Any]]:
+    """("file:line", value) of every line that is not blank; ValueError names the line that is no JSON."""
     with path.open("rb") as file:
         for number, line in enumerate(file, start=1):
             where = f"{path}:{number}"

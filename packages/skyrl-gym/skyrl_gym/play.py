@@ -48,7 +48,7 @@ def demonstrations(env_id: str, n: int, options: dict[str, Any] | None = None) -
         if not 0 < n <= count:
             raise ValueError(f"n is {n}, expected 1 to {count}: {env_id} has {count} tasks under these options.")
         for index in range(n):
-            task_id = f"{chosen['split']}:{chosen['difficulty']}:{chosen['lang']}:{index}"
+            task_id = text_env.task_id(chosen, index)
             demonstration = _expert_episode(env, None, options | {"task_id": task_id})
             if not demonstration.pop("success"):
                 raise RuntimeError(f"The expert of {env_id} did not solve the task {task_id}.")

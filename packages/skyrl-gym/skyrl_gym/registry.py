@@ -151,6 +151,10 @@ def _entry(path: Path, node: yaml.Node, raw: Any) -> EnvEntry:
         )
     lines = {key.value: f"{path}:{key.start_mark.line + 1}" for key, _ in node.value}
     known = {item.name: item for item in fields(EnvEntry) if item.name != "source"}
+    if len(raw) < len(node.value):  # YAML itself lets the last one win
+        raise ValueError(
+            f"{source}: an entry has a field twice; its fields are {', '.join(k.value for k, _ in node.value)}."
+        )
     for name in raw:
         if name not in known:
             near = _nearest(str(name), list(known))

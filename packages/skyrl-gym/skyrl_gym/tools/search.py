@@ -8,7 +8,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from skyrl_gym.bm25 import BM25, terms
-from skyrl_gym.data import _read_jsonl
+from skyrl_gym.data import read_jsonl
 from skyrl_gym.tools.tool import ToolError
 
 LONGEST_QUERY, MOST_RESULTS, SNIPPET = 120, 10, 160
@@ -25,7 +25,7 @@ class Corpus:
     def load(cls, path: str | Path) -> Corpus:
         """Reads a jsonl file; ValueError names file, line and field of the first row that is wrong."""
         articles: dict[str, tuple[str, str]] = {}
-        for where, row in _read_jsonl(Path(path)):
+        for where, row in read_jsonl(Path(path)):
             for name in ("title", "text"):
                 if not isinstance(row, dict) or not isinstance(row.get(name), str) or not row[name].strip():
                     raise ValueError(f"{where}: field {name!r} must be a string that is not empty, got {row!r:.80}.")

@@ -252,4 +252,3 @@ def check_resumable(saved: dict[str, Any], config: Config) -> None:
             f"This run cannot go on with other settings ({'; '.join(changed)}); restore them, or start anew with "
             "trainer.resume_mode=none in another trainer.run_dir."
         )
-

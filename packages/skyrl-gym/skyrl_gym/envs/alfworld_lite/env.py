@@ -52,9 +52,8 @@ class AlfworldLiteEnv(TextEnv):
             data=data,
         )
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
-        observation, info = super().reset(seed=seed, options=options)
-        return observation, info | {"task_type": self.task.data["type"]}
+    def reset_info(self) -> dict[str, Any]:
+        return {"task_type": self.task.data["type"]}
 
     def begin(self, task: Task) -> str:
         self._world = _world(task.data, task.lang)

@@ -157,4 +157,4 @@ LEVELS: dict[int, Callable[[], list[Block]]] = {
     7: lambda: [(PRODUCT_SUM, _grid(_TWO, (2, 9), _TWO)), _product_differences()],
     8: lambda: [_chains()],
 }
-"""The difficulties; docs/environments.md describes them."""
+"""The difficulties; docs/environments/text_math.md describes them."""

@@ -57,10 +57,9 @@ class ToolUseEnv(TextEnv):
         texts = tasks.data()["texts"]["instructions"]
         self._instructions = [text.format(tools=listed, limit=MAX_CALLS) for text in texts]
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
-        """As TextEnv's; `info["tools"]` has the tools' schemas for a chat template."""
-        observation, info = super().reset(seed=seed, options=options)
-        return observation, info | {"tools": self.tools}
+    def reset_info(self) -> dict[str, Any]:
+        """`info["tools"]`: the tools' schemas, for a chat template."""
+        return {"tools": self.tools}
 
     def count_tasks(self, options: Mapping[str, Any]) -> int:
         return tasks.count(options["difficulty"], options["split"])

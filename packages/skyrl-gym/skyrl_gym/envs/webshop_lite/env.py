@@ -113,9 +113,8 @@ class WebShopLiteEnv(TextEnv):
         text, truth = copy.deepcopy(shop.goals[split, difficulty][index])
         return Task(f"{split}:{difficulty}:{lang}:{index}", text, truth, difficulty, lang, split, shop.ui["rules"])
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
-        observation, info = super().reset(seed=seed, options=options)
-        return observation, info | self._page_info()
+    def reset_info(self) -> dict[str, Any]:
+        return self._page_info()
 
     def begin(self, task: Task) -> str:
         self.set_env_state({"view": View()._asdict(), "opened": []})
