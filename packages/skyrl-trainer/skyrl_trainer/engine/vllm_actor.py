@@ -24,6 +24,8 @@ _CPU_ENV = {
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     # A second OpenMP thread spins: it halves the throughput, or worse, beside any other busy process.
     "OMP_NUM_THREADS": "1",
+    # Every number of running sequences is a shape of its own; kernels of 64 shapes are as fast as of 1,024.
+    "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "64",
 }
 ENGINE_ENV: dict[str, str] = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
