@@ -13,6 +13,7 @@ Hugging Face model and nothing else.
 from __future__ import annotations
 
 import argparse
+import math
 import tempfile
 import time
 from collections.abc import Iterable
@@ -72,11 +73,13 @@ def warmstart(
     epochs: float = DEFAULT_EPOCHS,
     batch_size: int = DEFAULT_BATCH_SIZE,
     target_loss: float = DEFAULT_TARGET_LOSS,
+    seconds: float = math.inf,
 ) -> list[float]:
     """Clones the experts of `conversations` into `out`, a new or empty folder.
 
-    `target_loss` is in nats a token; at 0 cloning goes through all `epochs`. Returns the loss of every LOSS_WINDOW
-    steps. Seeds the process's global random generators: call it in a process that does nothing else.
+    `target_loss` is in nats a token; at 0 cloning goes through all `epochs`, or stops after `seconds` of them, which
+    is then not the same bytes twice. Returns the loss of every LOSS_WINDOW steps. Seeds the process's global random
+    generators: call it in a process that does nothing else.
     """
     import torch
     from datasets import Dataset
@@ -117,16 +120,18 @@ def warmstart(
         )
         trainer = SFTTrainer(model=model, args=args, train_dataset=dataset, processing_class=tokenizer)
         trainer.remove_callback(ProgressCallback)
-        trainer.add_callback(_progress(target_loss))
+        trainer.add_callback(_progress(target_loss, seconds))
         trainer.train()
         model.to(dtype).save_pretrained(folder)  # type: ignore[arg-type]  # transformers' wrapper hides `to`
         tokenizer.save_pretrained(folder)
     return [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
 
 
-def _progress(target_loss: float) -> ProgressCallback:
-    """A progress bar that shows the loss, and stops the training where it is low enough."""
+def _progress(target_loss: float, seconds: float) -> ProgressCallback:
+    """A progress bar that shows the loss, and stops the training where it is low enough or has taken long enough."""
     from transformers import ProgressCallback, TrainerControl, TrainerState, TrainingArguments
+
+    deadline = time.monotonic() + seconds
 
     class Progress(ProgressCallback):
         def on_log(
@@ -140,7 +145,7 @@ def _progress(target_loss: float) -> ProgressCallback:
             if logs and "loss" in logs:
                 if self.training_bar is not None:
                     self.training_bar.set_postfix(loss=f"{logs['loss']:.3f}")
-                control.should_training_stop |= logs["loss"] <= target_loss
+                control.should_training_stop |= logs["loss"] <= target_loss or time.monotonic() > deadline
 
     return Progress()
 
@@ -156,6 +161,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--epochs", type=float, default=DEFAULT_EPOCHS)
     parser.add_argument("--batch-size", type=int, default=DEFAULT_BATCH_SIZE)
     parser.add_argument("--target-loss", type=float, default=DEFAULT_TARGET_LOSS, help="stop there; 0: never")
+    parser.add_argument("--seconds", type=float, default=math.inf, help="stop after so many; default: no limit")
     parser.add_argument("--seed", type=int, default=0)
 
 
@@ -172,6 +178,7 @@ def run(args: argparse.Namespace) -> None:
         epochs=args.epochs,
         batch_size=args.batch_size,
         target_loss=args.target_loss,
+        seconds=args.seconds,
     )
     print(
         f"Cloned {len(conversations)} expert episodes in {time.monotonic() - started:.0f} s: "
