@@ -9,7 +9,7 @@ import torch
 from trl import GRPOTrainer as TRLTrainer
 
 from skyrl_trainer.algorithms.kl import k1, k2, k3
-from skyrl_trainer.algorithms.losses import SampledTokens, no_correction, ppo_clip, sequence_mean, token_ratio
+from skyrl_trainer.algorithms.losses import SampledTokens, ppo_clip, sequence_mean, token_ratio
 
 
 def ragged(seed: int, rows: int = 6, width: int = 11) -> dict[str, torch.Tensor]:
@@ -79,7 +79,7 @@ def our_loss(case: dict[str, torch.Tensor], logprobs: torch.Tensor, beta: float)
         logprobs[mask], case["old"][mask], case["old"][mask], case["advantages"][rows], trajectory_N=rows
     )
     loss, _ = ppo_clip(token_ratio(tokens), tokens.advantages_N, 0.2, 0.28)
-    loss = loss * no_correction(tokens) + beta * k3(tokens.logprobs_N, case["ref"][mask])
+    loss = loss + beta * k3(tokens.logprobs_N, case["ref"][mask])
     return (loss * sequence_mean(mask.sum(1))[rows]).sum()
 
 
