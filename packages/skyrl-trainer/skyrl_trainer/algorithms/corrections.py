@@ -6,8 +6,8 @@
 | mis | w inside, else 0 (masked importance sampling; IcePop's range) | 0.5, 5 |
 | sequence_mask | 1 where the trajectory's geometric mean of w is inside, else 0 | 0.99, 1.01 |
 
-`auto` is none where both sides compute in float32, and tis otherwise. With `old_logprobs=rollout` nothing is left to
-correct. TRL 1.16 takes for sequences the product of w, not its geometric mean, and trusts a token whose w is NaN.
+`auto` is none where both sides compute in float32, and tis otherwise; `old_logprobs=rollout` leaves nothing to correct.
+TRL 1.16 takes the product of w for sequences, not its geometric mean, and trusts a token whose w is NaN.
 """
 
 from typing import Any
@@ -19,10 +19,9 @@ from skyrl_trainer.config import Config
 from skyrl_trainer.errors import UserError
 
 RANGES = {"none": (0.0, float("inf")), "tis": (0.0, 2.0), "mis": (0.5, 5.0), "sequence_mask": (0.99, 1.01)}
-Range = tuple[str, float, float]
 
 
-def correction_range(options: Any, config: Config) -> Range:
+def correction_range(options: Any, config: Config) -> tuple[str, float, float]:
     """The correction's name, smallest and largest weight."""
     name = options.correction
     if name == "auto":
@@ -36,7 +35,7 @@ def correction_range(options: Any, config: Config) -> Range:
 
 
 @torch.no_grad()
-def correct(chosen: Range, tokens: SampledTokens) -> tuple[torch.Tensor, torch.Tensor]:
+def correct(chosen: tuple[str, float, float], tokens: SampledTokens) -> tuple[torch.Tensor, torch.Tensor]:
     """The weight of each token, and whether the range changed it, both [N]. A NaN stays one: the step must stop."""
     name, low, high = chosen
     if name == "none":
@@ -47,5 +46,4 @@ def correct(chosen: Range, tokens: SampledTokens) -> tuple[torch.Tensor, torch.T
     outside_N = (weight_N < low) | (weight_N > high)
     if name == "tis":
         return weight_N.clamp(low, high), outside_N
-    kept_N = weight_N if name == "mis" else weight_N / weight_N
-    return kept_N.masked_fill(outside_N, 0.0), outside_N
+    return (weight_N if name == "mis" else weight_N / weight_N).masked_fill(outside_N, 0.0), outside_N

@@ -4,8 +4,8 @@
     GSPO-token:  s_t = sg[s] exp(logp_t - sg[logp_t])                           (equation 14; sg: no gradient)
 
 Both have the same value, and with one advantage a trajectory the same gradient. Where advantages differ inside one (a
-critic's, say) only the token form is defined, so it is taken; `gspo_token` takes it always. The range is for sequences
-of thousands of tokens: on short ones it clips nearly everything, so watch `clip_fraction`.
+critic's, say) only the token form is defined, so it is taken; `gspo_token` takes it always. The range is meant for
+thousands of tokens: on short trajectories it clips nearly everything, so watch `clip_fraction`.
 TRL 1.16: `importance_sampling_level="sequence"` with loss_type "grpo"; it has no token form.
 """
 

@@ -1,14 +1,12 @@
 """`PolicyLoss`: the four functions of a loss as methods, and the options that it understands.
 
-A trainer class is a PolicyLoss, and so is a mixin: `class SAPOTrainer(SAPOLossMixin, GRPOTrainer)` takes from the mixin
-what the mixin overrides. Quantities of a whole trajectory (GSPO's ratio, sequence masks) are right because a
-micro-batch holds whole trajectories: the learner cuts between them only.
+A trainer class is a PolicyLoss, and so is a mixin: `class SAPOTrainer(SAPOLossMixin, GRPOTrainer)` takes what the
+mixin overrides. GSPO's ratio and sequence masks are right because a micro-batch always holds whole trajectories.
 """
 
 from __future__ import annotations
 
 import difflib
-import json
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -22,8 +20,6 @@ from skyrl_trainer.errors import UserError
 
 
 class LossOptions(BaseModel):
-    """What a class reads from `trainer.algorithm.options`: fields with defaults and ranges."""
-
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
 
@@ -31,8 +27,7 @@ class PolicyLoss:
     """GRPO's choices (arXiv 2402.03300): token ratio, PPO's clip, mean over trajectories of their token means."""
 
     class Options(LossOptions):
-        """Known to every algorithm; a mixin's own `Options` are added to them."""
-
+        # Of `trainer.algorithm.options`, known to every algorithm; a mixin's own `Options` are added to them.
         kl_estimator: Literal["k2", "k3"] = "k3"
         use_bias_correction_kl: bool = False  # multiply the KL by the ratio, with its gradient; TRL 1.16 has True
         correction: Literal["auto", "none", "tis", "mis", "sequence_mask"] = "auto"
@@ -42,8 +37,7 @@ class PolicyLoss:
 
     clip_range: ClassVar[tuple[float, float | None]] = (0.2, None)
     """`epsilon` and `epsilon_high` where the recipe gives none; a high of None is the low one."""
-    fixed: ClassVar[dict[str, Any]] = {}
-    """Settings of `trainer.algorithm` that are part of the algorithm, whatever the recipe says."""
+    fixed: ClassVar[dict[str, Any]] = {}  # settings of `trainer.algorithm` that are the algorithm's, not the recipe's
 
     def __init__(self, config: Config) -> None:
         self.config = config
@@ -70,7 +64,6 @@ class PolicyLoss:
         return correct(self.correction_range, tokens)
 
     def kl(self, ratio_N: torch.Tensor, logprobs_N: torch.Tensor, reference_N: torch.Tensor) -> torch.Tensor:
-        """The KL to the reference, as it enters the loss."""
         kl_N = {"k2": k2, "k3": k3}[self.options.kl_estimator](logprobs_N, reference_N)
         return kl_N * ratio_N if self.options.use_bias_correction_kl else kl_N
 
@@ -84,7 +77,7 @@ class PolicyLoss:
             return known.model_validate(given)
         except ValidationError as error:
             option, wanted = str(error.errors()[0]["loc"][0]), error.errors()[0]["msg"].removeprefix("Input should be ")
-            problem = f"is {json.dumps(given[option], default=str)}, but should be {wanted}"
+            problem = f"is {given[option]!r}, but should be {wanted}"
             if (option, given[option]) == ("kl_estimator", "k1"):
                 problem += ", because k1's gradient in a loss is 0 on average"
             if option not in known.model_fields:

@@ -6,8 +6,8 @@ Its gradient is -w r A grad logp with w = 4 p (1 - p), p = sigmoid(tau (r - 1)):
 on both sides, faster for negative advantages. `epsilon` has no part in it, and `clip_fraction` is 0.
 
 Options: `sapo_temperature_pos` and `_neg` (TRL 1.16's names, defaults and loss), and `sapo_gate`, which TRL has not:
-"sigmoid" is -sigmoid((r - 1) / tau) A, where tau is `sapo_temperature_pos` for both signs unless the other is given.
-Its slope at r = 1 is 1 / (4 tau): the learning rate is in effect a quarter.
+"sigmoid" is -sigmoid((r - 1) / tau) A, tau being `sapo_temperature_pos` for both signs unless the other is given. Its
+slope at r = 1 is 1 / (4 tau): the learning rate is in effect a quarter.
 """
 
 from typing import Literal
