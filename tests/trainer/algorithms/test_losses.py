@@ -77,7 +77,7 @@ def trl_loss(
             use_bias_correction_kl=biased,
             delta=delta,
             sapo_temperature_pos=1.0,
-            sapo_temperature_neg=1.05,
+            sapo_temperature_neg=torch.tensor(1.05, dtype=torch.float64),  # a float would become float32 in its where()
             steps_per_generation=1,
         ),
         aux_loss_enabled=False,
