@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,15 @@ from skyrl_trainer.learner import learner as learner_module
 from skyrl_trainer.learner.batch import make_rows
 from skyrl_trainer.learner.grpo import GRPOTrainer, Row, register_trainer, trainer_class
 from skyrl_trainer.learner.learner import Learner, Scorer
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """float32 goes to oneDNN and float64 to MKL: in one process their threads wait for each other, a hundredfold."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
 
 
 def make_trainer(
