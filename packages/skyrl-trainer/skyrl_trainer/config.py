@@ -58,19 +58,21 @@ class PlacementConfig(Section):
 
 class AlgorithmConfig(Section):
     name: str = "grpo"
-    """A registered trainer class."""
+    """A registered trainer class: grpo, sapo, gspo, gspo_token, dapo, dr_grpo, cispo, dual_clip."""
     advantage_estimator: str = "grpo"
-    """A registered estimator: grpo, rloo."""
-    epsilon: float = Field(default=0.2, ge=0)
-    """PPO's clip range, below 1 and (unless `epsilon_high` is given) above it."""
+    """A registered estimator: grpo, rloo, reinforce++, maxrl."""
+    epsilon: float | None = Field(default=None, ge=0)
+    """PPO's clip range below 1; the algorithm's own by default (0.2; GSPO 3e-4)."""
     epsilon_high: float | None = Field(default=None, ge=0)
-    """PPO's clip range above 1, where it differs (DAPO's clip-higher)."""
+    """The same above 1 (DAPO 0.28; GSPO 4e-4; otherwise as `epsilon`), and CISPO's cap (5)."""
     beta: float = Field(default=0.0, ge=0)
     """Weight of the KL to the reference policy in the loss; 0 loads no reference."""
     scale_rewards: Literal["group", "batch", "none"] = "group"
     """Over what the standard deviation that divides the advantages is taken."""
     old_logprobs: Literal["recompute", "rollout"] = "recompute"
     """`rollout` takes the engine's logprobs for the old policy and saves a forward pass."""
+    options: dict[str, Any] = {}
+    """Of the algorithm, by TRL's names: `sapo_temperature_neg`, `delta`, `kl_estimator`; a wrong one lists them all."""
 
 
 class TrainerConfig(Section):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from skyrl_trainer.algorithms.advantages import estimator, register_estimator
 from skyrl_trainer.config import AlgorithmConfig
@@ -50,7 +51,43 @@ def test_rloo_takes_the_mean_of_the_others() -> None:
     assert per_trajectory(estimator("rloo")(batch, AlgorithmConfig(), None)) == pytest.approx([-3.0, -1.5, 4.5])
 
 
-@pytest.mark.parametrize("name", ["grpo", "rloo"])
+def test_maxrl_divides_by_the_groups_mean_and_refuses_negative_returns() -> None:
+    result = estimator("maxrl")(batch_of([[[1.0], [0.0], [0.0], [0.0]], [[0.0], [0.0]]]), AlgorithmConfig(), None)
+    assert per_trajectory(result) == pytest.approx([0.75 / 0.2501, *[-0.25 / 0.2501] * 3, 0.0, 0.0])
+    with pytest.raises(UserError, match=r"advantage_estimator=maxrl.*one is -0\.5"):
+        estimator("maxrl")(batch_of([[[1.0], [-0.5]]]), AlgorithmConfig(), None)
+
+
+@pytest.mark.parametrize("gamma", [1.0, 0.9])
+def test_reinforce_pp_whitens_discounted_returns_to_go(gamma: float) -> None:
+    """Every turn is one prompt token and two sampled ones: prompts do not discount, rewards sit on the second one."""
+    rewards = [[[1.0, 0.5, -2.0]], [[0.0]], [[3.0, 0.0]]]
+    to_go = []
+    for (turns,) in rewards:
+        per_token = [x for reward in turns for x in (0.0, reward)]
+        to_go.append(
+            [sum(gamma ** (k - t) * r for k, r in enumerate(per_token) if k >= t) for t in range(len(per_token))]
+        )
+    everything = torch.tensor([x for row in to_go for x in row], dtype=torch.float64)
+    result = estimator("reinforce++")(batch_of(rewards), AlgorithmConfig(options={"gamma": gamma}), None)
+    for row, expected in zip(result.advantages, to_go, strict=True):
+        whitened = (torch.tensor(expected, dtype=torch.float64) - everything.mean()) / (everything.std() + 1e-4)
+        assert row[::3] == [0.0] * (len(row) // 3)  # prompts and observations
+        assert [x for i, x in enumerate(row) if i % 3] == pytest.approx(whitened.tolist())
+
+
+def test_reinforce_pp_survives_turns_and_batches_without_tokens() -> None:
+    batch = batch_of([[[1.0]], [[2.0, 4.0]]])
+    silent = Turn([1], [], [], [], "")
+    batch.trajectories[1].turns[1] = silent  # its reward goes to the token before it
+    result = estimator("reinforce++")(batch, AlgorithmConfig(), None).advantages
+    scale = torch.tensor([1.0, 1.0, 6.0, 6.0], dtype=torch.float64).std().item() + 1e-4
+    assert result[0] == pytest.approx([0.0, *[-2.5 / scale] * 2])
+    assert result[1] == pytest.approx([0.0, *[2.5 / scale] * 2, 0.0])
+    assert estimator("reinforce++")(batch_of([]), AlgorithmConfig(), None).advantages == []
+
+
+@pytest.mark.parametrize("name", ["grpo", "rloo", "maxrl", "reinforce++"])
 @pytest.mark.parametrize("group", [[[1.1]], [[1.1]] * 7])
 def test_a_group_of_one_or_of_equal_rewards_gives_exactly_zero(name: str, group: list[list[float]]) -> None:
     """The mean of seven times 1.1 is not 1.1 in floating point."""
@@ -66,7 +103,7 @@ def test_rewards_of_all_turns_count_and_land_on_sampled_tokens_only() -> None:
 
 
 def test_an_unknown_estimator_is_named_with_the_valid_ones_and_a_users_own_is_found() -> None:
-    with pytest.raises(UserError, match=r"advantage_estimator='gpro'.*grpo, rloo"):
+    with pytest.raises(UserError, match=r"advantage_estimator='gpro'.*grpo, maxrl, reinforce"):
         estimator("gpro")
 
     @register_estimator("ones")

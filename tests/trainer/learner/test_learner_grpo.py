@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,15 @@ from skyrl_trainer.learner import learner as learner_module
 from skyrl_trainer.learner.batch import make_rows
 from skyrl_trainer.learner.grpo import GRPOTrainer, Row, register_trainer, trainer_class
 from skyrl_trainer.learner.learner import Learner, Scorer
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """float32 goes to oneDNN and float64 to MKL: in one process their threads wait for each other, a hundredfold."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
 
 
 def make_trainer(
@@ -30,7 +40,7 @@ def make_trainer(
         with torch.no_grad():
             for parameter in reference.model.parameters():
                 parameter.mul_(1.02)
-    return GRPOTrainer(config, learner, reference)
+    return trainer_class(config.trainer.algorithm.name)(config, learner, reference)
 
 
 def gradient(trainer: GRPOTrainer, batch: Any, old: list[torch.Tensor] | None = None) -> torch.Tensor:
@@ -64,6 +74,37 @@ def test_the_gradient_does_not_depend_on_the_cut(
     assert cuts[0].norm() > 0
     for other in cuts[1:]:
         assert (other - cuts[0]).norm() <= tolerance * cuts[0].norm()
+
+
+ALGORITHMS = ["sapo", "gspo", "gspo_token", "dapo", "dr_grpo", "cispo", "dual_clip"]
+
+
+@pytest.mark.parametrize("name, estimator", [(name, "grpo") for name in ALGORITHMS] + [("gspo", "reinforce++")])
+def test_no_algorithms_gradient_depends_on_the_cut(tmp_path: Path, name: str, estimator: str) -> None:
+    """With a KL that is multiplied by the ratio, and a mask of whole trajectories; reinforce++ differs inside them."""
+    path = save_model(tmp_path, "gpt2")
+    batch = make_batch(equal=(1,), turns=2)
+    old = [
+        torch.tensor([x - 0.01 * (i % 2) for i, x in enumerate(t.rollout_logprobs()) if x]) for t in batch.trajectories
+    ]
+    options = {"use_bias_correction_kl": True, "correction": "sequence_mask", "correction_min": 0.9, "gamma": 0.9}
+    algorithm = {"name": name, "beta": 0.1, "options": options, "advantage_estimator": estimator}
+    trainer = make_trainer(path, True, algorithm, micro_batch_tokens=10**6)
+    whole = gradient(trainer, batch, old)
+    assert whole.norm() > 0
+    for budget in (400, 200, 1):
+        trainer.settings.micro_batch_tokens = budget
+        assert (gradient(trainer, batch, old) - whole).norm() <= 1e-10 * whole.norm()
+
+
+@pytest.mark.parametrize("correction", ["tis", "mis", "sequence_mask"])
+def test_corrections_are_counted_and_nan_of_the_engine_stops_the_step(tmp_path: Path, correction: str) -> None:
+    trainer = make_trainer(save_model(tmp_path), algorithm={"name": "gspo", "options": {"correction": correction}})
+    batch = make_batch(step=7)
+    assert 0 < trainer.update(batch)["correction/fraction"] <= 1
+    batch.trajectories[5].turns[0].logprobs[0] = float("nan")
+    with pytest.raises(UserError, match=r"loss of step 7 is not finite"):
+        trainer.update(batch)
 
 
 def test_rows_left_out_because_their_advantage_is_zero_have_no_gradient_and_still_count(tmp_path: Path) -> None:

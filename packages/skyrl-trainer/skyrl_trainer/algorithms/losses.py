@@ -61,6 +61,13 @@ def sequence_mean(lengths_M: torch.Tensor) -> torch.Tensor:
     return 1.0 / (lengths_M.double().clamp(min=1.0) * len(lengths_M))
 
 
-def no_correction(tokens: SampledTokens) -> torch.Tensor:
-    """The sampler's own probabilities are trusted: 1 for every token, [N]."""
-    return torch.ones_like(tokens.logprobs_N)
+def token_mean(lengths_M: torch.Tensor) -> torch.Tensor:
+    """Mean over all tokens of the mini-batch (DAPO, arXiv 2503.14476): 1 / (sum of lengths); weights, float64 [M]."""
+    return (1.0 / lengths_M.double().sum().clamp(min=1.0)).expand(len(lengths_M))
+
+
+def trajectory_mean(values_N: torch.Tensor, trajectory_N: torch.Tensor) -> torch.Tensor:
+    """The mean over the tokens of each trajectory, given back to each of them, [N]."""
+    _, place_N, count_M = trajectory_N.unique(return_inverse=True, return_counts=True)
+    sum_M = values_N.new_zeros(len(count_M)).index_add(0, place_N, values_N)
+    return (sum_M / count_M)[place_N]

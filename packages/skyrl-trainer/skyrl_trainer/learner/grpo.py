@@ -1,7 +1,7 @@
 """GRPO on a rollout: advantages, mini-batches, micro-batches, optimizer steps. `update` is all that the loop calls.
 
-The four parts of the loss (`ratio`, `surrogate`, `reduction`, `correction`) and `advantages` are methods: a mixin that
-overrides one or two of them makes another algorithm. A class is chosen by `trainer.algorithm.name`.
+The four parts of the loss come from PolicyLoss: a mixin that overrides one or two of them makes another algorithm, as
+the classes at the end of this file. A class is chosen by `trainer.algorithm.name`.
 """
 
 from __future__ import annotations
@@ -12,9 +12,16 @@ from dataclasses import replace
 import torch
 
 from skyrl_trainer.algorithms.advantages import estimator
+from skyrl_trainer.algorithms.cispo import CISPOLossMixin
+from skyrl_trainer.algorithms.dapo import DAPOLossMixin
+from skyrl_trainer.algorithms.dr_grpo import DrGRPOLossMixin
+from skyrl_trainer.algorithms.dual_clip import DualClipLossMixin
+from skyrl_trainer.algorithms.gspo import GSPOLossMixin, GSPOTokenLossMixin
 from skyrl_trainer.algorithms.kl import k3
-from skyrl_trainer.algorithms.losses import SampledTokens, no_correction, ppo_clip, sequence_mean, token_ratio
+from skyrl_trainer.algorithms.losses import SampledTokens
+from skyrl_trainer.algorithms.policy_loss import PolicyLoss
 from skyrl_trainer.algorithms.registry import Registry
+from skyrl_trainer.algorithms.sapo import SAPOLossMixin
 from skyrl_trainer.config import Config
 from skyrl_trainer.errors import UserError
 from skyrl_trainer.learner.batch import Row, collate, cut, make_rows
@@ -53,16 +60,15 @@ class Meter:
 
 
 @register_trainer("grpo")
-class GRPOTrainer:
+class GRPOTrainer(PolicyLoss):
     """Group relative policy optimization (arXiv 2402.03300) with PPO's clip; TRL's names and defaults.
 
     reference: the frozen initial policy; needed when `trainer.algorithm.beta` > 0.
     """
 
     def __init__(self, config: Config, learner: Learner, reference: Scorer | None = None) -> None:
-        self.config = config
+        super().__init__(config)
         self.settings = config.trainer
-        self.algorithm = config.trainer.algorithm
         self.learner = learner
         self.reference = reference
         self._estimate = estimator(self.algorithm.advantage_estimator)
@@ -74,24 +80,8 @@ class GRPOTrainer:
                 "renormalised over the nucleus and the learner's are not; change one of them."
             )
 
-    # The four parts of the loss, and the advantages.
-
     def advantages(self, batch: RewardBatch, value: Sequence[torch.Tensor] | None) -> AdvantageBatch:
         return self._estimate(batch, self.algorithm, value)
-
-    def ratio(self, tokens: SampledTokens) -> torch.Tensor:
-        return token_ratio(tokens)
-
-    def surrogate(self, ratio_N: torch.Tensor, tokens: SampledTokens) -> tuple[torch.Tensor, torch.Tensor]:
-        """The loss of each token, and whether a clip took its gradient."""
-        low, high = self.algorithm.epsilon, self.algorithm.epsilon_high
-        return ppo_clip(ratio_N, tokens.advantages_N, low, low if high is None else high)
-
-    def reduction(self, lengths_M: torch.Tensor) -> torch.Tensor:
-        return sequence_mean(lengths_M)
-
-    def correction(self, tokens: SampledTokens) -> torch.Tensor:
-        return no_correction(tokens)
 
     def needs_gradient(self, row: Row) -> bool:
         """Where every advantage is 0 and nothing else is in the loss, the gradient is exactly zero: no pass is made.
@@ -224,14 +214,17 @@ class GRPOTrainer:
         )
         ratio_N = self.ratio(tokens)
         loss_N, clipped_N = self.surrogate(ratio_N, tokens)
-        loss_N = loss_N * self.correction(tokens)
+        correction_N, corrected_N = self.correction(tokens)
+        loss_N = loss_N * correction_N
         if batch.ref_logprobs_N is not None:
-            kl_N = k3(logprobs_N, batch.ref_logprobs_N)
+            kl_N = self.kl(ratio_N, logprobs_N, batch.ref_logprobs_N)
             loss_N = loss_N + self.algorithm.beta * kl_N
             meter.mean("kl/reference", kl_N)
         meter.mean("entropy", entropy_N)
         meter.mean("clip_fraction", clipped_N)
         meter.maximum("ratio/max", ratio_N)
+        if self.correction_range[0] != "none":
+            meter.mean("correction/fraction", corrected_N)
         if measure_engine:
             self._measure_engine(logprobs_N, batch, meter)
         return (loss_N * weights_M[tokens.trajectory_N].to(loss_N.dtype)).sum()
@@ -263,3 +256,15 @@ class GRPOTrainer:
             "as they were before this optimizer step. Lower trainer.learning_rate or trainer.max_grad_norm, or look at "
             "these trajectories' rewards and logprobs."
         )
+
+
+for _name, _mixin in {
+    "sapo": SAPOLossMixin,
+    "gspo": GSPOLossMixin,
+    "gspo_token": GSPOTokenLossMixin,
+    "dapo": DAPOLossMixin,
+    "dr_grpo": DrGRPOLossMixin,
+    "cispo": CISPOLossMixin,
+    "dual_clip": DualClipLossMixin,
+}.items():
+    register_trainer(_name)(type(_mixin.__name__.replace("LossMixin", "Trainer"), (_mixin, GRPOTrainer), {}))

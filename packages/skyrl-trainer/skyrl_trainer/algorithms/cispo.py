@@ -1,0 +1,21 @@
+"""CISPO, clipped importance sampling policy optimization (MiniMax-M1, arXiv 2506.13585, equations 4 and 5).
+
+    loss_t = -sg[min(r_t, cap)] A_t logp_t,   mean over all tokens of the mini-batch   (sg: no gradient)
+
+No token loses its gradient, only its weight is capped; `clip_fraction` counts the capped ones. As in TRL 1.16 the cap
+is `epsilon_high` itself, by default ScaleRL's 5.0 (arXiv 2510.13786; TRL has 0.2); `epsilon` has no part in it.
+"""
+
+import torch
+
+from skyrl_trainer.algorithms.losses import SampledTokens, token_mean
+from skyrl_trainer.algorithms.policy_loss import PolicyLoss
+
+
+class CISPOLossMixin(PolicyLoss):
+    clip_range = (0.0, 5.0)
+    reduction = staticmethod(token_mean)
+
+    def surrogate(self, ratio_N: torch.Tensor, tokens: SampledTokens) -> tuple[torch.Tensor, torch.Tensor]:
+        weight_N = ratio_N.detach().clamp(max=self.epsilon_high)
+        return -weight_N * tokens.advantages_N * tokens.logprobs_N, ratio_N > self.epsilon_high

@@ -1,0 +1,49 @@
+"""Weights for the gap between the engine that sampled and the learner, from w = exp(old - rollout); no gradient.
+
+| name | weight of a token | [min, max] by default |
+|---|---|---|
+| tis | w clamped (truncated importance sampling) | 0, 2 |
+| mis | w inside, else 0 (masked importance sampling; IcePop's range) | 0.5, 5 |
+| sequence_mask | 1 where the trajectory's geometric mean of w is inside, else 0 | 0.99, 1.01 |
+
+`auto` is none where both sides compute in float32, and tis otherwise; `old_logprobs=rollout` leaves nothing to correct.
+TRL 1.16 takes the product of w for sequences, not its geometric mean, and trusts a token whose w is NaN.
+"""
+
+from typing import Any
+
+import torch
+
+from skyrl_trainer.algorithms.losses import MAX_LOG_RATIO, SampledTokens, trajectory_mean
+from skyrl_trainer.config import Config
+from skyrl_trainer.errors import UserError
+
+RANGES = {"none": (0.0, float("inf")), "tis": (0.0, 2.0), "mis": (0.5, 5.0), "sequence_mask": (0.99, 1.01)}
+
+
+def correction_range(options: Any, config: Config) -> tuple[str, float, float]:
+    """The correction's name, smallest and largest weight."""
+    name = options.correction
+    if name == "auto":
+        name = "none" if config.trainer.policy.model.dtype == "float32" else "tis"
+    name = "none" if config.trainer.algorithm.old_logprobs == "rollout" else name
+    given = (options.correction_min, options.correction_max)
+    low, high = (default if x is None else x for x, default in zip(given, RANGES[name], strict=True))
+    if low > high:
+        raise UserError(f"trainer.algorithm.options.correction_min is {low:g}, above the correction_max of {high:g}.")
+    return name, low, high
+
+
+@torch.no_grad()
+def correct(chosen: tuple[str, float, float], tokens: SampledTokens) -> tuple[torch.Tensor, torch.Tensor]:
+    """The weight of each token, and whether the range changed it, both [N]. A NaN stays one: the step must stop."""
+    name, low, high = chosen
+    if name == "none":
+        return torch.ones_like(tokens.logprobs_N), torch.zeros_like(tokens.logprobs_N, dtype=torch.bool)
+    log_N = tokens.old_logprobs_N - tokens.rollout_logprobs_N
+    log_N = trajectory_mean(log_N, tokens.trajectory_N) if name == "sequence_mask" else log_N
+    weight_N = log_N.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
+    outside_N = (weight_N < low) | (weight_N > high)
+    if name == "tis":
+        return weight_N.clamp(low, high), outside_N
+    return (weight_N if name == "mis" else weight_N / weight_N).masked_fill(outside_N, 0.0), outside_N

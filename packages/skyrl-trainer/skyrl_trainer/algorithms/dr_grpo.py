@@ -1,0 +1,20 @@
+"""Dr. GRPO, GRPO done right (arXiv 2503.20783, section 3.2): nothing divides by a length or a standard deviation.
+
+    loss = sum over tokens of PPO's clipped loss / (trajectories * most tokens a trajectory may have),  A = R - mean_g
+
+The most is max_completion_length * max_turns, or max_model_len where that is less. `scale_rewards` is none, whatever
+the recipe says; TRL 1.16's loss_type "dr_grpo" leaves that to the user.
+"""
+
+import torch
+
+from skyrl_trainer.algorithms.policy_loss import PolicyLoss
+
+
+class DrGRPOLossMixin(PolicyLoss):
+    fixed = {"scale_rewards": "none"}  # noqa: RUF012
+
+    def reduction(self, lengths_M: torch.Tensor) -> torch.Tensor:
+        generator = self.config.generator
+        longest = min(generator.max_completion_length * generator.max_turns, generator.max_model_len)
+        return torch.full_like(lengths_M, 1.0 / (max(1, len(lengths_M)) * longest), dtype=torch.float64)

@@ -1,0 +1,22 @@
+"""Dual clip (arXiv 1912.09729, equation 5): bounds the loss of an unlikely token that became likely and was bad.
+
+    for A_t < 0:  loss_t = min(the base's loss_t, -delta A_t),   delta = 3
+
+The rest is its base's. As TRL 1.16's `delta`, where that is above 1 + epsilon_high (below, TRL's clip wins).
+"""
+
+import torch
+from pydantic import Field
+
+from skyrl_trainer.algorithms.losses import SampledTokens
+from skyrl_trainer.algorithms.policy_loss import LossOptions, PolicyLoss
+
+
+class DualClipLossMixin(PolicyLoss):
+    class Options(LossOptions):
+        delta: float = Field(3.0, gt=1)
+
+    def surrogate(self, ratio_N: torch.Tensor, tokens: SampledTokens) -> tuple[torch.Tensor, torch.Tensor]:
+        loss_N, clipped_N = super().surrogate(ratio_N, tokens)
+        bound_N = torch.where(tokens.advantages_N < 0, -self.options.delta * tokens.advantages_N, torch.inf)
+        return torch.minimum(loss_N, bound_N), clipped_N | (loss_N > bound_N)
