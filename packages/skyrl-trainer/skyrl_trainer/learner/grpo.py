@@ -258,13 +258,29 @@ class GRPOTrainer(PolicyLoss):
         )
 
 
-for _name, _mixin in {
-    "sapo": SAPOLossMixin,
-    "gspo": GSPOLossMixin,
-    "gspo_token": GSPOTokenLossMixin,
-    "dapo": DAPOLossMixin,
-    "dr_grpo": DrGRPOLossMixin,
-    "cispo": CISPOLossMixin,
-    "dual_clip": DualClipLossMixin,
-}.items():
-    register_trainer(_name)(type(_mixin.__name__.replace("LossMixin", "Trainer"), (_mixin, GRPOTrainer), {}))
+@register_trainer("sapo")
+class SAPOTrainer(SAPOLossMixin, GRPOTrainer): ...
+
+
+@register_trainer("gspo")
+class GSPOTrainer(GSPOLossMixin, GRPOTrainer): ...
+
+
+@register_trainer("gspo_token")
+class GSPOTokenTrainer(GSPOTokenLossMixin, GRPOTrainer): ...
+
+
+@register_trainer("dapo")
+class DAPOTrainer(DAPOLossMixin, GRPOTrainer): ...
+
+
+@register_trainer("dr_grpo")
+class DrGRPOTrainer(DrGRPOLossMixin, GRPOTrainer): ...
+
+
+@register_trainer("cispo")
+class CISPOTrainer(CISPOLossMixin, GRPOTrainer): ...
+
+
+@register_trainer("dual_clip")
+class DualClipTrainer(DualClipLossMixin, GRPOTrainer): ...

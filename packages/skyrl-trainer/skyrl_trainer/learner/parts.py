@@ -54,6 +54,7 @@ class Parts:
                 "generator.weight_sync_backend=nccl is not built yet: take auto, which goes through shared memory."
             )
         self.algorithm_class = trainer_class(trainer.algorithm.name)
+        self.algorithm_class.read_options(config)
         self.checkpoints = Checkpoints(path, trainer.max_ckpts_to_keep)
         self.checkpoint = self.checkpoints.load_latest()
         if self.checkpoint and trainer.resume_mode == "none":
