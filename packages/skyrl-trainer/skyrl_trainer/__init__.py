@@ -8,4 +8,4 @@ __version__ = "0.1.0"
 # OpenMP threads that wait sleep soon: beside one other busy process, spinning ones make a step 10 to 30 times slower.
 os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 # oneDNN compiles a kernel for every shape and keeps 1,024: with lengths that always differ a process grows for hours.
-os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "256")
+os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "128")
