@@ -208,7 +208,7 @@ def main() -> None:
     parser.add_argument("--deterministic", action="store_true", help="seeded requests in rounds (bare is not seeded)")
     parser.add_argument("--no-fastest", action="store_true", help="leave out plain vLLM")
     args = parser.parse_args()
-    ray.init(include_dashboard=False, log_to_driver=False, num_cpus=4)
+    ray.init("local", include_dashboard=False, log_to_driver=False, num_cpus=4)
     try:
         with tempfile.TemporaryDirectory() as folder:
             print(json.dumps(measure(args, Path(folder))))

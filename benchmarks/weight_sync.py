@@ -65,7 +65,7 @@ def measure(size: str, shape: dict[str, int]) -> tuple[float, float]:
 
 def main() -> None:
     torch.set_num_threads(1)
-    ray.init(include_dashboard=False, num_cpus=2, logging_level="ERROR", log_to_driver=False)
+    ray.init("local", include_dashboard=False, num_cpus=2, logging_level="ERROR", log_to_driver=False)
     result: dict[str, dict[str, float]] = {"milliseconds": {}, "copy_milliseconds": {}}
     for size, shape in SIZES.items():
         sync, copy = measure(size, shape)

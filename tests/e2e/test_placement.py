@@ -6,6 +6,7 @@ import json
 import socket
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -23,20 +24,24 @@ print(json.dumps([ray.cluster_resources()["CPU"], ray.available_resources()["CPU
 
 
 @pytest.fixture
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def cluster() -> Iterator[str]:
     """The address of a cluster of one node, as `ray start --head` makes it."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{probe.getsockname()[1]}"
     command = [str(Path(sys.executable).with_name("ray")), "start", "--head", "--block", "--num-cpus=4"]
     quiet = ["--disable-usage-stats", "--include-dashboard=false", f"--port={address.rpartition(':')[2]}"]
-    head = subprocess.Popen([*command, *quiet], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    try:
-        look(address)
-        yield address
-    finally:
-        head.terminate()
-        head.wait(60)
+    # A folder of its own, with a short name for its sockets: in the default one, it would stay the machine's cluster.
+    with tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True) as folder:
+        head = subprocess.Popen(
+            [*command, *quiet, f"--temp-dir={folder}"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
+        try:
+            look(address)
+            yield address
+        finally:
+            head.terminate()
+            head.wait(60)
 
 
 def look(address: str) -> list[float]:

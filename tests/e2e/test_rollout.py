@@ -25,7 +25,7 @@ SAMPLES = [Sample(f"s{i}", "skyrl/text_math-v0", i, {"split": "train", "difficul
 @pytest.fixture(scope="module")
 def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Any, str]]:
     policy = tiny_policy(tmp_path_factory.mktemp("policy"))
-    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
+    ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False)
     made = ray.remote(VLLMEngine).options(runtime_env={"env_vars": ENGINE_ENV}, max_concurrency=64, num_cpus=0)
     actor = made.remote(policy, "float32", 256, 16, 0, {})
     ray.get(actor.ready.remote(), timeout=120)

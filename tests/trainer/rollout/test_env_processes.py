@@ -76,7 +76,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     (folder / "envs.py").write_text(ENV_FILE)
     (folder / "broken.py").write_text("import gymnasium\nregister(\n")
     ray.cloudpickle.register_pickle_by_value(fakes)  # its module is not installed where the actors run
-    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
+    ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False)
     yield folder
     ray.shutdown()
 
