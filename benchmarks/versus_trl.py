@@ -1,6 +1,6 @@
 """Our training step against `trl.GRPOTrainer` 1.16 on a CPU: the same policy, tasks, batch and settings, interleaved.
 
-    python benchmarks/versus_trl.py [--rounds 5] [--steps 4] [--seeds 3] [--reward-steps 60]
+    python benchmarks/versus_trl.py [--rounds 5] [--seeds 3] [--reward-steps 60]      (about 25 minutes)
 
 256 sequences a step (32 prompts x 8), float32, no gradient checkpointing, one optimizer step, no KL. `short`: two-digit
 sums, answers of at most 64 tokens. `long_tailed`: chained sums worked out term by term, mean about 60 tokens and some
@@ -8,8 +8,9 @@ of 400 and more. TRL runs in two ways: as it comes (`transformers` generation, i
 and with vLLM colocated, whose weight sync we patch for the CPU and which we give the float32 and the environment that
 our own engine has. The sides are processes of their own; one works while the others wait.
 
-A ratio is our steps per second over TRL's: the median over rounds of the time of `--steps` whole steps. The last
-line is one JSON object: short, long_tailed, patched_short, patched_long_tailed, time_to_reward, and the rewards.
+A ratio is our steps per second over TRL's, from the medians over rounds of one or some whole steps; the learning rate
+is then so low that both sides keep sampling answers of the same lengths. For `time_to_reward` and the rewards both
+learn the short tasks for `--reward-steps` steps at one rate. The last line is one JSON object: short, long_tailed, patched_short, patched_long_tailed, time_to_reward, and the rewards.
 """
 
 from __future__ import annotations
@@ -28,15 +29,22 @@ from typing import Any
 
 PROMPTS, GENERATIONS = 32, 8
 WORKLOADS: dict[str, dict[str, Any]] = {
-    "short": {"data": "text_math?split=train&difficulty=1", "max_tokens": 64, "demonstrations": 1500, "clone": []},
+    "short": {
+        "data": "text_math?split=train&difficulty=1",
+        "max_tokens": 64,
+        "demonstrations": 1500,
+        "clone": [],
+        "steps": 4,
+    },
     "long_tailed": {
         "data": "text_math?split=train&difficulty=8&solution=worked",
         "max_tokens": 640,
         "demonstrations": 3000,
         "clone": ["--epochs", "1"],
+        "steps": 1,
     },
 }
-LEARNING_RATE, WARMUP, BETA2 = 3e-4, 5, 0.99
+LEARNING_RATE, TIMED_RATE, WARMUP, BETA2 = 3e-4, 1e-7, 5, 0.99
 TRL_MICRO_BATCH = 256
 
 
@@ -54,7 +62,7 @@ def reply(message: dict[str, Any]) -> None:
     print(f"REPLY {json.dumps(message)}", flush=True)
 
 
-def ours(workload: dict[str, Any], policy: str, seed: int) -> None:
+def ours(workload: dict[str, Any], policy: str, seed: int, learning_rate: float) -> None:
     from skyrl_trainer.config import load_config
     from skyrl_trainer.learner.parts import Parts
     from skyrl_trainer.learner.run_folder import RunFolder
@@ -69,7 +77,7 @@ def ours(workload: dict[str, Any], policy: str, seed: int) -> None:
         "trainer.seed": seed,
         "trainer.max_steps": 100_000,
         "trainer.train_batch_size": PROMPTS,
-        "trainer.learning_rate": LEARNING_RATE,
+        "trainer.learning_rate": learning_rate,
         "trainer.warmup_steps": WARMUP,
         "trainer.micro_batch_tokens": 4096,
         "trainer.eval_before_train": False,
@@ -104,7 +112,7 @@ def ours(workload: dict[str, Any], policy: str, seed: int) -> None:
         serve(take_steps)
 
 
-def trl(workload: dict[str, Any], policy: str, seed: int, patched: bool) -> None:
+def trl(workload: dict[str, Any], policy: str, seed: int, learning_rate: float, patched: bool) -> None:
     import torch
     from transformers import AutoTokenizer, TrainerCallback
     from trl import GRPOTrainer
@@ -141,7 +149,7 @@ def trl(workload: dict[str, Any], policy: str, seed: int, patched: bool) -> None
     trainer = GRPOTrainer(
         model=policy,
         reward_funcs=env_reward,
-        args=trl_config(workload, seed, patched),
+        args=trl_config(workload, seed, learning_rate, patched),
         train_dataset=dataset,
         processing_class=AutoTokenizer.from_pretrained(policy, padding_side="left"),
         callbacks=[Turnstile()],
@@ -176,7 +184,7 @@ def trl_tasks(workload: dict[str, Any], seed: int) -> tuple[Any, Callable[..., l
     return Dataset.from_list(rows), env_reward
 
 
-def trl_config(workload: dict[str, Any], seed: int, patched: bool) -> Any:
+def trl_config(workload: dict[str, Any], seed: int, learning_rate: float, patched: bool) -> Any:
     import torch
     from trl import GRPOConfig
 
@@ -187,7 +195,7 @@ def trl_config(workload: dict[str, Any], seed: int, patched: bool) -> Any:
         num_generations=GENERATIONS,
         max_completion_length=workload["max_tokens"],
         temperature=1.0,
-        learning_rate=LEARNING_RATE,
+        learning_rate=learning_rate,
         warmup_steps=WARMUP,
         lr_scheduler_type="constant_with_warmup",
         adam_beta2=BETA2,
@@ -248,7 +256,7 @@ def patch_trl_for_cpu() -> None:
 class Side:
     """A process that takes steps on demand."""
 
-    def __init__(self, name: str, workload: str, policy: str, seed: int, log: Path) -> None:
+    def __init__(self, name: str, workload: str, policy: str, seed: int, learning_rate: float, log: Path) -> None:
         self.name = name
         environment = {**os.environ, "OMP_NUM_THREADS": str(os.cpu_count()), "HF_HUB_OFFLINE": "1"}
         if name == "trl_patched":
@@ -260,7 +268,7 @@ class Side:
             }
         command = [sys.executable, __file__, "--side", name, "--workload", workload, "--policy", policy]
         self.process = subprocess.Popen(
-            [*command, "--seed", str(seed)],
+            [*command, "--seed", str(seed), "--learning-rate", str(learning_rate)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=log.open("w"),
@@ -306,13 +314,14 @@ def make_policy(folder: Path, workload: dict[str, Any], seed: int) -> str:
     return str(cloned)
 
 
-def speed(workload: str, rounds: int, steps: int, folder: Path) -> dict[str, Any]:
+def speed(workload: str, rounds: int, folder: Path) -> dict[str, Any]:
     """Median seconds of a step of each side, measured in turn."""
     policy = make_policy(folder / workload, WORKLOADS[workload], seed=0)
-    sides = [Side(name, workload, policy, 0, folder / f"{workload}-{name}.log") for name in SIDES]
+    sides = [Side(name, workload, policy, 0, TIMED_RATE, folder / f"{workload}-{name}.log") for name in SIDES]
+    steps = WORKLOADS[workload]["steps"]
     seconds: dict[str, list[float]] = {name: [] for name in SIDES}
     for side in sides:
-        side.steps(2)  # warm-up
+        side.steps(steps)  # warm-up
     for round_ in range(rounds):
         for side in sides if round_ % 2 == 0 else reversed(sides):
             answer = side.steps(steps)
@@ -328,7 +337,7 @@ def rewards(seed: int, steps: int, folder: Path) -> dict[str, Any]:
     policy = make_policy(folder / f"reward-{seed}", WORKLOADS["short"], seed)
     curves: dict[str, Any] = {}
     for name in ("ours", "trl"):
-        side = Side(name, "short", policy, seed, folder / f"reward-{seed}-{name}.log")
+        side = Side(name, "short", policy, seed, LEARNING_RATE, folder / f"reward-{seed}-{name}.log")
         side.steps(1)
         answer = side.steps(steps)
         side.close()
@@ -352,7 +361,6 @@ SIDES = ("ours", "trl", "trl_patched")
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--steps", type=int, default=4)
     parser.add_argument("--seeds", type=int, default=3, help="of the reward comparison; 0 leaves it out")
     parser.add_argument("--reward-steps", type=int, default=60)
     parser.add_argument("--only", choices=WORKLOADS, action="append", help="workloads to time")
@@ -360,17 +368,18 @@ def main() -> None:
     parser.add_argument("--workload", help=argparse.SUPPRESS)
     parser.add_argument("--policy", help=argparse.SUPPRESS)
     parser.add_argument("--seed", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--learning-rate", type=float, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.side == "ours":
-        return ours(WORKLOADS[args.workload], args.policy, args.seed)
+        return ours(WORKLOADS[args.workload], args.policy, args.seed, args.learning_rate)
     if args.side:
-        return trl(WORKLOADS[args.workload], args.policy, args.seed, args.side == "trl_patched")
+        return trl(WORKLOADS[args.workload], args.policy, args.seed, args.learning_rate, args.side == "trl_patched")
     result: dict[str, Any] = {}
     with tempfile.TemporaryDirectory(prefix="versus-trl-") as name:
         folder = Path(name)
         for workload in args.only or WORKLOADS:
             (folder / workload).mkdir()
-            step = speed(workload, args.rounds, args.steps, folder)
+            step = speed(workload, args.rounds, folder)
             result[workload] = step["trl"] / step["ours"]
             result[f"patched_{workload}"] = step["trl_patched"] / step["ours"]
             result[f"seconds_{workload}"] = step
