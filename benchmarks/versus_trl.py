@@ -10,7 +10,8 @@ our own engine has. The sides are processes of their own; one works while the ot
 
 A ratio is our steps per second over TRL's, from the medians over rounds of one or some whole steps; the learning rate
 is then so low that both sides keep sampling answers of the same lengths. For `time_to_reward` and the rewards both
-learn the short tasks for `--reward-steps` steps at one rate. The last line is one JSON object: short, long_tailed, patched_short, patched_long_tailed, time_to_reward, and the rewards.
+learn the short tasks for `--reward-steps` steps at one rate. The last line is one JSON object: short, long_tailed,
+patched_short, patched_long_tailed, time_to_reward, and the rewards.
 """
 
 from __future__ import annotations
