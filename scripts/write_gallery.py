@@ -17,17 +17,19 @@ import skyrl_gym
 
 LONGEST = 900  # characters of a message that are shown
 TURNS = 8  # at the beginning, and so many at the end
-BAD_ACTION = {"en": "Let me think.", "zh": "让我想想。"}
-ROW = {
-    "prompt": [{"role": "user", "content": "A crate holds 12 eggs. How many do 4 crates hold?"}],
-    "reward_spec": {"method": "rule", "ground_truth": "48"},
+BAD_ACTION = "Let me think."
+QUESTIONS = {"en": "A crate holds 12 eggs. How many do 4 crates hold?", "zh": "一箱有12个鸡蛋，4箱有多少个？"}
+SHOWN: dict[str, list[dict[str, Any]]] = {
+    "skyrl/text_math-v0": [{}, {"family": "words", "difficulty": 3}, {"family": "logic", "difficulty": 2}],
+    "skyrl/tool_use-v0": [{"difficulty": 4}, {"difficulty": 5}],
 }
+"""Options of the tasks that are shown; of other environments, the defaults."""
 
 
 HEAD = """# Gallery
 
-Real episodes, written by `scripts/write_gallery.py`. The expert plays; in the second episode of each language it
-first says something that is no action.
+Real episodes, written by `scripts/write_gallery.py`. The expert plays, in English and Chinese; in one episode of each
+environment it first says something that is no action.
 """
 
 
@@ -37,15 +39,14 @@ def block(speaker: str, text: str) -> str:
     return f"**{speaker}**\n\n{fence}text\n{shown}\n{fence}\n"
 
 
-def transcript(env_id: str, lang: str, bad_action: bool) -> str:
+def transcript(env_id: str, lang: str, options: dict[str, Any], bad_action: bool) -> str:
     """An episode as markdown; of a long one the beginning and the end."""
     env: Any = gym.make(env_id, lang=lang)
-    splits = env.unwrapped.choices.get("split", ())
-    options = {"split": "val"} if "val" in splits else {}
     try:
-        observation, info = env.reset(seed=7, options=options)
+        observation, info = env.reset(seed=7, options={"split": "val", **options})
     except ValueError:  # played from dataset rows
-        observation, info = env.reset(options={"task": ROW})
+        prompt = [{"role": "user", "content": QUESTIONS[lang]}]
+        observation, info = env.reset(options={"task": {"prompt": prompt, "reward_spec": {"ground_truth": "48"}}})
     head = [f"### Task `{info['task_id']}`\n"]
     if info["instructions"]:
         head.append(block("System", info["instructions"]))
@@ -53,7 +54,7 @@ def transcript(env_id: str, lang: str, bad_action: bool) -> str:
     turns: list[str] = []
     ended = False
     while not ended:
-        action = BAD_ACTION[lang] if bad_action and not turns else env.unwrapped.expert_action()
+        action = BAD_ACTION if bad_action and not turns else env.unwrapped.expert_action()
         observation, reward, terminated, truncated, info = env.step(action)
         ended = terminated or truncated
         parts = ", ".join(f"{name} {value:g}" for name, value in info["reward_parts"].items())
@@ -73,8 +74,9 @@ def main() -> None:
     pages = [HEAD]
     for entry in skyrl_gym.list_envs():
         pages.append(f"## {entry.id}\n\n{entry.description}\n")
-        langs = type(gym.make(entry.id).unwrapped).choices.get("lang", ("en",))
-        pages += [transcript(entry.id, lang, bad) for lang in langs for bad in (False, True)]
+        shown = SHOWN.get(entry.id, [{}])
+        pages += [transcript(entry.id, lang, options, False) for options in shown for lang in ("en", "zh")]
+        pages.append(transcript(entry.id, "en", shown[0], True))
     out.write_text("\n".join(pages), encoding="utf-8")
     print(f"{out}: {len(pages)} parts")
 
