@@ -97,6 +97,17 @@ def test_skyrls_tutorial_as_a_gymnasium_environment(multiply, tmp_path, monkeypa
         check_env(gym.make(multiply, extras={"max_turns": 3}).unwrapped)
 
 
+@pytest.fixture
+def own_accelerate_state():
+    """What accelerate keeps for the whole process, such as TRL's bfloat16, must not reach other tests."""
+    from accelerate.state import AcceleratorState
+
+    AcceleratorState._reset_state(reset_partial_state=True)
+    yield
+    AcceleratorState._reset_state(reset_partial_state=True)
+
+
+@pytest.mark.usefixtures("own_accelerate_state")
 def test_trls_trainer_plays_and_is_rewarded(tmp_path, monkeypatch):
     """GRPOTrainer itself, on a tiny random model; only the sampled text is the expert's instead of the model's."""
     monkeypatch.setenv("TRL_EXPERIMENTAL_SILENCE", "1")
