@@ -2,7 +2,7 @@
 
     python benchmarks/cloning.py runs/seed0 runs/seed1 ...
 
-For each finished run of the quick start its first policy, the half-trained clone, goes on cloning the expert (new
+For each finished run of the quick start its first policy, the half-trained clone, goes on cloning the expert (other
 demonstrations of the same training tasks) for as many seconds as the run's steps took, and is evaluated on the run's
 held-out tasks. The last line is one JSON object: lists over the runs of `warmstart`, `reinforced`, `cloned`, `seconds`.
 """
@@ -23,7 +23,7 @@ from skyrl_trainer.data import spec_label
 from skyrl_trainer.report.metrics import read_metrics
 
 DEMONSTRATIONS = 40_000
-"""More than are reached: a demonstration is seen once."""
+"""At most; gone through again and again until the time is up."""
 
 
 def skyrl(*words: str) -> str:
@@ -37,7 +37,7 @@ def continued(run: Path, seconds: float, folder: Path) -> float:
     config = yaml.safe_load((run / "config.yaml").read_text())
     data = [word for spec in config["data"]["train_data"] for word in ("--data", spec_label(spec))]
     seed = ["--seed", str(1000 + config["trainer"]["seed"])]  # other demonstrations than the first time
-    limits = ["--num-demonstrations", str(DEMONSTRATIONS), "--epochs", "1", "--target-loss", "0"]
+    limits = ["--num-demonstrations", str(DEMONSTRATIONS), "--epochs", "1000", "--target-loss", "0"]
     start = ["--policy", str(run / "init/cloned"), "--out", str(folder / "cloned")]
     skyrl("warmstart", *start, *data, *seed, *limits, "--seconds", str(seconds))
     shown = skyrl("eval", str(folder / "cloned"), str(run / "config.yaml"))
