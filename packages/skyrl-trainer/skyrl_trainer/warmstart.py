@@ -78,8 +78,7 @@ def warmstart(
     """Clones the experts of `conversations` into `out`, a new or empty folder.
 
     `target_loss` is in nats a token; at 0 cloning goes through all `epochs`, or stops after `seconds` of them, which
-    is then not the same bytes twice. Returns the loss of every LOSS_WINDOW steps. Seeds the process's global random
-    generators: call it in a process that does nothing else.
+    is then not the same bytes twice. Returns the loss of every LOSS_WINDOW steps.
     """
     import torch
     from datasets import Dataset
