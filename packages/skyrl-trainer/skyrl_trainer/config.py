@@ -41,6 +41,8 @@ class ModelConfig(Section):
     """Precision of the weights, in the learner and in the engine."""
     tiny_kwargs: dict[str, Any] = {}
     """Of the tiny policy's Qwen3 configuration: hidden_size, num_hidden_layers and the like."""
+    lora: dict[str, Any] = {}
+    """Trains adapters instead of the weights: `rank`, `alpha`, `target_modules`, `quantization` (nf4), `sync`."""
     num_demonstrations: int = Field(default=4000, ge=0)
     """Expert episodes of the training data that the tiny policy clones before it learns by itself; 0 for none."""
 
@@ -54,25 +56,21 @@ class PlacementConfig(Section):
     """The learner and the engines take turns on the same devices."""
     policy_num_gpus_per_node: int = Field(default=0, ge=0, le=8)
     """GPUs for the learner; 0 trains on the CPU."""
+    policy_num_nodes: int = Field(default=1, gt=0)
+    """Machines that learn; on the CPU, processes that do."""
 
 
 class AlgorithmConfig(Section):
     name: str = "grpo"
-    """A registered trainer class: grpo, sapo, gspo, gspo_token, dapo, dr_grpo, cispo, dual_clip."""
+    """A registered trainer class: ppo, grpo, sapo, gspo, gspo_token, dapo, dr_grpo, cispo, dual_clip, or yours."""
     advantage_estimator: str = "grpo"
-    """A registered estimator: grpo, rloo, reinforce++, maxrl."""
-    epsilon: float | None = Field(default=None, ge=0)
-    """PPO's clip range below 1; the algorithm's own by default (0.2; GSPO 3e-4)."""
-    epsilon_high: float | None = Field(default=None, ge=0)
-    """The same above 1 (DAPO 0.28; GSPO 4e-4; otherwise as `epsilon`), and CISPO's cap (5)."""
-    beta: float = Field(default=0.0, ge=0)
-    """Weight of the KL to the reference policy in the loss; 0 loads no reference."""
-    scale_rewards: Literal["group", "batch", "none"] = "group"
-    """Over what the standard deviation that divides the advantages is taken."""
-    old_logprobs: Literal["recompute", "rollout"] = "recompute"
-    """`rollout` takes the engine's logprobs for the old policy and saves a forward pass."""
+    """A registered estimator: grpo, rloo, reinforce++, maxrl, gae (ppo always has it), or yours."""
+    reward_funcs: dict[str, float] = {}
+    """Reward functions that `plugin_file` registers, and their weights; `env` is the env's own reward, by default 1."""
+    plugin_file: str | None = None
+    """A Python file of yours that registers trainers, estimators, samplers and reward functions."""
     options: dict[str, Any] = {}
-    """Of the algorithm, by TRL's names: `sapo_temperature_neg`, `delta`, `kl_estimator`; a wrong one lists them all."""
+    """Hyper-parameters by TRL's names (`beta`, `epsilon_high`, `sapo_temperature_neg`): see docs/algorithms."""
 
 
 class TrainerConfig(Section):
@@ -103,6 +101,8 @@ class TrainerConfig(Section):
     """Optimizer steps in one epoch over a rollout."""
     micro_batch_tokens: int = Field(default=16384, gt=0)
     """Padded tokens in one forward and backward pass; gradients accumulate over a mini-batch."""
+    gradient_checkpointing: bool = False
+    """Computes each layer's activations again in the backward pass instead of keeping them."""
     learning_rate: float = Field(default=1e-6, gt=0)
     """AdamW's, when warmed up."""
     lr_scheduler_type: str = "constant_with_warmup"
@@ -272,10 +272,10 @@ def _check(config: Config) -> None:
             f"trainer.num_mini_batches is {trainer.num_mini_batches}, but a step has only {episodes} episodes "
             "(trainer.train_batch_size times generator.num_generations)."
         )
-    if trainer.deterministic and trainer.algorithm.old_logprobs == "rollout":
+    if trainer.deterministic and trainer.algorithm.options.get("old_logprobs") == "rollout":
         raise UserError(
-            "trainer.algorithm.old_logprobs is rollout, but with trainer.deterministic=true it must be recompute: "
-            "the engine's logprobs differ by rounding from run to run."
+            "trainer.algorithm.options.old_logprobs is rollout, but with trainer.deterministic=true it must be "
+            "recompute: the engine's logprobs differ by rounding from run to run."
         )
 
 

@@ -113,7 +113,7 @@ def memory(config: Config, shape: ModelShape) -> list[tuple[str, int]]:
     return [
         ("learner: weights, gradients, AdamW's two moments", 4 * weights),
         ("learner: logits of a micro-batch, log-softmax, gradient", 12 * trainer.micro_batch_tokens * shape.vocabulary),
-        ("learner: reference policy", weights if trainer.algorithm.beta else 0),
+        ("learner: reference policy", weights if trainer.algorithm.options.get("beta") else 0),
         ("engines: weights", weights * engines),
         ("engines: KV cache, every episode in flight at max_model_len", tokens * shape.kv_bytes),
     ]

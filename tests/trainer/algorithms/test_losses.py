@@ -17,7 +17,8 @@ from skyrl_trainer.algorithms.losses import SampledTokens, ppo_clip, sequence_me
 from skyrl_trainer.algorithms.policy_loss import PolicyLoss
 from skyrl_trainer.config import Config
 from skyrl_trainer.errors import UserError
-from skyrl_trainer.learner.grpo import GRPOTrainer, Meter, trainer_class
+from skyrl_trainer.learner.grpo import GRPOTrainer, Meter
+from skyrl_trainer.learner.trainers import trainer_class
 
 TRL: dict[str, dict[str, Any]] = {
     "grpo": {"loss_type": "grpo", "epsilon_high": 0.2},
@@ -32,12 +33,10 @@ TRL: dict[str, dict[str, Any]] = {
 """What makes TRL compute the loss that we call so, by our own defaults; bnpo is our dapo."""
 
 
-def make_loss(name: str, model: dict[str, Any] | None = None, **algorithm: Any) -> GRPOTrainer:
+def make_loss(name: str, model: dict[str, Any] | None = None, **options: Any) -> GRPOTrainer:
     """A registered trainer without a model: only its loss is used."""
-    settings = {"algorithm": {"name": name, **algorithm}, "policy": {"model": model or {}}}
-    reference: Any = object()
-    learner: Any = None
-    return trainer_class(name)(Config.model_validate({"trainer": settings}), learner, reference)
+    settings = {"algorithm": {"name": name, "options": options}, "policy": {"model": model or {}}}
+    return trainer_class(name)(Config.model_validate({"trainer": settings}))
 
 
 def ragged(seed: int, rows: int = 6, width: int = 11) -> dict[str, torch.Tensor]:
@@ -128,7 +127,7 @@ def our_loss(case: dict[str, torch.Tensor], logprobs: torch.Tensor, loss: GRPOTr
 @pytest.mark.parametrize("name", TRL)
 def test_loss_and_gradient_are_those_of_trl(name: str, beta: float, biased: bool, tis: bool) -> None:
     options = {"use_bias_correction_kl": biased, "correction": "tis" if tis else "none"}
-    loss = make_loss("dapo" if name == "bnpo" else name, beta=beta, options=options)
+    loss = make_loss("dapo" if name == "bnpo" else name, beta=beta, **options)
     for case in map(ragged, range(5)):
         results = []
         for loss_of in (
@@ -176,7 +175,7 @@ def test_sapo_has_the_closed_form_gradient(gate: str) -> None:
         p = ((r - 1) / 1.3).sigmoid()
         w = p * (1 - p) / 1.3
     options = {"sapo_gate": gate} | ({} if gate == "paper" else {"sapo_temperature_pos": 1.3})
-    grad = token_gradient(make_loss("sapo", options=options), tokens)
+    grad = token_gradient(make_loss("sapo", **options), tokens)
     torch.testing.assert_close(grad, -w * r * A, rtol=1e-10, atol=1e-10)
     logprobs = torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64).log().requires_grad_()
     zero, one = torch.zeros_like(logprobs).detach(), torch.ones_like(logprobs).detach()
@@ -186,7 +185,7 @@ def test_sapo_has_the_closed_form_gradient(gate: str) -> None:
 
 def test_dual_clip_has_the_closed_form_gradient() -> None:
     tokens = random_tokens()
-    loss = make_loss("dual_clip", options={"delta": 2.5})
+    loss = make_loss("dual_clip", delta=2.5)
     r, A = token_ratio(tokens).detach(), tokens.advantages_N
     held = ((A > 0) & (r > 1.2)) | ((A < 0) & ((r < 0.8) | (r > 2.5)))
     torch.testing.assert_close(token_gradient(loss, tokens), torch.where(held, 0.0, -r * A), rtol=1e-10, atol=1e-10)
@@ -241,12 +240,11 @@ def test_token_mean_and_dr_grpo_do_not_divide_by_a_trajectorys_own_length() -> N
     lengths = torch.tensor([4, 1, 0])
     assert token_mean(lengths).tolist() == [0.2] * 3 and token_mean(torch.zeros(2)).tolist() == [1.0] * 2
     assert make_loss("dr_grpo").reduction(lengths).tolist() == pytest.approx([1 / (3 * 64)] * 3)
-    assert make_loss("dr_grpo", scale_rewards="group").algorithm.scale_rewards == "none"
 
 
 def test_the_kl_estimator_is_chosen_and_k2_has_the_kls_own_gradient() -> None:
     logprobs, reference = torch.tensor([-1.0], requires_grad=True), torch.tensor([-3.0])
-    kl = make_loss("grpo", options={"kl_estimator": "k2"}).kl(torch.ones(1), logprobs, reference)
+    kl = make_loss("grpo", kl_estimator="k2").kl(torch.ones(1), logprobs, reference)
     kl.backward()
     assert kl.item() == 2.0 and logprobs.grad is not None and logprobs.grad.item() == 2.0
 
@@ -263,13 +261,13 @@ def test_corrections_weigh_by_the_engines_error() -> None:
         "sequence_mask": ([0, 0, 0, 1, 1], [1, 1, 1, 0, 0]),
     }
     for name, (weights, cut) in expected.items():
-        weights_N, cut_N = make_loss("grpo", options={"correction": name}).correction(tokens)
+        weights_N, cut_N = make_loss("grpo", correction=name).correction(tokens)
         assert weights_N.tolist() == pytest.approx(weights) and cut_N.tolist() == [bool(bit) for bit in cut]
-    narrow = make_loss("grpo", options={"correction": "mis", "correction_min": 0.3, "correction_max": 3.5})
+    narrow = make_loss("grpo", correction="mis", correction_min=0.3, correction_max=3.5)
     assert narrow.correction(tokens)[0].tolist() == pytest.approx([3, 0.4, 1, 0, 0])
     spoiled = SampledTokens(old, old, rollout * torch.nan, old, tokens.trajectory_N)
     for name in ("tis", "mis", "sequence_mask"):  # the step has to stop: a masked NaN would hide it
-        assert make_loss("grpo", options={"correction": name}).correction(spoiled)[0].isnan().all()
+        assert make_loss("grpo", correction=name).correction(spoiled)[0].isnan().all()
 
 
 def test_the_correction_is_off_in_float32_and_where_nothing_is_left_to_correct() -> None:
@@ -282,8 +280,8 @@ def test_mixins_compose_and_bring_their_options_and_ranges() -> None:
     class Mine(DualClipLossMixin, DAPOLossMixin, GRPOTrainer):
         pass
 
-    config = Config.model_validate({"trainer": {"algorithm": {"epsilon": 0.1, "options": {"delta": 4}}}})
-    mine = Mine(config, None)  # type: ignore[arg-type]
+    config = Config.model_validate({"trainer": {"algorithm": {"options": {"epsilon": 0.1, "delta": 4}}}})
+    mine = Mine(config)
     assert (mine.epsilon, mine.epsilon_high, mine.options.delta) == (0.1, 0.28, 4.0)
     assert mine.reduction(torch.tensor([3, 1])).tolist() == [0.25, 0.25]
     assert make_loss("grpo", epsilon=0.3).epsilon_high == 0.3
@@ -293,14 +291,16 @@ def test_mixins_compose_and_bring_their_options_and_ranges() -> None:
     "name, options, sentence",
     [
         ("sapo", {"sapo_temperature": 1.0}, r"options\.sapo_temperature is not an option of sapo, did you mean sapo_t"),
-        ("grpo", {"sapo_gate": "paper"}, r"sapo_gate is not an option of grpo; grpo has correction, "),
+        ("grpo", {"sapo_gate": "paper"}, r"sapo_gate is not an option of grpo.*; grpo has beta, correction, "),
         ("sapo", {"sapo_temperature_neg": 0}, r"sapo_temperature_neg is 0, but should be greater than 0"),
         ("sapo", {"sapo_gate": "soft"}, r"sapo_gate is 'soft', but should be 'paper' or 'sigmoid'"),
         ("dual_clip", {"delta": "3"}, r"delta is '3', but should be a valid number"),
-        ("grpo", {"kl_estimator": "k1"}, r"kl_estimator is 'k1'.* 'k2' or 'k3', because k1's gradient .* is 0"),
+        ("grpo", {"kl_estimator": "k1"}, r"kl_estimator is k1, whose gradient in a loss is 0"),
+        ("dr_grpo", {"scale_rewards": "group"}, r"scale_rewards is 'group', but should be 'none'"),
+        ("sapo", {"epsilon": 0.1}, r"epsilon is not an option of sapo"),
         ("grpo", {"correction": "tis", "correction_min": 3.0}, r"correction_min is 3, above the correction_max of 2"),
     ],
 )
 def test_options_that_do_not_fit_are_named(name: str, options: dict[str, Any], sentence: str) -> None:
     with pytest.raises(UserError, match=sentence):
-        make_loss(name, options=options)
+        make_loss(name, **options)

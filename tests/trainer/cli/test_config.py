@@ -91,7 +91,7 @@ def test_the_configuration_page_is_what_the_code_writes() -> None:
         ("trainer.learning_rate=1e-6", "trainer.learning_rate", 1e-6),
         ("trainer.learning_rate=1", "trainer.learning_rate", 1.0),
         ("trainer.eval_before_train=false", "trainer.eval_before_train", False),
-        ("trainer.algorithm.epsilon_high=null", "trainer.algorithm.epsilon_high", None),
+        ("trainer.algorithm.options.epsilon_high=null", "trainer.algorithm.options", {"epsilon_high": None}),
         ("trainer.run_name=2026_11", "trainer.run_name", "2026_11"),
         ("trainer.run_name=a=b", "trainer.run_name", "a=b"),
         ("data.val_data=[{env: text_math, split: val}]", "data.val_data", [{"env": "text_math", "split": "val"}]),
@@ -200,7 +200,7 @@ def test_a_missing_recipe_names_those_that_there_are() -> None:
     [
         ("generator.max_completion_length=64", "generator.max_model_len=64"),
         ("trainer.train_batch_size=2", "generator.num_generations=2", "trainer.num_mini_batches=5"),
-        ("trainer.deterministic=true", "trainer.algorithm.old_logprobs=rollout"),
+        ("trainer.deterministic=true", "trainer.algorithm.options.old_logprobs=rollout"),
     ],
 )
 def test_settings_that_contradict_each_other_are_refused(overrides: tuple[str, ...]) -> None:

@@ -30,7 +30,7 @@ def run(path: str, folder: Path, steps: range) -> list[dict[str, float]]:
     if loaded is not None:
         assert loaded.step == steps.start
         learner.load_state_dict(loaded.learner)
-    trainer = GRPOTrainer(config, learner)
+    trainer = GRPOTrainer(config).start(learner)
     metrics = [trainer.update(make_batch(seed=step, step=step, equal=(step % 4,))) for step in steps]
     checkpoints.save(steps.stop, learner.state_dict(), {"steps": steps.stop})
     return metrics
@@ -56,7 +56,7 @@ def test_a_resumed_run_has_the_bytes_of_one_left_alone(tmp_path: Path) -> None:
 def test_saved_policy_loads_in_transformers_with_its_tokenizer(tmp_path: Path) -> None:
     path = save_model(tmp_path / "model")
     learner = Learner(make_config(), path, 1)
-    GRPOTrainer(learner.config, learner).update(make_batch())
+    GRPOTrainer(learner.config).start(learner).update(make_batch())
     for _ in range(2):  # the second replaces the first
         learner.save_pretrained(tmp_path / "model_out" / "best")
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "model_out" / "best")

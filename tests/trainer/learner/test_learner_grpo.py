@@ -13,8 +13,9 @@ from tiny_models import make_batch, make_config, save_model
 from skyrl_trainer.errors import UserError
 from skyrl_trainer.learner import learner as learner_module
 from skyrl_trainer.learner.batch import make_rows
-from skyrl_trainer.learner.grpo import GRPOTrainer, Row, register_trainer, trainer_class
+from skyrl_trainer.learner.grpo import GRPOTrainer, Row
 from skyrl_trainer.learner.learner import Learner, Scorer
+from skyrl_trainer.learner.trainers import register_trainer, trainer_class
 
 
 @pytest.fixture(autouse=True)
@@ -30,8 +31,8 @@ def make_trainer(
     path: str, double: bool = False, algorithm: dict[str, Any] | None = None, **trainer: Any
 ) -> GRPOTrainer:
     config = make_config(trainer={"algorithm": algorithm or {}, "max_grad_norm": 1e9, **trainer})
-    beta = config.trainer.algorithm.beta
-    reference = Scorer(config, path) if beta > 0 else None
+    made = trainer_class(config.trainer.algorithm.name)(config)
+    reference = Scorer(config, path) if made.beta > 0 else None
     learner = Learner(config, path, 100)
     if double:
         learner.model.double()
@@ -40,7 +41,7 @@ def make_trainer(
         with torch.no_grad():
             for parameter in reference.model.parameters():
                 parameter.mul_(1.02)
-    return trainer_class(config.trainer.algorithm.name)(config, learner, reference)
+    return made.start(learner, reference)
 
 
 def gradient(trainer: GRPOTrainer, batch: Any, old: list[torch.Tensor] | None = None) -> torch.Tensor:
@@ -68,7 +69,7 @@ def test_the_gradient_does_not_depend_on_the_cut(
     old = [torch.tensor([x for turn in t.turns for x in turn.logprobs]) for t in batch.trajectories]
     budgets = (10**6, 400, 200, 1)
     cuts = [
-        gradient(make_trainer(path, double, {"beta": beta}, micro_batch_tokens=budget), batch, old)
+        gradient(make_trainer(path, double, {"options": {"beta": beta}}, micro_batch_tokens=budget), batch, old)
         for budget in budgets
     ]
     assert cuts[0].norm() > 0
@@ -87,8 +88,14 @@ def test_no_algorithms_gradient_depends_on_the_cut(tmp_path: Path, name: str, es
     old = [
         torch.tensor([x - 0.01 * (i % 2) for i, x in enumerate(t.rollout_logprobs()) if x]) for t in batch.trajectories
     ]
-    options = {"use_bias_correction_kl": True, "correction": "sequence_mask", "correction_min": 0.9, "gamma": 0.9}
-    algorithm = {"name": name, "beta": 0.1, "options": options, "advantage_estimator": estimator}
+    options = {
+        "use_bias_correction_kl": True,
+        "correction": "sequence_mask",
+        "correction_min": 0.9,
+        "gamma": 0.9,
+        "beta": 0.1,
+    }
+    algorithm = {"name": name, "options": options, "advantage_estimator": estimator}
     trainer = make_trainer(path, True, algorithm, micro_batch_tokens=10**6)
     whole = gradient(trainer, batch, old)
     assert whole.norm() > 0
@@ -115,7 +122,7 @@ def test_rows_left_out_because_their_advantage_is_zero_have_no_gradient_and_stil
     path = save_model(tmp_path, "gpt2")
     batch = make_batch(equal=(0, 2))
     quick = make_trainer(path, double=True)
-    thorough = Thorough(quick.config, make_trainer(path, double=True).learner)
+    thorough = Thorough(quick.config).start(make_trainer(path, double=True).learner)
     expected, actual = gradient(thorough, batch), gradient(quick, batch)
     assert (actual - expected).norm() <= 1e-12 * expected.norm()
 
@@ -150,7 +157,9 @@ def test_the_engines_kl_is_zero_where_both_agree(tmp_path: Path) -> None:
             turn.logprobs, values = values[: len(turn.output_ids)], values[len(turn.output_ids) :]
     for trainer in ({}, {"num_mini_batches": 2, "num_iterations": 2}):
         for old in ("recompute", "rollout"):
-            metrics = make_trainer(path, algorithm={"old_logprobs": old}, learning_rate=0.01, **trainer).update(batch)
+            metrics = make_trainer(
+                path, algorithm={"options": {"old_logprobs": old}}, learning_rate=0.01, **trainer
+            ).update(batch)
             assert metrics["kl/engine_learner"] < 1e-9 and metrics["logprobs/max_diff"] < 1e-5
             assert (metrics["ratio/max"] > 1.01) == bool(trainer)
 
@@ -211,7 +220,9 @@ def test_a_trajectory_without_a_sampled_token_counts_and_does_no_harm(tmp_path: 
 
 
 def test_a_loss_that_is_not_finite_stops_before_the_optimizer_and_says_where(tmp_path: Path) -> None:
-    trainer = make_trainer(save_model(tmp_path), algorithm={"old_logprobs": "rollout"}, micro_batch_tokens=1)
+    trainer = make_trainer(
+        save_model(tmp_path), algorithm={"options": {"old_logprobs": "rollout"}}, micro_batch_tokens=1
+    )
     batch = make_batch(step=7)
     batch.trajectories[5].turns[0].logprobs[0] = float("nan")
     before = [tensor.clone() for _, tensor in trainer.learner.named_tensors()]
@@ -224,7 +235,7 @@ def test_a_loss_that_is_not_finite_stops_before_the_optimizer_and_says_where(tmp
 
 
 def test_nan_on_tokens_that_were_not_sampled_does_not_leak(tmp_path: Path) -> None:
-    trainer = make_trainer(save_model(tmp_path), algorithm={"beta": 0.1, "old_logprobs": "rollout"})
+    trainer = make_trainer(save_model(tmp_path), algorithm={"options": {"beta": 0.1, "old_logprobs": "rollout"}})
     batch = make_batch(turns=2)
     spoiled = trainer.advantages(batch, None)
     for advantages, trajectory in zip(spoiled.advantages, batch.trajectories, strict=True):
@@ -256,15 +267,15 @@ def test_a_trainer_is_chosen_by_name_and_a_mixin_makes_another(tmp_path: Path) -
 
     path, batch = save_model(tmp_path), make_batch()
     ours = make_trainer(path)
-    other = trainer_class("token_mean")(ours.config, make_trainer(path).learner)
+    other = trainer_class("token_mean")(ours.config).start(make_trainer(path).learner)
     assert other.update(batch)["grad_norm"] != ours.update(batch)["grad_norm"]
 
 
 @pytest.mark.parametrize(
     "trainer, generator, sentence",
     [
-        ({"algorithm": {"beta": 0.1}}, {}, "reference policy"),
-        ({"algorithm": {"old_logprobs": "rollout"}}, {"top_p": 0.9}, r"needs generator\.top_p=1"),
+        ({"algorithm": {"options": {"beta": 0.1}}}, {}, "reference policy"),
+        ({"algorithm": {"options": {"old_logprobs": "rollout"}}}, {"top_p": 0.9}, r"needs generator\.top_p=1"),
         ({}, {"temperature": 0.0}, r"generator\.temperature=0"),
         ({"optimizer_kwargs": {"beta": 1}}, {}, r"trainer\.optimizer_kwargs"),
         ({"lr_scheduler_type": "cosin"}, {}, r"lr_scheduler_type='cosin'.*cosine"),
@@ -275,7 +286,7 @@ def test_settings_that_cannot_work_are_refused(
 ) -> None:
     config = make_config(trainer=trainer, generator=generator)
     with pytest.raises(UserError, match=sentence):
-        GRPOTrainer(config, Learner(config, save_model(tmp_path), 10))
+        GRPOTrainer(config).start(Learner(config, save_model(tmp_path), 10))
 
 
 def test_a_missing_model_and_one_with_capped_logits_are_refused(tmp_path: Path) -> None:

@@ -1,21 +1,22 @@
 """Advantages from rewards: estimators by name, each RewardBatch -> AdvantageBatch.
 
 An estimator of your own is a function with this signature under `@register_estimator("name")`; a recipe names it in
-`trainer.algorithm.advantage_estimator`. `values` are a critic's, [T] a trajectory, and None without one.
+`trainer.algorithm.advantage_estimator`. It gets `trainer.algorithm.options`, checked and complete (`options.gamma`).
+`values` are a critic's, of the sampled tokens of each trajectory, and None without one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 
 from skyrl_trainer.algorithms.registry import Registry
-from skyrl_trainer.config import AlgorithmConfig
 from skyrl_trainer.errors import UserError
 from skyrl_trainer.types import AdvantageBatch, RewardBatch
 
-Estimator = Callable[[RewardBatch, AlgorithmConfig, Sequence[torch.Tensor] | None], AdvantageBatch]
+Estimator = Callable[[RewardBatch, Any, Sequence[torch.Tensor] | None], AdvantageBatch]
 
 STD_EPSILON = 1e-4
 """Added to the standard deviation, as in TRL."""
@@ -60,27 +61,25 @@ def by_group(rewards: RewardBatch, advantages_of: Callable[[torch.Tensor], torch
 
 
 @register_estimator("grpo")
-def grpo(rewards: RewardBatch, config: AlgorithmConfig, values: Sequence[torch.Tensor] | None = None) -> AdvantageBatch:
+def grpo(rewards: RewardBatch, options: Any, values: Sequence[torch.Tensor] | None = None) -> AdvantageBatch:
     """(R_i - mean_g) / (std + 1e-4), std with n - 1 (arXiv 2402.03300).
 
     `scale_rewards`: std of the group, of the batch, or `none` for no division (Dr.GRPO, arXiv 2503.20783).
     """
-    if config.scale_rewards == "none":
+    if options.scale_rewards == "none":
         return by_group(rewards, lambda group: group - group.mean())
-    std_of = (lambda _: trajectory_returns(rewards).std()) if config.scale_rewards == "batch" else torch.std
+    std_of = (lambda _: trajectory_returns(rewards).std()) if options.scale_rewards == "batch" else torch.std
     return by_group(rewards, lambda group: (group - group.mean()) / (std_of(group) + STD_EPSILON))
 
 
 @register_estimator("rloo")
-def rloo(rewards: RewardBatch, config: AlgorithmConfig, values: Sequence[torch.Tensor] | None = None) -> AdvantageBatch:
+def rloo(rewards: RewardBatch, options: Any, values: Sequence[torch.Tensor] | None = None) -> AdvantageBatch:
     """R_i minus the mean return of the others of its group (arXiv 2402.14740)."""
     return by_group(rewards, lambda group: group - (group.sum() - group) / (len(group) - 1))
 
 
 @register_estimator("maxrl")
-def maxrl(
-    rewards: RewardBatch, config: AlgorithmConfig, values: Sequence[torch.Tensor] | None = None
-) -> AdvantageBatch:
+def maxrl(rewards: RewardBatch, options: Any, values: Sequence[torch.Tensor] | None = None) -> AdvantageBatch:
     """(R_i - mean_g) / (mean_g + 1e-4), of returns from 0 up (arXiv 2602.02710): a rare success weighs more."""
     if (least := min(trajectory_returns(rewards).tolist(), default=0.0)) < 0:
         name = "trainer.algorithm.advantage_estimator"
@@ -89,13 +88,13 @@ def maxrl(
 
 
 @register_estimator("reinforce++")
-def reinforce_pp(rewards: RewardBatch, config: AlgorithmConfig, values: object = None) -> AdvantageBatch:
+def reinforce_pp(rewards: RewardBatch, options: Any, values: object = None) -> AdvantageBatch:
     """The discounted return to go of each token, whitened over the batch's sampled tokens (arXiv 2501.03262).
 
     A turn's reward sits on its last sampled token; prompts and observations are no steps in time. Where all tokens
     have the same return the advantages are exactly 0. Option: `gamma`, 1 by default.
     """
-    gamma = float(config.options.get("gamma", 1.0))
+    gamma = options.gamma
     rows, masks = [], []
     for trajectory, turn_rewards in zip(rewards.trajectories, rewards.rewards, strict=True):
         to_go = 0.0

@@ -3,17 +3,21 @@
     loss_t = -sg[min(r_t, cap)] A_t logp_t,   mean over all tokens of the mini-batch   (sg: no gradient)
 
 No token loses its gradient, only its weight is capped; `clip_fraction` counts the capped ones. As in TRL 1.16 the cap
-is `epsilon_high` itself, by default ScaleRL's 5.0 (arXiv 2510.13786; TRL has 0.2); `epsilon` has no part in it.
+is `epsilon_high` itself, by default ScaleRL's 5.0 (arXiv 2510.13786; TRL has 0.2); `epsilon` is refused.
 """
 
 import torch
+from pydantic import Field
 
 from skyrl_trainer.algorithms.losses import SampledTokens, token_mean
-from skyrl_trainer.algorithms.policy_loss import PolicyLoss
+from skyrl_trainer.algorithms.policy_loss import LossOptions, PolicyLoss
 
 
 class CISPOLossMixin(PolicyLoss):
-    clip_range = (0.0, 5.0)
+    class Options(LossOptions):
+        epsilon_high: float | None = Field(5.0, ge=0)
+
+    ignores = frozenset({"epsilon"})
     reduction = staticmethod(token_mean)
 
     def surrogate(self, ratio_N: torch.Tensor, tokens: SampledTokens) -> tuple[torch.Tensor, torch.Tensor]:

@@ -4,6 +4,7 @@
 |---|---|---|
 | tis | w clamped (truncated importance sampling) | 0, 2 |
 | mis | w inside, else 0 (masked importance sampling; IcePop's range) | 0.5, 5 |
+| sequence_tis | the trajectory's geometric mean of w, clamped | 0, 5 |
 | sequence_mask | 1 where the trajectory's geometric mean of w is inside, else 0 | 0.99, 1.01 |
 
 `auto` is none where both sides compute in float32, and tis otherwise; `old_logprobs=rollout` leaves nothing to correct.
@@ -18,7 +19,13 @@ from skyrl_trainer.algorithms.losses import MAX_LOG_RATIO, SampledTokens, trajec
 from skyrl_trainer.config import Config
 from skyrl_trainer.errors import UserError
 
-RANGES = {"none": (0.0, float("inf")), "tis": (0.0, 2.0), "mis": (0.5, 5.0), "sequence_mask": (0.99, 1.01)}
+RANGES = {
+    "none": (0.0, float("inf")),
+    "tis": (0.0, 2.0),
+    "mis": (0.5, 5.0),
+    "sequence_tis": (0.0, 5.0),
+    "sequence_mask": (0.99, 1.01),
+}
 
 
 def correction_range(options: Any, config: Config) -> tuple[str, float, float]:
@@ -26,7 +33,7 @@ def correction_range(options: Any, config: Config) -> tuple[str, float, float]:
     name = options.correction
     if name == "auto":
         name = "none" if config.trainer.policy.model.dtype == "float32" else "tis"
-    name = "none" if config.trainer.algorithm.old_logprobs == "rollout" else name
+    name = "none" if options.old_logprobs == "rollout" else name
     given = (options.correction_min, options.correction_max)
     low, high = (default if x is None else x for x, default in zip(given, RANGES[name], strict=True))
     if low > high:
@@ -41,9 +48,9 @@ def correct(chosen: tuple[str, float, float], tokens: SampledTokens) -> tuple[to
     if name == "none":
         return torch.ones_like(tokens.logprobs_N), torch.zeros_like(tokens.logprobs_N, dtype=torch.bool)
     log_N = tokens.old_logprobs_N - tokens.rollout_logprobs_N
-    log_N = trajectory_mean(log_N, tokens.trajectory_N) if name == "sequence_mask" else log_N
+    log_N = trajectory_mean(log_N, tokens.trajectory_N) if name.startswith("sequence") else log_N
     weight_N = log_N.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
     outside_N = (weight_N < low) | (weight_N > high)
-    if name == "tis":
+    if name.endswith("tis"):
         return weight_N.clamp(low, high), outside_N
     return (weight_N if name == "mis" else weight_N / weight_N).masked_fill(outside_N, 0.0), outside_N

@@ -6,10 +6,14 @@ Long answers weigh by their length. The paper has no KL: leave `beta` at 0. As T
 normaliser spans its generation batch; ours spans the mini-batch of an optimizer step.
 """
 
+from pydantic import Field
+
 from skyrl_trainer.algorithms.losses import token_mean
-from skyrl_trainer.algorithms.policy_loss import PolicyLoss
+from skyrl_trainer.algorithms.policy_loss import LossOptions, PolicyLoss
 
 
 class DAPOLossMixin(PolicyLoss):
-    clip_range = (0.2, 0.28)
+    class Options(LossOptions):
+        epsilon_high: float | None = Field(0.28, ge=0)
+
     reduction = staticmethod(token_mean)

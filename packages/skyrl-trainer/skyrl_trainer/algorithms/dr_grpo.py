@@ -2,17 +2,20 @@
 
     loss = sum over tokens of PPO's clipped loss / (trajectories * most tokens a trajectory may have),  A = R - mean_g
 
-The most is max_completion_length * max_turns, or max_model_len where that is less. `scale_rewards` is none, whatever
-the recipe says; TRL 1.16's loss_type "dr_grpo" leaves that to the user.
+The most is max_completion_length * max_turns, or max_model_len where that is less. `scale_rewards` is none, and
+another is refused; TRL 1.16's loss_type "dr_grpo" leaves that to the user.
 """
+
+from typing import Literal
 
 import torch
 
-from skyrl_trainer.algorithms.policy_loss import PolicyLoss
+from skyrl_trainer.algorithms.policy_loss import LossOptions, PolicyLoss
 
 
 class DrGRPOLossMixin(PolicyLoss):
-    fixed = {"scale_rewards": "none"}  # noqa: RUF012
+    class Options(LossOptions):
+        scale_rewards: Literal["none"] = "none"
 
     def reduction(self, lengths_M: torch.Tensor) -> torch.Tensor:
         generator = self.config.generator

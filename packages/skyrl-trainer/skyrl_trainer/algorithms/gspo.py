@@ -10,13 +10,17 @@ TRL 1.16: `importance_sampling_level="sequence"` with loss_type "grpo"; it has n
 """
 
 import torch
+from pydantic import Field
 
 from skyrl_trainer.algorithms.losses import MAX_LOG_RATIO, SampledTokens, trajectory_mean
-from skyrl_trainer.algorithms.policy_loss import PolicyLoss
+from skyrl_trainer.algorithms.policy_loss import LossOptions, PolicyLoss
 
 
 class GSPOLossMixin(PolicyLoss):
-    clip_range = (3e-4, 4e-4)
+    class Options(LossOptions):
+        epsilon: float = Field(3e-4, ge=0)
+        epsilon_high: float | None = Field(4e-4, ge=0)
+
     always_token_form = False
 
     def ratio(self, tokens: SampledTokens) -> torch.Tensor:

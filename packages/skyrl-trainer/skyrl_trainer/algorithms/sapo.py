@@ -3,7 +3,7 @@
     loss_t = -(4 / tau) sigmoid(tau (r_t - 1)) A_t,    tau = 1.0 where A_t > 0, else 1.05
 
 Its gradient is -w r A grad logp with w = 4 p (1 - p), p = sigmoid(tau (r - 1)): 1 at r = 1 for every tau, and fading
-on both sides, faster for negative advantages. `epsilon` has no part in it, and `clip_fraction` is 0.
+on both sides, faster for negative advantages. `epsilon` is refused, and `clip_fraction` is 0.
 
 Options: `sapo_temperature_pos` and `_neg` (TRL 1.16's names, defaults and loss), and `sapo_gate`, which TRL has not:
 "sigmoid" is -sigmoid((r - 1) / tau) A, tau being `sapo_temperature_pos` for both signs unless the other is given. Its
@@ -24,6 +24,8 @@ class SAPOLossMixin(PolicyLoss):
         sapo_gate: Literal["paper", "sigmoid"] = "paper"
         sapo_temperature_pos: float = Field(1.0, gt=0)
         sapo_temperature_neg: float | None = Field(None, gt=0)
+
+    ignores = frozenset({"epsilon", "epsilon_high"})
 
     def surrogate(self, ratio_N: torch.Tensor, tokens: SampledTokens) -> tuple[torch.Tensor, torch.Tensor]:
         paper, positive = self.options.sapo_gate == "paper", self.options.sapo_temperature_pos

@@ -1,27 +1,22 @@
 """GRPO on a rollout: advantages, mini-batches, micro-batches, optimizer steps. `update` is all that the loop calls.
 
-The four parts of the loss come from PolicyLoss: a mixin that overrides one or two of them makes another algorithm, as
-the classes at the end of this file. A class is chosen by `trainer.algorithm.name`.
+The four parts of the loss come from PolicyLoss: a mixin that overrides one or two of them makes another algorithm
+(learner/trainers.py). A class is chosen by `trainer.algorithm.name`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Self
 
 import torch
 
 from skyrl_trainer.algorithms.advantages import estimator
-from skyrl_trainer.algorithms.cispo import CISPOLossMixin
-from skyrl_trainer.algorithms.dapo import DAPOLossMixin
-from skyrl_trainer.algorithms.dr_grpo import DrGRPOLossMixin
-from skyrl_trainer.algorithms.dual_clip import DualClipLossMixin
-from skyrl_trainer.algorithms.gspo import GSPOLossMixin, GSPOTokenLossMixin
 from skyrl_trainer.algorithms.kl import k3
 from skyrl_trainer.algorithms.losses import SampledTokens
 from skyrl_trainer.algorithms.policy_loss import PolicyLoss
 from skyrl_trainer.algorithms.registry import Registry
-from skyrl_trainer.algorithms.sapo import SAPOLossMixin
 from skyrl_trainer.config import Config
 from skyrl_trainer.errors import UserError
 from skyrl_trainer.learner.batch import Row, collate, cut, make_rows
@@ -63,32 +58,43 @@ class Meter:
 class GRPOTrainer(PolicyLoss):
     """Group relative policy optimization (arXiv 2402.03300) with PPO's clip; TRL's names and defaults.
 
-    reference: the frozen initial policy; needed when `trainer.algorithm.beta` > 0.
+    Made from a configuration; `start` gives it the models, `update` learns from a rollout.
     """
 
-    def __init__(self, config: Config, learner: Learner, reference: Scorer | None = None) -> None:
+    learner: Learner
+    reference: Scorer | None = None
+
+    def __init__(self, config: Config) -> None:
+        """Raises UserError for settings that contradict each other; nothing is loaded before `start`."""
         super().__init__(config)
         self.settings = config.trainer
-        self.learner = learner
-        self.reference = reference
-        self._estimate = estimator(self.algorithm.advantage_estimator)
-        if self.algorithm.beta > 0 and reference is None:
-            raise UserError("trainer.algorithm.beta is above 0, which needs a reference policy: pass one, or set 0.")
-        if self.algorithm.old_logprobs == "rollout" and config.generator.top_p < 1:
+        self._estimate = estimator(self.estimator_name)
+        if self.options.old_logprobs == "rollout" and config.generator.top_p < 1:
             raise UserError(
-                "trainer.algorithm.old_logprobs=rollout needs generator.top_p=1, because the engine's logprobs are "
-                "renormalised over the nucleus and the learner's are not; change one of them."
+                "trainer.algorithm.options.old_logprobs=rollout needs generator.top_p=1, because the engine's logprobs "
+                "are renormalised over the nucleus and the learner's are not; change one of them."
             )
 
+    @property
+    def estimator_name(self) -> str:
+        return self.config.trainer.algorithm.advantage_estimator
+
+    def start(self, learner: Learner, reference: Scorer | None = None) -> Self:
+        """Takes the models. reference: the frozen policy that the run started from; needed when `beta` is above 0."""
+        if self.beta > 0 and reference is None:
+            raise UserError("trainer.algorithm.options.beta is above 0, which needs a reference policy: pass one.")
+        self.learner, self.reference = learner, reference
+        return self
+
     def advantages(self, batch: RewardBatch, value: Sequence[torch.Tensor] | None) -> AdvantageBatch:
-        return self._estimate(batch, self.algorithm, value)
+        return self._estimate(batch, self.options, value)
 
     def needs_gradient(self, row: Row) -> bool:
         """Where every advantage is 0 and nothing else is in the loss, the gradient is exactly zero: no pass is made.
 
         Such a row still counts in the normaliser. Entropy, clip fraction and KLs are then means over the other rows.
         """
-        return row.num_sampled > 0 and (self.algorithm.beta > 0 or bool(row.advantages.any()))
+        return row.num_sampled > 0 and (self.beta > 0 or bool(row.advantages.any()))
 
     # The update.
 
@@ -101,7 +107,7 @@ class GRPOTrainer(PolicyLoss):
     ) -> StepMetrics:
         """Learns from one rollout: `num_iterations` epochs of `num_mini_batches` optimizer steps.
 
-        old_logprob: [sampled tokens] a trajectory, instead of what `trainer.algorithm.old_logprobs` says. value: a
+        old_logprob: [sampled tokens] a trajectory, instead of what the option `old_logprobs` says. value: a
         critic's, for estimators that use one. reward: per trajectory and turn, instead of the batch's own.
         Raises UserError, before the optimizer moves, when a loss or a gradient is not finite.
         """
@@ -146,12 +152,12 @@ class GRPOTrainer(PolicyLoss):
         if old_logprob is not None:
             for row, values in zip(rows, old_logprob, strict=True):
                 row.old_logprobs = values
-        elif self.algorithm.old_logprobs == "rollout":
+        elif self.options.old_logprobs == "rollout":
             for row in rows:
                 row.old_logprobs = torch.from_numpy(row.rollout_logprobs[row.mask])
         elif several_steps:
             self._score(self.learner, rows, chosen, "old_logprobs", meter)
-        if self.reference is not None and self.algorithm.beta > 0:
+        if self.reference is not None and self.beta > 0:
             self._score(self.reference, rows, chosen, "ref_logprobs", meter)
         if not chosen:  # no row is trained on: entropy and the engine's KL are still measured, on one micro-batch
             for indices in self._cut(rows, range(len(rows)))[:1]:
@@ -218,7 +224,7 @@ class GRPOTrainer(PolicyLoss):
         loss_N = loss_N * correction_N
         if batch.ref_logprobs_N is not None:
             kl_N = self.kl(ratio_N, logprobs_N, batch.ref_logprobs_N)
-            loss_N = loss_N + self.algorithm.beta * kl_N
+            loss_N = loss_N + self.beta * kl_N
             meter.mean("kl/reference", kl_N)
         meter.mean("entropy", entropy_N)
         meter.mean("clip_fraction", clipped_N)
@@ -256,31 +262,3 @@ class GRPOTrainer(PolicyLoss):
             "as they were before this optimizer step. Lower trainer.learning_rate or trainer.max_grad_norm, or look at "
             "these trajectories' rewards and logprobs."
         )
-
-
-@register_trainer("sapo")
-class SAPOTrainer(SAPOLossMixin, GRPOTrainer): ...
-
-
-@register_trainer("gspo")
-class GSPOTrainer(GSPOLossMixin, GRPOTrainer): ...
-
-
-@register_trainer("gspo_token")
-class GSPOTokenTrainer(GSPOTokenLossMixin, GRPOTrainer): ...
-
-
-@register_trainer("dapo")
-class DAPOTrainer(DAPOLossMixin, GRPOTrainer): ...
-
-
-@register_trainer("dr_grpo")
-class DrGRPOTrainer(DrGRPOLossMixin, GRPOTrainer): ...
-
-
-@register_trainer("cispo")
-class CISPOTrainer(CISPOLossMixin, GRPOTrainer): ...
-
-
-@register_trainer("dual_clip")
-class DualClipTrainer(DualClipLossMixin, GRPOTrainer): ...

@@ -67,12 +67,8 @@ class Scorer:
         """In which losses are computed: the weights' own."""
         return next(self.model.parameters()).dtype
 
-    def logprobs(self, batch: TrainingBatch) -> tuple[torch.Tensor, torch.Tensor]:
-        """Log-probability, with a gradient, and entropy, without, of each sampled token of a micro-batch, [N] each.
-
-        At the temperature of the sampler, as the engine returns them. The head runs only at the positions that
-        predict a sampled token.
-        """
+    def hidden(self, batch: TrainingBatch) -> torch.Tensor:
+        """What the last layer says where each sampled token is predicted, [N, H]."""
         width = batch.rest_ids_BT.shape[1]
         blocks = Blocks.of(batch.prompt_lengths_Q, batch.prompt_B, width)
         first_B = batch.prompt_lengths_Q[batch.prompt_B]
@@ -86,7 +82,20 @@ class Scorer:
             hidden_1PH = self.model.base_model(
                 ids_P[None], position_ids=places_P[None], use_cache=False, blocks=blocks
             ).last_hidden_state
-            return self._score(hidden_1PH[0].index_select(0, batch.predictors_N), batch.target_ids_N)
+        return hidden_1PH[0].index_select(0, batch.predictors_N)
+
+    def logprobs(
+        self, batch: TrainingBatch, hidden_NH: torch.Tensor | None = None, entropy_gradient: bool = False
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Log-probability and entropy of each sampled token of a micro-batch, [N] each.
+
+        At the temperature of the sampler, as the engine returns them. The head runs only at the positions that
+        predict a sampled token. hidden_NH: of this batch, where it is known already. The entropy has a gradient only
+        if that is asked for.
+        """
+        hidden_NH = self.hidden(batch) if hidden_NH is None else hidden_NH
+        with self.accelerator.autocast():
+            return self._score(hidden_NH, batch.target_ids_N, entropy_gradient)
 
     @torch.no_grad()
     def token_logprobs(self, ids: list[int]) -> torch.Tensor:
@@ -95,7 +104,9 @@ class Scorer:
             logits_TV = self.model(torch.tensor([ids], device=self.device), use_cache=False).logits[0]
         return logits_TV.float().log_softmax(-1).cpu()
 
-    def _score(self, hidden_NH: torch.Tensor, targets_N: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def _score(
+        self, hidden_NH: torch.Tensor, targets_N: torch.Tensor, entropy_gradient: bool = False
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         head = self.model.get_output_embeddings()
         chunk = max(1, LOGITS_AT_ONCE // self.model.config.vocab_size)
 
@@ -103,7 +114,7 @@ class Scorer:
             logits = head(hidden)
             logits = (logits if logits.dtype == torch.float64 else logits.float()) * self.inverse_temperature
             all_logprobs = logits.log_softmax(-1)
-            with torch.no_grad():
+            with torch.set_grad_enabled(entropy_gradient and torch.is_grad_enabled()):
                 entropy = -(all_logprobs.exp() * all_logprobs).sum(-1)
             return all_logprobs.gather(-1, targets[:, None]).squeeze(-1), entropy
 

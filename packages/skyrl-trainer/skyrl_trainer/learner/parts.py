@@ -18,12 +18,12 @@ from skyrl_trainer.config import Config
 from skyrl_trainer.data import SampleSource, held_out, load_samples
 from skyrl_trainer.errors import UserError
 from skyrl_trainer.learner.checkpoint import Checkpoints, check_resumable
-from skyrl_trainer.learner.grpo import trainer_class
 from skyrl_trainer.learner.learner import Learner, Scorer
 from skyrl_trainer.learner.memory import pss_gib
 from skyrl_trainer.learner.policy import StartPolicy
 from skyrl_trainer.learner.run_folder import RunFolder
 from skyrl_trainer.learner.session import Session
+from skyrl_trainer.learner.trainers import trainer_class
 from skyrl_trainer.report.html import write_report
 from skyrl_trainer.report.metrics import MetricsWriter
 from skyrl_trainer.report.table import LiveTable
@@ -53,8 +53,7 @@ class Parts:
             raise UserError(
                 "generator.weight_sync_backend=nccl is not built yet: take auto, which goes through shared memory."
             )
-        self.algorithm_class = trainer_class(trainer.algorithm.name)
-        self.algorithm_class.read_options(config)
+        self.algorithm = trainer_class(trainer.algorithm.name)(config)
         self.checkpoints = Checkpoints(path, trainer.max_ckpts_to_keep)
         self.checkpoint = self.checkpoints.load_latest()
         if self.checkpoint and trainer.resume_mode == "none":
@@ -105,8 +104,8 @@ class Parts:
         self.table.phase("loading the policy")
         updates = trainer.max_steps * trainer.num_iterations * trainer.num_mini_batches
         self.learner = Learner(config, weights, updates)
-        reference = Scorer(config, weights) if trainer.algorithm.beta > 0 else None
-        self.algorithm = self.algorithm_class(config, self.learner, reference)
+        reference = Scorer(config, weights) if self.algorithm.beta > 0 else None
+        self.algorithm.start(self.learner, reference)
         self.table.phase("waiting for the engines")
         self.session.wait_for_engines()
         self.sync = SharedMemorySync(self.session.engines, self.learner.named_tensors)
