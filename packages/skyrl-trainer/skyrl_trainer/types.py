@@ -219,6 +219,8 @@ class RewardBatch:
     rewards: list[list[float]]
     """Per trajectory, per turn."""
     parts: list[dict[str, float]]
+    kl_penalties: list[list[float]] | None = None
+    """Per trajectory, per sampled token: what the KL to the reference policy takes off its reward."""
 
 
 @dataclass(slots=True)
@@ -227,6 +229,8 @@ class AdvantageBatch:
 
     rewards: RewardBatch
     advantages: list[list[float]]
+    returns: list[list[float]] | None = None
+    """What a critic is to predict, laid out in the same way; None where there is none."""
 
 
 @dataclass(slots=True)
@@ -258,3 +262,7 @@ class TrainingBatch:
     old_logprobs_N: torch.Tensor | None
     """None: the first update of a rollout, whose ratio is 1 by definition."""
     ref_logprobs_N: torch.Tensor | None
+    returns_N: torch.Tensor | None
+    """What the critic is to predict; None without one."""
+    values_N: torch.Tensor | None
+    """What the critic predicted before the first update of this rollout."""

@@ -8,8 +8,11 @@ import pytest
 import torch
 
 from skyrl_trainer.algorithms.advantages import estimator, register_estimator
+from skyrl_trainer.algorithms.kl import adapted
 from skyrl_trainer.algorithms.policy_loss import PolicyLoss
+from skyrl_trainer.config import Config
 from skyrl_trainer.errors import UserError
+from skyrl_trainer.learner.ppo import PPOTrainer
 from skyrl_trainer.types import AdvantageBatch, RewardBatch, RolloutBatch, Sample, Trajectory, Turn
 
 
@@ -117,3 +120,73 @@ def test_an_unknown_estimator_is_named_with_the_valid_ones_and_a_users_own_is_fo
         return AdvantageBatch(rewards, [[1.0] * len(t.token_ids()) for t in rewards.trajectories])
 
     assert estimator("ones") is ones
+
+
+def ragged_turns(seed: int, terminated: bool) -> tuple[RewardBatch, list[torch.Tensor]]:
+    """Three turns of 1 to 4 sampled tokens after prompts and observations of 1 to 3, and values of a critic."""
+    draw = torch.Generator().manual_seed(seed)
+
+    def count(high: int) -> int:
+        return int(torch.randint(1, high, (1,), generator=draw))
+
+    turns, rewards = [], []
+    for _ in range(3):
+        n = count(5)
+        turns.append(Turn([1] * count(4), [2] * n, [0.0] * n, [0] * n, ""))
+        rewards.append(float(torch.randn(1, generator=draw)))
+    turns[-1].terminated = terminated
+    trajectory = Trajectory("0/0/0", Sample("0", "e", 0), 0, 0, turns)
+    batch = RewardBatch(RolloutBatch(0, [[trajectory]]), [trajectory], [0], [rewards], [{}])
+    return batch, [torch.randn(trajectory.num_output_tokens + 1, generator=draw, dtype=torch.float64)]
+
+
+@pytest.mark.parametrize("terminated", [True, False])
+@pytest.mark.parametrize("gamma, lam", [(1.0, 1.0), (0.97, 0.9), (0.9, 0.0)])
+@pytest.mark.parametrize("penalty", [False, True])
+def test_gae_is_the_sum_of_all_later_errors(terminated: bool, gamma: float, lam: float, penalty: bool) -> None:
+    """Against the definition as a double sum: observations are no steps, and V counts behind a truncated end only."""
+    for seed in range(5):
+        batch, values = ragged_turns(seed, terminated)
+        (trajectory,) = batch.trajectories
+        r, v = [], values[0].tolist()
+        for turn, reward in zip(trajectory.turns, batch.rewards[0], strict=True):
+            r += [0.0] * (len(turn.output_ids) - 1) + [reward]
+        if penalty:
+            batch.kl_penalties = [[0.1 * i for i in range(len(r))]]
+            r = [x - 0.1 * i for i, x in enumerate(r)]
+        v[-1] = 0.0 if terminated else v[-1]
+        delta = [r[t] + gamma * v[t + 1] - v[t] for t in range(len(r))]
+        raw = [sum((gamma * lam) ** (k - t) * delta[k] for k in range(t, len(r))) for t in range(len(r))]
+        result = estimator("gae")(batch, options_of_ppo(gamma=gamma, gae_lambda=lam), values)
+        sampled = [i for i, bit in enumerate(trajectory.loss_mask()) if bit]
+        assert result.returns is not None
+        assert [result.returns[0][i] for i in sampled] == pytest.approx(
+            [a + b for a, b in zip(raw, v, strict=False)], abs=1e-12
+        )
+        mean, std = sum(raw) / len(raw), torch.tensor(raw, dtype=torch.float64).std().item()
+        assert [result.advantages[0][i] for i in sampled] == pytest.approx(
+            [(a - mean) / (std + 1e-4) for a in raw], abs=1e-12
+        )
+        assert all(result.advantages[0][i] == 0.0 for i, bit in enumerate(trajectory.loss_mask()) if not bit)
+
+
+def options_of_ppo(**changes: Any) -> Any:
+    config = Config.model_validate({"trainer": {"algorithm": {"name": "ppo", "options": changes}}})
+    return PPOTrainer(config).options
+
+
+def test_gae_without_a_critic_is_refused() -> None:
+    with pytest.raises(UserError, match=r"gae needs a critic: take trainer\.algorithm\.name=ppo"):
+        estimator("gae")(ragged_turns(0, True)[0], options_of_ppo(), None)
+
+
+def test_kl_penalties_come_off_the_returns_of_a_group() -> None:
+    batch = batch_of([[[1.0], [2.0]]])
+    batch.kl_penalties = [[0.25, 0.25], [0.0, 1.5]]
+    assert per_trajectory(estimator("rloo")(batch, options(), None)) == [0.0, 0.0]
+
+
+def test_beta_adapts_by_at_most_a_fifth_of_a_tenth() -> None:
+    assert adapted(1.0, kl=0.3, target=0.1) == pytest.approx(1.02)
+    assert adapted(1.0, kl=0.0, target=0.1) == pytest.approx(0.98)
+    assert adapted(2.0, kl=0.105, target=0.1) == pytest.approx(2.0 * 1.005)

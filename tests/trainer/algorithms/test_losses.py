@@ -118,7 +118,9 @@ def our_loss(case: dict[str, torch.Tensor], logprobs: torch.Tensor, loss: GRPOTr
         advantages_N=case["advantages"][rows],
         trajectory_N=rows,
     )
-    model: Any = SimpleNamespace(logprobs=lambda batch: (logprobs[mask], torch.zeros(len(rows))))
+    model: Any = SimpleNamespace(
+        hidden=lambda batch: None, logprobs=lambda *_, **__: (logprobs[mask], torch.zeros(len(rows)))
+    )
     loss.learner = model
     return loss._micro_loss(batch, loss.reduction(mask.sum(1)), Meter(), False)
 

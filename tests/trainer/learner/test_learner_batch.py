@@ -12,7 +12,6 @@ from tiny_models import make_batch, make_config, save_model
 from skyrl_trainer.errors import UserError
 from skyrl_trainer.learner.batch import Row, collate, cut, make_rows
 from skyrl_trainer.learner.learner import Learner
-from skyrl_trainer.types import AdvantageBatch
 
 
 def row(length: int, name: str = "t") -> Row:
@@ -32,12 +31,12 @@ def test_rows_end_at_the_last_sampled_token_and_start_with_a_prompt() -> None:
     trajectory = batch.trajectories[0]
     trajectory.turns[-1].output_ids, trajectory.turns[-1].logprobs = [], []  # ends with an observation
     first = trajectory.turns[0]
-    (made,) = make_rows(AdvantageBatch(batch, [[1.0] * len(trajectory.token_ids())]))
+    (made,) = make_rows(batch.trajectories)
     assert made.token_ids.tolist() == first.prompt_ids + first.output_ids
     assert made.num_sampled == len(first.output_ids)
     first.prompt_ids = []
     with pytest.raises(UserError, match=r"1/0/0 starts with a sampled token"):
-        make_rows(AdvantageBatch(batch, [[1.0] * len(trajectory.token_ids())]))
+        make_rows(batch.trajectories)
 
 
 @pytest.mark.parametrize("kind", ["qwen3", "gpt2"])
@@ -46,7 +45,7 @@ def test_rows_together_score_as_each_alone_and_as_the_plain_model(tmp_path: Path
     config = make_config(generator={"temperature": 0.7})
     learner = Learner(config, save_model(tmp_path, kind), 1)
     batch = make_batch(turns=3)
-    rows = make_rows(AdvantageBatch(batch, [[1.0] * len(t.token_ids()) for t in batch.trajectories]))
+    rows = make_rows(batch.trajectories)
     padded = collate(rows, range(len(rows)), learner.device, learner.dtype)
     with torch.no_grad():
         logprobs, entropy = learner.logprobs(padded)
@@ -64,7 +63,7 @@ def test_rows_together_score_as_each_alone_and_as_the_plain_model(tmp_path: Path
 def test_a_prompt_goes_through_the_model_once_however_many_answers_it_has(tmp_path: Path) -> None:
     learner = Learner(make_config(), save_model(tmp_path), 1)
     batch = make_batch(groups=3, generations=4)
-    rows = make_rows(AdvantageBatch(batch, [[1.0] * len(t.token_ids()) for t in batch.trajectories]))
+    rows = make_rows(batch.trajectories)
     together = collate(rows, range(len(rows)), learner.device, learner.dtype)
     assert together.prompt_ids_QS.shape[0] == 3 and together.rest_ids_BT.shape[0] == 12
     seen = []
@@ -77,6 +76,6 @@ def test_a_trajectory_longer_than_a_sliding_window_is_refused(tmp_path: Path) ->
     window = {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 0}
     learner = Learner(make_config(), save_model(tmp_path, **window), 1)
     batch = make_batch()
-    rows = make_rows(AdvantageBatch(batch, [[1.0] * len(t.token_ids()) for t in batch.trajectories]))
+    rows = make_rows(batch.trajectories)
     with pytest.raises(UserError, match=r"sliding window of 8.*generator\.max_model_len"):
         learner.logprobs(collate(rows, range(len(rows)), learner.device, learner.dtype))

@@ -12,7 +12,7 @@ from tiny_models import make_batch, make_config, save_model
 
 from skyrl_trainer.errors import UserError
 from skyrl_trainer.learner import learner as learner_module
-from skyrl_trainer.learner.batch import make_rows
+from skyrl_trainer.learner.batch import make_rows, set_advantages
 from skyrl_trainer.learner.grpo import GRPOTrainer, Row
 from skyrl_trainer.learner.learner import Learner, Scorer
 from skyrl_trainer.learner.trainers import register_trainer, trainer_class
@@ -149,7 +149,8 @@ def test_the_engines_kl_is_zero_where_both_agree(tmp_path: Path) -> None:
     path = save_model(tmp_path)
     batch = make_batch(turns=2)
     probe = make_trainer(path)
-    rows = make_rows(probe.advantages(batch, None))
+    rows = make_rows(batch.trajectories)
+    set_advantages(rows, probe.advantages(batch, None))
     for trajectory, row in zip(batch.trajectories, rows, strict=True):
         with torch.no_grad():
             values = probe.learner.logprobs(probe._collate([row], [0]))[0].tolist()
@@ -181,7 +182,8 @@ def test_rewards_rise_along_the_gradient(tmp_path: Path) -> None:
     """The sign: after updates the better half of each group is likelier than before, the worse half less."""
     trainer = make_trainer(save_model(tmp_path), learning_rate=3e-3)
     batch = make_batch()
-    rows = make_rows(trainer.advantages(batch, None))
+    rows = make_rows(batch.trajectories)
+    set_advantages(rows, trainer.advantages(batch, None))
 
     def weighted() -> float:
         with torch.no_grad():

@@ -27,8 +27,55 @@ estimator = _ESTIMATORS.get
 
 
 def trajectory_returns(rewards: RewardBatch) -> torch.Tensor:
-    """The sum of the rewards of all turns of each trajectory, float64 [M]."""
-    return torch.tensor([sum(turns) for turns in rewards.rewards], dtype=torch.float64)
+    """The sum of the rewards of all turns of each trajectory, less its KL penalties, float64 [M]."""
+    returns_M = torch.tensor([sum(turns) for turns in rewards.rewards], dtype=torch.float64)
+    if rewards.kl_penalties is not None:
+        returns_M = returns_M - torch.tensor([sum(tokens) for tokens in rewards.kl_penalties], dtype=torch.float64)
+    return returns_M
+
+
+def token_rewards(rewards: RewardBatch) -> list[torch.Tensor]:
+    """The reward of each sampled token of each trajectory, float64: a turn's sits on its last one, less KL penalties.
+
+    A turn without a sampled token gives its reward to the token before it.
+    """
+    per_token = []
+    for i, (trajectory, turn_rewards) in enumerate(zip(rewards.trajectories, rewards.rewards, strict=True)):
+        ends_U = torch.tensor([len(turn.output_ids) for turn in trajectory.turns]).cumsum(0)
+        tokens_N = torch.zeros(trajectory.num_output_tokens, dtype=torch.float64)
+        if len(tokens_N):
+            tokens_N.index_add_(0, (ends_U - 1).clamp(min=0), torch.tensor(turn_rewards, dtype=torch.float64))
+            if rewards.kl_penalties is not None:
+                tokens_N -= torch.tensor(rewards.kl_penalties[i], dtype=torch.float64)
+        per_token.append(tokens_N)
+    return per_token
+
+
+def discounted(values_N: torch.Tensor, factor: float) -> torch.Tensor:
+    """y_t = x_t + factor * y_{t+1}, from the end; float64 [N]."""
+    later, backwards = 0.0, []
+    for value in reversed(values_N.tolist()):
+        later = value + factor * later
+        backwards.append(later)
+    return torch.tensor(backwards[::-1], dtype=torch.float64)
+
+
+def on_sampled(rewards: RewardBatch, values: Sequence[torch.Tensor]) -> list[list[float]]:
+    """Numbers of the sampled tokens of each trajectory, laid out over all its tokens with 0.0 elsewhere."""
+    rows = []
+    for trajectory, values_N in zip(rewards.trajectories, values, strict=True):
+        row_T = torch.zeros(len(trajectory.token_ids()), dtype=torch.float64)
+        row_T[torch.tensor(trajectory.loss_mask(), dtype=torch.bool)] = values_N
+        rows.append(row_T.tolist())
+    return rows
+
+
+def whitened(values: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Mean 0 and standard deviation 1 over the sampled tokens of the whole batch; exactly 0 where all are equal."""
+    all_N = torch.cat([*values, torch.zeros(0, dtype=torch.float64)])
+    equal = bool((all_N == all_N[:1]).all())
+    spread = 0.0 if equal else 1 / (all_N.std() + STD_EPSILON)
+    return [(values_N - all_N.mean()) * spread if len(all_N) else values_N for values_N in values]
 
 
 def groups_of(rewards: RewardBatch) -> list[torch.Tensor]:
@@ -94,20 +141,30 @@ def reinforce_pp(rewards: RewardBatch, options: Any, values: object = None) -> A
     A turn's reward sits on its last sampled token; prompts and observations are no steps in time. Where all tokens
     have the same return the advantages are exactly 0. Option: `gamma`, 1 by default.
     """
-    gamma = options.gamma
-    rows, masks = [], []
-    for trajectory, turn_rewards in zip(rewards.trajectories, rewards.rewards, strict=True):
-        to_go = 0.0
-        backwards: list[float] = []
-        for turn, reward in zip(reversed(trajectory.turns), reversed(turn_rewards), strict=True):
-            to_go += reward
-            for _ in turn.output_ids:
-                backwards.append(to_go)
-                to_go *= gamma
-            backwards += [0.0] * len(turn.prompt_ids)
-        rows.append(torch.tensor(backwards[::-1], dtype=torch.float64))
-        masks.append(torch.tensor(trajectory.loss_mask(), dtype=torch.bool))
-    returns_N = torch.cat([row[mask] for row, mask in zip(rows, masks, strict=True)]) if rows else torch.zeros(1)
-    spread = 0.0 if (returns_N == returns_N[:1]).all() else 1 / (returns_N.std() + STD_EPSILON)
-    whitened = [(row - returns_N.mean()) * spread * mask for row, mask in zip(rows, masks, strict=True)]
-    return AdvantageBatch(rewards, [row.tolist() for row in whitened])
+    to_go = [discounted(rewards_N, options.gamma) for rewards_N in token_rewards(rewards)]
+    return AdvantageBatch(rewards, on_sampled(rewards, whitened(to_go)))
+
+
+@register_estimator("gae")
+def gae(rewards: RewardBatch, options: Any, values: Sequence[torch.Tensor] | None = None) -> AdvantageBatch:
+    """Generalized advantage estimation (arXiv 1506.02438, equations 11 to 16), with a critic's values.
+
+        delta_t = r_t + gamma V_{t+1} - V_t,    A_t = delta_t + gamma lambda A_{t+1},    return_t = A_t + V_t
+
+    A step in time is a sampled token: observations between two turns are skipped, so V_{t+1} of a turn's last token is
+    the value of the next turn's first. values[i]: float64 [n + 1] for n sampled tokens; the last one stands for what
+    lies behind the episode's end, and counts where the episode was truncated, not where the env ended it. Advantages
+    are whitened over the batch, returns are not. Options: `gamma` and `gae_lambda`.
+    """
+    if values is None:
+        raise UserError("trainer.algorithm.advantage_estimator=gae needs a critic: take trainer.algorithm.name=ppo.")
+    advantages, returns = [], []
+    for trajectory, rewards_N, values_N1 in zip(rewards.trajectories, token_rewards(rewards), values, strict=True):
+        values_N1 = values_N1.double().clone()
+        if trajectory.turns and trajectory.turns[-1].terminated:
+            values_N1[-1] = 0.0
+        delta_N = rewards_N + options.gamma * values_N1[1:] - values_N1[:-1]
+        advantages_N = discounted(delta_N, options.gamma * options.gae_lambda)
+        advantages.append(advantages_N)
+        returns.append(advantages_N + values_N1[:-1])
+    return AdvantageBatch(rewards, on_sampled(rewards, whitened(advantages)), on_sampled(rewards, returns))

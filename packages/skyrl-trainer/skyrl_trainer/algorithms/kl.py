@@ -25,3 +25,11 @@ def k3(logprobs_N: torch.Tensor, reference_N: torch.Tensor) -> torch.Tensor:
     """Unbiased, of low variance, never negative."""
     minus_d_N = (reference_N - logprobs_N).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
     return minus_d_N.exp() - minus_d_N - 1
+
+
+def adapted(beta: float, kl: float, target: float) -> float:
+    """The next beta, by proportional control (arXiv 1909.08593, section 2.2): at most 2 % up or down a rollout.
+
+    kl: mean of a token in the rollout.
+    """
+    return beta * (1 + 0.1 * min(0.2, max(-0.2, kl / target - 1)))

@@ -33,9 +33,9 @@ class PolicyLoss:
         epsilon: float = Field(0.2, ge=0)
         epsilon_high: float | None = Field(None, ge=0)  # None: as epsilon
         beta: float = Field(0.0, ge=0)  # weight of the KL to the policy that the run started from; 0 loads no reference
-        kl_estimator: Literal["k1", "k2", "k3"] = "k3"
         kl_in: Literal["loss", "reward"] = "loss"
-        kl_target: float | None = Field(None, gt=0)  # beta adapts itself until the KL is this
+        kl_estimator: Literal["k1", "k2", "k3"] | None = None  # None: k3 in the loss, k1 in the reward
+        kl_target: float | None = Field(None, gt=0)  # beta adapts itself until a token's mean KL is this
         use_bias_correction_kl: bool = False  # multiply the KL by the ratio, with its gradient; TRL 1.16 has True
         entropy_coef: float = 0.0  # weight of the entropy, which is to be large
         correction: Literal["auto", "none", "tis", "mis", "sequence_tis", "sequence_mask"] = "auto"
@@ -55,7 +55,9 @@ class PolicyLoss:
     def __init__(self, config: Config) -> None:
         self.config = config
         self.options = self.read_options(config)
-        self.beta = float(self.options.beta)
+        self.beta = float(self.options.beta)  # moves where there is a kl_target
+        in_reward = self.options.kl_in == "reward"
+        self.kl_estimator = KL_ESTIMATORS[self.options.kl_estimator or ("k1" if in_reward else "k3")]
         self.correction_range = correction_range(self.options, config)
         self.epsilon = self.options.epsilon
         self.epsilon_high = self.epsilon if self.options.epsilon_high is None else self.options.epsilon_high
@@ -76,7 +78,7 @@ class PolicyLoss:
         return correct(self.correction_range, tokens)
 
     def kl(self, ratio_N: torch.Tensor, logprobs_N: torch.Tensor, reference_N: torch.Tensor) -> torch.Tensor:
-        kl_N = KL_ESTIMATORS[self.options.kl_estimator](logprobs_N, reference_N)
+        kl_N = self.kl_estimator(logprobs_N, reference_N)
         return kl_N * ratio_N if self.options.use_bias_correction_kl else kl_N
 
     @classmethod

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from skyrl_trainer.errors import UserError
-from skyrl_trainer.types import AdvantageBatch, TrainingBatch
+from skyrl_trainer.types import AdvantageBatch, TrainingBatch, Trajectory
 
 
 @dataclass(slots=True)
@@ -27,11 +27,15 @@ class Row:
     token_ids: np.ndarray
     mask: np.ndarray
     """bool, as long as token_ids."""
-    advantages: np.ndarray
     rollout_logprobs: np.ndarray
+    advantages: np.ndarray
+    """Zeros until `set_advantages`."""
     old_logprobs: torch.Tensor | None = None
     """Of the sampled tokens only; None until they are known, or where the ratio is 1 by definition."""
     ref_logprobs: torch.Tensor | None = None
+    returns: torch.Tensor | None = None
+    values: torch.Tensor | None = None
+    """A critic's, of the sampled tokens."""
 
     @property
     def num_sampled(self) -> int:
@@ -48,10 +52,10 @@ class Row:
         return self.token_ids[int(self.mask.argmax()) : -1]
 
 
-def make_rows(batch: AdvantageBatch) -> list[Row]:
+def make_rows(trajectories: Sequence[Trajectory]) -> list[Row]:
     """A row a trajectory, in order. Raises UserError for a trajectory whose first token would have no predecessor."""
     rows = []
-    for trajectory, advantages in zip(batch.rewards.trajectories, batch.advantages, strict=True):
+    for trajectory in trajectories:
         mask = np.array(trajectory.loss_mask(), dtype=bool)
         if len(mask) and mask[0]:
             raise UserError(
@@ -63,11 +67,33 @@ def make_rows(batch: AdvantageBatch) -> list[Row]:
                 trajectory.trajectory_id,
                 np.array(trajectory.token_ids()[:end], dtype=np.int64),
                 mask[:end],
-                np.array(advantages[:end], dtype=np.float64),
                 np.array(trajectory.rollout_logprobs()[:end], dtype=np.float64),
+                np.zeros(end),
             )
         )
     return rows
+
+
+def set_advantages(rows: Sequence[Row], batch: AdvantageBatch, values: Sequence[torch.Tensor] | None = None) -> None:
+    """Fills in the advantages, and with a critic the returns and its values, [sampled tokens + 1] a trajectory."""
+    for i, row in enumerate(rows):
+        end = len(row.mask)
+        row.advantages = np.array(batch.advantages[i][:end], dtype=np.float64)
+        if batch.returns is not None:
+            row.returns = torch.tensor(batch.returns[i][:end], dtype=torch.float64)[torch.from_numpy(row.mask)]
+        if values is not None:
+            row.values = values[i][:-1]
+
+
+def with_end(row: Row) -> Row:
+    """The row with one token more, so that a critic also says what it expects behind the last sampled one."""
+    return Row(
+        row.trajectory_id,
+        np.append(row.token_ids, row.token_ids[-1:]),
+        np.append(row.mask, True),
+        np.append(row.rollout_logprobs, 0.0),
+        np.append(row.advantages, 0.0),
+    )
 
 
 def cut(rows: Sequence[Row], indices: Sequence[int], token_budget: int) -> list[list[int]]:
@@ -126,6 +152,8 @@ def collate(rows: Sequence[Row], indices: Sequence[int], device: torch.device, d
         rollout_logprobs_N=floats([row.rollout_logprobs[row.mask] for row in chosen]),
         old_logprobs_N=_joined([row.old_logprobs for row in chosen], device, dtype),
         ref_logprobs_N=_joined([row.ref_logprobs for row in chosen], device, dtype),
+        returns_N=_joined([row.returns for row in chosen], device, dtype),
+        values_N=_joined([row.values for row in chosen], device, dtype),
     )
 
 

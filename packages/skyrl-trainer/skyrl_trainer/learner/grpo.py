@@ -8,18 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Self
+from typing import Any, ClassVar, Self
 
 import torch
 
 from skyrl_trainer.algorithms.advantages import estimator
-from skyrl_trainer.algorithms.kl import k3
+from skyrl_trainer.algorithms.kl import adapted, k3
 from skyrl_trainer.algorithms.losses import SampledTokens
 from skyrl_trainer.algorithms.policy_loss import PolicyLoss
 from skyrl_trainer.algorithms.registry import Registry
 from skyrl_trainer.config import Config
 from skyrl_trainer.errors import UserError
-from skyrl_trainer.learner.batch import Row, collate, cut, make_rows
+from skyrl_trainer.learner.batch import Row, collate, cut, make_rows, set_advantages
+from skyrl_trainer.learner.checkpoint import State
 from skyrl_trainer.learner.learner import Learner, Scorer
 from skyrl_trainer.types import AdvantageBatch, RewardBatch, StepMetrics, TrainingBatch
 
@@ -63,21 +64,21 @@ class GRPOTrainer(PolicyLoss):
 
     learner: Learner
     reference: Scorer | None = None
+    estimator_name: ClassVar[str | None] = None
+    """The algorithm's own estimator; None where the recipe chooses."""
 
     def __init__(self, config: Config) -> None:
         """Raises UserError for settings that contradict each other; nothing is loaded before `start`."""
         super().__init__(config)
         self.settings = config.trainer
-        self._estimate = estimator(self.estimator_name)
+        self._estimate = estimator(self.estimator_name or config.trainer.algorithm.advantage_estimator)
         if self.options.old_logprobs == "rollout" and config.generator.top_p < 1:
             raise UserError(
                 "trainer.algorithm.options.old_logprobs=rollout needs generator.top_p=1, because the engine's logprobs "
                 "are renormalised over the nucleus and the learner's are not; change one of them."
             )
-
-    @property
-    def estimator_name(self) -> str:
-        return self.config.trainer.algorithm.advantage_estimator
+        if self.options.kl_target is not None and self.beta == 0:
+            raise UserError("trainer.algorithm.options.kl_target adapts beta, which is 0: give it a value to start at.")
 
     def start(self, learner: Learner, reference: Scorer | None = None) -> Self:
         """Takes the models. reference: the frozen policy that the run started from; needed when `beta` is above 0."""
@@ -94,7 +95,7 @@ class GRPOTrainer(PolicyLoss):
 
         Such a row still counts in the normaliser. Entropy, clip fraction and KLs are then means over the other rows.
         """
-        return row.num_sampled > 0 and (self.beta > 0 or bool(row.advantages.any()))
+        return row.num_sampled > 0 and (self.beta > 0 or self.options.entropy_coef != 0 or bool(row.advantages.any()))
 
     # The update.
 
@@ -107,15 +108,20 @@ class GRPOTrainer(PolicyLoss):
     ) -> StepMetrics:
         """Learns from one rollout: `num_iterations` epochs of `num_mini_batches` optimizer steps.
 
-        old_logprob: [sampled tokens] a trajectory, instead of what the option `old_logprobs` says. value: a
-        critic's, for estimators that use one. reward: per trajectory and turn, instead of the batch's own.
+        old_logprob: [sampled tokens] a trajectory, instead of what the option `old_logprobs` says. value: [sampled
+        tokens + 1] a trajectory, instead of the critic's. reward: per trajectory and turn, instead of the batch's own.
         Raises UserError, before the optimizer moves, when a loss or a gradient is not finite.
         """
         batch = batch if reward is None else replace(batch, rewards=reward)
-        rows = make_rows(self.advantages(batch, value))
-        step = batch.rollouts.step
-        meter = Meter()
-        self._prepare(rows, old_logprob, meter)
+        step, meter, rows = batch.rollouts.step, Meter(), make_rows(batch.trajectories)
+        if old_logprob is not None:
+            for row, values in zip(rows, old_logprob, strict=True):
+                row.old_logprobs = values
+        if self.beta > 0 and self.options.kl_in == "reward":
+            batch = replace(batch, kl_penalties=self._kl_penalties(rows, meter))
+        value = self.values(rows) if value is None else value
+        set_advantages(rows, self.advantages(batch, value), value)
+        self._prepare(rows, meter)
         learning_rate = 0.0
         engine_measured = meter.knows("kl/engine_learner")
         for _ in range(self.settings.num_iterations):
@@ -123,7 +129,7 @@ class GRPOTrainer(PolicyLoss):
                 learning_rate = self._optimizer_step(rows, mini_batch, meter, step, not engine_measured)
                 engine_measured = True  # from here on the learner is another policy than the one that sampled
         trained = [row for row in rows if self.needs_gradient(row)]
-        return {
+        metrics = {
             "loss": 0.0,
             "lr": learning_rate,
             "grad_norm": 0.0,
@@ -132,6 +138,33 @@ class GRPOTrainer(PolicyLoss):
             "advantage/zero_fraction": 1.0 - len(trained) / max(1, len(rows)),
             "tokens/trained": float(sum(row.num_sampled for row in trained)),
         }
+        if self.options.kl_target is not None and "kl/reference" in metrics:
+            self.beta = adapted(self.beta, metrics["kl/reference"], self.options.kl_target)
+            metrics["kl/beta"] = self.beta
+        return metrics
+
+    def values(self, rows: list[Row]) -> Sequence[torch.Tensor] | None:
+        """What a critic expects, for the estimator; there is none here."""
+        return None
+
+    def value_loss(self, batch: TrainingBatch, hidden_NH: torch.Tensor, meter: Meter) -> torch.Tensor | float:
+        """A critic's loss of each token; there is none here."""
+        return 0.0
+
+    @property
+    def models(self) -> list[Any]:
+        """What takes an optimizer step: the learner first."""
+        return [self.learner]
+
+    def state_dict(self) -> State:
+        """The learner's state, and what the algorithm itself remembers from rollout to rollout."""
+        state = self.learner.state_dict()
+        return State(state.tensors, {**state.numbers, "beta": self.beta})
+
+    def load_state_dict(self, state: State) -> None:
+        """Raises UserError when the state is another model's."""
+        self.learner.load_state_dict(state)
+        self.beta = float(state.numbers["beta"])
 
     def _mini_batches(self, num_rows: int) -> list[list[int]]:
         """Splits the rows evenly, in an order that is a function of the seed and the optimizer steps so far."""
@@ -142,22 +175,15 @@ class GRPOTrainer(PolicyLoss):
         order = torch.randperm(num_rows, generator=generator)
         return [part.tolist() for part in order.tensor_split(parts)]
 
-    def _prepare(self, rows: list[Row], old_logprob: Sequence[torch.Tensor] | None, meter: Meter) -> None:
+    def _prepare(self, rows: list[Row], meter: Meter) -> None:
         """Fills in the old and the reference log-probabilities, in a fixed order, before the first optimizer step.
 
         When the whole rollout is one optimizer step the old policy is the present one: its pass is not made.
         """
         chosen = [i for i, row in enumerate(rows) if self.needs_gradient(row)]
-        several_steps = self.settings.num_iterations * self.settings.num_mini_batches > 1
-        if old_logprob is not None:
-            for row, values in zip(rows, old_logprob, strict=True):
-                row.old_logprobs = values
-        elif self.options.old_logprobs == "rollout":
-            for row in rows:
-                row.old_logprobs = torch.from_numpy(row.rollout_logprobs[row.mask])
-        elif several_steps:
-            self._score(self.learner, rows, chosen, "old_logprobs", meter)
-        if self.reference is not None and self.beta > 0:
+        if self.settings.num_iterations * self.settings.num_mini_batches > 1 or self.options.old_logprobs == "rollout":
+            self._score_old(rows, chosen, meter)
+        if self.reference is not None and self.beta > 0 and self.options.kl_in == "loss":
             self._score(self.reference, rows, chosen, "ref_logprobs", meter)
         if not chosen:  # no row is trained on: entropy and the engine's KL are still measured, on one micro-batch
             for indices in self._cut(rows, range(len(rows)))[:1]:
@@ -167,8 +193,32 @@ class GRPOTrainer(PolicyLoss):
                 meter.mean("entropy", entropy_N)
                 self._measure_engine(logprobs_N, batch, meter)
 
+    def _score_old(self, rows: list[Row], indices: Sequence[int], meter: Meter) -> None:
+        """Log-probabilities of the policy before the first update, of rows that have none yet."""
+        if self.options.old_logprobs == "rollout":
+            for row in rows:
+                row.old_logprobs = torch.from_numpy(row.rollout_logprobs[row.mask])
+        elif missing := [i for i in indices if rows[i].old_logprobs is None]:
+            self._score(self.learner, rows, missing, "old_logprobs", meter)
+
+    def _kl_penalties(self, rows: list[Row], meter: Meter) -> list[list[float]]:
+        """beta times the KL to the reference at each sampled token, to be taken off the rewards."""
+        assert self.reference is not None
+        everyone = [i for i, row in enumerate(rows) if row.num_sampled]
+        self._score_old(rows, everyone, meter)
+        self._score(self.reference, rows, everyone, "ref_logprobs", meter)
+        penalties: list[list[float]] = [[] for _ in rows]
+        for i in everyone:
+            old_N, reference_N = rows[i].old_logprobs, rows[i].ref_logprobs
+            assert old_N is not None and reference_N is not None
+            kl_N = self.kl_estimator(old_N.double(), reference_N.to(old_N.device).double())
+            meter.mean("kl/reference", kl_N)
+            penalties[i] = (self.beta * kl_N).tolist()
+            rows[i].ref_logprobs = None  # so that the loss does not count it once more
+        return penalties
+
     @torch.no_grad()
-    def _score(self, model: Scorer, rows: list[Row], indices: list[int], name: str, meter: Meter) -> None:
+    def _score(self, model: Scorer, rows: list[Row], indices: Sequence[int], name: str, meter: Meter) -> None:
         """Sets the field `name` of the rows to the model's log-probabilities."""
         for micro_batch in self._cut(rows, indices):
             batch = self._collate(rows, micro_batch)
@@ -198,19 +248,23 @@ class GRPOTrainer(PolicyLoss):
             self.learner.backward(loss)
             losses.append(loss.detach())
         loss = torch.stack(losses).sum()
-        grad_norm = self.learner.clip_gradients()
-        if not (loss.isfinite() and grad_norm.isfinite()):
-            self.learner.clear_gradients()
+        grad_norms = [model.clip_gradients() for model in self.models]
+        if not all(x.isfinite() for x in (loss, *grad_norms)):
+            for model in self.models:
+                model.clear_gradients()
             raise UserError(self._non_finite(rows, micro_batches, losses[1:], step))
         meter.mean("loss", loss)
-        meter.mean("grad_norm", grad_norm)
-        return self.learner.step()
+        meter.mean("grad_norm", grad_norms[0])
+        learning_rates = [model.step() for model in self.models]
+        return learning_rates[0]
 
     def _micro_loss(
         self, batch: TrainingBatch, weights_M: torch.Tensor, meter: Meter, measure_engine: bool
     ) -> torch.Tensor:
         """One micro-batch's share of the loss: the shares of a mini-batch add up to it."""
-        logprobs_N, entropy_N = self.learner.logprobs(batch)
+        hidden_NH = self.learner.hidden(batch)
+        entropy_coef = self.options.entropy_coef
+        logprobs_N, entropy_N = self.learner.logprobs(batch, hidden_NH, entropy_gradient=entropy_coef != 0)
         tokens = SampledTokens(
             logprobs_N=logprobs_N,
             old_logprobs_N=logprobs_N.detach() if batch.old_logprobs_N is None else batch.old_logprobs_N,
@@ -221,11 +275,12 @@ class GRPOTrainer(PolicyLoss):
         ratio_N = self.ratio(tokens)
         loss_N, clipped_N = self.surrogate(ratio_N, tokens)
         correction_N, corrected_N = self.correction(tokens)
-        loss_N = loss_N * correction_N
+        loss_N = loss_N * correction_N - entropy_coef * entropy_N
         if batch.ref_logprobs_N is not None:
             kl_N = self.kl(ratio_N, logprobs_N, batch.ref_logprobs_N)
             loss_N = loss_N + self.beta * kl_N
             meter.mean("kl/reference", kl_N)
+        loss_N = loss_N + self.value_loss(batch, hidden_NH, meter)
         meter.mean("entropy", entropy_N)
         meter.mean("clip_fraction", clipped_N)
         meter.maximum("ratio/max", ratio_N)

@@ -162,8 +162,9 @@ class Learner(Scorer):
         super().__init__(config, model_path)
         self.tokenizer = AutoTokenizer.from_pretrained(model_path)
         self.parameters = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
-        self.optimizer = _make_optimizer(self.parameters, config)
-        self.scheduler = _make_scheduler(self.optimizer, config, total_optimizer_steps)
+        self.total_optimizer_steps = total_optimizer_steps
+        self.optimizer = make_optimizer(self.parameters, config, config.trainer.learning_rate)
+        self.scheduler = make_scheduler(self.optimizer, config, total_optimizer_steps)
         self.optimizer_steps = 0
 
     def backward(self, loss: torch.Tensor) -> None:
@@ -254,15 +255,15 @@ def _load_model(path: str) -> PreTrainedModel:
         ) from error
 
 
-def _make_optimizer(parameters: list[torch.nn.Parameter], config: Config) -> torch.optim.Optimizer:
+def make_optimizer(parameters: list[torch.nn.Parameter], config: Config, learning_rate: float) -> torch.optim.Optimizer:
     options = {"fused": True, **config.trainer.optimizer_kwargs}
     try:
-        return torch.optim.AdamW(parameters, lr=config.trainer.learning_rate, **options)
+        return torch.optim.AdamW(parameters, lr=learning_rate, **options)
     except (TypeError, ValueError, RuntimeError) as error:
         raise UserError(f"trainer.optimizer_kwargs does not fit torch.optim.AdamW: {error}.") from error
 
 
-def _make_scheduler(optimizer: torch.optim.Optimizer, config: Config, total_steps: int) -> Any:
+def make_scheduler(optimizer: torch.optim.Optimizer, config: Config, total_steps: int) -> Any:
     settings = config.trainer
     try:
         return get_scheduler(settings.lr_scheduler_type, optimizer, settings.warmup_steps, total_steps)

@@ -119,7 +119,7 @@ class Parts:
             step, unfinished = 0, {}
         else:
             step, unfinished, self.best = found.step, found.extra["unfinished"], found.extra["best"]
-            self.learner.load_state_dict(found.learner)
+            self.algorithm.load_state_dict(found.learner)
             self.sampler.load_state_dict(found.extra["sampler"])
             self.checkpoint = None  # its tensors are in the learner now
             self.table.note(f"going on from the checkpoint of step {step}")
@@ -176,7 +176,7 @@ class Parts:
     def save(self, step: int, loop_state: dict[str, Any]) -> None:
         """A checkpoint, the policy as a Hugging Face folder, and the report up to here."""
         extra = {**loop_state, "best": self.best, "config": self.config.model_dump(mode="json")}
-        self.checkpoints.save(step, self.learner.state_dict(), extra)
+        self.checkpoints.save(step, self.algorithm.state_dict(), extra)
         self.learner.save_pretrained(self.run.path / "model" / "last")
         write_report([self.run.path], self.run.path / "report.html")
 

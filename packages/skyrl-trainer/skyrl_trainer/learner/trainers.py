@@ -1,4 +1,4 @@
-"""The algorithms that a recipe can name: each a mixin over GRPOTrainer, which is registered beside its class."""
+"""The algorithms that a recipe can name: mixins over GRPOTrainer and PPOTrainer."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from skyrl_trainer.algorithms.dual_clip import DualClipLossMixin
 from skyrl_trainer.algorithms.gspo import GSPOLossMixin, GSPOTokenLossMixin
 from skyrl_trainer.algorithms.sapo import SAPOLossMixin
 from skyrl_trainer.learner.grpo import GRPOTrainer, register_trainer, trainer_class
+from skyrl_trainer.learner.ppo import PPOTrainer
 
 __all__ = ["register_trainer", "trainer_class"]
 
@@ -39,3 +40,15 @@ class CISPOTrainer(CISPOLossMixin, GRPOTrainer): ...
 
 @register_trainer("dual_clip")
 class DualClipTrainer(DualClipLossMixin, GRPOTrainer): ...
+
+
+@register_trainer("sapo_ppo")
+class SAPOPPOTrainer(SAPOLossMixin, PPOTrainer): ...  # type: ignore[misc]
+
+
+@register_trainer("gspo_ppo")
+class GSPOPPOTrainer(GSPOLossMixin, PPOTrainer): ...  # type: ignore[misc]
+
+
+@register_trainer("dapo_ppo")
+class DAPOPPOTrainer(DAPOLossMixin, PPOTrainer): ...  # type: ignore[misc]

@@ -1,0 +1,91 @@
+"""A critic: the value of each state, V(prompt and tokens so far), from a body's last layer and one linear head.
+
+The body is a model of its own that starts as the policy's copy; with LoRA an adapter of its own on the policy's
+weights; or, with `critic=backbone`, the policy itself, which the value loss then trains too. The head starts at zero:
+a new critic expects nothing, whatever the seed.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import Literal
+
+import torch
+
+from skyrl_trainer.config import Config
+from skyrl_trainer.learner.checkpoint import State
+from skyrl_trainer.learner.learner import Learner, Scorer, make_optimizer, make_scheduler
+from skyrl_trainer.types import TrainingBatch
+
+
+class Critic:
+    """`values(batch, hidden_NH)` with a gradient; then `clip_gradients()` and `step()` as a Learner's.
+
+    learning_rate: None for the policy's.
+    """
+
+    def __init__(
+        self, config: Config, learner: Learner, kind: Literal["model", "backbone"], learning_rate: float | None
+    ) -> None:
+        self.config = config
+        self.shares_hidden = kind == "backbone"
+        self.body: Scorer = learner
+        self.role: AbstractContextManager[object] = nullcontext()
+        body_parameters: list[tuple[str, torch.nn.Parameter]] = []
+        if kind == "model":
+            self.body = Scorer(config, learner.model_path)
+            self.body.model.to(learner.dtype)
+            body_parameters = list(self.body.model.base_model.named_parameters())  # an untied output layer has no part
+        hidden_size = learner.model.config.get_text_config().hidden_size
+        self.head = torch.nn.Linear(hidden_size, 1, bias=True).to(learner.device, learner.dtype)
+        torch.nn.init.zeros_(self.head.weight)
+        torch.nn.init.zeros_(self.head.bias)
+        self.parameters = dict([*body_parameters, *((f"value.{n}", p) for n, p in self.head.named_parameters())])
+        trained = list(self.parameters.values())
+        self.optimizer = make_optimizer(trained, config, learning_rate or config.trainer.learning_rate)
+        self.scheduler = make_scheduler(self.optimizer, config, learner.total_optimizer_steps)
+
+    def values(self, batch: TrainingBatch, hidden_NH: torch.Tensor | None = None) -> torch.Tensor:
+        """[N]: what is expected from the state before each sampled token on. hidden_NH: the policy's, if known."""
+        if hidden_NH is None or not self.shares_hidden:
+            with self.role:
+                hidden_NH = self.body.hidden(batch)
+        return self.head(hidden_NH.to(self.head.weight.dtype)).squeeze(-1)
+
+    def clip_gradients(self) -> torch.Tensor:
+        """Clips to `trainer.max_grad_norm`, apart from the policy's; returns the norm before."""
+        for parameter in self.parameters.values():
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+        return torch.nn.utils.clip_grad_norm_(self.parameters.values(), self.config.trainer.max_grad_norm)
+
+    def step(self) -> float:
+        """Takes the optimizer step, clears the gradients, and returns the learning rate that was used."""
+        learning_rate = float(self.scheduler.get_last_lr()[0])
+        self.optimizer.step()
+        self.scheduler.step()
+        self.clear_gradients()
+        return learning_rate
+
+    def clear_gradients(self) -> None:
+        self.optimizer.zero_grad(set_to_none=True)
+
+    def state_dict(self) -> State:
+        tensors: dict[str, torch.Tensor] = {}
+        for name, parameter in self.parameters.items():
+            tensors[f"critic.{name}"] = parameter.detach()
+            for key, value in self.optimizer.state.get(parameter, {}).items():
+                tensors[f"critic_optimizer.{key}.{name}"] = value
+        return State(tensors, {"critic_scheduler": self.scheduler.state_dict()})
+
+    def load_state_dict(self, state: State) -> None:
+        self.optimizer.state.clear()
+        with torch.no_grad():
+            for name, parameter in self.parameters.items():
+                parameter.copy_(state.tensors[f"critic.{name}"])
+        for key, value in state.tensors.items():
+            kind, _, rest = key.partition(".")
+            if kind == "critic_optimizer":
+                part, _, name = rest.partition(".")
+                self.optimizer.state[self.parameters[name]][part] = value.clone()
+        self.scheduler.load_state_dict(state.numbers["critic_scheduler"])

@@ -1,0 +1,155 @@
+"""PPO: its losses against formulas written out, the critic's kinds, the state, and what KL and entropy do."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tiny_models import make_batch, make_config, save_model
+
+from skyrl_trainer.errors import UserError
+from skyrl_trainer.learner.batch import collate, make_rows, set_advantages
+from skyrl_trainer.learner.critic import Critic
+from skyrl_trainer.learner.grpo import GRPOTrainer, Meter
+from skyrl_trainer.learner.learner import Learner, Scorer
+from skyrl_trainer.learner.ppo import PPOTrainer
+from skyrl_trainer.learner.trainers import trainer_class
+
+
+def start(path: str, name: str = "ppo", double: bool = True, **options: Any) -> GRPOTrainer:
+    trainer = options.pop("trainer", {})
+    algorithm = {"name": name, "options": options}
+    config = make_config(trainer={"algorithm": algorithm, "max_grad_norm": 1e9, "learning_rate": 1e-2, **trainer})
+    learner = Learner(config, path, 100)
+    if double:
+        learner.model.double()
+    made = trainer_class(name)(config)
+    reference = None
+    if made.beta > 0:
+        reference = Scorer(config, path)
+        reference.model.to(learner.dtype)
+        with torch.no_grad():
+            for parameter in reference.model.parameters():
+                parameter.mul_(1.05)
+    return made.start(learner, reference)
+
+
+def gradients(trainer: GRPOTrainer, batch: Any, **given: Any) -> list[torch.Tensor]:
+    """Of each model, as the first optimizer step would see them."""
+    seen: list[torch.Tensor] = []
+    for model in trainer.models:
+
+        def stop(model: Any = model) -> float:
+            parameters = model.parameters.values() if isinstance(model, Critic) else model.parameters
+            seen.append(torch.cat([p.grad.flatten().clone() for p in parameters]))
+            model.clear_gradients()
+            return 0.0
+
+        model.step = stop
+    trainer.update(batch, **given)
+    return seen
+
+
+@pytest.mark.parametrize("critic", ["model", "backbone"])
+def test_the_gradient_is_that_of_the_paper_and_does_not_depend_on_the_cut(tmp_path: Path, critic: str) -> None:
+    """Against the loss of the whole batch, written out; entropy and KL included."""
+    path, batch = save_model(tmp_path, "gpt2"), make_batch(turns=2)
+    old = [torch.tensor([x for turn in t.turns for x in turn.logprobs]) for t in batch.trajectories]
+    draw = torch.Generator().manual_seed(5)
+    values = [torch.randn(t.num_output_tokens + 1, generator=draw, dtype=torch.float64) for t in batch.trajectories]
+    options = {"critic": critic, "entropy_coef": 0.01, "beta": 0.1, "correction": "none"}
+    found = [
+        gradients(start(path, **options, trainer={"micro_batch_tokens": n}), batch, old_logprob=old, value=values)
+        for n in (10**6, 300, 1)
+    ]
+    for other in found[1:]:
+        for a, b in zip(found[0], other, strict=True):
+            assert (a - b).norm() <= 1e-10 * a.norm()
+
+    trainer = start(path, **options)
+    assert isinstance(trainer, PPOTrainer) and trainer.reference is not None
+    advantages = trainer.advantages(batch, values)
+    rows = make_rows(batch.trajectories)
+    set_advantages(rows, advantages, values)
+    tensors = collate(rows, range(len(rows)), trainer.learner.device, trainer.learner.dtype)
+    hidden_NH = trainer.learner.hidden(tensors)
+    logprobs_N, entropy_N = trainer.learner.logprobs(tensors, hidden_NH, entropy_gradient=True)
+    with torch.no_grad():
+        reference_N, _ = trainer.reference.logprobs(tensors)
+    ratio_N, advantage_N = (logprobs_N - torch.cat(old).double()).exp(), tensors.advantages_N
+    policy_N = -torch.minimum(ratio_N * advantage_N, ratio_N.clamp(0.8, 1.2) * advantage_N)
+    minus_d_N = reference_N - logprobs_N
+    value_N, old_N, returns_N = trainer.critic.values(tensors, hidden_NH), tensors.values_N, tensors.returns_N
+    assert old_N is not None and returns_N is not None
+    near_N = old_N + (value_N - old_N).clamp(-0.2, 0.2)
+    value_loss_N = torch.maximum((value_N - returns_N) ** 2, (near_N - returns_N) ** 2) / 2
+    loss_N = policy_N - 0.01 * entropy_N + 0.1 * (minus_d_N.exp() - minus_d_N - 1) + 0.1 * value_loss_N
+    loss_N.mean().backward()
+    expected = [
+        torch.cat([torch.zeros_like(p).flatten() if p.grad is None else p.grad.flatten() for p in parameters])
+        for parameters in (trainer.learner.parameters, trainer.critic.parameters.values())
+    ]
+    for a, b in zip(found[0], expected, strict=True):
+        assert b.norm() > 0 and (a - b).norm() <= 1e-10 * b.norm()
+
+
+@pytest.mark.parametrize("name", ["ppo", "sapo_ppo", "gspo_ppo", "dapo_ppo"])
+@pytest.mark.parametrize("critic", ["model", "backbone"])
+def test_the_critic_learns_what_the_rollouts_return(tmp_path: Path, name: str, critic: str) -> None:
+    """The same rollout again and again: the critic comes to explain its returns; every mixin composes with PPO."""
+    trainer = start(save_model(tmp_path), name, double=False, critic=critic, critic_learning_rate=1e-2, value_clip=9.0)
+    batch = make_batch()
+    first = trainer.update(batch)
+    assert first["value/explained_variance"] == pytest.approx(0.0, abs=1e-6)  # the head starts at zero
+    for _ in range(30):
+        last = trainer.update(batch)
+    assert last["value/explained_variance"] > 0.5 and last["value/loss"] < first["value/loss"]
+
+
+def test_a_run_goes_on_to_the_byte(tmp_path: Path) -> None:
+    path = save_model(tmp_path)
+    options: dict[str, Any] = {"beta": 0.1, "kl_in": "reward", "kl_target": 0.01}
+    there = start(path, double=False, **options)
+    there.update(make_batch(seed=1))
+    state = copy.deepcopy(there.state_dict())
+    there.update(make_batch(seed=2))
+    resumed = start(path, double=False, **options)
+    resumed.load_state_dict(state)
+    resumed.update(make_batch(seed=2))
+    mine, theirs = there.state_dict(), resumed.state_dict()
+    assert mine.numbers == theirs.numbers and mine.numbers["beta"] != 0.1
+    assert mine.tensors.keys() == theirs.tensors.keys()
+    assert all(torch.equal(mine.tensors[name], theirs.tensors[name]) for name in mine.tensors)
+
+
+def test_kl_in_the_reward_is_taken_off_token_by_token_and_not_counted_in_the_loss(tmp_path: Path) -> None:
+    """The gradient is the one that rewards less k1 give; the reference has no part in the loss."""
+    path, batch = save_model(tmp_path, "gpt2"), make_batch(turns=2)
+    in_reward = start(path, "grpo", beta=0.1, kl_in="reward")
+    found = gradients(in_reward, batch)
+    assert in_reward.reference is not None
+    rows = make_rows(batch.trajectories)
+    in_reward._score(in_reward.learner, rows, range(len(rows)), "old_logprobs", Meter())
+    in_reward._score(in_reward.reference, rows, range(len(rows)), "ref_logprobs", Meter())
+    rewards = [list(turns) for turns in batch.rewards]
+    for row, turns in zip(rows, rewards, strict=True):
+        turns[-1] -= 0.1 * (row.old_logprobs - row.ref_logprobs).sum().item()
+    expected = gradients(start(path, "grpo"), batch, reward=rewards)
+    assert (found[0] - expected[0]).norm() <= 1e-9 * expected[0].norm()
+
+
+def test_an_entropy_bonus_keeps_the_policy_open(tmp_path: Path) -> None:
+    entropies = {}
+    for coef in (0.0, 0.5):
+        trainer = start(save_model(tmp_path / str(coef)), "grpo", double=False, entropy_coef=coef)
+        for _ in range(15):
+            entropies[coef] = trainer.update(make_batch())["entropy"]
+    assert entropies[0.5] > entropies[0.0] + 0.1
+
+
+def test_an_adaptive_beta_needs_one_to_start_at(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"kl_target adapts beta, which is 0"):
+        start(save_model(tmp_path), "grpo", kl_target=0.1)
