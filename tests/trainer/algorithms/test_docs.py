@@ -1,4 +1,4 @@
-"""docs/algorithms: every recipe in it is valid, every algorithm has its page, and the table of options is up to date."""
+"""docs/algorithms: every recipe is valid, every algorithm has its page, and the table of options is up to date."""
 
 from __future__ import annotations
 
