@@ -8,8 +8,8 @@ greedy. All algorithms of a seed start from one clone, `OUT/clone/seed0`. A run 
 finished one is not run again, an unfinished one goes on, and the table has every finished run of OUT. Ctrl-C saves and
 stops; the same command goes on. A run that was made with other settings than these is refused.
 
-Writes the figures of docs/algorithms/learning.md, between its two marks; with other settings than the frozen ones,
-OUT/learning.md. `scripts/plot_curve.py --matrix` draws the pictures. The last line is one JSON object:
+Writes the figures of docs/algorithms/learning.md, between its two marks; with other settings or seeds than the frozen
+ones, OUT/learning.md. `scripts/plot_curve.py --matrix` draws the pictures. The last line is one JSON object:
 {algorithm: {"warmstart": [...], "final": [...], "clipped": x}}, a number a seed, clipped a mean over steps and seeds.
 """
 
@@ -28,14 +28,13 @@ from skyrl_trainer.config import flatten, load_config
 from skyrl_trainer.errors import UserError
 from skyrl_trainer.report.metrics import read_metrics
 
-STEPS = 200
+STEPS, SEEDS = 200, [0, 1, 2]
 COMMON: dict[str, Any] = {"trainer.num_mini_batches": 4, "trainer.eval_interval": 10, "trainer.eval_batch_size": 500}
 TUNED: dict[str, dict[str, Any]] = {"ppo": {}, "grpo": {}, "sapo": {}, "gspo": {}, "dapo": {}}
 """Tuned on seed 100, then frozen; on top of the recipe and of COMMON."""
 PLACES = {"trainer.run_dir", "trainer.policy.model.path"}
 """Settings that say where things are, and do not count when settings are compared."""
-RUN_SECONDS = 4 * 3600.0
-"""Limit of one run."""
+RUN_SECONDS = 4 * 3600.0  # limit of one run
 PAGE = Path(__file__).parents[1] / "docs/algorithms/learning.md"
 MARKS = ("<!-- figures -->", "<!-- end of figures -->")
 
@@ -60,9 +59,7 @@ def finished(run: Path, words: list[str]) -> bool:
         found, asked = flatten(load_config(str(run / "config.yaml"), [])), flatten(wanted)
         other = [f"{n} was {found[n]!r}, is {asked[n]!r}" for n in asked if n not in PLACES and found[n] != asked[n]]
         if other:
-            raise UserError(
-                f"{run} was made with other settings ({'; '.join(other)}): give another --out or delete it."
-            )
+            raise UserError(f"{run} has other settings ({'; '.join(other)}): give another --out, or delete it.")
     rows = read_metrics(run)
     return bool(rows) and rows[-1]["step"] == wanted.trainer.max_steps and "eval/success" in rows[-1]
 
@@ -101,15 +98,13 @@ def run_all(args: argparse.Namespace) -> list[str]:
     """Trains what is not finished; returns a sentence for each run that failed. The others are run all the same."""
     names = [(name, seed) for seed in args.seeds for name in ("clone", *args.algorithms)]
     todo = [pair for pair in names if not finished(args.out / pair[0] / f"seed{pair[1]}", settings(*pair, args))]
-    failures: list[str] = []
+    failures = []
     for number, (name, seed) in enumerate(todo, 1):
         print(f"[{number}/{len(todo)}] {name}, seed {seed}", flush=True)
         log = args.out / name / f"seed{seed}.log"
         log.parent.mkdir(parents=True, exist_ok=True)
         if train(settings(name, seed, args), log):
-            failures.append(
-                f"{name}, seed {seed}: {(log.read_text(errors='replace').splitlines() or ['no output'])[-1]}"
-            )
+            failures.append(f"{name}, seed {seed}: {[log, *log.read_text(errors='replace').splitlines()][-1]}")
             print(failures[-1], file=sys.stderr)
     return failures
 
@@ -126,9 +121,7 @@ def results(args: argparse.Namespace) -> dict[str, dict[str, list[float]]]:
             rows = read_metrics(run)
             start, *_, final = [row["eval/success"] for row in rows if "eval/success" in row]
             if starts.setdefault(seed, start) != start:
-                raise UserError(
-                    f"{run} started at {start:g}, but seed {seed} of another algorithm at {starts[seed]:g}."
-                )
+                raise UserError(f"{run} started at {start:g}, but another algorithm's at {starts[seed]:g}.")
             clipped = mean(row["clip_fraction"] for row in rows[1:])
             numbers = (seed, start, final, clipped, sum(row["time/step"] for row in rows) / 60)
             for key, value in zip(("seeds", "warmstart", "final", "clipped", "minutes"), numbers, strict=True):
@@ -162,9 +155,9 @@ def figures(found: dict[str, dict[str, list[float]]], args: argparse.Namespace) 
     return "\n".join(lines) + "\n"
 
 
-def write(text: str, args: argparse.Namespace) -> Path:
-    """Into the documentation if these are the frozen settings."""
-    if args.set or args.steps != STEPS:
+def write(text: str, args: argparse.Namespace, seeds: set[float]) -> Path:
+    """Into the documentation if these are the frozen settings, and all seeds are its own."""
+    if args.set or args.steps != STEPS or not seeds <= set(SEEDS):
         target = args.out / "learning.md"
     else:
         target = PAGE
@@ -176,7 +169,7 @@ def write(text: str, args: argparse.Namespace) -> Path:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--seeds", type=int, nargs="+", default=SEEDS)
     parser.add_argument("--algorithms", nargs="+", choices=TUNED, default=list(TUNED))
     parser.add_argument("--steps", type=int, default=STEPS)
     parser.add_argument("--out", type=Path, default=Path("runs/learning_matrix"))
@@ -194,11 +187,10 @@ def main() -> int:
     except KeyboardInterrupt:
         print("learning_matrix: stopped; the same command goes on.", file=sys.stderr)
         return 130
-    print(write(figures(found, args), args))
-    last = {
-        n: {"warmstart": x["warmstart"], "final": x["final"], "clipped": mean(x["clipped"])} for n, x in found.items()
-    }
-    print(json.dumps(last))
+    if found:
+        print(write(figures(found, args), args, {seed for x in found.values() for seed in x["seeds"]}))
+    kept = {name: {key: x[key] for key in ("warmstart", "final")} for name, x in found.items()}
+    print(json.dumps({name: kept[name] | {"clipped": mean(x["clipped"])} for name, x in found.items()}))
     return 1 if failures else 0
 
 

@@ -61,7 +61,7 @@ def plot_matrix(folder: Path, out: Path) -> None:
     """learning.png has the mean over seeds and the range; <algorithm>.png each seed, sampled success as a thin line."""
     runs: dict[str, list[Path]] = {}
     for metrics in sorted(folder.glob("*/seed*/metrics.jsonl")):
-        if metrics.parents[1].name != "clone":
+        if metrics.parents[1].name != "clone" and curve(metrics.parent, "eval/success"):
             runs.setdefault(metrics.parents[1].name, []).append(metrics.parent)
 
     def all_algorithms(axis: Any) -> None:
