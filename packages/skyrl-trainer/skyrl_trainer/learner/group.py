@@ -1,16 +1,14 @@
 """Several learners: the same Learner and algorithm in each of N Ray actors; the driver calls all of them alike.
 
-rank 0 opens a store, where all meet -> each loads the policy and keeps its part of it (learner/ranks.py)
-update(batch)       the whole rollout to every actor; each computes its share; all return the same metrics
-named_tensors()     put together by all, written by rank 0 into the memory from which the engines load
-state_dict()        the same: what is saved does not show how many learners there were
+An update sends the whole rollout to each (learner/ranks.py says who computes what). Weights and checkpoints are put
+together by all and written by rank 0 into memory that the driver shares: nobody can see how many learners there were.
 """
 
 from __future__ import annotations
 
 import os
-import time
-from collections.abc import Iterable, Iterator, Sequence
+import sys
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, ClassVar
@@ -26,83 +24,56 @@ from skyrl_trainer.engine.weights import FlatBuffer
 from skyrl_trainer.errors import UserError
 from skyrl_trainer.learner.checkpoint import State
 from skyrl_trainer.learner.learner import Learner, Scorer
-from skyrl_trainer.learner.ranks import DistributedRanks, whole
+from skyrl_trainer.learner.ranks import Ranks, whole
 from skyrl_trainer.learner.trainers import trainer_class
 from skyrl_trainer.types import RewardBatch, StepMetrics
 
 CALL_SECONDS = 4 * 3600.0
-"""Limit of one call to all learners; the longest is an update. One that only hangs ends after COLLECTIVE_SECONDS."""
+"""Limit of one call to all learners, the longest being an update."""
 BLAME_SECONDS = 10.0
-"""After a first error, the time in which the others' errors say who was its cause."""
-LAUNCHERS = ("LOCAL_RANK", "WORLD_SIZE", "PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE")
-"""Environment variables by which accelerate would take the driver's launcher for ours."""
+"""After a first error, the time in which the others' may say who was its cause."""
 
 
 def num_learners(config: Config) -> int:
-    place = config.trainer.placement
-    return place.policy_num_nodes * max(1, place.policy_num_gpus_per_node)
+    return config.trainer.placement.policy_num_nodes * max(1, config.trainer.placement.policy_num_gpus_per_node)
 
 
 class LearnerProcess:
-    """The Ray actor: one learner of `size`. Every method but `host` must be called on all of them."""
+    """The Ray actor: learner `rank` of `size`. Every method must be called on all of them; rank 0 answers."""
 
-    store: TCPStore
+    def __init__(self, config: Config, rank: int, size: int, address: str, port: int) -> None:
+        self.config, self.rank = config, rank
+        device = "cuda" if config.trainer.placement.policy_num_gpus_per_node else "cpu"
+        self.ranks = Ranks(rank, size, TCPStore(address, port), device)
 
-    def __init__(self, config: Config, rank: int, size: int) -> None:
-        for name in LAUNCHERS:
-            os.environ.pop(name, None)
-        self.config, self.rank, self.size = config, rank, size
-
-    def host(self) -> tuple[str, int]:
-        """Opens the store where all meet; its address and port."""
-        address = ray.util.get_node_ip_address()
-        self.store = TCPStore(address, 0, self.size, is_master=True, wait_for_workers=False)
-        return address, self.store.port
-
-    def load(self, place: tuple[str, int], weights: str, total_optimizer_steps: int) -> tuple[int, Any]:
-        """Returns the process id and, from rank 0, the buffer of the weights."""
-        store = self.store if self.rank == 0 else TCPStore(*place, self.size)
-        gpus = self.config.trainer.placement.policy_num_gpus_per_node
-        device = torch.device("cuda", 0) if gpus else torch.device("cpu")  # a process sees its own GPU only
-        ranks = DistributedRanks(self.rank, self.size, store, device)
+    def load(self, weights: str, total_optimizer_steps: int) -> tuple[int, Any]:
+        """The process id, and from rank 0 path and layout of a buffer for the weights."""
         self.algorithm = trainer_class(self.config.trainer.algorithm.name)(self.config)
-        self.learner = Learner(self.config, weights, total_optimizer_steps, ranks)
+        self.learner = Learner(self.config, weights, total_optimizer_steps, self.ranks)
         reference = Scorer(self.config, weights) if self.algorithm.beta > 0 else None
         if reference is not None:
-            ranks.shard(reference.model)
+            self.ranks.shard(reference.model)
         self.algorithm.start(self.learner, reference)
-        self.buffer = self._buffer_for(self.learner.named_tensors())
+        self.buffer = FlatBuffer.create(self.learner.named_tensors()) if self.rank == 0 else None
         return os.getpid(), self.buffer and (self.buffer.path, self.buffer.layout)
 
-    def update(self, *arguments: Any) -> StepMetrics:
-        return self.algorithm.update(*arguments)
+    def update(self, batch: RewardBatch, *others: Any) -> StepMetrics:
+        print(f"update of step {batch.rollouts.step}", file=sys.stderr, flush=True)
+        return self.algorithm.update(batch, *others)
 
-    def token_logprobs(self, ids: list[int]) -> torch.Tensor | None:
-        logprobs_TV = self.learner.token_logprobs(ids)
-        return logprobs_TV if self.rank == 0 else None
-
-    def save_pretrained(self, folder: Path) -> None:
-        self.learner.save_pretrained(folder)
+    def call(self, method: str, *arguments: Any) -> Any:
+        answer = getattr(self.learner, method)(*arguments)
+        return answer if self.rank == 0 else None
 
     def write_weights(self) -> None:
         self._write(self.learner.named_tensors(), self.buffer)
 
     def write_state(self) -> tuple[Any, dict[str, Any]]:
-        """From rank 0: a new buffer that holds all tensors, and the numbers."""
+        """Path and layout of a new buffer that holds all tensors, and the numbers."""
         state = self.learner.state_dict()
-        buffer = self._buffer_for(state.tensors.items())
+        buffer = FlatBuffer.create(state.tensors.items()) if self.rank == 0 else None
         self._write(state.tensors.items(), buffer)
         return buffer and (buffer.path, buffer.layout), state.numbers
-
-    def read_state(self, path: str, layout: list[dict[str, Any]], numbers: dict[str, Any]) -> None:
-        if self.rank == 0:
-            tensors = FlatBuffer(path, layout).tensors
-        else:  # perhaps on another machine: the tensors come from rank 0
-            tensors = {e["name"]: torch.empty(e["shape"], dtype=getattr(torch, e["dtype"])) for e in layout}
-        self.learner.load_state_dict(State(tensors, numbers))
-
-    def _buffer_for(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> FlatBuffer | None:
-        return FlatBuffer.create(tensors) if self.rank == 0 else None
 
     @torch.no_grad()
     def _write(self, tensors: Iterable[tuple[str, torch.Tensor]], buffer: FlatBuffer | None) -> None:
@@ -111,69 +82,67 @@ class LearnerProcess:
             if buffer is not None:
                 buffer.tensors[name].copy_(full)
 
+    def read_state(self, path: str, layout: list[dict[str, Any]], numbers: dict[str, Any]) -> None:
+        if self.rank == 0:
+            tensors = FlatBuffer(path, layout).tensors
+        else:  # perhaps on another machine: the values come from rank 0
+            tensors = {e["name"]: torch.empty(e["shape"], dtype=getattr(torch, e["dtype"])) for e in layout}
+        self.learner.load_state_dict(State(tensors, numbers))
+
 
 class LearnerGroup:
     """What a run needs of its learner and its algorithm, done by `num_learners(config)` actors.
 
-    Every method raises UserError, with the learner that is to blame, when one fails, dies or takes too long; the group
-    is of no use then.
+    Methods raise UserError when a learner fails, dies or takes too long, and name it; the group is of no use then.
     """
 
     process: ClassVar[type[LearnerProcess]] = LearnerProcess
 
     def __init__(self, config: Config, weights: str, total_optimizer_steps: int) -> None:
         if config.trainer.policy.model.lora:
-            raise UserError(
-                "trainer.policy.model.lora trains with one learner only: set trainer.placement.policy_num_nodes=1 "
-                "and policy_num_gpus_per_node to 0 or 1."
-            )
+            raise UserError("trainer.policy.model.lora needs one learner: set trainer.placement.policy_num_nodes=1.")
         self.config, self.size = config, num_learners(config)
         self.tokenizer = AutoTokenizer.from_pretrained(weights)
+        self.failure: UserError | None = None
         self.pids: list[int] = []
-        self._failure: UserError | None = None
         weights = str(Path(weights).resolve()) if Path(weights).exists() else weights
-        self.actors = [self._start(rank) for rank in range(self.size)]
+        address = ray.util.get_node_ip_address()
+        self.store = TCPStore(address, 0, is_master=True, wait_for_workers=False)
+        self.actors = [self._start(rank, address) for rank in range(self.size)]
         try:
-            place = self._call("host", self.actors[:1])[0]
-            loaded = self._call("load", self.actors, place, weights, total_optimizer_steps)
+            loaded = self._everywhere("load", weights, total_optimizer_steps)
             self.pids = [pid for pid, _ in loaded]
             self.buffer = FlatBuffer(*loaded[0][1])
         except BaseException:
             self.close()
             raise
 
-    def update(
-        self,
-        batch: RewardBatch,
-        old_logprob: Sequence[torch.Tensor] | None = None,
-        value: Sequence[torch.Tensor] | None = None,
-        reward: list[list[float]] | None = None,
-    ) -> StepMetrics:
-        return self._call("update", self.actors, ray.put(batch), old_logprob, value, reward)[0]
+    def update(self, batch: RewardBatch, *others: Any) -> StepMetrics:
+        return self._everywhere("update", ray.put(batch), *others)[0]
 
     def token_logprobs(self, ids: list[int]) -> torch.Tensor:
-        return self._call("token_logprobs", self.actors, ids)[0]
+        return self._everywhere("call", "token_logprobs", ids)[0]
+
+    def save_pretrained(self, folder: Path) -> None:
+        self._everywhere("call", "save_pretrained", folder.resolve())
 
     def named_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
         """As they lie in `buffer`, once the learners have written them there."""
-        self._call("write_weights", self.actors)
+        self._everywhere("write_weights")
         return iter(self.buffer.tensors.items())
 
-    def save_pretrained(self, folder: Path) -> None:
-        self._call("save_pretrained", self.actors, folder.resolve())
-
     def state_dict(self) -> State:
-        buffer, numbers = self._call("write_state", self.actors)[0]
-        mapped = FlatBuffer(*buffer)
-        mapped.unlink()
-        return State(mapped.tensors, numbers)
+        shared, numbers = self._everywhere("write_state")[0]
+        buffer = FlatBuffer(*shared)
+        buffer.unlink()
+        return State(buffer.tensors, numbers)
 
     def load_state_dict(self, state: State) -> None:
         buffer = FlatBuffer.create(state.tensors.items())
         try:
             for name, tensor in state.tensors.items():
                 buffer.tensors[name].copy_(tensor)
-            self._call("read_state", self.actors, buffer.path, buffer.layout, state.numbers)
+            self._everywhere("read_state", buffer.path, buffer.layout, state.numbers)
         finally:
             buffer.unlink()
 
@@ -183,18 +152,15 @@ class LearnerGroup:
         if hasattr(self, "buffer"):
             self.buffer.unlink()
 
-    def _start(self, rank: int) -> Any:
-        place = self.config.trainer.placement
-        gpus, here = place.policy_num_gpus_per_node, ray.get_runtime_context().get_node_id()
-        others = [node["NodeID"] for node in ray.nodes() if node["Alive"] and node["NodeID"] != here]
-        nodes = [here, *sorted(others)][: place.policy_num_nodes if gpus else 1]
+    def _start(self, rank: int, address: str) -> Any:
+        """On the CPU beside the driver; with GPUs machine by machine, the driver's first."""
+        place, here = self.config.trainer.placement, ray.get_runtime_context().get_node_id()
+        gpus, threads = place.policy_num_gpus_per_node, max(1, (os.cpu_count() or 1) // self.size)
+        nodes = [here, *sorted(n["NodeID"] for n in ray.nodes() if n["Alive"] and n["NodeID"] != here)]
         if gpus and rank // gpus >= len(nodes):
-            raise UserError(
-                f"trainer.placement.policy_num_nodes is {place.policy_num_nodes}, but the Ray cluster has "
-                f"{len(nodes)} machines: lower it, or join a larger cluster by ray.address."
-            )
-        env_vars = {} if gpus else {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // self.size))}
-        if gpus and place.colocate_all:  # the engines own the GPUs in Ray's books; learners take turns with them
+            raise UserError(f"trainer.placement.policy_num_nodes is more than Ray's {len(nodes)} machines: lower it.")
+        env_vars = {} if gpus else {"OMP_NUM_THREADS": str(threads)}
+        if gpus and place.colocate_all:  # in Ray's books the engines own the GPUs; learners take turns with them
             env_vars["CUDA_VISIBLE_DEVICES"] = str(rank % gpus)
         options = {
             "num_cpus": 0,
@@ -202,53 +168,57 @@ class LearnerGroup:
             "scheduling_strategy": NodeAffinitySchedulingStrategy(nodes[rank // gpus if gpus else 0], soft=False),
             "runtime_env": {"env_vars": env_vars},
         }
-        return ray.remote(self.process).options(**options).remote(self.config, rank, self.size)
+        actor = ray.remote(self.process).options(**options)
+        return actor.remote(self.config, rank, self.size, address, self.store.port)
 
-    def _call(self, method: str, actors: list[Any], *arguments: Any) -> list[Any]:
-        """The answers of these actors, by rank."""
-        if self._failure is not None:
-            raise self._failure
-        calls = [getattr(actor, method).remote(*arguments) for actor in actors]
-        waiting, answers, errors = calls, {}, {}
-        deadline = time.monotonic() + CALL_SECONDS
-        while waiting and (left := deadline - time.monotonic()) > 0:
-            done, waiting = ray.wait(waiting, timeout=left)
-            for call in done:
-                try:
-                    answers[calls.index(call)] = ray.get(call)
-                except ray.exceptions.RayError as error:
-                    errors[calls.index(call)] = error
-                    deadline = min(deadline, time.monotonic() + BLAME_SECONDS)
-        if errors or waiting:
-            late = [rank for rank, call in enumerate(calls) if call in waiting]
-            self._failure = self._explained(method, errors, late)
-            raise self._failure from next(iter(errors.values()), None)
-        return [answers[rank] for rank in range(len(calls))]
+    def _everywhere(self, method: str, *arguments: Any) -> list[Any]:
+        """The answers of all actors, by rank."""
+        if self.failure is not None:
+            raise self.failure
+        calls = [getattr(actor, method).remote(*arguments) for actor in self.actors]
+        try:
+            return ray.get(calls, timeout=CALL_SECONDS)
+        except ray.exceptions.RayError as first:  # raised at once, while the others may wait for the one that failed
+            ray.wait(calls, num_returns=len(calls), timeout=BLAME_SECONDS)
+            errors = [_error_of(call) for call in calls]
+            failure = self._explained(method, errors)
+            if not all(error is None or isinstance(error, UserError) for error in errors):
+                self.failure = failure  # from now on they are not all at the same place
+            raise failure from first
 
-    def _explained(self, method: str, errors: dict[int, Exception], late: list[int]) -> UserError:
-        """The first cause: a learner that died, then one with a sentence of its own, then any other error."""
-        for rank, error in errors.items():
-            if isinstance(error, ray.exceptions.RayActorError):
-                said = self._last_words(rank) or str(error).strip().splitlines()[-1].strip()
-                return UserError(
-                    f"Learner {rank} of {self.size} died during {method} (the last it said: {said}). Start the same "
-                    "command again to go on from the newest checkpoint; if memory ran out, lower "
-                    "trainer.micro_batch_tokens."
-                )
-        causes = {rank: getattr(error, "cause", None) or error for rank, error in errors.items()}
-        for cause in causes.values():
-            if isinstance(cause, UserError):
-                return UserError(str(cause))
-        if not causes:
-            return UserError(f"The learners {late} of {self.size} did not finish {method} in {CALL_SECONDS:.0f} s.")
-        rank, cause = next(iter(causes.items()))
-        return UserError(f"Learner {rank} of {self.size} failed in {method}: {type(cause).__name__}: {cause}")
+    def _explained(self, method: str, errors: list[Exception | None]) -> UserError:
+        """Blames a learner that died, or else one with a sentence of its own, or any other, or one that is late."""
+        died, late = ray.exceptions.RayActorError, ray.exceptions.GetTimeoutError
+        kinds = [
+            (e is None, isinstance(e, late), not isinstance(e, died), not isinstance(e, UserError)) for e in errors
+        ]
+        rank = kinds.index(min(kinds))
+        error, who = errors[rank], f"Learner {rank} of {self.size}"
+        if isinstance(error, UserError):
+            return UserError(str(error))
+        if isinstance(error, late):
+            return UserError(f"{who} did not finish {method} within {CALL_SECONDS:.0f} s.")
+        if not isinstance(error, died):
+            return UserError(f"{who} failed in {method}: {type(error).__name__}: {error}")
+        said = self._last_words(rank) or str(error).strip().splitlines()[-1].strip()
+        return UserError(
+            f"{who} died during {method}; the last that it said: {said}. The same command goes on from the newest "
+            "checkpoint; if the memory was full, lower trainer.micro_batch_tokens."
+        )
 
     def _last_words(self, rank: int) -> str:
         """The last line of the process's log, if it is on this machine."""
-        with suppress(AttributeError, IndexError, OSError):
-            folder = Path(ray._private.worker._global_node.get_logs_dir_path())
-            log = next(folder.glob(f"worker-*-{self.pids[rank]}.err"), None)
-            lines = log.read_text(errors="replace").split("\n") if log else []
-            return [line for line in lines if line.strip() and not line.startswith(":")][-1].strip()
+        with suppress(AttributeError, IndexError, OSError, StopIteration):
+            logs = Path(ray._private.worker._global_node.get_logs_dir_path())
+            said = next(logs.glob(f"worker-*-{self.pids[rank]}.err")).read_text(errors="replace")
+            return [line for line in said.splitlines() if line.strip()][-1].strip()
         return ""
+
+
+def _error_of(call: Any) -> Exception | None:
+    """What was raised in the actor; GetTimeoutError while nothing was."""
+    try:
+        ray.get(call, timeout=0)
+    except ray.exceptions.RayError as error:
+        return getattr(error, "cause", None) or error
+    return None

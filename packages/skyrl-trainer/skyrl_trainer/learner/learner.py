@@ -25,7 +25,7 @@ from skyrl_trainer.learner import shared_prefix
 from skyrl_trainer.learner.batch import Row, collate
 from skyrl_trainer.learner.checkpoint import State, written_aside
 from skyrl_trainer.learner.cpu_linear import use_onednn
-from skyrl_trainer.learner.ranks import Ranks, reshard, sharded_parameters, whole
+from skyrl_trainer.learner.ranks import Ranks, reshard, whole
 from skyrl_trainer.learner.shared_prefix import Blocks
 from skyrl_trainer.types import TrainingBatch
 
@@ -197,7 +197,7 @@ class Learner(Scorer):
 
     def named_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
         """The weights under their Hugging Face names, in a fixed order, tied ones once, in the engine's precision."""
-        for name, parameter in sharded_parameters(self.model):
+        for name, parameter in reshard(self.model).named_parameters():
             # The parameter itself where it can be: the weight sync then moves it into shared memory.
             same = parameter.dtype == self.published_dtype
             yield name, parameter if same else parameter.detach().to(self.published_dtype)
@@ -222,7 +222,7 @@ class Learner(Scorer):
     def state_dict(self) -> State:
         """Everything that the next optimizer step depends on. No random state: nothing here draws a number."""
         tensors: dict[str, torch.Tensor] = {}
-        for name, parameter in sharded_parameters(self.model):
+        for name, parameter in reshard(self.model).named_parameters():
             tensors[f"model.{name}"] = parameter.detach()
             for key, value in self.optimizer.state.get(parameter, {}).items():
                 tensors[f"optimizer.{key}.{name}"] = value
@@ -231,7 +231,7 @@ class Learner(Scorer):
 
     def load_state_dict(self, state: State) -> None:
         """Raises UserError when the state is another model's."""
-        named = dict(sharded_parameters(self.model))
+        named = dict(reshard(self.model).named_parameters())
         saved = {key.removeprefix("model.") for key in state.tensors if key.startswith("model.")}
         wrong = [n for n, p in named.items() if n not in saved or state.tensors[f"model.{n}"].shape != p.shape]
         if wrong or saved - named.keys():
