@@ -215,6 +215,7 @@ FREE_UNLESS_DETERMINISTIC = frozenset(
         "trainer.strategy",
         "trainer.placement.colocate_all",
         "trainer.placement.policy_num_gpus_per_node",
+        "trainer.placement.policy_num_nodes",
         "generator.backend",
         "generator.num_inference_engines",
         "generator.inference_engine_tensor_parallel_size",

@@ -11,10 +11,13 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Literal
 
 import torch
+from torch.distributed.tensor import DTensor
+from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from skyrl_trainer.config import Config
 from skyrl_trainer.learner.checkpoint import State
 from skyrl_trainer.learner.learner import Learner, Scorer, make_optimizer, make_scheduler
+from skyrl_trainer.learner.ranks import reshard, whole
 from skyrl_trainer.types import TrainingBatch
 
 
@@ -28,6 +31,7 @@ class Critic:
         self, config: Config, learner: Learner, kind: Literal["model", "backbone"], learning_rate: float | None
     ) -> None:
         self.config = config
+        self.ranks = learner.ranks
         self.shares_hidden = kind == "backbone"
         self.body: Scorer = learner
         self.role: AbstractContextManager[object] = nullcontext()
@@ -35,14 +39,18 @@ class Critic:
         if kind == "model":
             self.body = Scorer(config, learner.model_path)
             self.body.model.to(learner.dtype)
+            learner.ranks.shard(self.body.model)
             body_parameters = list(self.body.model.base_model.named_parameters())  # an untied output layer has no part
         hidden_size = learner.model.config.get_text_config().hidden_size
         self.head = torch.nn.Linear(hidden_size, 1, bias=True).to(learner.device, learner.dtype)
         torch.nn.init.zeros_(self.head.weight)
         torch.nn.init.zeros_(self.head.bias)
         self.parameters = dict([*body_parameters, *((f"value.{n}", p) for n, p in self.head.named_parameters())])
-        trained = list(self.parameters.values())
-        self.optimizer = make_optimizer(trained, config, learning_rate or config.trainer.learning_rate)
+        head, body = list(self.head.parameters()), [p for _, p in body_parameters]
+        # Groups of their own, because sharded and whole weights cannot be in one fused step.
+        self.parts = [part for part in (head, body) if part]
+        groups = [{"params": part} for part in self.parts]
+        self.optimizer = make_optimizer(groups, config, learning_rate or config.trainer.learning_rate)
         self.scheduler = make_scheduler(self.optimizer, config, learner.total_optimizer_steps)
 
     def values(self, batch: TrainingBatch, hidden_NH: torch.Tensor | None = None) -> torch.Tensor:
@@ -57,7 +65,13 @@ class Critic:
         for parameter in self.parameters.values():
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
-        return torch.nn.utils.clip_grad_norm_(self.parameters.values(), self.config.trainer.max_grad_norm)
+            if not isinstance(parameter, DTensor):  # every learner has all of it, and the gradient of its own rows
+                self.ranks.sum(parameter.grad)
+        norms = [whole(get_total_norm([p.grad for p in part if p.grad is not None])) for part in self.parts]
+        norm = torch.stack([each.to(self.head.weight.device) for each in norms]).norm()
+        for part in self.parts:
+            clip_grads_with_norm_(part, self.config.trainer.max_grad_norm, norm)
+        return norm
 
     def step(self) -> float:
         """Takes the optimizer step, clears the gradients, and returns the learning rate that was used."""
@@ -65,6 +79,7 @@ class Critic:
         self.optimizer.step()
         self.scheduler.step()
         self.clear_gradients()
+        reshard(self.body.model)
         return learning_rate
 
     def clear_gradients(self) -> None:
@@ -72,6 +87,7 @@ class Critic:
 
     def state_dict(self) -> State:
         tensors: dict[str, torch.Tensor] = {}
+        reshard(self.body.model)
         for name, parameter in self.parameters.items():
             tensors[f"critic.{name}"] = parameter.detach()
             for key, value in self.optimizer.state.get(parameter, {}).items():
@@ -79,13 +95,15 @@ class Critic:
         return State(tensors, {"critic_scheduler": self.scheduler.state_dict()})
 
     def load_state_dict(self, state: State) -> None:
+        reshard(self.body.model)
         self.optimizer.state.clear()
         with torch.no_grad():
             for name, parameter in self.parameters.items():
-                parameter.copy_(state.tensors[f"critic.{name}"])
+                parameter.copy_(self.ranks.scatter(state.tensors[f"critic.{name}"], parameter))
         for key, value in state.tensors.items():
             kind, _, rest = key.partition(".")
             if kind == "critic_optimizer":
                 part, _, name = rest.partition(".")
+                value = self.ranks.scatter(value, self.parameters[name])
                 self.optimizer.state[self.parameters[name]][part] = value.clone()
         self.scheduler.load_state_dict(state.numbers["critic_scheduler"])

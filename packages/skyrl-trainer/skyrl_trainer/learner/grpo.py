@@ -22,6 +22,7 @@ from skyrl_trainer.errors import UserError
 from skyrl_trainer.learner.batch import Row, collate, cut, make_rows, set_advantages
 from skyrl_trainer.learner.checkpoint import State
 from skyrl_trainer.learner.learner import Learner, Scorer
+from skyrl_trainer.learner.ranks import Ranks
 from skyrl_trainer.types import AdvantageBatch, RewardBatch, StepMetrics, TrainingBatch
 
 _TRAINERS: Registry[type[GRPOTrainer]] = Registry("trainer.algorithm.name")
@@ -50,9 +51,19 @@ class Meter:
     def knows(self, name: str) -> bool:
         return name in self._sums
 
-    def result(self) -> StepMetrics:
-        means = {name: total.item() / max(1, self._counts[name]) for name, total in self._sums.items()}
-        return means | {name: largest.item() for name, largest in self._maxima.items()}
+    def result(self, ranks: Ranks) -> StepMetrics:
+        """The means and maxima over all learners, whatever each of them has seen."""
+        mine = ({name: total.item() for name, total in self._sums.items()}, self._counts, self._maxima)
+        sums: dict[str, float] = {}
+        counts: dict[str, int] = {}
+        maxima: dict[str, list[torch.Tensor]] = {}
+        for its_sums, its_counts, its_maxima in ranks.gather(mine):
+            sums |= {name: sums.get(name, 0.0) + total for name, total in its_sums.items()}
+            counts |= {name: counts.get(name, 0) + count for name, count in its_counts.items()}
+            for name, largest in its_maxima.items():
+                maxima.setdefault(name, []).append(largest.cpu())
+        means = {name: total / max(1, counts[name]) for name, total in sums.items()}
+        return means | {name: torch.stack(largest).max().item() for name, largest in maxima.items()}
 
 
 @register_trainer("grpo")
@@ -123,7 +134,7 @@ class GRPOTrainer(PolicyLoss):
         set_advantages(rows, self.advantages(batch, value), value)
         self._prepare(rows, meter)
         learning_rate = 0.0
-        engine_measured = meter.knows("kl/engine_learner")
+        engine_measured = any(self.learner.ranks.gather(meter.knows("kl/engine_learner")))
         for _ in range(self.settings.num_iterations):
             for mini_batch in self._mini_batches(len(rows)):
                 learning_rate = self._optimizer_step(rows, mini_batch, meter, step, not engine_measured)
@@ -134,7 +145,7 @@ class GRPOTrainer(PolicyLoss):
             "lr": learning_rate,
             "grad_norm": 0.0,
             "clip_fraction": 0.0,
-            **meter.result(),
+            **meter.result(self.learner.ranks),
             "advantage/zero_fraction": 1.0 - len(trained) / max(1, len(rows)),
             "tokens/trained": float(sum(row.num_sampled for row in trained)),
         }
@@ -220,14 +231,18 @@ class GRPOTrainer(PolicyLoss):
     @torch.no_grad()
     def _score(self, model: Scorer, rows: list[Row], indices: Sequence[int], name: str, meter: Meter) -> None:
         """Sets the field `name` of the rows to the model's log-probabilities."""
-        for micro_batch in self._cut(rows, indices):
+        scored: dict[int, torch.Tensor] = {}
+        for micro_batch, counts in self._passes(rows, indices):
             batch = self._collate(rows, micro_batch)
             logprobs_N, _ = model.logprobs(batch)
+            if not counts:
+                continue
             if model is self.learner:
                 self._measure_engine(logprobs_N, batch, meter)
             parts = logprobs_N.split([rows[i].num_sampled for i in micro_batch])
-            for i, values in zip(micro_batch, parts, strict=True):
-                setattr(rows[i], name, values)
+            scored |= zip(micro_batch, parts, strict=True)
+        for i, values in self.learner.ranks.exchange(scored).items():
+            setattr(rows[i], name, values)
 
     def _optimizer_step(
         self, rows: list[Row], mini_batch: list[int], meter: Meter, step: int, measure_engine: bool
@@ -242,17 +257,18 @@ class GRPOTrainer(PolicyLoss):
         weights_M[mini_batch] = self.reduction(lengths_M[mini_batch])
         weights_M = weights_M.to(self.learner.device)
         losses = [torch.zeros((), device=self.learner.device)]
-        micro_batches = self._cut(rows, [i for i in mini_batch if self.needs_gradient(rows[i])])
-        for indices in micro_batches:
-            loss = self._micro_loss(self._collate(rows, indices), weights_M, meter, measure_engine)
-            self.learner.backward(loss)
-            losses.append(loss.detach())
-        loss = torch.stack(losses).sum()
+        passes = self._passes(rows, [i for i in mini_batch if self.needs_gradient(rows[i])])
+        for indices, counts in passes:
+            batch = self._collate(rows, indices)
+            loss = self._micro_loss(batch, weights_M, meter if counts else Meter(), measure_engine)
+            self.learner.backward(loss if counts else 0.0 * loss)
+            losses.append(loss.detach() if counts else torch.zeros_like(loss))
+        loss = self.learner.ranks.sum(torch.stack(losses).sum())
         grad_norms = [model.clip_gradients() for model in self.models]
         if not all(x.isfinite() for x in (loss, *grad_norms)):
             for model in self.models:
                 model.clear_gradients()
-            raise UserError(self._non_finite(rows, micro_batches, losses[1:], step))
+            raise UserError(self._non_finite(rows, passes, losses[1:], step))
         meter.mean("loss", loss)
         meter.mean("grad_norm", grad_norms[0])
         learning_rates = [model.step() for model in self.models]
@@ -301,16 +317,22 @@ class GRPOTrainer(PolicyLoss):
     def _cut(self, rows: list[Row], indices: Sequence[int]) -> list[list[int]]:
         return cut(rows, indices, self.settings.micro_batch_tokens)
 
+    def _passes(self, rows: list[Row], indices: Sequence[int]) -> list[tuple[list[int], bool]]:
+        """This learner's micro-batches, and whether each counts (see Ranks)."""
+        return self.learner.ranks.passes(rows, indices, self.settings.micro_batch_tokens)
+
     def _collate(self, rows: list[Row], indices: list[int]) -> TrainingBatch:
         return collate(rows, indices, self.learner.device, self.learner.dtype)
 
     def _non_finite(
-        self, rows: list[Row], micro_batches: list[list[int]], losses: list[torch.Tensor], step: int
+        self, rows: list[Row], passes: list[tuple[list[int], bool]], losses: list[torch.Tensor], step: int
     ) -> str:
-        """The sentence that says where a loss or gradient went wrong."""
-        bad = [indices for indices, loss in zip(micro_batches, losses, strict=True) if not loss.isfinite()]
+        """The sentence that says where a loss or gradient went wrong, on whichever learner."""
+        mine = [(indices, bool(x.isfinite())) for (indices, counts), x in zip(passes, losses, strict=True) if counts]
+        micro_batches = [one for part in self.learner.ranks.gather(mine) for one in part]
+        bad = [indices for indices, finite in micro_batches if not finite]
         what = "loss" if bad else "gradient"
-        ids = [rows[i].trajectory_id for indices in bad or micro_batches for i in indices]
+        ids = [rows[i].trajectory_id for indices in bad or [each for each, _ in micro_batches] for i in indices]
         shown = ", ".join(ids[:8]) + (f" and {len(ids) - 8} more" if len(ids) > 8 else "")
         return (
             f"The {what} of step {step} is not finite, in the micro-batch of the trajectories {shown}; the weights are "

@@ -25,6 +25,7 @@ from skyrl_trainer.learner import shared_prefix
 from skyrl_trainer.learner.batch import Row, collate
 from skyrl_trainer.learner.checkpoint import State, written_aside
 from skyrl_trainer.learner.cpu_linear import use_onednn
+from skyrl_trainer.learner.ranks import Ranks, reshard, whole
 from skyrl_trainer.learner.shared_prefix import Blocks
 from skyrl_trainer.types import TrainingBatch
 
@@ -155,11 +156,14 @@ class Scorer:
 class Learner(Scorer):
     """A Scorer that learns.
 
-    total_optimizer_steps: of the whole run, for schedules that end (linear, cosine, ...).
+    total_optimizer_steps: of the whole run, for schedules that end (linear, cosine, ...). ranks: the learners that it
+    is one of; their weights are sharded, and methods that look at all weights must be called on all of them.
     """
 
-    def __init__(self, config: Config, model_path: str, total_optimizer_steps: int) -> None:
+    def __init__(self, config: Config, model_path: str, total_optimizer_steps: int, ranks: Ranks | None = None) -> None:
         super().__init__(config, model_path)
+        self.ranks = ranks or Ranks()
+        self.ranks.shard(self.model)
         self.tokenizer = AutoTokenizer.from_pretrained(model_path)
         self.parameters = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
         self.total_optimizer_steps = total_optimizer_steps
@@ -177,7 +181,7 @@ class Learner(Scorer):
         for parameter in self.parameters:
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
-        return torch.nn.utils.clip_grad_norm_(self.parameters, self.config.trainer.max_grad_norm)
+        return whole(torch.nn.utils.clip_grad_norm_(self.parameters, self.config.trainer.max_grad_norm))
 
     def step(self) -> float:
         """Takes the optimizer step, clears the gradients, and returns the learning rate that was used."""
@@ -186,24 +190,30 @@ class Learner(Scorer):
         self.scheduler.step()
         self.optimizer_steps += 1
         self.clear_gradients()
+        reshard(self.model)
         return learning_rate
 
     def clear_gradients(self) -> None:
         self.optimizer.zero_grad(set_to_none=True)
 
     def named_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Full weights under their Hugging Face names, in a fixed order, tied ones once, as the engine holds them."""
-        for name, parameter in self.model.named_parameters():
+        """The weights under their Hugging Face names, in a fixed order, tied ones once, in the engine's precision."""
+        for name, parameter in reshard(self.model).named_parameters():
             # The parameter itself where it can be: the weight sync then moves it into shared memory.
             same = parameter.dtype == self.published_dtype
             yield name, parameter if same else parameter.detach().to(self.published_dtype)
 
     def save_pretrained(self, folder: Path) -> None:
         """Writes a Hugging Face folder, tokenizer included, aside and then renamed: never half a model."""
+        tensors: dict[str, torch.Tensor] = {}
+        for name, tensor in self.named_tensors():
+            full = whole(tensor.detach())
+            if self.ranks.rank == 0:  # the others only take part
+                tensors[name] = full
+        if not tensors:
+            return
         with written_aside(folder) as aside:
-            self.model.save_pretrained(
-                aside, state_dict={name: tensor.detach() for name, tensor in self.named_tensors()}
-            )
+            self.model.save_pretrained(aside, state_dict=tensors)
             config_file = aside / "config.json"
             settings = json.loads(config_file.read_text())
             settings["dtype"] = self.config.trainer.policy.model.dtype
@@ -213,7 +223,7 @@ class Learner(Scorer):
     def state_dict(self) -> State:
         """Everything that the next optimizer step depends on. No random state: nothing here draws a number."""
         tensors: dict[str, torch.Tensor] = {}
-        for name, parameter in self.model.named_parameters():
+        for name, parameter in reshard(self.model).named_parameters():
             tensors[f"model.{name}"] = parameter.detach()
             for key, value in self.optimizer.state.get(parameter, {}).items():
                 tensors[f"optimizer.{key}.{name}"] = value
@@ -222,7 +232,7 @@ class Learner(Scorer):
 
     def load_state_dict(self, state: State) -> None:
         """Raises UserError when the state is another model's."""
-        named = dict(self.model.named_parameters())
+        named = dict(reshard(self.model).named_parameters())
         saved = {key.removeprefix("model.") for key in state.tensors if key.startswith("model.")}
         wrong = [n for n, p in named.items() if n not in saved or state.tensors[f"model.{n}"].shape != p.shape]
         if wrong or saved - named.keys():
@@ -231,12 +241,13 @@ class Learner(Scorer):
         self.optimizer.state.clear()
         with torch.no_grad():
             for name, parameter in named.items():
-                parameter.copy_(state.tensors[f"model.{name}"])
+                parameter.copy_(self.ranks.scatter(state.tensors[f"model.{name}"], parameter))
         for key, value in state.tensors.items():
             kind, _, rest = key.partition(".")
             if kind == "optimizer":
                 part, _, name = rest.partition(".")
                 device = torch.device("cpu") if part == "step" and self.device.type == "cpu" else self.device
+                value = self.ranks.scatter(value, named[name])
                 self.optimizer.state[named[name]][part] = value.to(device, copy=True)
         self.scheduler.load_state_dict(state.numbers["scheduler"])
         for group, learning_rate in zip(self.optimizer.param_groups, self.scheduler.get_last_lr(), strict=True):

@@ -16,8 +16,11 @@ from skyrl_trainer.algorithms.samplers import UniformSampler
 from skyrl_trainer.allocator import INTERVAL, return_free_memory
 from skyrl_trainer.config import Config
 from skyrl_trainer.data import SampleSource, held_out, load_samples
+from skyrl_trainer.engine.weights import FlatBuffer
 from skyrl_trainer.errors import UserError
 from skyrl_trainer.learner.checkpoint import Checkpoints, check_resumable
+from skyrl_trainer.learner.group import LearnerGroup, num_learners
+from skyrl_trainer.learner.grpo import GRPOTrainer
 from skyrl_trainer.learner.learner import Learner, Scorer
 from skyrl_trainer.learner.memory import pss_gib
 from skyrl_trainer.learner.policy import StartPolicy
@@ -46,6 +49,8 @@ class Parts:
     Whatever can be wrong with files and settings is found in the constructor, before anything is started.
     """
 
+    learner: Learner | LearnerGroup
+
     def __init__(self, config: Config, run: RunFolder) -> None:
         self.config, self.run = config, run
         trainer, path = config.trainer, run.path
@@ -53,7 +58,8 @@ class Parts:
             raise UserError(
                 "generator.weight_sync_backend=nccl is not built yet: take auto, which goes through shared memory."
             )
-        self.algorithm = trainer_class(trainer.algorithm.name)(config)
+        self.alone = trainer_class(trainer.algorithm.name)(config)
+        self.algorithm: GRPOTrainer | LearnerGroup = self.alone
         self.checkpoints = Checkpoints(path, trainer.max_ckpts_to_keep)
         self.checkpoint = self.checkpoints.load_latest()
         if self.checkpoint and trainer.resume_mode == "none":
@@ -103,14 +109,23 @@ class Parts:
         weights = policy.weights()
         self.table.phase("loading the policy")
         updates = trainer.max_steps * trainer.num_iterations * trainer.num_mini_batches
-        self.learner = Learner(config, weights, updates)
-        reference = Scorer(config, weights) if self.algorithm.beta > 0 else None
-        self.algorithm.start(self.learner, reference)
+        buffer = self._start_learner(weights, updates)
         self.table.phase("waiting for the engines")
         self.session.wait_for_engines()
-        self.sync = SharedMemorySync(self.session.engines, self.learner.named_tensors)
+        self.sync = SharedMemorySync(self.session.engines, self.learner.named_tensors, buffer)
         self.stack.callback(self.sync.close)
         self.canary = Canary(self.session.engines, self._canary_prompt(), trainer.sync_tolerance)
+
+    def _start_learner(self, weights: str, updates: int) -> FlatBuffer | None:
+        """One in this process, or a group of them, which then has the buffer of the weights."""
+        if num_learners(self.config) > 1:
+            self.learner = self.algorithm = group = LearnerGroup(self.config, weights, updates)
+            self.stack.callback(group.close)
+            return group.buffer
+        self.learner = learner = Learner(self.config, weights, updates)
+        reference = Scorer(self.config, weights) if self.alone.beta > 0 else None
+        self.alone.start(learner, reference)
+        return None
 
     def resume(self) -> tuple[int, StepMetrics | None]:
         """The newest step in the weights, and its metrics if they were not written; 0 and {} in a new run."""

@@ -53,10 +53,13 @@ class PPOTrainer(GRPOTrainer):
         """V before each sampled token of each trajectory and behind its last one, float64 [n + 1]."""
         longer = [with_end(row) if row.num_sampled else row for row in rows]
         values = [torch.zeros(1, dtype=torch.float64) for _ in rows]
-        for indices in self._cut(longer, range(len(longer))):
-            values_N = self.critic.values(self._collate(longer, indices)).double()
-            for i, values_N1 in zip(indices, values_N.split([longer[i].num_sampled for i in indices]), strict=True):
-                values[i] = values_N1.cpu()
+        known: dict[int, torch.Tensor] = {}
+        for indices, counts in self._passes(longer, range(len(longer))):
+            values_N = self.critic.values(self._collate(longer, indices)).double().cpu()
+            if counts:
+                known |= zip(indices, values_N.split([longer[i].num_sampled for i in indices]), strict=True)
+        for i, values_N1 in self.learner.ranks.exchange(known).items():
+            values[i] = values_N1
         return values
 
     def advantages(self, batch: RewardBatch, value: Sequence[torch.Tensor] | None) -> AdvantageBatch:

@@ -35,14 +35,15 @@ class SharedMemorySync:
     """`named_tensors()` yields the same names, shapes and dtypes every time.
 
     A `torch.nn.Parameter` in it that lies on the CPU is re-pointed into the buffer (its values and identity stay, so
-    optimizers do not notice).
+    optimizers do not notice). buffer: one that holds the tensors already, because other processes write into it; then
+    `named_tensors()` waits until they have.
     """
 
-    def __init__(self, engines: list[Any], named_tensors: NamedTensors) -> None:
+    def __init__(self, engines: list[Any], named_tensors: NamedTensors, buffer: FlatBuffer | None = None) -> None:
         self._engines = engines
         self._named_tensors = named_tensors
         tensors = dict(named_tensors())
-        self._buffer = FlatBuffer.create(tensors.items())
+        self._buffer = buffer or FlatBuffer.create(tensors.items())
         try:
             self._everywhere("init_weight_transfer", {"path": self._buffer.path, "layout": self._buffer.layout})
         finally:

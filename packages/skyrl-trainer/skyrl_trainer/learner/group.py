@@ -1,0 +1,224 @@
+"""Several learners: the same Learner and algorithm in each of N Ray actors; the driver calls all of them alike.
+
+An update sends the whole rollout to each (learner/ranks.py says who computes what). Weights and checkpoints are put
+together by all and written by rank 0 into memory that the driver shares: nobody can see how many learners there were.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, ClassVar
+
+import ray
+import torch
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+from torch.distributed import TCPStore
+from transformers import AutoTokenizer
+
+from skyrl_trainer.config import Config
+from skyrl_trainer.engine.weights import FlatBuffer
+from skyrl_trainer.errors import UserError
+from skyrl_trainer.learner.checkpoint import State
+from skyrl_trainer.learner.learner import Learner, Scorer
+from skyrl_trainer.learner.ranks import Ranks, whole
+from skyrl_trainer.learner.trainers import trainer_class
+from skyrl_trainer.types import RewardBatch, StepMetrics
+
+CALL_SECONDS = 4 * 3600.0
+"""Limit of one call to all learners, the longest being an update."""
+BLAME_SECONDS = 10.0
+"""After a first error, the time in which the others' may say who was its cause."""
+
+
+def num_learners(config: Config) -> int:
+    return config.trainer.placement.policy_num_nodes * max(1, config.trainer.placement.policy_num_gpus_per_node)
+
+
+class LearnerProcess:
+    """The Ray actor: learner `rank` of `size`. Every method must be called on all of them; rank 0 answers."""
+
+    def __init__(self, config: Config, rank: int, size: int, address: str, port: int) -> None:
+        self.config, self.rank = config, rank
+        device = "cuda" if config.trainer.placement.policy_num_gpus_per_node else "cpu"
+        self.ranks = Ranks(rank, size, TCPStore(address, port), device)
+
+    def load(self, weights: str, total_optimizer_steps: int) -> tuple[int, Any]:
+        """The process id, and from rank 0 path and layout of a buffer for the weights."""
+        self.algorithm = trainer_class(self.config.trainer.algorithm.name)(self.config)
+        self.learner = Learner(self.config, weights, total_optimizer_steps, self.ranks)
+        reference = Scorer(self.config, weights) if self.algorithm.beta > 0 else None
+        if reference is not None:
+            self.ranks.shard(reference.model)
+        self.algorithm.start(self.learner, reference)
+        self.buffer = FlatBuffer.create(self.learner.named_tensors()) if self.rank == 0 else None
+        return os.getpid(), self.buffer and (self.buffer.path, self.buffer.layout)
+
+    def update(self, batch: RewardBatch, *others: Any) -> StepMetrics:
+        print(f"update of step {batch.rollouts.step}", file=sys.stderr, flush=True)
+        return self.algorithm.update(batch, *others)
+
+    def call(self, method: str, *arguments: Any) -> Any:
+        answer = getattr(self.learner, method)(*arguments)
+        return answer if self.rank == 0 else None
+
+    def write_weights(self) -> None:
+        self._write(self.learner.named_tensors(), self.buffer)
+
+    def write_state(self) -> tuple[Any, dict[str, Any]]:
+        """Path and layout of a new buffer that holds all tensors, and the numbers."""
+        state = self.algorithm.state_dict()
+        buffer = FlatBuffer.create(state.tensors.items()) if self.rank == 0 else None
+        self._write(state.tensors.items(), buffer)
+        return buffer and (buffer.path, buffer.layout), state.numbers
+
+    @torch.no_grad()
+    def _write(self, tensors: Iterable[tuple[str, torch.Tensor]], buffer: FlatBuffer | None) -> None:
+        for name, tensor in tensors:
+            full = whole(tensor)
+            if buffer is not None:
+                buffer.tensors[name].copy_(full)
+
+    def read_state(self, path: str, layout: list[dict[str, Any]], numbers: dict[str, Any]) -> None:
+        if self.rank == 0:
+            tensors = FlatBuffer(path, layout).tensors
+        else:  # perhaps on another machine: the values come from rank 0
+            tensors = {e["name"]: torch.empty(e["shape"], dtype=getattr(torch, e["dtype"])) for e in layout}
+        self.algorithm.load_state_dict(State(tensors, numbers))
+
+
+class LearnerGroup:
+    """What a run needs of its learner and its algorithm, done by `num_learners(config)` actors.
+
+    Methods raise UserError when a learner fails, dies or takes too long, and name it; the group is of no use then.
+    """
+
+    process: ClassVar[type[LearnerProcess]] = LearnerProcess
+
+    def __init__(self, config: Config, weights: str, total_optimizer_steps: int) -> None:
+        if config.trainer.policy.model.lora:
+            raise UserError("trainer.policy.model.lora needs one learner: set trainer.placement.policy_num_nodes=1.")
+        self.config, self.size = config, num_learners(config)
+        self.tokenizer = AutoTokenizer.from_pretrained(weights)
+        self.failure: UserError | None = None
+        self.pids: list[int] = []
+        weights = str(Path(weights).resolve()) if Path(weights).exists() else weights
+        address = ray.util.get_node_ip_address()
+        self.store = TCPStore(address, 0, is_master=True, wait_for_workers=False)
+        self.actors = [self._start(rank, address) for rank in range(self.size)]
+        try:
+            loaded = self._everywhere("load", weights, total_optimizer_steps)
+            self.pids = [pid for pid, _ in loaded]
+            self.buffer = FlatBuffer(*loaded[0][1])
+        except BaseException:
+            self.close()
+            raise
+
+    def update(self, batch: RewardBatch, *others: Any) -> StepMetrics:
+        return self._everywhere("update", ray.put(batch), *others)[0]
+
+    def token_logprobs(self, ids: list[int]) -> torch.Tensor:
+        return self._everywhere("call", "token_logprobs", ids)[0]
+
+    def save_pretrained(self, folder: Path) -> None:
+        self._everywhere("call", "save_pretrained", folder.resolve())
+
+    def named_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """As they lie in `buffer`, once the learners have written them there."""
+        self._everywhere("write_weights")
+        return iter(self.buffer.tensors.items())
+
+    def state_dict(self) -> State:
+        shared, numbers = self._everywhere("write_state")[0]
+        buffer = FlatBuffer(*shared)
+        buffer.unlink()
+        return State(buffer.tensors, numbers)
+
+    def load_state_dict(self, state: State) -> None:
+        buffer = FlatBuffer.create(state.tensors.items())
+        try:
+            for name, tensor in state.tensors.items():
+                buffer.tensors[name].copy_(tensor)
+            self._everywhere("read_state", buffer.path, buffer.layout, state.numbers)
+        finally:
+            buffer.unlink()
+
+    def close(self) -> None:
+        for actor in self.actors:
+            ray.kill(actor)
+        if hasattr(self, "buffer"):
+            self.buffer.unlink()
+
+    def _start(self, rank: int, address: str) -> Any:
+        """On the CPU beside the driver; with GPUs machine by machine, the driver's first."""
+        place, here = self.config.trainer.placement, ray.get_runtime_context().get_node_id()
+        gpus, threads = place.policy_num_gpus_per_node, max(1, (os.cpu_count() or 1) // self.size)
+        nodes = [here, *sorted(n["NodeID"] for n in ray.nodes() if n["Alive"] and n["NodeID"] != here)]
+        if gpus and rank // gpus >= len(nodes):
+            raise UserError(f"trainer.placement.policy_num_nodes is more than Ray's {len(nodes)} machines: lower it.")
+        env_vars = {} if gpus else {"OMP_NUM_THREADS": str(threads)}
+        if gpus and place.colocate_all:  # in Ray's books the engines own the GPUs; learners take turns with them
+            env_vars["CUDA_VISIBLE_DEVICES"] = str(rank % gpus)
+        options = {
+            "num_cpus": 0,
+            "num_gpus": 1 if gpus and not place.colocate_all else 0,
+            "scheduling_strategy": NodeAffinitySchedulingStrategy(nodes[rank // gpus if gpus else 0], soft=False),
+            "runtime_env": {"env_vars": env_vars},
+        }
+        actor = ray.remote(self.process).options(**options)
+        return actor.remote(self.config, rank, self.size, address, self.store.port)
+
+    def _everywhere(self, method: str, *arguments: Any) -> list[Any]:
+        """The answers of all actors, by rank."""
+        if self.failure is not None:
+            raise self.failure
+        calls = [getattr(actor, method).remote(*arguments) for actor in self.actors]
+        try:
+            return ray.get(calls, timeout=CALL_SECONDS)
+        except ray.exceptions.RayError as first:  # raised at once, while the others may wait for the one that failed
+            ray.wait(calls, num_returns=len(calls), timeout=BLAME_SECONDS)
+            errors = [_error_of(call) for call in calls]
+            failure = self._explained(method, errors)
+            if not all(error is None or isinstance(error, UserError) for error in errors):
+                self.failure = failure  # from now on they are not all at the same place
+            raise failure from first
+
+    def _explained(self, method: str, errors: list[Exception | None]) -> UserError:
+        """Blames a learner that died, or else one with a sentence of its own, or any other, or one that is late."""
+        died, late = ray.exceptions.RayActorError, ray.exceptions.GetTimeoutError
+        kinds = [
+            (e is None, isinstance(e, late), not isinstance(e, died), not isinstance(e, UserError)) for e in errors
+        ]
+        rank = kinds.index(min(kinds))
+        error, who = errors[rank], f"Learner {rank} of {self.size}"
+        if isinstance(error, UserError):
+            return UserError(str(error))
+        if isinstance(error, late):
+            return UserError(f"{who} did not finish {method} within {CALL_SECONDS:.0f} s.")
+        if not isinstance(error, died):
+            return UserError(f"{who} failed in {method}: {type(error).__name__}: {error}")
+        said = self._last_words(rank) or str(error).strip().splitlines()[-1].strip()
+        return UserError(
+            f"{who} died during {method}; the last that it said: {said}. The same command goes on from the newest "
+            "checkpoint; if the memory was full, lower trainer.micro_batch_tokens."
+        )
+
+    def _last_words(self, rank: int) -> str:
+        """The last line of the process's log, if it is on this machine."""
+        with suppress(AttributeError, IndexError, OSError, StopIteration):
+            logs = Path(ray._private.worker._global_node.get_logs_dir_path())
+            said = next(logs.glob(f"worker-*-{self.pids[rank]}.err")).read_text(errors="replace")
+            return [line for line in said.splitlines() if line.strip()][-1].strip()
+        return ""
+
+
+def _error_of(call: Any) -> Exception | None:
+    """What was raised in the actor; GetTimeoutError while nothing was."""
+    try:
+        ray.get(call, timeout=0)
+    except ray.exceptions.RayError as error:
+        return getattr(error, "cause", None) or error
+    return None

@@ -1,0 +1,127 @@
+"""One learner among several: which rows it computes, and what all of them must do together.
+
+All run the same program on the same rollout: the same rows, advantages, mini-batches and token weights. Each computes
+its share of the micro-batches; gradients are summed and figures put together, so that all end with the same metrics.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import TypeVar
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.tensor import DTensor, distribute_tensor
+from transformers import PreTrainedModel
+
+from skyrl_trainer.learner.batch import Row, cut
+
+COLLECTIVE_SECONDS = 600.0
+"""How long learners wait for one that does not come: longer than any micro-batch takes."""
+T = TypeVar("T")
+
+
+class Ranks:
+    """The only learner; or number `rank` of `size` that meet at `store`, over gloo and, between GPUs, over NCCL."""
+
+    def __init__(self, rank: int = 0, size: int = 1, store: dist.Store | None = None, device: str = "cpu") -> None:
+        self.rank, self.size, self.device = rank, size, torch.device(device)
+        if size > 1:
+            backend, limit = "gloo" if device == "cpu" else "cpu:gloo,cuda:nccl", timedelta(seconds=COLLECTIVE_SECONDS)
+            dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=limit)
+            self.mesh = init_device_mesh(device, (size,))
+
+    def passes(self, rows: Sequence[Row], indices: Sequence[int], token_budget: int) -> list[tuple[list[int], bool]]:
+        """This learner's micro-batches of these rows, (indices, True) each.
+
+        All learners get equally many, because sharded weights are gathered by all at once: who has fewer repeats one
+        as (indices, False), which must count nowhere.
+        """
+        cuts = [cut(rows, share, token_budget) for share in shares(rows, indices, self.size)]
+        mine = cuts[self.rank]
+        again = [(part, False) for part in (mine or max(cuts))[-1:]]  # the last has the fewest tokens
+        return [(part, True) for part in mine] + again * (max(map(len, cuts)) - len(mine))
+
+    def gather(self, value: T) -> list[T]:
+        """Everybody's, by rank."""
+        values = [value] * self.size
+        if self.size > 1:
+            dist.all_gather_object(values, value)
+        return values
+
+    def exchange(self, known: dict[int, torch.Tensor]) -> dict[int, torch.Tensor]:
+        """What each learner computed for its own rows, for all."""
+        return {i: values for part in self.gather(known) for i, values in part.items()}
+
+    def sum(self, value: torch.Tensor) -> torch.Tensor:
+        """Over all learners, in place."""
+        if self.size > 1:
+            dist.all_reduce(value)
+        return value
+
+    def shard(self, model: PreTrainedModel) -> None:
+        """Leaves each learner a part of every weight; a layer's are gathered while it computes."""
+        if self.size == 1:
+            return
+        names = model._no_split_modules or ()
+        for part in (*[module for module in model.modules() if type(module).__name__ in names], model):
+            sharded = fully_shard(part, mesh=self.mesh)
+            sharded.set_gradient_divide_factor(1.0)  # a sum, for token weights span the whole mini-batch
+            sharded.set_force_sum_reduction_for_comms(True)
+        # Losses call the layers and the head, not the whole model: what no layer owns is gathered before the first.
+        model.base_model.register_forward_pre_hook(lambda *_: model.unshard())
+        with torch.no_grad():  # what is called first becomes the root of all others
+            model(torch.zeros(1, 1, dtype=torch.int64, device=self.device))
+        model.reshard()
+
+    def scatter(self, value: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+        """The first learner's `value`, sharded as the parameter `like` is if it has its shape."""
+        if self.size == 1:
+            return value
+        value = value.to(self.device)
+        if isinstance(like, DTensor) and value.shape == like.shape:
+            return distribute_tensor(value, self.mesh, like.placements)
+        dist.broadcast(value, 0)
+        return value
+
+
+def shares(rows: Sequence[Row], indices: Sequence[int], size: int) -> list[list[int]]:
+    """Deals rows to `size` learners, about equally many tokens each; a function of the rows alone.
+
+    Those with one prompt share its computation, and stay together unless they are more than one learner's part.
+    """
+    groups: dict[bytes, list[int]] = {}
+    for i in sorted((i for i in indices if len(rows[i].token_ids)), key=lambda i: (-len(rows[i].rest), i)):
+        groups.setdefault(rows[i].prompt.tobytes(), []).append(i)
+
+    def tokens(part: Sequence[int]) -> int:
+        return len(rows[part[0]].prompt) + sum(1 + len(rows[i].rest) for i in part)
+
+    part_of_one = sum(map(tokens, groups.values())) / size
+    pieces = []
+    for group in groups.values():
+        number = min(len(group), math.ceil(tokens(group) / part_of_one))
+        pieces += [group[k::number] for k in range(number)]
+    dealt: list[list[int]] = [[] for _ in range(size)]
+    loads = [0] * size
+    for piece in sorted(pieces, key=lambda piece: (-tokens(piece), piece)):
+        least = loads.index(min(loads))
+        dealt[least] += piece
+        loads[least] += tokens(piece)
+    return dealt
+
+
+def reshard(model: PreTrainedModel) -> PreTrainedModel:
+    """Drops gathered weights: only then are its parameters the optimizer's."""
+    if isinstance(model, FSDPModule):
+        model.reshard()
+    return model
+
+
+def whole(tensor: torch.Tensor) -> torch.Tensor:
+    """A sharded tensor put together, on the CPU (all learners must ask); any other as it is."""
+    return tensor.full_tensor().cpu() if isinstance(tensor, DTensor) else tensor

@@ -1,0 +1,239 @@
+"""Two learners in Ray actors are one learner: gradients, metrics, weights, checkpoints; and one that hangs or dies."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import ray
+import torch
+from tiny_models import make_batch, make_config, save_model
+
+from skyrl_trainer.errors import UserError
+from skyrl_trainer.learner import group as group_module
+from skyrl_trainer.learner import learner as learner_module
+from skyrl_trainer.learner.batch import Row, make_rows
+from skyrl_trainer.learner.checkpoint import Checkpoints
+from skyrl_trainer.learner.group import LearnerGroup, LearnerProcess
+from skyrl_trainer.learner.learner import Learner, Scorer
+from skyrl_trainer.learner.ranks import Ranks, shares, whole
+from skyrl_trainer.learner.trainers import trainer_class
+
+LOAD_MODEL = learner_module._load_model
+
+
+def load_double(path: str) -> Any:
+    return LOAD_MODEL(path).double()
+
+
+class Probe(LearnerProcess):
+    """Can be given another configuration, and looked into."""
+
+    def prepare(self, config: Any, double: bool) -> None:
+        self.config = config
+        learner_module._load_model = load_double if double else LOAD_MODEL
+
+    def move_reference(self) -> None:
+        move_reference(self.algorithm)
+
+    def gradient(self, batch: Any, old: list[torch.Tensor]) -> torch.Tensor:
+        return gradient(self.algorithm, batch, old)
+
+    def buffer_of(self) -> Any:
+        return self.buffer and (self.buffer.path, self.buffer.layout)
+
+    def types(self) -> set[str]:
+        return {type(each.data).__name__ for each in self.learner.model.parameters()}
+
+
+class ProbedGroup(LearnerGroup):
+    process = Probe
+
+
+def move_reference(algorithm: Any) -> None:
+    """Makes it another policy than the learner's, so that the KL is not zero."""
+    with torch.no_grad():
+        for parameter in algorithm.reference.model.parameters():
+            parameter.mul_(1.02)
+
+
+def gradient(algorithm: Any, batch: Any, old: list[torch.Tensor]) -> torch.Tensor:
+    """The gradient that the first optimizer step would see."""
+    seen: list[torch.Tensor] = []
+    algorithm.learner.step = lambda: (
+        seen.append(torch.cat([whole(each.grad).flatten().clone() for each in algorithm.learner.parameters])) or 0.0
+    )
+    algorithm.update(batch, old)
+    del algorithm.learner.step
+    algorithm.learner.clear_gradients()
+    return seen[0]
+
+
+def two_config(**trainer: Any) -> Any:
+    return make_config(trainer={"placement": {"policy_num_nodes": 2}, "num_mini_batches": 2, **trainer})
+
+
+def one(config: Any, path: str) -> Any:
+    """The algorithm with one learner, in this process."""
+    algorithm = trainer_class(config.trainer.algorithm.name)(config)
+    return algorithm.start(Learner(config, path, 10), Scorer(config, path) if algorithm.beta > 0 else None)
+
+
+@pytest.fixture(scope="module")
+def group(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProbedGroup]:
+    patch = pytest.MonkeyPatch()
+    patch.setenv("PYTHONPATH", os.pathsep.join(filter(None, sys.path)))  # the actors import this file
+    ray.init(
+        "local", num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="ERROR",
+        object_store_memory=2**27,
+    )  # fmt: skip
+    made = ProbedGroup(two_config(), save_model(tmp_path_factory.mktemp("model")), 10)
+    yield made
+    made.close()
+    ray.shutdown()
+    patch.undo()
+
+
+def load(group: ProbedGroup, config: Any, path: str, double: bool = False) -> None:
+    group._everywhere("prepare", config, double)
+    group._everywhere("load", path, 10)
+
+
+@pytest.mark.parametrize("kind, double, tolerance", [("qwen3", False, 1e-5), ("gpt2", True, 1e-10)])
+@pytest.mark.parametrize("budget", [100, 10**6])
+def test_the_gradient_does_not_depend_on_the_number_of_learners(
+    group: ProbedGroup, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, double: bool, tolerance: float,
+    budget: int,
+) -> None:  # fmt: skip
+    """Off-policy, with KL and entropy; many micro-batches, and one that the second learner has to share."""
+    path = save_model(tmp_path, kind)
+    algorithm = {"name": "grpo", "options": {"beta": 0.1, "entropy_coef": 0.01, "use_bias_correction_kl": True}}
+    config = two_config(algorithm=algorithm, micro_batch_tokens=budget, max_grad_norm=1e9, num_mini_batches=1)
+    batch = make_batch(equal=(1,), turns=2)
+    old = [torch.tensor([x for turn in t.turns for x in turn.logprobs]) for t in batch.trajectories]
+    monkeypatch.setattr(learner_module, "_load_model", load_double if double else LOAD_MODEL)
+    alone = one(config, path)
+    move_reference(alone)
+    load(group, config, path, double)
+    group._everywhere("move_reference")
+    assert group._everywhere("types") == [{"DTensor"}] * 2
+    expected = gradient(alone, batch, old)
+    for actual in group._everywhere("gradient", batch, old):
+        assert (actual - expected).norm() <= tolerance * expected.norm()
+
+
+@pytest.mark.parametrize(
+    "algorithm",
+    [
+        {"options": {"beta": 0.1}},
+        {"name": "ppo", "options": {"critic": "model"}},
+        {"name": "ppo", "options": {"critic": "backbone", "beta": 0.1, "kl_in": "reward"}},
+    ],
+)
+def test_updates_and_checkpoints_are_those_of_one_learner(
+    group: ProbedGroup, tmp_path: Path, algorithm: dict[str, Any]
+) -> None:
+    """Metrics, weights, logprobs; what two save one goes on from, and the other way round; an unlike share of rows."""
+    path = save_model(tmp_path / "model")
+    config = two_config(algorithm=algorithm)
+    alone, checkpoints = one(config, path), Checkpoints(tmp_path, keep=9)
+    load(group, config, path)
+
+    def update(step: int, **batch: Any) -> None:
+        rollouts = make_batch(step=step, seed=step, **batch)
+        metrics = group.update(rollouts)
+        assert metrics == pytest.approx(alone.update(rollouts), rel=1e-4, abs=1e-6)
+
+    def agree() -> None:
+        ours, theirs = dict(alone.learner.named_tensors()), dict(group.named_tensors())
+        assert list(ours) == list(theirs)
+        assert all(torch.allclose(ours[name], theirs[name], rtol=0, atol=1e-5) for name in ours)
+        torch.testing.assert_close(group.token_logprobs([1, 2, 3]), alone.learner.token_logprobs([1, 2, 3]))
+
+    group.buffer = group_module.FlatBuffer(*group._everywhere("buffer_of")[0])
+    update(1)
+    update(2, groups=1, generations=3)
+    agree()
+    for step, (source, target) in enumerate([(group, alone), (alone, group)]):
+        checkpoints.save(step, source.state_dict(), {})
+        update(7)  # away from what was saved
+        source.load_state_dict(checkpoints.load_latest().learner)
+        target.load_state_dict(checkpoints.load_latest().learner)
+        saved, again = source.state_dict(), target.state_dict()
+        assert saved.numbers == again.numbers and list(saved.tensors) == list(again.tensors)
+        assert all(torch.equal(saved.tensors[name], again.tensors[name]) for name in saved.tensors)
+        update(3 + step)
+        agree()
+    group.save_pretrained(tmp_path / "out")
+    out = dict(Learner(config, str(tmp_path / "out"), 1).named_tensors())
+    assert all(torch.equal(tensor, out[name]) for name, tensor in group.named_tensors())
+
+
+def test_a_loss_that_is_not_finite_on_one_learner_stops_all_with_its_name(group: ProbedGroup, tmp_path: Path) -> None:
+    path = save_model(tmp_path)
+    load(group, two_config(algorithm={"options": {"correction": "tis"}}, num_mini_batches=1), path)
+    batch = make_batch(step=7)
+    group.update(batch)
+    batch.trajectories[9].turns[0].logprobs[0] = float("nan")
+    with pytest.raises(UserError, match=r"loss of step 7 is not finite.* 7/2/1"):
+        group.update(batch)
+    group.update(make_batch(step=8))  # nobody waits for anybody
+
+
+def rows_of(batch: Any) -> list[Row]:
+    return make_rows(batch.trajectories)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 8])
+def test_rows_are_dealt_whole_even_in_tokens_and_with_their_group(size: int) -> None:
+    rows = rows_of(make_batch(groups=32, generations=8))
+    dealt = shares(rows, range(len(rows)), size)
+    assert sorted(i for share in dealt for i in share) == list(range(len(rows)))
+    assert all(len({i // 8 for i in share if i // 8 == g}) <= 1 for share in dealt for g in range(32))
+    loads = [sum(len(rows[i].rest) for i in share) for share in dealt]
+    assert max(loads) <= 1.15 * sum(loads) / size
+    alone = [len(share) for share in shares(rows, range(8), size)]  # one group: it has to be divided
+    assert max(alone) - min(alone) <= 1
+
+
+@pytest.mark.parametrize("chosen", [range(64), range(1), range(0)])
+def test_all_learners_make_equally_many_passes_and_each_row_counts_once(chosen: range) -> None:
+    rows, seats = rows_of(make_batch(groups=8, generations=8)), [Ranks() for _ in range(4)]
+    for rank, seat in enumerate(seats):
+        seat.rank, seat.size = rank, 4
+    passes = [seat.passes(rows, chosen, 60) for seat in seats]
+    assert len({len(each) for each in passes}) == 1
+    assert sorted(i for each in passes for part, counts in each if counts for i in part) == list(chosen)
+
+
+def test_a_learner_that_hangs_or_dies_is_named_and_nothing_is_left(
+    group: ProbedGroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    os.kill(group.pids[1], signal.SIGSTOP)
+    with monkeypatch.context() as patch:
+        patch.setattr(group_module, "CALL_SECONDS", 0.5)
+        patch.setattr(group_module, "BLAME_SECONDS", 0.5)
+        with pytest.raises(UserError, match=r"Learner 0 of 2 did not finish update within"):
+            group.update(make_batch(step=1))
+    group.failure = None  # the same call goes on now
+    killer = threading.Timer(1.0, os.kill, (group.pids[1], signal.SIGKILL))
+    killer.start()
+    start = time.monotonic()
+    with pytest.raises(UserError, match=r"Learner 1 of 2 died during update; the last .* update of step 1\."):
+        group.update(make_batch(step=2))
+    with pytest.raises(UserError, match=r"Learner 1 of 2 died during update"):
+        group.state_dict()
+    assert time.monotonic() - start < 30
+    group.close()
+    deadline = time.monotonic() + 20
+    while any(psutil.pid_exists(pid) for pid in group.pids):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
