@@ -266,7 +266,7 @@ def _load_model(path: str) -> PreTrainedModel:
         ) from error
 
 
-def make_optimizer(parameters: list[torch.nn.Parameter], config: Config, learning_rate: float) -> torch.optim.Optimizer:
+def make_optimizer(parameters: Iterable[Any], config: Config, learning_rate: float) -> torch.optim.Optimizer:
     options = {"fused": True, **config.trainer.optimizer_kwargs}
     try:
         return torch.optim.AdamW(parameters, lr=learning_rate, **options)
