@@ -8,7 +8,7 @@ because the normaliser of every loss already spans the whole mini-batch.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
