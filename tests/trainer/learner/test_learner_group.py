@@ -48,9 +48,6 @@ class Probe(LearnerProcess):
     def gradient(self, batch: Any, old: list[torch.Tensor]) -> torch.Tensor:
         return gradient(self.algorithm, batch, old)
 
-    def buffer_of(self) -> Any:
-        return self.buffer and (self.buffer.path, self.buffer.layout)
-
     def types(self) -> set[str]:
         return {type(each.data).__name__ for each in self.learner.model.parameters()}
 
@@ -149,7 +146,7 @@ def test_updates_and_checkpoints_are_those_of_one_learner(group: ProbedGroup, tm
         assert all(torch.allclose(ours[name], theirs[name], rtol=0, atol=1e-5) for name in ours)
         torch.testing.assert_close(group.token_logprobs([1, 2, 3]), alone.learner.token_logprobs([1, 2, 3]))
 
-    group.buffer = group_module.FlatBuffer(*group._everywhere("buffer_of")[0])
+    group.share_weights().unlink()
     update(1)
     update(2, groups=1, generations=3)
     agree()
