@@ -79,3 +79,15 @@ def test_the_transformers_engine_trains_too(clone: Path, tmp_path: Path) -> None
     assert code == 0, output
     assert all(row["sync/max_logprob_diff"] < 5e-4 for row in metrics(folder))
     assert_nothing_left(folder)
+
+
+def test_two_learners_train_over_gloo(clone: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    settings = {"trainer__placement__policy_num_nodes": 2, "trainer__max_steps": 2, "trainer__eval_before_train": False}
+    code, output = Run(folder, trainer__policy__model__path=clone, **settings).finish()
+    assert code == 0, output
+    rows = metrics(folder)
+    assert [row["step"] for row in rows] == [0, 1, 2]
+    assert all(row["sync/max_logprob_diff"] < 5e-4 for row in rows)
+    assert all(row["grad_norm"] > 0 and row["kl/engine_learner"] < 1e-3 for row in rows[1:])
+    assert_nothing_left(folder)

@@ -16,6 +16,7 @@ import pytest
 import ray
 import torch
 from tiny_models import make_batch, make_config, save_model
+from torch.distributed.tensor import DTensor
 
 from skyrl_trainer.errors import UserError
 from skyrl_trainer.learner import group as group_module
@@ -35,23 +36,8 @@ def load_double(path: str) -> Any:
 
 
 class Probe(LearnerProcess):
-    """Can be given another configuration, and looked into."""
-
-    def prepare(self, config: Any, double: bool) -> None:
-        self.config = config
-        learner_module._load_model = load_double if double else LOAD_MODEL
-
-    def move_reference(self) -> None:
-        move_reference(self.algorithm)
-
-    def gradient(self, batch: Any, old: list[torch.Tensor]) -> torch.Tensor:
-        return gradient(self.algorithm, batch, old)
-
-    def buffer_of(self) -> Any:
-        return self.buffer and (self.buffer.path, self.buffer.layout)
-
-    def types(self) -> set[str]:
-        return {type(each.data).__name__ for each in self.learner.model.parameters()}
+    def do(self, function: Any, *arguments: Any) -> Any:
+        return function(self, *arguments)
 
 
 class ProbedGroup(LearnerGroup):
@@ -103,7 +89,13 @@ def group(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProbedGroup]:
 
 
 def load(group: ProbedGroup, config: Any, path: str, double: bool = False) -> None:
-    group._everywhere("prepare", config, double)
+    """The same processes with another policy and configuration."""
+
+    def prepare(process: Probe) -> None:
+        process.config = config
+        learner_module._load_model = load_double if double else LOAD_MODEL
+
+    group._everywhere("do", prepare)
     group._everywhere("load", path, 10)
 
 
@@ -123,10 +115,11 @@ def test_the_gradient_does_not_depend_on_the_number_of_learners(
     alone = one(config, path)
     move_reference(alone)
     load(group, config, path, double)
-    group._everywhere("move_reference")
-    assert group._everywhere("types") == [{"DTensor"}] * 2
+    group._everywhere("do", lambda process: move_reference(process.algorithm))
+    types = group._everywhere("do", lambda process: {type(each.data) for each in process.learner.parameters})
+    assert types == [{DTensor}] * 2
     expected = gradient(alone, batch, old)
-    for actual in group._everywhere("gradient", batch, old):
+    for actual in group._everywhere("do", lambda process: gradient(process.algorithm, batch, old)):
         assert (actual - expected).norm() <= tolerance * expected.norm()
 
 
@@ -158,7 +151,7 @@ def test_updates_and_checkpoints_are_those_of_one_learner(
         assert all(torch.allclose(ours[name], theirs[name], rtol=0, atol=1e-5) for name in ours)
         torch.testing.assert_close(group.token_logprobs([1, 2, 3]), alone.learner.token_logprobs([1, 2, 3]))
 
-    group.buffer = group_module.FlatBuffer(*group._everywhere("buffer_of")[0])
+    group.share_weights().unlink()
     update(1)
     update(2, groups=1, generations=3)
     agree()
@@ -188,16 +181,16 @@ def test_a_loss_that_is_not_finite_on_one_learner_stops_all_with_its_name(group:
     group.update(make_batch(step=8))  # nobody waits for anybody
 
 
-def rows_of(batch: Any) -> list[Row]:
-    return make_rows(batch.trajectories)
+def rows_of(groups: int, generations: int) -> list[Row]:
+    return make_rows(make_batch(groups=groups, generations=generations).trajectories)
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 8])
 def test_rows_are_dealt_whole_even_in_tokens_and_with_their_group(size: int) -> None:
-    rows = rows_of(make_batch(groups=32, generations=8))
+    rows = rows_of(32, 8)
     dealt = shares(rows, range(len(rows)), size)
     assert sorted(i for share in dealt for i in share) == list(range(len(rows)))
-    assert all(len({i // 8 for i in share if i // 8 == g}) <= 1 for share in dealt for g in range(32))
+    assert all(len({k for k, share in enumerate(dealt) if i in share or i + 7 in share}) == 1 for i in range(0, 256, 8))
     loads = [sum(len(rows[i].rest) for i in share) for share in dealt]
     assert max(loads) <= 1.15 * sum(loads) / size
     alone = [len(share) for share in shares(rows, range(8), size)]  # one group: it has to be divided
@@ -206,7 +199,7 @@ def test_rows_are_dealt_whole_even_in_tokens_and_with_their_group(size: int) -> 
 
 @pytest.mark.parametrize("chosen", [range(64), range(1), range(0)])
 def test_all_learners_make_equally_many_passes_and_each_row_counts_once(chosen: range) -> None:
-    rows, seats = rows_of(make_batch(groups=8, generations=8)), [Ranks() for _ in range(4)]
+    rows, seats = rows_of(8, 8), [Ranks() for _ in range(4)]
     for rank, seat in enumerate(seats):
         seat.rank, seat.size = rank, 4
     passes = [seat.passes(rows, chosen, 60) for seat in seats]
@@ -223,11 +216,11 @@ def test_a_learner_that_hangs_or_dies_is_named_and_nothing_is_left(
         patch.setattr(group_module, "BLAME_SECONDS", 0.5)
         with pytest.raises(UserError, match=r"Learner 0 of 2 did not finish update within"):
             group.update(make_batch(step=1))
-    group.failure = None  # the same call goes on now
+    group.failure = None
     killer = threading.Timer(1.0, os.kill, (group.pids[1], signal.SIGKILL))
     killer.start()
     start = time.monotonic()
-    with pytest.raises(UserError, match=r"Learner 1 of 2 died during update; the last .* update of step 1\."):
+    with pytest.raises(UserError, match=r"Learner 1 of 2 died during update; the last .* update of step \d\."):
         group.update(make_batch(step=2))
     with pytest.raises(UserError, match=r"Learner 1 of 2 died during update"):
         group.state_dict()

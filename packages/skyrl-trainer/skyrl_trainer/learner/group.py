@@ -19,6 +19,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from torch.distributed import TCPStore
 from transformers import AutoTokenizer
 
+from skyrl_trainer.allocator import INTERVAL, return_free_memory
 from skyrl_trainer.config import Config
 from skyrl_trainer.engine.weights import FlatBuffer
 from skyrl_trainer.errors import UserError
@@ -46,24 +47,30 @@ class LearnerProcess:
         device = "cuda" if config.trainer.placement.policy_num_gpus_per_node else "cpu"
         self.ranks = Ranks(rank, size, TCPStore(address, port), device)
 
-    def load(self, weights: str, total_optimizer_steps: int) -> tuple[int, Any]:
-        """The process id, and from rank 0 path and layout of a buffer for the weights."""
+    def load(self, weights: str, total_optimizer_steps: int) -> int:
+        """Returns the process id."""
         self.algorithm = trainer_class(self.config.trainer.algorithm.name)(self.config)
         self.learner = Learner(self.config, weights, total_optimizer_steps, self.ranks)
         reference = Scorer(self.config, weights) if self.algorithm.beta > 0 else None
         if reference is not None:
             self.ranks.shard(reference.model)
         self.algorithm.start(self.learner, reference)
-        self.buffer = FlatBuffer.create(self.learner.named_tensors()) if self.rank == 0 else None
-        return os.getpid(), self.buffer and (self.buffer.path, self.buffer.layout)
+        return os.getpid()
 
-    def update(self, batch: RewardBatch, *others: Any) -> StepMetrics:
+    def update(self, batch: RewardBatch, positional: Any, named: Any) -> StepMetrics:
         print(f"update of step {batch.rollouts.step}", file=sys.stderr, flush=True)
-        return self.algorithm.update(batch, *others)
+        if batch.rollouts.step % INTERVAL == 0:
+            return_free_memory()
+        return self.algorithm.update(batch, *positional, **named)
 
     def call(self, method: str, *arguments: Any) -> Any:
         answer = getattr(self.learner, method)(*arguments)
         return answer if self.rank == 0 else None
+
+    def share_weights(self) -> Any:
+        """Path and layout of the buffer into which `write_weights` writes."""
+        self.buffer = FlatBuffer.create(self.learner.named_tensors()) if self.rank == 0 else None
+        return self.buffer and (self.buffer.path, self.buffer.layout)
 
     def write_weights(self) -> None:
         self._write(self.learner.named_tensors(), self.buffer)
@@ -110,15 +117,13 @@ class LearnerGroup:
         self.store = TCPStore(address, 0, is_master=True, wait_for_workers=False)
         self.actors = [self._start(rank, address) for rank in range(self.size)]
         try:
-            loaded = self._everywhere("load", weights, total_optimizer_steps)
-            self.pids = [pid for pid, _ in loaded]
-            self.buffer = FlatBuffer(*loaded[0][1])
+            self.pids = self._everywhere("load", weights, total_optimizer_steps)
         except BaseException:
             self.close()
             raise
 
-    def update(self, batch: RewardBatch, *others: Any) -> StepMetrics:
-        return self._everywhere("update", ray.put(batch), *others)[0]
+    def update(self, batch: RewardBatch, *others: Any, **named: Any) -> StepMetrics:
+        return self._everywhere("update", ray.put(batch), others, named)[0]
 
     def token_logprobs(self, ids: list[int]) -> torch.Tensor:
         return self._everywhere("call", "token_logprobs", ids)[0]
@@ -126,8 +131,13 @@ class LearnerGroup:
     def save_pretrained(self, folder: Path) -> None:
         self._everywhere("call", "save_pretrained", folder.resolve())
 
+    def share_weights(self) -> FlatBuffer:
+        """The memory in which `named_tensors` will lie; to be unlinked by the caller."""
+        self.buffer = FlatBuffer(*self._everywhere("share_weights")[0])
+        return self.buffer
+
     def named_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """As they lie in `buffer`, once the learners have written them there."""
+        """Once the learners have written them."""
         self._everywhere("write_weights")
         return iter(self.buffer.tensors.items())
 
@@ -149,17 +159,15 @@ class LearnerGroup:
     def close(self) -> None:
         for actor in self.actors:
             ray.kill(actor)
-        if hasattr(self, "buffer"):
-            self.buffer.unlink()
 
     def _start(self, rank: int, address: str) -> Any:
         """On the CPU beside the driver; with GPUs machine by machine, the driver's first."""
         place, here = self.config.trainer.placement, ray.get_runtime_context().get_node_id()
-        gpus, threads = place.policy_num_gpus_per_node, max(1, (os.cpu_count() or 1) // self.size)
+        gpus = place.policy_num_gpus_per_node
         nodes = [here, *sorted(n["NodeID"] for n in ray.nodes() if n["Alive"] and n["NodeID"] != here)]
         if gpus and rank // gpus >= len(nodes):
             raise UserError(f"trainer.placement.policy_num_nodes is more than Ray's {len(nodes)} machines: lower it.")
-        env_vars = {} if gpus else {"OMP_NUM_THREADS": str(threads)}
+        env_vars = {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // self.size))}
         if gpus and place.colocate_all:  # in Ray's books the engines own the GPUs; learners take turns with them
             env_vars["CUDA_VISIBLE_DEVICES"] = str(rank % gpus)
         options = {
@@ -187,12 +195,10 @@ class LearnerGroup:
             raise failure from first
 
     def _explained(self, method: str, errors: list[Exception | None]) -> UserError:
-        """Blames a learner that died, or else one with a sentence of its own, or any other, or one that is late."""
+        """Blames a learner that died, or else one with an error that nobody foresaw, or any, or one that is late."""
         died, late = ray.exceptions.RayActorError, ray.exceptions.GetTimeoutError
-        kinds = [
-            (e is None, isinstance(e, late), not isinstance(e, died), not isinstance(e, UserError)) for e in errors
-        ]
-        rank = kinds.index(min(kinds))
+        order = [(e is None, isinstance(e, late), isinstance(e, UserError), not isinstance(e, died)) for e in errors]
+        rank = order.index(min(order))
         error, who = errors[rank], f"Learner {rank} of {self.size}"
         if isinstance(error, UserError):
             return UserError(str(error))

@@ -6,6 +6,7 @@ The four parts of the loss come from PolicyLoss: a mixin that overrides one or t
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, ClassVar, Self
@@ -52,18 +53,15 @@ class Meter:
         return name in self._sums
 
     def result(self, ranks: Ranks) -> StepMetrics:
-        """The means and maxima over all learners, whatever each of them has seen."""
-        mine = ({name: total.item() for name, total in self._sums.items()}, self._counts, self._maxima)
-        sums: dict[str, float] = {}
-        counts: dict[str, int] = {}
-        maxima: dict[str, list[torch.Tensor]] = {}
-        for its_sums, its_counts, its_maxima in ranks.gather(mine):
-            sums |= {name: sums.get(name, 0.0) + total for name, total in its_sums.items()}
-            counts |= {name: counts.get(name, 0) + count for name, count in its_counts.items()}
-            for name, largest in its_maxima.items():
-                maxima.setdefault(name, []).append(largest.cpu())
-        means = {name: total / max(1, counts[name]) for name, total in sums.items()}
-        return means | {name: torch.stack(largest).max().item() for name, largest in maxima.items()}
+        """Over what all learners have seen."""
+        sums: Counter[str] = Counter()
+        counts: Counter[str] = Counter()
+        maxima: dict[str, float] = {}
+        for meter in ranks.gather(self):
+            sums.update({name: total.item() for name, total in meter._sums.items()})
+            counts.update(meter._counts)
+            maxima |= {name: max(x.item(), maxima.get(name, x.item())) for name, x in meter._maxima.items()}
+        return {name: total / max(1, counts[name]) for name, total in sums.items()} | maxima
 
 
 @register_trainer("grpo")

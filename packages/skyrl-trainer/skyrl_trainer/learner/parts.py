@@ -16,7 +16,6 @@ from skyrl_trainer.algorithms.samplers import UniformSampler
 from skyrl_trainer.allocator import INTERVAL, return_free_memory
 from skyrl_trainer.config import Config
 from skyrl_trainer.data import SampleSource, held_out, load_samples
-from skyrl_trainer.engine.weights import FlatBuffer
 from skyrl_trainer.errors import UserError
 from skyrl_trainer.learner.checkpoint import Checkpoints, check_resumable
 from skyrl_trainer.learner.group import LearnerGroup, num_learners
@@ -109,23 +108,22 @@ class Parts:
         weights = policy.weights()
         self.table.phase("loading the policy")
         updates = trainer.max_steps * trainer.num_iterations * trainer.num_mini_batches
-        buffer = self._start_learner(weights, updates)
+        self._start_learner(weights, updates)
         self.table.phase("waiting for the engines")
         self.session.wait_for_engines()
+        buffer = self.learner.share_weights() if isinstance(self.learner, LearnerGroup) else None
         self.sync = SharedMemorySync(self.session.engines, self.learner.named_tensors, buffer)
         self.stack.callback(self.sync.close)
         self.canary = Canary(self.session.engines, self._canary_prompt(), trainer.sync_tolerance)
 
-    def _start_learner(self, weights: str, updates: int) -> FlatBuffer | None:
-        """One in this process, or a group of them, which then has the buffer of the weights."""
+    def _start_learner(self, weights: str, updates: int) -> None:
+        """One in this process, or several in actors."""
         if num_learners(self.config) > 1:
             self.learner = self.algorithm = group = LearnerGroup(self.config, weights, updates)
             self.stack.callback(group.close)
-            return group.buffer
-        self.learner = learner = Learner(self.config, weights, updates)
-        reference = Scorer(self.config, weights) if self.alone.beta > 0 else None
-        self.alone.start(learner, reference)
-        return None
+        else:
+            self.learner = learner = Learner(self.config, weights, updates)
+            self.alone.start(learner, Scorer(self.config, weights) if self.alone.beta > 0 else None)
 
     def resume(self) -> tuple[int, StepMetrics | None]:
         """The newest step in the weights, and its metrics if they were not written; 0 and {} in a new run."""
