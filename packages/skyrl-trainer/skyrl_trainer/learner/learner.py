@@ -21,11 +21,11 @@ from transformers.trainer_utils import SchedulerType
 
 from skyrl_trainer.config import Config
 from skyrl_trainer.errors import UserError
-from skyrl_trainer.learner import shared_prefix
+from skyrl_trainer.learner import segments as attention
 from skyrl_trainer.learner.batch import Row, collate
 from skyrl_trainer.learner.checkpoint import State, written_aside
 from skyrl_trainer.learner.cpu_linear import use_onednn
-from skyrl_trainer.learner.shared_prefix import Blocks
+from skyrl_trainer.learner.segments import Segments
 from skyrl_trainer.types import TrainingBatch
 
 LOGITS_AT_ONCE = 2**24
@@ -69,18 +69,10 @@ class Scorer:
 
     def hidden(self, batch: TrainingBatch) -> torch.Tensor:
         """What the last layer says where each sampled token is predicted, [N, H]."""
-        width = batch.rest_ids_BT.shape[1]
-        blocks = Blocks.of(batch.prompt_lengths_Q, batch.prompt_B, width)
-        first_B = batch.prompt_lengths_Q[batch.prompt_B]
-        places_QS = torch.arange(blocks.prompt_width, device=self.device).expand(blocks.num_prompts, -1)
-        places_BT = first_B[:, None] + torch.arange(width, device=self.device)
-        ids_P, places_P = (
-            torch.cat([prompts.flatten(), rests.flatten()])
-            for prompts, rests in ((batch.prompt_ids_QS, batch.rest_ids_BT), (places_QS, places_BT))
-        )
+        segments = Segments(batch.lengths_S, batch.prefix_S, self.device)
         with self.accelerator.autocast():
             hidden_1PH = self.model.base_model(
-                ids_P[None], position_ids=places_P[None], use_cache=False, blocks=blocks
+                batch.ids_P[None], position_ids=batch.places_P[None], use_cache=False, segments=segments
             ).last_hidden_state
         return hidden_1PH[0].index_select(0, batch.predictors_N)
 
@@ -245,7 +237,7 @@ class Learner(Scorer):
 
 def _load_model(path: str) -> PreTrainedModel:
     try:
-        return AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, attn_implementation=shared_prefix.NAME)
+        return AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, attn_implementation=attention.NAME)
     except (OSError, ValueError) as error:
         reason = str(error).splitlines()[0]
         raise UserError(
