@@ -37,9 +37,9 @@ SHAPE = {
     "hidden_size": 256,
     "intermediate_size": 768,
     "num_hidden_layers": 6,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 4,
-    "head_dim": 32,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 64,
     "tie_word_embeddings": True,
 }
 
@@ -48,7 +48,7 @@ def lengths(draw: np.random.Generator) -> list[int]:
     """Log-normal, scaled to the mean and cut to the largest, which is there."""
     shape = np.exp(SPREAD * draw.standard_normal(ROWS))
     scale = MEAN / shape.mean()
-    for _ in range(50):  # what the cut takes away is given back to the others
+    for _ in range(100):  # what the cut takes away is given back to the others
         scale *= MEAN / np.clip(scale * shape, PROMPT + 1, LARGEST).mean()
     return [int(n) for n in np.clip(scale * shape, PROMPT + 1, LARGEST).round()]
 

@@ -27,7 +27,7 @@ def test_cut_keeps_the_budget_with_the_longest_first_and_loses_nobody() -> None:
     assert cut(rows, range(7), token_budget=14) == [[3], [1], [6, 0, 2, 4]]
     assert cut(rows, [4, 0], token_budget=1) == [[0], [4]]
     rows[2].token_ids = rows[2].token_ids + 1  # another prompt
-    assert cut(rows, [0, 1, 2], token_budget=17) == [[1, 0, 2]] and cut(rows, [0, 1, 2], 16) == [[1, 0], [2]]
+    assert cut(rows, [0, 1, 2], token_budget=15) == [[1, 0, 2]] and cut(rows, [0, 1, 2], 14) == [[1, 0], [2]]
 
 
 def test_rows_end_at_the_last_sampled_token_and_start_with_a_prompt() -> None:

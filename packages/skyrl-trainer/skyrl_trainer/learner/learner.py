@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ import torch
 from accelerate import Accelerator
 from torch.utils.checkpoint import checkpoint
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, get_scheduler
+from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.trainer_utils import SchedulerType
 
 from skyrl_trainer.config import Config
@@ -56,6 +58,8 @@ class Scorer:
         # Not train(): dropout would put noise in every ratio, and there is no other difference.
         self.model.eval()
         use_onednn(self.model)
+        if config.trainer.gradient_checkpointing:
+            _checkpoint_layers(self.model, model_path)
         self._refuse_other_architectures()
 
     @property
@@ -244,6 +248,15 @@ def _load_model(path: str) -> PreTrainedModel:
             f"trainer.policy.model.path={path!r} could not be loaded as a causal language model ({reason}); give a "
             "Hugging Face folder or name."
         ) from error
+
+
+def _checkpoint_layers(model: PreTrainedModel, path: str) -> None:
+    """Around each layer by hand: transformers' own way does nothing outside train(), where dropout would be on."""
+    layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
+    if not layers:
+        raise UserError(f"{path} ({type(model).__name__}) has no layers for trainer.gradient_checkpointing: set false.")
+    for layer in layers:
+        layer.forward = partial(checkpoint, layer.forward, use_reentrant=False, preserve_rng_state=False)
 
 
 def _make_optimizer(parameters: list[torch.nn.Parameter], config: Config) -> torch.optim.Optimizer:
