@@ -100,7 +100,7 @@ class TrainerConfig(Section):
     num_mini_batches: int = Field(default=1, gt=0)
     """Optimizer steps in one epoch over a rollout."""
     micro_batch_tokens: int = Field(default=16384, gt=0)
-    """Padded tokens in one forward and backward pass; gradients accumulate over a mini-batch."""
+    """Tokens in one forward and backward pass; gradients accumulate over a mini-batch."""
     gradient_checkpointing: bool = False
     """Computes each layer's activations again in the backward pass instead of keeping them."""
     learning_rate: float = Field(default=1e-6, gt=0)

@@ -235,25 +235,25 @@ class AdvantageBatch:
 
 @dataclass(slots=True)
 class TrainingBatch:
-    """A micro-batch, ready for the device: Q distinct prompts, padded to S, and the B trajectories' continuations.
+    """A micro-batch, ready for the device: P tokens in S segments, one after the other, without padding.
 
-    A prompt is what stands before a trajectory's first sampled token; trajectories with the same one share it, so
-    that it goes through the model once. N: the sampled tokens, trajectory by trajectory, in order.
+    A segment is a whole trajectory; where trajectories of the micro-batch begin with the same prompt (what stands
+    before the first sampled token), the prompt is a segment, so that it goes through the model once, and what follows
+    it in each of them is another. N: the sampled tokens, trajectory by trajectory, in order.
 
-    Example: prompt [7, 8] and the answers [5, 2] and [6] have prompt_ids_QS [[7, 8]] and rest_ids_BT [[5], [pad]] (the
-    last token predicts nothing, so it is left out), target_ids_N [5, 2, 6], and predictors_N [1, 2, 1]: both first
-    tokens are predicted at the prompt's last position.
+    Example: prompt [7, 8] and the answers [5, 2] and [6] have ids_P [7, 8, 5] (a last token predicts nothing, so it is
+    left out), places_P [0, 1, 2], lengths_S [2, 1], prefix_S [-1, 0], target_ids_N [5, 2, 6], and predictors_N
+    [1, 2, 1]: both first tokens are predicted at the prompt's last position.
     """
 
-    prompt_ids_QS: torch.Tensor
-    """int64, padded on the right."""
-    prompt_lengths_Q: torch.Tensor
-    prompt_B: torch.Tensor
-    """int64: which prompt a trajectory begins with."""
-    rest_ids_BT: torch.Tensor
-    """int64, padded on the right."""
+    ids_P: torch.Tensor
+    places_P: torch.Tensor
+    """int64: where a token stands in its trajectory."""
+    lengths_S: list[int]
+    prefix_S: list[int]
+    """The number of the segment that this one continues; -1: it begins a trajectory."""
     predictors_N: torch.Tensor
-    """int64: where each sampled token is predicted, counted through the prompts, then the continuations."""
+    """int64: at which of the P tokens each sampled token is predicted."""
     target_ids_N: torch.Tensor
     trajectory_N: torch.Tensor
     """int64: whose token it is: "sequence" in every formula is a trajectory."""

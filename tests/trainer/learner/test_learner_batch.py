@@ -23,7 +23,10 @@ def test_cut_keeps_the_budget_with_the_longest_first_and_loses_nobody() -> None:
     rows = [row(n) for n in (5, 9, 5, 30, 2, 0, 9)]  # the same prompt of one token; the last token is left out
     batches = cut(rows, range(7), token_budget=15)
     assert batches == [[3], [1, 6], [0, 2, 4]]  # 30 is over the budget alone; the empty row is in none
+    assert cut(rows, range(7), token_budget=14) == [[3], [1], [6, 0, 2, 4]]
     assert cut(rows, [4, 0], token_budget=1) == [[0], [4]]
+    rows[2].token_ids = rows[2].token_ids + 1  # another prompt
+    assert cut(rows, [0, 1, 2], token_budget=15) == [[1, 0, 2]] and cut(rows, [0, 1, 2], 14) == [[1, 0], [2]]
 
 
 def test_rows_end_at_the_last_sampled_token_and_start_with_a_prompt() -> None:
@@ -65,11 +68,12 @@ def test_a_prompt_goes_through_the_model_once_however_many_answers_it_has(tmp_pa
     batch = make_batch(groups=3, generations=4)
     rows = make_rows(batch.trajectories)
     together = collate(rows, range(len(rows)), learner.device, learner.dtype)
-    assert together.prompt_ids_QS.shape[0] == 3 and together.rest_ids_BT.shape[0] == 12
+    assert together.prefix_S.count(-1) == 3 and len(together.lengths_S) <= 3 + 12
     seen = []
     learner.model.get_input_embeddings().register_forward_hook(lambda module, ids, out: seen.append(ids[0].numel()))
     learner.logprobs(together)
-    assert seen == [together.prompt_ids_QS.numel() + together.rest_ids_BT.numel()]
+    prompts = {row.prompt.tobytes(): len(row.prompt) for row in rows}
+    assert seen == [sum(prompts.values()) + sum(len(row.rest) for row in rows)]  # and nothing is padded
 
 
 def test_a_trajectory_longer_than_a_sliding_window_is_refused(tmp_path: Path) -> None:

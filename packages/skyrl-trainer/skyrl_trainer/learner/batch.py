@@ -1,13 +1,13 @@
-"""Trajectories -> micro-batches of tensors: sorted by length, cut by a token budget, equal prompts held once.
+"""Trajectories -> micro-batches of tensors: cut by a token budget, equal prompts held once, nothing padded.
 
-Order is a function of the input alone. How a model computes such a micro-batch: learner/shared_prefix.py.
+Order is a function of the input alone. How a model computes such a micro-batch: learner/segments.py.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -97,57 +97,47 @@ def with_end(row: Row) -> Row:
 
 
 def cut(rows: Sequence[Row], indices: Sequence[int], token_budget: int) -> list[list[int]]:
-    """Cuts `indices` of rows into micro-batches of at most `token_budget` padded tokens, longest first.
+    """Cuts `indices` of rows into micro-batches of at most `token_budget` tokens, a shared prompt counted once.
 
-    Continuations of like length stand together, so there is little padding; the longest first, so that memory peaks
-    at once. A row over the budget is a micro-batch by itself; one without a sampled token is in none.
+    Trajectories with the same prompt stand together. The longest come first, so that memory peaks at once. A row over
+    the budget is a micro-batch by itself; one without a sampled token is in none.
     """
-    ordered = sorted((i for i in indices if len(rows[i].token_ids)), key=lambda i: (-len(rows[i].rest), i))
+    groups: dict[bytes, list[int]] = {}
+    for i in sorted((i for i in indices if len(rows[i].token_ids)), key=lambda i: (-len(rows[i].token_ids), i)):
+        groups.setdefault(rows[i].prompt.tobytes(), []).append(i)
     micro_batches: list[list[int]] = []
-    width = 0
-    prompts: dict[bytes, int] = {}
-    for i in ordered:
-        row = rows[i]
-        prompts[row.prompt.tobytes()] = len(row.prompt)
-        tokens = (len(micro_batches[-1]) + 1) * width + len(prompts) * max(prompts.values()) if micro_batches else 0
-        if micro_batches and tokens <= token_budget:
+    used = token_budget
+    for group in groups.values():
+        prompt = len(rows[group[0]].prompt)
+        for i in group:
+            rest = len(rows[i].rest)
+            used += rest if i != group[0] else prompt + rest
+            if used > token_budget or not micro_batches:
+                micro_batches.append([])
+                used = prompt + rest
             micro_batches[-1].append(i)
-        else:
-            micro_batches.append([i])
-            width = max(1, len(row.rest))
-            prompts = {row.prompt.tobytes(): len(row.prompt)}
     return micro_batches
 
 
 def collate(rows: Sequence[Row], indices: Sequence[int], device: torch.device, dtype: torch.dtype) -> TrainingBatch:
     """The chosen rows as tensors on `device`; `trajectory_N` holds their indices. dtype: of all floats."""
     chosen = [rows[i] for i in indices]
-    numbers: dict[bytes, int] = {}
-    prompt_B = [numbers.setdefault(row.prompt.tobytes(), len(numbers)) for row in chosen]
-    prompts = [np.frombuffer(ids, dtype=np.int64) for ids in numbers]
-    prompt_ids_QS = _padded(prompts)
-    rest_ids_BT = _padded([row.rest for row in chosen])
-    predictors = []
-    for b, (row, q) in enumerate(zip(chosen, prompt_B, strict=True)):
-        start = len(row.prompt)
-        before = row.mask[start:].nonzero()[0] - 1 + prompt_ids_QS.size + b * rest_ids_BT.shape[1]
-        before[0] = q * prompt_ids_QS.shape[1] + start - 1
-        predictors.append(before)
+    segments, places_P, predictors = _segments(chosen)
 
     def floats(values: list[np.ndarray]) -> torch.Tensor:
         return torch.from_numpy(np.concatenate(values)).to(device, dtype)
 
-    def ints(values: Any) -> torch.Tensor:
-        return torch.as_tensor(values, dtype=torch.int64, device=device)
+    def ints(values: list[np.ndarray]) -> torch.Tensor:
+        return torch.from_numpy(np.concatenate(values)).to(device)
 
     return TrainingBatch(
-        prompt_ids_QS=ints(prompt_ids_QS),
-        prompt_lengths_Q=ints([len(ids) for ids in prompts]),
-        prompt_B=ints(prompt_B),
-        rest_ids_BT=ints(rest_ids_BT),
-        predictors_N=ints(np.concatenate(predictors)),
-        target_ids_N=ints(np.concatenate([row.token_ids[row.mask] for row in chosen])),
-        trajectory_N=ints(np.repeat(indices, [row.num_sampled for row in chosen])),
+        ids_P=ints([ids for ids, _ in segments]),
+        places_P=ints(places_P),
+        lengths_S=[len(ids) for ids, _ in segments],
+        prefix_S=[prefix for _, prefix in segments],
+        predictors_N=ints(predictors),
+        target_ids_N=ints([row.token_ids[row.mask] for row in chosen]),
+        trajectory_N=ints([np.repeat(np.array(indices, np.int64), [row.num_sampled for row in chosen])]),
         advantages_N=floats([row.advantages[row.mask] for row in chosen]),
         rollout_logprobs_N=floats([row.rollout_logprobs[row.mask] for row in chosen]),
         old_logprobs_N=_joined([row.old_logprobs for row in chosen], device, dtype),
@@ -157,12 +147,34 @@ def collate(rows: Sequence[Row], indices: Sequence[int], device: torch.device, d
     )
 
 
-def _padded(sequences: list[np.ndarray]) -> np.ndarray:
-    """int64, padded on the right with 0, at least one token wide."""
-    padded = np.zeros((len(sequences), max(1, *map(len, sequences))), np.int64)
-    for row, ids in zip(padded, sequences, strict=True):
-        row[: len(ids)] = ids
-    return padded
+def _segments(rows: list[Row]) -> tuple[list[tuple[np.ndarray, int]], list[np.ndarray], list[np.ndarray]]:
+    """Segments as (ids, number of the segment that it continues or -1), the places of their tokens, and, a row an
+    array, where its sampled tokens are predicted. A prompt of one row alone is of one piece with what follows."""
+    keys = [row.prompt.tobytes() for row in rows]
+    times = Counter(keys)
+    prompts: dict[bytes, tuple[int, int]] = {}  # its number and its first token
+    segments: list[tuple[np.ndarray, int]] = []
+    places_P, predictors = [], []
+    end = 0
+
+    def add(ids: np.ndarray, prefix: int = -1, place: int = 0) -> int:
+        nonlocal end
+        segments.append((ids, prefix))
+        places_P.append(np.arange(place, place + len(ids)))
+        end += len(ids)
+        return end - len(ids)
+
+    for row, key in zip(rows, keys, strict=True):
+        sampled = row.mask.nonzero()[0] - 1  # a token is predicted one place before it
+        if times[key] == 1:
+            predictors.append(add(row.token_ids[:-1]) + sampled)
+            continue
+        if key not in prompts:
+            prompts[key] = len(segments), add(row.prompt)
+        number, first = prompts[key]
+        start = add(row.rest, number, len(row.prompt)) if len(row.rest) else end
+        predictors.append(np.append(first + sampled[0], start + sampled[1:] - len(row.prompt)))
+    return segments, places_P, predictors
 
 
 def _joined(logprobs: list[torch.Tensor | None], device: torch.device, dtype: torch.dtype) -> torch.Tensor | None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,16 +18,17 @@ import torch
 from accelerate import Accelerator
 from torch.utils.checkpoint import checkpoint
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, get_scheduler
+from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.trainer_utils import SchedulerType
 
 from skyrl_trainer.config import Config
 from skyrl_trainer.errors import UserError
-from skyrl_trainer.learner import shared_prefix
+from skyrl_trainer.learner import segments as attention
 from skyrl_trainer.learner.batch import Row, collate
 from skyrl_trainer.learner.checkpoint import State, written_aside
 from skyrl_trainer.learner.cpu_linear import use_onednn
 from skyrl_trainer.learner.ranks import Ranks, reshard, whole
-from skyrl_trainer.learner.shared_prefix import Blocks
+from skyrl_trainer.learner.segments import Segments
 from skyrl_trainer.types import TrainingBatch
 
 LOGITS_AT_ONCE = 2**24
@@ -57,6 +59,8 @@ class Scorer:
         # Not train(): dropout would put noise in every ratio, and there is no other difference.
         self.model.eval()
         use_onednn(self.model)
+        if config.trainer.gradient_checkpointing:
+            _checkpoint_layers(self.model, model_path)
         self._refuse_other_architectures()
 
     @property
@@ -70,18 +74,10 @@ class Scorer:
 
     def hidden(self, batch: TrainingBatch) -> torch.Tensor:
         """What the last layer says where each sampled token is predicted, [N, H]."""
-        width = batch.rest_ids_BT.shape[1]
-        blocks = Blocks.of(batch.prompt_lengths_Q, batch.prompt_B, width)
-        first_B = batch.prompt_lengths_Q[batch.prompt_B]
-        places_QS = torch.arange(blocks.prompt_width, device=self.device).expand(blocks.num_prompts, -1)
-        places_BT = first_B[:, None] + torch.arange(width, device=self.device)
-        ids_P, places_P = (
-            torch.cat([prompts.flatten(), rests.flatten()])
-            for prompts, rests in ((batch.prompt_ids_QS, batch.rest_ids_BT), (places_QS, places_BT))
-        )
+        segments = Segments(batch.lengths_S, batch.prefix_S, self.device)
         with self.accelerator.autocast():
             hidden_1PH = self.model.base_model(
-                ids_P[None], position_ids=places_P[None], use_cache=False, blocks=blocks
+                batch.ids_P[None], position_ids=batch.places_P[None], use_cache=False, segments=segments
             ).last_hidden_state
         return hidden_1PH[0].index_select(0, batch.predictors_N)
 
@@ -257,13 +253,22 @@ class Learner(Scorer):
 
 def _load_model(path: str) -> PreTrainedModel:
     try:
-        return AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, attn_implementation=shared_prefix.NAME)
+        return AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, attn_implementation=attention.NAME)
     except (OSError, ValueError) as error:
         reason = str(error).splitlines()[0]
         raise UserError(
             f"trainer.policy.model.path={path!r} could not be loaded as a causal language model ({reason}); give a "
             "Hugging Face folder or name."
         ) from error
+
+
+def _checkpoint_layers(model: PreTrainedModel, path: str) -> None:
+    """Around each layer by hand: transformers' own way does nothing outside train(), where dropout would be on."""
+    layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
+    if not layers:
+        raise UserError(f"{path} ({type(model).__name__}) has no layers for trainer.gradient_checkpointing: set false.")
+    for layer in layers:
+        layer.forward = partial(checkpoint, layer.forward, use_reentrant=False, preserve_rng_state=False)
 
 
 def make_optimizer(parameters: Iterable[Any], config: Config, learning_rate: float) -> torch.optim.Optimizer:

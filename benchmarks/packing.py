@@ -1,0 +1,118 @@
+"""Micro-batches without padding: useful tokens per CPU-second, forward and backward, on one thread.
+
+    python benchmarks/packing.py [--rounds 7]
+
+A Qwen3 of hidden size 256 and 6 layers (vocabulary 512, float32) on 64 rows of log-normal lengths, mean 219, largest
+866: a prompt of 4 tokens, each row its own, and sampled tokens. Three ways, in turn, medians:
+- packed: the learner's, cut by 8192 tokens;
+- padded: rows at random in batches of 8, padded to the longest, through transformers' own sdpa attention and mask;
+- full: the learner's on as many rows that all have the mean length.
+All take their linear layers through oneDNN and give the log-probability of every sampled token. The last line is one
+JSON object: `useful_ratio` (packed over padded), `of_full_rows` (packed over full), tokens/s each way.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import torch
+from tokenizers import Tokenizer, models
+from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+
+from skyrl_trainer.config import Config
+from skyrl_trainer.learner.batch import Row, collate, cut
+from skyrl_trainer.learner.cpu_linear import use_onednn
+from skyrl_trainer.learner.learner import Learner
+
+MEAN, LARGEST, SPREAD, ROWS, PROMPT, VOCABULARY = 219, 866, 0.8, 64, 4, 512
+SHAPE = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 256,
+    "intermediate_size": 768,
+    "num_hidden_layers": 6,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 64,
+    "tie_word_embeddings": True,
+}
+
+
+def lengths(draw: np.random.Generator) -> list[int]:
+    """Log-normal, scaled to the mean and cut to the largest, which is there."""
+    shape = np.exp(SPREAD * draw.standard_normal(ROWS))
+    scale = MEAN / shape.mean()
+    for _ in range(100):  # what the cut takes away is given back to the others
+        scale *= MEAN / np.clip(scale * shape, PROMPT + 1, LARGEST).mean()
+    return [int(n) for n in np.clip(scale * shape, PROMPT + 1, LARGEST).round()]
+
+
+def make_rows(sizes: list[int], draw: np.random.Generator) -> list[Row]:
+    return [
+        Row(str(i), draw.integers(0, VOCABULARY, n), np.arange(n) >= PROMPT, np.ones(n), np.zeros(n))
+        for i, n in enumerate(sizes)
+    ]
+
+
+def packed(learner: Learner, rows: list[Row]) -> None:
+    for indices in cut(rows, range(len(rows)), 8192):
+        logprobs_N, _ = learner.logprobs(collate(rows, indices, learner.device, learner.dtype))
+        learner.backward(-logprobs_N.sum())
+    learner.clear_gradients()
+
+
+def padded(model: torch.nn.Module, rows: list[Row], order: np.ndarray) -> None:
+    for start in range(0, len(rows), 8):
+        chosen = [torch.from_numpy(rows[i].token_ids) for i in order[start : start + 8]]
+        ids_BT = torch.nn.utils.rnn.pad_sequence(chosen, batch_first=True)
+        real_BT = torch.arange(ids_BT.shape[1]) < torch.tensor([len(ids) for ids in chosen])[:, None]
+        logits_BTV = model(ids_BT, attention_mask=real_BT.long(), use_cache=False).logits[:, :-1]
+        logprobs_BT = logits_BTV.log_softmax(-1).gather(-1, ids_BT[:, 1:, None])[..., 0]
+        (-logprobs_BT[real_BT[:, 1:]].sum()).backward()
+    model.zero_grad()
+
+
+def seconds(work: Callable[[], None]) -> float:
+    start = time.process_time()
+    work()
+    return time.process_time() - start
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=7)
+    rounds = parser.parse_args().rounds
+    torch.set_num_threads(1)
+    draw = np.random.default_rng(0)
+    ragged, full = make_rows(lengths(draw), draw), make_rows([MEAN] * ROWS, draw)
+    with tempfile.TemporaryDirectory() as folder:
+        Qwen3ForCausalLM(Qwen3Config(**SHAPE)).save_pretrained(folder)
+        words = Tokenizer(models.WordLevel({"w": 0}, unk_token="w"))
+        PreTrainedTokenizerFast(tokenizer_object=words).save_pretrained(Path(folder))
+        learner = Learner(Config(), folder, 1)
+        plain = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="sdpa").eval()
+    use_onednn(plain)
+    order = draw.permutation(ROWS)
+    ways = {
+        "packed": (ragged, lambda: packed(learner, ragged)),
+        "padded": (ragged, lambda: padded(plain, ragged, order)),
+        "full": (full, lambda: packed(learner, full)),
+    }
+    times: dict[str, list[float]] = {name: [] for name in ways}
+    for _ in range(rounds):
+        for name, (_rows, work) in ways.items():
+            times[name].append(seconds(work))
+    rate = {n: sum(len(r.token_ids) for r in rows) / statistics.median(times[n]) for n, (rows, _) in ways.items()}
+    ratios = {"useful_ratio": rate["packed"] / rate["padded"], "of_full_rows": rate["packed"] / rate["full"]}
+    shape = {"mean": np.mean([len(r.token_ids) for r in ragged]), "largest": max(len(r.token_ids) for r in ragged)}
+    print(json.dumps(ratios | {f"{name}_tokens_per_cpu_second": value for name, value in rate.items()} | shape))
+
+
+if __name__ == "__main__":
+    main()

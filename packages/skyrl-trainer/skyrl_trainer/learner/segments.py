@@ -1,0 +1,144 @@
+"""Attention over a micro-batch of segments that stand one after the other without padding.
+
+All layers but attention work token by token and need not know. A segment's tokens see the segment that it continues
+(a prompt that several trajectories share, computed once) and what stands before them in it: exactly what each
+trajectory alone would have seen. On a GPU, in half precision, that is one call of torch's variable-length attention.
+Elsewhere segments of like length form blocks, padded only a little and inside attention only: a call a segment would
+cost more than it computes, and a mask over all tokens would compute what nobody sees.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from functools import cached_property, partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch.nn.attention.varlen import varlen_attn
+from torch.nn.functional import embedding, scaled_dot_product_attention
+from transformers import AttentionInterface
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+from skyrl_trainer.errors import UserError
+
+NAME = "segments"  # `attn_implementation` of a model to be called with `segments`; without them it is plain and causal
+_CAUSAL: dict[str, Any] = {"window_size": (-1, 0)}
+if "enable_gqa" in inspect.signature(varlen_attn).parameters:  # torch 2.11 takes fewer key heads without being told
+    _CAUSAL["enable_gqa"] = True
+# A block may compute this share more (query, key) pairs than are read, and so many that a call of its own costs.
+_PADDING, _CALL = 0.25, 2**14
+
+
+class Segments:
+    """How the P tokens of a micro-batch divide into S segments.
+
+    Example: the prompt [7, 8] and its continuations [5, 2] and [6] are lengths_S [2, 2, 1] and prefix_S [-1, 0, 0]; the
+    last token sees [7, 8, 6]. Prefix -1: the segment sees itself alone.
+    """
+
+    def __init__(self, lengths_S: Sequence[int], prefix_S: Sequence[int], device: torch.device) -> None:
+        self._tensor = partial(torch.as_tensor, device=device)
+        self.lengths_S, numbers_S = np.array(lengths_S, dtype=np.int64), np.array(prefix_S, dtype=np.int64)
+        self.starts_S = self.lengths_S.cumsum() - self.lengths_S
+        self.before_S = np.where(numbers_S < 0, 0, self.lengths_S[numbers_S])  # as long as what it continues
+        self.before_starts_S = self.starts_S[numbers_S]
+        self.longest = int((self.lengths_S + self.before_S).max())
+
+    def ragged_attention(self, heads_PHD: list[torch.Tensor], scaling: float | None) -> torch.Tensor:
+        """[P, H, D] of query, key, value to [P, H, D]; half precision on a GPU. Queries stand at their keys' end."""
+        query, key, value = heads_PHD
+        keys, sizes = self._ragged
+        if keys is not None:  # the gradient of an embedding sums in float32, in a fixed order; an index's does not
+            key, value = (embedding(keys, x.flatten(1)).unflatten(1, x.shape[1:]) for x in (key, value))
+        out_PHD = varlen_attn(query, key, value, **sizes, scale=scaling, **_CAUSAL)
+        assert isinstance(out_PHD, torch.Tensor)  # a tuple is for those who ask for more
+        return out_PHD
+
+    @cached_property
+    def _ragged(self) -> tuple[torch.Tensor | None, dict[str, Any]]:
+        """Which token is which key, all segments' one after the other (None: each its own); how they divide."""
+        counts = self.lengths_S, self.lengths_S + self.before_S
+        q, k = (self._tensor(np.append(0, count_S.cumsum())).int() for count_S in counts)
+        sizes = {"cu_seq_q": q, "cu_seq_k": k, "max_q": int(self.lengths_S.max()), "max_k": self.longest}
+        spans = zip(self.before_starts_S, self.before_S, self.starts_S, self.lengths_S, strict=True)
+        keys = np.concatenate([np.r_[first : first + n, start : start + own] for first, n, start, own in spans])
+        return self._tensor(keys) if self.before_S.any() else None, sizes
+
+    def padded_attention(self, heads_PHD: list[torch.Tensor], scaling: float | None) -> torch.Tensor:
+        """The same, block by block."""
+        visible, tokens, places_P = self._padded
+        blocks = []
+        for x_PHD, which in zip(heads_PHD, (0, 1, 1), strict=True):  # one gather for all blocks: one sum of gradients
+            rows = x_PHD.index_select(0, torch.cat([block[which].flatten() for block in tokens]))
+            parts = rows.split([block[which].numel() for block in tokens])
+            blocks.append([p.unflatten(0, b[which].shape).transpose(1, 2) for p, b in zip(parts, tokens, strict=True)])
+        outs_BHTD = [
+            scaled_dot_product_attention(q, k, v, mask, is_causal=mask is None, scale=scaling, enable_gqa=True)
+            for q, k, v, mask in zip(*blocks, visible, strict=True)
+        ]
+        return torch.cat([out.transpose(1, 2).flatten(0, 1) for out in outs_BHTD]).index_select(0, places_P)
+
+    @cached_property
+    def _padded(self) -> tuple[list[torch.Tensor | None], list[tuple[torch.Tensor, torch.Tensor]], torch.Tensor]:
+        """A block: which key a query sees (bool [B, 1, T, K]; None: those before it), and which tokens are its queries
+        [B, T] and keys [B, K], padded with any. Last, where among all blocks' queries each token stands, [P]."""
+        visible: list[torch.Tensor | None] = []
+        tokens, places_P, end = [], np.empty(self.lengths_S.sum(), np.int64), 0
+        for chosen_B in self._alike():
+            own_B, before_B = self.lengths_S[chosen_B, None], self.before_S[chosen_B, None]
+            t_T, r_R = np.arange(own_B.max()), np.arange(before_B.max())
+            own_BT = self.starts_S[chosen_B, None] + np.minimum(t_T, own_B - 1)
+            before_BR = self.before_starts_S[chosen_B, None] + np.minimum(r_R, before_B - 1)
+            places_P[own_BT[t_T < own_B]] = end + (t_T < own_B).ravel().nonzero()[0]
+            end += own_BT.size
+            tokens.append((self._tensor(own_BT), self._tensor(np.concatenate([before_BR, own_BT], axis=1))))
+            key_K = np.append(r_R - len(r_R), t_T)
+            seen_BTK = np.where(key_K < 0, key_K + len(r_R) < before_B[:, None], key_K <= t_T[:, None])
+            visible.append(self._tensor(seen_BTK)[:, None] if len(r_R) else None)
+        return visible, tokens, self._tensor(places_P)
+
+    def _alike(self) -> list[np.ndarray]:
+        """The segments' numbers by length, cut where padding would cost more than another call."""
+        order = np.lexsort((-self.before_S, -self.lengths_S, self.before_S > 0))
+        pairs_S = self.lengths_S * (self.lengths_S + self.before_S)
+        cuts, read, before = [0], 0, 0
+        for i, s in enumerate(order):
+            first = order[cuts[-1]]
+            read, before = read + pairs_S[s], max(before, self.before_S[s])
+            computed = (i + 1 - cuts[-1]) * self.lengths_S[first] * (self.lengths_S[first] + before)
+            if (self.before_S[s] > 0) != (self.before_S[first] > 0) or computed > read * (1 + _PADDING) + _CALL:
+                cuts.append(i)
+                read, before = pairs_S[s], self.before_S[s]
+        return np.split(order, cuts[1:])
+
+
+def attention(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    segments: Segments | None = None,
+    scaling: float | None = None,
+    **kwargs: Any,
+) -> tuple[torch.Tensor, None]:
+    """What transformers calls in every layer: heads [1, H, P, D] in, [1, P, H, D] out."""
+    if segments is None:
+        return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **kwargs)
+    window = kwargs.get("sliding_window")
+    if window is not None and segments.longest > window:
+        raise UserError(
+            f"A trajectory of up to {segments.longest} tokens is longer than the model's sliding window of {window}, "
+            f"which this learner does not compute: lower generator.max_model_len to {window}."
+        )
+    device, width = query.device.type, query.shape[-1]
+    dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else query.dtype
+    heads_PHD = [heads[0].transpose(0, 1).to(dtype) for heads in (query, key, value)]
+    ragged = device == "cuda" and dtype in (torch.bfloat16, torch.float16) and width <= 256 and width % 8 == 0
+    attend = segments.ragged_attention if ragged else segments.padded_attention
+    return attend(heads_PHD, scaling)[None], None
+
+
+AttentionInterface.register(NAME, attention)
