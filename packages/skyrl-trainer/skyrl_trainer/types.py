@@ -9,7 +9,8 @@ Shape suffixes used across the project: B sequences of a batch, T tokens of a se
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Collection
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
@@ -52,6 +53,8 @@ class PromptBatch:
     step: int
     samples: list[Sample]
     num_generations: int
+    offset: int = 0
+    """The number of the first sample: a second draw of a step goes on where the first ended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,6 +166,10 @@ class Trajectory:
     stop_reason: StopReason = StopReason.TERMINATED
     error: str | None = None
     metrics: dict[str, float] = field(default_factory=dict)
+    prompt: list[dict[str, str]] = field(default_factory=list)
+    """The messages before the first turn: the env's instructions (if any) and its first observation."""
+    scores: dict[str, float | None] = field(default_factory=dict)
+    """What each reward function gave, without its weight; None where it does not apply."""
 
     @property
     def total_reward(self) -> float:
@@ -219,6 +226,17 @@ class RewardBatch:
     rewards: list[list[float]]
     """Per trajectory, per turn."""
     parts: list[dict[str, float]]
+
+    def of_groups(self, numbers: Collection[int]) -> RewardBatch:
+        """Only the trajectories of these samples."""
+        kept = [i for i, number in enumerate(self.group_index) if number in numbers]
+        return replace(
+            self,
+            trajectories=[self.trajectories[i] for i in kept],
+            group_index=[self.group_index[i] for i in kept],
+            rewards=[self.rewards[i] for i in kept],
+            parts=[self.parts[i] for i in kept],
+        )
 
 
 @dataclass(slots=True)

@@ -46,7 +46,7 @@ def test_the_state_is_json_and_continues_exactly() -> None:
     resumed = UniformSampler(source(10), seed=3)
     resumed.load_state_dict(state)
     assert resumed.next_tasks(9) == expected
-    assert resumed.accept([])
+    assert resumed.accept([], [])
 
 
 def test_other_data_and_no_data_are_refused() -> None:
