@@ -1,3 +1,4 @@
+# ruff: noqa: F401
 """All that a plug-in file needs, in one import: docs/plug-ins.md has an example of each kind."""
 
 from skyrl_trainer.algorithms.advantages import by_group, register_estimator, spread_over_tokens, trajectory_returns
@@ -12,25 +13,3 @@ from skyrl_trainer.algorithms.samplers import DynamicSampler, UniformSampler, re
 from skyrl_trainer.algorithms.sapo import SAPOLossMixin
 from skyrl_trainer.learner.grpo import GRPOTrainer
 from skyrl_trainer.learner.trainers import register_trainer
-
-__all__ = [
-    "CISPOLossMixin",
-    "DAPOLossMixin",
-    "DrGRPOLossMixin",
-    "DualClipLossMixin",
-    "DynamicSampler",
-    "GRPOTrainer",
-    "GSPOLossMixin",
-    "GSPOTokenLossMixin",
-    "LossOptions",
-    "PolicyLoss",
-    "SAPOLossMixin",
-    "UniformSampler",
-    "by_group",
-    "register_estimator",
-    "register_reward",
-    "register_sampler",
-    "register_trainer",
-    "spread_over_tokens",
-    "trajectory_returns",
-]

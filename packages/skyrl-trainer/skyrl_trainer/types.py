@@ -9,8 +9,7 @@ Shape suffixes used across the project: B sequences of a batch, T tokens of a se
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
@@ -220,23 +219,12 @@ class RewardBatch:
 
     rollouts: RolloutBatch
     trajectories: list[Trajectory]
-    """Those that did not fail, in order."""
+    """Those of accepted groups that did not fail, in order."""
     group_index: list[int]
     """Which sample each of them belongs to."""
     rewards: list[list[float]]
     """Per trajectory, per turn."""
     parts: list[dict[str, float]]
-
-    def of_groups(self, numbers: Collection[int]) -> RewardBatch:
-        """Only the trajectories of these samples."""
-        kept = [i for i, number in enumerate(self.group_index) if number in numbers]
-        return replace(
-            self,
-            trajectories=[self.trajectories[i] for i in kept],
-            group_index=[self.group_index[i] for i in kept],
-            rewards=[self.rewards[i] for i in kept],
-            parts=[self.parts[i] for i in kept],
-        )
 
 
 @dataclass(slots=True)

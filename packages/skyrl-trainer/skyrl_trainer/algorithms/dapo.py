@@ -8,7 +8,8 @@ soft penalty on the last `overlong_cache` tokens of the budget is off by default
 nothing for other lengths; a fifth of the budget is its share. The paper has no KL: leave `beta` at 0.
 
 As TRL 1.16's loss_type "dapo", whose normaliser spans its generation batch; ours spans the mini-batch of an optimizer
-step. TRL has neither dynamic sampling nor the penalty; its filter is `mask_truncated_completions`, off by default.
+step. TRL has no dynamic sampling; its filter is `mask_truncated_completions`, off by default, and its penalty the
+reward function `get_soft_overlong_punishment`.
 """
 
 from pydantic import Field

@@ -14,19 +14,17 @@ from __future__ import annotations
 import asyncio
 import inspect
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from numbers import Real
 from typing import Any
 
 from skyrl_trainer.algorithms.overlong import soft_penalty, token_budget, without_sampled_tokens
-from skyrl_trainer.algorithms.registry import Registry, cause
+from skyrl_trainer.algorithms.registry import Registry
 from skyrl_trainer.config import Config
 from skyrl_trainer.errors import UserError
 from skyrl_trainer.protocols import RewardFunction
 from skyrl_trainer.types import RewardBatch, RolloutBatch, StepMetrics, StopReason, Trajectory
-
-TAKEN = ("env", "mean", "total")
-"""`env` is the env's own weight; `reward/mean` and `reward/total` are metrics."""
+from skyrl_trainer.user_file import cause
 
 _REWARDS: Registry[RewardFunction] = Registry("trainer.algorithm.reward_funcs")
 reward_function = _REWARDS.get
@@ -34,7 +32,7 @@ reward_function = _REWARDS.get
 
 def register_reward(name: str) -> Callable[[RewardFunction], RewardFunction]:
     """A decorator for a reward function; a later registration of the same name replaces the earlier one."""
-    if name in TAKEN:
+    if name in ("env", "mean", "total"):  # the env's own weight, and two metrics
         raise UserError(f"A reward function cannot be called {name!r}, which means something else; rename it.")
     return _REWARDS.register(name)
 
@@ -61,45 +59,46 @@ class Rewards:
             todo = [t for t in trajectories if not t.stop_reason.failed and name not in t.scores]
             if todo:
                 asked = True
-                for trajectory, score in zip(todo, _call(name, function, todo), strict=True):
+                for trajectory, score in zip(todo, call(name, function, todo), strict=True):
                     trajectory.scores[name] = score
         return asked
 
-    def batch(self, rollouts: RolloutBatch) -> RewardBatch:
-        """Per turn: the env's rewards, and at the last turn what the functions and the length add.
+    def batch(self, rollouts: RolloutBatch, groups: Collection[int]) -> RewardBatch:
+        """What the algorithm learns from: the trajectories of these groups that did not fail.
 
-        Failed trajectories are not in it. With `overlong_filter` one that was cut off has no sampled token in it, so
-        that it counts in its group's baseline and nothing is learned from it.
+        With `overlong_filter` one that was cut off has no sampled token in it, so that it counts in its group's
+        baseline and nothing is learned from it.
         """
-        kept = [(i, t) for i, group in enumerate(rollouts.groups) for t in group if not t.stop_reason.failed]
+        kept = [(i, t) for i in sorted(groups) for t in rollouts.groups[i] if not t.stop_reason.failed]
         return RewardBatch(
             rollouts=rollouts,
             trajectories=[without_sampled_tokens(t) if self._cut_off(t) else t for _, t in kept],
             group_index=[i for i, _ in kept],
-            rewards=[self._per_turn(t) for _, t in kept],
+            rewards=[self.per_turn(t) for _, t in kept],
             parts=[sum_parts(t) | {name: score or 0.0 for name, score in t.scores.items()} for _, t in kept],
         )
 
-    def metrics(self, rewards: RewardBatch) -> StepMetrics:
-        """`reward/total` (what is learned from), `reward/<function>` without its weight, and the overlong counters."""
-        trajectories = [t for group in rewards.rollouts.groups for t in group if not t.stop_reason.failed]
-        metrics = {"reward/total": _mean([sum(turns) for turns in rewards.rewards])}
+    def per_turn(self, trajectory: Trajectory) -> list[float]:
+        """The env's rewards, and at the last turn what the functions and the length add."""
+        rewards = [turn.reward * self.weights["env"] for turn in trajectory.turns]
+        if rewards:
+            rewards[-1] += sum(self.weights[name] * (trajectory.scores[name] or 0.0) for name in self.functions)
+            rewards[-1] += self._penalty(trajectory)
+        return rewards
+
+    def metrics(self, rollouts: RolloutBatch) -> StepMetrics:
+        """`reward/total` (weighted, penalty included), `reward/<function>` without its weight, overlong counters."""
+        alive = [trajectory for trajectory in rollouts.trajectories if not trajectory.stop_reason.failed]
+        metrics = {"reward/total": _mean([sum(self.per_turn(trajectory)) for trajectory in alive])}
         for name in self.functions:
-            scores = [trajectory.scores[name] for trajectory in trajectories]
+            scores = [trajectory.scores[name] for trajectory in alive]
             metrics[f"reward/{name}"] = _mean([score for score in scores if score is not None])
             metrics[f"reward/{name}/none"] = float(scores.count(None))
         if self.filter:
-            metrics["overlong/filtered"] = float(sum(map(self._cut_off, trajectories)))
+            metrics["overlong/filtered"] = float(sum(map(self._cut_off, alive)))
         if self.cache:
-            metrics["overlong/penalty"] = _mean([self._penalty(trajectory) for trajectory in trajectories])
+            metrics["overlong/penalty"] = _mean([self._penalty(trajectory) for trajectory in alive])
         return metrics
-
-    def _per_turn(self, trajectory: Trajectory) -> list[float]:
-        rewards = [turn.reward * self.weights["env"] for turn in trajectory.turns]
-        added = sum(self.weights[name] * (trajectory.scores[name] or 0.0) for name in self.functions)
-        if rewards:
-            rewards[-1] += added + self._penalty(trajectory)
-        return rewards
 
     def _cut_off(self, trajectory: Trajectory) -> bool:
         return self.filter and trajectory.stop_reason is StopReason.LENGTH
@@ -126,7 +125,7 @@ def completion(trajectory: Trajectory) -> list[dict[str, str]]:
     return messages[:-1]
 
 
-def _call(name: str, function: RewardFunction, trajectories: list[Trajectory]) -> list[float | None]:
+def call(name: str, function: RewardFunction, trajectories: list[Trajectory]) -> list[float | None]:
     """What the function says of these trajectories, checked."""
     samples = [trajectory.sample for trajectory in trajectories]
     options = sorted({key for sample in samples for key in sample.options})

@@ -9,7 +9,7 @@ from typing import Any
 from skyrl_trainer.algorithms.registry import Registry
 from skyrl_trainer.errors import UserError
 from skyrl_trainer.protocols import Sampler
-from skyrl_trainer.types import RewardBatch, Sample, Trajectory
+from skyrl_trainer.types import Sample, Trajectory
 
 _SAMPLERS: Registry[Callable[[Sequence[Sample], int], Sampler]] = Registry("trainer.algorithm.options.sampler")
 register_sampler = _SAMPLERS.register
@@ -80,16 +80,3 @@ class DynamicSampler(UniformSampler):
     def accept(self, group: list[Trajectory], returns: list[float]) -> bool:
         """Not a group of one either, nor one of which everybody failed."""
         return len(set(returns)) > 1
-
-
-def accepted_groups(sampler: Sampler, rewards: RewardBatch, first: int) -> list[int]:
-    """The numbers of the groups from `first` on that the sampler takes."""
-    members: dict[int, list[int]] = {number: [] for number in range(first, len(rewards.rollouts.groups))}
-    for i, number in enumerate(rewards.group_index):
-        if number >= first:
-            members[number].append(i)
-    return [
-        number
-        for number, group in members.items()
-        if sampler.accept([rewards.trajectories[i] for i in group], [sum(rewards.rewards[i]) for i in group])
-    ]

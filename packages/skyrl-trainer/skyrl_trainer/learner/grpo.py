@@ -16,7 +16,7 @@ from skyrl_trainer.algorithms.advantages import estimator
 from skyrl_trainer.algorithms.kl import k3
 from skyrl_trainer.algorithms.losses import SampledTokens
 from skyrl_trainer.algorithms.policy_loss import PolicyLoss
-from skyrl_trainer.algorithms.registry import Registry, load_plugin
+from skyrl_trainer.algorithms.registry import Registry
 from skyrl_trainer.algorithms.rewards import configured
 from skyrl_trainer.config import Config
 from skyrl_trainer.errors import UserError
@@ -25,6 +25,7 @@ from skyrl_trainer.learner.learner import Learner, Scorer
 from skyrl_trainer.protocols import RewardFunction
 from skyrl_trainer.report.metrics import read_metrics
 from skyrl_trainer.types import AdvantageBatch, RewardBatch, StepMetrics, TrainingBatch
+from skyrl_trainer.user_file import load_plugin
 
 _TRAINERS: Registry[type[GRPOTrainer]] = Registry("trainer.algorithm.name")
 register_trainer = _TRAINERS.register
@@ -102,6 +103,10 @@ class GRPOTrainer(PolicyLoss):
         """Runs or resumes the whole run with this algorithm, as the command line does; its last step's metrics."""
         from skyrl_trainer.learner import trainer
 
+        algorithm = self.config.trainer.algorithm
+        if trainer_class(algorithm.name) is not type(self):  # the run folder's config.yaml is to say what it was
+            algorithm.name = type(self).__name__
+            register_trainer(algorithm.name)(type(self))
         trainer.train(self.config, self)
         return read_metrics(self.config.run_path.expanduser())[-1]
 

@@ -12,7 +12,6 @@ from contextlib import ExitStack
 from types import TracebackType
 from typing import Any
 
-from skyrl_trainer.algorithms.registry import load_plugin
 from skyrl_trainer.algorithms.rewards import Rewards
 from skyrl_trainer.algorithms.samplers import sampler_class
 from skyrl_trainer.allocator import INTERVAL, return_free_memory
@@ -33,7 +32,8 @@ from skyrl_trainer.report.table import LiveTable
 from skyrl_trainer.report.trackers import Tracker
 from skyrl_trainer.rollout.manager import rollout_metrics
 from skyrl_trainer.rollout.store import JsonlTrajectoryStore
-from skyrl_trainer.types import PromptBatch, RolloutBatch, Sample, StepMetrics
+from skyrl_trainer.types import PromptBatch, RolloutBatch, Sample, StepMetrics, Trajectory
+from skyrl_trainer.user_file import load_plugin
 from skyrl_trainer.weight_sync.canary import Canary
 from skyrl_trainer.weight_sync.shared_memory import SharedMemorySync
 
@@ -149,10 +149,11 @@ class Parts:
                 self.store.path(stored).unlink()
         return rollouts
 
-    def roll_out(self, tasks: PromptBatch, rollouts: RolloutBatch) -> None:
-        """Adds tries of these tasks, judged: new ones, or those of an earlier process that did not come to learn.
+    def roll_out(self, tasks: PromptBatch, rollouts: RolloutBatch) -> list[int]:
+        """Adds tries of these tasks: new ones, or those of an earlier process that did not come to learn from them.
 
-        They are stored before a reward function sees them, so that it may fail, and again with its scores.
+        They are stored before a reward function sees them, and again with its scores. Returns the numbers of the
+        groups that the sampler accepts.
         """
         found = self.stored.groups[tasks.offset :] if self.stored and self.stored.step == tasks.step else []
         groups = found[: len(tasks.samples)]
@@ -163,6 +164,11 @@ class Parts:
         rollouts.groups += groups
         if self.rewards.judge([trajectory for group in groups for trajectory in group]):
             self.store.write(RolloutBatch(tasks.step, rollouts.groups + found[len(groups) :]))
+        return [number for number, group in enumerate(groups, tasks.offset) if self._accepts(group)]
+
+    def _accepts(self, group: list[Trajectory]) -> bool:
+        alive = [trajectory for trajectory in group if not trajectory.stop_reason.failed]
+        return self.sampler.accept(alive, [sum(self.rewards.per_turn(trajectory)) for trajectory in alive])
 
     def publish(self, step: int) -> StepMetrics:
         """The learner's weights into every engine, proved by the canary. Raises SyncError."""

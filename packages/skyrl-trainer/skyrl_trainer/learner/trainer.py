@@ -16,7 +16,6 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from skyrl_trainer.algorithms.samplers import accepted_groups
 from skyrl_trainer.config import Config
 from skyrl_trainer.learner.grpo import GRPOTrainer
 from skyrl_trainer.learner.guardian import start_guardian
@@ -61,20 +60,18 @@ class Trainer:
         with self.phase("rollout"), self.stop.interruptible():
             while len(accepted) < size and draws < parts.algorithm.options.max_draws:
                 tasks, first = parts.sampler.next_tasks(size), len(rollouts.groups)
-                parts.roll_out(
-                    PromptBatch(rollouts.step, tasks, parts.config.generator.num_generations, first), rollouts
-                )
-                rewards = parts.rewards.batch(rollouts)
-                accepted += accepted_groups(parts.sampler, rewards, first)
+                tries = parts.config.generator.num_generations
+                accepted += parts.roll_out(PromptBatch(rollouts.step, tasks, tries, offset=first), rollouts)
                 draws += 1
         if len(accepted) < size:
             bound = f"trainer.algorithm.options.max_draws={draws}"
             parts.table.note(f"step {rollouts.step}: only {len(accepted)} of {size} groups accepted ({bound})")
-        metrics = rollout_metrics(rollouts) | parts.rewards.metrics(rewards)
+        metrics = rollout_metrics(rollouts) | parts.rewards.metrics(rollouts)
         metrics["groups/drawn"] = float(len(rollouts.groups))
         metrics["groups/rejected"] = float(len(rollouts.groups) - len(accepted))
+        metrics["groups/missing"] = float(size - len(accepted[:size]))
         metrics["groups/unused"] = float(len(accepted[size:]))
-        return rewards.of_groups(accepted[:size]), metrics
+        return parts.rewards.batch(rollouts, accepted[:size]), metrics
 
     def learn(self, rewards: RewardBatch, metrics: StepMetrics) -> None:
         """One call of the algorithm. From here on the step counts, whatever happens."""
