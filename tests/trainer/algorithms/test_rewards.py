@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from trl.rewards import get_soft_overlong_punishment
 
 from skyrl_trainer.algorithms.advantages import estimator
@@ -15,7 +16,10 @@ from skyrl_trainer.algorithms.rewards import Rewards, register_reward
 from skyrl_trainer.config import Config
 from skyrl_trainer.errors import UserError
 from skyrl_trainer.learner.grpo import GRPOTrainer
+from skyrl_trainer.learner.learner import Learner
+from skyrl_trainer.learner.trainers import DAPOTrainer
 from skyrl_trainer.types import RolloutBatch, Sample, StopReason, Trajectory, Turn
+from tests.trainer.learner.tiny_models import make_config, save_model
 
 
 def rewards_of(funcs: dict[str, float] | None = None, **options: Any) -> Rewards:
@@ -108,13 +112,28 @@ def test_a_filtered_trajectory_counts_in_the_baseline_and_has_no_gradient() -> N
         assert not any(advantages[1]) and any(advantages[0])
 
 
-def test_python_arguments_become_settings(tmp_path: Path) -> None:
-    def short(**columns: Any) -> list[float]:
-        return [0.0]
+def test_a_batch_of_which_everything_is_filtered_leaves_the_weights_as_they_are(tmp_path: Path) -> None:
+    group = [tried(i, (1 + i, 2)) for i in range(2)]
+    for trajectory in group:
+        trajectory.stop_reason = StopReason.LENGTH
+        trajectory.turns[0].reward = float(trajectory.sample.seed)
+    path, config = save_model(tmp_path), make_config(trainer={"algorithm": {"name": "dapo"}})
+    trainer = DAPOTrainer(config).start(Learner(config, path, 10))
+    before = [tensor.clone() for _, tensor in trainer.learner.named_tensors()]
+    metrics = trainer.update(rewards_of(overlong_filter=True).batch(RolloutBatch(1, [group]), [0]))
+    assert metrics["grad_norm"] == metrics["tokens/trained"] == 0 and metrics["advantage/zero_fraction"] == 1
+    assert all(torch.equal(a, b) for a, (_, b) in zip(before, trainer.learner.named_tensors(), strict=True))
 
-    def long(**columns: Any) -> list[float]:
-        return [1.0]
 
+def short(**columns: Any) -> list[float]:
+    return [0.0]
+
+
+def long(**columns: Any) -> list[float]:
+    return [1.0]
+
+
+def test_python_arguments_become_settings() -> None:
     args = Config.model_validate({"trainer": {"algorithm": {"reward_funcs": {"short": 0.5, "env": 0.0}}}})
     config = GRPOTrainer(args, model="here", reward_funcs=[short, long], train_dataset="a.jsonl").config
     assert config.trainer.algorithm.reward_funcs == {"short": 0.5, "env": 0.0, "long": 1.0}
