@@ -173,7 +173,7 @@ def test_envs_that_raise_or_hang_cost_their_own_episodes_only(clone: Path, tmp_p
 
 
 def test_the_python_api_of_the_readme_runs_the_examples_of_the_plug_ins_page(clone: Path, tmp_path: Path) -> None:
-    """An own loss, estimator, sampler and two reward functions, for two steps."""
+    """An own estimator, sampler and two reward functions, for two steps."""
     blocks = {page: re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), re.DOTALL) for page in PAGES}
     (tmp_path / "mine.py").write_text("\n\n".join(blocks["docs/plug-ins.md"]))
     chosen = {
@@ -184,7 +184,7 @@ def test_the_python_api_of_the_readme_runs_the_examples_of_the_plug_ins_page(clo
         "trainer.algorithm.plugin_file": tmp_path / "mine.py",
         "trainer.algorithm.advantage_estimator": "median",
         "trainer.algorithm.reward_funcs": "{brevity: 0.1}",
-        "trainer.algorithm.options": "{sampler: unsolved, max_draws: 2}",
+        "trainer.algorithm.options": "{sampler: mixed, max_draws: 2}",
     }
     script = next(block for block in blocks["README.md"] if "GRPOTrainer" in block)
     script = script.replace('"trainer.max_steps=20"', "*sys.argv[2:]").replace('"tiny"', "sys.argv[1]")
@@ -196,6 +196,7 @@ def test_the_python_api_of_the_readme_runs_the_examples_of_the_plug_ins_page(clo
         env={**os.environ, "SKYRL_TEST_RUN": str(tmp_path / "run")},
     )
     assert done.returncode == 0, done.stdout + done.stderr
+    assert sum(row["groups/rejected"] for row in metrics(tmp_path / "run")[-2:]) > 0
     for row in metrics(tmp_path / "run")[-2:]:
         assert row["groups/drawn"] - row["groups/rejected"] - row["groups/unused"] + row["groups/missing"] == 8
         total = row["reward/mean"] + 0.1 * row["reward/brevity"] + row["reward/brief"]

@@ -19,9 +19,11 @@ from skyrl_trainer.algorithms.samplers import sampler_class
 from skyrl_trainer.config import Config
 from skyrl_trainer.errors import UserError
 from skyrl_trainer.learner.grpo import GRPOTrainer
+from skyrl_trainer.learner.learner import Learner
 from skyrl_trainer.learner.trainers import trainer_class
 from skyrl_trainer.types import RewardBatch, RolloutBatch, Sample, Trajectory, Turn
 from skyrl_trainer.user_file import load_plugin
+from tests.trainer.learner.tiny_models import make_batch, save_model
 
 PAGE = (Path(__file__).parents[2] / "docs" / "plug-ins.md").read_text()
 EXAMPLES = "\n\n".join(re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL))
@@ -35,20 +37,25 @@ def with_plugin(path: Path, text: str, **algorithm: Any) -> Config:
 @pytest.fixture(scope="module")
 def config(tmp_path_factory: pytest.TempPathFactory) -> Config:
     folder = tmp_path_factory.mktemp("plugin")
-    made = with_plugin(folder / "mine.py", EXAMPLES, name="damped", options={"damping": 0.25, "sampler": "unsolved"})
+    made = with_plugin(folder / "mine.py", EXAMPLES, name="damped", options={"damping": 0.25, "sampler": "mixed"})
     load_plugin(made)
     return made
 
 
-def test_the_examples_register_what_the_page_says(config: Config) -> None:
+def test_the_examples_register_what_the_page_says(config: Config, tmp_path: Path) -> None:
     assert reward_function("brevity")(prompts=[], completion_ids=[], completions=[[{"content": "x" * 25}]]) == [0.75]
-    done = Trajectory("1/0/0", Sample("s", "e", 0), 0, 0, [Turn([1], [2], [0.0], [0], "x", info={"success": True})])
-    sampler = sampler_class("unsolved")([done.sample], 0)
-    assert not sampler.accept([done, done], [1.0, 1.0]) and not sampler.accept([], [])
+    done, lost = (
+        Trajectory("1/0/0", Sample("s", "e", 0), 0, 0, [Turn([1], [2], [0.0], [0], "x", info={"success": success})])
+        for success in (True, False)
+    )
+    sampler = sampler_class("mixed")([done.sample], 0)
+    assert sampler.accept([done, lost], [1.0, 1.0]) and not sampler.accept([done, done], []) | sampler.accept([], [])
     rewards = RewardBatch(RolloutBatch(1, [[done] * 3]), [done] * 3, [0] * 3, [[0.0], [1.0], [5.0]], [{}] * 3)
     assert [row[1] for row in estimator("median")(rewards, None, None).advantages] == [-1.0, 0.0, 4.0]
     algorithm = trainer_class("damped")(config)
     assert isinstance(algorithm, GRPOTrainer) and algorithm.options.damping == 0.25
+    algorithm.start(Learner(config, save_model(tmp_path), 1))
+    assert algorithm.update(make_batch())["grad_norm"] > 0
 
 
 def test_the_judge_asks_its_endpoint_and_gives_none_where_it_hears_no_mark(
