@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -13,8 +14,10 @@ from pathlib import Path
 import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from tests.e2e.runs import Run, assert_nothing_left, metrics, processes_of
+from tests.e2e.runs import SMALL, Run, assert_nothing_left, metrics, processes_of
 
+ROOT = Path(__file__).parents[2]
+PAGES = ("README.md", "docs/plug-ins.md")
 REQUIRED = (
     *("step", "loss", "lr", "grad_norm", "entropy", "clip_fraction", "reward/mean", "length/mean"),
     *("kl/engine_learner", "sync/max_logprob_diff", "tokens/per_second", "stop/terminated", "stop/length"),
@@ -167,6 +170,42 @@ def test_envs_that_raise_or_hang_cost_their_own_episodes_only(clone: Path, tmp_p
     assert len(rows) == 2
     assert all(row["stop/env_error"] == row["failed"] > 0 for row in rows)
     assert all(row["failed"] < 32 for row in rows)
+
+
+def test_the_python_api_of_the_readme_runs_the_examples_of_the_plug_ins_page(clone: Path, tmp_path: Path) -> None:
+    """An own estimator, sampler and two reward functions, for two steps."""
+    blocks = {page: re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), re.DOTALL) for page in PAGES}
+    (tmp_path / "mine.py").write_text("\n\n".join(blocks["docs/plug-ins.md"]))
+    chosen = {
+        **SMALL,
+        "trainer.run_dir": tmp_path / "run",
+        "trainer.max_steps": 2,
+        "trainer.eval_before_train": False,
+        "trainer.algorithm.plugin_file": tmp_path / "mine.py",
+        "trainer.algorithm.advantage_estimator": "median",
+        "trainer.algorithm.reward_funcs": "{brevity: 0.1}",
+        "trainer.algorithm.options": "{sampler: mixed, max_draws: 2}",
+    }
+    script = next(block for block in blocks["README.md"] if "GRPOTrainer" in block)
+    script = script.replace('"trainer.max_steps=20"', "*sys.argv[2:]").replace('"tiny"', "sys.argv[1]")
+    (tmp_path / "script.py").write_text(f"import sys\n\n{script}")
+    done = subprocess.run(
+        [sys.executable, tmp_path / "script.py", clone, *(f"{name}={value}" for name, value in chosen.items())],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "SKYRL_TEST_RUN": str(tmp_path / "run")},
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert sum(row["groups/rejected"] for row in metrics(tmp_path / "run")[-2:]) > 0
+    for row in metrics(tmp_path / "run")[-2:]:
+        assert row["groups/drawn"] - row["groups/rejected"] - row["groups/unused"] + row["groups/missing"] == 8
+        total = row["reward/mean"] + 0.1 * row["reward/brevity"] + row["reward/brief"]
+        assert row["reward/total"] == pytest.approx(total) and row["reward/brief"] < 0 and row["grad_norm"] > 0
+    with gzip.open(tmp_path / "run/trajectories/step_000002.jsonl.gz", "rt") as file:
+        stored = [json.loads(line) for line in file][1:]
+    assert len(stored) == row["groups/drawn"] * 4 == len({line["trajectory_id"] for line in stored})
+    assert all(line["scores"].keys() == {"brevity", "brief"} and line["prompt"][-1]["content"] for line in stored)
+    assert_nothing_left(tmp_path / "run")
 
 
 FULL = bool(os.environ.get("SKYRL_TEST_FULL"))

@@ -1,7 +1,14 @@
 """Reinforcement learning of language models as agents: vLLM rollouts across Ray actors, TRL-style trainers."""
 
 import os
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
+if TYPE_CHECKING:
+    from skyrl_trainer.config import load_config
+    from skyrl_trainer.learner.trainers import GRPOTrainer
+
+__all__ = ["GRPOTrainer", "load_config"]
 __version__ = "0.1.0"
 
 # Both are read when torch is loaded, so this comes before any import of it; what the user has set stays.
@@ -9,3 +16,12 @@ __version__ = "0.1.0"
 os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 # oneDNN compiles a kernel for every shape and keeps 1,024: with lengths that always differ a process grows for hours.
 os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "128")
+
+_MODULES = {"GRPOTrainer": "skyrl_trainer.learner.trainers", "load_config": "skyrl_trainer.config"}
+
+
+def __getattr__(name: str) -> Any:
+    """The Python API, loaded when it is asked for: an EnvWorker imports this package and must not load torch."""
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_MODULES[name]), name)

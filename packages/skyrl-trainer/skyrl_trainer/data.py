@@ -11,11 +11,8 @@ Every mistake in a spec is found before training starts, and is a UserError that
 
 from __future__ import annotations
 
-import hashlib
-import importlib.util
 import json
 import random
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +21,7 @@ from urllib.parse import parse_qsl
 
 from skyrl_trainer.errors import UserError
 from skyrl_trainer.types import Sample
+from skyrl_trainer.user_file import load_user_file
 
 DEFAULT_ENV_SIZE = 10_000
 FILE_SUFFIXES = (".jsonl", ".parquet")
@@ -102,7 +100,7 @@ def load_samples(
     if not specs:
         raise UserError("The data has no source: give an env spec such as 'text_math?split=train', or a file.")
     if env_file:
-        load_env_file(env_file)
+        load_user_file("environment.env_file", env_file, "environments")
     parts: list[Sequence[Sample]] = []
     seen: set[str] = set()
     for spec in specs:
@@ -117,24 +115,6 @@ def load_samples(
         else:
             parts.append(_env_samples(label, name, options, size or DEFAULT_ENV_SIZE, seed, env_file))
     return SampleSource(parts)
-
-
-def load_env_file(path: str) -> None:
-    """Runs a user's Python file once a process, so that the environments it registers exist."""
-    file = Path(path).expanduser().resolve()
-    module_name = f"skyrl_env_file_{hashlib.sha256(str(file).encode()).hexdigest()[:12]}"
-    if module_name in sys.modules:
-        return
-    if file.suffix != ".py" or not file.is_file():
-        raise UserError(f"environment.env_file: {path} is not a Python file; give one that registers environments.")
-    module_spec = importlib.util.spec_from_file_location(module_name, file)
-    assert module_spec is not None and module_spec.loader is not None
-    module = sys.modules[module_name] = importlib.util.module_from_spec(module_spec)
-    try:
-        module_spec.loader.exec_module(module)
-    except Exception as error:
-        del sys.modules[module_name]
-        raise UserError(f"environment.env_file: {path} failed with {type(error).__name__}: {error}.") from error
 
 
 def held_out(source: Sequence[Sample], count: int) -> list[Sample]:

@@ -68,8 +68,12 @@ class Sampler(Protocol):
 
     def next_tasks(self, n: int) -> list[Sample]: ...
 
-    def accept(self, group: list[Trajectory]) -> bool:
-        """Whether a finished group takes part in learning (dynamic sampling says no to groups of equal reward)."""
+    def accept(self, group: list[Trajectory], returns: list[float]) -> bool:
+        """Whether a finished group takes part in learning (dynamic sampling says no to groups of equal return).
+
+        group: the tries of one task, without those that failed. returns: what each earned in all, reward functions
+        included. Asked once a group, in order.
+        """
 
     def state_dict(self) -> dict[str, Any]: ...
 
@@ -77,9 +81,21 @@ class Sampler(Protocol):
 
 
 class RewardFunction(Protocol):
-    """TRL's signature: prompts, completions and the samples' columns in; one float a completion out."""
+    """TRL's signature, conversational: one number a trajectory, None where the function does not apply.
 
-    def __call__(self, prompts: list[str], completions: list[str], **columns: Any) -> list[float]: ...
+    prompts, completions: a list of messages {"role", "content"} a trajectory; a completion is the policy's answers and,
+    between them, what the env said. completion_ids: the token ids of the completion. columns: `ground_truth`,
+    `sample_id`, `env_id` and the options of the sample (None where a sample has no such option). May be `async`.
+    """
+
+    def __call__(
+        self,
+        *,
+        prompts: list[list[dict[str, str]]],
+        completions: list[list[dict[str, str]]],
+        completion_ids: list[list[int]],
+        **columns: Any,
+    ) -> Any: ...
 
 
 class TrajectoryStore(Protocol):

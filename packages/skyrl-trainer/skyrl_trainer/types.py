@@ -52,6 +52,8 @@ class PromptBatch:
     step: int
     samples: list[Sample]
     num_generations: int
+    offset: int = 0
+    """The number of the first sample: a second draw of a step goes on where the first ended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,6 +165,10 @@ class Trajectory:
     stop_reason: StopReason = StopReason.TERMINATED
     error: str | None = None
     metrics: dict[str, float] = field(default_factory=dict)
+    prompt: list[dict[str, str]] = field(default_factory=list)
+    """The messages before the first turn: the env's instructions (if any) and its first observation."""
+    scores: dict[str, float | None] = field(default_factory=dict)
+    """What each reward function gave, without its weight; None where it does not apply."""
 
     @property
     def total_reward(self) -> float:
@@ -213,7 +219,7 @@ class RewardBatch:
 
     rollouts: RolloutBatch
     trajectories: list[Trajectory]
-    """Those that did not fail, in order."""
+    """Those of accepted groups that did not fail, in order."""
     group_index: list[int]
     """Which sample each of them belongs to."""
     rewards: list[list[float]]

@@ -1,14 +1,27 @@
-"""The uniform sampler: every task once an epoch, and a state of a few numbers."""
+"""Samplers: every task once an epoch, a state of a few numbers, and the draws that fill a batch."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from io import StringIO
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+from rich.console import Console
 
-from skyrl_trainer.algorithms.samplers import UniformSampler, permuted
+from skyrl_trainer.algorithms.rewards import register_reward
+from skyrl_trainer.algorithms.samplers import UniformSampler, permuted, sampler_class
+from skyrl_trainer.config import Config
 from skyrl_trainer.errors import UserError
-from skyrl_trainer.types import Sample
+from skyrl_trainer.learner.parts import Parts
+from skyrl_trainer.learner.run_folder import RunFolder
+from skyrl_trainer.learner.signals import StopSignal
+from skyrl_trainer.learner.trainer import Trainer
+from skyrl_trainer.report.table import LiveTable
+from skyrl_trainer.types import PromptBatch, RolloutBatch, Sample, StepMetrics, Trajectory, Turn
 
 
 def source(size: int) -> list[Sample]:
@@ -46,7 +59,7 @@ def test_the_state_is_json_and_continues_exactly() -> None:
     resumed = UniformSampler(source(10), seed=3)
     resumed.load_state_dict(state)
     assert resumed.next_tasks(9) == expected
-    assert resumed.accept([])
+    assert resumed.accept([], [])
 
 
 def test_other_data_and_no_data_are_refused() -> None:
@@ -55,3 +68,100 @@ def test_other_data_and_no_data_are_refused() -> None:
         UniformSampler(source(11), seed=3).load_state_dict(state)
     with pytest.raises(UserError, match=r"data\.train_data"):
         UniformSampler([], seed=3)
+
+
+@pytest.mark.parametrize("returns, taken", [([1.0, 0.0], True), ([1.0, 1.0], False), ([0.5], False), ([], False)])
+def test_dynamic_sampling_refuses_groups_that_teach_nothing(returns: list[float], taken: bool) -> None:
+    """Equal returns, groups of one, and those of which everybody failed."""
+    assert sampler_class("dynamic")(source(3), 0).accept([], returns) is taken
+
+
+def test_an_unknown_sampler_is_refused() -> None:
+    with pytest.raises(UserError, match=r"options\.sampler='dynamc' is not registered; choose one of dynamic"):
+        sampler_class("dynamc")
+
+
+class DrawnParts(Parts):
+    """The parts of a loop without processes: tries are made up, and earn what their trajectory's number says."""
+
+    def __init__(self, config: Config, run: RunFolder, step: int, reward: Callable[[int, int], float]) -> None:
+        super().__init__(config, run)
+        self.session: Any = SimpleNamespace(rollouts=SimpleNamespace(run=self.play))
+        self.table = LiveTable(1, console=Console(file=StringIO(), width=200))
+        self.at, self.reward, self.played = step, reward, list[str]()
+
+    def resume(self) -> tuple[int, StepMetrics | None]:
+        self.stored = self._stored_tries(self.at)
+        return self.at, None
+
+    def play(self, batch: PromptBatch) -> RolloutBatch:
+        groups = []
+        for number, sample in enumerate(batch.samples, batch.offset):
+            names = [(f"{batch.step}/{number}/{i}", i) for i in range(batch.num_generations)]
+            self.played += [name for name, _ in names]
+            turns = [Turn([1], [2], [-0.5], [0], "x", reward=self.reward(number, i)) for _, i in names]
+            groups.append(
+                [Trajectory(name, sample, i, 0, [turn]) for (name, i), turn in zip(names, turns, strict=True)]
+            )
+        return RolloutBatch(batch.step, groups)
+
+
+def draw(folder: Path, reward: Callable[[int, int], float], step: int = 1, **options: Any) -> Any:
+    """A step's roll_out: (what is learned from, metrics, parts)."""
+    algorithm = {"name": "dapo", "options": options, "reward_funcs": {"asked": 0.0}}
+    config = Config.model_validate(
+        {
+            "trainer": {"run_dir": str(folder), "train_batch_size": 4, "eval_batch_size": 1, "algorithm": algorithm},
+            "generator": {"num_generations": 2},
+        }
+    )
+    parts = DrawnParts(config, RunFolder(config), step, reward)
+    rewards, metrics = Trainer(parts, StopSignal()).roll_out()
+    return rewards, metrics, parts
+
+
+ASKED: list[int] = []
+
+
+@register_reward("asked")
+def asked(completions: Any, **columns: Any) -> list[float]:
+    ASKED.append(len(completions))
+    return [1.0] * len(completions)
+
+
+def odd_differ(number: int, generation: int) -> float:
+    return float(number % 2 and generation)
+
+
+def test_batches_are_drawn_until_one_is_full_and_nothing_is_lost(tmp_path: Path) -> None:
+    rewards, metrics, parts = draw(tmp_path, lambda number, i: float(number % 3 > 0 and i))
+    assert sorted(set(rewards.group_index)) == [1, 2, 4, 5] and len(rewards.trajectories) == 8
+    counts = [metrics[f"groups/{name}"] for name in ("drawn", "rejected", "missing", "unused")]
+    assert counts == [8, 3, 0, 1]
+    assert len(parts.played) == len(set(parts.played)) == 16
+    assert [t.trajectory_id for t in parts.store.read(2).trajectories] == parts.played
+    assert parts.sampler.state_dict()["drawn"] == 8
+
+
+def test_the_bound_of_draws_is_said_and_an_update_of_nothing_changes_nothing(tmp_path: Path) -> None:
+    rewards, metrics, parts = draw(tmp_path, lambda number, i: 1.0, max_draws=3)
+    assert metrics["groups/drawn"] == metrics["groups/rejected"] == 12 and metrics["groups/missing"] == 4
+    said = parts.table.console.file.getvalue()
+    assert "step 2: only 0 of 4 groups accepted (trainer.algorithm.options.max_draws=3)" in said
+    assert rewards.trajectories == []
+    learned = parts.algorithm.update(rewards)  # it has no model at all
+    assert learned["grad_norm"] == learned["lr"] == learned["tokens/trained"] == 0
+
+
+@pytest.mark.parametrize("draws_left", [2, 1])
+def test_a_resumed_step_takes_the_stored_draws_again_and_judges_none_twice(tmp_path: Path, draws_left: int) -> None:
+    """Killed after both draws, or after the first: the rest is made anew, and all is the same."""
+    first, metrics, parts = draw(tmp_path, odd_differ)
+    kept = parts.store.read(2)
+    kept.groups = kept.groups[: 4 * draws_left]
+    parts.store.write(kept)
+    ASKED.clear()
+    again, same_metrics, resumed = draw(tmp_path, odd_differ)
+    assert again == first and same_metrics == metrics
+    assert resumed.played == parts.played[8 * draws_left :] and sum(ASKED) == len(resumed.played)
+    assert parts.store.read(2) == first.rollouts

@@ -41,6 +41,8 @@ TRAJECTORIES = st.builds(
     stop_reason=st.sampled_from(StopReason),
     error=st.none() | st.text(),
     metrics=st.dictionaries(st.text(), FLOAT32, max_size=2),
+    prompt=st.lists(st.dictionaries(st.text(), st.text(), max_size=2), max_size=2),
+    scores=st.dictionaries(st.text(), st.none() | st.floats(allow_nan=False), max_size=2),
 )
 
 

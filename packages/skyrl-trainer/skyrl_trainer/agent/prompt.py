@@ -17,6 +17,12 @@ MARKER = "\x11assistant\x12"
 """Stands for the assistant's words in the dummy conversation; no text has it, and no template changes it."""
 
 
+def first_messages(instructions: str, observation: str) -> list[dict[str, str]]:
+    """What the policy reads first: the system message (if any) and the user's."""
+    system = [{"role": "system", "content": instructions}] if instructions else []
+    return [*system, {"role": "user", "content": observation}]
+
+
 class ChatPrompt:
     """Builds prompts for one tokenizer.
 
@@ -62,10 +68,7 @@ class ChatPrompt:
         return self._tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
 
     def _encode_first(self, instructions: str, observation: str) -> tuple[int, ...]:
-        messages = [{"role": "user", "content": observation}]
-        if instructions:
-            messages.insert(0, {"role": "system", "content": instructions})
-        return tuple(self._encode(self._render(messages)))
+        return tuple(self._encode(self._render(first_messages(instructions, observation))))
 
     def _after(self, text: str) -> tuple[int, ...]:
         """Ids of what follows the assistant's words when the user then says `text`, end-of-turn token first."""

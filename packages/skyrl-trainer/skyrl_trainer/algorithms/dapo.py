@@ -1,9 +1,15 @@
-"""The loss of DAPO (arXiv 2503.14476, equation 8): clip-higher and the mean over all tokens of the mini-batch.
+"""DAPO (arXiv 2503.14476): clip-higher, the mean over all tokens, dynamic sampling, and care for overlong answers.
 
-    loss = -(1 / number of tokens) sum_t min(r_t A_t, clip(r_t, 1 - 0.2, 1 + 0.28) A_t)
+    loss = -(1 / number of tokens) sum_t min(r_t A_t, clip(r_t, 1 - 0.2, 1 + 0.28) A_t)         (equation 8)
 
-Long answers weigh by their length. The paper has no KL: leave `beta` at 0. As TRL 1.16's loss_type "dapo", whose
-normaliser spans its generation batch; ours spans the mini-batch of an optimizer step.
+Long answers weigh by their length. Groups with equal returns are drawn again (`sampler` is dynamic), and a trajectory
+that its token budget cut off is not learned from, though it counts in its group's baseline (`overlong_filter`). The
+soft penalty on the last `overlong_cache` tokens of the budget is off by default: the paper's 4096 of 20480 tokens mean
+nothing for other lengths; a fifth of the budget is its share. The paper has no KL: leave `beta` at 0.
+
+As TRL 1.16's loss_type "dapo", whose normaliser spans its generation batch; ours spans the mini-batch of an optimizer
+step. TRL has no dynamic sampling; its filter is `mask_truncated_completions`, off by default, and its penalty the
+reward function `get_soft_overlong_punishment`.
 """
 
 from pydantic import Field
@@ -15,5 +21,7 @@ from skyrl_trainer.algorithms.policy_loss import LossOptions, PolicyLoss
 class DAPOLossMixin(PolicyLoss):
     class Options(LossOptions):
         epsilon_high: float | None = Field(0.28, ge=0)
+        sampler: str = "dynamic"
+        overlong_filter: bool = True
 
     reduction = staticmethod(token_mean)

@@ -10,6 +10,7 @@ from typing import Literal
 
 import torch
 
+from skyrl_trainer.algorithms.overlong import token_budget
 from skyrl_trainer.algorithms.policy_loss import LossOptions, PolicyLoss
 
 
@@ -18,6 +19,5 @@ class DrGRPOLossMixin(PolicyLoss):
         scale_rewards: Literal["none"] = "none"
 
     def reduction(self, lengths_M: torch.Tensor) -> torch.Tensor:
-        generator = self.config.generator
-        longest = min(generator.max_completion_length * generator.max_turns, generator.max_model_len)
+        longest = token_budget(self.config.generator)
         return torch.full_like(lengths_M, 1.0 / (max(1, len(lengths_M)) * longest), dtype=torch.float64)

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from hashlib import blake2b
 from typing import Any
 
+from skyrl_trainer.algorithms.registry import Registry
 from skyrl_trainer.errors import UserError
+from skyrl_trainer.protocols import Sampler
 from skyrl_trainer.types import Sample, Trajectory
+
+_SAMPLERS: Registry[Callable[[Sequence[Sample], int], Sampler]] = Registry("trainer.algorithm.options.sampler")
+register_sampler = _SAMPLERS.register
+"""On a class, or anything else that makes a protocols.Sampler from (all samples, trainer.seed)."""
+sampler_class = _SAMPLERS.get
 
 
 def permuted(index: int, size: int, key: str) -> int:
@@ -28,6 +35,7 @@ def permuted(index: int, size: int, key: str) -> int:
             return index
 
 
+@register_sampler("uniform")
 class UniformSampler:
     """Every task once an epoch, in an order of the epoch's own; the next epoch follows without a gap."""
 
@@ -45,7 +53,7 @@ class UniformSampler:
         self.drawn += n
         return [self.source[permuted(i % size, size, f"{self.seed}/{i // size}")] for i in places]
 
-    def accept(self, group: list[Trajectory]) -> bool:
+    def accept(self, group: list[Trajectory], returns: list[float]) -> bool:
         """Every group is learned from."""
         return True
 
@@ -60,3 +68,15 @@ class UniformSampler:
                 f"data.train_data holds {len(self.source)} and trainer.seed={self.seed}; restore them to resume."
             )
         self.drawn = int(state["drawn"])
+
+
+@register_sampler("dynamic")
+class DynamicSampler(UniformSampler):
+    """DAPO's dynamic sampling (arXiv 2503.14476, equation 11): a group whose returns are all equal teaches nothing.
+
+    The loop draws again in place of the groups that are refused, up to `max_draws` batches a step.
+    """
+
+    def accept(self, group: list[Trajectory], returns: list[float]) -> bool:
+        """Not a group of one either, nor one of which everybody failed."""
+        return len(set(returns)) > 1

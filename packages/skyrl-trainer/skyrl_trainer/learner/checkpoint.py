@@ -199,6 +199,7 @@ FREE_ON_RESUME = frozenset(
         "trainer.max_ckpts_to_keep",
         "trainer.resume_mode",
         "trainer.sync_tolerance",
+        "trainer.algorithm.plugin_file",
         "generator.eval_temperature",
         "generator.episode_timeout",
         "environment.env_file",

@@ -7,7 +7,7 @@ The four parts of the loss come from PolicyLoss: a mixin that overrides one or t
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar, Self
 
@@ -18,13 +18,17 @@ from skyrl_trainer.algorithms.kl import adapted, k3
 from skyrl_trainer.algorithms.losses import SampledTokens
 from skyrl_trainer.algorithms.policy_loss import PolicyLoss
 from skyrl_trainer.algorithms.registry import Registry
+from skyrl_trainer.algorithms.rewards import configured
 from skyrl_trainer.config import Config
 from skyrl_trainer.errors import UserError
 from skyrl_trainer.learner.batch import Row, collate, cut, make_rows, set_advantages
 from skyrl_trainer.learner.checkpoint import State
 from skyrl_trainer.learner.learner import Learner, Scorer
 from skyrl_trainer.learner.ranks import Ranks
+from skyrl_trainer.protocols import RewardFunction
+from skyrl_trainer.report.metrics import read_metrics
 from skyrl_trainer.types import AdvantageBatch, RewardBatch, StepMetrics, TrainingBatch
+from skyrl_trainer.user_file import load_plugin
 
 _TRAINERS: Registry[type[GRPOTrainer]] = Registry("trainer.algorithm.name")
 register_trainer = _TRAINERS.register
@@ -76,8 +80,24 @@ class GRPOTrainer(PolicyLoss):
     estimator_name: ClassVar[str | None] = None
     """The algorithm's own estimator; None where the recipe chooses."""
 
-    def __init__(self, config: Config) -> None:
-        """Raises UserError for settings that contradict each other; nothing is loaded before `start`."""
+    def __init__(
+        self,
+        args: Config | None = None,
+        *,
+        model: str | None = None,
+        reward_funcs: Sequence[RewardFunction] | Mapping[RewardFunction, float] | None = None,
+        train_dataset: Any = None,
+        eval_dataset: Any = None,
+    ) -> None:
+        """args: a configuration (`load_config`); the others replace its settings, in TRL's shape.
+
+        model: a Hugging Face folder or name, or `tiny`. reward_funcs: functions, or a dictionary with their weights;
+        without it the env's own reward is learned from, with it that is added as `args` says. train_dataset,
+        eval_dataset: what `data.train_data` takes, one or a list.
+        Raises UserError for settings that contradict each other; nothing is loaded before `start`.
+        """
+        config = configured(args or Config(), model, reward_funcs, train_dataset, eval_dataset)
+        load_plugin(config)
         super().__init__(config)
         self.settings = config.trainer
         self._estimate = estimator(self.estimator_name or config.trainer.algorithm.advantage_estimator)
@@ -88,6 +108,17 @@ class GRPOTrainer(PolicyLoss):
             )
         if self.options.kl_target is not None and self.beta == 0:
             raise UserError("trainer.algorithm.options.kl_target adapts beta, which is 0: give it a value to start at.")
+
+    def train(self) -> StepMetrics:
+        """Runs or resumes the whole run with this algorithm, as the command line does; its last step's metrics."""
+        from skyrl_trainer.learner import trainer
+
+        algorithm = self.config.trainer.algorithm
+        if trainer_class(algorithm.name) is not type(self):  # the run folder's config.yaml is to say what it was
+            algorithm.name = type(self).__name__
+            register_trainer(algorithm.name)(type(self))
+        trainer.train(self.config, self)
+        return read_metrics(self.config.run_path.expanduser())[-1]
 
     def start(self, learner: Learner, reference: Scorer | None = None) -> Self:
         """Takes the models. reference: the frozen policy that the run started from; needed when `beta` is above 0."""

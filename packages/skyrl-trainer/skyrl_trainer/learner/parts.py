@@ -12,7 +12,8 @@ from contextlib import ExitStack
 from types import TracebackType
 from typing import Any
 
-from skyrl_trainer.algorithms.samplers import UniformSampler
+from skyrl_trainer.algorithms.rewards import Rewards
+from skyrl_trainer.algorithms.samplers import sampler_class
 from skyrl_trainer.allocator import INTERVAL, return_free_memory
 from skyrl_trainer.config import Config
 from skyrl_trainer.data import SampleSource, held_out, load_samples
@@ -32,7 +33,8 @@ from skyrl_trainer.report.table import LiveTable
 from skyrl_trainer.report.trackers import Tracker
 from skyrl_trainer.rollout.manager import rollout_metrics
 from skyrl_trainer.rollout.store import JsonlTrajectoryStore
-from skyrl_trainer.types import PromptBatch, RolloutBatch, Sample, StepMetrics
+from skyrl_trainer.types import PromptBatch, RolloutBatch, Sample, StepMetrics, Trajectory
+from skyrl_trainer.user_file import load_plugin
 from skyrl_trainer.weight_sync.canary import Canary
 from skyrl_trainer.weight_sync.shared_memory import SharedMemorySync
 
@@ -50,15 +52,18 @@ class Parts:
 
     learner: Learner | LearnerGroup
 
-    def __init__(self, config: Config, run: RunFolder) -> None:
+    def __init__(self, config: Config, run: RunFolder, algorithm: GRPOTrainer | None = None) -> None:
         self.config, self.run = config, run
         trainer, path = config.trainer, run.path
         if config.generator.weight_sync_backend == "nccl":
             raise UserError(
                 "generator.weight_sync_backend=nccl is not built yet: take auto, which goes through shared memory."
             )
-        self.alone = trainer_class(trainer.algorithm.name)(config)
+        load_plugin(config)
+        self.alone = algorithm or trainer_class(trainer.algorithm.name)(config)
         self.algorithm: GRPOTrainer | LearnerGroup = self.alone
+        self.rewards = Rewards(config, self.alone.options)
+        make_sampler = sampler_class(self.alone.options.sampler)
         self.checkpoints = Checkpoints(path, trainer.max_ckpts_to_keep)
         self.checkpoint = self.checkpoints.load_latest()
         if self.checkpoint and trainer.resume_mode == "none":
@@ -71,7 +76,7 @@ class Parts:
         self.first_step = self.checkpoint.step if self.checkpoint else 0
         self.train_tasks = tasks(config, config.data.train_data)
         self.held_out = held_out_tasks(config)
-        self.sampler = UniformSampler(self.train_tasks, trainer.seed)
+        self.sampler = make_sampler(self.train_tasks, trainer.seed)
         self.store = JsonlTrajectoryStore(path / "trajectories")
 
     @property
@@ -152,16 +157,30 @@ class Parts:
         later = [stored for stored in self.store.steps() if stored > step]
         rollouts = self.store.read(step + 1) if step and step + 1 in later else None
         for stored in later:
-            self.store.path(stored).unlink()
+            if rollouts is None or stored != rollouts.step:
+                self.store.path(stored).unlink()
         return rollouts
 
-    def roll_out(self, tasks: PromptBatch) -> RolloutBatch:
-        """New tries of these tasks, or those that an earlier process stored and did not come to learn from."""
-        rollouts, self.stored = self.stored, None
-        if rollouts is None or [group[0].sample for group in rollouts.groups if group] != tasks.samples:
-            rollouts = self.session.rollouts.run(tasks)
-        self.store.write(rollouts)
-        return rollouts
+    def roll_out(self, tasks: PromptBatch, rollouts: RolloutBatch) -> list[int]:
+        """Adds tries of these tasks: new ones, or those of an earlier process that did not come to learn from them.
+
+        They are stored before a reward function sees them, and again with its scores. Returns the numbers of the
+        groups that the sampler accepts.
+        """
+        found = self.stored.groups[tasks.offset :] if self.stored and self.stored.step == tasks.step else []
+        groups = found[: len(tasks.samples)]
+        if [group[0].sample for group in groups if len(group) == tasks.num_generations] != tasks.samples:
+            self.stored, found = None, []
+            groups = self.session.rollouts.run(tasks).groups
+            self.store.write(RolloutBatch(tasks.step, rollouts.groups + groups))
+        rollouts.groups += groups
+        if self.rewards.judge([trajectory for group in groups for trajectory in group]):
+            self.store.write(RolloutBatch(tasks.step, rollouts.groups + found[len(groups) :]))
+        return [number for number, group in enumerate(groups, tasks.offset) if self._accepts(group)]
+
+    def _accepts(self, group: list[Trajectory]) -> bool:
+        alive = [trajectory for trajectory in group if not trajectory.stop_reason.failed]
+        return self.sampler.accept(alive, [sum(self.rewards.per_turn(trajectory)) for trajectory in alive])
 
     def publish(self, step: int) -> StepMetrics:
         """The learner's weights into every engine, proved by the canary. Raises SyncError."""

@@ -1,7 +1,8 @@
 """The loop, on one page: roll out, learn, publish the weights, now and then evaluate and save.
 
     1. the sampler draws tasks         2. the agents try each of them num_generations times
-    3. the tries are stored            4. the algorithm turns them into an update of the policy
+    3. the tries are stored, judged by the reward functions, and taken or refused by the sampler, which draws again
+    4. the algorithm turns them into an update of the policy
     5. the engines get the weights, and a canary proves it
     6. every eval_interval steps held-out tasks; every ckpt_interval steps a checkpoint
 
@@ -16,13 +17,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from skyrl_trainer.config import Config
+from skyrl_trainer.learner.grpo import GRPOTrainer
 from skyrl_trainer.learner.guardian import start_guardian
 from skyrl_trainer.learner.parts import Parts, eval_metrics, held_out_tasks
 from skyrl_trainer.learner.run_folder import RunFolder
 from skyrl_trainer.learner.session import Session
 from skyrl_trainer.learner.signals import StopSignal
 from skyrl_trainer.rollout.manager import rollout_metrics
-from skyrl_trainer.types import PromptBatch, RewardBatch, RolloutBatch, StepMetrics, Trajectory
+from skyrl_trainer.types import PromptBatch, RewardBatch, RolloutBatch, StepMetrics
 
 
 class Trainer:
@@ -43,28 +45,42 @@ class Trainer:
         try:
             self.publish_and_log()
             while self.step < self.config.max_steps:
-                rollouts = self.roll_out()
-                self.learn(rollouts)
+                rewards, metrics = self.roll_out()
+                self.learn(rewards, metrics)
                 self.publish_and_log()
         finally:  # also after Ctrl-C or an engine's death: the newest whole step is never lost
             if self.whole:
                 self.save()
 
-    def roll_out(self) -> RolloutBatch:
+    def roll_out(self) -> tuple[RewardBatch, StepMetrics]:
+        """Draws and tries tasks until the sampler has accepted a whole batch, or `max_draws` batches were drawn."""
+        parts, size = self.parts, self.config.train_batch_size
+        rollouts, accepted, draws = RolloutBatch(self.step + 1, []), list[int](), 0
         self.seconds = {}
-        tasks = self.parts.sampler.next_tasks(self.config.train_batch_size)
         with self.phase("rollout"), self.stop.interruptible():
-            return self.parts.roll_out(PromptBatch(self.step + 1, tasks, self.parts.config.generator.num_generations))
+            while len(accepted) < size and draws < parts.alone.options.max_draws:
+                tasks, first = parts.sampler.next_tasks(size), len(rollouts.groups)
+                tries = parts.config.generator.num_generations
+                accepted += parts.roll_out(PromptBatch(rollouts.step, tasks, tries, offset=first), rollouts)
+                draws += 1
+        if len(accepted) < size:
+            bound = f"trainer.algorithm.options.max_draws={draws}"
+            parts.table.note(f"step {rollouts.step}: only {len(accepted)} of {size} groups accepted ({bound})")
+        metrics = rollout_metrics(rollouts) | parts.rewards.metrics(rollouts)
+        metrics["groups/drawn"] = float(len(rollouts.groups))
+        metrics["groups/rejected"] = float(len(rollouts.groups) - len(accepted))
+        metrics["groups/missing"] = float(size - len(accepted[:size]))
+        metrics["groups/unused"] = float(len(accepted[size:]))
+        return parts.rewards.batch(rollouts, accepted[:size]), metrics
 
-    def learn(self, rollouts: RolloutBatch) -> None:
+    def learn(self, rewards: RewardBatch, metrics: StepMetrics) -> None:
         """One call of the algorithm. From here on the step counts, whatever happens."""
-        metrics = rollout_metrics(rollouts)
         metrics["tokens/per_second"] = metrics["tokens"] / self.seconds["time/rollout"]
         with self.phase("train"):
             self.whole = False
-            metrics |= self.parts.algorithm.update(as_rewards(rollouts))
+            metrics |= self.parts.algorithm.update(rewards)
             self.whole = True
-        self.step, self.unfinished = rollouts.step, metrics | self.seconds
+        self.step, self.unfinished = rewards.rollouts.step, metrics | self.seconds
         self.sampler_state = self.parts.sampler.state_dict()
 
     def publish_and_log(self) -> None:
@@ -103,32 +119,14 @@ class Trainer:
         self.seconds[f"time/{name}"] = time.perf_counter() - start
 
 
-def as_rewards(rollouts: RolloutBatch) -> RewardBatch:
-    """The env's own rewards, turn by turn. Failed trajectories are not learned from (and were counted)."""
-    kept = [(i, t) for i, group in enumerate(rollouts.groups) for t in group if not t.stop_reason.failed]
-    return RewardBatch(
-        rollouts=rollouts,
-        trajectories=[t for _, t in kept],
-        group_index=[i for i, _ in kept],
-        rewards=[[turn.reward for turn in t.turns] for _, t in kept],
-        parts=[sum_parts(t) for _, t in kept],
-    )
+def train(config: Config, algorithm: GRPOTrainer | None = None) -> int:
+    """Runs or resumes what `config` asks for; returns the exit code. Raises UserError with a sentence.
 
-
-def sum_parts(trajectory: Trajectory) -> dict[str, float]:
-    """{"correct": 1.0, "format": 0.1}: the parts of the reward, summed over the turns."""
-    total: dict[str, float] = {}
-    for turn in trajectory.turns:
-        for part, reward in turn.reward_parts.items():
-            total[part] = total.get(part, 0.0) + reward
-    return total
-
-
-def train(config: Config) -> int:
-    """Runs or resumes what `config` asks for; returns the exit code. Raises UserError with a sentence."""
+    algorithm: instead of a new one of the class that `trainer.algorithm.name` is registered for.
+    """
     start_guardian()
     with RunFolder(config) as run:
-        parts = Parts(config, run)
+        parts = Parts(config, run, algorithm)
         if parts.complete:
             print(f"The run in {run.path} is complete. For a new one give another trainer.run_dir.")
         else:

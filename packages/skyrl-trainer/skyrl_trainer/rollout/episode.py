@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from skyrl_trainer.agent.prompt import ChatPrompt
+from skyrl_trainer.agent.prompt import ChatPrompt, first_messages
 from skyrl_trainer.errors import UserError
 from skyrl_trainer.rollout.env_client import RemoteEnv
 from skyrl_trainer.rollout.env_worker import EnvReply
@@ -116,7 +116,9 @@ class _Episode:
         reset_seconds = time.monotonic() - began
         if reply.error is not None:
             return self.stop(StopReason.ENV_ERROR, reply.error)
-        new_ids = self.prompt.first(reply.info.get("instructions", ""), reply.observation)
+        instructions = reply.info.get("instructions", "")
+        self.trajectory.prompt = first_messages(instructions, reply.observation)
+        new_ids = self.prompt.first(instructions, reply.observation)
         if len(new_ids) >= self.settings.max_model_len:
             limit = f"generator.max_model_len={self.settings.max_model_len}"
             error = f"The first prompt has {len(new_ids)} tokens, too many for {limit}."

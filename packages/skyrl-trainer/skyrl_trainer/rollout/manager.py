@@ -83,7 +83,7 @@ class Rollouts:
             ray.kill(worker)
 
     def _new_trajectory(self, batch: PromptBatch, number: int, generation: int, eval: bool) -> Trajectory:
-        name = f"{'eval/' if eval else ''}{batch.step}/{number}/{generation}"
+        name = f"{'eval/' if eval else ''}{batch.step}/{batch.offset + number}/{generation}"
         seed = derive_seed(self._config.trainer.seed, name)
         return Trajectory(name, batch.samples[number], generation, seed)
 

@@ -128,6 +128,8 @@ def _to_dict(trajectory: Trajectory) -> dict[str, Any]:
         "stop_reason": trajectory.stop_reason.value,
         "error": trajectory.error,
         "metrics": trajectory.metrics,
+        "prompt": trajectory.prompt,
+        "scores": trajectory.scores,
         "turns": [{name: getattr(turn, name) for name in TURN_FIELDS} for turn in trajectory.turns],
     }
 

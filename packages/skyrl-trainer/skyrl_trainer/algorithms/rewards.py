@@ -1,0 +1,182 @@
+"""What a trajectory is worth: the env's reward, reward functions and the penalty for length, each with its weight.
+
+    @register_reward("brevity")
+    def brevity(completions, **columns):
+        return [-len(messages[-1]["content"]) / 100 for messages in completions]
+
+A function has TRL's signature (protocols.RewardFunction) and is named with its weight in
+`trainer.algorithm.reward_funcs`. It judges every trajectory that did not fail, once: what it says is stored with the
+trajectory, and a resumed run reads it there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import math
+from collections.abc import Callable, Collection, Mapping
+from numbers import Real
+from typing import Any
+
+from skyrl_trainer.algorithms.overlong import soft_penalty, token_budget, without_sampled_tokens
+from skyrl_trainer.algorithms.registry import Registry
+from skyrl_trainer.config import Config
+from skyrl_trainer.errors import UserError
+from skyrl_trainer.protocols import RewardFunction
+from skyrl_trainer.types import RewardBatch, RolloutBatch, StepMetrics, StopReason, Trajectory
+from skyrl_trainer.user_file import cause
+
+_REWARDS: Registry[RewardFunction] = Registry("trainer.algorithm.reward_funcs")
+reward_function = _REWARDS.get
+
+
+def register_reward(name: str) -> Callable[[RewardFunction], RewardFunction]:
+    """A decorator for a reward function; a later registration of the same name replaces the earlier one."""
+    if name in ("env", "mean", "total"):  # the env's own weight, and two metrics
+        raise UserError(f"A reward function cannot be called {name!r}, which means something else; rename it.")
+    return _REWARDS.register(name)
+
+
+class Rewards:
+    """The rewards of a run. Raises UserError for names that are not registered and settings that cannot work."""
+
+    def __init__(self, config: Config, options: Any) -> None:
+        """options: `trainer.algorithm.options`, checked and complete."""
+        self.weights = {"env": 1.0, **config.trainer.algorithm.reward_funcs}
+        self.functions = {name: reward_function(name) for name in self.weights if name != "env"}
+        self.filter, self.cache = options.overlong_filter, options.overlong_cache
+        self.budget = token_budget(config.generator)
+        if self.cache > self.budget:
+            raise UserError(
+                f"trainer.algorithm.options.overlong_cache is {self.cache}, but a trajectory has only {self.budget} "
+                "tokens (generator.max_completion_length times max_turns, or max_model_len): lower it."
+            )
+
+    def judge(self, trajectories: list[Trajectory]) -> bool:
+        """Lets every function score those that it has not scored yet; whether there were any."""
+        asked = False
+        for name, function in self.functions.items():
+            todo = [t for t in trajectories if not t.stop_reason.failed and name not in t.scores]
+            if todo:
+                asked = True
+                for trajectory, score in zip(todo, call(name, function, todo), strict=True):
+                    trajectory.scores[name] = score
+        return asked
+
+    def batch(self, rollouts: RolloutBatch, groups: Collection[int]) -> RewardBatch:
+        """What the algorithm learns from: the trajectories of these groups that did not fail.
+
+        With `overlong_filter` one that was cut off has no sampled token in it, so that it counts in its group's
+        baseline and nothing is learned from it.
+        """
+        kept = [(i, t) for i in sorted(groups) for t in rollouts.groups[i] if not t.stop_reason.failed]
+        return RewardBatch(
+            rollouts=rollouts,
+            trajectories=[without_sampled_tokens(t) if self._cut_off(t) else t for _, t in kept],
+            group_index=[i for i, _ in kept],
+            rewards=[self.per_turn(t) for _, t in kept],
+            parts=[sum_parts(t) | {name: score or 0.0 for name, score in t.scores.items()} for _, t in kept],
+        )
+
+    def per_turn(self, trajectory: Trajectory) -> list[float]:
+        """The env's rewards, and at the last turn what the functions and the length add."""
+        rewards = [turn.reward * self.weights["env"] for turn in trajectory.turns]
+        if rewards:
+            rewards[-1] += sum(self.weights[name] * (trajectory.scores[name] or 0.0) for name in self.functions)
+            rewards[-1] += self._penalty(trajectory)
+        return rewards
+
+    def metrics(self, rollouts: RolloutBatch) -> StepMetrics:
+        """`reward/total` (weighted, penalty included), `reward/<function>` without its weight, overlong counters."""
+        alive = [trajectory for trajectory in rollouts.trajectories if not trajectory.stop_reason.failed]
+        metrics = {"reward/total": _mean([sum(self.per_turn(trajectory)) for trajectory in alive])}
+        for name in self.functions:
+            scores = [trajectory.scores[name] for trajectory in alive]
+            metrics[f"reward/{name}"] = _mean([score for score in scores if score is not None])
+            metrics[f"reward/{name}/none"] = float(scores.count(None))
+        if self.filter:
+            metrics["overlong/filtered"] = float(sum(map(self._cut_off, alive)))
+        if self.cache:
+            metrics["overlong/penalty"] = _mean([self._penalty(trajectory) for trajectory in alive])
+        return metrics
+
+    def _cut_off(self, trajectory: Trajectory) -> bool:
+        return self.filter and trajectory.stop_reason is StopReason.LENGTH
+
+    def _penalty(self, trajectory: Trajectory) -> float:
+        return soft_penalty(trajectory.num_output_tokens, self.budget, self.cache)
+
+
+def sum_parts(trajectory: Trajectory) -> dict[str, float]:
+    """{"correct": 1.0, "format": 0.1}: the parts of the env's reward, summed over the turns."""
+    total: dict[str, float] = {}
+    for turn in trajectory.turns:
+        for part, reward in turn.reward_parts.items():
+            total[part] = total.get(part, 0.0) + reward
+    return total
+
+
+def completion(trajectory: Trajectory) -> list[dict[str, str]]:
+    """The policy's answers and, between them, what the env said."""
+    messages = []
+    for turn in trajectory.turns:
+        messages.append({"role": "assistant", "content": turn.action})
+        messages.append({"role": "user", "content": turn.observation})
+    return messages[:-1]
+
+
+def call(name: str, function: RewardFunction, trajectories: list[Trajectory]) -> list[float | None]:
+    """What the function says of these trajectories, checked."""
+    samples = [trajectory.sample for trajectory in trajectories]
+    options = sorted({key for sample in samples for key in sample.options})
+    columns: dict[str, Any] = {key: [sample.options.get(key) for sample in samples] for key in options}
+    columns |= {key: [getattr(sample, key) for sample in samples] for key in ("ground_truth", "sample_id", "env_id")}
+    columns |= {
+        "prompts": [[dict(message) for message in t.prompt] for t in trajectories],
+        "completions": [completion(t) for t in trajectories],
+        "completion_ids": [t.token_ids()[len(t.turns[0].prompt_ids) :] if t.turns else [] for t in trajectories],
+    }
+    who = f"The reward function {name!r}"
+    span = f"{len(trajectories)} trajectories ({trajectories[0].trajectory_id} to {trajectories[-1].trajectory_id})"
+    try:
+        values = function(**columns)
+        if inspect.iscoroutine(values):
+            values = asyncio.run(values)
+    except Exception as error:
+        raise UserError(f"{who} failed on {span}: {cause(error)}.") from error
+    wanted = "return a list with one number, or None where it does not apply, for each"
+    try:
+        values = [value.item() if hasattr(value, "item") else value for value in values]
+    except TypeError:
+        raise UserError(f"{who} returned {values!r} for {span}: {wanted}.") from None
+    if len(values) != len(trajectories):
+        raise UserError(f"{who} returned {len(values)} values for {span}: {wanted}.")
+    for trajectory, value in zip(trajectories, values, strict=True):
+        if value is not None and not (isinstance(value, Real) and math.isfinite(value)):
+            raise UserError(f"{who} returned {value!r} for trajectory {trajectory.trajectory_id}: {wanted}.")
+    return [None if value is None else float(value) for value in values]
+
+
+def configured(config: Config, model: str | None, funcs: Any, train: Any, held_out: Any) -> Config:
+    """A copy of the configuration with the Python API's arguments in it; functions are registered by their names."""
+    config = config.model_copy(deep=True)
+    named = [(getattr(function, "__name__", type(function).__name__), function) for function in funcs or ()]
+    if len(dict(named)) < len(named):
+        names = ", ".join(name for name, _ in named)
+        raise UserError(f"reward_funcs has two functions of one name ({names}); rename one of them.")
+    weights = dict(config.trainer.algorithm.reward_funcs)
+    for name, function in named:
+        register_reward(name)(function)
+        weights[name] = funcs[function] if isinstance(funcs, Mapping) else weights.get(name, 1.0)
+    config.trainer.algorithm.reward_funcs = weights
+    if model is not None:
+        config.trainer.policy.model.path = model
+    if train is not None:
+        config.data.train_data = [train] if isinstance(train, str) else list(train)
+    if held_out is not None:
+        config.data.val_data = [held_out] if isinstance(held_out, str) else list(held_out)
+    return config
+
+
+def _mean(values: list[float]) -> float:
+    return sum(values) / len(values) if values else 0.0

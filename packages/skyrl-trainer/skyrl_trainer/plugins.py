@@ -1,0 +1,15 @@
+# ruff: noqa: F401
+"""All that a plug-in file needs, in one import: docs/plug-ins.md has an example of each kind."""
+
+from skyrl_trainer.algorithms.advantages import by_group, register_estimator, spread_over_tokens, trajectory_returns
+from skyrl_trainer.algorithms.cispo import CISPOLossMixin
+from skyrl_trainer.algorithms.dapo import DAPOLossMixin
+from skyrl_trainer.algorithms.dr_grpo import DrGRPOLossMixin
+from skyrl_trainer.algorithms.dual_clip import DualClipLossMixin
+from skyrl_trainer.algorithms.gspo import GSPOLossMixin, GSPOTokenLossMixin
+from skyrl_trainer.algorithms.policy_loss import LossOptions, PolicyLoss
+from skyrl_trainer.algorithms.rewards import register_reward
+from skyrl_trainer.algorithms.samplers import DynamicSampler, UniformSampler, register_sampler
+from skyrl_trainer.algorithms.sapo import SAPOLossMixin
+from skyrl_trainer.learner.grpo import GRPOTrainer
+from skyrl_trainer.learner.trainers import register_trainer

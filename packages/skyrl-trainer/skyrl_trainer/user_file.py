@@ -1,0 +1,51 @@
+"""Python files of the user's that register things: environments, or plug-ins of the algorithms."""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from hashlib import blake2b
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+from sysconfig import get_paths
+
+from skyrl_trainer.config import Config
+from skyrl_trainer.errors import UserError
+
+_PATHS = get_paths()
+NOT_THE_USERS = ("<frozen", _PATHS["stdlib"], _PATHS["purelib"], str(Path(__file__).parent))
+"""Beginnings of the names of files that a user cannot mend."""
+
+
+def load_user_file(setting: str, given: str, what: str) -> None:
+    """Runs the file once a process. Raises UserError with the error's file and line.
+
+    Example: load_user_file("environment.env_file", "envs.py", "environments")
+    """
+    path = Path(given).expanduser().resolve()
+    name = f"skyrl_user_file_{blake2b(str(path).encode(), digest_size=6).hexdigest()}"
+    if name in sys.modules:
+        return
+    spec = spec_from_file_location(name, path) if path.suffix == ".py" and path.is_file() else None
+    if spec is None or spec.loader is None:
+        raise UserError(f"{setting}: {given} is not a Python file; give one that registers {what}.")
+    module = sys.modules[name] = module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        del sys.modules[name]
+        raise UserError(f"{setting}: {given} failed with {cause(error)}.") from error
+
+
+def load_plugin(config: Config) -> None:
+    """Runs `trainer.algorithm.plugin_file`: every process calls this before it asks a registry for a name."""
+    if config.trainer.algorithm.plugin_file is not None:
+        setting = "trainer.algorithm.plugin_file"
+        load_user_file(setting, config.trainer.algorithm.plugin_file, "trainers, estimators, samplers or rewards")
+
+
+def cause(error: Exception) -> str:
+    """What went wrong, and where in the user's own code: "ValueError: no such move (mine.py, line 7)"."""
+    frames = traceback.extract_tb(error.__traceback__)
+    users = [f" ({f.filename}, line {f.lineno})" for f in frames if not f.filename.startswith(NOT_THE_USERS)]
+    return f"{type(error).__name__}: {str(error).rstrip('.')}{users[-1] if users else ''}"

@@ -1,0 +1,144 @@
+"""Rewards: the env's, reward functions with TRL's signature, care for overlong answers; what is wrong is a sentence."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from trl.rewards import get_soft_overlong_punishment
+
+from skyrl_trainer.algorithms.advantages import estimator
+from skyrl_trainer.algorithms.overlong import soft_penalty
+from skyrl_trainer.algorithms.policy_loss import PolicyLoss
+from skyrl_trainer.algorithms.rewards import Rewards, register_reward
+from skyrl_trainer.config import Config
+from skyrl_trainer.errors import UserError
+from skyrl_trainer.learner.grpo import GRPOTrainer
+from skyrl_trainer.learner.learner import Learner
+from skyrl_trainer.learner.trainers import DAPOTrainer
+from skyrl_trainer.types import RolloutBatch, Sample, StopReason, Trajectory, Turn
+from tests.trainer.learner.tiny_models import make_config, save_model
+
+
+def rewards_of(funcs: dict[str, float] | None = None, **options: Any) -> Rewards:
+    algorithm = {"reward_funcs": funcs or {}, "options": options}
+    generator = {"max_completion_length": 10, "max_turns": 2, "max_model_len": 100}
+    config = Config.model_validate({"trainer": {"algorithm": algorithm}, "generator": generator})
+    return Rewards(config, PolicyLoss.read_options(config))
+
+
+def tried(number: int = 0, lengths: tuple[int, ...] = (2, 3), **changes: Any) -> Trajectory:
+    """A turn of each length, which earns 1 and hears "no" until the end."""
+    turns = [Turn([1, 2], [5] * n, [-1.0] * n, [0] * n, f"try {i}", "no", 1.0) for i, n in enumerate(lengths)]
+    sample = Sample(f"s{number}", "env", number, {"level": number} if number else {}, ground_truth=7 * number)
+    prompt = [{"role": "user", "content": f"question {number}"}]
+    return Trajectory(f"1/{number}/0", sample, 0, 0, turns, StopReason.TERMINATED, prompt=prompt, **changes)
+
+
+def test_a_reward_function_gets_what_trl_gives_and_is_asked_once() -> None:
+    calls: list[dict[str, Any]] = []
+
+    @register_reward("half")
+    async def half(**columns: Any) -> list[float | None]:
+        calls.append(columns)
+        return [0.5, None]
+
+    rewards, group = rewards_of({"half": 2.0, "env": 3.0}), [tried(0), tried(1), tried(2)]
+    group[2].stop_reason = StopReason.TIMEOUT
+    assert rewards.judge(group) and not rewards.judge(group)
+    assert len(calls) == 1 and calls[0]["prompts"][1] == [{"role": "user", "content": "question 1"}]
+    said = [("assistant", "try 0"), ("user", "no"), ("assistant", "try 1")]
+    assert [(m["role"], m["content"]) for m in calls[0]["completions"][0]] == said
+    assert calls[0]["completion_ids"] == [[5, 5, 1, 2, 5, 5, 5]] * 2
+    columns = {"ground_truth": [0, 7], "sample_id": ["s0", "s1"], "env_id": ["env"] * 2, "level": [None, 1]}
+    assert columns.items() <= calls[0].items()
+    batch = rewards.batch(RolloutBatch(1, [group]), [0])
+    assert batch.rewards == [[3.0, 4.0], [3.0, 3.0]] and batch.parts == [{"half": 0.5}, {"half": 0.0}]
+    metrics = rewards.metrics(RolloutBatch(1, [group]))
+    assert (metrics["reward/half"], metrics["reward/half/none"], metrics["reward/total"]) == (0.5, 1.0, 6.5)
+
+
+@pytest.mark.parametrize(
+    "answer, sentence",
+    [
+        ([1.0], r"'bad' returned 1 values for 2 trajectories \(1/0/0 to 1/1/0\)"),
+        ([1, 2, 3], "returned 3 values"),
+        ([1.0, "good"], "returned 'good' for trajectory 1/1/0: return a list with one number, or None"),
+        ([float("nan"), 1.0], "returned nan for trajectory 1/0/0"),
+        (0.5, "returned 0.5 for 2 trajectories"),
+        (ZeroDivisionError("by zero"), r"failed on 2 .*ZeroDivisionError: by zero \(.*test_rewards.py, line \d+\)"),
+    ],
+)
+def test_a_reward_function_that_misbehaves_is_named(answer: Any, sentence: str) -> None:
+    @register_reward("bad")
+    def bad(completions: Any, **columns: Any) -> Any:
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    with pytest.raises(UserError, match=sentence):
+        rewards_of({"bad": 1.0}).judge([tried(0), tried(1)])
+
+
+def test_names_that_cannot_be_and_a_cache_beyond_the_budget_are_refused() -> None:
+    with pytest.raises(UserError, match=r"trainer\.algorithm\.reward_funcs='brevty' is not registered"):
+        rewards_of({"brevty": 1.0})
+    with pytest.raises(UserError, match="cannot be called 'env'"):
+        register_reward("env")
+    with pytest.raises(UserError, match=r"overlong_cache is 21, but a trajectory has only 20 tokens"):
+        rewards_of(overlong_cache=21)
+
+
+def test_the_soft_overlong_penalty_is_trls_and_sits_on_the_last_turn() -> None:
+    trl = get_soft_overlong_punishment(max_completion_len=20, soft_punish_cache=8)
+    lengths = range(25)
+    assert [soft_penalty(n, 20, 8) for n in lengths] == trl(completion_ids=[[0] * n for n in lengths])
+    rewards, batch = rewards_of(overlong_cache=8), RolloutBatch(1, [[tried(0, (8, 8)), tried(1)]])
+    assert rewards.batch(batch, [0]).rewards == [[1.0, 0.5], [1.0, 1.0]]
+    assert rewards.metrics(batch)["overlong/penalty"] == -0.25
+
+
+def test_a_filtered_trajectory_counts_in_the_baseline_and_has_no_gradient() -> None:
+    rewards, group = rewards_of(overlong_filter=True), [tried(0), tried(1, (1,)), tried(2)]
+    group[1].stop_reason = StopReason.LENGTH
+    batch = rewards.batch(RolloutBatch(1, [group]), [0])
+    assert [t.num_output_tokens for t in batch.trajectories] == [5, 0, 5] and group[1].num_output_tokens == 1
+    assert batch.trajectories[1].token_ids() == group[1].token_ids()
+    assert rewards.metrics(RolloutBatch(1, [group]))["overlong/filtered"] == 1
+    for name in ("grpo", "rloo", "maxrl", "reinforce++"):
+        advantages = estimator(name)(batch, GRPOTrainer(Config()).options, None).advantages
+        assert not any(advantages[1]) and any(advantages[0])
+
+
+def test_a_batch_of_which_everything_is_filtered_leaves_the_weights_as_they_are(tmp_path: Path) -> None:
+    group = [tried(i, (1 + i, 2)) for i in range(2)]
+    for trajectory in group:
+        trajectory.stop_reason = StopReason.LENGTH
+        trajectory.turns[0].reward = float(trajectory.sample.seed)
+    path, config = save_model(tmp_path), make_config(trainer={"algorithm": {"name": "dapo"}})
+    trainer = DAPOTrainer(config).start(Learner(config, path, 10))
+    before = [tensor.clone() for _, tensor in trainer.learner.named_tensors()]
+    metrics = trainer.update(rewards_of(overlong_filter=True).batch(RolloutBatch(1, [group]), [0]))
+    assert metrics["grad_norm"] == metrics["tokens/trained"] == 0 and metrics["advantage/zero_fraction"] == 1
+    assert all(torch.equal(a, b) for a, (_, b) in zip(before, trainer.learner.named_tensors(), strict=True))
+
+
+def short(**columns: Any) -> list[float]:
+    return [0.0]
+
+
+def long(**columns: Any) -> list[float]:
+    return [1.0]
+
+
+def test_python_arguments_become_settings() -> None:
+    args = Config.model_validate({"trainer": {"algorithm": {"reward_funcs": {"short": 0.5, "env": 0.0}}}})
+    config = GRPOTrainer(args, model="here", reward_funcs=[short, long], train_dataset="a.jsonl").config
+    assert config.trainer.algorithm.reward_funcs == {"short": 0.5, "env": 0.0, "long": 1.0}
+    assert config.trainer.policy.model.path == "here" and config.data.train_data == ["a.jsonl"]
+    assert args.data.train_data != ["a.jsonl"], "what was given is not changed"
+    assert GRPOTrainer(reward_funcs={short: 3}).config.trainer.algorithm.reward_funcs == {"short": 3.0}
+    with pytest.raises(UserError, match="two functions of one name"):
+        GRPOTrainer(reward_funcs=[lambda **columns: [], lambda **columns: []])

@@ -1,0 +1,110 @@
+"""docs/plug-ins.md: every example is what it says; a file that cannot be loaded is a sentence with file and line."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from skyrl_trainer.algorithms.advantages import estimator
+from skyrl_trainer.algorithms.rewards import reward_function
+from skyrl_trainer.algorithms.samplers import sampler_class
+from skyrl_trainer.config import Config
+from skyrl_trainer.errors import UserError
+from skyrl_trainer.learner.grpo import GRPOTrainer
+from skyrl_trainer.learner.learner import Learner
+from skyrl_trainer.learner.trainers import trainer_class
+from skyrl_trainer.types import RewardBatch, RolloutBatch, Sample, Trajectory, Turn
+from skyrl_trainer.user_file import load_plugin
+from tests.trainer.learner.tiny_models import make_batch, save_model
+
+PAGE = (Path(__file__).parents[2] / "docs" / "plug-ins.md").read_text()
+EXAMPLES = "\n\n".join(re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL))
+
+
+def with_plugin(path: Path, text: str, **algorithm: Any) -> Config:
+    path.write_text(text)
+    return Config.model_validate({"trainer": {"algorithm": {"plugin_file": str(path), **algorithm}}})
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory: pytest.TempPathFactory) -> Config:
+    folder = tmp_path_factory.mktemp("plugin")
+    made = with_plugin(folder / "mine.py", EXAMPLES, name="damped", options={"damping": 0.25, "sampler": "mixed"})
+    load_plugin(made)
+    return made
+
+
+def test_the_examples_register_what_the_page_says(config: Config, tmp_path: Path) -> None:
+    assert reward_function("brevity")(prompts=[], completion_ids=[], completions=[[{"content": "x" * 25}]]) == [0.75]
+    done, lost = (
+        Trajectory("1/0/0", Sample("s", "e", 0), 0, 0, [Turn([1], [2], [0.0], [0], "x", info={"success": success})])
+        for success in (True, False)
+    )
+    sampler = sampler_class("mixed")([done.sample], 0)
+    assert sampler.accept([done, lost], [1.0, 1.0]) and not sampler.accept([done, done], []) | sampler.accept([], [])
+    rewards = RewardBatch(RolloutBatch(1, [[done] * 3]), [done] * 3, [0] * 3, [[0.0], [1.0], [5.0]], [{}] * 3)
+    assert [row[1] for row in estimator("median")(rewards, None, None).advantages] == [-1.0, 0.0, 4.0]
+    algorithm = trainer_class("damped")(config)
+    assert isinstance(algorithm, GRPOTrainer) and algorithm.options.damping == 0.25
+    algorithm.start(Learner(config, save_model(tmp_path), 1))
+    assert algorithm.update(make_batch())["grad_norm"] > 0
+
+
+def test_the_judge_asks_its_endpoint_and_gives_none_where_it_hears_no_mark(
+    config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Endpoint(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))["messages"][0]["content"]
+            mark = "7" if "Reference: 42" in asked else "well"
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(json.dumps({"choices": [{"message": {"content": mark}}]}).encode())
+
+        def log_message(self, *args: object) -> None:
+            pass
+
+    server = HTTPServer(("127.0.0.1", 0), Endpoint)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    monkeypatch.setenv("JUDGE_URL", f"http://127.0.0.1:{server.server_port}/v1")
+    monkeypatch.setenv("JUDGE_MODEL", "any")
+    given: dict[str, Any] = {name: [[{"content": "text"}]] * 2 for name in ("prompts", "completions", "completion_ids")}
+    assert reward_function("judge")(**given, ground_truth=[42, 1]) == [0.7, None]
+    server.shutdown()
+    server.server_close()
+    assert reward_function("judge")(**given, ground_truth=[42, 1]) == [None, None]
+
+
+@pytest.mark.parametrize(
+    "text, sentence",
+    [
+        ("import math\n\n1 / 0\n", r"ZeroDivisionError: division by zero \(.*broken\.py, line 3\)\.$"),
+        ("x = (\n", r"SyntaxError: .*broken\.py, line 1\)\.$"),
+        ("from skyrl_trainer.plugins import register_reword\n", r"ImportError: .*broken\.py, line 1\)\.$"),
+    ],
+)
+def test_a_file_that_cannot_be_loaded_is_a_sentence_with_file_and_line(
+    tmp_path: Path, text: str, sentence: str
+) -> None:
+    broken = with_plugin(tmp_path / "broken.py", text)
+    for _ in range(2):  # it is not taken for loaded afterwards
+        with pytest.raises(UserError, match=r"^trainer\.algorithm\.plugin_file: .* failed with " + sentence):
+            load_plugin(broken)
+    broken.trainer.algorithm.plugin_file = str(tmp_path / "none.py")
+    with pytest.raises(UserError, match=r"none\.py is not a Python file; give one that registers trainers"):
+        GRPOTrainer(broken)
+
+
+def test_the_package_is_light_until_the_python_api_is_asked_for() -> None:
+    code = "import sys, skyrl_trainer; assert 'torch' not in sys.modules and 'pydantic' not in sys.modules; "
+    code += "from skyrl_trainer import load_config; assert 'torch' not in sys.modules and load_config(None, []); "
+    code += "assert not hasattr(skyrl_trainer, 'nothing'); from skyrl_trainer import GRPOTrainer; GRPOTrainer()"
+    subprocess.run([sys.executable, "-c", code], check=True)
