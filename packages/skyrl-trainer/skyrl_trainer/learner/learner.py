@@ -21,7 +21,7 @@ from transformers.trainer_utils import SchedulerType
 
 from skyrl_trainer.config import Config
 from skyrl_trainer.errors import UserError
-from skyrl_trainer.learner import shared_prefix
+from skyrl_trainer.learner import lora, shared_prefix
 from skyrl_trainer.learner.batch import Row, collate
 from skyrl_trainer.learner.checkpoint import State, written_aside
 from skyrl_trainer.learner.cpu_linear import use_onednn
@@ -52,7 +52,9 @@ class Scorer:
             mixed_precision="bf16" if self.published_dtype == torch.bfloat16 else "no",
             gradient_accumulation_steps=1,
         )
-        self.model = _load_model(model_path).to(self.accelerator.device)
+        self.lora = lora.read_options(config)
+        self.model = _load_model(model_path, lora.quantized_loading(self.lora, self.device)).to(self.device)
+        lora.keep_exact(self.model)
         # Not train(): dropout would put noise in every ratio, and there is no other difference.
         self.model.eval()
         use_onednn(self.model)
@@ -161,10 +163,18 @@ class Learner(Scorer):
     def __init__(self, config: Config, model_path: str, total_optimizer_steps: int) -> None:
         super().__init__(config, model_path)
         self.tokenizer = AutoTokenizer.from_pretrained(model_path)
-        self.parameters = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
+        if self.lora is not None:
+            lora.add_role(self.model, lora.POLICY, self.lora, config.trainer.seed)
+        self.parameters = list(self.trainable().values())
         self.optimizer = _make_optimizer(self.parameters, config)
         self.scheduler = _make_scheduler(self.optimizer, config, total_optimizer_steps)
         self.optimizer_steps = 0
+
+    def trainable(self) -> dict[str, torch.nn.Parameter]:
+        """What the optimizer changes, by name: with LoRA the policy's adapter."""
+        if self.lora is not None:
+            return lora.parameters_of(self.model, lora.POLICY)
+        return {name: parameter for name, parameter in self.model.named_parameters() if parameter.requires_grad}
 
     def backward(self, loss: torch.Tensor) -> None:
         """Adds to the gradients; the loss is already normalised over the whole mini-batch."""
@@ -190,9 +200,13 @@ class Learner(Scorer):
     def clear_gradients(self) -> None:
         self.optimizer.zero_grad(set_to_none=True)
 
-    def named_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Full weights under their Hugging Face names, in a fixed order, tied ones once, as the engine holds them."""
-        for name, parameter in self.model.named_parameters():
+    def named_tensors(self, adapter: bool = True) -> Iterator[tuple[str, torch.Tensor]]:
+        """Full weights under their Hugging Face names, in a fixed order, tied ones once, as the engine holds them.
+
+        With LoRA the adapter is merged in, or left out.
+        """
+        tensors = lora.full_tensors(self.model, lora.POLICY if adapter else None) if self.lora else None
+        for name, parameter in tensors or self.model.named_parameters():
             # The parameter itself where it can be: the weight sync then moves it into shared memory.
             same = parameter.dtype == self.published_dtype
             yield name, parameter if same else parameter.detach().to(self.published_dtype)
@@ -200,7 +214,8 @@ class Learner(Scorer):
     def save_pretrained(self, folder: Path) -> None:
         """Writes a Hugging Face folder, tokenizer included, aside and then renamed: never half a model."""
         with written_aside(folder) as aside:
-            self.model.save_pretrained(
+            model = lora.skeleton(self.model) if self.lora else self.model
+            model.save_pretrained(
                 aside, state_dict={name: tensor.detach() for name, tensor in self.named_tensors()}
             )
             config_file = aside / "config.json"
@@ -208,11 +223,14 @@ class Learner(Scorer):
             settings["dtype"] = self.config.trainer.policy.model.dtype
             config_file.write_text(json.dumps(settings, indent=2, sort_keys=True) + "\n")
             self.tokenizer.save_pretrained(aside)
+            if self.lora is not None:
+                lora.save_adapter(self.model, self.model_path, aside / "adapter")
 
     def state_dict(self) -> State:
-        """Everything that the next optimizer step depends on. No random state: nothing here draws a number."""
+        """Everything that the next optimizer step depends on. No random state: nothing here draws a number. With LoRA
+        the adapter alone: its base is the model that the run started from."""
         tensors: dict[str, torch.Tensor] = {}
-        for name, parameter in self.model.named_parameters():
+        for name, parameter in self.trainable().items():
             tensors[f"model.{name}"] = parameter.detach()
             for key, value in self.optimizer.state.get(parameter, {}).items():
                 tensors[f"optimizer.{key}.{name}"] = value
@@ -221,7 +239,7 @@ class Learner(Scorer):
 
     def load_state_dict(self, state: State) -> None:
         """Raises UserError when the state is another model's."""
-        named = dict(self.model.named_parameters())
+        named = self.trainable()
         saved = {key.removeprefix("model.") for key in state.tensors if key.startswith("model.")}
         wrong = [n for n, p in named.items() if n not in saved or state.tensors[f"model.{n}"].shape != p.shape]
         if wrong or saved - named.keys():
@@ -243,9 +261,22 @@ class Learner(Scorer):
         self.optimizer_steps = int(state.numbers["optimizer_steps"])
 
 
-def _load_model(path: str) -> PreTrainedModel:
+class Reference(Scorer):
+    """The policy that a run with LoRA started from: the learner's own model, computing without the adapter."""
+
+    def __init__(self, learner: Learner) -> None:
+        vars(self).update(vars(learner))
+
+    def hidden(self, batch: TrainingBatch) -> torch.Tensor:
+        with lora.role(self.model, None):
+            return super().hidden(batch)
+
+
+def _load_model(path: str, quantized: dict[str, Any]) -> PreTrainedModel:
     try:
-        return AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, attn_implementation=shared_prefix.NAME)
+        return AutoModelForCausalLM.from_pretrained(
+            path, dtype=torch.float32, attn_implementation=shared_prefix.NAME, **quantized
+        )
     except (OSError, ValueError) as error:
         reason = str(error).splitlines()[0]
         raise UserError(

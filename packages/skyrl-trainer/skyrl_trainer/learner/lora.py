@@ -1,0 +1,247 @@
+"""LoRA (arXiv 2106.09685) and QLoRA (arXiv 2305.14314): small trained matrices beside frozen weights.
+
+`trainer.policy.model.lora` is empty for full fine-tuning, or holds some of `LoRAOptions`. A model then computes
+y = W x + alpha/rank B A x in each target layer, and a role (the policy, a critic) is a set of A and B under its name on
+the one copy of W. peft puts the layers into the model in place: whoever holds the model need not know of them.
+"""
+
+from __future__ import annotations
+
+import copy
+import importlib.util
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from safetensors.torch import save_file
+
+from skyrl_trainer.config import Config
+from skyrl_trainer.errors import UserError
+from skyrl_trainer.learner.cpu_linear import use_onednn
+
+POLICY = "policy"
+"""The role that every learner has."""
+ENGINE_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+"""Ranks that vLLM has room for: the next larger one is chosen."""
+MATRICES = ("lora_A", "lora_B")
+
+
+class LoRAOptions(BaseModel):
+    """Entries of `trainer.policy.model.lora`. No dropout: it would put noise in every ratio."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+
+    rank: int = Field(32, gt=0)
+    alpha: float = Field(32.0, gt=0)  # fixed, as TRL's: with a factor alpha/rank the best learning rate, about ten
+    # times that of full fine-tuning, hardly depends on the rank
+    target_modules: Literal["all-linear"] | list[str] = "all-linear"  # the ends of layers' names, as peft has them
+    quantization: Literal["none", "nf4"] = "none"  # nf4: the learner's frozen layers in 4 bits
+    sync: Literal["merged", "adapter"] | None = None  # what an engine gets; None: adapter with nf4, else merged
+
+    @property
+    def hot_load(self) -> bool:
+        """Whether the engines hold the base and load an adapter at each step, instead of merged weights."""
+        return (self.sync or ("adapter" if self.quantization == "nf4" else "merged")) == "adapter"
+
+
+def read_options(config: Config) -> LoRAOptions | None:
+    """None for full fine-tuning. Raises UserError for what is unknown, or does not go with other settings."""
+    given, generator = config.trainer.policy.model.lora, config.generator
+    if not given:
+        return None
+    try:
+        options = LoRAOptions.model_validate(given)
+    except ValidationError as error:
+        first = error.errors()[0]
+        name = str(first["loc"][0])
+        wrong = f"is {given[name]!r}, but should be {first['msg'].removeprefix('Input should be ')}"
+        names = ", ".join(sorted(LoRAOptions.model_fields))
+        problem = wrong if name in LoRAOptions.model_fields else "is not an option"
+        raise UserError(f"trainer.policy.model.lora.{name} {problem}; it has {names}.") from None
+    place = config.trainer.placement
+    if place.policy_num_nodes > 1 or place.policy_num_gpus_per_node > 1:
+        raise UserError("trainer.policy.model.lora trains in one process: set trainer.placement to a single learner.")
+    if options.quantization == "nf4" and importlib.util.find_spec("bitsandbytes") is None:
+        raise UserError("trainer.policy.model.lora.quantization=nf4 needs bitsandbytes: run `pip install bitsandbytes`.")
+    if options.hot_load:
+        wrong = ""
+        if generator.backend != "vllm":
+            wrong = f"needs generator.backend=vllm, not {generator.backend}"
+        elif generator.inference_engine_tensor_parallel_size > 1:
+            wrong = "needs generator.inference_engine_tensor_parallel_size=1"
+        elif options.rank > ENGINE_RANKS[-1]:
+            wrong = f"goes up to rank {ENGINE_RANKS[-1]}, not {options.rank}"
+        if wrong:
+            raise UserError(f"trainer.policy.model.lora.sync=adapter {wrong}; or set trainer.policy.model.lora.sync=merged.")
+    return options
+
+
+def engine_kwargs(config: Config) -> dict[str, Any]:
+    """What an engine must be started with to load adapters; nothing where it gets merged weights."""
+    options = read_options(config)
+    if options is None or not options.hot_load:
+        return {}
+    rank = next(rank for rank in ENGINE_RANKS if rank >= options.rank)
+    return {"enable_lora": True, "max_loras": 1, "max_lora_rank": rank}
+
+
+def quantized_loading(options: LoRAOptions | None, device: torch.device) -> dict[str, Any]:
+    """For `from_pretrained`: linear layers in NF4 with double quantisation, all but the head; {} for none."""
+    if options is None or options.quantization == "none":
+        return {}
+    from transformers import BitsAndBytesConfig
+
+    nf4 = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True)
+    return {"quantization_config": nf4, "device_map": {"": device}}
+
+
+def keep_exact(model: torch.nn.Module) -> None:
+    """Without this a 4-bit layer on some CPUs turns itself into one that computes in bfloat16, at its first pass
+    without gradients."""
+    for module in model.modules():
+        if hasattr(module, "support_avx512bf16_for_cpu"):
+            module.support_avx512bf16_for_cpu = False
+
+
+def add_role(model: torch.nn.Module, name: str, options: LoRAOptions, seed: int) -> list[torch.nn.Parameter]:
+    """Freezes the base and adds an adapter under this name; returns its parameters, for an optimizer of their own.
+
+    B starts at 0, so the adapter changes nothing yet. The first role stays the active one outside of `role`.
+    Raises UserError when target_modules does not fit the model.
+    """
+    from peft import LoraConfig, inject_adapter_in_model
+
+    first = not getattr(model, "peft_config", None)
+    targets = _targets(model, options.target_modules)
+    settings = LoraConfig(r=options.rank, lora_alpha=options.alpha, target_modules=targets)  # type: ignore[arg-type]
+    with torch.random.fork_rng(devices=[]):  # peft draws from the global generator
+        inject_adapter_in_model(settings, model, name)
+    generator = torch.Generator().manual_seed(seed)
+    for path, layer in _layers(model):
+        down = layer.lora_A[name].weight
+        drawn = torch.empty(down.shape)
+        torch.nn.init.kaiming_uniform_(drawn, a=math.sqrt(5), generator=generator)
+        down.data.copy_(drawn)
+    use_onednn(model)
+    _activate(model, name if first else POLICY)
+    return list(parameters_of(model, name).values())
+
+
+@contextmanager
+def role(model: torch.nn.Module, name: str | None) -> Iterator[None]:
+    """Inside, the model computes with this role's adapter, None: with none, as it was loaded.
+
+    Backward passes may follow outside, unless activations are computed again in them (gradient checkpointing).
+    """
+    layers = [layer for _, layer in _layers(model)]
+    before = None if layers[0].disable_adapters else layers[0].active_adapters[0]
+    _activate(model, name)
+    try:
+        yield
+    finally:
+        _activate(model, before)
+
+
+def parameters_of(model: torch.nn.Module, name: str) -> dict[str, torch.nn.Parameter]:
+    """The adapter's, by their names in the model."""
+    ends = tuple(f".{matrix}.{name}.weight" for matrix in MATRICES)
+    return {path: parameter for path, parameter in model.named_parameters() if path.endswith(ends)}
+
+
+def full_tensors(model: torch.nn.Module, name: str | None = POLICY) -> Iterator[tuple[str, torch.Tensor]]:
+    """The weights under the names that they had without adapters, dequantised, in the model's order.
+
+    With the role's adapter merged in, W + alpha/rank B A; with None the base. The model is not changed.
+    """
+    for path, parameter in model.named_parameters():
+        if any(f".{matrix}." in path for matrix in MATRICES):
+            continue
+        weight: torch.Tensor = parameter
+        if getattr(parameter, "quant_state", None) is not None:
+            weight = _dequantized(parameter)
+        before, wrapped, last = path.rpartition(".base_layer.")
+        if wrapped and last == "weight" and name is not None:
+            layer = model.get_submodule(before)
+            delta = layer.lora_B[name].weight.detach() @ layer.lora_A[name].weight.detach()  # type: ignore[index]
+            weight = torch.add(weight.detach(), delta, alpha=layer.scaling[name])  # type: ignore[index]
+        yield (f"{before}.{last}" if wrapped else path), weight
+
+
+def adapter_tensors(model: torch.nn.Module, dtype: torch.dtype, scaled: bool) -> Iterator[tuple[str, torch.Tensor]]:
+    """The policy's A and B under peft's names for files, sorted. scaled: B times alpha/rank."""
+    for path, layer in sorted(_layers(model)):
+        scale = layer.scaling[POLICY] if scaled else 1.0
+        for matrix, factor in zip(MATRICES, (1.0, scale), strict=True):
+            weight = getattr(layer, matrix)[POLICY].weight.detach()
+            yield f"base_model.model.{path}.{matrix}.weight", (weight * factor).to(dtype)
+
+
+def skeleton(model: Any) -> Any:
+    """The model as it was before adapters and quantisation, without values: for its way to save given ones."""
+    config = copy.deepcopy(model.config)
+    if hasattr(config, "quantization_config"):
+        del config.quantization_config
+    with torch.device("meta"):
+        plain = type(model)(config)
+    plain.generation_config = model.generation_config
+    return plain
+
+
+def save_adapter(model: Any, base_path: str, folder: Path) -> None:
+    """The policy's adapter as peft loads it, beside its base."""
+    settings = model.peft_config[POLICY]
+    settings.base_model_name_or_path, settings.task_type = base_path, "CAUSAL_LM"
+    folder.mkdir()
+    settings.save_pretrained(folder)
+    tensors = adapter_tensors(model, torch.float32, scaled=False)
+    save_file({name: weight.cpu().contiguous() for name, weight in tensors}, folder / "adapter_model.safetensors")
+
+
+def _targets(model: Any, wanted: Literal["all-linear"] | list[str]) -> list[str]:
+    """The ends of the names of linear layers that get an adapter; never the head, nor embeddings."""
+    head = model.get_output_embeddings()
+    linear = {
+        path.replace(".base_layer", "")
+        for path, module in model.named_modules()
+        if isinstance(module, torch.nn.Linear) and module is not head and not any(f".{m}" in path for m in MATRICES)
+    }
+    ends = sorted({path.rpartition(".")[2] for path in linear})
+    if not ends:
+        raise UserError(
+            f"trainer.policy.model.lora does not fit {type(model).__name__}, which has no torch.nn.Linear layers "
+            "(GPT-2's are of another kind): choose another trainer.policy.model.path, or no LoRA."
+        )
+    chosen = ends if wanted == "all-linear" else wanted
+    for target in chosen or ["[]"]:
+        if not any(f".{path}".endswith(f".{target}") for path in linear):
+            raise UserError(
+                f"trainer.policy.model.lora.target_modules: {target} is no linear layer of {type(model).__name__}; "
+                f"choose from {', '.join(ends)}, or all-linear (embeddings and the output layer get no adapter)."
+            )
+    return chosen
+
+
+def _layers(model: torch.nn.Module) -> Iterator[tuple[str, Any]]:
+    from peft.tuners.lora import LoraLayer
+
+    return ((path, module) for path, module in model.named_modules() if isinstance(module, LoraLayer))
+
+
+def _activate(model: torch.nn.Module, name: str | None) -> None:
+    for _, layer in _layers(model):
+        layer.enable_adapters(name is not None)
+        if name is not None:
+            layer.set_adapter(name)
+        # peft freezes whatever is not active; but then nobody could hold an optimizer over it.
+        for matrix in MATRICES:
+            getattr(layer, matrix).requires_grad_(True)
+
+
+def _dequantized(parameter: Any) -> torch.Tensor:
+    from bitsandbytes.functional import dequantize_4bit
+
+    return dequantize_4bit(parameter.data, parameter.quant_state)
