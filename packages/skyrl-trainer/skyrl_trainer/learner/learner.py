@@ -211,6 +211,14 @@ class Learner(Scorer):
             same = parameter.dtype == self.published_dtype
             yield name, parameter if same else parameter.detach().to(self.published_dtype)
 
+    def adapter_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """LoRA's A and B as the engine holds them, sorted by peft's names."""
+        return lora.adapter_tensors(self.model, self.published_dtype, scaled=True)
+
+    def reference(self) -> Scorer:
+        """The policy that the run started from, frozen: with LoRA this model without its adapter, else a copy."""
+        return Scorer(self.config, self.model_path) if self.lora is None else Reference(self)
+
     def save_pretrained(self, folder: Path) -> None:
         """Writes a Hugging Face folder, tokenizer included, aside and then renamed: never half a model."""
         with written_aside(folder) as aside:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Sequence
 from contextlib import ExitStack
+from functools import partial
 from types import TracebackType
 from typing import Any
 
@@ -18,7 +19,8 @@ from skyrl_trainer.config import Config
 from skyrl_trainer.data import SampleSource, held_out, load_samples
 from skyrl_trainer.errors import UserError
 from skyrl_trainer.learner.checkpoint import Checkpoints, check_resumable
-from skyrl_trainer.learner.learner import Learner, Scorer
+from skyrl_trainer.learner.learner import Learner
+from skyrl_trainer.learner.lora import read_options
 from skyrl_trainer.learner.memory import pss_gib
 from skyrl_trainer.learner.policy import StartPolicy
 from skyrl_trainer.learner.run_folder import RunFolder
@@ -32,6 +34,7 @@ from skyrl_trainer.rollout.manager import rollout_metrics
 from skyrl_trainer.rollout.store import JsonlTrajectoryStore
 from skyrl_trainer.types import PromptBatch, RolloutBatch, Sample, StepMetrics
 from skyrl_trainer.weight_sync.canary import Canary
+from skyrl_trainer.weight_sync.lora import AdapterSync
 from skyrl_trainer.weight_sync.shared_memory import SharedMemorySync
 
 CANARY_TEXT = "The canary sings 17 + 25 = 42 and the quick brown fox listens. "
@@ -53,6 +56,7 @@ class Parts:
             raise UserError(
                 "generator.weight_sync_backend=nccl is not built yet: take auto, which goes through shared memory."
             )
+        read_options(config)
         self.algorithm = trainer_class(trainer.algorithm.name)(config)
         self.checkpoints = Checkpoints(path, trainer.max_ckpts_to_keep)
         self.checkpoint = self.checkpoints.load_latest()
@@ -104,13 +108,19 @@ class Parts:
         self.table.phase("loading the policy")
         updates = trainer.max_steps * trainer.num_iterations * trainer.num_mini_batches
         self.learner = Learner(config, weights, updates)
-        reference = Scorer(config, weights) if self.algorithm.beta > 0 else None
+        reference = self.learner.reference() if self.algorithm.beta > 0 else None
         self.algorithm.start(self.learner, reference)
         self.table.phase("waiting for the engines")
         self.session.wait_for_engines()
-        self.sync = SharedMemorySync(self.session.engines, self.learner.named_tensors)
+        self.sync = self._weight_sync()
         self.stack.callback(self.sync.close)
         self.canary = Canary(self.session.engines, self._canary_prompt(), trainer.sync_tolerance)
+
+    def _weight_sync(self) -> SharedMemorySync:
+        engines, learner = self.session.engines, self.learner
+        if learner.lora is None or not learner.lora.hot_load:
+            return SharedMemorySync(engines, learner.named_tensors)
+        return AdapterSync(engines, partial(learner.named_tensors, adapter=False), learner.adapter_tensors)
 
     def resume(self) -> tuple[int, StepMetrics | None]:
         """The newest step in the weights, and its metrics if they were not written; 0 and {} in a new run."""
