@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import importlib.util
 import math
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -64,9 +65,9 @@ def read_options(config: Config) -> LoRAOptions | None:
         raise UserError(f"trainer.policy.model.lora.{name} {problem}; it has {names}.") from None
     place = config.trainer.placement
     if place.policy_num_nodes > 1 or place.policy_num_gpus_per_node > 1:
-        raise UserError("trainer.policy.model.lora trains in one process: set trainer.placement to a single learner.")
+        raise UserError("trainer.policy.model.lora trains in one process: ask trainer.placement for a single learner.")
     if options.quantization == "nf4" and importlib.util.find_spec("bitsandbytes") is None:
-        raise UserError("trainer.policy.model.lora.quantization=nf4 needs bitsandbytes: run `pip install bitsandbytes`.")
+        raise UserError("trainer.policy.model.lora.quantization: nf4 needs bitsandbytes (pip install bitsandbytes).")
     if options.hot_load:
         wrong = ""
         if generator.backend != "vllm":
@@ -76,7 +77,7 @@ def read_options(config: Config) -> LoRAOptions | None:
         elif options.rank > ENGINE_RANKS[-1]:
             wrong = f"goes up to rank {ENGINE_RANKS[-1]}, not {options.rank}"
         if wrong:
-            raise UserError(f"trainer.policy.model.lora.sync=adapter {wrong}; or set trainer.policy.model.lora.sync=merged.")
+            raise UserError(f"trainer.policy.model.lora.sync: adapter {wrong}; or set it to merged.")
     return options
 
 
@@ -110,24 +111,25 @@ def keep_exact(model: torch.nn.Module) -> None:
 def add_role(model: torch.nn.Module, name: str, options: LoRAOptions, seed: int) -> list[torch.nn.Parameter]:
     """Freezes the base and adds an adapter under this name; returns its parameters, for an optimizer of their own.
 
-    B starts at 0, so the adapter changes nothing yet. The first role stays the active one outside of `role`.
+    B starts at 0, so the adapter changes nothing yet. The first role stays the one that computes outside of `role`.
     Raises UserError when target_modules does not fit the model.
     """
     from peft import LoraConfig, inject_adapter_in_model
 
-    first = not getattr(model, "peft_config", None)
+    active = _active(model) or name
     targets = _targets(model, options.target_modules)
     settings = LoraConfig(r=options.rank, lora_alpha=options.alpha, target_modules=targets)  # type: ignore[arg-type]
-    with torch.random.fork_rng(devices=[]):  # peft draws from the global generator
+    with torch.random.fork_rng(devices=[]), warnings.catch_warnings():  # peft draws from the global generator
+        warnings.simplefilter("ignore")  # that there are several adapters
         inject_adapter_in_model(settings, model, name)
     generator = torch.Generator().manual_seed(seed)
-    for path, layer in _layers(model):
+    for _, layer in _layers(model):
         down = layer.lora_A[name].weight
         drawn = torch.empty(down.shape)
         torch.nn.init.kaiming_uniform_(drawn, a=math.sqrt(5), generator=generator)
         down.data.copy_(drawn)
     use_onednn(model)
-    _activate(model, name if first else POLICY)
+    _activate(model, active)
     return list(parameters_of(model, name).values())
 
 
@@ -137,8 +139,7 @@ def role(model: torch.nn.Module, name: str | None) -> Iterator[None]:
 
     Backward passes may follow outside, unless activations are computed again in them (gradient checkpointing).
     """
-    layers = [layer for _, layer in _layers(model)]
-    before = None if layers[0].disable_adapters else layers[0].active_adapters[0]
+    before = _active(model)
     _activate(model, name)
     try:
         yield
@@ -229,6 +230,11 @@ def _layers(model: torch.nn.Module) -> Iterator[tuple[str, Any]]:
     from peft.tuners.lora import LoraLayer
 
     return ((path, module) for path, module in model.named_modules() if isinstance(module, LoraLayer))
+
+
+def _active(model: torch.nn.Module) -> str | None:
+    layer = next((layer for _, layer in _layers(model)), None)
+    return None if layer is None or layer.disable_adapters else layer.active_adapters[0]
 
 
 def _activate(model: torch.nn.Module, name: str | None) -> None:
