@@ -173,7 +173,11 @@ def test_a_checkpoint_holds_the_adapter_alone_and_resumes_to_the_byte(tmp_path: 
         ({"target_modules": ["q_prj"]}, {}, r"q_prj is no linear layer .* choose from down_proj, .*v_proj"),
         ({"target_modules": ["lm_head"]}, {}, r"lm_head is no linear layer .* output layer get no adapter"),
         ({"target_modules": []}, {}, r"target_modules: \[\] is no linear layer"),
-        ({"sync": "adapter"}, {"generator": {"backend": "transformers"}}, r"sync: adapter needs generator.backend=vllm"),
+        (
+            {"sync": "adapter"},
+            {"generator": {"backend": "transformers"}},
+            r"sync: adapter needs generator.backend=vllm",
+        ),
         (NF4 | {"rank": 513}, {}, r"sync: adapter goes up to rank 512, not 513"),
         ({}, {"trainer": {"placement": {"policy_num_nodes": 2}}}, r"lora trains in one process"),
     ],
@@ -188,7 +192,7 @@ def test_options_that_cannot_work_are_refused(
 
 
 def test_a_model_without_linear_layers_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="GPT2LMHeadModel, which has no torch.nn.Linear layers"):
+    with pytest.raises(UserError, match=r"GPT2LMHeadModel, which has no torch.nn.Linear layers"):
         make_learner(save_model(tmp_path, "gpt2"))
 
 

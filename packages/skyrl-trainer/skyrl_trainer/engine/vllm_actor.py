@@ -198,10 +198,10 @@ class VLLMEngine(SteppedEngine):
             return self._llm.collective_rpc("loaded_checksum")[0]
 
     def _load_adapter(self, folder: str) -> None:
-        """In the place of the one before: requests in flight go on with the new one. The folder is read only here."""
+        """In the place of the one before: requests in flight go on with the new one. The folder is read only here;
+        its name, new every time, is a part of the keys of vLLM's prefix cache."""
         from vllm.lora.request import LoRARequest
 
-        self._llm.collective_rpc("forget_adapter")
         self._llm.add_lora(LoRARequest("policy", 1, folder, load_inplace=True))
         self._llm.collective_rpc("adapter_loaded")
         self._adapter = LoRARequest("policy", 1, folder)

@@ -223,9 +223,7 @@ class Learner(Scorer):
         """Writes a Hugging Face folder, tokenizer included, aside and then renamed: never half a model."""
         with written_aside(folder) as aside:
             model = lora.skeleton(self.model) if self.lora else self.model
-            model.save_pretrained(
-                aside, state_dict={name: tensor.detach() for name, tensor in self.named_tensors()}
-            )
+            model.save_pretrained(aside, state_dict={name: tensor.detach() for name, tensor in self.named_tensors()})
             config_file = aside / "config.json"
             settings = json.loads(config_file.read_text())
             settings["dtype"] = self.config.trainer.policy.model.dtype

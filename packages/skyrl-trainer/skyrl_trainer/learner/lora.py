@@ -104,8 +104,8 @@ def keep_exact(model: torch.nn.Module) -> None:
     """Without this a 4-bit layer on some CPUs turns itself into one that computes in bfloat16, at its first pass
     without gradients."""
     for module in model.modules():
-        if hasattr(module, "support_avx512bf16_for_cpu"):
-            module.support_avx512bf16_for_cpu = False
+        if "support_avx512bf16_for_cpu" in vars(module):
+            vars(module)["support_avx512bf16_for_cpu"] = False
 
 
 def add_role(model: torch.nn.Module, name: str, options: LoRAOptions, seed: int) -> list[torch.nn.Parameter]:
@@ -166,9 +166,9 @@ def full_tensors(model: torch.nn.Module, name: str | None = POLICY) -> Iterator[
             weight = _dequantized(parameter)
         before, wrapped, last = path.rpartition(".base_layer.")
         if wrapped and last == "weight" and name is not None:
-            layer = model.get_submodule(before)
-            delta = layer.lora_B[name].weight.detach() @ layer.lora_A[name].weight.detach()  # type: ignore[index]
-            weight = torch.add(weight.detach(), delta, alpha=layer.scaling[name])  # type: ignore[index]
+            layer: Any = model.get_submodule(before)
+            delta = layer.lora_B[name].weight.detach() @ layer.lora_A[name].weight.detach()
+            weight = torch.add(weight.detach(), delta, alpha=layer.scaling[name])
         yield (f"{before}.{last}" if wrapped else path), weight
 
 

@@ -89,8 +89,8 @@ class SharedMemoryBackend(WeightTransferEngine[SharedMemoryInitInfo, SharedMemor
             finalize_layerwise_reload(self.model, self.model_config)
         if current_platform.is_cpu() and self.model_config.hf_text_config.tie_word_embeddings:
             self.repack_tied_head()
-        first = not self.tried_direct and self.buffer is not None
-        if current_platform.is_cpu() and first and not self.wrappers:
+        again = not self.wrappers  # under adapters the base is loaded once
+        if current_platform.is_cpu() and again and not self.tried_direct and self.buffer is not None:
             self.direct, self.tried_direct = DirectLoad.proven(self.model, self.buffer), True
         for path, wrapper in self.wrappers.items():
             self.model.set_submodule(path, wrapper)
@@ -115,9 +115,6 @@ class WorkerExtension:
 
     def loaded_checksum(self) -> str:
         return self.weight_transfer_engine.checksum
-
-    def forget_adapter(self) -> None:
-        self.weight_transfer_engine.checksum = ""
 
     def adapter_loaded(self) -> None:
         """Takes the checksum of the adapter as the layers hold it, and lets go of the base's buffer."""
