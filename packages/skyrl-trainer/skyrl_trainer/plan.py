@@ -16,14 +16,11 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from timeit import repeat
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from skyrl_trainer.config import Config, Resolved, flatten
 from skyrl_trainer.doctor import GIB, Hardware, hardware, require_gym
 from skyrl_trainer.errors import UserError
-
-if TYPE_CHECKING:
-    from skyrl_trainer.learner.lora import LoRAOptions
 
 PEAKS = {
     "H200": (4.8e12, 989e12),
@@ -121,24 +118,21 @@ def memory(config: Config, shape: ModelShape) -> list[tuple[str, int]]:
     trainer, generator = config.trainer, config.generator
     engines, weights = generator.num_inference_engines, shape.parameters * shape.width
     tokens = generator.max_concurrency * generator.max_model_len * engines
-    lora = _lora(config)
+    copied = trainer.algorithm.options.get("beta") and not trainer.policy.model.lora
     return [
-        *_learned(lora, shape),
+        *_learned(config, shape),
         ("learner: logits of a micro-batch, log-softmax, gradient", 12 * trainer.micro_batch_tokens * shape.vocabulary),
-        ("learner: reference policy", weights if trainer.algorithm.options.get("beta") and not lora else 0),
+        ("learner: reference policy", weights if copied else 0),
         ("engines: weights", weights * engines),
         ("engines: KV cache, every episode in flight at max_model_len", tokens * shape.kv_bytes),
     ]
 
 
-def _lora(config: Config) -> LoRAOptions | None:
+def _learned(config: Config, shape: ModelShape) -> list[tuple[str, int]]:
+    """With LoRA only the adapters, in float32, have gradients and moments; in NF4 a frozen number takes half a byte."""
     from skyrl_trainer.learner.lora import read_options  # loads torch
 
-    return read_options(config)
-
-
-def _learned(lora: LoRAOptions | None, shape: ModelShape) -> list[tuple[str, int]]:
-    """With LoRA only the adapters, in float32, have gradients and moments; in NF4 a frozen number takes half a byte."""
+    lora = read_options(config)
     if lora is None:
         return [("learner: weights, gradients, AdamW's two moments", 4 * shape.parameters * shape.width)]
     wanted = shape.sides if lora.target_modules == "all-linear" else lora.target_modules
@@ -216,7 +210,9 @@ def obstacles(config: Config, machine: Hardware) -> Iterator[str]:
             f"trainer.logger is {logger}, which is not installed: run `pip install {logger}`, "
             "or use trainer.logger=tensorboard or none."
         )
-    for check in (model_shape, _load_data, _lora):
+    from skyrl_trainer.learner.lora import read_options  # loads torch
+
+    for check in (model_shape, _load_data, read_options):
         try:
             check(config)
         except UserError as error:

@@ -94,6 +94,14 @@ class FlatBuffer:
         Path(self.path).unlink(missing_ok=True)
 
 
+def checksum(tensors: Iterable[torch.Tensor]) -> str:
+    """xxh3 over the bytes, in the given order."""
+    hasher = xxhash.xxh3_64()
+    for tensor in tensors:
+        hasher.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return hasher.hexdigest()
+
+
 def folder_with_room(nbytes: int) -> str:
     """/dev/shm, whose 64 MiB in many containers are soon full; then the temporary folder."""
     folders = [str(SHARED_MEMORY), tempfile.gettempdir()]

@@ -202,18 +202,12 @@ class Learner(Scorer):
 
     def named_tensors(self, adapter: bool = True) -> Iterator[tuple[str, torch.Tensor]]:
         """Full weights under their Hugging Face names, in a fixed order, tied ones once, as the engine holds them.
-
-        With LoRA the adapter is merged in, or left out.
-        """
+        With LoRA the adapter is merged in, or left out."""
         tensors = lora.full_tensors(self.model, lora.POLICY if adapter else None) if self.lora else None
         for name, parameter in tensors or self.model.named_parameters():
             # The parameter itself where it can be: the weight sync then moves it into shared memory.
             same = parameter.dtype == self.published_dtype
             yield name, parameter if same else parameter.detach().to(self.published_dtype)
-
-    def adapter_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """LoRA's A and B as the engine holds them, sorted by peft's names."""
-        return lora.adapter_tensors(self.model, self.published_dtype, scaled=True)
 
     def reference(self) -> Scorer:
         """The policy that the run started from, frozen: with LoRA this model without its adapter, else a copy."""
@@ -222,15 +216,16 @@ class Learner(Scorer):
     def save_pretrained(self, folder: Path) -> None:
         """Writes a Hugging Face folder, tokenizer included, aside and then renamed: never half a model."""
         with written_aside(folder) as aside:
-            model = lora.skeleton(self.model) if self.lora else self.model
-            model.save_pretrained(aside, state_dict={name: tensor.detach() for name, tensor in self.named_tensors()})
+            tensors = {name: tensor.detach() for name, tensor in self.named_tensors()}
+            if self.lora is None:
+                self.model.save_pretrained(aside, state_dict=tensors)
+            else:
+                lora.save(self.model, tensors, self.model_path, aside)
             config_file = aside / "config.json"
             settings = json.loads(config_file.read_text())
             settings["dtype"] = self.config.trainer.policy.model.dtype
             config_file.write_text(json.dumps(settings, indent=2, sort_keys=True) + "\n")
             self.tokenizer.save_pretrained(aside)
-            if self.lora is not None:
-                lora.save_adapter(self.model, self.model_path, aside / "adapter")
 
     def state_dict(self) -> State:
         """Everything that the next optimizer step depends on. No random state: nothing here draws a number. With LoRA

@@ -57,27 +57,23 @@ def read_options(config: Config) -> LoRAOptions | None:
     try:
         options = LoRAOptions.model_validate(given)
     except ValidationError as error:
-        first = error.errors()[0]
-        name = str(first["loc"][0])
-        wrong = f"is {given[name]!r}, but should be {first['msg'].removeprefix('Input should be ')}"
-        names = ", ".join(sorted(LoRAOptions.model_fields))
-        problem = wrong if name in LoRAOptions.model_fields else "is not an option"
-        raise UserError(f"trainer.policy.model.lora.{name} {problem}; it has {names}.") from None
+        name, wanted = error.errors()[0]["loc"][0], error.errors()[0]["msg"].removeprefix("Input should be ")
+        names = sorted(LoRAOptions.model_fields)
+        problem = f"is {given[name]!r}, but should be {wanted}" if name in names else "is not an option"
+        raise UserError(f"trainer.policy.model.lora.{name} {problem}; it has {', '.join(names)}.") from None
     place = config.trainer.placement
     if place.policy_num_nodes > 1 or place.policy_num_gpus_per_node > 1:
         raise UserError("trainer.policy.model.lora trains in one process: ask trainer.placement for a single learner.")
     if options.quantization == "nf4" and importlib.util.find_spec("bitsandbytes") is None:
         raise UserError("trainer.policy.model.lora.quantization: nf4 needs bitsandbytes (pip install bitsandbytes).")
-    if options.hot_load:
-        wrong = ""
-        if generator.backend != "vllm":
-            wrong = f"needs generator.backend=vllm, not {generator.backend}"
-        elif generator.inference_engine_tensor_parallel_size > 1:
-            wrong = "needs generator.inference_engine_tensor_parallel_size=1"
-        elif options.rank > ENGINE_RANKS[-1]:
-            wrong = f"goes up to rank {ENGINE_RANKS[-1]}, not {options.rank}"
-        if wrong:
-            raise UserError(f"trainer.policy.model.lora.sync: adapter {wrong}; or set it to merged.")
+    limits = (
+        (generator.backend != "vllm", "needs generator.backend=vllm"),
+        (generator.inference_engine_tensor_parallel_size > 1, "needs one GPU an engine"),
+        (options.rank > ENGINE_RANKS[-1], f"goes up to rank {ENGINE_RANKS[-1]}"),
+    )
+    for wrong, reason in limits:
+        if wrong and options.hot_load:
+            raise UserError(f"trainer.policy.model.lora.sync: adapter {reason}; or set it to merged.")
     return options
 
 
@@ -124,10 +120,8 @@ def add_role(model: torch.nn.Module, name: str, options: LoRAOptions, seed: int)
         inject_adapter_in_model(settings, model, name)
     generator = torch.Generator().manual_seed(seed)
     for _, layer in _layers(model):
-        down = layer.lora_A[name].weight
-        drawn = torch.empty(down.shape)
-        torch.nn.init.kaiming_uniform_(drawn, a=math.sqrt(5), generator=generator)
-        down.data.copy_(drawn)
+        a = layer.lora_A[name].weight.data
+        a.copy_(torch.nn.init.kaiming_uniform_(torch.empty(a.shape), a=math.sqrt(5), generator=generator))
     use_onednn(model)
     _activate(model, active)
     return list(parameters_of(model, name).values())
@@ -161,9 +155,11 @@ def full_tensors(model: torch.nn.Module, name: str | None = POLICY) -> Iterator[
     for path, parameter in model.named_parameters():
         if any(f".{matrix}." in path for matrix in MATRICES):
             continue
-        weight: torch.Tensor = parameter
-        if getattr(parameter, "quant_state", None) is not None:
-            weight = _dequantized(parameter)
+        weight: Any = parameter
+        if getattr(weight, "quant_state", None) is not None:
+            from bitsandbytes.functional import dequantize_4bit
+
+            weight = dequantize_4bit(weight.data, weight.quant_state)
         before, wrapped, last = path.rpartition(".base_layer.")
         if wrapped and last == "weight" and name is not None:
             layer: Any = model.get_submodule(before)
@@ -175,31 +171,23 @@ def full_tensors(model: torch.nn.Module, name: str | None = POLICY) -> Iterator[
 def adapter_tensors(model: torch.nn.Module, dtype: torch.dtype, scaled: bool) -> Iterator[tuple[str, torch.Tensor]]:
     """The policy's A and B under peft's names for files, sorted. scaled: B times alpha/rank."""
     for path, layer in sorted(_layers(model)):
-        scale = layer.scaling[POLICY] if scaled else 1.0
-        for matrix, factor in zip(MATRICES, (1.0, scale), strict=True):
+        for matrix, factor in zip(MATRICES, (1.0, layer.scaling[POLICY] if scaled else 1.0), strict=True):
             weight = getattr(layer, matrix)[POLICY].weight.detach()
             yield f"base_model.model.{path}.{matrix}.weight", (weight * factor).to(dtype)
 
 
-def skeleton(model: Any) -> Any:
-    """The model as it was before adapters and quantisation, without values: for its way to save given ones."""
-    config = copy.deepcopy(model.config)
-    if hasattr(config, "quantization_config"):
-        del config.quantization_config
+def save(model: Any, tensors: dict[str, torch.Tensor], base_path: str, folder: Path) -> None:
+    """The merged `tensors` as a model like the one before adapters and quantisation, the policy's adapter beside it."""
+    config, settings = copy.deepcopy(model.config), model.peft_config[POLICY]
+    vars(config).pop("quantization_config", None)
     with torch.device("meta"):
         plain = type(model)(config)
     plain.generation_config = model.generation_config
-    return plain
-
-
-def save_adapter(model: Any, base_path: str, folder: Path) -> None:
-    """The policy's adapter as peft loads it, beside its base."""
-    settings = model.peft_config[POLICY]
+    plain.save_pretrained(folder, state_dict=tensors)
     settings.base_model_name_or_path, settings.task_type = base_path, "CAUSAL_LM"
-    folder.mkdir()
-    settings.save_pretrained(folder)
-    tensors = adapter_tensors(model, torch.float32, scaled=False)
-    save_file({name: weight.cpu().contiguous() for name, weight in tensors}, folder / "adapter_model.safetensors")
+    settings.save_pretrained(folder / "adapter")
+    pairs = adapter_tensors(model, torch.float32, scaled=False)
+    save_file({n: t.cpu().contiguous() for n, t in pairs}, folder / "adapter" / "adapter_model.safetensors")
 
 
 def _targets(model: Any, wanted: Literal["all-linear"] | list[str]) -> list[str]:
@@ -211,17 +199,13 @@ def _targets(model: Any, wanted: Literal["all-linear"] | list[str]) -> list[str]
         if isinstance(module, torch.nn.Linear) and module is not head and not any(f".{m}" in path for m in MATRICES)
     }
     ends = sorted({path.rpartition(".")[2] for path in linear})
-    if not ends:
-        raise UserError(
-            f"trainer.policy.model.lora does not fit {type(model).__name__}, which has no torch.nn.Linear layers "
-            "(GPT-2's are of another kind): choose another trainer.policy.model.path, or no LoRA."
-        )
     chosen = ends if wanted == "all-linear" else wanted
-    for target in chosen or ["[]"]:
+    for target in chosen or [wanted]:
         if not any(f".{path}".endswith(f".{target}") for path in linear):
             raise UserError(
-                f"trainer.policy.model.lora.target_modules: {target} is no linear layer of {type(model).__name__}; "
-                f"choose from {', '.join(ends)}, or all-linear (embeddings and the output layer get no adapter)."
+                f"trainer.policy.model.lora.target_modules: {target} is no torch.nn.Linear of {type(model).__name__}, "
+                f"which has {', '.join(ends) or 'none'}: choose from these, or all-linear (embeddings and the output "
+                "layer get no adapter)."
             )
     return chosen
 
@@ -245,9 +229,3 @@ def _activate(model: torch.nn.Module, name: str | None) -> None:
         # peft freezes whatever is not active; but then nobody could hold an optimizer over it.
         for matrix in MATRICES:
             getattr(layer, matrix).requires_grad_(True)
-
-
-def _dequantized(parameter: Any) -> torch.Tensor:
-    from bitsandbytes.functional import dequantize_4bit
-
-    return dequantize_4bit(parameter.data, parameter.quant_state)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import gc
 from collections.abc import Sequence
 from contextlib import ExitStack
-from functools import partial
 from types import TracebackType
 from typing import Any
 
@@ -120,7 +119,7 @@ class Parts:
         engines, learner = self.session.engines, self.learner
         if learner.lora is None or not learner.lora.hot_load:
             return SharedMemorySync(engines, learner.named_tensors)
-        return AdapterSync(engines, partial(learner.named_tensors, adapter=False), learner.adapter_tensors)
+        return AdapterSync(engines, learner)
 
     def resume(self) -> tuple[int, StepMetrics | None]:
         """The newest step in the weights, and its metrics if they were not written; 0 and {} in a new run."""

@@ -27,9 +27,8 @@ from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, 
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 from vllm.platforms import current_platform
 
-from skyrl_trainer.engine.weights import FlatBuffer
+from skyrl_trainer.engine.weights import FlatBuffer, checksum
 from skyrl_trainer.weight_sync.cpu_load import DirectLoad
-from skyrl_trainer.weight_sync.lora import checksum
 
 BACKEND = "skyrl_shared_memory"
 ADAPTER = 1
@@ -122,12 +121,13 @@ class WorkerExtension:
         adapter, slot = manager.get_adapter(ADAPTER), manager.lora_index_to_id.index(ADAPTER)
         held: dict[str, list[torch.Tensor]] = {}
         for path, weights in adapter.loras.items():
-            layer, given = manager.modules[path], weights.lora_a
-            parts = manager.packed_modules.get(path, [path])
-            for i, (part, a) in enumerate(zip(parts, given if isinstance(given, list) else [given], strict=True)):
+            layer, given = manager.modules[path], weights.lora_a if path in manager.packed_modules else [weights.lora_a]
+            for i, (part, a) in enumerate(zip(manager.packed_modules.get(path, [path]), given, strict=True)):
                 if a is not None:
-                    a_slot, b_slot = layer.lora_a_stacked[i][slot, 0], layer.lora_b_stacked[i][slot, 0]
-                    held[part] = [a_slot[: len(a)], b_slot[:, : len(a)]]
+                    held[part] = [
+                        layer.lora_a_stacked[i][slot, 0, : len(a)],
+                        layer.lora_b_stacked[i][slot, 0, :, : len(a)],
+                    ]
         self.weight_transfer_engine.checksum = checksum(tensor for part in sorted(held) for tensor in held[part])
         self.weight_transfer_engine.shutdown()
 
