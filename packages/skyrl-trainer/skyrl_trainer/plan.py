@@ -41,6 +41,10 @@ class ModelShape(NamedTuple):
     """Bytes of one number."""
     kv_bytes: int
     """Of the keys and values of one token, over all layers."""
+    matrices: int
+    """Parameters of the linear layers below the head."""
+    sides: dict[str, int]
+    """Linear layers by the ends of their names: rows plus columns, over all layers."""
 
     @classmethod
     def of(cls, config: dict[str, Any], dtype: str) -> ModelShape:
@@ -51,7 +55,11 @@ class ModelShape(NamedTuple):
         embedding, width = config["vocab_size"] * hidden, 4 if dtype == "float32" else 2
         active = layers * hidden * (2 * query + 2 * kv + 3 * config["intermediate_size"]) + embedding
         lookup = 0 if config.get("tie_word_embeddings", True) else embedding
-        return cls(active + lookup, active, config["vocab_size"], width, 2 * layers * kv * width)
+        others = {"q_proj": query, "k_proj": kv, "v_proj": kv, "o_proj": query}
+        others |= dict.fromkeys(("gate_proj", "up_proj", "down_proj"), config["intermediate_size"])
+        sides = {name: layers * (hidden + other) for name, other in others.items()}
+        kv_bytes, matrices = 2 * layers * kv * width, active - embedding
+        return cls(active + lookup, active, config["vocab_size"], width, kv_bytes, matrices, sides)
 
 
 def model_shape(config: Config) -> ModelShape | None:
@@ -110,12 +118,29 @@ def memory(config: Config, shape: ModelShape) -> list[tuple[str, int]]:
     trainer, generator = config.trainer, config.generator
     engines, weights = generator.num_inference_engines, shape.parameters * shape.width
     tokens = generator.max_concurrency * generator.max_model_len * engines
+    copied = trainer.algorithm.options.get("beta") and not trainer.policy.model.lora
     return [
-        ("learner: weights, gradients, AdamW's two moments", 4 * weights),
+        *_learned(config, shape),
         ("learner: logits of a micro-batch, log-softmax, gradient", 12 * trainer.micro_batch_tokens * shape.vocabulary),
-        ("learner: reference policy", weights if trainer.algorithm.options.get("beta") else 0),
+        ("learner: reference policy", weights if copied else 0),
         ("engines: weights", weights * engines),
         ("engines: KV cache, every episode in flight at max_model_len", tokens * shape.kv_bytes),
+    ]
+
+
+def _learned(config: Config, shape: ModelShape) -> list[tuple[str, int]]:
+    """With LoRA only the adapters, in float32, have gradients and moments; in NF4 a frozen number takes half a byte."""
+    from skyrl_trainer.learner.lora import read_options  # loads torch
+
+    lora = read_options(config)
+    if lora is None:
+        return [("learner: weights, gradients, AdamW's two moments", 4 * shape.parameters * shape.width)]
+    wanted = shape.sides if lora.target_modules == "all-linear" else lora.target_modules
+    adapter = lora.rank * sum(shape.sides.get(name.rpartition(".")[2], 0) for name in wanted)
+    saved = shape.matrices * (2 * shape.width - 1) // 2 if lora.quantization == "nf4" else 0
+    return [
+        ("learner: frozen weights", shape.parameters * shape.width - saved),
+        ("learner: adapter, gradients, AdamW's two moments", 4 * adapter * 4),
     ]
 
 
@@ -185,7 +210,9 @@ def obstacles(config: Config, machine: Hardware) -> Iterator[str]:
             f"trainer.logger is {logger}, which is not installed: run `pip install {logger}`, "
             "or use trainer.logger=tensorboard or none."
         )
-    for check in (model_shape, _load_data):
+    from skyrl_trainer.learner.lora import read_options  # loads torch
+
+    for check in (model_shape, _load_data, read_options):
         try:
             check(config)
         except UserError as error:
@@ -212,10 +239,11 @@ def print_plan(resolved: Resolved) -> None:
     _print("\nPlacement", placement(config, machine))
     try:
         shape = model_shape(config)
+        rows = memory(config, shape) if shape else []
     except UserError:
         shape = None  # said by obstacles
     if shape:
-        rows, gpus = memory(config, shape), machine.gpus[: gpus_needed(config)]
+        gpus = machine.gpus[: gpus_needed(config)]
         need, have = sum(size for _, size in rows), sum(gpu.memory for gpu in gpus) or machine.memory
         if need > have:
             found.append(f"About {need / GIB:.1f} GiB of memory are needed, and there are {have / GIB:.1f} GiB.")

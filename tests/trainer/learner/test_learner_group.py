@@ -24,6 +24,7 @@ from skyrl_trainer.learner import learner as learner_module
 from skyrl_trainer.learner.batch import Row, make_rows
 from skyrl_trainer.learner.checkpoint import Checkpoints
 from skyrl_trainer.learner.group import LearnerGroup, LearnerProcess
+from skyrl_trainer.learner.grpo import GRPOTrainer
 from skyrl_trainer.learner.learner import Learner, Scorer
 from skyrl_trainer.learner.ranks import Ranks, shares, whole
 from skyrl_trainer.learner.trainers import trainer_class
@@ -81,7 +82,7 @@ def group(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProbedGroup]:
         "local", num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="ERROR",
         object_store_memory=2**27,
     )  # fmt: skip
-    made = ProbedGroup(two_config(), save_model(tmp_path_factory.mktemp("model")), 10)
+    made = ProbedGroup(two_config(), GRPOTrainer, save_model(tmp_path_factory.mktemp("model")), 10)
     yield made
     made.close()
     ray.shutdown()
@@ -96,7 +97,7 @@ def load(group: ProbedGroup, config: Any, path: str, double: bool = False) -> No
         learner_module._load_model = load_double if double else LOAD_MODEL
 
     group._everywhere("do", prepare)
-    group._everywhere("load", path, 10)
+    group._everywhere("load", trainer_class(config.trainer.algorithm.name), path, 10)
 
 
 @pytest.mark.parametrize("kind, double, tolerance", [("qwen3", False, 1e-5), ("gpt2", True, 1e-10)])

@@ -62,6 +62,7 @@ class VLLMEngine(SteppedEngine):
         self._version = 0
         self._admitted_tokens = 0
         self._reserved: dict[str, int] = {}
+        self._adapter: Any = None  # the LoRARequest that every request carries, once there is an adapter
 
     def _load(self) -> None:
         from vllm import EngineArgs, LLMEngine
@@ -142,7 +143,8 @@ class VLLMEngine(SteppedEngine):
             detokenize=False,
             output_kind=RequestOutputKind.FINAL_ONLY,
         )
-        self._llm.add_request(key, {"type": "token", "prompt_token_ids": request.prompt_ids}, params)
+        prompt = {"type": "token", "prompt_token_ids": request.prompt_ids}
+        self._llm.add_request(key, prompt, params, lora_request=self._adapter)
         self._reserved[key] = self._blocks(request)
         self._admitted_tokens += len(request.prompt_ids)
 
@@ -180,16 +182,29 @@ class VLLMEngine(SteppedEngine):
 
     def _update(self, phase: str, argument: Any) -> Any:
         if phase == "init":
+            self._adapter = None
             self._llm.collective_rpc("init_weight_transfer_engine", kwargs={"init_info": argument})
         elif phase == "start":
             self._llm.collective_rpc("start_weight_update")
+        elif phase == "update" and "adapter" in argument:
+            self._load_adapter(argument["adapter"])
         elif phase == "update":
             self._llm.collective_rpc("update_weights", kwargs={"update_info": argument})
         else:
-            self._llm.collective_rpc("finish_weight_update")
+            if self._adapter is None:
+                self._llm.collective_rpc("finish_weight_update")
             self._reset_prefix_cache()
             self._llm.set_weight_version(str(argument))
             return self._llm.collective_rpc("loaded_checksum")[0]
+
+    def _load_adapter(self, folder: str) -> None:
+        """In the place of the one before: requests in flight go on with the new one. The folder is read only here;
+        its name, new every time, is a part of the keys of vLLM's prefix cache."""
+        from vllm.lora.request import LoRARequest
+
+        self._llm.add_lora(LoRARequest("policy", 1, folder, load_inplace=True))
+        self._llm.collective_rpc("adapter_loaded")
+        self._adapter = LoRARequest("policy", 1, folder)
 
     def _reset_prefix_cache(self) -> None:
         """Nothing computed with the old weights stays: requests in flight are prefilled again, tokens kept."""

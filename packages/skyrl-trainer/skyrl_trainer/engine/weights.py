@@ -48,7 +48,7 @@ class FlatBuffer:
             dtype = str(tensor.dtype).removeprefix("torch.")
             layout.append({"name": name, "dtype": dtype, "shape": list(tensor.shape), "offset": end})
             end += -(-tensor.numel() * tensor.element_size() // _ALIGNMENT) * _ALIGNMENT
-        folder = _folder_with_room(end)
+        folder = folder_with_room(end)
         handle, path = tempfile.mkstemp(prefix="skyrl-weights-", dir=folder)
         try:
             os.posix_fallocate(handle, 0, end)  # a full disk is an error here, not a SIGBUS later
@@ -94,7 +94,15 @@ class FlatBuffer:
         Path(self.path).unlink(missing_ok=True)
 
 
-def _folder_with_room(nbytes: int) -> str:
+def checksum(tensors: Iterable[torch.Tensor]) -> str:
+    """xxh3 over the bytes, in the given order."""
+    hasher = xxhash.xxh3_64()
+    for tensor in tensors:
+        hasher.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return hasher.hexdigest()
+
+
+def folder_with_room(nbytes: int) -> str:
     """/dev/shm, whose 64 MiB in many containers are soon full; then the temporary folder."""
     folders = [str(SHARED_MEMORY), tempfile.gettempdir()]
     for folder in folders:

@@ -22,10 +22,11 @@ class _OneDNNLinear(torch.autograd.Function):
         return _matmul(x, weight)
 
     @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
         x, weight = ctx.saved_tensors
         grad = grads[0]
-        return _matmul(grad, weight.t()), _matmul(grad.flatten(0, -2).t(), x.flatten(0, -2).t())
+        learned = ctx.needs_input_grad[1]  # not below LoRA's adapters
+        return _matmul(grad, weight.t()), _matmul(grad.flatten(0, -2).t(), x.flatten(0, -2).t()) if learned else None
 
 
 def _matmul(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:

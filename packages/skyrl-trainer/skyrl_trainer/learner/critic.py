@@ -7,7 +7,9 @@ a new critic expects nothing, whatever the seed.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Literal
 
 import torch
@@ -15,6 +17,8 @@ from torch.distributed.tensor import DTensor
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from skyrl_trainer.config import Config
+from skyrl_trainer.errors import UserError
+from skyrl_trainer.learner import lora
 from skyrl_trainer.learner.checkpoint import State
 from skyrl_trainer.learner.learner import Learner, Scorer, make_optimizer, make_scheduler
 from skyrl_trainer.learner.ranks import reshard, whole
@@ -34,9 +38,18 @@ class Critic:
         self.ranks = learner.ranks
         self.shares_hidden = kind == "backbone"
         self.body: Scorer = learner
-        self.role: AbstractContextManager[object] = nullcontext()
+        self.role: Callable[[], AbstractContextManager[object]] = nullcontext
         body_parameters: list[tuple[str, torch.nn.Parameter]] = []
-        if kind == "model":
+        if kind == "model" and learner.lora is not None:
+            if config.trainer.gradient_checkpointing:
+                raise UserError(
+                    "trainer.gradient_checkpointing computes layers again after the critic's adapter was switched off: "
+                    "set it to false, or trainer.algorithm.options.critic=backbone."
+                )
+            lora.add_role(learner.model, "critic", learner.lora, config.trainer.seed)
+            body_parameters = list(lora.parameters_of(learner.model, "critic").items())
+            self.role = partial(lora.role, learner.model, "critic")
+        elif kind == "model":
             self.body = Scorer(config, learner.model_path)
             self.body.model.to(learner.dtype)
             learner.ranks.shard(self.body.model)
@@ -56,7 +69,7 @@ class Critic:
     def values(self, batch: TrainingBatch, hidden_NH: torch.Tensor | None = None) -> torch.Tensor:
         """[N]: what is expected from the state before each sampled token on. hidden_NH: the policy's, if known."""
         if hidden_NH is None or not self.shares_hidden:
-            with self.role:
+            with self.role():
                 hidden_NH = self.body.hidden(batch)
         return self.head(hidden_NH.to(self.head.weight.dtype)).squeeze(-1)
 

@@ -24,9 +24,9 @@ from skyrl_trainer.config import Config
 from skyrl_trainer.engine.weights import FlatBuffer
 from skyrl_trainer.errors import UserError
 from skyrl_trainer.learner.checkpoint import State
-from skyrl_trainer.learner.learner import Learner, Scorer
+from skyrl_trainer.learner.grpo import GRPOTrainer
+from skyrl_trainer.learner.learner import Learner
 from skyrl_trainer.learner.ranks import Ranks, whole
-from skyrl_trainer.learner.trainers import trainer_class
 from skyrl_trainer.types import RewardBatch, StepMetrics
 
 CALL_SECONDS = 4 * 3600.0
@@ -47,12 +47,12 @@ class LearnerProcess:
         device = "cuda" if config.trainer.placement.policy_num_gpus_per_node else "cpu"
         self.ranks = Ranks(rank, size, TCPStore(address, port), device)
 
-    def load(self, weights: str, total_optimizer_steps: int) -> int:
+    def load(self, algorithm: type[GRPOTrainer], weights: str, total_optimizer_steps: int) -> int:
         """Returns the process id."""
-        self.algorithm = trainer_class(self.config.trainer.algorithm.name)(self.config)
+        self.algorithm = algorithm(self.config)
         self.learner = Learner(self.config, weights, total_optimizer_steps, self.ranks)
-        reference = Scorer(self.config, weights) if self.algorithm.beta > 0 else None
-        if reference is not None:
+        reference = self.learner.reference() if self.algorithm.beta > 0 else None
+        if reference is not None and self.learner.lora is None:
             self.ranks.shard(reference.model)
         self.algorithm.start(self.learner, reference)
         return os.getpid()
@@ -105,9 +105,7 @@ class LearnerGroup:
 
     process: ClassVar[type[LearnerProcess]] = LearnerProcess
 
-    def __init__(self, config: Config, weights: str, total_optimizer_steps: int) -> None:
-        if config.trainer.policy.model.lora:
-            raise UserError("trainer.policy.model.lora needs one learner: set trainer.placement.policy_num_nodes=1.")
+    def __init__(self, config: Config, algorithm: type[GRPOTrainer], weights: str, total_optimizer_steps: int) -> None:
         self.config, self.size = config, num_learners(config)
         self.tokenizer = AutoTokenizer.from_pretrained(weights)
         self.failure: UserError | None = None
@@ -117,7 +115,7 @@ class LearnerGroup:
         self.store = TCPStore(address, 0, is_master=True, wait_for_workers=False)
         self.actors = [self._start(rank, address) for rank in range(self.size)]
         try:
-            self.pids = self._everywhere("load", weights, total_optimizer_steps)
+            self.pids = self._everywhere("load", algorithm, weights, total_optimizer_steps)
         except BaseException:
             self.close()
             raise

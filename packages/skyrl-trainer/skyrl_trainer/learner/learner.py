@@ -23,6 +23,7 @@ from transformers.trainer_utils import SchedulerType
 
 from skyrl_trainer.config import Config
 from skyrl_trainer.errors import UserError
+from skyrl_trainer.learner import lora
 from skyrl_trainer.learner import segments as attention
 from skyrl_trainer.learner.batch import Row, collate
 from skyrl_trainer.learner.checkpoint import State, written_aside
@@ -55,7 +56,9 @@ class Scorer:
             mixed_precision="bf16" if self.published_dtype == torch.bfloat16 else "no",
             gradient_accumulation_steps=1,
         )
-        self.model = _load_model(model_path).to(self.accelerator.device)
+        self.lora = lora.read_options(config)
+        self.model = _load_model(model_path, lora.quantized_loading(self.lora, self.device)).to(self.device)
+        lora.keep_exact(self.model)
         # Not train(): dropout would put noise in every ratio, and there is no other difference.
         self.model.eval()
         use_onednn(self.model)
@@ -159,13 +162,22 @@ class Learner(Scorer):
     def __init__(self, config: Config, model_path: str, total_optimizer_steps: int, ranks: Ranks | None = None) -> None:
         super().__init__(config, model_path)
         self.ranks = ranks or Ranks()
-        self.ranks.shard(self.model)
+        if self.lora is None:
+            self.ranks.shard(self.model)
         self.tokenizer = AutoTokenizer.from_pretrained(model_path)
-        self.parameters = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
+        if self.lora is not None:
+            lora.add_role(self.model, lora.POLICY, self.lora, config.trainer.seed)
+        self.parameters = list(self.trainable().values())
         self.total_optimizer_steps = total_optimizer_steps
         self.optimizer = make_optimizer(self.parameters, config, config.trainer.learning_rate)
         self.scheduler = make_scheduler(self.optimizer, config, total_optimizer_steps)
         self.optimizer_steps = 0
+
+    def trainable(self) -> dict[str, torch.nn.Parameter]:
+        """What the optimizer changes, by name: with LoRA the policy's adapter."""
+        if self.lora is not None:
+            return lora.parameters_of(self.model, lora.POLICY)
+        return {name: p for name, p in reshard(self.model).named_parameters() if p.requires_grad}
 
     def backward(self, loss: torch.Tensor) -> None:
         """Adds to the gradients; the loss is already normalised over the whole mini-batch."""
@@ -177,6 +189,8 @@ class Learner(Scorer):
         for parameter in self.parameters:
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
+            if self.lora is not None:  # small enough that every learner has all of it
+                self.ranks.sum(parameter.grad)
         return whole(torch.nn.utils.clip_grad_norm_(self.parameters, self.config.trainer.max_grad_norm))
 
     def step(self) -> float:
@@ -192,12 +206,18 @@ class Learner(Scorer):
     def clear_gradients(self) -> None:
         self.optimizer.zero_grad(set_to_none=True)
 
-    def named_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """The weights under their Hugging Face names, in a fixed order, tied ones once, in the engine's precision."""
-        for name, parameter in reshard(self.model).named_parameters():
+    def named_tensors(self, adapter: bool = True) -> Iterator[tuple[str, torch.Tensor]]:
+        """The weights under their Hugging Face names, in a fixed order, tied ones once, in the engine's precision. With
+        LoRA the adapter is merged in, or left out."""
+        tensors = lora.full_tensors(self.model, lora.POLICY if adapter else None) if self.lora else None
+        for name, parameter in tensors or reshard(self.model).named_parameters():
             # The parameter itself where it can be: the weight sync then moves it into shared memory.
             same = parameter.dtype == self.published_dtype
             yield name, parameter if same else parameter.detach().to(self.published_dtype)
+
+    def reference(self) -> Scorer:
+        """The policy that the run started from, frozen: with LoRA this model without its adapter, else a copy."""
+        return Scorer(self.config, self.model_path) if self.lora is None else Reference(self)
 
     def save_pretrained(self, folder: Path) -> None:
         """Writes a Hugging Face folder, tokenizer included, aside and then renamed: never half a model."""
@@ -209,7 +229,10 @@ class Learner(Scorer):
         if not tensors:
             return
         with written_aside(folder) as aside:
-            self.model.save_pretrained(aside, state_dict=tensors)
+            if self.lora is None:
+                self.model.save_pretrained(aside, state_dict=tensors)
+            else:
+                lora.save(self.model, tensors, self.model_path, aside)
             config_file = aside / "config.json"
             settings = json.loads(config_file.read_text())
             settings["dtype"] = self.config.trainer.policy.model.dtype
@@ -217,9 +240,10 @@ class Learner(Scorer):
             self.tokenizer.save_pretrained(aside)
 
     def state_dict(self) -> State:
-        """Everything that the next optimizer step depends on. No random state: nothing here draws a number."""
+        """Everything that the next optimizer step depends on. No random state: nothing here draws a number. With LoRA
+        the adapter alone: its base is the model that the run started from."""
         tensors: dict[str, torch.Tensor] = {}
-        for name, parameter in reshard(self.model).named_parameters():
+        for name, parameter in self.trainable().items():
             tensors[f"model.{name}"] = parameter.detach()
             for key, value in self.optimizer.state.get(parameter, {}).items():
                 tensors[f"optimizer.{key}.{name}"] = value
@@ -228,7 +252,7 @@ class Learner(Scorer):
 
     def load_state_dict(self, state: State) -> None:
         """Raises UserError when the state is another model's."""
-        named = dict(reshard(self.model).named_parameters())
+        named = self.trainable()
         saved = {key.removeprefix("model.") for key in state.tensors if key.startswith("model.")}
         wrong = [n for n, p in named.items() if n not in saved or state.tensors[f"model.{n}"].shape != p.shape]
         if wrong or saved - named.keys():
@@ -251,9 +275,22 @@ class Learner(Scorer):
         self.optimizer_steps = int(state.numbers["optimizer_steps"])
 
 
-def _load_model(path: str) -> PreTrainedModel:
+class Reference(Scorer):
+    """The policy that a run with LoRA started from: the learner's own model, computing without the adapter."""
+
+    def __init__(self, learner: Learner) -> None:
+        vars(self).update(vars(learner))
+
+    def hidden(self, batch: TrainingBatch) -> torch.Tensor:
+        with lora.role(self.model, None):
+            return super().hidden(batch)
+
+
+def _load_model(path: str, quantized: dict[str, Any]) -> PreTrainedModel:
     try:
-        return AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, attn_implementation=attention.NAME)
+        return AutoModelForCausalLM.from_pretrained(
+            path, dtype=torch.float32, attn_implementation=attention.NAME, **quantized
+        )
     except (OSError, ValueError) as error:
         reason = str(error).splitlines()[0]
         raise UserError(

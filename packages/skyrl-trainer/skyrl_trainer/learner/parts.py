@@ -21,7 +21,8 @@ from skyrl_trainer.errors import UserError
 from skyrl_trainer.learner.checkpoint import Checkpoints, check_resumable
 from skyrl_trainer.learner.group import LearnerGroup, num_learners
 from skyrl_trainer.learner.grpo import GRPOTrainer
-from skyrl_trainer.learner.learner import Learner, Scorer
+from skyrl_trainer.learner.learner import Learner
+from skyrl_trainer.learner.lora import read_options
 from skyrl_trainer.learner.memory import pss_gib
 from skyrl_trainer.learner.policy import StartPolicy
 from skyrl_trainer.learner.run_folder import RunFolder
@@ -36,6 +37,7 @@ from skyrl_trainer.rollout.store import JsonlTrajectoryStore
 from skyrl_trainer.types import PromptBatch, RolloutBatch, Sample, StepMetrics, Trajectory
 from skyrl_trainer.user_file import load_plugin
 from skyrl_trainer.weight_sync.canary import Canary
+from skyrl_trainer.weight_sync.lora import AdapterSync
 from skyrl_trainer.weight_sync.shared_memory import SharedMemorySync
 
 CANARY_TEXT = "The canary sings 17 + 25 = 42 and the quick brown fox listens. "
@@ -60,6 +62,7 @@ class Parts:
                 "generator.weight_sync_backend=nccl is not built yet: take auto, which goes through shared memory."
             )
         load_plugin(config)
+        read_options(config)
         self.alone = algorithm or trainer_class(trainer.algorithm.name)(config)
         self.algorithm: GRPOTrainer | LearnerGroup = self.alone
         self.rewards = Rewards(config, self.alone.options)
@@ -116,19 +119,26 @@ class Parts:
         self._start_learner(weights, updates)
         self.table.phase("waiting for the engines")
         self.session.wait_for_engines()
-        buffer = self.learner.share_weights() if isinstance(self.learner, LearnerGroup) else None
-        self.sync = SharedMemorySync(self.session.engines, self.learner.named_tensors, buffer)
+        self.sync = self._weight_sync()
         self.stack.callback(self.sync.close)
         self.canary = Canary(self.session.engines, self._canary_prompt(), trainer.sync_tolerance)
 
     def _start_learner(self, weights: str, updates: int) -> None:
         """One in this process, or several in actors."""
         if num_learners(self.config) > 1:
-            self.learner = self.algorithm = group = LearnerGroup(self.config, weights, updates)
+            self.learner = self.algorithm = group = LearnerGroup(self.config, type(self.alone), weights, updates)
             self.stack.callback(group.close)
         else:
             self.learner = learner = Learner(self.config, weights, updates)
-            self.alone.start(learner, Scorer(self.config, weights) if self.alone.beta > 0 else None)
+            self.alone.start(learner, learner.reference() if self.alone.beta > 0 else None)
+
+    def _weight_sync(self) -> SharedMemorySync:
+        engines, learner = self.session.engines, self.learner
+        if isinstance(learner, LearnerGroup):
+            return SharedMemorySync(engines, learner.named_tensors, learner.share_weights())
+        if learner.lora is None or not learner.lora.hot_load:
+            return SharedMemorySync(engines, learner.named_tensors)
+        return AdapterSync(engines, learner)
 
     def resume(self) -> tuple[int, StepMetrics | None]:
         """The newest step in the weights, and its metrics if they were not written; 0 and {} in a new run."""

@@ -22,6 +22,7 @@ from skyrl_trainer.config import Config
 from skyrl_trainer.engine.transformers import TransformersEngine
 from skyrl_trainer.engine.vllm_actor import ENGINE_ENV, VLLMEngine
 from skyrl_trainer.errors import EngineDied, UserError
+from skyrl_trainer.learner import lora
 from skyrl_trainer.rollout.manager import Rollouts
 
 ENGINES: dict[str, tuple[type, dict[str, str]]] = {
@@ -122,6 +123,7 @@ class Session:
                 max_num_seqs=generator.max_concurrency,
                 seed=self.config.trainer.seed + index,
                 engine_kwargs={
+                    **lora.engine_kwargs(self.config),
                     **({"tensor_parallel_size": tensor_parallel} if generator.backend == "vllm" else {}),
                     **generator.engine_kwargs,
                 },

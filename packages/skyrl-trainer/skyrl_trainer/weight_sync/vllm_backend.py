@@ -4,6 +4,9 @@ Weights go through vLLM's layerwise reload, which handles fused, sharded and pac
 CPU a shorter way takes over where it is proven right (cpu_load.py). A CPU engine needs one thing more: vLLM packs the
 output layer's weights into a copy of their own, which the reload of a tied embedding does not touch;
 `finish_weight_update` packs it again.
+
+An engine for LoRA has wrapped its layers, which the names in a checkpoint do not know: the wrappers step aside during
+an update of the base. After it only adapters come, by vLLM's own way.
 """
 
 from __future__ import annotations
@@ -12,20 +15,24 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from vllm.distributed.weight_transfer.base import (
     WeightTransferEngine,
     WeightTransferInitInfo,
     WeightTransferUpdateInfo,
 )
 from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
+from vllm.lora.layers import BaseLayerWithLoRA
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 from vllm.platforms import current_platform
 
-from skyrl_trainer.engine.weights import FlatBuffer
+from skyrl_trainer.engine.weights import FlatBuffer, checksum
 from skyrl_trainer.weight_sync.cpu_load import DirectLoad
 
 BACKEND = "skyrl_shared_memory"
+ADAPTER = 1
+"""vLLM's number of the one adapter that an engine has."""
 
 
 @dataclass
@@ -56,6 +63,9 @@ class SharedMemoryBackend(WeightTransferEngine[SharedMemoryInitInfo, SharedMemor
 
     def start_weight_update(self) -> None:
         self.checksum = ""
+        self.wrappers = {path: m for path, m in self.model.named_modules() if isinstance(m, BaseLayerWithLoRA)}
+        for path, wrapper in self.wrappers.items():
+            self.model.set_submodule(path, wrapper.base_layer)
         if self.direct is None:
             initialize_layerwise_reload(self.model)
 
@@ -78,8 +88,11 @@ class SharedMemoryBackend(WeightTransferEngine[SharedMemoryInitInfo, SharedMemor
             finalize_layerwise_reload(self.model, self.model_config)
         if current_platform.is_cpu() and self.model_config.hf_text_config.tie_word_embeddings:
             self.repack_tied_head()
-        if current_platform.is_cpu() and not self.tried_direct and self.buffer is not None:
+        again = not self.wrappers  # under adapters the base is loaded once
+        if current_platform.is_cpu() and again and not self.tried_direct and self.buffer is not None:
             self.direct, self.tried_direct = DirectLoad.proven(self.model, self.buffer), True
+        for path, wrapper in self.wrappers.items():
+            self.model.set_submodule(path, wrapper)
 
     def repack_tied_head(self) -> None:
         layers = [layer for layer in self.model.modules() if isinstance(layer, VocabParallelEmbedding)]
@@ -90,14 +103,33 @@ class SharedMemoryBackend(WeightTransferEngine[SharedMemoryInitInfo, SharedMemor
                 head.quant_method.process_weights_after_loading(head)  # type: ignore[operator]
 
     def shutdown(self) -> None:
-        self.buffer = None
+        self.buffer = self.direct = None
 
 
 class WorkerExtension:
     """Mixed into vLLM's worker."""
 
+    weight_transfer_engine: SharedMemoryBackend
+    model_runner: Any
+
     def loaded_checksum(self) -> str:
-        return self.weight_transfer_engine.checksum  # type: ignore[attr-defined]
+        return self.weight_transfer_engine.checksum
+
+    def adapter_loaded(self) -> None:
+        """Takes the checksum of the adapter as the layers hold it, and lets go of the base's buffer."""
+        manager = self.model_runner.lora_manager._adapter_manager
+        adapter, slot = manager.get_adapter(ADAPTER), manager.lora_index_to_id.index(ADAPTER)
+        held: dict[str, list[torch.Tensor]] = {}
+        for path, weights in adapter.loras.items():
+            layer, given = manager.modules[path], weights.lora_a if path in manager.packed_modules else [weights.lora_a]
+            for i, (part, a) in enumerate(zip(manager.packed_modules.get(path, [path]), given, strict=True)):
+                if a is not None:
+                    held[part] = [
+                        layer.lora_a_stacked[i][slot, 0, : len(a)],
+                        layer.lora_b_stacked[i][slot, 0, :, : len(a)],
+                    ]
+        self.weight_transfer_engine.checksum = checksum(tensor for part in sorted(held) for tensor in held[part])
+        self.weight_transfer_engine.shutdown()
 
 
 if BACKEND not in WeightTransferEngineFactory._registry:

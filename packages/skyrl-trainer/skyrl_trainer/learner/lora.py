@@ -1,0 +1,230 @@
+"""LoRA (arXiv 2106.09685) and QLoRA (arXiv 2305.14314): small trained matrices beside frozen weights.
+
+`trainer.policy.model.lora` is empty for full fine-tuning, or holds some of `LoRAOptions`. A model then computes
+y = W x + alpha/rank B A x in each target layer, and a role (the policy, a critic) is a set of A and B under its name on
+the one copy of W. peft puts the layers into the model in place: whoever holds the model need not know of them.
+"""
+
+from __future__ import annotations
+
+import copy
+import importlib.util
+import math
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from safetensors.torch import save_file
+
+from skyrl_trainer.config import Config
+from skyrl_trainer.errors import UserError
+from skyrl_trainer.learner.cpu_linear import use_onednn
+
+POLICY = "policy"
+"""The role that every learner has."""
+ENGINE_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+"""Ranks that vLLM has room for: the next larger one is chosen."""
+MATRICES = ("lora_A", "lora_B")
+
+
+class LoRAOptions(BaseModel):
+    """Entries of `trainer.policy.model.lora`. No dropout: it would put noise in every ratio."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+
+    rank: int = Field(32, gt=0)
+    alpha: float = Field(32.0, gt=0)  # fixed, as TRL's: with a factor alpha/rank the best learning rate, about ten
+    # times that of full fine-tuning, hardly depends on the rank
+    target_modules: Literal["all-linear"] | list[str] = "all-linear"  # the ends of layers' names, as peft has them
+    quantization: Literal["none", "nf4"] = "none"  # nf4: the learner's frozen layers in 4 bits
+    sync: Literal["merged", "adapter"] | None = None  # what an engine gets; None: adapter with nf4, else merged
+
+    @property
+    def hot_load(self) -> bool:
+        """Whether the engines hold the base and load an adapter at each step, instead of merged weights."""
+        return (self.sync or ("adapter" if self.quantization == "nf4" else "merged")) == "adapter"
+
+
+def read_options(config: Config) -> LoRAOptions | None:
+    """None for full fine-tuning. Raises UserError for what is unknown, or does not go with other settings."""
+    given, generator = config.trainer.policy.model.lora, config.generator
+    if not given:
+        return None
+    try:
+        options = LoRAOptions.model_validate(given)
+    except ValidationError as error:
+        name, wanted = error.errors()[0]["loc"][0], error.errors()[0]["msg"].removeprefix("Input should be ")
+        names = sorted(LoRAOptions.model_fields)
+        problem = f"is {given[name]!r}, but should be {wanted}" if name in names else "is not an option"
+        raise UserError(f"trainer.policy.model.lora.{name} {problem}; it has {', '.join(names)}.") from None
+    if options.quantization == "nf4" and importlib.util.find_spec("bitsandbytes") is None:
+        raise UserError("trainer.policy.model.lora.quantization: nf4 needs bitsandbytes (pip install bitsandbytes).")
+    place = config.trainer.placement
+    limits = (
+        (max(place.policy_num_nodes, place.policy_num_gpus_per_node) > 1, "needs a single learner"),
+        (generator.backend != "vllm", "needs generator.backend=vllm"),
+        (generator.inference_engine_tensor_parallel_size > 1, "needs one GPU an engine"),
+        (options.rank > ENGINE_RANKS[-1], f"goes up to rank {ENGINE_RANKS[-1]}"),
+    )
+    for wrong, reason in limits:
+        if wrong and options.hot_load:
+            raise UserError(f"trainer.policy.model.lora.sync: adapter {reason}; or set it to merged.")
+    return options
+
+
+def engine_kwargs(config: Config) -> dict[str, Any]:
+    """What an engine must be started with to load adapters; nothing where it gets merged weights."""
+    options = read_options(config)
+    if options is None or not options.hot_load:
+        return {}
+    rank = next(rank for rank in ENGINE_RANKS if rank >= options.rank)
+    return {"enable_lora": True, "max_loras": 1, "max_lora_rank": rank}
+
+
+def quantized_loading(options: LoRAOptions | None, device: torch.device) -> dict[str, Any]:
+    """For `from_pretrained`: linear layers in NF4 with double quantisation, all but the head; {} for none."""
+    if options is None or options.quantization == "none":
+        return {}
+    from transformers import BitsAndBytesConfig
+
+    nf4 = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True)
+    return {"quantization_config": nf4, "device_map": {"": device}}
+
+
+def keep_exact(model: torch.nn.Module) -> None:
+    """Without this a 4-bit layer on some CPUs turns itself into one that computes in bfloat16, at its first pass
+    without gradients."""
+    for module in model.modules():
+        if "support_avx512bf16_for_cpu" in vars(module):
+            vars(module)["support_avx512bf16_for_cpu"] = False
+
+
+def add_role(model: torch.nn.Module, name: str, options: LoRAOptions, seed: int) -> list[torch.nn.Parameter]:
+    """Freezes the base and adds an adapter under this name; returns its parameters, for an optimizer of their own.
+
+    B starts at 0, so the adapter changes nothing yet. The first role stays the one that computes outside of `role`.
+    Raises UserError when target_modules does not fit the model.
+    """
+    from peft import LoraConfig, inject_adapter_in_model
+
+    active = _active(model) or name
+    targets = _targets(model, options.target_modules)
+    settings = LoraConfig(r=options.rank, lora_alpha=options.alpha, target_modules=targets)  # type: ignore[arg-type]
+    with torch.random.fork_rng(devices=[]), warnings.catch_warnings():  # peft draws from the global generator
+        warnings.simplefilter("ignore")  # that there are several adapters
+        inject_adapter_in_model(settings, model, name)
+    generator = torch.Generator().manual_seed(seed)
+    for _, layer in _layers(model):
+        a = layer.lora_A[name].weight.data
+        a.copy_(torch.nn.init.kaiming_uniform_(torch.empty(a.shape), a=math.sqrt(5), generator=generator))
+    use_onednn(model)
+    _activate(model, active)
+    return list(parameters_of(model, name).values())
+
+
+@contextmanager
+def role(model: torch.nn.Module, name: str | None) -> Iterator[None]:
+    """Inside, the model computes with this role's adapter, None: with none, as it was loaded.
+
+    Backward passes may follow outside, unless activations are computed again in them (gradient checkpointing).
+    """
+    before = _active(model)
+    _activate(model, name)
+    try:
+        yield
+    finally:
+        _activate(model, before)
+
+
+def parameters_of(model: torch.nn.Module, name: str) -> dict[str, torch.nn.Parameter]:
+    """The adapter's, by their names in the model."""
+    ends = tuple(f".{matrix}.{name}.weight" for matrix in MATRICES)
+    return {path: parameter for path, parameter in model.named_parameters() if path.endswith(ends)}
+
+
+def full_tensors(model: torch.nn.Module, name: str | None = POLICY) -> Iterator[tuple[str, torch.Tensor]]:
+    """The weights under the names that they had without adapters, dequantised, in the model's order.
+
+    With the role's adapter merged in, W + alpha/rank B A; with None the base. The model is not changed.
+    """
+    for path, parameter in model.named_parameters():
+        if any(f".{matrix}." in path for matrix in MATRICES):
+            continue
+        weight: Any = parameter
+        if getattr(weight, "quant_state", None) is not None:
+            from bitsandbytes.functional import dequantize_4bit
+
+            weight = dequantize_4bit(weight.data, weight.quant_state)
+        before, wrapped, last = path.rpartition(".base_layer.")
+        if wrapped and last == "weight" and name is not None:
+            layer: Any = model.get_submodule(before)
+            delta = layer.lora_B[name].weight.detach() @ layer.lora_A[name].weight.detach()
+            weight = torch.add(weight.detach(), delta, alpha=layer.scaling[name])
+        yield (f"{before}.{last}" if wrapped else path), weight
+
+
+def adapter_tensors(model: torch.nn.Module, dtype: torch.dtype, scaled: bool) -> Iterator[tuple[str, torch.Tensor]]:
+    """The policy's A and B under peft's names for files, sorted. scaled: B times alpha/rank."""
+    for path, layer in sorted(_layers(model)):
+        for matrix, factor in zip(MATRICES, (1.0, layer.scaling[POLICY] if scaled else 1.0), strict=True):
+            weight = getattr(layer, matrix)[POLICY].weight.detach()
+            yield f"base_model.model.{path}.{matrix}.weight", (weight * factor).to(dtype)
+
+
+def save(model: Any, tensors: dict[str, torch.Tensor], base_path: str, folder: Path) -> None:
+    """The merged `tensors` as a model like the one before adapters and quantisation, the policy's adapter beside it."""
+    config, settings = copy.deepcopy(model.config), model.peft_config[POLICY]
+    vars(config).pop("quantization_config", None)
+    with torch.device("meta"):
+        plain = type(model)(config)
+    plain.generation_config = model.generation_config
+    plain.save_pretrained(folder, state_dict=tensors)
+    settings.base_model_name_or_path, settings.task_type = base_path, "CAUSAL_LM"
+    settings.save_pretrained(folder / "adapter")
+    pairs = adapter_tensors(model, torch.float32, scaled=False)
+    save_file({n: t.cpu().contiguous() for n, t in pairs}, folder / "adapter" / "adapter_model.safetensors")
+
+
+def _targets(model: Any, wanted: Literal["all-linear"] | list[str]) -> list[str]:
+    """The ends of the names of linear layers that get an adapter; never the head, nor embeddings."""
+    head = model.get_output_embeddings()
+    linear = {
+        path.replace(".base_layer", "")
+        for path, module in model.named_modules()
+        if isinstance(module, torch.nn.Linear) and module is not head and not any(f".{m}" in path for m in MATRICES)
+    }
+    ends = sorted({path.rpartition(".")[2] for path in linear})
+    chosen = ends if wanted == "all-linear" else wanted
+    for target in chosen or [wanted]:
+        if not any(f".{path}".endswith(f".{target}") for path in linear):
+            raise UserError(
+                f"trainer.policy.model.lora.target_modules: {target} is no torch.nn.Linear of {type(model).__name__}, "
+                f"which has {', '.join(ends) or 'none'}: choose from these, or all-linear (embeddings and the output "
+                "layer get no adapter)."
+            )
+    return chosen
+
+
+def _layers(model: torch.nn.Module) -> Iterator[tuple[str, Any]]:
+    from peft.tuners.lora import LoraLayer
+
+    return ((path, module) for path, module in model.named_modules() if isinstance(module, LoraLayer))
+
+
+def _active(model: torch.nn.Module) -> str | None:
+    layer = next((layer for _, layer in _layers(model)), None)
+    return None if layer is None or layer.disable_adapters else layer.active_adapters[0]
+
+
+def _activate(model: torch.nn.Module, name: str | None) -> None:
+    for _, layer in _layers(model):
+        layer.enable_adapters(name is not None)
+        if name is not None:
+            layer.set_adapter(name)
+        # peft freezes whatever is not active; but then nobody could hold an optimizer over it.
+        for matrix in MATRICES:
+            getattr(layer, matrix).requires_grad_(True)

@@ -1,0 +1,56 @@
+"""Weight sync of adapters: the engines get the full base once, and a small adapter at every step.
+
+An engine serves no NF4, so its base is the dequantised one: learner and engine then compute the same policy. The
+adapter travels as a peft folder in shared memory, which exists only while the engines load it.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+import time
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import save_file
+
+from skyrl_trainer.engine.weights import checksum, folder_with_room
+from skyrl_trainer.errors import SyncError
+from skyrl_trainer.learner.learner import Learner
+from skyrl_trainer.learner.lora import adapter_tensors
+from skyrl_trainer.weight_sync.shared_memory import SharedMemorySync, SyncReport
+
+
+class AdapterSync(SharedMemorySync):
+    """The first sync carries both, and proves the base by its checksum; the reports are about the adapter."""
+
+    def __init__(self, engines: list[Any], learner: Learner) -> None:
+        super().__init__(engines, partial(learner.named_tensors, adapter=False))
+        self._adapter = partial(adapter_tensors, learner.model, learner.published_dtype, scaled=True)
+        self._has_base = False
+
+    def sync(self, version: int) -> SyncReport:
+        start, size = time.perf_counter(), 0
+        if not self._has_base:
+            report = super().sync(version)
+            if {*report.engine_checksums} != {report.checksum}:
+                raise SyncError("Weight sync failed: an engine loaded other base weights than the learner holds.")
+            self._has_base, size = True, report.bytes
+            del self._buffer  # its memory is free once the engines have let go of it, too
+        tensors = {name: tensor.cpu().contiguous() for name, tensor in self._adapter()}
+        size += sum(tensor.nbytes for tensor in tensors.values())
+        with tempfile.TemporaryDirectory(prefix="skyrl-adapter-", dir=folder_with_room(size)) as folder:
+            rank = next(iter(tensors.values())).shape[0]
+            layers = sorted({name.split(".")[-3] for name in tensors})
+            settings = {"peft_type": "LORA", "r": rank, "lora_alpha": rank, "target_modules": layers}
+            (Path(folder) / "adapter_config.json").write_text(json.dumps(settings))
+            save_file(tensors, Path(folder) / "adapter_model.safetensors")
+            self._everywhere("pause")
+            self._everywhere("update_weights", {"adapter": folder})
+            loaded = self._everywhere("finish_weight_update", version)
+            self._everywhere("resume")
+        return SyncReport(time.perf_counter() - start, size, checksum(tensors.values()), tuple(loaded))
+
+    def close(self) -> None:
+        """Nothing is left to remove: the base's file lost its name at the start, an adapter's folder is gone."""

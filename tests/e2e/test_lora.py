@@ -1,0 +1,127 @@
+"""LoRA and QLoRA in the whole loop: merged weights, adapters loaded by the running engine, a base in four bits."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import ray
+import torch
+from transformers import AutoModelForCausalLM
+
+from skyrl_trainer.config import Config
+from skyrl_trainer.engine.vllm_actor import ENGINE_ENV, VLLMEngine
+from skyrl_trainer.errors import SyncError
+from skyrl_trainer.init_policy import init_policy
+from skyrl_trainer.learner import lora
+from skyrl_trainer.learner.learner import Learner
+from skyrl_trainer.types import GenerationOutput, GenerationRequest, SamplingOptions
+from skyrl_trainer.weight_sync.canary import Canary
+from skyrl_trainer.weight_sync.lora import AdapterSync
+from tests.e2e.runs import Run, assert_nothing_left, metrics
+
+TOLERANCE = 5e-4
+CANARY_IDS = [2 + (i * 37) % 50 for i in range(100)]
+
+
+@pytest.mark.parametrize(
+    "options",
+    ["{rank: 8}", "{rank: 8, sync: adapter, target_modules: [q_proj, up_proj]}", "{rank: 8, quantization: nf4}"],
+)
+def test_the_loop_learns_with_adapters_and_the_canary_passes(clone: Path, tmp_path: Path, options: str) -> None:
+    settings = {"trainer__policy__model__path": clone, "trainer__policy__model__lora": options}
+    run = Run(tmp_path / "run", **settings, trainer__max_steps=2, trainer__eval_interval=0, trainer__learning_rate=5e-3)
+    code, output = run.finish()
+    assert code == 0, output
+    assert_nothing_left(run.folder)
+    rows = metrics(run.folder)
+    assert [row["step"] for row in rows] == [0, 1, 2]
+    assert all(row["sync/max_logprob_diff"] < TOLERANCE for row in rows)
+    assert rows[-1]["sync/canary_change"] > 2 * TOLERANCE  # large enough for the canary to see
+    AutoModelForCausalLM.from_pretrained(run.folder / "model" / "last")
+    assert (run.folder / "model" / "last" / "adapter" / "adapter_model.safetensors").exists()
+
+
+class FaultyVLLM(VLLMEngine):
+    """VLLMEngine in which a test can leave out the load of an adapter, wholly or behind the actor's back."""
+
+    def skip(self, method: str) -> None:
+        for owner in (self, self._llm):
+            vars(owner).pop("_load_adapter", None)
+            vars(owner).pop("add_lora", None)
+            if hasattr(owner, method):
+                setattr(owner, method, lambda argument: True)
+
+
+class Stack:
+    """An engine for adapters, the learner whose adapter it gets, and what runs between them."""
+
+    def __init__(self, folder: Path) -> None:
+        settings = {"rank": 5, "quantization": "nf4", "target_modules": ["q_proj", "down_proj"]}
+        config = Config.model_validate({"trainer": {"policy": {"model": {"lora": settings}}}})
+        init_policy(folder, ["17 + 25 = 42"], {"hidden_size": 64, "num_hidden_layers": 2}, 0)
+        self.learner = Learner(config, str(folder), 1)
+        actor = ray.remote(FaultyVLLM).options(max_concurrency=64, runtime_env={"env_vars": ENGINE_ENV})
+        self.actor = actor.remote(str(folder), "float32", 256, 16, 0, lora.engine_kwargs(config))
+        ray.get(self.actor.ready.remote(), timeout=300)
+        self.sync = AdapterSync([self.actor], self.learner)
+        self.canary = Canary([self.actor], CANARY_IDS, TOLERANCE)
+        self.version = 0
+
+    @torch.no_grad()
+    def move(self, scale: float) -> None:
+        generator = torch.Generator().manual_seed(self.version)
+        for parameter in self.learner.parameters:
+            parameter += scale * torch.randn(parameter.shape, generator=generator)
+
+    def publish(self) -> dict[str, float]:
+        self.version += 1
+        return self.canary.check(self.version, self.learner.token_logprobs, self.sync.sync(self.version))
+
+
+@pytest.fixture(scope="module")
+def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers cannot import the tests
+    ray.init("local", num_cpus=2, include_dashboard=False, logging_level="ERROR", log_to_driver=False)
+    yield Stack(tmp_path_factory.mktemp("policy") / "model")
+    ray.shutdown()
+
+
+def test_adapters_of_any_size_arrive_and_leave_no_file(
+    stack: Stack, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("skyrl_trainer.weight_sync.lora.folder_with_room", lambda size: str(tmp_path))
+    for scale in (0.0, 0.3, 1e-6, 0.1):
+        stack.move(scale)
+        assert stack.publish()["sync/max_logprob_diff"] < 1e-4
+        assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(("fault", "scale"), [("_load_adapter", 1e-7), ("add_lora", 1e-7), ("add_lora", 0.3)])
+def test_a_load_that_leaves_something_out_is_caught(stack: Stack, fault: str, scale: float) -> None:
+    stack.publish()
+    stack.move(scale)
+    ray.get(stack.actor.skip.remote(fault))
+    with pytest.raises(SyncError, match="other bytes"):
+        stack.publish()
+    ray.get(stack.actor.skip.remote("nothing"))
+    stack.publish()
+
+
+def test_requests_in_flight_go_on_with_the_new_adapter(stack: Stack) -> None:
+    stack.publish()
+    requests = [GenerationRequest(str(i), CANARY_IDS[i:], SamplingOptions(max_tokens=120), seed=i) for i in range(8)]
+    ray.get(stack.actor.submit.remote("test", requests))
+    stack.move(0.2)
+    stack.publish()
+    outputs: list[GenerationOutput] = []
+    while len(outputs) < len(requests):
+        outputs += ray.get(stack.actor.collect.remote("test", 60), timeout=90)
+    for output in outputs:
+        prompt = CANARY_IDS[int(output.request_id) :]
+        now_TV = stack.learner.token_logprobs(prompt + output.output_ids)[len(prompt) - 1 : -1]
+        ours_T = now_TV.gather(1, torch.tensor(output.output_ids)[:, None])[:, 0]
+        new_T = torch.tensor(output.weight_versions) == stack.version
+        assert new_T[-1] and (ours_T - torch.tensor(output.logprobs))[new_T].abs().max() < TOLERANCE
