@@ -25,15 +25,15 @@ from skyrl_trainer.learner.batch import Row, make_rows
 from skyrl_trainer.learner.checkpoint import Checkpoints
 from skyrl_trainer.learner.group import LearnerGroup, LearnerProcess
 from skyrl_trainer.learner.grpo import GRPOTrainer
-from skyrl_trainer.learner.learner import Learner, Scorer
+from skyrl_trainer.learner.learner import Learner
 from skyrl_trainer.learner.ranks import Ranks, shares, whole
 from skyrl_trainer.learner.trainers import trainer_class
 
 LOAD_MODEL = learner_module._load_model
 
 
-def load_double(path: str) -> Any:
-    return LOAD_MODEL(path).double()
+def load_double(*arguments: Any) -> Any:
+    return LOAD_MODEL(*arguments).double()
 
 
 class Probe(LearnerProcess):
@@ -71,7 +71,8 @@ def two_config(**trainer: Any) -> Any:
 def one(config: Any, path: str) -> Any:
     """The algorithm with one learner, in this process."""
     algorithm = trainer_class(config.trainer.algorithm.name)(config)
-    return algorithm.start(Learner(config, path, 10), Scorer(config, path) if algorithm.beta > 0 else None)
+    learner = Learner(config, path, 10)
+    return algorithm.start(learner, learner.reference() if algorithm.beta > 0 else None)
 
 
 @pytest.fixture(scope="module")
@@ -125,19 +126,20 @@ def test_the_gradient_does_not_depend_on_the_number_of_learners(
 
 
 @pytest.mark.parametrize(
-    "algorithm",
+    "algorithm, lora",
     [
-        {"options": {"beta": 0.1}},
-        {"name": "ppo", "options": {"critic": "model"}},
-        {"name": "ppo", "options": {"critic": "backbone", "beta": 0.1, "kl_in": "reward"}},
+        ({"options": {"beta": 0.1}}, {}),
+        ({"name": "ppo", "options": {"critic": "model"}}, {}),
+        ({"name": "ppo", "options": {"critic": "backbone", "beta": 0.1, "kl_in": "reward"}}, {}),
+        ({"name": "ppo", "options": {"critic": "model", "beta": 0.1}}, {"rank": 4}),
     ],
 )
 def test_updates_and_checkpoints_are_those_of_one_learner(
-    group: ProbedGroup, tmp_path: Path, algorithm: dict[str, Any]
+    group: ProbedGroup, tmp_path: Path, algorithm: dict[str, Any], lora: dict[str, Any]
 ) -> None:
     """Metrics, weights, logprobs; what two save one goes on from, and the other way round; an unlike share of rows."""
     path = save_model(tmp_path / "model")
-    config = two_config(algorithm=algorithm)
+    config = two_config(algorithm=algorithm, policy={"model": {"lora": lora}})
     alone, checkpoints = one(config, path), Checkpoints(tmp_path, keep=9)
     load(group, config, path)
 

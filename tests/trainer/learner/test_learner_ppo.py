@@ -97,13 +97,17 @@ def test_the_gradient_is_that_of_the_paper_and_does_not_depend_on_the_cut(tmp_pa
 
 
 @pytest.mark.parametrize("name", ["ppo", "sapo_ppo", "gspo_ppo", "dapo_ppo"])
-@pytest.mark.parametrize("critic", ["model", "backbone"])
+@pytest.mark.parametrize("critic", ["model", "backbone", "adapter"])
 def test_the_critic_learns_what_the_rollouts_return(tmp_path: Path, name: str, critic: str) -> None:
     """The same rollout again and again, whose rewards the prompts tell: the critic comes to explain its returns."""
-    options: dict[str, Any] = {"critic": critic, "critic_learning_rate": 3e-3, "value_clip": 9.0, "value_coef": 1.0}
-    trainer = start(
-        save_model(tmp_path), name, double=False, gae_lambda=1.0, trainer={"learning_rate": 1e-3}, **options
-    )
+    options: dict[str, Any] = {"critic_learning_rate": 3e-3, "value_clip": 9.0, "value_coef": 1.0, "gae_lambda": 1.0}
+    settings: dict[str, Any] = {"learning_rate": 1e-3}
+    if critic == "adapter":  # of a role of its own, on the policy's weights
+        settings["policy"] = {"model": {"lora": {"rank": 8}}}
+        options |= {"critic": "model", "critic_learning_rate": 1e-2}
+    else:
+        options["critic"] = critic
+    trainer = start(save_model(tmp_path), name, double=False, trainer=settings, **options)
     batch = make_batch()
     batch.rewards = [[float(group % 2)] for group in batch.group_index]
     for trajectory in batch.trajectories:

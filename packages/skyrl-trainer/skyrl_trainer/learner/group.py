@@ -28,6 +28,7 @@ from skyrl_trainer.learner.grpo import GRPOTrainer
 from skyrl_trainer.learner.learner import Learner
 from skyrl_trainer.learner.ranks import Ranks, whole
 from skyrl_trainer.types import RewardBatch, StepMetrics
+from skyrl_trainer.user_file import load_plugin
 
 CALL_SECONDS = 4 * 3600.0
 """Limit of one call to all learners, the longest being an update."""
@@ -44,6 +45,7 @@ class LearnerProcess:
 
     def __init__(self, config: Config, rank: int, size: int, address: str, port: int) -> None:
         self.config, self.rank = config, rank
+        load_plugin(config)  # before an algorithm of the user's arrives
         device = "cuda" if config.trainer.placement.policy_num_gpus_per_node else "cpu"
         self.ranks = Ranks(rank, size, TCPStore(address, port), device)
 

@@ -65,7 +65,7 @@ class PPOTrainer(GRPOTrainer):
     def advantages(self, batch: RewardBatch, value: Sequence[torch.Tensor] | None) -> AdvantageBatch:
         """GAE's; also says how much of the returns' variance the critic explained."""
         result = super().advantages(batch, value)
-        if value is not None and result.returns is not None:
+        if value and result.returns is not None:
             masks = [torch.tensor(t.loss_mask(), dtype=torch.bool) for t in batch.trajectories]
             returns_N = torch.cat([torch.tensor(r)[m] for r, m in zip(result.returns, masks, strict=True)])
             error_N = returns_N - torch.cat([values_N1[:-1] for values_N1 in value])
