@@ -39,8 +39,8 @@ LOGITS_AT_ONCE = 2**24
 class Scorer:
     """A causal LM that gives the log-probabilities of sampled tokens.
 
-    Weights are float32 masters; with `trainer.policy.model.dtype=bfloat16` the passes run under autocast, because a
-    learning rate of 1e-6 would vanish in the rounding of bfloat16 weights.
+    Weights that learn are float32 masters; with `trainer.policy.model.dtype=bfloat16` the passes run under autocast,
+    because a learning rate of 1e-6 would vanish in the rounding of bfloat16 weights.
     """
 
     def __init__(self, config: Config, model_path: str) -> None:
@@ -57,7 +57,10 @@ class Scorer:
             gradient_accumulation_steps=1,
         )
         self.lora = lora.read_options(config)
-        self.model = _load_model(model_path, lora.quantized_loading(self.lora, self.device)).to(self.device)
+        # A base that LoRA freezes needs no masters.
+        dtype = torch.float32 if self.lora is None else self.published_dtype
+        quantized = lora.quantized_loading(self.lora, self.device, dtype)
+        self.model = _load_model(model_path, dtype, quantized).to(self.device)
         lora.keep_exact(self.model)
         # Not train(): dropout would put noise in every ratio, and there is no other difference.
         self.model.eval()
@@ -72,8 +75,8 @@ class Scorer:
 
     @property
     def dtype(self) -> torch.dtype:
-        """In which losses are computed: the weights' own."""
-        return next(self.model.parameters()).dtype
+        """In which losses are computed: float32, or the weights' own where that is more."""
+        return torch.promote_types(next(self.model.parameters()).dtype, torch.float32)
 
     def hidden(self, batch: TrainingBatch) -> torch.Tensor:
         """What the last layer says where each sampled token is predicted, [N, H]."""
@@ -286,11 +289,9 @@ class Reference(Scorer):
             return super().hidden(batch)
 
 
-def _load_model(path: str, quantized: dict[str, Any]) -> PreTrainedModel:
+def _load_model(path: str, dtype: torch.dtype, quantized: dict[str, Any]) -> PreTrainedModel:
     try:
-        return AutoModelForCausalLM.from_pretrained(
-            path, dtype=torch.float32, attn_implementation=attention.NAME, **quantized
-        )
+        return AutoModelForCausalLM.from_pretrained(path, dtype=dtype, attn_implementation=attention.NAME, **quantized)
     except (OSError, ValueError) as error:
         reason = str(error).splitlines()[0]
         raise UserError(

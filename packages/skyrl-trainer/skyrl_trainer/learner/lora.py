@@ -85,13 +85,18 @@ def engine_kwargs(config: Config) -> dict[str, Any]:
     return {"enable_lora": True, "max_loras": 1, "max_lora_rank": rank}
 
 
-def quantized_loading(options: LoRAOptions | None, device: torch.device) -> dict[str, Any]:
+def quantized_loading(options: LoRAOptions | None, device: torch.device, dtype: torch.dtype) -> dict[str, Any]:
     """For `from_pretrained`: linear layers in NF4 with double quantisation, all but the head; {} for none."""
     if options is None or options.quantization == "none":
         return {}
     from transformers import BitsAndBytesConfig
 
-    nf4 = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True)
+    nf4 = BitsAndBytesConfig(
+        load_in_4bit=True,
+        bnb_4bit_quant_type="nf4",
+        bnb_4bit_use_double_quant=True,
+        bnb_4bit_compute_dtype=dtype,
+    )
     return {"quantization_config": nf4, "device_map": {"": device}}
 
 
@@ -119,6 +124,9 @@ def add_role(model: torch.nn.Module, name: str, options: LoRAOptions, seed: int)
         inject_adapter_in_model(settings, model, name)
     generator = torch.Generator().manual_seed(seed)
     for _, layer in _layers(model):
+        for matrix in MATRICES:
+            weight = getattr(layer, matrix)[name].weight
+            weight.data = weight.data.to(torch.promote_types(weight.dtype, torch.float32))  # what learns has masters
         a = layer.lora_A[name].weight.data
         a.copy_(torch.nn.init.kaiming_uniform_(torch.empty(a.shape), a=math.sqrt(5), generator=generator))
     use_onednn(model)
