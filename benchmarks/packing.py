@@ -18,7 +18,6 @@ import json
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
 from pathlib import Path
 from statistics import NormalDist
 

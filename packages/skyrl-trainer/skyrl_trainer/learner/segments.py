@@ -1,9 +1,9 @@
 """Attention over a micro-batch of segments that stand one after the other without padding.
 
-Only attention need know. A segment's tokens see the segment that it continues (a prompt that several trajectories share,
-computed once) and what stands before them in it. On a GPU, in half precision, that is one call of torch's
-variable-length attention. Elsewhere segments of like length form blocks, padded only a little and inside attention
-only: a call a segment would cost more than it computes, and a mask over all tokens would compute what nobody sees.
+Only attention need know. A segment's tokens see the segment that it continues (a prompt that several trajectories
+share, computed once) and what stands before them in it. On a GPU, in half precision, that is one call of torch's
+variable-length attention. Elsewhere segments of like length form blocks, padded only a little and inside attention:
+a call a segment would cost more than it computes, and a mask over all tokens would compute what nobody sees.
 """
 
 from __future__ import annotations
@@ -22,10 +22,9 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from skyrl_trainer.errors import UserError
 
-NAME = "segments"  # `attn_implementation` of a model to be called with `segments`; without them it is plain and causal
-_CAUSAL: dict[str, Any] = {"window_size": (-1, 0)}
-if "enable_gqa" in inspect.signature(varlen_attn).parameters:  # torch 2.11 takes fewer key heads without being told
-    _CAUSAL["enable_gqa"] = True
+NAME = "segments"  # the model's `attn_implementation`
+_TOLD = inspect.signature(varlen_attn).parameters.keys() & {"enable_gqa"}  # torch 2.11 sees by itself
+_CAUSAL: dict[str, Any] = {"window_size": (-1, 0), **dict.fromkeys(_TOLD, True)}
 # A block may compute this share more (query, key) pairs than are read, and so many that a call of its own costs.
 _PADDING, _CALL = 0.25, 2**14
 
@@ -51,7 +50,7 @@ class Segments:
         keys, sizes = self._ragged
         if keys is not None:  # the gradient of an embedding sums in float32, in a fixed order; an index's does not
             key, value = (embedding(keys, x.flatten(1)).unflatten(1, x.shape[1:]) for x in (key, value))
-        return varlen_attn(query, key, value, **sizes, scale=scaling, **_CAUSAL)
+        return varlen_attn(query, key, value, **sizes, scale=scaling, **_CAUSAL)  # type: ignore[return-value]
 
     @cached_property
     def _ragged(self) -> tuple[torch.Tensor | None, dict[str, Any]]:
@@ -118,7 +117,7 @@ def attention(
     scaling: float | None = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
-    """What transformers calls in every layer: heads [1, H, P, D] in, [1, P, H, D] out."""
+    """What transformers calls in every layer: heads [1, H, P, D] in, [1, P, H, D] out; plain without `segments`."""
     if segments is None:
         return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **kwargs)
     if (window := kwargs.get("sliding_window")) is not None and segments.longest > window:
@@ -130,8 +129,7 @@ def attention(
     dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else query.dtype
     heads_PHD = [heads[0].transpose(0, 1).to(dtype) for heads in (query, key, value)]
     ragged = device == "cuda" and dtype in (torch.bfloat16, torch.float16) and width <= 256 and width % 8 == 0
-    attend = segments.ragged_attention if ragged else segments.padded_attention
-    return attend(heads_PHD, scaling)[None], None
+    return (segments.ragged_attention if ragged else segments.padded_attention)(heads_PHD, scaling)[None], None
 
 
 AttentionInterface.register(NAME, attention)
