@@ -18,8 +18,8 @@ import json
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
 from pathlib import Path
+from statistics import NormalDist
 
 import numpy as np
 import torch
@@ -31,26 +31,20 @@ from skyrl_trainer.learner.batch import Row, collate, cut
 from skyrl_trainer.learner.cpu_linear import use_onednn
 from skyrl_trainer.learner.learner import Learner
 
-MEAN, LARGEST, SPREAD, ROWS, PROMPT, VOCABULARY = 219, 866, 0.8, 64, 4, 512
-SHAPE = {
-    "vocab_size": VOCABULARY,
-    "hidden_size": 256,
-    "intermediate_size": 768,
-    "num_hidden_layers": 6,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 64,
-    "tie_word_embeddings": True,
-}
+MEAN, LARGEST, ROWS, PROMPT, VOCABULARY = 219, 866, 64, 4, 512
+SHAPE = {"vocab_size": VOCABULARY, "hidden_size": 256, "intermediate_size": 768, "num_hidden_layers": 6}
+SHAPE |= {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 64, "tie_word_embeddings": True}
 
 
-def lengths(draw: np.random.Generator) -> list[int]:
-    """Log-normal, scaled to the mean and cut to the largest, which is there."""
-    shape = np.exp(SPREAD * draw.standard_normal(ROWS))
-    scale = MEAN / shape.mean()
-    for _ in range(100):  # what the cut takes away is given back to the others
-        scale *= MEAN / np.clip(scale * shape, PROMPT + 1, LARGEST).mean()
-    return [int(n) for n in np.clip(scale * shape, PROMPT + 1, LARGEST).round()]
+def lengths() -> list[int]:
+    """The quantiles of the log-normal distribution that has this mean and whose largest quantile is that."""
+    z = np.array([NormalDist().inv_cdf((i + 0.5) / ROWS) for i in range(ROWS)])
+    low, high = 0.0, 2.0
+    for _ in range(50):
+        spread = (low + high) / 2
+        shape = np.exp(spread * z)
+        low, high = (spread, high) if shape.max() / shape.mean() < LARGEST / MEAN else (low, spread)
+    return [int(n) for n in (shape * MEAN / shape.mean()).round()]
 
 
 def make_rows(sizes: list[int], draw: np.random.Generator) -> list[Row]:
@@ -78,19 +72,13 @@ def padded(model: torch.nn.Module, rows: list[Row], order: np.ndarray) -> None:
     model.zero_grad()
 
 
-def seconds(work: Callable[[], None]) -> float:
-    start = time.process_time()
-    work()
-    return time.process_time() - start
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--rounds", type=int, default=7)
     rounds = parser.parse_args().rounds
     torch.set_num_threads(1)
     draw = np.random.default_rng(0)
-    ragged, full = make_rows(lengths(draw), draw), make_rows([MEAN] * ROWS, draw)
+    ragged, full = make_rows(lengths(), draw), make_rows([MEAN] * ROWS, draw)
     with tempfile.TemporaryDirectory() as folder:
         Qwen3ForCausalLM(Qwen3Config(**SHAPE)).save_pretrained(folder)
         words = Tokenizer(models.WordLevel({"w": 0}, unk_token="w"))
@@ -107,10 +95,15 @@ def main() -> None:
     times: dict[str, list[float]] = {name: [] for name in ways}
     for _ in range(rounds):
         for name, (_rows, work) in ways.items():
-            times[name].append(seconds(work))
+            start = time.process_time()
+            work()
+            times[name].append(time.process_time() - start)
     rate = {n: sum(len(r.token_ids) for r in rows) / statistics.median(times[n]) for n, (rows, _) in ways.items()}
     ratios = {"useful_ratio": rate["packed"] / rate["padded"], "of_full_rows": rate["packed"] / rate["full"]}
-    shape = {"mean": np.mean([len(r.token_ids) for r in ragged]), "largest": max(len(r.token_ids) for r in ragged)}
+    shape = {
+        "mean": statistics.fmean(len(r.token_ids) for r in ragged),
+        "largest": max(len(r.token_ids) for r in ragged),
+    }
     print(json.dumps(ratios | {f"{name}_tokens_per_cpu_second": value for name, value in rate.items()} | shape))
 
 

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from tiny_models import make_batch, make_config, save_model
+from torch.nn.functional import scaled_dot_product_attention
+from torch.nn.utils.rnn import pad_sequence
+from transformers import AutoModelForCausalLM
 
 from skyrl_trainer.errors import UserError
+from skyrl_trainer.learner import segments as segments_module
 from skyrl_trainer.learner.batch import Row, collate, cut, make_rows
 from skyrl_trainer.learner.learner import Learner
+from skyrl_trainer.learner.segments import Segments
 
 
 def row(length: int, name: str = "t") -> Row:
@@ -61,6 +67,78 @@ def test_rows_together_score_as_each_alone_and_as_the_plain_model(tmp_path: Path
             expected_entropy.append(torch.distributions.Categorical(logits=distribution).entropy()[chosen])
     torch.testing.assert_close(logprobs, torch.cat(expected_logprobs), rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(entropy, torch.cat(expected_entropy), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("shared", [True, False])
+@pytest.mark.parametrize("kind, tolerance", [("qwen3", 1e-5), ("gpt2", 1e-10)])
+def test_every_cut_equals_padded_rows_in_the_plain_model(
+    tmp_path: Path, kind: str, tolerance: float, shared: bool
+) -> None:
+    """Logprobs and gradient against transformers' own forward with an attention mask; observations inside the rows."""
+    path = save_model(tmp_path, kind)
+    learner, plain = Learner(make_config(), path, 1), AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
+    if kind == "gpt2":
+        learner.model.double(), plain.double()
+    rollouts = make_batch(groups=5 if shared else 20, generations=4 if shared else 1, turns=3)
+    rows = make_rows(rollouts.trajectories)
+    weights = [torch.rand(row.num_sampled, generator=torch.Generator().manual_seed(i)) for i, row in enumerate(rows)]
+    ids_BT = pad_sequence([torch.from_numpy(row.token_ids) for row in rows], batch_first=True)
+    real_BT = pad_sequence([torch.ones(len(row.token_ids)) for row in rows], batch_first=True)
+    logits_BTV = plain.eval()(ids_BT, attention_mask=real_BT, use_cache=False).logits[:, :-1]
+    logprobs_BT = logits_BTV.log_softmax(-1).gather(-1, ids_BT[:, 1:, None])[..., 0]
+    expected = [logprobs_BT[i][np.flatnonzero(row.mask) - 1] for i, row in enumerate(rows)]
+    torch.stack([(w * e).sum() for w, e in zip(weights, expected, strict=True)]).sum().backward()
+    gradient = torch.cat([p.grad.flatten() for p in plain.parameters()])
+    total = sum(len(row.token_ids) for row in rows)
+    for parts in (1, 2, 4):
+        micro_batches = cut(rows, range(len(rows)), total // parts)
+        assert len(micro_batches) >= parts - 1 and sorted(i for part in micro_batches for i in part) == list(
+            range(len(rows))
+        )
+        learner.clear_gradients()
+        for indices in micro_batches:
+            actual, _ = learner.logprobs(collate(rows, indices, learner.device, learner.dtype))
+            wanted = torch.cat([expected[i] for i in indices]).detach()
+            torch.testing.assert_close(actual, wanted, rtol=0, atol=tolerance)
+            learner.backward((torch.cat([weights[i] for i in indices]) * actual).sum())
+        ours = torch.cat([p.grad.flatten() for p in learner.parameters])
+        assert (ours - gradient).norm() <= tolerance * gradient.norm()
+
+
+def test_blocks_hold_each_segment_once_and_pad_little() -> None:
+    draw = np.random.default_rng(0)
+    lengths = [int(n) for n in draw.integers(1, 2000, 60)]
+    segments = Segments(lengths, [-1] * 20 + [int(n) for n in draw.integers(0, 20, 40)], torch.device("cpu"))
+    _, tokens, places_P = segments._padded
+    assert len(set(places_P.tolist())) == sum(lengths)
+    queries = torch.cat([queries_BT.flatten() for queries_BT, _ in tokens])
+    assert torch.equal(queries[places_P], torch.arange(sum(lengths)))
+    computed = sum(queries_BT.shape[0] * queries_BT.shape[1] * keys_BK.shape[1] for queries_BT, keys_BK in tokens)
+    useful = int((segments.lengths_S * (segments.lengths_S + segments.before_S)).sum())
+    assert useful <= computed <= 1.25 * useful + len(tokens) * 2**14
+
+
+def test_ragged_attention_takes_the_same_keys_as_the_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The GPU's kernel itself needs a GPU; here its arguments go through a plain loop with its definition."""
+
+    def kernel(q: Any, k: Any, v: Any, cu_seq_q: Any, cu_seq_k: Any, scale: float, **others: Any) -> torch.Tensor:
+        assert others["window_size"] == (-1, 0) and (others["max_q"], others["max_k"]) in ((7, 11), (7, 7))
+        outs = []
+        for i in range(len(cu_seq_q) - 1):
+            qs, ks = slice(*cu_seq_q[i : i + 2]), slice(*cu_seq_k[i : i + 2])
+            seen = torch.ones(len(q[qs]), len(k[ks]), dtype=torch.bool).tril(len(k[ks]) - len(q[qs]))
+            heads = (x.transpose(0, 1)[None] for x in (q[qs], k[ks], v[ks]))
+            out = scaled_dot_product_attention(*heads, attn_mask=seen, scale=scale, enable_gqa=True)
+            outs.append(out[0].transpose(0, 1))
+        return torch.cat(outs)
+
+    monkeypatch.setattr(segments_module, "varlen_attn", kernel)
+    draw = torch.Generator().manual_seed(0)
+    for prefix_S in ([-1, -1, 0, 0, 1], [-1] * 5):
+        segments = Segments([5, 4, 6, 1, 7], prefix_S, torch.device("cpu"))
+        heads = [torch.randn(23, h, 8, generator=draw, dtype=torch.float64) for h in (4, 2, 2)]
+        ragged, padded = segments.ragged_attention(heads, 0.3), segments.padded_attention(heads, 0.3)
+        torch.testing.assert_close(ragged, padded, rtol=0, atol=1e-12)
 
 
 def test_a_prompt_goes_through_the_model_once_however_many_answers_it_has(tmp_path: Path) -> None:

@@ -82,7 +82,7 @@ def test_memory_of_the_logits_grows_with_the_chunk_and_not_with_the_sequence(
     learner = Learner(make_config(), save_model(tmp_path, vocab_size=151_936, hidden_size=8), 1)
 
     def measure(tokens: int, elements: int) -> int:
-        monkeypatch.setattr(learner_module, "LOGITS_AT_ONCE", elements)
+        monkeypatch.setattr(learner_module, "LOGITS_AT_ONCE", {"cpu": elements})
         hidden_NH = torch.ones(tokens, 8, requires_grad=True)
         targets_N = torch.arange(tokens)
         return peak(lambda: learner.backward(learner._score(hidden_NH, targets_N)[0].sum()))

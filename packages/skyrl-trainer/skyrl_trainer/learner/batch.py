@@ -106,7 +106,7 @@ def cut(rows: Sequence[Row], indices: Sequence[int], token_budget: int) -> list[
     for i in sorted((i for i in indices if len(rows[i].token_ids)), key=lambda i: (-len(rows[i].token_ids), i)):
         groups.setdefault(rows[i].prompt.tobytes(), []).append(i)
     micro_batches: list[list[int]] = []
-    used = token_budget
+    used = 0
     for group in groups.values():
         prompt = len(rows[group[0]].prompt)
         for i in group:
@@ -150,12 +150,10 @@ def collate(rows: Sequence[Row], indices: Sequence[int], device: torch.device, d
 def _segments(rows: list[Row]) -> tuple[list[tuple[np.ndarray, int]], list[np.ndarray], list[np.ndarray]]:
     """Segments as (ids, number of the segment that it continues or -1), the places of their tokens, and, a row an
     array, where its sampled tokens are predicted. A prompt of one row alone is of one piece with what follows."""
-    keys = [row.prompt.tobytes() for row in rows]
-    times = Counter(keys)
+    times = Counter(row.prompt.tobytes() for row in rows)
     prompts: dict[bytes, tuple[int, int]] = {}  # its number and its first token
     segments: list[tuple[np.ndarray, int]] = []
-    places_P, predictors = [], []
-    end = 0
+    places_P, predictors, end = [], [], 0
 
     def add(ids: np.ndarray, prefix: int = -1, place: int = 0) -> int:
         nonlocal end
@@ -164,9 +162,9 @@ def _segments(rows: list[Row]) -> tuple[list[tuple[np.ndarray, int]], list[np.nd
         end += len(ids)
         return end - len(ids)
 
-    for row, key in zip(rows, keys, strict=True):
+    for row in rows:
         sampled = row.mask.nonzero()[0] - 1  # a token is predicted one place before it
-        if times[key] == 1:
+        if times[key := row.prompt.tobytes()] == 1:
             predictors.append(add(row.token_ids[:-1]) + sampled)
             continue
         if key not in prompts:

@@ -32,7 +32,7 @@ from skyrl_trainer.learner.ranks import Ranks, reshard, whole
 from skyrl_trainer.learner.segments import Segments
 from skyrl_trainer.types import TrainingBatch
 
-LOGITS_AT_ONCE = 2**24
+LOGITS_AT_ONCE = {"cpu": 2**24, "cuda": 2**28}
 """Elements of the [tokens, vocabulary] logits that exist at any time; more tokens are scored in chunks."""
 
 
@@ -111,7 +111,7 @@ class Scorer:
         self, hidden_NH: torch.Tensor, targets_N: torch.Tensor, entropy_gradient: bool = False
     ) -> tuple[torch.Tensor, torch.Tensor]:
         head = self.model.get_output_embeddings()
-        chunk = max(1, LOGITS_AT_ONCE // self.model.config.vocab_size)
+        chunk = max(1, LOGITS_AT_ONCE[self.device.type] // self.model.config.vocab_size)
 
         def score(hidden: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
             logits = head(hidden)

@@ -1,10 +1,9 @@
 """Attention over a micro-batch of segments that stand one after the other without padding.
 
-All layers but attention work token by token and need not know. A segment's tokens see the segment that it continues
-(a prompt that several trajectories share, computed once) and what stands before them in it: exactly what each
-trajectory alone would have seen. On a GPU, in half precision, that is one call of torch's variable-length attention.
-Elsewhere segments of like length form blocks, padded only a little and inside attention only: a call a segment would
-cost more than it computes, and a mask over all tokens would compute what nobody sees.
+Only attention need know. A segment's tokens see the segment that it continues (a prompt that several trajectories
+share, computed once) and what stands before them in it. On a GPU, in half precision, that is one call of torch's
+variable-length attention. Elsewhere segments of like length form blocks, padded only a little and inside attention:
+a call a segment would cost more than it computes, and a mask over all tokens would compute what nobody sees.
 """
 
 from __future__ import annotations
@@ -23,10 +22,9 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from skyrl_trainer.errors import UserError
 
-NAME = "segments"  # `attn_implementation` of a model to be called with `segments`; without them it is plain and causal
-_CAUSAL: dict[str, Any] = {"window_size": (-1, 0)}
-if "enable_gqa" in inspect.signature(varlen_attn).parameters:  # torch 2.11 takes fewer key heads without being told
-    _CAUSAL["enable_gqa"] = True
+NAME = "segments"  # the model's `attn_implementation`
+_TOLD = inspect.signature(varlen_attn).parameters.keys() & {"enable_gqa"}  # torch 2.11 sees by itself
+_CAUSAL: dict[str, Any] = {"window_size": (-1, 0), **dict.fromkeys(_TOLD, True)}
 # A block may compute this share more (query, key) pairs than are read, and so many that a call of its own costs.
 _PADDING, _CALL = 0.25, 2**14
 
@@ -74,10 +72,8 @@ class Segments:
             rows = x_PHD.index_select(0, torch.cat([block[which].flatten() for block in tokens]))
             parts = rows.split([block[which].numel() for block in tokens])
             blocks.append([p.unflatten(0, b[which].shape).transpose(1, 2) for p, b in zip(parts, tokens, strict=True)])
-        outs_BHTD = [
-            scaled_dot_product_attention(q, k, v, mask, is_causal=mask is None, scale=scaling, enable_gqa=True)
-            for q, k, v, mask in zip(*blocks, visible, strict=True)
-        ]
+        attend = partial(scaled_dot_product_attention, scale=scaling, enable_gqa=True)
+        outs_BHTD = [attend(q, k, v, m, is_causal=m is None) for q, k, v, m in zip(*blocks, visible, strict=True)]
         return torch.cat([out.transpose(1, 2).flatten(0, 1) for out in outs_BHTD]).index_select(0, places_P)
 
     @cached_property
@@ -102,15 +98,14 @@ class Segments:
     def _alike(self) -> list[np.ndarray]:
         """The segments' numbers by length, cut where padding would cost more than another call."""
         order = np.lexsort((-self.before_S, -self.lengths_S, self.before_S > 0))
-        pairs_S = self.lengths_S * (self.lengths_S + self.before_S)
         cuts, read, before = [0], 0, 0
-        for i, s in enumerate(order):
-            first = order[cuts[-1]]
-            read, before = read + pairs_S[s], max(before, self.before_S[s])
-            computed = (i + 1 - cuts[-1]) * self.lengths_S[first] * (self.lengths_S[first] + before)
-            if (self.before_S[s] > 0) != (self.before_S[first] > 0) or computed > read * (1 + _PADDING) + _CALL:
-                cuts.append(i)
-                read, before = pairs_S[s], self.before_S[s]
+        for i, (own, n) in enumerate(zip(self.lengths_S[order], self.before_S[order], strict=True)):
+            longest = self.lengths_S[order[cuts[-1]]]
+            read, computed = read + own * (own + n), (i + 1 - cuts[-1]) * longest * (longest + max(before, n))
+            other_kind = i > 0 and (n > 0) != (self.before_S[order[i - 1]] > 0)
+            if other_kind or computed > read * (1 + _PADDING) + _CALL:
+                cuts, read, before = [*cuts, i], own * (own + n), 0
+            before = max(before, n)
         return np.split(order, cuts[1:])
 
 
@@ -124,11 +119,10 @@ def attention(
     scaling: float | None = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
-    """What transformers calls in every layer: heads [1, H, P, D] in, [1, P, H, D] out."""
+    """What transformers calls in every layer: heads [1, H, P, D] in, [1, P, H, D] out; plain without `segments`."""
     if segments is None:
         return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **kwargs)
-    window = kwargs.get("sliding_window")
-    if window is not None and segments.longest > window:
+    if (window := kwargs.get("sliding_window")) is not None and segments.longest > window:
         raise UserError(
             f"A trajectory of up to {segments.longest} tokens is longer than the model's sliding window of {window}, "
             f"which this learner does not compute: lower generator.max_model_len to {window}."
@@ -137,8 +131,7 @@ def attention(
     dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else query.dtype
     heads_PHD = [heads[0].transpose(0, 1).to(dtype) for heads in (query, key, value)]
     ragged = device == "cuda" and dtype in (torch.bfloat16, torch.float16) and width <= 256 and width % 8 == 0
-    attend = segments.ragged_attention if ragged else segments.padded_attention
-    return attend(heads_PHD, scaling)[None], None
+    return (segments.ragged_attention if ragged else segments.padded_attention)(heads_PHD, scaling)[None], None
 
 
 AttentionInterface.register(NAME, attention)
