@@ -6,8 +6,8 @@ A random Qwen2.5-1.5B (--tiny: two small layers, on the CPU) in bfloat16 with fl
 - `correct`: the learner's packed rows against transformers' padded forward with sdpa: largest difference of a
   logprob, cosine of the gradients; the same for groups that share a prompt;
 - `speed`: useful tokens/s of whole optimizer steps, rows of log-normal lengths (mean about 600), packed by 16k and 32k
-  tokens against random padded batches of 4, both with checkpointed layers; model FLOP use counts 6 FLOP a parameter and token, attention added, over
-  989e12 a second (H200, bfloat16 dense);
+  tokens against random padded batches of 4, both with checkpointed layers; model FLOP use counts 6 FLOP a parameter and
+  token, attention added, over 989e12 a second (H200, bfloat16 dense);
 - `adapters`: the same for full fine-tuning, LoRA and QLoRA, and how long the merged weights take to make;
 - `memory`: peak bytes with and without gradient checkpointing, tokens/s and peak by `LOGITS_AT_ONCE`.
 A part that fails reports its error and the others still run. The last line is one JSON object.
