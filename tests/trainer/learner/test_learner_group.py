@@ -90,14 +90,14 @@ def group(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProbedGroup]:
     patch.undo()
 
 
+def prepare(process: Probe, config: Any, double: bool) -> None:
+    process.config = config
+    learner_module._load_model = load_double if double else LOAD_MODEL
+
+
 def load(group: ProbedGroup, config: Any, path: str, double: bool = False) -> None:
     """The same processes with another policy and configuration."""
-
-    def prepare(process: Probe) -> None:
-        process.config = config
-        learner_module._load_model = load_double if double else LOAD_MODEL
-
-    group._everywhere("do", prepare)
+    group._everywhere("do", prepare, config, double)
     group._everywhere("load", trainer_class(config.trainer.algorithm.name), path, 10)
 
 
