@@ -188,6 +188,12 @@ class Config(Section):
         """The run folder, `{run_name}` filled in."""
         return Path(self.trainer.run_dir.replace("{run_name}", self.trainer.run_name))
 
+    @property
+    def num_learners(self) -> int:
+        """One a GPU of each machine; on the CPU one a "machine"."""
+        place = self.trainer.placement
+        return place.policy_num_nodes * max(1, place.policy_num_gpus_per_node)
+
 
 def leaf_fields(section: type[BaseModel] = Config, prefix: str = "") -> dict[str, FieldInfo]:
     """Every setting by its full name, in the order of this file."""

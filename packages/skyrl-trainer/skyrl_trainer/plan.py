@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 from skyrl_trainer.config import Config, Resolved, flatten
 from skyrl_trainer.doctor import GIB, Hardware, hardware, require_gym
 from skyrl_trainer.errors import UserError
+from skyrl_trainer.learner.memory import LOGITS_AT_ONCE
 
 PEAKS = {
     "H200": (4.8e12, 989e12),
@@ -107,7 +108,7 @@ def placement(config: Config, machine: Hardware) -> list[tuple[str, str]]:
     on_learner, on_engines = (f"GPUs {gpus[0]}-{gpus[-1]}" if gpus else processor for gpus in (learner, engines))
     turns = ", taking turns with the learner" if engines and config.trainer.placement.colocate_all else ""
     return [
-        ("learner", on_learner),
+        ("learner" if config.num_learners == 1 else f"learners ({config.num_learners})", on_learner),
         (f"engines ({config.generator.num_inference_engines} x {config.generator.backend})", on_engines + turns),
         (f"env workers ({config.environment.num_workers})", processor),
     ]
@@ -118,29 +119,33 @@ def memory(config: Config, shape: ModelShape) -> list[tuple[str, int]]:
     trainer, generator = config.trainer, config.generator
     engines, weights = generator.num_inference_engines, shape.parameters * shape.width
     tokens = generator.max_concurrency * generator.max_model_len * engines
+    learners = config.num_learners
+    chunk = LOGITS_AT_ONCE["cuda" if trainer.placement.policy_num_gpus_per_node else "cpu"]
+    logits = learners * min(chunk, trainer.micro_batch_tokens * shape.vocabulary)
     copied = trainer.algorithm.options.get("beta") and not trainer.policy.model.lora
     return [
-        *_learned(config, shape),
-        ("learner: logits of a micro-batch, log-softmax, gradient", 12 * trainer.micro_batch_tokens * shape.vocabulary),
+        *_learned(config, shape, learners),
+        ("learner: logits of a chunk, log-softmax, gradient", 12 * logits),
         ("learner: reference policy", weights if copied else 0),
         ("engines: weights", weights * engines),
         ("engines: KV cache, every episode in flight at max_model_len", tokens * shape.kv_bytes),
     ]
 
 
-def _learned(config: Config, shape: ModelShape) -> list[tuple[str, int]]:
-    """With LoRA only the adapters, in float32, have gradients and moments; in NF4 a frozen number takes half a byte."""
+def _learned(config: Config, shape: ModelShape, learners: int) -> list[tuple[str, int]]:
+    """Learners share the weights. With LoRA each has all of them, frozen, in NF4 of half a byte; and only the adapters,
+    in float32, have gradients and moments."""
     from skyrl_trainer.learner.lora import read_options  # loads torch
 
     lora = read_options(config)
     if lora is None:
-        return [("learner: weights, gradients, AdamW's two moments", 4 * shape.parameters * shape.width)]
+        return [("learner: weights, gradients, AdamW's two moments, in float32", 4 * shape.parameters * 4)]
     wanted = shape.sides if lora.target_modules == "all-linear" else lora.target_modules
     adapter = lora.rank * sum(shape.sides.get(name.rpartition(".")[2], 0) for name in wanted)
     saved = shape.matrices * (2 * shape.width - 1) // 2 if lora.quantization == "nf4" else 0
     return [
-        ("learner: frozen weights", shape.parameters * shape.width - saved),
-        ("learner: adapter, gradients, AdamW's two moments", 4 * adapter * 4),
+        ("learner: frozen weights", learners * (shape.parameters * shape.width - saved)),
+        ("learner: adapter, gradients, AdamW's two moments", learners * 4 * adapter * 4),
     ]
 
 

@@ -233,7 +233,7 @@ def test_the_estimate_agrees_with_published_sizes() -> None:
     assert shape.parameters == pytest.approx(596e6, rel=0.001)
     assert shape.kv_bytes == 112 * 1024
     rows = dict(memory(load_config(None, []), shape))
-    assert rows["learner: weights, gradients, AdamW's two moments"] == 4 * 2 * shape.parameters
+    assert rows["learner: weights, gradients, AdamW's two moments, in float32"] == 4 * 4 * shape.parameters
 
 
 def test_the_limit_on_a_known_gpu_is_that_of_its_data_sheet() -> None:
@@ -256,7 +256,7 @@ def test_placement_names_devices() -> None:
         "GPUs 0-1, taking turns with the learner",
     )
     apart = placement(load_config(None, [*gpus, "trainer.placement.colocate_all=false"]), EIGHT_H200)
-    assert apart[0] == ("learner", "GPUs 0-3") and apart[1][1] == "GPUs 4-5"
+    assert apart[0] == ("learners (4)", "GPUs 0-3") and apart[1][1] == "GPUs 4-5"
     assert placement(load_config(None, []), LAPTOP)[0][1].startswith("processor (2 cores")
 
 

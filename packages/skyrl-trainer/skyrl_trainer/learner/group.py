@@ -36,10 +36,6 @@ BLAME_SECONDS = 10.0
 """After a first error, the time in which the others' may say who was its cause."""
 
 
-def num_learners(config: Config) -> int:
-    return config.trainer.placement.policy_num_nodes * max(1, config.trainer.placement.policy_num_gpus_per_node)
-
-
 class LearnerProcess:
     """The Ray actor: learner `rank` of `size`. Every method must be called on all of them; rank 0 answers."""
 
@@ -100,7 +96,7 @@ class LearnerProcess:
 
 
 class LearnerGroup:
-    """What a run needs of its learner and its algorithm, done by `num_learners(config)` actors.
+    """What a run needs of its learner and its algorithm, done by `config.num_learners` actors.
 
     Methods raise UserError when a learner fails, dies or takes too long, and name it; the group is of no use then.
     """
@@ -108,7 +104,7 @@ class LearnerGroup:
     process: ClassVar[type[LearnerProcess]] = LearnerProcess
 
     def __init__(self, config: Config, algorithm: type[GRPOTrainer], weights: str, total_optimizer_steps: int) -> None:
-        self.config, self.size = config, num_learners(config)
+        self.config, self.size = config, config.num_learners
         self.tokenizer = AutoTokenizer.from_pretrained(weights)
         self.failure: UserError | None = None
         self.pids: list[int] = []

@@ -28,12 +28,10 @@ from skyrl_trainer.learner import segments as attention
 from skyrl_trainer.learner.batch import Row, collate
 from skyrl_trainer.learner.checkpoint import State, written_aside
 from skyrl_trainer.learner.cpu_linear import use_onednn
+from skyrl_trainer.learner.memory import LOGITS_AT_ONCE
 from skyrl_trainer.learner.ranks import Ranks, reshard, whole
 from skyrl_trainer.learner.segments import Segments
 from skyrl_trainer.types import TrainingBatch
-
-LOGITS_AT_ONCE = {"cpu": 2**24, "cuda": 2**28}
-"""Elements of the [tokens, vocabulary] logits that exist at any time; more tokens are scored in chunks."""
 
 
 class Scorer:

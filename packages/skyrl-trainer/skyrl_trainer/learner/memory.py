@@ -1,10 +1,13 @@
-"""How much memory a run takes: proportional set size, so that shared pages count once."""
+"""How much memory a run takes, and may take: proportional set size, so that shared pages count once."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import psutil
+
+LOGITS_AT_ONCE = {"cpu": 2**24, "cuda": 2**28}
+"""Elements of the [tokens, vocabulary] logits that exist at any time in the learner; more are scored in chunks."""
 
 
 def pss_gib() -> float:

@@ -19,7 +19,7 @@ from skyrl_trainer.config import Config
 from skyrl_trainer.data import SampleSource, held_out, load_samples
 from skyrl_trainer.errors import UserError
 from skyrl_trainer.learner.checkpoint import Checkpoints, check_resumable
-from skyrl_trainer.learner.group import LearnerGroup, num_learners
+from skyrl_trainer.learner.group import LearnerGroup
 from skyrl_trainer.learner.grpo import GRPOTrainer
 from skyrl_trainer.learner.learner import Learner
 from skyrl_trainer.learner.lora import read_options
@@ -125,7 +125,7 @@ class Parts:
 
     def _start_learner(self, weights: str, updates: int) -> None:
         """One in this process, or several in actors."""
-        if num_learners(self.config) > 1:
+        if self.config.num_learners > 1:
             self.learner = self.algorithm = group = LearnerGroup(self.config, type(self.alone), weights, updates)
             self.stack.callback(group.close)
         else:

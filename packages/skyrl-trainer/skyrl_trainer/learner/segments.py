@@ -26,7 +26,7 @@ NAME = "segments"  # the model's `attn_implementation`
 _TOLD = inspect.signature(varlen_attn).parameters.keys() & {"enable_gqa"}  # torch 2.11 sees by itself
 _CAUSAL: dict[str, Any] = {"window_size": (-1, 0), **dict.fromkeys(_TOLD, True)}
 # A block may compute this share more (query, key) pairs than are read, and so many that a call of its own costs.
-_PADDING, _CALL = 0.25, 2**14
+_PADDING, _CALL = 0.05, 2**12
 
 
 class Segments:
