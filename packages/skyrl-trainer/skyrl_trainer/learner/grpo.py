@@ -366,5 +366,5 @@ class GRPOTrainer(PolicyLoss):
         return (
             f"The {what} of step {step} is not finite, in the micro-batch of the trajectories {shown}; the weights are "
             "as they were before this optimizer step. Lower trainer.learning_rate or trainer.max_grad_norm, or look at "
-            "these trajectories' rewards and logprobs."
+            f"these trajectories' rewards and logprobs: {self.config.run_path / 'trajectories'} holds them."
         )
