@@ -30,7 +30,16 @@ from skyrl_trainer.report.metrics import read_metrics
 
 STEPS, SEEDS = 200, [0, 1, 2]
 COMMON: dict[str, Any] = {"trainer.num_mini_batches": 4, "trainer.eval_interval": 10, "trainer.eval_batch_size": 500}
-TUNED: dict[str, dict[str, Any]] = {"ppo": {}, "grpo": {}, "sapo": {}, "gspo": {}, "dapo": {}}
+TUNED: dict[str, dict[str, Any]] = {
+    "ppo": {"trainer.learning_rate": 2e-4, "trainer.algorithm.options": {"critic_learning_rate": 1e-3}},
+    "grpo": {"trainer.learning_rate": 2e-4},
+    "sapo": {
+        "trainer.learning_rate": 2e-4,
+        "trainer.algorithm.options": {"sapo_temperature_pos": 4.0, "sapo_temperature_neg": 4.2},
+    },
+    "gspo": {"trainer.learning_rate": 2e-4, "trainer.algorithm.options": {"epsilon": 0.05, "epsilon_high": 0.05}},
+    "dapo": {"trainer.learning_rate": 2e-4},
+}
 """Tuned on seed 100, then frozen; on top of the recipe and of COMMON."""
 PLACES = {"trainer.run_dir", "trainer.policy.model.path"}
 """Settings that say where things are, and do not count when settings are compared."""

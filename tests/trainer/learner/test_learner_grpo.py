@@ -228,9 +228,7 @@ def test_a_loss_that_is_not_finite_stops_before_the_optimizer_and_says_where(tmp
     batch = make_batch(step=7)
     batch.trajectories[5].turns[0].logprobs[0] = float("nan")
     before = [tensor.clone() for _, tensor in trainer.learner.named_tensors()]
-    with pytest.raises(
-        UserError, match=r"loss of step 7 is not finite, .* 7/1/1;.*/trajectories holds them"
-    ):
+    with pytest.raises(UserError, match=r"loss of step 7 is not finite, .* 7/1/1;.*/trajectories holds them"):
         trainer.update(batch)
     assert all(torch.equal(a, b) for a, (_, b) in zip(before, trainer.learner.named_tensors(), strict=True))
     assert trainer.learner.optimizer_steps == 0
