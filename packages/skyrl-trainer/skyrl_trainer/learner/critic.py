@@ -20,7 +20,14 @@ from skyrl_trainer.config import Config
 from skyrl_trainer.errors import UserError
 from skyrl_trainer.learner import lora
 from skyrl_trainer.learner.checkpoint import State
-from skyrl_trainer.learner.learner import Learner, Scorer, make_optimizer, make_scheduler
+from skyrl_trainer.learner.learner import (
+    Learner,
+    Scorer,
+    load_state_tensors,
+    make_optimizer,
+    make_scheduler,
+    state_tensors,
+)
 from skyrl_trainer.learner.ranks import reshard, whole
 from skyrl_trainer.types import TrainingBatch
 
@@ -99,24 +106,11 @@ class Critic:
         self.optimizer.zero_grad(set_to_none=True)
 
     def state_dict(self) -> State:
-        tensors: dict[str, torch.Tensor] = {}
         reshard(self.body.model)
-        for name, parameter in self.parameters.items():
-            tensors[f"critic.{name}"] = parameter.detach()
-            for key, value in self.optimizer.state.get(parameter, {}).items():
-                tensors[f"critic_optimizer.{key}.{name}"] = value
+        tensors = state_tensors("critic_", self.parameters, self.optimizer)
         return State(tensors, {"critic_scheduler": self.scheduler.state_dict()})
 
     def load_state_dict(self, state: State) -> None:
         reshard(self.body.model)
-        self.optimizer.state.clear()
-        with torch.no_grad():
-            for name, parameter in self.parameters.items():
-                parameter.copy_(self.ranks.scatter(state.tensors[f"critic.{name}"], parameter))
-        for key, value in state.tensors.items():
-            kind, _, rest = key.partition(".")
-            if kind == "critic_optimizer":
-                part, _, name = rest.partition(".")
-                value = self.ranks.scatter(value, self.parameters[name])
-                self.optimizer.state[self.parameters[name]][part] = value.clone()
+        load_state_tensors("critic_", self.parameters, self.optimizer, state.tensors, self.ranks)
         self.scheduler.load_state_dict(state.numbers["critic_scheduler"])

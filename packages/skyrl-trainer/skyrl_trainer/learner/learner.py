@@ -243,11 +243,7 @@ class Learner(Scorer):
     def state_dict(self) -> State:
         """Everything that the next optimizer step depends on. No random state: nothing here draws a number. With LoRA
         the adapter alone: its base is the model that the run started from."""
-        tensors: dict[str, torch.Tensor] = {}
-        for name, parameter in self.trainable().items():
-            tensors[f"model.{name}"] = parameter.detach()
-            for key, value in self.optimizer.state.get(parameter, {}).items():
-                tensors[f"optimizer.{key}.{name}"] = value
+        tensors = state_tensors("", self.trainable(), self.optimizer)
         numbers = {"optimizer_steps": self.optimizer_steps, "scheduler": self.scheduler.state_dict()}
         return State(tensors, numbers)
 
@@ -259,17 +255,7 @@ class Learner(Scorer):
         if wrong or saved - named.keys():
             odd = (wrong or sorted(saved - named.keys()))[0]
             raise UserError(f"The checkpoint is not of {self.model_path}: {odd} differs; resume with the same model.")
-        self.optimizer.state.clear()
-        with torch.no_grad():
-            for name, parameter in named.items():
-                parameter.copy_(self.ranks.scatter(state.tensors[f"model.{name}"], parameter))
-        for key, value in state.tensors.items():
-            kind, _, rest = key.partition(".")
-            if kind == "optimizer":
-                part, _, name = rest.partition(".")
-                device = torch.device("cpu") if part == "step" and self.device.type == "cpu" else self.device
-                value = self.ranks.scatter(value, named[name])
-                self.optimizer.state[named[name]][part] = value.to(device, copy=True)
+        load_state_tensors("", named, self.optimizer, state.tensors, self.ranks)
         self.scheduler.load_state_dict(state.numbers["scheduler"])
         for group, learning_rate in zip(self.optimizer.param_groups, self.scheduler.get_last_lr(), strict=True):
             group["lr"] = learning_rate
@@ -305,6 +291,38 @@ def _checkpoint_layers(model: PreTrainedModel, path: str) -> None:
         raise UserError(f"{path} ({type(model).__name__}) has no layers for trainer.gradient_checkpointing: set false.")
     for layer in layers:
         layer.forward = partial(checkpoint, layer.forward, use_reentrant=False, preserve_rng_state=False)
+
+
+def state_tensors(
+    role: str, named: dict[str, torch.nn.Parameter], optimizer: torch.optim.Optimizer
+) -> dict[str, torch.Tensor]:
+    """Weights as `<role>model.<name>`, and what the optimizer knows of them as `<role>optimizer.<key>.<name>`."""
+    tensors: dict[str, torch.Tensor] = {}
+    for name, parameter in named.items():
+        tensors[f"{role}model.{name}"] = parameter.detach()
+        for key, value in optimizer.state.get(parameter, {}).items():
+            tensors[f"{role}optimizer.{key}.{name}"] = value
+    return tensors
+
+
+@torch.no_grad()
+def load_state_tensors(
+    role: str,
+    named: dict[str, torch.nn.Parameter],
+    optimizer: torch.optim.Optimizer,
+    tensors: dict[str, torch.Tensor],
+    ranks: Ranks,
+) -> None:
+    """Puts back what `state_tensors` took, each where its weight lies."""
+    for name, parameter in named.items():
+        parameter.copy_(ranks.scatter(tensors[f"{role}model.{name}"], parameter))
+    optimizer.state.clear()
+    for full_name, value in tensors.items():
+        kind, _, rest = full_name.partition(".")
+        if kind == f"{role}optimizer":
+            key, _, name = rest.partition(".")
+            value = ranks.scatter(value, named[name])
+            optimizer.state[named[name]][key] = value.to(named[name].device, copy=True)
 
 
 def make_optimizer(parameters: Iterable[Any], config: Config, learning_rate: float) -> torch.optim.Optimizer:
