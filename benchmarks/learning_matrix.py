@@ -28,7 +28,7 @@ from skyrl_trainer.config import flatten, load_config
 from skyrl_trainer.errors import UserError
 from skyrl_trainer.report.metrics import read_metrics
 
-STEPS, SEEDS = 200, [0, 1, 2]
+STEPS, SEEDS = 60, [0, 1, 2]
 COMMON: dict[str, Any] = {"trainer.num_mini_batches": 4, "trainer.eval_interval": 10, "trainer.eval_batch_size": 500}
 TUNED: dict[str, dict[str, Any]] = {
     "ppo": {"trainer.learning_rate": 2e-4, "trainer.algorithm.options": {"critic_learning_rate": 1e-3}},
