@@ -1,5 +1,6 @@
 """Reinforcement learning of language models as agents: vLLM rollouts across Ray actors, TRL-style trainers."""
 
+import logging
 import os
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -16,6 +17,8 @@ __version__ = "0.1.0"
 os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 # oneDNN compiles a kernel for every shape and keeps 1,024: with lengths that always differ a process grows for hours.
 os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "128")
+# Whoever imports transformers gets bitsandbytes with it, which complains of a kernel that it can do without.
+logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
 
 _MODULES = {"GRPOTrainer": "skyrl_trainer.learner.trainers", "load_config": "skyrl_trainer.config"}
 

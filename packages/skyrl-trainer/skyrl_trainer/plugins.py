@@ -7,7 +7,8 @@ from skyrl_trainer.algorithms.dapo import DAPOLossMixin
 from skyrl_trainer.algorithms.dr_grpo import DrGRPOLossMixin
 from skyrl_trainer.algorithms.dual_clip import DualClipLossMixin
 from skyrl_trainer.algorithms.gspo import GSPOLossMixin, GSPOTokenLossMixin
-from skyrl_trainer.algorithms.policy_loss import LossOptions, PolicyLoss
+from skyrl_trainer.algorithms.options import LossOptions
+from skyrl_trainer.algorithms.policy_loss import PolicyLoss
 from skyrl_trainer.algorithms.rewards import register_reward
 from skyrl_trainer.algorithms.samplers import DynamicSampler, UniformSampler, register_sampler
 from skyrl_trainer.algorithms.sapo import SAPOLossMixin

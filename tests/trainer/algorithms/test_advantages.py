@@ -9,15 +9,15 @@ import torch
 
 from skyrl_trainer.algorithms.advantages import estimator, register_estimator
 from skyrl_trainer.algorithms.kl import adapted
-from skyrl_trainer.algorithms.policy_loss import PolicyLoss
+from skyrl_trainer.algorithms.options import CommonOptions
 from skyrl_trainer.config import Config
 from skyrl_trainer.errors import UserError
 from skyrl_trainer.learner.ppo import PPOTrainer
 from skyrl_trainer.types import AdvantageBatch, RewardBatch, RolloutBatch, Sample, Trajectory, Turn
 
 
-def options(**changes: Any) -> PolicyLoss.Options:
-    return PolicyLoss.Options(**changes)
+def options(**changes: Any) -> CommonOptions:
+    return CommonOptions(**changes)
 
 
 def batch_of(groups: list[list[list[float]]]) -> RewardBatch:

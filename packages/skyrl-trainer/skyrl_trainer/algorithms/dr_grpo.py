@@ -10,8 +10,9 @@ from typing import Literal
 
 import torch
 
+from skyrl_trainer.algorithms.options import LossOptions
 from skyrl_trainer.algorithms.overlong import token_budget
-from skyrl_trainer.algorithms.policy_loss import LossOptions, PolicyLoss
+from skyrl_trainer.algorithms.policy_loss import PolicyLoss
 
 
 class DrGRPOLossMixin(PolicyLoss):

@@ -9,7 +9,8 @@ import torch
 from pydantic import Field
 
 from skyrl_trainer.algorithms.losses import SampledTokens
-from skyrl_trainer.algorithms.policy_loss import LossOptions, PolicyLoss
+from skyrl_trainer.algorithms.options import LossOptions
+from skyrl_trainer.algorithms.policy_loss import PolicyLoss
 
 
 class DualClipLossMixin(PolicyLoss):

@@ -12,8 +12,10 @@ TRL 1.16: `importance_sampling_level="sequence"` with loss_type "grpo"; it has n
 import torch
 from pydantic import Field
 
-from skyrl_trainer.algorithms.losses import MAX_LOG_RATIO, SampledTokens, trajectory_mean
-from skyrl_trainer.algorithms.policy_loss import LossOptions, PolicyLoss
+from skyrl_trainer.algorithms.losses import MAX_LOG_RATIO, SampledTokens
+from skyrl_trainer.algorithms.options import LossOptions
+from skyrl_trainer.algorithms.policy_loss import PolicyLoss
+from skyrl_trainer.algorithms.reductions import trajectory_mean
 
 
 class GSPOLossMixin(PolicyLoss):
