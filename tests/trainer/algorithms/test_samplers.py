@@ -17,6 +17,7 @@ from skyrl_trainer.algorithms.samplers import UniformSampler, permuted, sampler_
 from skyrl_trainer.config import Config
 from skyrl_trainer.errors import UserError
 from skyrl_trainer.learner.parts import Parts
+from skyrl_trainer.learner.ranks import Ranks
 from skyrl_trainer.learner.run_folder import RunFolder
 from skyrl_trainer.learner.signals import StopSignal
 from skyrl_trainer.learner.trainer import Trainer
@@ -149,7 +150,8 @@ def test_the_bound_of_draws_is_said_and_an_update_of_nothing_changes_nothing(tmp
     said = parts.table.console.file.getvalue()
     assert "step 2: only 0 of 4 groups accepted (trainer.algorithm.options.max_draws=3)" in said
     assert rewards.trajectories == []
-    learned = parts.algorithm.update(rewards)  # it has no model at all
+    parts.alone.learner = SimpleNamespace(ranks=Ranks())  # type: ignore[assignment]  # it has no model at all
+    learned = parts.algorithm.update(rewards)
     assert learned["grad_norm"] == learned["lr"] == learned["tokens/trained"] == 0
 
 

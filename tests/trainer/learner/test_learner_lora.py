@@ -19,7 +19,7 @@ from skyrl_trainer.learner.checkpoint import Checkpoints
 from skyrl_trainer.learner.grpo import GRPOTrainer
 from skyrl_trainer.learner.learner import Learner, Scorer
 from skyrl_trainer.plan import ModelShape, memory
-from skyrl_trainer.types import AdvantageBatch, TrainingBatch
+from skyrl_trainer.types import TrainingBatch
 
 IDS = list(range(3, 60))
 NF4 = {"quantization": "nf4"}
@@ -32,7 +32,7 @@ def make_learner(path: str, options: dict[str, Any] | None = None, **trainer: An
 
 def micro_batch(learner: Scorer) -> TrainingBatch:
     rewards = make_batch()
-    rows = make_rows(AdvantageBatch(rewards, [[0.0] * len(t.token_ids()) for t in rewards.trajectories]))
+    rows = make_rows(rewards.trajectories)
     return collate(rows, range(8), learner.device, learner.dtype)
 
 
@@ -167,8 +167,8 @@ def test_options_that_cannot_work_are_refused(tmp_path: Path, options: dict[str,
 def test_what_lora_does_not_go_with_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"all-linear is no torch.nn.Linear of GPT2LMHeadModel, which has none"):
         make_learner(save_model(tmp_path, "gpt2"))
-    with pytest.raises(UserError, match="lora trains in one process"):
-        make_learner(str(tmp_path), placement={"policy_num_nodes": 2})
+    with pytest.raises(UserError, match=r"sync: adapter needs a single learner; or set it to merged"):
+        make_learner(str(tmp_path), {"sync": "adapter"}, placement={"policy_num_nodes": 2})
     with pytest.raises(UserError, match=r"sync: adapter needs generator.backend=vllm"):
         lora.engine_kwargs(
             load_config(None, ["generator.backend=transformers", "trainer.policy.model.lora.sync=adapter"])

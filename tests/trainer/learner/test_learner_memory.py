@@ -16,7 +16,6 @@ from torch.utils._pytree import tree_leaves
 from skyrl_trainer.learner import learner as learner_module
 from skyrl_trainer.learner.batch import collate, make_rows
 from skyrl_trainer.learner.learner import Learner
-from skyrl_trainer.types import AdvantageBatch
 
 
 class PeakBytes(TorchDispatchMode):
@@ -67,7 +66,7 @@ def test_checkpointed_layers_give_the_same_gradient_in_less_memory(
         learner = Learner(make_config(trainer={"gradient_checkpointing": checkpointing}), path, 1)
         learner.model.to(torch.float64 if double else torch.float32)
         rollouts = make_batch(turns=2)
-        rows = make_rows(AdvantageBatch(rollouts, [[1.0] * len(t.token_ids()) for t in rollouts.trajectories]))
+        rows = make_rows(rollouts.trajectories)
         batch = collate(rows, range(len(rows)), learner.device, learner.dtype)
         peaks.append(peak(lambda learner=learner, batch=batch: learner.backward(learner.logprobs(batch)[0].sum())))
         gradients.append(torch.cat([p.grad.flatten() for p in learner.parameters]))
