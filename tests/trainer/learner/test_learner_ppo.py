@@ -121,12 +121,14 @@ def test_the_critic_learns_what_the_rollouts_return(tmp_path: Path, name: str, c
 
 def test_a_run_goes_on_to_the_byte(tmp_path: Path) -> None:
     path = save_model(tmp_path)
-    options: dict[str, Any] = {"beta": 0.1, "kl_in": "reward", "kl_target": 0.01}
-    there = start(path, double=False, **options)
+    """Under a schedule, whose rate the first step after a resume must have, the critic's too."""
+    schedule = {"lr_scheduler_type": "linear", "warmup_steps": 3}
+    options: dict[str, Any] = {"beta": 0.1, "kl_in": "reward", "kl_target": 0.01, "trainer": schedule}
+    there = start(path, double=False, **copy.deepcopy(options))
     there.update(make_batch(seed=1))
     state = copy.deepcopy(there.state_dict())
     there.update(make_batch(seed=2))
-    resumed = start(path, double=False, **options)
+    resumed = start(path, double=False, **copy.deepcopy(options))
     resumed.load_state_dict(state)
     resumed.update(make_batch(seed=2))
     mine, theirs = there.state_dict(), resumed.state_dict()

@@ -23,6 +23,7 @@ from skyrl_trainer.learner.checkpoint import State
 from skyrl_trainer.learner.learner import (
     Learner,
     Scorer,
+    load_scheduler,
     load_state_tensors,
     make_optimizer,
     make_scheduler,
@@ -113,4 +114,4 @@ class Critic:
     def load_state_dict(self, state: State) -> None:
         reshard(self.body.model)
         load_state_tensors("critic_", self.parameters, self.optimizer, state.tensors, self.ranks)
-        self.scheduler.load_state_dict(state.numbers["critic_scheduler"])
+        load_scheduler(self.scheduler, self.optimizer, state.numbers["critic_scheduler"])

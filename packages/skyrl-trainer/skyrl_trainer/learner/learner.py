@@ -256,9 +256,7 @@ class Learner(Scorer):
             odd = (wrong or sorted(saved - named.keys()))[0]
             raise UserError(f"The checkpoint is not of {self.model_path}: {odd} differs; resume with the same model.")
         load_state_tensors("", named, self.optimizer, state.tensors, self.ranks)
-        self.scheduler.load_state_dict(state.numbers["scheduler"])
-        for group, learning_rate in zip(self.optimizer.param_groups, self.scheduler.get_last_lr(), strict=True):
-            group["lr"] = learning_rate
+        load_scheduler(self.scheduler, self.optimizer, state.numbers["scheduler"])
         self.optimizer_steps = int(state.numbers["optimizer_steps"])
 
 
@@ -323,6 +321,13 @@ def load_state_tensors(
             key, _, name = rest.partition(".")
             value = ranks.scatter(value, named[name])
             optimizer.state[named[name]][key] = value.to(named[name].device, copy=True)
+
+
+def load_scheduler(scheduler: Any, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
+    """Also gives the optimizer the rate of its next step, which a schedule sets only when it moves on."""
+    scheduler.load_state_dict(state)
+    for group, learning_rate in zip(optimizer.param_groups, scheduler.get_last_lr(), strict=True):
+        group["lr"] = learning_rate
 
 
 def make_optimizer(parameters: Iterable[Any], config: Config, learning_rate: float) -> torch.optim.Optimizer:
