@@ -7,6 +7,7 @@ from skyrl_trainer.algorithms.dapo import DAPOLossMixin
 from skyrl_trainer.algorithms.dr_grpo import DrGRPOLossMixin
 from skyrl_trainer.algorithms.dual_clip import DualClipLossMixin
 from skyrl_trainer.algorithms.gspo import GSPOLossMixin, GSPOTokenLossMixin
+from skyrl_trainer.algorithms.options import LossOptions
 from skyrl_trainer.algorithms.sapo import SAPOLossMixin
 from skyrl_trainer.learner.grpo import GRPOTrainer, register_trainer, trainer_class
 from skyrl_trainer.learner.ppo import PPOTrainer
@@ -51,4 +52,6 @@ class GSPOPPOTrainer(GSPOLossMixin, PPOTrainer): ...  # type: ignore[misc]
 
 
 @register_trainer("dapo_ppo")
-class DAPOPPOTrainer(DAPOLossMixin, PPOTrainer): ...  # type: ignore[misc]
+class DAPOPPOTrainer(DAPOLossMixin, PPOTrainer):  # type: ignore[misc]
+    class Options(LossOptions):
+        sampler: str = "uniform"  # with a critic a group of equal returns teaches, too, even a group of one
