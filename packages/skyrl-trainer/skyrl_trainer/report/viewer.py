@@ -102,7 +102,7 @@ def _add_step(page: Page, store: JsonlTrajectoryStore, step: int, decode: Decode
     trajectories = store.read(step).trajectories
     for number, trajectory in enumerate(trajectories):
         row, data = _row(step, trajectory), _data(trajectory, decode)
-        packed = zlib.compress(json.dumps(data, ensure_ascii=False, default=repr).encode("utf-8", "replace"))
+        packed = zlib.compress(json.dumps(data, ensure_ascii=False).encode("utf-8", "replace"))
         block = base64.b64encode(packed).decode()
         more = len(block) + len(json.dumps(row)) + 80  # the element around a block
         page.full = page.size + more > size
@@ -124,7 +124,7 @@ def _row(step: int, trajectory: Trajectory) -> list[Any]:
 
 
 def _data(trajectory: Trajectory, decode: Decode | None) -> dict[str, Any]:
-    """The record as it is stored; a turn has the text of its tokens, and of its prompt where that is not the history."""
+    """The record as it is stored, with the text of each sampled token, and of a context that is not the history."""
     turns = []
     for turn in trajectory.turns:
         texts = token_texts(turn.output_ids, decode) if decode else []
@@ -161,18 +161,19 @@ def _decoder(run: Path, notes: list[str]) -> Decode | None:
     from huggingface_hub import try_to_load_from_cache
     from tokenizers import Tokenizer
 
-    found = [str(path) for path in run.glob("*/*/tokenizer.json")]
-    if not found and (run / "config.yaml").is_file():
+    found = next(run.glob("*/*/tokenizer.json"), None)
+    if found is None and (run / "config.yaml").is_file():
         try:
             model = load_config(str(run / "config.yaml"), []).trainer.policy.model.path
-            cached = None if Path(model).exists() else try_to_load_from_cache(model, "tokenizer.json")
-            found = [str(x) for x in (f"{model}/tokenizer.json", cached) if isinstance(x, str) and Path(x).is_file()]
+            local = Path(model) / "tokenizer.json"
+            cached = local if local.is_file() else try_to_load_from_cache(model, "tokenizer.json")
+            found = Path(cached) if isinstance(cached, str | Path) else None
         except (UserError, ValueError) as error:  # settings of another version; not the name of a repository
             notes.append(str(error).rstrip("."))
-    if not found:
+    if found is None:
         notes.append("no tokenizer of this run is here, so tokens are not shown one by one")
         return None
-    tokenizer = Tokenizer.from_file(found[0])
+    tokenizer = Tokenizer.from_file(str(found))
     # Behind another token: some tokenizers drop the space at the beginning of a text.
     before = tokenizer.encode("a", add_special_tokens=False).ids
     skip = len(tokenizer.decode(before, skip_special_tokens=False))
