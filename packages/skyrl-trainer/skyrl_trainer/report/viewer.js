@@ -22,6 +22,7 @@ function show(value) {
 const words = text => text.replaceAll("_", " ");
 const pairs = object => Object.entries(object || {}).map(([name, value]) => `${words(name)} ${show(value)}`).join(", ");
 const linkTo = (...open) => "#" + open.map(row => encodeURIComponent(row.id).replaceAll("%2F", "/")).join(",");
+function decode(part) { try { return decodeURIComponent(part); } catch { return part; } }
 const attempts = row => rows.filter(other => other.task === row.task && other !== row);
 
 /* ---- Blocks ---- */
@@ -41,7 +42,7 @@ function compare(a, b) {
 function refresh() {
   const { search = "", low = "", high = "", ...same } = state.filters, text = search.toLowerCase();
   state.shown = rows.filter(row => Object.entries(same).every(([name, value]) => value === "" || String(row[name]) === value)
-    && (low === "" || row.reward >= +low) && (high === "" || row.reward <= +high)
+    && (low === "" || row.reward !== null && row.reward >= +low) && (high === "" || row.reward !== null && row.reward <= +high)
     && (text === "" || `${row.task} ${row.id}`.toLowerCase().includes(text)));
   if (state.sort) state.shown.sort((a, b) => state.sort.sign * compare(a[state.sort.name], b[state.sort.name]) || a.number - b.number);
   find("count").textContent = `${show(state.shown.length)} of ${show(rows.length)}`;
@@ -65,6 +66,7 @@ function paint() {  // only the lines in view are in the document
     el("a", { class: `line${row === state.open[0] ? " chosen" : ""}`, href: linkTo(row), style: `top:${(first + k) * ROW}px`, role: "option",
       "aria-selected": String(row === state.open[0]), title: `${row.id}: ${row.task}, ${row.env}, ${row.outcome}` },
       COLUMNS.map(([name]) => name === "outcome" ? el("span", { class: mark(row.outcome) }, MARKS[row.outcome])
+        : name === "task" ? el("span", { class: "task" }, el("span", {}, row.task.slice(0, -6)), row.task.slice(-6))
         : el("span", {}, name === "stop" ? words(row.stop) : show(row[name]))))));
 }
 function filters() {
@@ -132,31 +134,32 @@ function promptView(data) {
     : el("div", { class: "label" }, "no prompt is stored"));
 }
 function turnView(turn, number, total, difference = null) {
+  const { reward_parts, valid_action, success, ...more } = turn.info, info = Object.keys(more).length > 0 && JSON.stringify(more, null, 1);
   const versions = [...new Set(turn.weight_versions)], here = difference && difference.turn === number;
   const about = [`reward ${show(turn.reward)}${Object.keys(turn.reward_parts).length ? ` (${pairs(turn.reward_parts)})` : ""}`,
     `${show(turn.output_ids.length)} tokens after ${show(turn.prompt_ids)} read`,
-    versions.length ? `weights ${versions.length > 1 ? `${Math.min(...versions)}–${Math.max(...versions)}` : versions[0]}` : null,
-    pairs(Object.fromEntries(Object.entries(turn.seconds).map(([name, value]) => [name, value]))) && `${pairs(turn.seconds)} s`];
+    versions.length ? `weights ${versions.length > 1 ? `${Math.min(...versions)} to ${Math.max(...versions)}` : versions[0]}` : null,
+    Object.keys(turn.seconds).length ? `${pairs(turn.seconds)} s` : null];
   return el("section", { class: `turn${here ? " first-difference" : ""}`, "data-turn": number },
     el("div", { class: "about" }, el("b", {}, `turn ${number + 1} of ${total}`), about.map(text => text && el("span", {}, text)),
-      turn.info.valid_action === false && el("span", { class: "bad" }, "invalid action"), turn.new_segment && number > 0 && el("span", { class: "bad" }, "history rewritten"),
+      valid_action === false && el("span", { class: "bad" }, "invalid action"), turn.new_segment && number > 0 && el("span", { class: "bad" }, "history rewritten"),
       here && el("span", { class: "bad" }, `first difference: ${difference.what}`)),
     turn.context && said(`the whole context of this turn, ${show(turn.prompt_ids)} tokens`, turn.context, false),
     el("div", { class: "label" }, "policy"), el("pre", { class: "policy" }, tokens(turn, here ? difference.token : null)),
     turn.tool_calls.map(call => el("div", { class: `call${"error" in call ? " failed" : ""}` },
       el("code", {}, `${call.tool ?? "(no such tool)"} ${JSON.stringify(call.args ?? null)}`),
       el("pre", { class: "error" in call ? "error" : "" }, "error" in call ? `error: ${call.error}` : `→ ${call.result}`))),
-    turn.observation && said("environment", turn.observation));
+    turn.observation && said("environment", turn.observation), info && said("more that the environment reported", info, false));
 }
 function head(row, data) {
   const seconds = data.metrics.seconds;
   return el("div", {}, el("div", { class: "bar" }, el("h2", {}, row.id), el("span", { class: `chip ${mark(row.outcome)}` }, row.outcome),
     el("span", {}, `reward ${show(row.reward)}`), el("span", {}, `stopped: ${words(row.stop)}`), el("span", {}, row.env),
     row.difficulty !== null && el("span", {}, `difficulty ${row.difficulty}`), el("span", {}, `${show(row.tokens)} tokens`), seconds !== undefined && el("span", {}, `${show(seconds)} s`)),
-    el("div", { class: "bar" }, el("span", {}, row.task), data.ground_truth !== null && el("span", {}, `right answer: ${typeof data.ground_truth === "string" ? data.ground_truth : JSON.stringify(data.ground_truth)}`),
+    el("div", { class: "bar" }, el("span", {}, row.task), data.truth !== null && el("span", {}, `right answer: ${typeof data.truth === "string" ? data.truth : JSON.stringify(data.truth)}`),
       Object.keys(data.scores).length > 0 && el("span", {}, pairs(data.scores))), data.error && el("pre", { class: "error" }, data.error));
 }
-function tools(row, hasAdvantages) {
+function tools(row, learned) {
   const shade = el("select", { id: "shade", "aria-label": "shade tokens by" }, ["advantage", "logprob"].map(name => el("option", { value: name }, name)));
   shade.value = state.shade;
   shade.addEventListener("change", () => { state.shade = shade.value; draw(); });
@@ -167,7 +170,7 @@ function tools(row, hasAdvantages) {
   const back = el("button", { class: "back" }, state.open[1] ? "✕ comparison" : "‹ list");
   back.addEventListener("click", () => { location.hash = state.open[1] ? linkTo(row) : "#"; });
   const scale = state.shade === "logprob" ? [`−${UNLIKELY} nats`, "0"] : [`−${show(page.scale)}`, `+${show(page.scale)}`];
-  return el("div", { class: "bar" }, back, el("label", {}, "shade by ", shade), state.shade === "advantage" && !hasAdvantages ? el("span", { class: "legend" }, "not learned from: no advantages")
+  return el("div", { class: "bar" }, back, el("label", {}, "shade by ", shade), state.shade === "advantage" && !learned ? el("span", { class: "legend" }, "nothing was learned from it")
     : el("span", { class: "legend" }, scale[0], el("i", { class: state.shade }), scale[1]),
     el("label", {}, "compare with ", select), el("span", { class: "keys" }, "↑ ↓ trajectory, ← → turn"));
 }
@@ -200,7 +203,7 @@ function pairView([left, right], [a, b]) {
 let loaded = [], serial = 0;
 function draw() {
   const detail = find("detail"), [row] = state.open, top = detail.scrollTop, [data] = loaded;
-  const learned = loaded.some(each => each.turns.some(turn => turn.advantages.length));
+  const learned = loaded.some(each => each.turns.some(turn => turn.advantages.some(Boolean)));
   detail.replaceChildren(...[tools(row, learned), state.open[1] ? pairView(state.open, loaded)
     : [head(row, data), promptView(data), data.turns.map((turn, number) => turnView(turn, number, data.turns.length))]].flat(Infinity));
   detail.scrollTop = top;
@@ -210,7 +213,7 @@ function point() {
   document.querySelectorAll(".turn").forEach(node => node.classList.toggle("here", +node.getAttribute("data-turn") === state.turn && node.hasAttribute("data-turn")));
 }
 async function route() {
-  const names = location.hash.slice(1).split(",").filter(Boolean).map(decodeURIComponent), open = names.map(name => byId.get(name)), mine = ++serial;
+  const names = location.hash.slice(1).split(",").filter(Boolean).map(decode), open = names.map(name => byId.get(name)), mine = ++serial;
   const missing = names.filter((_, k) => !open[k]);
   const all = missing.length ? [] : await Promise.all(open.map(load));
   if (mine !== serial) return;  // another one was asked for meanwhile
@@ -224,7 +227,7 @@ async function route() {
   paint();
   if (state.open.length) return draw();
   find("detail").replaceChildren(el("div", { class: "empty" }, missing.length ? `There is no ${missing.join(", ")} on this page.`
-    : "Choose a trajectory: click a line, or press ↓. The letters are shaded by the advantage that the policy learned from."));
+    : "Choose a trajectory: click a line, or press ↓. Its tokens are shaded by the advantage that the policy learned from, or by their logprob."));
 }
 function key(event) {
   if (event.ctrlKey || event.metaKey || event.altKey || ["INPUT", "SELECT"].includes(event.target.tagName)) return;

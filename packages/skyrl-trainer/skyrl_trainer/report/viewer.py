@@ -12,6 +12,7 @@ import json
 import math
 import zlib
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
 from html import escape
@@ -44,7 +45,6 @@ class Page:
     peaks: list[float] = field(default_factory=list)
     """The largest advantage of each trajectory, without its sign: nearly the largest of them has the full colour."""
     size: int = 0
-    full: bool = False
 
 
 def write_viewer(
@@ -59,11 +59,9 @@ def write_viewer(
     if not stored:
         raise UserError(f"{run} has no trajectories: give the folder of a run that has finished a step.")
     if missing := sorted(set(steps or ()) - set(stored)):
-        has = f"it has {len(stored)} steps from {stored[0]} to {stored[-1]}"
-        raise UserError(f"{run} has no trajectories of step {missing[0]} (--step): {has}.")
-    template, script = (
-        (files("skyrl_trainer.report") / name).read_text(encoding="utf-8") for name in ("viewer.html", "viewer.js")
-    )
+        raise UserError(f"{run} has no trajectories of --step {missing[0]}: it has {_span(stored)}.")
+    folder = files("skyrl_trainer.report")
+    template, script = ((folder / f"viewer.{kind}").read_text(encoding="utf-8") for kind in ("html", "js"))
     page, notes, left_out = Page(size=len(template) + len(script) + 2_000), list[str](), 0
     decode = _decoder(run, notes)
     for step in sorted(set(steps or stored), reverse=True):
@@ -76,10 +74,8 @@ def write_viewer(
         notes.insert(0, f"{left_out:,} more are left out (at most {bounds} go in): --step chooses others")
     if not page.rows:
         raise UserError("; ".join([f"{run} has no trajectory to show", *notes]) + ".")
-    shown = sorted({row[1] for row in page.rows})
-    what = f"{len(page.rows):,} trajectories, step" + (f"s {shown[0]} to {shown[-1]}" if shown[1:] else f" {shown[0]}")
-    scale = sorted(page.peaks)[len(page.peaks) * 19 // 20]
-    name = run.resolve().name
+    what = f"{len(page.rows):,} trajectories, {_span([row[1] for row in page.rows])}"
+    name, scale = run.resolve().name, sorted(page.peaks)[len(page.peaks) * 19 // 20]
     index = {"run": name, "what": what, "notes": notes, "scale": scale, "fields": FIELDS, "rows": page.rows}
     # "<" escaped: no text can close the element, or open a comment in it.
     data = json.dumps(index, ensure_ascii=False, allow_nan=False).replace("<", "\\u003c")
@@ -95,18 +91,22 @@ def write_viewer(
     return "; ".join([f"{what}, {size / 1e6:.1f} MB", *notes])
 
 
+def _span(steps: list[int]) -> str:
+    return f"steps {min(steps)} to {max(steps)}" if min(steps) < max(steps) else f"step {steps[0]}"
+
+
 def _add_step(page: Page, store: JsonlTrajectoryStore, step: int, decode: Decode | None, limit: int, size: int) -> int:
     """Adds what fits of a step, and returns how many did not; of a step that finds the page full only the count."""
-    if page.full or len(page.rows) >= limit:
-        return int(next(store.lines(step))["trajectories"])
+    if page.size >= size or len(page.rows) >= limit:
+        return int(next(store.lines(step), {}).get("trajectories", 0))
     trajectories = store.read(step).trajectories
     for number, trajectory in enumerate(trajectories):
         row, data = _row(step, trajectory), _data(trajectory, decode)
         packed = zlib.compress(json.dumps(data, ensure_ascii=False).encode("utf-8", "replace"))
         block = base64.b64encode(packed).decode()
         more = len(block) + len(json.dumps(row)) + 80  # the element around a block
-        page.full = page.size + more > size
-        if page.full or len(page.rows) >= limit:
+        if page.size + more > size or len(page.rows) >= limit:
+            page.size = size
             return len(trajectories) - number
         page.size += more
         page.rows.append(row)
@@ -116,11 +116,11 @@ def _add_step(page: Page, store: JsonlTrajectoryStore, step: int, decode: Decode
 
 
 def _row(step: int, trajectory: Trajectory) -> list[Any]:
-    sample, reason = trajectory.sample, trajectory.stop_reason
-    outcome = "failed" if reason.failed else "success" if trajectory.success else "no success"
-    env, difficulty = sample.env_id.removeprefix("skyrl/"), sample.options.get("difficulty")
-    figures = _lean(trajectory.total_reward), outcome, reason.value, len(trajectory.turns), trajectory.num_output_tokens
-    return [trajectory.trajectory_id, step, sample.sample_id, env, difficulty, *figures]
+    sample, stop, size = trajectory.sample, trajectory.stop_reason, len(trajectory.turns)
+    outcome = "failed" if stop.failed else "success" if trajectory.success else "no success"
+    env = [sample.env_id.removeprefix("skyrl/"), sample.options.get("difficulty")]
+    figures = [trajectory.total_reward, outcome, stop.value, size, trajectory.num_output_tokens]
+    return _lean([trajectory.trajectory_id, step, sample.sample_id, *env, *figures])
 
 
 def _data(trajectory: Trajectory, decode: Decode | None) -> dict[str, Any]:
@@ -129,11 +129,10 @@ def _data(trajectory: Trajectory, decode: Decode | None) -> dict[str, Any]:
     for turn in trajectory.turns:
         texts = token_texts(turn.output_ids, decode) if decode else []
         context = decode(turn.prompt_ids) if decode and turn.new_segment else None
-        fields = {name: getattr(turn, name) for name in TURN_FIELDS}
-        turns.append(fields | {"prompt_ids": len(turn.prompt_ids), "context": context, "texts": texts})
-    sample = {name: getattr(trajectory.sample, name) for name in ("options", "ground_truth")}
-    names = ("generation", "seed", "error", "metrics", "prompt", "scores")
-    return _lean({name: getattr(trajectory, name) for name in names} | sample | {"turns": turns})
+        stored = {name: getattr(turn, name) for name in TURN_FIELDS}
+        turns.append(stored | {"prompt_ids": len(turn.prompt_ids), "context": context, "texts": texts})
+    stored = {name: getattr(trajectory, name) for name in ("error", "metrics", "prompt", "scores")}
+    return _lean(stored | {"truth": trajectory.sample.ground_truth, "turns": turns})
 
 
 def token_texts(ids: list[int], decode: Decode) -> list[str]:
@@ -161,16 +160,13 @@ def _decoder(run: Path, notes: list[str]) -> Decode | None:
     from huggingface_hub import try_to_load_from_cache
     from tokenizers import Tokenizer
 
-    found = next(run.glob("*/*/tokenizer.json"), None)
-    if found is None and (run / "config.yaml").is_file():
-        try:
+    found: Any = min(run.glob("*/*/tokenizer.json"), default=None)
+    with suppress(UserError, ValueError):  # settings of another version; no name of a repository
+        if found is None and (run / "config.yaml").is_file():
             model = load_config(str(run / "config.yaml"), []).trainer.policy.model.path
-            local = Path(model) / "tokenizer.json"
-            cached = local if local.is_file() else try_to_load_from_cache(model, "tokenizer.json")
-            found = Path(cached) if isinstance(cached, str | Path) else None
-        except (UserError, ValueError) as error:  # settings of another version; not the name of a repository
-            notes.append(str(error).rstrip("."))
-    if found is None:
+            local = Path(model, "tokenizer.json")
+            found = local if local.is_file() else try_to_load_from_cache(model, "tokenizer.json")
+    if not isinstance(found, str | Path):
         notes.append("no tokenizer of this run is here, so tokens are not shown one by one")
         return None
     tokenizer = Tokenizer.from_file(str(found))
@@ -178,7 +174,7 @@ def _decoder(run: Path, notes: list[str]) -> Decode | None:
     before = tokenizer.encode("a", add_special_tokens=False).ids
     skip = len(tokenizer.decode(before, skip_special_tokens=False))
     decode = lru_cache(2**16)(lambda *ids: tokenizer.decode([*before, *ids], skip_special_tokens=False)[skip:])
-    return lambda ids: decode(*ids)
+    return lambda ids: decode(*ids) if len(ids) <= 4 else decode.__wrapped__(*ids)
 
 
 def _lean(value: Any) -> Any:
