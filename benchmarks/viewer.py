@@ -203,7 +203,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         run = make_run(Path(folder) / "run", args.trajectories, args.tokens)
         out, start = run / "trajectories.html", time.perf_counter()
-        print(f"written in {time.perf_counter() - start:.1f} s: {write_viewer(run, out)}")
+        done = write_viewer(run, out)
+        print(f"{done}, written in {time.perf_counter() - start:.1f} s", flush=True)
         seconds = []
         for number in range(args.rounds):
             browser = Browser(program, Path(folder) / f"profile-{number}")

@@ -20,6 +20,7 @@ from tokenizers import Tokenizer, decoders, models
 from benchmarks.viewer import Browser, find_browser, make_run
 from skyrl_trainer import cli
 from skyrl_trainer.errors import UserError
+from skyrl_trainer.report import viewer
 from skyrl_trainer.report.viewer import MAX_CHARACTERS, token_texts, write_viewer
 from skyrl_trainer.rollout.store import JsonlTrajectoryStore
 from skyrl_trainer.types import RolloutBatch, Sample, StopReason, Trajectory, Turn
@@ -137,16 +138,20 @@ def test_nothing_that_was_said_is_html(tmp_path: Path) -> None:
     assert "http" not in page.scripts[-1] and "url(" not in text
 
 
-def test_the_newest_that_fit_go_in_and_what_is_left_out_is_said(tmp_path: Path) -> None:
+def test_the_newest_that_fit_go_in_and_what_is_left_out_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     run, out = make_run(tmp_path / "run", 40, 8), tmp_path / "t.html"
-    assert "; 27 more are left out (at most 13 trajectories and 50 MB go in): --step" in write_viewer(
-        run, out, limit=13
-    )
+    monkeypatch.setattr(viewer, "MAX_TRAJECTORIES", 13)
+    assert "; 27 more are left out (at most 13 trajectories and 50 MB go in): --step" in write_viewer(run, out)
     index, blocks, _ = index_of(out)
     assert [row[1] for row in index["rows"]] == [4] * 10 + [3] * 3 and len(blocks) == 13
-    note = write_viewer(run, out, max_bytes=60_000)
+    monkeypatch.setattr(viewer, "MAX_TRAJECTORIES", 2_000)
+    monkeypatch.setattr(viewer, "MAX_BYTES", 60_000)
+    note = write_viewer(run, out)
     index, _, _ = index_of(out)
     assert 40_000 < out.stat().st_size < 60_000 and f"; {40 - len(index['rows'])} more are left out" in note
+    monkeypatch.undo()
     write_viewer(run, out, steps=[2, 1])
     assert {row[1] for row in index_of(out)[0]["rows"]} == {1, 2}
 
