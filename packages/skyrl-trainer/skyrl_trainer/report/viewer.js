@@ -4,7 +4,7 @@ const page = JSON.parse(find("index").textContent);
 const rows = page.rows.map((row, number) => Object.fromEntries([["number", number], ...page.fields.map((name, k) => [name, row[k]])]));
 const byId = new Map(rows.map(row => [row.id, row]));
 const ROW = 30, UNLIKELY = 5;  // pixels a line of the list; nats of a token in full colour
-const state = { filters: {}, sort: null, shown: rows, open: [], turn: -1, shade: "advantage" };
+const state = { filters: {}, sort: null, shown: rows, open: [], turn: -1, shade: page.scale ? "advantage" : "logprob" };
 
 // Every text goes in as a text node or an attribute: nothing that a model or an env wrote is ever parsed as HTML.
 function el(tag, attributes = {}, ...children) {
@@ -147,7 +147,7 @@ function turnView(turn, number, total, difference = null) {
     turn.context && said(`the whole context of this turn, ${show(turn.prompt_ids)} tokens`, turn.context, false),
     el("div", { class: "label" }, "policy"), el("pre", { class: "policy" }, tokens(turn, here ? difference.token : null)),
     turn.tool_calls.map(call => el("div", { class: `call${"error" in call ? " failed" : ""}` },
-      el("code", {}, `${call.tool ?? "(no such tool)"} ${JSON.stringify(call.args ?? null)}`),
+      el("code", {}, `${call.tool ?? "(no call that could be read)"} ${call.args ? JSON.stringify(call.args) : ""}`),
       el("pre", { class: "error" in call ? "error" : "" }, "error" in call ? `error: ${call.error}` : `→ ${call.result}`))),
     turn.observation && said("environment", turn.observation), info && said("more that the environment reported", info, false));
 }
@@ -170,7 +170,7 @@ function tools(row, learned) {
   const back = el("button", { class: "back" }, state.open[1] ? "✕ comparison" : "‹ list");
   back.addEventListener("click", () => { location.hash = state.open[1] ? linkTo(row) : "#"; });
   const scale = state.shade === "logprob" ? [`−${UNLIKELY} nats`, "0"] : [`−${show(page.scale)}`, `+${show(page.scale)}`];
-  return el("div", { class: "bar" }, back, el("label", {}, "shade by ", shade), state.shade === "advantage" && !learned ? el("span", { class: "legend" }, "nothing was learned from it")
+  return el("div", { class: "bar" }, back, el("label", {}, "shade by ", shade), state.shade === "advantage" && !learned ? el("span", { class: "legend" }, "it has no advantages: nothing was learned from it")
     : el("span", { class: "legend" }, scale[0], el("i", { class: state.shade }), scale[1]),
     el("label", {}, "compare with ", select), el("span", { class: "keys" }, "↑ ↓ trajectory, ← → turn"));
 }
