@@ -77,7 +77,7 @@ def small_run(run: Path, name: str = "last") -> Path:
     calls.append({"tool": None, "args": None, "error": "There is no tool 'serach'."})
     good = [said("a国€", NASTY, advantage=0.5, tool_calls=calls), said(NASTY, reward=1.1, advantage=0.5)]
     good[1].reward_parts, good[1].seconds = {"correct": 1.0, "format": 0.1}, {"generate": 0.25, "env": 0.01}
-    other = [said("a国!", "no", advantage=-1.0), said("b", new_segment=True, info={"valid_action": False})]
+    other = [said("a国!", "no\ud800", advantage=-1.0), said("b", new_segment=True, info={"valid_action": False})]
     broken = tried("2/1/0", "shop#8", "webshop_lite", 2, [])
     broken.stop_reason, broken.error = StopReason.ENV_ERROR, NASTY
     shop = tried("2/1/1", "shop#9", "webshop_lite", 2, [said("x", reward=-1.0)])
@@ -122,6 +122,7 @@ def test_an_index_row_and_a_block_a_trajectory(tmp_path: Path) -> None:
     assert (
         turn["advantages"] == [0.5, -0.5] * 4 and turn["prompt_ids"] == 3 and turn["tool_calls"][0]["args"]["x"] is None
     )
+    assert blocks[1]["turns"][0]["observation"] == "no?"  # half of a pair of surrogates is no character
     assert blocks[1]["turns"][1]["context"] == "\x01\x02\x03" and blocks[0]["truth"] == NASTY
 
 
@@ -261,6 +262,7 @@ def check(seen: dict[str, Any]) -> None:
     assert seen["others"] == ["nothing", "2/0/1 (no success, 0)"]
     assert seen["compared"] == [["2/0/0", "2/0/1"], "first difference: turn 1, token 5", ["€", "!"], 2, "#2/0/0,2/0/1"]
     assert seen["back"] == "#2/0/0"
+    assert seen["failed"] == [[NASTY], ["failed"]]
     assert seen["unknown"] == "There is no 9/9/9 on this page."
     assert seen["title"] == "run: trajectories" and seen["pwned"] == "undefined"
 

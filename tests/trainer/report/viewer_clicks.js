@@ -76,6 +76,9 @@ async function clicks() {
   await until("the end of the comparison", () => text("h2").length === 1 && all("#difference").length === 0);
   seen.back = location.hash;
 
+  location.hash = "#2/1/0";
+  await until("the failed episode", () => text("h2")[0] === "2/1/0");
+  seen.failed = [text("pre.error"), text(".chip")];
   location.hash = "#9/9/9";
   await until("the sentence", () => all(".empty").length === 1);
   seen.unknown = text(".empty")[0];

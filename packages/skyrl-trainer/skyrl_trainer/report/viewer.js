@@ -250,5 +250,7 @@ find("list").addEventListener("scroll", paint);
 addEventListener("resize", paint);
 addEventListener("hashchange", route);
 addEventListener("keydown", key);
+addEventListener("unhandledrejection", event => find("detail").replaceChildren(
+  el("pre", { class: "error" }, `This cannot be shown (${event.reason}): it takes a browser of 2023 or later.`)));
 refresh();
 route();

@@ -51,8 +51,7 @@ def write_viewer(run: Path, out: Path, steps: list[int] | None = None) -> str:
     if missing := sorted(set(steps or ()) - set(stored)):
         raise UserError(f"{run} has no trajectories of --step {missing[0]}: it has {_span(stored)}.")
     template, script = (files(__package__).joinpath(f"viewer.{kind}").read_text("utf-8") for kind in ("html", "js"))
-    notes: list[str] = []
-    room = MAX_BYTES - len(template) - len(script) - 2_000
+    notes, room = list[str](), MAX_BYTES - len(template) - len(script) - 2_000
     entries = _collect(store, set(steps or stored), _decoder(run, notes), room, notes)
     if not entries:
         raise UserError("; ".join([f"{run} has no trajectory to show", *notes]) + ".")
