@@ -105,7 +105,7 @@ def test_an_index_row_and_a_block_a_trajectory(tmp_path: Path) -> None:
     out = tmp_path / "t.html"
     note = write_viewer(small_run(tmp_path / "run"), out)
     index, blocks, _ = index_of(out)
-    assert note.startswith("6 trajectories, steps 1 to 2, 0.0 MB") and index["notes"] == []
+    assert note.startswith("6 trajectories, 2 steps from 1 to 2, 0.0 MB") and index["notes"] == []
     assert [row[0] for row in index["rows"]] == ["2/0/0", "2/0/1", "2/1/0", "2/1/1", "2/2/0", "1/0/0"]
     row = dict(zip(index["fields"], index["rows"][0], strict=True))
     assert row == {
@@ -179,7 +179,7 @@ def test_view_says_what_is_missing(tmp_path: Path, capsys: pytest.CaptureFixture
     assert cli.main(["view", str(run), "--step", "1", "-o", str(tmp_path / "one.html")]) == 0
     assert capsys.readouterr().out == f"{tmp_path / 'one.html'}: 1 trajectories, step 1, 0.0 MB\n"
     assert cli.main(["view", str(run), "--step", "1", "7"]) == 2
-    assert "no trajectories of --step 7: it has steps 1 to 2." in capsys.readouterr().err
+    assert "no trajectories of --step 7: it has 2 steps from 1 to 2." in capsys.readouterr().err
     assert cli.main(["view", str(tmp_path)]) == 2
     assert "has no trajectories: give the folder of a run" in capsys.readouterr().err
     (tmp_path / "file").touch()

@@ -74,7 +74,7 @@ def write_viewer(run: Path, out: Path, steps: list[int] | None = None) -> str:
 
 
 def _span(steps: list[int]) -> str:
-    return f"steps {min(steps)} to {max(steps)}" if min(steps) < max(steps) else f"step {steps[0]}"
+    return f"{len({*steps})} steps from {min(steps)} to {max(steps)}" if len({*steps}) > 1 else f"step {steps[0]}"
 
 
 def _collect(store: Store, steps: set[int], decode: Decode | None, room: int, notes: list[str]) -> list[Entry]:
