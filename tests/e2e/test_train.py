@@ -29,11 +29,22 @@ FROM_ENGINE = ("kl/engine_learner", "sync/", "logprobs/max_diff")
 """Made from the engine's logprobs: equal within 1e-5."""
 
 
+# One turn and many, history that is rewritten, and every token in the gradient (the clone solves no household task).
+MIXED = {
+    "data__train_data": "['text_math?split=train&difficulty=1', 'alfworld_lite?split=train']",
+    "generator__max_model_len": 2048,
+    "generator__max_turns": 3,
+    "generator__agent": "{memory: window, window: 1}",
+    "trainer__algorithm__options__entropy_coef": 0.001,
+    "trainer__max_steps": 6,
+}
+
+
 @pytest.fixture(scope="module")
 def left_alone(clone: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Six steps that nobody disturbs."""
     folder = tmp_path_factory.mktemp("left-alone") / "run"
-    code, output = Run(folder, trainer__policy__model__path=clone, trainer__max_steps=6).finish()
+    code, output = Run(folder, trainer__policy__model__path=clone, **MIXED).finish()
     assert code == 0, output
     assert_nothing_left(folder)
     return folder
@@ -61,6 +72,8 @@ def same_run(one: Path, other: Path) -> None:
     for step in range(1, 7):
         tokens = [sampled(folder, step) for folder in (one, other)]
         assert tokens[0] == tokens[1], f"step {step}"
+    with gzip.open(one / "trajectories" / "step_000006.jsonl.gz", "rt") as file:
+        assert '"new_segment":true' in file.read()
     for a, b in zip(metrics(one), metrics(other), strict=True):
         assert a.keys() == b.keys()
         for key in a:
@@ -78,12 +91,12 @@ def sampled(folder: Path, step: int) -> list[list[int]]:
 
 def test_killed_and_resumed_run_has_the_bytes_of_one_left_alone(left_alone: Path, clone: Path, tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    run = Run(folder, trainer__policy__model__path=clone, trainer__max_steps=6)
+    run = Run(folder, trainer__policy__model__path=clone, **MIXED)
     run.wait_for_step(3)
     run.kill(signal.SIGKILL)
     run.finish()
     assert_nothing_left(folder, within=30)
-    code, output = Run(folder, trainer__policy__model__path=clone, trainer__max_steps=6).finish()
+    code, output = Run(folder, trainer__policy__model__path=clone, **MIXED).finish()
     assert code == 0, output
     assert "step 2" in output  # the checkpoint that it went on from
     same_run(left_alone, folder)
@@ -91,7 +104,7 @@ def test_killed_and_resumed_run_has_the_bytes_of_one_left_alone(left_alone: Path
 
 def test_ctrl_c_saves_stops_everything_and_resumes(left_alone: Path, clone: Path, tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    run = Run(folder, trainer__policy__model__path=clone, trainer__max_steps=6, trainer__ckpt_interval=0)
+    run = Run(folder, trainer__policy__model__path=clone, trainer__ckpt_interval=0, **MIXED)
     run.wait_for_lock()
     code, output = Run(folder, trainer__policy__model__path=clone).finish()
     assert code == 2 and f"in use by process {run.process.pid}" in output and "Traceback" not in output
@@ -102,7 +115,7 @@ def test_ctrl_c_saves_stops_everything_and_resumes(left_alone: Path, clone: Path
     assert "Traceback" not in output
     assert_nothing_left(folder)
     assert list((folder / "checkpoints").glob("step_*"))
-    again = Run(folder, trainer__policy__model__path=clone, trainer__max_steps=6, trainer__ckpt_interval=0)
+    again = Run(folder, trainer__policy__model__path=clone, trainer__ckpt_interval=0, **MIXED)
     code, output = again.finish()
     assert code == 0, output
     same_run(left_alone, folder)
