@@ -11,6 +11,7 @@ from typing import Any
 import gymnasium
 import pytest
 
+from skyrl_trainer.agent.prompt import first_messages
 from skyrl_trainer.cli import main
 from skyrl_trainer.rollout.env_worker import CRASHED, plain
 from skyrl_trainer.rollout.replay import Difference, replay
@@ -36,15 +37,15 @@ def record(sample: Sample, number: int, expert: bool) -> Trajectory:
     """An episode as a rollout records it, without tokens."""
     rng, env = random.Random(number), gymnasium.make(sample.env_id)
     observation, info = env.reset(seed=sample.seed, options=dict(sample.options))
-    trajectory = Trajectory(f"1/{number}/0", sample, 0, 0, prompt=[{"role": "user", "content": observation}])
+    trajectory = Trajectory(f"1/{number}/0", sample, 0, 0, prompt=first_messages(info["instructions"], observation))
     done = False
     while not done:
         action = act(env, info, rng, expert)
         observation, reward, terminated, truncated, info = env.step(action)
         done = terminated or truncated
-        turn = Turn([], [], [], [], action, observation, float(reward), plain(info["reward_parts"]))
+        turn = Turn([], [], [], [], action, observation, float(reward), plain(info.pop("reward_parts")))
         turn.terminated, turn.truncated = terminated, truncated
-        turn.tool_calls, turn.info = plain(info.get("tool_calls", [])), plain(info)
+        turn.tool_calls, turn.info = plain(info.pop("tool_calls", [])), plain(info)
         trajectory.turns.append(turn)
     env.close()
     return trajectory
@@ -99,15 +100,18 @@ TAMPERED = [
 ]
 
 
-@pytest.mark.parametrize(("field", "value"), TAMPERED)
-def test_the_first_difference_is_named(stored: JsonlTrajectoryStore, field: str, value: object) -> None:
-    trajectory = max(stored.read(1).trajectories, key=lambda t: (t.sample.env_id, len(t.turns)))
-    setattr(trajectory.turns[1], field, value)
-    trajectory.turns[2].observation = "a later difference"
-    [(_, difference)] = replay([trajectory], 10)
-    assert difference is not None and difference.turn == 1
-    assert difference.field == ("success" if field == "info" else field)
-    assert difference.recorded == (True if field == "info" else value)
+def test_the_first_difference_is_named(stored: JsonlTrajectoryStore) -> None:
+    longest = max(stored.read(1).trajectories, key=lambda t: (t.sample.env_id, len(t.turns)))
+    tampered = []
+    for field, value in TAMPERED:
+        turns = list(longest.turns)
+        turns[1] = replace(turns[1], **{field: value})
+        turns[2] = replace(turns[2], observation="a later difference")
+        tampered.append(replace(longest, turns=turns))
+    for (field, value), (_, difference) in zip(TAMPERED, replay(tampered, 10), strict=True):
+        wanted = (1, "success", True) if field == "info" else (1, field, value)
+        assert difference is not None
+        assert (difference.turn, difference.field, difference.recorded) == wanted
 
 
 def test_differing_trajectories_are_named_and_the_exit_code_is_1(
@@ -162,29 +166,30 @@ def moody(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sample]:
     yield Sample("m", "test/MoodyAgain-v0", 0, {}, env_file=str(path))
 
 
-@pytest.mark.parametrize(
-    ("last", "reason", "error", "same"),
-    [
-        ("raise", StopReason.ENV_ERROR, RAISED, True),
-        ("go", StopReason.ENV_ERROR, RAISED, False),
-        ("raise", StopReason.ENV_ERROR, RAISED.replace("move", "room"), False),
-        ("hang", StopReason.ENV_ERROR, LATE, True),
-        ("die", StopReason.ENV_ERROR, f"{CRASHED}, where no Python code could interrupt it: Fatal", True),
-        ("die", StopReason.TERMINATED, None, False),
-        ("hang", StopReason.TIMEOUT, "The episode was not over after 3 seconds.", True),
-        ("die", StopReason.ENV_ERROR, "Two EnvWorkers died under this episode", True),
-    ],
-)
-def test_a_failed_episode_is_played_to_its_failure(
-    moody: Sample, last: str, reason: StopReason, error: str | None, same: bool
-) -> None:
-    turns = [OK, OK, Turn([], [], [], [], last)]
-    failed = Trajectory("1/0/0", moody, 0, 0, turns, reason, error, prompt=[{"role": "user", "content": "start"}])
-    after = Trajectory("1/1/0", moody, 0, 0, [OK], StopReason.MAX_TURNS, prompt=failed.prompt)
-    (_, difference), (_, none) = replay([failed, after], 0.5)
-    assert (difference is None) == same
-    assert difference is None or (difference.turn, difference.field) == (2, "error")
-    assert none is None, "the next episode does not suffer"
+FAILURES: list[tuple[str, StopReason, str | None, bool]] = [
+    ("raise", StopReason.ENV_ERROR, RAISED, True),
+    ("go", StopReason.ENV_ERROR, RAISED, False),
+    ("raise", StopReason.ENV_ERROR, RAISED.replace("move", "room"), False),
+    ("hang", StopReason.ENV_ERROR, LATE, True),
+    ("die", StopReason.ENV_ERROR, f"{CRASHED}, where no Python code could interrupt it: Fatal", True),
+    ("die", StopReason.TERMINATED, None, False),
+    ("hang", StopReason.TIMEOUT, "The episode was not over after 3 seconds.", True),
+    ("die", StopReason.ENV_ERROR, "Two EnvWorkers died under this episode", True),
+]
+
+
+def test_a_failed_episode_is_played_to_its_failure(moody: Sample) -> None:
+    prompt = [{"role": "user", "content": "start"}]
+    episodes = []
+    for last, reason, error, _ in FAILURES:
+        turns = [OK, OK, Turn([], [], [], [], last)]
+        episodes.append(Trajectory("1/0/0", moody, 0, 0, turns, reason, error, prompt=prompt))
+        episodes.append(Trajectory("1/1/0", moody, 0, 0, [OK], StopReason.MAX_TURNS, prompt=prompt))
+    differences = [difference for _, difference in replay(episodes, 0.5)]
+    for case, difference in zip(FAILURES, differences[::2], strict=True):
+        assert (difference is None) == case[-1], case
+        assert difference is None or (difference.turn, difference.field) == (2, "error"), case
+    assert set(differences[1::2]) == {None}, "the next episode does not suffer"
 
 
 def test_an_engine_error_is_played_up_to_its_last_answer_and_a_failed_reset_fails_again(moody: Sample) -> None:

@@ -30,6 +30,8 @@ from skyrl_trainer.types import Sample
 
 Step = tuple[str, str] | tuple[str, str, list[dict[str, Any]]]
 """(key, action), and for a repeated step the tool calls that it made the first time."""
+LONGEST_TEXT = 2**20
+"""Characters of an observation that are encoded and recorded, whatever the context holds."""
 CRASHED = "The env hung or crashed its EnvWorker"
 KEY_BYTES = 256
 """Size of the running env's key at the head of the worker's file; the watchdog's report follows it."""
@@ -219,6 +221,11 @@ def _load_file(path: str) -> str | None:
 
 def _interrupt(signum: int, frame: Any) -> None:
     raise EnvTimeout
+
+
+def shortened(text: str) -> str:
+    """An observation as it is recorded."""
+    return text if len(text) <= LONGEST_TEXT else f"{text[:LONGEST_TEXT]} [... {len(text)} characters in all]"
 
 
 def _text(observation: Any) -> str:

@@ -1,6 +1,6 @@
 """Plays stored episodes again: the env, made anew in a process of its own, gets the recorded actions.
 
-Whatever it says is compared with the record: first observation, then every turn's observation, reward and its parts,
+Whatever it says is compared with the record: the first messages, then every turn's observation, reward and its parts,
 terminated, truncated and success. A failed episode is played to its failure, which must be the same where it was the
 env's own doing; what came from outside (a killed worker, an engine, the episode's clock) does not repeat itself, and
 such an episode is compared up to there. Tools with effects outside answer from the record, unless `live`.
@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any
 
-from skyrl_trainer.rollout.env_worker import CRASHED, EnvReply, EnvWorker, Step
+from skyrl_trainer.rollout.env_worker import CRASHED, LONGEST_TEXT, EnvReply, EnvWorker, Step, shortened
 from skyrl_trainer.types import Sample, StopReason, Trajectory, Turn
 
 START_LIMIT = 120.0
@@ -74,7 +74,7 @@ def repeated(trajectory: Trajectory) -> tuple[list[Turn], str | None]:
     if not trajectory.stop_reason.failed:
         return turns, None
     own = trajectory.stop_reason is StopReason.ENV_ERROR and error.startswith(OWN_FAILURES)
-    answered = turns[:-1] if turns and (own or not turns[-1].info) else turns
+    answered = turns[:-1] if turns and (own or not (turns[-1].info or turns[-1].reward_parts)) else turns
     return answered, error if own else None
 
 
@@ -99,11 +99,15 @@ def compare(trajectory: Trajectory, replies: list[EnvReply]) -> Difference | Non
 def _pairs(trajectory: Trajectory, number: int | None, reply: EnvReply) -> list[tuple[str, Any, Any]]:
     """(field, recorded, replayed) of the reset or a turn."""
     if number is None:
-        return [("observation", trajectory.prompt[-1]["content"], reply.observation)] if trajectory.prompt else []
+        said = {"user": reply.observation[:LONGEST_TEXT], "system": reply.info.get("instructions", "")}
+        without = reply.info.get("instructions_without_tools")  # where the chat template shows them
+        read = {message["role"]: message["content"] for message in trajectory.prompt}
+        names = {"user": "observation", "system": "instructions"}
+        return [(names[role], text, text if text == without else said[role]) for role, text in read.items()]
     turn, parts = trajectory.turns[number], reply.info.get("reward_parts")
-    names = ("observation", "reward", "terminated", "truncated")
     return [
-        *((name, getattr(turn, name), getattr(reply, name)) for name in names),
+        ("observation", turn.observation, shortened(reply.observation)),
+        *((name, getattr(turn, name), getattr(reply, name)) for name in ("reward", "terminated", "truncated")),
         ("reward_parts", turn.reward_parts, parts if isinstance(parts, dict) else {}),
         ("success", bool(turn.info.get("success")), bool(reply.info.get("success"))),
     ]
@@ -125,8 +129,7 @@ class Player:
         turns = trajectory.turns[: len(answered) + (failure is not None)]
         steps: list[Step] = []
         for turn in turns:
-            calls = turn.tool_calls or turn.info.get("tool_calls") or []
-            steps.append((KEY, turn.action) if live else (KEY, turn.action, calls))
+            steps.append((KEY, turn.action) if live else (KEY, turn.action, turn.tool_calls))
         if self._process is None:
             self._start()
         replies: list[EnvReply] = []
