@@ -2,53 +2,21 @@
 
 from __future__ import annotations
 
-import random
+import asyncio
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-import gymnasium
 import pytest
 
-from skyrl_trainer.agent.prompt import first_messages
 from skyrl_trainer.cli import main
-from skyrl_trainer.rollout.env_worker import CRASHED, plain
+from skyrl_trainer.rollout.env_client import EnvClient
+from skyrl_trainer.rollout.env_worker import CRASHED, EnvReply
 from skyrl_trainer.rollout.replay import Difference, replay
 from skyrl_trainer.rollout.store import JsonlTrajectoryStore
 from skyrl_trainer.types import RolloutBatch, Sample, StopReason, Trajectory, Turn
-
-CLOCK = '<tool_call>{"tool": "python_exec", "args": {"code": "import time; print(time.time_ns())"}}</tool_call>'
-FAMILIES: list[tuple[str, dict[str, Any]]] = [
-    ("skyrl/text_math-v0", {"difficulty": 2, "lang": "zh"}),
-    ("skyrl/alfworld_lite-v0", {"split": "val"}),
-    ("skyrl/webshop_lite-v0", {}),
-    *(("skyrl/tool_use-v0", {"difficulty": level}) for level in (1, 3, 5, 6)),
-]
-
-
-def act(env: Any, info: dict[str, Any], rng: random.Random, expert: bool) -> str:
-    """The expert's action; or, often, any that is possible, a look at the clock, or nonsense."""
-    choices = [*info.get("admissible_actions", []), CLOCK, "\ud800 <tool_call>{</tool_call>", "search[red shoes]"]
-    return str(env.unwrapped.expert_action()) if expert or rng.random() < 0.4 else rng.choice(choices)
-
-
-def record(sample: Sample, number: int, expert: bool) -> Trajectory:
-    """An episode as a rollout records it, without tokens."""
-    rng, env = random.Random(number), gymnasium.make(sample.env_id)
-    observation, info = env.reset(seed=sample.seed, options=dict(sample.options))
-    trajectory = Trajectory(f"1/{number}/0", sample, 0, 0, prompt=first_messages(info["instructions"], observation))
-    done = False
-    while not done:
-        action = act(env, info, rng, expert)
-        observation, reward, terminated, truncated, info = env.step(action)
-        done = terminated or truncated
-        turn = Turn([], [], [], [], action, observation, float(reward), plain(info.pop("reward_parts")))
-        turn.terminated, turn.truncated = terminated, truncated
-        turn.tool_calls, turn.info = plain(info.pop("tool_calls", [])), plain(info)
-        trajectory.turns.append(turn)
-    env.close()
-    return trajectory
+from tests.trainer.fakes import FakeEnvWorker
+from tests.trainer.recorded import CLOCK, FAMILIES, record
 
 
 @pytest.fixture(scope="module")
@@ -213,3 +181,34 @@ def test_steps_and_indices_that_are_not_there_are_sentences(
     ):
         assert main(["replay", *words]) == 2
         assert sentence in capsys.readouterr().err
+
+
+def test_a_rebuilt_env_hears_what_its_tools_had_said() -> None:
+    class Worker(FakeEnvWorker):
+        """Each step calls a tool that counts all its calls, ever."""
+
+        fed: list[tuple[str, ...]]
+        calls = 0
+
+        async def _step(self, item: tuple[str, ...]) -> EnvReply:
+            self.fed.append(item)
+            reply = await super()._step(item)
+            self.calls += 1
+            reply.info["tool_calls"] = [{"tool": "count", "args": {}, "result": str(self.calls)}]
+            return reply
+
+    async def scenario() -> list[tuple[str, ...]]:
+        worker = Worker()
+        worker.fed = []
+        env = EnvClient([worker]).make("key", Sample("s", "fake", 0, options={"turns": 9}))
+        await env.reset()
+        for action in ("a", "b", "c"):
+            if action == "c":
+                worker.kill()
+            reply = await env.step(action)
+            reply.info.pop("tool_calls")  # as an episode does, which gives them a field of their own
+        return worker.fed
+
+    one, two = ([{"tool": "count", "args": {}, "result": result}] for result in "12")
+    fed = asyncio.run(scenario())
+    assert [item[1:] for item in fed] == [("a",), ("b",), ("a", one), ("b", two), ("c",)]
