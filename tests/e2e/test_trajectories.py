@@ -1,4 +1,4 @@
-"""What a real run has stored: it replays, its own weights score it as the engine did, and another run learns from it."""
+"""What a real run has stored: it replays, its own weights agree with the engine, another run learns from it."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from skyrl_trainer.config import Config, load_config
 from skyrl_trainer.errors import UserError
-from skyrl_trainer.rollout.replay import replay
+from skyrl_trainer.rollout.replay import Player, compare
 from skyrl_trainer.rollout.store import open_store
 from skyrl_trainer.types import Trajectory
 
@@ -27,15 +27,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Exit code 0 where every episode was identical to its record, 1 otherwise."""
     config, total, same = run_config(args.run), 0, 0
-    for step, trajectories in stored(args.run, args.step, args.index):
-        found = 0
-        for trajectory, difference in replay(trajectories, config.environment.step_timeout, args.live):
-            found += difference is None
-            if difference is not None:
-                print(f"{trajectory.trajectory_id} ({trajectory.sample.env_id}): {difference}", flush=True)
-        if args.step is None:
-            print(f"step {step}: {found} of {len(trajectories)}", flush=True)
-        total, same = total + len(trajectories), same + found
+    with Player(config.environment.step_timeout) as player:
+        for step, trajectories in stored(args.run, args.step, args.index):
+            found = 0
+            for trajectory in trajectories:
+                difference = compare(trajectory, player.play(trajectory, args.live))
+                found += difference is None
+                if difference is not None:
+                    print(f"{trajectory.trajectory_id} ({trajectory.sample.env_id}): {difference}", flush=True)
+            if args.step is None:
+                print(f"step {step}: {found} of {len(trajectories)}", flush=True)
+            total, same = total + len(trajectories), same + found
     print(f"{same} of {total} identical", flush=True)
     if args.recompute:
         os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # transformers' own bars follow it

@@ -60,12 +60,9 @@ def replay(
 
     step_timeout: wall-clock seconds of an env call. live: let tools with effects outside run again.
     """
-    player = Player(step_timeout)
-    try:
+    with Player(step_timeout) as player:
         for trajectory in trajectories:
             yield trajectory, compare(trajectory, player.play(trajectory, live))
-    finally:
-        player.close()
 
 
 def repeated(trajectory: Trajectory) -> tuple[list[Turn], str | None]:
@@ -145,7 +142,10 @@ class Player:
         self._kill()
         return [*replies, EnvReply(error=CRASHED)]
 
-    def close(self) -> None:
+    def __enter__(self) -> Player:
+        return self
+
+    def __exit__(self, *_: object) -> None:
         """Lets the process close its env and end; one that does not is ended."""
         if self._process is not None:
             self._pipe.close()

@@ -1,8 +1,7 @@
-"""Training from a folder of stored trajectories: groups that another run has sampled, in place of rollouts.
+"""Training from stored trajectories, `data.train_data: [runs/x/trajectories]`, in place of rollouts.
 
-`data.train_data: [runs/x/trajectories]`. Each stored group is a task; the sampler draws them as it draws any others,
-so that a resumed run goes on where it was, and after the last group it goes round in another order. Evaluation still
-plays its episodes. The tokens come from other weights than the ones that learn, so a correction has to be chosen.
+Each stored group is a task; the sampler draws them as any others: a resumed run goes on where it was, and after the
+last group it goes round in another order. The tokens come from another policy, so a correction has to be chosen.
 """
 
 from __future__ import annotations
@@ -26,10 +25,8 @@ def stored_folders(specs: Sequence[str | dict[str, Any]]) -> list[Path]:
     paths = [Path(spec).expanduser() for spec in specs if isinstance(spec, str)]
     folders = [p for p in paths if any(JsonlTrajectoryStore(f).steps() for f in (p, p / "trajectories"))]
     if folders and len(folders) < len(specs):
-        raise UserError(
-            f"Data source {str(folders[0])!r} holds stored trajectories, and others stand beside it: a run learns "
-            "either from those or from its own, so name folders only, or none."
-        )
+        wanted = "a run learns either from those or from its own, so name folders only, or none"
+        raise _unfit(folders[0], f"holds stored trajectories, and others stand beside it: {wanted}")
     return folders
 
 
@@ -40,17 +37,13 @@ class StoredRollouts:
     """
 
     def __init__(self, config: Config, folders: list[Path], old_logprobs: str, correction: str) -> None:
-        source = f"Data source {str(folders[0])!r}"
+        options = "trainer.algorithm.options"
         if config.trainer.policy.model.path == "tiny":
-            raise UserError(
-                f"{source} has another model's tokens than those of trainer.policy.model.path=tiny, which are made "
-                "anew: name the model that sampled them, for example its run's init/cloned or model/last."
-            )
+            name = "name the model that sampled it in trainer.policy.model.path, as its run's init/cloned or model/last"
+            raise _unfit(folders[0], f"has other tokens than a tiny policy, whose are made anew: {name}")
         if old_logprobs != "rollout" and correction == "none":
-            raise UserError(
-                f"{source} was sampled by another policy, and nothing corrects for that: set "
-                "trainer.algorithm.options.old_logprobs=rollout, or trainer.algorithm.options.correction=tis."
-            )
+            wanted = f"set {options}.old_logprobs=rollout or {options}.correction=tis"
+            raise _unfit(folders[0], f"was sampled by another policy, and nothing corrects for that: {wanted}")
         self.samples: list[Sample] = []
         self._packed: dict[str, bytes] = {}
         for folder in folders:
@@ -71,31 +64,28 @@ class StoredRollouts:
 
     def check(self, tokenizer: Any) -> None:
         """UserError when the ids (of the first group) are not this tokenizer's."""
+        decode, size = ChatPrompt(tokenizer).decode, len(tokenizer)
         for turn in (turn for t in self.run(PromptBatch(0, self.samples[:1], 1)).trajectories for turn in t.turns):
-            if max(turn.output_ids, default=0) >= len(tokenizer) or (
-                ChatPrompt(tokenizer).decode(turn.output_ids) != turn.action
-            ):
-                raise UserError(
-                    f"The tokens of {self.samples[0].sample_id} are not those of trainer.policy.model.path: name the "
-                    "model that sampled them, or one with its tokenizer."
-                )
+            if max(turn.output_ids, default=0) >= size or decode(turn.output_ids) != turn.action:
+                wanted = "name the model that sampled them in trainer.policy.model.path, or one with its tokenizer"
+                raise _unfit(self.samples[0].sample_id, f"has tokens of another tokenizer: {wanted}")
 
     def _load(self, store: JsonlTrajectoryStore, config: Config) -> None:
         folder, wanted, now = store.path(0).parent, config.generator.num_generations, config.generator.temperature
         if folder.resolve() == (config.run_path.expanduser() / "trajectories").resolve():
-            raise UserError(f"Data source {str(folder)!r} is this run's own folder: give another trainer.run_dir.")
+            raise _unfit(folder, "is this run's own folder: give another trainer.run_dir")
         recipe = folder.parent / "config.yaml"
         if recipe.is_file() and (then := load_config(str(recipe), []).generator.temperature) != now:
-            raise UserError(
-                f"Data source {str(folder)!r} was sampled at generator.temperature={then:g}, not {now:g}: set it so."
-            )
+            raise _unfit(folder, f"was sampled at generator.temperature={then:g}, not {now:g}: set it so")
         for step in store.steps():
             for number, group in enumerate(store.read(step).groups):
                 name = f"{store.path(step)}#{number}"
                 if len(group) != wanted:
-                    raise UserError(
-                        f"{name} has {len(group)} tries, but generator.num_generations is {wanted}: set it to the size "
-                        "of the stored groups, or leave that file out."
-                    )
+                    what = f"has {len(group)} tries, but generator.num_generations is {wanted}"
+                    raise _unfit(name, f"{what}: set it to the size of the stored groups, or leave that file out")
                 self.samples.append(replace(group[0].sample, sample_id=name))
                 self._packed[name] = zlib.compress(pickle.dumps(group), 1)
+
+
+def _unfit(source: object, why: str) -> UserError:
+    return UserError(f"Data source {str(source)!r} {why}.")
