@@ -16,7 +16,10 @@ from skyrl_trainer.algorithms.samplers import sampler_class
 from skyrl_trainer.cli import main
 from skyrl_trainer.config import Config, load_config, to_yaml
 from skyrl_trainer.errors import UserError
+from skyrl_trainer.learner.checkpoint import Checkpoints
+from skyrl_trainer.learner.learner import Learner
 from skyrl_trainer.learner.parts import Parts
+from skyrl_trainer.learner.recompute import load_scorer, score
 from skyrl_trainer.learner.run_folder import RunFolder
 from skyrl_trainer.rollout.store import JsonlTrajectoryStore
 from skyrl_trainer.rollout.stored import StoredRollouts, stored_folders
@@ -86,6 +89,24 @@ def test_the_token_that_moved_most_is_shown_with_both_values(
     worst = lines[lines.index("moved most:") + 1]
     text = tiny_tokenizer().decode([turn.output_ids[3]])
     assert worst == f"  1/1/1, turn 1, token 3: {text!r} recorded -9.500000, now {now:.6f}"
+
+
+@pytest.mark.parametrize("lora", [{}, {"rank": 2, "alpha": 64}])
+def test_a_checkpoint_scores_as_the_learner_that_wrote_it(run: Path, tmp_path: Path, lora: dict[str, int]) -> None:
+    settings = config(run, trainer__policy__model__lora=lora)
+    learner = Learner(settings, str(run / "model" / "last"), 1)
+    with torch.no_grad():
+        for parameter in learner.parameters:
+            parameter += 0.01
+    path = Checkpoints(tmp_path, 1).save(1, learner.state_dict(), {})
+    scorer, _ = load_scorer(settings, str(path))
+    trajectories = JsonlTrajectoryStore(run / "trajectories").read(1).trajectories
+    for one, other in zip(score(trajectories, learner), score(trajectories, scorer), strict=True):
+        assert len(one) > 0 and (one == other).all()
+    with open(path / "learner.safetensors", "r+b") as file:
+        file.truncate(100)
+    with pytest.raises(UserError, match="damaged checkpoint"):
+        load_scorer(settings, str(path))
 
 
 def test_a_checkpoint_that_is_no_model_is_a_sentence(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
