@@ -1,4 +1,4 @@
-"""`skyrl-trainer`: train, eval, replay, report, export, init-policy, warmstart, envs, doctor.
+"""`skyrl-trainer`: train, eval, replay, report, view, export, init-policy, warmstart, envs, doctor.
 
 Exit codes: 0 done; 2 something that the user can mend, said in one sentence; 130 Ctrl-C; 1 a fault of ours, with the
 traceback in a file. Nothing heavy is imported before a command needs it.
@@ -77,15 +77,16 @@ def _parse(words: list[str]) -> argparse.Namespace:
     report.add_argument("-o", "--out", type=Path, help="default: report.html (compare.html) in the first run's folder")
     report.set_defaults(command=_report)
 
+    view = commands.add_parser(
+        "view", help="write trajectories.html: every turn, token and tool call, without a server"
+    )
+    view.add_argument("run", type=Path, metavar="RUN")
+    view.add_argument("--step", type=int, nargs="+", metavar="N", help="default: the newest that fit")
+    view.add_argument("-o", "--out", type=Path, metavar="FILE", help="default: trajectories.html in the run's folder")
+    view.set_defaults(command=_view)
+
     export = commands.add_parser("export", help="a run's policy as a Hugging Face folder, or its trajectories as chats")
-    export.add_argument("run", type=Path, metavar="RUN")
-    what = export.add_mutually_exclusive_group(required=True)
-    what.add_argument("--out", type=Path, metavar="DIR", help="copy the policy there, and try to load it")
-    what.add_argument("--trajectories", type=Path, metavar="JSONL", help="write the trajectories as chat messages")
-    export.add_argument("--which", choices=("last", "best"), default="last", help="of a run's policies")
-    export.add_argument("--step", type=int, metavar="N", help="of trajectories; default: every stored step")
-    export.add_argument("--min-reward", type=float, metavar="X", help="only trajectories that earned so much")
-    export.add_argument("--only-success", action="store_true", help="only trajectories that solved their task")
+    _export_arguments(export)
     export.set_defaults(command=_export)
 
     for name, (module, text) in MODULES.items():
@@ -104,6 +105,17 @@ def _parse(words: list[str]) -> argparse.Namespace:
     if rest:
         args.settings += rest
     return args
+
+
+def _export_arguments(export: argparse.ArgumentParser) -> None:
+    export.add_argument("run", type=Path, metavar="RUN")
+    what = export.add_mutually_exclusive_group(required=True)
+    what.add_argument("--out", type=Path, metavar="DIR", help="copy the policy there, and try to load it")
+    what.add_argument("--trajectories", type=Path, metavar="JSONL", help="write the trajectories as chat messages")
+    export.add_argument("--which", choices=("last", "best"), default="last", help="of a run's policies")
+    export.add_argument("--step", type=int, metavar="N", help="of trajectories; default: every stored step")
+    export.add_argument("--min-reward", type=float, metavar="X", help="only trajectories that earned so much")
+    export.add_argument("--only-success", action="store_true", help="only trajectories that solved their task")
 
 
 def split_settings(words: list[str]) -> tuple[str | None, list[str]]:
@@ -171,6 +183,14 @@ def _report(args: argparse.Namespace) -> int:
     out = args.out or args.runs[0] / ("report.html" if len(args.runs) == 1 else "compare.html")
     write_report(args.runs, out)
     print(out)
+    return 0
+
+
+def _view(args: argparse.Namespace) -> int:
+    from skyrl_trainer.report.viewer import write_viewer
+
+    out = args.out or args.run / "trajectories.html"
+    print(f"{out}: {write_viewer(args.run, out, args.step)}")
     return 0
 
 

@@ -81,8 +81,7 @@ class StoredRollouts:
             for number, group in enumerate(store.read(step).groups):
                 name = f"{store.path(step)}#{number}"
                 if len(group) != wanted:
-                    what = f"has {len(group)} tries, but generator.num_generations is {wanted}"
-                    raise _unfit(name, f"{what}: set it to the size of the stored groups, or leave that file out")
+                    raise _unfit(name, f"has {len(group)} tries, but generator.num_generations is {wanted}: set it so")
                 self.samples.append(replace(group[0].sample, sample_id=name))
                 self._packed[name] = zlib.compress(pickle.dumps(group), 1)
 
