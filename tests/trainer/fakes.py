@@ -174,8 +174,8 @@ class FakeEnvWorker:
         self.envs[key] = (sample.options, [])
         return self._answer(key)
 
-    async def _step(self, item: tuple[str, str]) -> EnvReply:
-        key, action = item
+    async def _step(self, item: tuple[str, ...]) -> EnvReply:
+        key, action, *_ = item
         await asyncio.sleep(self._delay())
         if key not in self.envs:
             return EnvReply(error="no env", kind="lost")

@@ -1,4 +1,4 @@
-"""`skyrl-trainer`: train, eval, report, view, export, init-policy, warmstart, envs, doctor.
+"""`skyrl-trainer`: train, eval, replay, report, view, export, init-policy, warmstart, envs, doctor.
 
 Exit codes: 0 done; 2 something that the user can mend, said in one sentence; 130 Ctrl-C; 1 a fault of ours, with the
 traceback in a file. Nothing heavy is imported before a command needs it.
@@ -23,6 +23,7 @@ from skyrl_trainer.errors import UserError
 
 SETTINGS = "a recipe (quickstart, or the path of a YAML file), then settings such as trainer.max_steps=10"
 MODULES = {
+    "replay": ("skyrl_trainer.trajectories", "play stored trajectories again and compare; score their tokens"),
     "init-policy": ("skyrl_trainer.init_policy", "make a tiny policy and its tokenizer, without a download"),
     "warmstart": ("skyrl_trainer.warmstart", "clone an env's expert trajectories into a policy"),
 }
@@ -84,10 +85,8 @@ def _parse(words: list[str]) -> argparse.Namespace:
     view.add_argument("-o", "--out", type=Path, metavar="FILE", help="default: trajectories.html in the run's folder")
     view.set_defaults(command=_view)
 
-    export = commands.add_parser("export", help="copy a run's policy as a Hugging Face folder, and try to load it")
-    export.add_argument("run", type=Path, metavar="RUN")
-    export.add_argument("--out", type=Path, required=True, metavar="DIR")
-    export.add_argument("--which", choices=("last", "best"), default="last")
+    export = commands.add_parser("export", help="a run's policy as a Hugging Face folder, or its trajectories as chats")
+    _export_arguments(export)
     export.set_defaults(command=_export)
 
     for name, (module, text) in MODULES.items():
@@ -106,6 +105,17 @@ def _parse(words: list[str]) -> argparse.Namespace:
     if rest:
         args.settings += rest
     return args
+
+
+def _export_arguments(export: argparse.ArgumentParser) -> None:
+    export.add_argument("run", type=Path, metavar="RUN")
+    what = export.add_mutually_exclusive_group(required=True)
+    what.add_argument("--out", type=Path, metavar="DIR", help="copy the policy there, and try to load it")
+    what.add_argument("--trajectories", type=Path, metavar="JSONL", help="write the trajectories as chat messages")
+    export.add_argument("--which", choices=("last", "best"), default="last", help="of a run's policies")
+    export.add_argument("--step", type=int, metavar="N", help="of trajectories; default: every stored step")
+    export.add_argument("--min-reward", type=float, metavar="X", help="only trajectories that earned so much")
+    export.add_argument("--only-success", action="store_true", help="only trajectories that solved their task")
 
 
 def split_settings(words: list[str]) -> tuple[str | None, list[str]]:
@@ -192,6 +202,11 @@ def _model_folder(run: Path, which: str) -> Path:
 
 
 def _export(args: argparse.Namespace) -> int:
+    if args.trajectories:
+        from skyrl_trainer.trajectories import export_chat
+
+        print(export_chat(args.run, args.trajectories, args.step, args.min_reward, args.only_success))
+        return 0
     _quiet()
     import shutil
 

@@ -227,10 +227,12 @@ def obstacles(config: Config, machine: Hardware) -> Iterator[str]:
 def _load_data(config: Config) -> None:
     require_gym()
     from skyrl_trainer.data import load_samples
+    from skyrl_trainer.rollout.stored import stored_folders
 
     for name, specs in (("data.train_data", config.data.train_data), ("data.val_data", config.data.val_data)):
         try:
-            load_samples(specs, config.environment.env_class, env_file=config.environment.env_file)
+            if name == "data.val_data" or not stored_folders(specs):
+                load_samples(specs, config.environment.env_class, env_file=config.environment.env_file)
         except UserError as error:
             raise UserError(f"{name}: {error}") from None
 

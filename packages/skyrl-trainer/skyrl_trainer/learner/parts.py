@@ -34,6 +34,7 @@ from skyrl_trainer.report.table import LiveTable
 from skyrl_trainer.report.trackers import Tracker
 from skyrl_trainer.rollout.manager import rollout_metrics
 from skyrl_trainer.rollout.store import JsonlTrajectoryStore
+from skyrl_trainer.rollout.stored import StoredRollouts, stored_folders
 from skyrl_trainer.types import PromptBatch, RolloutBatch, Sample, StepMetrics, Trajectory
 from skyrl_trainer.user_file import load_plugin
 from skyrl_trainer.weight_sync.canary import Canary
@@ -77,7 +78,11 @@ class Parts:
         if self.checkpoint:
             check_resumable(self.checkpoint.extra["config"], config)
         self.first_step = self.checkpoint.step if self.checkpoint else 0
-        self.train_tasks = tasks(config, config.data.train_data)
+        folders, own = stored_folders(config.data.train_data), self.alone
+        self.replayed = (
+            StoredRollouts(config, folders, own.options.old_logprobs, own.correction_range[0]) if folders else None
+        )
+        self.train_tasks = self.replayed.samples if self.replayed else tasks(config, config.data.train_data)
         self.held_out = held_out_tasks(config)
         self.sampler = make_sampler(self.train_tasks, trainer.seed)
         self.store = JsonlTrajectoryStore(path / "trajectories")
@@ -117,6 +122,8 @@ class Parts:
         self.table.phase("loading the policy")
         updates = trainer.max_steps * trainer.num_iterations * trainer.num_mini_batches
         self._start_learner(weights, updates)
+        if self.replayed:
+            self.replayed.check(self.learner.tokenizer)
         self.table.phase("waiting for the engines")
         self.session.wait_for_engines()
         self.sync = self._weight_sync()
@@ -181,7 +188,7 @@ class Parts:
         groups = found[: len(tasks.samples)]
         if [group[0].sample for group in groups if len(group) == tasks.num_generations] != tasks.samples:
             self.stored, found = None, []
-            groups = self.session.rollouts.run(tasks).groups
+            groups = (self.replayed or self.session.rollouts).run(tasks).groups
             self.store.write(RolloutBatch(tasks.step, rollouts.groups + groups))
         rollouts.groups += groups
         if self.rewards.judge([trajectory for group in groups for trajectory in group]):

@@ -13,13 +13,11 @@ from skyrl_trainer.agent.memory import AgentOptions, Memory
 from skyrl_trainer.agent.prompt import ChatPrompt, first_messages
 from skyrl_trainer.errors import UserError
 from skyrl_trainer.rollout.env_client import RemoteEnv
-from skyrl_trainer.rollout.env_worker import EnvReply
+from skyrl_trainer.rollout.env_worker import LONGEST_TEXT, EnvReply, shortened
 from skyrl_trainer.types import GenerationOutput, GenerationRequest, SamplingOptions, StopReason, Trajectory, Turn
 
 LONGEST_TOKEN = 256
 """Characters that one token may stand for (runs of spaces): a longer text cannot fit, and is not even encoded."""
-LONGEST_TEXT = 2**20
-"""Characters of an observation that are encoded and recorded, whatever the context holds."""
 
 
 class Slot(Protocol):
@@ -214,7 +212,7 @@ class _Episode:
         began = time.monotonic()
         reply = await self.env.step(turn.action)
         turn.seconds["env"] = time.monotonic() - began + reset_seconds
-        turn.observation, turn.reward = _shortened(reply.observation), reply.reward
+        turn.observation, turn.reward = shortened(reply.observation), reply.reward
         turn.terminated, turn.truncated = reply.terminated, reply.truncated
         turn.info = reply.info
         if isinstance(turn.info.get("reward_parts"), dict):  # what has a field of its own is stored once
@@ -222,7 +220,3 @@ class _Episode:
         if isinstance(turn.info.get("tool_calls"), list):
             turn.tool_calls = turn.info.pop("tool_calls")
         return reply
-
-
-def _shortened(text: str) -> str:
-    return text if len(text) <= LONGEST_TEXT else f"{text[:LONGEST_TEXT]} [... {len(text)} characters in all]"

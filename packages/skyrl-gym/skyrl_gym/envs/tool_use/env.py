@@ -98,7 +98,7 @@ class ToolUseEnv(TextEnv):
         answer = last_answer(action)
         if answer is not None:
             return self._judge(answer)
-        made = [run_call(self._tools[self.task.lang], call) for call in parse_tool_calls(action)]
+        made = [run_call(self._tools[self.task.lang], call, self.recorded) for call in parse_tool_calls(action)]
         accepted = sum(call["args"] is not None for call in made)
         self._calls += len(made)
         self._accepted += accepted
