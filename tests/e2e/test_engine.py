@@ -19,6 +19,7 @@ import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from skyrl_trainer.engine.client import EngineClient
+from skyrl_trainer.engine.openai_server import OpenAIServerEngine
 from skyrl_trainer.engine.transformers import TransformersEngine
 from skyrl_trainer.engine.vllm_actor import ENGINE_ENV, VLLMEngine
 from skyrl_trainer.errors import EngineDied, SyncError
@@ -135,6 +136,7 @@ def stacks(cluster: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
     engines: dict[str, tuple[type, bool]] = {
         "vllm-tied": (FaultyVLLM, True),
         "vllm-untied": (VLLMEngine, False),
+        "server": (OpenAIServerEngine, True),
         "transformers": (TransformersEngine, True),
     }
     started: dict[str, Stack] = {}
@@ -152,7 +154,7 @@ def stacks(cluster: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
         stack.sync.close()
 
 
-@pytest.fixture(params=["vllm-tied", "vllm-untied", "transformers"])
+@pytest.fixture(params=["vllm-tied", "vllm-untied", "server", "transformers"])
 def stack(request: pytest.FixtureRequest, stacks: dict[str, Stack]) -> Stack:
     return stacks[request.param]
 
@@ -203,13 +205,14 @@ def test_seeded_requests_do_not_depend_on_their_neighbours(stack: Stack) -> None
     assert together == reverse == sevens
 
 
-def test_more_seeded_prompts_than_a_step_may_prefill(stacks: dict[str, Stack]) -> None:
+@pytest.mark.parametrize("name", ["vllm-tied", "server"])
+def test_more_seeded_prompts_than_a_step_may_prefill(stacks: dict[str, Stack], name: str) -> None:
     """A prefill in parts would crash vLLM's CPU generators: admission has to prevent it."""
     requests = [
         GenerationRequest(f"r{i}", [2 + (i + j) % 250 for j in range(400)], SamplingOptions(max_tokens=100), seed=i)
         for i in range(150)
     ]
-    outputs = stacks["vllm-tied"].generate(requests)
+    outputs = stacks[name].generate(requests)
     assert [len(output.output_ids) for output in outputs] == [100] * len(requests)
 
 

@@ -26,7 +26,7 @@ from skyrl_trainer.learner.lora import read_options
 from skyrl_trainer.learner.memory import pss_gib
 from skyrl_trainer.learner.policy import StartPolicy
 from skyrl_trainer.learner.run_folder import RunFolder
-from skyrl_trainer.learner.session import Session
+from skyrl_trainer.learner.session import Session, check_engines
 from skyrl_trainer.learner.trainers import trainer_class
 from skyrl_trainer.report.html import write_report
 from skyrl_trainer.report.metrics import MetricsWriter
@@ -61,6 +61,7 @@ class Parts:
             raise UserError(
                 "generator.weight_sync_backend=nccl is not built yet: take auto, which goes through shared memory."
             )
+        check_engines(config, trainer.policy.model.path, training=True)
         load_plugin(config)
         read_options(config)
         self.alone = algorithm or trainer_class(trainer.algorithm.name)(config)
