@@ -37,7 +37,7 @@ ADAPTER = "policy"
 
 
 class OpenAIServerEngine:
-    """See protocols.InferenceEngine. `engine_kwargs` are options of the server, by their names in Python, or a `url`."""
+    """See protocols.InferenceEngine. `engine_kwargs` are vLLM's, or a `url`."""
 
     def __init__(
         self,

@@ -96,7 +96,7 @@ def check_servers(urls: Any, num_engines: int, model: str, training: bool) -> No
             known = {*names, *(card.get("root") for card in cards)}
         except (ValueError, TypeError, KeyError, AttributeError):
             raise UserError(
-                f"{name}: {url} is no OpenAI-compatible server: it answered /v1/models with {status} {reason_of(text)!r}."
+                f"{name}: {url} is no OpenAI-compatible server: /v1/models gave {status} {reason_of(text)!r}."
             ) from None
         if model not in known:
             raise UserError(f"{name}: {url} does not serve trainer.policy.model.path={model}, but {', '.join(names)}.")

@@ -19,11 +19,13 @@ from ray._private.authentication.authentication_token_setup import maybe_enable_
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from skyrl_trainer.config import Config
-from skyrl_trainer.engine.openai_server import OpenAIServerEngine, check_servers
+from skyrl_trainer.engine.openai_server import OpenAIServerEngine
+from skyrl_trainer.engine.server_process import check_servers
 from skyrl_trainer.engine.transformers import TransformersEngine
 from skyrl_trainer.engine.vllm_actor import ENGINE_ENV, VLLMEngine
 from skyrl_trainer.errors import EngineDied, UserError
 from skyrl_trainer.learner import lora
+from skyrl_trainer.learner.engine_watch import EngineWatch
 from skyrl_trainer.rollout.manager import Rollouts
 
 ENGINES: dict[str, tuple[type, dict[str, str]]] = {
@@ -56,6 +58,8 @@ class Session:
             self.engines = [self._start_engine(index) for index in range(self.config.generator.num_inference_engines)]
             self._loading = [engine.ready.remote() for engine in self.engines]
             self.rollouts = Rollouts(self.config, self.engines, self.model_path)
+            self.watch = EngineWatch(self.engines)
+            self.rollouts.watch = self.watch.check
         except BaseException:
             ray.shutdown()
             raise
@@ -114,6 +118,7 @@ class Session:
                 num_cpus=1,
                 num_gpus=tensor_parallel if torch.cuda.is_available() else 0,
                 max_concurrency=64,
+                max_restarts=-1,  # EngineWatch counts them
                 # On the driver's node: weights reach an engine through shared memory.
                 scheduling_strategy=NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False),
                 runtime_env={"env_vars": env_vars},
