@@ -48,18 +48,21 @@ class Session:
     engines: list[Any]
     rollouts: Rollouts
 
-    def __init__(self, config: Config, model_path: str) -> None:
+    def __init__(self, config: Config, model_path: str, rolls_out: bool = True) -> None:
+        """rolls_out: whether anybody will ask for `rollouts`."""
         self.config = config
         self.model_path = model_path
+        self._rolls_out = rolls_out
 
     def __enter__(self) -> Session:
         try:
             self._start_ray()
             self.engines = [self._start_engine(index) for index in range(self.config.generator.num_inference_engines)]
             self._loading = [engine.ready.remote() for engine in self.engines]
-            self.rollouts = Rollouts(self.config, self.engines, self.model_path)
             self.watch = EngineWatch(self.engines)
-            self.rollouts.watch = self.watch.check
+            if self._rolls_out:
+                self.rollouts = Rollouts(self.config, self.engines, self.model_path)
+                self.rollouts.watch = self.watch.check
         except BaseException:
             ray.shutdown()
             raise
@@ -69,7 +72,8 @@ class Session:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         try:
-            self.rollouts.close()
+            if self._rolls_out:
+                self.rollouts.close()
             for engine in self.engines:
                 ray.kill(engine)
         finally:
