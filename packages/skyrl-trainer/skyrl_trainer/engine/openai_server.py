@@ -32,6 +32,8 @@ from skyrl_trainer.types import GenerationOutput, GenerationRequest
 
 GENERATE_SECONDS = 3600.0
 """Longest wait for one generation; an episode has a shorter limit of its own."""
+IDLE_SECONDS = 2.0
+"""A connection is not used again after so long: the server closes idle ones after 5 seconds."""
 ADAPTER = "policy"
 """The name under which the server knows the adapter that we train."""
 
@@ -134,11 +136,11 @@ class OpenAIServerEngine:
     async def _start(self) -> None:
         connector: aiohttp.BaseConnector
         if self._url:
-            base, connector = self._url.rstrip("/"), aiohttp.TCPConnector(limit=0)
+            base, connector = self._url.rstrip("/"), aiohttp.TCPConnector(limit=0, keepalive_timeout=IDLE_SECONDS)
         else:
-            base, connector = "http://engine", aiohttp.UnixConnector(self._launch(), limit=0)
-        timeout = aiohttp.ClientTimeout(total=CALL_SECONDS, sock_connect=PROBE_SECONDS)
-        self._http = aiohttp.ClientSession(base, connector=connector, timeout=timeout)
+            path = self._launch()
+            base, connector = "http://engine", aiohttp.UnixConnector(path, limit=0, keepalive_timeout=IDLE_SECONDS)
+        self._http = aiohttp.ClientSession(base, connector=connector)
         deadline = time.monotonic() + LOAD_SECONDS
         while not await self._healthy():
             if not self._url and self._server.ended:
@@ -189,21 +191,24 @@ class OpenAIServerEngine:
             box.wake()
 
     async def _post(self, path: str, body: dict[str, Any] | None = None, limit: float = CALL_SECONDS) -> Any:
-        """The JSON of the answer (None if it has none). UserError-like EngineDied when the server refuses."""
+        """The JSON of the answer (None if it has none). ValueError for a request that the server refuses; EngineDied
+        when it fails or is gone: one of ours that dies takes us along before."""
         self._check_alive()
         timeout = aiohttp.ClientTimeout(total=limit, sock_connect=PROBE_SECONDS)
         try:
             async with self._http.post(path, json=body, timeout=timeout) as reply:
                 text = await reply.text()
         except (aiohttp.ClientError, TimeoutError) as error:
-            if not self._url:
-                await asyncio.sleep(PROBE_SECONDS)  # a dead server takes us along meanwhile
-            raise EngineDied(f"The server {self._url or ''} did not answer {path}: {error!r}.") from error
-        if reply.status == 400:
-            raise ValueError(reason_of(text))
-        if reply.status != 200:
-            raise EngineDied(f"The server {self._url or ''} answered {path} with {reply.status}: {reason_of(text)}")
-        return json.loads(text) if text.startswith(("{", "[")) else None
+            problem = f"did not answer {path}: {error!r}"
+        else:
+            if reply.status == 200:
+                return json.loads(text) if text.startswith(("{", "[")) else None
+            if reply.status == 400:
+                raise ValueError(reason_of(text))
+            problem = f"answered {path} with {reply.status}: {reason_of(text)}"
+        if not self._url:
+            await asyncio.sleep(PROBE_SECONDS)
+        raise EngineDied(f"The server {self._url or 'of ' + self.model_path} {problem}")
 
     def _blocks(self, request: GenerationRequest) -> int:
         tokens = min(len(request.prompt_ids) + request.options.max_tokens, self.max_model_len)
