@@ -1,4 +1,4 @@
-"""`skyrl-trainer`: train, eval, replay, report, view, export, init-policy, warmstart, envs, doctor.
+"""`skyrl-trainer`: train, eval, serve, replay, report, view, export, init-policy, warmstart, envs, doctor.
 
 Exit codes: 0 done; 2 something that the user can mend, said in one sentence; 130 Ctrl-C; 1 a fault of ours, with the
 traceback in a file. Nothing heavy is imported before a command needs it.
@@ -17,10 +17,15 @@ import traceback
 from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from skyrl_trainer import __version__
 from skyrl_trainer.errors import UserError
 
+if TYPE_CHECKING:
+    from skyrl_trainer.config import Config
+
+LOCALHOST = "127.0.0.1"
 SETTINGS = "a recipe (quickstart, or the path of a YAML file), then settings such as trainer.max_steps=10"
 MODULES = {
     "replay": ("skyrl_trainer.trajectories", "play stored trajectories again and compare; score their tokens"),
@@ -64,6 +69,7 @@ def _parse(words: list[str]) -> argparse.Namespace:
     train = commands.add_parser("train", help="learn by reinforcement; goes on where the run folder left off")
     train.add_argument("settings", nargs="*", metavar="RECIPE a.b=c", help=SETTINGS)
     train.add_argument("--dry-run", action="store_true", help="show settings, placement, memory, limits; run nothing")
+    train.add_argument("--serve", type=int, metavar="PORT", help="also answer OpenAI's API there; 0 takes a free port")
     train.set_defaults(command=_train)
 
     evaluate = commands.add_parser("eval", help="held-out evaluation of a run's policy or of any model")
@@ -71,6 +77,14 @@ def _parse(words: list[str]) -> argparse.Namespace:
     evaluate.add_argument("settings", nargs="*", metavar="RECIPE a.b=c", help=f"{SETTINGS}; a run has its own recipe")
     evaluate.add_argument("--which", choices=("last", "best"), default="best", help="of a run's policies")
     evaluate.set_defaults(command=_eval)
+
+    serve = commands.add_parser("serve", help="an OpenAI-compatible endpoint of a run's policy or of any model")
+    serve.add_argument("target", metavar="RUN|MODEL", help="a run folder, a Hugging Face folder or a model's name")
+    serve.add_argument("settings", nargs="*", metavar="RECIPE a.b=c", help=f"{SETTINGS}; a run has its own recipe")
+    serve.add_argument("--which", choices=("last", "best"), default="last", help="of a run's policies")
+    serve.add_argument("--host", default=LOCALHOST, help="0.0.0.0 lets everybody ask who can reach this machine")
+    serve.add_argument("--port", type=int, default=8000, help="0 takes a free one")
+    serve.set_defaults(command=_serve)
 
     report = commands.add_parser("report", help="write report.html: curves and transcripts, also of runs side by side")
     report.add_argument("runs", nargs="+", type=Path, metavar="RUN")
@@ -148,11 +162,15 @@ def _train(args: argparse.Namespace) -> int:
         raise UserError(sentence)
     from skyrl_trainer.learner.trainer import train
 
-    return train(resolved.config)
+    if args.serve is None:
+        return train(resolved.config)
+    from skyrl_trainer.serve import PolicyServer
+
+    return train(resolved.config, beside=PolicyServer(LOCALHOST, args.serve).beside)
 
 
-def _eval(args: argparse.Namespace) -> int:
-    _quiet()
+def _policy_of(args: argparse.Namespace) -> tuple[Config, str]:
+    """The configuration and the model's path or name of a target that may be a run."""
     from skyrl_trainer.config import load_config
     from skyrl_trainer.doctor import require_gym
     from skyrl_trainer.plan import model_shape
@@ -167,6 +185,22 @@ def _eval(args: argparse.Namespace) -> int:
     config = load_config(recipe, [*overrides, f"trainer.policy.model.path={model}"])
     require_gym()
     model_shape(config)  # raises where there is no such model
+    return config, model
+
+
+def _serve(args: argparse.Namespace) -> int:
+    _quiet()
+    config, model = _policy_of(args)
+    from skyrl_trainer.serve import PolicyServer, serve
+
+    target = Path(args.target)
+    serve(config, model, target.resolve().name if target.is_dir() else model, PolicyServer(args.host, args.port))
+    return 0
+
+
+def _eval(args: argparse.Namespace) -> int:
+    _quiet()
+    config, model = _policy_of(args)
     from skyrl_trainer.learner.trainer import evaluate
 
     metrics = evaluate(config, model)

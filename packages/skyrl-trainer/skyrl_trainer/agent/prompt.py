@@ -63,6 +63,14 @@ class ChatPrompt:
         """
         return list(self._first(instructions, observation, json.dumps(tools or [])))
 
+    def conversation(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None = None) -> list[int]:
+        """Ids of any messages of OpenAI's chat API, up to where the assistant begins. UserError when the template knows
+        no tools; whatever the template raises."""
+        text = self._render(messages, **({"tools": tools} if tools else {}))
+        if tools and text == self._render(messages):
+            raise UserError("The chat template of this policy's tokenizer shows no tools: leave `tools` out.")
+        return self.encode(text)
+
     def observation(self, text: str, after_ids: list[int]) -> list[int]:
         """Ids between an output and the next one; a turn that was cut gets its end-of-turn token here."""
         ids = self._observation(text)
@@ -95,7 +103,7 @@ class ChatPrompt:
                 "generator.agent.tools is template, but the chat template of the policy's tokenizer shows no tools: "
                 "take a model whose template does (Qwen's), or generator.agent.tools=env."
             )
-        return tuple(self._encode(text))
+        return tuple(self.encode(text))
 
     def _after(self, text: str) -> tuple[int, ...]:
         """Ids of what follows the assistant's words when the user then says `text`, end-of-turn token first."""
@@ -104,12 +112,13 @@ class ChatPrompt:
             {"role": "assistant", "content": MARKER},
             {"role": "user", "content": text},
         ]
-        return tuple(self._encode(self._render(messages).split(MARKER, 1)[-1]))
+        return tuple(self.encode(self._render(messages).split(MARKER, 1)[-1]))
 
-    def _render(self, messages: list[dict[str, str]], **tools: Any) -> str:
+    def _render(self, messages: list[dict[str, Any]], **tools: Any) -> str:
         return self._tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True, **tools)
 
-    def _encode(self, text: str) -> list[int]:
+    def encode(self, text: str) -> list[int]:
+        """Ids of a text as it is."""
         return self._tokenizer.encode(text, add_special_tokens=False)
 
 
