@@ -1,0 +1,191 @@
+"""The fault drill: episodes of many turns on the real stack while its processes are killed at random.
+
+    python benchmarks/faults.py [--episodes 1000] [--env-kills 20] [--engine-kills 3] [--seed 0]
+
+Rollouts, RolloutWorkers, EnvWorkers and two vLLM engines with a tiny random policy play a scripted env, in steps of
+100 episodes as a training would. Meanwhile a thread sends SIGKILL to EnvWorkers and engines, one every `--every`
+seconds on average, and 2 % of the envs raise, hang, or hang where no Python code can interrupt them.
+
+The last line printed is one JSON object: every dispatched episode is `returned` exactly once, none `duplicated` or
+`lost`; `wrong` counts episodes whose record is not what an undisturbed env answers to the same actions. The exit code
+is 1 if one of them is not as it should be, a wait went beyond its limit, or there were fewer `kills` than asked for.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import random
+import signal
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import psutil
+
+from skyrl_trainer.types import PromptBatch, Sample, Trajectory
+
+FAULTS = ("raise", "hang", "hang in C", "raise", "hang")
+STEP_EPISODES, TRIES = 100, 4
+EPISODE_TIMEOUT, STEP_TIMEOUT = 90.0, 1.0
+CLOSE_SECONDS = 3.0
+"""An env that is over is closed within a second; the rest is for a busy machine."""
+
+
+class Drill(gymnasium.Env[str, str]):
+    """Answers with a number that all past actions decide; in step `at` it does what `do` says.
+
+    This file is the run's environment.env_file, so it loads nothing heavy before `drill`.
+    """
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
+        super().reset(seed=seed)
+        self.options, self.count, self.total = options or {}, 0, int(self.np_random.integers(1000))
+        return f"start {self.total}", {}
+
+    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+        self.count += 1
+        self.total = (31 * self.total + sum(map(ord, action))) % 9973
+        time.sleep(self.options["sleep"])
+        fault = self.options["do"] if self.count == self.options["at"] else ""
+        if fault == "raise":
+            raise ValueError("no such move")
+        while fault == "hang":
+            time.sleep(0.01)
+        if fault == "hang in C":
+            max(itertools.repeat(0))
+        over = self.count == self.options["turns"]
+        return f"now {self.total}", float(over), over, False, {"success": over}
+
+
+gymnasium.register("drill/Drill-v0", Drill)
+
+
+class Killer(threading.Thread):
+    """Sends SIGKILL to processes of this drill by its list, at random times and to random victims."""
+
+    def __init__(self, args: argparse.Namespace) -> None:
+        super().__init__(daemon=True)
+        self._rng = random.Random(f"kills {args.seed}")
+        self._list = ["EnvWorker"] * args.env_kills + ["VLLMEngine"] * args.engine_kills
+        self._rng.shuffle(self._list)
+        self._every = args.every
+        self.over = threading.Event()
+        self.kills: Counter[str] = Counter()
+
+    def run(self) -> None:
+        for name in self._list:
+            if self.over.wait(self._rng.uniform(0.0, 2 * self._every)):
+                return
+            while not (victims := _processes(name)):  # all of them are being restarted
+                if self.over.wait(0.1):
+                    return
+            victim = self._rng.choice(victims)
+            victim.send_signal(signal.SIGKILL)
+            self.kills[name] += 1
+            print(f"killed {name} {victim.pid}", flush=True)
+
+
+def _processes(name: str) -> list[psutil.Process]:
+    """Actors of this class below this process, by Ray's title for them, `ray::EnvWorker.step_many`."""
+    found = []
+    for process in psutil.Process().children(recursive=True):
+        try:
+            if process.cmdline()[:1] and process.cmdline()[0].startswith(f"ray::{name}"):
+                found.append(process)
+        except psutil.Error:
+            continue
+    return sorted(found, key=lambda process: process.pid)
+
+
+def draw_samples(number: int, sleep: float, seed: int) -> list[Sample]:
+    """Episodes of 3 to 6 turns; 2 % of the samples misbehave somewhere on the way."""
+    rng = random.Random(seed)
+    bad = rng.sample(range(number), max(1, round(0.02 * number)))
+    samples = []
+    for index in range(number):
+        turns = rng.randint(3, 6)
+        fault = FAULTS[bad.index(index) % len(FAULTS)] if index in bad else ""
+        options = {"turns": turns, "sleep": sleep, "at": rng.randint(1, turns), "do": fault}
+        samples.append(Sample(f"drill:{index}", "drill/Drill-v0", seed + index, options, env_file=__file__))
+    return samples
+
+
+def is_right(trajectory: Trajectory) -> bool:
+    """Whether the record is what an undisturbed env answers; the last turn of a failed episode has no answer."""
+    options, failed = trajectory.sample.options, trajectory.stop_reason.failed
+    env = Drill()
+    env.reset(seed=trajectory.sample.seed, options=options | {"sleep": 0.0, "do": ""})
+    answered = trajectory.turns[:-1] if failed else trajectory.turns
+    same = all(env.step(turn.action)[:2] == (turn.observation, turn.reward) for turn in answered)
+    return same and (failed or len(answered) == options["turns"])
+
+
+def drill(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
+    from skyrl_trainer.config import Config
+    from skyrl_trainer.init_policy import init_policy
+    from skyrl_trainer.learner.session import Session
+
+    init_policy(folder / "policy", ["start 12", "now 345"] * 20, {}, args.seed)
+    config = Config(
+        trainer={"seed": args.seed},
+        generator={
+            "num_inference_engines": 2, "max_turns": 8, "max_completion_length": 16, "max_model_len": 512,
+            "max_concurrency": STEP_EPISODES, "episode_timeout": EPISODE_TIMEOUT,
+        },
+        environment={"num_workers": 4, "step_timeout": STEP_TIMEOUT},
+    )  # fmt: skip
+    samples, size = draw_samples(args.episodes // TRIES, args.sleep, args.seed), STEP_EPISODES // TRIES
+    killer, done, dispatched = Killer(args), list[Trajectory](), set[str]()
+    with Session(config, str(folder / "policy")) as session:
+        session.wait_for_engines()
+        killer.start()
+        for step, start in enumerate(range(0, len(samples), size)):
+            batch = PromptBatch(step, samples[start : start + size], TRIES)
+            dispatched |= {f"{step}/{i}/{j}" for i in range(len(batch.samples)) for j in range(TRIES)}
+            done += session.rollouts.run(batch).trajectories
+            print(f"step {step}: {len(done)} episodes are back, {killer.kills.total()} kills", flush=True)
+        killer.over.set()
+        killer.join()
+    names = Counter(trajectory.trajectory_id for trajectory in done)
+    return {
+        "dispatched": len(dispatched),
+        "returned": len(done),
+        "duplicated": len(done) - len(names),
+        "lost": len(dispatched - set(names)),
+        "wrong": sum(not is_right(trajectory) for trajectory in done),
+        "kills": dict(killer.kills),
+        "faulty_envs": sum(bool(trajectory.sample.options["do"]) for trajectory in done),
+        "replays": int(sum(trajectory.metrics.get("env_replays", 0) for trajectory in done)),
+        "stop_reasons": dict(Counter(trajectory.stop_reason.value for trajectory in done)),
+        "longest_wait": round(max(trajectory.metrics["seconds"] for trajectory in done), 1),
+        "limit": EPISODE_TIMEOUT + CLOSE_SECONDS,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--episodes", type=int, default=1000)
+    parser.add_argument("--env-kills", type=int, default=20)
+    parser.add_argument("--engine-kills", type=int, default=3)
+    parser.add_argument("--every", type=float, default=3.0, help="seconds from one kill to the next, on average")
+    parser.add_argument("--sleep", type=float, default=0.08, help="seconds of an env step: kills must find work")
+    parser.add_argument("--seed", type=int, default=0)
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        found = drill(args, Path(folder))
+    print(json.dumps(found))
+    asked = {"EnvWorker": args.env_kills, "VLLMEngine": args.engine_kills}
+    bad = found["duplicated"] + found["lost"] + found["wrong"] or found["returned"] != found["dispatched"]
+    few = any(found["kills"].get(name, 0) < count for name, count in asked.items())
+    sys.exit(bool(bad or few or found["longest_wait"] > found["limit"]))
+
+
+if __name__ == "__main__":
+    main()
