@@ -7,11 +7,12 @@ kind of task in it. Names come from settings and tools, never from what a model 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from skyrl_trainer.types import RolloutBatch, Sample, StepMetrics, StopReason, Trajectory
 
 MAX_KINDS = 32
-"""A batch with more kinds of tasks than this has no figures by kind."""
+"""A batch with more kinds of tasks has no figures by kind; tools beyond as many are `unknown`."""
 UNKNOWN = "unknown"
 """In place of a tool's name: calls that could not be read, or whose tool no call of the batch fits."""
 
@@ -47,7 +48,7 @@ def _figures(everyone: Sequence[Trajectory]) -> StepMetrics:
     alive = _alive(everyone)
     solved = sum(trajectory.success for trajectory in alive)
     turns = [turn for trajectory in alive for turn in trajectory.turns]
-    calls = [call for turn in turns for call in turn.tool_calls]
+    calls = _calls(alive)
     figures = {
         "episodes": float(len(everyone)),
         "failed": float(len(everyone) - len(alive)),
@@ -68,12 +69,12 @@ def _figures(everyone: Sequence[Trajectory]) -> StepMetrics:
 def _by_tool(alive: Sequence[Trajectory]) -> StepMetrics:
     """Calls an episode and the share of them that failed. A tool's name is the policy's to invent, so one counts only
     if a call of the batch had arguments that fit."""
-    calls = [call for trajectory in alive for turn in trajectory.turns for call in turn.tool_calls]
-    known = {call["tool"] for call in calls if call.get("args") is not None}
+    calls = _calls(alive)
+    known = sorted({str(call.get("tool")) for call in calls if call.get("args") is not None})[:MAX_KINDS]
     failures: dict[str, list[bool]] = {}
     for call in calls:
-        name = call["tool"] if call["tool"] in known else UNKNOWN
-        failures.setdefault(name, []).append("error" in call)
+        name = str(call.get("tool"))
+        failures.setdefault(name if name in known else UNKNOWN, []).append("error" in call)
     metrics: StepMetrics = {}
     for name, failed in sorted(failures.items()):
         metrics[f"tools/{name}/calls"] = len(failed) / len(alive)
@@ -98,6 +99,11 @@ def _by_kind(everyone: Sequence[Trajectory]) -> StepMetrics:
 
 def _alive(everyone: Sequence[Trajectory]) -> list[Trajectory]:
     return [trajectory for trajectory in everyone if not trajectory.stop_reason.failed]
+
+
+def _calls(trajectories: Sequence[Trajectory]) -> list[dict[str, Any]]:
+    calls = [call for trajectory in trajectories for turn in trajectory.turns for call in turn.tool_calls]
+    return [call for call in calls if isinstance(call, dict)]  # a user's env may report anything
 
 
 def _mean(values: Sequence[float]) -> float:
