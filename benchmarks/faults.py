@@ -2,13 +2,14 @@
 
     python benchmarks/faults.py [--episodes 1000] [--env-kills 20] [--engine-kills 3] [--seed 0]
 
-Rollouts, RolloutWorkers, EnvWorkers and two vLLM engines with a tiny random policy play a scripted env, in steps of
-100 episodes as a training would. Meanwhile a thread sends SIGKILL to EnvWorkers and engines, one every `--every`
-seconds on average, and 2 % of the envs raise, hang, or hang where no Python code can interrupt them.
+A tiny random policy on two vLLM engines plays a scripted env, in steps of 100 episodes as a training would. Meanwhile
+SIGKILL goes to EnvWorkers and engines, every `--every` seconds on average, and 2 % of the envs raise, hang, or hang
+where no Python code can interrupt them. An engine that comes back gets the weights again, as in a training.
 
-The last line printed is one JSON object: every dispatched episode is `returned` exactly once, none `duplicated` or
-`lost`; `wrong` counts episodes whose record is not what an undisturbed env answers to the same actions. The exit code
-is 1 if one of them is not as it should be, a wait went beyond its limit, or there were fewer `kills` than asked for.
+The last line printed is one JSON object: every dispatched episode is `returned` once, none `duplicated` or `lost`;
+`wrong` are those whose record is not what an undisturbed env answers to the same actions, or whose tokens are not all
+of the weights that the driver has given. The exit code is 1 if one is not as it should be, if a wait went beyond its
+limit, or if there were fewer `kills` than asked for.
 """
 
 from __future__ import annotations
@@ -33,9 +34,12 @@ from skyrl_trainer.types import PromptBatch, Sample, Trajectory
 
 FAULTS = ("raise", "hang", "hang in C", "raise", "hang")
 STEP_EPISODES, TRIES = 100, 4
-EPISODE_TIMEOUT, STEP_TIMEOUT = 90.0, 1.0
+EPISODE_TIMEOUT = 180.0
 CLOSE_SECONDS = 3.0
 """An env that is over is closed within a second; the rest is for a busy machine."""
+ENV_SECONDS = 0.1
+"""Of a step: kills must find work."""
+VERSION = 7
 
 
 class Drill(gymnasium.Env[str, str]):
@@ -52,7 +56,7 @@ class Drill(gymnasium.Env[str, str]):
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
         self.count += 1
         self.total = (31 * self.total + sum(map(ord, action))) % 9973
-        time.sleep(self.options["sleep"])
+        time.sleep(self.options["seconds"])
         fault = self.options["do"] if self.count == self.options["at"] else ""
         if fault == "raise":
             raise ValueError("no such move")
@@ -68,7 +72,7 @@ gymnasium.register("drill/Drill-v0", Drill)
 
 
 class Killer(threading.Thread):
-    """Sends SIGKILL to processes of this drill by its list, at random times and to random victims."""
+    """Sends SIGKILL to this drill's processes, at random times and to random victims."""
 
     def __init__(self, args: argparse.Namespace) -> None:
         super().__init__(daemon=True)
@@ -104,7 +108,7 @@ def _processes(name: str) -> list[psutil.Process]:
     return sorted(found, key=lambda process: process.pid)
 
 
-def draw_samples(number: int, sleep: float, seed: int) -> list[Sample]:
+def draw_samples(number: int, seed: int) -> list[Sample]:
     """Episodes of 3 to 6 turns; 2 % of the samples misbehave somewhere on the way."""
     rng = random.Random(seed)
     bad = rng.sample(range(number), max(1, round(0.02 * number)))
@@ -112,25 +116,29 @@ def draw_samples(number: int, sleep: float, seed: int) -> list[Sample]:
     for index in range(number):
         turns = rng.randint(3, 6)
         fault = FAULTS[bad.index(index) % len(FAULTS)] if index in bad else ""
-        options = {"turns": turns, "sleep": sleep, "at": rng.randint(1, turns), "do": fault}
+        options = {"turns": turns, "seconds": ENV_SECONDS, "at": rng.randint(1, turns), "do": fault}
         samples.append(Sample(f"drill:{index}", "drill/Drill-v0", seed + index, options, env_file=__file__))
     return samples
 
 
 def is_right(trajectory: Trajectory) -> bool:
-    """Whether the record is what an undisturbed env answers; the last turn of a failed episode has no answer."""
+    """Whether the record is what an undisturbed env answers; a failed episode's last turn may be without."""
     options, failed = trajectory.sample.options, trajectory.stop_reason.failed
     env = Drill()
-    env.reset(seed=trajectory.sample.seed, options=options | {"sleep": 0.0, "do": ""})
+    env.reset(seed=trajectory.sample.seed, options=options | {"seconds": 0, "do": ""})
     answered = trajectory.turns[:-1] if failed else trajectory.turns
     same = all(env.step(turn.action)[:2] == (turn.observation, turn.reward) for turn in answered)
-    return same and (failed or len(answered) == options["turns"])
+    versions = {version for turn in trajectory.turns for version in turn.weight_versions}
+    return same and versions <= {VERSION} and (failed or len(answered) == options["turns"])
 
 
 def drill(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
+    from transformers import AutoModelForCausalLM
+
     from skyrl_trainer.config import Config
     from skyrl_trainer.init_policy import init_policy
     from skyrl_trainer.learner.session import Session
+    from skyrl_trainer.weight_sync.shared_memory import SharedMemorySync
 
     init_policy(folder / "policy", ["start 12", "now 345"] * 20, {}, args.seed)
     config = Config(
@@ -139,12 +147,16 @@ def drill(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
             "num_inference_engines": 2, "max_turns": 8, "max_completion_length": 16, "max_model_len": 512,
             "max_concurrency": STEP_EPISODES, "episode_timeout": EPISODE_TIMEOUT,
         },
-        environment={"num_workers": 4, "step_timeout": STEP_TIMEOUT},
+        environment={"num_workers": 4, "step_timeout": 1.0},
     )  # fmt: skip
-    samples, size = draw_samples(args.episodes // TRIES, args.sleep, args.seed), STEP_EPISODES // TRIES
+    samples, size = draw_samples(args.episodes // TRIES, args.seed), STEP_EPISODES // TRIES
     killer, done, dispatched = Killer(args), list[Trajectory](), set[str]()
     with Session(config, str(folder / "policy")) as session:
         session.wait_for_engines()
+        learner = AutoModelForCausalLM.from_pretrained(folder / "policy", dtype="float32")
+        sync = SharedMemorySync(session.engines, learner.named_parameters)
+        sync.sync(VERSION)
+        session.watch.restore = sync.restore
         killer.start()
         for step, start in enumerate(range(0, len(samples), size)):
             batch = PromptBatch(step, samples[start : start + size], TRIES)
@@ -175,7 +187,6 @@ def main() -> None:
     parser.add_argument("--env-kills", type=int, default=20)
     parser.add_argument("--engine-kills", type=int, default=3)
     parser.add_argument("--every", type=float, default=3.0, help="seconds from one kill to the next, on average")
-    parser.add_argument("--sleep", type=float, default=0.08, help="seconds of an env step: kills must find work")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:

@@ -6,6 +6,7 @@ import gzip
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -23,7 +24,7 @@ REQUIRED = (
     *("kl/engine_learner", "sync/max_logprob_diff", "tokens/per_second", "stop/terminated", "stop/length"),
     *("time/rollout", "time/train", "time/sync"),
 )
-TIMED = ("time/", "tokens/per_second", "memory/")
+TIMED = ("time/", "tokens/per_second", "memory/", "engine_restarts")
 """Exempt from the same-bytes promise."""
 FROM_ENGINE = ("kl/engine_learner", "sync/", "logprobs/max_diff")
 """Made from the engine's logprobs: equal within 1e-5."""
@@ -110,14 +111,39 @@ def test_ctrl_c_saves_stops_everything_and_resumes(left_alone: Path, clone: Path
     assert code == 2 and "trainer.learning_rate" in output and "Traceback" not in output
 
 
-def test_a_dead_engine_ends_the_run_with_a_sentence_and_a_checkpoint(clone: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("backend", ["vllm", "openai_server"])
+def test_a_killed_engine_changes_nothing(left_alone: Path, clone: Path, tmp_path: Path, backend: str) -> None:
     folder = tmp_path / "run"
-    run = Run(folder, trainer__policy__model__path=clone, trainer__max_steps=500, trainer__eval_interval=0)
+    run = Run(folder, trainer__policy__model__path=clone, trainer__max_steps=6, generator__backend=backend)
+    run.wait_for_step(2)
+    kill_engine(folder)
+    code, output = run.finish()
+    assert code == 0, output
+    rows = metrics(folder)
+    assert sum(row["engine_restarts"] for row in rows) == 1
+    assert all(row["failed"] == 0 for row in rows[1:])
+    same_run(left_alone, folder)
+    assert_nothing_left(folder)
+
+
+def kill_engine(folder: Path) -> None:
+    """Of a server, the process that answers."""
+    lines = {process.pid: " ".join(process.cmdline()) for process in processes_of(folder)}
+    servers = [pid for pid, line in lines.items() if "openai.api_server" in line]
+    os.kill((servers or [pid for pid, line in lines.items() if "ray::VLLMEngine" in line])[0], signal.SIGKILL)
+
+
+def test_an_engine_that_cannot_be_restarted_ends_the_run_with_a_sentence_and_a_checkpoint(
+    clone: Path, tmp_path: Path
+) -> None:
+    folder, policy = tmp_path / "run", tmp_path / "policy"
+    shutil.copytree(clone, policy)
+    run = Run(folder, trainer__policy__model__path=policy, trainer__max_steps=500, trainer__eval_interval=0)
     run.wait_for_step(1)
-    engine = next(p for p in processes_of(folder) if "VLLMEngine" in " ".join(p.cmdline()))
-    os.kill(engine.pid, signal.SIGKILL)
+    shutil.rmtree(policy)
+    kill_engine(folder)
     code, output = run.finish(120)
-    assert code == 2 and "engine" in output.lower() and "Traceback" not in output, output
+    assert code == 2 and "Engine 0 died and could not be restarted" in output and "Traceback" not in output, output
     assert list((folder / "checkpoints").glob("step_*"))
     assert_nothing_left(folder)
 

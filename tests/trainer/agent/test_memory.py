@@ -22,7 +22,7 @@ from skyrl_trainer.learner.batch import make_rows
 from skyrl_trainer.rollout.env_client import EnvClient
 from skyrl_trainer.rollout.rollout_worker import play_all
 from skyrl_trainer.types import GenerationOutput, GenerationRequest, Sample, SamplingOptions, Trajectory, Turn
-from tests.trainer.fakes import FakeEngineClient, FakeEnvWorker
+from tests.trainer.fakes import CHATML, FakeEngineClient, FakeEnvWorker
 
 TEMPLATES = ("ours", "qwen2_5", "qwen3")
 TOOLS = [{"type": "function", "function": {"name": "wiki", "description": "Reads.", "parameters": {}}}]
@@ -70,9 +70,8 @@ def test_what_the_engine_read_and_wrote_is_what_is_learned_from(
 ) -> None:
     prompt = prompt_of(template)
     engine = Thinker(prompt)
-    config = GeneratorConfig(
-        max_turns=5, max_model_len=600, agent=agent | {"window": window} | ({"max_episode_tokens": budget} if budget else {})
-    )  # fmt: skip
+    agent = agent | {"window": window} | ({"max_episode_tokens": budget} if budget else {})
+    config = GeneratorConfig(max_turns=5, max_model_len=600, agent=agent)
     sampling = SamplingOptions(max_tokens=12, stop_token_ids=prompt.stop_token_ids)
     shells = [
         Trajectory(f"0/{i}/0", Sample(f"s{i}", "fake", i, {"turns": len(texts), "says": texts}), 0, seed=i)
@@ -89,9 +88,10 @@ def test_what_the_engine_read_and_wrote_is_what_is_learned_from(
         assert budget is None or trajectory.num_output_tokens <= budget
         ids, mask, logprobs = trajectory.token_ids(), trajectory.loss_mask(), trajectory.rollout_logprobs()
         assert len(ids) == len(mask) == len(logprobs)
-        sampled = [(token, x) for turn in trajectory.turns for token, x in zip(turn.output_ids, turn.logprobs)]
-        assert [(token, x) for token, x, bit in zip(ids, logprobs, mask) if bit] == sampled
-        assert agent or len(trajectory.segments()) == 1, "full memory never rewrites"
+        turns = trajectory.turns
+        sampled = [(token, x) for turn in turns for token, x in zip(turn.output_ids, turn.logprobs, strict=True)]
+        assert [(token, x) for token, x, bit in zip(ids, logprobs, mask, strict=True) if bit] == sampled
+        assert "memory" in agent or len(trajectory.segments()) == 1, "full memory never rewrites"
         bounds = [*row.later, len(row.token_ids)]
         number, start = 0, 0
         for segment, stop in zip(trajectory.segments(), bounds, strict=True):
@@ -178,7 +178,7 @@ def test_tools_are_told_by_the_template(template: str) -> None:
 
 def test_template_without_tools_is_refused_with_the_setting() -> None:
     tokenizer = make_tokenizer(["text"], 300)
-    tokenizer.chat_template = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}<|im_start|>assistant\n"
+    tokenizer.chat_template = CHATML
     with pytest.raises(UserError, match=r"generator\.agent\.tools"):
         ChatPrompt(tokenizer).first("", "Go.", TOOLS)
 

@@ -21,7 +21,7 @@ from skyrl_trainer.learner.grpo import GRPOTrainer
 from skyrl_trainer.learner.guardian import start_guardian
 from skyrl_trainer.learner.parts import Parts, eval_metrics, held_out_tasks
 from skyrl_trainer.learner.run_folder import RunFolder
-from skyrl_trainer.learner.session import Session
+from skyrl_trainer.learner.session import Session, check_engines
 from skyrl_trainer.learner.signals import StopSignal
 from skyrl_trainer.rollout.metrics import rollout_metrics
 from skyrl_trainer.types import PromptBatch, RewardBatch, RolloutBatch, StepMetrics
@@ -139,6 +139,7 @@ def train(config: Config, algorithm: GRPOTrainer | None = None) -> int:
 
 def evaluate(config: Config, model_path: str) -> StepMetrics:
     """Held-out success of a model on disk, as `eval/<name>`; no learner, nothing is written."""
+    check_engines(config, model_path, training=False)
     start_guardian()
     tasks = held_out_tasks(config)
     with Session(config, model_path) as session:

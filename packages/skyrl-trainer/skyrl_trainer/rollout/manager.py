@@ -34,6 +34,8 @@ class Rollouts:
         """
         self._config = config
         self._engines = engines
+        self.watch: Callable[[], object] = lambda: None
+        """Called every CHECK_INTERVAL seconds while episodes run: brings back engines that died."""
         self.env_pool = EnvPool(config.environment.num_workers, config.environment.step_timeout)
         actor: Any = ray.remote(RolloutWorker).options(num_cpus=0, max_restarts=-1, max_task_retries=0)
         run = uuid.uuid4().hex[:8]
@@ -113,6 +115,7 @@ class Rollouts:
         while pending:
             done, _ = ray.wait(list(pending), num_returns=len(pending), timeout=CHECK_INTERVAL)
             self.env_pool.check()
+            self.watch()
             for ref in done:
                 index = pending.pop(ref)
                 try:
