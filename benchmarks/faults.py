@@ -7,18 +7,18 @@ SIGKILL goes to EnvWorkers and engines, every `--every` seconds on average, and 
 where no Python code can interrupt them. An engine that comes back gets the weights again, as in a training.
 
 The last line printed is one JSON object: every dispatched episode is `returned` once, none `duplicated` or `lost`;
-`wrong` are those whose record is not what an undisturbed env answers to the same actions, or whose tokens are not all
-of the weights that the driver has given. The exit code is 1 if one is not as it should be, if a wait went beyond its
-limit, or if there were fewer `kills` than asked for.
+`wrong` are those whose record is not what an undisturbed env answers to the same actions, whose tokens are not all of
+the weights that the driver has given, or that failed without a fault of their own or two dead EnvWorkers. The exit code
+is 1 if one is not as it should be, if a wait went beyond its limit, or if there were fewer `kills` than asked for.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import itertools
 import json
 import random
-import signal
 import sys
 import tempfile
 import threading
@@ -33,13 +33,10 @@ import psutil
 from skyrl_trainer.types import PromptBatch, Sample, Trajectory
 
 FAULTS = ("raise", "hang", "hang in C", "raise", "hang")
-STEP_EPISODES, TRIES = 100, 4
+STEP_EPISODES, TRIES, VERSION = 100, 4, 7
+ENV_SECONDS = 0.1  # of a step: kills must find work
 EPISODE_TIMEOUT = 180.0
-CLOSE_SECONDS = 3.0
-"""An env that is over is closed within a second; the rest is for a busy machine."""
-ENV_SECONDS = 0.1
-"""Of a step: kills must find work."""
-VERSION = 7
+CLOSE_SECONDS = 3.0  # an env that is over is closed within a second; the rest is for a busy machine
 
 
 class Drill(gymnasium.Env[str, str]):
@@ -71,65 +68,50 @@ class Drill(gymnasium.Env[str, str]):
 gymnasium.register("drill/Drill-v0", Drill)
 
 
-class Killer(threading.Thread):
+def kill(args: argparse.Namespace, over: threading.Event, kills: Counter[str]) -> None:
     """Sends SIGKILL to this drill's processes, at random times and to random victims."""
-
-    def __init__(self, args: argparse.Namespace) -> None:
-        super().__init__(daemon=True)
-        self._rng = random.Random(f"kills {args.seed}")
-        self._list = ["EnvWorker"] * args.env_kills + ["VLLMEngine"] * args.engine_kills
-        self._rng.shuffle(self._list)
-        self._every = args.every
-        self.over = threading.Event()
-        self.kills: Counter[str] = Counter()
-
-    def run(self) -> None:
-        for name in self._list:
-            if self.over.wait(self._rng.uniform(0.0, 2 * self._every)):
-                return
-            while not (victims := _processes(name)):  # all of them are being restarted
-                if self.over.wait(0.1):
-                    return
-            victim = self._rng.choice(victims)
-            victim.send_signal(signal.SIGKILL)
-            self.kills[name] += 1
-            print(f"killed {name} {victim.pid}", flush=True)
+    rng, todo = random.Random(f"kills {args.seed}"), ["EnvWorker"] * args.env_kills + ["VLLMEngine"] * args.engine_kills
+    rng.shuffle(todo)
+    while todo and not over.wait(rng.uniform(0.0, 2 * args.every)):
+        if victims := _processes(todo[-1]):  # else all of them are being restarted
+            with contextlib.suppress(psutil.NoSuchProcess):
+                rng.choice(victims).kill()
+                kills[todo.pop()] += 1
 
 
 def _processes(name: str) -> list[psutil.Process]:
     """Actors of this class below this process, by Ray's title for them, `ray::EnvWorker.step_many`."""
     found = []
     for process in psutil.Process().children(recursive=True):
-        try:
-            if process.cmdline()[:1] and process.cmdline()[0].startswith(f"ray::{name}"):
+        with contextlib.suppress(psutil.Error):
+            if "".join(process.cmdline()).startswith(f"ray::{name}"):
                 found.append(process)
-        except psutil.Error:
-            continue
-    return sorted(found, key=lambda process: process.pid)
+    return found
 
 
 def draw_samples(number: int, seed: int) -> list[Sample]:
     """Episodes of 3 to 6 turns; 2 % of the samples misbehave somewhere on the way."""
     rng = random.Random(seed)
-    bad = rng.sample(range(number), max(1, round(0.02 * number)))
+    faults = dict(zip(rng.sample(range(number), max(1, round(0.02 * number))), itertools.cycle(FAULTS), strict=False))
     samples = []
     for index in range(number):
         turns = rng.randint(3, 6)
-        fault = FAULTS[bad.index(index) % len(FAULTS)] if index in bad else ""
-        options = {"turns": turns, "seconds": ENV_SECONDS, "at": rng.randint(1, turns), "do": fault}
+        options = {"turns": turns, "seconds": ENV_SECONDS, "at": rng.randint(1, turns), "do": faults.get(index, "")}
         samples.append(Sample(f"drill:{index}", "drill/Drill-v0", seed + index, options, env_file=__file__))
     return samples
 
 
 def is_right(trajectory: Trajectory) -> bool:
-    """Whether the record is what an undisturbed env answers; a failed episode's last turn may be without."""
+    """Whether the record is what an undisturbed env answers (a failed episode's last turn may be without), by the
+    right weights, and whether it failed for a reason."""
     options, failed = trajectory.sample.options, trajectory.stop_reason.failed
-    env = Drill()
+    env, turns = Drill(), options["turns"]
     env.reset(seed=trajectory.sample.seed, options=options | {"seconds": 0, "do": ""})
     answered = trajectory.turns[:-1] if failed else trajectory.turns
     same = all(env.step(turn.action)[:2] == (turn.observation, turn.reward) for turn in answered)
     versions = {version for turn in trajectory.turns for version in turn.weight_versions}
-    return same and versions <= {VERSION} and (failed or len(answered) == options["turns"])
+    explained = options["do"] or "Two EnvWorkers died" in str(trajectory.error) if failed else len(answered) == turns
+    return same and versions <= {VERSION} and bool(explained)
 
 
 def drill(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
@@ -141,16 +123,14 @@ def drill(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
     from skyrl_trainer.weight_sync.shared_memory import SharedMemorySync
 
     init_policy(folder / "policy", ["start 12", "now 345"] * 20, {}, args.seed)
-    config = Config(
-        trainer={"seed": args.seed},
-        generator={
-            "num_inference_engines": 2, "max_turns": 8, "max_completion_length": 16, "max_model_len": 512,
-            "max_concurrency": STEP_EPISODES, "episode_timeout": EPISODE_TIMEOUT,
-        },
-        environment={"num_workers": 4, "step_timeout": 1.0},
-    )  # fmt: skip
+    generator = {
+        "num_inference_engines": 2, "max_turns": 8, "max_completion_length": 16, "max_model_len": 512,
+        "max_concurrency": STEP_EPISODES, "episode_timeout": EPISODE_TIMEOUT,
+    }  # fmt: skip
+    config = Config(generator=generator, environment={"num_workers": 4, "step_timeout": 1.0})
     samples, size = draw_samples(args.episodes // TRIES, args.seed), STEP_EPISODES // TRIES
-    killer, done, dispatched = Killer(args), list[Trajectory](), set[str]()
+    done, dispatched, kills, over = list[Trajectory](), set[str](), Counter[str](), threading.Event()
+    killer = threading.Thread(target=kill, args=(args, over, kills), daemon=True)
     with Session(config, str(folder / "policy")) as session:
         session.wait_for_engines()
         learner = AutoModelForCausalLM.from_pretrained(folder / "policy", dtype="float32")
@@ -162,23 +142,18 @@ def drill(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
             batch = PromptBatch(step, samples[start : start + size], TRIES)
             dispatched |= {f"{step}/{i}/{j}" for i in range(len(batch.samples)) for j in range(TRIES)}
             done += session.rollouts.run(batch).trajectories
-            print(f"step {step}: {len(done)} episodes are back, {killer.kills.total()} kills", flush=True)
-        killer.over.set()
+            print(f"step {step}: {len(done)} episodes are back, {kills.total()} kills", flush=True)
+        over.set()
         killer.join()
     names = Counter(trajectory.trajectory_id for trajectory in done)
     return {
-        "dispatched": len(dispatched),
-        "returned": len(done),
-        "duplicated": len(done) - len(names),
-        "lost": len(dispatched - set(names)),
-        "wrong": sum(not is_right(trajectory) for trajectory in done),
-        "kills": dict(killer.kills),
-        "faulty_envs": sum(bool(trajectory.sample.options["do"]) for trajectory in done),
-        "replays": int(sum(trajectory.metrics.get("env_replays", 0) for trajectory in done)),
+        "dispatched": len(dispatched), "returned": len(done), "duplicated": len(done) - len(names),
+        "lost": len(dispatched - set(names)), "wrong": sum(not is_right(trajectory) for trajectory in done),
+        "kills": dict(kills), "replays": sum(int(trajectory.metrics.get("env_replays", 0)) for trajectory in done),
         "stop_reasons": dict(Counter(trajectory.stop_reason.value for trajectory in done)),
         "longest_wait": round(max(trajectory.metrics["seconds"] for trajectory in done), 1),
         "limit": EPISODE_TIMEOUT + CLOSE_SECONDS,
-    }
+    }  # fmt: skip
 
 
 def main() -> None:
@@ -192,10 +167,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         found = drill(args, Path(folder))
     print(json.dumps(found))
-    asked = {"EnvWorker": args.env_kills, "VLLMEngine": args.engine_kills}
-    bad = found["duplicated"] + found["lost"] + found["wrong"] or found["returned"] != found["dispatched"]
-    few = any(found["kills"].get(name, 0) < count for name, count in asked.items())
-    sys.exit(bool(bad or few or found["longest_wait"] > found["limit"]))
+    good = found["returned"] == found["dispatched"] and not found["duplicated"] + found["lost"] + found["wrong"]
+    enough = sum(found["kills"].values()) == args.env_kills + args.engine_kills
+    sys.exit(not (good and enough and found["longest_wait"] <= found["limit"]))
 
 
 if __name__ == "__main__":
