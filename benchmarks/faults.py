@@ -2,9 +2,8 @@
 
     python benchmarks/faults.py [--episodes 1000] [--env-kills 20] [--engine-kills 3] [--seed 0]
 
-A tiny random policy on two vLLM engines plays a scripted env, in steps of 100 episodes as a training would. Meanwhile
-SIGKILL goes to EnvWorkers and engines, every `--every` seconds on average, and 2 % of the envs raise, hang, or hang
-where no Python code can interrupt them. An engine that comes back gets the weights again, as in a training.
+A tiny random policy on two vLLM engines plays a scripted env in steps of 100 episodes. Meanwhile SIGKILL goes to
+EnvWorkers and engines, and 2 % of the envs raise, hang, or hang where no Python code can interrupt them.
 
 The last line printed is one JSON object: every dispatched episode is `returned` once, none `duplicated` or `lost`;
 `wrong` are those whose record is not what an undisturbed env answers to the same actions, whose tokens are not all of
@@ -35,15 +34,12 @@ from skyrl_trainer.types import PromptBatch, Sample, Trajectory
 FAULTS = ("raise", "hang", "hang in C", "raise", "hang")
 STEP_EPISODES, TRIES, VERSION = 100, 4, 7
 ENV_SECONDS = 0.1  # of a step: kills must find work
-EPISODE_TIMEOUT = 180.0
-CLOSE_SECONDS = 3.0  # an env that is over is closed within a second; the rest is for a busy machine
+EPISODE_TIMEOUT, CLOSE_SECONDS = 180.0, 3.0
 
 
 class Drill(gymnasium.Env[str, str]):
-    """Answers with a number that all past actions decide; in step `at` it does what `do` says.
-
-    This file is the run's environment.env_file, so it loads nothing heavy before `drill`.
-    """
+    """Answers with a number that all past actions decide; in step `at` it does what `do` says. EnvWorkers load this
+    file as the run's environment.env_file, so it imports nothing heavy before `drill`."""
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
         super().reset(seed=seed)
@@ -102,8 +98,7 @@ def draw_samples(number: int, seed: int) -> list[Sample]:
 
 
 def is_right(trajectory: Trajectory) -> bool:
-    """Whether the record is what an undisturbed env answers (a failed episode's last turn may be without), by the
-    right weights, and whether it failed for a reason."""
+    """Not `wrong`, see above; a failed episode's last turn may be without an answer."""
     options, failed = trajectory.sample.options, trajectory.stop_reason.failed
     env, turns = Drill(), options["turns"]
     env.reset(seed=trajectory.sample.seed, options=options | {"seconds": 0, "do": ""})
