@@ -33,7 +33,6 @@ from skyrl_trainer.types import PromptBatch, Sample, Trajectory
 
 FAULTS = ("raise", "hang", "hang in C", "raise", "hang")
 STEP_EPISODES, TRIES, VERSION = 100, 4, 7
-ENV_SECONDS = 0.1  # of a step: kills must find work
 EPISODE_TIMEOUT, CLOSE_SECONDS = 180.0, 3.0
 
 
@@ -92,7 +91,7 @@ def draw_samples(number: int, seed: int) -> list[Sample]:
     samples = []
     for index in range(number):
         turns = rng.randint(3, 6)
-        options = {"turns": turns, "seconds": ENV_SECONDS, "at": rng.randint(1, turns), "do": faults.get(index, "")}
+        options = {"turns": turns, "seconds": 0.1, "at": rng.randint(1, turns), "do": faults.get(index, "")}
         samples.append(Sample(f"drill:{index}", "drill/Drill-v0", seed + index, options, env_file=__file__))
     return samples
 
