@@ -32,7 +32,7 @@ from skyrl_trainer.report.html import write_report
 from skyrl_trainer.report.metrics import MetricsWriter
 from skyrl_trainer.report.table import LiveTable
 from skyrl_trainer.report.trackers import Tracker
-from skyrl_trainer.rollout.manager import rollout_metrics
+from skyrl_trainer.rollout.metrics import rollout_metrics
 from skyrl_trainer.rollout.store import JsonlTrajectoryStore
 from skyrl_trainer.rollout.stored import StoredRollouts, stored_folders
 from skyrl_trainer.types import PromptBatch, RolloutBatch, Sample, StepMetrics, Trajectory
@@ -45,8 +45,6 @@ CANARY_TEXT = "The canary sings 17 + 25 = 42 and the quick brown fox listens. "
 CANARY_TOKENS = 96
 LOST_SECONDS = 10.0
 """How long to look for an engine that died in a call, before it is asked again."""
-EVAL_METRICS = ("success", "reward/mean", "length/mean", "turns/mean", "failed")
-"""Of the held-out tasks, logged as `eval/<name>`."""
 
 
 class Parts:
@@ -266,4 +264,4 @@ def held_out_tasks(config: Config) -> list[Sample]:
 
 
 def eval_metrics(tries: RolloutBatch) -> StepMetrics:
-    return {f"eval/{name}": value for name, value in rollout_metrics(tries).items() if name in EVAL_METRICS}
+    return {f"eval/{name}": value for name, value in rollout_metrics(tries).items()}

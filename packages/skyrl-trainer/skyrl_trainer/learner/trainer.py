@@ -23,7 +23,7 @@ from skyrl_trainer.learner.parts import Parts, eval_metrics, held_out_tasks
 from skyrl_trainer.learner.run_folder import RunFolder
 from skyrl_trainer.learner.session import Session, check_engines
 from skyrl_trainer.learner.signals import StopSignal
-from skyrl_trainer.rollout.manager import rollout_metrics
+from skyrl_trainer.rollout.metrics import rollout_metrics
 from skyrl_trainer.types import PromptBatch, RewardBatch, RolloutBatch, StepMetrics
 
 Beside = Callable[[Parts], AbstractContextManager[object]]
