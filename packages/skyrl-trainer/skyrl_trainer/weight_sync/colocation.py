@@ -1,0 +1,72 @@
+"""Learner and engines that share GPUs take turns: the engines sleep while the learner computes.
+
+    awake --sleep--> asleep --(publishing)--> weights awake --(published)--> awake
+
+Before an update the engines drop weights and KV cache (level 2; level 1, which keeps the weights in the processor's
+memory, where a sync brings adapters only). After it the learner gives back what it does not hold on to, memory for the
+weights comes first, the sync fills it, and only then is the KV cache made again: both sides' peaks never meet.
+
+The states are kept on every machine, so that a wrong order is found on a CPU too; engines are told only where memory
+is shared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from enum import StrEnum
+from typing import Any
+
+import ray
+
+from skyrl_trainer.config import Config
+from skyrl_trainer.errors import EngineDied
+
+CALL_SECONDS = 300.0
+"""Longest wait for all engines to fall asleep or wake."""
+
+
+class State(StrEnum):
+    AWAKE = "awake"
+    ASLEEP = "asleep"
+    WEIGHTS_AWAKE = "weights awake"
+
+
+def shares_gpus(config: Config) -> bool:
+    return config.trainer.placement.colocate_all and config.trainer.placement.policy_num_gpus_per_node > 0
+
+
+class Colocation:
+    """`release()`: lets the learner give back memory that it holds for later."""
+
+    def __init__(self, engines: list[Any], level: int, shared: bool, release: Callable[[], Any]) -> None:
+        self.engines, self.level, self.shared, self.release = engines, level, shared, release
+        self.state = State.AWAKE
+
+    def sleep(self) -> None:
+        """Before the learner computes: no rollout may be under way."""
+        self._move(State.AWAKE, State.ASLEEP, "sleep", self.level)
+
+    @contextmanager
+    def publishing(self) -> Iterator[None]:
+        """Around a weight sync. Engines that are awake (before the first update) stay so."""
+        if self.state is State.AWAKE:
+            yield
+            return
+        self._move(State.ASLEEP, State.WEIGHTS_AWAKE, "wake_up", ["weights"])
+        yield
+        self._move(State.WEIGHTS_AWAKE, State.AWAKE, "wake_up", ["kv_cache"])
+
+    def _move(self, before: State, after: State, method: str, argument: Any) -> None:
+        if self.state is not before:
+            raise RuntimeError(f"Engines that are {self.state} cannot become {after}: they have to be {before}.")
+        if self.shared:
+            if method == "wake_up":
+                self.release()
+            calls = [getattr(engine, method).remote(argument) for engine in self.engines]
+            try:
+                ray.get(calls, timeout=CALL_SECONDS)
+            except ray.exceptions.RayError as error:
+                cause = getattr(error, "cause", error)
+                raise EngineDied(f"An engine that is {before} did not become {after} ({method}): {cause}") from error
+        self.state = after

@@ -1,0 +1,193 @@
+"""Weight sync between GPUs: NCCL broadcasts from the learner's GPU to every worker of every vLLM engine.
+
+The learner (of several, number 0) is rank 0 of a group of its own; the workers of engine i follow at
+1 + i * tensor_parallel. A sync packs tensors into buckets of BUCKET_BYTES, two in flight, by vLLM's own functions; its
+workers load each bucket while the next one travels. What several learners share is gathered tensor by tensor.
+
+No byte passes through the processor, so the checksum is one that a GPU computes while it reads (`Digest`): of what the
+learner sends, and of what each worker received and loaded. The canary compares the two as for shared memory.
+
+NCCL waits for whoever does not come. So both sides are watched: when one fails, the sync ends with its sentence.
+"""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from operator import itemgetter
+from typing import TYPE_CHECKING, Any
+
+import ray
+import torch
+import xxhash
+from torch.distributed.tensor import DTensor
+
+from skyrl_trainer.config import Config
+from skyrl_trainer.errors import SyncError, UserError
+from skyrl_trainer.weight_sync.shared_memory import CALL_SECONDS, EngineCalls, SyncReport
+
+if TYPE_CHECKING:
+    from skyrl_trainer.learner.learner import Learner
+
+BUCKET_BYTES = 2**29
+"""Holds the largest tensor of models up to 4 B parameters; a larger one gets a bucket of its own."""
+NUM_BUCKETS = 2
+WORDS_AT_ONCE = 2**22
+MULTIPLIER = 6364136223846793005
+
+
+def sync_backend(config: Config) -> str:
+    """"nccl" or "shared_memory", as generator.weight_sync_backend asks. UserError where nccl cannot be."""
+    from skyrl_trainer.learner.lora import read_options
+
+    generator, place, options = config.generator, config.trainer.placement, read_options(config)
+    obstacles = (
+        (place.policy_num_gpus_per_node == 0, "the learner is on the processor (policy_num_gpus_per_node=0)"),
+        (place.colocate_all, "NCCL joins no two processes on one GPU (trainer.placement.colocate_all=true)"),
+        (generator.backend != "vllm", f"generator.backend is {generator.backend}"),
+        (options is not None and options.hot_load, "adapters are hot-loaded from files (lora.sync: adapter)"),
+    )
+    obstacle = next((reason for is_so, reason in obstacles if is_so), None)
+    if obstacle and generator.weight_sync_backend == "nccl":
+        raise UserError(f"generator.weight_sync_backend is nccl, but {obstacle}: set it to auto.")
+    return "shared_memory" if obstacle or generator.weight_sync_backend == "shared_memory" else "nccl"
+
+
+class Digest:
+    """A checksum of named tensors where they lie: for each, the sum of (2i + 1) word_i over its 16- or 32-bit words,
+    in blocks joined by a multiplier, modulo 2**64. Sums of integers have no order: all GPUs agree to the bit."""
+
+    def __init__(self) -> None:
+        self._names, self._sums = list[str](), list[torch.Tensor]()
+        self.nbytes = 0
+
+    @torch.no_grad()
+    def add(self, name: str, tensor: torch.Tensor) -> None:
+        flat = tensor.detach().contiguous().reshape(-1)
+        words = flat.view({1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int32}[flat.element_size()])
+        odd = 2 * torch.arange(min(len(words), WORDS_AT_ONCE), dtype=torch.int64, device=words.device) + 1
+        total = torch.zeros((), dtype=torch.int64, device=words.device)
+        for block in words.split(WORDS_AT_ONCE):
+            total = total * MULTIPLIER + (block.to(torch.int64) * odd[: len(block)]).sum()
+        self._names.append(f"{name} {tensor.dtype} {list(tensor.shape)}")
+        self._sums.append(total)
+        self.nbytes += flat.nbytes
+
+    def hexdigest(self) -> str:
+        sums = [int(total) for total in self._sums]
+        return xxhash.xxh3_64(repr((self._names, sums)).encode()).hexdigest()
+
+
+class WeightSender:
+    """The learner's side, in the process (each process) that has it; methods must be called on all of them."""
+
+    def __init__(self, learner: Learner) -> None:
+        self.learner, self.group = learner, None
+        self.gpu = torch.cuda.current_device() if torch.cuda.is_available() else None  # a thread has its own
+
+    def call(self, method: str, *arguments: Any) -> Any:
+        with torch.cuda.device(self.gpu):
+            return getattr(self, method)(*arguments)
+
+    def metadata(self) -> dict[str, list[Any]]:
+        """vLLM's NCCLWeightTransferUpdateInfo; nothing is gathered for it."""
+        found = [(name, tensor.dtype, list(tensor.shape)) for name, tensor in self.learner.named_tensors()]
+        names, dtypes, shapes = (list(column) for column in zip(*found, strict=True))
+        return {"names": names, "dtype_names": [str(d).removeprefix("torch.") for d in dtypes], "shapes": shapes}
+
+    def open(self, address: str, port: int, size: int) -> None:
+        from vllm.distributed.weight_transfer.nccl_common import trainer_init
+
+        if self.learner.ranks.rank == 0:
+            self.group = trainer_init({"master_address": address, "master_port": port, "world_size": size})
+
+    @torch.no_grad()
+    def send(self) -> tuple[int, str]:
+        """Bytes and checksum of what was sent."""
+        from vllm.distributed.weight_transfer.packed_tensor import packed_nccl_broadcast_producer
+
+        digest = Digest()
+        torch.cuda.synchronize()  # buckets are packed on streams of their own
+        if self.group is None:
+            for _ in self._full(None):
+                pass
+        else:
+            pairs, sizes = self._full(digest), (BUCKET_BYTES, NUM_BUCKETS)
+            packed_nccl_broadcast_producer(pairs, self.group, 0, itemgetter(1), *sizes)
+        return digest.nbytes, digest.hexdigest()
+
+    def release(self) -> None:
+        """Gives the driver of the GPU what torch keeps for later."""
+        torch.cuda.empty_cache()
+
+    def _full(self, digest: Digest | None) -> Iterator[tuple[str, torch.Tensor]]:
+        for name, tensor in self.learner.named_tensors():
+            full = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor.detach()
+            if digest is not None:
+                digest.add(name, full)
+            yield name, full
+
+
+class NCCLSync(EngineCalls):
+    """`learners(method, ...)`: WeightSender's methods on all learners; what number 0 answers."""
+
+    def __init__(self, engines: list[Any], learners: Callable[..., Any], tensor_parallel: int) -> None:
+        super().__init__(engines)
+        self._learners = learners
+        self._update_info = learners("metadata")
+        address, port = ray.util.get_node_ip_address(), _free_port()  # learner 0 is on the driver's machine
+        infos = group_of(len(engines), tensor_parallel, address, port)
+        calls = [e.init_weight_transfer.remote(info) for e, info in zip(engines, infos, strict=True)]
+        self._both("init_weight_transfer", calls, "open", address, port, infos[0]["world_size"])
+
+    def sync(self, version: int) -> SyncReport:
+        """Pause, start, update, finish, resume; raises SyncError if anybody fails, and the engines stay paused."""
+        start = time.perf_counter()
+        self._everywhere("pause")
+        self._everywhere("start_weight_update")
+        calls = [engine.update_weights.remote(self._update_info) for engine in self._engines]
+        size, checksum = self._both("update_weights", calls, "send")
+        loaded = self._everywhere("finish_weight_update", version)
+        self._everywhere("resume")
+        return SyncReport(time.perf_counter() - start, size, checksum, tuple(loaded))
+
+    def close(self) -> None:
+        """The group ends with its processes."""
+
+    def _both(self, phase: str, calls: list[Any], method: str, *arguments: Any) -> Any:
+        """What the learners answer, while the engines' `calls` meet them; ends at the first failure of either."""
+        answer: Future[Any] = Future()
+
+        def ask() -> None:
+            try:
+                answer.set_result(self._learners(method, *arguments))
+            except BaseException as error:
+                answer.set_exception(error)
+
+        threading.Thread(target=ask, daemon=True).start()  # a daemon, for it may wait for ever
+        deadline = time.monotonic() + CALL_SECONDS
+        while calls or not answer.done():
+            if answer.done() and (error := answer.exception()) is not None:
+                raise SyncError(f"Weight sync failed: the learner in {method}: {error}") from error
+            done, calls = ray.wait(calls, timeout=1.0) if calls else (time.sleep(0.01) or [], [])
+            self._wait(phase, done)
+            if time.monotonic() > deadline:
+                raise SyncError(f"Weight sync failed: no end of {phase} within {CALL_SECONDS:.0f} s.")
+        return answer.result()
+
+
+def group_of(engines: int, tensor_parallel: int, address: str, port: int) -> list[dict[str, Any]]:
+    """vLLM's NCCLWeightTransferInitInfo for each engine, whose workers add their own number to the offset."""
+    size = 1 + engines * tensor_parallel
+    common = {"master_address": address, "master_port": port, "world_size": size, "packed": True}
+    common |= {"packed_buffer_size_bytes": BUCKET_BYTES, "packed_num_buffers": NUM_BUCKETS}
+    return [{**common, "rank_offset": 1 + engine * tensor_parallel} for engine in range(engines)]
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        return int(probe.getsockname()[1])
