@@ -156,6 +156,8 @@ class GeneratorConfig(Section):
     """Of held-out evaluation."""
     episode_timeout: float = Field(default=300.0, gt=0)
     """Wall-clock seconds of a whole episode, its reset and all its turns included."""
+    agent: dict[str, Any] = {}
+    """How the policy acts over many turns: `memory`, `window`, `max_episode_tokens`, `tools`; see docs/agents."""
     engine_kwargs: dict[str, Any] = {}
     """Passed to vLLM as they are."""
 

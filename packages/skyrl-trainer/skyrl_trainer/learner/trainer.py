@@ -82,6 +82,7 @@ class Trainer:
             self.whole = True
         self.step, self.unfinished = rewards.rollouts.step, metrics | self.seconds
         self.sampler_state = self.parts.sampler.state_dict()
+        self.parts.store.write(rewards.rollouts)  # again, with the advantages
 
     def publish_and_log(self) -> None:
         """Brings the engines to this step's weights, evaluates where that is due, and writes the step's metrics."""
