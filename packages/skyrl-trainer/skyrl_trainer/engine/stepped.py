@@ -136,10 +136,14 @@ class SteppedEngine(ABC):
         self._call(lambda: setattr(self, "_paused", False))
 
     def sleep(self, level: int) -> None:
-        self._call(lambda: (setattr(self, "_asleep", True), self._rest(level, [])))
+        self._asleep = True  # no step begins after this, and the command waits for the one that runs
+        self._call(lambda: self._rest(level, []))
 
     def wake_up(self, tags: list[str]) -> None:
-        self._call(lambda: (self._rest(0, tags), setattr(self, "_asleep", self._asleep and "kv_cache" not in tags)))
+        self._call(lambda: self._rest(0, tags))
+        with self._lock:
+            self._asleep = self._asleep and "kv_cache" not in tags
+            self._lock.notify()
 
     def shutdown(self) -> None:
         with self._lock:

@@ -29,6 +29,7 @@ from skyrl_trainer.learner.learner import Learner
 from skyrl_trainer.learner.ranks import Ranks, whole
 from skyrl_trainer.types import RewardBatch, StepMetrics
 from skyrl_trainer.user_file import load_plugin
+from skyrl_trainer.weight_sync.nccl import WeightSender
 
 CALL_SECONDS = 4 * 3600.0
 """Limit of one call to all learners, the longest being an update."""
@@ -41,6 +42,7 @@ class LearnerProcess:
 
     def __init__(self, config: Config, rank: int, size: int, address: str, port: int) -> None:
         self.config, self.rank = config, rank
+        self.sender: WeightSender | None = None
         load_plugin(config)  # before an algorithm of the user's arrives
         device = "cuda" if config.trainer.placement.policy_num_gpus_per_node else "cpu"
         self.ranks = Ranks(rank, size, TCPStore(address, port), device)
@@ -66,6 +68,12 @@ class LearnerProcess:
     def call(self, method: str, *arguments: Any) -> Any:
         answer = getattr(self.learner, method)(*arguments)
         return answer if self.rank == 0 else None
+
+    def transfer(self, method: str, *arguments: Any) -> Any:
+        """A method of this learner's WeightSender, which lives as long as the learner."""
+        if self.sender is None:
+            self.sender = WeightSender(self.learner)
+        return self.sender.call(method, *arguments)
 
     def share_weights(self) -> Any:
         """Path and layout of the buffer into which `write_weights` writes."""
@@ -132,6 +140,9 @@ class LearnerGroup:
 
     def save_pretrained(self, folder: Path) -> None:
         self._everywhere("call", "save_pretrained", folder.resolve())
+
+    def transfer(self, method: str, *arguments: Any) -> Any:
+        return self._everywhere("transfer", method, *arguments)[0]
 
     def share_weights(self) -> FlatBuffer:
         """The memory in which `named_tensors` will lie; to be unlinked by the caller."""

@@ -17,13 +17,8 @@ from contextlib import contextmanager
 from enum import StrEnum
 from typing import Any
 
-import ray
-
 from skyrl_trainer.config import Config
-from skyrl_trainer.errors import EngineDied
-
-CALL_SECONDS = 300.0
-"""Longest wait for all engines to fall asleep or wake."""
+from skyrl_trainer.weight_sync.shared_memory import EngineCalls
 
 
 class State(StrEnum):
@@ -36,11 +31,13 @@ def shares_gpus(config: Config) -> bool:
     return config.trainer.placement.colocate_all and config.trainer.placement.policy_num_gpus_per_node > 0
 
 
-class Colocation:
-    """`release()`: lets the learner give back memory that it holds for later."""
+class Colocation(EngineCalls):
+    """`release()`: lets the learner give back memory that it holds for later. A method raises SyncError when an engine
+    fails, RuntimeError when it comes at the wrong time."""
 
     def __init__(self, engines: list[Any], level: int, shared: bool, release: Callable[[], Any]) -> None:
-        self.engines, self.level, self.shared, self.release = engines, level, shared, release
+        super().__init__(engines)
+        self.level, self.shared, self.release = level, shared, release
         self.state = State.AWAKE
 
     def sleep(self) -> None:
@@ -63,10 +60,5 @@ class Colocation:
         if self.shared:
             if method == "wake_up":
                 self.release()
-            calls = [getattr(engine, method).remote(argument) for engine in self.engines]
-            try:
-                ray.get(calls, timeout=CALL_SECONDS)
-            except ray.exceptions.RayError as error:
-                cause = getattr(error, "cause", error)
-                raise EngineDied(f"An engine that is {before} did not become {after} ({method}): {cause}") from error
+            self._everywhere(method, argument)
         self.state = after

@@ -4,10 +4,8 @@ The learner (of several, number 0) is rank 0 of a group of its own; the workers 
 1 + i * tensor_parallel. A sync packs tensors into buckets of BUCKET_BYTES, two in flight, by vLLM's own functions; its
 workers load each bucket while the next one travels. What several learners share is gathered tensor by tensor.
 
-No byte passes through the processor, so the checksum is one that a GPU computes while it reads (`Digest`): of what the
-learner sends, and of what each worker received and loaded. The canary compares the two as for shared memory.
-
-NCCL waits for whoever does not come. So both sides are watched: when one fails, the sync ends with its sentence.
+The checksum is one that a GPU can compute (digest.py): of what the learner sends, and of what each worker received and
+loads. NCCL waits for ever for whoever does not come, so both sides are watched: the first failure ends the sync.
 """
 
 from __future__ import annotations
@@ -16,17 +14,17 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 import ray
 import torch
-import xxhash
 from torch.distributed.tensor import DTensor
 
 from skyrl_trainer.config import Config
 from skyrl_trainer.errors import SyncError, UserError
+from skyrl_trainer.weight_sync.digest import Digest
 from skyrl_trainer.weight_sync.shared_memory import CALL_SECONDS, EngineCalls, SyncReport
 
 if TYPE_CHECKING:
@@ -35,12 +33,10 @@ if TYPE_CHECKING:
 BUCKET_BYTES = 2**29
 """Holds the largest tensor of models up to 4 B parameters; a larger one gets a bucket of its own."""
 NUM_BUCKETS = 2
-WORDS_AT_ONCE = 2**22
-MULTIPLIER = 6364136223846793005
 
 
 def sync_backend(config: Config) -> str:
-    """"nccl" or "shared_memory", as generator.weight_sync_backend asks. UserError where nccl cannot be."""
+    """ "nccl" or "shared_memory", as generator.weight_sync_backend asks. UserError where nccl cannot be."""
     from skyrl_trainer.learner.lora import read_options
 
     generator, place, options = config.generator, config.trainer.placement, read_options(config)
@@ -56,37 +52,12 @@ def sync_backend(config: Config) -> str:
     return "shared_memory" if obstacle or generator.weight_sync_backend == "shared_memory" else "nccl"
 
 
-class Digest:
-    """A checksum of named tensors where they lie: for each, the sum of (2i + 1) word_i over its 16- or 32-bit words,
-    in blocks joined by a multiplier, modulo 2**64. Sums of integers have no order: all GPUs agree to the bit."""
-
-    def __init__(self) -> None:
-        self._names, self._sums = list[str](), list[torch.Tensor]()
-        self.nbytes = 0
-
-    @torch.no_grad()
-    def add(self, name: str, tensor: torch.Tensor) -> None:
-        flat = tensor.detach().contiguous().reshape(-1)
-        words = flat.view({1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int32}[flat.element_size()])
-        odd = 2 * torch.arange(min(len(words), WORDS_AT_ONCE), dtype=torch.int64, device=words.device) + 1
-        total = torch.zeros((), dtype=torch.int64, device=words.device)
-        for block in words.split(WORDS_AT_ONCE):
-            total = total * MULTIPLIER + (block.to(torch.int64) * odd[: len(block)]).sum()
-        self._names.append(f"{name} {tensor.dtype} {list(tensor.shape)}")
-        self._sums.append(total)
-        self.nbytes += flat.nbytes
-
-    def hexdigest(self) -> str:
-        sums = [int(total) for total in self._sums]
-        return xxhash.xxh3_64(repr((self._names, sums)).encode()).hexdigest()
-
-
 class WeightSender:
     """The learner's side, in the process (each process) that has it; methods must be called on all of them."""
 
     def __init__(self, learner: Learner) -> None:
         self.learner, self.group = learner, None
-        self.gpu = torch.cuda.current_device() if torch.cuda.is_available() else None  # a thread has its own
+        self.gpu = torch.cuda.current_device() if torch.cuda.is_available() else -1  # each thread has its own
 
     def call(self, method: str, *arguments: Any) -> Any:
         with torch.cuda.device(self.gpu):
@@ -170,12 +141,19 @@ class NCCLSync(EngineCalls):
         threading.Thread(target=ask, daemon=True).start()  # a daemon, for it may wait for ever
         deadline = time.monotonic() + CALL_SECONDS
         while calls or not answer.done():
-            if answer.done() and (error := answer.exception()) is not None:
-                raise SyncError(f"Weight sync failed: the learner in {method}: {error}") from error
-            done, calls = ray.wait(calls, timeout=1.0) if calls else (time.sleep(0.01) or [], [])
-            self._wait(phase, done)
             if time.monotonic() > deadline:
                 raise SyncError(f"Weight sync failed: no end of {phase} within {CALL_SECONDS:.0f} s.")
+            if answer.done() and answer.exception():
+                break
+            if calls:
+                done, calls = ray.wait(calls, timeout=0.1)
+                self._wait(phase, done)
+            else:
+                wait([answer], 0.1)
+        if error := answer.exception():
+            raise SyncError(
+                f"Weight sync failed in {phase}: the learner did not {method} its weights: {error}"
+            ) from error
         return answer.result()
 
 
