@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from skyrl_trainer.config import Config
 from skyrl_trainer.errors import SyncError, UserError
 from skyrl_trainer.weight_sync import digest as digest_module
+from skyrl_trainer.weight_sync.colocation import sync_backend
 from skyrl_trainer.weight_sync.digest import Digest
-from skyrl_trainer.weight_sync.nccl import BUCKET_BYTES, NCCLSync, group_of, sync_backend
+from skyrl_trainer.weight_sync.nccl import BUCKET_BYTES, NCCLSync, group_of
 
 
 def digest_of(*tensors: torch.Tensor, name: str = "w") -> str:

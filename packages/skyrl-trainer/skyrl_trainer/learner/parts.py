@@ -37,9 +37,9 @@ from skyrl_trainer.rollout.store import JsonlTrajectoryStore
 from skyrl_trainer.types import PromptBatch, RolloutBatch, Sample, StepMetrics, Trajectory
 from skyrl_trainer.user_file import load_plugin
 from skyrl_trainer.weight_sync.canary import Canary
-from skyrl_trainer.weight_sync.colocation import Colocation, shares_gpus
+from skyrl_trainer.weight_sync.colocation import Colocation, shares_gpus, sync_backend
 from skyrl_trainer.weight_sync.lora import AdapterSync
-from skyrl_trainer.weight_sync.nccl import NCCLSync, WeightSender, sync_backend
+from skyrl_trainer.weight_sync.nccl import NCCLSync, WeightSender
 from skyrl_trainer.weight_sync.shared_memory import SharedMemorySync
 
 CANARY_TEXT = "The canary sings 17 + 25 = 42 and the quick brown fox listens. "

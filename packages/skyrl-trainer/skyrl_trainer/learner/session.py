@@ -27,8 +27,7 @@ from skyrl_trainer.engine.vllm_actor import ENGINE_ENV, VLLMEngine
 from skyrl_trainer.errors import EngineDied, UserError
 from skyrl_trainer.learner import lora
 from skyrl_trainer.rollout.manager import Rollouts
-from skyrl_trainer.weight_sync.colocation import shares_gpus
-from skyrl_trainer.weight_sync.nccl import sync_backend
+from skyrl_trainer.weight_sync.colocation import shares_gpus, sync_backend
 
 ENGINES: dict[str, tuple[type, dict[str, str]]] = {
     "vllm": (VLLMEngine, ENGINE_ENV),

@@ -18,6 +18,7 @@ from enum import StrEnum
 from typing import Any
 
 from skyrl_trainer.config import Config
+from skyrl_trainer.errors import UserError
 from skyrl_trainer.weight_sync.shared_memory import EngineCalls
 
 
@@ -29,6 +30,23 @@ class State(StrEnum):
 
 def shares_gpus(config: Config) -> bool:
     return config.trainer.placement.colocate_all and config.trainer.placement.policy_num_gpus_per_node > 0
+
+
+def sync_backend(config: Config) -> str:
+    """`nccl` or `shared_memory`, as generator.weight_sync_backend asks. UserError where nccl cannot be."""
+    from skyrl_trainer.learner.lora import read_options
+
+    generator, place, options = config.generator, config.trainer.placement, read_options(config)
+    obstacles = (
+        (place.policy_num_gpus_per_node == 0, "the learner is on the processor (policy_num_gpus_per_node=0)"),
+        (place.colocate_all, "NCCL joins no two processes on one GPU (trainer.placement.colocate_all=true)"),
+        (generator.backend != "vllm", f"generator.backend is {generator.backend}"),
+        (options is not None and options.hot_load, "adapters are hot-loaded from files (lora.sync: adapter)"),
+    )
+    obstacle = next((reason for is_so, reason in obstacles if is_so), None)
+    if obstacle and generator.weight_sync_backend == "nccl":
+        raise UserError(f"generator.weight_sync_backend is nccl, but {obstacle}: set it to auto.")
+    return "shared_memory" if obstacle or generator.weight_sync_backend == "shared_memory" else "nccl"
 
 
 class Colocation(EngineCalls):

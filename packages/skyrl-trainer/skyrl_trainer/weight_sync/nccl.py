@@ -13,6 +13,7 @@ from __future__ import annotations
 import socket
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, wait
 from operator import itemgetter
@@ -22,8 +23,7 @@ import ray
 import torch
 from torch.distributed.tensor import DTensor
 
-from skyrl_trainer.config import Config
-from skyrl_trainer.errors import SyncError, UserError
+from skyrl_trainer.errors import SyncError
 from skyrl_trainer.weight_sync.digest import Digest
 from skyrl_trainer.weight_sync.shared_memory import CALL_SECONDS, EngineCalls, SyncReport
 
@@ -33,23 +33,6 @@ if TYPE_CHECKING:
 BUCKET_BYTES = 2**29
 """Holds the largest tensor of models up to 4 B parameters; a larger one gets a bucket of its own."""
 NUM_BUCKETS = 2
-
-
-def sync_backend(config: Config) -> str:
-    """ "nccl" or "shared_memory", as generator.weight_sync_backend asks. UserError where nccl cannot be."""
-    from skyrl_trainer.learner.lora import read_options
-
-    generator, place, options = config.generator, config.trainer.placement, read_options(config)
-    obstacles = (
-        (place.policy_num_gpus_per_node == 0, "the learner is on the processor (policy_num_gpus_per_node=0)"),
-        (place.colocate_all, "NCCL joins no two processes on one GPU (trainer.placement.colocate_all=true)"),
-        (generator.backend != "vllm", f"generator.backend is {generator.backend}"),
-        (options is not None and options.hot_load, "adapters are hot-loaded from files (lora.sync: adapter)"),
-    )
-    obstacle = next((reason for is_so, reason in obstacles if is_so), None)
-    if obstacle and generator.weight_sync_backend == "nccl":
-        raise UserError(f"generator.weight_sync_backend is nccl, but {obstacle}: set it to auto.")
-    return "shared_memory" if obstacle or generator.weight_sync_backend == "shared_memory" else "nccl"
 
 
 class WeightSender:
@@ -82,23 +65,21 @@ class WeightSender:
 
         digest = Digest()
         torch.cuda.synchronize()  # buckets are packed on streams of their own
-        if self.group is None:
-            for _ in self._full(None):
-                pass
+        pairs = self._full(digest)
+        if self.group is None:  # not number 0: only helps to gather
+            deque(pairs, maxlen=0)
         else:
-            pairs, sizes = self._full(digest), (BUCKET_BYTES, NUM_BUCKETS)
-            packed_nccl_broadcast_producer(pairs, self.group, 0, itemgetter(1), *sizes)
+            packed_nccl_broadcast_producer(pairs, self.group, 0, itemgetter(1), BUCKET_BYTES, NUM_BUCKETS)
         return digest.nbytes, digest.hexdigest()
 
     def release(self) -> None:
         """Gives the driver of the GPU what torch keeps for later."""
         torch.cuda.empty_cache()
 
-    def _full(self, digest: Digest | None) -> Iterator[tuple[str, torch.Tensor]]:
+    def _full(self, digest: Digest) -> Iterator[tuple[str, torch.Tensor]]:
         for name, tensor in self.learner.named_tensors():
             full = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor.detach()
-            if digest is not None:
-                digest.add(name, full)
+            digest.add(name, full)
             yield name, full
 
 
