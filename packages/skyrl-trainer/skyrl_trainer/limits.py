@@ -222,7 +222,7 @@ def limits(config: Config, shape: ModelShape, machine: Hardware) -> list[tuple[s
         ("train, at most", f"{train:,.0f} tokens/s: FLOP/s / ({formula}), an epoch"),
         ("weight sync, at least", f"{sync:.4f} s: {way}"),
         (
-            "a step of episodes as long as allowed, at least",
+            "a step at full length, at least",
             "{:.1f} s decode + {:.1f} s train + {:.2f} s sync".format(*step),
         ),
     ]
