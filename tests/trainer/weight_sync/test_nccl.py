@@ -15,7 +15,7 @@ from skyrl_trainer.errors import SyncError, UserError
 from skyrl_trainer.weight_sync import digest as digest_module
 from skyrl_trainer.weight_sync.colocation import sync_backend
 from skyrl_trainer.weight_sync.digest import Digest
-from skyrl_trainer.weight_sync.nccl import BUCKET_BYTES, NCCLSync, group_of
+from skyrl_trainer.weight_sync.nccl import BUCKET_BYTES, NCCLSync, init_infos
 
 
 def digest_of(*tensors: torch.Tensor, name: str = "w") -> str:
@@ -54,7 +54,7 @@ def test_names_shapes_dtypes_and_order_count_but_strides_do_not() -> None:
 
 
 def test_every_worker_has_a_place_of_its_own_in_the_group() -> None:
-    infos = group_of(engines=3, tensor_parallel=2, address="10.0.0.1", port=5)
+    infos = init_infos(engines=3, tensor_parallel=2, address="10.0.0.1", port=5)
     places = [info["rank_offset"] + worker for info in infos for worker in range(2)]
     assert places == [1, 2, 3, 4, 5, 6] and {info["world_size"] for info in infos} == {7}
     common = {"master_address": "10.0.0.1", "master_port": 5, "packed": True, "packed_buffer_size_bytes": BUCKET_BYTES}
@@ -65,7 +65,7 @@ def test_vllm_takes_what_it_is_told() -> None:
     from vllm.distributed.weight_transfer.nccl_common import NCCLWeightTransferInitInfo
     from vllm.distributed.weight_transfer.nccl_engine import NCCLWeightTransferUpdateInfo
 
-    assert NCCLWeightTransferInitInfo(**group_of(1, 1, "localhost", 5)[0]).world_size == 2
+    assert NCCLWeightTransferInitInfo(**init_infos(1, 1, "localhost", 5)[0]).world_size == 2
     NCCLWeightTransferUpdateInfo(names=["w"], dtype_names=["bfloat16"], shapes=[[2, 3]])
 
 

@@ -88,12 +88,9 @@ class NCCLSync(EngineCalls):
 
     def __init__(self, engines: list[Any], learners: Callable[..., Any], tensor_parallel: int) -> None:
         super().__init__(engines)
-        self._learners = learners
+        self._learners, self._tensor_parallel = learners, tensor_parallel
         self._update_info = learners("metadata")
-        address, port = ray.util.get_node_ip_address(), _free_port()  # learner 0 is on the driver's machine
-        infos = group_of(len(engines), tensor_parallel, address, port)
-        calls = [e.init_weight_transfer.remote(info) for e, info in zip(engines, infos, strict=True)]
-        self._both("init_weight_transfer", calls, "open", address, port, infos[0]["world_size"])
+        self._open()
 
     def sync(self, version: int) -> SyncReport:
         """Pause, start, update, finish, resume; raises SyncError if anybody fails, and the engines stay paused."""
@@ -108,6 +105,15 @@ class NCCLSync(EngineCalls):
 
     def close(self) -> None:
         """The group ends with its processes."""
+
+    def _open(self) -> None:
+        """A new group. Learner 0 is on the driver's machine; an engine's workers add their number to its offset."""
+        with socket.socket() as probe:
+            probe.bind(("", 0))
+            place = (ray.util.get_node_ip_address(), int(probe.getsockname()[1]))
+        infos = init_infos(len(self._engines), self._tensor_parallel, *place)
+        calls = [e.init_weight_transfer.remote(info) for e, info in zip(self._engines, infos, strict=True)]
+        self._both("init_weight_transfer", calls, "open", *place, infos[0]["world_size"])
 
     def _both(self, phase: str, calls: list[Any], method: str, *arguments: Any) -> Any:
         """What the learners answer, while the engines' `calls` meet them; ends at the first failure of either."""
@@ -138,15 +144,8 @@ class NCCLSync(EngineCalls):
         return answer.result()
 
 
-def group_of(engines: int, tensor_parallel: int, address: str, port: int) -> list[dict[str, Any]]:
-    """vLLM's NCCLWeightTransferInitInfo for each engine, whose workers add their own number to the offset."""
-    size = 1 + engines * tensor_parallel
-    common = {"master_address": address, "master_port": port, "world_size": size, "packed": True}
-    common |= {"packed_buffer_size_bytes": BUCKET_BYTES, "packed_num_buffers": NUM_BUCKETS}
+def init_infos(engines: int, tensor_parallel: int, address: str, port: int) -> list[dict[str, Any]]:
+    """vLLM's NCCLWeightTransferInitInfo for each engine."""
+    common = {"master_address": address, "master_port": port, "world_size": 1 + engines * tensor_parallel}
+    common |= {"packed": True, "packed_buffer_size_bytes": BUCKET_BYTES, "packed_num_buffers": NUM_BUCKETS}
     return [{**common, "rank_offset": 1 + engine * tensor_parallel} for engine in range(engines)]
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("", 0))
-        return int(probe.getsockname()[1])
