@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 from skyrl_trainer.config import Config
 from skyrl_trainer.doctor import Hardware
+from skyrl_trainer.errors import UserError
 from skyrl_trainer.learner.memory import LOGITS_AT_ONCE
 
 
@@ -79,9 +80,8 @@ class ModelShape(NamedTuple):
         sides = {name: layers * (hidden + other) for name, other in others.items()}
         kv_bytes, matrices = 2 * layers * kv * width, active - embedding
         kept = 8 * hidden + 2 * query + 2 * kv + 4 * middle
-        return cls(
-            active + lookup, active, config["vocab_size"], width, kv_bytes, matrices, sides, layers, hidden, kept
-        )
+        vocabulary = config["vocab_size"]
+        return cls(active + lookup, active, vocabulary, width, kv_bytes, matrices, sides, layers, hidden, kept)
 
 
 def devices(config: Config) -> tuple[range, range]:
@@ -131,12 +131,11 @@ def learner_memory(config: Config, shape: ModelShape) -> list[tuple[str, int]]:
     layer = shape.kept * shape.width
     kept = checkpoints + layer if trainer.gradient_checkpointing else shape.layers * layer
     if lora is None:
-        reference = 4 * shape.parameters if trainer.algorithm.options.get("beta") else 0
+        whole = 4 * shape.parameters // config.num_learners
         rows = [
-            ("learner: weights, gradients, AdamW's two moments, in float32", 16 * shape.parameters),
-            ("learner: reference policy", reference),
+            ("learner: weights, gradients, AdamW's two moments, in float32", 4 * whole),
+            ("learner: reference policy", whole if trainer.algorithm.options.get("beta") else 0),
         ]
-        rows = [(what, size // config.num_learners) for what, size in rows]
     else:
         saved = shape.matrices * (2 * shape.width - 1) // 2 if lora.quantization == "nf4" else 0
         rows = [
@@ -199,7 +198,7 @@ def limits(config: Config, shape: ModelShape, machine: Hardware) -> list[tuple[s
     episodes, slots = trainer.train_batch_size * generator.num_generations, generator.max_concurrency
     flying = min(episodes, slots * generator.num_inference_engines)
     longest = min(generator.max_model_len, generator.max_completion_length * generator.max_turns)
-    context, weights = longest / 2, shape.parameters * shape.width
+    context = longest / 2
     read = shape.active * shape.width * generator.num_inference_engines + flying * context * shape.kv_bytes
     bandwidth, flops, source = peaks(config, machine, int(min(max(read, 2**22), 2**28)))
     on_gpus, used = gpus_needed(config) > 0, max(1, gpus_needed(config))
@@ -209,22 +208,17 @@ def limits(config: Config, shape: ModelShape, machine: Hardware) -> list[tuple[s
     adapter = adapter_size(config, shape)
     work, formula = (4 * shape.active + 6 * adapter, "4 P + 6 P_lora") if adapter else (6 * shape.active, "6 P")
     decode, train = flying / max(reading, computing), flops * learners / (work * trainer.num_iterations)
-    way, sync = _sync_limit(config, machine, weights, bandwidth)
+    way, sync = _sync_limit(config, machine, shape.parameters * shape.width, bandwidth)
     step = (episodes * longest / decode, episodes * generator.max_model_len / train, sync)
     rates = f"{bandwidth * used / 1e9:,.1f} GB/s, {flops * used / 1e9:,.0f} GFLOP/s"
+    bound = f"B = {flying}, c = {context:.0f}; bound by {'memory' if reading > computing else 'arithmetic'}"
+    law = f"B / max((P b + B c k) / bandwidth, 2 P B / FLOP/s) with {bound}"
     return [
         ("memory bandwidth, arithmetic", f"{rates} ({source})"),
-        (
-            "decode, at most",
-            f"{decode:,.0f} tokens/s: B / max((P b + B c k) / bandwidth, 2 P B / FLOP/s) with B = {flying}, "
-            f"c = {context:.0f}; bound by {'memory' if reading > computing else 'arithmetic'}",
-        ),
+        ("decode, at most", f"{decode:,.0f} tokens/s: {law}"),
         ("train, at most", f"{train:,.0f} tokens/s: FLOP/s / ({formula}), an epoch"),
         ("weight sync, at least", f"{sync:.4f} s: {way}"),
-        (
-            "a step at full length, at least",
-            "{:.1f} s decode + {:.1f} s train + {:.2f} s sync".format(*step),
-        ),
+        ("a step at full length, at least", "{:.1f} s decode + {:.1f} s train + {:.2f} s sync".format(*step)),
     ]
 
 
@@ -235,6 +229,10 @@ def _sync_limit(config: Config, machine: Hardware, weights: int, bandwidth: floa
     found = card(config, machine)
     if found is None:
         return "2 P b / bandwidth, read and written", 2 * weights / bandwidth
-    if sync_backend(config) == "nccl":
+    try:
+        backend = sync_backend(config)
+    except UserError:  # said by obstacles
+        backend = "shared_memory"
+    if backend == "nccl":
         return f"P b / {found[0].link / 1e9:.0f} GB/s between GPUs (NCCL)", weights / found[0].link
     return f"2 P b / {found[0].host / 1e9:.0f} GB/s, to the shared buffer and back", 2 * weights / found[0].host

@@ -91,7 +91,7 @@ def obstacles(config: Config, machine: Hardware) -> Iterator[str]:
     if (need := gpus_needed(config)) > len(machine.gpus) and not config.ray.address:
         learners = config.trainer.placement.policy_num_gpus_per_node
         yield (
-            f"The placement needs {need} GPUs (trainer.placement.policy_num_gpus_per_node={learners}, "
+            f"The placement needs {need} GPU{'s' * (need > 1)} (trainer.placement.policy_num_gpus_per_node={learners}, "
             f"{generator.num_inference_engines} engines); this machine has {len(machine.gpus) or 'none'}."
         )
     if generator.weight_sync_backend == "nccl" and not machine.gpus:
@@ -104,8 +104,9 @@ def obstacles(config: Config, machine: Hardware) -> Iterator[str]:
             "or use trainer.logger=tensorboard or none."
         )
     from skyrl_trainer.learner.lora import read_options  # loads torch
+    from skyrl_trainer.weight_sync.colocation import sync_backend
 
-    for check in (model_shape, _load_data, read_options):
+    for check in (model_shape, _load_data, read_options, sync_backend):
         try:
             check(config)
         except UserError as error:
@@ -125,6 +126,8 @@ def _load_data(config: Config) -> None:
 
 def print_plan(resolved: Resolved) -> None:
     """All of it, as text for people."""
+    from skyrl_trainer.learner.lora import read_options
+
     config, machine = resolved.config, hardware()
     found = list(obstacles(config, machine))
     values = [(name, json.dumps(value, ensure_ascii=False)) for name, value in flatten(config).items()]
@@ -132,6 +135,7 @@ def print_plan(resolved: Resolved) -> None:
     _print("\nPlacement", placement(config, machine))
     try:
         shape = model_shape(config)
+        read_options(config)
     except UserError:
         shape = None  # said by obstacles
     if shape:

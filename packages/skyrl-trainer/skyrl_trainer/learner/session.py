@@ -52,14 +52,13 @@ class Node(NamedTuple):
     gpus: float
 
 
-def place_engines(config: Config, nodes: list[Node]) -> list[str]:
+def place_engines(config: Config, nodes: list[Node], on_gpus: bool) -> list[str]:
     """The node of each engine: the first one while it has room, then the next. UserError when there is none left.
 
-    An engine takes a core, or where there are GPUs as many as it is split over, on one machine; what the learners will
-    take there is left to them, unless they take turns.
+    An engine takes a core, or as many GPUs of one machine as it is split over; what the learners will take there is
+    left to them, unless they take turns.
     """
     generator, place = config.generator, config.trainer.placement
-    on_gpus = any(node.gpus for node in nodes)
     rooms = []
     for number, node in enumerate(nodes):
         learns = number < place.policy_num_nodes and not place.colocate_all
@@ -151,7 +150,7 @@ class Session:
                 left = free.get(node_id, alive[node_id])
                 nodes.append(Node(node_id, left.get("CPU", 0.0), left.get("GPU", 0.0)))
             try:
-                return place_engines(self.config, nodes)
+                return place_engines(self.config, nodes, torch.cuda.is_available())
             except UserError:
                 if time.monotonic() > deadline:
                     raise
