@@ -42,7 +42,6 @@ class LearnerProcess:
 
     def __init__(self, config: Config, rank: int, size: int, address: str, port: int) -> None:
         self.config, self.rank = config, rank
-        self.sender: WeightSender | None = None
         load_plugin(config)  # before an algorithm of the user's arrives
         device = "cuda" if config.trainer.placement.policy_num_gpus_per_node else "cpu"
         self.ranks = Ranks(rank, size, TCPStore(address, port), device)
@@ -51,6 +50,7 @@ class LearnerProcess:
         """Returns the process id."""
         self.algorithm = algorithm(self.config)
         self.learner = Learner(self.config, weights, total_optimizer_steps, self.ranks)
+        self.sender = WeightSender(self.learner)
         reference = self.learner.reference() if self.algorithm.beta > 0 else None
         if reference is not None and self.learner.lora is None:
             self.ranks.shard(reference.model)
@@ -70,9 +70,7 @@ class LearnerProcess:
         return answer if self.rank == 0 else None
 
     def transfer(self, method: str, *arguments: Any) -> Any:
-        """A method of this learner's WeightSender, which lives as long as the learner."""
-        if self.sender is None:
-            self.sender = WeightSender(self.learner)
+        """A method of this learner's WeightSender."""
         return self.sender.call(method, *arguments)
 
     def share_weights(self) -> Any:
