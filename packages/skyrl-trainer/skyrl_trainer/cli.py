@@ -1,4 +1,4 @@
-"""`skyrl-trainer`: train, eval, report, export, init-policy, warmstart, envs, doctor.
+"""`skyrl-trainer`: train, eval, report, view, export, init-policy, warmstart, envs, doctor.
 
 Exit codes: 0 done; 2 something that the user can mend, said in one sentence; 130 Ctrl-C; 1 a fault of ours, with the
 traceback in a file. Nothing heavy is imported before a command needs it.
@@ -75,6 +75,14 @@ def _parse(words: list[str]) -> argparse.Namespace:
     report.add_argument("runs", nargs="+", type=Path, metavar="RUN")
     report.add_argument("-o", "--out", type=Path, help="default: report.html (compare.html) in the first run's folder")
     report.set_defaults(command=_report)
+
+    view = commands.add_parser(
+        "view", help="write trajectories.html: every turn, token and tool call, without a server"
+    )
+    view.add_argument("run", type=Path, metavar="RUN")
+    view.add_argument("--step", type=int, nargs="+", metavar="N", help="default: the newest that fit")
+    view.add_argument("-o", "--out", type=Path, metavar="FILE", help="default: trajectories.html in the run's folder")
+    view.set_defaults(command=_view)
 
     export = commands.add_parser("export", help="copy a run's policy as a Hugging Face folder, and try to load it")
     export.add_argument("run", type=Path, metavar="RUN")
@@ -165,6 +173,14 @@ def _report(args: argparse.Namespace) -> int:
     out = args.out or args.runs[0] / ("report.html" if len(args.runs) == 1 else "compare.html")
     write_report(args.runs, out)
     print(out)
+    return 0
+
+
+def _view(args: argparse.Namespace) -> int:
+    from skyrl_trainer.report.viewer import write_viewer
+
+    out = args.out or args.run / "trajectories.html"
+    print(f"{out}: {write_viewer(args.run, out, args.step)}")
     return 0
 
 
