@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import socket
+import subprocess
 import sys
 import tempfile
 import time
@@ -13,38 +16,64 @@ import pytest
 import ray
 import torch
 from ray._private.authentication.authentication_token_setup import maybe_enable_token_auth_if_token_available
-from ray.cluster_utils import Cluster
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from skyrl_trainer.engine.transformers import TransformersEngine
+from skyrl_trainer.engine.vllm_actor import ENGINE_ENV, VLLMEngine
 from skyrl_trainer.errors import SyncError
 from skyrl_trainer.weight_sync.canary import Canary
 from skyrl_trainer.weight_sync.nccl import NCCLSync
 from skyrl_trainer.weight_sync.shared_memory import SharedMemorySync
 from tests.e2e.runs import Run, assert_nothing_left, metrics
 
-VOCAB = 100
+VOCAB = 300
 CANARY_IDS = [2 + (i * 37) % (VOCAB - 2) for i in range(80)]
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[Cluster]:
-    """Two nodes with a core each, so that an engine fits on either."""
+def cluster() -> Iterator[str]:
+    """The address of a cluster of two nodes with a core each, so that an engine fits on either."""
     ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers cannot import the tests
     maybe_enable_token_auth_if_token_available(warn_if_disabled=False)
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{probe.getsockname()[1]}"
+    command = [str(Path(sys.executable).with_name("ray")), "start", "--block", "--num-cpus=1", "--disable-usage-stats"]
+    command.append("--object-store-memory=134217728")
     with tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True) as folder:
-        node = {"num_cpus": 1, "object_store_memory": 128 * 2**20, "include_dashboard": False}
-        cluster = Cluster(initialize_head=True, head_node_args={**node, "temp_dir": folder})
-        cluster.add_node(num_cpus=1, object_store_memory=128 * 2**20)
-        yield cluster
-        cluster.shutdown()
+        head = ["--head", "--include-dashboard=false", f"--port={address.rpartition(':')[2]}", f"--temp-dir={folder}"]
+        nodes, quiet = list[subprocess.Popen[bytes]](), subprocess.DEVNULL
+        try:
+            for arguments in (head, [f"--address={address}", f"--temp-dir={folder}/b"]):
+                nodes.append(subprocess.Popen([*command, *arguments], stdout=quiet, stderr=quiet))
+                wait_for_nodes(address, len(nodes))
+            yield address
+        finally:
+            for node in reversed(nodes):
+                node.terminate()
+                node.wait(60)
+
+
+def wait_for_nodes(address: str, count: int) -> None:
+    """Until the cluster has them; at most two minutes."""
+    deadline = time.monotonic() + 120
+    while True:
+        with contextlib.suppress(OSError, ConnectionError):
+            socket.create_connection(tuple(address.split(":")), 5).close()  # type: ignore[arg-type]
+            ray.init(address=address, log_to_driver=False, logging_level="ERROR")
+            alive = sum(node["Alive"] for node in ray.nodes())
+            ray.shutdown()
+            if alive == count:
+                return
+        assert time.monotonic() < deadline, f"the cluster has not come up with {count} nodes"
+        time.sleep(0.3)
 
 
 @pytest.fixture
-def joined(cluster: Cluster) -> Iterator[list[str]]:
+def joined(cluster: str) -> Iterator[list[str]]:
     """The nodes' ids, this process' first."""
-    ray.init(address=cluster.address, log_to_driver=False, logging_level="ERROR")
+    ray.init(address=cluster, log_to_driver=False, logging_level="ERROR")
     here = ray.get_runtime_context().get_node_id()
     yield [here, *(node["NodeID"] for node in ray.nodes() if node["NodeID"] != here)]
     ray.shutdown()
@@ -65,23 +94,24 @@ def test_each_machine_has_its_own_buffer_and_every_engine_the_learners_weights(
     joined: list[str], tmp_path: Path
 ) -> None:
     torch.manual_seed(0)
-    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
-    learner = Qwen3ForCausalLM(Qwen3Config(vocab_size=VOCAB, num_key_value_heads=1, head_dim=16, **sizes)).eval()
+    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
+    learner = Qwen3ForCausalLM(Qwen3Config(vocab_size=VOCAB, num_key_value_heads=2, head_dim=32, **sizes)).eval()
     learner.save_pretrained(tmp_path)
-    actor: Any = ray.remote(TransformersEngine)
-    where = [NodeAffinitySchedulingStrategy(node, soft=False) for node in (joined[0], joined[1], joined[1])]
-    engines = [
-        actor.options(max_concurrency=8, num_cpus=0, scheduling_strategy=strategy).remote(
-            str(tmp_path), "float32", 128, 8, 0, {}
+    engines = []
+    for node, engine in ((0, TransformersEngine), (1, TransformersEngine), (1, VLLMEngine)):
+        actor: Any = ray.remote(engine).options(
+            max_concurrency=8,
+            num_cpus=0,
+            scheduling_strategy=NodeAffinitySchedulingStrategy(joined[node], soft=False),
+            runtime_env={"env_vars": ENGINE_ENV},
         )
-        for strategy in where
-    ]
-    ray.get([engine.ready.remote() for engine in engines], timeout=120)
+        engines.append(actor.remote(str(tmp_path), "float32", 256, 8, 0, {}))
+    ray.get([engine.ready.remote() for engine in engines], timeout=280)
     sync = SharedMemorySync(engines, learner.named_parameters)
     canary = Canary(engines, CANARY_IDS, 5e-4)
-    paths = ray.get([engine.__ray_call__.remote(path_of) for engine in engines])
-    assert paths[0] != paths[1] == paths[2], "one buffer a machine"
-    assert not any(Path(path).exists() for path in paths), "no name is left behind"
+    paths = ray.get([engine.__ray_call__.remote(path_of) for engine in engines[:2]])
+    assert paths[0] == sync._buffer.path != paths[1], "one buffer a machine"
+    assert len(sync._receivers) == 1 and not any(Path(path).exists() for path in paths), "no name is left behind"
 
     def logprobs(ids: list[int]) -> torch.Tensor:
         return learner(torch.tensor([ids])).logits[0].log_softmax(-1)
@@ -101,10 +131,10 @@ def test_each_machine_has_its_own_buffer_and_every_engine_the_learners_weights(
     sync.close()
 
 
-def test_a_run_spreads_its_engines_over_two_machines(cluster: Cluster, clone: Path, tmp_path: Path) -> None:
+def test_a_run_spreads_its_engines_over_two_machines(cluster: str, clone: Path, tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    settings = {"ray__address": cluster.address, "generator__num_inference_engines": 2, "trainer__max_steps": 2}
-    code, output = Run(folder, trainer__policy__model__path=clone, **settings).finish()
+    settings = {"ray__address": cluster, "generator__num_inference_engines": 2, "generator__backend": "transformers"}
+    code, output = Run(folder, trainer__policy__model__path=clone, trainer__max_steps=2, **settings).finish()
     assert code == 0, output
     rows = metrics(folder)
     assert [row["step"] for row in rows] == [0, 1, 2]
@@ -112,8 +142,8 @@ def test_a_run_spreads_its_engines_over_two_machines(cluster: Cluster, clone: Pa
     assert_nothing_left(folder)
 
 
-def test_a_run_with_more_engines_than_room_says_so(cluster: Cluster, clone: Path, tmp_path: Path) -> None:
-    settings = {"ray__address": cluster.address, "generator__num_inference_engines": 3}
+def test_a_run_with_more_engines_than_room_says_so(cluster: str, clone: Path, tmp_path: Path) -> None:
+    settings = {"ray__address": cluster, "generator__num_inference_engines": 3}
     code, output = Run(tmp_path / "run", trainer__policy__model__path=clone, **settings).finish()
     assert code == 2 and "There is room for 2 of 3 engines" in output and "Traceback" not in output, output
 
