@@ -86,7 +86,7 @@ class SharedMemorySync(EngineCalls):
         self._named_tensors = named_tensors
         tensors = dict(named_tensors())
         self._buffer = buffer or FlatBuffer.create(tensors.items())
-        here, nodes = _node(None), ray.get([engine.__ray_call__.remote(_node) for engine in engines])
+        here, nodes = _node(None), self._wait("node", [engine.__ray_call__.remote(_node) for engine in engines])
         self._receivers = {node: _receiver(node, self._buffer.layout) for node in {*nodes} - {here}}
         try:
             paths = {node: self._wait("path", [actor.path.remote()])[0] for node, actor in self._receivers.items()}
