@@ -80,8 +80,7 @@ def _processes(name: str) -> list[psutil.Process]:
     found = []
     for process in psutil.Process().children(recursive=True):
         with contextlib.suppress(psutil.Error):
-            if "".join(process.cmdline()).startswith(f"ray::{name}"):
-                found.append(process)
+            found += [process] if "".join(process.cmdline()).startswith(f"ray::{name}") else []
     return found
 
 
