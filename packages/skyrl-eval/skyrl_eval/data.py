@@ -13,6 +13,7 @@ import hashlib
 import json
 import os
 import sys
+import urllib.request
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatch
@@ -132,15 +133,11 @@ def _snapshot(repo: str, revision: str | None, official: Source) -> Path:
 
 def _download(official: Source) -> Path:
     """The file at the source's address, kept in the user's cache, and checked."""
-    import httpx
-
     cache = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "skyrl-eval"
     path = cache / official.url.rpartition("/")[2]
     try:
-        content = (
-            path.read_bytes() if path.is_file() else httpx.get(official.url, timeout=120).raise_for_status().content
-        )
-    except httpx.HTTPError as error:
+        content = path.read_bytes() if path.is_file() else urllib.request.urlopen(official.url, timeout=120).read()
+    except OSError as error:
         raise UserError(f"{official.url} cannot be fetched ({error}). Give --data the path of a local copy.") from error
     if not (found := hashlib.sha256(content).hexdigest()).startswith(official.sha256):
         raise UserError(f"{official.url} hashes to {found}, not to {official.sha256}...: it is not the official file.")

@@ -18,6 +18,8 @@ from typing import Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from skyrl_eval.store import read_lines
+
 TRIES = 3
 T = TypeVar("T")
 
@@ -72,15 +74,8 @@ class Judge:
         self.base_url, self.model, self.timeout = base_url, model, timeout
         self._cache = cache
         self._lock = threading.Lock()
-        self._replies: dict[str, dict[str, Any]] = {}
+        self._replies = {reply["key"]: reply for reply in read_lines(cache)}
         self._client: Any = None
-        if cache.is_file():
-            for line in cache.read_text(encoding="utf-8").splitlines():
-                try:
-                    reply = json.loads(line)
-                except ValueError:  # the torn last line of a run that was killed
-                    continue
-                self._replies[reply["key"]] = reply
 
     def ask(
         self, prompt: str, parse: Callable[[str], T | None], schema: type[BaseModel] | None = None

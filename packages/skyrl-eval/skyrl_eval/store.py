@@ -121,16 +121,18 @@ def versions() -> dict[str, str]:
     return found
 
 
-def _read(path: Path, kind: type[R]) -> list[R]:
-    """The records of a file, which loses what follows its last whole line."""
-    if not path.is_file():
-        return []
-    content = path.read_bytes()
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """The JSON of a file that only grows; what follows its last whole line, torn by a kill, is cut off."""
+    content = path.read_bytes() if path.is_file() else b""
     whole = content[: content.rfind(b"\n") + 1]
     if len(whole) < len(content):
         os.truncate(path, len(whole))
+    return [json.loads(line) for line in whole.splitlines()]
+
+
+def _read(path: Path, kind: type[R]) -> list[R]:
     try:
-        return [kind(**json.loads(line)) for line in whole.splitlines()]
+        return [kind(**line) for line in read_lines(path)]
     except (ValueError, TypeError) as error:
         raise UserError(f"{path} holds a line that is not of this version ({error}); choose another --out.") from error
 
