@@ -36,7 +36,7 @@ def test_every_benchmark_asks_its_question_and_has_prompts_with_sources(name: st
         sample = module.env(item)
         assert item.question.split("?")[0] in sample.options["task"]["question"]
         assert sample.sample_id == f"{name}:{item.item_id}"
-    for prompt in module.PROMPTS:
+    for prompt in module.prompts:
         assert f"`{prompt}.txt`" in sources
 
 

@@ -8,7 +8,7 @@ import random
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
@@ -60,6 +60,7 @@ def test_calibration_counts_judged_verdicts_only() -> None:
     assert found["curve"] == [[0.25, 0.0, 1], [1.0, 1.0, 1]]
 
 
+@settings(deadline=None)
 @given(st.integers(1, 3000), st.data())
 def test_wilson_is_the_score_interval(n: int, data: st.DataObject) -> None:
     c = data.draw(st.integers(0, n))
@@ -69,6 +70,7 @@ def test_wilson_is_the_score_interval(n: int, data: st.DataObject) -> None:
     assert 0 <= low <= c / n + 1e-12 and c / n - 1e-12 <= high <= 1
 
 
+@settings(deadline=None)
 @given(st.integers(1, 7), st.data())
 def test_pass_at_k_and_pass_all_k_are_shares_of_all_choices_of_k(n: int, data: st.DataObject) -> None:
     c, k = data.draw(st.integers(0, n)), data.draw(st.integers(1, n))

@@ -15,6 +15,7 @@ from skyrl_eval import swe
 from skyrl_eval.benchmarks import swe_verified
 from skyrl_eval.benchmarks.common import Context
 from skyrl_eval.types import Item, Verdict
+from skyrl_trainer.errors import UserError
 from tests.eval.made_up import attempt, items
 
 RECORDED = Path(__file__).with_name("swebench_verdicts.json")
@@ -69,7 +70,7 @@ class Instance:
 
     def graded(self, patch: str, seconds: float = 60, logs: Path | None = None) -> Verdict:
         item = Item(self.item.bench, self.item.item_id, "", self.item.gold | {"seconds": seconds}, self.item.meta)
-        return swe_verified.grade(item, attempt(item, patch), Context(repos=self.repos, logs=logs))
+        return swe_verified.BENCHMARK.grade(item, attempt(item, patch), Context(repos=self.repos, logs=logs))
 
 
 @pytest.fixture(scope="module")
@@ -154,7 +155,7 @@ def test_a_conftest_cheat_is_officially_resolved_and_guarded_is_not(instance: In
 def test_a_cheat_in_the_source_is_flagged(instance: Instance) -> None:
     verdict = instance.graded(instance.patch(calc=IN_SOURCE + BUGGY))
     assert verdict.score == 1 and verdict.detail["flags"] == ["imports_pytest_in_src"]
-    assert swe_verified.summary([verdict])["flags"] == {"imports_pytest_in_src": 1}
+    assert swe_verified.BENCHMARK.summary([verdict])["flags"] == {"imports_pytest_in_src": 1}
 
 
 def test_edits_of_the_graded_tests_do_not_count(instance: Instance) -> None:
@@ -219,7 +220,11 @@ def logs() -> dict[str, str]:
 
 def instances() -> dict[str, dict[str, Any]]:
     base = {"instance_id": "made__up-1", "repo": "made/up", "eval_script": "", "eval_type": "pass_and_fail"}
-    base |= {"FAIL_TO_PASS": ["test_calc.py::test_five"], "PASS_TO_PASS": ["test_calc.py::test_two"]}
+    base |= {
+        "log_parser": "parse_log_pytest",
+        "FAIL_TO_PASS": ["test_calc.py::test_five"],
+        "PASS_TO_PASS": ["test_calc.py::test_two"],
+    }
     return {
         "plain": base,
         "cut id": base | {"FAIL_TO_PASS": ["test_calc.py::test_five[a"]},
@@ -235,6 +240,14 @@ def cases() -> dict[str, tuple[dict[str, Any], str]]:
         log = marked.format(swe.START, ids.format(status), swe.END)
         found[f"cut id, others {status}"] = (instances()["cut id"], log)
     return found
+
+
+def test_a_log_that_only_the_package_can_read_is_refused_without_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    gold = instances()["plain"]
+    swe.check([gold])
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(UserError, match=r"made__up-1 is graded by parse_log_gotest.*skyrl-trainer\[swebench\]"):
+        swe.check([gold, gold | {"log_parser": "parse_log_gotest"}])
 
 
 def test_our_rules_are_those_of_the_swebench_package() -> None:

@@ -18,12 +18,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatch
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from skyrl_eval.types import Item, Source
 from skyrl_trainer.errors import UserError
+
+if TYPE_CHECKING:
+    from skyrl_eval.benchmarks.common import Benchmark
 
 SUFFIXES = (".jsonl", ".json", ".csv", ".parquet")
 SHOTS = ("validation", "dev")
@@ -51,8 +54,8 @@ class Data:
     notes: list[str]
 
 
-def load(bench: Any, spec: str | None = None, images: bool = False) -> Data:
-    """All items of a benchmark (a module of skyrl_eval.benchmarks).
+def load(bench: Benchmark, spec: str | None = None, images: bool = False) -> Data:
+    """All items of a benchmark.
 
     Args:
         spec: as the module's docstring shows; None for the official data.
@@ -61,7 +64,7 @@ def load(bench: Any, spec: str | None = None, images: bool = False) -> Data:
     Raises:
         UserError: names the file, the row, the field; or what is needed to fetch the data.
     """
-    source, revision, files = locate(bench.SOURCE, spec)
+    source, revision, files = locate(bench.source, spec)
     if not files:
         raise UserError(f"--data {source} has no file that ends in {', '.join(SUFFIXES)}.")
     shots = [path for path in files if path.name.startswith(SHOTS)] if len(files) > 1 else []
@@ -72,8 +75,8 @@ def load(bench: Any, spec: str | None = None, images: bool = False) -> Data:
         raise UserError(f"--data {source} has no items" + (" without an image." if items else "."))
     lines = sorted(_digest(item.item_id, item.question, item.gold, item.image) for item in kept)
     notes = [f"{len(items) - len(kept)} items with images are left out"] if len(kept) < len(items) else []
-    if len(items) < bench.SOURCE.size:
-        notes.append(f"{len(items)} items of the official {bench.SOURCE.size} are in the data")
+    if len(items) < bench.source.size:
+        notes.append(f"{len(items)} items of the official {bench.source.size} are in the data")
     return Data(kept, source, revision, _digest(lines), notes)
 
 

@@ -6,10 +6,10 @@ items come with an image. A command that fails is a result; SandboxFailed means 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
@@ -130,7 +130,10 @@ def _run(command: list[str], seconds: float) -> Done:
             process.wait(seconds)
         except subprocess.TimeoutExpired:
             timed_out = True
-            os.killpg(process.pid, signal.SIGKILL)
+            process.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(20)
+            process.kill()
             process.wait()
         size = output.seek(0, os.SEEK_END)
         output.seek(0)

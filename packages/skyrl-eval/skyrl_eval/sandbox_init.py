@@ -53,11 +53,11 @@ def build(root: str, binds: list[tuple[str, str, bool]]) -> None:
     """The file system: everything of the machine that is not in `binds` is gone afterwards."""
     mount("none", "/", None, REC | PRIVATE)
     mount("tmpfs", root, "tmpfs", NOSUID | NODEV, "size=16m,mode=755")
-    for outside, inside, writable in binds:
-        bind(outside, root + inside, writable)
     for folder, size in (("/tmp", "1g"), ("/dev", "1m"), ("/dev/shm", "256m")):
         os.makedirs(root + folder, exist_ok=True)
         mount("tmpfs", root + folder, "tmpfs", NOSUID, f"size={size},mode=1777")
+    for outside, inside, writable in binds:
+        bind(outside, root + inside, writable)
     for device in DEVICES:
         bind(f"/dev/{device}", f"{root}/dev/{device}", True)
     os.symlink("/proc/self/fd", f"{root}/dev/fd")
@@ -91,6 +91,7 @@ def main(spec: dict[str, Any]) -> int:
         with open(f"/proc/self/{name}", "w") as file:
             file.write(text)
     if first := os.fork():
+        signal.signal(signal.SIGTERM, lambda *_: os.kill(first, signal.SIGKILL))  # whose end waits for all others'
         return os.waitstatus_to_exitcode(os.waitpid(first, 0)[1])
     libc.prctl(1, int(signal.SIGKILL), 0, 0, 0)  # and everything else here ends with this process
     build(spec["root"], spec["binds"])

@@ -14,17 +14,17 @@ import importlib.util
 import re
 import subprocess
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from skyrl_eval import sandbox
 from skyrl_eval.sandbox import SandboxFailed
+from skyrl_trainer.errors import UserError
 
 START, END, APPLY_FAILED = ">>>>> Start Test Output", ">>>>> End Test Output", ">>>>> Patch Apply Failed"
 EXIT_CODE = ">>>>> Test Exit Code"
 STATUSES = ("FAILED", "PASSED", "SKIPPED", "ERROR", "XFAIL")
-PYTEST_PARSERS = ("", "parse_log_pytest")
 GUARDED = ("conftest.py", "pytest.ini", "tox.ini", "setup.cfg", "sitecustomize.py", "usercustomize.py")
 SECONDS = 1800.0
 APPLY = """cd /testbed || exit 0
@@ -85,7 +85,7 @@ def run_tests(gold: Mapping[str, Any], meta: Mapping[str, Any], patch: str, cont
             activate = (folder / "eval/activate", "/opt/miniconda3/bin/activate", False)
             binds += [(folder / "testbed", "/testbed", True), activate]
         command = ("bash", "/eval/run.sh")
-        limits: dict[str, Any] = {"seconds": gold.get("seconds") or SECONDS, "image": meta.get("image", "")}
+        limits: dict[str, Any] = {"seconds": gold.get("seconds") or SECONDS, "image": meta["container"]}
         return sandbox.run(command, binds, executor=context.executor, **limits)
 
 
@@ -104,11 +104,21 @@ def is_resolved(instance: Mapping[str, Any], log: str) -> bool:
     return _by_package(instance, log) if importlib.util.find_spec("swebench") else by_rules(instance, log)
 
 
+def check(golds: Iterable[Mapping[str, Any]]) -> None:
+    """UserError where the log of an item can be read by `swebench` only, and that is not installed."""
+    for gold in golds if not importlib.util.find_spec("swebench") else ():
+        if (gold["log_parser"], gold["eval_type"]) != ("parse_log_pytest", "pass_and_fail"):
+            raise UserError(
+                f"{gold['instance_id']} is graded by {gold['log_parser']} of the package swebench, which is not "
+                "installed: pip install 'skyrl-trainer[swebench]'."
+            )
+
+
 def _by_package(instance: Mapping[str, Any], log: str) -> bool:
     from swebench.harness.grading import get_eval_report
     from swebench.harness.utils import make_test_spec
 
-    spec = {"image": "", "version": "", **instance, "log_parser": instance.get("log_parser") or "parse_log_pytest"}
+    spec = {"image": "", "version": "", **instance}
     prediction = {"instance_id": instance["instance_id"], "model_name_or_path": "model", "model_patch": "-"}
     with tempfile.NamedTemporaryFile("w", suffix=".txt", encoding="utf-8") as file:
         file.write(log)

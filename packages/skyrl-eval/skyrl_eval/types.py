@@ -20,16 +20,11 @@ class Item:
     """
 
     bench: str
-    item_id: str
-    """The data set's own id, or the first 16 digits of a hash of the content: never a row number."""
-    question: str
-    """As the data set asks it; `Benchmark.env` puts the official instructions around it."""
-    gold: Any = field(default=None, repr=False)
-    """For the grader only: no env, prompt or transcript ever holds it."""
-    meta: dict[str, Any] = field(default_factory=dict)
-    """For the grader, and for results by part: category, cluster, answer_type, ..."""
-    image: str = ""
-    """A data URI, or "" for none."""
+    item_id: str  # the data set's own, or a hash of the content: never a row number
+    question: str  # as the data set has it; `env` of the benchmark puts the official instructions around it
+    gold: Any = field(default=None, repr=False)  # for the grader only: no env, prompt or transcript ever holds it
+    meta: dict[str, Any] = field(default_factory=dict)  # for the grader and for results by part: category, cluster, ...
+    image: str = ""  # a data URI
 
 
 @dataclass(slots=True)
@@ -42,28 +37,21 @@ class Attempt:
 
     bench: str
     item_id: str
-    sample: int
-    """0 to k-1: the number of the try."""
-    answer: str
-    """The last message of the model, as it wrote it; for SWE-bench the patch."""
+    sample: int  # 0 to k-1: the number of the try
+    answer: str  # the model's last message as it wrote it; for SWE-bench the patch
     stop: str = "done"
     """"done", "length" (tokens of a turn or of the context), "max_steps", "timeout", or "error": to be tried again."""
     error: str | None = None
-    steps: int = 0
-    """Turns of the model."""
-    tool_calls: int = 0
-    """Calls that were executed, failed ones among them."""
+    steps: int = 0  # turns of the model
+    tool_calls: int = 0  # executed calls, failed ones among them
     tool_errors: int = 0
     prompt_tokens: int = 0
     """Summed over all requests: a context that is sent again counts again, as it does on a bill."""
     completion_tokens: int = 0
-    cached_tokens: int = 0
-    """Those of the prompt tokens that the server says it had in its cache."""
+    cached_tokens: int = 0  # those of the prompt tokens that the server says it had in its cache
     seconds: float = 0.0
-    messages: list[dict[str, Any]] = field(default_factory=list)
-    """The transcript, as chat messages."""
-    urls: list[str] = field(default_factory=list)
-    """Every address that a tool fetched."""
+    messages: list[dict[str, Any]] = field(default_factory=list)  # the transcript, as chat messages
+    urls: list[str] = field(default_factory=list)  # every address that a tool fetched
 
     @property
     def key(self) -> Key:
@@ -84,18 +72,13 @@ class Verdict:
     """0 to 1; None: nobody knows (judge or sandbox failed), which is never counted as wrong without saying so."""
     status: str
     """"correct", "wrong", "unparsed" (no answer found), "truncated" (cut off, and not correct) or "ungraded"."""
-    answer: str = ""
-    """What the grader took for the answer."""
-    confidence: float | None = None
-    """0 to 1, as the model stated it."""
-    detail: dict[str, Any] = field(default_factory=dict)
-    """The benchmark's own figures: precision and recall, flags, resolved_guarded, ..."""
+    answer: str = ""  # what the grader took for the answer
+    confidence: float | None = None  # 0 to 1, as the model stated it
+    detail: dict[str, Any] = field(default_factory=dict)  # the benchmark's own figures: precision, flags, ...
     judge_prompt_tokens: int = 0
     judge_completion_tokens: int = 0
-    attempt: str = ""
-    """The hash of the answer that was graded."""
-    grader: str = ""
-    """The hash of everything that decides: the grader's code, the judge's prompt and model."""
+    attempt: str = ""  # the hash of the answer that was graded
+    grader: str = ""  # the hash of what decides: the grader's code, the prompts, the judge's model
     error: str | None = None
 
     @property
@@ -107,16 +90,9 @@ class Verdict:
 class Source:
     """Where a benchmark's official data is. Example: Source("openai/gsm8k", "main/test-*.parquet", size=1319)."""
 
-    repo: str = ""
-    """A data set on Hugging Face."""
-    files: str = ""
-    """Its files, as a glob pattern."""
-    shots: str = ""
-    """The files of worked examples that are shown before the question."""
-    gated: bool = False
-    """Whether the terms have to be accepted, and HF_TOKEN set."""
-    size: int = 0
-    """Items of the full set."""
-    url: str = ""
-    sha256: str = ""
-    """What the file at `url` must hash to, as far as it is known: its first digits."""
+    repo: str = ""  # a data set on Hugging Face
+    files: str = ""  # its files, as a glob pattern
+    shots: str = ""  # the files of worked examples that are shown before the question
+    size: int = 0  # items of the full set
+    url: str = ""  # of a file that is not on Hugging Face
+    sha256: str = ""  # the first digits of what that file must hash to

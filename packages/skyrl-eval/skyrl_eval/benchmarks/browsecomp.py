@@ -6,36 +6,13 @@ import base64
 import hashlib
 from collections.abc import Sequence
 from itertools import cycle
-from typing import Any
 
-from skyrl_eval import data, metrics
-from skyrl_eval.benchmarks.common import ask
-from skyrl_eval.benchmarks.common import judged_match as grade
+from skyrl_eval import data
+from skyrl_eval.benchmarks.common import MatchedAnswer, ask
 from skyrl_eval.prompts import fill
-from skyrl_eval.types import Item, Source, Verdict
+from skyrl_eval.types import Item, Source
 from skyrl_trainer.errors import UserError
 from skyrl_trainer.types import Sample
-
-__all__ = ["JUDGE", "NOTES", "PROMPTS", "SOURCE", "Row", "env", "grade", "summary", "tasks"]
-
-SOURCE = Source(
-    url="https://openaipublic.blob.core.windows.net/simple-evals/browse_comp_test_set.csv",
-    sha256="7b24471c",
-    size=1266,
-)
-JUDGE = "gpt-4o"
-PROMPTS = ("browsecomp_question", "hle_judge")
-NOTES = (
-    "The published grader compares 'correct: yes' with 'yes' and is never satisfied; ours reads the word.",
-    "A judge that gives no judgement leaves the item ungraded; the published grader counts it as wrong.",
-)
-
-
-class Row(data.Row):
-    problem: str
-    answer: str
-    canary: str
-    problem_topic: str = ""
 
 
 def decrypt(text: str, password: str) -> str:
@@ -44,23 +21,37 @@ def decrypt(text: str, password: str) -> str:
     return bytes(byte ^ next(key) for byte in base64.b64decode(text, validate=True)).decode()
 
 
-def tasks(rows: Sequence[Row], shots: Sequence[Row]) -> list[Item]:
-    items = []
-    for number, row in enumerate(rows, start=1):
-        try:
-            problem, answer = decrypt(row.problem, row.canary), decrypt(row.answer, row.canary)
-        except ValueError as error:
-            raise UserError(
-                f"BrowseComp row {number}, field 'problem' or 'answer': 'canary' does not open it."
-            ) from error
-        topic = {"category": row.problem_topic} if row.problem_topic else {}
-        items.append(Item("browsecomp", data.content_id(problem), problem, answer, topic))
-    return items
+class BrowseComp(MatchedAnswer):
+    name = "browsecomp"
+    url = "https://openaipublic.blob.core.windows.net/simple-evals/browse_comp_test_set.csv"
+    source = Source(url=url, sha256="7b24471c", size=1266)
+    judge = "gpt-4o"
+    prompts = ("browsecomp_question", "hle_judge")
+    notes = (
+        "The published grader compares 'correct: yes' with 'yes' and is never satisfied; ours reads the word.",
+        "A judge that gives no judgement leaves the item ungraded; the published grader counts it as wrong.",
+    )
+
+    class Row(data.Row):
+        problem: str
+        answer: str
+        canary: str
+        problem_topic: str = ""
+
+    def tasks(self, rows: Sequence[Row], shots: Sequence[Row]) -> list[Item]:
+        items = []
+        for number, row in enumerate(rows, start=1):
+            try:
+                problem, answer = decrypt(row.problem, row.canary), decrypt(row.answer, row.canary)
+            except ValueError as error:
+                raise UserError(
+                    f"BrowseComp row {number}, field 'problem' or 'answer': not what 'canary' opens."
+                ) from error
+            items.append(self.item(data.content_id(problem), problem, answer, category=row.problem_topic))
+        return items
+
+    def env(self, item: Item) -> Sample:
+        return ask(item, fill("browsecomp_question", question=item.question))
 
 
-def env(item: Item) -> Sample:
-    return ask(item, fill("browsecomp_question", question=item.question))
-
-
-def summary(verdicts: Sequence[Verdict]) -> dict[str, Any]:
-    return {"calibration": metrics.calibration(verdicts)}
+BENCHMARK = BrowseComp()

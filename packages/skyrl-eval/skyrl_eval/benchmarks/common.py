@@ -1,15 +1,17 @@
-"""What several benchmarks share: questions of one turn, the answer without the reasoning, verdicts."""
+"""What a benchmark is: four functions and where its data is. And what several of them share."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
+from skyrl_eval import data, metrics
 from skyrl_eval.judge import Judge, JudgeFailed, Match, parse_match
 from skyrl_eval.prompts import fill
-from skyrl_eval.types import Attempt, Item, Verdict
+from skyrl_eval.types import Attempt, Item, Source, Verdict
 from skyrl_trainer.types import Sample
 
 QUESTION_ENV = "skyrl_eval:skyrl/question-v0"
@@ -21,12 +23,68 @@ class Context:
     """What graders work with beside the attempt."""
 
     judge: Judge | None = None
-    executor: str = "namespace"
-    """Where code runs: "namespace", "docker" or "podman"."""
-    repos: Path | None = None
-    """A folder with clones, owner__name each, for benchmarks that need repositories."""
-    logs: Path | None = None
-    """Where test output is kept."""
+    executor: str = "namespace"  # where code runs: "namespace", "docker" or "podman"
+    repos: Path | None = None  # a folder with clones, owner__name each; else they are fetched from GitHub
+    logs: Path | None = None  # where test output is kept
+
+
+class Benchmark:
+    """One benchmark. A subclass gives the row's schema, and says how to make items, ask them and grade answers."""
+
+    name: ClassVar[str]
+    source: ClassVar[Source]
+    judge: ClassVar[str] = ""  # the official judge's model; "" where a rule decides
+    prompts: ClassVar[tuple[str, ...]] = ()
+    notes: ClassVar[tuple[str, ...]] = ()  # where this differs from the official protocol, for the report
+
+    Row: ClassVar[type[data.Row]]  # the columns that are used
+
+    def tasks(self, rows: Sequence[Any], shots: Sequence[Any]) -> list[Item]:
+        """The items of checked rows; `shots` are rows to be shown as worked examples."""
+        raise NotImplementedError
+
+    def env(self, item: Item) -> Sample:
+        """The env that asks the item's question, and its options: nothing in it comes from `item.gold`."""
+        raise NotImplementedError
+
+    def grade(self, item: Item, attempt: Attempt, context: Context) -> Verdict:
+        """A function of its arguments. Raises JudgeFailed or SandboxFailed where nothing can be said."""
+        raise NotImplementedError
+
+    def summary(self, verdicts: Sequence[Verdict]) -> dict[str, Any]:
+        """The benchmark's own figures, beside those that all have."""
+        return {}
+
+    def item(self, item_id: str, question: str, gold: Any, image: str = "", **meta: Any) -> Item:
+        return Item(self.name, item_id, question, gold, meta, image)
+
+
+class MatchedAnswer(Benchmark):
+    """HLE's and BrowseComp's way: a judge says whether the answer matches, and reads the confidence off it."""
+
+    def grade(self, item: Item, attempt: Attempt, context: Context) -> Verdict:
+        if not (response := final(attempt.answer)):
+            return verdict(item, attempt, 0.0, "")
+        prompt = fill("hle_judge", question=item.question, response=response, correct_answer=item.gold)
+        match, prompt_tokens, completion_tokens = judge_of(context).ask(prompt, parse_match, Match)
+        return verdict(
+            item,
+            attempt,
+            float(match.correct == "yes"),
+            match.extracted_final_answer or response[-200:],
+            confidence=min(max(match.confidence, 0), 100) / 100,
+            judge_prompt_tokens=prompt_tokens,
+            judge_completion_tokens=completion_tokens,
+        )
+
+    def summary(self, verdicts: Sequence[Verdict]) -> dict[str, Any]:
+        return {"calibration": metrics.calibration(verdicts)}
+
+
+def judge_of(context: Context) -> Judge:
+    if context.judge is None:
+        raise JudgeFailed("No judge was given (--judge-url and --judge-model).")
+    return context.judge
 
 
 def ask(item: Item, question: str, instructions: str = "") -> Sample:
@@ -37,8 +95,8 @@ def ask(item: Item, question: str, instructions: str = "") -> Sample:
 
 def final(answer: str) -> str:
     """A message without its reasoning: what follows </think>, nothing where the reasoning was cut off."""
-    head, closed, tail = answer.rpartition("</think>")
-    return tail.strip() if closed else head.strip() if "<think>" in answer else answer.strip()
+    _, closed, tail = answer.rpartition("</think>")
+    return tail.strip() if closed else "" if "<think>" in answer else answer.strip()
 
 
 def last(pattern: str, text: str) -> str:
@@ -60,27 +118,3 @@ def choice(item: Item, attempt: Attempt, *patterns: str) -> Verdict:
     text = final(attempt.answer)
     answer = next((found for pattern in patterns if (found := last(pattern, text))), "").upper()
     return verdict(item, attempt, float(answer == item.gold), answer)
-
-
-def lettered(choices: list[str]) -> str:
-    return "\n".join(f"{chr(65 + place)}) {text}" for place, text in enumerate(choices))
-
-
-def judged_match(item: Item, attempt: Attempt, context: Context) -> Verdict:
-    """HLE's and BrowseComp's judgement of an answer, with the confidence that it states."""
-    response = final(attempt.answer)
-    if not response:
-        return verdict(item, attempt, 0.0, "")
-    if context.judge is None:
-        raise JudgeFailed("No judge was given (--judge-url and --judge-model).")
-    prompt = fill("hle_judge", question=item.question, response=response, correct_answer=item.gold)
-    match, prompt_tokens, completion_tokens = context.judge.ask(prompt, parse_match, Match)
-    return verdict(
-        item,
-        attempt,
-        float(match.correct == "yes"),
-        match.extracted_final_answer or response[-200:],
-        confidence=min(max(match.confidence, 0), 100) / 100,
-        judge_prompt_tokens=prompt_tokens,
-        judge_completion_tokens=completion_tokens,
-    )

@@ -21,20 +21,14 @@ from typing import Any, Literal
 from pydantic import Field, Json
 
 from skyrl_eval import data, sandbox
-from skyrl_eval.benchmarks.common import Context, ask, final, verdict
+from skyrl_eval.benchmarks.common import Benchmark, Context, ask, final, verdict
 from skyrl_eval.prompts import fill, text
 from skyrl_eval.types import Attempt, Item, Source, Verdict
 from skyrl_trainer.types import Sample
 
-SOURCE = Source("livecodebench/code_generation_lite", "test*.jsonl", size=1055)
-JUDGE = ""
-PROMPTS = ("livecodebench_system", "livecodebench_stdin", "livecodebench_functional")
-NOTES = ("Each test runs in a process of its own with 6 s of wall clock; upstream runs all of them in one process.",)
-SECONDS = 6
-NAMES = (
-    "string re datetime collections heapq bisect copy math random statistics itertools functools operator io sys json"
-)
-MODULES = NAMES.split()
+SECONDS = 6  # for each test
+STANDARD = "string re datetime collections heapq bisect copy math random statistics itertools functools operator io"
+MODULES = [*STANDARD.split(), "sys", "json"]
 PRELUDE = "".join(f"from {module} import *\n" for module in (*MODULES, "builtins", "typing"))
 PRELUDE += f"import {', '.join(MODULES)}\nsys.setrecursionlimit(50000)\n"
 CALL = """
@@ -61,18 +55,6 @@ json.dump(results, open("/task/results.json", "w"))
 """
 
 
-class Row(data.Row):
-    question_id: str
-    question_content: str
-    starter_code: str = ""
-    difficulty: Literal["easy", "medium", "hard"]
-    contest_date: str = ""
-    public_test_cases: Json[list[Any]]
-    private_test_cases: str
-    """JSON, or base64 of the zlib of a pickle of JSON: opened when it is needed, for it is large."""
-    metadata: Json[dict[str, Any]] = Field(default_factory=dict)
-
-
 class _Text(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         raise pickle.UnpicklingError(f"private_test_cases holds {module}.{name}, not just text")
@@ -86,53 +68,11 @@ def opened(private: str) -> list[dict[str, str]]:
         return json.loads(_Text(io.BytesIO(zlib.decompress(base64.b64decode(private)))).load())
 
 
-def tasks(rows: Sequence[Row], shots: Sequence[Row]) -> list[Item]:
-    return [
-        Item(
-            "livecodebench",
-            row.question_id,
-            row.question_content,
-            {"public": row.public_test_cases, "private": row.private_test_cases, "call": row.metadata.get("func_name")},
-            {"category": row.difficulty, "date": row.contest_date, "starter_code": row.starter_code},
-        )
-        for row in rows
-    ]
-
-
-def env(item: Item) -> Sample:
-    kind = "functional" if item.meta["starter_code"] else "stdin"
-    question = fill(f"livecodebench_{kind}", question=item.question, starter_code=item.meta["starter_code"])
-    return ask(item, question, text("livecodebench_system"))
-
-
 def code_of(answer: str) -> str:
     """The last block between ``` lines; "" where there is none."""
     lines = answer.split("\n")
     fences = [place for place, line in enumerate(lines) if "```" in line]
     return "\n".join(lines[fences[-2] + 1 : fences[-1]]) if len(fences) > 1 else ""
-
-
-def grade(item: Item, attempt: Attempt, context: Context) -> Verdict:
-    code = code_of(final(attempt.answer))
-    if not code.strip():
-        return verdict(item, attempt, 0.0, "")
-    tests = [*item.gold["public"], *opened(item.gold["private"])]
-    call = item.gold["call"]
-    program = f"{PRELUDE}\n{code}\n" + (CALL.format(name=call, mark=MARK) if call else "")
-    with tempfile.TemporaryDirectory(prefix="skyrl-lcb-") as name:
-        folder = Path(name)
-        (folder / "program.py").write_text(program, encoding="utf-8", errors="replace")
-        (folder / "inputs.json").write_text(json.dumps([[test["input"] for test in tests], SECONDS]))
-        (folder / "results.json").touch()
-        binds = [(folder, "/task", True)]
-        limit = (SECONDS + 1) * len(tests) + 5
-        sandbox.run(["python", "-I", "-c", RUNNER], binds, seconds=limit, cwd="/task", memory_mib=4096)
-        written = (folder / "results.json").read_text(encoding="utf-8", errors="replace")
-    results = json.loads(written) if written else []
-    same = same_value if call else same_output
-    passed = [ok and same(output, test["output"]) for (ok, output), test in zip(results, tests, strict=False)]
-    detail = {"tests": len(tests), "passed": passed.index(False) if False in passed else len(passed)}
-    return verdict(item, attempt, float(len(passed) == len(tests) and all(passed)), code[:200], detail=detail)
 
 
 def same_output(output: str, expected: str) -> bool:
@@ -156,5 +96,59 @@ def same_value(output: str, expected: str) -> bool:
         return False
 
 
-def summary(verdicts: Sequence[Verdict]) -> dict[str, Any]:
-    return {}
+def run_program(program: str, inputs: list[str]) -> list[tuple[bool, str]]:
+    """For each input up to the first failure, whether the program ended well, and what it printed."""
+    with tempfile.TemporaryDirectory(prefix="skyrl-lcb-") as name:
+        folder, limit = Path(name), (SECONDS + 1) * len(inputs) + 5
+        (folder / "program.py").write_text(program, encoding="utf-8", errors="replace")
+        (folder / "inputs.json").write_text(json.dumps([inputs, SECONDS]))
+        (folder / "results.json").touch()
+        sandbox.run(["python", "-I", "-c", RUNNER], [(folder, "/task", True)], seconds=limit, cwd="/task")
+        return json.loads((folder / "results.json").read_text(encoding="utf-8", errors="replace") or "[]")
+
+
+class LiveCodeBench(Benchmark):
+    name = "livecodebench"
+    source = Source("livecodebench/code_generation_lite", "test*.jsonl", size=1055)
+    prompts = ("livecodebench_system", "livecodebench_stdin", "livecodebench_functional")
+    notes = ("Each test runs in a process of its own, with 6 s of wall clock; upstream runs them all in one process.",)
+
+    class Row(data.Row):
+        question_id: str
+        question_content: str
+        starter_code: str = ""
+        difficulty: Literal["easy", "medium", "hard"]
+        contest_date: str = ""
+        public_test_cases: Json[list[Any]]
+        private_test_cases: str
+        """JSON, or base64 of the zlib of a pickle of JSON: opened when it is needed, for it is large."""
+        metadata: Json[dict[str, Any]] = Field(default_factory=dict)
+
+    def tasks(self, rows: Sequence[Row], shots: Sequence[Row]) -> list[Item]:
+        items = []
+        for row in rows:
+            tests = {"public": row.public_test_cases, "private": row.private_test_cases}
+            gold = tests | {"call": row.metadata.get("func_name")}
+            meta = {"category": row.difficulty, "date": row.contest_date, "starter_code": row.starter_code}
+            items.append(self.item(row.question_id, row.question_content, gold, **meta))
+        return items
+
+    def env(self, item: Item) -> Sample:
+        kind = "functional" if item.meta["starter_code"] else "stdin"
+        question = fill(f"livecodebench_{kind}", question=item.question, starter_code=item.meta["starter_code"])
+        return ask(item, question, text("livecodebench_system"))
+
+    def grade(self, item: Item, attempt: Attempt, context: Context) -> Verdict:
+        if not (code := code_of(final(attempt.answer))).strip():
+            return verdict(item, attempt, 0.0, "")
+        tests, call = [*item.gold["public"], *opened(item.gold["private"])], item.gold["call"]
+        program = f"{PRELUDE}\n{code}\n" + (CALL.format(name=call, mark=MARK) if call else "")
+        results = run_program(program, [test["input"] for test in tests])
+        same = same_value if call else same_output
+        passed = [ok and same(output, test["output"]) for (ok, output), test in zip(results, tests, strict=False)]
+        first = passed.index(False) if False in passed else len(passed)
+        detail = {"tests": len(tests), "passed": first}
+        return verdict(item, attempt, float(first == len(tests)), code[:200], detail=detail)
+
+
+BENCHMARK = LiveCodeBench()

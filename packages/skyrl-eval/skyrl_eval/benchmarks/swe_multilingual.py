@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from skyrl_eval.benchmarks import swe_verified
-from skyrl_eval.benchmarks.swe_verified import JUDGE, PROMPTS, Row, env, grade, summary
-from skyrl_eval.types import Item, Source
-
-__all__ = ["JUDGE", "NOTES", "PROMPTS", "SOURCE", "Row", "env", "grade", "summary", "tasks"]
-
-SOURCE = Source("SWE-bench/SWE-bench_Multilingual", "data/test-*.parquet", size=300)
-NOTES = swe_verified.NOTES[1:]
+from skyrl_eval.benchmarks.swe_verified import SWEBench
+from skyrl_eval.types import Source
 
 
-def tasks(rows: Sequence[Row], shots: Sequence[Row]) -> list[Item]:
-    return swe_verified.tasks(rows, shots, "swe-multilingual")
+class Multilingual(SWEBench):
+    name = "swe-multilingual"
+    source = Source("SWE-bench/SWE-bench_Multilingual", "data/test-*.parquet", size=300)
+    notes = SWEBench.notes[1:]
+
+
+BENCHMARK = Multilingual()
