@@ -208,8 +208,9 @@ def obstacles(config: Config, machine: Hardware) -> Iterator[str]:
         )
     if generator.weight_sync_backend == "nccl" and not machine.gpus:
         yield "generator.weight_sync_backend is nccl, which needs GPUs; use auto or shared_memory here."
-    if generator.backend == "vllm" and importlib.util.find_spec("vllm") is None:
-        yield "generator.backend is vllm, but vLLM is not installed: install skyrl-trainer[cpu] or skyrl-trainer[gpu]."
+    if generator.backend != "transformers" and importlib.util.find_spec("vllm") is None:
+        backend = f"generator.backend is {generator.backend}, but vLLM is not installed"
+        yield f"{backend}: install skyrl-trainer[cpu] or skyrl-trainer[gpu]."
     if logger != "none" and importlib.util.find_spec(logger) is None:
         yield (
             f"trainer.logger is {logger}, which is not installed: run `pip install {logger}`, "
@@ -227,10 +228,12 @@ def obstacles(config: Config, machine: Hardware) -> Iterator[str]:
 def _load_data(config: Config) -> None:
     require_gym()
     from skyrl_trainer.data import load_samples
+    from skyrl_trainer.rollout.stored import stored_folders
 
     for name, specs in (("data.train_data", config.data.train_data), ("data.val_data", config.data.val_data)):
         try:
-            load_samples(specs, config.environment.env_class, env_file=config.environment.env_file)
+            if name == "data.val_data" or not stored_folders(specs):
+                load_samples(specs, config.environment.env_class, env_file=config.environment.env_file)
         except UserError as error:
             raise UserError(f"{name}: {error}") from None
 

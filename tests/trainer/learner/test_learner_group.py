@@ -111,7 +111,7 @@ def test_the_gradient_does_not_depend_on_the_number_of_learners(
     path = save_model(tmp_path, kind)
     algorithm = {"name": "grpo", "options": {"beta": 0.1, "entropy_coef": 0.01, "use_bias_correction_kl": True}}
     config = two_config(algorithm=algorithm, micro_batch_tokens=budget, max_grad_norm=1e9, num_mini_batches=1)
-    batch = make_batch(equal=(1,), turns=2)
+    batch = make_batch(equal=(1,), turns=3, rewritten=(2,))
     old = [torch.tensor([x for turn in t.turns for x in turn.logprobs]) for t in batch.trajectories]
     monkeypatch.setattr(learner_module, "_load_model", load_double if double else LOAD_MODEL)
     alone = one(config, path)

@@ -24,6 +24,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from skyrl_trainer.allocator import INTERVAL, return_free_memory
+from skyrl_trainer.engine.restart import was_restarted
 from skyrl_trainer.errors import EngineDied, UserError
 from skyrl_trainer.types import GenerationOutput, GenerationRequest
 
@@ -34,9 +35,14 @@ CALL_SECONDS = 300.0
 
 
 @dataclass
-class _Mailbox:
+class Mailbox:
     done: list[GenerationOutput] = field(default_factory=list)
     waiter: asyncio.Future[None] | None = None
+
+    def wake(self) -> None:
+        """In the event loop of the one who waits."""
+        if self.waiter is not None and not self.waiter.done():
+            self.waiter.set_result(None)
 
 
 class SteppedEngine(ABC):
@@ -49,9 +55,9 @@ class SteppedEngine(ABC):
         self._in_flight: dict[str, tuple[str, GenerationRequest]] = {}
         self._queue: deque[tuple[str, GenerationRequest]] = deque()
         self._commands: deque[tuple[Callable[[], Any], Future[Any]]] = deque()
-        self._mail: dict[str, _Mailbox] = {}
+        self._mail: dict[str, Mailbox] = {}
         self._lock = threading.Condition()
-        self._paused = False
+        self._paused = was_restarted()
         self._stopping = False
         self._error: str | None = None
         self._thread: threading.Thread | None = None
@@ -97,7 +103,7 @@ class SteppedEngine(ABC):
         """At most one call a client at a time."""
         waiter: asyncio.Future[None] | None = None
         with self._lock:
-            box = self._mail.setdefault(client, _Mailbox())
+            box = self._mail.setdefault(client, Mailbox())
             if not box.done:
                 self._check_alive()
                 waiter = box.waiter = asyncio.get_running_loop().create_future()
@@ -216,7 +222,7 @@ class SteppedEngine(ABC):
             return
         with self._lock:
             for client, _, output in outputs:
-                self._mail.setdefault(client, _Mailbox()).done.append(output)
+                self._mail.setdefault(client, Mailbox()).done.append(output)
             self._wake({client for client, _, _ in outputs})
 
     def _fail(self, sentence: str) -> None:
@@ -229,11 +235,6 @@ class SteppedEngine(ABC):
 
     def _wake(self, clients: set[str]) -> None:
         for client in clients:
-            waiter = self._mail[client].waiter
-            if waiter is not None:
-                waiter.get_loop().call_soon_threadsafe(_resolve, waiter)
-
-
-def _resolve(waiter: asyncio.Future[None]) -> None:
-    if not waiter.done():
-        waiter.set_result(None)
+            box = self._mail[client]
+            if box.waiter is not None:
+                box.waiter.get_loop().call_soon_threadsafe(box.wake)

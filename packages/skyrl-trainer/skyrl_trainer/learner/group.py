@@ -55,11 +55,13 @@ class LearnerProcess:
         self.algorithm.start(self.learner, reference)
         return os.getpid()
 
-    def update(self, batch: RewardBatch, positional: Any, named: Any) -> StepMetrics:
+    def update(self, batch: RewardBatch, positional: Any, named: Any) -> tuple[StepMetrics, list[list[list[float]]]]:
+        """The metrics, and the advantages by trajectory and turn."""
         print(f"update of step {batch.rollouts.step}", file=sys.stderr, flush=True)
         if batch.rollouts.step % INTERVAL == 0:
             return_free_memory()
-        return self.algorithm.update(batch, *positional, **named)
+        metrics = self.algorithm.update(batch, *positional, **named)
+        return metrics, [[turn.advantages for turn in trajectory.turns] for trajectory in batch.trajectories]
 
     def call(self, method: str, *arguments: Any) -> Any:
         answer = getattr(self.learner, method)(*arguments)
@@ -119,7 +121,11 @@ class LearnerGroup:
             raise
 
     def update(self, batch: RewardBatch, *others: Any, **named: Any) -> StepMetrics:
-        return self._everywhere("update", ray.put(batch), others, named)[0]
+        metrics, advantages = self._everywhere("update", ray.put(batch), others, named)[0]
+        for trajectory, of_turns in zip(batch.trajectories, advantages, strict=True):
+            for turn, values in zip(trajectory.turns, of_turns, strict=True):
+                turn.advantages = values
+        return metrics
 
     def token_logprobs(self, ids: list[int]) -> torch.Tensor:
         return self._everywhere("call", "token_logprobs", ids)[0]

@@ -17,7 +17,7 @@ from skyrl_trainer.algorithms.samplers import sampler_class
 from skyrl_trainer.allocator import INTERVAL, return_free_memory
 from skyrl_trainer.config import Config
 from skyrl_trainer.data import SampleSource, held_out, load_samples
-from skyrl_trainer.errors import UserError
+from skyrl_trainer.errors import EngineLost, UserError
 from skyrl_trainer.learner.checkpoint import Checkpoints, check_resumable
 from skyrl_trainer.learner.group import LearnerGroup
 from skyrl_trainer.learner.grpo import GRPOTrainer
@@ -26,14 +26,15 @@ from skyrl_trainer.learner.lora import read_options
 from skyrl_trainer.learner.memory import pss_gib
 from skyrl_trainer.learner.policy import StartPolicy
 from skyrl_trainer.learner.run_folder import RunFolder
-from skyrl_trainer.learner.session import Session
+from skyrl_trainer.learner.session import Session, check_engines
 from skyrl_trainer.learner.trainers import trainer_class
 from skyrl_trainer.report.html import write_report
 from skyrl_trainer.report.metrics import MetricsWriter
 from skyrl_trainer.report.table import LiveTable
 from skyrl_trainer.report.trackers import Tracker
-from skyrl_trainer.rollout.manager import rollout_metrics
+from skyrl_trainer.rollout.metrics import rollout_metrics
 from skyrl_trainer.rollout.store import JsonlTrajectoryStore
+from skyrl_trainer.rollout.stored import StoredRollouts, stored_folders
 from skyrl_trainer.types import PromptBatch, RolloutBatch, Sample, StepMetrics, Trajectory
 from skyrl_trainer.user_file import load_plugin
 from skyrl_trainer.weight_sync.canary import Canary
@@ -42,8 +43,8 @@ from skyrl_trainer.weight_sync.shared_memory import SharedMemorySync
 
 CANARY_TEXT = "The canary sings 17 + 25 = 42 and the quick brown fox listens. "
 CANARY_TOKENS = 96
-EVAL_METRICS = ("success", "reward/mean", "length/mean", "turns/mean", "failed")
-"""Of the held-out tasks, logged as `eval/<name>`."""
+LOST_SECONDS = 10.0
+"""How long to look for an engine that died in a call, before it is asked again."""
 
 
 class Parts:
@@ -61,6 +62,7 @@ class Parts:
             raise UserError(
                 "generator.weight_sync_backend=nccl is not built yet: take auto, which goes through shared memory."
             )
+        check_engines(config, trainer.policy.model.path, training=True)
         load_plugin(config)
         read_options(config)
         self.alone = algorithm or trainer_class(trainer.algorithm.name)(config)
@@ -77,7 +79,11 @@ class Parts:
         if self.checkpoint:
             check_resumable(self.checkpoint.extra["config"], config)
         self.first_step = self.checkpoint.step if self.checkpoint else 0
-        self.train_tasks = tasks(config, config.data.train_data)
+        folders, own = stored_folders(config.data.train_data), self.alone
+        self.replayed = (
+            StoredRollouts(config, folders, own.options.old_logprobs, own.correction_range[0]) if folders else None
+        )
+        self.train_tasks = self.replayed.samples if self.replayed else tasks(config, config.data.train_data)
         self.held_out = held_out_tasks(config)
         self.sampler = make_sampler(self.train_tasks, trainer.seed)
         self.store = JsonlTrajectoryStore(path / "trajectories")
@@ -117,11 +123,15 @@ class Parts:
         self.table.phase("loading the policy")
         updates = trainer.max_steps * trainer.num_iterations * trainer.num_mini_batches
         self._start_learner(weights, updates)
+        if self.replayed:
+            self.replayed.check(self.learner.tokenizer)
         self.table.phase("waiting for the engines")
         self.session.wait_for_engines()
         self.sync = self._weight_sync()
         self.stack.callback(self.sync.close)
         self.canary = Canary(self.session.engines, self._canary_prompt(), trainer.sync_tolerance)
+        self.session.watch.restore = self._restore
+        self.restarts = 0
 
     def _start_learner(self, weights: str, updates: int) -> None:
         """One in this process, or several in actors."""
@@ -181,7 +191,7 @@ class Parts:
         groups = found[: len(tasks.samples)]
         if [group[0].sample for group in groups if len(group) == tasks.num_generations] != tasks.samples:
             self.stored, found = None, []
-            groups = self.session.rollouts.run(tasks).groups
+            groups = (self.replayed or self.session.rollouts).run(tasks).groups
             self.store.write(RolloutBatch(tasks.step, rollouts.groups + groups))
         rollouts.groups += groups
         if self.rewards.judge([trajectory for group in groups for trajectory in group]):
@@ -194,8 +204,19 @@ class Parts:
 
     def publish(self, step: int) -> StepMetrics:
         """The learner's weights into every engine, proved by the canary. Raises SyncError."""
-        report = self.sync.sync(version=step)
-        return self.canary.check(step, self.learner.token_logprobs, report)
+        lost = None in self.sync.sync(version=step).engine_checksums
+        while True:  # as often as an engine may die
+            self.session.watch.check(LOST_SECONDS if lost else 0.0)
+            try:
+                return self.canary.check(step, self.learner.token_logprobs, self.sync.report)
+            except EngineLost:
+                lost = True
+
+    def _restore(self, index: int) -> None:
+        """The policy in force into an engine that Ray has started again; proved by the canary, as every sync."""
+        report = self.sync.restore(index)
+        if self.sync.version is not None:
+            self.canary.check(self.sync.version, self.learner.token_logprobs, report, only=index)
 
     def evaluate(self, step: int) -> StepMetrics:
         """Success on the held-out tasks, each tried once; keeps the policy if it is the best so far."""
@@ -207,7 +228,8 @@ class Parts:
         return metrics
 
     def log(self, step: int, metrics: StepMetrics) -> None:
-        row = {"step": float(step), **metrics}
+        restarts, self.restarts = self.session.watch.restarts - self.restarts, self.session.watch.restarts
+        row = {"step": float(step), **metrics, "engine_restarts": float(restarts)}
         if step % INTERVAL == 0:
             return_free_memory()
             row["memory/pss_gib"] = pss_gib()
@@ -242,4 +264,4 @@ def held_out_tasks(config: Config) -> list[Sample]:
 
 
 def eval_metrics(tries: RolloutBatch) -> StepMetrics:
-    return {f"eval/{name}": value for name, value in rollout_metrics(tries).items() if name in EVAL_METRICS}
+    return {f"eval/{name}": value for name, value in rollout_metrics(tries).items()}

@@ -19,14 +19,18 @@ from ray._private.authentication.authentication_token_setup import maybe_enable_
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from skyrl_trainer.config import Config
+from skyrl_trainer.engine.openai_server import OpenAIServerEngine
+from skyrl_trainer.engine.server_process import check_servers
 from skyrl_trainer.engine.transformers import TransformersEngine
 from skyrl_trainer.engine.vllm_actor import ENGINE_ENV, VLLMEngine
 from skyrl_trainer.errors import EngineDied, UserError
 from skyrl_trainer.learner import lora
+from skyrl_trainer.learner.engine_watch import EngineWatch
 from skyrl_trainer.rollout.manager import Rollouts
 
 ENGINES: dict[str, tuple[type, dict[str, str]]] = {
     "vllm": (VLLMEngine, ENGINE_ENV),
+    "openai_server": (OpenAIServerEngine, {}),
     "transformers": (TransformersEngine, {"OMP_NUM_THREADS": "1"}),
 }
 """`generator.backend` -> the actor's class and the environment variables that its process needs."""
@@ -44,16 +48,21 @@ class Session:
     engines: list[Any]
     rollouts: Rollouts
 
-    def __init__(self, config: Config, model_path: str) -> None:
+    def __init__(self, config: Config, model_path: str, rolls_out: bool = True) -> None:
+        """rolls_out: whether anybody will ask for `rollouts`."""
         self.config = config
         self.model_path = model_path
+        self._rolls_out = rolls_out
 
     def __enter__(self) -> Session:
         try:
             self._start_ray()
             self.engines = [self._start_engine(index) for index in range(self.config.generator.num_inference_engines)]
             self._loading = [engine.ready.remote() for engine in self.engines]
-            self.rollouts = Rollouts(self.config, self.engines, self.model_path)
+            self.watch = EngineWatch(self.engines)
+            if self._rolls_out:
+                self.rollouts = Rollouts(self.config, self.engines, self.model_path)
+                self.rollouts.watch = self.watch.check
         except BaseException:
             ray.shutdown()
             raise
@@ -63,7 +72,8 @@ class Session:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         try:
-            self.rollouts.close()
+            if self._rolls_out:
+                self.rollouts.close()
             for engine in self.engines:
                 ray.kill(engine)
         finally:
@@ -112,6 +122,7 @@ class Session:
                 num_cpus=1,
                 num_gpus=tensor_parallel if torch.cuda.is_available() else 0,
                 max_concurrency=64,
+                max_restarts=-1,  # EngineWatch counts them
                 # On the driver's node: weights reach an engine through shared memory.
                 scheduling_strategy=NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False),
                 runtime_env={"env_vars": env_vars},
@@ -124,11 +135,28 @@ class Session:
                 seed=self.config.trainer.seed + index,
                 engine_kwargs={
                     **lora.engine_kwargs(self.config),
-                    **({"tensor_parallel_size": tensor_parallel} if generator.backend == "vllm" else {}),
-                    **generator.engine_kwargs,
+                    **({"tensor_parallel_size": tensor_parallel} if generator.backend != "transformers" else {}),
+                    **engine_kwargs_of(self.config, index),
                 },
             )
         )
+
+
+def check_engines(config: Config, model_path: str, training: bool) -> None:
+    """Raises UserError where servers that the user named are not what the run needs; asks them, starts nothing."""
+    generator = config.generator
+    urls = generator.engine_kwargs.get("urls")
+    if urls is not None and generator.backend != "openai_server":
+        raise UserError(f"generator.engine_kwargs.urls needs generator.backend=openai_server, not {generator.backend}.")
+    if urls is not None:
+        check_servers(urls, generator.num_inference_engines, model_path, training)
+
+
+def engine_kwargs_of(config: Config, index: int) -> dict[str, Any]:
+    """What the user gave, for one engine: its own URL instead of the list."""
+    given = dict(config.generator.engine_kwargs)
+    urls = given.pop("urls", None)
+    return given | ({"url": urls[index]} if urls else {})
 
 
 def _prepare_to_join(address: str) -> None:

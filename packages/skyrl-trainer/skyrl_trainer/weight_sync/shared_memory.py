@@ -7,14 +7,14 @@ Plain CPU parameters are moved into the buffer once, so that a sync copies nothi
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import ray
 import torch
 
 from skyrl_trainer.engine.weights import FlatBuffer
-from skyrl_trainer.errors import SyncError, UserError
+from skyrl_trainer.errors import EngineLost, SyncError, UserError
 from skyrl_trainer.protocols import NamedTensors
 
 CALL_SECONDS = 600.0
@@ -27,8 +27,8 @@ class SyncReport:
     bytes: int
     checksum: str
     """Of the learner's weights."""
-    engine_checksums: tuple[str, ...]
-    """Of what each engine loaded."""
+    engine_checksums: tuple[str | None, ...]
+    """Of what each engine loaded; None from one that died meanwhile."""
 
 
 class SharedMemorySync:
@@ -37,15 +37,21 @@ class SharedMemorySync:
     A `torch.nn.Parameter` in it that lies on the CPU is re-pointed into the buffer (its values and identity stay, so
     optimizers do not notice). buffer: one that holds the tensors already, because other processes write into it; then
     `named_tensors()` waits until they have.
+
+    An engine that dies is left out of the rest of a sync; once it is back, `restore` brings it to where the others are.
     """
 
     def __init__(self, engines: list[Any], named_tensors: NamedTensors, buffer: FlatBuffer | None = None) -> None:
         self._engines = engines
+        self._living = list(engines)  # None in the place of those that a sync leaves out
+        self.version: int | None = None
+        """The newest that was given to the engines."""
+        self.report = SyncReport(0.0, 0, "", ())
         self._named_tensors = named_tensors
         tensors = dict(named_tensors())
         self._buffer = buffer or FlatBuffer.create(tensors.items())
         try:
-            self._everywhere("init_weight_transfer", {"path": self._buffer.path, "layout": self._buffer.layout})
+            self._open()
         finally:
             self._buffer.unlink()
         if self._buffer.in_memory:
@@ -59,15 +65,39 @@ class SharedMemorySync:
 
         Raises SyncError if an engine fails; it stays paused then.
         """
+        self.version, self._living = version, list(self._engines)
+        self.report = self._load(version)
+        self._everywhere("resume")
+        return self.report
+
+    def restore(self, index: int) -> SyncReport:
+        """Brings a restarted engine to the newest version, alone, and resumes it. EngineLost if it dies again."""
+        self._living = [engine if number == index else None for number, engine in enumerate(self._engines)]
+        self._open()
+        if self.version is None:  # the first sync is still to come
+            return self.report
+        report = self._load(self.version)
+        self._everywhere("resume")
+        if self._living[index] is None:
+            raise EngineLost(f"Engine {index} died again while it got its weights.")
+        loaded = list(self.report.engine_checksums)
+        loaded[index] = report.engine_checksums[index]
+        self.report = replace(self.report, engine_checksums=tuple(loaded))
+        return self.report
+
+    def _open(self) -> None:
+        self._everywhere("init_weight_transfer", {"path": self._buffer.again, "layout": self._buffer.layout})
+
+    def _load(self, version: int) -> SyncReport:
+        """Everything but the resuming."""
         start = time.perf_counter()
         self._everywhere("pause")
         self._fill()
         self._everywhere("start_weight_update")
-        updates = [engine.update_weights.remote({}) for engine in self._engines]
+        updates = [engine and engine.update_weights.remote({}) for engine in self._living]
         checksum = self._buffer.checksum()  # while the engines load
-        self._wait("update_weights", updates)
+        self._each("update_weights", updates)
         loaded = self._everywhere("finish_weight_update", version)
-        self._everywhere("resume")
         return SyncReport(time.perf_counter() - start, self._buffer.nbytes, checksum, tuple(loaded))
 
     def close(self) -> None:
@@ -83,7 +113,18 @@ class SharedMemorySync:
                 target.copy_(tensor)
 
     def _everywhere(self, method: str, *arguments: Any) -> list[Any]:
-        return self._wait(method, [getattr(engine, method).remote(*arguments) for engine in self._engines])
+        return self._each(method, [engine and getattr(engine, method).remote(*arguments) for engine in self._living])
+
+    def _each(self, method: str, calls: list[Any]) -> list[Any]:
+        """One answer an engine; None from one that is gone, which the rest of this sync leaves out."""
+        answers: list[Any] = []
+        for index, call in enumerate(calls):
+            try:
+                answers.append(call and self._wait(method, [call])[0])
+            except EngineLost:
+                self._living[index] = None
+                answers.append(None)
+        return answers
 
     def _wait(self, method: str, calls: list[Any]) -> list[Any]:
         try:
@@ -92,5 +133,7 @@ class SharedMemorySync:
             cause = error.cause
             reason = str(cause) if isinstance(cause, UserError) else f"{type(cause).__name__}: {cause}"
             raise SyncError(f"Weight sync failed in {method}: {reason}") from error
-        except (ray.exceptions.RayActorError, ray.exceptions.GetTimeoutError) as error:
-            raise SyncError(f"Weight sync failed in {method}: an engine died or did not answer ({error}).") from error
+        except ray.exceptions.RayActorError as error:
+            raise EngineLost(f"An engine died in a weight sync, in {method}: {error}") from error
+        except ray.exceptions.GetTimeoutError as error:
+            raise SyncError(f"Weight sync failed in {method}: no answer within {CALL_SECONDS:.0f} s.") from error

@@ -23,6 +23,7 @@ from vllm.distributed.weight_transfer.base import (
 )
 from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 from vllm.lora.layers import BaseLayerWithLoRA
+from vllm.lora.request import LoRARequest
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 from vllm.platforms import current_platform
@@ -114,6 +115,10 @@ class WorkerExtension:
 
     def loaded_checksum(self) -> str:
         return self.weight_transfer_engine.checksum
+
+    def load_adapter(self, folder: str) -> None:
+        """In the place of the one before, for a server: in process, vLLM's own `add_lora` does it."""
+        self.model_runner.add_lora(LoRARequest("policy", ADAPTER, folder, load_inplace=True))
 
     def adapter_loaded(self) -> None:
         """Takes the checksum of the adapter as the layers hold it, and lets go of the base's buffer."""
