@@ -142,8 +142,8 @@ def demonstrations(source: Sequence[Sample], count: int, seed: int) -> Iterator[
             yield skyrl_gym.expert_trajectory(sample.env_id, sample.seed, sample.options)
         except (NotImplementedError, AttributeError) as error:
             raise UserError(
-                f"{sample.env_id} has no expert to clone (its env defines no expert_action): set "
-                "trainer.policy.model.num_demonstrations=0, or name a pretrained model in trainer.policy.model.path."
+                f"{sample.env_id} has no expert to clone (its env defines no expert_action): set trainer.policy.model."
+                "warmstart.num_demonstrations=0, or name a pretrained model in trainer.policy.model.path."
             ) from error
 
 
