@@ -190,8 +190,9 @@ class WebShopLiteEnv(TextEnv):
         return f"click[{ui['next' if pages[0] > view.number else 'prev'].lower()}]"
 
     def _meets(self, asin: str) -> bool:
-        """Whether a product, its options rightly chosen, is worth the whole reward."""
+        """Whether it is the goal's own product, or earns the whole reward with the goal's options chosen."""
         goal, products = self.task.ground_truth, self._shop.products
+        strict = self.options["matching"] == "strict"
         has = all(value in products[asin].options.get(group, ()) for group, value in goal["options"].items())
-        parts, _ = purchase(goal, products[goal["asin"]], products[asin], goal["options"], strict=True)
-        return has and sum(parts.values()) == 1
+        parts, _ = purchase(goal, products[goal["asin"]], products[asin], goal["options"], strict)
+        return asin == goal["asin"] or (has and sum(parts.values()) == 1)
