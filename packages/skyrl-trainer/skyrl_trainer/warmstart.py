@@ -30,8 +30,8 @@ from skyrl_trainer.errors import UserError
 from skyrl_trainer.init_policy import new_folder
 
 if TYPE_CHECKING:
+    import torch
     from transformers import PreTrainedTokenizerBase, ProgressCallback
-    from trl import SFTTrainer
 
 DEFAULTS = Warmstart()
 LOSS_WINDOW = 10
@@ -121,26 +121,19 @@ def collate(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def _trainer_class() -> type[SFTTrainer]:
-    """trl's trainer with the learner's forward pass."""
+def clone_loss(model: Any, batch: dict[str, Any]) -> torch.Tensor:
+    """Mean over the experts' tokens of a collated batch, in nats."""
     import torch
-    from trl import SFTTrainer
 
     from skyrl_trainer.learner.segments import Segments
 
-    class CloneTrainer(SFTTrainer):
-        def compute_loss(self, model: Any, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> torch.Tensor:
-            ids_P = inputs["ids_P"]
-            hidden_1PH = model.base_model(
-                ids_P[None],
-                position_ids=inputs["places_P"][None],
-                use_cache=False,
-                segments=Segments(inputs["lengths_S"], inputs["prefix_S"], ids_P.device),
-            ).last_hidden_state
-            logits_NV = model.get_output_embeddings()(hidden_1PH[0].index_select(0, inputs["predictors_N"]))
-            return torch.nn.functional.cross_entropy(logits_NV.float(), inputs["targets_N"])
-
-    return CloneTrainer
+    ids_P = batch["ids_P"]
+    segments = Segments(batch["lengths_S"], batch["prefix_S"], ids_P.device)
+    hidden_1PH = model.base_model(
+        ids_P[None], position_ids=batch["places_P"][None], use_cache=False, segments=segments
+    ).last_hidden_state
+    logits_NV = model.get_output_embeddings()(hidden_1PH[0].index_select(0, batch["predictors_N"]))
+    return torch.nn.functional.cross_entropy(logits_NV, batch["targets_N"])
 
 
 def warmstart(
@@ -159,7 +152,7 @@ def warmstart(
     import torch
     from datasets import Dataset
     from transformers import AutoModelForCausalLM, AutoTokenizer, ProgressCallback
-    from trl import SFTConfig
+    from trl import SFTConfig, SFTTrainer
 
     from skyrl_trainer.learner import segments
     from skyrl_trainer.learner.cpu_linear import use_onednn
@@ -199,9 +192,12 @@ def warmstart(
             dataloader_pin_memory=False,
             remove_unused_columns=False,
         )
-        trainer = _trainer_class()(
-            model=model, args=args, train_dataset=dataset, processing_class=tokenizer, data_collator=collate
-        )
+
+        class CloneTrainer(SFTTrainer):
+            def compute_loss(self, model: Any, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> torch.Tensor:
+                return clone_loss(model, inputs)
+
+        trainer = CloneTrainer(model, args, collate, dataset, processing_class=tokenizer)
         trainer.remove_callback(ProgressCallback)
         trainer.add_callback(_progress(options.target_loss, seconds))
         trainer.train()

@@ -153,9 +153,7 @@ def test_dynamic_sampling_refuses_groups_that_teach_nothing(returns: list[float]
 
 
 def test_an_unknown_sampler_is_refused() -> None:
-    with pytest.raises(
-        UserError, match=r"options\.sampler='dynamc' is not registered; choose one of curriculum, dyn"
-    ):
+    with pytest.raises(UserError, match=r"options\.sampler='dynamc' is not registered; choose one of curriculum, dyn"):
         sampler_class("dynamc")
 
 
