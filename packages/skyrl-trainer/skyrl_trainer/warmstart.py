@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from skyrl_trainer.agent.prompt import ChatPrompt, load_chat_prompt
+from skyrl_trainer.allocator import return_free_memory
 from skyrl_trainer.config import ModelConfig, Warmstart
 from skyrl_trainer.data import Conversation, demonstrations, load_samples
 from skyrl_trainer.errors import UserError
@@ -222,6 +223,7 @@ def _progress(target_loss: float, seconds: float) -> ProgressCallback:
             **kwargs: object,
         ) -> None:
             if logs and "loss" in logs:
+                return_free_memory()
                 if self.training_bar is not None:
                     self.training_bar.set_postfix(loss=f"{logs['loss']:.3f}")
                 control.should_training_stop |= logs["loss"] <= target_loss or time.monotonic() > deadline
