@@ -1,15 +1,21 @@
 """What the agent and env loop costs: tokens/s through it over tokens/s of the same engine without it.
 
     python benchmarks/rollout.py [--trajectories 512] [--concurrency 64] [--tokens 64] [--repeats 5]
+    python benchmarks/rollout.py --env tool_use [--trajectories 64] [--tokens 32] [--repeats 5]
 
-Three ways to the same requests (the prompts of text_math, lengths forced, temperature 1, logprobs on), one after the
-other in one run, median over the repeats:
-  loop     Rollouts.run: RolloutWorker, EnvWorker with the real text_math, engine actor
-  bare     the same engine actor, all prompts submitted in one call, results awaited
+Three ways to the same requests (lengths forced, temperature 1, logprobs on), one after the other in one run, median
+over the repeats:
+  loop     Rollouts.run: RolloutWorker, EnvWorker with the real env, engine actor
+  bare     the same engine actor: all first prompts are submitted in one call, and each further one (the context so far,
+           its own output and the observation's ids that were recorded) as soon as its previous turn is done
   fastest  vLLM in a process of its own without Ray: `LLM.generate` on all requests at once, on 1 or 2 threads
 
+text_math has one turn. tool_use has eight: the tokens of a random policy call no tool, so the env is given, behind what
+it decodes to, the calls that the task's expert would make next (search, wiki, calculator), and in the last turn the
+answer. So it parses, runs tools and answers as it does for a policy that knows it; `traffic` says how many tokens.
+
 The last line printed is one JSON object: `efficiency` is loop over bare, `of_fastest` loop over the best of the rest.
-The policy is a Qwen3 of 0.8 M parameters with random weights in float32.
+The policy is the tiny one of init-policy (0.8 M parameters, random weights, float32).
 """
 
 from __future__ import annotations
@@ -22,88 +28,106 @@ import subprocess
 import sys
 import tempfile
 import time
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import ray
 
 from skyrl_trainer.config import Config
+from skyrl_trainer.data import conversation_texts, load_samples
 from skyrl_trainer.engine.vllm_actor import ENGINE_ENV, VLLMEngine
+from skyrl_trainer.init_policy import init_policy
 from skyrl_trainer.rollout.manager import Rollouts
-from skyrl_trainer.types import GenerationRequest, PromptBatch, Sample, SamplingOptions
+from skyrl_trainer.types import GenerationRequest, PromptBatch, Sample, SamplingOptions, Trajectory
 
-DIFFICULTIES = (1, 2, 3, 4)
-MAX_MODEL_LEN = 256
-
-
-def make_policy(folder: Path) -> Path:
-    """Random weights suffice: every output has a forced length."""
-    import torch
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-    from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
-
-    bpe = Tokenizer(models.BPE())
-    bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    bpe.decoder = decoders.ByteLevel()
-    specials = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
-    bpe.train_from_iterator(
-        ["user assistant What is 12 + 34? \\boxed{46}"],
-        trainers.BpeTrainer(
-            vocab_size=400, special_tokens=specials, initial_alphabet=pre_tokenizers.ByteLevel.alphabet()
-        ),
-    )
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=bpe, eos_token="<|im_end|>", pad_token="<|endoftext|>")
-    tokenizer.chat_template = (
-        "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>\n' }}{% endfor %}"
-        "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
-    )
-    torch.manual_seed(0)
-    config = Qwen3Config(
-        vocab_size=512,
-        hidden_size=128,
-        intermediate_size=384,
-        num_hidden_layers=4,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=32,
-        max_position_embeddings=1024,
-        tie_word_embeddings=True,
-        eos_token_id=tokenizer.eos_token_id,
-    )
-    Qwen3ForCausalLM(config).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return folder
+TURNS = 8
+ENV_FILE = f'''
+import gymnasium, json
+from skyrl_gym.envs.tool_use.env import ToolUseEnv
 
 
-def run_loop(rollouts: Rollouts, step: int, number: int, sampling: SamplingOptions) -> tuple[float, list[list[int]]]:
-    """Tokens/s through everything, and the prompts that the engine got."""
+class Busy(ToolUseEnv):
+    """Plays the expert's calls, over and over, behind whatever the policy wrote; answers in the last turn."""
+
+    def begin(self, task):
+        self.turn = 0
+        return super().begin(task)
+
+    def act(self, action):
+        self.turn += 1
+        if self.turn == {TURNS}:
+            return super().act(f"{{action}}<answer>{{self.task.ground_truth}}</answer>")
+        calls = self.task.data["plan"][(self.turn - 1) % len(self.task.data["plan"])]
+        texts = [json.dumps(dict(tool=name, args=args)) for name, args in calls]
+        return super().act("\\n".join([action, *(f"<tool_call>{{text}}</tool_call>" for text in texts)]))
+
+
+gymnasium.register("bench/Busy-v0", Busy)
+'''
+Traffic = list[list[list[int]]]
+"""What was added to the context before each turn of each trajectory."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """What is played. `difficulties` take turns."""
+
+    env_id: str
+    difficulties: tuple[int, ...]
+    turns: int
+    max_model_len: int
+    tokens: int
+    trajectories: int
+
+
+CASES = {
+    "text_math": Case("skyrl/text_math-v0", (1, 2, 3, 4), 1, 256, 64, 512),
+    "tool_use": Case("bench/Busy-v0", (3, 4), TURNS, 4096, 32, 64),
+}
+
+
+def run_loop(rollouts: Rollouts, step: int, case: Case, folder: Path) -> tuple[float, list[Trajectory]]:
+    """Tokens/s through everything, and what was played."""
     samples = [
-        Sample(f"{step}:{i}", "skyrl/text_math-v0", i, {"split": "train", "difficulty": DIFFICULTIES[i % 4]})
-        for i in range(number)
-    ]
+        Sample(
+            f"{step}:{i}", case.env_id, i,
+            {"split": "train", "difficulty": case.difficulties[i % len(case.difficulties)]},
+            env_file=str(folder / "busy.py"),
+        )
+        for i in range(case.trajectories)
+    ]  # fmt: skip
+    sampling = SamplingOptions(max_tokens=case.tokens, min_tokens=case.tokens)
     start = time.perf_counter()
     done = rollouts.run(PromptBatch(step, samples, 1), sampling=sampling)
     seconds = time.perf_counter() - start
-    trajectories = done.trajectories
-    assert not any(trajectory.stop_reason.failed for trajectory in trajectories), trajectories[0].error
-    tokens = sum(trajectory.num_output_tokens for trajectory in trajectories)
-    assert tokens == number * sampling.max_tokens, "output lengths are forced"
-    return tokens / seconds, [trajectory.turns[0].prompt_ids for trajectory in trajectories]
+    tokens = sum(trajectory.num_output_tokens for trajectory in done.trajectories)
+    assert tokens == case.trajectories * case.turns * case.tokens, "turns and output lengths are forced"
+    return tokens / seconds, done.trajectories
 
 
-def run_bare(engine: Any, step: int, prompts: list[list[int]], sampling: SamplingOptions) -> float:
-    client = f"bare-{step}"
+def run_bare(engine: Any, step: int, traffic: Traffic, tokens: int) -> float:
+    client, sampling = f"bare-{step}", SamplingOptions(max_tokens=tokens, min_tokens=tokens)
+    contexts: list[list[int]] = [[] for _ in traffic]
     start = time.perf_counter()
-    requests = [GenerationRequest(f"bare/{step}/{i}", ids, sampling) for i, ids in enumerate(prompts)]
-    call = engine.submit.remote(client, requests)
-    tokens = left = 0
-    left = len(requests)
+    todo = [(i, 0, list[int]()) for i in range(len(traffic))]
+    left, calls, count = sum(map(len, traffic)), [], 0
     while left:
-        outputs = ray.get(engine.collect.remote(client, 60.0))
-        left -= len(outputs)
-        tokens += sum(len(output.output_ids) for output in outputs)
-    ray.get(call)
-    return tokens / (time.perf_counter() - start)
+        requests = []
+        for i, turn, output_ids in todo:
+            contexts[i] += output_ids + traffic[i][turn]
+            requests.append(GenerationRequest(f"bare/{step}/{i}/{turn}", list(contexts[i]), sampling))
+        if requests:
+            calls.append(engine.submit.remote(client, requests))
+        todo = []
+        for output in ray.get(engine.collect.remote(client, 60.0)):
+            assert len(output.output_ids) == tokens, output.error
+            count, left = count + tokens, left - 1
+            i, turn = map(int, output.request_id.split("/")[2:])
+            if turn + 1 < len(traffic[i]):
+                todo.append((i, turn + 1, output.output_ids))
+    ray.get(calls)
+    return count / (time.perf_counter() - start)
 
 
 class Fastest:
@@ -136,7 +160,7 @@ def child(model: str, prompts: str, concurrency: int, tokens: int) -> None:
     llm = LLM(
         model,
         dtype="float32",
-        max_model_len=MAX_MODEL_LEN,
+        max_model_len=CASES["text_math"].max_model_len,
         max_num_seqs=concurrency,
         enforce_eager=True,
         skip_tokenizer_init=True,
@@ -156,31 +180,33 @@ def child(model: str, prompts: str, concurrency: int, tokens: int) -> None:
         print(f"tokens/s {count / (time.perf_counter() - start)}", flush=True)
 
 
-def measure(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
-    model = make_policy(folder / "policy")
-    sampling = SamplingOptions(max_tokens=args.tokens, min_tokens=args.tokens)
+def measure(args: argparse.Namespace, case: Case, folder: Path) -> dict[str, Any]:
+    (folder / "busy.py").write_text(ENV_FILE)
+    model = folder / "policy"
+    init_policy(model, conversation_texts(load_samples([f"{args.env}?split=train"]), 500, 0), {}, 0)
     config = Config(
-        generator={"max_concurrency": args.concurrency, "max_model_len": MAX_MODEL_LEN},
+        generator={"max_concurrency": args.concurrency, "max_model_len": case.max_model_len, "max_turns": case.turns},
         trainer={"deterministic": args.deterministic},
     )
     engine_class = ray.remote(VLLMEngine).options(runtime_env={"env_vars": ENGINE_ENV}, max_concurrency=64, num_cpus=0)
-    engine = engine_class.remote(str(model), "float32", MAX_MODEL_LEN, args.concurrency, 0, {})
+    engine = engine_class.remote(str(model), "float32", case.max_model_len, args.concurrency, 0, {})
     rollouts = Rollouts(config, [engine], str(model))
     ray.get(engine.ready.remote())
     figures: dict[str, list[float]] = {"loop": [], "bare": []}
-    _, prompts = run_loop(rollouts, 0, args.trajectories, sampling)  # warms up, and gives the prompts
-    run_bare(engine, 0, prompts, sampling)
-    (folder / "prompts.json").write_text(json.dumps(prompts))
-    others = {} if args.no_fastest else {
+    _, played = run_loop(rollouts, 0, case, folder)  # warms up, and gives the traffic
+    traffic = [[turn.prompt_ids for turn in trajectory.turns] for trajectory in played]
+    run_bare(engine, 0, traffic, case.tokens)
+    (folder / "prompts.json").write_text(json.dumps([turns[0] for turns in traffic]))
+    others = {} if args.no_fastest or case.turns > 1 else {
         f"fastest_{threads}_threads": Fastest(
-            model, folder / "prompts.json", threads, args.concurrency, args.tokens
+            model, folder / "prompts.json", threads, args.concurrency, case.tokens
         ) for threads in (1, 2)
     }  # fmt: skip
     for other in others.values():
         other.measure()
     for step in range(1, args.repeats + 1):
-        figures["loop"].append(run_loop(rollouts, step, args.trajectories, sampling)[0])
-        figures["bare"].append(run_bare(engine, step, prompts, sampling))
+        figures["loop"].append(run_loop(rollouts, step, case, folder)[0])
+        figures["bare"].append(run_bare(engine, step, traffic, case.tokens))
         for name, other in others.items():
             figures.setdefault(name, []).append(other.measure())
         print({name: round(values[-1]) for name, values in figures.items()}, flush=True)
@@ -189,29 +215,38 @@ def measure(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
     rollouts.close()
     median = {name: statistics.median(values) for name, values in figures.items()}
     best = max(value for name, value in median.items() if name != "loop")
+    observations = [len(ids) for turns in traffic for ids in turns[1:]]
     return {
         "efficiency": round(median["loop"] / median["bare"], 3),
         "of_fastest": round(median["loop"] / best, 3),
         "tokens_per_second": {name: round(value) for name, value in median.items()},
-        "trajectories": args.trajectories,
+        "trajectories": case.trajectories,
         "concurrency": args.concurrency,
-        "new_tokens": args.tokens,
+        "traffic": {
+            "turns": case.turns,
+            "new_tokens_a_turn": case.tokens,
+            "first_prompt": round(statistics.mean(len(turns[0]) for turns in traffic)),
+            "observation": round(statistics.mean(observations)) if observations else 0,
+        },
     }
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--trajectories", type=int, default=512)
+    parser.add_argument("--env", choices=list(CASES), default="text_math")
+    parser.add_argument("--trajectories", type=int, help="512 of text_math, 64 of tool_use")
     parser.add_argument("--concurrency", type=int, default=64)
-    parser.add_argument("--tokens", type=int, default=64, help="new tokens of every trajectory")
+    parser.add_argument("--tokens", type=int, help="new tokens of every turn: 64 of text_math, 32 of tool_use")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--deterministic", action="store_true", help="seeded requests in rounds (bare is not seeded)")
     parser.add_argument("--no-fastest", action="store_true", help="leave out plain vLLM")
     args = parser.parse_args()
+    case = CASES[args.env]
+    case = replace(case, tokens=args.tokens or case.tokens, trajectories=args.trajectories or case.trajectories)
     ray.init("local", include_dashboard=False, log_to_driver=False, num_cpus=4)
     try:
         with tempfile.TemporaryDirectory() as folder:
-            print(json.dumps(measure(args, Path(folder))))
+            print(json.dumps(measure(args, case, Path(folder))))
     finally:
         ray.shutdown()
 

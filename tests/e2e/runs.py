@@ -31,11 +31,11 @@ SMALL = {
 class Run:
     """One process of `skyrl-trainer train` in `folder`."""
 
-    def __init__(self, folder: Path, **settings: object) -> None:
+    def __init__(self, folder: Path, *options: str, **settings: object) -> None:
         self.folder = folder
         chosen = {**SMALL, "trainer.run_dir": folder, **{k.replace("__", "."): v for k, v in settings.items()}}
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "skyrl_trainer", "train", *(f"{name}={value}" for name, value in chosen.items())],
+            [sys.executable, "-m", "skyrl_trainer", "train", *options, *(f"{k}={v}" for k, v in chosen.items())],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

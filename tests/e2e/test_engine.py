@@ -6,6 +6,8 @@ Engines are started once for the whole file: each start costs seconds.
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -19,9 +21,11 @@ import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from skyrl_trainer.engine.client import EngineClient
+from skyrl_trainer.engine.openai_server import OpenAIServerEngine
 from skyrl_trainer.engine.transformers import TransformersEngine
 from skyrl_trainer.engine.vllm_actor import ENGINE_ENV, VLLMEngine
 from skyrl_trainer.errors import EngineDied, SyncError
+from skyrl_trainer.learner.engine_watch import EngineWatch
 from skyrl_trainer.types import GenerationOutput, GenerationRequest, SamplingOptions
 from skyrl_trainer.weight_sync.canary import Canary
 from skyrl_trainer.weight_sync.shared_memory import SharedMemorySync
@@ -135,6 +139,7 @@ def stacks(cluster: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
     engines: dict[str, tuple[type, bool]] = {
         "vllm-tied": (FaultyVLLM, True),
         "vllm-untied": (VLLMEngine, False),
+        "server": (OpenAIServerEngine, True),
         "transformers": (TransformersEngine, True),
     }
     started: dict[str, Stack] = {}
@@ -142,7 +147,9 @@ def stacks(cluster: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
     for name, (engine_class, tied) in engines.items():
         folder = tmp_path_factory.mktemp(name)
         learner = make_model(folder, tied)
-        actor = ray.remote(engine_class).options(max_concurrency=64, runtime_env={"env_vars": ENGINE_ENV})
+        actor = ray.remote(engine_class).options(
+            max_concurrency=64, max_restarts=1, runtime_env={"env_vars": ENGINE_ENV}
+        )
         loading[name] = (actor.remote(str(folder), "float32", 512, 64, 0, {}), learner)
     ray.get([actor.ready.remote() for actor, _ in loading.values()], timeout=300)
     for name, (actor, learner) in loading.items():
@@ -152,7 +159,7 @@ def stacks(cluster: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
         stack.sync.close()
 
 
-@pytest.fixture(params=["vllm-tied", "vllm-untied", "transformers"])
+@pytest.fixture(params=["vllm-tied", "vllm-untied", "server", "transformers"])
 def stack(request: pytest.FixtureRequest, stacks: dict[str, Stack]) -> Stack:
     return stacks[request.param]
 
@@ -203,13 +210,14 @@ def test_seeded_requests_do_not_depend_on_their_neighbours(stack: Stack) -> None
     assert together == reverse == sevens
 
 
-def test_more_seeded_prompts_than_a_step_may_prefill(stacks: dict[str, Stack]) -> None:
+@pytest.mark.parametrize("name", ["vllm-tied", "server"])
+def test_more_seeded_prompts_than_a_step_may_prefill(stacks: dict[str, Stack], name: str) -> None:
     """A prefill in parts would crash vLLM's CPU generators: admission has to prevent it."""
     requests = [
         GenerationRequest(f"r{i}", [2 + (i + j) % 250 for j in range(400)], SamplingOptions(max_tokens=100), seed=i)
         for i in range(150)
     ]
-    outputs = stacks["vllm-tied"].generate(requests)
+    outputs = stacks[name].generate(requests)
     assert [len(output.output_ids) for output in outputs] == [100] * len(requests)
 
 
@@ -261,6 +269,31 @@ def test_a_sync_in_the_middle_of_generation_keeps_requests_and_marks_every_token
         assert (expected - torch.tensor(output.logprobs)[new]).abs().max() < TOLERANCE
 
 
+def test_an_engine_that_sleeps_around_a_sync_keeps_its_requests_and_generates_nothing_meanwhile(stack: Stack) -> None:
+    requests = requests_of(24, 200)
+
+    async def run() -> list[GenerationOutput]:
+        client = EngineClient(stack.actor, f"asleep-{time.monotonic_ns()}")
+        generation = asyncio.ensure_future(client.generate_round(requests))
+        await asyncio.sleep(0.15)
+        await stack.actor.sleep.remote(2)
+        await asyncio.to_thread(stack.perturb, 0.05)
+        await stack.actor.wake_up.remote(["weights"])
+        await asyncio.to_thread(stack.push)  # ends with resume, but there is no cache yet
+        assert not (await asyncio.wait([generation], timeout=2.0))[0]
+        await stack.actor.wake_up.remote(["kv_cache"])
+        return await asyncio.wait_for(generation, 120)
+
+    first = stack.version
+    outputs = asyncio.run(run())
+    assert any(first + 1 in output.weight_versions for output in outputs)
+    for request, output in zip(requests, outputs, strict=True):
+        assert len(output.output_ids) == len(output.weight_versions) == 200
+        new = [i for i, version in enumerate(output.weight_versions) if version == first + 1]
+        expected = learner_scores(stack, request.prompt_ids, output.output_ids, 1.0)[new]
+        assert not new or (expected - torch.tensor(output.logprobs)[new]).abs().max() < TOLERANCE
+
+
 @pytest.mark.parametrize("scale", [0.05, 1e-3, 1e-6])
 def test_the_canary_passes_after_a_sync_of_any_size(stack: Stack, scale: float) -> None:
     canary = stack.canary()
@@ -306,6 +339,41 @@ def test_the_learner_trains_in_the_shared_buffer(stacks: dict[str, Stack]) -> No
     canary = stack.canary()
     report = stack.push()
     canary.check(stack.version, stack.learner_logprobs, report)
+
+
+@pytest.mark.parametrize("name", ["vllm-untied", "server"])
+def test_a_killed_engine_comes_back_with_its_weights_and_answers_what_it_was_asked(
+    stacks: dict[str, Stack], name: str
+) -> None:
+    stack = stacks[name]
+    stack.perturb(0.01)  # so that its folder holds other weights than it is asked with
+    report = stack.push()
+    canary = stack.canary()
+    canary.check(stack.version, stack.learner_logprobs, report)
+    requests = requests_of(24, 300, min_tokens=300)
+    undisturbed = stack.generate(requests)
+    watch = EngineWatch([stack.actor])
+    watch.restore = lambda index: canary.check(
+        stack.version, stack.learner_logprobs, stack.sync.restore(index), only=index
+    )  # type: ignore[assignment, return-value]
+    running = ray.get(stack.actor.ready.remote())
+    assert not watch.check()
+
+    async def run() -> list[GenerationOutput]:
+        client = EngineClient(stack.actor, f"killed-{time.monotonic_ns()}")
+        generation = asyncio.ensure_future(client.generate_round(requests))
+        await asyncio.sleep(0.1)
+        assert not generation.done()
+        os.kill(running.get("server_pid", running["pid"]), signal.SIGKILL)
+        assert await asyncio.to_thread(watch.check, 20.0)
+        return await asyncio.wait_for(generation, 60)
+
+    outputs = asyncio.run(run())
+    assert [output.output_ids for output in outputs] == [output.output_ids for output in undisturbed]
+    assert all({*output.weight_versions} == {stack.version} for output in outputs)
+    assert watch.restarts == 1 and not watch.check()
+    stack.perturb(1e-3)
+    canary.check(stack.version + 1, stack.learner_logprobs, stack.push())
 
 
 def dies(stack: Stack, kill: Callable[[], None]) -> str:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import ray
@@ -13,10 +15,12 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from skyrl_trainer.config import Config
+from skyrl_trainer.engine.openai_server import OpenAIServerEngine
 from skyrl_trainer.engine.vllm_actor import ENGINE_ENV, VLLMEngine
 from skyrl_trainer.errors import SyncError
 from skyrl_trainer.init_policy import init_policy
 from skyrl_trainer.learner import lora
+from skyrl_trainer.learner.engine_watch import EngineWatch
 from skyrl_trainer.learner.learner import Learner
 from skyrl_trainer.types import GenerationOutput, GenerationRequest, SamplingOptions
 from skyrl_trainer.weight_sync.canary import Canary
@@ -60,12 +64,13 @@ class FaultyVLLM(VLLMEngine):
 class Stack:
     """An engine for adapters, the learner whose adapter it gets, and what runs between them."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, engine_class: type) -> None:
         settings = {"rank": 5, "quantization": "nf4", "target_modules": ["q_proj", "down_proj"]}
         config = Config.model_validate({"trainer": {"policy": {"model": {"lora": settings}}}})
         init_policy(folder, ["17 + 25 = 42"], {"hidden_size": 64, "num_hidden_layers": 2}, 0)
         self.learner = Learner(config, str(folder), 1)
-        actor = ray.remote(FaultyVLLM).options(max_concurrency=64, runtime_env={"env_vars": ENGINE_ENV})
+        options = {"max_concurrency": 64, "max_restarts": 1, "runtime_env": {"env_vars": ENGINE_ENV}}
+        actor: Any = ray.remote(engine_class).options(**options)
         self.actor = actor.remote(str(folder), "float32", 256, 16, 0, lora.engine_kwargs(config))
         ray.get(self.actor.ready.remote(), timeout=300)
         self.sync = AdapterSync([self.actor], self.learner)
@@ -83,12 +88,23 @@ class Stack:
         return self.canary.check(self.version, self.learner.token_logprobs, self.sync.sync(self.version))
 
 
+ENGINES = {"vllm": FaultyVLLM, "server": OpenAIServerEngine}
+
+
 @pytest.fixture(scope="module")
-def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+def stacks() -> Iterator[dict[str, Stack]]:
+    """Those started so far."""
     ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers cannot import the tests
     ray.init("local", num_cpus=2, include_dashboard=False, logging_level="ERROR", log_to_driver=False)
-    yield Stack(tmp_path_factory.mktemp("policy") / "model")
+    yield {}
     ray.shutdown()
+
+
+@pytest.fixture(params=["vllm", "server"])
+def stack(request: pytest.FixtureRequest, stacks: dict[str, Stack], tmp_path_factory: pytest.TempPathFactory) -> Stack:
+    if request.param not in stacks:
+        stacks[request.param] = Stack(tmp_path_factory.mktemp("policy") / "model", ENGINES[request.param])
+    return stacks[request.param]
 
 
 def test_adapters_of_any_size_arrive_and_leave_no_file(
@@ -102,6 +118,7 @@ def test_adapters_of_any_size_arrive_and_leave_no_file(
 
 
 @pytest.mark.parametrize(("fault", "scale"), [("_load_adapter", 1e-7), ("add_lora", 1e-7), ("add_lora", 0.3)])
+@pytest.mark.parametrize("stack", ["vllm"], indirect=True)
 def test_a_load_that_leaves_something_out_is_caught(stack: Stack, fault: str, scale: float) -> None:
     stack.publish()
     stack.move(scale)
@@ -127,3 +144,21 @@ def test_requests_in_flight_go_on_with_the_new_adapter(stack: Stack) -> None:
         ours_T = now_TV.gather(1, torch.tensor(output.output_ids)[:, None])[:, 0]
         new_T = torch.tensor(output.weight_versions) == stack.version
         assert new_T[-1] and (ours_T - torch.tensor(output.logprobs))[new_T].abs().max() < TOLERANCE
+
+
+def test_a_killed_engine_gets_the_base_again_and_then_the_adapter(stack: Stack) -> None:
+    stack.move(0.2)
+    stack.publish()
+    watch = EngineWatch([stack.actor])
+    checked: list[dict[str, float]] = []
+
+    def restore(index: int) -> None:
+        report = stack.sync.restore(index)
+        checked.append(stack.canary.check(stack.version, stack.learner.token_logprobs, report, only=index))
+
+    watch.restore = restore
+    os.kill(ray.get(stack.actor.ready.remote())["pid"], signal.SIGKILL)
+    assert watch.check(wait=20)
+    assert checked[0]["sync/max_logprob_diff"] < TOLERANCE
+    stack.move(0.1)
+    stack.publish()

@@ -67,6 +67,17 @@ def test_a_joined_cluster_trains_with_two_engines_and_is_left_as_it_was(
     assert look(cluster) == [4.0, 4.0], "nothing of the run holds a CPU of the cluster"
 
 
+def test_two_servers_train(clone: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    settings = {"generator__backend": "openai_server", "generator__num_inference_engines": 2, "trainer__max_steps": 2}
+    code, output = Run(folder, trainer__policy__model__path=clone, **settings).finish()
+    assert code == 0, output
+    rows = metrics(folder)
+    assert [row["step"] for row in rows] == [0, 1, 2]
+    assert all(row["sync/max_logprob_diff"] < 5e-4 for row in rows)
+    assert_nothing_left(folder)
+
+
 def test_a_cluster_that_is_not_there_is_a_sentence(clone: Path, tmp_path: Path) -> None:
     code, output = Run(tmp_path / "run", trainer__policy__model__path=clone, ray__address="127.0.0.1:1").finish()
     assert code == 2 and "ray.address" in output and "Traceback" not in output, output

@@ -6,6 +6,7 @@ import gzip
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -23,17 +24,28 @@ REQUIRED = (
     *("kl/engine_learner", "sync/max_logprob_diff", "tokens/per_second", "stop/terminated", "stop/length"),
     *("time/rollout", "time/train", "time/sync"),
 )
-TIMED = ("time/", "tokens/per_second", "memory/")
+TIMED = ("time/", "tokens/per_second", "memory/", "engine_restarts")
 """Exempt from the same-bytes promise."""
 FROM_ENGINE = ("kl/engine_learner", "sync/", "logprobs/max_diff")
 """Made from the engine's logprobs: equal within 1e-5."""
+
+
+# One turn and many, history that is rewritten, and every token in the gradient (the clone solves no household task).
+MIXED = {
+    "data__train_data": "['text_math?split=train&difficulty=1', 'alfworld_lite?split=train']",
+    "generator__max_model_len": 2048,
+    "generator__max_turns": 3,
+    "generator__agent": "{memory: window, window: 1}",
+    "trainer__algorithm__options__entropy_coef": 0.001,
+    "trainer__max_steps": 6,
+}
 
 
 @pytest.fixture(scope="module")
 def left_alone(clone: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Six steps that nobody disturbs."""
     folder = tmp_path_factory.mktemp("left-alone") / "run"
-    code, output = Run(folder, trainer__policy__model__path=clone, trainer__max_steps=6).finish()
+    code, output = Run(folder, trainer__policy__model__path=clone, **MIXED).finish()
     assert code == 0, output
     assert_nothing_left(folder)
     return folder
@@ -61,6 +73,8 @@ def same_run(one: Path, other: Path) -> None:
     for step in range(1, 7):
         tokens = [sampled(folder, step) for folder in (one, other)]
         assert tokens[0] == tokens[1], f"step {step}"
+    with gzip.open(one / "trajectories" / "step_000006.jsonl.gz", "rt") as file:
+        assert '"new_segment":true' in file.read()
     for a, b in zip(metrics(one), metrics(other), strict=True):
         assert a.keys() == b.keys()
         for key in a:
@@ -78,12 +92,12 @@ def sampled(folder: Path, step: int) -> list[list[int]]:
 
 def test_killed_and_resumed_run_has_the_bytes_of_one_left_alone(left_alone: Path, clone: Path, tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    run = Run(folder, trainer__policy__model__path=clone, trainer__max_steps=6)
+    run = Run(folder, trainer__policy__model__path=clone, **MIXED)
     run.wait_for_step(3)
     run.kill(signal.SIGKILL)
     run.finish()
     assert_nothing_left(folder, within=30)
-    code, output = Run(folder, trainer__policy__model__path=clone, trainer__max_steps=6).finish()
+    code, output = Run(folder, trainer__policy__model__path=clone, **MIXED).finish()
     assert code == 0, output
     assert "step 2" in output  # the checkpoint that it went on from
     same_run(left_alone, folder)
@@ -91,7 +105,7 @@ def test_killed_and_resumed_run_has_the_bytes_of_one_left_alone(left_alone: Path
 
 def test_ctrl_c_saves_stops_everything_and_resumes(left_alone: Path, clone: Path, tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    run = Run(folder, trainer__policy__model__path=clone, trainer__max_steps=6, trainer__ckpt_interval=0)
+    run = Run(folder, trainer__policy__model__path=clone, trainer__ckpt_interval=0, **MIXED)
     run.wait_for_lock()
     code, output = Run(folder, trainer__policy__model__path=clone).finish()
     assert code == 2 and f"in use by process {run.process.pid}" in output and "Traceback" not in output
@@ -102,7 +116,7 @@ def test_ctrl_c_saves_stops_everything_and_resumes(left_alone: Path, clone: Path
     assert "Traceback" not in output
     assert_nothing_left(folder)
     assert list((folder / "checkpoints").glob("step_*"))
-    again = Run(folder, trainer__policy__model__path=clone, trainer__max_steps=6, trainer__ckpt_interval=0)
+    again = Run(folder, trainer__policy__model__path=clone, trainer__ckpt_interval=0, **MIXED)
     code, output = again.finish()
     assert code == 0, output
     same_run(left_alone, folder)
@@ -110,14 +124,39 @@ def test_ctrl_c_saves_stops_everything_and_resumes(left_alone: Path, clone: Path
     assert code == 2 and "trainer.learning_rate" in output and "Traceback" not in output
 
 
-def test_a_dead_engine_ends_the_run_with_a_sentence_and_a_checkpoint(clone: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("backend", ["vllm", "openai_server"])
+def test_a_killed_engine_changes_nothing(left_alone: Path, clone: Path, tmp_path: Path, backend: str) -> None:
     folder = tmp_path / "run"
-    run = Run(folder, trainer__policy__model__path=clone, trainer__max_steps=500, trainer__eval_interval=0)
+    run = Run(folder, trainer__policy__model__path=clone, trainer__max_steps=6, generator__backend=backend)
+    run.wait_for_step(2)
+    kill_engine(folder)
+    code, output = run.finish()
+    assert code == 0, output
+    rows = metrics(folder)
+    assert sum(row["engine_restarts"] for row in rows) == 1
+    assert all(row["failed"] == 0 for row in rows[1:])
+    same_run(left_alone, folder)
+    assert_nothing_left(folder)
+
+
+def kill_engine(folder: Path) -> None:
+    """Of a server, the process that answers."""
+    lines = {process.pid: " ".join(process.cmdline()) for process in processes_of(folder)}
+    servers = [pid for pid, line in lines.items() if "openai.api_server" in line]
+    os.kill((servers or [pid for pid, line in lines.items() if "ray::VLLMEngine" in line])[0], signal.SIGKILL)
+
+
+def test_an_engine_that_cannot_be_restarted_ends_the_run_with_a_sentence_and_a_checkpoint(
+    clone: Path, tmp_path: Path
+) -> None:
+    folder, policy = tmp_path / "run", tmp_path / "policy"
+    shutil.copytree(clone, policy)
+    run = Run(folder, trainer__policy__model__path=policy, trainer__max_steps=500, trainer__eval_interval=0)
     run.wait_for_step(1)
-    engine = next(p for p in processes_of(folder) if "VLLMEngine" in " ".join(p.cmdline()))
-    os.kill(engine.pid, signal.SIGKILL)
+    shutil.rmtree(policy)
+    kill_engine(folder)
     code, output = run.finish(120)
-    assert code == 2 and "engine" in output.lower() and "Traceback" not in output, output
+    assert code == 2 and "Engine 0 died and could not be restarted" in output and "Traceback" not in output, output
     assert list((folder / "checkpoints").glob("step_*"))
     assert_nothing_left(folder)
 

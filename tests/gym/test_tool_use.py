@@ -168,3 +168,23 @@ def test_own_tools_corpus_and_rows(tmp_path):
     assert env.step(env.unwrapped.expert_action())[1] == pytest.approx(1.1)
     with pytest.raises(ValueError, match="no built-in tool 'wikki'; valid ones are calculator"):
         gym.make(ID, tools=["wikki"])
+
+
+def test_a_template_that_lists_the_tools_gets_instructions_without_them() -> None:
+    row = {"prompt": [{"role": "system", "content": "Be kind."}, {"role": "user", "content": "1+1?"}]}
+    row |= {"data_source": "mine", "env_class": "tool_use", "reward_spec": {"method": "rule", "ground_truth": "2"}}
+    env = gym.make("skyrl/tool_use-v0")
+    for options in ({"lang": "en"}, {"lang": "zh"}, {"task": row}):
+        _, info = env.reset(seed=0, options=options)
+        bare = info["instructions_without_tools"]
+        assert "calculator" in info["instructions"] and "calculator" not in bare and "<answer>" in bare
+        assert ("Be kind." in bare) == ("task" in options)
+
+
+def test_calls_in_the_words_of_qwens_template_are_made() -> None:
+    env = gym.make("skyrl/tool_use-v0")
+    env.reset(seed=0)
+    call = '<tool_call>\n{"name": "calculator", "arguments": {"expression": "2+3"}}\n</tool_call>'
+    observation, _, _, _, info = env.step(f"<think>\nHm.\n</think>\n\n{call}")
+    assert observation == "<tool_response>\n5\n</tool_response>"
+    assert info["tool_calls"] == [{"tool": "calculator", "args": {"expression": "2+3"}, "result": "5"}]

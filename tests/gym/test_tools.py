@@ -196,3 +196,22 @@ def test_bad_rows_of_a_corpus(tmp_path):
         path.write_text(ROW + row)
         with pytest.raises(ValueError, match=f"corpus.jsonl:2: .*{problem}"):
             Corpus.load(path)
+
+
+def test_external_tools_answer_from_a_record_each_entry_once():
+    runs = []
+
+    def roll(sides: int) -> str:
+        """Rolls a die."""
+        runs.append(sides)
+        return str(len(runs))
+
+    tools = {"roll": tool(roll, external=True), "order": order}
+    six, two = ToolCall("roll", {"sides": 6}), ToolCall("roll", {"sides": 2})
+    said = [run_call(tools, call) for call in (six, two, six, ToolCall("roll", {}))]
+    assert runs == [6, 2, 6] and "missing" in said[3]["error"]
+    record = list(said)
+    assert [run_call(tools, call, record) for call in (six, two, six, ToolCall("roll", {}))] == said
+    assert "holds no answer" in run_call(tools, six, record)["error"]
+    assert run_call(tools, ToolCall("order", {"item": "a", "count": 1}), [])["result"], "only external ones"
+    assert runs == [6, 2, 6]

@@ -118,7 +118,8 @@ class FakeEngine:
 class FakeEnvWorker:
     """What a handle of an EnvWorker offers, in this process. The env answers what `Sample.options` say:
 
-    {"turns": 3} ends after three steps with reward 1; {"raise_at": 1} and {"hang_at": 1} fail in step 1 (0: reset).
+    {"turns": 3} ends after three steps with reward 1, {"says": [...]} are its texts; {"raise_at": 1} and {"hang_at": 1}
+    fail in step 1 (0: reset).
     `kill()` loses all envs, fails the calls under way and comes back after `restart` seconds.
     """
 
@@ -173,8 +174,8 @@ class FakeEnvWorker:
         self.envs[key] = (sample.options, [])
         return self._answer(key)
 
-    async def _step(self, item: tuple[str, str]) -> EnvReply:
-        key, action = item
+    async def _step(self, item: tuple[str, ...]) -> EnvReply:
+        key, action, *_ = item
         await asyncio.sleep(self._delay())
         if key not in self.envs:
             return EnvReply(error="no env", kind="lost")
@@ -195,4 +196,5 @@ class FakeEnvWorker:
             del self.envs[key]
         digest = hashlib.sha256("\0".join(actions).encode()).hexdigest()[:8]
         info = {"reward_parts": {"correct": float(over)}}
-        return EnvReply(f"turn {len(actions)} {digest}", float(over), over, info=info)
+        text = [*options.get("says", []), *[f"turn {len(actions)} {digest}"] * (len(actions) + 1)][len(actions)]
+        return EnvReply(text, float(over), over, info=info)

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import gymnasium
@@ -92,6 +92,8 @@ class TextEnv(gymnasium.Env[str, str]):
         self._task: Task | None = None
         self._finished = False
         self._screen = ""
+        self.recorded: list[Mapping[str, Any]] | None = None
+        """What `feed_external` gave for the next step."""
 
     # What a subclass gives.
 
@@ -186,6 +188,7 @@ class TextEnv(gymnasium.Env[str, str]):
             logger.warn("step() was called after the episode had ended; call reset() first. Nothing happens.")
             return "", 0.0, True, False, {"reward_parts": {}, "valid_action": False, "success": False}
         outcome = self.act(action)
+        self.recorded = None
         self._finished = outcome.terminated
         reward = float(sum(outcome.reward_parts.values()))
         info: dict[str, Any] = {
@@ -197,6 +200,14 @@ class TextEnv(gymnasium.Env[str, str]):
         if self.render_mode is not None:
             self._screen = f"> {action}\n{outcome.observation}\nreward {reward:g} {outcome.reward_parts}"
         return outcome.observation, reward, outcome.terminated, False, self._with_admissible(info)
+
+    def feed_external(self, calls: Sequence[Mapping[str, Any]]) -> None:
+        """Lets tools with effects outside answer the next step's calls from a record instead of running.
+
+        calls: that step's `info["tool_calls"]` as it was recorded. An env with such tools hands `self.recorded` to
+        `tools.tool.run_call`; a call that is not in the record gets an error.
+        """
+        self.recorded = list(calls)
 
     def render(self) -> str | None:  # type: ignore[override]
         """With render_mode "ansi": the first observation, or the last action and what it led to."""

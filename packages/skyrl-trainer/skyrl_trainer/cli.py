@@ -1,4 +1,4 @@
-"""`skyrl-trainer`: train, eval, report, export, init-policy, warmstart, envs, doctor.
+"""`skyrl-trainer`: train, eval, serve, replay, report, view, export, init-policy, warmstart, envs, doctor.
 
 Exit codes: 0 done; 2 something that the user can mend, said in one sentence; 130 Ctrl-C; 1 a fault of ours, with the
 traceback in a file. Nothing heavy is imported before a command needs it.
@@ -17,12 +17,18 @@ import traceback
 from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from skyrl_trainer import __version__
 from skyrl_trainer.errors import UserError
 
+if TYPE_CHECKING:
+    from skyrl_trainer.config import Config
+
+LOCALHOST = "127.0.0.1"
 SETTINGS = "a recipe (quickstart, or the path of a YAML file), then settings such as trainer.max_steps=10"
 MODULES = {
+    "replay": ("skyrl_trainer.trajectories", "play stored trajectories again and compare; score their tokens"),
     "init-policy": ("skyrl_trainer.init_policy", "make a tiny policy and its tokenizer, without a download"),
     "warmstart": ("skyrl_trainer.warmstart", "clone an env's expert trajectories into a policy"),
 }
@@ -63,6 +69,7 @@ def _parse(words: list[str]) -> argparse.Namespace:
     train = commands.add_parser("train", help="learn by reinforcement; goes on where the run folder left off")
     train.add_argument("settings", nargs="*", metavar="RECIPE a.b=c", help=SETTINGS)
     train.add_argument("--dry-run", action="store_true", help="show settings, placement, memory, limits; run nothing")
+    train.add_argument("--serve", type=int, metavar="PORT", help="also answer OpenAI's API there; 0 takes a free port")
     train.set_defaults(command=_train)
 
     evaluate = commands.add_parser("eval", help="held-out evaluation of a run's policy or of any model")
@@ -71,15 +78,29 @@ def _parse(words: list[str]) -> argparse.Namespace:
     evaluate.add_argument("--which", choices=("last", "best"), default="best", help="of a run's policies")
     evaluate.set_defaults(command=_eval)
 
+    serve = commands.add_parser("serve", help="an OpenAI-compatible endpoint of a run's policy or of any model")
+    serve.add_argument("target", metavar="RUN|MODEL", help="a run folder, a Hugging Face folder or a model's name")
+    serve.add_argument("settings", nargs="*", metavar="RECIPE a.b=c", help=f"{SETTINGS}; a run has its own recipe")
+    serve.add_argument("--which", choices=("last", "best"), default="last", help="of a run's policies")
+    serve.add_argument("--host", default=LOCALHOST, help="0.0.0.0 lets everybody ask who can reach this machine")
+    serve.add_argument("--port", type=int, default=8000, help="0 takes a free one")
+    serve.set_defaults(command=_serve)
+
     report = commands.add_parser("report", help="write report.html: curves and transcripts, also of runs side by side")
     report.add_argument("runs", nargs="+", type=Path, metavar="RUN")
     report.add_argument("-o", "--out", type=Path, help="default: report.html (compare.html) in the first run's folder")
     report.set_defaults(command=_report)
 
-    export = commands.add_parser("export", help="copy a run's policy as a Hugging Face folder, and try to load it")
-    export.add_argument("run", type=Path, metavar="RUN")
-    export.add_argument("--out", type=Path, required=True, metavar="DIR")
-    export.add_argument("--which", choices=("last", "best"), default="last")
+    view = commands.add_parser(
+        "view", help="write trajectories.html: every turn, token and tool call, without a server"
+    )
+    view.add_argument("run", type=Path, metavar="RUN")
+    view.add_argument("--step", type=int, nargs="+", metavar="N", help="default: the newest that fit")
+    view.add_argument("-o", "--out", type=Path, metavar="FILE", help="default: trajectories.html in the run's folder")
+    view.set_defaults(command=_view)
+
+    export = commands.add_parser("export", help="a run's policy as a Hugging Face folder, or its trajectories as chats")
+    _export_arguments(export)
     export.set_defaults(command=_export)
 
     for name, (module, text) in MODULES.items():
@@ -98,6 +119,17 @@ def _parse(words: list[str]) -> argparse.Namespace:
     if rest:
         args.settings += rest
     return args
+
+
+def _export_arguments(export: argparse.ArgumentParser) -> None:
+    export.add_argument("run", type=Path, metavar="RUN")
+    what = export.add_mutually_exclusive_group(required=True)
+    what.add_argument("--out", type=Path, metavar="DIR", help="copy the policy there, and try to load it")
+    what.add_argument("--trajectories", type=Path, metavar="JSONL", help="write the trajectories as chat messages")
+    export.add_argument("--which", choices=("last", "best"), default="last", help="of a run's policies")
+    export.add_argument("--step", type=int, metavar="N", help="of trajectories; default: every stored step")
+    export.add_argument("--min-reward", type=float, metavar="X", help="only trajectories that earned so much")
+    export.add_argument("--only-success", action="store_true", help="only trajectories that solved their task")
 
 
 def split_settings(words: list[str]) -> tuple[str | None, list[str]]:
@@ -130,11 +162,15 @@ def _train(args: argparse.Namespace) -> int:
         raise UserError(sentence)
     from skyrl_trainer.learner.trainer import train
 
-    return train(resolved.config)
+    if args.serve is None:
+        return train(resolved.config)
+    from skyrl_trainer.serve import PolicyServer
+
+    return train(resolved.config, beside=PolicyServer(LOCALHOST, args.serve).beside)
 
 
-def _eval(args: argparse.Namespace) -> int:
-    _quiet()
+def _policy_of(args: argparse.Namespace) -> tuple[Config, str]:
+    """The configuration and the model's path or name of a target that may be a run."""
     from skyrl_trainer.config import load_config
     from skyrl_trainer.doctor import require_gym
     from skyrl_trainer.plan import model_shape
@@ -149,6 +185,22 @@ def _eval(args: argparse.Namespace) -> int:
     config = load_config(recipe, [*overrides, f"trainer.policy.model.path={model}"])
     require_gym()
     model_shape(config)  # raises where there is no such model
+    return config, model
+
+
+def _serve(args: argparse.Namespace) -> int:
+    _quiet()
+    config, model = _policy_of(args)
+    from skyrl_trainer.serve import PolicyServer, serve
+
+    target = Path(args.target)
+    serve(config, model, target.resolve().name if target.is_dir() else model, PolicyServer(args.host, args.port))
+    return 0
+
+
+def _eval(args: argparse.Namespace) -> int:
+    _quiet()
+    config, model = _policy_of(args)
     from skyrl_trainer.learner.trainer import evaluate
 
     metrics = evaluate(config, model)
@@ -168,6 +220,14 @@ def _report(args: argparse.Namespace) -> int:
     return 0
 
 
+def _view(args: argparse.Namespace) -> int:
+    from skyrl_trainer.report.viewer import write_viewer
+
+    out = args.out or args.run / "trajectories.html"
+    print(f"{out}: {write_viewer(args.run, out, args.step)}")
+    return 0
+
+
 def _model_folder(run: Path, which: str) -> Path:
     folder = run / "model" / which
     if not (folder / "config.json").is_file():
@@ -176,6 +236,11 @@ def _model_folder(run: Path, which: str) -> Path:
 
 
 def _export(args: argparse.Namespace) -> int:
+    if args.trajectories:
+        from skyrl_trainer.trajectories import export_chat
+
+        print(export_chat(args.run, args.trajectories, args.step, args.min_reward, args.only_success))
+        return 0
     _quiet()
     import shutil
 

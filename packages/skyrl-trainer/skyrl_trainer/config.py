@@ -159,8 +159,8 @@ class TrainerConfig(Section):
 
 
 class GeneratorConfig(Section):
-    backend: Literal["vllm", "transformers"] = "vllm"
-    """The inference engine; transformers is slow, for tests."""
+    backend: Literal["vllm", "openai_server", "transformers"] = "vllm"
+    """The inference engine: vLLM within its actor or as a server process; transformers is slow, for tests."""
     num_inference_engines: int = Field(default=1, gt=0)
     """Each is a process with a copy of the policy."""
     inference_engine_tensor_parallel_size: int = Field(default=1, gt=0)
@@ -185,8 +185,10 @@ class GeneratorConfig(Section):
     """Of held-out evaluation."""
     episode_timeout: float = Field(default=300.0, gt=0)
     """Wall-clock seconds of a whole episode, its reset and all its turns included."""
+    agent: dict[str, Any] = {}
+    """How the policy acts over many turns: `memory`, `window`, `max_episode_tokens`, `tools`; see docs/agents."""
     engine_kwargs: dict[str, Any] = {}
-    """Passed to vLLM as they are."""
+    """Passed to vLLM as they are; `urls` (with openai_server) names servers that run already, one an engine."""
 
 
 class EnvironmentConfig(Section):

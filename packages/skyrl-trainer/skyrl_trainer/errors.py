@@ -10,4 +10,8 @@ class SyncError(UserError):
 
 
 class EngineDied(UserError):
-    """An engine's process is gone, or its step loop raised."""
+    """An engine's process is gone for good, or its step loop raised."""
+
+
+class EngineLost(UserError):
+    """An engine's process died in the middle of a call; it may come back."""

@@ -131,7 +131,7 @@ class Turn:
     """
 
     prompt_ids: list[int]
-    """Ids added before this output: the whole prompt in the first turn, the observation's ids later."""
+    """Ids added before this output: the whole prompt in a segment's first turn, the observation's ids later."""
     output_ids: list[int]
     logprobs: list[float]
     weight_versions: list[int]
@@ -143,8 +143,13 @@ class Turn:
     terminated: bool = False
     truncated: bool = False
     tool_calls: list[dict[str, Any]] = field(default_factory=list)
+    """{"tool", "args", "result" or "error"} each, as the env reports them in its info."""
     info: dict[str, Any] = field(default_factory=dict)
     """The env's info: for metrics and for people, not for the policy."""
+    new_segment: bool = False
+    """The memory policy has rewritten history before this turn: `prompt_ids` is the whole context that was read."""
+    advantages: list[float] = field(default_factory=list)
+    """One a sampled token, once the trajectory has been learned from."""
     seconds: dict[str, float] = field(default_factory=dict)
     """Wall-clock seconds of {"generate", "env"}."""
 
@@ -182,8 +187,17 @@ class Trajectory:
     def num_output_tokens(self) -> int:
         return sum(len(turn.output_ids) for turn in self.turns)
 
+    def segments(self) -> list[list[Turn]]:
+        """The turns, cut where history was rewritten: within a segment each context begins with the one before it."""
+        segments: list[list[Turn]] = []
+        for turn in self.turns:
+            if turn.new_segment or not segments:
+                segments.append([])
+            segments[-1].append(turn)
+        return segments
+
     def token_ids(self) -> list[int]:
-        """The whole episode as the model saw it: prompt, output, observation, output, ..."""
+        """The whole episode as the model saw it: prompt, output, observation, output, ...; segment after segment."""
         return [token for turn in self.turns for token in (*turn.prompt_ids, *turn.output_ids)]
 
     def loss_mask(self) -> list[int]:

@@ -49,6 +49,34 @@ def test_rows_end_at_the_last_sampled_token_and_start_with_a_prompt() -> None:
 
 
 @pytest.mark.parametrize("kind", ["qwen3", "gpt2"])
+def test_segments_of_a_trajectory_score_as_the_plain_model_scores_each_context(tmp_path: Path, kind: str) -> None:
+    """Three contexts of one trajectory know nothing of each other; its tokens stay together, in order."""
+    learner = Learner(make_config(), save_model(tmp_path, kind), 1)
+    batch = make_batch(turns=4, rewritten=(1, 3))
+    rows = make_rows(batch.trajectories)
+    assert [len(row.later) for row in rows] == [2] * 16
+    batches = [collate(rows, part, learner.device, learner.dtype) for part in cut(rows, range(16), 200)]
+    assert len(batches) > 1
+    expected: dict[int, list[torch.Tensor]] = {}
+    with torch.no_grad():
+        for i, trajectory in enumerate(batch.trajectories):
+            for first, second in ((0, 1), (1, 3), (3, 4)):
+                ids, sampled = list[int](), list[int]()
+                for turn in trajectory.turns[first:second]:
+                    ids += turn.prompt_ids
+                    sampled += range(len(ids), len(ids) + len(turn.output_ids))
+                    ids += turn.output_ids
+                distribution = learner.model(torch.tensor([ids])).logits[0, :-1].log_softmax(-1)
+                chosen = distribution.gather(1, torch.tensor(ids[1:])[:, None])[:, 0]
+                expected.setdefault(i, []).append(chosen[torch.tensor(sampled) - 1])
+        for collated in batches:
+            logprobs, _ = learner.logprobs(collated)
+            for i in collated.trajectory_N.unique().tolist():
+                actual = logprobs[collated.trajectory_N == i]
+                torch.testing.assert_close(actual, torch.cat(expected[i]), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["qwen3", "gpt2"])
 def test_rows_together_score_as_each_alone_and_as_the_plain_model(tmp_path: Path, kind: str) -> None:
     """Several turns, temperature 0.7; against log-softmax of the whole model on each unpadded sequence."""
     config = make_config(generator={"temperature": 0.7})

@@ -65,7 +65,7 @@ def test_the_gradient_does_not_depend_on_the_cut(
 ) -> None:
     """One micro-batch, about two and four, and one a trajectory; off-policy, so that the clip takes part."""
     path = save_model(tmp_path, kind)
-    batch = make_batch(equal=(1,), turns=2)
+    batch = make_batch(equal=(1,), turns=3, rewritten=(2,))
     old = [torch.tensor([x for turn in t.turns for x in turn.logprobs]) for t in batch.trajectories]
     budgets = (10**6, 400, 200, 1)
     cuts = [

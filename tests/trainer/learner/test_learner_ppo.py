@@ -56,7 +56,7 @@ def gradients(trainer: GRPOTrainer, batch: Any, **given: Any) -> list[torch.Tens
 @pytest.mark.parametrize("critic", ["model", "backbone"])
 def test_the_gradient_is_that_of_the_paper_and_does_not_depend_on_the_cut(tmp_path: Path, critic: str) -> None:
     """Against the loss of the whole batch, written out; entropy and KL included."""
-    path, batch = save_model(tmp_path, "gpt2"), make_batch(turns=2)
+    path, batch = save_model(tmp_path, "gpt2"), make_batch(turns=3, rewritten=(1,))
     old = [torch.tensor([x for turn in t.turns for x in turn.logprobs]) for t in batch.trajectories]
     draw = torch.Generator().manual_seed(5)
     values = [torch.randn(t.num_output_tokens + 1, generator=draw, dtype=torch.float64) for t in batch.trajectories]

@@ -53,9 +53,16 @@ def make_config(**changes: Any) -> Config:
 
 
 def make_batch(
-    seed: int = 0, groups: int = 4, generations: int = 4, equal: tuple[int, ...] = (), turns: int = 1, step: int = 1
+    seed: int = 0,
+    groups: int = 4,
+    generations: int = 4,
+    equal: tuple[int, ...] = (),
+    turns: int = 1,
+    step: int = 1,
+    rewritten: tuple[int, ...] = (),
 ) -> RewardBatch:
-    """Ragged rollouts of random tokens and rewards; the groups in `equal` all earn the same."""
+    """Ragged rollouts of random tokens and rewards; the groups in `equal` all earn the same. Before the turns in
+    `rewritten` history was rewritten."""
     draw = torch.Generator().manual_seed(seed)
 
     def tokens(low: int, high: int) -> list[int]:
@@ -70,7 +77,8 @@ def make_batch(
             for t in range(turns):
                 output = tokens(1, 15)
                 logprobs = (-5 * torch.rand(len(output), generator=draw)).tolist()
-                played.append(Turn(prompt if t == 0 else tokens(1, 5), output, logprobs, [0] * len(output), ""))
+                read = prompt if t == 0 else tokens(1, 5)
+                played.append(Turn(read, output, logprobs, [0] * len(output), "", new_segment=t in rewritten))
             played[-1].reward = 1.1 if g in equal else float(torch.rand(1, generator=draw))
             group.append(Trajectory(f"{step}/{g}/{i}", Sample(f"s{g}", "env", g), i, seed=i, turns=played))
         rollouts.append(group)

@@ -15,7 +15,8 @@ import ray
 
 from skyrl_trainer.config import Config
 from skyrl_trainer.errors import UserError
-from skyrl_trainer.rollout.manager import Rollouts, rollout_metrics
+from skyrl_trainer.rollout.manager import Rollouts
+from skyrl_trainer.rollout.metrics import rollout_metrics
 from skyrl_trainer.types import PromptBatch, RolloutBatch, Sample, StopReason
 from tests.trainer import fakes
 from tests.trainer.fakes import FakeEngine, tiny_tokenizer
@@ -35,7 +36,7 @@ class Scripted(gymnasium.Env):
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
         self.options, self.count, self.total = options, 0, int(self.np_random.integers(1000))
-        return f"start {self.total}", {"instructions": "Be brief."}
+        return f"start {self.total}" + "x" * options.get("first", 0), {"instructions": "Be brief."}
 
     def step(self, action):
         self.count += 1
@@ -44,7 +45,8 @@ class Scripted(gymnasium.Env):
             self.misbehave(self.options["do"])
         time.sleep(self.options.get("sleep", 0))
         over = self.count >= self.options.get("turns", 1)
-        return f"now {self.total}", float(over), over, False, {"success": over, "reward_parts": {"done": float(over)}}
+        said = "x" * 10_000_000 if self.options.get("flood") == self.count else f"now {self.total}"
+        return said, float(over), over, False, {"success": over, "reward_parts": {"done": float(over)}}
 
     def misbehave(self, what):
         if what == "raise":
@@ -136,6 +138,19 @@ def test_only_the_misbehaving_episode_fails(rollouts: Rollouts, cluster: Path, s
     assert reasons(done) == [False, False, False, True, False, False, False]
     assert says in str(done.trajectories[3].error)
     assert len(done.trajectories[3].turns) == 2, "what happened until then is on record"
+
+
+def test_ten_megabytes_end_their_episode_at_once_and_no_other(rollouts: Rollouts, cluster: Path) -> None:
+    began = time.monotonic()
+    options: list[dict[str, Any]] = [{"flood": 2}, {"flood": 4}, {"first": 10_000_000}, {}] * 4
+    done = rollouts.run(batch(cluster, options, step=15)).trajectories
+    assert time.monotonic() - began < 20
+    for later, last, first, other in zip(*[iter(done)] * 4, strict=True):
+        assert later.stop_reason is StopReason.LENGTH and len(later.turns) == 2
+        assert first.stop_reason is StopReason.ENGINE_ERROR and "generator.max_model_len=2048" in str(first.error)
+        assert last.success and other.success, "behind the last answer nothing is read"
+        kept = [len(later.turns[1].observation), len(last.turns[3].observation), len(first.prompt[-1]["content"])]
+        assert all(10_000 < length < 2_000_000 for length in kept), "the record is bounded too"
 
 
 def test_killed_worker_is_replaced_and_its_episodes_go_on(rollouts: Rollouts, cluster: Path) -> None:

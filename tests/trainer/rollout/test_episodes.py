@@ -183,6 +183,9 @@ def test_what_waits_while_a_call_is_under_way_goes_in_the_next_one() -> None:
         ({"turns": 9}, {"max_turns": 1}, {StopReason.MAX_TURNS, StopReason.LENGTH}),
         ({"turns": 9}, {"max_model_len": 40, "max_turns": 9}, {StopReason.LENGTH}),
         ({"turns": 1}, {"max_model_len": 8}, {StopReason.ENGINE_ERROR}),
+        ({"turns": 9}, {"agent": {"max_episode_tokens": 3}, "max_turns": 9}, {StopReason.LENGTH}),
+        ({"turns": 9, "says": ["go", "x" * 10**7]}, {}, {StopReason.LENGTH}),
+        ({"turns": 9, "says": ["x" * 10**7]}, {}, {StopReason.ENGINE_ERROR}),
         ({"raise_at": 0}, {}, {StopReason.ENV_ERROR}),
         ({"raise_at": 2, "turns": 9}, {}, {StopReason.ENV_ERROR}),
     ],
@@ -194,6 +197,7 @@ def test_stop_reasons(options: dict[str, Any], limits: dict[str, Any], reason: s
     for trajectory in asyncio.run(scenario()):
         assert trajectory.stop_reason in reason
         assert len(trajectory.token_ids()) <= limits.get("max_model_len", 4096)
+        assert sum(len(turn.observation) for turn in trajectory.turns) < 2**21, "what is recorded is bounded"
         if options.get("raise_at") == 2:
             assert len(trajectory.turns) == 2 and "no such move" in str(trajectory.error)
 

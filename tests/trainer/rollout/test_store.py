@@ -28,7 +28,12 @@ TURNS = st.builds(
     observation=st.text(),
     reward=st.floats(allow_nan=False),
     reward_parts=st.dictionaries(st.text(), FLOAT32, max_size=2),
+    terminated=st.booleans(),
+    truncated=st.booleans(),
+    tool_calls=st.lists(st.dictionaries(st.text(), JSON, max_size=2), max_size=2),
     info=st.dictionaries(st.text(), JSON, max_size=2),
+    new_segment=st.booleans(),
+    advantages=st.lists(st.floats(allow_nan=False), max_size=5),
     seconds=st.dictionaries(st.sampled_from(["env", "generate"]), FLOAT32),
 )
 TRAJECTORIES = st.builds(

@@ -56,8 +56,13 @@ def tool(function: Callable[..., Any], *, external: bool = False) -> Tool:
     return Tool(function.__name__, function, {"type": "function", "function": described}, external)
 
 
-def run_call(tools: Mapping[str, Tool], call: ToolCall | ParseError) -> dict[str, Any]:
-    """Runs a call and returns {"tool", "args", "result" or "error"}; args is None unless they fit a tool's schema."""
+def run_call(
+    tools: Mapping[str, Tool], call: ToolCall | ParseError, recorded: list[Mapping[str, Any]] | None = None
+) -> dict[str, Any]:
+    """Runs a call and returns {"tool", "args", "result" or "error"}; args is None unless they fit a tool's schema.
+
+    recorded: earlier returns, from which external tools answer instead of running; each answers once.
+    """
     done: dict[str, Any] = {"tool": None, "args": None}
     try:
         if isinstance(call, ParseError):
@@ -65,6 +70,8 @@ def run_call(tools: Mapping[str, Tool], call: ToolCall | ParseError) -> dict[str
         done["tool"] = call.tool[:40]
         _check(tools, call)
         done["args"] = call.args
+        if recorded is not None and tools[call.tool].external:
+            return {**done, **_answer_of(done, recorded)}
         key, value = "result", tools[call.tool].function(**call.args)
     except ToolError as error:
         key, value = "error", str(error)
@@ -75,6 +82,13 @@ def run_call(tools: Mapping[str, Tool], call: ToolCall | ParseError) -> dict[str
         text = f"{text[:MAX_OUTPUT]}... (cut: {len(text)} characters in all)"
     # A lone surrogate, which Python strings may hold, could not be written to a file.
     return done | {key: text.encode("utf-8", "replace").decode()}
+
+
+def _answer_of(call: dict[str, Any], recorded: list[Mapping[str, Any]]) -> Mapping[str, Any]:
+    for place, past in enumerate(recorded):
+        if (past.get("tool"), past.get("args")) == (call["tool"], call["args"]):
+            return recorded.pop(place)
+    return {"error": f"The record holds no answer to this call of {call['tool']}."}
 
 
 def _check(tools: Mapping[str, Tool], call: ToolCall) -> None:

@@ -7,12 +7,15 @@ an episode are always first + output + observation + output + ..., and a prefix 
 
 from __future__ import annotations
 
+import json
+from bisect import bisect_left
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from skyrl_trainer.errors import UserError
 
+THOUGHT_END = "</think>"
 MARKER = "\x11assistant\x12"
 """Stands for the assistant's words in the dummy conversation; no text has it, and no template changes it."""
 
@@ -52,9 +55,21 @@ class ChatPrompt:
         self._first = lru_cache(4096)(self._encode_first)
         self._observation = lru_cache(4096)(self._after)
 
-    def first(self, instructions: str, observation: str) -> list[int]:
-        """Ids of the system message (if any) and the user's message, up to where the assistant begins."""
-        return list(self._first(instructions, observation))
+    def first(self, instructions: str, observation: str, tools: list[dict[str, Any]] | None = None) -> list[int]:
+        """Ids of the system message (if any) and the user's message, up to where the assistant begins.
+
+        tools: schemas in the form of OpenAI's chat API, which the template puts into the system message. UserError when
+        it knows no tools.
+        """
+        return list(self._first(instructions, observation, json.dumps(tools or [])))
+
+    def conversation(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None = None) -> list[int]:
+        """Ids of any messages of OpenAI's chat API, up to where the assistant begins. UserError when the template knows
+        no tools; whatever the template raises."""
+        text = self._render(messages, **({"tools": tools} if tools else {}))
+        if tools and text == self._render(messages):
+            raise UserError("The chat template of this policy's tokenizer shows no tools: leave `tools` out.")
+        return self.encode(text)
 
     def observation(self, text: str, after_ids: list[int]) -> list[int]:
         """Ids between an output and the next one; a turn that was cut gets its end-of-turn token here."""
@@ -67,8 +82,28 @@ class ChatPrompt:
             ids = ids[:-1]
         return self._tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
 
-    def _encode_first(self, instructions: str, observation: str) -> tuple[int, ...]:
-        return tuple(self._encode(self._render(first_messages(instructions, observation))))
+    def without_thinking(self, ids: list[int]) -> list[int]:
+        """An output without its thoughts: the tokens behind the one that completes the last `</think>`, and behind
+        white space. An output without that tag stays as it is."""
+        text = self.decode(ids)
+        closings = text.count(THOUGHT_END)
+        if not closings:
+            return ids
+        # The number of tags in a prefix's text only grows, so the first prefix that has them all can be bisected.
+        end = bisect_left(range(len(ids)), closings, key=lambda n: self.decode(ids[:n]).count(THOUGHT_END))
+        while end < len(ids) and not self._tokenizer.decode(ids[end]).strip():
+            end += 1
+        return ids[end:]
+
+    def _encode_first(self, instructions: str, observation: str, tools: str) -> tuple[int, ...]:
+        messages, schemas = first_messages(instructions, observation), json.loads(tools)
+        text = self._render(messages)
+        if schemas and (text := self._render(messages, tools=schemas)) == self._render(messages):
+            raise UserError(
+                "generator.agent.tools is template, but the chat template of the policy's tokenizer shows no tools: "
+                "take a model whose template does (Qwen's), or generator.agent.tools=env."
+            )
+        return tuple(self.encode(text))
 
     def _after(self, text: str) -> tuple[int, ...]:
         """Ids of what follows the assistant's words when the user then says `text`, end-of-turn token first."""
@@ -77,12 +112,13 @@ class ChatPrompt:
             {"role": "assistant", "content": MARKER},
             {"role": "user", "content": text},
         ]
-        return tuple(self._encode(self._render(messages).split(MARKER, 1)[-1]))
+        return tuple(self.encode(self._render(messages).split(MARKER, 1)[-1]))
 
-    def _render(self, messages: list[dict[str, str]]) -> str:
-        return self._tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    def _render(self, messages: list[dict[str, Any]], **tools: Any) -> str:
+        return self._tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True, **tools)
 
-    def _encode(self, text: str) -> list[int]:
+    def encode(self, text: str) -> list[int]:
+        """Ids of a text as it is."""
         return self._tokenizer.encode(text, add_special_tokens=False)
 
 

@@ -2,27 +2,35 @@
 
 One `submit` is outstanding at a time and takes everything that became ready during the previous one; one long-poll
 `collect` is outstanding while anything is in flight. No timers: under load the batches grow by themselves.
+
+An engine that dies is restarted by Ray and gets its weights from the driver. The client keeps what was not answered
+and sends it again, in the same order, as soon as the new process takes requests.
 """
 
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import Any
 
-import ray
+from ray.exceptions import ActorUnavailableError, RayActorError, RayTaskError
 
 from skyrl_trainer.errors import EngineDied, UserError
 from skyrl_trainer.types import GenerationOutput, GenerationRequest
 
 COLLECT_SECONDS = 10.0
 """How long one `collect` waits inside the engine; a caller's own limit cuts its `generate`, not this."""
+RESTART_SECONDS = 300.0
+"""How long a dead engine may take until its next process takes requests."""
+RETRY_SECONDS = 0.5
 
 
 class EngineClient:
     """Used from one event loop. `client_id` is unique among an engine's clients.
 
-    Raises EngineDied from every waiting and later call once the actor is gone or its step loop has raised. A cancelled
-    `generate` leaves its request to run out in the engine; its output is counted in `late_outputs`.
+    Every request gets one output. What comes a second time (an engine was only out of reach), or after its `generate`
+    was cancelled, is counted in `late_outputs`. Raises EngineDied from every waiting and later call once the engine's
+    step loop has raised, or its process is gone for good.
     """
 
     def __init__(self, actor: Any, client_id: str) -> None:
@@ -30,7 +38,10 @@ class EngineClient:
         self._client_id = client_id
         self._outbox: list[GenerationRequest] = []
         self._waiting: dict[str, asyncio.Future[GenerationOutput]] = {}
-        self._unanswered = 0
+        self._unanswered: dict[str, GenerationRequest] = {}
+        self._submitting = asyncio.Lock()
+        self._lives = 0
+        """Of the engine, as far as this client has seen."""
         self._sender: asyncio.Task[None] | None = None
         self._collector: asyncio.Task[None] | None = None
         self._error: EngineDied | None = None
@@ -59,21 +70,47 @@ class EngineClient:
     async def _send(self) -> None:
         await asyncio.sleep(0)  # whoever is ready in this tick of the loop comes along
         while self._outbox:
-            batch, self._outbox = self._outbox, []
-            self._unanswered += len(batch)
-            await self._actor.submit.remote(self._client_id, batch)
+            async with self._submitting:
+                batch, self._outbox = self._outbox, []
+                self._unanswered.update((request.request_id, request) for request in batch)
+                try:
+                    await self._actor.submit.remote(self._client_id, batch)
+                except ActorUnavailableError:
+                    await self._submit_again()
             if self._collector is None or self._collector.done():
                 self._collector = asyncio.get_running_loop().create_task(self._guard(self._collect()))
 
     async def _collect(self) -> None:
         while self._unanswered:
-            for output in await self._actor.collect.remote(self._client_id, COLLECT_SECONDS):
-                self._unanswered -= 1
-                future = self._waiting.pop(output.request_id, None)
+            lives = self._lives
+            try:
+                outputs = await self._actor.collect.remote(self._client_id, COLLECT_SECONDS)
+            except ActorUnavailableError:
+                async with self._submitting:
+                    if lives == self._lives:  # else the sender has met the same death
+                        await self._submit_again()
+                continue
+            for output in outputs:
+                known = self._unanswered.pop(output.request_id, None)
+                future = self._waiting.pop(output.request_id, None) if known else None
                 if future is None or future.done():
                     self.late_outputs += 1
                 else:
                     future.set_result(output)
+
+    async def _submit_again(self) -> None:
+        """Everything that somebody still waits for, to the engine's next process."""
+        deadline = time.monotonic() + RESTART_SECONDS
+        while True:
+            again = {name: request for name, request in self._unanswered.items() if name in self._waiting}
+            try:
+                await self._actor.submit.remote(self._client_id, list(again.values()))
+                break
+            except ActorUnavailableError as error:
+                if time.monotonic() > deadline:
+                    raise EngineDied(f"An engine was not back {RESTART_SECONDS:.0f} s after its death.") from error
+                await asyncio.sleep(RETRY_SECONDS)
+        self._unanswered, self._lives = again, self._lives + 1
 
     async def _guard(self, work: Any) -> None:
         try:
@@ -86,10 +123,12 @@ class EngineClient:
 
 
 def _engine_died(error: Exception) -> EngineDied:
-    if isinstance(error, ray.exceptions.RayTaskError):
+    if isinstance(error, EngineDied):
+        return error
+    if isinstance(error, RayTaskError):
         cause = error.cause
         return EngineDied(str(cause) if isinstance(cause, UserError) else f"An engine failed: {cause!r}")
-    if isinstance(error, ray.exceptions.RayActorError):
+    if isinstance(error, RayActorError):
         return EngineDied(
             "The engine's process died (killed, or out of memory): see its log in the run's Ray session, "
             "and lower generator.max_concurrency or engine_kwargs.kv_cache_memory_bytes if memory ran out."

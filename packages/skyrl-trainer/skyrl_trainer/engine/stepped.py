@@ -24,6 +24,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from skyrl_trainer.allocator import INTERVAL, return_free_memory
+from skyrl_trainer.engine.restart import was_restarted
 from skyrl_trainer.errors import EngineDied, UserError
 from skyrl_trainer.types import GenerationOutput, GenerationRequest
 
@@ -34,9 +35,14 @@ CALL_SECONDS = 300.0
 
 
 @dataclass
-class _Mailbox:
+class Mailbox:
     done: list[GenerationOutput] = field(default_factory=list)
     waiter: asyncio.Future[None] | None = None
+
+    def wake(self) -> None:
+        """In the event loop of the one who waits."""
+        if self.waiter is not None and not self.waiter.done():
+            self.waiter.set_result(None)
 
 
 class SteppedEngine(ABC):
@@ -49,9 +55,10 @@ class SteppedEngine(ABC):
         self._in_flight: dict[str, tuple[str, GenerationRequest]] = {}
         self._queue: deque[tuple[str, GenerationRequest]] = deque()
         self._commands: deque[tuple[Callable[[], Any], Future[Any]]] = deque()
-        self._mail: dict[str, _Mailbox] = {}
+        self._mail: dict[str, Mailbox] = {}
         self._lock = threading.Condition()
-        self._paused = False
+        self._paused = was_restarted()
+        self._asleep = False
         self._stopping = False
         self._error: str | None = None
         self._thread: threading.Thread | None = None
@@ -78,6 +85,9 @@ class SteppedEngine(ABC):
     def _update(self, phase: str, argument: Any) -> Any:
         """One of vLLM's weight transfer calls: "init", "start", "update" or "finish"."""
 
+    def _rest(self, level: int, tags: list[str]) -> None:  # noqa: B027
+        """Sleeps at a level above 0, or wakes these tags; nothing to do where no memory is given back."""
+
     # What a client calls.
 
     def ready(self) -> dict[str, Any]:
@@ -97,7 +107,7 @@ class SteppedEngine(ABC):
         """At most one call a client at a time."""
         waiter: asyncio.Future[None] | None = None
         with self._lock:
-            box = self._mail.setdefault(client, _Mailbox())
+            box = self._mail.setdefault(client, Mailbox())
             if not box.done:
                 self._check_alive()
                 waiter = box.waiter = asyncio.get_running_loop().create_future()
@@ -130,6 +140,16 @@ class SteppedEngine(ABC):
 
     def resume(self) -> None:
         self._call(lambda: setattr(self, "_paused", False))
+
+    def sleep(self, level: int) -> None:
+        self._asleep = True  # no step begins after this, and the command waits for the one that runs
+        self._call(lambda: self._rest(level, []))
+
+    def wake_up(self, tags: list[str]) -> None:
+        self._call(lambda: self._rest(0, tags))
+        with self._lock:
+            self._asleep = self._asleep and "kv_cache" not in tags
+            self._lock.notify()
 
     def shutdown(self) -> None:
         with self._lock:
@@ -176,7 +196,7 @@ class SteppedEngine(ABC):
     def _turn(self) -> bool:
         """Commands, admission, one step; waits when there is nothing to do. False ends the thread."""
         with self._lock:
-            while not (self._stopping or self._commands or (not self._paused and (self._queue or self._in_flight))):
+            while not (self._stopping or self._commands or (self._steps and (self._queue or self._in_flight))):
                 self._lock.wait()
             if self._stopping:
                 return False
@@ -186,11 +206,15 @@ class SteppedEngine(ABC):
                 future.set_result(command())
             except Exception as error:
                 future.set_exception(error)
-        if not self._paused:
+        if self._steps:
             refused = self._admit()
             finished = self._step() if self._in_flight else []
             self._deliver([(*self._in_flight.pop(key), output) for key, output in finished] + refused)
         return True
+
+    @property
+    def _steps(self) -> bool:
+        return not (self._paused or self._asleep)
 
     def _admit(self) -> list[tuple[str, GenerationRequest, GenerationOutput]]:
         refused = []
@@ -216,7 +240,7 @@ class SteppedEngine(ABC):
             return
         with self._lock:
             for client, _, output in outputs:
-                self._mail.setdefault(client, _Mailbox()).done.append(output)
+                self._mail.setdefault(client, Mailbox()).done.append(output)
             self._wake({client for client, _, _ in outputs})
 
     def _fail(self, sentence: str) -> None:
@@ -229,11 +253,6 @@ class SteppedEngine(ABC):
 
     def _wake(self, clients: set[str]) -> None:
         for client in clients:
-            waiter = self._mail[client].waiter
-            if waiter is not None:
-                waiter.get_loop().call_soon_threadsafe(_resolve, waiter)
-
-
-def _resolve(waiter: asyncio.Future[None]) -> None:
-    if not waiter.done():
-        waiter.set_result(None)
+            box = self._mail[client]
+            if box.waiter is not None:
+                box.waiter.get_loop().call_soon_threadsafe(box.wake)

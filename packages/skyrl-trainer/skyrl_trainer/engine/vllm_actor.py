@@ -39,6 +39,8 @@ ENGINE_ENV: dict[str, str] = {
 
 PREFILL_TOKENS = 16384
 """Prompt tokens admitted before one step: bounds the memory of a prefill."""
+CPU_BLOCK = 32
+"""Tokens in a block of the KV cache on a CPU."""
 CPU_KV_CACHE_BYTES = 2**30
 """Largest KV cache that is chosen by default on a CPU; `engine_kwargs.kv_cache_memory_bytes` chooses another."""
 
@@ -66,52 +68,15 @@ class VLLMEngine(SteppedEngine):
 
     def _load(self) -> None:
         from vllm import EngineArgs, LLMEngine
-        from vllm.platforms import current_platform
 
-        kwargs: dict[str, Any] = {
-            "model": self.model_path,
-            "dtype": self._dtype,
-            "max_model_len": self.max_model_len,
-            "max_num_seqs": self.max_num_seqs,
-            "seed": self._seed,
-            "skip_tokenizer_init": True,
-            "generation_config": "vllm",
-            "logprobs_mode": "processed_logprobs",
-            "enable_prefix_caching": True,
-            "disable_log_stats": True,
-            "weight_transfer_config": {"backend": "skyrl_shared_memory"},
-            # Imported in every worker process: registers the backend above, adds `loaded_checksum`.
-            "worker_extension_cls": "skyrl_trainer.weight_sync.vllm_backend.WorkerExtension",
-        }
-        if current_platform.is_cpu():
-            kwargs |= self._cpu_kwargs()
-        self._llm = LLMEngine.from_engine_args(EngineArgs(**{**kwargs, **self._engine_kwargs}))
+        kwargs = vllm_kwargs(
+            self.model_path, self._dtype, self.max_model_len, self.max_num_seqs, self._seed, self._engine_kwargs
+        )
+        self._llm = LLMEngine.from_engine_args(EngineArgs(**kwargs))
         cache = self._llm.vllm_config.cache_config
         self._block_size = cache.block_size
         self._free_blocks = (cache.num_gpu_blocks or 0) - 1  # vLLM keeps a null block
         self._llm.set_weight_version(str(self._version))
-
-    def _cpu_kwargs(self) -> dict[str, Any]:
-        """A KV cache for every sequence at full length, but at most CPU_KV_CACHE_BYTES; whole prefills."""
-        from transformers import AutoConfig
-
-        config = AutoConfig.from_pretrained(self.model_path).get_text_config()
-        heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-        head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-        itemsize = getattr(torch, self._dtype).itemsize
-        token_bytes = 2 * config.num_hidden_layers * heads * head_dim * itemsize
-        block = 32
-        blocks_of_one = -(-self.max_model_len // block) + 1
-        wanted = (self.max_num_seqs * blocks_of_one + 1) * block * token_bytes
-        floor = 2 * blocks_of_one * block * token_bytes
-        size = self._engine_kwargs.get("kv_cache_memory_bytes") or max(floor, min(wanted, CPU_KV_CACHE_BYTES))
-        return {
-            "enforce_eager": True,
-            "distributed_executor_backend": "uni",
-            "block_size": block,
-            "kv_cache_memory_bytes": size,
-            "max_num_batched_tokens": max(size // token_bytes, self.max_model_len, PREFILL_TOKENS),
-        }
 
     def _blocks(self, request: GenerationRequest) -> int:
         tokens = min(len(request.prompt_ids) + request.options.max_tokens, self.max_model_len)
@@ -195,7 +160,14 @@ class VLLMEngine(SteppedEngine):
                 self._llm.collective_rpc("finish_weight_update")
             self._reset_prefix_cache()
             self._llm.set_weight_version(str(argument))
-            return self._llm.collective_rpc("loaded_checksum")[0]
+            # One that is not the learner's, should any of the workers have loaded something else.
+            return " and ".join(sorted(set(self._llm.collective_rpc("loaded_checksum"))))
+
+    def _rest(self, level: int, tags: list[str]) -> None:
+        if level:
+            self._llm.sleep(level, mode="keep")
+        else:
+            self._llm.wake_up(tags)
 
     def _load_adapter(self, folder: str) -> None:
         """In the place of the one before: requests in flight go on with the new one. The folder is read only here;
@@ -210,3 +182,55 @@ class VLLMEngine(SteppedEngine):
         """Nothing computed with the old weights stays: requests in flight are prefilled again, tokens kept."""
         if not self._llm.reset_prefix_cache(reset_running_requests=bool(self._in_flight)):
             raise SyncError("vLLM could not reset its prefix cache after a weight update: it would mix two policies.")
+
+
+def vllm_kwargs(
+    model_path: str, dtype: str, max_model_len: int, max_num_seqs: int, seed: int, engine_kwargs: dict[str, Any]
+) -> dict[str, Any]:
+    """vLLM's EngineArgs for an engine in process or in a server; `engine_kwargs` win."""
+    kwargs: dict[str, Any] = {
+        "model": model_path,
+        "dtype": dtype,
+        "max_model_len": max_model_len,
+        "max_num_seqs": max_num_seqs,
+        "seed": seed,
+        "skip_tokenizer_init": True,
+        "generation_config": "vllm",
+        "logprobs_mode": "processed_logprobs",
+        "enable_prefix_caching": True,
+        "disable_log_stats": True,
+        "weight_transfer_config": {"backend": "skyrl_shared_memory"},
+        # Imported in every worker process: registers the backend above, adds `loaded_checksum`.
+        "worker_extension_cls": "skyrl_trainer.weight_sync.vllm_backend.WorkerExtension",
+    }
+    if not torch.cuda.is_available():
+        kwargs |= _cpu_kwargs(model_path, dtype, max_model_len, max_num_seqs, engine_kwargs)
+    return kwargs | engine_kwargs
+
+
+def _cpu_kwargs(
+    model_path: str, dtype: str, max_model_len: int, max_num_seqs: int, engine_kwargs: dict[str, Any]
+) -> dict[str, Any]:
+    """A KV cache for every sequence at full length, but at most CPU_KV_CACHE_BYTES; whole prefills."""
+    block, one = CPU_BLOCK, kv_token_bytes(model_path, dtype)
+    blocks_of_one = -(-max_model_len // block) + 1
+    wanted = (max_num_seqs * blocks_of_one + 1) * block * one
+    floor = 2 * blocks_of_one * block * one
+    size = engine_kwargs.get("kv_cache_memory_bytes") or max(floor, min(wanted, CPU_KV_CACHE_BYTES))
+    return {
+        "enforce_eager": True,
+        "distributed_executor_backend": "uni",
+        "block_size": block,
+        "kv_cache_memory_bytes": size,
+        "max_num_batched_tokens": max(size // one, max_model_len, PREFILL_TOKENS),
+    }
+
+
+def kv_token_bytes(model_path: str, dtype: str) -> int:
+    """Bytes that one token takes in the KV cache."""
+    from transformers import AutoConfig
+
+    config = AutoConfig.from_pretrained(model_path).get_text_config()
+    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    return 2 * config.num_hidden_layers * heads * head_dim * getattr(torch, dtype).itemsize

@@ -32,8 +32,8 @@ class FlatBuffer:
         """Maps an existing file. `layout`: one {"name", "dtype", "shape", "offset"} a tensor."""
         self.path = path
         self.layout = layout
-        with open(path, "r+b") as file:
-            self._map = mmap.mmap(file.fileno(), 0)
+        self._file = open(path, "r+b")  # noqa: SIM115, stays open for `again`
+        self._map = mmap.mmap(self._file.fileno(), 0)
         self.tensors: dict[str, torch.Tensor] = {}
         for entry in layout:
             shape, dtype = entry["shape"], getattr(torch, entry["dtype"])
@@ -60,8 +60,18 @@ class FlatBuffer:
         return cls(path, layout)
 
     @property
+    def again(self) -> str:
+        """A path that opens the file also when it has no name any more, as long as this process lives."""
+        return f"/proc/{os.getpid()}/fd/{self._file.fileno()}"
+
+    @property
     def in_memory(self) -> bool:
         return SHARED_MEMORY in Path(self.path).parents
+
+    @property
+    def flat(self) -> torch.Tensor:
+        """Every byte of the file, gaps included: uint8, writable and shared."""
+        return torch.frombuffer(self._map, dtype=torch.uint8)
 
     @property
     def nbytes(self) -> int:

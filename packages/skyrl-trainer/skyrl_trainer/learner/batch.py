@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import islice, pairwise
 
 import numpy as np
 import torch
@@ -18,7 +19,7 @@ from skyrl_trainer.types import AdvantageBatch, TrainingBatch, Trajectory
 
 @dataclass(slots=True)
 class Row:
-    """One trajectory; what stands behind its last sampled token is cut off, nobody reads it.
+    """One trajectory; what stands behind a segment's last sampled token is cut off, nobody reads it.
 
     Example: token_ids [7, 8, 5, 2] with mask [0, 0, 1, 1] has num_sampled 2, and `old_logprobs` of shape [2].
     """
@@ -36,6 +37,8 @@ class Row:
     returns: torch.Tensor | None = None
     values: torch.Tensor | None = None
     """A critic's, of the sampled tokens."""
+    later: tuple[int, ...] = ()
+    """Where in token_ids the second segment begins, and the third...: each is a context of its own."""
 
     @property
     def num_sampled(self) -> int:
@@ -48,27 +51,44 @@ class Row:
 
     @property
     def rest(self) -> np.ndarray:
-        """What follows the prompt, without the last token, which predicts nothing."""
+        """What follows the prompt, without the last token, which predicts nothing; all segments of it."""
         return self.token_ids[int(self.mask.argmax()) : -1]
 
 
-def make_rows(trajectories: Sequence[Trajectory]) -> list[Row]:
-    """A row a trajectory, in order. Raises UserError for a trajectory whose first token would have no predecessor."""
-    rows = []
-    for trajectory in trajectories:
-        mask = np.array(trajectory.loss_mask(), dtype=bool)
-        if len(mask) and mask[0]:
+def kept(trajectory: Trajectory) -> tuple[np.ndarray, tuple[int, ...]]:
+    """Which of `token_ids()` a row holds (int64), and where among them the second and later segments begin.
+
+    Raises UserError for a segment whose first token would have no predecessor.
+    """
+    places, starts, start = list[np.ndarray](), list[int](), 0
+    for segment in trajectory.segments():
+        if segment[0].output_ids and not segment[0].prompt_ids:
             raise UserError(
                 f"Trajectory {trajectory.trajectory_id} starts with a sampled token; its prompt needs at least one."
             )
-        end = int(mask.nonzero()[0][-1]) + 1 if mask.any() else 0
+        lengths = [n for turn in segment for n in (len(turn.prompt_ids), len(turn.output_ids))]
+        while lengths and not lengths[-1]:  # a turn without a token, and the prompt before it
+            del lengths[-2:]
+        if lengths:
+            starts.append(sum(map(len, places)))
+            places.append(np.arange(start, start + sum(lengths)))
+        start += sum(len(turn.prompt_ids) + len(turn.output_ids) for turn in segment)
+    return np.concatenate([np.arange(0), *places]), tuple(starts[1:])
+
+
+def make_rows(trajectories: Sequence[Trajectory]) -> list[Row]:
+    """A row a trajectory, in order."""
+    rows = []
+    for trajectory in trajectories:
+        places, later = kept(trajectory)
         rows.append(
             Row(
                 trajectory.trajectory_id,
-                np.array(trajectory.token_ids()[:end], dtype=np.int64),
-                mask[:end],
-                np.array(trajectory.rollout_logprobs()[:end], dtype=np.float64),
-                np.zeros(end),
+                np.array(trajectory.token_ids(), dtype=np.int64)[places],
+                np.array(trajectory.loss_mask(), dtype=bool)[places],
+                np.array(trajectory.rollout_logprobs(), dtype=np.float64)[places],
+                np.zeros(len(places)),
+                later=later,
             )
         )
     return rows
@@ -76,13 +96,22 @@ def make_rows(trajectories: Sequence[Trajectory]) -> list[Row]:
 
 def set_advantages(rows: Sequence[Row], batch: AdvantageBatch, values: Sequence[torch.Tensor] | None = None) -> None:
     """Fills in the advantages, and with a critic the returns and its values, [sampled tokens + 1] a trajectory."""
-    for i, row in enumerate(rows):
-        end = len(row.mask)
-        row.advantages = np.array(batch.advantages[i][:end], dtype=np.float64)
+    for i, (row, trajectory) in enumerate(zip(rows, batch.rewards.trajectories, strict=True)):
+        sampled = np.array(trajectory.loss_mask(), dtype=bool)
+        row.advantages = np.zeros(len(row.mask))
+        row.advantages[row.mask] = np.array(batch.advantages[i], dtype=np.float64)[sampled]
         if batch.returns is not None:
-            row.returns = torch.tensor(batch.returns[i][:end], dtype=torch.float64)[torch.from_numpy(row.mask)]
+            row.returns = torch.tensor(batch.returns[i], dtype=torch.float64)[torch.from_numpy(sampled)]
         if values is not None:
             row.values = values[i][:-1]
+
+
+def record_advantages(batch: AdvantageBatch) -> None:
+    """Notes in each turn what its tokens were worth: the trajectory's own record, for people."""
+    for trajectory, advantages in zip(batch.rewards.trajectories, batch.advantages, strict=True):
+        sampled = iter(value for value, bit in zip(advantages, trajectory.loss_mask(), strict=True) if bit)
+        for turn in trajectory.turns:
+            turn.advantages = list(islice(sampled, len(turn.output_ids)))
 
 
 def with_end(row: Row) -> Row:
@@ -93,6 +122,7 @@ def with_end(row: Row) -> Row:
         np.append(row.mask, True),
         np.append(row.rollout_logprobs, 0.0),
         np.append(row.advantages, 0.0),
+        later=row.later,
     )
 
 
@@ -148,8 +178,8 @@ def collate(rows: Sequence[Row], indices: Sequence[int], device: torch.device, d
 
 
 def _segments(rows: list[Row]) -> tuple[list[tuple[np.ndarray, int]], list[np.ndarray], list[np.ndarray]]:
-    """Segments as (ids, number of the segment that it continues or -1), the places of their tokens, and, a row an
-    array, where its sampled tokens are predicted. A prompt of one row alone is of one piece with what follows."""
+    """Segments as (ids, number of the segment that it continues or -1), the places of their tokens, and, in the order
+    of the rows, where their sampled tokens are predicted. A prompt of one row alone is one piece with what follows."""
     times = Counter(row.prompt.tobytes() for row in rows)
     prompts: dict[bytes, tuple[int, int]] = {}  # its number and its first token
     segments: list[tuple[np.ndarray, int]] = []
@@ -163,15 +193,19 @@ def _segments(rows: list[Row]) -> tuple[list[tuple[np.ndarray, int]], list[np.nd
         return end - len(ids)
 
     for row in rows:
-        sampled = row.mask.nonzero()[0] - 1  # a token is predicted one place before it
-        if times[key := row.prompt.tobytes()] == 1:
-            predictors.append(add(row.token_ids[:-1]) + sampled)
-            continue
-        if key not in prompts:
-            prompts[key] = len(segments), add(row.prompt)
-        number, first = prompts[key]
-        start = add(row.rest, number, len(row.prompt)) if len(row.rest) else end
-        predictors.append(np.append(first + sampled[0], start + sampled[1:] - len(row.prompt)))
+        key = row.prompt.tobytes()
+        for start, stop in pairwise((0, *row.later, len(row.token_ids))):
+            ids = row.token_ids[start:stop]
+            sampled = row.mask[start:stop].nonzero()[0] - 1  # a token is predicted one place before it
+            if start or times[key] == 1:
+                predictors.append(add(ids[:-1]) + sampled)
+                continue
+            length = len(row.prompt)
+            if key not in prompts:
+                prompts[key] = len(segments), add(row.prompt)
+            number, first = prompts[key]
+            rest = add(ids[length:-1], number, length) if len(ids) > length + 1 else end
+            predictors.append(np.append(first + sampled[0], rest + sampled[1:] - length))
     return segments, places_P, predictors
 
 

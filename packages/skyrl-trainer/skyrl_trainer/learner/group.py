@@ -29,6 +29,7 @@ from skyrl_trainer.learner.learner import Learner
 from skyrl_trainer.learner.ranks import Ranks, whole
 from skyrl_trainer.types import RewardBatch, StepMetrics
 from skyrl_trainer.user_file import load_plugin
+from skyrl_trainer.weight_sync.nccl import WeightSender
 
 CALL_SECONDS = 4 * 3600.0
 """Limit of one call to all learners, the longest being an update."""
@@ -49,21 +50,28 @@ class LearnerProcess:
         """Returns the process id."""
         self.algorithm = algorithm(self.config)
         self.learner = Learner(self.config, weights, total_optimizer_steps, self.ranks)
+        self.sender = WeightSender(self.learner)
         reference = self.learner.reference() if self.algorithm.beta > 0 else None
         if reference is not None and self.learner.lora is None:
             self.ranks.shard(reference.model)
         self.algorithm.start(self.learner, reference)
         return os.getpid()
 
-    def update(self, batch: RewardBatch, positional: Any, named: Any) -> StepMetrics:
+    def update(self, batch: RewardBatch, positional: Any, named: Any) -> tuple[StepMetrics, list[list[list[float]]]]:
+        """The metrics, and the advantages by trajectory and turn."""
         print(f"update of step {batch.rollouts.step}", file=sys.stderr, flush=True)
         if batch.rollouts.step % INTERVAL == 0:
             return_free_memory()
-        return self.algorithm.update(batch, *positional, **named)
+        metrics = self.algorithm.update(batch, *positional, **named)
+        return metrics, [[turn.advantages for turn in trajectory.turns] for trajectory in batch.trajectories]
 
     def call(self, method: str, *arguments: Any) -> Any:
         answer = getattr(self.learner, method)(*arguments)
         return answer if self.rank == 0 else None
+
+    def transfer(self, method: str, *arguments: Any) -> Any:
+        """A method of this learner's WeightSender."""
+        return self.sender.call(method, *arguments)
 
     def share_weights(self) -> Any:
         """Path and layout of the buffer into which `write_weights` writes."""
@@ -119,13 +127,20 @@ class LearnerGroup:
             raise
 
     def update(self, batch: RewardBatch, *others: Any, **named: Any) -> StepMetrics:
-        return self._everywhere("update", ray.put(batch), others, named)[0]
+        metrics, advantages = self._everywhere("update", ray.put(batch), others, named)[0]
+        for trajectory, of_turns in zip(batch.trajectories, advantages, strict=True):
+            for turn, values in zip(trajectory.turns, of_turns, strict=True):
+                turn.advantages = values
+        return metrics
 
     def token_logprobs(self, ids: list[int]) -> torch.Tensor:
         return self._everywhere("call", "token_logprobs", ids)[0]
 
     def save_pretrained(self, folder: Path) -> None:
         self._everywhere("call", "save_pretrained", folder.resolve())
+
+    def transfer(self, method: str, *arguments: Any) -> Any:
+        return self._everywhere("transfer", method, *arguments)[0]
 
     def share_weights(self) -> FlatBuffer:
         """The memory in which `named_tensors` will lie; to be unlinked by the caller."""

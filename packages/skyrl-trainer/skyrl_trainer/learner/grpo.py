@@ -21,7 +21,7 @@ from skyrl_trainer.algorithms.registry import Registry
 from skyrl_trainer.algorithms.rewards import configured
 from skyrl_trainer.config import Config
 from skyrl_trainer.errors import UserError
-from skyrl_trainer.learner.batch import Row, collate, cut, make_rows, set_advantages
+from skyrl_trainer.learner.batch import Row, collate, cut, make_rows, record_advantages, set_advantages
 from skyrl_trainer.learner.checkpoint import State
 from skyrl_trainer.learner.learner import Learner, Scorer
 from skyrl_trainer.learner.ranks import Ranks
@@ -160,7 +160,9 @@ class GRPOTrainer(PolicyLoss):
         if self.beta > 0 and self.options.kl_in == "reward":
             batch = replace(batch, kl_penalties=self._kl_penalties(rows, meter))
         value = self.values(rows) if value is None else value
-        set_advantages(rows, self.advantages(batch, value), value)
+        advantages = self.advantages(batch, value)
+        set_advantages(rows, advantages, value)
+        record_advantages(advantages)
         self._prepare(rows, meter)
         learning_rate = 0.0
         engine_measured = any(self.learner.ranks.gather(meter.knows("kl/engine_learner")))

@@ -17,7 +17,7 @@ from skyrl_trainer.algorithms.samplers import sampler_class
 from skyrl_trainer.allocator import INTERVAL, return_free_memory
 from skyrl_trainer.config import Config
 from skyrl_trainer.data import SampleSource, held_out, load_samples
-from skyrl_trainer.errors import UserError
+from skyrl_trainer.errors import EngineDied, EngineLost, UserError
 from skyrl_trainer.learner.checkpoint import Checkpoints, check_resumable
 from skyrl_trainer.learner.group import LearnerGroup
 from skyrl_trainer.learner.grpo import GRPOTrainer
@@ -26,24 +26,27 @@ from skyrl_trainer.learner.lora import read_options
 from skyrl_trainer.learner.memory import pss_gib
 from skyrl_trainer.learner.policy import StartPolicy
 from skyrl_trainer.learner.run_folder import RunFolder
-from skyrl_trainer.learner.session import Session
+from skyrl_trainer.learner.session import Session, check_engines
 from skyrl_trainer.learner.trainers import trainer_class
 from skyrl_trainer.report.html import write_report
 from skyrl_trainer.report.metrics import MetricsWriter
 from skyrl_trainer.report.table import LiveTable
 from skyrl_trainer.report.trackers import Tracker
-from skyrl_trainer.rollout.manager import rollout_metrics
+from skyrl_trainer.rollout.metrics import rollout_metrics
 from skyrl_trainer.rollout.store import JsonlTrajectoryStore
+from skyrl_trainer.rollout.stored import StoredRollouts, stored_folders
 from skyrl_trainer.types import PromptBatch, RolloutBatch, Sample, StepMetrics, Trajectory
 from skyrl_trainer.user_file import load_plugin
 from skyrl_trainer.weight_sync.canary import Canary
+from skyrl_trainer.weight_sync.colocation import Colocation, shares_gpus, sync_backend
 from skyrl_trainer.weight_sync.lora import AdapterSync
+from skyrl_trainer.weight_sync.nccl import NCCLSync, WeightSender
 from skyrl_trainer.weight_sync.shared_memory import SharedMemorySync
 
 CANARY_TEXT = "The canary sings 17 + 25 = 42 and the quick brown fox listens. "
 CANARY_TOKENS = 96
-EVAL_METRICS = ("success", "reward/mean", "length/mean", "turns/mean", "failed")
-"""Of the held-out tasks, logged as `eval/<name>`."""
+LOST_SECONDS = 10.0
+"""How long to look for an engine that died in a call, before it is asked again."""
 
 
 class Parts:
@@ -57,12 +60,10 @@ class Parts:
     def __init__(self, config: Config, run: RunFolder, algorithm: GRPOTrainer | None = None) -> None:
         self.config, self.run = config, run
         trainer, path = config.trainer, run.path
-        if config.generator.weight_sync_backend == "nccl":
-            raise UserError(
-                "generator.weight_sync_backend=nccl is not built yet: take auto, which goes through shared memory."
-            )
+        check_engines(config, trainer.policy.model.path, training=True)
         load_plugin(config)
         read_options(config)
+        sync_backend(config)
         self.alone = algorithm or trainer_class(trainer.algorithm.name)(config)
         self.algorithm: GRPOTrainer | LearnerGroup = self.alone
         self.rewards = Rewards(config, self.alone.options)
@@ -77,7 +78,11 @@ class Parts:
         if self.checkpoint:
             check_resumable(self.checkpoint.extra["config"], config)
         self.first_step = self.checkpoint.step if self.checkpoint else 0
-        self.train_tasks = tasks(config, config.data.train_data)
+        folders, own = stored_folders(config.data.train_data), self.alone
+        self.replayed = (
+            StoredRollouts(config, folders, own.options.old_logprobs, own.correction_range[0]) if folders else None
+        )
+        self.train_tasks = self.replayed.samples if self.replayed else tasks(config, config.data.train_data)
         self.held_out = held_out_tasks(config)
         self.sampler = make_sampler(self.train_tasks, trainer.seed)
         self.store = JsonlTrajectoryStore(path / "trajectories")
@@ -114,14 +119,22 @@ class Parts:
         self.session = self.stack.enter_context(Session(config, policy.architecture))
         self.table.phase("cloning the expert")
         weights = policy.weights()
+        self.colocation = Colocation(self.session.engines, self._sleep_level(), shares_gpus(config), self._release)
+        if self.colocation.shared:  # one after the other: neither could measure its memory beside the other
+            self.session.wait_for_engines()
+            self.colocation.sleep()
         self.table.phase("loading the policy")
         updates = trainer.max_steps * trainer.num_iterations * trainer.num_mini_batches
         self._start_learner(weights, updates)
+        if self.replayed:
+            self.replayed.check(self.learner.tokenizer)
         self.table.phase("waiting for the engines")
         self.session.wait_for_engines()
         self.sync = self._weight_sync()
         self.stack.callback(self.sync.close)
         self.canary = Canary(self.session.engines, self._canary_prompt(), trainer.sync_tolerance)
+        self.session.watch.restore = self._restore
+        self.restarts = 0
 
     def _start_learner(self, weights: str, updates: int) -> None:
         """One in this process, or several in actors."""
@@ -132,8 +145,19 @@ class Parts:
             self.learner = learner = Learner(self.config, weights, updates)
             self.alone.start(learner, learner.reference() if self.alone.beta > 0 else None)
 
-    def _weight_sync(self) -> SharedMemorySync:
+    def _sleep_level(self) -> int:
+        """2 drops the weights, for a sync brings all of them; with hot-loaded adapters it does not."""
+        options = read_options(self.config)
+        return 1 if options is not None and options.hot_load else 2
+
+    def _release(self) -> None:
+        self.transfer("release")
+
+    def _weight_sync(self) -> SharedMemorySync | NCCLSync:
         engines, learner = self.session.engines, self.learner
+        self.transfer = learner.transfer if isinstance(learner, LearnerGroup) else WeightSender(learner).call
+        if sync_backend(self.config) == "nccl":
+            return NCCLSync(engines, self.transfer, self.config.generator.inference_engine_tensor_parallel_size)
         if isinstance(learner, LearnerGroup):
             return SharedMemorySync(engines, learner.named_tensors, learner.share_weights())
         if learner.lora is None or not learner.lora.hot_load:
@@ -181,7 +205,7 @@ class Parts:
         groups = found[: len(tasks.samples)]
         if [group[0].sample for group in groups if len(group) == tasks.num_generations] != tasks.samples:
             self.stored, found = None, []
-            groups = self.session.rollouts.run(tasks).groups
+            groups = (self.replayed or self.session.rollouts).run(tasks).groups
             self.store.write(RolloutBatch(tasks.step, rollouts.groups + groups))
         rollouts.groups += groups
         if self.rewards.judge([trajectory for group in groups for trajectory in group]):
@@ -194,8 +218,22 @@ class Parts:
 
     def publish(self, step: int) -> StepMetrics:
         """The learner's weights into every engine, proved by the canary. Raises SyncError."""
-        report = self.sync.sync(version=step)
-        return self.canary.check(step, self.learner.token_logprobs, report)
+        with self.colocation.publishing():
+            lost = None in self.sync.sync(version=step).engine_checksums
+        while True:  # as often as an engine may die
+            self.session.watch.check(LOST_SECONDS if lost else 0.0)
+            try:
+                return self.canary.check(step, self.learner.token_logprobs, self.sync.report)
+            except EngineLost:
+                lost = True
+
+    def _restore(self, index: int) -> None:
+        """The policy in force into an engine that Ray has started again; proved by the canary, as every sync."""
+        if self.colocation.shared:
+            raise EngineDied(f"Engine {index} died; beside the learner on its GPU it cannot load: start the run again.")
+        report = self.sync.restore(index)
+        if self.sync.version is not None:
+            self.canary.check(self.sync.version, self.learner.token_logprobs, report, only=index)
 
     def evaluate(self, step: int) -> StepMetrics:
         """Success on the held-out tasks, each tried once; keeps the policy if it is the best so far."""
@@ -207,7 +245,8 @@ class Parts:
         return metrics
 
     def log(self, step: int, metrics: StepMetrics) -> None:
-        row = {"step": float(step), **metrics}
+        restarts, self.restarts = self.session.watch.restarts - self.restarts, self.session.watch.restarts
+        row = {"step": float(step), **metrics, "engine_restarts": float(restarts)}
         if step % INTERVAL == 0:
             return_free_memory()
             row["memory/pss_gib"] = pss_gib()
@@ -242,4 +281,4 @@ def held_out_tasks(config: Config) -> list[Sample]:
 
 
 def eval_metrics(tries: RolloutBatch) -> StepMetrics:
-    return {f"eval/{name}": value for name, value in rollout_metrics(tries).items() if name in EVAL_METRICS}
+    return {f"eval/{name}": value for name, value in rollout_metrics(tries).items()}

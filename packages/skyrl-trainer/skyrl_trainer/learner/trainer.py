@@ -13,25 +13,28 @@ learns from the tries that were stored after it instead of making them again.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 from skyrl_trainer.config import Config
 from skyrl_trainer.learner.grpo import GRPOTrainer
 from skyrl_trainer.learner.guardian import start_guardian
 from skyrl_trainer.learner.parts import Parts, eval_metrics, held_out_tasks
 from skyrl_trainer.learner.run_folder import RunFolder
-from skyrl_trainer.learner.session import Session
+from skyrl_trainer.learner.session import Session, check_engines
 from skyrl_trainer.learner.signals import StopSignal
-from skyrl_trainer.rollout.manager import rollout_metrics
+from skyrl_trainer.rollout.metrics import rollout_metrics
 from skyrl_trainer.types import PromptBatch, RewardBatch, RolloutBatch, StepMetrics
+
+Beside = Callable[[Parts], AbstractContextManager[object]]
 
 
 class Trainer:
     """Owns the order of things and nothing else: `parts` do the work."""
 
-    def __init__(self, parts: Parts, stop: StopSignal) -> None:
+    def __init__(self, parts: Parts, stop: StopSignal, beside: Beside = nullcontext) -> None:
         self.parts, self.stop, self.config = parts, stop, parts.config.trainer
+        self.beside = beside
         # The newest step in the weights, its metrics until they are written, the sampler's state after its tasks.
         self.step, self.unfinished = parts.resume()
         self.sampler_state = parts.sampler.state_dict()
@@ -44,6 +47,7 @@ class Trainer:
         """Trains until `trainer.max_steps`. A signal raises KeyboardInterrupt once a checkpoint is saved."""
         try:
             self.publish_and_log()
+            self.parts.stack.enter_context(self.beside(self.parts))
             while self.step < self.config.max_steps:
                 rewards, metrics = self.roll_out()
                 self.learn(rewards, metrics)
@@ -77,11 +81,13 @@ class Trainer:
         """One call of the algorithm. From here on the step counts, whatever happens."""
         metrics["tokens/per_second"] = metrics["tokens"] / self.seconds["time/rollout"]
         with self.phase("train"):
+            self.parts.colocation.sleep()
             self.whole = False
             metrics |= self.parts.algorithm.update(rewards)
             self.whole = True
         self.step, self.unfinished = rewards.rollouts.step, metrics | self.seconds
         self.sampler_state = self.parts.sampler.state_dict()
+        self.parts.store.write(rewards.rollouts)  # again, with the advantages
 
     def publish_and_log(self) -> None:
         """Brings the engines to this step's weights, evaluates where that is due, and writes the step's metrics."""
@@ -119,10 +125,11 @@ class Trainer:
         self.seconds[f"time/{name}"] = time.perf_counter() - start
 
 
-def train(config: Config, algorithm: GRPOTrainer | None = None) -> int:
+def train(config: Config, algorithm: GRPOTrainer | None = None, beside: Beside = nullcontext) -> int:
     """Runs or resumes what `config` asks for; returns the exit code. Raises UserError with a sentence.
 
-    algorithm: instead of a new one of the class that `trainer.algorithm.name` is registered for.
+    algorithm: instead of a new one of the class that `trainer.algorithm.name` is registered for. beside: entered once
+    the engines have their first weights, left before they are stopped.
     """
     start_guardian()
     with RunFolder(config) as run:
@@ -131,13 +138,14 @@ def train(config: Config, algorithm: GRPOTrainer | None = None) -> int:
             print(f"The run in {run.path} is complete. For a new one give another trainer.run_dir.")
         else:
             with parts, StopSignal() as stop:
-                Trainer(parts, stop).train()
+                Trainer(parts, stop, beside).train()
         print(f"Curves and transcripts: {run.path / 'report.html'}   Policy: {run.path / 'model'}")
     return 0
 
 
 def evaluate(config: Config, model_path: str) -> StepMetrics:
     """Held-out success of a model on disk, as `eval/<name>`; no learner, nothing is written."""
+    check_engines(config, model_path, training=False)
     start_guardian()
     tasks = held_out_tasks(config)
     with Session(config, model_path) as session:

@@ -20,6 +20,7 @@ COLUMNS = {
     "step": ("step", 5, "{:.0f}"),
     "reward": ("reward/mean", 6, "{:.3f}"),
     "held-out": ("eval/success", 8, "{:.3f}"),
+    "turns": ("turns/mean", 5, "{:.1f}"),
     "tokens/s": ("tokens/per_second", 8, "{:,.0f}"),
     "KL": ("kl/engine_learner", 8, "{:.1e}"),
     "rollout": ("time/rollout", 7, "{:.2f}s"),

@@ -2,7 +2,8 @@
 
 `EnvClient` knows the workers; `RemoteEnv` is one episode's env. When a worker dies, Ray starts another process in
 its place; an env is a function of its seed and the actions, so a RemoteEnv resets a new one, repeats the recorded
-actions and goes on. Not so the episode that hung or crashed the process, nor one that was on two workers that died.
+actions (tools with effects outside answer from the record) and goes on. Not so the episode that hung or crashed the
+process, nor one that was on two workers that died.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Any, Generic, TypeVar
 
 from ray.exceptions import RayActorError
 
-from skyrl_trainer.rollout.env_worker import EnvReply, Pong
+from skyrl_trainer.rollout.env_worker import CRASHED, EnvReply, Pong, Step
 from skyrl_trainer.types import Sample
 
 RESTART_LIMIT = 60.0
@@ -79,7 +80,7 @@ class Host:
         self._pid: int | None = None
         self._recovery: asyncio.Task[None] | None = None
         self.reset: Coalescer[tuple[str, Sample], EnvReply] = Coalescer(self._guarded(handle.reset_many))
-        self.step: Coalescer[tuple[str, str], EnvReply] = Coalescer(self._guarded(handle.step_many))
+        self.step: Coalescer[Step, EnvReply] = Coalescer(self._guarded(handle.step_many))
         self.close: Coalescer[str, str | None] = Coalescer(self._guarded(handle.close_many))
 
     def _guarded(self, method: Any) -> Callable[[list[Any]], Awaitable[list[Any]]]:
@@ -146,7 +147,7 @@ class RemoteEnv:
         self._client = client
         self._key = key
         self._sample = sample
-        self._actions: list[str] = []
+        self._past: list[tuple[str, list[dict[str, Any]]]] = []
         self._host: Host | None = None
         self._life = self._unexplained = self._deaths = 0
         self._open = False
@@ -158,7 +159,7 @@ class RemoteEnv:
 
     async def step(self, action: str) -> EnvReply:
         reply = await self._settle(action)
-        self._actions.append(action)
+        self._past.append((action, reply.info.get("tool_calls") or []))
         return reply
 
     async def close(self, timeout: float = 1.0) -> None:
@@ -210,11 +211,11 @@ class RemoteEnv:
         if action is None:
             return reply
         self.replays += 1
-        for past in (*self._actions, action):
+        for past in self._past:
             if reply.error is not None:
                 return reply
-            reply = await host.step((self._key, past))
-        return reply
+            reply = await host.step((self._key, *past))
+        return reply if reply.error is not None else await host.step((self._key, action))
 
     async def _mourn(self) -> str | None:
         """After a death: who is to blame? Returns why this episode must fail, or None when it may be replayed."""
@@ -231,7 +232,7 @@ class RemoteEnv:
             self._deaths += 1
         report = host.culprits.pop(self._key, None)
         if report is not None:
-            return f"The env hung or crashed its EnvWorker, where no Python code could interrupt it: {report}."
+            return f"{CRASHED}, where no Python code could interrupt it: {report}."
         if self._deaths >= MAX_DEATHS:
             return "Two EnvWorkers died under this episode (killed, or out of memory): it is not replayed again."
         return None

@@ -28,6 +28,11 @@ import gymnasium
 import skyrl_gym  # noqa: F401  (registers its environments)
 from skyrl_trainer.types import Sample
 
+Step = tuple[str, str] | tuple[str, str, list[dict[str, Any]]]
+"""(key, action), and for a repeated step the tool calls that it made the first time."""
+LONGEST_TEXT = 2**20
+"""Characters of an observation that are encoded and recorded, whatever the context holds."""
+CRASHED = "The env hung or crashed its EnvWorker"
 KEY_BYTES = 256
 """Size of the running env's key at the head of the worker's file; the watchdog's report follows it."""
 
@@ -91,9 +96,9 @@ class EnvWorker:
         with self._watchdog():
             return [self._guarded(key, "reset", partial(self._reset, key, sample)) for key, sample in items]
 
-    def step_many(self, items: list[tuple[str, str]]) -> list[EnvReply]:
+    def step_many(self, items: list[Step]) -> list[EnvReply]:
         with self._watchdog():
-            return [self._guarded(key, "step", partial(self._step, key, action)) for key, action in items]
+            return [self._guarded(item[0], "step", partial(self._step, *item)) for item in items]
 
     def close_many(self, keys: list[str]) -> list[str | None]:
         """Closes what is still open; answers with what `close` raised."""
@@ -113,8 +118,12 @@ class EnvWorker:
         observation, info = env.reset(seed=sample.seed, options=dict(sample.options))
         return EnvReply(_text(observation), info=plain(info))
 
-    def _step(self, key: str, action: str) -> EnvReply:
-        observation, reward, terminated, truncated, info = self._envs[key].step(action)
+    def _step(self, key: str, action: str, recorded: list[dict[str, Any]] | None = None) -> EnvReply:
+        env = self._envs[key]
+        feed = getattr(env.unwrapped, "feed_external", None)
+        if recorded is not None and feed is not None:
+            feed(recorded)
+        observation, reward, terminated, truncated, info = env.step(action)
         return EnvReply(_text(observation), float(reward), bool(terminated), bool(truncated), plain(info))
 
     def _guarded(self, key: str, what: str, call: Callable[[], EnvReply]) -> EnvReply:
@@ -212,6 +221,11 @@ def _load_file(path: str) -> str | None:
 
 def _interrupt(signum: int, frame: Any) -> None:
     raise EnvTimeout
+
+
+def shortened(text: str) -> str:
+    """An observation as it is recorded."""
+    return text if len(text) <= LONGEST_TEXT else f"{text[:LONGEST_TEXT]} [... {len(text)} characters in all]"
 
 
 def _text(observation: Any) -> str:

@@ -9,11 +9,15 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from typing import Protocol
 
+from skyrl_trainer.agent.memory import AgentOptions, Memory
 from skyrl_trainer.agent.prompt import ChatPrompt, first_messages
 from skyrl_trainer.errors import UserError
 from skyrl_trainer.rollout.env_client import RemoteEnv
-from skyrl_trainer.rollout.env_worker import EnvReply
+from skyrl_trainer.rollout.env_worker import LONGEST_TEXT, EnvReply, shortened
 from skyrl_trainer.types import GenerationOutput, GenerationRequest, SamplingOptions, StopReason, Trajectory, Turn
+
+LONGEST_TOKEN = 256
+"""Characters that one token may stand for (runs of spaces): a longer text cannot fit, and is not even encoded."""
 
 
 class Slot(Protocol):
@@ -36,6 +40,7 @@ class EpisodeSettings:
     """Wall-clock seconds of the whole episode: reset, queues, tokens, steps. Waiting for a slot does not count."""
     seeded: bool
     """Give every request a generator of its own."""
+    agent: AgentOptions
 
 
 def derive_seed(*parts: object) -> int:
@@ -116,21 +121,16 @@ class _Episode:
         reset_seconds = time.monotonic() - began
         if reply.error is not None:
             return self.stop(StopReason.ENV_ERROR, reply.error)
-        instructions = reply.info.get("instructions", "")
-        self.trajectory.prompt = first_messages(instructions, reply.observation)
-        new_ids = self.prompt.first(instructions, reply.observation)
+        new_ids, new_segment = self._begin(reply), False
         if len(new_ids) >= self.settings.max_model_len:
-            limit = f"generator.max_model_len={self.settings.max_model_len}"
-            error = f"The first prompt has {len(new_ids)} tokens, too many for {limit}."
+            error = f"The first prompt has {len(new_ids)} tokens or more, too many for {self._limit}."
             return self.stop(StopReason.ENGINE_ERROR, error)
+        memory = Memory(self.prompt, self.settings.agent, new_ids)
         await self._take_slot()
-        context: list[int] = []
         for number in range(self.settings.max_turns):
-            context += new_ids
-            turn = await self._ask(number, context, new_ids)
+            turn = await self._ask(number, memory.context, new_ids, new_segment)
             if turn is None:
                 return None
-            context += turn.output_ids
             reply = await self._act(turn, reset_seconds if number == 0 else 0.0)
             if reply.error is not None:
                 return self.stop(StopReason.ENV_ERROR, reply.error)
@@ -140,9 +140,32 @@ class _Episode:
                 return self.stop(StopReason.LENGTH if cut else over)
             if number + 1 == self.settings.max_turns:
                 return self.stop(StopReason.LENGTH if cut else StopReason.MAX_TURNS)
-            new_ids = self.prompt.observation(reply.observation, turn.output_ids)
-            if len(context) + len(new_ids) >= self.settings.max_model_len:
+            if self._too_long(reply.observation) or self._sampled_all():
                 return self.stop(StopReason.LENGTH)
+            new_ids, new_segment = memory.advance(self.trajectory.turns)
+            if len(memory.context) >= self.settings.max_model_len:
+                return self.stop(StopReason.LENGTH)
+
+    def _begin(self, reply: EnvReply) -> list[int]:
+        """The first prompt's ids; as many as are too many, where the text is too long to look at."""
+        instructions, tools = reply.info.get("instructions", ""), None
+        if self.settings.agent.tools == "template" and reply.info.get("tools"):
+            tools, instructions = reply.info["tools"], reply.info.get("instructions_without_tools", instructions)
+        self.trajectory.prompt = first_messages(instructions, reply.observation[:LONGEST_TEXT])
+        if self._too_long(instructions + reply.observation):
+            return [0] * self.settings.max_model_len
+        return self.prompt.first(instructions, reply.observation, tools)
+
+    def _too_long(self, text: str) -> bool:
+        return len(text) > min(LONGEST_TEXT, LONGEST_TOKEN * self.settings.max_model_len)
+
+    def _sampled_all(self) -> bool:
+        budget = self.settings.agent.max_episode_tokens
+        return budget is not None and self.trajectory.num_output_tokens >= budget
+
+    @property
+    def _limit(self) -> str:
+        return f"generator.max_model_len={self.settings.max_model_len}"
 
     async def _take_slot(self) -> None:
         """Waiting for a place in the engine is the rollout's business, so the episode's clock stands still."""
@@ -153,11 +176,13 @@ class _Episode:
         self._held = True
         self.clock.reschedule(loop.time() + left)
 
-    async def _ask(self, number: int, context: list[int], new_ids: list[int]) -> Turn | None:
+    async def _ask(self, number: int, context: list[int], new_ids: list[int], new_segment: bool) -> Turn | None:
         """One turn of the policy; None when the engine refused the request."""
         self.doing = f"waiting for the tokens of turn {number}"
         trajectory, sampling = self.trajectory, self.settings.sampling
         room = self.settings.max_model_len - len(context)
+        if self.settings.agent.max_episode_tokens is not None:
+            room = min(room, self.settings.agent.max_episode_tokens - trajectory.num_output_tokens)
         if room < sampling.max_tokens:
             sampling = replace(sampling, max_tokens=room, min_tokens=min(room, sampling.min_tokens))
         seed = derive_seed(trajectory.seed, number) if self.settings.seeded else None
@@ -176,6 +201,7 @@ class _Episode:
             logprobs=output.logprobs,
             weight_versions=output.weight_versions,
             action=self.prompt.decode(output.output_ids),
+            new_segment=new_segment,
             seconds={"generate": time.monotonic() - began},
         )
         trajectory.turns.append(turn)
@@ -186,10 +212,11 @@ class _Episode:
         began = time.monotonic()
         reply = await self.env.step(turn.action)
         turn.seconds["env"] = time.monotonic() - began + reset_seconds
-        turn.observation, turn.reward = reply.observation, reply.reward
+        turn.observation, turn.reward = shortened(reply.observation), reply.reward
         turn.terminated, turn.truncated = reply.terminated, reply.truncated
         turn.info = reply.info
-        parts = reply.info.get("reward_parts")
-        if isinstance(parts, dict):
-            turn.reward_parts = parts
+        if isinstance(turn.info.get("reward_parts"), dict):  # what has a field of its own is stored once
+            turn.reward_parts = turn.info.pop("reward_parts")
+        if isinstance(turn.info.get("tool_calls"), list):
+            turn.tool_calls = turn.info.pop("tool_calls")
         return reply

@@ -1,4 +1,4 @@
-"""Rollouts: what the driver's loop asks for trajectories, and the figures of a batch of them."""
+"""Rollouts: what the driver's loop asks for trajectories."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from skyrl_trainer.errors import UserError
 from skyrl_trainer.rollout.episode import derive_seed
 from skyrl_trainer.rollout.pool import EnvPool
 from skyrl_trainer.rollout.rollout_worker import RolloutWorker
-from skyrl_trainer.types import PromptBatch, RolloutBatch, SamplingOptions, StepMetrics, StopReason, Trajectory
+from skyrl_trainer.types import PromptBatch, RolloutBatch, SamplingOptions, Trajectory
 
 START_LIMIT = 300.0
 """Seconds that the processes have to start and load the tokenizer."""
@@ -34,6 +34,8 @@ class Rollouts:
         """
         self._config = config
         self._engines = engines
+        self.watch: Callable[[], object] = lambda: None
+        """Called every CHECK_INTERVAL seconds while episodes run: brings back engines that died."""
         self.env_pool = EnvPool(config.environment.num_workers, config.environment.step_timeout)
         actor: Any = ray.remote(RolloutWorker).options(num_cpus=0, max_restarts=-1, max_task_retries=0)
         run = uuid.uuid4().hex[:8]
@@ -113,6 +115,7 @@ class Rollouts:
         while pending:
             done, _ = ray.wait(list(pending), num_returns=len(pending), timeout=CHECK_INTERVAL)
             self.env_pool.check()
+            self.watch()
             for ref in done:
                 index = pending.pop(ref)
                 try:
@@ -144,32 +147,3 @@ def _wait_alive(worker: Any, what: str) -> None:
             if time.monotonic() > deadline:
                 raise UserError(f"A RolloutWorker died while it was waited for {what}: {error}") from None
             time.sleep(0.2)
-
-
-def rollout_metrics(batch: RolloutBatch) -> StepMetrics:
-    """Figures of a batch. Rewards, lengths (sampled tokens) and turns are means over the episodes that did not fail;
-    `success` counts failed ones as unsolved; every stop reason has its counter."""
-    everyone = batch.trajectories
-    alive = [trajectory for trajectory in everyone if not trajectory.stop_reason.failed]
-    lengths = [trajectory.num_output_tokens for trajectory in alive]
-    metrics: StepMetrics = {
-        "reward/mean": _mean([trajectory.total_reward for trajectory in alive]),
-        "success": _mean([float(trajectory.success and not trajectory.stop_reason.failed) for trajectory in everyone]),
-        "length/mean": _mean(lengths),
-        "length/max": float(max(lengths, default=0)),
-        "turns/mean": _mean([len(trajectory.turns) for trajectory in alive]),
-        "failed": float(len(everyone) - len(alive)),
-        "tokens": float(sum(trajectory.num_output_tokens for trajectory in everyone)),
-        "env_replays": sum(trajectory.metrics.get("env_replays", 0.0) for trajectory in everyone),
-        "env_close_errors": sum(trajectory.metrics.get("env_close_errors", 0.0) for trajectory in everyone),
-    }
-    for reason in StopReason:
-        metrics[f"stop/{reason.value}"] = float(sum(trajectory.stop_reason is reason for trajectory in everyone))
-    for part in sorted({part for trajectory in alive for turn in trajectory.turns for part in turn.reward_parts}):
-        sums = [sum(turn.reward_parts.get(part, 0.0) for turn in trajectory.turns) for trajectory in alive]
-        metrics[f"reward/{part}"] = _mean(sums)
-    return metrics
-
-
-def _mean(values: list[float] | list[int]) -> float:
-    return sum(values) / len(values) if values else 0.0

@@ -13,6 +13,7 @@ import math
 import os
 from typing import Any
 
+from skyrl_trainer.agent.memory import read_options
 from skyrl_trainer.agent.prompt import load_chat_prompt
 from skyrl_trainer.config import GeneratorConfig
 from skyrl_trainer.errors import EngineDied
@@ -134,9 +135,9 @@ async def play_all(
     """The rollout itself, on an engine client (`generate`, `generate_round`) and envs that a test can choose."""
     # In rounds everybody waits for everybody, so the limit covers as many waves as the engine needs for all.
     waves = math.ceil(len(trajectories) / generator.max_concurrency) if deterministic else 1
-    settings = EpisodeSettings(
-        sampling, max_turns, generator.max_model_len, generator.episode_timeout * max(1, waves), seeded=deterministic
-    )
+    timeout = generator.episode_timeout * max(1, waves)
+    agent = read_options(generator)
+    settings = EpisodeSettings(sampling, max_turns, generator.max_model_len, timeout, deterministic, agent)
     rounds = Rounds(engine, len(trajectories))
     # With one turn, as many requests again wait in the engine's queue: the batch is full again before we know that an
     # answer is there. And as many episodes are reset ahead of their turn, so that no slot waits for an env.

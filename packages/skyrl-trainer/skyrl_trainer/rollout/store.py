@@ -119,6 +119,15 @@ class JsonlTrajectoryStore:
         return sorted(int(match[1]) for match in found if match)
 
 
+def open_store(path: Path) -> JsonlTrajectoryStore:
+    """The trajectories of a run, or of their folder itself. Raises UserError where there are none."""
+    for folder in (path / "trajectories", path):
+        store = JsonlTrajectoryStore(folder)
+        if store.steps():
+            return store
+    raise UserError(f"{path} holds no stored trajectories: give a run folder, or a folder with step_*.jsonl.gz files.")
+
+
 def _to_dict(trajectory: Trajectory) -> dict[str, Any]:
     return {
         "trajectory_id": trajectory.trajectory_id,

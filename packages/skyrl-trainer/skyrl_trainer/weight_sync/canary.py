@@ -19,7 +19,7 @@ from typing import Any
 import ray
 import torch
 
-from skyrl_trainer.errors import EngineDied, SyncError
+from skyrl_trainer.errors import EngineDied, EngineLost, SyncError
 from skyrl_trainer.types import GenerationOutput, GenerationRequest, SamplingOptions, StepMetrics
 from skyrl_trainer.weight_sync.shared_memory import SyncReport
 
@@ -42,23 +42,36 @@ class Canary:
         self._prompt_ids = prompt_ids
         self._tolerance = tolerance
         self._before: torch.Tensor | None = None
+        self._failures = 0
 
     def check(
-        self, version: int, learner_logprobs: Callable[[list[int]], torch.Tensor], report: SyncReport
+        self,
+        version: int,
+        learner_logprobs: Callable[[list[int]], torch.Tensor],
+        report: SyncReport,
+        only: int | None = None,
     ) -> StepMetrics:
         """`learner_logprobs(ids)`: log-softmax after each token of `ids`, shape (T, V), position t given ids[:t + 1].
 
-        Returns the largest error, and the largest change since the previous check (0.0 at the first). Raises SyncError.
+        only: a single engine, which was restored between two syncs. Returns the largest error, and the largest change
+        since the previous check of all (0.0 at the first). Raises SyncError; EngineLost when an engine dies meanwhile.
         """
+        numbers = list(range(len(self._engines))) if only is None else [only]
+        engines = [self._engines[number] for number in numbers]
         try:
-            self._ask()
+            self._ask(engines)
             now_TV = learner_logprobs(self._prompt_ids).detach().float().cpu()  # while the engines compute
-            answers = self._answers()
-        except ray.exceptions.RayError as lost:
-            raise EngineDied(f"An engine died under the canary, after a weight sync: {lost}") from lost
-        before_TV, self._before = self._before, now_TV
+            answers = self._answers(engines)
+        except ray.exceptions.RayActorError as lost:
+            self._failures += 1  # the others' answers are left behind, under the old name
+            raise EngineLost(f"An engine died under the canary, after a weight sync: {lost}") from lost
+        except ray.exceptions.RayError as failed:
+            raise EngineDied(f"An engine failed under the canary, after a weight sync: {failed}") from failed
+        before_TV = self._before
+        if only is None:
+            self._before = now_TV
         worst, largest = 0.0, 0.0
-        for index, outputs in enumerate(answers):
+        for index, outputs in zip(numbers, answers, strict=True):
             if any(output.weight_versions != [version] for output in outputs):
                 raise SyncError(f"Engine {index} still samples with another version of the policy than {version}.")
             error, change = self._compare(outputs, now_TV, before_TV)
@@ -66,23 +79,27 @@ class Canary:
             worst, largest = max(worst, error), max(largest, change)
         return {"sync/max_logprob_diff": worst, "sync/canary_change": largest}
 
-    def _ask(self) -> None:
+    @property
+    def _client(self) -> str:
+        return f"canary-{self._failures}"
+
+    def _ask(self, engines: list[Any]) -> None:
         """Gives every prefix to every engine."""
         options = SamplingOptions(max_tokens=1, top_logprobs=TOP_LOGPROBS)
         requests = [GenerationRequest(str(i), prefix, options, seed=i) for i, prefix in enumerate(self._prefixes)]
-        ray.get([engine.submit.remote("canary", requests) for engine in self._engines], timeout=CHECK_SECONDS)
+        ray.get([engine.submit.remote(self._client, requests) for engine in engines], timeout=CHECK_SECONDS)
 
-    def _answers(self) -> list[list[GenerationOutput]]:
+    def _answers(self, engines: list[Any]) -> list[list[GenerationOutput]]:
         """One output a prefix, for every engine; in the order of the prefixes."""
         deadline = time.monotonic() + CHECK_SECONDS
         replies: list[list[GenerationOutput]] = []
-        for engine in self._engines:
+        for engine in engines:
             outputs: list[GenerationOutput] = []
             while len(outputs) < len(self._prefixes):
                 left = deadline - time.monotonic()
                 if left <= 0:
                     raise SyncError(f"The canary after a weight sync got no answer within {CHECK_SECONDS:.0f} s.")
-                outputs += ray.get(engine.collect.remote("canary", left), timeout=left + 10)
+                outputs += ray.get(engine.collect.remote(self._client, left), timeout=left + 10)
             replies.append(sorted(outputs, key=lambda output: int(output.request_id)))
         return replies
 
@@ -102,7 +119,7 @@ class Canary:
                 change = max(change, _distance(before_TV[len(prefix) - 1, tokens], now_K))
         return error, change
 
-    def _judge(self, where: str, error: float, change: float, loaded: str, report: SyncReport) -> None:
+    def _judge(self, where: str, error: float, change: float, loaded: str | None, report: SyncReport) -> None:
         advice = "Training stops, for its rollouts would not come from the policy that is learned."
         if loaded != report.checksum:
             raise SyncError(

@@ -15,8 +15,8 @@ from typing import Any
 
 from safetensors.torch import save_file
 
-from skyrl_trainer.engine.weights import checksum, folder_with_room
-from skyrl_trainer.errors import SyncError
+from skyrl_trainer.engine.weights import FlatBuffer, checksum, folder_with_room
+from skyrl_trainer.errors import SyncError, UserError
 from skyrl_trainer.learner.learner import Learner
 from skyrl_trainer.learner.lora import adapter_tensors
 from skyrl_trainer.weight_sync.shared_memory import SharedMemorySync, SyncReport
@@ -27,14 +27,23 @@ class AdapterSync(SharedMemorySync):
 
     def __init__(self, engines: list[Any], learner: Learner) -> None:
         super().__init__(engines, partial(learner.named_tensors, adapter=False))
+        if self._receivers:
+            where = "needs every engine on the driver's machine"
+            raise UserError(f"trainer.policy.model.lora.sync: adapter {where}; or set it to merged.")
         self._adapter = partial(adapter_tensors, learner.model, learner.published_dtype, scaled=True)
         self._has_base = False
 
-    def sync(self, version: int) -> SyncReport:
+    def restore(self, index: int) -> SyncReport:
+        """The base once more, then the adapter; only then the engine resumes."""
+        self._buffer, self._has_base = FlatBuffer.create(self._named_tensors()), False
+        self._buffer.unlink()
+        return super().restore(index)
+
+    def _load(self, version: int) -> SyncReport:
         start, size = time.perf_counter(), 0
         if not self._has_base:
-            report = super().sync(version)
-            if {*report.engine_checksums} != {report.checksum}:
+            report = super()._load(version)
+            if {*report.engine_checksums} - {report.checksum, None}:
                 raise SyncError("Weight sync failed: an engine loaded other base weights than the learner holds.")
             self._has_base, size = True, report.bytes
             del self._buffer  # its memory is free once the engines have let go of it, too
@@ -49,7 +58,6 @@ class AdapterSync(SharedMemorySync):
             self._everywhere("pause")
             self._everywhere("update_weights", {"adapter": folder})
             loaded = self._everywhere("finish_weight_update", version)
-            self._everywhere("resume")
         return SyncReport(time.perf_counter() - start, size, checksum(tensors.values()), tuple(loaded))
 
     def close(self) -> None:

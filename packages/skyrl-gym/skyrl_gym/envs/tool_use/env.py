@@ -54,12 +54,15 @@ class ToolUseEnv(TextEnv):
         self._tools = {lang: toolbox(tools, self._own_corpus or tasks.corpus(lang)) for lang in tasks.LANGS}
         self.tools = [item.schema for item in self._tools["en"].values()]
         listed = "\n".join(json.dumps(schema["function"], ensure_ascii=False) for schema in self.tools)
-        texts = tasks.data()["texts"]["instructions"]
-        self._instructions = [text.format(tools=listed, limit=MAX_CALLS) for text in texts]
+        texts = tasks.data()["texts"]
+        self._instructions = [text.format(tools=listed, limit=MAX_CALLS) for text in texts["instructions"]]
+        self._bare = [text.format(limit=MAX_CALLS) for text in texts["instructions_without_tools"]]
 
     def reset_info(self) -> dict[str, Any]:
-        """`info["tools"]`: the tools' schemas, for a chat template."""
-        return {"tools": self.tools}
+        """For a chat template that lists tools itself: their schemas, and the instructions without them."""
+        lang = tasks.LANGS.index(self.task.lang)
+        bare = self.task.instructions.replace(self._instructions[lang], self._bare[lang])
+        return {"tools": self.tools, "instructions_without_tools": bare}
 
     def count_tasks(self, options: Mapping[str, Any]) -> int:
         return tasks.count(options["difficulty"], options["split"])
@@ -95,7 +98,7 @@ class ToolUseEnv(TextEnv):
         answer = last_answer(action)
         if answer is not None:
             return self._judge(answer)
-        made = [run_call(self._tools[self.task.lang], call) for call in parse_tool_calls(action)]
+        made = [run_call(self._tools[self.task.lang], call, self.recorded) for call in parse_tool_calls(action)]
         accepted = sum(call["args"] is not None for call in made)
         self._calls += len(made)
         self._accepted += accepted

@@ -1,0 +1,287 @@
+"""An engine that is an OpenAI-compatible vLLM server in a process of its own, started and watched by its actor.
+
+The server listens on a Unix socket in a folder that only we can open, for its control endpoints obey anybody; a guard
+process removes both as soon as the actor is gone, however it ended. A server that dies takes its actor along, so that
+Ray's restart of the actor is the one way back. `engine_kwargs.url` names a server that runs already instead: it is
+asked, never started or stopped.
+
+Token ids go in and come out of `/inference/v1/generate`, with the weight version of every token. Requests enter in the
+order in which they were submitted; unlike the in-process engine the server decides what is computed together.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+import threading
+import time
+from collections import deque
+from typing import Any
+
+import aiohttp
+import torch
+
+from skyrl_trainer.engine.restart import was_restarted
+from skyrl_trainer.engine.server_process import PROBE_SECONDS, ServerProcess, reason_of
+from skyrl_trainer.engine.stepped import CALL_SECONDS, LOAD_SECONDS, Mailbox
+from skyrl_trainer.engine.vllm_actor import kv_token_bytes, vllm_kwargs
+from skyrl_trainer.errors import EngineDied, SyncError
+from skyrl_trainer.types import GenerationOutput, GenerationRequest
+
+GENERATE_SECONDS = 3600.0
+"""Longest wait for one generation; an episode has a shorter limit of its own."""
+IDLE_SECONDS = 2.0
+"""A connection is not used again after so long: the server closes idle ones after 5 seconds."""
+ADAPTER = "policy"
+"""The name under which the server knows the adapter that we train."""
+
+
+class OpenAIServerEngine:
+    """See protocols.InferenceEngine. `engine_kwargs` are vLLM's, or a `url`."""
+
+    def __init__(
+        self,
+        model_path: str,
+        dtype: str,
+        max_model_len: int,
+        max_num_seqs: int,
+        seed: int,
+        engine_kwargs: dict[str, Any],
+    ) -> None:
+        self.model_path, self.max_model_len, self.max_num_seqs = model_path, max_model_len, max_num_seqs
+        self._url: str | None = engine_kwargs.get("url")
+        self._arguments = (model_path, dtype, max_model_len, max_num_seqs, seed, engine_kwargs)
+        self._queue: deque[tuple[str, GenerationRequest]] = deque()
+        self._running: dict[asyncio.Task[None], int] = {}  # and the blocks of the KV cache that each may come to need
+        self._mail: dict[str, Mailbox] = {}
+        self._paused = was_restarted()
+        self._error: str | None = None
+        self._started: asyncio.Task[None] | None = None
+        self._serving = False
+        self._model: str | None = None  # the adapter's name, once there is one
+        self._block_size, self._free_blocks = 1, 0  # none: no admission by room in the cache
+
+    async def ready(self) -> dict[str, Any]:
+        if self._started is None:
+            self._started = asyncio.create_task(self._start())
+        await asyncio.shield(self._started)
+        server = {"url": self._url} if self._url else {"server_pid": self._server.pid}
+        return {"pid": os.getpid(), "model": self.model_path, "max_model_len": self.max_model_len, **server}
+
+    async def submit(self, client: str, requests: list[GenerationRequest]) -> None:
+        self._check_alive()
+        self._queue.extend((client, request) for request in requests)
+        self._admit()
+
+    async def collect(self, client: str, timeout: float) -> list[GenerationOutput]:
+        """At most one call a client at a time."""
+        box = self._mail.setdefault(client, Mailbox())
+        if not box.done:
+            self._check_alive()
+            box.waiter = asyncio.get_running_loop().create_future()
+            await asyncio.wait([box.waiter], timeout=timeout)
+            box.waiter = None
+        if not box.done:
+            self._check_alive()
+        done, box.done = box.done, []
+        return done
+
+    async def pause(self) -> None:
+        self._paused = True
+        await self._post("/pause?mode=keep&clear_cache=false")
+
+    async def init_weight_transfer(self, init_info: dict[str, Any]) -> None:
+        await self._post("/init_weight_transfer_engine", {"init_info": init_info})
+        self._model = None
+
+    async def start_weight_update(self) -> None:
+        await self._post("/start_weight_update")
+
+    async def update_weights(self, update_info: dict[str, Any]) -> None:
+        folder = update_info.get("adapter")
+        if folder is None:
+            await self._post("/update_weights", {"update_info": update_info})
+            return
+        if self._model is None:
+            await self._post("/v1/load_lora_adapter", {"lora_name": ADAPTER, "lora_path": folder})
+            self._model = ADAPTER
+        else:  # by the server's own endpoint every later request would load the adapter once more, from its folder
+            await self._post("/collective_rpc", {"method": "load_adapter", "args": [folder]})
+        await self._post("/collective_rpc", {"method": "adapter_loaded"})
+
+    async def finish_weight_update(self, version: int) -> str:
+        if self._model is None:
+            await self._post("/finish_weight_update", {"weight_version": str(version)})
+        else:
+            await self._post("/update_weight_version", {"new_version": str(version)})
+        if not (await self._post("/reset_prefix_cache?reset_running_requests=true"))["success"]:
+            raise SyncError("vLLM could not reset its prefix cache after a weight update: it would mix two policies.")
+        return str((await self._post("/collective_rpc", {"method": "loaded_checksum"}))["results"][0])
+
+    async def resume(self) -> None:
+        await self._post("/resume")
+        self._paused = False
+        self._admit()
+
+    async def shutdown(self) -> None:
+        self._fail(f"The engine of {self.model_path} has been shut down.")
+        if not self._url:
+            self._serving = False
+            self._server.end()
+
+    # The server.
+
+    async def _start(self) -> None:
+        connector: aiohttp.BaseConnector
+        if self._url:
+            base, connector = self._url.rstrip("/"), aiohttp.TCPConnector(limit=0, keepalive_timeout=IDLE_SECONDS)
+        else:
+            path = self._launch()
+            base, connector = "http://engine", aiohttp.UnixConnector(path, limit=0, keepalive_timeout=IDLE_SECONDS)
+        self._http = aiohttp.ClientSession(base, connector=connector)
+        deadline = time.monotonic() + LOAD_SECONDS
+        while not await self._healthy():
+            if not self._url and self._server.ended:
+                raise EngineDied(f"The server of {self.model_path} did not start: {self._server.last_words()}")
+            if self._url or time.monotonic() > deadline:
+                limit = "" if self._url else f" within {LOAD_SECONDS:.0f} s"
+                raise EngineDied(f"The server {self._url or 'of ' + self.model_path} did not answer{limit}.")
+            await asyncio.sleep(0.1)
+        self._serving = True
+        if not self._url:
+            await self._post("/update_weight_version", {"new_version": "0"})
+            threading.Thread(target=self._follow_into_death, daemon=True).start()
+        self._admit()
+
+    def _launch(self) -> str:
+        """Starts the server; the path of its socket."""
+        kwargs = vllm_kwargs(*self._arguments)
+        if kwargs.get("kv_cache_memory_bytes") and not torch.cuda.is_available():
+            self._block_size = kwargs["block_size"]
+            block_bytes = self._block_size * kv_token_bytes(self.model_path, kwargs["dtype"])
+            self._free_blocks = kwargs["kv_cache_memory_bytes"] // block_bytes - 1  # vLLM keeps a null block
+        self._server = ServerProcess(kwargs)
+        return self._server.socket
+
+    async def _healthy(self) -> bool:
+        try:
+            async with self._http.get("/health", timeout=aiohttp.ClientTimeout(total=PROBE_SECONDS)) as reply:
+                return reply.status == 200
+        except (aiohttp.ClientError, TimeoutError):
+            return False
+
+    def _follow_into_death(self) -> None:
+        self._server.wait()
+        if self._serving:
+            print(f"The server of {self.model_path} died: {self._server.last_words()}", file=sys.stderr, flush=True)
+            self._server.end()
+            os._exit(1)
+
+    # Requests.
+
+    def _check_alive(self) -> None:
+        if self._error is not None:
+            raise EngineDied(self._error)
+
+    def _fail(self, sentence: str) -> None:
+        self._error = sentence
+        for box in self._mail.values():
+            box.wake()
+
+    async def _post(self, path: str, body: dict[str, Any] | None = None, limit: float = CALL_SECONDS) -> Any:
+        """The JSON of the answer (None if it has none). ValueError for a request that the server refuses; EngineDied
+        when it fails or is gone: one of ours that dies takes us along before."""
+        self._check_alive()
+        timeout = aiohttp.ClientTimeout(total=limit, sock_connect=PROBE_SECONDS)
+        try:
+            async with self._http.post(path, json=body, timeout=timeout) as reply:
+                text = await reply.text()
+        except (aiohttp.ClientError, TimeoutError) as error:
+            problem = f"did not answer {path}: {error!r}"
+        else:
+            if reply.status == 200:
+                return json.loads(text) if text.startswith(("{", "[")) else None
+            if reply.status == 400:
+                raise ValueError(reason_of(text))
+            problem = f"answered {path} with {reply.status}: {reason_of(text)}"
+        if not self._url:
+            await asyncio.sleep(PROBE_SECONDS)
+        raise EngineDied(f"The server {self._url or 'of ' + self.model_path} {problem}")
+
+    def _blocks(self, request: GenerationRequest) -> int:
+        tokens = min(len(request.prompt_ids) + request.options.max_tokens, self.max_model_len)
+        return -(-tokens // self._block_size) + 1
+
+    def _fits(self, request: GenerationRequest) -> bool:
+        """Seeded requests on a CPU only enter where none can be preempted: see vllm_actor."""
+        if not self._running or not self._free_blocks or request.seed is None:
+            return True
+        return sum(self._running.values()) + self._blocks(request) <= self._free_blocks
+
+    def _admit(self) -> None:
+        while self._serving and not self._paused and self._queue and len(self._running) < self.max_num_seqs:
+            client, request = self._queue[0]
+            if not self._fits(request):
+                break
+            self._queue.popleft()
+            task = asyncio.create_task(self._answer(client, request))
+            self._running[task] = self._blocks(request)
+            task.add_done_callback(self._over)
+
+    def _over(self, task: asyncio.Task[None]) -> None:
+        del self._running[task]
+        self._admit()
+
+    async def _answer(self, client: str, request: GenerationRequest) -> None:
+        try:
+            output = await self._generate(request)
+        except ValueError as error:
+            output = GenerationOutput(request.request_id, [], [], [], "error", str(error))
+        except EngineDied as error:
+            return self._fail(str(error))
+        box = self._mail.setdefault(client, Mailbox())
+        box.done.append(output)
+        box.wake()
+
+    async def _generate(self, request: GenerationRequest) -> GenerationOutput:
+        """ValueError with a sentence when the server refuses the request."""
+        options, room = request.options, self.max_model_len - len(request.prompt_ids)
+        if room <= 0:
+            raise ValueError(
+                f"The prompt has {len(request.prompt_ids)} tokens and leaves no room for an answer in "
+                f"generator.max_model_len={self.max_model_len}."
+            )
+        sampling: dict[str, Any] = {
+            "max_tokens": min(options.max_tokens, room),
+            "min_tokens": options.min_tokens,
+            "temperature": options.temperature,
+            "top_p": options.top_p,
+            "top_k": max(0, options.top_k),
+            "stop_token_ids": list(options.stop_token_ids),
+            "ignore_eos": True,
+            "seed": request.seed,
+            "logprobs": options.top_logprobs and options.top_logprobs + 1,  # the server counts the sampled one too
+            "detokenize": False,
+        }
+        body = {"token_ids": request.prompt_ids, "sampling_params": sampling, "model": self._model}
+        choice = (await self._post("/inference/v1/generate", body, GENERATE_SECONDS))["choices"][0]
+        content = choice["logprobs"]["content"]
+        top = None
+        if options.top_logprobs:
+            top = [{entry["token_id"]: entry["logprob"] for entry in token["top_logprobs"]} for token in content]
+        versions: list[int] = []
+        for span in choice["weight_versions"]:  # a server that never got weights has a version without a number
+            number = int(span["version"]) if span["version"].isdigit() else 0
+            versions += [number] * (span["end"] - span["start"])
+        finish = choice["finish_reason"]
+        return GenerationOutput(
+            request.request_id,
+            choice["token_ids"],
+            [token["logprob"] for token in content],
+            versions,
+            finish if finish in ("stop", "length") else "error",
+            None if finish in ("stop", "length") else f"The server ended the request: {finish}.",
+            top,
+        )

@@ -1,0 +1,134 @@
+"""vLLM's OpenAI-compatible server as a process of ours, with a guard that ends it when we are gone, however we ended.
+
+`check_servers` looks at servers that somebody else started.
+
+The server listens on a Unix socket in a folder that only we can open: its control endpoints obey anybody who asks.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+from skyrl_trainer.engine.vllm_actor import ENGINE_ENV
+from skyrl_trainer.errors import UserError
+
+PROBE_SECONDS = 10.0
+"""Limit of one short question to a server."""
+SERVER_ENV = {**ENGINE_ENV, "VLLM_SERVER_DEV_MODE": "1", "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1"}
+"""The first for the endpoints of the weight transfer, the second for those that load an adapter."""
+GUARD = """
+import os, shutil, sys
+if os.fork():
+    os._exit(0)  # an orphan is no child of the actor, whose children Ray kills without a word
+sys.stdin.read()
+shutil.rmtree(sys.argv[1], True)
+os.killpg(0, 9)
+"""
+"""Keeps the server's process group, and ends it when the other end of its standard input closes."""
+
+
+class ServerProcess:
+    """Started by the constructor; answers at `socket` when it has loaded the model."""
+
+    def __init__(self, engine_args: dict[str, Any]) -> None:
+        self._folder = Path(tempfile.mkdtemp(prefix="skyrl-engine-"))
+        self.socket = str(self._folder / "socket")
+        guard = [sys.executable, "-S", "-c", GUARD, str(self._folder)]
+        self._guard = subprocess.Popen(guard, stdin=subprocess.PIPE, process_group=0)
+        self._guard.wait()
+        flags = [f"--uds={self.socket}", "--enable-scale-out", "--max-logprobs=32", "--disable-uvicorn-access-log"]
+        flags += [as_flag(name, value) for name, value in engine_args.items()]
+        with (self._folder / "log").open("wb") as log:
+            self._server = subprocess.Popen(
+                [sys.executable, "-m", "vllm.entrypoints.openai.api_server", *flags],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env=os.environ | SERVER_ENV,
+                process_group=self._guard.pid,
+            )
+        self.pid = self._server.pid
+
+    @property
+    def ended(self) -> bool:
+        return self._server.poll() is not None
+
+    def wait(self) -> None:
+        self._server.wait()
+
+    def last_words(self) -> str:
+        """The last line of its log that names an error."""
+        lines = (self._folder / "log").read_text(errors="replace").strip().splitlines()
+        return next((line for line in reversed(lines) if "Error" in line), lines[-1] if lines else "it said nothing")
+
+    def end(self) -> None:
+        assert self._guard.stdin is not None
+        self._guard.stdin.close()
+
+
+def as_flag(name: str, value: Any) -> str:
+    """One of vLLM's engine arguments as an option of its server. Example: as_flag("seed", 1) is "--seed=1"."""
+    flag = name.replace("_", "-")
+    if isinstance(value, bool):
+        return f"--{flag}" if value else f"--no-{flag}"
+    return f"--{flag}={json.dumps(value) if isinstance(value, dict | list) else value}"
+
+
+def check_servers(urls: Any, num_engines: int, model: str, training: bool) -> None:
+    """Raises UserError unless each URL is a server that we can use: it has the model, our endpoints, takes weights."""
+    name = "generator.engine_kwargs.urls"
+    if not isinstance(urls, list) or len(urls) != num_engines:
+        raise UserError(f"{name} is {urls!r}, but should be a list of generator.num_inference_engines={num_engines}.")
+    for url in urls:
+        status, text = _probe(url, "/v1/models")
+        try:
+            cards = json.loads(text)["data"]
+            names = [str(card["id"]) for card in cards]
+            known = {*names, *(card.get("root") for card in cards)}
+        except (ValueError, TypeError, KeyError, AttributeError):
+            raise UserError(
+                f"{name}: {url} is no OpenAI-compatible server: /v1/models gave {status} {reason_of(text)!r}."
+            ) from None
+        if model not in known:
+            raise UserError(f"{name}: {url} does not serve trainer.policy.model.path={model}, but {', '.join(names)}.")
+        if _probe(url, "/inference/v1/generate", {})[0] == 404:
+            raise UserError(f"{name}: {url} has no /inference/v1/generate: start vLLM with --enable-scale-out.")
+        if training and _probe(url, "/collective_rpc", {"method": "loaded_checksum"})[0] != 200:
+            raise UserError(
+                f"{name}: {url} takes no weights from us, so nobody can train with it: start it on this machine with "
+                "VLLM_SERVER_DEV_MODE=1, --logprobs-mode=processed_logprobs, "
+                "--worker-extension-cls=skyrl_trainer.weight_sync.vllm_backend.WorkerExtension and "
+                '--weight-transfer-config=\'{"backend": "skyrl_shared_memory"}\', or leave urls out.'
+            )
+
+
+def _probe(url: Any, path: str, body: dict[str, Any] | None = None) -> tuple[int, str]:
+    """Status and text of the answer; UserError when there is none."""
+    try:
+        data = None if body is None else json.dumps(body).encode()
+        request = urllib.request.Request(f"{str(url).rstrip('/')}{path}", data, {"Content-Type": "application/json"})
+        with urllib.request.urlopen(request, timeout=PROBE_SECONDS) as reply:
+            return reply.status, reply.read(10**6).decode(errors="replace")
+    except urllib.error.HTTPError as error:
+        return error.code, error.read(10**6).decode(errors="replace")
+    except (OSError, ValueError, http.client.HTTPException) as error:
+        raise UserError(f"generator.engine_kwargs.urls: {url} does not answer: {error}.") from None
+
+
+def reason_of(text: str) -> str:
+    """What an error's JSON says, in at most 300 characters."""
+    try:
+        answer = json.loads(text)
+        text = str(answer["error"]["message"])
+    except (ValueError, TypeError, KeyError):
+        pass
+    return " ".join(text.split())[:300] or "nothing"

@@ -1,0 +1,110 @@
+"""The figures of a batch of trajectories: how well its agents do, and what they do on the way.
+
+One function makes the figures of the whole batch and, with `agency/<env>/<difficulty>/` before their names, of every
+kind of task in it. Names come from settings and tools, never from what a model wrote, so their number is bounded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from skyrl_trainer.types import RolloutBatch, Sample, StepMetrics, StopReason, Trajectory
+
+MAX_KINDS = 32
+"""A batch with more kinds of tasks has no figures by kind; tools beyond as many are `unknown`."""
+UNKNOWN = "unknown"
+"""In place of a tool's name: calls that could not be read, or whose tool no call of the batch fits."""
+
+
+def rollout_metrics(batch: RolloutBatch) -> StepMetrics:
+    """Figures of a batch, docs/metrics.md. Means are over the episodes that did not fail; `success` counts failed ones
+    as unsolved. Example: {"success": 0.5, "turns/mean": 3.0, "tools/search/calls": 1.5, "stop/terminated": 4.0, ...}
+    """
+    everyone = batch.trajectories
+    alive = _alive(everyone)
+    lengths = [trajectory.num_output_tokens for trajectory in alive]
+    metrics = _figures(everyone) | {
+        "length/mean": _mean(lengths),
+        "length/max": float(max(lengths, default=0)),
+        "tokens": float(sum(trajectory.num_output_tokens for trajectory in everyone)),
+        "env_replays": sum(trajectory.metrics.get("env_replays", 0.0) for trajectory in everyone),
+        "env_close_errors": sum(trajectory.metrics.get("env_close_errors", 0.0) for trajectory in everyone),
+    }
+    for part in sorted({part for trajectory in alive for turn in trajectory.turns for part in turn.reward_parts}):
+        sums = [sum(turn.reward_parts.get(part, 0.0) for turn in trajectory.turns) for trajectory in alive]
+        metrics[f"reward/{part}"] = _mean(sums)
+    return metrics | _by_tool(alive) | _by_kind(everyone)
+
+
+def kind(sample: Sample) -> str:
+    """What sort of task: "tool_use/2", or "text_math" where the sample names no difficulty; "a_b" for the env a/b."""
+    env = sample.env_id.removeprefix("skyrl/").removesuffix("-v0").replace("/", "_")
+    difficulty = sample.options.get("difficulty")
+    return env if difficulty is None else f"{env}/{difficulty}"
+
+
+def _figures(everyone: Sequence[Trajectory]) -> StepMetrics:
+    alive = _alive(everyone)
+    solved = sum(trajectory.success for trajectory in alive)
+    turns = [turn for trajectory in alive for turn in trajectory.turns]
+    calls = _calls(alive)
+    figures = {
+        "episodes": float(len(everyone)),
+        "failed": float(len(everyone) - len(alive)),
+        "success": solved / len(everyone) if everyone else 0.0,
+        "reward/mean": _mean([trajectory.total_reward for trajectory in alive]),
+        "turns/mean": _mean([len(trajectory.turns) for trajectory in alive]),
+        "tools/calls": len(calls) / len(alive) if alive else 0.0,
+        "tools/errors": _mean(["error" in call for call in calls]),
+        "invalid_actions": _mean([turn.info.get("valid_action") is False for turn in turns]),
+    }
+    if solved:
+        figures["tokens/per_success"] = sum(trajectory.num_output_tokens for trajectory in everyone) / solved
+    for reason in StopReason:
+        figures[f"stop/{reason.value}"] = float(sum(trajectory.stop_reason is reason for trajectory in everyone))
+    return figures
+
+
+def _by_tool(alive: Sequence[Trajectory]) -> StepMetrics:
+    """Calls an episode and the share of them that failed. A tool's name is the policy's to invent, so one counts only
+    if a call of the batch had arguments that fit."""
+    calls = _calls(alive)
+    known = sorted({str(call.get("tool")) for call in calls if call.get("args") is not None})[:MAX_KINDS]
+    failures: dict[str, list[bool]] = {}
+    for call in calls:
+        name = str(call.get("tool"))
+        failures.setdefault(name if name in known else UNKNOWN, []).append("error" in call)
+    metrics: StepMetrics = {}
+    for name, failed in sorted(failures.items()):
+        metrics[f"tools/{name}/calls"] = len(failed) / len(alive)
+        metrics[f"tools/{name}/errors"] = _mean(failed)
+    return metrics
+
+
+def _by_kind(everyone: Sequence[Trajectory]) -> StepMetrics:
+    """The figures of each kind of task, where there is more than one; a stop reason that nobody had is left out."""
+    kinds: dict[str, list[Trajectory]] = {}
+    for trajectory in everyone:
+        kinds.setdefault(kind(trajectory.sample), []).append(trajectory)
+    if not 1 < len(kinds) <= MAX_KINDS:
+        return {}
+    return {
+        f"agency/{name}/{figure}": value
+        for name, members in sorted(kinds.items())
+        for figure, value in _figures(members).items()
+        if value or not figure.startswith("stop/")
+    }
+
+
+def _alive(everyone: Sequence[Trajectory]) -> list[Trajectory]:
+    return [trajectory for trajectory in everyone if not trajectory.stop_reason.failed]
+
+
+def _calls(trajectories: Sequence[Trajectory]) -> list[dict[str, Any]]:
+    calls = [call for trajectory in trajectories for turn in trajectory.turns for call in turn.tool_calls]
+    return [call for call in calls if isinstance(call, dict)]  # a user's env may report anything
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values) if values else 0.0

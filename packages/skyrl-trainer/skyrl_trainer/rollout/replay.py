@@ -1,0 +1,187 @@
+"""Plays stored episodes again: the env, made anew in a process of its own, gets the recorded actions.
+
+Whatever it says is compared with the record: the first messages, then every turn's observation, reward and its parts,
+terminated, truncated and success. A failed episode is played to its failure, which must be the same where it was the
+env's own doing; what came from outside (a killed worker, an engine, the episode's clock) does not repeat itself, and
+such an episode is compared up to there. Tools with effects outside answer from the record, unless `live`.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from typing import Any
+
+from skyrl_trainer.rollout.env_worker import CRASHED, LONGEST_TEXT, EnvReply, EnvWorker, Step, shortened
+from skyrl_trainer.types import Sample, StopReason, Trajectory, Turn
+
+START_LIMIT = 120.0
+"""Seconds for a process to start, beside the limits of the env calls themselves."""
+OWN_FAILURES = ("The env's ", CRASHED, "environment.env_file")
+"""How the errors begin that an env or its file has caused, and causes again."""
+EXCERPT = 60
+"""Characters of a text that a difference shows."""
+KEY = "replay"
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """The first thing in which an episode differs from its record.
+
+    Example: Difference(2, "reward", 1.0, 0.0) says "turn 2, reward: 1.0 was recorded, now it is 0.0".
+    """
+
+    turn: int | None
+    """None: the reset."""
+    field: str
+    recorded: Any
+    replayed: Any
+
+    def __str__(self) -> str:
+        where = "reset" if self.turn is None else f"turn {self.turn}"
+        then, now, at = self.recorded, self.replayed, ""
+        if isinstance(then, str) and isinstance(now, str):
+            same = next(
+                (i for i, (a, b) in enumerate(zip(then, now, strict=False)) if a != b), min(len(then), len(now))
+            )
+            at, start = f" from character {same}", max(0, same - EXCERPT // 3)
+            then, now = then[start : start + EXCERPT], now[start : start + EXCERPT]
+        return f"{where}, {self.field}{at}: {then!r} was recorded, now it is {now!r}"
+
+
+def replay(
+    trajectories: Iterable[Trajectory], step_timeout: float, live: bool = False
+) -> Iterator[tuple[Trajectory, Difference | None]]:
+    """Every trajectory with its first difference, or None, in order.
+
+    step_timeout: wall-clock seconds of an env call. live: let tools with effects outside run again.
+    """
+    with Player(step_timeout) as player:
+        for trajectory in trajectories:
+            yield trajectory, compare(trajectory, player.play(trajectory, live))
+
+
+def repeated(trajectory: Trajectory) -> tuple[list[Turn], str | None]:
+    """The turns that the env answered, and with which error it failed after them, if that is its own doing."""
+    turns, error = trajectory.turns, trajectory.error or ""
+    if not trajectory.stop_reason.failed:
+        return turns, None
+    own = trajectory.stop_reason is StopReason.ENV_ERROR and error.startswith(OWN_FAILURES)
+    answered = turns[:-1] if turns and (own or not (turns[-1].info or turns[-1].reward_parts)) else turns
+    return answered, error if own else None
+
+
+def compare(trajectory: Trajectory, replies: list[EnvReply]) -> Difference | None:
+    """replies: to the reset and the steps, up to the first that failed or ended the episode."""
+    answered, failure = repeated(trajectory)
+    fails_at = None if failure is None else len(trajectory.turns) - 1
+    for number, reply in enumerate(replies, -1):
+        turn = None if number < 0 else number
+        expected = failure if number == fails_at else None
+        if expected is not None or reply.error is not None:
+            crashed = reply.error == CRASHED and (expected or "").startswith(CRASHED)
+            return None if crashed or reply.error == expected else Difference(turn, "error", expected, reply.error)
+        for field, then, now in _pairs(trajectory, turn, reply):
+            if then != now and not (then != then and now != now):  # a NaN is no difference
+                return Difference(turn, field, then, now)
+    if len(replies) <= len(answered):
+        return Difference(len(replies) - 1, "observation", answered[len(replies) - 1].observation, None)
+    return None
+
+
+def _pairs(trajectory: Trajectory, number: int | None, reply: EnvReply) -> list[tuple[str, Any, Any]]:
+    """(field, recorded, replayed) of the reset or a turn."""
+    if number is None:
+        said = {"user": reply.observation[:LONGEST_TEXT], "system": reply.info.get("instructions", "")}
+        without = reply.info.get("instructions_without_tools")  # where the chat template shows them
+        read = {message["role"]: message["content"] for message in trajectory.prompt}
+        names = {"user": "observation", "system": "instructions"}
+        return [(names[role], text, text if text == without else said[role]) for role, text in read.items()]
+    turn, parts = trajectory.turns[number], reply.info.get("reward_parts")
+    return [
+        ("observation", turn.observation, shortened(reply.observation)),
+        *((name, getattr(turn, name), getattr(reply, name)) for name in ("reward", "terminated", "truncated")),
+        ("reward_parts", turn.reward_parts, parts if isinstance(parts, dict) else {}),
+        ("success", bool(turn.info.get("success")), bool(reply.info.get("success"))),
+    ]
+
+
+class Player:
+    """An EnvWorker in a process of its own, which is replaced when an env takes it along. No wait is without limit."""
+
+    def __init__(self, step_timeout: float) -> None:
+        self._step_timeout = step_timeout
+        # A call's own limits (env_worker.py), and as long again for the close that follows it.
+        self._limit = START_LIMIT + 4 * (step_timeout + 2)
+        self._process: Any = None
+        self._pipe: Connection
+
+    def play(self, trajectory: Trajectory, live: bool) -> list[EnvReply]:
+        """The replies to the reset and the recorded actions; the last has an error where the env failed."""
+        answered, failure = repeated(trajectory)
+        turns = trajectory.turns[: len(answered) + (failure is not None)]
+        steps: list[Step] = []
+        for turn in turns:
+            steps.append((KEY, turn.action) if live else (KEY, turn.action, turn.tool_calls))
+        if self._process is None:
+            self._start()
+        replies: list[EnvReply] = []
+        try:
+            self._pipe.send((trajectory.sample, steps))
+            while self._pipe.poll(self._limit):
+                reply = self._pipe.recv()
+                if reply is None:
+                    return replies
+                replies.append(reply)
+        except (EOFError, OSError):
+            pass
+        self._kill()
+        return [*replies, EnvReply(error=CRASHED)]
+
+    def __enter__(self) -> Player:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Lets the process close its env and end; one that does not is ended."""
+        if self._process is not None:
+            self._pipe.close()
+            self._process.join(5)
+            self._kill()
+
+    def _start(self) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._pipe, theirs = context.Pipe()
+        name = f"replay-{os.getpid()}"
+        self._process = context.Process(target=_serve, args=(theirs, self._step_timeout, name), daemon=True)
+        self._process.start()
+        theirs.close()
+
+    def _kill(self) -> None:
+        self._process.kill()
+        self._process.join()
+        self._process = None
+
+
+def _serve(pipe: Connection, step_timeout: float, name: str) -> None:
+    """The process: episodes in, replies out one by one, None after an episode's last; ends with its parent."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's
+    os.dup2(2, 1)  # what an env prints is no part of the result
+    worker = EnvWorker(step_timeout, name)
+    while True:
+        try:
+            episode: tuple[Sample, list[Step]] = pipe.recv()
+        except (EOFError, OSError):
+            return worker.shutdown()
+        sample, steps = episode
+        [reply] = worker.reset_many([(KEY, sample)])
+        pipe.send(reply)
+        for step in steps:
+            if reply.error is not None or reply.terminated or reply.truncated:
+                break
+            [reply] = worker.step_many([step])
+            pipe.send(reply)
+        pipe.send(None)

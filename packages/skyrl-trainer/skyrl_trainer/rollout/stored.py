@@ -1,0 +1,90 @@
+"""Training from stored trajectories, `data.train_data: [runs/x/trajectories]`, in place of rollouts.
+
+Each stored group is a task; the sampler draws them as any others: a resumed run goes on where it was, and after the
+last group it goes round in another order. The tokens come from another policy, so a correction has to be chosen.
+"""
+
+from __future__ import annotations
+
+import pickle
+import zlib
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from skyrl_trainer.agent.prompt import ChatPrompt
+from skyrl_trainer.config import Config, load_config
+from skyrl_trainer.errors import UserError
+from skyrl_trainer.rollout.store import JsonlTrajectoryStore, open_store
+from skyrl_trainer.types import PromptBatch, RolloutBatch, Sample, Trajectory
+
+
+def stored_folders(specs: Sequence[str | dict[str, Any]]) -> list[Path]:
+    """Those of `data.train_data` that hold trajectories. UserError where other sources stand beside them."""
+    paths = [Path(spec).expanduser() for spec in specs if isinstance(spec, str)]
+    folders = [p for p in paths if any(JsonlTrajectoryStore(f).steps() for f in (p, p / "trajectories"))]
+    if folders and len(folders) < len(specs):
+        wanted = "a run learns either from those or from its own, so name folders only, or none"
+        raise _unfit(folders[0], f"holds stored trajectories, and others stand beside it: {wanted}")
+    return folders
+
+
+class StoredRollouts:
+    """Stands in for rollout.manager.Rollouts: `samples` are its tasks, `run` gives the tries that are stored of them.
+
+    Held in memory, compressed, about as large as the files. UserError for what this configuration cannot learn from.
+    """
+
+    def __init__(self, config: Config, folders: list[Path], old_logprobs: str, correction: str) -> None:
+        options = "trainer.algorithm.options"
+        if config.trainer.policy.model.path == "tiny":
+            name = "name the model that sampled it in trainer.policy.model.path, as its run's init/cloned or model/last"
+            raise _unfit(folders[0], f"has other tokens than a tiny policy, whose are made anew: {name}")
+        if old_logprobs != "rollout" and correction == "none":
+            wanted = f"set {options}.old_logprobs=rollout or {options}.correction=tis"
+            raise _unfit(folders[0], f"was sampled by another policy, and nothing corrects for that: {wanted}")
+        self.samples: list[Sample] = []
+        self._packed: dict[str, bytes] = {}
+        for folder in folders:
+            self._load(open_store(folder), config)
+
+    def run(self, batch: PromptBatch) -> RolloutBatch:
+        """The stored tries of these tasks as this step's; what the other run made of them is left out."""
+        groups = []
+        for number, sample in enumerate(batch.samples, batch.offset):
+            group: list[Trajectory] = pickle.loads(zlib.decompress(self._packed[sample.sample_id]))
+            for trajectory in group:
+                trajectory.trajectory_id = f"{batch.step}/{number}/{trajectory.generation}"
+                trajectory.sample, trajectory.scores = sample, {}
+                for turn in trajectory.turns:
+                    turn.advantages = []
+            groups.append(group)
+        return RolloutBatch(batch.step, groups)
+
+    def check(self, tokenizer: Any) -> None:
+        """UserError when the ids (of the first group) are not this tokenizer's."""
+        decode, size = ChatPrompt(tokenizer).decode, len(tokenizer)
+        for turn in (turn for t in self.run(PromptBatch(0, self.samples[:1], 1)).trajectories for turn in t.turns):
+            if max(turn.output_ids, default=0) >= size or decode(turn.output_ids) != turn.action:
+                wanted = "name the model that sampled them in trainer.policy.model.path, or one with its tokenizer"
+                raise _unfit(self.samples[0].sample_id, f"has tokens of another tokenizer: {wanted}")
+
+    def _load(self, store: JsonlTrajectoryStore, config: Config) -> None:
+        folder, wanted, now = store.path(0).parent, config.generator.num_generations, config.generator.temperature
+        if folder.resolve() == (config.run_path.expanduser() / "trajectories").resolve():
+            raise _unfit(folder, "is this run's own folder: give another trainer.run_dir")
+        recipe = folder.parent / "config.yaml"
+        if recipe.is_file() and (then := load_config(str(recipe), []).generator.temperature) != now:
+            raise _unfit(folder, f"was sampled at generator.temperature={then:g}, not {now:g}: set it so")
+        for step in store.steps():
+            for number, group in enumerate(store.read(step).groups):
+                name = f"{store.path(step)}#{number}"
+                if len(group) != wanted:
+                    raise _unfit(name, f"has {len(group)} tries, but generator.num_generations is {wanted}: set it so")
+                self.samples.append(replace(group[0].sample, sample_id=name))
+                self._packed[name] = zlib.compress(pickle.dumps(group), 1)
+
+
+def _unfit(source: object, why: str) -> UserError:
+    return UserError(f"Data source {str(source)!r} {why}.")

@@ -1,0 +1,126 @@
+"""`skyrl-trainer replay` and `export --trajectories`: what the trajectories that a run has stored are good for."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from skyrl_trainer.config import Config, load_config
+from skyrl_trainer.errors import UserError
+from skyrl_trainer.rollout.replay import Player, compare
+from skyrl_trainer.rollout.store import open_store
+from skyrl_trainer.types import Trajectory
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("run", type=Path, metavar="RUN", help="a run folder, or a folder of stored trajectories")
+    parser.add_argument("--step", type=int, metavar="N", help="default: every stored step")
+    parser.add_argument("--index", default="all", metavar="I", help="a trajectory's number in its step; default: all")
+    parser.add_argument("--live", action="store_true", help="run tools with effects outside again, as python_exec")
+    parser.add_argument("--recompute", metavar="MODEL", help="score the tokens, too, with a model or a checkpoint")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Exit code 0 where every episode was identical to its record, 1 otherwise."""
+    config, total, same = run_config(args.run), 0, 0
+    with Player(config.environment.step_timeout) as player:
+        for step, trajectories in stored(args.run, args.step, args.index):
+            found = 0
+            for trajectory in trajectories:
+                difference = compare(trajectory, player.play(trajectory, args.live))
+                found += difference is None
+                if difference is not None:
+                    print(f"{trajectory.trajectory_id} ({trajectory.sample.env_id}): {difference}", flush=True)
+            if args.step is None:
+                print(f"step {step}: {found} of {len(trajectories)}", flush=True)
+            total, same = total + len(trajectories), same + found
+    print(f"{same} of {total} identical", flush=True)
+    if args.recompute:
+        os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # transformers' own bars follow it
+        from skyrl_trainer.learner.recompute import load_scorer, report
+
+        scorer, tokenizer = load_scorer(config, args.recompute)
+        for step, trajectories in stored(args.run, args.step, args.index):
+            print(f"step {step}, scored by {args.recompute}:", *report(trajectories, scorer, tokenizer), sep="\n")
+    return int(same < total)
+
+
+def run_config(run: Path) -> Config:
+    """The run's own configuration; the defaults where a folder of trajectories has none beside it."""
+    files = [path for path in (run / "config.yaml", run.parent / "config.yaml") if path.is_file()]
+    return load_config(str(files[0]) if files else None, [])
+
+
+def stored(run: Path, step: int | None, index: str = "all") -> Iterator[tuple[int, list[Trajectory]]]:
+    """(step, its trajectories), in order. Raises UserError for a step or an index that is not there."""
+    store = open_store(run)
+    if step is None and index != "all":
+        raise UserError(f"--index {index} needs a step: add --step, one of {_listed(store.steps())}.")
+    if step is not None and step not in store.steps():
+        raise UserError(f"--step {step}: {run} has no stored trajectories of it, only of {_listed(store.steps())}.")
+    for number in store.steps() if step is None else [step]:
+        trajectories = store.read(number).trajectories
+        if index != "all":
+            if not (index.isascii() and index.isdigit() and int(index) < len(trajectories)):
+                raise UserError(f"--index {index}: step {number} has the trajectories 0 to {len(trajectories) - 1}.")
+            trajectories = [trajectories[int(index)]]
+        yield number, trajectories
+
+
+def _listed(steps: list[int]) -> str:
+    return ", ".join(map(str, steps)) if len(steps) < 10 else f"{steps[0]} to {steps[-1]}"
+
+
+def chat_row(trajectory: Trajectory) -> dict[str, Any]:
+    """One row for supervised fine-tuning; TRL's SFTTrainer takes `messages`, the rest is for choosing.
+
+    Example: {"messages": [{"role": "user", "content": "1+1?"}, {"role": "assistant", "content": "2"}], "reward": 1.0,
+    "success": True, "env": "skyrl/text_math-v0", "task": "text_math?split=train#17", "trajectory": "3/0/1",
+    "stop_reason": "terminated"}
+    """
+    messages = [dict(message) for message in trajectory.prompt]
+    for turn in trajectory.turns:
+        messages.append({"role": "assistant", "content": turn.action})
+        messages.append({"role": "user", "content": turn.observation})
+    return {
+        "messages": messages[:-1],  # nobody answers the last observation
+        "reward": trajectory.total_reward,
+        "success": trajectory.success,
+        "env": trajectory.sample.env_id,
+        "task": trajectory.sample.sample_id,
+        "trajectory": trajectory.trajectory_id,
+        "stop_reason": trajectory.stop_reason.value,
+    }
+
+
+def export_chat(run: Path, out: Path, step: int | None, min_reward: float | None, only_success: bool) -> str:
+    """Writes the chosen trajectories as chat jsonl, aside and then renamed; returns a sentence with the counts.
+
+    Failed episodes are left out, and those that a budget of tokens cut off are not: choose by reward or success.
+    """
+    total = failed = written = 0
+    aside = out.with_name(f".{out.name}.{os.getpid()}")
+    try:
+        with aside.open("w", encoding="utf-8") as file:
+            for _, trajectories in stored(run, step):
+                for trajectory in trajectories:
+                    total += 1
+                    if trajectory.stop_reason.failed or not trajectory.turns:
+                        failed += 1
+                    elif (min_reward is None or trajectory.total_reward >= min_reward) and (
+                        trajectory.success or not only_success
+                    ):
+                        file.write(json.dumps(chat_row(trajectory)) + "\n")
+                        written += 1
+        if not written:
+            raise UserError(f"None of the {total} trajectories of {run} is to be exported ({failed} had failed).")
+        aside.replace(out)
+    except OSError as error:
+        raise UserError(f"{out} cannot be written: {error.strerror or error}; give another --trajectories.") from error
+    finally:
+        aside.unlink(missing_ok=True)
+    return f"{out}: {written} of {total} trajectories ({failed} had failed, {total - failed - written} not chosen)"

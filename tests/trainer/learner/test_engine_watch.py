@@ -1,0 +1,103 @@
+"""EngineWatch on real Ray actors without a model: deaths are noticed, counted, bounded, and made good."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import ray
+
+from skyrl_trainer.engine.restart import was_restarted
+from skyrl_trainer.errors import EngineDied, EngineLost
+from skyrl_trainer.learner.engine_watch import MAX_RESTARTS, EngineWatch
+from tests.trainer.fakes import FakeEngine
+
+
+class MortalEngine(FakeEngine):
+    """Says its pid, and whether it is paused."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.paused = was_restarted()
+
+    async def ready(self) -> dict[str, Any]:
+        return {"pid": os.getpid(), "paused": self.paused}
+
+    async def resume(self) -> None:
+        self.paused = False
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[None]:
+    for name in (__name__, FakeEngine.__module__):  # workers cannot import the tests
+        ray.cloudpickle.register_pickle_by_value(sys.modules[name])
+    ray.init("local", num_cpus=2, include_dashboard=False, logging_level="ERROR", log_to_driver=False)
+    yield
+    ray.shutdown()
+
+
+@pytest.fixture
+def engines(cluster: None) -> Iterator[list[Any]]:
+    made = [ray.remote(MortalEngine).options(max_restarts=-1, num_cpus=0).remote() for _ in range(2)]
+    ray.get([engine.ready.remote() for engine in made], timeout=60)
+    yield made
+    for engine in made:
+        ray.kill(engine)
+
+
+def state(engine: Any) -> dict[str, Any]:
+    return ray.get(engine.ready.remote(), timeout=30)
+
+
+def kill(engine: Any) -> int:
+    pid = state(engine)["pid"]
+    os.kill(pid, signal.SIGKILL)
+    return pid
+
+
+def test_an_engine_that_died_is_restarted_paused_and_restored(engines: list[Any]) -> None:
+    watch, restored = EngineWatch(engines), []
+
+    def restore(index: int) -> None:
+        restored.append((index, state(engines[index])["paused"]))
+        ray.get(engines[index].resume.remote())
+
+    watch.restore = restore
+    assert not watch.check() and watch.restarts == 0
+    pid = kill(engines[1])
+    start = time.monotonic()
+    assert watch.check(wait=10)
+    assert time.monotonic() - start < 20
+    assert restored == [(1, True)] and watch.restarts == 1
+    assert state(engines[1])["pid"] != pid and not state(engines[1])["paused"]
+    assert not watch.check() and not state(engines[0])["paused"]
+
+
+def test_one_that_dies_while_it_is_restored_is_restored_again(engines: list[Any]) -> None:
+    watch, tries = EngineWatch(engines), []
+
+    def restore(index: int) -> None:
+        tries.append(index)
+        if len(tries) == 1:
+            kill(engines[index])
+            raise EngineLost("again")
+
+    watch.restore = restore
+    kill(engines[0])
+    assert watch.check(wait=10)
+    assert tries == [0, 0] and watch.restarts == 2 and not watch.check(wait=0.5)
+
+
+def test_one_that_keeps_dying_is_given_up_with_a_sentence(engines: list[Any]) -> None:
+    watch = EngineWatch(engines)
+    for _ in range(MAX_RESTARTS):
+        kill(engines[0])
+        assert watch.check(wait=10)
+    kill(engines[0])
+    with pytest.raises(EngineDied, match=f"Engine 0 died {MAX_RESTARTS + 1} times"):
+        watch.check(wait=10)

@@ -1,0 +1,162 @@
+"""What a stock `openai` client gets from the endpoint, over HTTP; the engine is a fake that says what a test wants."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from skyrl_trainer.agent.prompt import ChatPrompt
+from skyrl_trainer.config import GeneratorConfig
+from skyrl_trainer.endpoint import Policy
+from skyrl_trainer.errors import UserError
+from skyrl_trainer.init_policy import CHAT_TEMPLATE
+from skyrl_trainer.serve import PolicyServer
+from skyrl_trainer.types import GenerationOutput, GenerationRequest
+from tests.trainer.fakes import CHATML, tiny_tokenizer
+
+CALL = '<tool_call>\n{"name": "calculator", "arguments": {"expression": "2+2"}}\n</tool_call>'
+TOOLS = [{"type": "function", "function": {"name": "calculator", "parameters": {"type": "object", "properties": {}}}}]
+HELLO: list[Any] = [{"role": "user", "content": "12 + 34 = ?"}]
+
+
+class SayingEngine:
+    """A handle whose engine answers `text`; the second half of the tokens is of version 4, the rest of 3."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self.text, self.seen = "46", list[GenerationRequest]()
+        self._tokenizer, self._done = tokenizer, list[GenerationOutput]()
+        self.submit = SimpleNamespace(remote=self._submit)
+        self.collect = SimpleNamespace(remote=self._collect)
+
+    async def _submit(self, client: str, requests: list[GenerationRequest]) -> None:
+        self.seen += requests
+        for request in requests:
+            ids = self._tokenizer.encode(self.text, add_special_tokens=False)[: request.options.max_tokens]
+            stopped = len(ids) < request.options.max_tokens
+            ids += [request.options.stop_token_ids[0]] if stopped else []
+            versions = [3] * (len(ids) // 2) + [4] * (len(ids) - len(ids) // 2)
+            reason = "stop" if stopped else "length"
+            self._done.append(GenerationOutput(request.request_id, ids, [0.0] * len(ids), versions, reason))
+
+    async def _collect(self, client: str, timeout: float) -> list[GenerationOutput]:
+        await asyncio.sleep(0.001)
+        done, self._done = self._done, []
+        return done
+
+
+@pytest.fixture
+def engine() -> SayingEngine:
+    return SayingEngine(tiny_tokenizer())
+
+
+@pytest.fixture
+def url(engine: SayingEngine, request: pytest.FixtureRequest) -> Iterator[str]:
+    tokenizer = tiny_tokenizer()
+    tokenizer.chat_template = getattr(request, "param", CHAT_TEMPLATE)
+    try:
+        policy = Policy("tiny-run", [engine], ChatPrompt(tokenizer), GeneratorConfig(max_model_len=1024))
+        server = PolicyServer("127.0.0.1", 0)
+        with server.running(policy):
+            yield server.url
+    finally:
+        tokenizer.chat_template = CHATML
+
+
+@pytest.fixture
+def client(url: str) -> openai.OpenAI:
+    return openai.OpenAI(base_url=url, api_key="none", max_retries=0, timeout=20)
+
+
+def test_models_and_a_chat_with_its_weight_versions(client: openai.OpenAI, engine: SayingEngine) -> None:
+    assert [model.id for model in client.models.list()] == ["tiny-run"]
+    reply = client.chat.completions.create(model="tiny-run", messages=HELLO, temperature=0.5, seed=7)
+    (choice,) = reply.choices
+    assert (choice.message.role, choice.message.content, choice.finish_reason) == ("assistant", "46", "stop")
+    (request,) = engine.seen
+    assert tiny_tokenizer().decode(request.prompt_ids).endswith("12 + 34 = ?<|im_end|>\n<|im_start|>assistant\n")
+    assert (request.seed, request.options.temperature) == (7, 0.5)
+    count = reply.usage.completion_tokens
+    assert reply.usage.prompt_tokens == len(request.prompt_ids)
+    assert reply.system_fingerprint == "weights-4"
+    half = count // 2
+    spans = [{"version": 3, "start": 0, "end": half}, {"version": 4, "start": half, "end": count}]
+    assert reply.model_extra["weight_versions"] == [spans]
+
+
+def test_completions_take_text_or_tokens_and_end_at_a_stop_string(client: openai.OpenAI, engine: SayingEngine) -> None:
+    engine.text = "12 + 34"
+    reply = client.completions.create(model="tiny-run", prompt="the answer is", n=2, stop="+")
+    assert [(choice.text, choice.finish_reason) for choice in reply.choices] == [("12 ", "stop")] * 2
+    cut = client.completions.create(model="tiny-run", prompt=[5, 6, 7], max_tokens=1)
+    assert engine.seen[-1].prompt_ids == [5, 6, 7] and cut.choices[0].finish_reason == "length"
+    assert len({request.seed for request in engine.seen}) == 3
+
+
+def test_tools_go_through_the_template_and_calls_come_back(client: openai.OpenAI, engine: SayingEngine) -> None:
+    engine.text = f"Let me see. {CALL}"
+    messages: list[Any] = [*HELLO]
+    reply = client.chat.completions.create(model="tiny-run", messages=messages, tools=TOOLS, max_tokens=300)
+    (choice,) = reply.choices
+    (call,) = choice.message.tool_calls
+    assert choice.finish_reason == "tool_calls" and choice.message.content == "Let me see."
+    assert (call.function.name, json.loads(call.function.arguments)) == ("calculator", {"expression": "2+2"})
+    assert '"name": "calculator"' in tiny_tokenizer().decode(engine.seen[0].prompt_ids)
+    messages += [
+        choice.message.model_dump(exclude_none=True),
+        {"role": "tool", "tool_call_id": call.id, "content": "4"},
+    ]
+    engine.text = "4"
+    client.chat.completions.create(model="tiny-run", messages=messages)
+    again = tiny_tokenizer().decode(engine.seen[1].prompt_ids)
+    assert CALL in again and "<tool_response>\n4\n</tool_response>" in again
+
+
+def test_a_stream_has_the_same_text_and_calls(client: openai.OpenAI, engine: SayingEngine) -> None:
+    engine.text = f"So: {CALL}"
+    chunks = list(client.chat.completions.create(model="tiny-run", messages=HELLO, stream=True, max_tokens=300))
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == "So:"
+    assert chunks[0].choices[0].delta.tool_calls[0].function.name == "calculator"
+    assert chunks[-1].choices[0].finish_reason == "tool_calls"
+    text = client.completions.create(model="tiny-run", prompt="x", stream=True, max_tokens=300)
+    assert "".join(chunk.choices[0].text for chunk in text) == engine.text
+
+
+def test_another_models_name_is_404_and_names_the_one_served(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.NotFoundError, match="'gpt-4' is not served here; 'tiny-run' is"):
+        client.chat.completions.create(model="gpt-4", messages=HELLO)
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "sentence"),
+    [
+        ("chat/completions", {"messages": HELLO}, "model: Field required"),
+        ("chat/completions", {"model": "tiny-run", "messages": []}, "messages: "),
+        ("chat/completions", {"model": "tiny-run", "messages": HELLO, "temperature": -1}, "temperature: "),
+        ("chat/completions", {"model": "tiny-run", "messages": [{"role": "tool", "tool_calls": [1]}]}, "messages"),
+        ("completions", {"model": "tiny-run", "prompt": "12 " * 2000}, "generator.max_model_len=1024"),
+        ("completions", "no JSON", "the body: Invalid JSON"),
+    ],
+)
+def test_a_bad_request_is_400_with_a_sentence(url: str, path: str, body: Any, sentence: str) -> None:
+    content = body if isinstance(body, str) else json.dumps(body)
+    reply = httpx.post(f"{url}/{path}", content=content, timeout=20)
+    assert reply.status_code == 400 and sentence in reply.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("url", [CHATML], indirect=True)
+def test_tools_need_a_template_that_shows_them(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.BadRequestError, match="shows no tools"):
+        client.chat.completions.create(model="tiny-run", messages=HELLO, tools=TOOLS)
+
+
+def test_a_port_in_use_is_a_sentence(url: str) -> None:
+    port = int(url.split(":")[2].split("/")[0])
+    with pytest.raises(UserError, match=f"127.0.0.1:{port}"):
+        PolicyServer("127.0.0.1", port)
