@@ -15,7 +15,7 @@ from skyrl_trainer.data import Conversation, conversation_texts, load_samples
 from skyrl_trainer.errors import UserError
 from skyrl_trainer.init_policy import init_policy
 from skyrl_trainer.learner import segments
-from skyrl_trainer.warmstart import clone_loss, collate, encode_conversation, shared_lengths, warmstart
+from skyrl_trainer.warmstart import clone_loss, collate, encode_conversation, micro_batches, shared_lengths, warmstart
 
 SMALL = {"hidden_size": 64, "num_hidden_layers": 2, "intermediate_size": 128, "num_attention_heads": 2}
 SPEC = "text_math?split=train"
@@ -81,9 +81,10 @@ def test_a_batch_computes_a_shared_system_message_once_and_the_same_loss(policy:
         model(torch.tensor([ids]), labels=torch.tensor([labels])).loss * sum(label >= 0 for label in labels)
         for ids, labels in pairs
     ]
-    wanted = sum(losses) / len(batch["targets_N"])
     model.set_attn_implementation(segments.NAME)
-    assert clone_loss(model, batch).item() == pytest.approx(wanted.item(), rel=1e-6)
+    assert clone_loss(model, batch).item() == pytest.approx(sum(losses).item(), rel=1e-6)
+    cut = micro_batches(rows * 100)["batches"]
+    assert len(cut) > 1 and sum(len(part["targets_N"]) for part in cut) == 100 * len(batch["targets_N"])
 
 
 def test_a_clone_learns_leaves_only_a_model_and_is_the_same_each_time(policy: Path, tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ import math
 import tempfile
 import time
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -37,6 +38,8 @@ if TYPE_CHECKING:
 DEFAULTS = Warmstart()
 LOSS_WINDOW = 10
 """Optimizer steps in one reading of the loss."""
+MICRO_BATCH_TOKENS = 4096
+"""In one forward and backward pass; the tokens of a shared beginning come on top."""
 Pair = tuple[list[int], list[int]]
 """Ids and labels."""
 
@@ -122,8 +125,19 @@ def collate(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
+def micro_batches(rows: Sequence[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
+    """Rows cut into collated batches of about MICRO_BATCH_TOKENS: larger tensors cost more time in the C library."""
+    cuts, tokens = [0], 0
+    for i, row in enumerate(rows):
+        own = len(row["input_ids"]) - row["shared"]
+        if tokens + own > MICRO_BATCH_TOKENS and i > cuts[-1]:
+            cuts, tokens = [*cuts, i], 0
+        tokens += own
+    return {"batches": [collate(rows[start:end]) for start, end in pairwise([*cuts, len(rows)])]}
+
+
 def clone_loss(model: Any, batch: dict[str, Any]) -> torch.Tensor:
-    """Mean over the experts' tokens of a collated batch, in nats."""
+    """Sum over the experts' tokens of a collated batch, in nats."""
     import torch
 
     from skyrl_trainer.learner.segments import Segments
@@ -134,7 +148,7 @@ def clone_loss(model: Any, batch: dict[str, Any]) -> torch.Tensor:
         ids_P[None], position_ids=batch["places_P"][None], use_cache=False, segments=segments
     ).last_hidden_state
     logits_NV = model.get_output_embeddings()(hidden_1PH[0].index_select(0, batch["predictors_N"]))
-    return torch.nn.functional.cross_entropy(logits_NV, batch["targets_N"])
+    return torch.nn.functional.cross_entropy(logits_NV, batch["targets_N"], reduction="sum")
 
 
 def warmstart(
@@ -195,10 +209,17 @@ def warmstart(
         )
 
         class CloneTrainer(SFTTrainer):
-            def compute_loss(self, model: Any, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> torch.Tensor:
-                return clone_loss(model, inputs)
+            def training_step(self, model: Any, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> torch.Tensor:
+                batches = self._prepare_inputs(inputs)["batches"]
+                tokens = sum(len(batch["targets_N"]) for batch in batches)
+                total = torch.zeros(())
+                for batch in batches:
+                    loss = clone_loss(model, batch) / tokens
+                    self.accelerator.backward(loss)
+                    total += loss.detach().cpu()
+                return total
 
-        trainer = CloneTrainer(model, args, collate, dataset, processing_class=tokenizer)
+        trainer = CloneTrainer(model, args, micro_batches, dataset, processing_class=tokenizer)
         trainer.remove_callback(ProgressCallback)
         trainer.add_callback(_progress(options.target_loss, seconds))
         trainer.train()
