@@ -15,8 +15,9 @@ from typing import Any
 
 import pytest
 
-from skyrl_eval import benchmarks, grade
+from skyrl_eval import benchmarks, grade, metrics
 from skyrl_eval.benchmarks.common import Context
+from skyrl_eval.data import Data
 from skyrl_eval.judge import Judge, JudgeFailed, parse_match
 from skyrl_eval.store import Run
 from skyrl_eval.types import Item, Verdict
@@ -163,6 +164,22 @@ def test_a_run_is_refused_when_its_configuration_changed_and_extended_by_more_it
             Run(tmp_path, CONFIG, {}, tasks)
     manifest = json.loads((tmp_path / "manifest.json").read_text())
     assert manifest["config"] == CONFIG and len(manifest["ids"]) == 5 and "python" in manifest["versions"]
+
+
+def test_two_runs_are_compared_by_item_and_a_runs_identity_holds_data_and_prompts(tmp_path: Path) -> None:
+    tasks = items("gsm8k")
+    for name, answers in (("a", ("#### 1", "#### 1200")), ("b", ("#### 999", "#### 1200"))):
+        with Run(tmp_path / name, {}, {}, tasks) as run:
+            for item, answer in zip(tasks, answers, strict=True):
+                run.add(attempt(item, answer))
+            grade.grade_run(run, "gsm8k", Context())
+    found = metrics.compare(grade.item_scores(tmp_path / "a"), grade.item_scores(tmp_path / "b"))
+    assert (found["items"], found["difference"], found["better"]) == (2, 0.5, 1)
+    with pytest.raises(UserError, match="grade the run first"):
+        grade.item_scores(tmp_path)
+    read = Data(tasks, "made/up", "abc", "123", [])
+    config = grade.configuration("gsm8k", read, model="m")
+    assert config["data_sha256"] == "123" and len(config["prompts"]["gsm8k_question"]) == 64 and config["model"] == "m"
 
 
 def test_an_error_is_tried_again_and_a_good_attempt_is_final(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import random
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from scipy import stats
 
 from skyrl_eval import metrics
 from skyrl_eval.types import Attempt, Item, Verdict
+from skyrl_trainer.errors import UserError
 
 
 def official_hle(confidence: np.ndarray, correct: np.ndarray, beta: int = 100) -> float:
@@ -127,7 +129,17 @@ def test_summary_of_a_run_with_everything_that_can_happen() -> None:
 KEYS = [("x1", 0), ("x1", 1), ("x2", 0), ("x2", 1), ("y1", 0)]
 
 
+def test_prices_are_read_and_a_wrong_file_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "prices.json"
+    path.write_text('{"m": {"prompt": 1, "completion": 2.5}}')
+    assert metrics.read_prices(path) == {"m": {"prompt": 1.0, "completion": 2.5}}
+    path.write_text('{"m": {"prompt": 1}}')
+    for wrong in (path, tmp_path / "absent.json"):
+        with pytest.raises(UserError, match=rf"--prices {wrong}: expected JSON"):
+            metrics.read_prices(wrong)
+
+
 def test_cached_tokens_have_their_own_price() -> None:
-    price = {"prompt": 4.0, "completion": 8.0}
+    price: metrics.Price = {"prompt": 4.0, "completion": 8.0}
     assert metrics.cost(1_000_000, 0, 500_000, price) == 4.0
     assert metrics.cost(1_000_000, 500_000, 500_000, price | {"cached": 1.0}) == pytest.approx(2 + 0.5 + 4)

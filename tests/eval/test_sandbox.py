@@ -52,6 +52,15 @@ print("CapEff:\\t0000000000000000" in open("/proc/self/status").read())
     assert (tmp_path / "made").read_text() == "x"
 
 
+def test_a_link_to_a_file_of_ours_is_not_read_back(tmp_path: Path) -> None:
+    (tmp_path / "secret").write_text("secret")
+    python(
+        "import os; os.symlink('../secret', '/mine/result'); os.mkfifo('/mine/pipe')", binds=[(tmp_path, "/mine", True)]
+    )
+    assert sandbox.read_back(tmp_path / "secret") == "secret"
+    assert sandbox.read_back(tmp_path / "result") == sandbox.read_back(tmp_path / "pipe") == ""
+
+
 def test_a_read_only_folder_is_read_only(tmp_path: Path) -> None:
     done = python("open('/mine/x', 'w')", binds=[(tmp_path, "/mine", False)])
     assert "Read-only file system" in done.output and done.code == 1

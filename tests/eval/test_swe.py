@@ -127,6 +127,16 @@ def test_a_patch_carries_new_deleted_and_binary_files(instance: Instance, tmp_pa
     assert [path for path, _ in swe.files_of(patch)] == ["calc.py", "data.bin", "test_calc.py"]
 
 
+def test_a_workspaces_git_configuration_is_obeyed_in_the_sandbox_only(instance: Instance, tmp_path: Path) -> None:
+    swe.workspace("made/up", instance.row["base_commit"], tmp_path, instance.repos)
+    mark = instance.folder / "mark"
+    git(tmp_path, "config", "core.fsmonitor", f"touch {mark} /tmp/obeyed; ls /tmp >> /out/patch; false")
+    (tmp_path / "calc.py").write_text(FIXED)
+    assert "return 2 * n" in swe.diff(tmp_path, instance.row["base_commit"]) and not mark.exists()
+    (tmp_path / ".git/HEAD").unlink()
+    assert swe.diff(tmp_path, instance.row["base_commit"]) == ""
+
+
 def test_gold_is_resolved_and_its_log_kept(instance: Instance, tmp_path: Path) -> None:
     verdict = instance.graded(instance.row["patch"], logs=tmp_path)
     assert verdict.status == "correct"
@@ -188,6 +198,8 @@ def test_flags_and_guards_by_path() -> None:
     names = ("conftest.py", "sub/conftest.py", "setup.cfg", "tox.ini", "pytest.ini", "x.pth", "sitecustomize.py")
     assert swe.guarded(kept + "".join(map(part, names)) + tests, tests) == kept
     assert swe.flags(kept, tests) == []
+    plain = "--- a/src/a.py\n+++ b/src/a.py\n@@ -0,0 +1 @@\n+--- x\n"
+    assert swe.guarded(plain + "--- /dev/null\n+++ b/conftest.py\n@@ -0,0 +1 @@\n+x\n", tests) == plain
     assert swe.flags(part("src/a.py", "import _pytest"), tests) == ["imports_pytest_in_src"]
     assert swe.flags(tests + part("conftest.py"), tests) == ["touches_test_setup", "touches_tests"]
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import os
 import sys
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -16,9 +17,11 @@ from typing import Any
 
 from skyrl_eval import benchmarks, metrics, prompts, sandbox, swe
 from skyrl_eval.benchmarks.common import Benchmark, Context, verdict
+from skyrl_eval.data import Data
 from skyrl_eval.judge import JudgeFailed
+from skyrl_eval.metrics import Prices
 from skyrl_eval.sandbox import SandboxFailed
-from skyrl_eval.store import Run, answer_hash
+from skyrl_eval.store import Run, answer_hash, read_lines
 from skyrl_eval.types import Attempt, Item, Verdict
 from skyrl_trainer.errors import UserError
 
@@ -66,7 +69,7 @@ def grade_run(run: Run, bench: str, context: Context) -> list[Verdict]:
     return [run.verdicts[attempt.key] for attempt in attempts]
 
 
-def results(run: Run, bench: str, samples: int, context: Context, prices: dict[str, Any], model: str) -> dict[str, Any]:
+def results(run: Run, bench: str, samples: int, context: Context, prices: Prices, model: str) -> dict[str, Any]:
     """What results.json says of a benchmark: the common figures, its own, and the notes that go with them."""
     benchmark = benchmarks.find(bench)
     items = [item for item in run.items if item.bench == bench]
@@ -82,6 +85,24 @@ def results(run: Run, bench: str, samples: int, context: Context, prices: dict[s
         items, samples, run.attempts.values(), verdicts, prices.get(model), prices.get(judge or "")
     )
     return {"bench": bench, **common, "own": benchmark.summary(verdicts), "notes": notes}
+
+
+def configuration(bench: str, data: Data, **settings: Any) -> dict[str, Any]:
+    """A run's identity: benchmark, data, prompts, and what else decides the attempts (model, sampling, seed, tools)."""
+    hashes = {name: prompts.digest(name) for name in benchmarks.find(bench).prompts}
+    found = {"bench": bench, "source": data.source, "revision": data.revision, "data_sha256": data.sha256}
+    return found | {"prompts": hashes} | settings
+
+
+def item_scores(folder: Path) -> dict[str, float]:
+    """The mean score of every item of a run on disk, for `metrics.compare`; what is ungraded counts as 0."""
+    lines = read_lines(folder / "verdicts.jsonl")
+    if not lines:
+        raise UserError(f"{folder} has no verdicts.jsonl with verdicts in it: grade the run first.")
+    scores: dict[str, dict[int, float]] = defaultdict(dict)
+    for line in lines:
+        scores[f"{line['bench']}:{line['item_id']}"][line["sample"]] = line["score"] or 0.0
+    return {name: sum(tries.values()) / len(tries) for name, tries in scores.items()}
 
 
 def _in_order(todo: Sequence[tuple[Benchmark, Item, Attempt, Context]], workers: int) -> Iterator[Verdict]:

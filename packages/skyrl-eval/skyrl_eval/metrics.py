@@ -9,17 +9,31 @@ from __future__ import annotations
 import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from pathlib import Path
+from typing import Any, NotRequired
 
 import numpy as np
+from pydantic import TypeAdapter, ValidationError
+from typing_extensions import TypedDict
 
 from skyrl_eval.types import Attempt, Item, Verdict
+from skyrl_trainer.errors import UserError
 
 COUNTERS = ("steps", "tool_calls", "tool_errors", "prompt_tokens", "completion_tokens", "cached_tokens", "seconds")
 STATUSES = ("correct", "wrong", "unparsed", "truncated", "ungraded", "missing")
 Z = 1.959964
-Price = Mapping[str, float]
-"""US dollars for a million tokens. Example: {"prompt": 0.4, "completion": 1.6, "cached": 0.1}"""
+
+
+class Price(TypedDict):
+    """US dollars for a million tokens. Example: {"prompt": 0.4, "completion": 1.6, "cached": 0.1}"""
+
+    prompt: float
+    completion: float
+    cached: NotRequired[float]
+
+
+Prices = dict[str, Price]
+"""By model."""
 
 
 def wilson(p: float, n: int) -> tuple[float, float]:
@@ -83,6 +97,18 @@ def calibration(verdicts: Sequence[Verdict]) -> dict[str, Any]:
         "judged": len(judged),
         "curve": curve,
     }
+
+
+def read_prices(path: Path) -> Prices:
+    """Prices by model. Example of a file: {"made-up-7b": {"prompt": 0.4, "completion": 1.6, "cached": 0.1}}"""
+    try:
+        return TypeAdapter(Prices).validate_json(path.read_bytes())
+    except (OSError, ValidationError) as error:
+        reason = str(error).splitlines()[0]
+        raise UserError(
+            f"--prices {path}: expected JSON with dollars for a million tokens by model, such as "
+            f'{{"a-model": {{"prompt": 0.4, "completion": 1.6, "cached": 0.1}}}} ({reason}).'
+        ) from error
 
 
 def cost(prompt: int, completion: int, cached: int, price: Price | None) -> float | None:

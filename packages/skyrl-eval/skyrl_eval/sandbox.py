@@ -10,6 +10,7 @@ import contextlib
 import json
 import os
 import shutil
+import stat
 import subprocess
 import sys
 import tempfile
@@ -25,7 +26,7 @@ from skyrl_trainer.errors import UserError
 EXECUTORS = ("namespace", "docker", "podman")
 VISIBLE = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/etc/ld.so.cache", "/etc/alternatives", "/etc/passwd")
 INIT = Path(__file__).with_name("sandbox_init.py")
-FAILED, OUTPUT = 125, 4 << 20
+FAILED, OUTPUT, MOST_READ = 125, 4 << 20, 256 << 20
 
 
 class SandboxFailed(Exception):
@@ -91,6 +92,16 @@ def run(
         return _run([executor, "run", *options, "-w", cwd, image, *command], seconds)
     finally:
         subprocess.run([executor, "rm", "-f", name], capture_output=True, timeout=60)
+
+
+def read_back(path: Path) -> str:
+    """A file that was written in the sandbox; "" for what is no plain file, as a link to one of ours would be."""
+    try:
+        with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
+            plain = stat.S_ISREG(os.fstat(file.fileno()).st_mode)
+            return file.read(MOST_READ).decode("utf-8", "surrogateescape") if plain else ""
+    except OSError:
+        return ""
 
 
 @cache

@@ -62,12 +62,15 @@ def workspace(repo: str, commit: str, folder: Path, repos: Path | None = None) -
 
 
 def diff(folder: Path, commit: str) -> str:
-    """All that was changed in a workspace, as a patch that `git apply` takes: new, binary and deleted files too."""
-    subprocess.run(["git", "add", "-A"], cwd=folder, check=True, capture_output=True, timeout=120)
-    command = ["git", "diff", "--cached", "--binary", "--no-color", "--no-ext-diff", commit]
-    return subprocess.run(command, cwd=folder, check=True, capture_output=True, timeout=120).stdout.decode(
-        "utf-8", "surrogateescape"
-    )
+    """All that was changed in a workspace, as a patch that `git apply` takes: new, binary and deleted files too.
+
+    In the sandbox, for git runs what the workspace's configuration tells it to. "" where git does not work any more.
+    """
+    script = 'git add -A && git diff --cached --binary --no-color --no-ext-diff "$0" > /out/patch'
+    with tempfile.TemporaryDirectory(prefix="skyrl-swe-") as out:
+        binds: list[sandbox.Bind] = [(folder, "/testbed", True), (Path(out), "/out", True)]
+        done = sandbox.run(["bash", "-c", script, commit], binds, seconds=120, cwd="/testbed")
+        return sandbox.read_back(Path(out) / "patch") if done.code == 0 else ""
 
 
 def run_tests(gold: Mapping[str, Any], meta: Mapping[str, Any], patch: str, context: Any) -> sandbox.Done:
@@ -183,8 +186,10 @@ def flags(patch: str, test_patch: str) -> list[str]:
 
 def files_of(patch: str) -> list[tuple[str, str]]:
     """A patch file by file: the path after the change (before it, for a deleted file), and its part of the patch."""
-    parts = re.split(r"(?m)^(?=diff --git )", patch)
-    return [(match[1], part) for part in parts if (match := re.match(r"diff --git .* \"?b/(.*?)\"?\n", part))]
+    plain = not re.search(r"(?m)^diff --git ", patch)
+    parts = re.split(r"(?m)^(?=--- .*\n\+\+\+ )" if plain else r"(?m)^(?=diff --git )", patch)
+    path = re.compile(r"--- .*\n\+\+\+ b/([^\t\n]*)" if plain else r"diff --git .* \"?b/(.*?)\"?\n")
+    return [(match[1], part) for part in parts if (match := path.match(part))]
 
 
 def _is_guarded(path: str) -> bool:

@@ -18,7 +18,7 @@ from decimal import Decimal, InvalidOperation
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import Field, Json
+from pydantic import Field, Json, TypeAdapter, ValidationError
 
 from skyrl_eval import data, sandbox
 from skyrl_eval.benchmarks.common import Benchmark, Context, ask, final, verdict
@@ -36,7 +36,7 @@ _call = getattr(Solution(), {name!r}) if "Solution" in globals() else globals()[
 _value = _call(*[json.loads(_line) for _line in sys.stdin.read().split("\\n")])
 print("\\n" + {mark!r} + repr(list(_value) if isinstance(_value, tuple) else _value))
 """
-MARK = ">>>>> value "
+MARK, RESULTS = ">>>>> value ", TypeAdapter(list[tuple[bool, str]])
 RUNNER = """
 import json, subprocess, sys
 run = subprocess.run
@@ -102,9 +102,11 @@ def run_program(program: str, inputs: list[str]) -> list[tuple[bool, str]]:
         folder, limit = Path(name), (SECONDS + 1) * len(inputs) + 5
         (folder / "program.py").write_text(program, encoding="utf-8", errors="replace")
         (folder / "inputs.json").write_text(json.dumps([inputs, SECONDS]))
-        (folder / "results.json").touch()
         sandbox.run(["python", "-I", "-c", RUNNER], [(folder, "/task", True)], seconds=limit, cwd="/task")
-        return json.loads((folder / "results.json").read_text(encoding="utf-8", errors="replace") or "[]")
+        try:
+            return RESULTS.validate_json(sandbox.read_back(folder / "results.json").encode("utf-8", "replace"))
+        except ValidationError:  # the program has killed the runner, or written there itself
+            return []
 
 
 class LiveCodeBench(Benchmark):
