@@ -21,7 +21,9 @@ Env = gymnasium.Env[str, str]
 
 
 def say(*calls: tuple[str, dict[str, Any]]) -> str:
-    return "I see." + "".join(f"<tool_call>{json.dumps({'tool': name, 'args': args})}</tool_call>" for name, args in calls)
+    return "I see." + "".join(
+        f"<tool_call>{json.dumps({'tool': name, 'args': args})}</tool_call>" for name, args in calls
+    )
 
 
 def options(instance: Instance, tests: bool = True) -> dict[str, Any]:
@@ -49,7 +51,10 @@ def test_a_scripted_policy_solves_a_repository_from_the_env_to_the_verdict(env: 
     observation, info = env.reset(seed=0, options=options(instance))
     assert "double(5) gives 7." in observation and "made/up" in observation
     assert '"name": "bash"' in info["instructions"] and {t["function"]["name"] for t in info["tools"]} == {
-        "bash", "view", "replace", "submit"
+        "bash",
+        "view",
+        "replace",
+        "submit",
     }
     check = ("bash", {"command": "python -c 'import calc; print(calc.double(5))'; git status --short"})
     actions = (say(("bash", {"command": "ls"}), ("view", {"path": "calc.py"})), say(FIX), say(check), say(SUBMIT))
@@ -77,7 +82,7 @@ def test_cheats_are_flagged_and_those_outside_the_source_are_not_paid(
 
 def test_without_the_tests_nothing_is_paid_and_they_are_nowhere_to_be_seen(env: Env, instance: Instance) -> None:
     _, info = env.reset(seed=0, options=options(instance))
-    find = say(("bash", {"command": "grep -rl test_five / 2> /dev/null; git log --all --oneline | wc -l; git remote"}))
+    find = say(("bash", {"command": "grep -rl test_five /testbed /tmp; git log --all --oneline | wc -l; git remote"}))
     seen = env.step(find)
     assert "test_five" not in json.dumps(info) and seen[0] == "<tool_response>\n1\n</tool_response>"
     ((_, reward, over, _, info),) = play(env, instance, say(FIX, SUBMIT), tests=False)
@@ -86,7 +91,7 @@ def test_without_the_tests_nothing_is_paid_and_they_are_nowhere_to_be_seen(env: 
 
 
 def test_the_last_step_submits(instance: Instance) -> None:
-    env: Env = gymnasium.make("skyrl_eval:skyrl/swe-v0", max_episode_steps=2, disable_env_checker=True)
+    env: Env = gymnasium.make("skyrl_eval:skyrl/swe-v0", max_episode_steps=2, steps=2, disable_env_checker=True)
     steps = play(env, instance, say(FIX), "I am done.")
     assert [(step[1], step[2], step[3]) for step in steps] == [(0, False, False), (1, False, True)]
     assert "No tool call was found" in steps[1][0] and steps[1][4]["submission"].startswith("diff --git")
@@ -95,8 +100,14 @@ def test_the_last_step_submits(instance: Instance) -> None:
 
 def test_commands_are_bounded(env: Env, instance: Instance, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("skyrl_eval.swe_env.SECONDS", 1.0)
-    commands = ("yes | head -c 100000", "exit 125", "sleep 60", "echo kept > /tmp/note", "cat /tmp/note",
-                "python -c 'import socket; socket.create_connection((\"192.0.2.1\", 80), 1)' 2>&1 | tail -1")
+    commands = (
+        "yes | head -c 100000",
+        "exit 125",
+        "sleep 60",
+        "echo kept > /tmp/note",
+        "cat /tmp/note",
+        "python -c 'import socket; socket.create_connection((\"192.0.2.1\", 80), 1)' 2>&1 | tail -1",
+    )
     said = [step[0] for step in play(env, instance, *(say(("bash", {"command": c})) for c in commands))]
     assert len(said[0].encode()) < OUTPUT + 100 and "bytes left out" in said[0]
     assert "[exit code 125]" in said[1] and "[stopped after 1 s]" in said[2]
@@ -109,8 +120,14 @@ def test_view_and_replace_stay_in_the_workspace(env: Env, instance: Instance, tm
     link = ("bash", {"command": f"ln -s {secret} link; ln -s /etc folder; mkfifo pipe; printf '\\377\\r\\n' > odd"})
     paths = ("link", "folder/passwd", "../etc/passwd", "/etc/passwd", "/tmp/../etc/passwd", "pipe", "none")
     (_, *said, odd) = play(
-        env, instance, say(link), *(say(("view", {"path": path})) for path in paths),
-        say(("replace", {"path": "odd", "old": "\r\n", "new": "x\r\n"}), ("replace", {"path": str(secret), "old": "", "new": ""})),
+        env,
+        instance,
+        say(link),
+        *(say(("view", {"path": path})) for path in paths),
+        say(
+            ("replace", {"path": "odd", "old": "\r\n", "new": "x\r\n"}),
+            ("replace", {"path": "link", "old": "mine", "new": ""}),
+        ),
     )
     assert all("Error:" in step[0] for step in said) and "mine" not in json.dumps([step[4] for step in said])
     assert isinstance(env.unwrapped, SWEEnv)
@@ -150,9 +167,10 @@ def test_a_state_and_a_replay_bring_the_changes_back(env: Env, instance: Instanc
 
 
 def test_too_much_is_not_a_patch(env: Env, instance: Instance) -> None:
-    (big, small) = play(env, instance, say(("bash", {"command": "yes | head -c 2000000 > big"})), say(("bash", {"command": "rm big"})))
-    assert "they do not count" in big[0] and (big[4]["submission"], small[4]["submission"]) if False else True
-    assert big[4]["patch_too_long"] > 2_000_000 and big[4]["submission"] == ""
+    commands = ("yes | head -c 2000000 > big", "rm big; touch small")
+    big, small = play(env, instance, *(say(("bash", {"command": command})) for command in commands))
+    assert "they do not count" in big[0] and big[4]["submission"] == "" and big[4]["patch_too_long"] > 2_000_000
+    assert "diff --git a/small" in small[4]["submission"]
 
 
 def test_a_task_that_is_none_is_refused(env: Env) -> None:

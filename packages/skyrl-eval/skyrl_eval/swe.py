@@ -66,8 +66,8 @@ def diff(folder: Path, commit: str) -> str:
 
     In the sandbox, for git runs what the workspace's configuration tells it to. "" where git does not work any more.
     """
-    # With an index of its own: the agent's `git diff` and `git status` are to stay what they are.
-    index = "export GIT_INDEX_FILE=/out/index; cp .git/index /out/index 2> /dev/null; "
+    # With an index of its own, which leaves the agent's `git diff` as it was; -p, as git reads changes off its time.
+    index = "export GIT_INDEX_FILE=/out/index; cp -p .git/index /out/index 2> /dev/null; "
     script = index + 'git add -A && git diff --cached --binary --no-color --no-ext-diff "$0" > /out/patch'
     with tempfile.TemporaryDirectory(prefix="skyrl-swe-") as out:
         binds: list[sandbox.Bind] = [(folder, "/testbed", True), (Path(out), "/out", True)]

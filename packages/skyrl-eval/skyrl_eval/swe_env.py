@@ -27,7 +27,9 @@ LONGEST_PATCH, LONGEST_FILE = 1 << 20, 16 << 20
 FIELDS = {"question": str, "repo": str, "base_commit": str}
 # The code is printed by an outer shell, whose own is 0: that of the sandbox is then never the command's.
 SHELL = 'bash -c "$0"; code=$?; [ $code = 0 ] || echo "[exit code $code]"; exit 0'
-NO_CALL = 'No tool call was found. Write <tool_call>{"tool": "<name>", "args": {...}}</tool_call>; submit ends the task.'
+NO_CALL = (
+    'No tool call was found. Write <tool_call>{"tool": "<name>", "args": {...}}</tool_call>; submit ends the task.'
+)
 
 
 class SWEEnv(TextEnv):
@@ -41,8 +43,10 @@ class SWEEnv(TextEnv):
 
     choices: ClassVar[Choices] = {"split": ("train", "val", "test"), "difficulty": (1,), "lang": ("en",)}
 
-    def __init__(self, **defaults: Any) -> None:
+    def __init__(self, *, steps: int = 100, **defaults: Any) -> None:
+        """`steps`: Gymnasium's step limit, at which an episode is submitted as it stands."""
         super().__init__(**defaults)
+        self._limit = steps
         made = (tool(function) for function in (self.bash, self.view, self.replace, self.submit))
         self._tools = {item.name: item for item in made}
         self._folder: tempfile.TemporaryDirectory[str] | None = None
@@ -115,7 +119,7 @@ class SWEEnv(TextEnv):
         submitted = bool(made) and made[-1]["tool"] == "submit" and "result" in made[-1]
         said = [call["result"] if "result" in call else f"Error: {call['error']}" for call in made] or [NO_CALL]
         self._steps += 1
-        over = submitted or (self.spec is not None and self._steps == self.spec.max_episode_steps)
+        over = submitted or self._steps == self._limit
         info: dict[str, Any] = {"tool_calls": made}
         patch = self._diff() if any(call["args"] is not None for call in made) else self._patch
         if len(patch) > LONGEST_PATCH:
