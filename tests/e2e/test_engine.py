@@ -269,6 +269,31 @@ def test_a_sync_in_the_middle_of_generation_keeps_requests_and_marks_every_token
         assert (expected - torch.tensor(output.logprobs)[new]).abs().max() < TOLERANCE
 
 
+def test_an_engine_that_sleeps_around_a_sync_keeps_its_requests_and_generates_nothing_meanwhile(stack: Stack) -> None:
+    requests = requests_of(24, 200)
+
+    async def run() -> list[GenerationOutput]:
+        client = EngineClient(stack.actor, f"asleep-{time.monotonic_ns()}")
+        generation = asyncio.ensure_future(client.generate_round(requests))
+        await asyncio.sleep(0.15)
+        await stack.actor.sleep.remote(2)
+        await asyncio.to_thread(stack.perturb, 0.05)
+        await stack.actor.wake_up.remote(["weights"])
+        await asyncio.to_thread(stack.push)  # ends with resume, but there is no cache yet
+        assert not (await asyncio.wait([generation], timeout=2.0))[0]
+        await stack.actor.wake_up.remote(["kv_cache"])
+        return await asyncio.wait_for(generation, 120)
+
+    first = stack.version
+    outputs = asyncio.run(run())
+    assert any(first + 1 in output.weight_versions for output in outputs)
+    for request, output in zip(requests, outputs, strict=True):
+        assert len(output.output_ids) == len(output.weight_versions) == 200
+        new = [i for i, version in enumerate(output.weight_versions) if version == first + 1]
+        expected = learner_scores(stack, request.prompt_ids, output.output_ids, 1.0)[new]
+        assert not new or (expected - torch.tensor(output.logprobs)[new]).abs().max() < TOLERANCE
+
+
 @pytest.mark.parametrize("scale", [0.05, 1e-3, 1e-6])
 def test_the_canary_passes_after_a_sync_of_any_size(stack: Stack, scale: float) -> None:
     canary = stack.canary()

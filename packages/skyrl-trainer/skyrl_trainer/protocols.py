@@ -44,6 +44,13 @@ class InferenceEngine(Protocol):
 
     def resume(self) -> None: ...
 
+    def sleep(self, level: int) -> None:
+        """Frees the GPU: 1 keeps the weights in the processor's memory, 2 drops them. Nothing is generated until the
+        cache is back; requests in flight stay, and are prefilled again."""
+
+    def wake_up(self, tags: list[str]) -> None:
+        """Takes memory back for "weights" (after level 2 they hold nothing until the next update) or "kv_cache"."""
+
     def shutdown(self) -> None: ...
 
 

@@ -14,7 +14,8 @@ from skyrl_trainer.config import load_config, resolve
 from skyrl_trainer.doctor import Gpu, Hardware, require_gym
 from skyrl_trainer.errors import UserError
 from skyrl_trainer.learner.run_folder import RunFolder
-from skyrl_trainer.plan import ModelShape, limits, memory, model_shape, obstacles, placement, print_plan
+from skyrl_trainer.limits import ModelShape, limits, memory
+from skyrl_trainer.plan import model_shape, obstacles, placement, print_plan
 
 LAPTOP = Hardware(cores=2, memory=8 * 2**30, gpus=())
 EIGHT_H200 = Hardware(96, 2**40, (Gpu("NVIDIA H200", 141 * 10**9),) * 8)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import sys
@@ -28,6 +29,8 @@ from skyrl_trainer.learner.grpo import GRPOTrainer
 from skyrl_trainer.learner.learner import Learner
 from skyrl_trainer.learner.ranks import Ranks, shares, whole
 from skyrl_trainer.learner.trainers import trainer_class
+from skyrl_trainer.weight_sync.digest import Digest
+from skyrl_trainer.weight_sync.nccl import WeightSender
 
 LOAD_MODEL = learner_module._load_model
 
@@ -171,6 +174,30 @@ def test_updates_and_checkpoints_are_those_of_one_learner(
     group.save_pretrained(tmp_path / "out")
     out = dict(Learner(config, str(tmp_path / "out"), 1).named_tensors())
     assert all(torch.equal(tensor, out[name]) for name, tensor in group.named_tensors())
+
+
+@torch.no_grad()
+def what_is_sent(sender: WeightSender) -> tuple[str, int]:
+    digest = Digest()
+    for name, tensor in sender._full(digest):
+        assert not isinstance(tensor, DTensor), name
+    return digest.hexdigest(), digest.nbytes
+
+
+@pytest.mark.parametrize(("dtype", "lora"), [("float32", {}), ("bfloat16", {}), ("float32", {"rank": 4})])
+def test_two_learners_send_between_gpus_what_one_would(
+    group: ProbedGroup, tmp_path: Path, dtype: str, lora: dict[str, Any]
+) -> None:
+    path = save_model(tmp_path)
+    config = two_config(policy={"model": {"dtype": dtype, "lora": lora}})
+    load(group, config, path)
+    alone = WeightSender(one(config, path).learner)
+    told = group.transfer("metadata")
+    assert told == alone.metadata() and set(told["dtype_names"]) == {dtype}
+    width = 4 if dtype == "float32" else 2
+    sent = group._everywhere("do", lambda process: what_is_sent(process.sender))
+    assert sent == [what_is_sent(alone)] * 2
+    assert sent[0][1] == width * sum(math.prod(shape) for shape in told["shapes"])
 
 
 def test_a_loss_that_is_not_finite_on_one_learner_stops_all_with_its_name(group: ProbedGroup, tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from skyrl_trainer.learner.batch import collate, make_rows
 from skyrl_trainer.learner.checkpoint import Checkpoints
 from skyrl_trainer.learner.grpo import GRPOTrainer
 from skyrl_trainer.learner.learner import Learner, Scorer
-from skyrl_trainer.plan import ModelShape, memory
+from skyrl_trainer.limits import ModelShape, memory
 from skyrl_trainer.types import TrainingBatch
 
 IDS = list(range(3, 60))

@@ -58,6 +58,7 @@ class SteppedEngine(ABC):
         self._mail: dict[str, Mailbox] = {}
         self._lock = threading.Condition()
         self._paused = was_restarted()
+        self._asleep = False
         self._stopping = False
         self._error: str | None = None
         self._thread: threading.Thread | None = None
@@ -83,6 +84,9 @@ class SteppedEngine(ABC):
     @abstractmethod
     def _update(self, phase: str, argument: Any) -> Any:
         """One of vLLM's weight transfer calls: "init", "start", "update" or "finish"."""
+
+    def _rest(self, level: int, tags: list[str]) -> None:  # noqa: B027
+        """Sleeps at a level above 0, or wakes these tags; nothing to do where no memory is given back."""
 
     # What a client calls.
 
@@ -137,6 +141,16 @@ class SteppedEngine(ABC):
     def resume(self) -> None:
         self._call(lambda: setattr(self, "_paused", False))
 
+    def sleep(self, level: int) -> None:
+        self._asleep = True  # no step begins after this, and the command waits for the one that runs
+        self._call(lambda: self._rest(level, []))
+
+    def wake_up(self, tags: list[str]) -> None:
+        self._call(lambda: self._rest(0, tags))
+        with self._lock:
+            self._asleep = self._asleep and "kv_cache" not in tags
+            self._lock.notify()
+
     def shutdown(self) -> None:
         with self._lock:
             self._stopping = True
@@ -182,7 +196,7 @@ class SteppedEngine(ABC):
     def _turn(self) -> bool:
         """Commands, admission, one step; waits when there is nothing to do. False ends the thread."""
         with self._lock:
-            while not (self._stopping or self._commands or (not self._paused and (self._queue or self._in_flight))):
+            while not (self._stopping or self._commands or (self._steps and (self._queue or self._in_flight))):
                 self._lock.wait()
             if self._stopping:
                 return False
@@ -192,11 +206,15 @@ class SteppedEngine(ABC):
                 future.set_result(command())
             except Exception as error:
                 future.set_exception(error)
-        if not self._paused:
+        if self._steps:
             refused = self._admit()
             finished = self._step() if self._in_flight else []
             self._deliver([(*self._in_flight.pop(key), output) for key, output in finished] + refused)
         return True
+
+    @property
+    def _steps(self) -> bool:
+        return not (self._paused or self._asleep)
 
     def _admit(self) -> list[tuple[str, GenerationRequest, GenerationOutput]]:
         refused = []

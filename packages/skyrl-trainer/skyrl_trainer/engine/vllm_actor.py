@@ -160,7 +160,14 @@ class VLLMEngine(SteppedEngine):
                 self._llm.collective_rpc("finish_weight_update")
             self._reset_prefix_cache()
             self._llm.set_weight_version(str(argument))
-            return self._llm.collective_rpc("loaded_checksum")[0]
+            # One that is not the learner's, should any of the workers have loaded something else.
+            return " and ".join(sorted(set(self._llm.collective_rpc("loaded_checksum"))))
+
+    def _rest(self, level: int, tags: list[str]) -> None:
+        if level:
+            self._llm.sleep(level, mode="keep")
+        else:
+            self._llm.wake_up(tags)
 
     def _load_adapter(self, folder: str) -> None:
         """In the place of the one before: requests in flight go on with the new one. The folder is read only here;

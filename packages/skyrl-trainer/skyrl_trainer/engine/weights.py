@@ -69,6 +69,11 @@ class FlatBuffer:
         return SHARED_MEMORY in Path(self.path).parents
 
     @property
+    def flat(self) -> torch.Tensor:
+        """Every byte of the file, gaps included: uint8, writable and shared."""
+        return torch.frombuffer(self._map, dtype=torch.uint8)
+
+    @property
     def nbytes(self) -> int:
         return sum(tensor.numel() * tensor.element_size() for tensor in self.tensors.values())
 

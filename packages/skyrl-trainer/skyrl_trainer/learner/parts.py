@@ -17,7 +17,7 @@ from skyrl_trainer.algorithms.samplers import sampler_class
 from skyrl_trainer.allocator import INTERVAL, return_free_memory
 from skyrl_trainer.config import Config
 from skyrl_trainer.data import SampleSource, held_out, load_samples
-from skyrl_trainer.errors import EngineLost, UserError
+from skyrl_trainer.errors import EngineDied, EngineLost, UserError
 from skyrl_trainer.learner.checkpoint import Checkpoints, check_resumable
 from skyrl_trainer.learner.group import LearnerGroup
 from skyrl_trainer.learner.grpo import GRPOTrainer
@@ -38,7 +38,9 @@ from skyrl_trainer.rollout.stored import StoredRollouts, stored_folders
 from skyrl_trainer.types import PromptBatch, RolloutBatch, Sample, StepMetrics, Trajectory
 from skyrl_trainer.user_file import load_plugin
 from skyrl_trainer.weight_sync.canary import Canary
+from skyrl_trainer.weight_sync.colocation import Colocation, shares_gpus, sync_backend
 from skyrl_trainer.weight_sync.lora import AdapterSync
+from skyrl_trainer.weight_sync.nccl import NCCLSync, WeightSender
 from skyrl_trainer.weight_sync.shared_memory import SharedMemorySync
 
 CANARY_TEXT = "The canary sings 17 + 25 = 42 and the quick brown fox listens. "
@@ -58,13 +60,10 @@ class Parts:
     def __init__(self, config: Config, run: RunFolder, algorithm: GRPOTrainer | None = None) -> None:
         self.config, self.run = config, run
         trainer, path = config.trainer, run.path
-        if config.generator.weight_sync_backend == "nccl":
-            raise UserError(
-                "generator.weight_sync_backend=nccl is not built yet: take auto, which goes through shared memory."
-            )
         check_engines(config, trainer.policy.model.path, training=True)
         load_plugin(config)
         read_options(config)
+        sync_backend(config)
         self.alone = algorithm or trainer_class(trainer.algorithm.name)(config)
         self.algorithm: GRPOTrainer | LearnerGroup = self.alone
         self.rewards = Rewards(config, self.alone.options)
@@ -120,6 +119,10 @@ class Parts:
         self.session = self.stack.enter_context(Session(config, policy.architecture))
         self.table.phase("cloning the expert")
         weights = policy.weights()
+        self.colocation = Colocation(self.session.engines, self._sleep_level(), shares_gpus(config), self._release)
+        if self.colocation.shared:  # one after the other: neither could measure its memory beside the other
+            self.session.wait_for_engines()
+            self.colocation.sleep()
         self.table.phase("loading the policy")
         updates = trainer.max_steps * trainer.num_iterations * trainer.num_mini_batches
         self._start_learner(weights, updates)
@@ -142,8 +145,19 @@ class Parts:
             self.learner = learner = Learner(self.config, weights, updates)
             self.alone.start(learner, learner.reference() if self.alone.beta > 0 else None)
 
-    def _weight_sync(self) -> SharedMemorySync:
+    def _sleep_level(self) -> int:
+        """2 drops the weights, for a sync brings all of them; with hot-loaded adapters it does not."""
+        options = read_options(self.config)
+        return 1 if options is not None and options.hot_load else 2
+
+    def _release(self) -> None:
+        self.transfer("release")
+
+    def _weight_sync(self) -> SharedMemorySync | NCCLSync:
         engines, learner = self.session.engines, self.learner
+        self.transfer = learner.transfer if isinstance(learner, LearnerGroup) else WeightSender(learner).call
+        if sync_backend(self.config) == "nccl":
+            return NCCLSync(engines, self.transfer, self.config.generator.inference_engine_tensor_parallel_size)
         if isinstance(learner, LearnerGroup):
             return SharedMemorySync(engines, learner.named_tensors, learner.share_weights())
         if learner.lora is None or not learner.lora.hot_load:
@@ -204,7 +218,8 @@ class Parts:
 
     def publish(self, step: int) -> StepMetrics:
         """The learner's weights into every engine, proved by the canary. Raises SyncError."""
-        lost = None in self.sync.sync(version=step).engine_checksums
+        with self.colocation.publishing():
+            lost = None in self.sync.sync(version=step).engine_checksums
         while True:  # as often as an engine may die
             self.session.watch.check(LOST_SECONDS if lost else 0.0)
             try:
@@ -214,6 +229,8 @@ class Parts:
 
     def _restore(self, index: int) -> None:
         """The policy in force into an engine that Ray has started again; proved by the canary, as every sync."""
+        if self.colocation.shared:
+            raise EngineDied(f"Engine {index} died; beside the learner on its GPU it cannot load: start the run again.")
         report = self.sync.restore(index)
         if self.sync.version is not None:
             self.canary.check(self.sync.version, self.learner.token_logprobs, report, only=index)

@@ -1,7 +1,8 @@
 """Everything that runs beside the driver: Ray, the engines, the env and rollout workers; started and stopped here.
 
 A local Ray is our own and dies with the driver, even when that is killed. With `ray.address` we join a cluster and
-leave it as we found it: the actors belong to the driver's job and end with it.
+leave it as we found it: the actors belong to the driver's job and end with it. Engines fill the driver's machine first,
+where weights reach them through shared memory, then the cluster's other machines.
 """
 
 from __future__ import annotations
@@ -9,13 +10,15 @@ from __future__ import annotations
 import logging
 import os
 import socket
+import time
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, NamedTuple
 
 import ray
 import torch
 from ray._private.authentication.authentication_token_setup import maybe_enable_token_auth_if_token_available
+from ray._private.state import available_resources_per_node
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from skyrl_trainer.config import Config
@@ -27,6 +30,7 @@ from skyrl_trainer.errors import EngineDied, UserError
 from skyrl_trainer.learner import lora
 from skyrl_trainer.learner.engine_watch import EngineWatch
 from skyrl_trainer.rollout.manager import Rollouts
+from skyrl_trainer.weight_sync.colocation import shares_gpus, sync_backend
 
 ENGINES: dict[str, tuple[type, dict[str, str]]] = {
     "vllm": (VLLMEngine, ENGINE_ENV),
@@ -38,8 +42,40 @@ OBJECT_STORE_BYTES = 256 * 2**20
 """Of a Ray of our own: only rollouts pass through it, weights do not."""
 CONNECT_SECONDS = 10.0
 """Limit of reaching `ray.address`."""
+PLACE_SECONDS = 20.0
+"""How long processes of an earlier run may take to give their places back."""
 ENGINE_START_SECONDS = 600.0
 """Limit of loading the model into every engine."""
+
+
+class Node(NamedTuple):
+    """A machine of the cluster and what is free on it."""
+
+    node_id: str
+    cpus: float
+    gpus: float
+
+
+def place_engines(config: Config, nodes: list[Node], on_gpus: bool) -> list[str]:
+    """The node of each engine: the first one while it has room, then the next. UserError when there is none left.
+
+    An engine takes a core, or as many GPUs of one machine as it is split over; what the learners will take there is
+    left to them, unless they take turns.
+    """
+    generator, place = config.generator, config.trainer.placement
+    rooms = []
+    for number, node in enumerate(nodes):
+        learns = number < place.policy_num_nodes and not place.colocate_all
+        gpus = node.gpus - (place.policy_num_gpus_per_node if learns else 0)
+        rooms.append(gpus // generator.inference_engine_tensor_parallel_size if on_gpus else node.cpus)
+    placed = [node.node_id for node, room in zip(nodes, rooms, strict=True) for _ in range(int(max(0, room)))]
+    if len(placed) < generator.num_inference_engines:
+        what = "GPUs left by the learners" if on_gpus else "cores"
+        raise UserError(
+            f"There is room for {len(placed)} of {generator.num_inference_engines} engines: the free {what} of "
+            f"{len(nodes)} machines are too few. Lower generator.num_inference_engines, or join a larger cluster."
+        )
+    return placed[: generator.num_inference_engines]
 
 
 class Session:
@@ -57,7 +93,9 @@ class Session:
     def __enter__(self) -> Session:
         try:
             self._start_ray()
-            self.engines = [self._start_engine(index) for index in range(self.config.generator.num_inference_engines)]
+            nodes = self._place_engines()
+            self._keep_a_gpu()
+            self.engines = [self._start_engine(index, node) for index, node in enumerate(nodes)]
             self._loading = [engine.ready.remote() for engine in self.engines]
             self.watch = EngineWatch(self.engines)
             if self._rolls_out:
@@ -112,7 +150,34 @@ class Session:
                 ) from error
             raise UserError(f"A local Ray could not start, is the machine overloaded? ({error})") from error
 
-    def _start_engine(self, index: int) -> Any:
+    def _place_engines(self) -> list[str]:
+        here, deadline = ray.get_runtime_context().get_node_id(), time.monotonic() + PLACE_SECONDS
+        while True:
+            free = available_resources_per_node()
+            alive = {node["NodeID"]: node["Resources"] for node in ray.nodes() if node["Alive"]}
+            nodes = []
+            for node_id in sorted(alive, key=lambda node_id: (node_id != here, node_id)):
+                left = free.get(node_id, alive[node_id])
+                nodes.append(Node(node_id, left.get("CPU", 0.0), left.get("GPU", 0.0)))
+            try:
+                return place_engines(self.config, nodes, torch.cuda.is_available())
+            except UserError:
+                if time.monotonic() > deadline:
+                    raise
+            time.sleep(0.5)
+
+    def _keep_a_gpu(self) -> None:
+        """For a single learner, which is this process: Ray would give its GPU to an engine."""
+        place = self.config.trainer.placement
+        if not place.policy_num_gpus_per_node or place.colocate_all or self.config.num_learners > 1:
+            return
+        here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+        self._keeper = ray.remote(_Keeper).options(num_cpus=0, num_gpus=1, scheduling_strategy=here).remote()
+        (kept,) = ray.get(self._keeper.gpu_ids.remote(), timeout=ENGINE_START_SECONDS)
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
+        torch.cuda.set_device(visible.index(str(kept)) if str(kept) in visible else int(kept))
+
+    def _start_engine(self, index: int, node: str) -> Any:
         generator, policy = self.config.generator, self.config.trainer.policy.model
         cls, env_vars = ENGINES[generator.backend]
         tensor_parallel = generator.inference_engine_tensor_parallel_size
@@ -123,8 +188,7 @@ class Session:
                 num_gpus=tensor_parallel if torch.cuda.is_available() else 0,
                 max_concurrency=64,
                 max_restarts=-1,  # EngineWatch counts them
-                # On the driver's node: weights reach an engine through shared memory.
-                scheduling_strategy=NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False),
+                scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False),
                 runtime_env={"env_vars": env_vars},
             )
             .remote(
@@ -135,17 +199,40 @@ class Session:
                 seed=self.config.trainer.seed + index,
                 engine_kwargs={
                     **lora.engine_kwargs(self.config),
-                    **({"tensor_parallel_size": tensor_parallel} if generator.backend != "transformers" else {}),
+                    **self._vllm_kwargs(),
                     **engine_kwargs_of(self.config, index),
                 },
             )
         )
+
+    def _vllm_kwargs(self) -> dict[str, Any]:
+        """What follows from the placement."""
+        if self.config.generator.backend == "transformers":
+            return {}
+        kwargs: dict[str, Any] = {"tensor_parallel_size": self.config.generator.inference_engine_tensor_parallel_size}
+        if shares_gpus(self.config):
+            kwargs["enable_sleep_mode"] = True
+        if sync_backend(self.config) == "nccl":
+            kwargs["weight_transfer_config"] = {"backend": "skyrl_nccl"}
+        return kwargs
+
+
+class _Keeper:
+    """Holds a GPU in Ray's books."""
+
+    def gpu_ids(self) -> list[Any]:
+        return ray.get_gpu_ids()
 
 
 def check_engines(config: Config, model_path: str, training: bool) -> None:
     """Raises UserError where servers that the user named are not what the run needs; asks them, starts nothing."""
     generator = config.generator
     urls = generator.engine_kwargs.get("urls")
+    if generator.backend == "openai_server" and training and shares_gpus(config):
+        raise UserError(
+            "generator.backend=openai_server needs GPUs of its own, for a server makes no room for the learner: "
+            "set trainer.placement.colocate_all=false."
+        )
     if urls is not None and generator.backend != "openai_server":
         raise UserError(f"generator.engine_kwargs.urls needs generator.backend=openai_server, not {generator.backend}.")
     if urls is not None:

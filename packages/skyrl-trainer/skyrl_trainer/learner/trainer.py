@@ -81,6 +81,7 @@ class Trainer:
         """One call of the algorithm. From here on the step counts, whatever happens."""
         metrics["tokens/per_second"] = metrics["tokens"] / self.seconds["time/rollout"]
         with self.phase("train"):
+            self.parts.colocation.sleep()
             self.whole = False
             metrics |= self.parts.algorithm.update(rewards)
             self.whole = True

@@ -16,7 +16,7 @@ from typing import Any
 from safetensors.torch import save_file
 
 from skyrl_trainer.engine.weights import FlatBuffer, checksum, folder_with_room
-from skyrl_trainer.errors import SyncError
+from skyrl_trainer.errors import SyncError, UserError
 from skyrl_trainer.learner.learner import Learner
 from skyrl_trainer.learner.lora import adapter_tensors
 from skyrl_trainer.weight_sync.shared_memory import SharedMemorySync, SyncReport
@@ -27,6 +27,9 @@ class AdapterSync(SharedMemorySync):
 
     def __init__(self, engines: list[Any], learner: Learner) -> None:
         super().__init__(engines, partial(learner.named_tensors, adapter=False))
+        if self._receivers:
+            where = "needs every engine on the driver's machine"
+            raise UserError(f"trainer.policy.model.lora.sync: adapter {where}; or set it to merged.")
         self._adapter = partial(adapter_tensors, learner.model, learner.published_dtype, scaled=True)
         self._has_base = False
 

@@ -2,6 +2,9 @@
 
 Plain CPU parameters are moved into the buffer once, so that a sync copies nothing on the learner's side. Anything else
 (on a GPU, sharded, of another process) is copied into it at every sync.
+
+Another machine of the cluster that has engines gets a buffer of its own: at every sync all bytes are put into Ray's
+object store, once, however many machines there are, and an actor on each writes them down before its engines load.
 """
 
 from __future__ import annotations
@@ -10,8 +13,10 @@ import time
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import ray
 import torch
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from skyrl_trainer.engine.weights import FlatBuffer
 from skyrl_trainer.errors import EngineLost, SyncError, UserError
@@ -31,7 +36,58 @@ class SyncReport:
     """Of what each engine loaded; None from one that died meanwhile."""
 
 
-class SharedMemorySync:
+class EngineCalls:
+    """One method of all engines at once. An engine that dies is left out from then on; SyncError when one fails."""
+
+    def __init__(self, engines: list[Any]) -> None:
+        self._engines = engines
+        self._living = list(engines)  # None in the place of those that are left out
+
+    def _everywhere(self, method: str, *arguments: Any) -> list[Any]:
+        return self._each(method, [engine and getattr(engine, method).remote(*arguments) for engine in self._living])
+
+    def _each(self, method: str, calls: list[Any]) -> list[Any]:
+        """One answer an engine; None from one that is gone."""
+        answers: list[Any] = []
+        for index, call in enumerate(calls):
+            try:
+                answers.append(call and self._wait(method, [call])[0])
+            except EngineLost:
+                self._living[index] = None
+                answers.append(None)
+        return answers
+
+    def _wait(self, method: str, calls: list[Any]) -> list[Any]:
+        try:
+            return ray.get(calls, timeout=CALL_SECONDS)
+        except ray.exceptions.RayTaskError as error:
+            cause = error.cause
+            reason = str(cause) if isinstance(cause, UserError) else f"{type(cause).__name__}: {cause}"
+            raise SyncError(f"Weight sync failed in {method}: {reason}") from error
+        except ray.exceptions.RayActorError as error:
+            raise EngineLost(f"An engine died in a weight sync, in {method}: {error}") from error
+        except ray.exceptions.GetTimeoutError as error:
+            raise SyncError(f"Weight sync failed in {method}: no answer within {CALL_SECONDS:.0f} s.") from error
+
+
+class Receiver:
+    """The actor on another machine: keeps a buffer like the learner's, from which the engines there load."""
+
+    def __init__(self, layout: list[dict[str, Any]]) -> None:
+        empty = [torch.empty(e["shape"], dtype=getattr(torch, e["dtype"]), device="meta") for e in layout]
+        self._buffer = FlatBuffer.create(zip((e["name"] for e in layout), empty, strict=True))
+
+    def path(self) -> str:
+        return self._buffer.again
+
+    def write(self, data: np.ndarray) -> None:
+        np.copyto(self._buffer.flat.numpy(), data)
+
+    def unlink(self) -> None:
+        self._buffer.unlink()
+
+
+class SharedMemorySync(EngineCalls):
     """`named_tensors()` yields the same names, shapes and dtypes every time.
 
     A `torch.nn.Parameter` in it that lies on the CPU is re-pointed into the buffer (its values and identity stay, so
@@ -42,18 +98,21 @@ class SharedMemorySync:
     """
 
     def __init__(self, engines: list[Any], named_tensors: NamedTensors, buffer: FlatBuffer | None = None) -> None:
-        self._engines = engines
-        self._living = list(engines)  # None in the place of those that a sync leaves out
+        super().__init__(engines)
         self.version: int | None = None
         """The newest that was given to the engines."""
         self.report = SyncReport(0.0, 0, "", ())
         self._named_tensors = named_tensors
         tensors = dict(named_tensors())
         self._buffer = buffer or FlatBuffer.create(tensors.items())
+        self._nodes = self._wait("node", [engine.__ray_call__.remote(_node) for engine in engines])
+        self._receivers = {node: _receiver(node, self._buffer.layout) for node in {*self._nodes} - {_node(None)}}
         try:
             self._open()
         finally:
             self._buffer.unlink()
+            for actor in self._receivers.values():
+                actor.unlink.remote()
         if self._buffer.in_memory:
             for name, tensor in tensors.items():
                 if type(tensor) is torch.nn.Parameter and tensor.device.type == "cpu":
@@ -86,13 +145,22 @@ class SharedMemorySync:
         return self.report
 
     def _open(self) -> None:
-        self._everywhere("init_weight_transfer", {"path": self._buffer.again, "layout": self._buffer.layout})
+        paths = {node: self._wait("path", [actor.path.remote()])[0] for node, actor in self._receivers.items()}
+        layout = self._buffer.layout
+        infos = [{"path": paths.get(node, self._buffer.again), "layout": layout} for node in self._nodes]
+        pairs = zip(self._living, infos, strict=True)
+        self._each(
+            "init_weight_transfer", [engine and engine.init_weight_transfer.remote(info) for engine, info in pairs]
+        )
 
     def _load(self, version: int) -> SyncReport:
         """Everything but the resuming."""
         start = time.perf_counter()
         self._everywhere("pause")
         self._fill()
+        if self._receivers:
+            data = ray.put(self._buffer.flat.numpy())
+            self._wait("write", [actor.write.remote(data) for actor in self._receivers.values()])
         self._everywhere("start_weight_update")
         updates = [engine and engine.update_weights.remote({}) for engine in self._living]
         checksum = self._buffer.checksum()  # while the engines load
@@ -102,6 +170,8 @@ class SharedMemorySync:
 
     def close(self) -> None:
         self._buffer.unlink()
+        for actor in self._receivers.values():
+            ray.kill(actor)
 
     @torch.no_grad()
     def _fill(self) -> None:
@@ -112,28 +182,11 @@ class SharedMemorySync:
             if tensor.data_ptr() != target.data_ptr():
                 target.copy_(tensor)
 
-    def _everywhere(self, method: str, *arguments: Any) -> list[Any]:
-        return self._each(method, [engine and getattr(engine, method).remote(*arguments) for engine in self._living])
 
-    def _each(self, method: str, calls: list[Any]) -> list[Any]:
-        """One answer an engine; None from one that is gone, which the rest of this sync leaves out."""
-        answers: list[Any] = []
-        for index, call in enumerate(calls):
-            try:
-                answers.append(call and self._wait(method, [call])[0])
-            except EngineLost:
-                self._living[index] = None
-                answers.append(None)
-        return answers
+def _node(_: Any) -> str:
+    return ray.get_runtime_context().get_node_id()
 
-    def _wait(self, method: str, calls: list[Any]) -> list[Any]:
-        try:
-            return ray.get(calls, timeout=CALL_SECONDS)
-        except ray.exceptions.RayTaskError as error:
-            cause = error.cause
-            reason = str(cause) if isinstance(cause, UserError) else f"{type(cause).__name__}: {cause}"
-            raise SyncError(f"Weight sync failed in {method}: {reason}") from error
-        except ray.exceptions.RayActorError as error:
-            raise EngineLost(f"An engine died in a weight sync, in {method}: {error}") from error
-        except ray.exceptions.GetTimeoutError as error:
-            raise SyncError(f"Weight sync failed in {method}: no answer within {CALL_SECONDS:.0f} s.") from error
+
+def _receiver(node: str, layout: list[dict[str, Any]]) -> Any:
+    where = NodeAffinitySchedulingStrategy(node, soft=False)
+    return ray.remote(Receiver).options(num_cpus=0, scheduling_strategy=where).remote(layout)  # type: ignore[attr-defined]

@@ -1,4 +1,4 @@
-"""vLLM's side of the shared-memory weight sync: the backend "skyrl_shared_memory". Loaded inside vLLM's workers only.
+"""vLLM's side of the weight sync: "skyrl_shared_memory" and "skyrl_nccl". Loaded inside vLLM's workers only.
 
 Weights go through vLLM's layerwise reload, which handles fused, sharded and packed layers as the first load did; on a
 CPU a shorter way takes over where it is proven right (cpu_load.py). A CPU engine needs one thing more: vLLM packs the
@@ -22,6 +22,8 @@ from vllm.distributed.weight_transfer.base import (
     WeightTransferUpdateInfo,
 )
 from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
+from vllm.distributed.weight_transfer.nccl_engine import NCCLWeightTransferEngine, NCCLWeightTransferUpdateInfo
+from vllm.distributed.weight_transfer.packed_tensor import packed_nccl_broadcast_consumer
 from vllm.lora.layers import BaseLayerWithLoRA
 from vllm.lora.request import LoRARequest
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
@@ -30,8 +32,10 @@ from vllm.platforms import current_platform
 
 from skyrl_trainer.engine.weights import FlatBuffer, checksum
 from skyrl_trainer.weight_sync.cpu_load import DirectLoad
+from skyrl_trainer.weight_sync.digest import Digest
 
 BACKEND = "skyrl_shared_memory"
+NCCL_BACKEND = "skyrl_nccl"
 ADAPTER = 1
 """vLLM's number of the one adapter that an engine has."""
 
@@ -107,10 +111,39 @@ class SharedMemoryBackend(WeightTransferEngine[SharedMemoryInitInfo, SharedMemor
         self.buffer = self.direct = None
 
 
+class NCCLBackend(NCCLWeightTransferEngine):
+    """vLLM's own, with a checksum of the tensors that came and were loaded. Its model never has adapters."""
+
+    checksum: str = ""
+
+    def start_weight_update(self) -> None:
+        self.checksum = ""
+        super().start_weight_update()
+
+    def receive_weights(self, update_info: NCCLWeightTransferUpdateInfo) -> None:
+        digest, columns = Digest(), (update_info.names, update_info.dtype_names, update_info.shapes)
+
+        def load(pairs: list[tuple[str, torch.Tensor]]) -> None:
+            for name, tensor in pairs:
+                digest.add(name, tensor)
+            self.model.load_weights(pairs)  # type: ignore[operator]
+
+        packed_nccl_broadcast_consumer(
+            iterator=((name, (shape, getattr(torch, dtype))) for name, dtype, shape in zip(*columns, strict=True)),
+            group=self.model_update_group,
+            src=0,
+            post_unpack_func=load,
+            buffer_size_bytes=self.packed_buffer_size_bytes,
+            num_buffers=self.packed_num_buffers,
+            device=self.device,
+        )
+        self.checksum = digest.hexdigest()
+
+
 class WorkerExtension:
     """Mixed into vLLM's worker."""
 
-    weight_transfer_engine: SharedMemoryBackend
+    weight_transfer_engine: SharedMemoryBackend | NCCLBackend
     model_runner: Any
 
     def loaded_checksum(self) -> str:
@@ -137,5 +170,6 @@ class WorkerExtension:
         self.weight_transfer_engine.shutdown()
 
 
-if BACKEND not in WeightTransferEngineFactory._registry:
-    WeightTransferEngineFactory.register_engine(BACKEND, SharedMemoryBackend)
+for backend, engine_class in ((BACKEND, SharedMemoryBackend), (NCCL_BACKEND, NCCLBackend)):
+    if backend not in WeightTransferEngineFactory._registry:
+        WeightTransferEngineFactory.register_engine(backend, engine_class)

@@ -1,0 +1,238 @@
+"""What a model takes and what the hardware can give: shapes, memory, data sheets, the physical limits of a run.
+
+Nothing is loaded and nothing is run but a measurement of this processor. Symbols in the formulas: P parameters, b bytes
+of one, B episodes in flight, c tokens that each holds on average, k bytes of the keys and values of one token.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from timeit import repeat
+from typing import Any, NamedTuple
+
+from skyrl_trainer.config import Config
+from skyrl_trainer.doctor import Hardware
+from skyrl_trainer.errors import UserError
+from skyrl_trainer.learner.memory import LOGITS_AT_ONCE
+
+
+class Card(NamedTuple):
+    """A GPU by its vendor's data sheet."""
+
+    memory: float
+    bandwidth: float
+    """Bytes/s of its memory."""
+    flops: float
+    """Dense, bfloat16."""
+    link: float
+    """Bytes/s each way to another GPU of the machine: NVLink, or PCIe where there is none."""
+    host: float
+    """Bytes/s each way to the processor's memory."""
+
+
+CARDS = {
+    "H200": Card(141e9, 4.8e12, 989e12, 450e9, 64e9),
+    "H100": Card(80e9, 3.35e12, 989e12, 450e9, 64e9),
+    "A100": Card(80e9, 2.04e12, 312e12, 300e9, 32e9),
+    "L4": Card(24e9, 0.3e12, 121e12, 32e9, 32e9),
+    "4090": Card(24e9, 1.008e12, 165e12, 32e9, 32e9),
+}
+ASSUMED = "H100"
+"""Where the run wants GPUs and this machine has none, or an unknown one: SXM, 80 GB."""
+VLLM_SHARE = 0.92
+"""Of a GPU's memory, that vLLM takes if engine_kwargs.gpu_memory_utilization does not say."""
+PASSING = ("learner: activations of a micro-batch", "learner: logits of a chunk, log-softmax, gradient")
+"""What a learner holds only while it computes."""
+
+
+class ModelShape(NamedTuple):
+    parameters: int
+    active: int
+    """Parameters that a token is multiplied with: all but input embeddings that are not also the head."""
+    vocabulary: int
+    width: int
+    """Bytes of one number."""
+    kv_bytes: int
+    """Of the keys and values of one token, over all layers."""
+    matrices: int
+    """Parameters of the linear layers below the head."""
+    sides: dict[str, int]
+    """Linear layers by the ends of their names: rows plus columns, over all layers."""
+    layers: int
+    hidden: int
+    kept: int
+    """Numbers that one layer keeps of a token for its backward pass, about."""
+
+    @classmethod
+    def of(cls, config: dict[str, Any], dtype: str) -> ModelShape:
+        """From a config.json of the dense Llama, Qwen2 and Qwen3 kind (norms and biases left out: below 0.1 %)."""
+        hidden, layers, heads = config["hidden_size"], config["num_hidden_layers"], config["num_attention_heads"]
+        size, middle = config.get("head_dim") or hidden // heads, config["intermediate_size"]
+        query, kv = heads * size, (config.get("num_key_value_heads") or heads) * size
+        embedding, width = config["vocab_size"] * hidden, 4 if dtype == "float32" else 2
+        active = layers * hidden * (2 * query + 2 * kv + 3 * middle) + embedding
+        lookup = 0 if config.get("tie_word_embeddings", True) else embedding
+        others = {"q_proj": query, "k_proj": kv, "v_proj": kv, "o_proj": query}
+        others |= dict.fromkeys(("gate_proj", "up_proj", "down_proj"), middle)
+        sides = {name: layers * (hidden + other) for name, other in others.items()}
+        kv_bytes, matrices = 2 * layers * kv * width, active - embedding
+        kept = 8 * hidden + 2 * query + 2 * kv + 4 * middle
+        vocabulary = config["vocab_size"]
+        return cls(active + lookup, active, vocabulary, width, kv_bytes, matrices, sides, layers, hidden, kept)
+
+
+def devices(config: Config) -> tuple[range, range]:
+    """GPUs of the learner and of the engines; none in either where the run is on the CPU."""
+    place, generator = config.trainer.placement, config.generator
+    learners, tensor = place.policy_num_gpus_per_node, generator.inference_engine_tensor_parallel_size
+    first = 0 if place.colocate_all else learners
+    return range(learners), range(
+        first, first + generator.num_inference_engines * tensor * (learners > 0 or tensor > 1)
+    )
+
+
+def gpus_needed(config: Config) -> int:
+    return max(gpus.stop for gpus in devices(config))
+
+
+def card(config: Config, machine: Hardware) -> tuple[Card, str] | None:
+    """The GPU that the run is on and where its figures are from; None on the processor."""
+    if not (need := gpus_needed(config)):
+        return None
+    for gpu in machine.gpus[:1]:
+        for key, found in CARDS.items():
+            if re.search(rf"\b{key}\b", gpu.name):
+                return found._replace(memory=gpu.memory), f"data sheet of {need} x {gpu.name}"
+    return CARDS[ASSUMED], f"data sheet of {need} x {ASSUMED}, assumed: the machine's own are not known"
+
+
+def adapter_size(config: Config, shape: ModelShape) -> int:
+    """Parameters of LoRA's matrices; 0 for full fine-tuning."""
+    from skyrl_trainer.learner.lora import read_options  # loads torch
+
+    if (lora := read_options(config)) is None:
+        return 0
+    wanted = shape.sides if lora.target_modules == "all-linear" else lora.target_modules
+    return lora.rank * sum(shape.sides.get(name.rpartition(".")[2], 0) for name in wanted)
+
+
+def learner_memory(config: Config, shape: ModelShape) -> list[tuple[str, int]]:
+    """(what, bytes) of one learner. Learners share the weights; with LoRA each has all of them, frozen, in NF4 of half
+    a byte, and only the adapters, in float32, have gradients and moments."""
+    from skyrl_trainer.learner.lora import read_options
+
+    trainer, lora = config.trainer, read_options(config)
+    chunk = LOGITS_AT_ONCE["cuda" if trainer.placement.policy_num_gpus_per_node else "cpu"]
+    logits = min(chunk, trainer.micro_batch_tokens * shape.vocabulary)
+    checkpoints = shape.layers * shape.hidden * (4 if lora is None else shape.width)
+    layer = shape.kept * shape.width
+    kept = checkpoints + layer if trainer.gradient_checkpointing else shape.layers * layer
+    if lora is None:
+        whole = 4 * shape.parameters // config.num_learners
+        rows = [
+            ("learner: weights, gradients, AdamW's two moments, in float32", 4 * whole),
+            ("learner: reference policy", whole if trainer.algorithm.options.get("beta") else 0),
+        ]
+    else:
+        saved = shape.matrices * (2 * shape.width - 1) // 2 if lora.quantization == "nf4" else 0
+        rows = [
+            ("learner: frozen weights", shape.parameters * shape.width - saved),
+            ("learner: adapter, gradients, AdamW's two moments", 16 * adapter_size(config, shape)),
+        ]
+    return rows + list(zip(PASSING, (trainer.micro_batch_tokens * kept, 12 * logits), strict=True))
+
+
+def memory(config: Config, shape: ModelShape) -> list[tuple[str, int]]:
+    """(what, bytes), over all processes together: of a run on the processor."""
+    generator = config.generator
+    tokens = generator.max_concurrency * generator.max_model_len * generator.num_inference_engines
+    return [
+        *((what, size * config.num_learners) for what, size in learner_memory(config, shape)),
+        ("engines: weights", shape.parameters * shape.width * generator.num_inference_engines),
+        ("engines: KV cache, every episode in flight at max_model_len", tokens * shape.kv_bytes),
+    ]
+
+
+def gpu_memory(config: Config, shape: ModelShape, gpu: Card) -> tuple[list[tuple[str, int]], list[tuple[str, int]]]:
+    """(what, bytes) of a learner, and of an engine, on one GPU. The KV cache is what an engine's share has left."""
+    generator = config.generator
+    split, given = generator.inference_engine_tensor_parallel_size, generator.engine_kwargs
+    weights = shape.parameters * shape.width // split
+    share = int(given.get("gpu_memory_utilization", VLLM_SHARE) * gpu.memory)
+    cache = given.get("kv_cache_memory_bytes") or max(0, share - weights)
+    held = int(cache * split // shape.kv_bytes)
+    left = f"engine: KV cache and vLLM's own 1 to 3 GiB (of {held:,} tokens at most)"
+    return learner_memory(config, shape), [("engine: weights", weights), (left, cache)]
+
+
+def peaks(config: Config, machine: Hardware, working_set: int) -> tuple[float, float, str]:
+    """(bytes/s, FLOP/s, where they are from): of one GPU, or of the whole processor."""
+    if found := card(config, machine):
+        return found[0].bandwidth, found[0].flops, found[1]
+    # In a process of its own, because a BLAS library chooses its number of threads when it is loaded.
+    code = f"from skyrl_trainer.limits import core_rates; print(*core_rates({working_set // machine.cores}))"
+    single = dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+    environ = {**os.environ, **single, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, timeout=60, env=environ)
+    bandwidth, flops = (float(rate) * machine.cores for rate in done.stdout.split())
+    return bandwidth, flops, f"{machine.cores} x the best moment of one core, measured just now"
+
+
+def core_rates(working_set: int) -> tuple[float, float]:
+    """Bytes/s of a copy (read and write), float32 FLOP/s of a matmul: the best of many, others only slow one down."""
+    import numpy as np
+
+    source, matrix = np.ones(working_set // 8, np.float32), np.ones((256, 256), np.float32)
+    target, product = np.empty_like(source), np.empty_like(matrix)
+    copy = min(repeat(lambda: np.copyto(target, source), number=1, repeat=10 + 2**30 // source.nbytes))
+    multiply = min(repeat(lambda: np.matmul(matrix, matrix, out=product), number=1, repeat=500))
+    return 2 * source.nbytes / copy, 2 * 256**3 / multiply
+
+
+def limits(config: Config, shape: ModelShape, machine: Hardware) -> list[tuple[str, str]]:
+    """(what, figure): no run on this hardware decodes, trains or syncs faster."""
+    trainer, generator = config.trainer, config.generator
+    episodes, slots = trainer.train_batch_size * generator.num_generations, generator.max_concurrency
+    flying = min(episodes, slots * generator.num_inference_engines)
+    longest = min(generator.max_model_len, generator.max_completion_length * generator.max_turns)
+    context = longest / 2
+    read = shape.active * shape.width * generator.num_inference_engines + flying * context * shape.kv_bytes
+    bandwidth, flops, source = peaks(config, machine, int(min(max(read, 2**22), 2**28)))
+    on_gpus, used = gpus_needed(config) > 0, max(1, gpus_needed(config))
+    learners, engines = config.num_learners if on_gpus else 1, max(1, len(devices(config)[1]))
+    flops /= shape.width / 2 if on_gpus else 1  # TF32 runs at half of bfloat16's rate
+    reading, computing = read / (bandwidth * engines), 2 * shape.active * flying / (flops * engines)
+    adapter = adapter_size(config, shape)
+    work, formula = (4 * shape.active + 6 * adapter, "4 P + 6 P_lora") if adapter else (6 * shape.active, "6 P")
+    decode, train = flying / max(reading, computing), flops * learners / (work * trainer.num_iterations)
+    way, sync = _sync_limit(config, machine, shape.parameters * shape.width, bandwidth)
+    step = (episodes * longest / decode, episodes * generator.max_model_len / train, sync)
+    rates = f"{bandwidth * used / 1e9:,.1f} GB/s, {flops * used / 1e9:,.0f} GFLOP/s"
+    bound = f"B = {flying}, c = {context:.0f}; bound by {'memory' if reading > computing else 'arithmetic'}"
+    law = f"B / max((P b + B c k) / bandwidth, 2 P B / FLOP/s) with {bound}"
+    return [
+        ("memory bandwidth, arithmetic", f"{rates} ({source})"),
+        ("decode, at most", f"{decode:,.0f} tokens/s: {law}"),
+        ("train, at most", f"{train:,.0f} tokens/s: FLOP/s / ({formula}), an epoch"),
+        ("weight sync, at least", f"{sync:.4f} s: {way}"),
+        ("a step at full length, at least", "{:.1f} s decode + {:.1f} s train + {:.2f} s sync".format(*step)),
+    ]
+
+
+def _sync_limit(config: Config, machine: Hardware, weights: int, bandwidth: float) -> tuple[str, float]:
+    """(formula, seconds): what crosses the narrowest way."""
+    from skyrl_trainer.weight_sync.colocation import sync_backend
+
+    found = card(config, machine)
+    if found is None:
+        return "2 P b / bandwidth, read and written", 2 * weights / bandwidth
+    try:
+        backend = sync_backend(config)
+    except UserError:  # said by obstacles
+        backend = "shared_memory"
+    if backend == "nccl":
+        return f"P b / {found[0].link / 1e9:.0f} GB/s between GPUs (NCCL)", weights / found[0].link
+    return f"2 P b / {found[0].host / 1e9:.0f} GB/s, to the shared buffer and back", 2 * weights / found[0].host

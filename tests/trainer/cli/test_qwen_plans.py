@@ -1,0 +1,160 @@
+"""The Qwen recipes' dry runs, without a GPU and without the model; every number here was worked out by hand.
+
+Qwen2.5-1.5B, norms and biases left out: 28 * 1536 * (2 * 1536 + 2 * 256 + 3 * 8960) + 151936 * 1536 parameters.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from skyrl_trainer import plan
+from skyrl_trainer.config import load_config, resolve
+from skyrl_trainer.doctor import Gpu, Hardware
+from skyrl_trainer.limits import CARDS, ModelShape, adapter_size, card, gpu_memory, learner_memory, limits
+from skyrl_trainer.weight_sync.colocation import shares_gpus, sync_backend
+
+LAPTOP = Hardware(cores=2, memory=8 * 2**30, gpus=())
+EIGHT_H200 = Hardware(96, 2**40, (Gpu("NVIDIA H200", 141 * 10**9),) * 8)
+RECIPES = ("qwen_1gpu", "qwen_8gpu_colocated", "qwen_8gpu_split")
+P, P_LORA = 1_543_569_408, 36_929_536
+SHAPE = ModelShape.of(plan.QWEN_1_5B, "bfloat16")
+
+
+@pytest.fixture(autouse=True)
+def nothing_downloaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("huggingface_hub.try_to_load_from_cache", lambda *_: None)
+
+
+def test_the_shape_is_qwens() -> None:
+    assert SHAPE.parameters == SHAPE.active == P and SHAPE.kv_bytes == 28 * 1024
+    assert pytest.approx(1_543_714_304, rel=1e-4) == P, "as published, with norms and biases"
+    config = load_config("qwen_1gpu", [])
+    assert plan.model_shape(config) == SHAPE
+    assert adapter_size(config, SHAPE) == P_LORA == 28 * 32 * (2 * 3072 + 2 * 1792 + 3 * 10496)
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_with_the_gpus_that_a_recipe_wants_nothing_stops_it(recipe: str) -> None:
+    assert list(plan.obstacles(load_config(recipe, []), EIGHT_H200)) == []
+
+
+@pytest.mark.parametrize(
+    ("recipe", "gpus", "engine", "backend"),
+    [
+        ("qwen_1gpu", {0: "learner 0 and engine 0"}, "GPU 0, taking turns with the learner", "shared_memory"),
+        (
+            "qwen_8gpu_colocated",
+            {n: f"learner {n} and engine {n}" for n in range(8)},
+            "GPUs 0-7, taking turns with the learner",
+            "shared_memory",
+        ),
+        (
+            "qwen_8gpu_split",
+            {0: "learner 0", 1: "learner 1", 2: "learner 2", **{n: f"engine {n - 3}" for n in range(3, 8)}},
+            "GPUs 3-7",
+            "nccl",
+        ),
+    ],
+)
+def test_placement(recipe: str, gpus: dict[int, str], engine: str, backend: str) -> None:
+    config = load_config(recipe, [])
+    rows = dict(plan.placement(config, EIGHT_H200))
+    assert {int(name[4:]): who for name, who in rows.items() if name.startswith("GPU ")} == gpus
+    assert next(where for name, where in rows.items() if name.startswith("engines")) == engine
+    assert sync_backend(config) == backend and shares_gpus(config) is (backend != "nccl")
+
+
+def test_an_engine_of_two_gpus_has_two_parts() -> None:
+    overrides = ["generator.num_inference_engines=2", "generator.inference_engine_tensor_parallel_size=2"]
+    assert plan.tenants(load_config("qwen_8gpu_split", overrides)) == {
+        **{n: f"learner {n}" for n in range(3)},
+        **{n: f"engine {(n - 3) // 2} (part {(n - 3) % 2 + 1} of 2)" for n in range(3, 7)},
+    }
+
+
+def test_memory_of_a_gpu_to_the_byte() -> None:
+    learner, engine = gpu_memory(load_config("qwen_1gpu", []), SHAPE, CARDS["H100"])
+    assert [size for _, size in learner] == [
+        2 * P,
+        16 * P_LORA,
+        16384 * (28 * 1536 * 2 + 2 * (8 * 1536 + 2 * 1536 + 2 * 256 + 4 * 8960)),
+        12 * 2**28,
+    ]
+    assert sum(size for _, size in learner) == 10_003_021_824
+    cache = 60 * 10**9 - 2 * P
+    assert [size for _, size in engine] == [2 * P, cache]
+    assert engine[1][0].endswith(f"(of {cache // (28 * 1024):,} tokens at most)") and cache // (28 * 1024) == 1_984_963
+
+
+def test_the_estimate_is_near_what_was_measured_on_one_gpu() -> None:
+    """benchmarks/learner_gpu.py on an H200: 9.0 GiB with LoRA, 30.9 GiB without."""
+    overrides = [
+        "trainer.policy.model.dtype=bfloat16",
+        "trainer.placement.policy_num_gpus_per_node=1",
+        "trainer.gradient_checkpointing=true",
+    ]
+    for lora, measured in (("{rank: 32}", 9.0), ("{}", 30.9)):
+        rows = learner_memory(load_config(None, [*overrides, f"trainer.policy.model.lora={lora}"]), SHAPE)
+        assert sum(size for _, size in rows) / 2**30 == pytest.approx(measured, rel=0.05)
+
+
+def test_limits_of_one_gpu() -> None:
+    figures = dict(limits(load_config("qwen_1gpu", []), SHAPE, LAPTOP))
+    assert "data sheet of 1 x H100, assumed" in figures["memory bandwidth, arithmetic"]
+    decode = 256 / ((2 * P + 256 * 2048 * 28672) / 3.35e12)
+    assert figures["decode, at most"].startswith(f"{decode:,.0f} tokens/s") and 47_329 < decode < 47_331
+    train = 989e12 / (4 * P + 6 * P_LORA)
+    assert figures["train, at most"] == f"{train:,.0f} tokens/s: FLOP/s / (4 P + 6 P_lora), an epoch"
+    assert figures["weight sync, at least"].startswith(f"{2 * 2 * P / 64e9:.4f} s: 2 P b / 64 GB/s")
+    seconds = f"{256 * 4096 / decode:.1f} s decode + {256 * 6144 / train:.1f} s train + 0.10 s sync"
+    assert figures["a step at full length, at least"] == seconds == "22.2 s decode + 10.2 s train + 0.10 s sync"
+
+
+def test_limits_of_a_split_count_each_sides_gpus() -> None:
+    figures = dict(limits(load_config("qwen_8gpu_split", []), SHAPE, LAPTOP))
+    decode = 2048 / ((5 * 2 * P + 2048 * 2048 * 28672) / (5 * 3.35e12))
+    assert figures["decode, at most"].startswith(f"{decode:,.0f} tokens/s")
+    assert figures["train, at most"].startswith(f"{3 * 989e12 / (4 * P + 6 * P_LORA):,.0f} tokens/s")
+    assert figures["weight sync, at least"].startswith(f"{2 * P / 450e9:.4f} s: P b / 450 GB/s between GPUs (NCCL)")
+    found = card(load_config("qwen_8gpu_split", []), EIGHT_H200)
+    assert found == (CARDS["H200"], "data sheet of 8 x NVIDIA H200")
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_the_whole_plan_is_shown_where_there_is_neither_gpu_nor_model(
+    recipe: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(plan, "hardware", lambda: LAPTOP)
+    plan.print_plan(resolve(recipe, []))
+    text = capsys.readouterr().out
+    for part in ("not on this machine: its shape is from a table", "together, while it learns", "Physical limits"):
+        assert part in text
+    assert text.count("Memory of each GPU with") == (2 if recipe == "qwen_8gpu_split" else 1)
+    (obstacle,) = text[text.index("Would stop") :].splitlines()[1:]
+    assert "The placement needs" in obstacle and "this machine has none" in obstacle
+
+
+def test_too_small_a_gpu_is_a_sentence(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(plan, "hardware", lambda: Hardware(8, 2**36, (Gpu("NVIDIA L4", 24 * 10**9),)))
+    plan.print_plan(resolve("qwen_1gpu", ["trainer.policy.model.lora={}"]))
+    assert "A GPU with learner and engine needs about" in capsys.readouterr().out
+
+
+def test_what_does_not_go_together_is_a_sentence_beside_the_plan(capsys: pytest.CaptureFixture[str]) -> None:
+    plan.print_plan(resolve("qwen_1gpu", ["generator.weight_sync_backend=nccl"]))
+    text = capsys.readouterr().out
+    assert "is nccl, but NCCL joins no two processes on one GPU" in text and "Physical limits" in text
+    plan.print_plan(resolve("qwen_1gpu", ["trainer.policy.model.lora={rank: 0}"]))
+    text = capsys.readouterr().out
+    assert "trainer.policy.model.lora.rank is 0" in text and "GPU 0  " in text
+
+
+def test_a_model_on_this_machine_is_not_taken_from_the_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps({**plan.QWEN_1_5B, "num_hidden_layers": 1}))
+    monkeypatch.setattr("huggingface_hub.try_to_load_from_cache", lambda *_: str(file))
+    shape = plan.model_shape(load_config("qwen_1gpu", []))
+    assert shape is not None and shape.layers == 1

@@ -1,0 +1,122 @@
+"""Who may use the GPU when: the states of sleeping engines, and the order of calls in a training step."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from skyrl_trainer.config import Config
+from skyrl_trainer.learner.parts import Parts
+from skyrl_trainer.learner.trainer import Trainer
+from skyrl_trainer.types import RewardBatch, RolloutBatch
+from skyrl_trainer.weight_sync.colocation import Colocation, State, shares_gpus
+
+WAKE_WEIGHTS, WAKE_CACHE = ("wake_up", ["weights"]), ("wake_up", ["kv_cache"])
+
+
+class Recorded(Colocation):
+    """Writes down what engines would be told."""
+
+    def __init__(self, level: int = 2, shared: bool = True, calls: list[Any] | None = None) -> None:
+        self.calls: list[Any] = [] if calls is None else calls
+        super().__init__([], level, shared, lambda: self.calls.append("release"))
+
+    def _everywhere(self, method: str, *arguments: Any) -> list[Any]:
+        self.calls.append((method, *arguments))
+        return []
+
+
+@pytest.mark.parametrize("level", [1, 2])
+def test_a_whole_turn_frees_everything_and_takes_weights_before_the_cache(level: int) -> None:
+    colocation = Recorded(level)
+    colocation.sleep()
+    assert colocation.state is State.ASLEEP
+    with colocation.publishing():
+        assert colocation.state is State.WEIGHTS_AWAKE
+        colocation.calls.append("sync")
+    assert colocation.state is State.AWAKE
+    assert colocation.calls == [("sleep", level), "release", WAKE_WEIGHTS, "sync", "release", WAKE_CACHE]
+
+
+def test_before_the_first_update_a_sync_finds_the_engines_awake() -> None:
+    colocation = Recorded()
+    with colocation.publishing():
+        pass
+    assert colocation.calls == [] and colocation.state is State.AWAKE
+
+
+def test_sleeping_twice_and_publishing_within_a_sync_are_refused() -> None:
+    colocation = Recorded()
+    colocation.sleep()
+    with pytest.raises(RuntimeError, match="are asleep cannot become asleep: they have to be awake"):
+        colocation.sleep()
+    with colocation.publishing():
+        with pytest.raises(RuntimeError, match="are weights awake cannot become asleep"):
+            colocation.sleep()
+        with pytest.raises(RuntimeError, match="cannot become weights awake"), colocation.publishing():
+            pass
+
+
+def test_a_sync_that_fails_leaves_the_cache_asleep() -> None:
+    colocation = Recorded()
+    colocation.sleep()
+    with pytest.raises(ValueError, match="sync"), colocation.publishing():
+        raise ValueError("sync")
+    assert colocation.state is State.WEIGHTS_AWAKE and WAKE_CACHE not in colocation.calls
+
+
+def test_apart_engines_are_told_nothing_but_the_order_is_still_kept() -> None:
+    colocation = Recorded(shared=False)
+    colocation.sleep()
+    with pytest.raises(RuntimeError):
+        colocation.sleep()
+    with colocation.publishing():
+        pass
+    assert colocation.calls == []
+
+
+@pytest.mark.parametrize(("gpus", "together", "shared"), [(0, True, False), (1, True, True), (4, False, False)])
+def test_memory_is_shared_on_gpus_that_take_turns(gpus: int, together: bool, shared: bool) -> None:
+    place = {"policy_num_gpus_per_node": gpus, "colocate_all": together}
+    assert shares_gpus(Config.model_validate({"trainer": {"placement": place}})) is shared
+
+
+class OneStep:
+    """The parts of a run as far as a step's update and its publishing need them; `publish` is the real one."""
+
+    publish = Parts.publish
+
+    def __init__(self, calls: list[Any]) -> None:
+        def record(name: str, result: Any) -> Any:
+            return lambda *arguments, **named: [calls.append(name), result][1]
+
+        self.config = Config()
+        self.colocation = Recorded(calls=calls)
+        self.algorithm = SimpleNamespace(update=record("update", {}))
+        self.sampler = SimpleNamespace(state_dict=dict)
+        report = SimpleNamespace(engine_checksums=["same"])
+        self.sync = SimpleNamespace(sync=record("sync", report), report=report)
+        self.session = SimpleNamespace(watch=SimpleNamespace(check=lambda wait: False))
+        self.canary = SimpleNamespace(check=record("canary", {}))
+        self.learner = SimpleNamespace(token_logprobs=None)
+        self.store = SimpleNamespace(write=record("store", None))
+        self.table = SimpleNamespace(phase=lambda name: None)
+        self.evaluate = record("evaluate", {})
+        self.log = record("log", None)
+        self.save = record("save", None)
+
+    def resume(self) -> tuple[int, dict[str, float]]:
+        return 9, {}
+
+
+def test_in_a_step_engines_sleep_while_the_learner_computes_and_are_awake_for_the_canary() -> None:
+    calls: list[Any] = []
+    trainer = Trainer(OneStep(calls), SimpleNamespace(interruptible=nullcontext))  # type: ignore[arg-type]
+    trainer.seconds = {"time/rollout": 1.0}
+    trainer.learn(RewardBatch(RolloutBatch(10, []), [], [], [], []), {"tokens": 1.0})
+    trainer.publish_and_log()
+    turn = [("sleep", 2), "update", "store", "release", WAKE_WEIGHTS, "sync", "release", WAKE_CACHE]
+    assert calls == [*turn, "canary", "evaluate", "log", "save"]
