@@ -191,8 +191,9 @@ def test_an_error_is_tried_again_and_a_good_attempt_is_final(tmp_path: Path) -> 
         assert run.missing(1) == []
         with pytest.raises(ValueError, match="already"):
             run.add(attempt(item, "Answer: 1"))
+        run.add(attempt(item, "caf\udce9 日本", 1))  # a patch of a file that is not in UTF-8
     with Run(tmp_path, CONFIG, {}, [item]) as run:
-        assert run.attempts["hle", "q0", 0].answer == "Answer: 0"
+        assert [run.attempts["hle", "q0", i].answer for i in range(2)] == ["Answer: 0", "caf\udce9 日本"]
     (tmp_path / "attempts.jsonl").write_text('{"who": "knows"}\n')
     with pytest.raises(UserError, match="not of this version"):
         Run(tmp_path, CONFIG, {}, [item])

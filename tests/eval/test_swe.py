@@ -132,6 +132,7 @@ def test_a_workspaces_git_configuration_is_obeyed_in_the_sandbox_only(instance: 
     mark = instance.folder / "mark"
     git(tmp_path, "config", "core.fsmonitor", f"touch {mark} /tmp/obeyed; ls /tmp >> /out/patch; false")
     (tmp_path / "calc.py").write_text(FIXED)
+    (tmp_path / "latin.txt").write_bytes(b"caf\xe9\n")
     assert "return 2 * n" in swe.diff(tmp_path, instance.row["base_commit"]) and not mark.exists()
     (tmp_path / ".git/HEAD").unlink()
     assert swe.diff(tmp_path, instance.row["base_commit"]) == ""

@@ -66,7 +66,8 @@ def load(bench: Benchmark, spec: str | None = None, images: bool = False) -> Dat
     """
     source, revision, files = locate(bench.source, spec)
     if not files:
-        raise UserError(f"--data {source} has no file that ends in {', '.join(SUFFIXES)}.")
+        wanted = bench.source.files if revision else f"that ends in {', '.join(SUFFIXES)}"
+        raise UserError(f"--data {source} has no file {wanted}.")
     shots = [path for path in files if path.name.startswith(SHOTS)] if len(files) > 1 else []
     rows = [row for path in files if path not in shots for row in _rows(path, bench.Row)]
     items = _named_once(bench.tasks(rows, [row for path in shots for row in _rows(path, bench.Row)]), source)
@@ -207,4 +208,4 @@ def _named_once(items: list[Item], source: str) -> list[Item]:
 
 
 def _digest(*parts: Any) -> str:
-    return hashlib.sha256(json.dumps(parts, sort_keys=True, ensure_ascii=False, default=str).encode()).hexdigest()
+    return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()

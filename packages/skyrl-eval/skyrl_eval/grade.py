@@ -84,7 +84,8 @@ def results(run: Run, bench: str, samples: int, context: Context, prices: Prices
     common = metrics.summarise(
         items, samples, run.attempts.values(), verdicts, prices.get(model), prices.get(judge or "")
     )
-    return {"bench": bench, **common, "own": benchmark.summary(verdicts), "notes": notes}
+    who = {"bench": bench, "grader": grader_hash(bench, context), "judge": judge}
+    return {**who, **common, "own": benchmark.summary(verdicts), "notes": notes}
 
 
 def configuration(bench: str, data: Data, **settings: Any) -> dict[str, Any]:

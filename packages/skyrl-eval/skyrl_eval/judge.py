@@ -74,7 +74,7 @@ class Judge:
         self.base_url, self.model, self.timeout = base_url, model, timeout
         self._cache = cache
         self._lock = threading.Lock()
-        self._replies = {reply["key"]: reply for reply in read_lines(cache)}
+        self._replies = {reply["key"]: reply for reply in read_lines(cache, repair=True)}
         self._client: Any = None
 
     def ask(
@@ -127,4 +127,4 @@ class Judge:
             if reply["key"] not in self._replies:
                 self._replies[reply["key"]] = reply
                 with self._cache.open("a", encoding="utf-8") as file:
-                    file.write(json.dumps(reply, ensure_ascii=False) + "\n")
+                    file.write(json.dumps(reply) + "\n")

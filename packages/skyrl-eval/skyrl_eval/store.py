@@ -71,7 +71,7 @@ class Run:
             else:
                 self.verdicts[record.key] = record
             file = self._files[type(record)]
-            file.write(json.dumps(asdict(record), ensure_ascii=False) + "\n")
+            file.write(json.dumps(asdict(record)) + "\n")  # ASCII: a patch may hold bytes that are no UTF-8
             file.flush()
             os.fsync(file.fileno())
 
@@ -121,18 +121,18 @@ def versions() -> dict[str, str]:
     return found
 
 
-def read_lines(path: Path) -> list[dict[str, Any]]:
-    """The JSON of a file that only grows; what follows its last whole line, torn by a kill, is cut off."""
+def read_lines(path: Path, repair: bool = False) -> list[dict[str, Any]]:
+    """The JSON of a file that only grows, up to its last whole line; `repair` cuts off what a kill tore after it."""
     content = path.read_bytes() if path.is_file() else b""
     whole = content[: content.rfind(b"\n") + 1]
-    if len(whole) < len(content):
+    if repair and len(whole) < len(content):
         os.truncate(path, len(whole))
     return [json.loads(line) for line in whole.splitlines()]
 
 
 def _read(path: Path, kind: type[R]) -> list[R]:
     try:
-        return [kind(**line) for line in read_lines(path)]
+        return [kind(**line) for line in read_lines(path, repair=True)]
     except (ValueError, TypeError) as error:
         raise UserError(f"{path} holds a line that is not of this version ({error}); choose another --out.") from error
 
