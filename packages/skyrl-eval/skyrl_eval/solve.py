@@ -79,6 +79,10 @@ def attempt_of(trajectory: Trajectory, item: Item, number: int) -> Attempt:
         messages=messages,
         urls=[url for turn in turns for url in turn.info.get("urls", ())],
     )
+    if "prompt_tokens" in trajectory.metrics:  # as the endpoint says
+        for name in ("prompt_tokens", "completion_tokens", "cached_tokens"):
+            setattr(attempt, name, int(trajectory.metrics[name]))
+        return attempt
     for segment in trajectory.segments():
         context = 0
         for turn in segment:
