@@ -141,7 +141,10 @@ def test_two_runs_are_compared_in_words_and_on_the_page(tmp_path: Path) -> None:
     found = page_data(b / PAGE)["comparison"]
     assert re.search(r"difference \+\d+\.\d points \(95 %: ", said) and "model: 'made-up-7b' -> 'better'" in said
     assert found["items"] == 59 and found["difference"] > 0 and found["changed"]["model"] == ["made-up-7b", "better"]
+    assert 0 < found["p"] < 0.05 and "McNemar" in said
     assert page_data(write_report(b))["comparison"] is None
+    thrice = made_run(tmp_path / "thrice", 60, 3)
+    assert "McNemar" not in compare(a, thrice) and page_data(thrice / PAGE)["comparison"]["p"] is None
     with pytest.raises(UserError, match="differ in data_sha256"):
         compare(a, made_run(tmp_path / "c", 5, data_sha256="other"))
 
@@ -156,7 +159,7 @@ def test_a_reader_sees_it_all_and_nothing_that_a_model_wrote_runs(tmp_path: Path
     if program is None:
         warnings.warn("Chromium is not here: the page was not opened.", stacklevel=1)
         return
-    a, b = made_run(tmp_path / "a", 230, 2), made_run(tmp_path / "b", 230, 2, luck=0.7, model="b" + NASTY)
+    a, b = made_run(tmp_path / "a", 230), made_run(tmp_path / "b", 230, 2, luck=0.7, model="b" + NASTY)
     page = write_report(b, against=a)
     browser = Browser(program, tmp_path / "profile")
     try:
@@ -169,7 +172,7 @@ def test_a_reader_sees_it_all_and_nothing_that_a_model_wrote_runs(tmp_path: Path
             "Calibration",
             "Chemistry",
             "Against",
-            "McNemar",
+            "better on",
             "pass@k",
             "Deviations",
             "ab12",

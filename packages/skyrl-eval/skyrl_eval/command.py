@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import contextlib
 import hashlib
 import json
 import re
@@ -20,7 +19,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from skyrl_eval import benchmarks, data, grade, metrics, prompts, tools
+from skyrl_eval import benchmarks, data, grade, metrics, prompts, report, tools
 from skyrl_eval.benchmarks.common import Context
 from skyrl_eval.endpoint import connect, served
 from skyrl_eval.judge import Judge
@@ -71,7 +70,7 @@ def parse(kind: str, words: Sequence[str]) -> argparse.Namespace:
 def run(args: argparse.Namespace) -> None:
     """Raises UserError with a sentence."""
     if args.compare:
-        print(json.dumps(metrics.compare(*map(grade.item_scores, args.compare)), indent=1))
+        print(report.compare(*args.compare))
         return
     prices = metrics.read_prices(args.prices) if args.prices else {}
     with _graded_before(args) if args.grade_only else _solved(args) as run:
@@ -81,10 +80,7 @@ def run(args: argparse.Namespace) -> None:
         samples = 1 + max((verdict.sample for verdict in verdicts), default=0)
         results = grade.results(run, bench.name, samples, context, prices, run.config["model"])
         run.write_results({"title": _title(run), "model": run.config["model"], **results})
-        with contextlib.suppress(ImportError):
-            from skyrl_eval.report import write_report
-
-            print(write_report(run.folder), file=sys.stderr)
+        print(report.write_report(run.folder), file=sys.stderr)
         low, high = 100 * results["low"], 100 * results["high"]
         print(f"{_title(run)}: {100 * results['accuracy']:.1f} % ({low:.1f} to {high:.1f}), in {run.folder}")
 

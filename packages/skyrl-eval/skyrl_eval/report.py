@@ -79,8 +79,14 @@ def comparison(a: Path, b: Path) -> dict[str, Any]:
     if not found["items"]:
         raise UserError(f"{a} and {b} have no graded item in common.")
     changed = {name: [first.get(name), second.get(name)] for name in sorted(first.keys() | second.keys())}
-    graders = [_read(folder, "results.json").get("grader") for folder in (a, b)]
-    changed = {name: both for name, both in {**changed, "grader": graders}.items() if both[0] != both[1]}
+    results = [_read(folder, "results.json") for folder in (a, b)]
+    changed |= {name: [one.get(name) for one in results] for name in ("grader", "judge", "samples")}
+    changed = {name: both for name, both in changed.items() if both[0] != both[1]}
+    if [one["samples"] for one in results] != [
+        1,
+        1,
+    ]:  # means of tries are not the yes and no that McNemar's test counts
+        found["p"] = None
     return {"a": str(a), "b": str(b), "changed": _shortened(changed), **found}
 
 
@@ -88,12 +94,13 @@ def compare(a: Path, b: Path) -> str:
     """The comparison in words; b's page gets it too."""
     found = comparison(a, b)
     write_report(b, against=a)
-    interval = found["interval"]
+    interval, p = found["interval"], found["p"]
     span = f" (95 %: {100 * interval[0]:+.1f} to {100 * interval[1]:+.1f})" if interval else ""
     lines = [
         f"{b} against {a}, {found['items']} items that both have:",
         f"  difference {100 * found['difference']:+.1f} points{span}",
-        f"  better on {found['better']}, worse on {found['worse']} items, McNemar's exact p = {found['p']:.3g}",
+        f"  better on {found['better']}, worse on {found['worse']} items"
+        + ("" if p is None else f", McNemar's exact p = {p:.3g}"),
         *(f"  {name}: {x!r} -> {y!r}" for name, (x, y) in found["changed"].items()),
     ]
     return "\n".join([*lines, f"  page: {b / PAGE}"])
