@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import gymnasium
 import pytest
 
 from skyrl_eval.benchmarks import swe_verified
-from skyrl_eval.swe_env import OUTPUT, SWEEnv, cut
+from skyrl_eval.swe_env import OUTPUT, SWEEnv, cut, snapshot
 from tests.eval.test_swe import BUGGY, CONFTEST, FIXED, IN_SOURCE, Instance, git, instance
 
 __all__ = ["instance"]
@@ -99,19 +100,20 @@ def test_the_last_step_submits(instance: Instance) -> None:
 
 
 def test_commands_are_bounded(env: Env, instance: Instance, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("skyrl_eval.swe_env.SECONDS", 1.0)
+    connect = 'import socket; socket.create_connection(("192.0.2.1", 80), 1)'
     commands = (
         "yes | head -c 100000",
-        "exit 125",
-        "sleep 60",
+        "exit 125; kill -9 $PPID",
         "echo kept > /tmp/note",
-        "cat /tmp/note",
-        "python -c 'import socket; socket.create_connection((\"192.0.2.1\", 80), 1)' 2>&1 | tail -1",
+        f"cat /tmp/note; python -c '{connect}'",
     )
     said = [step[0] for step in play(env, instance, *(say(("bash", {"command": c})) for c in commands))]
     assert len(said[0].encode()) < OUTPUT + 100 and "bytes left out" in said[0]
-    assert "[exit code 125]" in said[1] and "[stopped after 1 s]" in said[2]
-    assert said[4] == "<tool_response>\nkept\n</tool_response>" and "unreachable" in said[5]
+    assert "[exit code 125]" in said[1] and "\nkept\n" in said[3] and "unreachable" in said[3]
+    monkeypatch.setattr("skyrl_eval.swe_env.SECONDS", 2.0)
+    began = time.monotonic()
+    step = env.step(say(("bash", {"command": "echo begun; sleep 600"})))
+    assert "begun\n\n[stopped after 2 s]" in step[0] and time.monotonic() - began < 30
 
 
 def test_view_and_replace_stay_in_the_workspace(env: Env, instance: Instance, tmp_path: Path) -> None:
@@ -164,6 +166,22 @@ def test_a_state_and_a_replay_bring_the_changes_back(env: Env, instance: Instanc
     assert (other._path / "testbed/calc.py").read_text() == FIXED and other._diff() == patch_of(first)
     assert git(other._path / "testbed", "rev-list", "--all", "HEAD").split() == [instance.row["base_commit"]]
     other.close()
+
+
+def test_an_images_tree_is_taken_with_what_is_built_in_it_and_without_its_history(tmp_path: Path) -> None:
+    image, copy = tmp_path / "image", tmp_path / "copy"
+    image.mkdir()
+    copy.mkdir()
+    git(image, "init", "-q")
+    for name, text in ((".gitignore", "*.so\n"), ("kept.so", "1"), ("calc.py", BUGGY), ("later.py", "")):
+        (image / name).write_text(text)
+        git(image, "add", "-f", name)
+        git(image, "commit", "-qm", name)
+    (image / "built.so").write_text("2")
+    commit = snapshot(copy, [(image, "/testbed", False)])
+    assert git(copy, "rev-list", "--all", "HEAD").split() == [commit] and git(copy, "status", "--short") == ""
+    assert git(copy, "ls-files").split() == [".gitignore", "calc.py", "kept.so", "later.py"]
+    assert (copy / "built.so").read_text() == "2"
 
 
 def test_too_much_is_not_a_patch(env: Env, instance: Instance) -> None:

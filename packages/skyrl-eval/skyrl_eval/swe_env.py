@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any, ClassVar
 
@@ -26,7 +26,12 @@ SECONDS, OUTPUT, LINES = 30.0, 16 << 10, 200
 LONGEST_PATCH, LONGEST_FILE = 1 << 20, 16 << 20
 FIELDS = {"question": str, "repo": str, "base_commit": str}
 # The code is printed by an outer shell, whose own is 0: that of the sandbox is then never the command's.
-SHELL = 'bash -c "$0"; code=$?; [ $code = 0 ] || echo "[exit code $code]"; exit 0'
+SHELL = """[ -f /opt/miniconda3/bin/activate ] && . /opt/miniconda3/bin/activate testbed 2> /dev/null
+bash -c "$0"; code=$?; [ $code = 0 ] || echo "[exit code $code]"; exit 0"""
+# An official image's tree, what is built in it too, under one commit of its own: the image's git knows later ones.
+SNAPSHOT = """set -e; cd /testbed; git ls-files -z > /tmp/files; cp -a . /out; cd /out; rm -rf .git; git init -q
+git add -f --pathspec-from-file=/tmp/files --pathspec-file-nul
+git -c user.name=base -c user.email=base@base commit -qm base; git rev-parse HEAD"""
 NO_CALL = (
     'No tool call was found. Write <tool_call>{"tool": "<name>", "args": {...}}</tool_call>; submit ends the task.'
 )
@@ -152,7 +157,7 @@ class SWEEnv(TextEnv):
         return made if self.recorded is None else [dict(call) for call in self.recorded]
 
     def _diff(self) -> str:
-        return swe.diff(self._path / "testbed", self.task.data["base_commit"])
+        return swe.diff(self._path / "testbed", self._commit, **self._where)
 
     def _resolved(self) -> bool:
         """Whether the guarded patch passes the task's tests, in a fresh workspace."""
@@ -194,8 +199,12 @@ class SWEEnv(TextEnv):
             (self._path / name).mkdir()
         executor = data["executor"] or "namespace"
         self._where = {"executor": executor, "image": data["container"] or ""}
+        self._commit = data["base_commit"]
         self._repos = Path(data["repos"]) if data["repos"] else None
-        swe.workspace(data["repo"], data["base_commit"], self._path / "testbed", self._repos)
+        if executor == "namespace":
+            swe.workspace(data["repo"], self._commit, self._path / "testbed", self._repos)
+        else:
+            self._commit = snapshot(self._path / "testbed", **self._where)
         self._steps, self._patch = state["steps"], state["patch"]
         if self._patch:
             (self._path / "tmp/patch.diff").write_bytes(self._patch.encode("utf-8", "surrogateescape"))
@@ -205,6 +214,14 @@ class SWEEnv(TextEnv):
         if self._folder:
             self._folder.cleanup()
             self._folder = None
+
+
+def snapshot(folder: Path, binds: Sequence[sandbox.Bind] = (), **where: str) -> str:
+    """Copies the /testbed of an image (or of `binds`) into the folder, and returns its only commit."""
+    done = sandbox.run(("bash", "-c", SNAPSHOT), [*binds, (folder, "/out", True)], seconds=600, **where)
+    if done.code:
+        raise sandbox.SandboxFailed(f"The image's /testbed cannot be copied: {done.output.strip()[-300:]}")
+    return done.output.split()[-1]
 
 
 def cut(text: str) -> str:
