@@ -61,7 +61,7 @@ def workspace(repo: str, commit: str, folder: Path, repos: Path | None = None) -
     (folder / ".git/FETCH_HEAD").unlink(missing_ok=True)
 
 
-def diff(folder: Path, commit: str, **where: str) -> str:
+def diff(folder: Path, commit: str, **where: Any) -> str:
     """All that was changed in a workspace, as a patch that `git apply` takes: new, binary and deleted files too.
 
     In the sandbox (`where`: executor, image), for git runs what the workspace's configuration tells it to. "" where git

@@ -55,6 +55,7 @@ class SWEEnv(TextEnv):
         made = (tool(function) for function in (self.bash, self.view, self.replace, self.submit))
         self._tools = {item.name: item for item in made}
         self._folder: tempfile.TemporaryDirectory[str] | None = None
+        self._failure: sandbox.SandboxFailed | None = None
 
     def bash(self, command: str) -> str:
         """Runs a bash command in /testbed; returns stdout and stderr, and the exit code where it is not 0."""
@@ -146,7 +147,7 @@ class SWEEnv(TextEnv):
     def _made(self, action: str) -> list[dict[str, Any]]:
         """The calls of an action with what came of them, up to the first `submit`."""
         made: list[dict[str, Any]] = []
-        self._failure: sandbox.SandboxFailed | None = None
+        self._failure = None
         for call in parse_tool_calls(action):
             made.append(run_call(self._tools, call, longest=2 * OUTPUT))
             if self._failure:  # not for the model to read: the episode fails
@@ -198,14 +199,15 @@ class SWEEnv(TextEnv):
         for name in ("testbed", "tmp"):
             (self._path / name).mkdir()
         executor = data["executor"] or "namespace"
-        self._where = {"executor": executor, "image": data["container"] or ""}
+        self._where: dict[str, Any] = {"executor": executor, "image": data["container"] or ""}
         self._commit = data["base_commit"]
         self._repos = Path(data["repos"]) if data["repos"] else None
         if executor == "namespace":
             swe.workspace(data["repo"], self._commit, self._path / "testbed", self._repos)
         else:
             self._commit = snapshot(self._path / "testbed", **self._where)
-        self._steps, self._patch = state["steps"], state["patch"]
+        self._steps: int = state["steps"]
+        self._patch: str = state["patch"]
         if self._patch:
             (self._path / "tmp/patch.diff").write_bytes(self._patch.encode("utf-8", "surrogateescape"))
             self.bash("git apply --whitespace=nowarn /tmp/patch.diff; rm /tmp/patch.diff")
@@ -216,7 +218,7 @@ class SWEEnv(TextEnv):
             self._folder = None
 
 
-def snapshot(folder: Path, binds: Sequence[sandbox.Bind] = (), **where: str) -> str:
+def snapshot(folder: Path, binds: Sequence[sandbox.Bind] = (), **where: Any) -> str:
     """Copies the /testbed of an image (or of `binds`) into the folder, and returns its only commit."""
     done = sandbox.run(("bash", "-c", SNAPSHOT), [*binds, (folder, "/out", True)], seconds=600, **where)
     if done.code:
