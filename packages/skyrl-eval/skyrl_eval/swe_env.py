@@ -56,6 +56,7 @@ class SWEEnv(TextEnv):
         self._tools = {item.name: item for item in made}
         self._folder: tempfile.TemporaryDirectory[str] | None = None
         self._failure: sandbox.SandboxFailed | None = None
+        self._steps, self._patch = 0, ""
 
     def bash(self, command: str) -> str:
         """Runs a bash command in /testbed; returns stdout and stderr, and the exit code where it is not 0."""
@@ -206,8 +207,7 @@ class SWEEnv(TextEnv):
             swe.workspace(data["repo"], self._commit, self._path / "testbed", self._repos)
         else:
             self._commit = snapshot(self._path / "testbed", **self._where)
-        self._steps: int = state["steps"]
-        self._patch: str = state["patch"]
+        self._steps, self._patch = state["steps"], state["patch"]
         if self._patch:
             (self._path / "tmp/patch.diff").write_bytes(self._patch.encode("utf-8", "surrogateescape"))
             self.bash("git apply --whitespace=nowarn /tmp/patch.diff; rm /tmp/patch.diff")
