@@ -49,7 +49,7 @@ class MessagePrompt:
         self._image = image
 
     def first(self, instructions: str, observation: str, tools: Any = None) -> list[int]:
-        *system, user = first_messages(instructions, observation)
+        *system, _ = first_messages(instructions, observation)
         image = {"type": "image_url", "image_url": {"url": self._image}}
         content = [{"type": "text", "text": observation}, image] if self._image else observation
         return [self.add(message["role"], message["content"]) for message in system] + [self.add("user", content)]
