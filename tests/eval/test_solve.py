@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+import gymnasium
 import pytest
 
+from skyrl_eval import benchmarks
 from skyrl_eval.solve import attempt_of, solve
 from skyrl_eval.store import Run
 from skyrl_trainer.errors import UserError
@@ -74,3 +76,20 @@ def test_an_episode_becomes_an_attempt() -> None:
     assert attempt_of(played, item, 0).answer == "diff"
     empty = attempt_of(Trajectory("t", sample, 0, 0, [], StopReason.ENGINE_ERROR, error="It died."), item, 0)
     assert (empty.stop, empty.answer, empty.error) == ("error", "", "It died.")
+
+
+@pytest.mark.parametrize("bench", ["hle", "browsecomp", "deepsearchqa", "mmlu", "mmlu-pro", "gpqa", "math", "gsm8k"])
+def test_the_env_asks_what_the_benchmark_says_and_ends_with_the_answer(bench: str) -> None:
+    item = items(bench)[0]
+    sample = benchmarks.find(bench).env(item)
+    env = gymnasium.make(sample.env_id)
+    observation, info = env.reset(seed=sample.seed, options=dict(sample.options))
+    assert item.question in observation or bench == "mmlu-pro"
+    assert info["instructions"] == sample.options["task"]["instructions"]
+    observation, reward, terminated, _, info = env.step("an answer")
+    assert (observation, reward, terminated, info["valid_action"]) == ("", 0, True, True)
+
+
+def test_the_env_has_no_questions_of_its_own() -> None:
+    with pytest.raises(ValueError, match=r"give one as options\['task'\]"):
+        gymnasium.make("skyrl_eval:skyrl/question-v0").reset(seed=0)

@@ -15,13 +15,12 @@ import sys
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 from skyrl_eval import benchmarks, data, grade, metrics, prompts, report, tools
 from skyrl_eval.benchmarks.common import Context
-from skyrl_eval.endpoint import connect, served
+from skyrl_eval.endpoint import connect, start_vllm
 from skyrl_eval.judge import Judge
 from skyrl_eval.play import Player, env_processes
 from skyrl_eval.sandbox import EXECUTORS
@@ -30,7 +29,6 @@ from skyrl_eval.store import Run
 from skyrl_eval.types import Attempt
 from skyrl_gym.data import read_jsonl
 from skyrl_trainer.errors import UserError
-from skyrl_trainer.rollout.env_client import EnvClient
 
 DEFAULTS = {"agent": ("hle", "150"), "code": ("swe-verified", "50")}
 PROGRESS_SECONDS = 10.0
@@ -60,10 +58,13 @@ def parse(kind: str, words: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--concurrency", type=int, default=64, help="attempts at a time")
     parser.add_argument("--compare", nargs=2, type=Path, metavar="RUN", help="only compare two graded runs")
     if kind == "code":
-        parser.add_argument("--executor", choices=EXECUTORS, help="where code runs (default: docker or podman if here)")
+        here = next((name for name in ("docker", "podman") if shutil.which(name)), "namespace")
+        parser.add_argument("--executor", choices=EXECUTORS, default=here, help=f"where code runs ({here})")
         parser.add_argument("--predictions", metavar="JSONL", help="grade these patches; gold: the official ones")
         parser.add_argument("--repos", type=Path, metavar="DIR", help="clones, as owner__name; else from GitHub")
-    parser.set_defaults(kind=kind, executor=None, predictions=None, repos=None, command=run)
+    else:
+        parser.set_defaults(executor="namespace", predictions=None, repos=None)
+    parser.set_defaults(kind=kind, command=run)
     return parser.parse_args(words)
 
 
@@ -73,99 +74,97 @@ def run(args: argparse.Namespace) -> None:
         print(report.compare(*args.compare))
         return
     prices = metrics.read_prices(args.prices) if args.prices else {}
-    with _graded_before(args) if args.grade_only else _solved(args) as run:
-        bench = benchmarks.find(run.config["bench"])
-        context = _context(args, run.folder)
-        verdicts = grade.grade_run(run, bench.name, context)
-        samples = 1 + max((verdict.sample for verdict in verdicts), default=0)
-        results = grade.results(run, bench.name, samples, context, prices, run.config["model"])
-        run.write_results({"title": _title(run), "model": run.config["model"], **results})
-        print(report.write_report(run.folder), file=sys.stderr)
+    with _solved_before(args) if args.grade_only else _solved(args) as run:
+        bench, model = run.config["bench"], run.config["model"]
+        context, title = _context(args, run.folder), _title(run)
+        samples = max((attempt.sample for attempt in run.attempts.values()), default=0) + 1
+        grade.grade_run(run, bench, context)
+        results = grade.results(run, bench, samples, context, prices, model)
+        run.write_results({"title": title, "model": model, **results})
+        page = report.write_report(run.folder)
         low, high = 100 * results["low"], 100 * results["high"]
-        print(f"{_title(run)}: {100 * results['accuracy']:.1f} % ({low:.1f} to {high:.1f}), in {run.folder}")
+        print(f"{title}: {100 * results['accuracy']:.1f} % ({low:.1f} to {high:.1f}). {page}")
 
 
 def _solved(args: argparse.Namespace) -> Run:
     """The run with all attempts that could be made."""
-    bench = benchmarks.find(args.bench or DEFAULTS[args.kind][0])
     if sum(map(bool, (args.base_url, args.checkpoint, args.predictions))) != 1:
         what = "--base-url and --model, or --checkpoint" + (", or --predictions" if args.kind == "code" else "")
         raise UserError(f"Say once what is to be evaluated: {what}.")
     if args.n != "all" and not (args.n.isdigit() and int(args.n)):
         raise UserError(f"--n is {args.n!r}, but should be a number of items, or all.")
+    bench = benchmarks.find(args.bench or DEFAULTS[args.kind][0])
     found = data.load(bench, args.data, args.images)
     items = data.subset(found.items, None if args.n == "all" else int(args.n), args.seed)
     grade.check_ready(bench.name, items, _context(args, Path()))
-    settings: dict[str, Any] = {"seed": args.seed, "images": args.images, "tools": None}
+    settings: dict[str, Any] = {name: getattr(args, name) for name in ("seed", "images", "tools")}
     if args.tools:
         settings |= {"tools": tools.check_provider(args.tools), "tools_prompt": prompts.digest("tools")}
     if args.kind == "code":
-        settings["executor"] = _executor(args)
-    facts = {"items": len(found.items), "notes": found.notes}
+        settings["executor"] = args.executor
 
     def open_run(model: str, **more: Any) -> Run:
         name = re.sub(r"[^\w.-]+", "-", model).strip("-")[-60:]
         config = grade.configuration(bench.name, found, model=model, **settings, **more)
+        facts = {"items": len(found.items), "notes": found.notes}
         return Run(args.out or Path("runs") / f"eval-{bench.name}-{name}", config, facts, items)
 
     if args.predictions:
         return _predicted(args.predictions, open_run)
     settings |= {"temperature": args.temperature, "max_tokens": args.max_tokens}
-    with ExitStack() as stack:
-        if not args.checkpoint:
-            return asyncio.run(_solve(args, open_run, args.base_url, None, stack))
-        folder, args.model = _policy(args.checkpoint), ""
+    server = None
+    if args.checkpoint:
+        folder, args.base_url = _policy(args.checkpoint), "http://vllm/v1"
         settings["weights"] = _fingerprint(folder)
-        url, socket = stack.enter_context(served(folder, args.max_tokens, args.concurrency, args.seed))
-        return asyncio.run(_solve(args, open_run, url, socket, stack))
-
-
-async def _solve(args: argparse.Namespace, open_run: Any, url: str, socket: str | None, stack: ExitStack) -> Run:
-    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(args.concurrency + 8))
-    endpoint = connect(url, args.model, socket)
+        server = start_vllm(folder, args.max_tokens, args.concurrency, args.seed)
+    envs = env_processes({bench.env(item).env_id for item in items[:1]}, args.concurrency)
     try:
-        await endpoint.probe(messages=args.images)
-        asked = "tokens" if endpoint.prompt else "messages"
-        run: Run = open_run(str(args.checkpoint or endpoint.model), asked=asked)
-        stack.push(lambda *raised: run.close() if raised[0] else None)  # a run that is returned stays open
-        envs = None
-        if any(item.bench.startswith("swe-") for item in run.items):
-            envs = EnvClient(stack.enter_context(env_processes(args.concurrency)))
-        where = {"executor": args.executor, "repos": args.repos and str(args.repos)} if envs else {}
-        where |= {"tools": args.tools} if args.tools else {}
-        player = Player(endpoint, args.temperature, args.max_tokens, args.seed, where, envs)
+        with envs as handles:
+            return asyncio.run(_solve(args, open_run, server, handles))
+    finally:
+        if server:
+            server.end()
+
+
+async def _solve(args: argparse.Namespace, open_run: Any, server: Any, envs: list[Any]) -> Run:
+    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(args.concurrency + 8))
+    endpoint = connect(args.base_url, args.model, server)
+    async with endpoint.http:
+        await endpoint.probe(args.images, args.temperature)
+        model = str(args.checkpoint or endpoint.model)
+        run: Run = open_run(model, asked="tokens" if endpoint.prompt else "messages")
+        where = {"executor": args.executor, "repos": args.repos and str(args.repos), "tools": args.tools}
+        player = Player(endpoint, vars(args), {name: value for name, value in where.items() if value}, envs)
         watch = asyncio.create_task(_progress(run, args.samples))
         errors = await solve(run, args.samples, player.play, args.concurrency)
         watch.cancel()
-        if errors:
-            print(f"{errors} attempts ended in an error: the same command tries them again.", file=sys.stderr)
-        return run
-    finally:
-        await endpoint.http.close()
+    if errors:
+        print(f"{errors} attempts ended in an error: the same command tries them again.", file=sys.stderr)
+    return run
 
 
 async def _progress(run: Run, samples: int) -> None:
-    start = time.monotonic()
+    start, total = time.monotonic(), len(run.items) * samples
     while True:
-        left, all_ = len(run.missing(samples)), len(run.items) * samples
-        tokens = sum(attempt.completion_tokens for attempt in run.attempts.values())
-        seconds = time.monotonic() - start
-        print(f"{all_ - left} of {all_} attempts, {tokens} tokens, {seconds:.0f} s", file=sys.stderr, flush=True)
+        print(
+            f"{total - len(run.missing(samples))} of {total} attempts, {time.monotonic() - start:.0f} s",
+            file=sys.stderr,
+        )
         await asyncio.sleep(PROGRESS_SECONDS)
 
 
-def _graded_before(args: argparse.Namespace) -> Run:
+def _solved_before(args: argparse.Namespace) -> Run:
     """A run on disk, with the items that it was made of."""
-    path = (args.out or Path()) / "manifest.json"
-    if not args.out or not path.is_file():
-        raise UserError(f"--grade-only needs --out with the folder of a run; {path} is not there.")
-    manifest = json.loads(path.read_text(encoding="utf-8"))
+    try:
+        manifest = json.loads((args.out / "manifest.json").read_text(encoding="utf-8"))
+    except (OSError, TypeError) as error:
+        raise UserError(f"--grade-only needs --out with the folder of a run: {error}.") from error
     config, bench = manifest["config"], benchmarks.find(manifest["config"]["bench"])
-    source = config["source"] + (f"@{config['revision']}" if config["revision"] else "")
-    found = data.load(bench, args.data or (None if config["source"] == bench.source.url else source), config["images"])
+    official = config["source"] + (f"@{config['revision']}" if config["revision"] else "")
+    found = data.load(bench, args.data or (official if official != bench.source.url else None), config["images"])
     if found.sha256 != config["data_sha256"]:
-        raise UserError(f"--data {args.data or source} is not the data that {args.out} was made of.")
-    args.executor = args.executor or config.get("executor")
+        raise UserError(f"--data {args.data or official} is not the data that {args.out} was made of.")
+    args.executor = config.get("executor", args.executor)
     items = {item.item_id: item for item in found.items}
     chosen = [items[item_id] for _, item_id in manifest["ids"]]
     grade.check_ready(bench.name, chosen, _context(args, args.out))
@@ -177,17 +176,15 @@ def _predicted(path: str, open_run: Any) -> Run:
     try:
         rows = [] if path == "gold" else [row for _, row in read_jsonl(Path(path))]
         patches = {row["instance_id"]: row["model_patch"] or "" for row in rows}
-        names = sorted({str(row["model_name_or_path"]) for row in rows})
+        names = ", ".join(sorted({str(row["model_name_or_path"]) for row in rows}))
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UserError(
             f"--predictions {path} cannot be read ({error!r}): expected jsonl rows with instance_id, "
             "model_name_or_path and model_patch, or gold for the official patches."
         ) from error
-    digest = hashlib.sha256(json.dumps(patches, sort_keys=True).encode()).hexdigest()
-    run: Run = open_run(", ".join(names) or path, predictions=digest)
+    run: Run = open_run(names or path, predictions=data.content_id(patches))
     for item, sample in run.missing(1):
-        patch = item.gold["patch"] if path == "gold" else patches.get(item.item_id)
-        if patch is not None:
+        if (patch := item.gold["patch"] if path == "gold" else patches.get(item.item_id)) is not None:
             run.add(Attempt(item.bench, item.item_id, sample, patch))
     return run
 
@@ -196,13 +193,7 @@ def _context(args: argparse.Namespace, folder: Path) -> Context:
     if bool(args.judge_url) != bool(args.judge_model):
         raise UserError("A judge needs both, --judge-url and --judge-model.")
     judge = Judge(args.judge_url, args.judge_model, folder / "judge.jsonl") if args.judge_url else None
-    return Context(judge, args.executor or "namespace", args.repos, folder / "logs")
-
-
-def _executor(args: argparse.Namespace) -> str:
-    """The official images where containers can be run."""
-    args.executor = args.executor or next((name for name in ("docker", "podman") if shutil.which(name)), "namespace")
-    return str(args.executor)
+    return Context(judge, args.executor, args.repos, folder / "logs")
 
 
 def _policy(target: Path) -> Path:
@@ -214,20 +205,18 @@ def _policy(target: Path) -> Path:
 
 
 def _fingerprint(folder: Path) -> str:
-    """Of the weights: the sizes of their files and the ends, which differ where any training was."""
+    """Of the weights: the ends of their files differ where any training was."""
     digest = hashlib.sha256()
     for path in sorted(folder.glob("*.safetensors")):
         with path.open("rb") as file:
-            digest.update(f"{path.name} {path.stat().st_size}".encode() + file.read(1 << 22))
-            file.seek(max(0, path.stat().st_size - (1 << 22)))
+            file.seek(max(0, path.stat().st_size - (1 << 24)))
             digest.update(file.read())
     return digest.hexdigest()[:16]
 
 
 def _title(run: Run) -> str:
     """Example: "hle, 150 of 2158 items, text only, no tools"."""
-    config = run.config
-    with_tools = f"tools: {config['tools']}" if config["tools"] else "no tools"
-    how = f"executor {config['executor']}" if "executor" in config else with_tools
-    text_only = ["text only"] if config["bench"] == "hle" and not config["images"] else []
-    return ", ".join([config["bench"], f"{len(run.items)} of {run.facts['items']} items", *text_only, how])
+    config, text_only = run.config, run.config["bench"] == "hle" and not run.config["images"]
+    how = f"executor {config['executor']}" if "executor" in config else f"tools: {config['tools']}"
+    parts = [config["bench"], f"{len(run.items)} of {run.facts['items']} items", *(["text only"] if text_only else [])]
+    return ", ".join([*parts, how if "executor" in config or config["tools"] else "no tools"])

@@ -10,6 +10,9 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
+import gymnasium
+
+from skyrl_eval.benchmarks.common import SWE_ENV
 from skyrl_eval.endpoint import Endpoint, MessagePrompt
 from skyrl_trainer.agent.memory import AgentOptions
 from skyrl_trainer.rollout.env_client import EnvClient
@@ -19,7 +22,7 @@ from skyrl_trainer.rollout.rollout_worker import NoSlot
 from skyrl_trainer.types import GenerationOutput, GenerationRequest, Sample, SamplingOptions, Trajectory
 
 TOOL_STEPS, CODE_STEPS = 50, 100
-EPISODE_SECONDS, STEP_SECONDS, CODE_STEP_SECONDS = 7200.0, 120.0, 600.0
+EPISODE_SECONDS, STEP_SECONDS, CODE_STEP_SECONDS = 7200.0, 180.0, 600.0
 
 
 class LocalEnv:
@@ -28,52 +31,45 @@ class LocalEnv:
     replays, close_error = 0, None
 
     def __init__(self, sample: Sample) -> None:
-        self._sample = sample
+        self._sample, self._env = sample, gymnasium.make(sample.env_id, disable_env_checker=True)
+        self._calls_tools = bool(sample.options["task"].get("tools"))
 
     async def reset(self) -> EnvReply:
-        import gymnasium
-
-        self._env = gymnasium.make(self._sample.env_id, disable_env_checker=True)
         observation, info = self._env.reset(seed=self._sample.seed, options=dict(self._sample.options))
-        return EnvReply(observation, info=plain(info))
+        return EnvReply(observation, info=info)
 
     async def step(self, action: str) -> EnvReply:
-        call = asyncio.to_thread(self._env.step, action)  # its tools wait for other machines
-        observation, reward, terminated, truncated, info = await asyncio.wait_for(call, STEP_SECONDS)
+        if self._calls_tools:  # which wait for other machines
+            call = asyncio.to_thread(self._env.step, action)
+            observation, reward, terminated, truncated, info = await asyncio.wait_for(call, STEP_SECONDS)
+        else:
+            observation, reward, terminated, truncated, info = self._env.step(action)
         return EnvReply(observation, float(reward), terminated, truncated, plain(info))
 
     async def close(self) -> None:
-        pass
+        self._env.close()
 
 
 class Player:
-    """`play` is what `solve` takes. `envs` makes envs in processes of their own; None: they are made here."""
+    """`play` is what `solve` takes. `envs`: processes for envs that run what a model wrote."""
 
-    def __init__(
-        self,
-        endpoint: Endpoint,
-        temperature: float,
-        max_tokens: int,
-        seed: int,
-        more: dict[str, Any],
-        envs: EnvClient | None = None,
-    ) -> None:
-        """more: joins every item's options["task"]: tools, executor."""
-        self._endpoint, self._seed, self._more, self._envs = endpoint, seed, more, envs
+    def __init__(self, endpoint: Endpoint, options: dict[str, Any], more: dict[str, Any], envs: list[Any]) -> None:
+        """options: temperature, max_tokens and seed. more: joins every task: tools, executor."""
+        self._endpoint, self._more, self._seed = endpoint, more, options["seed"]
+        self._envs = EnvClient(envs) if envs else None
         stops = (endpoint.prompt or MessagePrompt).stop_token_ids
-        sampling = SamplingOptions(max_tokens, temperature, stop_token_ids=stops)
-        steps = CODE_STEPS if envs else TOOL_STEPS if more.get("tools") else 1
-        length, seeded = endpoint.max_model_len, temperature > 0
+        sampling = SamplingOptions(options["max_tokens"], options["temperature"], stop_token_ids=stops)
+        steps, seeded = CODE_STEPS if envs else TOOL_STEPS if more.get("tools") else 1, sampling.temperature > 0
+        length = endpoint.max_model_len
         self._settings = EpisodeSettings(sampling, steps, length, EPISODE_SECONDS, seeded, AgentOptions())
 
     async def play(self, sample: Sample, number: int) -> Trajectory:
-        task = sample.options["task"] | self._more
+        sample = replace(sample, options={"task": sample.options["task"] | self._more})
         name = f"{sample.sample_id}/{number}"
-        sample = replace(sample, options={"task": task})
         trajectory = Trajectory(name, sample, number, derive_seed(self._seed, name))
-        prompt: Any = self._endpoint.prompt or MessagePrompt(task.get("image", ""))
+        prompt: Any = self._endpoint.prompt or MessagePrompt(sample.options["task"].get("image", ""))
         env: Any = self._envs.make(name, sample) if self._envs else LocalEnv(sample)
-        usage: Counter[str] = Counter(prompt_tokens=0, completion_tokens=0, cached_tokens=0)
+        usage: Counter[str] = Counter()
 
         async def generate(request: GenerationRequest) -> GenerationOutput:
             return await self._endpoint.generate(request, prompt, usage)
@@ -84,8 +80,11 @@ class Player:
 
 
 @contextmanager
-def env_processes(concurrency: int) -> Iterator[list[Any]]:
-    """EnvWorkers, for envs that run what a model wrote: killed with all that they started when they hang."""
+def env_processes(env_ids: set[str], concurrency: int) -> Iterator[list[Any]]:
+    """EnvWorkers where an env runs what a model wrote: killed with all that they started when they hang. Else none."""
+    if SWE_ENV not in env_ids:
+        yield []
+        return
     import ray
 
     from skyrl_trainer.learner.guardian import start_guardian
@@ -96,9 +95,7 @@ def env_processes(concurrency: int) -> Iterator[list[Any]]:
     ray.init("local", include_dashboard=False, log_to_driver=False, logging_level="ERROR", num_cpus=os.cpu_count())
     try:
         pool = EnvPool(min(concurrency, 2 * (os.cpu_count() or 1)), CODE_STEP_SECONDS)
-        try:
-            yield pool.handles
-        finally:
-            pool.close()
+        yield pool.handles
+        pool.close()
     finally:
         ray.shutdown()

@@ -113,7 +113,10 @@ class LiveCodeBench(Benchmark):
     name = "livecodebench"
     source = Source("livecodebench/code_generation_lite", "test*.jsonl", size=1055)
     prompts = ("livecodebench_system", "livecodebench_stdin", "livecodebench_functional")
-    notes = ("Each test runs in a process of its own, with 6 s of wall clock; upstream runs them all in one process.",)
+    notes = (
+        "Each test runs in a process of its own, with 6 s of wall clock; upstream runs them in one, with a stand-in "
+        "for stdin that cannot be iterated.",
+    )
 
     class Row(data.Row):
         question_id: str
