@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 import gymnasium
 import pytest
 
+from skyrl_eval import sandbox
 from skyrl_eval.benchmarks import swe_verified
 from skyrl_eval.swe_env import OUTPUT, SWEEnv, cut, snapshot
 from tests.eval.test_swe import BUGGY, CONFTEST, FIXED, IN_SOURCE, Instance, git, instance
@@ -114,6 +116,33 @@ def test_commands_are_bounded(env: Env, instance: Instance, monkeypatch: pytest.
     began = time.monotonic()
     step = env.step(say(("bash", {"command": "echo begun; sleep 600"})))
     assert "begun\n\n[stopped after 2 s]" in step[0] and time.monotonic() - began < 30
+
+
+def test_a_command_ends_with_the_step_that_is_interrupted(env: Env, instance: Instance) -> None:
+    """EnvWorkers end a step that takes too long by an alarm."""
+
+    class Alarm(BaseException):
+        pass
+
+    def ring(*_: object) -> None:
+        raise Alarm
+
+    def is_running() -> bool:
+        commands = (path / "cmdline" for path in Path("/proc").iterdir() if path.name.isdigit())
+        return any(b"sleep\x0061234" in sandbox.read_back(command).encode() for command in commands)
+
+    env.reset(seed=0, options=options(instance))
+    before = signal.signal(signal.SIGALRM, ring)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 2)
+        with pytest.raises(Alarm):
+            env.step(say(("bash", {"command": "sleep 61234"})))
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    until = time.monotonic() + 10
+    while is_running() and time.monotonic() < until:
+        time.sleep(0.05)
+    assert not is_running()
 
 
 def test_view_and_replace_stay_in_the_workspace(env: Env, instance: Instance, tmp_path: Path) -> None:
