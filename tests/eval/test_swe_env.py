@@ -174,6 +174,8 @@ def test_wrong_calls_are_sentences(env: Env, instance: Instance) -> None:
         ("edit", {}),
     )
     (step,) = play(env, instance, say(*wrong))
+    thought = env.step(f"<think>{say(FIX)}</think>Hm.")
+    assert "No tool call was found" in thought[0] and thought[4]["tool_calls"] == []
     errors = [call["error"] for call in step[4]["tool_calls"]]
     assert errors[0].startswith("`old` stands in calc.py 3 times") and errors[1].startswith("calc.py exists")
     assert not step[4]["valid_action"] and step[4]["submission"] == ""

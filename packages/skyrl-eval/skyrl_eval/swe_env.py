@@ -17,7 +17,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, ClassVar
 
 from skyrl_eval import prompts, sandbox, swe
-from skyrl_eval.benchmarks.common import Context
+from skyrl_eval.benchmarks.common import Context, final
 from skyrl_gym.core import Choices, Outcome, Task, TextEnv
 from skyrl_gym.parsing import MAX_CALLS, parse_tool_calls
 from skyrl_gym.tools.tool import ToolError, run_call, tool
@@ -149,7 +149,7 @@ class SWEEnv(TextEnv):
         """The calls of an action with what came of them, up to the first `submit`."""
         made: list[dict[str, Any]] = []
         self._failure = None
-        for call in parse_tool_calls(action):
+        for call in parse_tool_calls(final(action)):  # none in its thoughts
             made.append(run_call(self._tools, call, longest=2 * OUTPUT))
             if self._failure:  # not for the model to read: the episode fails
                 raise self._failure
