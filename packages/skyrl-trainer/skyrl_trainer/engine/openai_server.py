@@ -118,7 +118,9 @@ class OpenAIServerEngine:
             await self._post("/update_weight_version", {"new_version": str(version)})
         if not (await self._post("/reset_prefix_cache?reset_running_requests=true"))["success"]:
             raise SyncError("vLLM could not reset its prefix cache after a weight update: it would mix two policies.")
-        return str((await self._post("/collective_rpc", {"method": "loaded_checksum"}))["results"][0])
+        # One that is not the learner's, should any of the workers have loaded something else.
+        loaded = (await self._post("/collective_rpc", {"method": "loaded_checksum"}))["results"]
+        return " and ".join(sorted({str(checksum) for checksum in loaded}))
 
     async def resume(self) -> None:
         await self._post("/resume")
