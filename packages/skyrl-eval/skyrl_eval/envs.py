@@ -40,7 +40,7 @@ class QuestionEnv(TextEnv):
         return 1
 
     def make_task(self, options: Mapping[str, Any], index: int) -> Task:
-        raise ValueError("skyrl/question-v0 has no questions of its own: give it one as options['task'].")
+        raise ValueError("skyrl/question-v0 has no questions of its own: give one as options['task'].")
 
     def begin(self, task: Task) -> str:
         return task.text
