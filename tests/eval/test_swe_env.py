@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import signal
 import time
@@ -12,9 +13,16 @@ from typing import Any
 import gymnasium
 import pytest
 
-from skyrl_eval import sandbox
+from skyrl_eval import grade, sandbox
 from skyrl_eval.benchmarks import swe_verified
+from skyrl_eval.benchmarks.common import Context
+from skyrl_eval.endpoint import connect
+from skyrl_eval.play import Player
+from skyrl_eval.report import TRANSCRIPTS, write_report
+from skyrl_eval.solve import solve
+from skyrl_eval.store import Run
 from skyrl_eval.swe_env import OUTPUT, SWEEnv, cut, snapshot
+from tests.eval.judge_server import served
 from tests.eval.test_swe import BUGGY, CONFTEST, FIXED, IN_SOURCE, Instance, git, instance
 
 __all__ = ["instance"]
@@ -233,3 +241,32 @@ def test_output_is_cut_from_the_middle() -> None:
     assert cut("short") == "short"
     long = "a" * OUTPUT + "é" * OUTPUT
     assert cut(long).startswith("aaa") and cut(long).endswith("ééé") and len(cut(long).encode()) < OUTPUT + 60
+
+
+def test_the_agent_loop_solves_it_over_an_endpoint_and_the_page_shows_it(instance: Instance, tmp_path: Path) -> None:
+    script = (say(("bash", {"command": "false"}), ("nope", {})), say(FIX), say(SUBMIT))
+
+    async def evaluate(run: Run, url: str) -> int:
+        endpoint = connect(url, "scripted")
+        async with endpoint.http:
+            await endpoint.probe(False, 0.0)
+            more = {"repos": str(instance.repos), "tools": "several turns"}
+            options = {"max_tokens": 4096, "temperature": 0.0, "seed": 0}
+            return await solve(run, 2, Player(endpoint, options, more, []).play, 2)
+
+    def reply(request: dict[str, Any]) -> tuple[int, str]:
+        number = sum(message["role"] == "assistant" for message in request["messages"])
+        return 200, script[number]
+
+    context = Context(repos=instance.repos)
+    with served(reply) as (url, _), Run(tmp_path, {"bench": "swe-verified"}, {}, [instance.item]) as run:
+        assert asyncio.run(evaluate(run, url)) == 0
+        attempt = run.attempts["swe-verified", "made__up-1", 1]
+        assert (attempt.stop, attempt.steps, attempt.tool_calls, attempt.tool_errors) == ("done", 3, 4, 1)
+        assert attempt.answer.startswith("diff --git a/calc.py") and "[exit code 1]" in attempt.messages[3]["content"]
+        assert [verdict.status for verdict in grade.grade_run(run, "swe-verified", context)] == ["correct"] * 2
+        results = grade.results(run, "swe-verified", 2, context, {}, "scripted")
+        run.write_results(results)
+    assert (results["accuracy"], results["own"]["resolved_guarded"]) == (1.0, 1.0)
+    page = write_report(tmp_path)
+    assert "double(5) gives 7." not in page.read_text() and page.with_name(TRANSCRIPTS).is_file()
