@@ -11,7 +11,6 @@ import contextlib
 import hashlib
 import json
 import re
-import shutil
 import sys
 import time
 from collections.abc import Sequence
@@ -20,12 +19,11 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from skyrl_eval import benchmarks, data, grade, metrics, prompts, tools
+from skyrl_eval import benchmarks, data, grade, metrics, prompts, sandbox, tools
 from skyrl_eval.benchmarks.common import Context
 from skyrl_eval.endpoint import connect, start_vllm
 from skyrl_eval.judge import Judge
 from skyrl_eval.play import Player, env_processes
-from skyrl_eval.sandbox import EXECUTORS
 from skyrl_eval.solve import solve
 from skyrl_eval.store import Run
 from skyrl_eval.types import Attempt
@@ -60,8 +58,9 @@ def parse(kind: str, words: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--concurrency", type=int, default=64, help="attempts at a time")
     parser.add_argument("--compare", nargs=2, type=Path, metavar="RUN", help="only compare two graded runs")
     if kind == "code":
-        here = next((name for name in ("docker", "podman") if shutil.which(name)), "namespace")
-        parser.add_argument("--executor", choices=EXECUTORS, default=here, help=f"where code runs ({here})")
+        parser.add_argument(
+            "--executor", choices=sandbox.EXECUTORS, help="where code runs (default: one that works here)"
+        )
         parser.add_argument("--predictions", metavar="JSONL", help="grade these patches; gold: the official ones")
         parser.add_argument("--repos", type=Path, metavar="DIR", help="clones, as owner__name; else from GitHub")
     else:
@@ -82,7 +81,8 @@ def run(args: argparse.Namespace) -> None:
         samples = max((attempt.sample for attempt in run.attempts.values()), default=0) + 1
         grade.grade_run(run, bench, context)
         results = grade.results(run, bench, samples, context, prices, model)
-        run.write_results({"title": title, "model": model, **results})
+        results |= {"title": title, "model": model, "notes": [*run.facts["notes"], *results["notes"]]}
+        run.write_results(results)
         with contextlib.suppress(ModuleNotFoundError):
             import_module("skyrl_eval.report").write_report(run.folder)
         low, high = 100 * results["low"], 100 * results["high"]
@@ -97,6 +97,7 @@ def _solved(args: argparse.Namespace) -> Run:
     if args.n != "all" and not (args.n.isdigit() and int(args.n)):
         raise UserError(f"--n is {args.n!r}, but should be a number of items, or all.")
     bench = benchmarks.find(args.bench or DEFAULTS[args.kind][0])
+    args.executor = args.executor or _executor()
     found = data.load(bench, args.data, args.images)
     items = data.subset(found.items, None if args.n == "all" else int(args.n), args.seed)
     grade.check_ready(bench.name, items, _context(args, Path()))
@@ -197,6 +198,15 @@ def _context(args: argparse.Namespace, folder: Path) -> Context:
         raise UserError("A judge needs both, --judge-url and --judge-model.")
     judge = Judge(args.judge_url, args.judge_model, folder / "judge.jsonl") if args.judge_url else None
     return Context(judge, args.executor, args.repos, folder / "logs")
+
+
+def _executor() -> str:
+    """The official images where containers can be run."""
+    for name in ("docker", "podman"):
+        with contextlib.suppress(UserError):
+            sandbox.check(name)
+            return name
+    return "namespace"
 
 
 def _policy(target: Path) -> Path:
