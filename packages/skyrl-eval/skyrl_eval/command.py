@@ -119,7 +119,8 @@ def _solved(args: argparse.Namespace) -> Run:
     server = None
     if args.checkpoint:
         folder, args.base_url = _policy(args.checkpoint), "http://vllm/v1"
-        settings["weights"] = _fingerprint(folder)
+        files = [path.open("rb") for path in sorted(folder.glob("*.safetensors"))]
+        settings["weights"] = data.content_id([hashlib.file_digest(file, "sha256").hexdigest() for file in files])
         server = start_vllm(folder, args.max_tokens, args.concurrency, args.seed)
     envs = env_processes({bench.env(item).env_id for item in items[:1]}, args.concurrency)
     try:
@@ -211,25 +212,16 @@ def _executor() -> str:
 
 def _policy(target: Path) -> Path:
     """The model's folder of a run, or the target itself."""
-    folder = target / "model" / "last" if (target / "model").is_dir() else target
-    if not (folder / "config.json").is_file():
-        raise UserError(f"--checkpoint {target} is neither a run with a saved policy nor a model's folder.")
-    return folder.resolve()
-
-
-def _fingerprint(folder: Path) -> str:
-    """Of the weights: the ends of their files differ where any training was."""
-    digest = hashlib.sha256()
-    for path in sorted(folder.glob("*.safetensors")):
-        with path.open("rb") as file:
-            file.seek(max(0, path.stat().st_size - (1 << 24)))
-            digest.update(file.read())
-    return digest.hexdigest()[:16]
+    for folder in (target / "model" / "best", target / "model" / "last", target):
+        if (folder / "config.json").is_file():
+            return folder.resolve()
+    raise UserError(f"--checkpoint {target} is neither a run with a saved policy nor a model's folder.")
 
 
 def _title(run: Run) -> str:
     """Example: "hle, 150 of 2158 items, text only, no tools"."""
-    config, text_only = run.config, run.config["bench"] == "hle" and not run.config["images"]
-    how = f"executor {config['executor']}" if "executor" in config else f"tools: {config['tools']}"
-    parts = [config["bench"], f"{len(run.items)} of {run.facts['items']} items", *(["text only"] if text_only else [])]
-    return ", ".join([*parts, how if "executor" in config or config["tools"] else "no tools"])
+    config = run.config
+    tooled = f"tools: {config['tools']}" if config["tools"] else "no tools"
+    how = f"executor {config['executor']}" if "executor" in config else tooled
+    text_only = ["text only"] * (config["bench"] == "hle" and not config["images"])
+    return ", ".join([config["bench"], f"{len(run.items)} of {run.facts['items']} items", *text_only, how])
