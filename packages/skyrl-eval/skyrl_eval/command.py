@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import hashlib
 import json
 import re
-import shutil
 import sys
 import time
 from collections.abc import Sequence
@@ -18,12 +18,11 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from skyrl_eval import benchmarks, data, grade, metrics, prompts, report, tools
+from skyrl_eval import benchmarks, data, grade, metrics, prompts, report, sandbox, tools
 from skyrl_eval.benchmarks.common import Context
 from skyrl_eval.endpoint import connect, start_vllm
 from skyrl_eval.judge import Judge
 from skyrl_eval.play import Player, env_processes
-from skyrl_eval.sandbox import EXECUTORS
 from skyrl_eval.solve import solve
 from skyrl_eval.store import Run
 from skyrl_eval.types import Attempt
@@ -58,8 +57,9 @@ def parse(kind: str, words: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--concurrency", type=int, default=64, help="attempts at a time")
     parser.add_argument("--compare", nargs=2, type=Path, metavar="RUN", help="only compare two graded runs")
     if kind == "code":
-        here = next((name for name in ("docker", "podman") if shutil.which(name)), "namespace")
-        parser.add_argument("--executor", choices=EXECUTORS, default=here, help=f"where code runs ({here})")
+        parser.add_argument(
+            "--executor", choices=sandbox.EXECUTORS, help="where code runs (default: one that works here)"
+        )
         parser.add_argument("--predictions", metavar="JSONL", help="grade these patches; gold: the official ones")
         parser.add_argument("--repos", type=Path, metavar="DIR", help="clones, as owner__name; else from GitHub")
     else:
@@ -80,7 +80,8 @@ def run(args: argparse.Namespace) -> None:
         samples = max((attempt.sample for attempt in run.attempts.values()), default=0) + 1
         grade.grade_run(run, bench, context)
         results = grade.results(run, bench, samples, context, prices, model)
-        run.write_results({"title": title, "model": model, **results})
+        results |= {"title": title, "model": model, "notes": [*run.facts["notes"], *results["notes"]]}
+        run.write_results(results)
         page = report.write_report(run.folder)
         low, high = 100 * results["low"], 100 * results["high"]
         print(f"{title}: {100 * results['accuracy']:.1f} % ({low:.1f} to {high:.1f}). {page}")
@@ -94,6 +95,7 @@ def _solved(args: argparse.Namespace) -> Run:
     if args.n != "all" and not (args.n.isdigit() and int(args.n)):
         raise UserError(f"--n is {args.n!r}, but should be a number of items, or all.")
     bench = benchmarks.find(args.bench or DEFAULTS[args.kind][0])
+    args.executor = args.executor or _executor()
     found = data.load(bench, args.data, args.images)
     items = data.subset(found.items, None if args.n == "all" else int(args.n), args.seed)
     grade.check_ready(bench.name, items, _context(args, Path()))
@@ -115,7 +117,8 @@ def _solved(args: argparse.Namespace) -> Run:
     server = None
     if args.checkpoint:
         folder, args.base_url = _policy(args.checkpoint), "http://vllm/v1"
-        settings["weights"] = _fingerprint(folder)
+        files = [path.open("rb") for path in sorted(folder.glob("*.safetensors"))]
+        settings["weights"] = data.content_id([hashlib.file_digest(file, "sha256").hexdigest() for file in files])
         server = start_vllm(folder, args.max_tokens, args.concurrency, args.seed)
     envs = env_processes({bench.env(item).env_id for item in items[:1]}, args.concurrency)
     try:
@@ -196,27 +199,27 @@ def _context(args: argparse.Namespace, folder: Path) -> Context:
     return Context(judge, args.executor, args.repos, folder / "logs")
 
 
+def _executor() -> str:
+    """The official images where containers can be run."""
+    for name in ("docker", "podman"):
+        with contextlib.suppress(UserError):
+            sandbox.check(name)
+            return name
+    return "namespace"
+
+
 def _policy(target: Path) -> Path:
     """The model's folder of a run, or the target itself."""
-    folder = target / "model" / "last" if (target / "model").is_dir() else target
-    if not (folder / "config.json").is_file():
-        raise UserError(f"--checkpoint {target} is neither a run with a saved policy nor a model's folder.")
-    return folder.resolve()
-
-
-def _fingerprint(folder: Path) -> str:
-    """Of the weights: the ends of their files differ where any training was."""
-    digest = hashlib.sha256()
-    for path in sorted(folder.glob("*.safetensors")):
-        with path.open("rb") as file:
-            file.seek(max(0, path.stat().st_size - (1 << 24)))
-            digest.update(file.read())
-    return digest.hexdigest()[:16]
+    for folder in (target / "model" / "best", target / "model" / "last", target):
+        if (folder / "config.json").is_file():
+            return folder.resolve()
+    raise UserError(f"--checkpoint {target} is neither a run with a saved policy nor a model's folder.")
 
 
 def _title(run: Run) -> str:
     """Example: "hle, 150 of 2158 items, text only, no tools"."""
-    config, text_only = run.config, run.config["bench"] == "hle" and not run.config["images"]
-    how = f"executor {config['executor']}" if "executor" in config else f"tools: {config['tools']}"
-    parts = [config["bench"], f"{len(run.items)} of {run.facts['items']} items", *(["text only"] if text_only else [])]
-    return ", ".join([*parts, how if "executor" in config or config["tools"] else "no tools"])
+    config = run.config
+    tooled = f"tools: {config['tools']}" if config["tools"] else "no tools"
+    how = f"executor {config['executor']}" if "executor" in config else tooled
+    text_only = ["text only"] * (config["bench"] == "hle" and not config["images"])
+    return ", ".join([config["bench"], f"{len(run.items)} of {run.facts['items']} items", *text_only, how])

@@ -11,13 +11,14 @@ import json
 import os
 import time
 from collections import Counter
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 
-from skyrl_trainer.agent.prompt import THOUGHT_END, ChatPrompt, first_messages, load_chat_prompt
+from skyrl_trainer.agent.prompt import ChatPrompt, first_messages, load_chat_prompt
 from skyrl_trainer.engine.server_process import ServerProcess, reason_of
 from skyrl_trainer.errors import UserError
 from skyrl_trainer.types import GenerationOutput, GenerationRequest
@@ -37,7 +38,7 @@ class Refused(Exception):
 
 
 class MessagePrompt:
-    """Has ChatPrompt's methods, for one episode: the id of a message is its number, 0 ends a turn.
+    """ChatPrompt's methods as the loop uses them, for one episode: the id of a message is its number, 0 ends a turn.
 
     Example: first("", "1+1?") == [1], and after the reply [2, 0] observation("Wrong.", [2, 0]) == [3].
     """
@@ -59,9 +60,6 @@ class MessagePrompt:
 
     def decode(self, ids: list[int]) -> str:
         return str(self._messages[ids[0]]["content"])
-
-    def without_thinking(self, ids: list[int]) -> list[int]:
-        return [self.add("assistant", self.decode(ids).rpartition(THOUGHT_END)[2].lstrip()), *ids[1:]]
 
     def add(self, role: str, content: Any) -> int:
         self._messages.append({"role": role, "content": content})
@@ -96,9 +94,10 @@ class Endpoint:
             except (aiohttp.ClientError, TimeoutError) as error:
                 refused = Refused(0, f"{type(error).__name__}: {error}")
                 continue
-            if reply.status == 200:
-                self.failures = 0
-                return json.loads(text)
+            with suppress(ValueError):  # a page that is not JSON is refused below
+                if reply.status == 200:
+                    answer, self.failures = json.loads(text), 0
+                    return answer
             refused = Refused(reply.status, f"HTTP {reply.status}: {reason_of(text)}")
             if reply.status < 500 and reply.status not in BUSY:
                 raise refused

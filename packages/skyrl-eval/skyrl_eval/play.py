@@ -39,11 +39,12 @@ class LocalEnv:
         return EnvReply(observation, info=info)
 
     async def step(self, action: str) -> EnvReply:
-        if self._calls_tools:  # which wait for other machines
-            call = asyncio.to_thread(self._env.step, action)
-            observation, reward, terminated, truncated, info = await asyncio.wait_for(call, STEP_SECONDS)
-        else:
-            observation, reward, terminated, truncated, info = self._env.step(action)
+        try:  # in a thread where tools wait for other machines
+            call = asyncio.to_thread(self._env.step, action) if self._calls_tools else None
+            done = await asyncio.wait_for(call, STEP_SECONDS) if call else self._env.step(action)
+        except TimeoutError:
+            return EnvReply(error=f"The tools did not answer within {STEP_SECONDS:.0f} seconds.", kind="timeout")
+        observation, reward, terminated, truncated, info = done
         return EnvReply(observation, float(reward), terminated, truncated, plain(info))
 
     async def close(self) -> None:
