@@ -60,13 +60,21 @@ def grade_run(run: Run, bench: str, context: Context) -> list[Verdict]:
         same = old is not None and (old.grader, old.attempt) == (grader, answer_hash(attempt))
         return same and old is not None and old.status != "ungraded"
 
-    todo = [(benchmark, items[a.item_id], a, context) for a in attempts if not known(a)]
-    workers = JUDGES_AT_ONCE if benchmark.judge else (os.cpu_count() or 1) if bench in benchmarks.CODE else 0
-    for result in _in_order(todo, workers):
+    todo = [attempt for attempt in attempts if not known(attempt)]
+    for result in grade_all(benchmark, [items[attempt.item_id] for attempt in todo], todo, context):
         result.grader, result.attempt = grader, answer_hash(run.attempts[result.key])
         if run.verdicts.get(result.key) != result:
             run.add(result)
     return [run.verdicts[attempt.key] for attempt in attempts]
+
+
+def grade_all(
+    benchmark: Benchmark, items: Sequence[Item], attempts: Sequence[Attempt], context: Context
+) -> Iterator[Verdict]:
+    """Of attempts at items, in order, without their hashes."""
+    todo = [(benchmark, item, attempt, context) for item, attempt in zip(items, attempts, strict=True)]
+    of_code = benchmark.name in benchmarks.CODE
+    yield from _in_order(todo, JUDGES_AT_ONCE if benchmark.judge else (os.cpu_count() or 1) if of_code else 0)
 
 
 def results(run: Run, bench: str, samples: int, context: Context, prices: Prices, model: str) -> dict[str, Any]:

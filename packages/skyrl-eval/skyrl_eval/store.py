@@ -39,7 +39,7 @@ class Run:
     """
 
     def __init__(self, folder: Path, config: dict[str, Any], facts: dict[str, Any], items: Sequence[Item]) -> None:
-        self.folder, self.items = folder, list(items)
+        self.folder, self.items, self.config, self.facts = folder, list(items), config, facts
         folder.mkdir(parents=True, exist_ok=True)
         self._own = (folder / "lock").open("w")
         try:

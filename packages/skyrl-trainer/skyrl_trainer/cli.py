@@ -64,6 +64,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _parse(words: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="skyrl-trainer", description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--version", action="version", version=f"skyrl-trainer {__version__}")
+    if words[:1] == ["eval"] and words[1:2] in (["agent"], ["code"]):
+        args: argparse.Namespace = import_module("skyrl_eval.command").parse(words[1], words[2:])
+        return args
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
     train = commands.add_parser("train", help="learn by reinforcement; goes on where the run folder left off")
@@ -72,7 +75,7 @@ def _parse(words: list[str]) -> argparse.Namespace:
     train.add_argument("--serve", type=int, metavar="PORT", help="also answer OpenAI's API there; 0 takes a free port")
     train.set_defaults(command=_train)
 
-    evaluate = commands.add_parser("eval", help="held-out evaluation of a run's policy or of any model")
+    evaluate = commands.add_parser("eval", help="held-out evaluation; `eval agent` and `eval code` run benchmarks")
     evaluate.add_argument("target", metavar="RUN|MODEL", help="a run folder, a Hugging Face folder or a model's name")
     evaluate.add_argument("settings", nargs="*", metavar="RECIPE a.b=c", help=f"{SETTINGS}; a run has its own recipe")
     evaluate.add_argument("--which", choices=("last", "best"), default="best", help="of a run's policies")

@@ -31,7 +31,7 @@ class DataConfig(Section):
     train_data: list[str | dict[str, Any]] = ["text_math?split=train"]
     """Env ids with options (`text_math?split=train&difficulty=2`), or jsonl and parquet files in SkyRL's row format."""
     val_data: list[str | dict[str, Any]] = ["text_math?split=val"]
-    """The same, for held-out evaluation."""
+    """The same, for held-out evaluation; and benchmarks, `skyrl_eval:gsm8k?data=gsm8k.jsonl&n=50`."""
 
 
 class Warmstart(Section):

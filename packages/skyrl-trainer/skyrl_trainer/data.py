@@ -2,6 +2,7 @@
 
     text_math?split=train&difficulty=2          an env (gymnasium id, or short name for skyrl/<name>-v0) and its options
     {"env": "text_math", "split": "train"}      the same as a mapping
+    skyrl_eval:gsm8k?data=gsm8k.jsonl&n=50      held-out data only: items of a benchmark (skyrl_eval.training)
     data/train.jsonl  data/train.parquet        rows in SkyRL's format; a row's env_class, else the default one
 
 Three options belong to the spec and not to the env: `size` (how many samples it stands for), `seed` (which ones) and
@@ -26,6 +27,7 @@ from skyrl_trainer.types import Sample
 from skyrl_trainer.user_file import load_user_file
 
 DEFAULT_ENV_SIZE = 10_000
+BENCHMARK = "skyrl_eval:"
 FILE_SUFFIXES = (".jsonl", ".parquet")
 Conversation = list[dict[str, str]]
 
@@ -206,6 +208,20 @@ def _parse(spec: str | dict[str, Any]) -> tuple[str, dict[str, Any]]:
             raise UserError(f"Data source {spec!r} gives the option {key!r} twice; list two sources instead.")
         options[key] = _scalar(text)
     return name, options
+
+
+def take_exams(specs: Sequence[str | dict[str, Any]], folder: Path) -> tuple[list[str | dict[str, Any]], list[Any]]:
+    """Held-out data apart: what `load_samples` takes, and an `Exam` for every benchmark, `skyrl_eval:gsm8k?n=50`."""
+    rest, exams = [], []
+    for spec in specs:
+        name, options = _parse(spec)
+        if not name.startswith(BENCHMARK) or "/" in name:  # with a slash it is an env of skyrl_eval's
+            rest.append(spec)
+            continue
+        from skyrl_eval.training import Exam
+
+        exams.append(Exam(name.removeprefix(BENCHMARK), options, folder))
+    return rest, exams
 
 
 def _scalar(text: str) -> Any:

@@ -116,13 +116,14 @@ def obstacles(config: Config, machine: Hardware) -> Iterator[str]:
 
 def _load_data(config: Config) -> None:
     require_gym()
-    from skyrl_trainer.data import load_samples
+    from skyrl_trainer.data import load_samples, take_exams
     from skyrl_trainer.rollout.stored import stored_folders
 
     for name, specs in (("data.train_data", config.data.train_data), ("data.val_data", config.data.val_data)):
         try:
-            if name == "data.val_data" or not stored_folders(specs):
-                load_samples(specs, config.environment.env_class, env_file=config.environment.env_file)
+            rest, exams = take_exams(specs, config.run_path) if name == "data.val_data" else (specs, [])
+            if (rest or not exams) and (name == "data.val_data" or not stored_folders(specs)):
+                load_samples(rest, config.environment.env_class, env_file=config.environment.env_file)
         except UserError as error:
             raise UserError(f"{name}: {error}") from None
 

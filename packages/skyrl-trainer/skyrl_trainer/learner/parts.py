@@ -16,7 +16,7 @@ from skyrl_trainer.algorithms.rewards import Rewards
 from skyrl_trainer.algorithms.samplers import sampler_class
 from skyrl_trainer.allocator import INTERVAL, return_free_memory
 from skyrl_trainer.config import Config
-from skyrl_trainer.data import SampleSource, held_out, load_samples
+from skyrl_trainer.data import SampleSource, held_out, load_samples, take_exams
 from skyrl_trainer.errors import EngineDied, EngineLost, UserError
 from skyrl_trainer.learner.checkpoint import Checkpoints, check_resumable
 from skyrl_trainer.learner.group import LearnerGroup
@@ -32,10 +32,11 @@ from skyrl_trainer.report.html import write_report
 from skyrl_trainer.report.metrics import MetricsWriter
 from skyrl_trainer.report.table import LiveTable
 from skyrl_trainer.report.trackers import Tracker
+from skyrl_trainer.rollout.manager import Rollouts
 from skyrl_trainer.rollout.metrics import rollout_metrics
 from skyrl_trainer.rollout.store import JsonlTrajectoryStore
 from skyrl_trainer.rollout.stored import StoredRollouts, stored_folders
-from skyrl_trainer.types import PromptBatch, RolloutBatch, Sample, StepMetrics, Trajectory
+from skyrl_trainer.types import PromptBatch, RolloutBatch, StepMetrics, Trajectory
 from skyrl_trainer.user_file import load_plugin
 from skyrl_trainer.weight_sync.canary import Canary
 from skyrl_trainer.weight_sync.colocation import Colocation, shares_gpus, sync_backend
@@ -83,7 +84,7 @@ class Parts:
             StoredRollouts(config, folders, own.options.old_logprobs, own.correction_range[0]) if folders else None
         )
         self.train_tasks = self.replayed.samples if self.replayed else tasks(config, config.data.train_data)
-        self.held_out = held_out_tasks(config)
+        self.held_out = HeldOut(config)
         self.sampler = make_sampler(self.train_tasks, trainer.seed)
         self.store = JsonlTrajectoryStore(path / "trajectories")
 
@@ -97,8 +98,8 @@ class Parts:
         with ExitStack() as stack:
             self.stack = stack
             self.table = stack.enter_context(LiveTable(self.config.trainer.max_steps, self.first_step))
-            if len(self.held_out) < self.config.trainer.eval_batch_size:
-                self.table.note(f"data.val_data has {len(self.held_out)} distinct tasks: all are used")
+            if len(self.held_out.tasks) < self.config.trainer.eval_batch_size:
+                self.table.note(f"data.val_data has {len(self.held_out.tasks)} distinct tasks: all are used")
             self.run.write_config()
             self._start_processes()
             gc.freeze()  # a full collection would go through all that the libraries made, a quarter of a second
@@ -237,8 +238,7 @@ class Parts:
 
     def evaluate(self, step: int) -> StepMetrics:
         """Success on the held-out tasks, each tried once; keeps the policy if it is the best so far."""
-        tries = self.session.rollouts.run(PromptBatch(step, self.held_out, num_generations=1), eval=True)
-        metrics = eval_metrics(tries)
+        metrics = self.held_out.metrics(self.session.rollouts, step)
         if metrics["eval/success"] > self.best:
             self.best = metrics["eval/success"]
             self.learner.save_pretrained(self.run.path / "model" / "best")
@@ -275,10 +275,21 @@ def tasks(config: Config, specs: Sequence[str | dict[str, Any]]) -> SampleSource
     )
 
 
-def held_out_tasks(config: Config) -> list[Sample]:
-    """The first `trainer.eval_batch_size` distinct tasks of `data.val_data`."""
-    return held_out(tasks(config, config.data.val_data), config.trainer.eval_batch_size)
+class HeldOut:
+    """`data.val_data`: the first `trainer.eval_batch_size` distinct tasks of envs, and benchmarks."""
 
+    def __init__(self, config: Config) -> None:
+        specs, self._exams = take_exams(config.data.val_data, config.run_path)
+        count = config.trainer.eval_batch_size
+        self.tasks = held_out(tasks(config, specs), count) if specs or not self._exams else []
 
-def eval_metrics(tries: RolloutBatch) -> StepMetrics:
-    return {f"eval/{name}": value for name, value in rollout_metrics(tries).items()}
+    def metrics(self, rollouts: Rollouts, step: int) -> StepMetrics:
+        """Each tried once. Without tasks of envs `eval/success` is the mean accuracy of the benchmarks."""
+        found: StepMetrics = {}
+        if self.tasks:
+            tries = rollouts.run(PromptBatch(step, self.tasks, num_generations=1), eval=True)
+            found = {f"eval/{name}": value for name, value in rollout_metrics(tries).items()}
+        for exam in self._exams:
+            found |= exam.run(rollouts, step)
+        accuracies = [value for name, value in found.items() if name.endswith("/accuracy")]
+        return found if self.tasks else found | {"eval/success": sum(accuracies) / len(accuracies)}

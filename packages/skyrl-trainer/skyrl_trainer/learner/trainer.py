@@ -19,7 +19,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from skyrl_trainer.config import Config
 from skyrl_trainer.learner.grpo import GRPOTrainer
 from skyrl_trainer.learner.guardian import start_guardian
-from skyrl_trainer.learner.parts import Parts, eval_metrics, held_out_tasks
+from skyrl_trainer.learner.parts import HeldOut, Parts
 from skyrl_trainer.learner.run_folder import RunFolder
 from skyrl_trainer.learner.session import Session, check_engines
 from skyrl_trainer.learner.signals import StopSignal
@@ -147,7 +147,7 @@ def evaluate(config: Config, model_path: str) -> StepMetrics:
     """Held-out success of a model on disk, as `eval/<name>`; no learner, nothing is written."""
     check_engines(config, model_path, training=False)
     start_guardian()
-    tasks = held_out_tasks(config)
+    held_out = HeldOut(config)
     with Session(config, model_path) as session:
         session.wait_for_engines()
-        return eval_metrics(session.rollouts.run(PromptBatch(0, tasks, num_generations=1), eval=True))
+        return held_out.metrics(session.rollouts, step=0)

@@ -1,0 +1,225 @@
+"""`skyrl-trainer eval agent` and `eval code`: solve, then grade, then results.json and the report.
+
+What is missing is said before anything is spent. Ctrl-C, or worse, keeps every attempt; the same command goes on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import hashlib
+import json
+import re
+import sys
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from skyrl_eval import benchmarks, data, grade, metrics, prompts, report, sandbox, tools
+from skyrl_eval.benchmarks.common import Context
+from skyrl_eval.endpoint import connect, start_vllm
+from skyrl_eval.judge import Judge
+from skyrl_eval.play import Player, env_processes
+from skyrl_eval.solve import solve
+from skyrl_eval.store import Run
+from skyrl_eval.types import Attempt
+from skyrl_gym.data import read_jsonl
+from skyrl_trainer.errors import UserError
+
+DEFAULTS = {"agent": ("hle", "150"), "code": ("swe-verified", "50")}
+PROGRESS_SECONDS = 10.0
+
+
+def parse(kind: str, words: Sequence[str]) -> argparse.Namespace:
+    """The options of `eval agent` and of `eval code`, which has two more."""
+    known, (bench, n) = (benchmarks.AGENT if kind == "agent" else benchmarks.CODE), DEFAULTS[kind]
+    parser = argparse.ArgumentParser(prog=f"skyrl-trainer eval {kind}")
+    parser.add_argument("--bench", choices=known, metavar="NAME", help=f"{', '.join(known)} (default: {bench})")
+    parser.add_argument("--data", help="a file or folder in the official schema, or hf:ID@REVISION")
+    parser.add_argument("--images", action="store_true", help="keep the questions that show an image")
+    parser.add_argument("--base-url", metavar="URL", help="of an OpenAI-compatible endpoint, up to and with /v1")
+    parser.add_argument("--model", default="", help="its name there")
+    parser.add_argument("--checkpoint", type=Path, metavar="RUN|MODEL", help="start vLLM on one of ours instead")
+    parser.add_argument("--n", default=n, help=f"items, or all (default: {n}); a larger one extends a run")
+    parser.add_argument("--samples", type=int, default=1, metavar="K", help="tries at each item")
+    parser.add_argument("--tools", metavar="URL|JSONL", help="search and open_page: a search endpoint, or a corpus")
+    parser.add_argument("--judge-url", metavar="URL")
+    parser.add_argument("--judge-model", metavar="NAME")
+    parser.add_argument("--prices", type=Path, metavar="JSON", help="dollars for a million tokens, by model")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="the run's folder (default: runs/eval-BENCH-MODEL)")
+    parser.add_argument("--grade-only", action="store_true", help="ask the model nothing: judge what is in --out")
+    parser.add_argument("--seed", type=int, default=0, help="of the choice of items, and of sampling")
+    parser.add_argument("--temperature", type=float, default=0.0)
+    parser.add_argument("--max-tokens", type=int, default=16384, help="of one message of the model")
+    parser.add_argument("--concurrency", type=int, default=64, help="attempts at a time")
+    parser.add_argument("--compare", nargs=2, type=Path, metavar="RUN", help="only compare two graded runs")
+    if kind == "code":
+        parser.add_argument(
+            "--executor", choices=sandbox.EXECUTORS, help="where code runs (default: one that works here)"
+        )
+        parser.add_argument("--predictions", metavar="JSONL", help="grade these patches; gold: the official ones")
+        parser.add_argument("--repos", type=Path, metavar="DIR", help="clones, as owner__name; else from GitHub")
+    else:
+        parser.set_defaults(executor="namespace", predictions=None, repos=None)
+    parser.set_defaults(kind=kind, command=run)
+    return parser.parse_args(words)
+
+
+def run(args: argparse.Namespace) -> None:
+    """Raises UserError with a sentence."""
+    if args.compare:
+        print(report.compare(*args.compare))
+        return
+    prices = metrics.read_prices(args.prices) if args.prices else {}
+    with _solved_before(args) if args.grade_only else _solved(args) as run:
+        bench, model = run.config["bench"], run.config["model"]
+        context, title = _context(args, run.folder), _title(run)
+        samples = max((attempt.sample for attempt in run.attempts.values()), default=0) + 1
+        grade.grade_run(run, bench, context)
+        results = grade.results(run, bench, samples, context, prices, model)
+        results |= {"title": title, "model": model, "notes": [*run.facts["notes"], *results["notes"]]}
+        run.write_results(results)
+        page = report.write_report(run.folder)
+        low, high = 100 * results["low"], 100 * results["high"]
+        print(f"{title}: {100 * results['accuracy']:.1f} % ({low:.1f} to {high:.1f}). {page}")
+
+
+def _solved(args: argparse.Namespace) -> Run:
+    """The run with all attempts that could be made."""
+    if sum(map(bool, (args.base_url, args.checkpoint, args.predictions))) != 1:
+        what = "--base-url and --model, or --checkpoint" + (", or --predictions" if args.kind == "code" else "")
+        raise UserError(f"Say once what is to be evaluated: {what}.")
+    if args.n != "all" and not (args.n.isdigit() and int(args.n)):
+        raise UserError(f"--n is {args.n!r}, but should be a number of items, or all.")
+    bench = benchmarks.find(args.bench or DEFAULTS[args.kind][0])
+    args.executor = args.executor or _executor()
+    found = data.load(bench, args.data, args.images)
+    items = data.subset(found.items, None if args.n == "all" else int(args.n), args.seed)
+    grade.check_ready(bench.name, items, _context(args, Path()))
+    settings: dict[str, Any] = {name: getattr(args, name) for name in ("seed", "images", "tools")}
+    if args.tools:
+        settings |= {"tools": tools.check_provider(args.tools), "tools_prompt": prompts.digest("tools")}
+    if args.kind == "code":
+        settings["executor"] = args.executor
+
+    def open_run(model: str, **more: Any) -> Run:
+        name = re.sub(r"[^\w.-]+", "-", model).strip("-")[-60:]
+        config = grade.configuration(bench.name, found, model=model, **settings, **more)
+        facts = {"items": len(found.items), "notes": found.notes}
+        return Run(args.out or Path("runs") / f"eval-{bench.name}-{name}", config, facts, items)
+
+    if args.predictions:
+        return _predicted(args.predictions, open_run)
+    settings |= {"temperature": args.temperature, "max_tokens": args.max_tokens}
+    server = None
+    if args.checkpoint:
+        folder, args.base_url = _policy(args.checkpoint), "http://vllm/v1"
+        files = [path.open("rb") for path in sorted(folder.glob("*.safetensors"))]
+        settings["weights"] = data.content_id([hashlib.file_digest(file, "sha256").hexdigest() for file in files])
+        server = start_vllm(folder, args.max_tokens, args.concurrency, args.seed)
+    envs = env_processes({bench.env(item).env_id for item in items[:1]}, args.concurrency)
+    try:
+        with envs as handles:
+            return asyncio.run(_solve(args, open_run, server, handles))
+    finally:
+        if server:
+            server.end()
+
+
+async def _solve(args: argparse.Namespace, open_run: Any, server: Any, envs: list[Any]) -> Run:
+    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(args.concurrency + 8))
+    endpoint = connect(args.base_url, args.model, server)
+    async with endpoint.http:
+        await endpoint.probe(args.images, args.temperature)
+        model = str(args.checkpoint or endpoint.model)
+        run: Run = open_run(model, asked="tokens" if endpoint.prompt else "messages")
+        where = {"executor": args.executor, "repos": args.repos and str(args.repos), "tools": args.tools}
+        player = Player(endpoint, vars(args), {name: value for name, value in where.items() if value}, envs)
+        watch = asyncio.create_task(_progress(run, args.samples))
+        errors = await solve(run, args.samples, player.play, args.concurrency)
+        watch.cancel()
+    if errors:
+        print(f"{errors} attempts ended in an error: the same command tries them again.", file=sys.stderr)
+    return run
+
+
+async def _progress(run: Run, samples: int) -> None:
+    start, total = time.monotonic(), len(run.items) * samples
+    while True:
+        print(
+            f"{total - len(run.missing(samples))} of {total} attempts, {time.monotonic() - start:.0f} s",
+            file=sys.stderr,
+        )
+        await asyncio.sleep(PROGRESS_SECONDS)
+
+
+def _solved_before(args: argparse.Namespace) -> Run:
+    """A run on disk, with the items that it was made of."""
+    try:
+        manifest = json.loads((args.out / "manifest.json").read_text(encoding="utf-8"))
+    except (OSError, TypeError) as error:
+        raise UserError(f"--grade-only needs --out with the folder of a run: {error}.") from error
+    config, bench = manifest["config"], benchmarks.find(manifest["config"]["bench"])
+    official = config["source"] + (f"@{config['revision']}" if config["revision"] else "")
+    found = data.load(bench, args.data or (official if official != bench.source.url else None), config["images"])
+    if found.sha256 != config["data_sha256"]:
+        raise UserError(f"--data {args.data or official} is not the data that {args.out} was made of.")
+    args.executor = config.get("executor", args.executor)
+    items = {item.item_id: item for item in found.items}
+    chosen = [items[item_id] for _, item_id in manifest["ids"]]
+    grade.check_ready(bench.name, chosen, _context(args, args.out))
+    return Run(args.out, config, manifest["facts"], chosen)
+
+
+def _predicted(path: str, open_run: Any) -> Run:
+    """Somebody else's patches as attempts."""
+    try:
+        rows = [] if path == "gold" else [row for _, row in read_jsonl(Path(path))]
+        patches = {row["instance_id"]: row["model_patch"] or "" for row in rows}
+        names = ", ".join(sorted({str(row["model_name_or_path"]) for row in rows}))
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UserError(
+            f"--predictions {path} cannot be read ({error!r}): expected jsonl rows with instance_id, "
+            "model_name_or_path and model_patch, or gold for the official patches."
+        ) from error
+    run: Run = open_run(names or path, predictions=data.content_id(patches))
+    for item, sample in run.missing(1):
+        if (patch := item.gold["patch"] if path == "gold" else patches.get(item.item_id)) is not None:
+            run.add(Attempt(item.bench, item.item_id, sample, patch))
+    return run
+
+
+def _context(args: argparse.Namespace, folder: Path) -> Context:
+    if bool(args.judge_url) != bool(args.judge_model):
+        raise UserError("A judge needs both, --judge-url and --judge-model.")
+    judge = Judge(args.judge_url, args.judge_model, folder / "judge.jsonl") if args.judge_url else None
+    return Context(judge, args.executor, args.repos, folder / "logs")
+
+
+def _executor() -> str:
+    """The official images where containers can be run."""
+    for name in ("docker", "podman"):
+        with contextlib.suppress(UserError):
+            sandbox.check(name)
+            return name
+    return "namespace"
+
+
+def _policy(target: Path) -> Path:
+    """The model's folder of a run, or the target itself."""
+    for folder in (target / "model" / "best", target / "model" / "last", target):
+        if (folder / "config.json").is_file():
+            return folder.resolve()
+    raise UserError(f"--checkpoint {target} is neither a run with a saved policy nor a model's folder.")
+
+
+def _title(run: Run) -> str:
+    """Example: "hle, 150 of 2158 items, text only, no tools"."""
+    config = run.config
+    tooled = f"tools: {config['tools']}" if config["tools"] else "no tools"
+    how = f"executor {config['executor']}" if "executor" in config else tooled
+    text_only = ["text only"] * (config["bench"] == "hle" and not config["images"])
+    return ", ".join([config["bench"], f"{len(run.items)} of {run.facts['items']} items", *text_only, how])

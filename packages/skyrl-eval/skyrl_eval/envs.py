@@ -1,0 +1,59 @@
+"""The environment that asks a benchmark's question: one turn, or several where there are tools.
+
+    reset(options={"task": {"instructions": "...", "question": "...", "tools": "corpus.jsonl"}})
+
+`tools` says where search and open_page find pages (tools.py); without it the first message is the answer. With them
+calls, in the project's grammar, are answered by their results, and the first message without a call ends the episode.
+Nothing here knows what the right answer is, so the reward is 0: graders read the attempt.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from skyrl_eval.benchmarks.common import final
+from skyrl_eval.data import content_id
+from skyrl_eval.prompts import fill
+from skyrl_eval.tools import Pages
+from skyrl_gym.core import Outcome, Task, TextEnv
+from skyrl_gym.parsing import MAX_CALLS, parse_tool_calls
+from skyrl_gym.tools.tool import Tool, run_call, tool
+
+
+class QuestionEnv(TextEnv):
+    """Every step's info has `tool_calls`, and `urls`: the addresses that were opened in it."""
+
+    def task_from_row(self, row: Mapping[str, Any], options: Mapping[str, Any]) -> Task:
+        if not isinstance(row.get("question"), str):
+            raise ValueError(f"options['task']: field 'question' must be a string, got {row.get('question')!r:.80}.")
+        self._pages = pages = Pages(row.get("tools") or "")
+        functions = (pages.search, pages.open_page) if row.get("tools") else ()
+        self._tools: dict[str, Tool] = {each.__name__: tool(each, external=True) for each in functions}
+        listed = "\n".join(json.dumps(each.schema["function"]) for each in self._tools.values())
+        how = fill("tools", tools=listed, limit=str(MAX_CALLS)) if listed else ""
+        instructions = "\n\n".join(filter(None, (row.get("instructions"), how)))
+        return Task(content_id(row["question"]), row["question"], None, instructions=instructions)
+
+    def count_tasks(self, options: Mapping[str, Any]) -> int:
+        return 1
+
+    def make_task(self, options: Mapping[str, Any], index: int) -> Task:
+        raise ValueError("skyrl/question-v0 has no questions of its own: give one as options['task'].")
+
+    def begin(self, task: Task) -> str:
+        return task.text
+
+    def act(self, action: str) -> Outcome:
+        calls = parse_tool_calls(final(action)) if self._tools else []  # none in its thoughts
+        made = [run_call(self._tools, call, self.recorded) for call in calls]
+        urls, self._pages.fetched = self._pages.fetched, []
+        said = [call["result"] if "result" in call else f"Error: {call['error']}" for call in made]
+        return Outcome(
+            observation="\n".join(f"<tool_response>\n{text}\n</tool_response>" for text in said),
+            reward_parts={},
+            valid_action=all(call["args"] is not None for call in made),
+            terminated=not made,
+            info={"tool_calls": made, "urls": urls},
+        )

@@ -1,0 +1,181 @@
+"""search and open_page, for agents.
+
+    corpus.jsonl                                      rows of {"url", "title", "text"}: nothing leaves this machine
+    https://made.up/search?format=json&q={query}      any search endpoint that answers in JSON; without {query} the
+                                                      request is a POST of {"q": ..., "query": ...}
+
+An endpoint's key comes from SEARCH_API_KEY, in the usual headers or in place of {key}. Its results are the first list
+in the answer whose objects have a `url` or `link`. Sites of blocked.txt, which carry the answers of benchmarks, are
+neither shown nor opened, nor is anything that is not on the public internet.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import html
+import ipaddress
+import json
+import os
+import re
+import socket
+import urllib.request
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote, unquote, urlsplit
+
+from skyrl_gym.bm25 import BM25
+from skyrl_gym.data import read_jsonl
+from skyrl_gym.tools.tool import ToolError
+from skyrl_trainer.errors import UserError
+
+SECONDS, MOST_BYTES, RESULTS, SNIPPET, PAGE = 20.0, 4 << 20, 8, 300, 3500
+HEADERS = {"User-Agent": "Mozilla/5.0 (compatible; skyrl-eval)", "Content-Type": "application/json"}
+Hit = dict[str, str]
+"""Example: {"url": "https://made.up/glorp", "title": "Glorp", "text": "A glorp has seven legs."}"""
+
+
+class Pages:
+    """One episode's tools; `fetched` has every address that was opened. `is_public`: which hosts may be asked."""
+
+    def __init__(self, provider: str, is_public: Callable[[str], bool] | None = None) -> None:
+        self._provider, self._is_public = provider, is_public or on_the_internet
+        self.fetched: list[str] = []
+
+    def search(self, query: str) -> str:
+        """Searches; returns the title, the address and the beginning of each of the best pages."""
+        found = self._ask(query) if "://" in self._provider else corpus(self._provider).search(query)
+        hits = [hit for hit in found if not is_blocked(hit["url"])][:RESULTS]
+        texts = [f"{hit['title']}\n{hit['url']}\n{' '.join(hit['text'].split())[:SNIPPET]}" for hit in hits]
+        return "\n\n".join(texts) or "Nothing was found."
+
+    def open_page(self, url: str, page: int = 1) -> str:
+        """Opens an address and returns its text; a long text has several pages."""
+        if is_blocked(url):
+            raise ToolError("This site may not be opened.")
+        text = self._fetch(url) if "://" in self._provider else corpus(self._provider).text(url)
+        self.fetched.append(url)
+        if not 1 <= page <= (pages := max(1, -(-len(text) // PAGE))):
+            raise ToolError(f"There is no page {page}: the text has {pages}.")
+        return f"[page {page} of {pages}]\n{text[(page - 1) * PAGE : page * PAGE]}"
+
+    def _ask(self, query: str) -> list[Hit]:
+        key, url = os.environ.get("SEARCH_API_KEY", ""), self._provider
+        keys = {"Authorization": f"Bearer {key}", "X-API-KEY": key, "X-Subscription-Token": key} if key else {}
+        body = None if "{query}" in url else json.dumps({"q": query, "query": query}).encode()
+        url = url.replace("{query}", quote(query)).replace("{key}", quote(key))
+        try:
+            request = urllib.request.Request(url, body, HEADERS | keys)
+            with urllib.request.urlopen(request, timeout=SECONDS) as reply:
+                return _hits(json.loads(reply.read(MOST_BYTES)))
+        except (OSError, ValueError) as error:
+            raise ToolError(f"The search failed: {error}.") from error
+
+    def _fetch(self, url: str) -> str:
+        opener = urllib.request.build_opener(_Checked(self._check))
+        try:
+            with opener.open(self._check(urllib.request.Request(url, headers=HEADERS)), timeout=SECONDS) as reply:
+                kind = reply.headers.get_content_type()
+                text = reply.read(MOST_BYTES).decode(reply.headers.get_content_charset("utf-8"), "replace")
+        except (OSError, ValueError, LookupError) as error:
+            raise ToolError(f"The page cannot be opened: {error}.") from error
+        if not kind.startswith(("text/", "application/json", "application/xhtml")):
+            raise ToolError(f"The page is {kind}, which cannot be read as text.")
+        return plain_text(text) if "html" in kind else text
+
+    def _check(self, request: urllib.request.Request) -> urllib.request.Request:
+        """Before every request, so that nothing redirects to where it may not go."""
+        if request.type not in ("http", "https") or is_blocked(request.full_url) or not self._is_public(request.host):
+            raise ToolError("Only pages on the public internet can be opened, and not all of them.")
+        return request
+
+
+class _Checked(urllib.request.HTTPRedirectHandler):
+    def __init__(self, check: Callable[[urllib.request.Request], urllib.request.Request]) -> None:
+        self._check = check
+
+    def redirect_request(self, *args: Any) -> urllib.request.Request | None:
+        request = super().redirect_request(*args)
+        return request and self._check(request)
+
+
+class Corpus:
+    """Pages on disk. ValueError names the first row that is wrong."""
+
+    def __init__(self, path: str) -> None:
+        rows = list(read_jsonl(Path(path)))
+        for where, row in rows:
+            if not isinstance(row, dict) or not all(
+                isinstance(row.get(name), str) for name in ("url", "title", "text")
+            ):
+                raise ValueError(f"{where}: fields 'url', 'title' and 'text' must be strings.")
+        self._pages: list[Hit] = [row for _, row in rows]
+        self._index = BM25([f"{page['title']} {page['text']}" for page in self._pages])
+
+    def search(self, query: str) -> list[Hit]:
+        return [self._pages[number] for number in self._index.search(query, 3 * RESULTS)]
+
+    def text(self, url: str) -> str:
+        if not (found := [page for page in self._pages if page["url"] == url]):
+            raise ToolError("There is no page at this address.")
+        return f"{found[0]['title']}\n{found[0]['text']}"
+
+
+corpus = cache(Corpus)
+
+
+def check_provider(provider: str) -> str:
+    """What of a provider decides a run, for its identity; UserError where it does not work."""
+    try:
+        Pages(provider).search("weather")
+        content = b"" if "://" in provider else Path(provider).read_bytes()
+    except (OSError, ValueError, ToolError) as error:
+        raise UserError(
+            f"--tools {provider} cannot be used ({error}). Give a search endpoint such as "
+            "'https://made.up/search?q={query}', its key in SEARCH_API_KEY, or jsonl rows of url, title and text."
+        ) from error
+    return f"{Path(provider).name} {hashlib.sha256(content).hexdigest()[:16]}" if content else provider
+
+
+def is_blocked(url: str) -> bool:
+    """Example: is_blocked("https://www.Lastexam.ai/x") is True."""
+    parts = urlsplit(re.sub(r"^(?!https?://)", "https://", url.strip().lower()))
+    host, path = (parts.hostname or "").rstrip("."), re.sub("/+", "/", unquote(parts.path))
+    names = [host.split(".", start)[-1] for start in range(host.count(".") + 1)]
+    return any(f"{name}{path}/".startswith(f"{site}/") for name in names for site in _blocked())
+
+
+@cache
+def _blocked() -> list[str]:
+    lines = Path(__file__).with_name("blocked.txt").read_text(encoding="utf-8").splitlines()
+    return [line for line in lines if line and not line.startswith("#")]
+
+
+def on_the_internet(host: str) -> bool:
+    """Whether all addresses of a host (with or without a port) are public: no model reaches into our networks."""
+    found = socket.getaddrinfo(urlsplit(f"//{host}").hostname, None)
+    return all(ipaddress.ip_address(entry[4][0]).is_global for entry in found)
+
+
+def _hits(answer: Any) -> list[Hit]:
+    waiting = [answer]
+    for value in waiting:
+        rows = [row for row in value if isinstance(row, dict)] if isinstance(value, list) else []
+        if found := [row for row in rows if isinstance(row.get("url") or row.get("link"), str)]:
+            words = ("snippet", "description", "content", "text")
+            texts = [next((str(row[name]) for name in words if row.get(name)), "") for row in found]
+            rows_and_texts = zip(found, texts, strict=True)
+            return [
+                {"url": r.get("url") or r["link"], "title": str(r.get("title")), "text": t} for r, t in rows_and_texts
+            ]
+        waiting += value.values() if isinstance(value, dict) else rows
+    return []
+
+
+def plain_text(page: str) -> str:
+    """The words of an HTML page, a line a paragraph."""
+    page = re.sub(r"(?is)<!--.*?-->|<(script|style|noscript|template|svg)\b.*?</\1\s*>", "", page)
+    page = re.sub(r"(?i)<(/?(p|div|li|tr|table|h\d|title)|br)\b[^>]*>", "\n", " ".join(page.split()))
+    lines = (" ".join(html.unescape(line).split()) for line in re.sub(r"<[^>]*>", "", page).splitlines())
+    return "\n".join(filter(None, lines))

@@ -1,0 +1,44 @@
+"""Benchmarks while a policy trains: `skyrl_eval:gsm8k?data=gsm8k.jsonl&n=50` among `data.val_data`.
+
+Options: `data` (as --data), `n` (50), `judge_url` and `judge_model` where a judge grades. The items are tried by the
+run's own engines and env workers, with the budgets of the run's generator, and graded as `eval agent` grades them.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from skyrl_eval import benchmarks, data, grade, metrics
+from skyrl_eval.benchmarks.common import Context
+from skyrl_eval.judge import Judge
+from skyrl_eval.solve import attempt_of
+from skyrl_trainer.errors import UserError
+from skyrl_trainer.types import PromptBatch, StepMetrics
+
+
+class Exam:
+    """A subset of a benchmark. Example: Exam("gsm8k", {"data": "gsm8k.jsonl", "n": 50}, Path("runs/run"))"""
+
+    def __init__(self, name: str, options: dict[str, Any], folder: Path) -> None:
+        """folder: where the judge's replies are kept. UserError where something is missing."""
+        if unknown := sorted(options.keys() - {"data", "n", "judge_url", "judge_model"}):
+            raise UserError(
+                f"skyrl_eval:{name} takes the options data, n, judge_url and judge_model, not {unknown[0]}."
+            )
+        self._bench = benchmarks.find(name)
+        self._items = data.subset(data.load(self._bench, options.get("data")).items, options.get("n", 50))
+        asks = options.get("judge_url") and options.get("judge_model")
+        judge = Judge(options["judge_url"], options["judge_model"], folder / "judge.jsonl") if asks else None
+        self._context = Context(judge)
+        grade.check_ready(name, self._items, self._context)
+
+    def run(self, rollouts: Any, step: int) -> StepMetrics:
+        """Tries every item once. Example: {"eval/gsm8k/accuracy": 0.4, "eval/gsm8k/ungraded": 0.0, ...}"""
+        batch = PromptBatch(step, [self._bench.env(item) for item in self._items], 1)
+        tries = rollouts.run(batch, eval=True).trajectories
+        attempts = [attempt_of(played, item, 0) for played, item in zip(tries, self._items, strict=True)]
+        verdicts = list(grade.grade_all(self._bench, self._items, attempts, self._context))
+        found = metrics.summarise(self._items, 1, attempts, verdicts)
+        shown = {"accuracy": found["accuracy"]} | {f: found["counts"][f] for f in ("ungraded", "unparsed", "truncated")}
+        return {f"eval/{self._bench.name}/{figure}": float(value) for figure, value in shown.items()}

@@ -1,0 +1,183 @@
+"""Evaluation through a real vLLM on the CPU, a tiny random policy in it: every benchmark, kills, training."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from skyrl_eval import benchmarks
+from skyrl_eval.benchmarks.common import SWE_ENV
+from skyrl_eval.endpoint import connect
+from skyrl_eval.play import Player, env_processes
+from skyrl_trainer.agent.prompt import load_chat_prompt
+from skyrl_trainer.cli import main
+from skyrl_trainer.engine.server_process import as_flag
+from skyrl_trainer.engine.vllm_actor import ENGINE_ENV, vllm_kwargs
+from skyrl_trainer.types import Trajectory
+from tests.e2e.runs import Run, metrics
+from tests.eval.judge_server import match, served
+from tests.eval.made_up import ROWS, items
+from tests.eval.test_command import answer_sums, lines, run, sums, write
+
+RATING = json.dumps({"Answer Correctness": {"Correctness Details": {"x": False}, "Excessive Answers": []}})
+
+
+@pytest.fixture(scope="module")
+def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("policy") / "random"
+    command = ["init-policy", str(folder), "--data", "text_math?split=train&difficulty=1"]
+    subprocess.run([sys.executable, "-m", "skyrl_trainer", *command], check=True, capture_output=True)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def server(policy: Path) -> Iterator[str]:
+    """The address of vLLM's own server with the policy."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    kwargs = vllm_kwargs(str(policy), "float32", 4096, 64, 0, {"port": port, "served_model_name": "tiny"})
+    for name in ("skip_tokenizer_init", "weight_transfer_config", "worker_extension_cls"):
+        del kwargs[name]
+    flags = [as_flag(name, value) for name, value in kwargs.items()]
+    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", *flags]
+    process = subprocess.Popen(
+        command, env=os.environ | ENGINE_ENV, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    try:
+        deadline = time.monotonic() + 120
+        while True:
+            assert process.poll() is None and time.monotonic() < deadline
+            try:
+                urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=5).close()
+                break
+            except OSError:
+                time.sleep(0.2)
+        yield f"http://127.0.0.1:{port}/v1"
+    finally:
+        process.kill()
+        process.wait()
+
+
+def judge(request: dict[str, Any]) -> tuple[int, str]:
+    return 200, RATING if "Excessive Answers" in str(request) else match("no", 40)
+
+
+@pytest.mark.parametrize("bench", ["hle", *benchmarks.AGENT[1:], "livecodebench"])
+def test_a_benchmark_runs_end_to_end(bench: str, server: str, policy: Path, tmp_path: Path) -> None:
+    data, out = write(tmp_path / f"{bench}.jsonl", ROWS[bench]), tmp_path / "run"
+    kind = "code" if bench in benchmarks.CODE else "agent"
+    words = [f"--bench={bench}", f"--data={data}", f"--base-url={server}", f"--out={out}", "--max-tokens=24", "--n=all"]
+    with served(judge) as (url, _):
+        asked = [f"--judge-url={url}", "--judge-model=j"] if benchmarks.find(bench).judge else []
+        assert main(["eval", kind, *words, "--samples=2", "--temperature=1", *asked]) == 0
+    tasks = {item.item_id: item for item in items(bench) if not item.image}
+    attempts = lines(out / "attempts.jsonl")
+    assert sorted((line["item_id"], line["sample"]) for line in attempts) == [
+        (name, s) for name in sorted(tasks) for s in (0, 1)
+    ]
+    assert json.loads((out / "manifest.json").read_text())["config"]["asked"] == "tokens"
+    prompt = load_chat_prompt(str(policy))
+    for line in attempts:
+        task = benchmarks.find(bench).env(tasks[line["item_id"]]).options["task"]
+        assert line["prompt_tokens"] == len(prompt.first(task["instructions"], task["question"])), "as in training"
+        assert line["steps"] == 1 and 0 < line["completion_tokens"] <= 24 and line["stop"] in ("done", "length")
+    counts = json.loads((out / "results.json").read_text())["counts"]
+    assert counts["ungraded"] == counts["missing"] == 0 and sum(counts.values()) == len(attempts)
+
+
+def test_the_same_server_asked_by_messages(server: str, tmp_path: Path) -> None:
+    data = write(tmp_path / "gsm8k.jsonl", ROWS["gsm8k"])
+    words = [f"--data={data}", f"--base-url={server}", "--bench=gsm8k", "--images", "--max-tokens=24"]
+    assert main(["eval", "agent", *words, f"--out={tmp_path / 'run'}"]) == 0
+    assert json.loads((tmp_path / "run" / "manifest.json").read_text())["config"]["asked"] == "messages"
+    assert all(
+        line["stop"] in ("done", "length") and line["completion_tokens"]
+        for line in lines(tmp_path / "run/attempts.jsonl")
+    )
+
+
+def test_a_model_folder_is_served_and_evaluated(policy: Path, tmp_path: Path) -> None:
+    data = write(tmp_path / "gsm8k.jsonl", ROWS["gsm8k"])
+    words = [f"--data={data}", f"--checkpoint={policy}", "--bench=gsm8k", "--max-tokens=24"]
+    assert main(["eval", "agent", *words, f"--out={tmp_path / 'run'}"]) == 0
+    assert len(lines(tmp_path / "run/attempts.jsonl")) == 2
+    config = json.loads((tmp_path / "run" / "manifest.json").read_text())["config"]
+    assert config["asked"] == "tokens" and len(config["weights"]) == 16
+
+
+def test_benchmarks_while_a_policy_trains(policy: Path, tmp_path: Path) -> None:
+    spec = f"skyrl_eval:gsm8k?data={write(tmp_path / 'gsm8k.jsonl', ROWS['gsm8k'])}&n=2"
+    trained = Run(
+        tmp_path / "run",
+        trainer__policy__model__path=policy,
+        trainer__max_steps=0,
+        generator__max_model_len=512,
+        data__val_data=json.dumps(["text_math?split=val&difficulty=1", spec]),
+    )
+    code, output = trained.finish()
+    assert code == 0, output
+    row = metrics(tmp_path / "run")[0]
+    assert 0 <= row["eval/gsm8k/accuracy"] <= 1 and row["eval/gsm8k/ungraded"] == 0 and "eval/success" in row
+
+
+def test_killed_while_solving_and_started_again_nothing_is_lost_and_nothing_is_there_twice(tmp_path: Path) -> None:
+    data, out = write(tmp_path / "sums.jsonl", sums(60)), tmp_path / "run"
+    answered: list[str] = []
+
+    def slow(request: dict[str, Any]) -> tuple[int, str]:
+        time.sleep(0.05)
+        answered.append(request["messages"][-1]["content"] if "messages" in request else "")
+        return answer_sums(request)
+
+    with served(slow) as (url, _):
+        words = ["eval", "agent", "--bench=gsm8k", f"--data={data}", f"--base-url={url}", "--model=m", f"--out={out}"]
+        process = subprocess.Popen([sys.executable, "-m", "skyrl_trainer", *words, "--concurrency=4"])
+        while not (out / "attempts.jsonl").is_file() or len(lines(out / "attempts.jsonl")) < 20:
+            assert process.poll() is None
+            time.sleep(0.01)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        before = (out / "attempts.jsonl").read_bytes()
+        before = before[: before.rfind(b"\n") + 1]
+        with (out / "attempts.jsonl").open("ab") as file:
+            file.write(b'{"bench": "gsm8k", "item')  # as a kill tears a line
+        asked, kept = len(answered), len(before.splitlines())
+        assert 20 <= kept < 60
+        assert run(out, url, data) == 0
+        asked = sum("What is" in words for words in answered[asked:])
+    after = (out / "attempts.jsonl").read_bytes()
+    assert after.startswith(before), "what was recorded is as it was"
+    assert len({line["item_id"] for line in lines(out / "attempts.jsonl")}) == len(lines(out / "attempts.jsonl")) == 60
+    assert asked <= 60 - kept + 4, "only what was missing is asked, and what was in flight at the kill"
+    assert json.loads((out / "results.json").read_text())["accuracy"] == 1
+
+
+def test_an_env_that_runs_code_is_played_in_a_process_of_its_own() -> None:
+    (item, *_), samples = items("gsm8k"), {SWE_ENV}
+    sample = replace(benchmarks.find("gsm8k").env(item), env_id="skyrl_eval:skyrl/question-v0")
+    options = {"temperature": 0.0, "max_tokens": 8, "seed": 0}
+
+    async def play(url: str, handles: list[Any]) -> Trajectory:
+        endpoint = connect(url, "m")
+        async with endpoint.http:
+            await endpoint.probe(messages=True, temperature=0.0)
+            return await Player(endpoint, options, {}, handles).play(sample, 0)
+
+    with served(lambda request: (200, "#### 999")) as (url, _), env_processes(samples, 1) as handles:
+        played = asyncio.run(play(url, handles))
+    assert (played.stop_reason, played.turns[0].action, played.error) == ("terminated", "#### 999", None)
+    assert len(handles) == 1
