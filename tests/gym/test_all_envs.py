@@ -42,7 +42,7 @@ ROW = {
     "reward_spec": {"method": "rule", "ground_truth": "4800"},
 }
 ROWS = {"skyrl/gsm8k-v0": {"task": ROW}}  # what environments need that are played from rows only
-IDS = [entry.id for entry in skyrl_gym.list_envs() if entry.id.startswith(("skyrl/", GUESS))]
+IDS = [e.id for e in skyrl_gym.list_envs() if e.entry_point.startswith("skyrl_gym.") or e.id == GUESS]
 CASES = [
     (env_id, {"lang": lang} | ROWS.get(env_id, {}))
     for env_id in IDS

@@ -1,0 +1,120 @@
+"""What a benchmark is: four functions and where its data is. And what several of them share."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+from skyrl_eval import data, metrics
+from skyrl_eval.judge import Judge, JudgeFailed, Match, parse_match
+from skyrl_eval.prompts import fill
+from skyrl_eval.types import Attempt, Item, Source, Verdict
+from skyrl_trainer.types import Sample
+
+QUESTION_ENV = "skyrl_eval:skyrl/question-v0"
+SWE_ENV = "skyrl_eval:skyrl/swe-v0"
+
+
+@dataclass(frozen=True)
+class Context:
+    """What graders work with beside the attempt."""
+
+    judge: Judge | None = None
+    executor: str = "namespace"  # where code runs: "namespace", "docker" or "podman"
+    repos: Path | None = None  # a folder with clones, owner__name each; else they are fetched from GitHub
+    logs: Path | None = None  # where test output is kept
+
+
+class Benchmark:
+    """One benchmark. A subclass gives the row's schema, and says how to make items, ask them and grade answers."""
+
+    name: ClassVar[str]
+    source: ClassVar[Source]
+    judge: ClassVar[str] = ""  # the official judge's model; "" where a rule decides
+    prompts: ClassVar[tuple[str, ...]] = ()
+    notes: ClassVar[tuple[str, ...]] = ()  # where this differs from the official protocol, for the report
+
+    Row: ClassVar[type[data.Row]]  # the columns that are used
+
+    def tasks(self, rows: Sequence[Any], shots: Sequence[Any]) -> list[Item]:
+        """The items of checked rows; `shots` are rows to be shown as worked examples."""
+        raise NotImplementedError
+
+    def env(self, item: Item) -> Sample:
+        """The env that asks the item's question, and its options: nothing in it comes from `item.gold`."""
+        raise NotImplementedError
+
+    def grade(self, item: Item, attempt: Attempt, context: Context) -> Verdict:
+        """A function of its arguments. Raises JudgeFailed or SandboxFailed where nothing can be said."""
+        raise NotImplementedError
+
+    def summary(self, verdicts: Sequence[Verdict]) -> dict[str, Any]:
+        """The benchmark's own figures, beside those that all have."""
+        return {}
+
+    def item(self, item_id: str, question: str, gold: Any, image: str = "", **meta: Any) -> Item:
+        return Item(self.name, item_id, question, gold, meta, image)
+
+
+class MatchedAnswer(Benchmark):
+    """HLE's and BrowseComp's way: a judge says whether the answer matches, and reads the confidence off it."""
+
+    def grade(self, item: Item, attempt: Attempt, context: Context) -> Verdict:
+        if not (response := final(attempt.answer)):
+            return verdict(item, attempt, 0.0, "")
+        prompt = fill("hle_judge", question=item.question, response=response, correct_answer=item.gold)
+        match, prompt_tokens, completion_tokens = judge_of(context).ask(prompt, parse_match, Match)
+        return verdict(
+            item,
+            attempt,
+            float(match.correct == "yes"),
+            match.extracted_final_answer or response[-200:],
+            confidence=min(max(match.confidence, 0), 100) / 100,
+            judge_prompt_tokens=prompt_tokens,
+            judge_completion_tokens=completion_tokens,
+        )
+
+    def summary(self, verdicts: Sequence[Verdict]) -> dict[str, Any]:
+        return {"calibration": metrics.calibration(verdicts)}
+
+
+def judge_of(context: Context) -> Judge:
+    if context.judge is None:
+        raise JudgeFailed("No judge was given (--judge-url and --judge-model).")
+    return context.judge
+
+
+def ask(item: Item, question: str, instructions: str = "") -> Sample:
+    """The sample of a question that is answered in one turn, or in several with tools."""
+    task = {"instructions": instructions, "question": question} | ({"image": item.image} if item.image else {})
+    return Sample(f"{item.bench}:{item.item_id}", QUESTION_ENV, 0, {"task": task})
+
+
+def final(answer: str) -> str:
+    """A message without its reasoning: what follows </think>, nothing where the reasoning was cut off."""
+    _, closed, tail = answer.rpartition("</think>")
+    return tail.strip() if closed else "" if "<think>" in answer else answer.strip()
+
+
+def last(pattern: str, text: str) -> str:
+    """The first group of the pattern's last match, or ""."""
+    found = re.findall(pattern, text)
+    return found[-1] if found else ""
+
+
+def verdict(item: Item, attempt: Attempt, score: float | None, answer: str, **fields: Any) -> Verdict:
+    """A verdict with its status; an empty answer is one that could not be found."""
+    status = "ungraded" if score is None else "correct" if score == 1 else "wrong" if answer else "unparsed"
+    if attempt.stop == "length" and status in ("wrong", "unparsed"):
+        status = "truncated"
+    return Verdict(item.bench, item.item_id, attempt.sample, score, status, answer, **fields)
+
+
+def choice(item: Item, attempt: Attempt, *patterns: str) -> Verdict:
+    """A letter, found by the first of the patterns that matches, its last match: compared with the gold letter."""
+    text = final(attempt.answer)
+    answer = next((found for pattern in patterns if (found := last(pattern, text))), "").upper()
+    return verdict(item, attempt, float(answer == item.gold), answer)

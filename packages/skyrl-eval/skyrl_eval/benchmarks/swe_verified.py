@@ -1,0 +1,103 @@
+"""SWE-bench Verified: 500 issues of 12 Python repositories, each resolved by a patch that its tests accept."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Sequence
+from typing import Annotated, Any, ClassVar
+
+from pydantic import BeforeValidator, Field
+
+from skyrl_eval import data, swe
+from skyrl_eval.benchmarks.common import SWE_ENV, Benchmark, Context, verdict
+from skyrl_eval.prompts import fill
+from skyrl_eval.types import Attempt, Item, Source, Verdict
+from skyrl_trainer.errors import UserError
+from skyrl_trainer.types import Sample
+
+Tests = Annotated[list[str], BeforeValidator(lambda value: json.loads(value) if isinstance(value, str) else value)]
+
+
+class SWEBench(Benchmark):
+    name = "swe-verified"
+    source = Source("SWE-bench/SWE-bench_Verified", "data/test-*.parquet", size=500)
+    prompts = ("swebench_task",)
+    notes: ClassVar[tuple[str, ...]] = (
+        "A regression signal, not a measure of skill: many hard tests are flawed, and frontier models know the set.",
+        "Outside the official images (--executor namespace) the environment is this machine's: not comparable.",
+    )
+
+    class Row(data.Row):
+        """Both schemas: that of swebench 4 (lists as JSON text, no eval_script) and that of swebench 5."""
+
+        repo: str
+        instance_id: str
+        base_commit: str
+        patch: str
+        test_patch: str
+        problem_statement: str
+        fail_to_pass: Tests = Field(alias="FAIL_TO_PASS")
+        pass_to_pass: Tests = Field(alias="PASS_TO_PASS")
+        eval_script: str = ""
+        image: str = ""
+        log_parser: str = "parse_log_pytest"
+        eval_type: str = "pass_and_fail"
+
+    def tasks(self, rows: Sequence[Row], shots: Sequence[Row]) -> list[Item]:
+        items = []
+        for row in rows:
+            tests = [*row.fail_to_pass, *row.pass_to_pass]
+            if not row.eval_script and not all("::" in test for test in tests):
+                raise UserError(
+                    f"{row.instance_id}, field 'eval_script': missing, and one can be made for pytest's tests only. "
+                    "Use the data of swebench 5, which has it."
+                )
+            image = row.image or f"swebench/sweb.eval.x86_64.{row.instance_id.replace('__', '_1776_')}:latest".lower()
+            script = row.eval_script or swe.pytest_script(row.base_commit, row.test_patch, tests)
+            gold = row.model_dump(by_alias=True, exclude={"problem_statement", "image"}) | {"eval_script": script}
+            meta = {"repo": row.repo, "base_commit": row.base_commit, "container": image}
+            places = {"category": row.repo, "cluster": row.repo}
+            items.append(self.item(row.instance_id, row.problem_statement, gold, **meta, **places))
+        return items
+
+    def env(self, item: Item) -> Sample:
+        """The repository and the issue; the patches, the tests and the script stay with the grader."""
+        task = {"question": fill("swebench_task", repo=item.meta["repo"], question=item.question)}
+        task |= {name: item.meta[name] for name in ("repo", "base_commit", "container")}
+        return Sample(f"{item.bench}:{item.item_id}", SWE_ENV, 0, {"task": task})
+
+    def grade(self, item: Item, attempt: Attempt, context: Context) -> Verdict:
+        """The attempt's answer is its patch."""
+        patch = attempt.answer if attempt.answer.endswith("\n") else attempt.answer + "\n"
+        if not patch.strip():
+            return verdict(item, attempt, 0.0, "")
+        clean = swe.guarded(patch, item.gold["test_patch"])
+        resolved, timed_out = self._run(item, attempt, patch, context, "")
+        guarded = resolved
+        if resolved and clean != patch:
+            guarded = bool(clean.strip()) and self._run(item, attempt, clean, context, "guarded-")[0]
+        flags = swe.flags(patch, item.gold["test_patch"])
+        detail = {"resolved_guarded": guarded, "timed_out": timed_out, "flags": flags}
+        return verdict(item, attempt, float(resolved), f"{len(patch)} characters", detail=detail)
+
+    def _run(self, item: Item, attempt: Attempt, patch: str, context: Context, prefix: str) -> tuple[bool, bool]:
+        """Whether the patch resolves the issue, and whether its tests ran into the time limit."""
+        done = swe.run_tests(item.gold, item.meta, patch, context)
+        if context.logs:
+            folder = context.logs / item.item_id / str(attempt.sample)
+            folder.mkdir(parents=True, exist_ok=True)
+            for name, text in (("test_output.txt", done.output), ("patch.diff", patch)):
+                (folder / f"{prefix}{name}").write_text(text, encoding="utf-8", errors="surrogateescape")
+        return not done.timed_out and swe.is_resolved(item.gold, done.output), done.timed_out
+
+    def summary(self, verdicts: Sequence[Verdict]) -> dict[str, Any]:
+        details = [one.detail for one in verdicts]
+        return {
+            "resolved_guarded": sum(bool(detail.get("resolved_guarded")) for detail in details) / max(len(details), 1),
+            "timed_out": sum(bool(detail.get("timed_out")) for detail in details),
+            "flags": dict(sorted(Counter(flag for detail in details for flag in detail.get("flags", [])).items())),
+        }
+
+
+BENCHMARK = SWEBench()

@@ -1,0 +1,211 @@
+"""Data of benchmarks, from Hugging Face or from files, in the official schemas.
+
+    cais/hle   cais/hle@5a81a4c7   hf:cais/hle@5a81a4c7    a data set on Hugging Face, at a revision
+    data/hle.jsonl  .json  .csv  .parquet  data/hle/       files of the same schema, or a folder of them
+
+In a folder, files whose names begin with "validation" or "dev" hold worked examples, all others items.
+"""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import json
+import os
+import sys
+import urllib.request
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from skyrl_eval.types import Item, Source
+from skyrl_trainer.errors import UserError
+
+if TYPE_CHECKING:
+    from skyrl_eval.benchmarks.common import Benchmark
+
+SUFFIXES = (".jsonl", ".json", ".csv", ".parquet")
+SHOTS = ("validation", "dev")
+
+
+class Row(BaseModel):
+    """A row of a data set; each benchmark names its fields. Columns that it does not name are ignored."""
+
+    model_config = ConfigDict(extra="ignore", coerce_numbers_to_str=True, populate_by_name=True, frozen=True)
+
+
+@dataclass(frozen=True)
+class Data:
+    """The items of a benchmark and what they were read from.
+
+    Example: Data([item, ...], "cais/hle", "5a81a4c7...", "9c1e...", ["342 items with images are left out"])
+    """
+
+    items: list[Item]
+    source: str
+    revision: str | None
+    """The commit on Hugging Face."""
+    sha256: str
+    """Of all items, whatever their order and the format of the file."""
+    notes: list[str]
+
+
+def load(bench: Benchmark, spec: str | None = None, images: bool = False) -> Data:
+    """All items of a benchmark.
+
+    Args:
+        spec: as the module's docstring shows; None for the official data.
+        images: keep the questions that show one.
+
+    Raises:
+        UserError: names the file, the row, the field; or what is needed to fetch the data.
+    """
+    source, revision, files = locate(bench.source, spec)
+    if not files:
+        wanted = bench.source.files if revision else f"that ends in {', '.join(SUFFIXES)}"
+        raise UserError(f"--data {source} has no file {wanted}.")
+    shots = [path for path in files if path.name.startswith(SHOTS)] if len(files) > 1 else []
+    rows = [row for path in files if path not in shots for row in _rows(path, bench.Row)]
+    items = _named_once(bench.tasks(rows, [row for path in shots for row in _rows(path, bench.Row)]), source)
+    kept = [item for item in items if images or not item.image]
+    if not kept:
+        raise UserError(f"--data {source} has no items" + (" without an image." if items else "."))
+    lines = sorted(_digest(item.item_id, item.question, item.gold, item.image) for item in kept)
+    notes = [f"{len(items) - len(kept)} items with images are left out"] if len(kept) < len(items) else []
+    if len(items) < bench.source.size:
+        notes.append(f"{len(items)} items of the official {bench.source.size} are in the data")
+    return Data(kept, source, revision, _digest(lines), notes)
+
+
+def subset(items: Sequence[Item], n: int | None, seed: int = 0) -> list[Item]:
+    """The first n (None: all) in the order of a hash of seed and id.
+
+    50 of them are among 150 of them, whatever the order of the file, so a larger n extends a run.
+    """
+    return sorted(items, key=lambda item: _digest(seed, item.item_id))[:n]
+
+
+def content_id(*parts: Any) -> str:
+    """The id of an item whose data set has none."""
+    return _digest(*parts)[:16]
+
+
+def locate(official: Source, spec: str | None) -> tuple[str, str | None, list[Path]]:
+    """Where the data is: its name for the manifest, the revision, and the files on this machine."""
+    path = Path(spec).expanduser() if spec and not spec.startswith("hf:") else None
+    if path is not None and path.is_dir():
+        return str(spec), None, sorted(file for file in path.iterdir() if file.suffix in SUFFIXES)
+    if path is not None and (path.is_file() or path.suffix in SUFFIXES):
+        if path.suffix not in SUFFIXES or not path.is_file():
+            raise UserError(f"--data {spec} is not a file here that ends in {', '.join(SUFFIXES)}.")
+        return str(spec), None, [path]
+    if spec is None and official.url:
+        return official.url, None, [_download(official)]
+    repo, _, revision = (spec or official.repo).removeprefix("hf:").partition("@")
+    folder = _snapshot(repo, revision or None, official)
+    found = sorted(file for file in folder.rglob("*") if file.suffix in SUFFIXES)
+    patterns = [pattern for pattern in (official.files, official.shots) if pattern] or ["*"]
+    names = {file: file.relative_to(folder).as_posix() for file in found}
+    return repo, folder.name, [file for file in found if any(fnmatch(names[file], p) for p in patterns)]
+
+
+def _snapshot(repo: str, revision: str | None, official: Source) -> Path:
+    """The data set's files, in the cache of Hugging Face; the folder's name is the commit."""
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+    patterns = [pattern for pattern in (official.files, official.shots) if pattern] or None
+    try:
+        return Path(snapshot_download(repo, repo_type="dataset", revision=revision, allow_patterns=patterns))
+    except GatedRepoError as error:
+        token = "The token in HF_TOKEN may not" if os.environ.get("HF_TOKEN") else "HF_TOKEN is not set: you may not"
+        raise UserError(
+            f"{token} read the gated data set {repo}. Accept its terms at https://huggingface.co/datasets/{repo}, put "
+            "a token of that account in HF_TOKEN, or give --data the path of a local copy."
+        ) from error
+    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise UserError(
+            f"--data {repo}{'@' + revision if revision else ''} is neither a file here nor a data set that Hugging "
+            f"Face gives out ({reason}). Give the path of a local copy in the official schema."
+        ) from error
+
+
+def _download(official: Source) -> Path:
+    """The file at the source's address, kept in the user's cache, and checked."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "skyrl-eval"
+    path = cache / official.url.rpartition("/")[2]
+    try:
+        content = path.read_bytes() if path.is_file() else urllib.request.urlopen(official.url, timeout=120).read()
+    except OSError as error:
+        raise UserError(f"{official.url} cannot be fetched ({error}). Give --data the path of a local copy.") from error
+    if not (found := hashlib.sha256(content).hexdigest()).startswith(official.sha256):
+        raise UserError(f"{official.url} hashes to {found}, not to {official.sha256}...: it is not the official file.")
+    cache.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content)
+    return path
+
+
+def _rows(path: Path, model: type[BaseModel]) -> Iterator[Any]:
+    """The file's rows as the benchmark's model, checked one by one."""
+    for number, values in enumerate(_raw(path, model), start=1):
+        try:
+            yield model.model_validate(values)
+        except ValidationError as error:
+            first = error.errors(include_url=False)[0]
+            field = ".".join(map(str, first["loc"])) or "(all)"
+            raise UserError(f"{path} row {number}, field {field!r}: {first['msg']}.") from error
+
+
+def _raw(path: Path, model: type[BaseModel]) -> Iterator[Any]:
+    try:
+        if path.suffix == ".parquet":
+            import pyarrow.parquet
+
+            file = pyarrow.parquet.ParquetFile(path)
+            names = {str(alias) for name, info in model.model_fields.items() for alias in _spellings(name, info)}
+            for batch in file.iter_batches(100, columns=[name for name in file.schema_arrow.names if name in names]):
+                yield from batch.to_pylist()
+        elif path.suffix == ".csv":  # not pandas: a cell that says None is an answer, not a missing value
+            csv.field_size_limit(sys.maxsize)
+            with path.open(encoding="utf-8-sig", newline="") as file:
+                yield from csv.DictReader(file)
+        elif path.suffix == ".json":
+            rows = json.loads(path.read_text(encoding="utf-8"))
+            yield from rows if isinstance(rows, list) else [rows]
+        else:
+            with path.open(encoding="utf-8") as lines:
+                for number, line in enumerate(lines, start=1):
+                    if line.strip():
+                        try:
+                            yield json.loads(line)
+                        except ValueError as error:
+                            raise UserError(f"{path} row {number} is not JSON: {error}.") from error
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path} cannot be read: {error}.") from error
+
+
+def _spellings(name: str, info: Any) -> list[Any]:
+    alias = info.validation_alias
+    return [name, *(alias.choices if hasattr(alias, "choices") else [alias])]
+
+
+def _named_once(items: list[Item], source: str) -> list[Item]:
+    """Gives repeated rows ids of their own; two different items under one id are an error."""
+    seen: dict[str, list[Item]] = {}
+    result = []
+    for item in items:
+        same = seen.setdefault(item.item_id, [])
+        if same and (same[0].question, same[0].gold) != (item.question, item.gold):
+            raise UserError(f"--data {source} has two different items with the id {item.item_id!r}.")
+        same.append(item)
+        result.append(replace(item, item_id=f"{item.item_id}#{len(same)}") if len(same) > 1 else item)
+    return result
+
+
+def _digest(*parts: Any) -> str:
+    return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()

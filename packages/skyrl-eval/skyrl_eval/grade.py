@@ -1,0 +1,134 @@
+"""From attempts to verdicts and results: nothing is sampled here.
+
+A verdict carries the hash of its grader; grading again keeps those whose grader and answer are the same, and grades the
+others. Verdicts are written in the order of the attempts, so the same attempts give the same file.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sys
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from skyrl_eval import benchmarks, metrics, prompts, sandbox, swe
+from skyrl_eval.benchmarks.common import Benchmark, Context, verdict
+from skyrl_eval.data import Data
+from skyrl_eval.judge import JudgeFailed
+from skyrl_eval.metrics import Prices
+from skyrl_eval.sandbox import SandboxFailed
+from skyrl_eval.store import Run, answer_hash, read_lines
+from skyrl_eval.types import Attempt, Item, Verdict
+from skyrl_trainer.errors import UserError
+
+JUDGES_AT_ONCE = 16
+
+
+def check_ready(bench: str, items: Iterable[Item], context: Context) -> None:
+    """UserError where grading could not work, to be called before anything is spent."""
+    judge = benchmarks.find(bench).judge
+    if judge and context.judge is None:
+        raise UserError(f"{bench} is graded by a judge (officially {judge}): give --judge-url and --judge-model.")
+    if bench in benchmarks.CODE:
+        sandbox.check(context.executor)
+    if bench.startswith("swe-"):
+        swe.check(item.gold for item in items)
+
+
+def grader_hash(bench: str, context: Context) -> str:
+    """Of everything that decides a verdict: this package's code of graders, the prompts, the judge's model."""
+    benchmark, here = benchmarks.find(bench), Path(__file__).parent
+    code = (f"benchmarks/{bench.replace('-', '_')}.py", "benchmarks/common.py", "judge.py", "sandbox.py", "swe.py")
+    files = [here / name for name in code]
+    parts = [path.read_text(encoding="utf-8") for path in files] + [prompts.text(name) for name in benchmark.prompts]
+    parts.append(context.judge.model if context.judge else context.executor)
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
+
+
+def grade_run(run: Run, bench: str, context: Context) -> list[Verdict]:
+    """Grades what is not graded yet, and returns the verdicts of the run's items on this benchmark."""
+    benchmark, grader = benchmarks.find(bench), grader_hash(bench, context)
+    items = {item.item_id: item for item in run.items if item.bench == bench}
+    attempts = [a for a in run.attempts.values() if a.bench == bench and a.item_id in items]
+
+    def known(attempt: Attempt) -> bool:
+        old = run.verdicts.get(attempt.key)
+        same = old is not None and (old.grader, old.attempt) == (grader, answer_hash(attempt))
+        return same and old is not None and old.status != "ungraded"
+
+    todo = [(benchmark, items[a.item_id], a, context) for a in attempts if not known(a)]
+    workers = JUDGES_AT_ONCE if benchmark.judge else (os.cpu_count() or 1) if bench in benchmarks.CODE else 0
+    for result in _in_order(todo, workers):
+        result.grader, result.attempt = grader, answer_hash(run.attempts[result.key])
+        if run.verdicts.get(result.key) != result:
+            run.add(result)
+    return [run.verdicts[attempt.key] for attempt in attempts]
+
+
+def results(run: Run, bench: str, samples: int, context: Context, prices: Prices, model: str) -> dict[str, Any]:
+    """What results.json says of a benchmark: the common figures, its own, and the notes that go with them."""
+    benchmark = benchmarks.find(bench)
+    items = [item for item in run.items if item.bench == bench]
+    ids = {item.item_id for item in items}
+    verdicts = [v for v in run.verdicts.values() if v.bench == bench and v.item_id in ids and v.sample < samples]
+    judge = context.judge.model if context.judge and benchmark.judge else None
+    notes = list(benchmark.notes)
+    if judge and judge != benchmark.judge:
+        notes.append(f"Judged by {judge}, not by the official {benchmark.judge}: not comparable with published ones.")
+    if judge and judge == model:
+        notes.append("The model judged itself: not comparable with published figures.")
+    common = metrics.summarise(
+        items, samples, run.attempts.values(), verdicts, prices.get(model), prices.get(judge or "")
+    )
+    who = {"bench": bench, "grader": grader_hash(bench, context), "judge": judge}
+    return {**who, **common, "own": benchmark.summary(verdicts), "notes": notes}
+
+
+def configuration(bench: str, data: Data, **settings: Any) -> dict[str, Any]:
+    """A run's identity: benchmark, data, prompts, and what else decides the attempts (model, sampling, seed, tools)."""
+    hashes = {name: prompts.digest(name) for name in benchmarks.find(bench).prompts}
+    found = {"bench": bench, "source": data.source, "revision": data.revision, "data_sha256": data.sha256}
+    return found | {"prompts": hashes} | settings
+
+
+def item_scores(folder: Path) -> dict[str, float]:
+    """The mean score of every item of a run on disk, for `metrics.compare`; what is ungraded counts as 0."""
+    lines = read_lines(folder / "verdicts.jsonl")
+    if not lines:
+        raise UserError(f"{folder} has no verdicts.jsonl with verdicts in it: grade the run first.")
+    scores: dict[str, dict[int, float]] = defaultdict(dict)
+    for line in lines:
+        scores[f"{line['bench']}:{line['item_id']}"][line["sample"]] = line["score"] or 0.0
+    return {name: sum(tries.values()) / len(tries) for name, tries in scores.items()}
+
+
+def _in_order(todo: Sequence[tuple[Benchmark, Item, Attempt, Context]], workers: int) -> Iterator[Verdict]:
+    """The verdicts in the order of `todo`; without workers in this thread (math-verify's limits are signals)."""
+    if not workers:
+        yield from (_grade(*task) for task in todo)
+        return
+    with ThreadPoolExecutor(workers) as pool:
+        futures: list[Future[Verdict]] = [pool.submit(_grade, *task) for task in todo]
+        try:
+            for future in futures:
+                yield future.result()
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+
+def _grade(benchmark: Benchmark, item: Item, attempt: Attempt, context: Context) -> Verdict:
+    """The verdict; "ungraded" with its reason where the attempt, the judge or the sandbox failed."""
+    reason = f"The attempt failed: {attempt.error}" if attempt.stop == "error" else ""
+    if not reason:
+        try:
+            return benchmark.grade(item, attempt, context)
+        except (JudgeFailed, SandboxFailed) as error:
+            reason = str(error)
+        except Exception as error:  # one odd answer must not end the grading of all others; it is counted
+            reason = f"The grader failed: {type(error).__name__}: {error}"
+            print(f"{item.bench} {item.item_id}: {reason}", file=sys.stderr)
+    return verdict(item, attempt, None, "", error=reason)

@@ -1,0 +1,193 @@
+"""Figures from items, attempts and verdicts. Pure functions; what is not known is None, never 0.
+
+Two denominators: `accuracy` is over all selected items (the official one: what failed or is missing is not correct),
+`accuracy_graded` over those that somebody graded. Both take the mean over an item's samples first.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NotRequired
+
+import numpy as np
+from pydantic import TypeAdapter, ValidationError
+from typing_extensions import TypedDict
+
+from skyrl_eval.types import Attempt, Item, Verdict
+from skyrl_trainer.errors import UserError
+
+COUNTERS = ("steps", "tool_calls", "tool_errors", "prompt_tokens", "completion_tokens", "cached_tokens", "seconds")
+STATUSES = ("correct", "wrong", "unparsed", "truncated", "ungraded", "missing")
+Z = 1.959964
+
+
+class Price(TypedDict):
+    """US dollars for a million tokens. Example: {"prompt": 0.4, "completion": 1.6, "cached": 0.1}"""
+
+    prompt: float
+    completion: float
+    cached: NotRequired[float]
+
+
+Prices = dict[str, Price]
+"""By model."""
+
+
+def wilson(p: float, n: int) -> tuple[float, float]:
+    """The 95 % interval of a share p of n. Example: wilson(0.2, 200) == (0.150, 0.261), rounded."""
+    if n == 0:
+        return 0.0, 1.0
+    centre, scale = p + Z * Z / (2 * n), 1 + Z * Z / n
+    half = Z * math.sqrt(p * (1 - p) / n + Z * Z / (4 * n * n))
+    return max(0.0, (centre - half) / scale), min(1.0, (centre + half) / scale)
+
+
+def clustered_error(means: Sequence[float], clusters: Sequence[str]) -> float | None:
+    """The standard error of the mean of item means whose errors may go together within a cluster.
+
+    With every item a cluster of its own it is the usual one. None for fewer than two clusters.
+    """
+    values = np.asarray(means)
+    sums: dict[str, float] = defaultdict(float)
+    for residual, cluster in zip(values - values.mean(), clusters, strict=True):
+        sums[cluster] += residual
+    m = len(sums)
+    return None if m < 2 else math.sqrt(m / (m - 1) * sum(s * s for s in sums.values())) / len(values)
+
+
+def pass_at_k(n: int, c: int, k: int) -> float:
+    """Unbiased: the chance that k of n tries, drawn without putting back, hold one of the c correct ones."""
+    return 1.0 - math.comb(n - c, k) / math.comb(n, k)
+
+
+def pass_all_k(n: int, c: int, k: int) -> float:
+    """The chance that all of k tries drawn are correct (pass^k)."""
+    return math.comb(c, k) / math.comb(n, k)
+
+
+def calibration_error(confidences: Sequence[float], correct: Sequence[float], official: bool = False) -> float | None:
+    """HLE's root mean square calibration error, in bins of 100 (or of all, where they are fewer) by confidence.
+
+    The official one leaves out the last bin: it is None below 200 items, where no bin, or the only one, would be left.
+    """
+    n = len(confidences)
+    if n < (200 if official else 1):
+        return None
+    order = np.argsort(np.asarray(confidences), kind="stable")
+    gaps = (np.asarray(confidences) - np.asarray(correct, dtype=float))[order]
+    starts = [100 * i for i in range(max(n // 100, 1))]
+    bins = [gaps[a:b] for a, b in zip(starts, [*starts[1:], n], strict=True)]
+    return math.sqrt(sum(len(part) / n * part.mean() ** 2 for part in (bins[:-1] if official else bins)))
+
+
+def calibration(verdicts: Sequence[Verdict]) -> dict[str, Any]:
+    """Over all judged verdicts; `curve` is (confidence, share correct, count) in tenths of confidence."""
+    judged = [(v.confidence, float(v.score == 1)) for v in verdicts if v.confidence is not None and v.score is not None]
+    confidences, correct = [pair[0] for pair in judged], [pair[1] for pair in judged]
+    tenths: dict[int, list[tuple[float, float]]] = defaultdict(list)
+    for pair in judged:
+        tenths[min(int(pair[0] * 10), 9)].append(pair)
+    curve = [[*np.mean(tenths[tenth], axis=0).round(6).tolist(), len(tenths[tenth])] for tenth in sorted(tenths)]
+    return {
+        "all_bins": calibration_error(confidences, correct),
+        "official": calibration_error(confidences, correct, official=True),
+        "judged": len(judged),
+        "curve": curve,
+    }
+
+
+def read_prices(path: Path) -> Prices:
+    """Prices by model. Example of a file: {"made-up-7b": {"prompt": 0.4, "completion": 1.6, "cached": 0.1}}"""
+    try:
+        return TypeAdapter(Prices).validate_json(path.read_bytes())
+    except (OSError, ValidationError) as error:
+        reason = str(error).splitlines()[0]
+        raise UserError(
+            f"--prices {path}: expected JSON with dollars for a million tokens by model, such as "
+            f'{{"a-model": {{"prompt": 0.4, "completion": 1.6, "cached": 0.1}}}} ({reason}).'
+        ) from error
+
+
+def cost(prompt: int, completion: int, cached: int, price: Price | None) -> float | None:
+    """US dollars, None without a price; cached tokens cost their own price, or that of the prompt."""
+    if price is None:
+        return None
+    fresh = (prompt - cached) * price["prompt"] + cached * price.get("cached", price["prompt"])
+    return (fresh + completion * price["completion"]) / 1e6
+
+
+def summarise(
+    items: Sequence[Item],
+    samples: int,
+    attempts: Iterable[Attempt],
+    verdicts: Iterable[Verdict],
+    price: Price | None = None,
+    judge_price: Price | None = None,
+) -> dict[str, Any]:
+    """What every benchmark has in results.json, for the selected items and k samples of each."""
+    attempted = {attempt.key: attempt for attempt in attempts}
+    graded = {verdict.key: verdict for verdict in verdicts}
+    keys = [[(item.bench, item.item_id, sample) for sample in range(samples)] for item in items]
+    scores = [[graded[key].score if key in graded else None for key in row] for row in keys]
+    means = [sum(score or 0.0 for score in row) / samples for row in scores]
+    known = [[score for score in row if score is not None] for row in scores]
+    right = [sum(score == 1 for score in row) for row in scores]
+    status = Counter(graded[key].status if key in graded else "missing" for row in keys for key in row)
+    taken = [attempted[key] for row in keys for key in row if key in attempted]
+    judged = [graded[key] for row in keys for key in row if key in graded]
+    low, high = wilson(mean(means) or 0.0, len(items))
+    totals = {name: sum(getattr(attempt, name) for attempt in taken) for name in COUNTERS}
+    judge_in, judge_out = (sum(getattr(v, f"judge_{kind}_tokens") for v in judged) for kind in ("prompt", "completion"))
+    powers = [k for k in (2**e for e in range(samples.bit_length())) if k <= samples]
+    by_part: dict[str, list[float]] = defaultdict(list)
+    for item, value in zip(items, means, strict=True):
+        by_part[item.meta.get("category") or "all"].append(value)
+    return {
+        "items": len(items),
+        "samples": samples,
+        "accuracy": mean(means),
+        "low": low,
+        "high": high,
+        "standard_error": clustered_error(means, [item.meta.get("cluster", item.item_id) for item in items]),
+        "accuracy_graded": mean([sum(row) / len(row) for row in known if row]),
+        "pass_at": {str(k): mean([pass_at_k(samples, c, k) for c in right]) for k in powers},
+        "pass_all": {str(k): mean([pass_all_k(samples, c, k) for c in right]) for k in powers},
+        "counts": {name: status[name] for name in STATUSES},
+        "stops": dict(sorted(Counter(attempt.stop for attempt in taken).items())),
+        "means": {name: total / len(taken) if taken else None for name, total in totals.items()},
+        "totals": totals,
+        "cost": cost(totals["prompt_tokens"], totals["completion_tokens"], totals["cached_tokens"], price),
+        "judge_tokens": [judge_in, judge_out],
+        "judge_cost": cost(judge_in, judge_out, 0, judge_price),
+        "by_category": {name: {"items": len(v), "accuracy": mean(v)} for name, v in sorted(by_part.items())},
+    }
+
+
+def mean(values: Sequence[float]) -> float | None:
+    return sum(values) / len(values) if values else None
+
+
+def compare(a: Mapping[str, float], b: Mapping[str, float]) -> dict[str, Any]:
+    """Two runs on the items that both have (mean scores by item): the paired difference b - a, and McNemar's test.
+
+    Example: compare({"q1": 1, "q2": 0}, {"q1": 1, "q2": 1})["difference"] == 0.5
+    """
+    common = sorted(a.keys() & b.keys())
+    gaps = np.array([b[name] - a[name] for name in common])
+    error = gaps.std(ddof=1) / math.sqrt(len(gaps)) if len(gaps) > 1 else None
+    better, worse = int((gaps > 0).sum()), int((gaps < 0).sum())
+    n = better + worse
+    tail = sum(math.comb(n, i) for i in range(min(better, worse) + 1)) / 2**n
+    difference = float(gaps.mean()) if common else None
+    interval = None if error is None or difference is None else [difference - Z * error, difference + Z * error]
+    return {
+        "items": len(common),
+        "difference": difference,
+        "interval": interval,
+        "better": better,
+        "worse": worse,
+        "p": min(1.0, 2 * tail),
+    }

@@ -1,0 +1,159 @@
+"""Runs what a model wrote, without the network and within limits: in namespaces of this kernel, or in a container.
+
+The namespaces need no daemon, no image and no root; sandbox_init.py makes them. A container is for benchmarks whose
+items come with an image. A command that fails is a result; SandboxFailed means that it could not be run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import stat
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from skyrl_trainer.errors import UserError
+
+EXECUTORS = ("namespace", "docker", "podman")
+VISIBLE = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/etc/ld.so.cache", "/etc/alternatives", "/etc/passwd")
+INIT = Path(__file__).with_name("sandbox_init.py")
+FAILED, OUTPUT, MOST_READ = 125, 4 << 20, 256 << 20
+
+
+class SandboxFailed(Exception):
+    """The sandbox, not what ran in it, failed: says why."""
+
+
+@dataclass(frozen=True)
+class Done:
+    """What came of a command. Example: Done(0, "2 passed", False, 0.8)"""
+
+    code: int
+    output: str
+    """stdout and stderr together, the middle left out beyond 4 MiB."""
+    timed_out: bool
+    seconds: float
+
+
+Bind = tuple[Path, str, bool]
+"""A folder or file outside, its path inside, and whether it may be written to."""
+
+
+def run(
+    command: Sequence[str],
+    binds: Sequence[Bind] = (),
+    *,
+    seconds: float,
+    cwd: str = "/tmp",
+    executor: str = "namespace",
+    image: str = "",
+    memory_mib: int = 4096,
+    path: str = "",
+) -> Done:
+    """Runs a command; it and everything that it started are gone when this returns.
+
+    Args:
+        binds: what it sees beside the system's programs and this interpreter.
+        seconds: of wall clock.
+        path: a folder for PATH, before the others; by default this interpreter's.
+
+    Raises:
+        SandboxFailed: the namespaces or the container could not be made.
+    """
+    environment = {
+        "HOME": "/tmp",
+        "LANG": "C.UTF-8",
+        "TZ": "UTC",
+        "PYTHONHASHSEED": "0",
+        "PYTHONDONTWRITEBYTECODE": "1",
+    }
+    if executor == "namespace":
+        environment["PATH"] = ":".join((path or os.path.dirname(sys.executable), "/usr/local/bin:/usr/bin:/bin"))
+        limits = {"AS": memory_mib << 20, "FSIZE": 1 << 30, "NOFILE": 1024, "CORE": 0}
+        spec = {"cwd": cwd, "limits": limits, "environment": environment, "command": list(command)}
+        mounts = [*((Path(folder), folder, False) for folder in _visible()), *binds]
+        with tempfile.TemporaryDirectory(prefix="skyrl-sandbox-") as root:
+            places = {"root": root, "binds": [(str(outside), inside, w) for outside, inside, w in mounts]}
+            return _run([sys.executable, "-I", "-S", str(INIT), json.dumps(spec | places)], seconds)
+    name = f"skyrl-eval-{uuid.uuid4().hex[:12]}"
+    options = ["--rm", "--name", name, "--network", "none", "--memory", f"{memory_mib}m", "--pids-limit", "2048"]
+    options += [part for key in ("TZ", "PYTHONHASHSEED") for part in ("-e", f"{key}={environment[key]}")]
+    options += [part for outside, inside, w in binds for part in ("-v", f"{outside}:{inside}:{'rw' if w else 'ro'}")]
+    try:
+        return _run([executor, "run", *options, "-w", cwd, image, *command], seconds)
+    finally:
+        subprocess.run([executor, "rm", "-f", name], capture_output=True, timeout=60)
+
+
+def read_back(path: Path) -> str:
+    """A file that was written in the sandbox; "" for what is no plain file, as a link to one of ours would be."""
+    try:
+        with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
+            plain = stat.S_ISREG(os.fstat(file.fileno()).st_mode)
+            return file.read(MOST_READ).decode("utf-8", "surrogateescape") if plain else ""
+    except OSError:
+        return ""
+
+
+@cache
+def check(executor: str) -> None:
+    """UserError, with what to do, where this executor does not work here."""
+    if executor not in EXECUTORS:
+        raise UserError(f"--executor {executor} is not one of {', '.join(EXECUTORS)}.")
+    if executor == "namespace":
+        try:
+            run(["true"], seconds=30)
+        except SandboxFailed as error:
+            raise UserError(
+                f"Code is graded in namespaces, and this kernel makes none ({error}). Allow unprivileged user "
+                "namespaces (sysctl kernel.unprivileged_userns_clone=1, or run the container with --security-opt "
+                "seccomp=unconfined), or give --executor docker or podman."
+            ) from error
+    elif not shutil.which(executor) or subprocess.run([executor, "info"], capture_output=True, timeout=60).returncode:
+        raise UserError(f"--executor {executor}: `{executor} info` fails. Start it, or give --executor namespace.")
+
+
+def _visible() -> list[str]:
+    """The system's programs and this interpreter's, outermost folders only; nobody's files."""
+    paths = [path for path in VISIBLE if os.path.exists(path)]
+    for path in (sys.base_prefix, sys.prefix):
+        if not any(os.path.realpath(path).startswith(known + "/") for known in paths) and path not in paths:
+            paths.append(path)
+    return paths
+
+
+def _run(command: list[str], seconds: float) -> Done:
+    began, timed_out = time.monotonic(), False
+    with tempfile.TemporaryFile() as output:
+        process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
+        )
+        try:
+            process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            timed_out = True
+            process.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(20)
+            process.kill()
+            process.wait()
+        size = output.seek(0, os.SEEK_END)
+        output.seek(0)
+        text = output.read(OUTPUT // 2)
+        if size > OUTPUT:
+            output.seek(-(OUTPUT // 2), os.SEEK_END)
+            text += f"\n[{size - OUTPUT} bytes left out]\n".encode()
+        text += output.read()
+    shown = text.decode("utf-8", "replace")
+    if process.returncode == FAILED and not timed_out:
+        raise SandboxFailed(" ".join(shown[-500:].split()) or "the sandbox cannot start")
+    return Done(process.returncode, shown, timed_out, time.monotonic() - began)

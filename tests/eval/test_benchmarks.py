@@ -1,0 +1,240 @@
+"""Each benchmark's grading on made-up items, by its official rules; parity where an oracle exists."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import math_verify
+import pytest
+
+from skyrl_eval import benchmarks
+from skyrl_eval.benchmarks.browsecomp import decrypt
+from skyrl_eval.benchmarks.common import Context, final
+from skyrl_eval.benchmarks.gsm8k import number
+from skyrl_eval.benchmarks.math import boxed, equivalent
+from skyrl_eval.judge import Judge, JudgeFailed, parse_match
+from skyrl_eval.prompts import fill
+from skyrl_eval.types import Item, Verdict
+from tests.eval.judge_server import match, served
+from tests.eval.made_up import PASSWORD, ROWS, attempt, encrypted, items, mmlu_pro
+
+
+def graded(item: Item, answer: str, context: Context | None = None, **fields: Any) -> Verdict:
+    return benchmarks.find(item.bench).grade(item, attempt(item, answer, **fields), context or Context())
+
+
+@pytest.mark.parametrize("name", ["hle", "browsecomp", "deepsearchqa", "mmlu", "mmlu-pro", "gpqa", "math", "gsm8k"])
+def test_every_benchmark_asks_its_question_and_has_prompts_with_sources(name: str) -> None:
+    module = benchmarks.find(name)
+    sources = (Path(benchmarks.__file__).parents[1] / "prompts/SOURCES.md").read_text()
+    for item in items(name):
+        sample = module.env(item)
+        assert item.question.split("?")[0] in sample.options["task"]["question"]
+        assert sample.sample_id == f"{name}:{item.item_id}"
+    for prompt in module.prompts:
+        assert f"`{prompt}.txt`" in sources
+
+
+@pytest.mark.parametrize("text", ["", "Ada Müller", "x" * 1000, "日本 \n\0"])
+def test_browsecomp_decryption_round_trip(text: str) -> None:
+    assert decrypt(encrypted(text, "another password"), "another password") == text
+    if text:
+        with pytest.raises(UnicodeDecodeError):
+            decrypt(encrypted("ÿ" * 64, PASSWORD), "not the password")
+
+
+@pytest.mark.parametrize(
+    ("reply", "correct", "confidence"),
+    [
+        (match("yes", 70), "yes", 70),
+        ("```json\n" + match("no") + "\n```", "no", 80),
+        ("extracted_final_answer: 7\nreasoning: fits\ncorrect: yes\nconfidence: 55%", "yes", 55),
+        ("**Correct:** yes", "yes", 100),
+        ("correct: no, because\n...\n- correct : YES", "yes", 100),
+        ('{"extracted_final_answer": "7", "correct": "no"}', None, None),
+        ('{\n"extracted_final_answer": "7",\n"correct": "no"\n', "no", 100),
+        ("This is incorrect: yes", None, None),
+        ("It is correct.", None, None),
+        ("", None, None),
+    ],
+)
+def test_a_judgement_is_read_from_json_or_from_its_own_line(
+    reply: str, correct: str | None, confidence: int | None
+) -> None:
+    found = parse_match(reply)
+    assert (found and found.correct, found and found.confidence) == (correct, confidence)
+
+
+@pytest.mark.parametrize("name", ["hle", "browsecomp"])
+def test_judged_answers(name: str, tmp_path: Path) -> None:
+    item = items(name)[0]
+    with served(lambda request: (200, match("yes" if "Answer: 7" in str(request) else "no", 130))) as (url, requests):
+        context = Context(Judge(url, "judge", tmp_path / "judge.jsonl"))
+        right = graded(item, "<think>Hm, 8?</think>Answer: 7", context)
+        wrong = graded(item, "Answer: 8", context)
+        nothing = graded(item, "<think>It never ends", context, stop="length")
+    assert (right.score, right.status, right.confidence, right.answer) == (1.0, "correct", 1.0, "7")
+    assert (right.judge_prompt_tokens, right.judge_completion_tokens) == (11, 5)
+    assert (wrong.score, wrong.status) == (0.0, "wrong")
+    assert (nothing.score, nothing.status) == (0.0, "truncated")
+    assert len(requests) == 2
+    prompt = requests[0]["messages"][0]["content"]
+    assert f"[correct_answer]: {item.gold}\n" in prompt and "[response]: Answer: 7\n" in prompt
+    assert "Hm, 8?" not in prompt and "0|\\%|" in prompt
+    assert requests[0]["response_format"]["json_schema"]["schema"]["required"][-1] == "strict"
+    with pytest.raises(JudgeFailed, match="No judge"):
+        graded(item, "Answer: 7")
+
+
+def rating(details: dict[str, bool], excessive: list[str]) -> str:
+    inner = {"Explanation": "-", "Correctness Details": details, "Excessive Answers": excessive}
+    return "```json\n" + json.dumps({"Answer Correctness": inner}) + "\n```"
+
+
+@pytest.mark.parametrize(
+    ("details", "excessive", "score", "rate"),
+    [
+        ({"Ix": True, "Ox": True}, [], 1.0, "fully_correct"),
+        ({"Ix": True, "Ox": True}, ["Ux"], 0.8, "correct_with_excessive"),
+        ({"Ix": True, "Ox": False}, [], 2 / 3, "partially_correct"),
+        ({"Ix": False, "Ox": False}, ["Ux"], 0.0, "fully_incorrect"),
+    ],
+)
+def test_deepsearchqa(details: dict[str, bool], excessive: list[str], score: float, rate: str, tmp_path: Path) -> None:
+    module, item = benchmarks.find("deepsearchqa"), items("deepsearchqa")[0]
+    with served(lambda request: (200, rating(details, excessive))) as (url, requests):
+        verdict = graded(item, "Ix and Ox", Context(Judge(url, "judge", tmp_path / "judge.jsonl")))
+    assert verdict.score == pytest.approx(score) and verdict.detail["rate"] == rate
+    assert module.summary([verdict])[rate] == 1.0
+    prompt = requests[0]["messages"][0]["content"]
+    assert "Prompt Type: Set Answer\n<answer>\nIx, Ox\n</answer>" in prompt and '"Belgium": true' in prompt
+
+
+def test_deepsearchqa_keeps_the_answer_none() -> None:
+    assert items("deepsearchqa")[1].gold == "None"
+    assert items("deepsearchqa", [ROWS["deepsearchqa"][1] | {"answer": None}])[0].gold == "None"
+
+
+@pytest.mark.parametrize(
+    ("answer", "letter", "status"),
+    [
+        ("So it is four.\nAnswer: B", "B", "correct"),
+        ("answer: $B$", "B", "correct"),
+        ("**Answer: B**", "B", "correct"),
+        ("**Answer:** B", "B", "correct"),
+        ("Answer: A\nNo, wait.\nAnswer: B.", "B", "correct"),
+        ("<think>Answer: A</think>Answer: B", "B", "correct"),
+        ("Answer: C", "C", "wrong"),
+        ("Answer: Because", "", "unparsed"),
+        ("four", "", "unparsed"),
+    ],
+)
+def test_letters_of_mmlu(answer: str, letter: str, status: str) -> None:
+    verdict = graded(items("mmlu")[0], answer)
+    assert (verdict.answer, verdict.status) == (letter, status)
+
+
+@pytest.mark.parametrize(
+    ("answer", "letter"),
+    [
+        ("A is red. The answer is (B).", "B"),
+        ("the answer is B", "B"),
+        ("Answer: J", "J"),
+        ("Perhaps A, or rather B", "B"),
+        ("nothing here", ""),
+    ],
+)
+def test_letters_of_mmlu_pro(answer: str, letter: str) -> None:
+    assert graded(items("mmlu-pro", [mmlu_pro(1)])[0], answer).answer == letter
+
+
+def test_gpqa_shuffles_by_the_records_id_alone() -> None:
+    everything, few = items("gpqa"), items("gpqa", ROWS["gpqa"][::-3])
+    by_id = {item.item_id: item for item in everything}
+    assert all(by_id[item.item_id] == item for item in few)
+    assert all(item.meta["choices"]["ABCD".index(item.gold)] == "glorpon" for item in everything)
+    assert len(Counter(item.gold for item in everything)) == 4
+    for item in everything:
+        assert graded(item, f"Answer: {item.gold}").score == 1
+
+
+@pytest.mark.parametrize(
+    ("answer", "score", "strict"),
+    [
+        ("#### 1,200", 1, True),
+        ("#### $1200.00", 1, True),
+        ("So he has $1,200.", 1, False),
+        ("First 3, then 1200", 1, False),
+        ("1200 dollars, that is 12 notes", 0, False),
+        ("none", 0, False),
+    ],
+)
+def test_gsm8k_strict_and_flexible(answer: str, score: float, strict: bool) -> None:
+    verdict = graded(items("gsm8k")[1], answer)
+    assert (verdict.score, verdict.detail["strict"]) == (score, strict)
+    assert benchmarks.find("gsm8k").summary([verdict]) == {"strict": float(strict)}
+
+
+def test_numbers_and_boxes() -> None:
+    assert [number(text) for text in ("$1,200.", "-3.50", "7.00", " 42 ")] == ["1200", "-3.50", "7", "42"]
+    assert boxed("a \\boxed{1} b \\boxed{\\frac{1}{2}} c") == "\\frac{1}{2}"
+    assert boxed("\\boxed{\\{1, 2\\}}") == "\\{1, 2\\}"
+    assert boxed("\\boxed{1") == boxed("1") == boxed("\\boxed{}") == ""
+    assert final("<think>a</think> b") == "b" and final("a <think> b") == "" and final(" a ") == "a"
+
+
+def pairs() -> list[tuple[str, str, bool]]:
+    """208 pairs of made-up answers, and whether they are the same by construction."""
+    rng, found = random.Random(6), []
+    for _ in range(13):
+        a, b, c = rng.randint(2, 40), rng.randint(2, 40), rng.randint(2, 9)
+        same = [
+            (f"\\frac{{{a}}}{{{b}}}", f"{a}/{b}"),
+            (f"\\dfrac{{{a * c}}}{{{b * c}}}", f"\\frac{{{a}}}{{{b}}}"),
+            (f"{a}\\sqrt{{{c}}}", f"\\sqrt{{{a * a * c}}}"),
+            (f"{a}{{,}}000", f"{a}000"),
+            (f"({a},{b})", f"({a}, {b})"),
+            (f"{c}^{{2}}", str(c * c)),
+            (f"{a}x+{b}", f"{b} + {a}x"),
+            (f"\\text{{{'ab'[a % 2]}}}", "ab"[a % 2]),
+        ]
+        different = [
+            (f"\\frac{{{a}}}{{{b}}}", f"\\frac{{{a + 1}}}{{{b}}}"),
+            (str(a), str(a + 1)),
+            (f"({a},{b})", f"({a},{b + 1})"),
+            (f"\\sqrt{{{a}}}", f"\\sqrt{{{a + 1}}}"),
+            (f"[{a},{a + b})", f"[{a},{a + b}]"),
+            (f"{a}x+{b}", f"{a}x-{b}"),
+            (f"{a}\\pi", f"{a}"),
+            (str(a), ""),
+        ]
+        found += [(x, y, True) for x, y in same] + [(x, y, False) for x, y in different]
+    return found
+
+
+def test_math_equivalence_is_math_verifys_on_208_pairs() -> None:
+    for gold, answer, same in pairs():
+        verified = math_verify.verify(math_verify.parse(f"${gold}$"), math_verify.parse(f"${answer}$"))
+        assert equivalent(gold, answer) == same == verified, (gold, answer)
+
+
+def test_math_has_no_equal_emptiness_and_no_hanging() -> None:
+    assert not equivalent("", "") and not equivalent(" ", "x")
+    half = items("math")[0]
+    assert half.gold == "\\frac{1}{2}"
+    assert graded(half, "so \\boxed{0.5}").status == "correct"
+    assert graded(half, "\\boxed{0.6}").status == "wrong"
+    assert graded(half, "0.5").status == "unparsed"
+    assert graded(half, "\\boxed{9^{9^{9^9}}}").score == 0
+
+
+def test_a_prompts_braces_and_values_are_left_alone() -> None:
+    item = items("hle", [ROWS["hle"][0] | {"question": "What is {response} in {x}?"}])[0]
+    assert "{your chosen answer}" in benchmarks.find("hle").env(item).options["task"]["instructions"]
+    filled = fill("hle_judge", question=item.question, response="R", correct_answer="C")
+    assert "[question]: What is {response} in {x}?" in filled and re.search(r"\[response\]: R\n", filled)

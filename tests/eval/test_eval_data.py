@@ -1,0 +1,200 @@
+"""Data: every format gives the same items, mistakes name row and field, subsets are nested, no canary is here."""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pyarrow
+import pyarrow.parquet
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from skyrl_eval import benchmarks, data
+from skyrl_eval.types import Item
+from skyrl_trainer.errors import UserError
+from tests.eval.made_up import ROWS, items, mmlu_pro
+
+ROOT = Path(__file__).parents[2]
+SWE = {
+    "repo": "made/up",
+    "instance_id": "made__up-1",
+    "base_commit": "0" * 40,
+    "patch": "diff --git a/a.py b/a.py\n",
+    "test_patch": "diff --git a/test_a.py b/test_a.py\n",
+    "problem_statement": "It is broken.",
+    "hints_text": "",
+    "created_at": "2026-01-01",
+    "version": "1.0",
+    "FAIL_TO_PASS": '["test_a.py::test_one"]',
+    "PASS_TO_PASS": "[]",
+    "environment_setup_commit": "0" * 40,
+}
+
+
+def write(path: Path, rows: list[dict[str, Any]]) -> Path:
+    if path.suffix == ".jsonl":
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    elif path.suffix == ".json":
+        path.write_text(json.dumps(rows))
+    elif path.suffix == ".csv":
+        with path.open("w", newline="") as file:
+            writer = csv.DictWriter(file, list(rows[0]))
+            writer.writeheader()
+            writer.writerows(rows)
+    else:
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), path)
+    return path
+
+
+@pytest.mark.parametrize("bench", ["browsecomp", "deepsearchqa", "gpqa", "gsm8k"])
+def test_every_format_gives_the_same_items_and_fingerprint(bench: str, tmp_path: Path) -> None:
+    read = [
+        data.load(benchmarks.find(bench), str(write(tmp_path / f"rows{suffix}", ROWS[bench])))
+        for suffix in data.SUFFIXES
+    ]
+    assert all(found.items == read[0].items and found.sha256 == read[0].sha256 for found in read)
+    assert len(read[0].items) == len(ROWS[bench])
+
+
+def test_the_fingerprint_is_that_of_the_items_whatever_their_order(tmp_path: Path) -> None:
+    rows = ROWS["gsm8k"]
+    read = [
+        data.load(benchmarks.find("gsm8k"), str(write(tmp_path / f"{number}.jsonl", changed))).sha256
+        for number, changed in enumerate((rows, rows[::-1], [rows[0] | {"answer": "#### 998"}, rows[1]]))
+    ]
+    assert read[0] == read[1] != read[2]
+
+
+def test_a_folder_is_read_whole_and_its_validation_file_is_shown_as_examples(tmp_path: Path) -> None:
+    shot = mmlu_pro(9, cot_content="A: Let's think step by step. It is green. The answer is (B).")
+    write(tmp_path / "validation.jsonl", [shot])
+    write(tmp_path / "test-1.jsonl", [mmlu_pro(1)])
+    write(tmp_path / "test-2.parquet", [mmlu_pro(2)])
+    found = data.load(benchmarks.find("mmlu-pro"), str(tmp_path))
+    assert [item.item_id for item in found.items] == ["1", "2"]
+    asked = benchmarks.find("mmlu-pro").env(found.items[0]).options["task"]["question"]
+    assert asked.startswith("Question:\nWhich colour is number 9?\nOptions:\nA. red\nB. green\nC. blue\nAnswer: Let's")
+    assert "It is green. The answer is (B).\n\nQuestion:\nWhich colour is number 1?" in asked
+    assert asked.endswith("C. blue\nAnswer: Let's think step by step.") and "N/A" not in asked
+
+
+def test_images_are_left_out_unless_they_are_asked_for(tmp_path: Path) -> None:
+    path = str(write(tmp_path / "rows.jsonl", ROWS["hle"]))
+    text = data.load(benchmarks.find("hle"), path)
+    assert [item.item_id for item in text.items] == ["h1", "h2"]
+    assert "1 items with images are left out" in text.notes
+    everything = data.load(benchmarks.find("hle"), path, images=True)
+    assert benchmarks.find("hle").env(everything.items[2]).options["task"]["image"] == "data:image/png;base64,AAAA"
+
+
+@pytest.mark.parametrize(
+    ("bench", "change", "said"),
+    [
+        ("hle", {"answer": None}, "row 2, field 'answer'"),
+        ("hle", {"answer_type": "essay"}, "row 2, field 'answer_type'"),
+        ("mmlu", {"answer": 4}, "row 2, field 'answer'"),
+        ("mmlu", {"choices": ["a", "b"]}, "row 2, field 'choices'"),
+        ("mmlu-pro", {"answer": "Z"}, "row 2, field 'answer'"),
+        ("gsm8k", {"answer": "42"}, "row 2, field 'answer'"),
+        ("gpqa", {"Correct Answer": None}, "row 2, field 'Correct Answer'"),
+        ("math", {"solution": "no box", "answer": ""}, "field 'solution'"),
+        ("deepsearchqa", {"answer_type": "Many"}, "row 2, field 'answer_type'"),
+        ("browsecomp", {"canary": "another"}, "row 2, field 'problem'"),
+        ("livecodebench", {"public_test_cases": "["}, "row 2, field 'public_test_cases'"),
+    ],
+)
+def test_a_wrong_schema_names_the_row_and_the_field(
+    bench: str, change: dict[str, Any], said: str, tmp_path: Path
+) -> None:
+    rows = [ROWS[bench][0], ROWS[bench][1] | change]
+    with pytest.raises(UserError, match=re.escape(said)):
+        data.load(benchmarks.find(bench), str(write(tmp_path / "rows.jsonl", rows)))
+
+
+def test_what_is_not_a_row_or_not_a_file_is_named(tmp_path: Path) -> None:
+    gsm8k = benchmarks.find("gsm8k")
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    path = tmp_path / "rows.jsonl"
+    path.write_text(json.dumps(ROWS["gsm8k"][0]) + "\n{")
+    with pytest.raises(UserError, match=r"rows\.jsonl row 2 is not JSON"):
+        data.load(gsm8k, str(path))
+    with pytest.raises(UserError, match="is not a file here that ends in"):
+        data.load(gsm8k, str(tmp_path / "absent.parquet"))
+    with pytest.raises(UserError, match="has no file that ends in"):
+        data.load(gsm8k, str(empty))
+    with pytest.raises(UserError, match="Did you mean gsm8k"):
+        benchmarks.find("gsm9k")
+
+
+def test_repeated_rows_get_ids_of_their_own_and_contradicting_ones_are_refused(tmp_path: Path) -> None:
+    row = ROWS["gsm8k"][0]
+    twice = data.load(benchmarks.find("gsm8k"), str(write(tmp_path / "twice.jsonl", [row, row])))
+    assert twice.items[1].item_id == twice.items[0].item_id + "#2"
+    rows = [ROWS["hle"][0], ROWS["hle"][0] | {"answer": "8"}]
+    with pytest.raises(UserError, match="two different items with the id 'h1'"):
+        data.load(benchmarks.find("hle"), str(write(tmp_path / "clash.jsonl", rows)))
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(0, 100), st.integers(0, 100), st.integers(0, 3), st.randoms())
+def test_subsets_are_nested_and_do_not_depend_on_the_order(small: int, large: int, seed: int, rng: Any) -> None:
+    everything = [Item("b", str(number), "") for number in range(100)]
+    shuffled = rng.sample(everything, 100)
+    small, large = sorted((small, large))
+    assert data.subset(everything, small, seed) == data.subset(shuffled, large, seed)[:small]
+    assert sorted(item.item_id for item in data.subset(shuffled, None)) == sorted(item.item_id for item in everything)
+
+
+def test_both_schemas_of_swe_bench_give_the_same_item_but_for_script_and_image() -> None:
+    old = items("swe-verified", [SWE])[0]
+    lists = {"FAIL_TO_PASS": ["test_a.py::test_one"], "PASS_TO_PASS": []}
+    new_row = SWE | lists | {"eval_script": "#!/bin/bash\n", "image": "made/image", "log_parser": "parse_log_pytest"}
+    new = items("swe-verified", [new_row])[0]
+    assert old.gold["FAIL_TO_PASS"] == new.gold["FAIL_TO_PASS"] == ["test_a.py::test_one"]
+    assert (old.item_id, old.question) == (new.item_id, new.question)
+    assert new.gold["eval_script"] == "#!/bin/bash\n" and new.meta["container"] == "made/image"
+    assert "pytest -rA test_a.py" in old.gold["eval_script"]
+    assert old.meta["container"] == "swebench/sweb.eval.x86_64.made_1776_up-1:latest"
+    with pytest.raises(UserError, match="made__up-1, field 'eval_script'"):
+        items("swe-verified", [SWE | {"FAIL_TO_PASS": '["test one (app.tests)"]'}])
+    assert items("swe-multilingual", [new_row])[0].bench == "swe-multilingual"
+
+
+def test_nothing_that_the_grader_knows_is_in_what_an_env_gets() -> None:
+    secret = "the-gold-answer-4711"
+    changed = {
+        "hle": {"answer": secret},
+        "deepsearchqa": {"answer": secret},
+        "math": {"answer": secret},
+        "gsm8k": {"answer": f"#### {secret}"},
+        "livecodebench": {"private_test_cases": json.dumps([{"input": secret, "output": secret}])},
+    }
+    for bench, change in changed.items():
+        for item in items(bench, [row | change for row in ROWS[bench]]):
+            assert secret in str(item.gold)
+            assert secret not in str(benchmarks.find(bench).env(item))
+    swe = items("swe-verified", [SWE | {"patch": secret, "test_patch": secret, "FAIL_TO_PASS": f'["{secret}::a"]'}])[0]
+    assert secret not in str(benchmarks.find("swe-verified").env(swe))
+    for item in items("deepsearchqa"):
+        assert item.meta["kind"] not in str(benchmarks.find("deepsearchqa").env(item))
+
+
+def test_no_canary_of_a_benchmark_is_in_the_repository() -> None:
+    """Benchmarks mark their rows with a GUID beside the word canary, and with a sentence about training corpora."""
+    listed = subprocess.run(["git", "ls-files", "-z", "-co", "--exclude-standard"], cwd=ROOT, capture_output=True)
+    guid = rb"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}"
+    marked = re.compile(rb"(?i)canary.{0,200}?" + guid + rb"|" + guid + rb".{0,200}?canary", re.DOTALL)
+    sentence = re.compile(rb"(?i)BENCHMARK\s+DATA\s+SHOULD\s+NEVER\s+APPEAR")
+    paths = [ROOT / name.decode() for name in listed.stdout.split(b"\0") if name]
+    assert len(paths) > 100
+    found = [
+        path for path in paths if path.is_file() and (marked.search(text := path.read_bytes()) or sentence.search(text))
+    ]
+    assert not found

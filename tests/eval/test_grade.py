@@ -1,0 +1,236 @@
+"""Judging, grading and the run folder: nothing lost, nothing twice, nothing silently wrong, the same every time."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from skyrl_eval import benchmarks, grade, metrics
+from skyrl_eval.benchmarks.common import Context
+from skyrl_eval.data import Data
+from skyrl_eval.judge import Judge, JudgeFailed, parse_match
+from skyrl_eval.store import Run
+from skyrl_eval.types import Item, Verdict
+from skyrl_trainer.errors import UserError
+from tests.eval.judge_server import match, served
+from tests.eval.made_up import attempt, items
+
+CONFIG = {"bench": "hle", "model": "made-up", "seed": 0}
+
+
+def hle(n: int) -> list[Item]:
+    rows = [
+        {"id": f"q{i}", "question": f"What is {i}?", "answer": str(i), "answer_type": "exactMatch"} for i in range(n)
+    ]
+    return items("hle", rows)
+
+
+def say(request: dict[str, Any]) -> tuple[int, str]:
+    """A judge that compares what follows Answer: with the correct answer."""
+    prompt = request["messages"][0]["content"]
+    given, right = re.findall(r"Answer: (\d+)", prompt)[0], re.findall(r"\[correct_answer\]: (\d+)", prompt)[0]
+    return 200, match("yes" if given == right else "no", int(given))
+
+
+def test_a_judge_that_cannot_be_read_is_asked_three_times_and_never_remembered(tmp_path: Path) -> None:
+    with served(lambda request: (200, "It depends.")) as (url, requests):
+        judge = Judge(url, "judge", tmp_path / "judge.jsonl")
+        with pytest.raises(JudgeFailed, match=r"cannot be read: 'It depends\.'"):
+            judge.ask("?", parse_match)
+        assert len(requests) == 3
+    assert not (tmp_path / "judge.jsonl").exists()
+
+
+def test_a_judge_without_structured_output_is_asked_without(tmp_path: Path) -> None:
+    def reply(request: dict[str, Any]) -> tuple[int, str]:
+        return (400, "no response_format here") if "response_format" in request else (200, "correct: yes")
+
+    item = hle(1)[0]
+    with served(reply) as (url, requests):
+        context = Context(Judge(url, "judge", tmp_path / "judge.jsonl"))
+        assert benchmarks.find("hle").grade(item, attempt(item, "Answer: 0"), context).score == 1
+        assert len(requests) == 2
+
+
+def test_replies_are_kept_by_model_and_prompt_and_survive_a_torn_line(tmp_path: Path) -> None:
+    cache = tmp_path / "judge.jsonl"
+    with served(lambda request: (200, match("yes"))) as (url, requests):
+        assert Judge(url, "judge", cache).ask("?", parse_match) == Judge(url, "judge", cache).ask("?", parse_match)
+        assert len(requests) == 1
+        Judge(url, "another", cache).ask("?", parse_match)
+        Judge(url, "judge", cache).ask("??", parse_match)
+        assert len(requests) == 3
+    with cache.open("a") as file:
+        file.write('{"key": "half')
+    with served(lambda request: (200, match("no"))) as (url, _):
+        Judge(url, "judge", cache).ask("???", parse_match)
+    assert Judge("http://127.0.0.1:9/v1", "judge", cache).ask("???", parse_match)[0].correct == "no"
+    assert Judge("http://127.0.0.1:9/v1", "judge", cache).ask("?", parse_match)[0].correct == "yes"
+
+
+def test_grading_again_asks_nobody_and_gives_the_same_files(tmp_path: Path) -> None:
+    tasks = hle(24)
+    files = []
+    with served(say) as (url, requests):
+        for name, most in (("one", 48), ("two", 0)):
+            requests.clear()
+            with Run(tmp_path / name, CONFIG, {}, tasks) as run:
+                for sample in range(2):
+                    for i, item in enumerate(tasks):
+                        run.add(attempt(item, f"Answer: {i if (i + sample) % 3 else i + 1}", sample, seconds=1.5))
+                context = Context(Judge(url, "judge", tmp_path / "judge.jsonl"))
+                for _ in range(2):
+                    grade.grade_run(run, "hle", context)
+                    run.write_results(grade.results(run, "hle", 2, context, {}, "made-up"))
+                files.append([(tmp_path / name / f).read_bytes() for f in ("verdicts.jsonl", "results.json")])
+            assert len(requests) <= most
+    assert files[0] == files[1]
+    verdicts = [Verdict(**json.loads(line)) for line in files[0][0].splitlines()]
+    assert [verdict.key for verdict in verdicts] == [("hle", f"q{i}", s) for s in range(2) for i in range(24)]
+    results = json.loads(files[0][1])
+    assert results["accuracy"] == pytest.approx(32 / 48)
+    assert results["own"]["calibration"]["official"] is None
+    assert "Judged by judge, not by the official o3-mini" in " ".join(results["notes"])
+
+
+def test_another_judge_or_another_answer_is_graded_anew(tmp_path: Path) -> None:
+    (item,) = hle(1)
+    with served(say) as (url, requests), Run(tmp_path / "run", CONFIG, {}, [item]) as run:
+        run.add(attempt(item, "Answer: 0"))
+        contexts = [Context(Judge(url, name, tmp_path / "judge.jsonl")) for name in ("a", "a", "b")]
+        graders = [grade.grade_run(run, "hle", context)[0].grader for context in contexts]
+        assert graders[0] == graders[1] != graders[2] and len(requests) == 2
+
+
+def test_a_dead_judge_leaves_ungraded_and_a_later_one_grades_what_is_left(tmp_path: Path) -> None:
+    tasks = hle(3)
+    with Run(tmp_path / "run", CONFIG, {}, tasks) as run:
+        for item in tasks[:2]:
+            run.add(attempt(item, "Answer: 0"))
+        run.add(attempt(tasks[2], "", stop="error", error="The engine died."))
+        with served(lambda request: (404, "no such model")) as (url, _):
+            dead = Context(Judge(url, "judge", tmp_path / "judge.jsonl"))
+            verdicts = grade.grade_run(run, "hle", dead)
+        assert [verdict.status for verdict in verdicts] == ["ungraded"] * 3
+        assert "no such model" in str(verdicts[0].error) and "The engine died." in str(verdicts[2].error)
+        results = grade.results(run, "hle", 1, dead, {}, "made-up")
+        assert (results["accuracy"], results["accuracy_graded"], results["counts"]["ungraded"]) == (0, None, 3)
+        with served(say) as (url, _):
+            alive = Context(Judge(url, "judge", tmp_path / "judge.jsonl"))
+            assert [v.status for v in grade.grade_run(run, "hle", alive)] == ["correct", "wrong", "ungraded"]
+
+
+def test_one_attempt_that_breaks_a_grader_does_not_end_the_others(tmp_path: Path) -> None:
+    good, bad = items("gsm8k")
+    with Run(tmp_path, CONFIG, {}, [good, bad]) as run:
+        broken = attempt(bad, "x")
+        broken.answer = None  # type: ignore[assignment]
+        run.add(broken)
+        run.add(attempt(good, "#### 999"))
+        verdicts = grade.grade_run(run, "gsm8k", Context())
+    assert [verdict.status for verdict in verdicts] == ["ungraded", "correct"]
+    assert "The grader failed" in str(verdicts[0].error)
+
+
+def test_what_grading_needs_is_asked_for_before_anything_is_spent() -> None:
+    with pytest.raises(UserError, match=r"officially o3-mini-2025-01-31.*--judge-url and --judge-model"):
+        grade.check_ready("hle", [], Context())
+    with pytest.raises(UserError, match="--executor magic is not one of"):
+        grade.check_ready("swe-verified", [], Context(executor="magic"))
+    grade.check_ready("gsm8k", [], Context())
+    grade.check_ready("livecodebench", [], Context())
+
+
+def test_a_run_is_refused_when_its_configuration_changed_and_extended_by_more_items(tmp_path: Path) -> None:
+    tasks = hle(5)
+    with Run(tmp_path, CONFIG, {"note": 1}, tasks[:2]) as run:
+        run.add(attempt(tasks[0], "Answer: 0"))
+    with pytest.raises(UserError, match="begun with model='made-up', not with 'other'"):
+        Run(tmp_path, CONFIG | {"model": "other"}, {}, tasks)
+    with Run(tmp_path, CONFIG, {"note": 2}, tasks) as run:
+        left = [(tasks[i], sample) for sample in range(2) for i in range(5) if (i, sample) != (0, 0)]
+        assert run.missing(2) == left
+        with pytest.raises(UserError, match="Another process works in"):
+            Run(tmp_path, CONFIG, {}, tasks)
+    manifest = json.loads((tmp_path / "manifest.json").read_text())
+    assert manifest["config"] == CONFIG and len(manifest["ids"]) == 5 and "python" in manifest["versions"]
+
+
+def test_two_runs_are_compared_by_item_and_a_runs_identity_holds_data_and_prompts(tmp_path: Path) -> None:
+    tasks = items("gsm8k")
+    for name, answers in (("a", ("#### 1", "#### 1200")), ("b", ("#### 999", "#### 1200"))):
+        with Run(tmp_path / name, {}, {}, tasks) as run:
+            for item, answer in zip(tasks, answers, strict=True):
+                run.add(attempt(item, answer))
+            grade.grade_run(run, "gsm8k", Context())
+    found = metrics.compare(grade.item_scores(tmp_path / "a"), grade.item_scores(tmp_path / "b"))
+    assert (found["items"], found["difference"], found["better"]) == (2, 0.5, 1)
+    with pytest.raises(UserError, match="grade the run first"):
+        grade.item_scores(tmp_path)
+    read = Data(tasks, "made/up", "abc", "123", [])
+    config = grade.configuration("gsm8k", read, model="m")
+    assert config["data_sha256"] == "123" and len(config["prompts"]["gsm8k_question"]) == 64 and config["model"] == "m"
+
+
+def test_an_error_is_tried_again_and_a_good_attempt_is_final(tmp_path: Path) -> None:
+    (item,) = hle(1)
+    with Run(tmp_path, CONFIG, {}, [item]) as run:
+        run.add(attempt(item, "", stop="error", error="down"))
+        assert run.missing(1) == [(item, 0)]
+        run.add(attempt(item, "Answer: 0"))
+        assert run.missing(1) == []
+        with pytest.raises(ValueError, match="already"):
+            run.add(attempt(item, "Answer: 1"))
+        run.add(attempt(item, "caf\udce9 日本", 1))  # a patch of a file that is not in UTF-8
+    with Run(tmp_path, CONFIG, {}, [item]) as run:
+        assert [run.attempts["hle", "q0", i].answer for i in range(2)] == ["Answer: 0", "caf\udce9 日本"]
+    (tmp_path / "attempts.jsonl").write_text('{"who": "knows"}\n')
+    with pytest.raises(UserError, match="not of this version"):
+        Run(tmp_path, CONFIG, {}, [item])
+
+
+WRITER = """
+import sys, pathlib
+from skyrl_eval.store import Run
+from skyrl_eval.types import Attempt, Item
+with Run(pathlib.Path(sys.argv[1]), {}, {}, [Item("hle", f"q{i}", "?") for i in range(300)]) as run:
+    print("begun", flush=True)
+    for item, sample in run.missing(2):
+        run.add(Attempt(item.bench, item.item_id, sample, "x" * 5000))
+        print(item.item_id, sample, flush=True)
+print("done", flush=True)
+"""
+
+
+def test_kill_9_at_random_points_loses_no_recorded_attempt_and_records_none_twice(tmp_path: Path) -> None:
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    rng, said, deaths = random.Random(time.time_ns()), set(), 0
+    while True:
+        command = [sys.executable, "-c", WRITER, str(tmp_path)]
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, env=environment, text=True, bufsize=1)
+        assert process.stdout is not None and process.stdout.readline() == "begun\n"
+        if deaths < 3:
+            time.sleep(rng.uniform(0.0, 0.1))
+            process.send_signal(signal.SIGKILL)
+        lines = process.stdout.read().split("\n")
+        process.wait(60)
+        deaths += 1
+        said |= {line for line in lines[:-1] if line != "done"}
+        if "done" in lines:
+            break
+        if deaths == 2:
+            with (tmp_path / "attempts.jsonl").open("a") as file:
+                file.write('{"bench": "hle", "item_id": "torn')
+    written = [json.loads(line) for line in (tmp_path / "attempts.jsonl").read_text().splitlines()]
+    keys = [f"{line['item_id']} {line['sample']}" for line in written]
+    assert deaths > 3 and len(keys) == len(set(keys)) == 600 and said <= set(keys)

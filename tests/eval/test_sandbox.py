@@ -1,0 +1,181 @@
+"""The sandbox: what runs in it has no network, no files of ours, no way to stay; LiveCodeBench's rules on top of it."""
+
+from __future__ import annotations
+
+import base64
+import pickle
+import time
+import zlib
+from pathlib import Path
+
+import pytest
+
+from skyrl_eval import benchmarks, sandbox
+from skyrl_eval.benchmarks import livecodebench as lcb
+from skyrl_eval.benchmarks.common import Context
+from skyrl_eval.types import Verdict
+from skyrl_trainer.errors import UserError
+from tests.eval.made_up import ROWS, attempt, items
+
+ROOT = Path(__file__).parents[2]
+
+
+def python(code: str, seconds: float = 20, **options: object) -> sandbox.Done:
+    return sandbox.run(["python", "-I", "-c", code], seconds=seconds, **options)  # type: ignore[arg-type]
+
+
+def test_what_runs_sees_its_own_folder_and_the_system_and_nothing_else(tmp_path: Path) -> None:
+    (tmp_path / "given").write_text("data")
+    code = f"""
+import os, socket
+print(open("/mine/given").read(), sorted(os.listdir("/mine")), os.environ.get("HOME"))
+open("/mine/made", "w").write("x")
+open("/tmp/made", "w").write("x")
+for path in ({str(ROOT)!r}, "/home", "/etc/shadow", "/root/.ssh", "/.old"):
+    assert not os.path.exists(path), path
+for attempt in (lambda: open("/usr/x", "w"), lambda: socket.create_connection(("192.0.2.1", 80), 2),
+                lambda: os.mount, lambda: open("/proc/1/environ")):
+    try:
+        attempt()
+        print("possible")
+    except (OSError, AttributeError) as error:
+        print(type(error).__name__)
+server = socket.create_server(("127.0.0.1", 0))
+socket.create_connection(server.getsockname(), 2)
+print("CapEff:\\t0000000000000000" in open("/proc/self/status").read())
+"""
+    done = python(code, binds=[(tmp_path, "/mine", True)])
+    lines = done.output.splitlines()
+    assert lines[0] == "data ['given'] /tmp"
+    assert lines[1:4] == ["OSError", "OSError", "AttributeError"]
+    assert lines[-1] == "True" and done.code == 0, done.output
+    assert (tmp_path / "made").read_text() == "x"
+
+
+def test_a_link_to_a_file_of_ours_is_not_read_back(tmp_path: Path) -> None:
+    (tmp_path / "secret").write_text("secret")
+    python(
+        "import os; os.symlink('../secret', '/mine/result'); os.mkfifo('/mine/pipe')", binds=[(tmp_path, "/mine", True)]
+    )
+    assert sandbox.read_back(tmp_path / "secret") == "secret"
+    assert sandbox.read_back(tmp_path / "result") == sandbox.read_back(tmp_path / "pipe") == ""
+
+
+def test_a_read_only_folder_is_read_only(tmp_path: Path) -> None:
+    done = python("open('/mine/x', 'w')", binds=[(tmp_path, "/mine", False)])
+    assert "Read-only file system" in done.output and done.code == 1
+
+
+def test_time_is_up_for_all_processes_and_memory_is_bounded() -> None:
+    began = time.monotonic()
+    done = sandbox.run(["bash", "-c", "setsid sleep 4711 & sleep 4711"], seconds=0.5)
+    assert done.timed_out and time.monotonic() - began < 5
+    running = [path.read_bytes() for path in Path("/proc").glob("[0-9]*/cmdline") if path.exists()]
+    assert not any(b"sleep\x004711" in command for command in running)
+    assert "MemoryError" in python("bytearray(2 << 30)", memory_mib=1024).output
+
+
+def test_much_output_loses_its_middle_and_a_missing_program_is_the_sandboxs_failure() -> None:
+    done = python("print('a' + 'x' * (9 << 20) + 'z')")
+    assert len(done.output) < 5 << 20 and "bytes left out" in done.output
+    assert done.output.startswith("ax") and done.output.endswith("xz\n")
+    with pytest.raises(sandbox.SandboxFailed, match="No such file"):
+        sandbox.run(["no-such-program"], seconds=5)
+    with pytest.raises(UserError, match="podman info"):
+        sandbox.check("podman")
+
+
+@pytest.mark.parametrize(
+    ("output", "expected", "same"),
+    [
+        ("1\n2\n", "1\n2", True),
+        ("  1 \n2", "1\n2\n\n", True),
+        ("1\n\n2", "1\n2", False),
+        ("1.0 2", "1 2.00", True),
+        ("1e2", "100", True),
+        ("0.1", "0.10000000000000001", False),
+        ("50000000000000001", "50000000000000000", False),
+        ("1 2 3", "1 2", False),
+        ("yes", "YES", False),
+        ("NO 1", "NO 1.0", False),
+        ("", "", True),
+        ("1", "", False),
+        ("nan", "nan", True),
+        ("1  2", "1 2", True),
+    ],
+)
+def test_livecodebenchs_rules_for_printed_output(output: str, expected: str, same: bool) -> None:
+    assert lcb.same_output(output, expected) is same
+
+
+@pytest.mark.parametrize(
+    ("value", "expected", "same"),
+    [
+        ([1, 2], "[1, 2]", True),
+        ((1, 2), "[1, 2]", False),
+        ([(1, 2)], "[[1, 2]]", False),
+        (1, "1.0", True),
+        (True, "true", True),
+        ("a", '"a"', True),
+        ("1", "1", False),
+        (None, "null", True),
+        ({"a": 1}, '{"a": 1}', True),
+        (0.1 + 0.2, "0.3", False),
+    ],
+)
+def test_livecodebenchs_rules_for_values(value: object, expected: str, same: bool) -> None:
+    """A tuple at the top is made a list before it gets here; one within stays a tuple, which equals no list."""
+    assert lcb.same_value(f"noise\n{lcb.MARK}{value!r}\n", expected) is same
+
+
+def solved(number: int, code: str) -> Verdict:
+    item = items("livecodebench")[number]
+    return benchmarks.find("livecodebench").grade(item, attempt(item, f"Sure:\n```python\n{code}\n```"), Context())
+
+
+PAIR = "class Solution:\n    def pair(self, a, b):\n        {}"
+
+
+@pytest.mark.parametrize(
+    ("number", "code", "status", "passed"),
+    [
+        (0, "print(2 * int(input()))", "correct", 2),
+        (0, "if __name__ == '__main__':\n    print(sum([int(stdin.readline())] * 2)); exit(1)", "correct", 2),
+        (0, "print(4)", "wrong", 1),
+        (0, "print(2 * int(input())", "wrong", 0),
+        (0, "while True: pass", "wrong", 0),
+        (1, PAIR.format("print('noise'); return (a + b, a - b)"), "correct", 2),
+        (1, PAIR.format("return [a + b, a]"), "wrong", 0),
+        (1, "def pair(a, b): return [a + b, a - b]", "correct", 2),
+        (
+            1,
+            PAIR.format("open('/task/results.json', 'w').write('[[true, \"[4, 2]\"]]'); import os; os._exit(0)"),
+            "wrong",
+            0,
+        ),
+    ],
+)
+def test_livecodebench_runs_programs(
+    number: int, code: str, status: str, passed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lcb, "SECONDS", 1)
+    verdict = solved(number, code)
+    assert (verdict.status, verdict.detail) == (status, {"tests": 2, "passed": passed})
+
+
+def test_livecodebench_takes_the_last_block_and_says_when_there_is_none() -> None:
+    assert lcb.code_of("```\na\n```\ntext\n```python\nb\n```") == "b"
+    item = items("livecodebench")[0]
+    assert benchmarks.find("livecodebench").grade(item, attempt(item, "no code"), Context()).status == "unparsed"
+
+
+class Evil:
+    def __reduce__(self) -> tuple[object, tuple[str]]:
+        return eval, ("1 / 0",)
+
+
+def test_private_tests_are_unpickled_as_text_only() -> None:
+    assert lcb.opened(ROWS["livecodebench"][0]["private_test_cases"])[0]["output"] == "10"
+    packed = base64.b64encode(zlib.compress(pickle.dumps(Evil()))).decode()
+    with pytest.raises(pickle.UnpicklingError, match=r"builtins\.eval"):
+        lcb.opened(packed)

@@ -1,0 +1,95 @@
+"""Solving: every missing try is played once, within the bound; an episode becomes the attempt that it was."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import gymnasium
+import pytest
+
+from skyrl_eval import benchmarks
+from skyrl_eval.solve import attempt_of, solve
+from skyrl_eval.store import Run
+from skyrl_trainer.errors import UserError
+from skyrl_trainer.types import Sample, StopReason, Trajectory, Turn
+from tests.eval.made_up import items
+
+
+def turn(action: str, prompt: int, output: int, **fields: object) -> Turn:
+    return Turn([0] * prompt, [0] * output, [0.0] * output, [0] * output, action, **fields)  # type: ignore[arg-type]
+
+
+def episode(sample: Sample, number: int, **fields: object) -> Trajectory:
+    return Trajectory(f"{sample.sample_id}/{number}", sample, number, 0, [turn("#### 999", 5, 2)], **fields)  # type: ignore[arg-type]
+
+
+def test_what_is_missing_is_played_once_within_the_bound_and_errors_are_tried_again(tmp_path: Path) -> None:
+    tasks, running, most, played = items("gsm8k"), 0, 0, []
+
+    async def play(sample: Sample, number: int) -> Trajectory:
+        nonlocal running, most
+        assert not {"gold", "answer"} & sample.options["task"].keys()
+        running += 1
+        most = max(most, running)
+        await asyncio.sleep(0.01)
+        running -= 1
+        played.append((sample.sample_id, number))
+        if number == 1 and played.count((sample.sample_id, number)) == 1:
+            raise RuntimeError("down")
+        return episode(sample, number)
+
+    with Run(tmp_path, {}, {}, tasks) as run:
+        assert asyncio.run(solve(run, 4, play, 3)) == 2
+        assert most == 3 and len(played) == 8
+        assert run.attempts["gsm8k", tasks[0].item_id, 1].error == "RuntimeError: down"
+        assert asyncio.run(solve(run, 4, play, 3)) == 0
+        assert len(played) == 10 and run.missing(4) == []
+    with Run(tmp_path, {}, {}, tasks) as run:
+        assert run.missing(4) == [] and {attempt.stop for attempt in run.attempts.values()} == {"done"}
+
+
+def test_a_mistake_of_the_user_ends_everything(tmp_path: Path) -> None:
+    async def play(sample: Sample, number: int) -> Trajectory:
+        raise UserError("There is no model of that name.")
+
+    with Run(tmp_path, {}, {}, items("gsm8k")) as run, pytest.raises(UserError, match="no model"):
+        asyncio.run(solve(run, 1, play, 1))
+    assert (tmp_path / "attempts.jsonl").read_text() == ""
+
+
+def test_an_episode_becomes_an_attempt() -> None:
+    (item, _), sample = items("gsm8k"), Sample("s", "e", 0)
+    calls = [{"tool": "search", "result": "x"}, {"tool": "search", "error": "no"}, {"tool": None, "error": "not JSON"}]
+    first = turn("look", 10, 4, observation="found", tool_calls=calls, info={"urls": ["http://made.up/a"]})
+    second = turn("think", 3, 2, observation="more")
+    third = turn("#### 9", 7, 1, new_segment=True)
+    played = Trajectory("t", sample, 0, 0, [first, second, third], StopReason.MAX_TURNS, metrics={"seconds": 1.23456})
+    played.prompt = [{"role": "user", "content": "?"}]
+    found = attempt_of(played, item, 2)
+    assert (found.key, found.answer, found.stop) == (("gsm8k", item.item_id, 2), "#### 9", "max_steps")
+    assert (found.steps, found.tool_calls, found.tool_errors, found.seconds) == (3, 2, 1, 1.235)
+    assert (found.prompt_tokens, found.completion_tokens) == (10 + (10 + 4 + 3) + 7, 7)
+    assert found.urls == ["http://made.up/a"]
+    assert [message["content"] for message in found.messages] == ["?", "look", "found", "think", "more", "#### 9"]
+    third.info["submission"] = "diff"
+    assert attempt_of(played, item, 0).answer == "diff"
+    empty = attempt_of(Trajectory("t", sample, 0, 0, [], StopReason.ENGINE_ERROR, error="It died."), item, 0)
+    assert (empty.stop, empty.answer, empty.error) == ("error", "", "It died.")
+
+
+@pytest.mark.parametrize("bench", ["hle", "browsecomp", "deepsearchqa", "mmlu", "mmlu-pro", "gpqa", "math", "gsm8k"])
+def test_the_env_asks_what_the_benchmark_says_and_ends_with_the_answer(bench: str) -> None:
+    item = items(bench)[0]
+    sample = benchmarks.find(bench).env(item)
+    env = gymnasium.make(sample.env_id)
+    observation, info = env.reset(seed=sample.seed, options=dict(sample.options))
+    assert item.question in observation or bench == "mmlu-pro"
+    assert info["instructions"] == sample.options["task"]["instructions"]
+    observation, reward, terminated, _, info = env.step("an answer")
+    assert (observation, reward, terminated, info["valid_action"]) == ("", 0, True, True)
+
+
+def test_the_env_has_no_questions_of_its_own() -> None:
+    with pytest.raises(ValueError, match=r"give one as options\['task'\]"):
+        gymnasium.make("skyrl_eval:skyrl/question-v0").reset(seed=0)
