@@ -63,12 +63,13 @@ class Drill(gymnasium.Env[str, str]):
 gymnasium.register("drill/Drill-v0", Drill)
 
 
-def kill(args: argparse.Namespace, over: threading.Event, kills: Counter[str]) -> None:
-    """Sends SIGKILL to this drill's processes, at random times and to random victims."""
+def kill(args: argparse.Namespace, dispatched: set[str], over: threading.Event, kills: Counter[str]) -> None:
+    """SIGKILL at random times to random processes of this drill, somewhat ahead of the share that was dispatched."""
     rng, todo = random.Random(f"kills {args.seed}"), ["EnvWorker"] * args.env_kills + ["VLLMEngine"] * args.engine_kills
     rng.shuffle(todo)
     while todo and not over.wait(rng.uniform(0.0, 2 * args.every)):
-        if victims := _processes(todo[-1]):  # else all of them are being restarted
+        ahead = kills.total() > 1.2 * len(dispatched) / args.episodes * (args.env_kills + args.engine_kills)
+        if not ahead and (victims := _processes(todo[-1])):  # none: all of them are being restarted
             with contextlib.suppress(psutil.NoSuchProcess):
                 rng.choice(victims).kill()
                 kills[todo.pop()] += 1
@@ -79,8 +80,7 @@ def _processes(name: str) -> list[psutil.Process]:
     found = []
     for process in psutil.Process().children(recursive=True):
         with contextlib.suppress(psutil.Error):
-            if "".join(process.cmdline()).startswith(f"ray::{name}"):
-                found.append(process)
+            found += [process] if "".join(process.cmdline()).startswith(f"ray::{name}") else []
     return found
 
 
@@ -97,7 +97,7 @@ def draw_samples(number: int, seed: int) -> list[Sample]:
 
 
 def is_right(trajectory: Trajectory) -> bool:
-    """Not `wrong`, see above; a failed episode's last turn may be without an answer."""
+    """Not `wrong`; a failed episode's last turn may be without an answer."""
     options, failed = trajectory.sample.options, trajectory.stop_reason.failed
     env, turns = Drill(), options["turns"]
     env.reset(seed=trajectory.sample.seed, options=options | {"seconds": 0, "do": ""})
@@ -124,7 +124,7 @@ def drill(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
     config = Config(generator=generator, environment={"num_workers": 4, "step_timeout": 1.0})
     samples, size = draw_samples(args.episodes // TRIES, args.seed), STEP_EPISODES // TRIES
     done, dispatched, kills, over = list[Trajectory](), set[str](), Counter[str](), threading.Event()
-    killer = threading.Thread(target=kill, args=(args, over, kills), daemon=True)
+    killer = threading.Thread(target=kill, args=(args, dispatched, over, kills), daemon=True)
     with Session(config, str(folder / "policy")) as session:
         session.wait_for_engines()
         learner = AutoModelForCausalLM.from_pretrained(folder / "policy", dtype="float32")

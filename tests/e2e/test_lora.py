@@ -100,7 +100,7 @@ def stacks() -> Iterator[dict[str, Stack]]:
     ray.shutdown()
 
 
-@pytest.fixture(params=["vllm", "server"])
+@pytest.fixture(params=["vllm", "server"] if os.environ.get("SKYRL_TEST_FULL") else ["vllm"])
 def stack(request: pytest.FixtureRequest, stacks: dict[str, Stack], tmp_path_factory: pytest.TempPathFactory) -> Stack:
     if request.param not in stacks:
         stacks[request.param] = Stack(tmp_path_factory.mktemp("policy") / "model", ENGINES[request.param])

@@ -7,16 +7,12 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import openai
-import pytest
 
-from tests.e2e.runs import SMALL, Run, assert_nothing_left, metrics
+from tests.e2e.runs import Run, assert_nothing_left, metrics
 
 QUESTION = [{"role": "user", "content": "12 + 34 = ?"}]
 
@@ -70,86 +66,39 @@ def test_a_stock_client_asks_a_policy_while_it_trains_and_then_its_run(clone: Pa
     assert_nothing_left(folder)
 
 
-class OtherServer(BaseHTTPRequestHandler):
-    """Has the answers that a test puts on the server, by their paths."""
+if os.environ.get("SKYRL_TEST_FULL"):
 
-    def do_GET(self) -> None:
-        status, text = self.server.answers.get(self.path, (404, "<html>no such page</html>"))  # type: ignore[attr-defined]
-        self.send_response(status)
-        self.end_headers()
-        self.wfile.write(text.encode())
-
-    do_POST = do_GET
-
-    def log_message(self, *arguments: object) -> None:
-        pass
-
-
-@pytest.fixture
-def other() -> Iterator[HTTPServer]:
-    server = HTTPServer(("127.0.0.1", 0), OtherServer)
-    server.answers = {}  # type: ignore[attr-defined]
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield server
-    server.shutdown()
-
-
-MODELS = '{"object": "list", "data": [{"id": "other-model", "root": "%s"}]}'
-
-
-@pytest.mark.parametrize(
-    ("answers", "sentence"),
-    [
-        ({}, "no OpenAI-compatible server: /v1/models gave 404 '<html>no such page</html>'"),
-        ({"/v1/models": (200, MODELS % "elsewhere")}, "but other-model"),
-        ({"/v1/models": (200, MODELS % "CLONE")}, "has no /inference/v1/generate"),
-        ({"/v1/models": (200, MODELS % "CLONE"), "/inference/v1/generate": (400, "{}")}, "takes no weights from us"),
-    ],
-)
-def test_a_url_that_is_not_what_training_needs_is_one_sentence(
-    clone: Path, tmp_path: Path, other: HTTPServer, answers: dict[str, tuple[int, str]], sentence: str
-) -> None:
-    url = f"http://127.0.0.1:{other.server_port}"
-    other.answers = {path: (code, text.replace("CLONE", str(clone))) for path, (code, text) in answers.items()}  # type: ignore[attr-defined]
-    settings = {"generator__backend": "openai_server", "generator__engine_kwargs": f"{{urls: ['{url}']}}"}
-    start = time.monotonic()
-    code, output = Run(tmp_path / "run", trainer__policy__model__path=clone, **settings).finish(60)
-    assert code == 2 and url in output and sentence in output and "Traceback" not in output, output
-    assert time.monotonic() - start < 60
-
-
-def test_training_on_a_server_that_runs_already(clone: Path, tmp_path: Path) -> None:
-    """Started as docs/agents/serving.md says; it gets the weights of every step and is left as it was: running."""
-    port, folder = free_port(), tmp_path / "run"
-    command = [
-        *(sys.executable, "-m", "vllm.entrypoints.openai.api_server", f"--model={clone}", f"--port={port}"),
-        *("--host=127.0.0.1", "--enable-scale-out", "--logprobs-mode=processed_logprobs", "--max-logprobs=32"),
-        "--worker-extension-cls=skyrl_trainer.weight_sync.vllm_backend.WorkerExtension",
-        '--weight-transfer-config={"backend": "skyrl_shared_memory"}',
-        *("--dtype=float32", "--max-model-len=256", "--enforce-eager", "--kv-cache-memory-bytes=134217728"),
-        *("--max-num-batched-tokens=65536", "--generation-config=vllm", "--disable-uvicorn-access-log"),
-    ]
-    quick = {"TORCH_COMPILE_DISABLE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1"}
-    env = {**os.environ, **quick, "VLLM_SERVER_DEV_MODE": "1", "VLLM_LOGGING_LEVEL": "ERROR"}
-    with subprocess.Popen(command, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as server:
-        try:
-            client, deadline = client_of(port), time.monotonic() + 180
-            while not answers(client):
-                assert server.poll() is None and time.monotonic() < deadline
-                time.sleep(0.3)
-            settings = {
-                "generator__backend": "openai_server",
-                "generator__engine_kwargs": f"{{urls: ['http://127.0.0.1:{port}']}}",
-            }
-            run = Run(folder, trainer__policy__model__path=clone, trainer__max_steps=2, **settings)
-            code, output = run.finish()
-            assert code == 0, output
-            assert all(row["sync/max_logprob_diff"] < 5e-4 for row in metrics(folder))
-            assert answers(client)
-        finally:
-            server.terminate()
-            server.wait(30)
-    assert SMALL["generator.max_model_len"] == 256
+    def test_training_on_a_server_that_runs_already(clone: Path, tmp_path: Path) -> None:
+        """Started as docs/agents/serving.md says; it gets the weights of every step and is left as it was: running."""
+        port, folder = free_port(), tmp_path / "run"
+        command = [
+            *(sys.executable, "-m", "vllm.entrypoints.openai.api_server", f"--model={clone}", f"--port={port}"),
+            *("--host=127.0.0.1", "--enable-scale-out", "--logprobs-mode=processed_logprobs", "--max-logprobs=32"),
+            "--worker-extension-cls=skyrl_trainer.weight_sync.vllm_backend.WorkerExtension",
+            '--weight-transfer-config={"backend": "skyrl_shared_memory"}',
+            *("--dtype=float32", "--max-model-len=256", "--enforce-eager", "--kv-cache-memory-bytes=134217728"),
+            *("--max-num-batched-tokens=65536", "--generation-config=vllm", "--disable-uvicorn-access-log"),
+        ]
+        quick = {"TORCH_COMPILE_DISABLE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1"}
+        env = {**os.environ, **quick, "VLLM_SERVER_DEV_MODE": "1", "VLLM_LOGGING_LEVEL": "ERROR"}
+        with subprocess.Popen(command, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as server:
+            try:
+                client, deadline = client_of(port), time.monotonic() + 180
+                while not answers(client):
+                    assert server.poll() is None and time.monotonic() < deadline
+                    time.sleep(0.3)
+                settings = {
+                    "generator__backend": "openai_server",
+                    "generator__engine_kwargs": f"{{urls: ['http://127.0.0.1:{port}']}}",
+                }
+                run = Run(folder, trainer__policy__model__path=clone, trainer__max_steps=2, **settings)
+                code, output = run.finish()
+                assert code == 0, output
+                assert all(row["sync/max_logprob_diff"] < 5e-4 for row in metrics(folder))
+                assert answers(client)
+            finally:
+                server.terminate()
+                server.wait(30)
 
 
 def answers(client: openai.OpenAI) -> bool:

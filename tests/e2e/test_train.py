@@ -124,7 +124,7 @@ def test_ctrl_c_saves_stops_everything_and_resumes(left_alone: Path, clone: Path
     assert code == 2 and "trainer.learning_rate" in output and "Traceback" not in output
 
 
-@pytest.mark.parametrize("backend", ["vllm", "openai_server"])
+@pytest.mark.parametrize("backend", ["vllm", "openai_server"] if os.environ.get("SKYRL_TEST_FULL") else ["vllm"])
 def test_a_killed_engine_changes_nothing(left_alone: Path, clone: Path, tmp_path: Path, backend: str) -> None:
     folder = tmp_path / "run"
     run = Run(folder, trainer__policy__model__path=clone, trainer__max_steps=6, generator__backend=backend)

@@ -167,6 +167,22 @@ def test_the_expert_always_wins_also_after_ten_random_steps(split, level):
         assert play(env, rng, 10, seed, lang=lang, task_type=task_type)
 
 
+def test_an_expert_that_searches_goes_only_by_what_it_has_read():
+    """It takes and lights nothing that it did not see before, and wins all the same."""
+    for seed, level in itertools.product(range(40), LEVELS):
+        env = gym.make(ENV, difficulty=level, expert="searches")
+        seen, info = env.reset(seed=seed)
+        over = False
+        while not over:
+            action = env.unwrapped.expert_action()
+            assert action in info["admissible_actions"]
+            if action.startswith(("take ", "use ")):
+                assert action.partition(" from ")[0].partition(" ")[2] in seen
+            observation, _, terminated, truncated, info = env.step(action)
+            seen, over = seen + observation, terminated or truncated
+        assert info["success"] or level == 3  # its rooms can take more than 50 steps
+
+
 def test_a_random_policy_over_admissible_actions_wins_less_than_one_in_twenty():
     env, rng = gym.make(ENV), random.Random(0)
     for level, task_type in itertools.product(LEVELS, TYPES):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 import yaml
 
 import skyrl_trainer
-from skyrl_trainer.data import demonstrations, held_out, load_samples
+from skyrl_trainer.data import SampleSource, demonstrations, held_out, load_samples
 from skyrl_trainer.errors import UserError
 from skyrl_trainer.types import Sample
 
@@ -120,6 +121,8 @@ def test_bad_rows_and_lists_are_sentences(tmp_path: Path) -> None:
         ([broken], None, "broken.jsonl:1.*reward_spec"),
         ([unplayable], None, "unplayable.jsonl row 1.*ground_truth"),
         ([unknown + "?size=2"], None, "takes no options"),
+        (["text_math?weight=0"], None, r"weight is 0, and must be a number above 0"),
+        (["text_math?weight=much"], None, r"weight is 'much'"),
         (["text_math?lang=en&difficulty=1", "text_math?difficulty=1&lang=en"], None, "listed twice"),
         ([], None, "no source"),
         (["text_math"], str(tmp_path / "none.py"), "none.py is not a Python file"),
@@ -127,6 +130,21 @@ def test_bad_rows_and_lists_are_sentences(tmp_path: Path) -> None:
     ]:
         with pytest.raises(UserError, match=words):
             load_samples(specs, env_file=env_file)
+
+
+def test_weights_share_out_demonstrations_and_leave_ids_and_held_out_tasks_alone() -> None:
+    """Without any weight sources count by their size; a held-out set has as many of each source."""
+    plain = ["text_math?size=900", "tool_use?size=300"]
+    mixed = load_samples(["text_math?size=900", {"env": "tool_use", "size": 300, "weight": 3}])
+    assert list(mixed.weights) == [1.0, 3] and list(load_samples(plain).weights) == []
+    assert list(mixed) == list(load_samples(plain))
+
+    def tools(source: SampleSource) -> int:
+        return sum("calculator" in episode[0]["content"] for episode in demonstrations(source, 40, 0))
+
+    assert tools(mixed) == 30 and tools(load_samples(plain)) < 20
+    counts = Counter(sample.env_id for sample in held_out(mixed, 9))
+    assert counts == {"skyrl/text_math-v0": 5, "skyrl/tool_use-v0": 4}
 
 
 def test_held_out_tasks_are_distinct_and_all_of_them_where_there_are_fewer() -> None:

@@ -7,12 +7,15 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
+from transformers import AutoModelForCausalLM
 
 from skyrl_trainer.agent.prompt import load_chat_prompt
 from skyrl_trainer.data import Conversation, conversation_texts, load_samples
 from skyrl_trainer.errors import UserError
 from skyrl_trainer.init_policy import init_policy
-from skyrl_trainer.warmstart import encode_conversation, warmstart
+from skyrl_trainer.learner import segments
+from skyrl_trainer.warmstart import clone_loss, collate, encode_conversation, micro_batches, shared_lengths, warmstart
 
 SMALL = {"hidden_size": 64, "num_hidden_layers": 2, "intermediate_size": 128, "num_attention_heads": 2}
 SPEC = "text_math?split=train"
@@ -53,6 +56,35 @@ def test_demonstrations_are_tokenized_as_at_rollout(policy: Path) -> None:
     assert labels[: len(first) + len(action)] == [-100] * len(first) + action
     assert tokenizer.decode([label for label in labels if label >= 0]) == "\n3<|im_end|>2<|im_end|>"
     assert all(label in (-100, token) for token, label in zip(ids, labels, strict=True))
+
+
+def test_a_batch_computes_a_shared_system_message_once_and_the_same_loss(policy: Path) -> None:
+    """Against transformers' own loss of each demonstration by itself, two system messages and none in one batch."""
+    prompt, model = load_chat_prompt(str(policy)), AutoModelForCausalLM.from_pretrained(policy, dtype=torch.float64)
+    episodes: list[Conversation] = [
+        [
+            *([{"role": "system", "content": system}] if system else []),
+            {"role": "user", "content": f"{n} + {n}?"},
+            {"role": "assistant", "content": str(2 * n)},
+            {"role": "user", "content": "And?"},
+            {"role": "assistant", "content": "No." * n},
+        ]
+        for n, system in enumerate(["Be brief.", "", "Be brief.", "Answer at length.", "", "Be brief."])
+    ]
+    pairs = [encode_conversation(prompt, prompt._tokenizer, episode) for episode in episodes]
+    shared = shared_lengths(episodes, pairs)
+    assert len({tuple(ids[:n]) for (ids, _), n in zip(pairs, shared, strict=True)}) == 3
+    rows = [{"input_ids": i, "labels": la, "shared": n} for (i, la), n in zip(pairs, shared, strict=True)]
+    batch = collate(rows)
+    assert len(batch["ids_P"]) < sum(len(ids) for ids, _ in pairs) - 10
+    losses = [
+        model(torch.tensor([ids]), labels=torch.tensor([labels])).loss * sum(label >= 0 for label in labels)
+        for ids, labels in pairs
+    ]
+    model.set_attn_implementation(segments.NAME)
+    assert clone_loss(model, batch).item() == pytest.approx(sum(losses).item(), rel=1e-6)
+    cut = micro_batches(rows * 100)["batches"]
+    assert len(cut) > 1 and sum(len(part["targets_N"]) for part in cut) == 100 * len(batch["targets_N"])
 
 
 def test_a_clone_learns_leaves_only_a_model_and_is_the_same_each_time(policy: Path, tmp_path: Path) -> None:

@@ -34,17 +34,46 @@ class DataConfig(Section):
     """The same, for held-out evaluation; and benchmarks, `skyrl_eval:gsm8k?data=gsm8k.jsonl&n=50`."""
 
 
+class Warmstart(Section):
+    """The entries of `trainer.policy.model.warmstart`."""
+
+    num_demonstrations: int = Field(default=4000, ge=0)
+    """Expert episodes of the training data to clone; 0 for none."""
+    target_loss: float = Field(default=0.3, ge=0)
+    """Nats a token of the expert, at which cloning stops; 0 goes through all epochs."""
+    epochs: float = Field(default=8.0, gt=0)
+    """Passes over the demonstrations, at most."""
+    learning_rate: float = Field(default=1e-3, gt=0)
+    """AdamW's."""
+    batch_size: int = Field(default=32, gt=0)
+    """Demonstrations an optimizer step."""
+
+
 class ModelConfig(Section):
     path: str = "tiny"
     """A Hugging Face folder or name; `tiny` makes a small Qwen3 and clones the env's expert, without a download."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Precision of the weights, in the learner and in the engine."""
     tiny_kwargs: dict[str, Any] = {}
-    """Of the tiny policy's Qwen3 configuration: hidden_size, num_hidden_layers and the like."""
+    """Of the tiny policy's Qwen3 configuration: hidden_size, num_hidden_layers, vocab_size (the tokenizer's) ..."""
     lora: dict[str, Any] = {}
     """Trains adapters instead of the weights: `rank`, `alpha`, `target_modules`, `quantization` (nf4), `sync`."""
-    num_demonstrations: int = Field(default=4000, ge=0)
-    """Expert episodes of the training data that the tiny policy clones before it learns by itself; 0 for none."""
+    warmstart: dict[str, Any] = {}
+    """How the tiny policy first clones experts of the training data: `num_demonstrations` (4000; 0 for none), until
+    `target_loss` (0.3 nats a token) or `epochs` (8) are reached, `learning_rate` (0.001), `batch_size` (32)."""
+
+    @property
+    def cloning(self) -> Warmstart:
+        """`warmstart`, with its defaults. Raises UserError with the setting's name."""
+        known = sorted(Warmstart.model_fields)
+        try:
+            return Warmstart.model_validate(self.warmstart, strict=True)
+        except ValidationError as error:
+            name, problem = str(error.errors()[0]["loc"][0]), error.errors()[0]["msg"].removeprefix("Input should be ")
+            is_wrong = f"is {self.warmstart[name]!r}, but should be {problem}" if name in known else "is not a setting"
+            raise UserError(
+                f"trainer.policy.model.warmstart.{name} {is_wrong}; there are {', '.join(known)}."
+            ) from None
 
 
 class PolicyConfig(Section):
@@ -269,6 +298,7 @@ def _validate(values: dict[str, Any], sources: dict[str, str]) -> Config:
 def _check(config: Config) -> None:
     """What no single field can say."""
     generator, trainer = config.generator, config.trainer
+    _ = trainer.policy.model.cloning
     episodes = trainer.train_batch_size * generator.num_generations
     if generator.max_completion_length >= generator.max_model_len:
         raise UserError(

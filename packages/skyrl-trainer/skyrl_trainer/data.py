@@ -5,7 +5,8 @@
     skyrl_eval:gsm8k?data=gsm8k.jsonl&n=50      held-out data only: items of a benchmark (skyrl_eval.training)
     data/train.jsonl  data/train.parquet        rows in SkyRL's format; a row's env_class, else the default one
 
-Two options belong to the spec and not to the env: `size` (how many samples it stands for) and `seed` (which ones).
+Three options belong to the spec and not to the env: `size` (how many samples it stands for), `seed` (which ones) and
+`weight` (its share of what is drawn, 1 where another spec has one; without any weight, shares are as the sizes).
 Sample i of an env is the env reset with a seed that only `seed` and i decide; files give their rows in order.
 Every mistake in a spec is found before training starts, and is a UserError that names the spec.
 """
@@ -13,6 +14,7 @@ Every mistake in a spec is found before training starts, and is a UserError that
 from __future__ import annotations
 
 import json
+import math
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -58,13 +60,14 @@ class EnvSamples(Sequence[Sample]):
 
 
 class SampleSource(Sequence[Sample]):
-    """Several sources, one after the other."""
+    """Several sources, one after the other. `weights` are theirs, or none where no spec has a weight."""
 
-    def __init__(self, parts: Sequence[Sequence[Sample]]) -> None:
-        self._parts = parts
+    def __init__(self, parts: Sequence[Sequence[Sample]], weights: Sequence[float] = ()) -> None:
+        self.parts = parts
+        self.weights = weights
 
     def __len__(self) -> int:
-        return sum(len(part) for part in self._parts)
+        return sum(len(part) for part in self.parts)
 
     @overload
     def __getitem__(self, index: int) -> Sample: ...
@@ -74,7 +77,7 @@ class SampleSource(Sequence[Sample]):
         if isinstance(index, slice):
             return [self[i] for i in range(*index.indices(len(self)))]
         index = range(len(self))[index]
-        for part in self._parts:
+        for part in self.parts:
             if index < len(part):
                 return part[index]
             index -= len(part)
@@ -104,29 +107,36 @@ def load_samples(
     if env_file:
         load_user_file("environment.env_file", env_file, "environments")
     parts: list[Sequence[Sample]] = []
+    weights: list[float | None] = []
     seen: set[str] = set()
     for spec in specs:
         name, options = _parse(spec)
+        weight = options.pop("weight", None)
+        if weight is not None and not (type(weight) in (int, float) and 0 < weight < math.inf):
+            raise UserError(f"Data source {spec!r}: weight is {weight!r}, and must be a number above 0.")
+        weights.append(weight)
         is_file = name.endswith(FILE_SUFFIXES) or Path(name).expanduser().is_file()
         label = _label(name, options)
         if label in seen:
-            raise UserError(f"Data source {label!r} is listed twice; set the share of an env by its `size` option.")
+            raise UserError(f"Data source {label!r} is listed twice; set the share of an env by its `weight` option.")
         seen.add(label)
         if is_file:
             parts.append(_file_samples(name, options, default_env_class, env_file))
         else:
             parts.append(_env_samples(label, name, options, size or DEFAULT_ENV_SIZE, seed, env_file))
-    return SampleSource(parts)
+    some = any(weight is not None for weight in weights)
+    return SampleSource(parts, [1.0 if weight is None else weight for weight in weights] if some else ())
 
 
 def held_out(source: Sequence[Sample], count: int) -> list[Sample]:
     """The first `count` samples whose tasks differ (system and user message), so that an evaluation counts none twice.
 
-    All distinct ones where the source has fewer.
+    All distinct ones where the source has fewer. Several sources take turns, whatever their weights.
     """
     found: dict[tuple[str, str], Sample] = {}
     envs = _Envs()
-    for sample in source:
+    parts = source.parts if isinstance(source, SampleSource) else [source]
+    for sample in (part[i] for i in range(max(map(len, parts))) for part in parts if i < len(part)):
         if len(found) == count:
             break
         observation, info = envs.reset(sample)
@@ -138,15 +148,24 @@ def demonstrations(source: Sequence[Sample], count: int, seed: int) -> Iterator[
     """`count` expert episodes (all, where there are fewer) of samples drawn from the source, as chat messages."""
     import skyrl_gym
 
-    for index in random.Random(seed).sample(range(len(source)), min(count, len(source))):
-        sample = source[index]
+    for sample in _drawn(source, count, random.Random(seed)):
         try:
             yield skyrl_gym.expert_trajectory(sample.env_id, sample.seed, sample.options)
         except (NotImplementedError, AttributeError) as error:
             raise UserError(
-                f"{sample.env_id} has no expert to clone (its env defines no expert_action): set "
-                "trainer.policy.model.num_demonstrations=0, or name a pretrained model in trainer.policy.model.path."
+                f"{sample.env_id} has no expert to clone (its env defines no expert_action): set trainer.policy.model."
+                "warmstart.num_demonstrations=0, or name a pretrained model in trainer.policy.model.path."
             ) from error
+
+
+def _drawn(source: Sequence[Sample], count: int, rng: random.Random) -> Iterator[Sample]:
+    """`count` samples, each source its share of them by weight, if there are weights."""
+    weights = source.weights if isinstance(source, SampleSource) else ()
+    parts = source.parts if isinstance(source, SampleSource) and weights else [source]
+    for part, weight in zip(parts, weights or [1.0], strict=True):
+        share = round(count * weight / sum(weights or [1.0]))
+        for index in rng.sample(range(len(part)), min(share, len(part))):
+            yield part[index]
 
 
 def conversation_texts(source: Sequence[Sample], count: int, seed: int) -> Iterator[str]:

@@ -8,6 +8,9 @@ on the expert's tokens only. Cloning stops when it has fallen to `target_loss`: 
 knows half of its task and another's all of it; at a loss they know about the same. It runs in a process of its own,
 because transformers' Trainer seeds the global random generators. Same arguments, same bytes; `--out` then holds a
 Hugging Face model and nothing else.
+
+A batch is computed as the learner computes it: the system message that its demonstrations share once, nothing padded,
+the head only where an expert's token is predicted. Of an agent's demonstration most is the system message.
 """
 
 from __future__ import annotations
@@ -16,25 +19,29 @@ import argparse
 import math
 import tempfile
 import time
-from collections.abc import Iterable
+from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from skyrl_trainer.agent.prompt import ChatPrompt, load_chat_prompt
+from skyrl_trainer.allocator import return_free_memory
+from skyrl_trainer.config import ModelConfig, Warmstart
 from skyrl_trainer.data import Conversation, demonstrations, load_samples
 from skyrl_trainer.errors import UserError
 from skyrl_trainer.init_policy import new_folder
 
 if TYPE_CHECKING:
+    import torch
     from transformers import PreTrainedTokenizerBase, ProgressCallback
 
-DEFAULT_DEMONSTRATIONS = 4000
-DEFAULT_LEARNING_RATE = 1e-3
-DEFAULT_EPOCHS = 8.0
-DEFAULT_BATCH_SIZE = 32
-DEFAULT_TARGET_LOSS = 0.3
+DEFAULTS = Warmstart()
 LOSS_WINDOW = 10
 """Optimizer steps in one reading of the loss."""
+MICRO_BATCH_TOKENS = 4096
+"""In one forward and backward pass; the tokens of a shared beginning come on top."""
+Pair = tuple[list[int], list[int]]
+"""Ids and labels."""
 
 
 def encode_conversation(
@@ -64,47 +71,129 @@ def encode_conversation(
     return ids, labels
 
 
+def shared_lengths(conversations: Sequence[Conversation], pairs: Sequence[Pair]) -> list[int]:
+    """How many first ids each demonstration has in common with all others of its system message; none is taught."""
+    families: dict[str, list[int]] = {}
+    for i, conversation in enumerate(conversations):
+        families.setdefault(conversation[0]["content"] if conversation[0]["role"] == "system" else "", []).append(i)
+    shared = [0] * len(pairs)
+    for family in families.values():
+        first, last = (end(pairs[i][0] for i in family) for end in (min, max))
+        common = next((n for n, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), len(first))
+        taught = min(next(place for place, label in enumerate(pairs[i][1]) if label >= 0) for i in family)
+        for i in family:
+            shared[i] = min(common, taught - 1)
+    return shared
+
+
+def collate(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Rows {"input_ids", "labels", "shared"} as segments (learner/segments.py), a shared beginning once.
+
+    Example: ids [1, 2, 3, 4] and [1, 2, 5, 6], the last taught, shared 2: segments [1, 2], [3, 4], [5, 6].
+    """
+    import torch
+
+    ids_P: list[int] = []
+    places_P: list[int] = []
+    lengths_S: list[int] = []
+    prefix_S: list[int] = []
+    predictors_N: list[int] = []
+    targets_N: list[int] = []
+    begun: dict[tuple[int, ...], int] = {}
+
+    def add(ids: list[int], prefix: int, place: int) -> None:
+        ids_P.extend(ids)
+        places_P.extend(range(place, place + len(ids)))
+        lengths_S.append(len(ids))
+        prefix_S.append(prefix)
+
+    for row in rows:
+        start, ids = row["shared"], row["input_ids"]
+        beginning = tuple(ids[:start])
+        if start and beginning not in begun:
+            begun[beginning] = len(lengths_S)
+            add(ids[:start], -1, 0)
+        offset = len(ids_P) - start
+        add(ids[start:], begun.get(beginning, -1), start)
+        taught = [place for place, label in enumerate(row["labels"]) if label >= 0]
+        predictors_N += [offset + place - 1 for place in taught]
+        targets_N += [ids[place] for place in taught]
+    tensors = {"ids_P": ids_P, "places_P": places_P, "predictors_N": predictors_N, "targets_N": targets_N}
+    return {name: torch.tensor(values) for name, values in tensors.items()} | {
+        "lengths_S": lengths_S,
+        "prefix_S": prefix_S,
+    }
+
+
+def micro_batches(rows: Sequence[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
+    """Rows cut into collated batches of about MICRO_BATCH_TOKENS: larger tensors cost more time in the C library."""
+    cuts, tokens = [0], 0
+    for i, row in enumerate(rows):
+        own = len(row["input_ids"]) - row["shared"]
+        if tokens + own > MICRO_BATCH_TOKENS and i > cuts[-1]:
+            cuts, tokens = [*cuts, i], 0
+        tokens += own
+    return {"batches": [collate(rows[start:end]) for start, end in pairwise([*cuts, len(rows)])]}
+
+
+def clone_loss(model: Any, batch: dict[str, Any]) -> torch.Tensor:
+    """Sum over the experts' tokens of a collated batch, in nats."""
+    import torch
+
+    from skyrl_trainer.learner.segments import Segments
+
+    ids_P = batch["ids_P"]
+    segments = Segments(batch["lengths_S"], batch["prefix_S"], ids_P.device)
+    hidden_1PH = model.base_model(
+        ids_P[None], position_ids=batch["places_P"][None], use_cache=False, segments=segments
+    ).last_hidden_state
+    logits_NV = model.get_output_embeddings()(hidden_1PH[0].index_select(0, batch["predictors_N"]))
+    return torch.nn.functional.cross_entropy(logits_NV, batch["targets_N"], reduction="sum")
+
+
 def warmstart(
     policy: Path,
     out: Path,
-    conversations: Iterable[Conversation],
+    conversations: Sequence[Conversation],
     seed: int = 0,
-    learning_rate: float = DEFAULT_LEARNING_RATE,
-    epochs: float = DEFAULT_EPOCHS,
-    batch_size: int = DEFAULT_BATCH_SIZE,
-    target_loss: float = DEFAULT_TARGET_LOSS,
+    options: Warmstart = DEFAULTS,
     seconds: float = math.inf,
 ) -> list[float]:
     """Clones the experts of `conversations` into `out`, a new or empty folder.
 
-    `target_loss` is in nats a token; at 0 cloning goes through all `epochs`, or stops after `seconds` of them, which
-    is then not the same bytes twice. Returns the loss of every LOSS_WINDOW steps.
+    After `seconds` cloning stops too, which is then not the same bytes twice. Returns the loss of every LOSS_WINDOW
+    steps.
     """
     import torch
     from datasets import Dataset
     from transformers import AutoModelForCausalLM, AutoTokenizer, ProgressCallback
     from trl import SFTConfig, SFTTrainer
 
+    from skyrl_trainer.learner import segments
+    from skyrl_trainer.learner.cpu_linear import use_onednn
+
     if not torch.cuda.is_available():
         # Batches of a tiny model gain little from more threads, lose much on a busy machine, and change bytes by them.
         torch.set_num_threads(1)
     prompt = load_chat_prompt(str(policy))
     tokenizer = AutoTokenizer.from_pretrained(policy)
-    model = AutoModelForCausalLM.from_pretrained(policy, dtype=torch.float32)
+    model = AutoModelForCausalLM.from_pretrained(policy, dtype=torch.float32, attn_implementation=segments.NAME)
+    use_onednn(model)
     dtype = model.config.dtype
     pairs = [encode_conversation(prompt, tokenizer, conversation) for conversation in conversations]
     if not pairs:
         raise UserError("There are no demonstrations to clone: set --num-demonstrations to 1 or more.")
-    dataset = Dataset.from_dict({"input_ids": [ids for ids, _ in pairs], "labels": [labels for _, labels in pairs]})
-    steps = max(1, round(epochs * len(pairs) / batch_size))
+    columns = {"input_ids": [ids for ids, _ in pairs], "labels": [labels for _, labels in pairs]}
+    dataset = Dataset.from_dict(columns | {"shared": shared_lengths(conversations, pairs)})
+    steps = max(1, round(options.epochs * len(pairs) / options.batch_size))
     with new_folder(out) as folder, tempfile.TemporaryDirectory() as scratch:
         args = SFTConfig(
             output_dir=scratch,
             save_strategy="no",
             report_to="none",
             max_steps=steps,
-            per_device_train_batch_size=batch_size,
-            learning_rate=learning_rate,
+            per_device_train_batch_size=options.batch_size,
+            learning_rate=options.learning_rate,
             lr_scheduler_type="constant_with_warmup",
             warmup_steps=min(20, steps // 10),
             adam_beta2=0.99,
@@ -116,10 +205,23 @@ def warmstart(
             seed=seed,
             use_cpu=not torch.cuda.is_available(),
             dataloader_pin_memory=False,
+            remove_unused_columns=False,
         )
-        trainer = SFTTrainer(model=model, args=args, train_dataset=dataset, processing_class=tokenizer)
+
+        class CloneTrainer(SFTTrainer):
+            def training_step(self, model: Any, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> torch.Tensor:
+                batches = self._prepare_inputs(inputs)["batches"]
+                tokens = sum(len(batch["targets_N"]) for batch in batches)
+                total = torch.zeros(())
+                for batch in batches:
+                    loss = clone_loss(model, batch) / tokens
+                    self.accelerator.backward(loss)
+                    total += loss.detach().cpu()
+                return total
+
+        trainer = CloneTrainer(model, args, micro_batches, dataset, processing_class=tokenizer)
         trainer.remove_callback(ProgressCallback)
-        trainer.add_callback(_progress(target_loss, seconds))
+        trainer.add_callback(_progress(options.target_loss, seconds))
         trainer.train()
         model.to(dtype).save_pretrained(folder)  # type: ignore[arg-type]  # transformers' wrapper hides `to`
         tokenizer.save_pretrained(folder)
@@ -142,6 +244,7 @@ def _progress(target_loss: float, seconds: float) -> ProgressCallback:
             **kwargs: object,
         ) -> None:
             if logs and "loss" in logs:
+                return_free_memory()
                 if self.training_bar is not None:
                     self.training_bar.set_postfix(loss=f"{logs['loss']:.3f}")
                 control.should_training_stop |= logs["loss"] <= target_loss or time.monotonic() > deadline
@@ -155,11 +258,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--data", action="append", metavar="SPEC", help="env spec, may be repeated")
     parser.add_argument("--env-class", default="text_math", help="plays the rows of a file that name no env_class")
     parser.add_argument("--env-file", help="a Python file of yours that registers environments")
-    parser.add_argument("--num-demonstrations", type=int, default=DEFAULT_DEMONSTRATIONS)
-    parser.add_argument("--learning-rate", type=float, default=DEFAULT_LEARNING_RATE)
-    parser.add_argument("--epochs", type=float, default=DEFAULT_EPOCHS)
-    parser.add_argument("--batch-size", type=int, default=DEFAULT_BATCH_SIZE)
-    parser.add_argument("--target-loss", type=float, default=DEFAULT_TARGET_LOSS, help="stop there; 0: never")
+    for name, field in Warmstart.model_fields.items():
+        option, kind = f"--{name.replace('_', '-')}", type(field.default)
+        parser.add_argument(option, type=kind, default=field.default, help=field.description)
     parser.add_argument("--seconds", type=float, default=math.inf, help="stop after so many; default: no limit")
     parser.add_argument("--seed", type=int, default=0)
 
@@ -167,18 +268,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> None:
     started = time.monotonic()
     source = load_samples(args.data or ["text_math?split=train"], args.env_class, env_file=args.env_file)
-    conversations = list(demonstrations(source, args.num_demonstrations, args.seed))
-    losses = warmstart(
-        policy=args.policy,
-        out=args.out,
-        conversations=conversations,
-        seed=args.seed,
-        learning_rate=args.learning_rate,
-        epochs=args.epochs,
-        batch_size=args.batch_size,
-        target_loss=args.target_loss,
-        seconds=args.seconds,
-    )
+    options = ModelConfig(warmstart={name: getattr(args, name) for name in Warmstart.model_fields}).cloning
+    conversations = list(demonstrations(source, options.num_demonstrations, args.seed))
+    losses = warmstart(args.policy, args.out, conversations, args.seed, options, args.seconds)
     print(
         f"Cloned {len(conversations)} expert episodes in {time.monotonic() - started:.0f} s: "
         f"loss {losses[0]:.3f} -> {losses[-1]:.3f}. The policy is in {args.out}."

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from io import StringIO
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from rich.console import Console
 
 from skyrl_trainer.algorithms.rewards import register_reward
-from skyrl_trainer.algorithms.samplers import UniformSampler, permuted, sampler_class
+from skyrl_trainer.algorithms.samplers import CurriculumSampler, UniformSampler, permuted, sampler_class
 from skyrl_trainer.config import Config
+from skyrl_trainer.data import SampleSource
 from skyrl_trainer.errors import UserError
 from skyrl_trainer.learner.parts import Parts
 from skyrl_trainer.learner.ranks import Ranks
@@ -63,6 +66,78 @@ def test_the_state_is_json_and_continues_exactly() -> None:
     assert resumed.accept([], [])
 
 
+WEIGHTS = st.lists(st.integers(1, 40).map(lambda tenths: tenths / 10), min_size=1, max_size=6)
+
+
+def mixture(weights: Sequence[float], size: int = 7) -> SampleSource:
+    return SampleSource([[Sample(f"{n}#{i}", "env", i) for i in range(size)] for n in range(len(weights))], weights)
+
+
+def names(samples: Sequence[Sample]) -> list[str]:
+    return [sample.sample_id.partition("#")[0] for sample in samples]
+
+
+@given(WEIGHTS, st.integers(1, 300))
+def test_shares_are_the_weights_to_within_one_after_any_number_of_draws(weights: list[float], n: int) -> None:
+    drawn = names(UniformSampler(mixture(weights), seed=1).next_tasks(n))
+    for source, weight in enumerate(weights):
+        assert abs(drawn.count(str(source)) - n * weight / sum(weights)) < 1 + 1e-6
+
+
+def test_the_schedule_of_a_mixture_is_this_one() -> None:
+    """2 : 1 : 1, and each source goes through its own tasks once an epoch."""
+    drawn = UniformSampler(mixture([2.0, 1.0, 1.0], size=4), seed=1).next_tasks(16)
+    assert "".join(names(drawn)) == "0120" * 4
+    for source, epochs in (("0", 2), ("1", 1)):
+        ids = [sample.sample_id for sample in drawn if names([sample]) == [source]]
+        assert sorted(ids) == sorted([f"{source}#{i}" for i in range(4)] * epochs)
+
+
+@given(WEIGHTS, st.integers(0, 40), st.integers(1, 40), st.sampled_from(["uniform", "dynamic", "curriculum"]))
+def test_a_resumed_mixture_goes_on_with_the_same_tasks(weights: list[float], before: int, n: int, name: str) -> None:
+    sampler = sampler_class(name)(mixture(weights), 3)
+    for i, sample in enumerate(sampler.next_tasks(before)):
+        sampler.accept([tried(sample, i % 3 == 0)], [0.0])
+    state = json.loads(json.dumps(sampler.state_dict()))
+    expected = sampler.next_tasks(n)
+    resumed = sampler_class(name)(mixture(weights), 3)
+    resumed.load_state_dict(state)
+    assert resumed.next_tasks(n) == expected
+
+
+def tried(sample: Sample, success: bool) -> Trajectory:
+    return Trajectory("t", sample, 0, 0, [Turn([1], [2], [-0.5], [0], "x", info={"success": success})])
+
+
+def test_the_curriculum_prefers_what_succeeds_half_of_the_time_and_starves_nothing() -> None:
+    """Source 0 is always solved, 1 never, 2 every other time; 3 weighs half as much, and its groups all fail to end."""
+    sampler = CurriculumSampler(mixture([1.0, 1.0, 1.0, 0.5]), seed=0)
+    assert sampler.shares() == [2 / 7, 2 / 7, 2 / 7, 1 / 7]
+    for i, sample in enumerate(sampler.next_tasks(400)):
+        kind = names([sample])[0]
+        assert sampler.accept([] if kind == "3" else [tried(sample, kind == "0" or (kind == "2" and i % 2 == 0))], [])
+    always, never, half, unknown = sampler.rates
+    assert always > 0.97 and never < 0.03 and 0.3 < half < 0.7 and unknown == 0.5
+    floor = CurriculumSampler.FLOOR
+    drawn = names(sampler.next_tasks(1000))
+    for source, wanted in enumerate((floor, floor, 4 * half * (1 - half), 0.5)):
+        share = wanted / (2 * floor + 4 * half * (1 - half) + 0.5)
+        assert abs(drawn.count(str(source)) - 1000 * share) < 5
+
+
+def test_a_success_moves_a_tenth_of_the_way() -> None:
+    sampler = CurriculumSampler(mixture([1.0, 1.0]), seed=0)
+    task = mixture([1.0, 1.0]).parts[1][0]
+    sampler.accept([tried(task, True), tried(task, False), tried(task, True), tried(task, True)], [])
+    assert sampler.rates == [0.5, 0.525]
+
+
+def test_sources_without_weights_are_one_for_the_uniform_sampler_and_several_for_the_curriculum() -> None:
+    source = SampleSource(mixture([1.0, 1.0]).parts)
+    assert len(UniformSampler(source, 0).parts) == 1 and len(CurriculumSampler(source, 0).parts) == 2
+    assert CurriculumSampler(mixture([1.0]).parts[0], 0).accept([], [])
+
+
 def test_other_data_and_no_data_are_refused() -> None:
     state = UniformSampler(source(10), seed=3).state_dict()
     with pytest.raises(UserError, match=r"10 tasks.*holds 11"):
@@ -78,7 +153,7 @@ def test_dynamic_sampling_refuses_groups_that_teach_nothing(returns: list[float]
 
 
 def test_an_unknown_sampler_is_refused() -> None:
-    with pytest.raises(UserError, match=r"options\.sampler='dynamc' is not registered; choose one of dynamic"):
+    with pytest.raises(UserError, match=r"options\.sampler='dynamc' is not registered; choose one of curriculum, dyn"):
         sampler_class("dynamc")
 
 
@@ -141,7 +216,7 @@ def test_batches_are_drawn_until_one_is_full_and_nothing_is_lost(tmp_path: Path)
     assert counts == [8, 3, 0, 1]
     assert len(parts.played) == len(set(parts.played)) == 16
     assert [t.trajectory_id for t in parts.store.read(2).trajectories] == parts.played
-    assert parts.sampler.state_dict()["drawn"] == 8
+    assert parts.sampler.state_dict()["drawn"] == [8]
 
 
 def test_the_bound_of_draws_is_said_and_an_update_of_nothing_changes_nothing(tmp_path: Path) -> None:

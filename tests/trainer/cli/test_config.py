@@ -162,6 +162,16 @@ def test_a_run_folders_config_is_a_recipe(tmp_path: Path) -> None:
             "trainer.logger=nobody",
             "trainer.logger is \"nobody\" (command line), but should be 'tensorboard', 'wandb', 'trackio' or 'none'.",
         ),
+        (
+            "trainer.policy.model.warmstart.target_los=0.1",
+            "trainer.policy.model.warmstart.target_los is not a setting; there are batch_size, epochs, learning_rate, "
+            "num_demonstrations, target_loss.",
+        ),
+        (
+            "trainer.policy.model.warmstart={num_demonstrations: -1}",
+            "trainer.policy.model.warmstart.num_demonstrations is -1, but should be greater than or equal to 0; "
+            "there are batch_size, epochs, learning_rate, num_demonstrations, target_loss.",
+        ),
         ("trainer.seed", "'trainer.seed' is not an override: write name=value, for example trainer.max_steps=10."),
         (
             "data.val_data=['a",
@@ -194,7 +204,7 @@ def test_a_broken_recipe_is_refused_with_its_line(tmp_path: Path, text: str, sen
 
 def test_a_missing_recipe_names_those_that_there_are() -> None:
     assert refusal("no-such-recipe").startswith(
-        "There is no recipe 'no-such-recipe', neither as a file nor bundled (quickstart"
+        "There is no recipe 'no-such-recipe', neither as a file nor bundled (alfworld_lite, mixture, quickstart, "
     )
 
 

@@ -7,6 +7,7 @@ from hashlib import blake2b
 from typing import Any
 
 from skyrl_trainer.algorithms.registry import Registry
+from skyrl_trainer.data import SampleSource
 from skyrl_trainer.errors import UserError
 from skyrl_trainer.protocols import Sampler
 from skyrl_trainer.types import Sample, Trajectory
@@ -37,28 +38,61 @@ def permuted(index: int, size: int, key: str) -> int:
 
 @register_sampler("uniform")
 class UniformSampler:
-    """Every task once an epoch, in an order of the epoch's own; the next epoch follows without a gap."""
+    """Every task once an epoch, in an order of the epoch's own; the next epoch follows without a gap.
+
+    Sources with weights (`text_math?weight=2`) have epochs of their own and take turns: after any number of draws none
+    is further than one from its share of them (Tijdeman, The chairman assignment problem, 1980).
+    """
+
+    by_source = False
+    """Whether sources take turns without weights, too."""
 
     def __init__(self, source: Sequence[Sample], seed: int) -> None:
         if len(source) == 0:
             raise UserError("data.train_data holds no task; name an env or a file with at least one row.")
         self.source = source
         self.seed = seed
-        self.drawn = 0
+        self.parts: Sequence[Sequence[Sample]] = [source]
+        if isinstance(source, SampleSource) and (source.weights or self.by_source):
+            self.parts = source.parts
+        self.weights = (
+            source.weights if isinstance(source, SampleSource) and source.weights else [1.0] * len(self.parts)
+        )
+        self.drawn = [0] * len(self.parts)
+        self.owed = [0.0] * len(self.parts)
+        """By source: its share of all draws so far, less what it had of them."""
 
     def next_tasks(self, n: int) -> list[Sample]:
         """The next n samples."""
-        size = len(self.source)
-        places = range(self.drawn, self.drawn + n)
-        self.drawn += n
-        return [self.source[permuted(i % size, size, f"{self.seed}/{i // size}")] for i in places]
+        return [self._next() for _ in range(n)]
+
+    def _next(self) -> Sample:
+        turn = self._turn()
+        part, place = self.parts[turn], self.drawn[turn]
+        self.drawn[turn] += 1
+        return part[permuted(place % len(part), len(part), f"{self.seed}/{place // len(part)}")]
+
+    def _turn(self) -> int:
+        """The number of the source that is to be drawn from."""
+        if len(self.parts) == 1:
+            return 0
+        shares, slack = self.shares(), 1 / (2 * len(self.parts) - 2)
+        self.owed = [owed + share for owed, share in zip(self.owed, shares, strict=True)]
+        due = [i for i, owed in enumerate(self.owed) if owed >= slack - 1e-9]
+        turn = min(due, key=lambda i: (1 - slack - self.owed[i]) / shares[i])
+        self.owed[turn] -= 1
+        return turn
+
+    def shares(self) -> list[float]:
+        """Of the next draw, by source; they sum to 1."""
+        return [weight / sum(self.weights) for weight in self.weights]
 
     def accept(self, group: list[Trajectory], returns: list[float]) -> bool:
         """Every group is learned from."""
         return True
 
     def state_dict(self) -> dict[str, Any]:
-        return {"drawn": self.drawn, "seed": self.seed, "size": len(self.source)}
+        return {"drawn": list(self.drawn), "owed": self.owed, "seed": self.seed, "size": len(self.source)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Raises UserError when the state belongs to other data."""
@@ -67,7 +101,46 @@ class UniformSampler:
                 f"The checkpoint was drawing from {state['size']} tasks with trainer.seed={state['seed']}, but now "
                 f"data.train_data holds {len(self.source)} and trainer.seed={self.seed}; restore them to resume."
             )
-        self.drawn = int(state["drawn"])
+        self.drawn, self.owed = list(state["drawn"]), list(state["owed"])
+
+
+@register_sampler("curriculum")
+class CurriculumSampler(UniformSampler):
+    """Prefers the sources that the policy solves about half of the time, and leaves none out.
+
+    A source's share goes as its weight times 4 p (1 - p), but at least FLOOR; p is its success rate, 0.5 at first,
+    which moves a RATE of the way to that of each group of tries.
+    """
+
+    by_source = True
+    RATE, FLOOR = 0.1, 0.1
+
+    def __init__(self, source: Sequence[Sample], seed: int) -> None:
+        super().__init__(source, seed)
+        self.rates = [0.5] * len(self.parts)
+        self._names = [_source_of(part[0]) for part in self.parts]
+
+    def shares(self) -> list[float]:
+        wanted = [w * max(self.FLOOR, 4 * p * (1 - p)) for w, p in zip(self.weights, self.rates, strict=True)]
+        return [each / sum(wanted) for each in wanted]
+
+    def accept(self, group: list[Trajectory], returns: list[float]) -> bool:
+        """Every group is learned from, and tells how its source goes."""
+        if group and len(self.parts) > 1:
+            number = self._names.index(_source_of(group[0].sample))
+            self.rates[number] += self.RATE * (sum(each.success for each in group) / len(group) - self.rates[number])
+        return True
+
+    def state_dict(self) -> dict[str, Any]:
+        return super().state_dict() | {"rates": list(self.rates)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        super().load_state_dict(state)
+        self.rates = list(state["rates"])
+
+
+def _source_of(sample: Sample) -> str:
+    return sample.sample_id.rpartition("#")[0]
 
 
 @register_sampler("dynamic")

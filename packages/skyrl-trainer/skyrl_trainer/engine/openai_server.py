@@ -57,6 +57,7 @@ class OpenAIServerEngine:
         self._running: dict[asyncio.Task[None], int] = {}  # and the blocks of the KV cache that each may come to need
         self._mail: dict[str, Mailbox] = {}
         self._paused = was_restarted()
+        self._asleep = False
         self._error: str | None = None
         self._started: asyncio.Task[None] | None = None
         self._serving = False
@@ -118,11 +119,23 @@ class OpenAIServerEngine:
             await self._post("/update_weight_version", {"new_version": str(version)})
         if not (await self._post("/reset_prefix_cache?reset_running_requests=true"))["success"]:
             raise SyncError("vLLM could not reset its prefix cache after a weight update: it would mix two policies.")
-        return str((await self._post("/collective_rpc", {"method": "loaded_checksum"}))["results"][0])
+        # One that is not the learner's, should any of the workers have loaded something else.
+        loaded = (await self._post("/collective_rpc", {"method": "loaded_checksum"}))["results"]
+        return " and ".join(sorted({str(checksum) for checksum in loaded}))
 
     async def resume(self) -> None:
-        await self._post("/resume")
+        if not self._asleep:  # the server resumes by itself when it is awake
+            await self._post("/resume")
         self._paused = False
+        self._admit()
+
+    async def sleep(self, level: int) -> None:
+        self._asleep = True
+        await self._post(f"/sleep?level={level}&mode=keep")
+
+    async def wake_up(self, tags: list[str]) -> None:
+        await self._post("/wake_up?" + "&".join(f"tags={tag}" for tag in tags))
+        self._asleep = self._asleep and "kv_cache" not in tags
         self._admit()
 
     async def shutdown(self) -> None:
@@ -221,7 +234,12 @@ class OpenAIServerEngine:
         return sum(self._running.values()) + self._blocks(request) <= self._free_blocks
 
     def _admit(self) -> None:
-        while self._serving and not self._paused and self._queue and len(self._running) < self.max_num_seqs:
+        while (
+            self._serving
+            and not (self._paused or self._asleep)
+            and self._queue
+            and len(self._running) < self.max_num_seqs
+        ):
             client, request = self._queue[0]
             if not self._fits(request):
                 break

@@ -11,7 +11,7 @@ from types import TracebackType
 from skyrl_trainer.config import Config
 from skyrl_trainer.data import conversation_texts, spec_label
 from skyrl_trainer.errors import UserError
-from skyrl_trainer.init_policy import init_policy
+from skyrl_trainer.init_policy import DEFAULT_VOCAB_SIZE, init_policy
 from skyrl_trainer.types import Sample
 
 WARMSTART_SECONDS = 3600.0
@@ -37,16 +37,20 @@ class StartPolicy:
         random, cloned = self._folder / "random", self._folder / "cloned"
         if not random.exists():
             texts = conversation_texts(train_tasks, NUM_TEXTS, config.trainer.seed)
-            init_policy(random, texts, model.tiny_kwargs, config.trainer.seed)
+            settings = dict(model.tiny_kwargs)
+            vocab_size = settings.pop("vocab_size", DEFAULT_VOCAB_SIZE)
+            init_policy(random, texts, settings, config.trainer.seed, vocab_size)
         self.architecture = str(random)
-        self._weights = str(cloned) if model.num_demonstrations else str(random)
-        if model.num_demonstrations and not cloned.exists():
+        options = model.cloning
+        self._weights = str(cloned) if options.num_demonstrations else str(random)
+        if options.num_demonstrations and not cloned.exists():
             self._log = open(self._folder / "warmstart.log", "wb")  # noqa: SIM115 - closed in __exit__
             command = [sys.executable, "-m", "skyrl_trainer.warmstart", "--policy", str(random), "--out", str(cloned)]
             for spec in config.data.train_data:
                 command += ["--data", spec_label(spec)]
             command += ["--env-class", config.environment.env_class, "--seed", str(config.trainer.seed)]
-            command += ["--num-demonstrations", str(model.num_demonstrations)]
+            for name, value in options:
+                command += [f"--{name.replace('_', '-')}", str(value)]
             if config.environment.env_file:
                 command += ["--env-file", config.environment.env_file]
             self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=self._log, stderr=self._log)

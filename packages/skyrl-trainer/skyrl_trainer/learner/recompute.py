@@ -38,7 +38,7 @@ def load_scorer(config: Config, model: str) -> tuple[Scorer, Any]:
         policy.path, policy.lora = model, {}
         return Scorer(config, model), AutoTokenizer.from_pretrained(model)
     made = checkpoint.parent.parent / "init"
-    start = made / ("cloned" if policy.num_demonstrations else "random")
+    start = made / ("cloned" if (made / "cloned").exists() else "random")
     learner = Learner(config, str(start) if policy.path == "tiny" else policy.path, 1)
     try:
         numbers = json.loads((checkpoint / "state.json").read_text())["learner"]

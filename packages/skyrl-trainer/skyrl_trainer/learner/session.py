@@ -228,11 +228,6 @@ def check_engines(config: Config, model_path: str, training: bool) -> None:
     """Raises UserError where servers that the user named are not what the run needs; asks them, starts nothing."""
     generator = config.generator
     urls = generator.engine_kwargs.get("urls")
-    if generator.backend == "openai_server" and training and shares_gpus(config):
-        raise UserError(
-            "generator.backend=openai_server needs GPUs of its own, for a server makes no room for the learner: "
-            "set trainer.placement.colocate_all=false."
-        )
     if urls is not None and generator.backend != "openai_server":
         raise UserError(f"generator.engine_kwargs.urls needs generator.backend=openai_server, not {generator.backend}.")
     if urls is not None:

@@ -110,6 +110,7 @@ class NCCLSync(EngineCalls):
 
     def restore(self, index: int) -> SyncReport:
         """A restarted engine needs a new group, with everybody in it; all get the newest version once more."""
+        self._living = list(self._engines)
         self._open()
         return self.report if self.version is None else self.sync(self.version)
 

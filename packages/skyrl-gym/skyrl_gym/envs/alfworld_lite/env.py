@@ -21,7 +21,8 @@ _LONGEST = 300
 
 
 class AlfworldLiteEnv(TextEnv):
-    """Option `task_type` asks for one of the six types; `feedback` is what an inadmissible command is answered by."""
+    """Option `task_type` asks for one of the six types; `feedback` is what an inadmissible command is answered by;
+    `expert` says whether the expert knows where everything lies."""
 
     choices: ClassVar[Choices] = {
         "split": SPLITS,
@@ -29,6 +30,7 @@ class AlfworldLiteEnv(TextEnv):
         "lang": ("en", "zh"),
         "task_type": ("any", *TYPES),
         "feedback": ("alfworld", "explain"),
+        "expert": ("knows", "searches"),
     }
 
     def count_tasks(self, options: Mapping[str, Any]) -> int:
@@ -77,7 +79,7 @@ class AlfworldLiteEnv(TextEnv):
         return Outcome(observation, {"success": float(success)}, valid, success, terminated=success, info=info)
 
     def expert_action(self) -> str:
-        return next_command(self._world, self.task.data)
+        return next_command(self._world, self.task.data, self.options["expert"] == "searches")
 
     def admissible_actions(self) -> list[str]:
         """Every command that is carried out, also those that only inform; `put` for `move` is not listed."""

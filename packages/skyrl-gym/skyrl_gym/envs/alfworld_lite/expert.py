@@ -1,6 +1,7 @@
 """An expert that knows the whole world: from any state, the next command of a short plan that succeeds.
 
 It walks straight to what it needs, even into closed receptacles: its demonstrations show how to act, not how to search.
+One that `searches` uses only what it has read: it walks from place to place, the open ones first, until it sees it.
 """
 
 from __future__ import annotations
@@ -12,11 +13,12 @@ from skyrl_gym.envs.alfworld_lite.tasks import LOOK, VERBS, placed, ready
 from skyrl_gym.envs.alfworld_lite.world import TOOLS, World
 
 
-def next_command(world: World, data: dict[str, Any]) -> str:
+def next_command(world: World, data: dict[str, Any], searches: bool = False) -> str:
     """One of `world.actions`; "look" once the task is done."""
     held, verb = world.held, VERBS.get(data["type"])
     if held is None:
-        return _fetch(world, data)
+        command = _fetch(world, data)
+        return _search(world) if searches and command.startswith(("go to", "open")) else command
     if kind_of(held) != data["object"]:
         # It is in the way: leave it here if it may lie here, else on something open rather than in something closed.
         places = [place for place in world.layout.places if fits(held, place)]
@@ -24,6 +26,8 @@ def next_command(world: World, data: dict[str, Any]) -> str:
         return _at(world, place, f"move {held} to {place}", inside=True)
     if data["type"] == LOOK:
         ((place, lamp),) = world.lamps.items()
+        if searches and world.at != place:
+            return _search(world)
         return _at(world, place, "look" if lamp in world.lit else f"use {lamp}")
     if verb is not None and not ready(world, data, held):
         tool = world.layout.by_kind[TOOLS[verb][0]][0]
@@ -45,6 +49,14 @@ def _fetch(world: World, data: dict[str, Any]) -> str:
         return "look"
     _, place, name = min(spots, key=lambda spot: spot[0])
     return _at(world, place, f"take {name} from {place}", inside=True)
+
+
+def _search(world: World) -> str:
+    """A step of the walk through all places in the order in which they are listed, those that open last."""
+    if world.at is not None and not world.reachable(world.at):
+        return f"open {world.at}"
+    walk = sorted(world.layout.places, key=lambda place: place in world.layout.openable)
+    return f"go to {walk[(walk.index(world.at) + 1) % len(walk) if world.at is not None else 0]}"
 
 
 def _target(world: World, data: dict[str, Any]) -> str:

@@ -167,19 +167,32 @@ class WebShopLiteEnv(TextEnv):
         return [f"click[{text}]" for text in self._clicks]
 
     def expert_action(self) -> str:
-        """Searches for the name of the goal's product, pages to it, opens it, picks the options and buys."""
+        """Searches for what the instruction asks, opens the first result that meets all of it, picks options and buys.
+
+        Where the first page has none such, it searches for the name of the goal's own product instead.
+        """
         view, goal, ui = self._view, self.task.ground_truth, self._shop.ui
         if view.page == "search":
-            return f"search[{self._shop.products[goal['asin']].name}]"
-        found = self._shop.search(view.keywords)
-        ahead = found.index(goal["asin"]) // 10 + 1 - view.number if goal["asin"] in found else None
-        if view.page == "item" and view.asin == goal["asin"]:
+            asked = self._shop.products[goal["asin"]]
+            words = " ".join([*goal["attributes"], asked.query, *goal["options"].values()])
+            return f"search[{words if any(map(self._meets, self._shop.search(words)[:10])) else asked.name}]"
+        if view.page == "item" and self._meets(view.asin):
             missing = [value for group, value in goal["options"].items() if (group, value) not in view.options]
-            target = missing[0] if missing else ui["buy"]
-        elif ahead is None:
-            target = ui["back"]
-        elif view.page == "results" and ahead >= 0:
-            target = ui["next"] if ahead else goal["asin"]
-        else:
-            target = ui["prev"]
-        return f"click[{target.lower()}]"
+            return f"click[{missing[0] if missing else ui['buy'].lower()}]"
+        if view.page != "results":
+            return f"click[{ui['prev'].lower()}]"
+        found = self._shop.search(view.keywords)
+        pages = [place // 10 + 1 for place, asin in enumerate(found) if self._meets(asin)]
+        if view.number in pages:
+            return f"click[{next(filter(self._meets, found[10 * view.number - 10 :])).lower()}]"
+        if not pages:
+            return f"click[{ui['back'].lower()}]"
+        return f"click[{ui['next' if pages[0] > view.number else 'prev'].lower()}]"
+
+    def _meets(self, asin: str) -> bool:
+        """Whether it is the goal's own product, or earns the whole reward with the goal's options chosen."""
+        goal, products = self.task.ground_truth, self._shop.products
+        strict = self.options["matching"] == "strict"
+        has = all(value in products[asin].options.get(group, ()) for group, value in goal["options"].items())
+        parts, _ = purchase(goal, products[goal["asin"]], products[asin], goal["options"], strict)
+        return asin == goal["asin"] or (has and sum(parts.values()) == 1)
