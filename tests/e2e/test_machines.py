@@ -110,8 +110,8 @@ def test_each_machine_has_its_own_buffer_and_every_engine_the_learners_weights(
     sync = SharedMemorySync(engines, learner.named_parameters)
     canary = Canary(engines, CANARY_IDS, 5e-4)
     paths = ray.get([engine.__ray_call__.remote(path_of) for engine in engines[:2]])
-    assert paths[0] == sync._buffer.path != paths[1], "one buffer a machine"
-    assert len(sync._receivers) == 1 and not any(Path(path).exists() for path in paths), "no name is left behind"
+    assert paths[0] == sync._buffer.again != paths[1] and len(sync._receivers) == 1, "one buffer a machine"
+    assert all(str(Path(path).readlink()).endswith("(deleted)") for path in paths), "no name is left behind"
 
     def logprobs(ids: list[int]) -> torch.Tensor:
         return learner(torch.tensor([ids])).logits[0].log_softmax(-1)

@@ -66,6 +66,7 @@ class Instance:
             (self.folder / f"{name}.py").write_text(text)
         patch = swe.diff(self.folder, self.row["base_commit"])
         git(self.folder, "reset", "-q", "--hard")
+        git(self.folder, "clean", "-fdq")
         return patch
 
     def graded(self, patch: str, seconds: float = 60, logs: Path | None = None) -> Verdict:

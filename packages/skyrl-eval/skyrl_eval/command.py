@@ -15,11 +15,10 @@ import sys
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from skyrl_eval import benchmarks, data, grade, metrics, prompts, sandbox, tools
+from skyrl_eval import benchmarks, data, grade, metrics, prompts, report, sandbox, tools
 from skyrl_eval.benchmarks.common import Context
 from skyrl_eval.endpoint import connect, start_vllm
 from skyrl_eval.judge import Judge
@@ -72,7 +71,7 @@ def parse(kind: str, words: Sequence[str]) -> argparse.Namespace:
 def run(args: argparse.Namespace) -> None:
     """Raises UserError with a sentence."""
     if args.compare:
-        print(json.dumps(metrics.compare(*map(grade.item_scores, args.compare)), indent=1))
+        print(report.compare(*args.compare))
         return
     prices = metrics.read_prices(args.prices) if args.prices else {}
     with _solved_before(args) if args.grade_only else _solved(args) as run:
@@ -83,10 +82,9 @@ def run(args: argparse.Namespace) -> None:
         results = grade.results(run, bench, samples, context, prices, model)
         results |= {"title": title, "model": model, "notes": [*run.facts["notes"], *results["notes"]]}
         run.write_results(results)
-        with contextlib.suppress(ModuleNotFoundError):
-            import_module("skyrl_eval.report").write_report(run.folder)
+        page = report.write_report(run.folder)
         low, high = 100 * results["low"], 100 * results["high"]
-        print(f"{title}: {100 * results['accuracy']:.1f} % ({low:.1f} to {high:.1f}). {run.folder}/results.json")
+        print(f"{title}: {100 * results['accuracy']:.1f} % ({low:.1f} to {high:.1f}). {page}")
 
 
 def _solved(args: argparse.Namespace) -> Run:

@@ -144,6 +144,7 @@ def _run(command: list[str], seconds: float) -> Done:
             process.terminate()
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(20)
+        finally:  # also when an env's time limit, or Ctrl-C, interrupts the wait
             process.kill()
             process.wait()
         size = output.seek(0, os.SEEK_END)

@@ -57,9 +57,9 @@ async def solve(run: Run, samples: int, play: Play, concurrency: int) -> int:
 
 
 def attempt_of(trajectory: Trajectory, item: Item, number: int) -> Attempt:
-    """The attempt that an episode was. Its answer is what the env calls `submission`, or else the last message."""
+    """The attempt that an episode was. Its answer is the env's last `submission`, or else the last message."""
     turns = trajectory.turns
-    submission = turns[-1].info.get("submission") if turns else None
+    submission = next((t.info["submission"] for t in reversed(turns) if "submission" in t.info), None)
     calls = [call for turn in turns for call in turn.tool_calls if call.get("tool")]
     messages = list(trajectory.prompt)
     for turn in turns:

@@ -61,15 +61,18 @@ def workspace(repo: str, commit: str, folder: Path, repos: Path | None = None) -
     (folder / ".git/FETCH_HEAD").unlink(missing_ok=True)
 
 
-def diff(folder: Path, commit: str) -> str:
+def diff(folder: Path, commit: str, **where: Any) -> str:
     """All that was changed in a workspace, as a patch that `git apply` takes: new, binary and deleted files too.
 
-    In the sandbox, for git runs what the workspace's configuration tells it to. "" where git does not work any more.
+    In the sandbox (`where`: executor, image), for git runs what the workspace's configuration tells it to. "" where git
+    does not work any more.
     """
-    script = 'git add -A && git diff --cached --binary --no-color --no-ext-diff "$0" > /out/patch'
+    # With an index of its own, which leaves the agent's `git diff` as it was; -p, as git reads changes off its time.
+    index = "export GIT_INDEX_FILE=/out/index; cp -p .git/index /out/index 2> /dev/null; "
+    script = index + 'git add -A && git diff --cached --binary --no-color --no-ext-diff "$0" > /out/patch'
     with tempfile.TemporaryDirectory(prefix="skyrl-swe-") as out:
         binds: list[sandbox.Bind] = [(folder, "/testbed", True), (Path(out), "/out", True)]
-        done = sandbox.run(["bash", "-c", script, commit], binds, seconds=120, cwd="/testbed")
+        done = sandbox.run(["bash", "-c", script, commit], binds, seconds=120, cwd="/testbed", **where)
         return sandbox.read_back(Path(out) / "patch") if done.code == 0 else ""
 
 

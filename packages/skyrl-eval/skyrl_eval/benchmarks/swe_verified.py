@@ -22,7 +22,7 @@ Tests = Annotated[list[str], BeforeValidator(lambda value: json.loads(value) if 
 class SWEBench(Benchmark):
     name = "swe-verified"
     source = Source("SWE-bench/SWE-bench_Verified", "data/test-*.parquet", size=500)
-    prompts = ("swebench_task",)
+    prompts = ("swebench_task", "swe_system")
     notes: ClassVar[tuple[str, ...]] = (
         "A regression signal, not a measure of skill: many hard tests are flawed, and frontier models know the set.",
         "Outside the official images (--executor namespace) the environment is this machine's: not comparable.",

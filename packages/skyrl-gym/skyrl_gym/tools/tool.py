@@ -57,10 +57,14 @@ def tool(function: Callable[..., Any], *, external: bool = False) -> Tool:
 
 
 def run_call(
-    tools: Mapping[str, Tool], call: ToolCall | ParseError, recorded: list[Mapping[str, Any]] | None = None
+    tools: Mapping[str, Tool],
+    call: ToolCall | ParseError,
+    recorded: list[Mapping[str, Any]] | None = None,
+    longest: int = MAX_OUTPUT,
 ) -> dict[str, Any]:
     """Runs a call and returns {"tool", "args", "result" or "error"}; args is None unless they fit a tool's schema.
 
+    A result has at most `longest` characters, and says where it was cut.
     recorded: earlier returns, from which external tools answer instead of running; each answers once.
     """
     done: dict[str, Any] = {"tool": None, "args": None}
@@ -78,8 +82,8 @@ def run_call(
     except Exception as error:  # a user's tool may raise anything
         key, value = "error", f"{done['tool']} failed: {type(error).__name__}: {error}"
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
-    if len(text) > MAX_OUTPUT:
-        text = f"{text[:MAX_OUTPUT]}... (cut: {len(text)} characters in all)"
+    if len(text) > longest:
+        text = f"{text[:longest]}... (cut: {len(text)} characters in all)"
     # A lone surrogate, which Python strings may hold, could not be written to a file.
     return done | {key: text.encode("utf-8", "replace").decode()}
 

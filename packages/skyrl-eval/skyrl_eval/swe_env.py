@@ -1,0 +1,235 @@
+"""skyrl/swe-v0: an issue of a repository is resolved with the tools bash, view, replace and submit.
+
+Each reset checks the repository out at its base commit (swe.workspace: one commit, no remote). Commands run in the
+sandbox, without network; the agent sees the workspace as /testbed. A step's info has `submission`, the patch of all
+changes, whenever that has changed (and in the first and the last step), so the last one is the episode's.
+
+Reward, with `submit` or at the step limit: 1.0 if the task gives its tests and the guarded patch (swe.guarded) passes
+them, so that editing tests or pytest's set-up never pays; else 0.0.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path, PurePosixPath
+from typing import Any, ClassVar
+
+from skyrl_eval import prompts, sandbox, swe
+from skyrl_eval.benchmarks.common import Context, final
+from skyrl_gym.core import Choices, Outcome, Task, TextEnv
+from skyrl_gym.parsing import MAX_CALLS, parse_tool_calls
+from skyrl_gym.tools.tool import ToolError, run_call, tool
+
+SECONDS, OUTPUT, LINES = 30.0, 16 << 10, 200
+LONGEST_PATCH, LONGEST_FILE = 1 << 20, 16 << 20
+FIELDS = {"question": str, "repo": str, "base_commit": str}
+# The code is printed by an outer shell, whose own is 0: that of the sandbox is then never the command's.
+SHELL = """[ -f /opt/miniconda3/bin/activate ] && . /opt/miniconda3/bin/activate testbed 2> /dev/null
+bash -c "$0"; code=$?; [ $code = 0 ] || echo "[exit code $code]"; exit 0"""
+# An official image's tree, what is built in it too, under one commit of its own: the image's git knows later ones.
+SNAPSHOT = """set -e; cd /testbed; git ls-files -z > /tmp/files; cp -a . /out; cd /out; rm -rf .git; git init -q
+git add -f --pathspec-from-file=/tmp/files --pathspec-file-nul
+git -c user.name=base -c user.email=base@base commit -qm base; git rev-parse HEAD"""
+NO_CALL = (
+    'No tool call was found. Write <tool_call>{"tool": "<name>", "args": {...}}</tool_call>; submit ends the task.'
+)
+
+
+class SWEEnv(TextEnv):
+    """The tasks are benchmarks' (swe_verified.env), each given as options["task"]:
+
+    question, repo ("owner/name"), base_commit: what is asked, and where.
+    repos: a folder with clones, owner__name each; without it they are fetched from GitHub.
+    executor, container: "docker" or "podman" and the image whose /testbed is worked in; by default namespaces.
+    tests: for training, what grades the patch: an item's `gold`.
+    """
+
+    choices: ClassVar[Choices] = {"split": ("train", "val", "test"), "difficulty": (1,), "lang": ("en",)}
+
+    def __init__(self, *, steps: int = 100, **defaults: Any) -> None:
+        """`steps`: Gymnasium's step limit, at which an episode is submitted as it stands."""
+        super().__init__(**defaults)
+        self._limit = steps
+        made = (tool(function) for function in (self.bash, self.view, self.replace, self.submit))
+        self._tools = {item.name: item for item in made}
+        self._folder: tempfile.TemporaryDirectory[str] | None = None
+        self._failure: sandbox.SandboxFailed | None = None
+        self._steps, self._patch = 0, ""
+
+    def bash(self, command: str) -> str:
+        """Runs a bash command in /testbed; returns stdout and stderr, and the exit code where it is not 0."""
+        binds = [(self._path / "testbed", "/testbed", True), (self._path / "tmp", "/tmp", True)]
+        try:
+            done = sandbox.run(("bash", "-c", SHELL, command), binds, seconds=SECONDS, cwd="/testbed", **self._where)
+        except sandbox.SandboxFailed as error:
+            self._failure = error
+            raise
+        text = done.output + (f"\n[stopped after {SECONDS:.0f} s]" if done.timed_out else "")
+        return cut(text.strip("\n")) or "(no output)"
+
+    def view(self, path: str, start: int = 1) -> str:
+        """Shows 200 numbered lines of a file from line `start` on, or the entries of a folder."""
+        place = self._place(path)
+        if place.is_dir():
+            return cut("\n".join(sorted(entry.name + "/" * entry.is_dir() for entry in place.iterdir())))
+        lines = self._read(place, path).split("\n")
+        first = min(max(start, 1), len(lines))
+        shown = [f"{number:6}  {line}" for number, line in enumerate(lines, start=1)][first - 1 : first - 1 + LINES]
+        return cut("\n".join(shown) + f"\n[lines {first} to {first + len(shown) - 1} of {len(lines)}]")
+
+    def replace(self, path: str, old: str, new: str) -> str:
+        """Replaces `old`, which must stand in the file exactly once, by `new`; an empty `old` makes a new file."""
+        place = self._place(path)
+        if not old:
+            if place.exists():
+                raise ToolError(f"{path} exists: give the text in it that is to be replaced as `old`.")
+            place.parent.mkdir(parents=True, exist_ok=True)
+            before, old = "", ""
+        else:
+            before = self._read(place, path)
+            if (found := before.count(old)) != 1:
+                raise ToolError(f"`old` stands in {path} {found} times; it must stand there exactly once.")
+        place.write_bytes((before.replace(old, new, 1) if old else new).encode("utf-8", "surrogateescape"))
+        return f"{path} is written."
+
+    def submit(self) -> str:
+        """Ends the task: the changes in /testbed are the answer."""
+        return "Submitted."
+
+    def task_from_row(self, row: Mapping[str, Any], options: Mapping[str, Any]) -> Task:
+        for name, kind in FIELDS.items():
+            if not isinstance(row.get(name), kind):
+                raise ValueError(f"options['task'], field {name!r}: expected a string, got {row.get(name)!r}.")
+        data = {name: row.get(name) for name in ("repo", "base_commit", "container", "executor", "repos")}
+        task_id = f"swe:{row['repo']}:{row['base_commit'][:12]}"
+        told = {"limit": str(MAX_CALLS), "seconds": f"{SECONDS:.0f}"}
+        listed = "\n".join(json.dumps(item.schema["function"]) for item in self._tools.values())
+        instructions = prompts.fill("swe_system", tools=listed, **told)
+        split = options["split"]
+        return Task(task_id, row["question"], row.get("tests"), split=split, instructions=instructions, data=data)
+
+    def count_tasks(self, options: Mapping[str, Any]) -> int:
+        raise ValueError("skyrl/swe-v0 has no tasks of its own: give one as options['task'] (docs/eval/README.md).")
+
+    def reset_info(self) -> dict[str, Any]:
+        bare = prompts.fill("swe_system_bare", limit=str(MAX_CALLS), seconds=f"{SECONDS:.0f}")
+        return {"tools": [item.schema for item in self._tools.values()], "instructions_without_tools": bare}
+
+    def begin(self, task: Task) -> str:
+        self.set_env_state({"steps": 0, "patch": ""})
+        return task.text
+
+    def act(self, action: str) -> Outcome:
+        made = self._made(action)
+        submitted = bool(made) and made[-1]["tool"] == "submit" and "result" in made[-1]
+        said = [call["result"] if "result" in call else f"Error: {call['error']}" for call in made] or [NO_CALL]
+        self._steps += 1
+        over = submitted or self._steps == self._limit
+        info: dict[str, Any] = {"tool_calls": made}
+        patch = self._diff() if any(call["args"] is not None for call in made) else self._patch
+        if len(patch) > LONGEST_PATCH:
+            said.append(f"Your changes have {len(patch)} characters, more than {LONGEST_PATCH}: they do not count.")
+            info["patch_too_long"], patch = len(patch), ""
+        if over or self._steps == 1 or self._patch != patch:
+            info["submission"] = patch
+        self._patch = patch
+        resolved = over and self._resolved()
+        return Outcome(
+            observation="" if submitted else "\n".join(f"<tool_response>\n{text}\n</tool_response>" for text in said),
+            reward_parts={"resolved": float(resolved)},
+            valid_action=bool(made) and all(call["args"] is not None for call in made),
+            success=resolved,
+            terminated=submitted,
+            info=info,
+        )
+
+    def _made(self, action: str) -> list[dict[str, Any]]:
+        """The calls of an action with what came of them, up to the first `submit`."""
+        made: list[dict[str, Any]] = []
+        self._failure = None
+        for call in parse_tool_calls(final(action)):  # none in its thoughts
+            made.append(run_call(self._tools, call, longest=2 * OUTPUT))
+            if self._failure:  # not for the model to read: the episode fails
+                raise self._failure
+            if made[-1]["tool"] == "submit" and "result" in made[-1]:
+                break
+        # In a replay the commands do their work again, and say what they said.
+        return made if self.recorded is None else [dict(call) for call in self.recorded]
+
+    def _diff(self) -> str:
+        return swe.diff(self._path / "testbed", self._commit, **self._where)
+
+    def _resolved(self) -> bool:
+        """Whether the guarded patch passes the task's tests, in a fresh workspace."""
+        tests, data = self.task.ground_truth, self.task.data
+        patch = swe.guarded(self._patch, tests["test_patch"]) if tests else ""
+        if not patch:
+            return False
+        context = Context(executor=self._where["executor"], repos=self._repos)
+        done = swe.run_tests(tests, data, patch, context)
+        return not done.timed_out and swe.is_resolved(tests, done.output)
+
+    def _place(self, path: str) -> Path:
+        """Where a path of the agent's is out here. Nothing of its runs between calls, so a link cannot change."""
+        inside = PurePosixPath("/testbed", path)
+        for name in ("testbed", "tmp"):
+            root = self._path.resolve() / name
+            if inside.is_relative_to(f"/{name}"):
+                place = (root / inside.relative_to(f"/{name}")).resolve()
+                if place.is_relative_to(root):
+                    return place
+        raise ToolError(f"{path} is not in /testbed or /tmp: use bash.")
+
+    def _read(self, place: Path, path: str) -> str:
+        if not place.is_file():
+            raise ToolError(f"There is no file {path}.")
+        if place.stat().st_size > LONGEST_FILE:
+            raise ToolError(f"{path} has more than {LONGEST_FILE} bytes: use bash.")
+        return place.read_bytes().decode("utf-8", "surrogateescape")
+
+    def get_env_state(self) -> dict[str, Any]:
+        return {"steps": self._steps, "patch": self._patch}
+
+    def set_env_state(self, state: dict[str, Any]) -> None:
+        """A fresh workspace with the patch applied; what git ignores and what is in /tmp is not brought back."""
+        self.close()
+        self._folder = tempfile.TemporaryDirectory(prefix="skyrl-swe-env-", ignore_cleanup_errors=True)
+        self._path, data = Path(self._folder.name), self.task.data
+        for name in ("testbed", "tmp"):
+            (self._path / name).mkdir()
+        executor = data["executor"] or "namespace"
+        self._where: dict[str, Any] = {"executor": executor, "image": data["container"] or ""}
+        self._commit = data["base_commit"]
+        self._repos = Path(data["repos"]) if data["repos"] else None
+        if executor == "namespace":
+            swe.workspace(data["repo"], self._commit, self._path / "testbed", self._repos)
+        else:
+            self._commit = snapshot(self._path / "testbed", **self._where)
+        self._steps, self._patch = state["steps"], state["patch"]
+        if self._patch:
+            (self._path / "tmp/patch.diff").write_bytes(self._patch.encode("utf-8", "surrogateescape"))
+            self.bash("git apply --whitespace=nowarn /tmp/patch.diff; rm /tmp/patch.diff")
+
+    def close(self) -> None:
+        if self._folder:
+            self._folder.cleanup()
+            self._folder = None
+
+
+def snapshot(folder: Path, binds: Sequence[sandbox.Bind] = (), **where: Any) -> str:
+    """Copies the /testbed of an image (or of `binds`) into the folder, and returns its only commit."""
+    done = sandbox.run(("bash", "-c", SNAPSHOT), [*binds, (folder, "/out", True)], seconds=600, **where)
+    if done.code:
+        raise sandbox.SandboxFailed(f"The image's /testbed cannot be copied: {done.output.strip()[-300:]}")
+    return done.output.split()[-1]
+
+
+def cut(text: str) -> str:
+    """At most 16 KB of a command's output: its beginning and its end."""
+    data = text.encode("utf-8", "replace")
+    if len(data) <= OUTPUT:
+        return text
+    head, tail = (part.decode("utf-8", "ignore") for part in (data[: OUTPUT // 2], data[-OUTPUT // 2 :]))
+    return f"{head}\n[... {len(data) - OUTPUT} bytes left out ...]\n{tail}"
