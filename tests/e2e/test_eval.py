@@ -134,7 +134,10 @@ def test_benchmarks_while_a_policy_trains(policy: Path, tmp_path: Path) -> None:
     assert 0 <= row["eval/gsm8k/accuracy"] <= 1 and row["eval/gsm8k/ungraded"] == 0 and "eval/success" in row
 
 
-def test_killed_while_solving_and_started_again_nothing_is_lost_and_nothing_is_there_twice(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("ended_by", "code"), [(signal.SIGKILL, -9), (signal.SIGINT, 130)])
+def test_ended_while_solving_and_started_again_nothing_is_lost_and_nothing_is_there_twice(
+    ended_by: signal.Signals, code: int, tmp_path: Path
+) -> None:
     data, out = write(tmp_path / "sums.jsonl", sums(60)), tmp_path / "run"
     answered: list[str] = []
 
@@ -149,8 +152,8 @@ def test_killed_while_solving_and_started_again_nothing_is_lost_and_nothing_is_t
         while not (out / "attempts.jsonl").is_file() or len(lines(out / "attempts.jsonl")) < 20:
             assert process.poll() is None
             time.sleep(0.01)
-        process.send_signal(signal.SIGKILL)
-        process.wait()
+        process.send_signal(ended_by)
+        assert process.wait(30) == code
         before = (out / "attempts.jsonl").read_bytes()
         before = before[: before.rfind(b"\n") + 1]
         with (out / "attempts.jsonl").open("ab") as file:

@@ -26,8 +26,10 @@ class Exam:
             raise UserError(
                 f"skyrl_eval:{name} takes the options data, n, judge_url and judge_model, not {unknown[0]}."
             )
+        if type(n := options.get("n", 50)) is not int or n < 1:
+            raise UserError(f"skyrl_eval:{name}: n={n} should be a number of items.")
         self._bench = benchmarks.find(name)
-        self._items = data.subset(data.load(self._bench, options.get("data")).items, options.get("n", 50))
+        self._items = data.subset(data.load(self._bench, options.get("data")).items, n)
         asks = options.get("judge_url") and options.get("judge_model")
         judge = Judge(options["judge_url"], options["judge_model"], folder / "judge.jsonl") if asks else None
         self._context = Context(judge)

@@ -1,0 +1,81 @@
+"""Benchmarks among the held-out data of a training run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from skyrl_eval.training import Exam
+from skyrl_trainer.config import load_config
+from skyrl_trainer.data import take_exams
+from skyrl_trainer.errors import UserError
+from skyrl_trainer.learner.parts import HeldOut
+from skyrl_trainer.types import PromptBatch, RolloutBatch, StopReason, Trajectory, Turn
+from tests.eval.made_up import ROWS
+from tests.eval.test_command import write
+
+
+class Scripted:
+    """Answers every sample with the next of its texts; None is an episode that failed."""
+
+    def __init__(self, *answers: str | None) -> None:
+        self.answers, self.batches = answers, list[PromptBatch]()
+
+    def run(self, batch: PromptBatch, eval: bool = False) -> RolloutBatch:
+        assert eval and batch.num_generations == 1
+        self.batches.append(batch)
+        groups = []
+        for number, sample in enumerate(batch.samples):
+            text = self.answers[number]
+            turns = [] if text is None else [Turn([1], [2], [0.0], [0], text)]
+            reason = StopReason.ENV_ERROR if text is None else StopReason.TERMINATED
+            groups.append([Trajectory(f"{number}", sample, 0, 0, turns, reason)])
+        return RolloutBatch(batch.step, groups)
+
+
+def test_a_benchmark_is_tried_and_graded(tmp_path: Path) -> None:
+    exam = Exam("gsm8k", {"data": write(tmp_path / "gsm8k.jsonl", ROWS["gsm8k"]), "n": 2}, tmp_path)
+    answers = {"Ann": "#### 999", "Bob": None}
+    order = ["Ann" if "Ann" in str(sample.options) else "Bob" for sample in tried(exam).batches[0].samples]
+    found = exam.run(Scripted(*(answers[name] for name in order)), 3)
+    assert found == {f"eval/gsm8k/{name}": value for name, value in
+                     {"accuracy": 0.5, "ungraded": 1.0, "unparsed": 0.0, "truncated": 0.0}.items()}  # fmt: skip
+
+
+def tried(exam: Exam) -> Scripted:
+    rollouts = Scripted("", "")
+    exam.run(rollouts, 0)
+    return rollouts
+
+
+def test_without_tasks_of_envs_success_is_the_mean_accuracy(tmp_path: Path) -> None:
+    specs = [
+        f"skyrl_eval:{bench}?data={write(tmp_path / f'{bench}.jsonl', ROWS[bench])}&n=1" for bench in ("gsm8k", "math")
+    ]
+    config = load_config(None, [f"data.val_data={specs}", f"trainer.run_dir={tmp_path}"])
+    held_out = HeldOut(config)
+    assert held_out.tasks == []
+    found = held_out.metrics(Scripted("#### 999, or 1200: 1200"), 2)
+    assert found["eval/success"] == (found["eval/gsm8k/accuracy"] + found["eval/math/accuracy"]) / 2
+
+
+def test_other_held_out_data_is_left_as_it_is(tmp_path: Path) -> None:
+    specs = ["text_math?split=val", {"env": "text_math", "split": "test"}, "skyrl_eval:skyrl/question-v0"]
+    assert take_exams(specs, tmp_path) == (specs, [])
+
+
+@pytest.mark.parametrize(
+    ("spec", "sentence"),
+    [
+        ("skyrl_eval:gsm9k", "Did you mean gsm8k"),
+        ("skyrl_eval:gsm8k?m=2", "not m"),
+        ("skyrl_eval:gsm8k?data=DATA&n=few", "n=few"),
+        ("skyrl_eval:gsm8k?data=none.jsonl", "none.jsonl is not a file"),
+        ("skyrl_eval:hle?data=DATA", "graded by a judge"),
+    ],
+)
+def test_what_is_wrong_is_said_at_the_start(spec: str, sentence: str, tmp_path: Path) -> None:
+    spec = spec.replace("DATA", write(tmp_path / "hle.jsonl", ROWS["hle"]))
+    with pytest.raises(UserError, match=sentence):
+        take_exams([spec], tmp_path)
