@@ -134,6 +134,8 @@ class Session:
     def _start_ray(self) -> None:
         address = self.config.ray.address
         os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+        # Ray's 15 lets any other busy process starve the engines: a rollout then takes many times as long.
+        os.environ.setdefault("RAY_worker_niceness", "0")
         local: dict[str, Any] = {}
         if not address:
             cpus = max(os.cpu_count() or 1, self.config.generator.num_inference_engines)
