@@ -160,7 +160,10 @@ class SharedMemorySync(EngineCalls):
         self._fill()
         if self._receivers:
             data = ray.put(self._buffer.flat.numpy())
-            self._wait("write", [actor.write.remote(data) for actor in self._receivers.values()])
+            try:
+                self._wait("write", [actor.write.remote(data) for actor in self._receivers.values()])
+            except EngineLost as lost:  # not an engine: nobody would bring it back
+                raise SyncError(f"Weight sync failed in write: another machine's buffer is gone ({lost}).") from lost
         self._everywhere("start_weight_update")
         updates = [engine and engine.update_weights.remote({}) for engine in self._living]
         checksum = self._buffer.checksum()  # while the engines load
