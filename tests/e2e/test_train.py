@@ -38,6 +38,7 @@ MIXED = {
     "generator__agent": "{memory: window, window: 1}",
     "trainer__algorithm__options__entropy_coef": 0.001,
     "trainer__max_steps": 6,
+    "trainer__train_batch_size": 4,
 }
 
 
@@ -127,7 +128,7 @@ def test_ctrl_c_saves_stops_everything_and_resumes(left_alone: Path, clone: Path
 @pytest.mark.parametrize("backend", ["vllm", "openai_server"] if os.environ.get("SKYRL_TEST_FULL") else ["vllm"])
 def test_a_killed_engine_changes_nothing(left_alone: Path, clone: Path, tmp_path: Path, backend: str) -> None:
     folder = tmp_path / "run"
-    run = Run(folder, trainer__policy__model__path=clone, trainer__max_steps=6, generator__backend=backend)
+    run = Run(folder, trainer__policy__model__path=clone, generator__backend=backend, **MIXED)
     run.wait_for_step(2)
     kill_engine(folder)
     code, output = run.finish()

@@ -31,7 +31,7 @@ import os, socket
 print(open("/mine/given").read(), sorted(os.listdir("/mine")), os.environ.get("HOME"))
 open("/mine/made", "w").write("x")
 open("/tmp/made", "w").write("x")
-for path in ({str(ROOT)!r}, "/home", "/etc/shadow", "/root/.ssh", "/.old"):
+for path in ({str(ROOT / "README.md")!r}, {str(ROOT / "tests")!r}, "/home", "/etc/shadow", "/root/.ssh", "/.old"):
     assert not os.path.exists(path), path
 for attempt in (lambda: open("/usr/x", "w"), lambda: socket.create_connection(("192.0.2.1", 80), 2),
                 lambda: os.mount, lambda: open("/proc/1/environ")):
@@ -158,7 +158,7 @@ PAIR = "class Solution:\n    def pair(self, a, b):\n        {}"
 def test_livecodebench_runs_programs(
     number: int, code: str, status: str, passed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lcb, "SECONDS", 1)
+    monkeypatch.setattr(lcb, "SECONDS", 1 if "while True" in code else 30)  # a busy machine is slow to start Python
     verdict = solved(number, code)
     assert (verdict.status, verdict.detail) == (status, {"tests": 2, "passed": passed})
 

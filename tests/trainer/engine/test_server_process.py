@@ -95,5 +95,5 @@ def test_engine_arguments_as_options_of_the_server() -> None:
     }
     flags = [as_flag(name, value) for name, value in given.items()]
     assert flags == [
-        "--max-num-seqs=4", "--enforce-eager", "--no-enable-prefix-caching", '--compilation-config={"a": 1}',
+        "--max-num-seqs=4", "--enforce-eager", "--no-enable-prefix-caching", '--weight-transfer-config={"a": 1}',
     ]  # fmt: skip
