@@ -168,16 +168,17 @@ def test_the_expert_always_wins_also_after_ten_random_steps(split, level):
 
 
 def test_an_expert_that_searches_goes_only_by_what_it_has_read():
-    """It takes and lights nothing that it did not see before, and wins all the same."""
+    """It takes and lights nothing that it did not see before, says before each command what it is after, and wins."""
     for seed, level in itertools.product(range(40), LEVELS):
         env = gym.make(ENV, difficulty=level, expert="searches")
         seen, info = env.reset(seed=seed)
         over = False
         while not over:
             action = env.unwrapped.expert_action()
-            assert action in info["admissible_actions"]
-            if action.startswith(("take ", "use ")):
-                assert action.partition(" from ")[0].partition(" ")[2] in seen
+            thought, command = action.splitlines()
+            assert thought.split()[1] in seen and command in info["admissible_actions"]
+            if command.startswith(("take ", "use ")):
+                assert command.partition(" from ")[0].partition(" ")[2] in seen
             observation, _, terminated, truncated, info = env.step(action)
             seen, over = seen + observation, terminated or truncated
         assert info["success"] or level == 3  # its rooms can take more than 50 steps

@@ -167,14 +167,14 @@ class WebShopLiteEnv(TextEnv):
         return [f"click[{text}]" for text in self._clicks]
 
     def expert_action(self) -> str:
-        """Searches for what the instruction asks, opens the first result that meets all of it, picks options and buys.
+        """Searches in the instruction's own words, opens the first result that meets all of it, picks options and buys.
 
         Where the first page has none such, it searches for the name of the goal's own product instead.
         """
         view, goal, ui = self._view, self.task.ground_truth, self._shop.ui
         if view.page == "search":
             asked = self._shop.products[goal["asin"]]
-            words = " ".join([*goal["attributes"], asked.query, *goal["options"].values()])
+            words = _stretch(self.task.text.lower(), [*goal["attributes"], asked.query, *goal["options"].values()])
             return f"search[{words if any(map(self._meets, self._shop.search(words)[:10])) else asked.name}]"
         if view.page == "item" and self._meets(view.asin):
             missing = [value for group, value in goal["options"].items() if (group, value) not in view.options]
@@ -196,3 +196,15 @@ class WebShopLiteEnv(TextEnv):
         has = all(value in products[asin].options.get(group, ()) for group, value in goal["options"].items())
         parts, _ = purchase(goal, products[goal["asin"]], products[asin], goal["options"], strict)
         return asin == goal["asin"] or (has and sum(parts.values()) == 1)
+
+
+def _stretch(text: str, parts: list[str]) -> str:
+    """The stretch of the text from the first to the last of the parts; these, joined, if one is not there.
+
+    Example: "find me wool socks with color: red, and price ..." and ["wool", "socks", "red"] give
+    "wool socks with color: red".
+    """
+    places = [(text.find(part), text.find(part) + len(part)) for part in parts]
+    if any(start < 0 for start, _ in places):
+        return " ".join(parts)
+    return text[min(start for start, _ in places) : max(end for _, end in places)]
