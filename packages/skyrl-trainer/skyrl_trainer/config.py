@@ -55,7 +55,8 @@ class ModelConfig(Section):
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Precision of the weights, in the learner and in the engine."""
     tiny_kwargs: dict[str, Any] = {}
-    """Of the tiny policy's Qwen3 configuration: hidden_size, num_hidden_layers, vocab_size (the tokenizer's) ..."""
+    """Of the tiny policy's Qwen3 configuration: hidden_size, num_hidden_layers, vocab_size (the tokenizer's) ...;
+    `induction` true gives it weights that copy from the beginning (what an agent does all the time)."""
     lora: dict[str, Any] = {}
     """Trains adapters instead of the weights: `rank`, `alpha`, `target_modules`, `quantization` (nf4), `sync`."""
     warmstart: dict[str, Any] = {}

@@ -93,8 +93,9 @@ TINY_QWEN3: dict[str, Any] = {
     "max_position_embeddings": 4096,
     # Three times the usual: so small a model then clones in three quarters of the steps.
     "initializer_range": 0.06,
-    "rope_parameters": {"rope_type": "default", "rope_theta": 1e6},
 }
+INDUCTION_ROPE = {"rope_type": "default", "rope_theta": 1e6}
+"""Qwen's base: the copying circuit needs slow frequencies as well as fast ones."""
 # What vLLM's CPU attention (0.32) has kernels for.
 _HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
 
@@ -137,17 +138,25 @@ def make_tokenizer(texts: Iterable[str], vocab_size: int = DEFAULT_VOCAB_SIZE) -
 
 
 def make_model(tokenizer: PreTrainedTokenizerFast, config_kwargs: dict[str, Any], seed: int) -> Qwen3ForCausalLM:
-    """A float32 Qwen3 with tied embeddings that can copy; the caller's random state is left as it was."""
+    """A float32 Qwen3 with tied embeddings; the caller's random state is left as it was.
+
+    With `induction` true in `config_kwargs` it can copy from the beginning (induction.py).
+    """
     import torch
     from transformers import GenerationConfig, Qwen3ForCausalLM
 
     from skyrl_trainer.induction import add_induction
 
-    config = _model_config(tokenizer, config_kwargs)
+    induction = config_kwargs.get("induction", False)
+    if not isinstance(induction, bool):
+        raise UserError(f"trainer.policy.model.tiny_kwargs: induction is {induction!r}; expected true or false.")
+    settings = {key: value for key, value in config_kwargs.items() if key != "induction"}
+    config = _model_config(tokenizer, {"rope_parameters": INDUCTION_ROPE, **settings} if induction else settings)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = Qwen3ForCausalLM(config).float()
-        add_induction(model)
+        if induction:
+            add_induction(model)
     model.generation_config = GenerationConfig(
         eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id, do_sample=True
     )

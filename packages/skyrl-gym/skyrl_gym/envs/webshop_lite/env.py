@@ -174,7 +174,7 @@ class WebShopLiteEnv(TextEnv):
         view, goal, ui = self._view, self.task.ground_truth, self._shop.ui
         if view.page == "search":
             asked = self._shop.products[goal["asin"]]
-            words = _stretch(self.task.text.lower(), [*goal["attributes"], asked.query, *goal["options"].values()])
+            words = _up_to(self.task.text.lower(), [*goal["attributes"], asked.query, *goal["options"].values()])
             return f"search[{words if any(map(self._meets, self._shop.search(words)[:10])) else asked.name}]"
         if view.page == "item" and self._meets(view.asin):
             missing = [value for group, value in goal["options"].items() if (group, value) not in view.options]
@@ -198,13 +198,11 @@ class WebShopLiteEnv(TextEnv):
         return asin == goal["asin"] or (has and sum(parts.values()) == 1)
 
 
-def _stretch(text: str, parts: list[str]) -> str:
-    """The stretch of the text from the first to the last of the parts; these, joined, if one is not there.
+def _up_to(text: str, parts: list[str]) -> str:
+    """The text up to the end of the last of its parts; the parts, joined, if one is not there.
 
     Example: "find me wool socks with color: red, and price ..." and ["wool", "socks", "red"] give
-    "wool socks with color: red".
+    "find me wool socks with color: red".
     """
-    places = [(text.find(part), text.find(part) + len(part)) for part in parts]
-    if any(start < 0 for start, _ in places):
-        return " ".join(parts)
-    return text[min(start for start, _ in places) : max(end for _, end in places)]
+    found = all(part in text for part in parts)
+    return text[: max(text.find(part) + len(part) for part in parts)] if found else " ".join(parts)
