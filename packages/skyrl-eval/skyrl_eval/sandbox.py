@@ -80,7 +80,11 @@ def run(
         environment["PATH"] = ":".join((path or os.path.dirname(sys.executable), "/usr/local/bin:/usr/bin:/bin"))
         limits = {"AS": memory_mib << 20, "FSIZE": 1 << 30, "NOFILE": 1024, "CORE": 0}
         spec = {"cwd": cwd, "limits": limits, "environment": environment, "command": list(command)}
-        mounts = [*((Path(folder), folder, False) for folder in _visible()), *binds]
+        # Outer folders first: a writable /tmp would hide an interpreter that lies below /tmp.
+        mounts = sorted(
+            [*((Path(folder), folder, False) for folder in _visible()), *binds],
+            key=lambda mount: len(Path(mount[1]).parts),
+        )
         with tempfile.TemporaryDirectory(prefix="skyrl-sandbox-") as root:
             places = {"root": root, "binds": [(str(outside), inside, w) for outside, inside, w in mounts]}
             return _run([sys.executable, "-I", "-S", str(INIT), json.dumps(spec | places)], seconds)
