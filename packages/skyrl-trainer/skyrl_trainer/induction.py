@@ -1,9 +1,9 @@
 """Weights with which a tiny model can copy from its first step on: an induction circuit, built by hand.
 
 A pretrained model continues what it has read before: "... B681 ... B6" goes on with "81". Induction heads do that
-(Olsson et al. 2022, "In-context Learning and Induction Heads"), and a model made here would find them only long after
-its warm start has ended, if at all. An agent copies all the time (a result, a product's code, the name of a drawer), so
-the first two layers begin with the circuit; the rest is random as ever, and training may change all of it.
+(Olsson et al. 2022, "In-context Learning and Induction Heads"), and a model made here has to find them first, which
+takes long where texts are long. An agent copies all the time (a result, a product's code, the name of a drawer), so the
+first two layers begin with the circuit; the rest is random as ever, and training may change all of it.
 
 With x_t the embedding at place t, R a random rotation and P a projection onto head_dim dimensions:
 
