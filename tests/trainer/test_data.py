@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 import skyrl_trainer
-from skyrl_trainer.data import SampleSource, demonstrations, held_out, load_samples
+from skyrl_trainer.data import SampleSource, conversation_texts, demonstrations, held_out, load_samples
 from skyrl_trainer.errors import UserError
 from skyrl_trainer.types import Sample
 
@@ -79,12 +79,12 @@ def test_a_users_file_registers_environments(tmp_path: Path) -> None:
         "import gymnasium\n"
         "from skyrl_gym.envs.text_math.env import TextMathEnv\n"
         "class Mine(TextMathEnv):\n    pass\n"
-        "gymnasium.register('mine/sums-v0', Mine)\n"
+        "gymnasium.register('mine/other-sums-v0', Mine)\n"
     )
-    source = load_samples(["mine/sums-v0?difficulty=2"], env_file=str(file), size=2)
-    assert source[0].env_id == "mine/sums-v0"
+    source = load_samples(["mine/other-sums-v0?difficulty=2"], env_file=str(file), size=2)
+    assert source[0].env_id == "mine/other-sums-v0"
     assert source[0].env_file == str(file)
-    assert len(load_samples(["mine/sums-v0"], env_file=str(file))) > 0
+    assert len(load_samples(["mine/other-sums-v0"], env_file=str(file))) > 0
 
 
 @pytest.mark.parametrize(
@@ -145,6 +145,16 @@ def test_weights_share_out_demonstrations_and_leave_ids_and_held_out_tasks_alone
     assert tools(mixed) == 30 and tools(load_samples(plain)) < 20
     counts = Counter(sample.env_id for sample in held_out(mixed, 9))
     assert counts == {"skyrl/text_math-v0": 5, "skyrl/tool_use-v0": 4}
+
+
+def test_an_env_without_an_expert_gives_its_first_turns_as_texts(tmp_path: Path) -> None:
+    rows = [{"prompt": [{"role": "user", "content": "?"}], "reward_spec": {"ground_truth": "7"}, "question": "Why?"}]
+    path = tmp_path / "rows.jsonl"
+    path.write_text("\n".join(map(json.dumps, rows)))
+    samples = load_samples([str(path)], default_env_class="skyrl_eval:skyrl/question-v0")
+    assert list(conversation_texts(samples, 10, 0, experts=False)) == ["", "Why?"]
+    with pytest.raises(UserError, match=r"has no expert to clone.*num_demonstrations=0"):
+        list(conversation_texts(samples, 10, 0))
 
 
 def test_held_out_tasks_are_distinct_and_all_of_them_where_there_are_fewer() -> None:

@@ -32,10 +32,30 @@ def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
+@pytest.fixture(scope="module")
+def spaces_after() -> PreTrainedTokenizerFast:
+    return make_tokenizer(["color: navy, and [SEP] navy [SEP] dark navy"] * 9, 300, "after")
+
+
 @settings(max_examples=300, deadline=None)
-@given(text=st.text())
-def test_any_unicode_text_survives_the_tokenizer(tokenizer: PreTrainedTokenizerFast, text: str) -> None:
+@given(
+    text=st.text() | st.lists(st.sampled_from(["[SEP]", " ", "  ", "\n", "word", "[", "]", "'s", "12"])).map("".join)
+)
+def test_any_unicode_text_survives_the_tokenizer(
+    tokenizer: PreTrainedTokenizerFast, spaces_after: PreTrainedTokenizerFast, text: str
+) -> None:
     assert tokenizer.decode(tokenizer.encode(text)) == text
+    assert spaces_after.decode(spaces_after.encode(text)) == text
+
+
+def test_with_spaces_after_words_what_is_clicked_is_the_token_that_was_read(
+    spaces_after: PreTrainedTokenizerFast,
+) -> None:
+    (navy,) = spaces_after.encode("navy")
+    for text in ("color: navy, and", "[SEP] navy [SEP]", "click[navy]", "dark navy"):
+        assert navy in spaces_after.encode(text)
+    with pytest.raises(UserError, match="spaces is 'around'; expected before or after"):
+        make_tokenizer(TEXTS, spaces="around")
 
 
 @given(number=st.integers(0, 10**12), lead=st.sampled_from(["", " ", "x = ", "第"]))

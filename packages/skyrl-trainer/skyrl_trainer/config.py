@@ -56,7 +56,8 @@ class ModelConfig(Section):
     """Precision of the weights, in the learner and in the engine."""
     tiny_kwargs: dict[str, Any] = {}
     """Of the tiny policy's Qwen3 configuration: hidden_size, num_hidden_layers, vocab_size (the tokenizer's) ...;
-    `induction` true gives it weights that copy from the beginning (what an agent does all the time)."""
+    `induction` true gives it weights that copy from the beginning (what an agent does all the time), `spaces` "after"
+    makes them part of the word before them instead of the one behind."""
     lora: dict[str, Any] = {}
     """Trains adapters instead of the weights: `rank`, `alpha`, `target_modules`, `quantization` (nf4), `sync`."""
     warmstart: dict[str, Any] = {}
@@ -347,7 +348,8 @@ def configuration_markdown() -> str:
         kind = field.annotation.__name__ if isinstance(field.annotation, type) else str(field.annotation)
         bounds = [f" {signs[key]} {value:g}" for item in field.metadata for key, value in asdict(item).items()]
         kind = f"`{kind}`".replace("typing.", "").replace("|", "\\|") + ",".join(bounds)
-        row = f"| `{last}` | `{json.dumps(field.default, ensure_ascii=False)}` | {kind} | {field.description} |"
+        told = " ".join((field.description or "").split())
+        row = f"| `{last}` | `{json.dumps(field.default, ensure_ascii=False)}` | {kind} | {told} |"
         sections.setdefault(section, []).append(row)
     for section, rows in sections.items():
         lines += ["", f"## {section}", "", "| setting | default | type | what it is |", "|---|---|---|---|", *rows]

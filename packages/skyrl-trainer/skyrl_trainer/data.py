@@ -168,11 +168,15 @@ def _drawn(source: Sequence[Sample], count: int, rng: random.Random) -> Iterator
             yield part[index]
 
 
-def conversation_texts(source: Sequence[Sample], count: int, seed: int) -> Iterator[str]:
-    """What the env and its expert say in `count` episodes: the texts that a tokenizer is made from."""
-    for conversation in demonstrations(source, count, seed):
-        for message in conversation:
-            yield message["content"]
+def conversation_texts(source: Sequence[Sample], count: int, seed: int, experts: bool = True) -> Iterator[str]:
+    """What envs and their experts say in `count` episodes, or envs alone in first turns: texts to make tokens from."""
+    if experts:
+        yield from (message["content"] for talk in demonstrations(source, count, seed) for message in talk)
+        return
+    envs = _Envs()
+    for sample in _drawn(source, count, random.Random(seed)):
+        observation, info = envs.reset(sample)
+        yield from (info["instructions"], observation)
 
 
 class _Envs:

@@ -29,10 +29,14 @@ SPECIAL_TOKENS = (END_OF_TEXT, TURN_START, TURN_END)
 TOOL_TAGS = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<think>", "</think>")
 """Ordinary tokens: `decode(skip_special_tokens=True)` keeps them, so that a parser finds the calls."""
 
-# Qwen's: contractions, words with the character before them, single digits, punctuation, line ends, spaces.
-_PIECES = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
+# Contractions, words, single digits, punctuation, line ends, spaces. Qwen's words have the character before them; else
+# words have the space behind them, and a separator such as " [SEP] " is one piece.
+_PIECES = {
+    "before": r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+    "after": r" ?\[\p{Lu}+\] ?|(?i:'s|'t|'re|'ve|'m|'ll|'d)|\p{L}+(?: (?=\p{L}))?|\p{N}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+}
 
 CHAT_TEMPLATE = r"""
 {%- if tools %}
@@ -100,8 +104,14 @@ INDUCTION_ROPE = {"rope_type": "default", "rope_theta": 1e6}
 _HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
 
 
-def make_tokenizer(texts: Iterable[str], vocab_size: int = DEFAULT_VOCAB_SIZE) -> PreTrainedTokenizerFast:
-    """A byte-level BPE of at most `vocab_size` tokens, added ones included (few texts give fewer merges)."""
+def make_tokenizer(
+    texts: Iterable[str], vocab_size: int = DEFAULT_VOCAB_SIZE, spaces: str = "before"
+) -> PreTrainedTokenizerFast:
+    """A byte-level BPE of at most `vocab_size` tokens, added ones included (few texts give fewer merges).
+
+    spaces: where a word has its space, "before" it, as Qwen's, or "after" it. After it, "color: navy, ..." and
+    "click[navy]" hold the same token, which a tiny policy has only to copy.
+    """
     from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
 
@@ -112,10 +122,12 @@ def make_tokenizer(texts: Iterable[str], vocab_size: int = DEFAULT_VOCAB_SIZE) -
             f"vocab_size is {vocab_size}; a byte-level tokenizer needs at least {len(alphabet) + num_added} "
             f"(256 bytes and {num_added} tokens of the chat format)."
         )
+    if spaces not in _PIECES:
+        raise UserError(f"trainer.policy.model.tiny_kwargs: spaces is {spaces!r}; expected before or after.")
     core = Tokenizer(models.BPE())
     core.pre_tokenizer = pre_tokenizers.Sequence(
         [
-            pre_tokenizers.Split(Regex(_PIECES), behavior="isolated"),
+            pre_tokenizers.Split(Regex(_PIECES[spaces]), behavior="isolated"),
             pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
         ]
     )
@@ -218,14 +230,19 @@ def new_folder(out: Path) -> Iterator[Path]:
 
 
 def init_policy(
-    out: Path, texts: Iterable[str], config_kwargs: dict[str, Any], seed: int, vocab_size: int = DEFAULT_VOCAB_SIZE
+    out: Path,
+    texts: Iterable[str],
+    config_kwargs: dict[str, Any],
+    seed: int,
+    vocab_size: int = DEFAULT_VOCAB_SIZE,
+    spaces: str = "before",
 ) -> None:
     """Writes the policy into `out`, a new or empty folder. Same arguments, same bytes.
 
     `texts` train the tokenizer, `config_kwargs` override TINY_QWEN3, `seed` makes the weights.
     """
     with new_folder(out) as folder:
-        tokenizer = make_tokenizer(texts, vocab_size)
+        tokenizer = make_tokenizer(texts, vocab_size, spaces)
         model = make_model(tokenizer, config_kwargs, seed)
         model.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
@@ -237,6 +254,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--num-texts", type=int, default=2000, help="episodes of the data to read")
     parser.add_argument("--env-file", type=Path, help="a Python file of yours that registers environments")
     parser.add_argument("--vocab-size", type=int, default=DEFAULT_VOCAB_SIZE)
+    parser.add_argument("--spaces", choices=_PIECES, default="before", help="where words have theirs")
     parser.add_argument("--config", type=json.loads, default={}, metavar="JSON", help='such as {"hidden_size": 256}')
     parser.add_argument("--seed", type=int, default=0)
 
@@ -247,7 +265,7 @@ def run(args: argparse.Namespace) -> None:
     env_file = str(args.env_file) if args.env_file else None
     samples = load_samples(args.data or ["text_math?split=train"], env_file=env_file)
     texts = conversation_texts(samples, args.num_texts, args.seed)
-    init_policy(args.out, texts, args.config, args.seed, args.vocab_size)
+    init_policy(args.out, texts, args.config, args.seed, args.vocab_size, args.spaces)
     print(f"A new policy is in {args.out}.")
 
 

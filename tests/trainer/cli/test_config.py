@@ -83,6 +83,8 @@ def test_the_configuration_page_is_what_the_code_writes() -> None:
     page = ROOT / "docs" / "configuration.md"
     hint = "run `python -m skyrl_trainer.config > docs/configuration.md`"
     assert page.read_text(encoding="utf-8") == configuration_markdown(), hint
+    rows = page.read_text(encoding="utf-8").partition("| setting |")[2].splitlines()[2:]
+    assert all(row.startswith(("| `", "## ", "| setting", "|---")) for row in rows if row), "a row is one line"
 
 
 @pytest.mark.parametrize(

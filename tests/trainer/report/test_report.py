@@ -146,10 +146,11 @@ def test_tensorboard_files_lie_in_the_run_folder(tmp_path: Path) -> None:
     assert events.Tags()["scalars"] == ["loss"]
 
 
-def test_no_tracker_is_a_choice() -> None:
-    tracker = Tracker(load_config(None, ["trainer.logger=none"]))
+def test_no_tracker_is_a_choice_and_writes_nothing(tmp_path: Path) -> None:
+    tracker = Tracker(load_config(None, ["trainer.logger=none", f"trainer.run_dir={tmp_path}"]))
     tracker.log({"step": 1, "loss": 0.1})
     tracker.close()
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_tracker_that_cannot_start_names_the_setting(monkeypatch: pytest.MonkeyPatch) -> None:

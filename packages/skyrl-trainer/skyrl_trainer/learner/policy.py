@@ -35,13 +35,14 @@ class StartPolicy:
             return
         self._folder = run_path / "init"
         random, cloned = self._folder / "random", self._folder / "cloned"
-        if not random.exists():
-            texts = conversation_texts(train_tasks, NUM_TEXTS, config.trainer.seed)
-            settings = dict(model.tiny_kwargs)
-            vocab_size = settings.pop("vocab_size", DEFAULT_VOCAB_SIZE)
-            init_policy(random, texts, settings, config.trainer.seed, vocab_size)
-        self.architecture = str(random)
         options = model.cloning
+        if not random.exists():
+            experts = options.num_demonstrations > 0
+            texts = conversation_texts(train_tasks, NUM_TEXTS, config.trainer.seed, experts)
+            settings = dict(model.tiny_kwargs)
+            tokens = (settings.pop("vocab_size", DEFAULT_VOCAB_SIZE), settings.pop("spaces", "before"))
+            init_policy(random, texts, settings, config.trainer.seed, *tokens)
+        self.architecture = str(random)
         self._weights = str(cloned) if options.num_demonstrations else str(random)
         if options.num_demonstrations and not cloned.exists():
             self._log = open(self._folder / "warmstart.log", "wb")  # noqa: SIM115 - closed in __exit__

@@ -12,12 +12,14 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from skyrl_gym.core import SPLITS, Choices, Outcome, Task, TextEnv
-from skyrl_gym.envs.alfworld_lite.expert import next_command
+from skyrl_gym.envs.alfworld_lite.expert import next_command, slip
 from skyrl_gym.envs.alfworld_lite.layouts import kind_of, layout, load
 from skyrl_gym.envs.alfworld_lite.tasks import COUNTS, TYPES, make_data, reached
 from skyrl_gym.envs.alfworld_lite.world import World, why_not
 
 _LONGEST = 300
+SLIPS = 1 / 8
+"""Of the commands on a search, how many the expert that searches may give in vain."""
 
 
 class AlfworldLiteEnv(TextEnv):
@@ -79,7 +81,10 @@ class AlfworldLiteEnv(TextEnv):
         return Outcome(observation, {"success": float(success)}, valid, success, terminated=success, info=info)
 
     def expert_action(self) -> str:
-        return next_command(self._world, self.task.data, self.options["expert"] == "searches")
+        """Of the expert that searches, now and then a slip: how to go on after one is to be seen, too."""
+        searches = self.options["expert"] == "searches"
+        slipped = slip(self._world, self.task.data) if searches and self.np_random.random() < SLIPS else None
+        return slipped or next_command(self._world, self.task.data, searches)
 
     def admissible_actions(self) -> list[str]:
         """Every command that is carried out, also those that only inform; `put` for `move` is not listed."""

@@ -2,7 +2,8 @@
 
 It walks straight to what it needs, even into closed receptacles: its demonstrations show how to act, not how to search.
 One that `searches` uses only what it has read: it walks from place to place, the open ones first, until it sees it.
-In a line before each command it says what it is after, as ReAct does (Yao et al. 2022): "find mug", then "clean mug".
+In a line before a command it says what it is after now, as ReAct does (Yao et al. 2022): "find one mug", when it begins
+and when it has put one down, then "clean mug".
 """
 
 from __future__ import annotations
@@ -15,15 +16,21 @@ from skyrl_gym.envs.alfworld_lite.world import TOOLS, World
 
 
 def next_command(world: World, data: dict[str, Any], searches: bool = False) -> str:
-    """One of `world.actions`, "look" once the task is done; of one that searches, with a line of thought before it."""
+    """One of `world.actions`, "look" once the task is done; one that searches may write a line of thought before it."""
     command = _plan(world, data, searches)
-    return f"{_thought(world, data)}\n{command}" if searches else command
+    return f"{_thought(world, data)}\n{command}" if searches and not world.walking else command
+
+
+def slip(world: World, data: dict[str, Any]) -> str | None:
+    """A command in vain: to take, on the way, what is not to be seen; None where that cannot happen."""
+    command = f"take {data['object']} 1 from {world.at}"
+    return command if world.walking and world.held is None and command not in world.actions else None
 
 
 def _thought(world: World, data: dict[str, Any]) -> str:
     thing, target, verb = data["object"], data["target"], VERBS.get(data["type"])
     if world.held is None or kind_of(world.held) != thing:
-        return f"find {thing}"
+        return f"find one {thing}"
     if data["type"] == LOOK:
         return f"find {target}"
     return f"put {thing} at {target}" if verb is None or ready(world, data, world.held) else f"{verb} {thing}"

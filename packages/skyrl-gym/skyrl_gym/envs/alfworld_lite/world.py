@@ -19,7 +19,7 @@ JOINTS = {"go": "to ", "take": " from ", "move": " to ", "heat": " with ", "cool
 class World:
     """A room in some state. `lamps` (the lamp beside a place) and `contents` (the objects in it) are by place."""
 
-    STATE = ("at", "held", "contents", "open", "lit", "marks")
+    STATE = ("at", "held", "contents", "open", "lit", "marks", "walking")
     """The attributes that change in an episode; all of them plain data."""
 
     def __init__(self, layout: Layout, lamps: dict[str, str], contents: dict[str, list[str]], lang: str) -> None:
@@ -30,6 +30,7 @@ class World:
         self.open: list[str] = []
         self.lit: list[str] = []
         self.marks: dict[str, list[str]] = {}
+        self.walking = False  # whether all that was done since a thing was last changed was to go and to open
         self.actions = self._list_actions()
 
     def set_state(self, state: dict[str, Any]) -> None:
@@ -86,6 +87,7 @@ class World:
             mark = TOOLS[verb][1]
             gone = (mark,) if mark == "clean" else ("hot", "cool")
             self.marks[thing] = [*(old for old in self.marks.get(thing, ()) if old not in gone), mark]
+        self.walking = verb in ("go", "open", "close")
         self.actions = self._list_actions()
         view = self._view(place) if verb in ("go", "open") else ""
         return self._say(verb, thing=thing, place=place, view=view)
