@@ -52,36 +52,34 @@ def check_row(row: Any, where: str) -> None:
         if row.get(name) is None:
             raise ValueError(f"{where}: field '{name}' is missing; the row has {sorted(map(str, row))}.")
     _check_prompt(row["prompt"], where)
-    if not isinstance(row["reward_spec"], dict):
-        raise ValueError(f"{where}: field 'reward_spec' must be an object, got {_show(row['reward_spec'])}.")
+    _require(isinstance(row["reward_spec"], dict), where, "reward_spec", "an object", row["reward_spec"])
     if row["reward_spec"].get("ground_truth") is None:
         raise ValueError(f"{where}: field 'reward_spec.ground_truth' is missing.")
-    for name, kind in (("data_source", str), ("env_class", str), ("extra_info", dict)):
-        value = row.get(name)
-        if value is not None and not isinstance(value, kind):
-            expected = "a string" if kind is str else "an object"
-            raise ValueError(f"{where}: field '{name}' must be {expected}, got {_show(value)}.")
+    for name, kind, expected in (
+        ("data_source", str, "a string"),
+        ("env_class", str, "a string"),
+        ("extra_info", dict, "an object"),
+    ):
+        _require(isinstance(row.get(name), kind | None), where, name, expected, row.get(name))
 
 
 def _check_prompt(prompt: Any, where: str) -> None:
-    if not isinstance(prompt, list) or not prompt:
-        raise ValueError(f"{where}: field 'prompt' must be a list of messages, got {_show(prompt)}.")
+    _require(isinstance(prompt, list) and prompt != [], where, "prompt", "a list of messages", prompt)
     for number, message in enumerate(prompt):
-        if not isinstance(message, dict):
-            raise ValueError(
-                f"{where}: field 'prompt[{number}]' must be an object with 'role' and 'content', got {_show(message)}."
-            )
-        if message.get("role") not in ROLES:
-            raise ValueError(
-                f"{where}: field 'prompt[{number}].role' must be one of {', '.join(ROLES)}, "
-                f"got {_show(message.get('role'))}."
-            )
-        if not isinstance(message.get("content"), str):
-            raise ValueError(
-                f"{where}: field 'prompt[{number}].content' must be a string, got {_show(message.get('content'))}."
-            )
+        field = f"prompt[{number}]"
+        _require(isinstance(message, dict), where, field, "an object with 'role' and 'content'", message)
+        role, content = message.get("role"), message.get("content")
+        _require(role in ROLES, where, f"{field}.role", f"one of {', '.join(ROLES)}", role)
+        _require(isinstance(content, str), where, f"{field}.content", "a string", content)
     if all(message["role"] != "user" for message in prompt):
         raise ValueError(f"{where}: field 'prompt' has no message with role 'user'.")
+
+
+def _require(fine: bool, where: str, field: str, expected: str, value: Any) -> None:
+    if not fine:
+        text = repr(value)
+        shown = f"{text[:60]}..." if len(text) > 60 else text
+        raise ValueError(f"{where}: field '{field}' must be {expected}, got {shown}.")
 
 
 def read_jsonl(path: Path) -> Iterator[tuple[str, Any]]:
@@ -114,8 +112,3 @@ def _read_parquet(path: Path) -> Iterator[tuple[str, Any]]:
         raise ValueError(f"{path} is not a readable parquet file ({error}).") from None
     for number, row in enumerate(rows, start=1):
         yield f"{path} row {number}", row
-
-
-def _show(value: Any) -> str:
-    text = repr(value)
-    return f"{text[:60]}..." if len(text) > 60 else text

@@ -17,11 +17,8 @@ def num_tasks(env_id: str, options: dict[str, Any] | None = None) -> int:
 
     Their ids are "<split>:<difficulty>:<lang>:<index>" with 0 <= index < the number.
     """
-    env = gymnasium.make(resolve_env_id(env_id))
-    try:
+    with gymnasium.make(resolve_env_id(env_id)) as env:
         return cast(TextEnv, env.unwrapped).num_tasks(options)
-    finally:
-        env.close()
 
 
 def expert_trajectory(
@@ -31,18 +28,14 @@ def expert_trajectory(
 
     Returns: [{"role": "system", ...} if there are instructions, {"role": "user", ...}, {"role": "assistant", ...}, ...]
     """
-    env = gymnasium.make(resolve_env_id(env_id))
-    try:
+    with gymnasium.make(resolve_env_id(env_id)) as env:
         return _expert_episode(env, seed, options)["messages"]
-    finally:
-        env.close()
 
 
 def demonstrations(env_id: str, n: int, options: dict[str, Any] | None = None) -> Iterator[dict[str, Any]]:
     """The expert's episodes of the first `n` tasks under reset options: {"messages": chat, "task_id", "env_id",
     "reward": the episode's sum}. ValueError if there are fewer tasks, RuntimeError if the expert fails."""
-    env = gymnasium.make(resolve_env_id(env_id))
-    try:
+    with gymnasium.make(resolve_env_id(env_id)) as env:
         text_env, options = cast(TextEnv, env.unwrapped), options or {}
         count, chosen = text_env.num_tasks(options), text_env.defaults | options
         if not 0 < n <= count:
@@ -53,8 +46,6 @@ def demonstrations(env_id: str, n: int, options: dict[str, Any] | None = None) -
             if not demonstration.pop("success"):
                 raise RuntimeError(f"The expert of {env_id} did not solve the task {task_id}.")
             yield demonstration
-    finally:
-        env.close()
 
 
 def _expert_episode(env: gymnasium.Env[str, str], seed: int | None, options: dict[str, Any] | None) -> dict[str, Any]:
@@ -72,8 +63,7 @@ def _expert_episode(env: gymnasium.Env[str, str], seed: int | None, options: dic
 
 def play(env_id: str, seed: int | None, options: dict[str, Any]) -> None:
     """Lets a person play one episode: actions are lines of standard input; the end of input stops."""
-    env = gymnasium.make(resolve_env_id(env_id))
-    try:
+    with gymnasium.make(resolve_env_id(env_id)) as env:
         observation, info = env.reset(seed=seed, options=options)
         print(f"{env_id}, task {info['task_id']}\n{info['instructions']}".rstrip())
         done = False
@@ -91,5 +81,3 @@ def play(env_id: str, seed: int | None, options: dict[str, Any]) -> None:
             print(f"reward {reward:g} ({parts})")
             done = terminated or truncated
         print(observation, "Solved." if info["success"] else "Not solved.", sep="\n" if observation else "")
-    finally:
-        env.close()
