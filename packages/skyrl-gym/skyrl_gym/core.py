@@ -160,18 +160,19 @@ class TextEnv(gymnasium.Env[str, str]):
             ValueError: an unknown option, value or task id, with the valid ones.
         """
         super().reset(seed=seed)
-        options = options or {}
-        if options.get("task") is not None and options.get("task_id") is not None:
+        options = dict(options or {})
+        row, task_id = options.pop("task", None), options.pop("task_id", None)
+        if row is not None and task_id is not None:
             raise ValueError("Give options['task'] or options['task_id'], not both.")
-        if options.get("task") is not None:
-            self.options = self.defaults | self._checked(options, "task", "task_id")
-            task = self.task_from_row(options["task"], self.options)
-        elif options.get("task_id") is not None:
-            self.options, index = self._from_task_id(options)
+        if task_id is not None:
+            self.options, index = self._from_task_id(task_id, options)
             task = self.make_task(self.options, index)
         else:
-            self.options = self.defaults | self._checked(options, "task", "task_id")
-            task = self.make_task(self.options, int(self.np_random.integers(self.count_tasks(self.options))))
+            self.options = self.defaults | self._checked(options)
+            if row is not None:
+                task = self.task_from_row(row, self.options)
+            else:
+                task = self.make_task(self.options, int(self.np_random.integers(self.count_tasks(self.options))))
         self._task = task
         self._finished = False
         self._screen = observation = self.begin(task)
@@ -243,12 +244,10 @@ class TextEnv(gymnasium.Env[str, str]):
 
     # Options.
 
-    def _checked(self, options: Mapping[str, Any], *beside: str) -> dict[str, Any]:
-        """The options that are in `choices`, with their values checked; keys named in `beside` are left out."""
+    def _checked(self, options: Mapping[str, Any]) -> dict[str, Any]:
+        """The options, each one of `choices` with one of its values; ValueError lists the valid ones."""
         checked = {}
         for name, value in options.items():
-            if name in beside:
-                continue
             values = self.choices.get(name)
             if values is None:
                 valid = ", ".join(("task_id", "task", *self.choices))
@@ -259,16 +258,15 @@ class TextEnv(gymnasium.Env[str, str]):
             checked[name] = values[values.index(value)]  # a numpy integer becomes the int that it equals
         return checked
 
-    def _from_task_id(self, options: Mapping[str, Any]) -> tuple[dict[str, Any], int]:
-        """The options and the index that a task id stands for; other options may be given, but not contradict it."""
-        task_id = options["task_id"]
+    def _from_task_id(self, task_id: Any, options: Mapping[str, Any]) -> tuple[dict[str, Any], int]:
+        """The options and the index that a task id stands for; `options` beside it may not contradict it."""
         *values, index = task_id.split(":") if isinstance(task_id, str) else [""]
         if len(values) != len(self.id_options) or not (index.isascii() and index.isdigit() and len(index) < 10):
             form = ":".join(f"<{name}>" for name in (*self.id_options, "index"))
             raise ValueError(f"task_id {task_id!r} is not {form!r}, for example {self.task_id(self.defaults, 17)!r}.")
         spelled = zip(self.id_options, values, strict=True)
         named = {name: {str(valid): valid for valid in self.choices[name]}.get(text, text) for name, text in spelled}
-        given = self._checked(options, "task_id", "task")
+        given = self._checked(options)
         for name, value in self._checked(named).items():
             if given.get(name, value) != value:
                 raise ValueError(f"task_id {task_id!r} contradicts option {name!r}, which is {given[name]!r}.")

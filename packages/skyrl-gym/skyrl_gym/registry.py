@@ -9,7 +9,8 @@ from __future__ import annotations
 import importlib
 import os
 import re
-from dataclasses import MISSING, dataclass, field, fields
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,26 @@ class EnvEntry:
     source: str = ""
     """The file and line that it comes from; not a field of the file."""
 
+
+def _names(values: Any) -> bool:
+    return all(isinstance(each, str) for each in values)
+
+
+_REQUIRED = ("id", "entry_point", "description")
+_RULES: dict[str, tuple[str, Callable[[Any], object]]] = {
+    "id": ("of the form 'namespace/name-v0'", lambda x: isinstance(x, str) and _ID.fullmatch(x)),
+    "entry_point": ("of the form 'package.module:Class'", lambda x: isinstance(x, str) and _ENTRY_POINT.fullmatch(x)),
+    "description": ("a string", lambda x: isinstance(x, str)),
+    "action_grammar": ("a string", lambda x: isinstance(x, str)),
+    "splits": ("a list of names", lambda x: isinstance(x, list) and _names(x)),
+    "reward_range": (
+        "a list of two numbers",
+        lambda x: isinstance(x, list) and len(x) == 2 and all(type(each) in (int, float) for each in x),
+    ),
+    "max_episode_steps": ("a whole number above 0", lambda x: x is None or (type(x) is int and x > 0)),
+    "kwargs": ("a mapping of argument names", lambda x: isinstance(x, dict) and _names(x)),
+}
+"""What each field of a file's entry must be, in words and as a test."""
 
 _entries: dict[str, EnvEntry] = {}
 
@@ -150,46 +171,23 @@ def _entry(path: Path, node: yaml.Node, raw: Any) -> EnvEntry:
             f"{source}: an entry of 'envs' is a mapping with id, entry_point and description, got {raw!r}."
         )
     lines = {key.value: f"{path}:{key.start_mark.line + 1}" for key, _ in node.value}
-    known = {item.name: item for item in fields(EnvEntry) if item.name != "source"}
     if len(raw) < len(node.value):  # YAML itself lets the last one win
         raise ValueError(
             f"{source}: an entry has a field twice; its fields are {', '.join(k.value for k, _ in node.value)}."
         )
     for name in raw:
-        if name not in known:
-            near = _nearest(str(name), list(known))
-            raise ValueError(f"{lines.get(name, source)}: unknown field {name!r}.{near} Valid: {', '.join(known)}.")
-    for name, item in known.items():
-        if name not in raw and item.default is MISSING and item.default_factory is MISSING:
+        if name not in _RULES:
+            near = _nearest(str(name), list(_RULES))
+            raise ValueError(f"{lines.get(name, source)}: unknown field {name!r}.{near} Valid: {', '.join(_RULES)}.")
+    for name in _REQUIRED:
+        if name not in raw:
             raise ValueError(f"{source}: field {name!r} is missing.")
     for name, value in raw.items():
-        expected = _expected(name, value)
-        if expected:
+        expected, fits = _RULES[name]
+        if not fits(value):
             raise ValueError(f"{lines[name]}: field {name!r} must be {expected}, got {value!r}.")
     values: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in raw.items()}
     return EnvEntry(**values, source=source)
-
-
-def _expected(name: str, value: Any) -> str | None:
-    """What field `name` must be, if `value` is not that."""
-    rules: dict[str, tuple[bool, str]] = {
-        "id": (isinstance(value, str) and bool(_ID.fullmatch(value)), "of the form 'namespace/name-v0'"),
-        "entry_point": (
-            isinstance(value, str) and bool(_ENTRY_POINT.fullmatch(value)),
-            "of the form 'package.module:Class'",
-        ),
-        "description": (isinstance(value, str), "a string"),
-        "action_grammar": (isinstance(value, str), "a string"),
-        "splits": (isinstance(value, list) and all(isinstance(x, str) for x in value), "a list of names"),
-        "reward_range": (
-            isinstance(value, list) and len(value) == 2 and all(type(x) in (int, float) for x in value),
-            "a list of two numbers",
-        ),
-        "max_episode_steps": (value is None or (type(value) is int and value > 0), "a whole number above 0"),
-        "kwargs": (isinstance(value, dict) and all(isinstance(x, str) for x in value), "a mapping of argument names"),
-    }
-    fine, expected = rules[name]
-    return None if fine else expected
 
 
 def _nearest(name: str, valid: list[str]) -> str:

@@ -97,12 +97,12 @@ class AlfworldLiteEnv(TextEnv):
         self.begin(self.task)
         self._world.set_state(state)
 
-    def _from_task_id(self, options: Mapping[str, Any]) -> tuple[dict[str, Any], int]:
+    def _from_task_id(self, task_id: Any, options: Mapping[str, Any]) -> tuple[dict[str, Any], int]:
         """A task id settles the type: one that is given beside it must be the same."""
-        resolved, index = super()._from_task_id({**options, "task_type": "any"})
+        resolved, index = super()._from_task_id(task_id, {**options, "task_type": "any"})
         asked, task_type = options.get("task_type", "any"), TYPES[index % len(TYPES)]
         if asked not in ("any", task_type):
-            raise ValueError(f"task_id {options['task_id']!r} is a {task_type!r}; option 'task_type' is {asked!r}.")
+            raise ValueError(f"task_id {task_id!r} is a {task_type!r}; option 'task_type' is {asked!r}.")
         return resolved, index
 
 
