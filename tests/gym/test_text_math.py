@@ -25,7 +25,7 @@ from hypothesis import strategies as st
 import skyrl_gym
 from skyrl_gym.data import ROLES
 from skyrl_gym.envs.text_math import logic, words
-from skyrl_gym.envs.text_math.tasks import LEVELS, Problem, table
+from skyrl_gym.envs.text_math.arithmetic import LEVELS, Problem, table, worked_steps
 
 ENV = "skyrl/text_math-v0"
 SPLITS, LANGS = ("train", "val", "test"), ("en", "zh")
@@ -186,15 +186,14 @@ def test_expert_solves_every_difficulty_and_split(solution, lang):
 
 
 def test_worked_solutions_as_documented():
-    from skyrl_gym.envs.text_math import expert
-
-    for line in expert.__doc__.splitlines():
-        if "boxed" in line and line.startswith("    "):
-            expression, worked = re.split(r"\s{3,}", line.strip())
-            terms = tuple(map(int, re.findall(r"\d+", expression)))
-            signs = re.sub(r"[\d ]", "", expression)
-            kind = {"+": 1, "++": 1, "-": 2, "×": 3, "×+": 4}[signs]
-            assert expert.worked_solution(Problem(kind, terms), "en") == worked
+    examples = [line for line in worked_steps.__doc__.splitlines() if "=" in line]
+    assert len(examples) == 6
+    for line in examples:
+        expression, worked = re.split(r"\s{3,}", line.strip())
+        terms = tuple(map(int, re.findall(r"\d+", expression)))
+        signs = re.sub(r"[\d ]", "", expression)
+        kind = {"+": 1, "++": 1, "-": 2, "×": 3, "×+": 4}[signs]
+        assert "; ".join(worked_steps(Problem(kind, terms), "en")) == worked
 
 
 def test_chains_are_long_tailed():

@@ -16,13 +16,15 @@ from typing import Any, ClassVar
 from skyrl_gym.answers import Answer, canonical
 from skyrl_gym.core import SPLITS, Choices, Outcome, Task, TextEnv
 from skyrl_gym.data import ROLES, check_row
-from skyrl_gym.envs.text_math import logic, words
-from skyrl_gym.envs.text_math.expert import boxed, worked_solution
-from skyrl_gym.envs.text_math.tasks import LEVELS, Problem, table
+from skyrl_gym.envs.text_math import arithmetic, logic, words
 from skyrl_gym.parsing import last_answer
 
 CORRECT, FORMAT = 1.0, 0.1
-_TOLD: dict[str, ModuleType] = {"words": words, "logic": logic}
+_FAMILIES: dict[str, ModuleType] = {"arithmetic": arithmetic, "words": words, "logic": logic}
+
+
+def boxed(answer: object) -> str:
+    return f"\\boxed{{{answer}}}"
 
 
 def _read(text: str, hashes: bool) -> Answer | None:
@@ -35,8 +37,8 @@ class TextMathEnv(TextEnv):
 
     choices: ClassVar[Choices] = {
         "split": SPLITS,
-        "family": ("arithmetic", *_TOLD),
-        "difficulty": tuple(LEVELS),
+        "family": tuple(_FAMILIES),
+        "difficulty": tuple(arithmetic.LEVELS),
         "lang": ("en", "zh"),
         "solution": ("short", "worked"),
     }
@@ -44,21 +46,20 @@ class TextMathEnv(TextEnv):
 
     def count_tasks(self, options: Mapping[str, Any]) -> int:
         split, family, difficulty = options["split"], options["family"], options["difficulty"]
-        levels = _TOLD[family].LEVELS if family in _TOLD else LEVELS
-        if difficulty not in levels:
-            valid = ", ".join(map(str, levels))
+        if difficulty not in _FAMILIES[family].LEVELS:
+            valid = ", ".join(map(str, _FAMILIES[family].LEVELS))
             raise ValueError(f"text_math: family {family!r} has no difficulty {difficulty}; valid ones are {valid}.")
-        return int(_TOLD[family].count(split, difficulty)) if family in _TOLD else table(difficulty).count(split)
+        return int(_FAMILIES[family].count(split, difficulty))
 
     def make_task(self, options: Mapping[str, Any], index: int) -> Task:
         split, family, difficulty, lang = (options[name] for name in self.id_options)
-        if family in _TOLD:
-            text, answer, steps = _TOLD[family].make(split, difficulty, lang, index)
-            data: dict[str, Any] = {"steps": steps}
-        else:
-            problem = table(difficulty).problem(split, index)
+        if family == "arithmetic":
+            problem = arithmetic.table(difficulty).problem(split, index)
             text, answer = problem.text(lang), problem.answer
-            data = {"kind": problem.kind, "terms": list(problem.terms)}
+            data: dict[str, Any] = {"kind": problem.kind, "terms": list(problem.terms)}
+        else:
+            text, answer, steps = _FAMILIES[family].make(split, difficulty, lang, index)
+            data = {"steps": steps}
         return Task(self.task_id(options, index), text, answer, difficulty, lang, split, data=data)
 
     def task_from_row(self, row: Mapping[str, Any], options: Mapping[str, Any]) -> Task:
@@ -108,9 +109,10 @@ class TextMathEnv(TextEnv):
         answer, data = boxed(self.task.ground_truth), self.task.data
         if self.options["solution"] == "short" or "hashes" in data:
             return answer
-        if "steps" in data:
-            return "; ".join([*data["steps"], answer])
-        return worked_solution(Problem(data["kind"], tuple(data["terms"])), self.task.lang)
+        steps = data.get("steps")
+        if steps is None:
+            steps = arithmetic.worked_steps(arithmetic.Problem(data["kind"], tuple(data["terms"])), self.task.lang)
+        return "; ".join([*steps, answer])
 
 
 class RowsEnv(TextMathEnv):

@@ -1,4 +1,4 @@
-"""The arithmetic problems of text_math: what each difficulty holds, and how the splits are cut.
+"""The arithmetic problems of text_math: what each difficulty holds, how the splits are cut, and worked solutions.
 
 Every difficulty is a finite list of distinct problems in a fixed shuffled order, so that task i of a split is the same
 everywhere and the number of tasks is known. Two hashes (of our own, hence stable) decide:
@@ -10,19 +10,22 @@ A list is built with numpy on first use and kept: half a second for the 1.2 mill
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
+from itertools import accumulate, pairwise, zip_longest
 
 import numpy as np
 from numpy.typing import NDArray
 
 SUM, DIFFERENCE, PRODUCT, PRODUCT_SUM, PRODUCT_DIFFERENCE = range(1, 6)
-_COMMUTING = {SUM: None, DIFFERENCE: 0, PRODUCT: None, PRODUCT_SUM: 2, PRODUCT_DIFFERENCE: 2}
-"""How many of the leading terms may change places; None: all."""
+_CHAIN_TERMS, _CHAIN_CANDIDATES = 40, 50_000
+_COMMUTING = {SUM: _CHAIN_TERMS, DIFFERENCE: 0, PRODUCT: 2, PRODUCT_SUM: 2, PRODUCT_DIFFERENCE: 2}
+"""How many of the leading terms may change places; of a sum all, so long as it may be."""
 _SHARES = {"val": (0,), "test": (1,), "train": tuple(range(2, 10))}
 """Tenths of the hash range."""
-_CHAIN_TERMS, _CHAIN_CANDIDATES = 40, 50_000
+_FORMS = {DIFFERENCE: "{} - {}", PRODUCT: "{} × {}", PRODUCT_SUM: "{} × {} + {}", PRODUCT_DIFFERENCE: "{} × {} - {}"}
 _TEMPLATES = {"en": "{} = ? Answer in \\boxed{{}}.", "zh": "{} = ？把答案写进 \\boxed{{}}。"}
 
 Terms = NDArray[np.int64]
@@ -39,15 +42,7 @@ class Problem:
 
     @property
     def expression(self) -> str:
-        if self.kind == SUM:
-            return " + ".join(map(str, self.terms))
-        first, second, *third = self.terms
-        if self.kind == DIFFERENCE:
-            return f"{first} - {second}"
-        product = f"{first} × {second}"
-        if self.kind == PRODUCT:
-            return product
-        return f"{product} {'+' if self.kind == PRODUCT_SUM else '-'} {third[0]}"
+        return " + ".join(map(str, self.terms)) if self.kind == SUM else _FORMS[self.kind].format(*self.terms)
 
     @property
     def answer(self) -> int:
@@ -56,9 +51,7 @@ class Problem:
         first, second, *third = self.terms
         if self.kind == DIFFERENCE:
             return first - second
-        if self.kind == PRODUCT:
-            return first * second
-        return first * second + (third[0] if self.kind == PRODUCT_SUM else -third[0])
+        return first * second + sum(third) * (-1 if self.kind == PRODUCT_DIFFERENCE else 1)
 
     def text(self, lang: str) -> str:
         return _TEMPLATES[lang].format(self.expression)
@@ -69,7 +62,7 @@ class ProblemTable:
 
     def __init__(self, blocks: list[Block]) -> None:
         self._blocks = [(kind, terms.astype(np.int16)) for kind, terms in blocks]
-        self._offsets = np.cumsum([0] + [len(terms) for _, terms in blocks])
+        self._offsets = [0, *accumulate(len(terms) for _, terms in blocks)]
         order = np.concatenate([_hash(kind, terms) for kind, terms in blocks])
         split = np.concatenate([_hash(kind, _canonical(kind, terms)) for kind, terms in blocks]) % np.uint64(10)
         # Sorted by hash, which is the shuffled order, and without the second copies that random chains may hold.
@@ -84,17 +77,20 @@ class ProblemTable:
 
     def problem(self, split: str, index: int) -> Problem:
         row = int(self._rows[split][index])
-        number = 0
-        while row >= self._offsets[number + 1]:
-            number += 1
-        kind, terms = self._blocks[number]
-        return Problem(kind, tuple(term for term in terms[row - int(self._offsets[number])].tolist() if term))
+        block = bisect_right(self._offsets, row) - 1
+        kind, terms = self._blocks[block]
+        return Problem(kind, tuple(term for term in terms[row - self._offsets[block]].tolist() if term))
 
 
 @cache
 def table(difficulty: int) -> ProblemTable:
     """The problems of a difficulty; built once a process."""
     return ProblemTable(LEVELS[difficulty]())
+
+
+def count(split: str, difficulty: int) -> int:
+    """How many tasks there are."""
+    return table(difficulty).count(split)
 
 
 def _mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
@@ -116,7 +112,6 @@ def _hash(kind: int, terms: Terms) -> NDArray[np.uint64]:
 def _canonical(kind: int, terms: Terms) -> Terms:
     """The terms with those sorted that may change places."""
     free = _COMMUTING[kind]
-    free = terms.shape[1] if free is None else free
     return np.concatenate([np.sort(terms[:, :free], axis=1), terms[:, free:]], axis=1)
 
 
@@ -158,3 +153,72 @@ LEVELS: dict[int, Callable[[], list[Block]]] = {
     8: lambda: [_chains()],
 }
 """The difficulties; docs/environments/text_math.md describes them."""
+
+
+# Worked solutions.
+
+_WORDS = {"en": (" write ", " carry ", " borrow 1"), "zh": ("写", "进", "借1")}
+
+
+def worked_steps(problem: Problem, lang: str) -> list[str]:
+    """The steps of a careful pupil in a compact notation.
+
+    47 + 38        7+8=15 write 5 carry 1; 4+3+1=8 write 8
+    52 - 38        12-8=4 write 4 borrow 1; 5-3-1=1 write 1
+    47 × 8         7×8=56 write 6 carry 5; 4×8+5=37 write 37
+    47 × 38        47×30=1410; 47×8=376; 1410+376=1786
+    47 × 8 + 12    47×8=376; 376+12=388
+    47 + 38 + 12   47+38=85; 85+12=97
+    """
+    first, second, *rest = problem.terms
+    if problem.kind == SUM:
+        pairs = zip_longest(_digits(first), _digits(second), fillvalue=0)
+        return _chain(problem.terms) if rest else _columns("+", list(pairs), lang)
+    if problem.kind == DIFFERENCE:
+        return _difference(first, second, lang)
+    if problem.kind == PRODUCT:
+        return _columns("×", [(x, second) for x in _digits(first)], lang) if second < 10 else _partial(first, second)
+    sign = "+" if problem.kind == PRODUCT_SUM else "-"
+    return [f"{first}×{second}={first * second}", f"{first * second}{sign}{rest[0]}={problem.answer}"]
+
+
+def _digits(number: int) -> list[int]:
+    """Digits from the ones upwards."""
+    return [int(digit) for digit in reversed(str(number))]
+
+
+def _chain(terms: Sequence[int]) -> list[str]:
+    totals = pairwise(accumulate(terms))
+    return [f"{before}+{term}={after}" for (before, after), term in zip(totals, terms[1:], strict=True)]
+
+
+def _columns(sign: str, columns: list[tuple[int, int]], lang: str) -> list[str]:
+    """Adds or multiplies the two digits of each column, from the ones upwards; the last result is written whole."""
+    write, carry_word, _ = _WORDS[lang]
+    steps, carry = [], 0
+    for number, (x, y) in enumerate(columns, start=1):
+        expression = f"{x}{sign}{y}+{carry}" if carry else f"{x}{sign}{y}"
+        value = (x + y if sign == "+" else x * y) + carry
+        carry = value // 10 if number < len(columns) else 0
+        step = f"{expression}={value}{write}{value - 10 * carry}"
+        steps.append(f"{step}{carry_word}{carry}" if carry else step)
+    return steps
+
+
+def _difference(first: int, second: int, lang: str) -> list[str]:
+    """Column by column; needs first >= second."""
+    write, _, borrow_word = _WORDS[lang]
+    steps, borrow = [], 0
+    for x, y in zip_longest(_digits(first), _digits(second), fillvalue=0):
+        expression = f"{y}-{borrow}" if borrow else f"{y}"
+        value = x - y - borrow
+        borrow = int(value < 0)
+        value += 10 * borrow
+        steps.append(f"{x + 10 * borrow}-{expression}={value}{write}{value}{borrow_word if borrow else ''}")
+    return steps
+
+
+def _partial(first: int, second: int) -> list[str]:
+    """The products with each digit's share of `second`, the largest first, and their sum."""
+    parts = [digit * 10**place for place, digit in enumerate(_digits(second)) if digit][::-1]
+    return [f"{first}×{part}={first * part}" for part in parts] + _chain([first * part for part in parts])
