@@ -14,7 +14,7 @@ from skyrl_gym.adapters import gem
 from skyrl_gym.adapters.skyrl import SkyRLEnv
 from skyrl_gym.adapters.trl import environment_factory
 from skyrl_gym.data import load_rows
-from skyrl_gym.parsing import last_boxed
+from skyrl_gym.parsing import last_answer
 from tests.gym.test_all_envs import GUESS, IDS, ROWS
 
 
@@ -30,7 +30,7 @@ def multiply_env() -> type:
 
         def step(self, action: str) -> BaseTextEnvStepOutput:
             self.turns += 1
-            answer = last_boxed(action)
+            answer = last_answer(action)
             right = answer is not None and answer.strip() == str(self.ground_truth).strip()
             done, metadata = right or self.turns >= self.max_turns, {"parsed_answer": answer}
             if done:

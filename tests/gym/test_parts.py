@@ -19,7 +19,7 @@ import skyrl_gym
 from skyrl_gym import UnicodeText, registry
 from skyrl_gym.__main__ import main
 from skyrl_gym.data import load_rows
-from skyrl_gym.parsing import last_boxed
+from skyrl_gym.parsing import last_answer
 
 GYM_SOURCES = str(Path(skyrl_gym.__file__).parent.parent)
 
@@ -68,11 +68,11 @@ class TestLastBoxed:
         ],
     )
     def test_grammar(self, text, content):
-        assert last_boxed(text) == content
+        assert last_answer(text) == content
 
     @given(st.text("\\boxed{}12", max_size=80))
     def test_agrees_with_the_definition(self, text):
-        assert last_boxed(text) == slow_last_boxed(text)
+        assert last_answer(text) == slow_last_boxed(text)
 
 
 def slow_last_boxed(text: str) -> str | None:

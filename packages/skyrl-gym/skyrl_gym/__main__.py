@@ -57,17 +57,17 @@ def main(arguments: list[str] | None = None) -> int:
         command.add_argument("--split")
         command.add_argument("--lang")
         command.add_argument("--option", type=_option, action="append", default=[], help="another: NAME=VALUE")
-    chosen = vars(parser.parse_args(arguments))
-    chosen |= dict(chosen.pop("option", []))
-    name, env, *fixed = (chosen.pop(key, None) for key in ("command", "env", "seed", "n", "out"))
-    options = {key: value for key, value in chosen.items() if value is not None}
+    args = parser.parse_args(arguments)
     try:
-        if name is None:
+        if args.command is None:
             print(_table())
-        elif name == "play":
-            play(env, fixed[0], options)
+            return 0
+        named = {name: getattr(args, name, None) for name in ("task_id", "difficulty", "split", "lang")}
+        options = {name: value for name, value in (named | dict(args.option)).items() if value is not None}
+        if args.command == "play":
+            play(args.env, args.seed, options)
         else:
-            _write_demos(env, fixed[1], fixed[2], options)
+            _write_demos(args.env, args.n, args.out, options)
     except (ValueError, RuntimeError, OSError) as error:
         print(error, file=sys.stderr)
         return 2

@@ -12,6 +12,7 @@ are not listed here are kept. A row is played by `env.reset(options={"task": row
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -80,6 +81,12 @@ def _require(fine: bool, where: str, field: str, expected: str, value: Any) -> N
         text = repr(value)
         shown = f"{text[:60]}..." if len(text) > 60 else text
         raise ValueError(f"{where}: field '{field}' must be {expected}, got {shown}.")
+
+
+def row_id(content: Any) -> str:
+    """The id of a task that comes from a row: a digest of what decides it."""
+    digest = hashlib.blake2b(json.dumps(content, default=str).encode(), digest_size=6).hexdigest()
+    return f"row:{digest}"
 
 
 def read_jsonl(path: Path) -> Iterator[tuple[str, Any]]:

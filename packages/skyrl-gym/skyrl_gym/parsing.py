@@ -22,13 +22,6 @@ _LONGEST = 10_000
 _READ = 100_000  # bounds the time that a hostile text takes to some milliseconds
 
 
-def last_boxed(text: str) -> str | None:
-    r"""The content of the last complete `\boxed{...}` of `text`, or None."""
-    text = text[-_READ:]
-    begin, end = _last_box(text)
-    return text[begin:end] if begin >= 0 else None
-
-
 def last_answer(text: str, *, hashes: bool = False) -> str | None:
     r"""The content of the last complete `\boxed{...}` or `<answer>...</answer>` (with `hashes`, or `#### ...`)."""
     text = text[-_READ:] + "\n"

@@ -75,11 +75,8 @@ def register_all() -> None:
 
 def builtin_registry() -> Path:
     """envs-registry.yaml beside this file (installed from a wheel), or at the root of the checkout."""
-    here = Path(__file__).resolve()
-    candidates = (
-        here.with_name("envs-registry.yaml"),
-        *(parent / "envs-registry.yaml" for parent in here.parents[3:4]),
-    )
+    folders = Path(__file__).resolve().parents
+    candidates = [folder / "envs-registry.yaml" for folder in (folders[0], *folders[3:4])]
     for path in candidates:
         if path.is_file():
             return path

@@ -8,12 +8,10 @@ restores classes that are deterministic.
 from __future__ import annotations
 
 import copy
-import hashlib
-import json
 from typing import Any, ClassVar
 
 from skyrl_gym.core import Choices, Outcome, Task, TextEnv
-from skyrl_gym.data import check_row
+from skyrl_gym.data import check_row, row_id
 from skyrl_gym.envs import create
 
 
@@ -32,8 +30,7 @@ class SkyRLEnv(TextEnv):
 
     def task_from_row(self, row: Any, options: Any) -> Task:
         check_row(row, "options['task']")
-        digest = hashlib.blake2b(json.dumps(row, default=str).encode(), digest_size=6).hexdigest()
-        return Task(f"row:{digest}", _contents(row["prompt"]), row["reward_spec"]["ground_truth"], data=dict(row))
+        return Task(row_id(row), _contents(row["prompt"]), row["reward_spec"]["ground_truth"], data=dict(row))
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
         observation, info = super().reset(seed=seed, options=options)

@@ -46,7 +46,7 @@ class AlfworldLiteEnv(TextEnv):
         data = make_data(split, difficulty, index)
         places = {thing: place for place, things in data["contents"].items() for thing in things}
         return Task(
-            task_id=f"{split}:{difficulty}:{lang}:{index}",
+            task_id=self.task_id(options, index),
             text=f"{_world(data, lang).room_view()}\n{_goal(data, lang)}",
             ground_truth={thing: place for thing, place in places.items() if kind_of(thing) == data["object"]},
             difficulty=difficulty,

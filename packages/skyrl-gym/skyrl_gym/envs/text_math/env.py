@@ -7,15 +7,13 @@ and 1.0 for the right one (`correct`). The episode ends after the step, whatever
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Mapping
 from types import ModuleType
 from typing import Any, ClassVar
 
 from skyrl_gym.answers import Answer, canonical
 from skyrl_gym.core import SPLITS, Choices, Outcome, Task, TextEnv
-from skyrl_gym.data import ROLES, check_row
+from skyrl_gym.data import ROLES, check_row, row_id
 from skyrl_gym.envs.text_math import arithmetic, logic, words
 from skyrl_gym.parsing import last_answer
 
@@ -77,9 +75,8 @@ class TextMathEnv(TextEnv):
                 "options['task']: field 'reward_spec.ground_truth' must be a number, a word, a list or a set, such as "
                 f"85, '3/4', 'yes', '1, 2' or '{{1, 2}}' (skyrl_gym.answers), got {truth!r:.60}."
             )
-        digest = hashlib.blake2b(json.dumps(prompt).encode(), digest_size=6).hexdigest()
         return Task(
-            task_id=f"row:{digest}",
+            task_id=row_id(prompt),
             text="\n\n".join(said["user"]),
             ground_truth=truth,
             difficulty=options["difficulty"],

@@ -10,14 +10,13 @@ calls that named a tool and had fitting arguments, whatever the tool made of the
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
 from skyrl_gym.core import SPLITS, Choices, Outcome, Task, TextEnv
-from skyrl_gym.data import check_row
+from skyrl_gym.data import check_row, row_id
 from skyrl_gym.envs.tool_use import tasks
 from skyrl_gym.parsing import MAX_CALLS, parse_tool_calls
 from skyrl_gym.tools.calculator import calculator
@@ -74,7 +73,8 @@ class ToolUseEnv(TextEnv):
             if name not in self._tools[lang] or (self._own_corpus and name in ("search", "wiki")):
                 but = "this environment has other tools or another corpus"
                 raise ValueError(f"Difficulty {difficulty} needs the tool {name!r} over the built-in corpus; {but}.")
-        task_id, instructions = f"{split}:{difficulty}:{lang}:{index}", self._instructions[tasks.LANGS.index(lang)]
+        instructions = self._instructions[tasks.LANGS.index(lang)]
+        task_id = self.task_id(options, index)
         return Task(task_id, text, answer, difficulty, lang, split, instructions, {"plan": plan})
 
     def task_from_row(self, row: Mapping[str, Any], options: Mapping[str, Any]) -> Task:
@@ -84,11 +84,10 @@ class ToolUseEnv(TextEnv):
             raise ValueError("options['task']: field 'prompt' must be system messages, or none, and one user message.")
         if isinstance(truth, bool) or not isinstance(truth, str | int | float):
             raise ValueError("options['task']: field 'reward_spec.ground_truth' must be a string or a number.")
-        digest = hashlib.blake2b(json.dumps(prompt).encode(), digest_size=6).hexdigest()
         split, difficulty, lang = options["split"], options["difficulty"], options["lang"]
         *said, text = (message["content"] for message in prompt)
         instructions = "\n\n".join([*said, self._instructions[tasks.LANGS.index(lang)]])
-        return Task(f"row:{digest}", text, str(truth), difficulty, lang, split, instructions, {"plan": []})
+        return Task(row_id(prompt), text, str(truth), difficulty, lang, split, instructions, {"plan": []})
 
     def begin(self, task: Task) -> str:
         self.set_env_state({"calls": 0, "accepted": 0, "made": []})
