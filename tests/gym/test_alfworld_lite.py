@@ -16,9 +16,8 @@ from hypothesis import strategies as st
 
 import skyrl_gym
 from skyrl_gym.envs.alfworld_lite.env import SLIPS
-from skyrl_gym.envs.alfworld_lite.layouts import kind_of, layout, load
 from skyrl_gym.envs.alfworld_lite.tasks import COUNTS, TYPES, make_data, reached
-from skyrl_gym.envs.alfworld_lite.world import World, why_not
+from skyrl_gym.envs.alfworld_lite.world import World, kind_of, layout, load, why_not
 
 ENV = "skyrl/alfworld_lite-v0"
 FULL = os.environ.get("SKYRL_TEST_FULL") == "1"

@@ -13,9 +13,8 @@ from typing import Any, ClassVar
 
 from skyrl_gym.core import SPLITS, Choices, Outcome, Task, TextEnv
 from skyrl_gym.envs.alfworld_lite.expert import next_command, slip
-from skyrl_gym.envs.alfworld_lite.layouts import kind_of, layout, load
 from skyrl_gym.envs.alfworld_lite.tasks import COUNTS, TYPES, make_data, reached
-from skyrl_gym.envs.alfworld_lite.world import World, why_not
+from skyrl_gym.envs.alfworld_lite.world import World, kind_of, layout, load, why_not
 
 _LONGEST = 300
 SLIPS = 1 / 8

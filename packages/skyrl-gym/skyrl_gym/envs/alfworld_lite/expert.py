@@ -10,9 +10,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from skyrl_gym.envs.alfworld_lite.layouts import fits, kind_of
 from skyrl_gym.envs.alfworld_lite.tasks import LOOK, VERBS, placed, ready
-from skyrl_gym.envs.alfworld_lite.world import TOOLS, World
+from skyrl_gym.envs.alfworld_lite.world import TOOLS, World, fits, kind_of
 
 
 def next_command(world: World, data: dict[str, Any], searches: bool = False) -> str:

@@ -10,8 +10,7 @@ import random
 from functools import cache
 from typing import Any
 
-from skyrl_gym.envs.alfworld_lite.layouts import Layout, fits, kind_of, layout, load, works
-from skyrl_gym.envs.alfworld_lite.world import TOOLS, World
+from skyrl_gym.envs.alfworld_lite.world import TOOLS, Layout, World, fits, kind_of, layout, load, works
 
 SIMPLE, LOOK, CLEAN, HEAT, COOL, TWO = TYPES = (
     "pick_and_place_simple",
