@@ -7,6 +7,7 @@ others. Verdicts are written in the order of the attempts, so the same attempts 
 from __future__ import annotations
 
 import hashlib
+import inspect
 import os
 import sys
 from collections import defaultdict
@@ -42,8 +43,8 @@ def check_ready(bench: str, items: Iterable[Item], context: Context) -> None:
 def grader_hash(bench: str, context: Context) -> str:
     """Of everything that decides a verdict: this package's code of graders, the prompts, the judge's model."""
     benchmark, here = benchmarks.find(bench), Path(__file__).parent
-    code = (f"benchmarks/{bench.replace('-', '_')}.py", "benchmarks/common.py", "judge.py", "sandbox.py", "swe.py")
-    files = [here / name for name in code]
+    code = ("benchmarks/common.py", "judge.py", "sandbox.py", "swe.py")
+    files = [Path(inspect.getfile(type(benchmark))), *(here / name for name in code)]
     parts = [path.read_text(encoding="utf-8") for path in files] + [prompts.text(name) for name in benchmark.prompts]
     parts.append(context.judge.model if context.judge else context.executor)
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]

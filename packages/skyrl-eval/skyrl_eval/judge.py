@@ -79,8 +79,8 @@ class Judge:
 
     def ask(
         self, prompt: str, parse: Callable[[str], T | None], schema: type[BaseModel] | None = None
-    ) -> tuple[T, int, int]:
-        """What `parse` makes of the reply, and the tokens of the prompt and of the reply (also when remembered).
+    ) -> tuple[T, dict[str, int]]:
+        """What `parse` makes of the reply, and its tokens under a verdict's names for them (also when remembered).
 
         Raises:
             JudgeFailed: the endpoint fails, or no reply could be read.
@@ -94,7 +94,7 @@ class Judge:
                 reply = {"key": key, **self._request(prompt, schema)}
             if (result := parse(reply["reply"])) is not None:
                 self._remember(reply)
-                return result, reply["prompt_tokens"], reply["completion_tokens"]
+                return result, {f"judge_{name}": reply[name] for name in ("prompt_tokens", "completion_tokens")}
             reason = f"cannot be read: {reply['reply'][:200]!r}"
         raise JudgeFailed(f"The reply of the judge {self.model} {reason}.")
 
