@@ -22,7 +22,7 @@ from skyrl_eval.data import Data
 from skyrl_eval.judge import JudgeFailed
 from skyrl_eval.metrics import Prices
 from skyrl_eval.sandbox import SandboxFailed
-from skyrl_eval.store import Run, answer_hash, read_lines
+from skyrl_eval.store import Run, answer_hash, read_records
 from skyrl_eval.types import Attempt, Item, Verdict
 from skyrl_trainer.errors import UserError
 
@@ -106,13 +106,13 @@ def configuration(bench: str, data: Data, **settings: Any) -> dict[str, Any]:
 
 def item_scores(folder: Path) -> dict[str, float]:
     """The mean score of every item of a run on disk, for `metrics.compare`; what is ungraded counts as 0."""
-    lines = read_lines(folder / "verdicts.jsonl")
-    if not lines:
+    verdicts = read_records(folder, Verdict).values()
+    if not verdicts:
         raise UserError(f"{folder} has no verdicts.jsonl with verdicts in it: grade the run first.")
-    scores: dict[str, dict[int, float]] = defaultdict(dict)
-    for line in lines:
-        scores[f"{line['bench']}:{line['item_id']}"][line["sample"]] = line["score"] or 0.0
-    return {name: sum(tries.values()) / len(tries) for name, tries in scores.items()}
+    scores: dict[str, list[float]] = defaultdict(list)
+    for one in verdicts:
+        scores[f"{one.bench}:{one.item_id}"].append(one.score or 0.0)
+    return {name: sum(tries) / len(tries) for name, tries in scores.items()}
 
 
 def _in_order(todo: Sequence[tuple[Benchmark, Item, Attempt, Context]], workers: int) -> Iterator[Verdict]:

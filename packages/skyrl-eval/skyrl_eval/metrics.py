@@ -130,7 +130,7 @@ def summarise(
     """What every benchmark has in results.json, for the selected items and k samples of each."""
     attempted = {attempt.key: attempt for attempt in attempts}
     graded = {verdict.key: verdict for verdict in verdicts}
-    keys = [[(item.bench, item.item_id, sample) for sample in range(samples)] for item in items]
+    keys = [[item.key(sample) for sample in range(samples)] for item in items]
     scores = [[graded[key].score if key in graded else None for key in row] for row in keys]
     means = [sum(score or 0.0 for score in row) / samples for row in scores]
     known = [[score for score in row if score is not None] for row in scores]
