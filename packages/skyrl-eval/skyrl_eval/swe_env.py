@@ -24,7 +24,6 @@ from skyrl_gym.tools.tool import ToolError, run_call, tool
 
 SECONDS, OUTPUT, LINES = 30.0, 16 << 10, 200
 LONGEST_PATCH, LONGEST_FILE = 1 << 20, 16 << 20
-FIELDS = {"question": str, "repo": str, "base_commit": str}
 # The code is printed by an outer shell, whose own is 0: that of the sandbox is then never the command's.
 SHELL = """[ -f /opt/miniconda3/bin/activate ] && . /opt/miniconda3/bin/activate testbed 2> /dev/null
 bash -c "$0"; code=$?; [ $code = 0 ] || echo "[exit code $code]"; exit 0"""
@@ -99,8 +98,8 @@ class SWEEnv(TextEnv):
         return "Submitted."
 
     def task_from_row(self, row: Mapping[str, Any], options: Mapping[str, Any]) -> Task:
-        for name, kind in FIELDS.items():
-            if not isinstance(row.get(name), kind):
+        for name in ("question", "repo", "base_commit"):
+            if not isinstance(row.get(name), str):
                 raise ValueError(f"options['task'], field {name!r}: expected a string, got {row.get(name)!r}.")
         data = {name: row.get(name) for name in ("repo", "base_commit", "container", "executor", "repos")}
         task_id = f"swe:{row['repo']}:{row['base_commit'][:12]}"
