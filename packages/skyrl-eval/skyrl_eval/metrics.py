@@ -141,7 +141,7 @@ def summarise(
     low, high = wilson(mean(means) or 0.0, len(items))
     totals = {name: sum(getattr(attempt, name) for attempt in taken) for name in COUNTERS}
     judge_in, judge_out = (sum(getattr(v, f"judge_{kind}_tokens") for v in judged) for kind in ("prompt", "completion"))
-    powers = [k for k in (2**e for e in range(samples.bit_length())) if k <= samples]
+    powers = [2**e for e in range(samples.bit_length())]
     by_part: dict[str, list[float]] = defaultdict(list)
     for item, value in zip(items, means, strict=True):
         by_part[item.meta.get("category") or "all"].append(value)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from pydantic import Field
 
@@ -16,24 +16,26 @@ from skyrl_trainer.types import Sample
 CUE = "Answer: Let's think step by step."
 
 
-def choice(item: Item, attempt: Attempt, *patterns: str) -> Verdict:
-    """A letter, found by the first of the patterns that matches, its last match: compared with the gold letter."""
-    text = final(attempt.answer)
-    answer = next((found for pattern in patterns if (found := last(pattern, text))), "").upper()
-    return verdict(item, attempt, float(answer == item.gold), answer)
+class Choices(Benchmark):
+    """The answer is a letter: the last match of the first of the patterns that matches at all."""
+
+    patterns: ClassVar[tuple[str, ...]]
+
+    def grade(self, item: Item, attempt: Attempt, context: Context) -> Verdict:
+        text = final(attempt.answer)
+        answer = next((found for pattern in self.patterns if (found := last(pattern, text))), "").upper()
+        return verdict(item, attempt, float(answer == item.gold), answer)
 
 
-class FourChoices(Benchmark):
+class FourChoices(Choices):
     """Questions with the choices A to D in `meta["choices"]`, answered by a last line "Answer: LETTER"."""
 
     prompts = ("choices_question",)
+    patterns = (r"(?i)Answer[ \t]*:[ \t*]*\$?\(?([A-D])\b",)
 
     def env(self, item: Item) -> Sample:
         choices = "\n".join(f"{letter}) {text}" for letter, text in zip("ABCD", item.meta["choices"], strict=True))
         return ask(item, fill("choices_question", letters="ABCD", question=item.question, choices=choices))
-
-    def grade(self, item: Item, attempt: Attempt, context: Context) -> Verdict:
-        return choice(item, attempt, r"(?i)Answer[ \t]*:[ \t*]*\$?\(?([A-D])\b")
 
 
 class MMLU(FourChoices):
@@ -78,12 +80,13 @@ class GPQA(FourChoices):
         return self.item(item_id, row.question, "ABCD"[order.index(0)], category=row.domain, choices=choices)
 
 
-class MMLUPro(Benchmark):
+class MMLUPro(Choices):
     """12,032 questions with up to ten choices; five worked examples of the same category come first."""
 
     name = "mmlu-pro"
     source = Source("TIGER-Lab/MMLU-Pro", "data/test-*.parquet", "data/validation-*.parquet", size=12032)
     prompts = ("mmlu_pro_system",)
+    patterns = (r"answer is \(?([A-J])\)?", r"[aA]nswer:\s*([A-J])", r"\b([A-J])\b")
     notes = (
         "Where no letter is found the official code guesses at random; here the item is unparsed, and wrong.",
         "Without a validation file beside the test file no worked examples are shown.",
@@ -116,6 +119,3 @@ class MMLUPro(Benchmark):
 
     def env(self, item: Item) -> Sample:
         return ask(item, item.meta["asked"], fill("mmlu_pro_system", category=item.meta["category"]))
-
-    def grade(self, item: Item, attempt: Attempt, context: Context) -> Verdict:
-        return choice(item, attempt, r"answer is \(?([A-J])\)?", r"[aA]nswer:\s*([A-J])", r"\b([A-J])\b")

@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 
 from skyrl_eval import data
 from skyrl_eval.judge import Judge
+from skyrl_eval.prompts import fill
 from skyrl_eval.types import Attempt, Item, Source, Verdict
 from skyrl_trainer.types import Sample
 
@@ -47,8 +48,11 @@ class Benchmark:
         raise NotImplementedError
 
     def env(self, item: Item) -> Sample:
-        """The env that asks the item's question, and its options: nothing in it comes from `item.gold`."""
-        raise NotImplementedError
+        """The env that asks the item's question, and its options: nothing in it comes from `item.gold`.
+
+        By default the first prompt, with the question in it.
+        """
+        return ask(item, fill(self.prompts[0], question=item.question))
 
     def grade(self, item: Item, attempt: Attempt, context: Context) -> Verdict:
         """A function of its arguments. Raises JudgeFailed or SandboxFailed where nothing can be said."""

@@ -110,9 +110,6 @@ class BrowseComp(MatchedAnswer):
             items.append(self.item(data.content_id(problem), problem, answer, category=row.problem_topic))
         return items
 
-    def env(self, item: Item) -> Sample:
-        return ask(item, fill("browsecomp_question", question=item.question))
-
 
 class Rating(BaseModel):
     """DeepSearchQA's judge's reply.

@@ -8,10 +8,8 @@ from typing import Annotated, Any
 from pydantic import AliasChoices, Field, model_validator
 
 from skyrl_eval import data
-from skyrl_eval.benchmarks.common import Benchmark, Context, ask, final, last, verdict
-from skyrl_eval.prompts import fill
+from skyrl_eval.benchmarks.common import Benchmark, Context, final, last, verdict
 from skyrl_eval.types import Attempt, Item, Source, Verdict
-from skyrl_trainer.types import Sample
 
 
 def boxed(text: str) -> str:
@@ -68,9 +66,6 @@ class MATH(Benchmark):
         item_id, gold = row.unique_id or data.content_id(row.problem), row.answer or boxed(row.solution)
         return self.item(item_id, row.problem, gold, category=row.subject, level=row.level)
 
-    def env(self, item: Item) -> Sample:
-        return ask(item, fill("math_question", question=item.question))
-
     def grade(self, item: Item, attempt: Attempt, context: Context) -> Verdict:
         answer = boxed(final(attempt.answer))
         return verdict(item, attempt, float(equivalent(item.gold, answer)), answer)
@@ -90,9 +85,6 @@ class GSM8K(Benchmark):
 
     def item_of(self, row: Row) -> Item:
         return self.item(data.content_id(row.question), row.question, number(row.answer.rpartition("####")[2]))
-
-    def env(self, item: Item) -> Sample:
-        return ask(item, fill("gsm8k_question", question=item.question))
 
     def grade(self, item: Item, attempt: Attempt, context: Context) -> Verdict:
         text = final(attempt.answer)
