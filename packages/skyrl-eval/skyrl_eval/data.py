@@ -96,13 +96,14 @@ def content_id(*parts: Any) -> str:
 
 def locate(official: Source, spec: str | None) -> tuple[str, str | None, list[Path]]:
     """Where the data is: its name for the manifest, the revision, and the files on this machine."""
-    path = Path(spec).expanduser() if spec and not spec.startswith("hf:") else None
-    if path is not None and path.is_dir():
-        return str(spec), None, sorted(file for file in path.iterdir() if file.suffix in SUFFIXES)
-    if path is not None and (path.is_file() or path.suffix in SUFFIXES):
-        if path.suffix not in SUFFIXES or not path.is_file():
+    if spec and not spec.startswith("hf:"):
+        path = Path(spec).expanduser()
+        if path.is_dir():
+            return spec, None, sorted(file for file in path.iterdir() if file.suffix in SUFFIXES)
+        if path.is_file() and path.suffix in SUFFIXES:
+            return spec, None, [path]
+        if path.is_file() or path.suffix in SUFFIXES:
             raise UserError(f"--data {spec} is not a file here that ends in {', '.join(SUFFIXES)}.")
-        return str(spec), None, [path]
     if spec is None and official.url:
         return official.url, None, [_download(official)]
     repo, _, revision = (spec or official.repo).removeprefix("hf:").partition("@")
