@@ -14,15 +14,14 @@ from skyrl_trainer.errors import UserError
 
 _AGENT = (HLE(), BrowseComp(), DeepSearchQA(), MMLU(), MMLUPro(), GPQA(), MATH(), GSM8K())
 _CODE = (SWEBench(), Multilingual(), LiveCodeBench())
-AGENT: dict[str, Benchmark] = {benchmark.name: benchmark for benchmark in _AGENT}
-CODE: dict[str, Benchmark] = {benchmark.name: benchmark for benchmark in _CODE}
+_BY_NAME: dict[str, Benchmark] = {benchmark.name: benchmark for benchmark in (*_AGENT, *_CODE)}
+AGENT, CODE = (tuple(benchmark.name for benchmark in part) for part in (_AGENT, _CODE))
 
 
 def find(name: str) -> Benchmark:
     """The benchmark of this name; UserError with the nearest names where there is none."""
-    known = AGENT | CODE
-    if name not in known:
-        near = difflib.get_close_matches(name, known, n=2)
+    if name not in _BY_NAME:
+        near = difflib.get_close_matches(name, _BY_NAME, n=2)
         hint = f" Did you mean {' or '.join(near)}?" if near else ""
-        raise UserError(f"There is no benchmark {name!r}.{hint} The list: {', '.join(known)}.")
-    return known[name]
+        raise UserError(f"There is no benchmark {name!r}.{hint} The list: {', '.join(_BY_NAME)}.")
+    return _BY_NAME[name]
