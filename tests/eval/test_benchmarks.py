@@ -13,10 +13,9 @@ import math_verify
 import pytest
 
 from skyrl_eval import benchmarks
-from skyrl_eval.benchmarks.browsecomp import decrypt
 from skyrl_eval.benchmarks.common import Context, final
-from skyrl_eval.benchmarks.gsm8k import number
-from skyrl_eval.benchmarks.math import boxed, equivalent
+from skyrl_eval.benchmarks.judged import decrypt
+from skyrl_eval.benchmarks.math import boxed, equivalent, number
 from skyrl_eval.judge import Judge, JudgeFailed, parse_match
 from skyrl_eval.prompts import fill
 from skyrl_eval.types import Item, Verdict

@@ -11,8 +11,7 @@ from typing import Any
 
 import pytest
 
-from skyrl_eval import swe
-from skyrl_eval.benchmarks import swe_verified
+from skyrl_eval import benchmarks, swe
 from skyrl_eval.benchmarks.common import Context
 from skyrl_eval.types import Item, Verdict
 from skyrl_trainer.errors import UserError
@@ -71,7 +70,7 @@ class Instance:
 
     def graded(self, patch: str, seconds: float = 60, logs: Path | None = None) -> Verdict:
         item = Item(self.item.bench, self.item.item_id, "", self.item.gold | {"seconds": seconds}, self.item.meta)
-        return swe_verified.BENCHMARK.grade(item, attempt(item, patch), Context(repos=self.repos, logs=logs))
+        return benchmarks.find("swe-verified").grade(item, attempt(item, patch), Context(repos=self.repos, logs=logs))
 
 
 @pytest.fixture(scope="module")
@@ -167,7 +166,7 @@ def test_a_conftest_cheat_is_officially_resolved_and_guarded_is_not(instance: In
 def test_a_cheat_in_the_source_is_flagged(instance: Instance) -> None:
     verdict = instance.graded(instance.patch(calc=IN_SOURCE + BUGGY))
     assert verdict.score == 1 and verdict.detail["flags"] == ["imports_pytest_in_src"]
-    assert swe_verified.BENCHMARK.summary([verdict])["flags"] == {"imports_pytest_in_src": 1}
+    assert benchmarks.find("swe-verified").summary([verdict])["flags"] == {"imports_pytest_in_src": 1}
 
 
 def test_edits_of_the_graded_tests_do_not_count(instance: Instance) -> None:

@@ -13,8 +13,7 @@ from typing import Any
 import gymnasium
 import pytest
 
-from skyrl_eval import grade, sandbox
-from skyrl_eval.benchmarks import swe_verified
+from skyrl_eval import benchmarks, grade, sandbox
 from skyrl_eval.benchmarks.common import Context
 from skyrl_eval.endpoint import connect
 from skyrl_eval.play import Player
@@ -38,7 +37,7 @@ def say(*calls: tuple[str, dict[str, Any]]) -> str:
 
 
 def options(instance: Instance, tests: bool = True) -> dict[str, Any]:
-    task = dict(swe_verified.BENCHMARK.env(instance.item).options["task"])
+    task = dict(benchmarks.find("swe-verified").env(instance.item).options["task"])
     return {"task": task | {"repos": str(instance.repos)} | ({"tests": instance.item.gold} if tests else {})}
 
 

@@ -96,29 +96,29 @@ def content_id(*parts: Any) -> str:
 
 def locate(official: Source, spec: str | None) -> tuple[str, str | None, list[Path]]:
     """Where the data is: its name for the manifest, the revision, and the files on this machine."""
-    path = Path(spec).expanduser() if spec and not spec.startswith("hf:") else None
-    if path is not None and path.is_dir():
-        return str(spec), None, sorted(file for file in path.iterdir() if file.suffix in SUFFIXES)
-    if path is not None and (path.is_file() or path.suffix in SUFFIXES):
-        if path.suffix not in SUFFIXES or not path.is_file():
+    if spec and not spec.startswith("hf:"):
+        path = Path(spec).expanduser()
+        if path.is_dir():
+            return spec, None, sorted(file for file in path.iterdir() if file.suffix in SUFFIXES)
+        if path.is_file() and path.suffix in SUFFIXES:
+            return spec, None, [path]
+        if path.is_file() or path.suffix in SUFFIXES:
             raise UserError(f"--data {spec} is not a file here that ends in {', '.join(SUFFIXES)}.")
-        return str(spec), None, [path]
     if spec is None and official.url:
         return official.url, None, [_download(official)]
     repo, _, revision = (spec or official.repo).removeprefix("hf:").partition("@")
-    folder = _snapshot(repo, revision or None, official)
-    found = sorted(file for file in folder.rglob("*") if file.suffix in SUFFIXES)
     patterns = [pattern for pattern in (official.files, official.shots) if pattern] or ["*"]
+    folder = _snapshot(repo, revision or None, patterns)
+    found = sorted(file for file in folder.rglob("*") if file.suffix in SUFFIXES)
     names = {file: file.relative_to(folder).as_posix() for file in found}
     return repo, folder.name, [file for file in found if any(fnmatch(names[file], p) for p in patterns)]
 
 
-def _snapshot(repo: str, revision: str | None, official: Source) -> Path:
+def _snapshot(repo: str, revision: str | None, patterns: list[str]) -> Path:
     """The data set's files, in the cache of Hugging Face; the folder's name is the commit."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
-    patterns = [pattern for pattern in (official.files, official.shots) if pattern] or None
     try:
         return Path(snapshot_download(repo, repo_type="dataset", revision=revision, allow_patterns=patterns))
     except GatedRepoError as error:
@@ -152,7 +152,7 @@ def _download(official: Source) -> Path:
 
 def _rows(path: Path, model: type[BaseModel]) -> Iterator[Any]:
     """The file's rows as the benchmark's model, checked one by one."""
-    for number, values in enumerate(_raw(path, model), start=1):
+    for number, values in enumerate(_raw(path), start=1):
         try:
             yield model.model_validate(values)
         except ValidationError as error:
@@ -161,14 +161,12 @@ def _rows(path: Path, model: type[BaseModel]) -> Iterator[Any]:
             raise UserError(f"{path} row {number}, field {field!r}: {first['msg']}.") from error
 
 
-def _raw(path: Path, model: type[BaseModel]) -> Iterator[Any]:
+def _raw(path: Path) -> Iterator[Any]:
     try:
         if path.suffix == ".parquet":
             import pyarrow.parquet
 
-            file = pyarrow.parquet.ParquetFile(path)
-            names = {str(alias) for name, info in model.model_fields.items() for alias in _spellings(name, info)}
-            for batch in file.iter_batches(100, columns=[name for name in file.schema_arrow.names if name in names]):
+            for batch in pyarrow.parquet.ParquetFile(path).iter_batches(100):  # few rows: some hold images
                 yield from batch.to_pylist()
         elif path.suffix == ".csv":  # not pandas: a cell that says None is an answer, not a missing value
             csv.field_size_limit(sys.maxsize)
@@ -187,11 +185,6 @@ def _raw(path: Path, model: type[BaseModel]) -> Iterator[Any]:
                             raise UserError(f"{path} row {number} is not JSON: {error}.") from error
     except (OSError, ValueError) as error:
         raise UserError(f"{path} cannot be read: {error}.") from error
-
-
-def _spellings(name: str, info: Any) -> list[Any]:
-    alias = info.validation_alias
-    return [name, *(alias.choices if hasattr(alias, "choices") else [alias])]
 
 
 def _named_once(items: list[Item], source: str) -> list[Item]:

@@ -37,9 +37,6 @@ class QuestionEnv(TextEnv):
         return Task(content_id(row["question"]), row["question"], None, instructions=instructions)
 
     def count_tasks(self, options: Mapping[str, Any]) -> int:
-        return 1
-
-    def make_task(self, options: Mapping[str, Any], index: int) -> Task:
         raise ValueError("skyrl/question-v0 has no questions of its own: give one as options['task'].")
 
     def begin(self, task: Task) -> str:

@@ -7,11 +7,13 @@ others. Verdicts are written in the order of the attempts, so the same attempts 
 from __future__ import annotations
 
 import hashlib
+import inspect
 import os
 import sys
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +23,7 @@ from skyrl_eval.data import Data
 from skyrl_eval.judge import JudgeFailed
 from skyrl_eval.metrics import Prices
 from skyrl_eval.sandbox import SandboxFailed
-from skyrl_eval.store import Run, answer_hash, read_lines
+from skyrl_eval.store import Run, answer_hash, read_records
 from skyrl_eval.types import Attempt, Item, Verdict
 from skyrl_trainer.errors import UserError
 
@@ -42,23 +44,24 @@ def check_ready(bench: str, items: Iterable[Item], context: Context) -> None:
 def grader_hash(bench: str, context: Context) -> str:
     """Of everything that decides a verdict: this package's code of graders, the prompts, the judge's model."""
     benchmark, here = benchmarks.find(bench), Path(__file__).parent
-    code = (f"benchmarks/{bench.replace('-', '_')}.py", "benchmarks/common.py", "judge.py", "sandbox.py", "swe.py")
-    files = [here / name for name in code]
+    code = ("benchmarks/common.py", "judge.py", "sandbox.py", "swe.py")
+    files = [Path(inspect.getfile(type(benchmark))), *(here / name for name in code)]
     parts = [path.read_text(encoding="utf-8") for path in files] + [prompts.text(name) for name in benchmark.prompts]
     parts.append(context.judge.model if context.judge else context.executor)
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
 
 
 def grade_run(run: Run, bench: str, context: Context) -> list[Verdict]:
-    """Grades what is not graded yet, and returns the verdicts of the run's items on this benchmark."""
+    """Grades what is not graded yet, and returns the verdicts of the run's items."""
     benchmark, grader = benchmarks.find(bench), grader_hash(bench, context)
-    items = {item.item_id: item for item in run.items if item.bench == bench}
-    attempts = [a for a in run.attempts.values() if a.bench == bench and a.item_id in items]
+    items = {item.item_id: item for item in run.items}
+    attempts = [attempt for attempt in run.attempts.values() if attempt.item_id in items]
 
     def known(attempt: Attempt) -> bool:
         old = run.verdicts.get(attempt.key)
-        same = old is not None and (old.grader, old.attempt) == (grader, answer_hash(attempt))
-        return same and old is not None and old.status != "ungraded"
+        if old is None or old.status == "ungraded":
+            return False
+        return (old.grader, old.attempt) == (grader, answer_hash(attempt))
 
     todo = [attempt for attempt in attempts if not known(attempt)]
     for result in grade_all(benchmark, [items[attempt.item_id] for attempt in todo], todo, context):
@@ -72,17 +75,19 @@ def grade_all(
     benchmark: Benchmark, items: Sequence[Item], attempts: Sequence[Attempt], context: Context
 ) -> Iterator[Verdict]:
     """Of attempts at items, in order, without their hashes."""
-    todo = [(benchmark, item, attempt, context) for item, attempt in zip(items, attempts, strict=True)]
-    of_code = benchmark.name in benchmarks.CODE
-    yield from _in_order(todo, JUDGES_AT_ONCE if benchmark.judge else (os.cpu_count() or 1) if of_code else 0)
+    graded = partial(_graded, benchmark, context)
+    if not benchmark.judge and benchmark.name not in benchmarks.CODE:
+        yield from map(graded, items, attempts)  # in this thread: math-verify's limits are signals
+        return
+    with ThreadPoolExecutor(JUDGES_AT_ONCE if benchmark.judge else os.cpu_count() or 1) as pool:
+        yield from pool.map(graded, items, attempts)
 
 
 def results(run: Run, bench: str, samples: int, context: Context, prices: Prices, model: str) -> dict[str, Any]:
     """What results.json says of a benchmark: the common figures, its own, and the notes that go with them."""
     benchmark = benchmarks.find(bench)
-    items = [item for item in run.items if item.bench == bench]
-    ids = {item.item_id for item in items}
-    verdicts = [v for v in run.verdicts.values() if v.bench == bench and v.item_id in ids and v.sample < samples]
+    ids = {item.item_id for item in run.items}
+    verdicts = [v for v in run.verdicts.values() if v.item_id in ids and v.sample < samples]
     judge = context.judge.model if context.judge and benchmark.judge else None
     notes = list(benchmark.notes)
     if judge and judge != benchmark.judge:
@@ -90,7 +95,7 @@ def results(run: Run, bench: str, samples: int, context: Context, prices: Prices
     if judge and judge == model:
         notes.append("The model judged itself: not comparable with published figures.")
     common = metrics.summarise(
-        items, samples, run.attempts.values(), verdicts, prices.get(model), prices.get(judge or "")
+        run.items, samples, run.attempts.values(), verdicts, prices.get(model), prices.get(judge or "")
     )
     who = {"bench": bench, "grader": grader_hash(bench, context), "judge": judge}
     return {**who, **common, "own": benchmark.summary(verdicts), "notes": notes}
@@ -105,30 +110,16 @@ def configuration(bench: str, data: Data, **settings: Any) -> dict[str, Any]:
 
 def item_scores(folder: Path) -> dict[str, float]:
     """The mean score of every item of a run on disk, for `metrics.compare`; what is ungraded counts as 0."""
-    lines = read_lines(folder / "verdicts.jsonl")
-    if not lines:
+    verdicts = read_records(folder, Verdict).values()
+    if not verdicts:
         raise UserError(f"{folder} has no verdicts.jsonl with verdicts in it: grade the run first.")
-    scores: dict[str, dict[int, float]] = defaultdict(dict)
-    for line in lines:
-        scores[f"{line['bench']}:{line['item_id']}"][line["sample"]] = line["score"] or 0.0
-    return {name: sum(tries.values()) / len(tries) for name, tries in scores.items()}
+    scores: dict[str, list[float]] = defaultdict(list)
+    for one in verdicts:
+        scores[f"{one.bench}:{one.item_id}"].append(one.score or 0.0)
+    return {name: sum(tries) / len(tries) for name, tries in scores.items()}
 
 
-def _in_order(todo: Sequence[tuple[Benchmark, Item, Attempt, Context]], workers: int) -> Iterator[Verdict]:
-    """The verdicts in the order of `todo`; without workers in this thread (math-verify's limits are signals)."""
-    if not workers:
-        yield from (_grade(*task) for task in todo)
-        return
-    with ThreadPoolExecutor(workers) as pool:
-        futures: list[Future[Verdict]] = [pool.submit(_grade, *task) for task in todo]
-        try:
-            for future in futures:
-                yield future.result()
-        finally:
-            pool.shutdown(cancel_futures=True)
-
-
-def _grade(benchmark: Benchmark, item: Item, attempt: Attempt, context: Context) -> Verdict:
+def _graded(benchmark: Benchmark, context: Context, item: Item, attempt: Attempt) -> Verdict:
     """The verdict; "ungraded" with its reason where the attempt, the judge or the sandbox failed."""
     reason = f"The attempt failed: {attempt.error}" if attempt.stop == "error" else ""
     if not reason:

@@ -13,14 +13,15 @@ import os
 import re
 import threading
 from collections.abc import Callable
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from skyrl_eval.store import read_lines
 
-TRIES = 3
+TRIES, SECONDS = 3, 300.0
 T = TypeVar("T")
 
 
@@ -38,7 +39,7 @@ class Match(BaseModel):
     reasoning: str
     correct: Literal["yes", "no"]
     confidence: int
-    strict: Literal[True] = Field(default=True, json_schema_extra={"const": True})
+    strict: Literal[True] = True
 
 
 def parse_match(reply: str) -> Match | None:
@@ -70,17 +71,15 @@ class Judge:
         cache: the file of replies, one line of JSON each; made when it is missing.
     """
 
-    def __init__(self, base_url: str, model: str, cache: Path, timeout: float = 300.0) -> None:
-        self.base_url, self.model, self.timeout = base_url, model, timeout
-        self._cache = cache
+    def __init__(self, base_url: str, model: str, cache: Path) -> None:
+        self.base_url, self.model, self._cache = base_url, model, cache
         self._lock = threading.Lock()
         self._replies = {reply["key"]: reply for reply in read_lines(cache, repair=True)}
-        self._client: Any = None
 
     def ask(
         self, prompt: str, parse: Callable[[str], T | None], schema: type[BaseModel] | None = None
-    ) -> tuple[T, int, int]:
-        """What `parse` makes of the reply, and the tokens of the prompt and of the reply (also when remembered).
+    ) -> tuple[T, dict[str, int]]:
+        """What `parse` makes of the reply, and its tokens under a verdict's names for them (also when remembered).
 
         Raises:
             JudgeFailed: the endpoint fails, or no reply could be read.
@@ -94,17 +93,20 @@ class Judge:
                 reply = {"key": key, **self._request(prompt, schema)}
             if (result := parse(reply["reply"])) is not None:
                 self._remember(reply)
-                return result, reply["prompt_tokens"], reply["completion_tokens"]
+                return result, {f"judge_{name}": reply[name] for name in ("prompt_tokens", "completion_tokens")}
             reason = f"cannot be read: {reply['reply'][:200]!r}"
         raise JudgeFailed(f"The reply of the judge {self.model} {reason}.")
+
+    @cached_property
+    def _client(self) -> Any:
+        import openai
+
+        key = os.environ.get("JUDGE_API_KEY") or os.environ.get("OPENAI_API_KEY") or "none"
+        return openai.OpenAI(base_url=self.base_url, api_key=key, max_retries=3, timeout=SECONDS)
 
     def _request(self, prompt: str, schema: type[BaseModel] | None) -> dict[str, Any]:
         import openai
 
-        with self._lock:
-            if self._client is None:
-                key = os.environ.get("JUDGE_API_KEY") or os.environ.get("OPENAI_API_KEY") or "none"
-                self._client = openai.OpenAI(base_url=self.base_url, api_key=key, max_retries=3, timeout=self.timeout)
         chat = self._client.chat.completions
         request: Any = {"model": self.model, "messages": [{"role": "user", "content": prompt}]}
         request["max_completion_tokens"] = 4096

@@ -130,7 +130,7 @@ def summarise(
     """What every benchmark has in results.json, for the selected items and k samples of each."""
     attempted = {attempt.key: attempt for attempt in attempts}
     graded = {verdict.key: verdict for verdict in verdicts}
-    keys = [[(item.bench, item.item_id, sample) for sample in range(samples)] for item in items]
+    keys = [[item.key(sample) for sample in range(samples)] for item in items]
     scores = [[graded[key].score if key in graded else None for key in row] for row in keys]
     means = [sum(score or 0.0 for score in row) / samples for row in scores]
     known = [[score for score in row if score is not None] for row in scores]
@@ -141,7 +141,7 @@ def summarise(
     low, high = wilson(mean(means) or 0.0, len(items))
     totals = {name: sum(getattr(attempt, name) for attempt in taken) for name in COUNTERS}
     judge_in, judge_out = (sum(getattr(v, f"judge_{kind}_tokens") for v in judged) for kind in ("prompt", "completion"))
-    powers = [k for k in (2**e for e in range(samples.bit_length())) if k <= samples]
+    powers = [2**e for e in range(samples.bit_length())]
     by_part: dict[str, list[float]] = defaultdict(list)
     for item, value in zip(items, means, strict=True):
         by_part[item.meta.get("category") or "all"].append(value)

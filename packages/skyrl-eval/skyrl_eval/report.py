@@ -10,7 +10,7 @@ from __future__ import annotations
 import base64
 import json
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Sequence
 from html import escape
 from importlib.resources import files
 from pathlib import Path
@@ -19,13 +19,14 @@ from typing import Any
 import numpy as np
 
 from skyrl_eval import grade, metrics
-from skyrl_eval.store import read_lines
+from skyrl_eval.metrics import COUNTERS
+from skyrl_eval.store import read_records
+from skyrl_eval.types import Attempt, Key, Verdict
 from skyrl_trainer.errors import UserError
 
 PAGE, TRANSCRIPTS = "report.html", "report.transcripts.js"
 MAX_PAGE, MAX_TRANSCRIPTS, MAX_CHARACTERS, MAX_PARTS = 300_000, 50_000_000, 50_000, 400
-SPREAD = ("steps", "tool_calls", "tool_errors", "prompt_tokens", "completion_tokens", "cached_tokens", "seconds")
-ROW = ("item", "sample", "status", "score", "stop", *SPREAD[:5], "seconds")
+ROW = ("item", "sample", "status", "score", "stop", *COUNTERS[:5], "seconds")
 """Of a line in the list of attempts: ["q7", 0, "wrong", 0.0, "done", 3, 2, 0, 812, 96, 4.1]."""
 
 
@@ -39,7 +40,7 @@ def write_report(folder: Path, against: Path | None = None) -> Path:
         UserError: the folder lacks a file of a graded run, or cannot be written to.
     """
     manifest, results = (_read(folder, name) for name in ("manifest.json", "results.json"))
-    attempts, verdicts = _records(folder)
+    attempts, verdicts = read_records(folder, Attempt), read_records(folder, Verdict)
     count, left_out, script = _transcripts(attempts, verdicts)
     data = {
         "results": _shortened(results),
@@ -82,11 +83,8 @@ def comparison(a: Path, b: Path) -> dict[str, Any]:
     results = [_read(folder, "results.json") for folder in (a, b)]
     changed |= {name: [one.get(name) for one in results] for name in ("grader", "judge", "samples")}
     changed = {name: both for name, both in changed.items() if both[0] != both[1]}
-    if [one["samples"] for one in results] != [
-        1,
-        1,
-    ]:  # means of tries are not the yes and no that McNemar's test counts
-        found["p"] = None
+    if any(one["samples"] != 1 for one in results):
+        found["p"] = None  # means of tries are not the yes and no that McNemar's test counts
     return {"a": str(a), "b": str(b), "changed": _shortened(changed), **found}
 
 
@@ -108,43 +106,31 @@ def compare(a: Path, b: Path) -> str:
 
 def _read(folder: Path, name: str) -> dict[str, Any]:
     try:
-        content = json.loads((folder / name).read_text(encoding="utf-8"))
+        return dict(json.loads((folder / name).read_text(encoding="utf-8")))
     except (OSError, ValueError) as error:
         raise UserError(f"{folder} is not a graded run: its {name} cannot be read ({error}).") from error
-    return dict(content)
 
 
-Key = tuple[str, str, int]
-
-
-def _records(folder: Path) -> tuple[dict[Key, dict[str, Any]], dict[Key, dict[str, Any]]]:
-    """Attempts and verdicts by key; of several lines the last counts, as for the graders."""
-    found: list[dict[Key, dict[str, Any]]] = []
-    for name in ("attempts.jsonl", "verdicts.jsonl"):
-        lines = read_lines(folder / name)
-        found.append({(line["bench"], line["item_id"], line["sample"]): line for line in lines})
-    return found[0], found[1]
-
-
-def _spread(attempts: Iterator[Any] | Any) -> dict[str, list[float]]:
+def _spread(attempts: Collection[Attempt]) -> dict[str, list[float]]:
     """Median, 95th percentile and maximum over attempts."""
-    rows = [[attempt[name] for name in SPREAD] for attempt in attempts]
-    columns = np.asarray(rows or [[0] * len(SPREAD)], dtype=float).T
-    marks = [np.quantile(columns, q, axis=1, method="inverted_cdf") for q in (0.5, 0.95, 1.0)]
-    return {name: [float(mark[i]) for mark in marks] for i, name in enumerate(SPREAD)} if rows else {}
+    if not attempts:
+        return {}
+    columns = {name: [float(getattr(attempt, name)) for attempt in attempts] for name in COUNTERS}
+    marks = (0.5, 0.95, 1.0)
+    return {name: np.quantile(column, marks, method="inverted_cdf").tolist() for name, column in columns.items()}
 
 
-def _transcripts(attempts: dict[Key, dict[str, Any]], verdicts: dict[Key, dict[str, Any]]) -> tuple[int, int, str]:
+def _transcripts(attempts: dict[Key, Attempt], verdicts: dict[Key, Verdict]) -> tuple[int, int, str]:
     """How many are in it, how many did not fit, and the script: rows, and one deflated block an attempt."""
     rows: list[list[Any]] = []
     blocks: list[str] = []
     room = MAX_TRANSCRIPTS
     for key, attempt in attempts.items():
-        verdict = verdicts.get(key, {"status": "missing", "score": None})
-        block = {name: attempt[name] for name in ("messages", "error", "urls", "answer")}
-        said = {name: verdict.get(name) for name in ("answer", "confidence", "detail", "error")}
+        verdict = verdicts.get(key) or Verdict(*key, score=None, status="missing")
+        block = {name: getattr(attempt, name) for name in ("messages", "error", "urls", "answer")}
+        said = {name: getattr(verdict, name) for name in ("answer", "confidence", "detail", "error")}
         packed = zlib.compress(json.dumps(_shortened({**block, "verdict": said}, MAX_CHARACTERS)).encode())
-        row = [key[1], key[2], verdict["status"], verdict["score"], *(attempt[name] for name in ROW[4:])]
+        row = [key[1], key[2], verdict.status, verdict.score, *(getattr(attempt, name) for name in ROW[4:])]
         room -= len(packed) * 4 // 3 + len(json.dumps(row)) + 8
         if room < 0:
             break

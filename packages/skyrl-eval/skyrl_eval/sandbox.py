@@ -14,7 +14,6 @@ import stat
 import subprocess
 import sys
 import tempfile
-import time
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -35,13 +34,12 @@ class SandboxFailed(Exception):
 
 @dataclass(frozen=True)
 class Done:
-    """What came of a command. Example: Done(0, "2 passed", False, 0.8)"""
+    """What came of a command. Example: Done(0, "2 passed", False)"""
 
     code: int
     output: str
     """stdout and stderr together, the middle left out beyond 4 MiB."""
     timed_out: bool
-    seconds: float
 
 
 Bind = tuple[Path, str, bool]
@@ -57,27 +55,20 @@ def run(
     executor: str = "namespace",
     image: str = "",
     memory_mib: int = 4096,
-    path: str = "",
 ) -> Done:
     """Runs a command; it and everything that it started are gone when this returns.
 
     Args:
         binds: what it sees beside the system's programs and this interpreter.
         seconds: of wall clock.
-        path: a folder for PATH, before the others; by default this interpreter's.
 
     Raises:
         SandboxFailed: the namespaces or the container could not be made.
     """
-    environment = {
-        "HOME": "/tmp",
-        "LANG": "C.UTF-8",
-        "TZ": "UTC",
-        "PYTHONHASHSEED": "0",
-        "PYTHONDONTWRITEBYTECODE": "1",
-    }
+    environment = {"TZ": "UTC", "PYTHONHASHSEED": "0"}
     if executor == "namespace":
-        environment["PATH"] = ":".join((path or os.path.dirname(sys.executable), "/usr/local/bin:/usr/bin:/bin"))
+        environment |= {"HOME": "/tmp", "LANG": "C.UTF-8", "PYTHONDONTWRITEBYTECODE": "1"}
+        environment["PATH"] = f"{os.path.dirname(sys.executable)}:/usr/local/bin:/usr/bin:/bin"
         limits = {"AS": memory_mib << 20, "FSIZE": 1 << 30, "NOFILE": 1024, "CORE": 0}
         spec = {"cwd": cwd, "limits": limits, "environment": environment, "command": list(command)}
         # Outer folders first: a writable /tmp would hide an interpreter that lies below /tmp.
@@ -90,7 +81,7 @@ def run(
             return _run([sys.executable, "-I", "-S", str(INIT), json.dumps(spec | places)], seconds)
     name = f"skyrl-eval-{uuid.uuid4().hex[:12]}"
     options = ["--rm", "--name", name, "--network", "none", "--memory", f"{memory_mib}m", "--pids-limit", "2048"]
-    options += [part for key in ("TZ", "PYTHONHASHSEED") for part in ("-e", f"{key}={environment[key]}")]
+    options += [part for key, value in environment.items() for part in ("-e", f"{key}={value}")]
     options += [part for outside, inside, w in binds for part in ("-v", f"{outside}:{inside}:{'rw' if w else 'ro'}")]
     try:
         return _run([executor, "run", *options, "-w", cwd, image, *command], seconds)
@@ -136,7 +127,7 @@ def _visible() -> list[str]:
 
 
 def _run(command: list[str], seconds: float) -> Done:
-    began, timed_out = time.monotonic(), False
+    timed_out = False
     with tempfile.TemporaryFile() as output:
         process = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
@@ -161,4 +152,4 @@ def _run(command: list[str], seconds: float) -> Done:
     shown = text.decode("utf-8", "replace")
     if process.returncode == FAILED and not timed_out:
         raise SandboxFailed(" ".join(shown[-500:].split()) or "the sandbox cannot start")
-    return Done(process.returncode, shown, timed_out, time.monotonic() - began)
+    return Done(process.returncode, shown, timed_out)

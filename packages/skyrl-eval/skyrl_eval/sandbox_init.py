@@ -35,14 +35,13 @@ def mount(source: str, target: str, kind: str | None = None, flags: int = 0, dat
 
 
 def bind(outside: str, inside: str, writable: bool) -> None:
+    os.makedirs(os.path.dirname(inside), exist_ok=True)
     if os.path.islink(outside):  # /bin -> usr/bin
-        os.makedirs(os.path.dirname(inside), exist_ok=True)
         os.symlink(os.readlink(outside), inside)
         return
     if os.path.isdir(outside):
         os.makedirs(inside, exist_ok=True)
     else:
-        os.makedirs(os.path.dirname(inside), exist_ok=True)
         os.close(os.open(inside, os.O_CREAT))
     mount(outside, inside, None, BIND | REC)
     attributes = struct.pack("QQQQ", 2 | (0 if writable else 1), 0, 0, 0)  # nosuid, and read-only

@@ -65,7 +65,7 @@ def attempt_of(trajectory: Trajectory, item: Item, number: int) -> Attempt:
     for turn in turns:
         messages.append({"role": "assistant", "content": turn.action})
         messages += [{"role": "user", "content": turn.observation}] if turn.observation else []
-    attempt = Attempt(
+    return Attempt(
         item.bench,
         item.item_id,
         number,
@@ -78,15 +78,20 @@ def attempt_of(trajectory: Trajectory, item: Item, number: int) -> Attempt:
         seconds=round(trajectory.metrics.get("seconds", 0.0), 3),
         messages=messages,
         urls=[url for turn in turns for url in turn.info.get("urls", ())],
+        **_tokens(trajectory),
     )
-    if "prompt_tokens" in trajectory.metrics:  # as the endpoint says
-        for name in ("prompt_tokens", "completion_tokens", "cached_tokens"):
-            setattr(attempt, name, int(trajectory.metrics[name]))
-        return attempt
+
+
+def _tokens(trajectory: Trajectory) -> dict[str, int]:
+    """As the endpoint says; where none was asked, the ids that the engine read, again in every turn, and wrote."""
+    if "prompt_tokens" in trajectory.metrics:
+        names = ("prompt_tokens", "completion_tokens", "cached_tokens")
+        return {name: int(trajectory.metrics[name]) for name in names}
+    read = written = 0
     for segment in trajectory.segments():
         context = 0
         for turn in segment:
-            attempt.prompt_tokens += context + len(turn.prompt_ids)
-            attempt.completion_tokens += len(turn.output_ids)
+            read += context + len(turn.prompt_ids)
+            written += len(turn.output_ids)
             context += len(turn.prompt_ids) + len(turn.output_ids)
-    return attempt
+    return {"prompt_tokens": read, "completion_tokens": written}

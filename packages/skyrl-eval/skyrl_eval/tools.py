@@ -159,18 +159,19 @@ def on_the_internet(host: str) -> bool:
 
 
 def _hits(answer: Any) -> list[Hit]:
+    """The first list in an answer, from outside in, whose objects have an address."""
     waiting = [answer]
     for value in waiting:
         rows = [row for row in value if isinstance(row, dict)] if isinstance(value, list) else []
         if found := [row for row in rows if isinstance(row.get("url") or row.get("link"), str)]:
-            words = ("snippet", "description", "content", "text")
-            texts = [next((str(row[name]) for name in words if row.get(name)), "") for row in found]
-            rows_and_texts = zip(found, texts, strict=True)
-            return [
-                {"url": r.get("url") or r["link"], "title": str(r.get("title")), "text": t} for r, t in rows_and_texts
-            ]
+            return [_hit(row) for row in found]
         waiting += value.values() if isinstance(value, dict) else rows
     return []
+
+
+def _hit(row: dict[str, Any]) -> Hit:
+    text = next((row[name] for name in ("snippet", "description", "content", "text") if row.get(name)), "")
+    return {"url": row.get("url") or row["link"], "title": str(row.get("title")), "text": str(text)}
 
 
 def plain_text(page: str) -> str:

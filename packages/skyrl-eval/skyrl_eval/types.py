@@ -26,6 +26,9 @@ class Item:
     meta: dict[str, Any] = field(default_factory=dict)  # for the grader and for results by part: category, cluster, ...
     image: str = ""  # a data URI
 
+    def key(self, sample: int) -> Key:
+        return self.bench, self.item_id, sample
+
 
 @dataclass(slots=True)
 class Attempt:

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from skyrl_eval import data, metrics
-from skyrl_eval.judge import Judge, JudgeFailed, Match, parse_match
+from skyrl_eval import data
+from skyrl_eval.judge import Judge
 from skyrl_eval.prompts import fill
 from skyrl_eval.types import Attempt, Item, Source, Verdict
 from skyrl_trainer.types import Sample
@@ -41,11 +41,18 @@ class Benchmark:
 
     def tasks(self, rows: Sequence[Any], shots: Sequence[Any]) -> list[Item]:
         """The items of checked rows; `shots` are rows to be shown as worked examples."""
+        return [self.item_of(row) for row in rows]
+
+    def item_of(self, row: Any) -> Item:
+        """The item of one row, for `tasks`."""
         raise NotImplementedError
 
     def env(self, item: Item) -> Sample:
-        """The env that asks the item's question, and its options: nothing in it comes from `item.gold`."""
-        raise NotImplementedError
+        """The env that asks the item's question, and its options: nothing in it comes from `item.gold`.
+
+        By default the first prompt, with the question in it.
+        """
+        return ask(item, fill(self.prompts[0], question=item.question))
 
     def grade(self, item: Item, attempt: Attempt, context: Context) -> Verdict:
         """A function of its arguments. Raises JudgeFailed or SandboxFailed where nothing can be said."""
@@ -57,34 +64,6 @@ class Benchmark:
 
     def item(self, item_id: str, question: str, gold: Any, image: str = "", **meta: Any) -> Item:
         return Item(self.name, item_id, question, gold, meta, image)
-
-
-class MatchedAnswer(Benchmark):
-    """HLE's and BrowseComp's way: a judge says whether the answer matches, and reads the confidence off it."""
-
-    def grade(self, item: Item, attempt: Attempt, context: Context) -> Verdict:
-        if not (response := final(attempt.answer)):
-            return verdict(item, attempt, 0.0, "")
-        prompt = fill("hle_judge", question=item.question, response=response, correct_answer=item.gold)
-        match, prompt_tokens, completion_tokens = judge_of(context).ask(prompt, parse_match, Match)
-        return verdict(
-            item,
-            attempt,
-            float(match.correct == "yes"),
-            match.extracted_final_answer or response[-200:],
-            confidence=min(max(match.confidence, 0), 100) / 100,
-            judge_prompt_tokens=prompt_tokens,
-            judge_completion_tokens=completion_tokens,
-        )
-
-    def summary(self, verdicts: Sequence[Verdict]) -> dict[str, Any]:
-        return {"calibration": metrics.calibration(verdicts)}
-
-
-def judge_of(context: Context) -> Judge:
-    if context.judge is None:
-        raise JudgeFailed("No judge was given (--judge-url and --judge-model).")
-    return context.judge
 
 
 def ask(item: Item, question: str, instructions: str = "") -> Sample:
@@ -111,10 +90,3 @@ def verdict(item: Item, attempt: Attempt, score: float | None, answer: str, **fi
     if attempt.stop == "length" and status in ("wrong", "unparsed"):
         status = "truncated"
     return Verdict(item.bench, item.item_id, attempt.sample, score, status, answer, **fields)
-
-
-def choice(item: Item, attempt: Attempt, *patterns: str) -> Verdict:
-    """A letter, found by the first of the patterns that matches, its last match: compared with the gold letter."""
-    text = final(attempt.answer)
-    answer = next((found for pattern in patterns if (found := last(pattern, text))), "").upper()
-    return verdict(item, attempt, float(answer == item.gold), answer)

@@ -13,7 +13,6 @@ import json
 import pickle
 import tempfile
 import zlib
-from collections.abc import Sequence
 from decimal import Decimal, InvalidOperation
 from pathlib import Path
 from typing import Any, Literal
@@ -129,14 +128,11 @@ class LiveCodeBench(Benchmark):
         """JSON, or base64 of the zlib of a pickle of JSON: opened when it is needed, for it is large."""
         metadata: Json[dict[str, Any]] = Field(default_factory=dict)
 
-    def tasks(self, rows: Sequence[Row], shots: Sequence[Row]) -> list[Item]:
-        items = []
-        for row in rows:
-            tests = {"public": row.public_test_cases, "private": row.private_test_cases}
-            gold = tests | {"call": row.metadata.get("func_name")}
-            meta = {"category": row.difficulty, "date": row.contest_date, "starter_code": row.starter_code}
-            items.append(self.item(row.question_id, row.question_content, gold, **meta))
-        return items
+    def item_of(self, row: Row) -> Item:
+        tests = {"public": row.public_test_cases, "private": row.private_test_cases}
+        gold = tests | {"call": row.metadata.get("func_name")}
+        meta = {"category": row.difficulty, "date": row.contest_date, "starter_code": row.starter_code}
+        return self.item(row.question_id, row.question_content, gold, **meta)
 
     def env(self, item: Item) -> Sample:
         kind = "functional" if item.meta["starter_code"] else "stdin"
@@ -154,6 +150,3 @@ class LiveCodeBench(Benchmark):
         first = passed.index(False) if False in passed else len(passed)
         detail = {"tests": len(tests), "passed": first}
         return verdict(item, attempt, float(first == len(tests)), code[:200], detail=detail)
-
-
-BENCHMARK = LiveCodeBench()

@@ -1,16 +1,15 @@
-r"""MATH: competition problems; 500 in the usual subset (the default), 5,000 in all. The last \boxed{} is the answer."""
+r"""MATH and GSM8K: an expression in the last \boxed{}, compared by math-verify; a whole number, compared as text."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Annotated, Any
 
 from pydantic import AliasChoices, Field, model_validator
 
 from skyrl_eval import data
-from skyrl_eval.benchmarks.common import Benchmark, Context, ask, final, verdict
-from skyrl_eval.prompts import fill
+from skyrl_eval.benchmarks.common import Benchmark, Context, final, last, verdict
 from skyrl_eval.types import Attempt, Item, Source, Verdict
-from skyrl_trainer.types import Sample
 
 
 def boxed(text: str) -> str:
@@ -34,7 +33,16 @@ def equivalent(gold: str, answer: str) -> bool:
     return gold.strip() == answer.strip() or verify(parse(f"\\boxed{{{gold}}}"), parse(f"\\boxed{{{answer}}}"))
 
 
+def number(text: str) -> str:
+    """Without currency, commas, a full stop at its end and decimals that are 0: "$1,200.00." is "1200"."""
+    plain = text.replace(",", "").replace("$", "").strip().rstrip(".")
+    whole, _, decimals = plain.partition(".")
+    return whole if not decimals.strip("0") else plain
+
+
 class MATH(Benchmark):
+    """Competition problems; 500 in the usual subset (the default), 5,000 in all."""
+
     name = "math"
     source = Source("HuggingFaceH4/MATH-500", "test.jsonl", size=500)
     prompts = ("math_question",)
@@ -54,19 +62,35 @@ class MATH(Benchmark):
                 raise ValueError("field 'answer' is missing, and field 'solution' has no \\boxed{}")
             return self
 
-    def tasks(self, rows: Sequence[Row], shots: Sequence[Row]) -> list[Item]:
-        ids = [row.unique_id or data.content_id(row.problem) for row in rows]
-        return [
-            self.item(item_id, r.problem, r.answer or boxed(r.solution), category=r.subject, level=r.level)
-            for item_id, r in zip(ids, rows, strict=True)
-        ]
-
-    def env(self, item: Item) -> Sample:
-        return ask(item, fill("math_question", question=item.question))
+    def item_of(self, row: Row) -> Item:
+        item_id, gold = row.unique_id or data.content_id(row.problem), row.answer or boxed(row.solution)
+        return self.item(item_id, row.problem, gold, category=row.subject, level=row.level)
 
     def grade(self, item: Item, attempt: Attempt, context: Context) -> Verdict:
         answer = boxed(final(attempt.answer))
         return verdict(item, attempt, float(equivalent(item.gold, answer)), answer)
 
 
-BENCHMARK = MATH()
+class GSM8K(Benchmark):
+    """1,319 word problems whose answers are whole numbers."""
+
+    name = "gsm8k"
+    source = Source("openai/gsm8k", "main/test-*.parquet", size=1319)
+    prompts = ("gsm8k_question",)
+    notes = ("Zero-shot; the score is the flexible one (last number), `strict` asks for a line '#### number'.",)
+
+    class Row(data.Row):
+        question: str
+        answer: Annotated[str, Field(pattern="####")]
+
+    def item_of(self, row: Row) -> Item:
+        return self.item(data.content_id(row.question), row.question, number(row.answer.rpartition("####")[2]))
+
+    def grade(self, item: Item, attempt: Attempt, context: Context) -> Verdict:
+        text = final(attempt.answer)
+        strict = number(last(r"####[ \t]*(\$?-?[\d.,]+)", text))
+        answer = strict or number(last(r"(-?\$?\d[\d.,]*)", text))
+        return verdict(item, attempt, float(answer == item.gold), answer, detail={"strict": strict == item.gold})
+
+    def summary(self, verdicts: Sequence[Verdict]) -> dict[str, Any]:
+        return {"strict": sum(bool(verdict.detail.get("strict")) for verdict in verdicts) / max(len(verdicts), 1)}

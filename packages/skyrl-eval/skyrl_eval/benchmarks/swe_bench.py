@@ -1,4 +1,4 @@
-"""SWE-bench Verified: 500 issues of 12 Python repositories, each resolved by a patch that its tests accept."""
+"""SWE-bench Verified and Multilingual: issues of repositories, each resolved by a patch that its tests accept."""
 
 from __future__ import annotations
 
@@ -20,6 +20,8 @@ Tests = Annotated[list[str], BeforeValidator(lambda value: json.loads(value) if 
 
 
 class SWEBench(Benchmark):
+    """Verified: 500 issues of 12 Python repositories."""
+
     name = "swe-verified"
     source = Source("SWE-bench/SWE-bench_Verified", "data/test-*.parquet", size=500)
     prompts = ("swebench_task", "swe_system")
@@ -44,22 +46,19 @@ class SWEBench(Benchmark):
         log_parser: str = "parse_log_pytest"
         eval_type: str = "pass_and_fail"
 
-    def tasks(self, rows: Sequence[Row], shots: Sequence[Row]) -> list[Item]:
-        items = []
-        for row in rows:
-            tests = [*row.fail_to_pass, *row.pass_to_pass]
-            if not row.eval_script and not all("::" in test for test in tests):
-                raise UserError(
-                    f"{row.instance_id}, field 'eval_script': missing, and one can be made for pytest's tests only. "
-                    "Use the data of swebench 5, which has it."
-                )
-            image = row.image or f"swebench/sweb.eval.x86_64.{row.instance_id.replace('__', '_1776_')}:latest".lower()
-            script = row.eval_script or swe.pytest_script(row.base_commit, row.test_patch, tests)
-            gold = row.model_dump(by_alias=True, exclude={"problem_statement", "image"}) | {"eval_script": script}
-            meta = {"repo": row.repo, "base_commit": row.base_commit, "container": image}
-            places = {"category": row.repo, "cluster": row.repo}
-            items.append(self.item(row.instance_id, row.problem_statement, gold, **meta, **places))
-        return items
+    def item_of(self, row: Row) -> Item:
+        tests = [*row.fail_to_pass, *row.pass_to_pass]
+        if not row.eval_script and not all("::" in test for test in tests):
+            raise UserError(
+                f"{row.instance_id}, field 'eval_script': missing, and one can be made for pytest's tests only. "
+                "Use the data of swebench 5, which has it."
+            )
+        image = row.image or f"swebench/sweb.eval.x86_64.{row.instance_id.replace('__', '_1776_')}:latest".lower()
+        script = row.eval_script or swe.pytest_script(row.base_commit, row.test_patch, tests)
+        gold = row.model_dump(by_alias=True, exclude={"problem_statement", "image"}) | {"eval_script": script}
+        meta = {"repo": row.repo, "base_commit": row.base_commit, "container": image}
+        places = {"category": row.repo, "cluster": row.repo}
+        return self.item(row.instance_id, row.problem_statement, gold, **meta, **places)
 
     def env(self, item: Item) -> Sample:
         """The repository and the issue; the patches, the tests and the script stay with the grader."""
@@ -100,4 +99,9 @@ class SWEBench(Benchmark):
         }
 
 
-BENCHMARK = SWEBench()
+class Multilingual(SWEBench):
+    """300 issues of 41 repositories in nine languages, in the schema of swebench 5."""
+
+    name = "swe-multilingual"
+    source = Source("SWE-bench/SWE-bench_Multilingual", "data/test-*.parquet", size=300)
+    notes = SWEBench.notes[1:]
