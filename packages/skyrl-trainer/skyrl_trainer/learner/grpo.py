@@ -14,8 +14,7 @@ from typing import Any, ClassVar, Self
 import torch
 
 from skyrl_trainer.algorithms.advantages import estimator
-from skyrl_trainer.algorithms.kl import adapted, k3
-from skyrl_trainer.algorithms.losses import SampledTokens
+from skyrl_trainer.algorithms.losses import SampledTokens, adapted, k3
 from skyrl_trainer.algorithms.policy_loss import PolicyLoss
 from skyrl_trainer.algorithms.registry import Registry
 from skyrl_trainer.algorithms.rewards import configured

@@ -14,8 +14,8 @@ from typing import Any, Literal, Self
 import torch
 from pydantic import Field
 
+from skyrl_trainer.algorithms.losses import token_mean
 from skyrl_trainer.algorithms.options import LossOptions
-from skyrl_trainer.algorithms.reductions import token_mean
 from skyrl_trainer.learner.batch import Row, with_end
 from skyrl_trainer.learner.checkpoint import State
 from skyrl_trainer.learner.critic import Critic
