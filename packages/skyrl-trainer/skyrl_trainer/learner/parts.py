@@ -9,7 +9,6 @@ from __future__ import annotations
 import gc
 from collections.abc import Sequence
 from contextlib import ExitStack
-from types import TracebackType
 from typing import Any
 
 from skyrl_trainer.algorithms.rewards import Rewards
@@ -107,10 +106,8 @@ class Parts:
             self.stack = stack.pop_all()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.stack.__exit__(kind, error, trace)
+    def __exit__(self, *error: Any) -> None:
+        self.stack.__exit__(*error)
 
     def _start_processes(self) -> None:
         config, trainer = self.config, self.config.trainer
