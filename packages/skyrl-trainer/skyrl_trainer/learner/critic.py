@@ -20,20 +20,12 @@ from skyrl_trainer.config import Config
 from skyrl_trainer.errors import UserError
 from skyrl_trainer.learner import lora
 from skyrl_trainer.learner.checkpoint import State
-from skyrl_trainer.learner.learner import (
-    Learner,
-    Scorer,
-    load_scheduler,
-    load_state_tensors,
-    make_optimizer,
-    make_scheduler,
-    state_tensors,
-)
+from skyrl_trainer.learner.learner import Learner, Optimized, Scorer
 from skyrl_trainer.learner.ranks import reshard, whole
 from skyrl_trainer.types import TrainingBatch
 
 
-class Critic:
+class Critic(Optimized):
     """`values(batch, hidden_NH)` with a gradient; then `clip_gradients()` and `step()` as a Learner's.
 
     learning_rate: None for the policy's.
@@ -71,8 +63,9 @@ class Critic:
         # Groups of their own, because sharded and whole weights cannot be in one fused step.
         self.parts = [part for part in (head, body) if part]
         groups = [{"params": part} for part in self.parts]
-        self.optimizer = make_optimizer(groups, config, learning_rate or config.trainer.learning_rate)
-        self.scheduler = make_scheduler(self.optimizer, config, learner.total_optimizer_steps)
+        self.make_optimizer(
+            config, groups, learning_rate or config.trainer.learning_rate, learner.total_optimizer_steps
+        )
 
     def values(self, batch: TrainingBatch, hidden_NH: torch.Tensor | None = None) -> torch.Tensor:
         """[N]: what is expected from the state before each sampled token on. hidden_NH: the policy's, if known."""
@@ -95,23 +88,15 @@ class Critic:
         return norm
 
     def step(self) -> float:
-        """Takes the optimizer step, clears the gradients, and returns the learning rate that was used."""
-        learning_rate = float(self.scheduler.get_last_lr()[0])
-        self.optimizer.step()
-        self.scheduler.step()
-        self.clear_gradients()
+        learning_rate = super().step()
         reshard(self.body.model)
         return learning_rate
 
-    def clear_gradients(self) -> None:
-        self.optimizer.zero_grad(set_to_none=True)
-
     def state_dict(self) -> State:
         reshard(self.body.model)
-        tensors = state_tensors("critic_", self.parameters, self.optimizer)
+        tensors = self.state_tensors("critic_", self.parameters)
         return State(tensors, {"critic_scheduler": self.scheduler.state_dict()})
 
     def load_state_dict(self, state: State) -> None:
         reshard(self.body.model)
-        load_state_tensors("critic_", self.parameters, self.optimizer, state.tensors, self.ranks)
-        load_scheduler(self.scheduler, self.optimizer, state.numbers["critic_scheduler"])
+        self.load_state_tensors("critic_", self.parameters, state, self.ranks)
