@@ -277,14 +277,10 @@ def run(args: argparse.Namespace) -> None:
     )
 
 
-def main(argv: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(prog="skyrl-trainer warmstart", description=__doc__)
-    add_arguments(parser)
-    run(parser.parse_args(argv))
-
-
 if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    add_arguments(parser)
     try:
-        main()
+        run(parser.parse_args())
     except UserError as error:
         raise SystemExit(f"error: {error}") from None
