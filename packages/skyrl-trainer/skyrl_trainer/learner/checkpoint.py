@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from pydantic import ValidationError
 from safetensors import SafetensorError
@@ -32,6 +33,8 @@ from skyrl_trainer.errors import UserError
 log = logging.getLogger(__name__)
 
 SCHEMA = 1
+DAMAGED = (OSError, ValueError, KeyError, SafetensorError)
+"""What reading a damaged checkpoint raises."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,8 +97,8 @@ class Checkpoints:
             names = names[: names.index(newest) + 1]
         for name in reversed(names):
             try:
-                return self._read(self.folder / name)
-            except (OSError, ValueError, KeyError, SafetensorError) as error:
+                return read_checkpoint(self.folder / name)
+            except DAMAGED as error:
                 log.warning("Checkpoint %s is damaged (%s); trying the one before it.", self.folder / name, error)
         if names or newest:
             raise UserError(
@@ -113,19 +116,21 @@ class Checkpoints:
         again = sum(name.startswith(f"step_{step:06d}") for name in self.names())
         return self.folder / (f"step_{step:06d}" + (f"-{again:02d}" if again else ""))
 
-    def _read(self, path: Path) -> Loaded:
-        record = json.loads((path / "state.json").read_text())
-        if record["schema"] != SCHEMA:
-            raise ValueError(f"schema {record['schema']}, expected {SCHEMA}")
-        if record["checksum"] != _checksum(path / "learner.safetensors"):
-            raise ValueError("learner.safetensors does not match its checksum")
-        state = State(load_file(path / "learner.safetensors"), record["learner"])
-        return Loaded(int(record["step"]), state, record["extra"], path)
-
     def _remove_old(self, newest: str) -> None:
         older = [name for name in self.names() if name != newest]
         for name in older[: max(0, len(older) - self.keep + 1)]:
             shutil.rmtree(self.folder / name, ignore_errors=True)
+
+
+def read_checkpoint(path: Path) -> Loaded:
+    """Raises one of DAMAGED where the folder is not a whole checkpoint."""
+    record = json.loads((path / "state.json").read_text())
+    if record["schema"] != SCHEMA:
+        raise ValueError(f"schema {record['schema']}, expected {SCHEMA}")
+    if record["checksum"] != _checksum(path / "learner.safetensors"):
+        raise ValueError("learner.safetensors does not match its checksum")
+    state = State(load_file(path / "learner.safetensors"), record["learner"])
+    return Loaded(int(record["step"]), state, record["extra"], path)
 
 
 @contextmanager
@@ -178,11 +183,7 @@ def _flush(path: Path) -> None:
 
 
 def _checksum(path: Path) -> int:
-    value = 0
-    with path.open("rb") as file:
-        while block := file.read(2**22):
-            value = zlib.crc32(block, value)
-    return value
+    return zlib.crc32(np.memmap(path, mode="r").data)
 
 
 FREE_ON_RESUME = frozenset(

@@ -227,7 +227,7 @@ class GRPOTrainer(PolicyLoss):
         if self.reference is not None and self.beta > 0 and self.options.kl_in == "loss":
             self._score(self.reference, rows, chosen, "ref_logprobs", meter)
         if not chosen:  # no row is trained on: entropy and the engine's KL are still measured, on one micro-batch
-            for indices in self._cut(rows, range(len(rows)))[:1]:
+            for indices in cut(rows, range(len(rows)), self.settings.micro_batch_tokens)[:1]:
                 batch = self._collate(rows, indices)
                 with torch.no_grad():
                     logprobs_N, entropy_N = self.learner.logprobs(batch)
@@ -343,9 +343,6 @@ class GRPOTrainer(PolicyLoss):
         logprobs_N = logprobs_N.detach().double()
         meter.mean("kl/engine_learner", k3(rollout_N, logprobs_N))
         meter.maximum("logprobs/max_diff", (logprobs_N - rollout_N).abs())
-
-    def _cut(self, rows: list[Row], indices: Sequence[int]) -> list[list[int]]:
-        return cut(rows, indices, self.settings.micro_batch_tokens)
 
     def _passes(self, rows: list[Row], indices: Sequence[int]) -> list[tuple[list[int], bool]]:
         """This learner's micro-batches, and whether each counts (see Ranks)."""
