@@ -44,9 +44,7 @@ Pair = tuple[list[int], list[int]]
 """Ids and labels."""
 
 
-def encode_conversation(
-    prompt: ChatPrompt, tokenizer: PreTrainedTokenizerBase, conversation: Conversation
-) -> tuple[list[int], list[int]]:
+def encode_conversation(prompt: ChatPrompt, tokenizer: PreTrainedTokenizerBase, conversation: Conversation) -> Pair:
     """The ids of an episode as a rollout has them, and labels: the id on the expert's tokens, -100 elsewhere.
 
     Example: user "1+1?", assistant "2" gives the ids of "<|im_start|>user\\n1+1?<|im_end|>\\n<|im_start|>assistant\\n"

@@ -52,7 +52,6 @@ class Loaded:
     step: int
     learner: State
     extra: dict[str, Any]
-    path: Path
 
 
 class Checkpoints:
@@ -130,7 +129,7 @@ def read_checkpoint(path: Path) -> Loaded:
     if record["checksum"] != _checksum(path / "learner.safetensors"):
         raise ValueError("learner.safetensors does not match its checksum")
     state = State(load_file(path / "learner.safetensors"), record["learner"])
-    return Loaded(int(record["step"]), state, record["extra"], path)
+    return Loaded(int(record["step"]), state, record["extra"])
 
 
 @contextmanager
@@ -248,10 +247,10 @@ def check_resumable(saved: dict[str, Any], config: Config) -> None:
     if config.trainer.lr_scheduler_type in OPEN_ENDED_SCHEDULES:
         free.add("trainer.max_steps")
     now = flatten(config)
-    changed = [f"{name} was {before[name]!r}, is {now[name]!r}" for name in now if before[name] != now[name]]
-    changed = [line for line in changed if line.split(" ", 1)[0] not in free]
+    changed = [name for name in now if name not in free and before[name] != now[name]]
     if changed:
+        differences = "; ".join(f"{name} was {before[name]!r}, is {now[name]!r}" for name in changed)
         raise UserError(
-            f"This run cannot go on with other settings ({'; '.join(changed)}); restore them, or start anew with "
+            f"This run cannot go on with other settings ({differences}); restore them, or start anew with "
             "trainer.resume_mode=none in another trainer.run_dir."
         )

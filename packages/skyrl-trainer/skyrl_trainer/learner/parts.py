@@ -117,7 +117,9 @@ class Parts:
         self.session = self.stack.enter_context(Session(config, policy.architecture))
         self.table.phase("cloning the expert")
         weights = policy.weights()
-        self.colocation = Colocation(self.session.engines, self._sleep_level(), shares_gpus(config), self._release)
+        lora = read_options(config)
+        level = 1 if lora and lora.hot_load else 2  # 2 drops the weights: a sync brings all, with adapters it does not
+        self.colocation = Colocation(self.session.engines, level, shares_gpus(config), lambda: self.transfer("release"))
         if self.colocation.shared:  # one after the other: neither could measure its memory beside the other
             self.session.wait_for_engines()
             self.colocation.sleep()
@@ -142,14 +144,6 @@ class Parts:
         else:
             self.learner = learner = Learner(self.config, weights, updates)
             self.alone.start(learner, learner.reference() if self.alone.beta > 0 else None)
-
-    def _sleep_level(self) -> int:
-        """2 drops the weights, for a sync brings all of them; with hot-loaded adapters it does not."""
-        options = read_options(self.config)
-        return 1 if options is not None and options.hot_load else 2
-
-    def _release(self) -> None:
-        self.transfer("release")
 
     def _weight_sync(self) -> SharedMemorySync | NCCLSync:
         engines, learner = self.session.engines, self.learner

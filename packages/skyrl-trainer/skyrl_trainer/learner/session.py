@@ -114,10 +114,10 @@ class Session:
         finally:
             ray.shutdown()
 
-    def wait_for_engines(self) -> list[dict[str, Any]]:
+    def wait_for_engines(self) -> None:
         """Blocks until every engine has loaded the model; they load while the caller does other things."""
         try:
-            return ray.get(self._loading, timeout=ENGINE_START_SECONDS)
+            ray.get(self._loading, timeout=ENGINE_START_SECONDS)
         except ray.exceptions.GetTimeoutError as error:
             raise EngineDied(
                 f"An engine did not load {self.model_path} within {ENGINE_START_SECONDS:.0f} s: "
