@@ -281,10 +281,8 @@ class GRPOTrainer(PolicyLoss):
 
         The token weights are computed here, over the whole mini-batch, rows without a gradient included.
         """
-        lengths_M = torch.zeros(len(rows))
-        lengths_M[mini_batch] = torch.tensor([float(rows[i].num_sampled) for i in mini_batch])
         weights_M = torch.zeros(len(rows), dtype=torch.float64)
-        weights_M[mini_batch] = self.reduction(lengths_M[mini_batch])
+        weights_M[mini_batch] = self.reduction(torch.tensor([float(rows[i].num_sampled) for i in mini_batch]))
         weights_M = weights_M.to(self.learner.device)
         losses = [torch.zeros((), device=self.learner.device)]
         passes = self._passes(rows, [i for i in mini_batch if self.needs_gradient(rows[i])])

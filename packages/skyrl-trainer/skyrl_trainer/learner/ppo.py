@@ -52,15 +52,13 @@ class PPOTrainer(GRPOTrainer):
     def values(self, rows: list[Row]) -> Sequence[torch.Tensor]:
         """V before each sampled token of each trajectory and behind its last one, float64 [n + 1]."""
         longer = [with_end(row) if row.num_sampled else row for row in rows]
-        values = [torch.zeros(1, dtype=torch.float64) for _ in rows]
         known: dict[int, torch.Tensor] = {}
         for indices, counts in self._passes(longer, range(len(longer))):
             values_N = self.critic.values(self._collate(longer, indices)).double().cpu()
             if counts:
                 known |= zip(indices, values_N.split([longer[i].num_sampled for i in indices]), strict=True)
-        for i, values_N1 in self.learner.ranks.exchange(known).items():
-            values[i] = values_N1
-        return values
+        everyones = self.learner.ranks.exchange(known)
+        return [everyones.get(i, torch.zeros(1, dtype=torch.float64)) for i in range(len(rows))]
 
     def advantages(self, batch: RewardBatch, value: Sequence[torch.Tensor] | None) -> AdvantageBatch:
         """GAE's; also says how much of the returns' variance the critic explained."""
