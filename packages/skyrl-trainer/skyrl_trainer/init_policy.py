@@ -267,9 +267,3 @@ def run(args: argparse.Namespace) -> None:
     texts = conversation_texts(samples, args.num_texts, args.seed)
     init_policy(args.out, texts, args.config, args.seed, args.vocab_size, args.spaces)
     print(f"A new policy is in {args.out}.")
-
-
-def main(argv: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(prog="skyrl-trainer init-policy", description=__doc__)
-    add_arguments(parser)
-    run(parser.parse_args(argv))

@@ -44,9 +44,7 @@ Pair = tuple[list[int], list[int]]
 """Ids and labels."""
 
 
-def encode_conversation(
-    prompt: ChatPrompt, tokenizer: PreTrainedTokenizerBase, conversation: Conversation
-) -> tuple[list[int], list[int]]:
+def encode_conversation(prompt: ChatPrompt, tokenizer: PreTrainedTokenizerBase, conversation: Conversation) -> Pair:
     """The ids of an episode as a rollout has them, and labels: the id on the expert's tokens, -100 elsewhere.
 
     Example: user "1+1?", assistant "2" gives the ids of "<|im_start|>user\\n1+1?<|im_end|>\\n<|im_start|>assistant\\n"
@@ -93,35 +91,30 @@ def collate(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """
     import torch
 
-    ids_P: list[int] = []
-    places_P: list[int] = []
-    lengths_S: list[int] = []
-    prefix_S: list[int] = []
+    segments: list[tuple[list[int], int, int]] = []  # ids, the segment that they continue or -1, the first one's place
+    begun: dict[tuple[int, ...], int] = {}
     predictors_N: list[int] = []
     targets_N: list[int] = []
-    begun: dict[tuple[int, ...], int] = {}
-
-    def add(ids: list[int], prefix: int, place: int) -> None:
-        ids_P.extend(ids)
-        places_P.extend(range(place, place + len(ids)))
-        lengths_S.append(len(ids))
-        prefix_S.append(prefix)
-
+    end = 0
     for row in rows:
         start, ids = row["shared"], row["input_ids"]
         beginning = tuple(ids[:start])
         if start and beginning not in begun:
-            begun[beginning] = len(lengths_S)
-            add(ids[:start], -1, 0)
-        offset = len(ids_P) - start
-        add(ids[start:], begun.get(beginning, -1), start)
+            begun[beginning] = len(segments)
+            segments.append((ids[:start], -1, 0))
+            end += start
+        segments.append((ids[start:], begun.get(beginning, -1), start))
         taught = [place for place, label in enumerate(row["labels"]) if label >= 0]
-        predictors_N += [offset + place - 1 for place in taught]
+        predictors_N += [end + place - start - 1 for place in taught]
         targets_N += [ids[place] for place in taught]
-    tensors = {"ids_P": ids_P, "places_P": places_P, "predictors_N": predictors_N, "targets_N": targets_N}
-    return {name: torch.tensor(values) for name, values in tensors.items()} | {
-        "lengths_S": lengths_S,
-        "prefix_S": prefix_S,
+        end += len(ids) - start
+    return {
+        "ids_P": torch.tensor([token for ids, _, _ in segments for token in ids]),
+        "places_P": torch.tensor([first + i for ids, _, first in segments for i in range(len(ids))]),
+        "predictors_N": torch.tensor(predictors_N),
+        "targets_N": torch.tensor(targets_N),
+        "lengths_S": [len(ids) for ids, _, _ in segments],
+        "prefix_S": [prefix for _, prefix, _ in segments],
     }
 
 
@@ -277,14 +270,10 @@ def run(args: argparse.Namespace) -> None:
     )
 
 
-def main(argv: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(prog="skyrl-trainer warmstart", description=__doc__)
-    add_arguments(parser)
-    run(parser.parse_args(argv))
-
-
 if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    add_arguments(parser)
     try:
-        main()
+        run(parser.parse_args())
     except UserError as error:
         raise SystemExit(f"error: {error}") from None

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from skyrl_trainer.algorithms.advantages import estimator, register_estimator
-from skyrl_trainer.algorithms.kl import adapted
+from skyrl_trainer.algorithms.losses import adapted
 from skyrl_trainer.algorithms.options import CommonOptions
 from skyrl_trainer.config import Config
 from skyrl_trainer.errors import UserError

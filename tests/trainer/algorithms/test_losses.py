@@ -12,10 +12,8 @@ from trl import GRPOTrainer as TRLTrainer
 
 from skyrl_trainer.algorithms.dapo import DAPOLossMixin
 from skyrl_trainer.algorithms.dual_clip import DualClipLossMixin
-from skyrl_trainer.algorithms.kl import k1, k2, k3
-from skyrl_trainer.algorithms.losses import SampledTokens, ppo_clip, token_ratio
+from skyrl_trainer.algorithms.losses import SampledTokens, k1, k2, k3, ppo_clip, sequence_mean, token_mean, token_ratio
 from skyrl_trainer.algorithms.policy_loss import PolicyLoss
-from skyrl_trainer.algorithms.reductions import sequence_mean, token_mean
 from skyrl_trainer.config import Config
 from skyrl_trainer.errors import UserError
 from skyrl_trainer.learner.grpo import GRPOTrainer, Meter

@@ -10,9 +10,8 @@ import torch
 from trl.rewards import get_soft_overlong_punishment
 
 from skyrl_trainer.algorithms.advantages import estimator
-from skyrl_trainer.algorithms.overlong import soft_penalty
 from skyrl_trainer.algorithms.policy_loss import PolicyLoss
-from skyrl_trainer.algorithms.rewards import Rewards, register_reward
+from skyrl_trainer.algorithms.rewards import Rewards, register_reward, soft_penalty
 from skyrl_trainer.config import Config
 from skyrl_trainer.errors import UserError
 from skyrl_trainer.learner.grpo import GRPOTrainer

@@ -12,10 +12,9 @@ from tiny_models import make_batch, make_config, save_model
 
 from skyrl_trainer.errors import UserError
 from skyrl_trainer.learner.batch import collate, make_rows, set_advantages
-from skyrl_trainer.learner.critic import Critic
 from skyrl_trainer.learner.grpo import GRPOTrainer, Meter
 from skyrl_trainer.learner.learner import Learner, Scorer
-from skyrl_trainer.learner.ppo import PPOTrainer
+from skyrl_trainer.learner.ppo import Critic, PPOTrainer
 from skyrl_trainer.learner.trainers import trainer_class
 
 

@@ -78,14 +78,6 @@ def whitened(values: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     return [(values_N - all_N.mean()) * spread if len(all_N) else values_N for values_N in values]
 
 
-def groups_of(rewards: RewardBatch) -> list[torch.Tensor]:
-    """The indices of the trajectories of each sample: failed ones are not in it, so sizes differ."""
-    members: dict[int, list[int]] = {}
-    for index, group in enumerate(rewards.group_index):
-        members.setdefault(group, []).append(index)
-    return [torch.tensor(indices) for indices in members.values()]
-
-
 def spread_over_tokens(rewards: RewardBatch, advantages_M: torch.Tensor) -> AdvantageBatch:
     """Gives every sampled token of a trajectory the trajectory's advantage."""
     per_token = [
@@ -97,13 +89,14 @@ def spread_over_tokens(rewards: RewardBatch, advantages_M: torch.Tensor) -> Adva
 
 def by_group(rewards: RewardBatch, advantages_of: Callable[[torch.Tensor], torch.Tensor]) -> AdvantageBatch:
     """Applies a function of a group's returns to every group. A group of one and a group of equal returns give exactly
-    0: rounding of the mean must not be blown up by a tiny std."""
-    returns_M = trajectory_returns(rewards)
+    0: rounding of the mean must not be blown up by a tiny std. Failed trajectories are in none, so sizes differ."""
+    returns_M, group_M = trajectory_returns(rewards), torch.tensor(rewards.group_index)
     advantages_M = torch.zeros_like(returns_M)
-    for members in groups_of(rewards):
-        group = returns_M[members]
+    for number in set(rewards.group_index):
+        members_M = group_M == number
+        group = returns_M[members_M]
         if not (group == group[0]).all():
-            advantages_M[members] = advantages_of(group)
+            advantages_M[members_M] = advantages_of(group)
     return spread_over_tokens(rewards, advantages_M)
 
 

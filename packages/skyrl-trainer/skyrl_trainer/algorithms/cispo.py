@@ -9,10 +9,9 @@ is `epsilon_high` itself, by default ScaleRL's 5.0 (arXiv 2510.13786; TRL has 0.
 import torch
 from pydantic import Field
 
-from skyrl_trainer.algorithms.losses import SampledTokens
+from skyrl_trainer.algorithms.losses import SampledTokens, token_mean
 from skyrl_trainer.algorithms.options import LossOptions
 from skyrl_trainer.algorithms.policy_loss import PolicyLoss
-from skyrl_trainer.algorithms.reductions import token_mean
 
 
 class CISPOLossMixin(PolicyLoss):

@@ -15,8 +15,7 @@ from typing import Any
 
 import torch
 
-from skyrl_trainer.algorithms.losses import MAX_LOG_RATIO, SampledTokens
-from skyrl_trainer.algorithms.reductions import trajectory_mean
+from skyrl_trainer.algorithms.losses import MAX_LOG_RATIO, SampledTokens, trajectory_mean
 from skyrl_trainer.config import Config
 from skyrl_trainer.errors import UserError
 

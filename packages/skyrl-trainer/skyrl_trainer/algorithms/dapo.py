@@ -14,9 +14,9 @@ reward function `get_soft_overlong_punishment`.
 
 from pydantic import Field
 
+from skyrl_trainer.algorithms.losses import token_mean
 from skyrl_trainer.algorithms.options import LossOptions
 from skyrl_trainer.algorithms.policy_loss import PolicyLoss
-from skyrl_trainer.algorithms.reductions import token_mean
 
 
 class DAPOLossMixin(PolicyLoss):

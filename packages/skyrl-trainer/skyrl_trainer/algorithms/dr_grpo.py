@@ -11,8 +11,8 @@ from typing import Literal
 import torch
 
 from skyrl_trainer.algorithms.options import LossOptions
-from skyrl_trainer.algorithms.overlong import token_budget
 from skyrl_trainer.algorithms.policy_loss import PolicyLoss
+from skyrl_trainer.algorithms.rewards import token_budget
 
 
 class DrGRPOLossMixin(PolicyLoss):

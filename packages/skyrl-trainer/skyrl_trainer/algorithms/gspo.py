@@ -12,10 +12,9 @@ TRL 1.16: `importance_sampling_level="sequence"` with loss_type "grpo"; it has n
 import torch
 from pydantic import Field
 
-from skyrl_trainer.algorithms.losses import MAX_LOG_RATIO, SampledTokens
+from skyrl_trainer.algorithms.losses import MAX_LOG_RATIO, SampledTokens, trajectory_mean
 from skyrl_trainer.algorithms.options import LossOptions
 from skyrl_trainer.algorithms.policy_loss import PolicyLoss
-from skyrl_trainer.algorithms.reductions import trajectory_mean
 
 
 class GSPOLossMixin(PolicyLoss):

@@ -1,11 +1,12 @@
-"""A policy loss is ratio x surrogate x reduction x correction: four small pure functions.
+"""The pure functions of losses. A policy loss is ratio x surrogate x reduction x correction (corrections.py).
 
     loss = sum over sampled tokens t of   weight_t * correction_t * surrogate(ratio_t, advantage_t)
 
 All work on the sampled tokens of a micro-batch laid out flat, [N]: prompts, observations and padding are not there,
 so nothing (no NaN either) can leak from them, and padded, packed or segmented rows look the same. `trajectory_N`
-says whose token each is: "sequence" in every formula is a trajectory. The reduction is a weight for each token that
-is computed over the whole mini-batch before its first micro-batch; so the gradient does not depend on the cut.
+says whose token each is: "sequence" in every formula is a trajectory. The reduction is a weight for each token, from
+the lengths of all trajectories of the mini-batch: known before its first micro-batch, so the gradient does not depend
+on the cut.
 """
 
 from __future__ import annotations
@@ -50,3 +51,53 @@ def ppo_clip(
     too_low_N = (ratio_N < 1 - epsilon_low) & (advantages_N < 0)
     too_high_N = (ratio_N > 1 + epsilon_high) & (advantages_N > 0)
     return loss_N, too_low_N | too_high_N
+
+
+def sequence_mean(lengths_M: torch.Tensor) -> torch.Tensor:
+    """Mean over trajectories of the mean over their tokens (GRPO, arXiv 2402.03300): 1 / (M * length).
+
+    lengths_M: sampled tokens of each of the M trajectories of the whole mini-batch, over all learners. Returns the
+    weight that each token of a trajectory carries, float64 [M].
+    """
+    return 1.0 / (lengths_M.double().clamp(min=1.0) * len(lengths_M))
+
+
+def token_mean(lengths_M: torch.Tensor) -> torch.Tensor:
+    """Mean over all tokens of the mini-batch (DAPO, arXiv 2503.14476): 1 / (sum of lengths); weights, float64 [M]."""
+    return (1.0 / lengths_M.double().sum().clamp(min=1.0)).expand(len(lengths_M))
+
+
+def trajectory_mean(values_N: torch.Tensor, trajectory_N: torch.Tensor) -> torch.Tensor:
+    """The mean over the tokens of each trajectory, given back to each of them, [N]."""
+    _, place_N, count_M = trajectory_N.unique(return_inverse=True, return_counts=True)
+    sum_M = values_N.new_zeros(len(count_M)).index_add(0, place_N, values_N)
+    return (sum_M / count_M)[place_N]
+
+
+# Estimators of KL(policy || reference) from tokens that the policy sampled (Schulman, "Approximating KL divergence"),
+# with d = logp - ref; [N] -> [N].
+
+
+def k1(logprobs_N: torch.Tensor, reference_N: torch.Tensor) -> torch.Tensor:
+    """d: unbiased, of high variance. In a loss its expected gradient is zero: for rewards and metrics only."""
+    return logprobs_N - reference_N
+
+
+def k2(logprobs_N: torch.Tensor, reference_N: torch.Tensor) -> torch.Tensor:
+    """d^2 / 2: biased, of low variance; its gradient is the reverse KL's."""
+    return (logprobs_N - reference_N).square() / 2
+
+
+def k3(logprobs_N: torch.Tensor, reference_N: torch.Tensor) -> torch.Tensor:
+    """exp(-d) + d - 1: unbiased, of low variance, never negative; its gradient is not the KL's. The one in GRPO's loss
+    (arXiv 2402.03300, equation 4)."""
+    minus_d_N = (reference_N - logprobs_N).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+    return minus_d_N.exp() - minus_d_N - 1
+
+
+def adapted(beta: float, kl: float, target: float) -> float:
+    """The next beta, by proportional control (arXiv 1909.08593, section 2.2): at most 2 % up or down a rollout.
+
+    kl: mean of a token in the rollout.
+    """
+    return beta * (1 + 0.1 * min(0.2, max(-0.2, kl / target - 1)))

@@ -11,10 +11,8 @@ from typing import ClassVar
 import torch
 
 from skyrl_trainer.algorithms.corrections import correct, correction_range
-from skyrl_trainer.algorithms.kl import k1, k2, k3
-from skyrl_trainer.algorithms.losses import SampledTokens, ppo_clip, token_ratio
+from skyrl_trainer.algorithms.losses import SampledTokens, k1, k2, k3, ppo_clip, sequence_mean, token_ratio
 from skyrl_trainer.algorithms.options import CommonOptions, LossOptions, read_options
-from skyrl_trainer.algorithms.reductions import sequence_mean
 from skyrl_trainer.config import Config
 
 KL_ESTIMATORS = {"k1": k1, "k2": k2, "k3": k3}

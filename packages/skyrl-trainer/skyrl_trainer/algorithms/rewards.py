@@ -15,12 +15,12 @@ import asyncio
 import inspect
 import math
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
 from numbers import Real
 from typing import Any
 
-from skyrl_trainer.algorithms.overlong import soft_penalty, token_budget, without_sampled_tokens
 from skyrl_trainer.algorithms.registry import Registry
-from skyrl_trainer.config import Config
+from skyrl_trainer.config import Config, GeneratorConfig
 from skyrl_trainer.errors import UserError
 from skyrl_trainer.protocols import RewardFunction
 from skyrl_trainer.types import RewardBatch, RolloutBatch, StepMetrics, StopReason, Trajectory
@@ -105,6 +105,28 @@ class Rewards:
 
     def _penalty(self, trajectory: Trajectory) -> float:
         return soft_penalty(trajectory.num_output_tokens, self.budget, self.cache)
+
+
+def token_budget(generator: GeneratorConfig) -> int:
+    """Most tokens that a trajectory may sample."""
+    return min(generator.max_completion_length * generator.max_turns, generator.max_model_len)
+
+
+def soft_penalty(tokens: int, budget: int, cache: int) -> float:
+    """From 0 to -1 over the last `cache` tokens of the budget; 0 with `cache` 0, which turns it off.
+
+    DAPO's (arXiv 2503.14476, section 4.1), where the budget L_max is 20480 tokens and the cache 4096.
+    """
+    return max(-1.0, min(0.0, (budget - cache - tokens) / cache)) if cache else 0.0
+
+
+def without_sampled_tokens(trajectory: Trajectory) -> Trajectory:
+    """The same episode as if every token had been given to the policy: its loss mask is zero everywhere."""
+    turns = [
+        replace(turn, prompt_ids=[*turn.prompt_ids, *turn.output_ids], output_ids=[], logprobs=[], weight_versions=[])
+        for turn in trajectory.turns
+    ]
+    return replace(trajectory, turns=turns)
 
 
 def sum_parts(trajectory: Trajectory) -> dict[str, float]:

@@ -126,18 +126,23 @@ def with_end(row: Row) -> Row:
     )
 
 
+def by_prompt(rows: Sequence[Row], indices: Sequence[int]) -> list[list[int]]:
+    """The rows that have a sampled token, in groups of one prompt; the longest first, in and among the groups."""
+    groups: dict[bytes, list[int]] = {}
+    for i in sorted((i for i in indices if len(rows[i].token_ids)), key=lambda i: (-len(rows[i].token_ids), i)):
+        groups.setdefault(rows[i].prompt.tobytes(), []).append(i)
+    return list(groups.values())
+
+
 def cut(rows: Sequence[Row], indices: Sequence[int], token_budget: int) -> list[list[int]]:
     """Cuts `indices` of rows into micro-batches of at most `token_budget` tokens, a shared prompt counted once.
 
     Trajectories with the same prompt stand together. The longest come first, so that memory peaks at once. A row over
     the budget is a micro-batch by itself; one without a sampled token is in none.
     """
-    groups: dict[bytes, list[int]] = {}
-    for i in sorted((i for i in indices if len(rows[i].token_ids)), key=lambda i: (-len(rows[i].token_ids), i)):
-        groups.setdefault(rows[i].prompt.tobytes(), []).append(i)
     micro_batches: list[list[int]] = []
     used = 0
-    for group in groups.values():
+    for group in by_prompt(rows, indices):
         prompt = len(rows[group[0]].prompt)
         for i in group:
             rest = len(rows[i].rest)

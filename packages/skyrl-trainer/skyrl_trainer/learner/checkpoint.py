@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from pydantic import ValidationError
 from safetensors import SafetensorError
@@ -32,6 +33,8 @@ from skyrl_trainer.errors import UserError
 log = logging.getLogger(__name__)
 
 SCHEMA = 1
+DAMAGED = (OSError, ValueError, KeyError, SafetensorError)
+"""What reading a damaged checkpoint raises."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +52,6 @@ class Loaded:
     step: int
     learner: State
     extra: dict[str, Any]
-    path: Path
 
 
 class Checkpoints:
@@ -94,8 +96,8 @@ class Checkpoints:
             names = names[: names.index(newest) + 1]
         for name in reversed(names):
             try:
-                return self._read(self.folder / name)
-            except (OSError, ValueError, KeyError, SafetensorError) as error:
+                return read_checkpoint(self.folder / name)
+            except DAMAGED as error:
                 log.warning("Checkpoint %s is damaged (%s); trying the one before it.", self.folder / name, error)
         if names or newest:
             raise UserError(
@@ -113,19 +115,21 @@ class Checkpoints:
         again = sum(name.startswith(f"step_{step:06d}") for name in self.names())
         return self.folder / (f"step_{step:06d}" + (f"-{again:02d}" if again else ""))
 
-    def _read(self, path: Path) -> Loaded:
-        record = json.loads((path / "state.json").read_text())
-        if record["schema"] != SCHEMA:
-            raise ValueError(f"schema {record['schema']}, expected {SCHEMA}")
-        if record["checksum"] != _checksum(path / "learner.safetensors"):
-            raise ValueError("learner.safetensors does not match its checksum")
-        state = State(load_file(path / "learner.safetensors"), record["learner"])
-        return Loaded(int(record["step"]), state, record["extra"], path)
-
     def _remove_old(self, newest: str) -> None:
         older = [name for name in self.names() if name != newest]
         for name in older[: max(0, len(older) - self.keep + 1)]:
             shutil.rmtree(self.folder / name, ignore_errors=True)
+
+
+def read_checkpoint(path: Path) -> Loaded:
+    """Raises one of DAMAGED where the folder is not a whole checkpoint."""
+    record = json.loads((path / "state.json").read_text())
+    if record["schema"] != SCHEMA:
+        raise ValueError(f"schema {record['schema']}, expected {SCHEMA}")
+    if record["checksum"] != _checksum(path / "learner.safetensors"):
+        raise ValueError("learner.safetensors does not match its checksum")
+    state = State(load_file(path / "learner.safetensors"), record["learner"])
+    return Loaded(int(record["step"]), state, record["extra"])
 
 
 @contextmanager
@@ -178,11 +182,7 @@ def _flush(path: Path) -> None:
 
 
 def _checksum(path: Path) -> int:
-    value = 0
-    with path.open("rb") as file:
-        while block := file.read(2**22):
-            value = zlib.crc32(block, value)
-    return value
+    return zlib.crc32(np.memmap(path, mode="r").data)
 
 
 FREE_ON_RESUME = frozenset(
@@ -247,10 +247,10 @@ def check_resumable(saved: dict[str, Any], config: Config) -> None:
     if config.trainer.lr_scheduler_type in OPEN_ENDED_SCHEDULES:
         free.add("trainer.max_steps")
     now = flatten(config)
-    changed = [f"{name} was {before[name]!r}, is {now[name]!r}" for name in now if before[name] != now[name]]
-    changed = [line for line in changed if line.split(" ", 1)[0] not in free]
+    changed = [name for name in now if name not in free and before[name] != now[name]]
     if changed:
+        differences = "; ".join(f"{name} was {before[name]!r}, is {now[name]!r}" for name in changed)
         raise UserError(
-            f"This run cannot go on with other settings ({'; '.join(changed)}); restore them, or start anew with "
+            f"This run cannot go on with other settings ({differences}); restore them, or start anew with "
             "trainer.resume_mode=none in another trainer.run_dir."
         )

@@ -14,8 +14,7 @@ from typing import Any, ClassVar, Self
 import torch
 
 from skyrl_trainer.algorithms.advantages import estimator
-from skyrl_trainer.algorithms.kl import adapted, k3
-from skyrl_trainer.algorithms.losses import SampledTokens
+from skyrl_trainer.algorithms.losses import SampledTokens, adapted, k3
 from skyrl_trainer.algorithms.policy_loss import PolicyLoss
 from skyrl_trainer.algorithms.registry import Registry
 from skyrl_trainer.algorithms.rewards import configured
@@ -228,7 +227,7 @@ class GRPOTrainer(PolicyLoss):
         if self.reference is not None and self.beta > 0 and self.options.kl_in == "loss":
             self._score(self.reference, rows, chosen, "ref_logprobs", meter)
         if not chosen:  # no row is trained on: entropy and the engine's KL are still measured, on one micro-batch
-            for indices in self._cut(rows, range(len(rows)))[:1]:
+            for indices in cut(rows, range(len(rows)), self.settings.micro_batch_tokens)[:1]:
                 batch = self._collate(rows, indices)
                 with torch.no_grad():
                     logprobs_N, entropy_N = self.learner.logprobs(batch)
@@ -282,10 +281,8 @@ class GRPOTrainer(PolicyLoss):
 
         The token weights are computed here, over the whole mini-batch, rows without a gradient included.
         """
-        lengths_M = torch.zeros(len(rows))
-        lengths_M[mini_batch] = torch.tensor([float(rows[i].num_sampled) for i in mini_batch])
         weights_M = torch.zeros(len(rows), dtype=torch.float64)
-        weights_M[mini_batch] = self.reduction(lengths_M[mini_batch])
+        weights_M[mini_batch] = self.reduction(torch.tensor([float(rows[i].num_sampled) for i in mini_batch]))
         weights_M = weights_M.to(self.learner.device)
         losses = [torch.zeros((), device=self.learner.device)]
         passes = self._passes(rows, [i for i in mini_batch if self.needs_gradient(rows[i])])
@@ -344,9 +341,6 @@ class GRPOTrainer(PolicyLoss):
         logprobs_N = logprobs_N.detach().double()
         meter.mean("kl/engine_learner", k3(rollout_N, logprobs_N))
         meter.maximum("logprobs/max_diff", (logprobs_N - rollout_N).abs())
-
-    def _cut(self, rows: list[Row], indices: Sequence[int]) -> list[list[int]]:
-        return cut(rows, indices, self.settings.micro_batch_tokens)
 
     def _passes(self, rows: list[Row], indices: Sequence[int]) -> list[tuple[list[int], bool]]:
         """This learner's micro-batches, and whether each counts (see Ranks)."""

@@ -153,7 +153,66 @@ class Scorer:
             )
 
 
-class Learner(Scorer):
+class Optimized:
+    """AdamW and its schedule over what a model learns: the optimizer's half of a learner, and of a critic."""
+
+    def make_optimizer(self, config: Config, parameters: Iterable[Any], learning_rate: float, total_steps: int) -> None:
+        """parameters: as torch.optim takes them. total_steps: of the whole run."""
+        settings = config.trainer
+        try:
+            self.optimizer = torch.optim.AdamW(
+                parameters, lr=learning_rate, **{"fused": True, **settings.optimizer_kwargs}
+            )
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise UserError(f"trainer.optimizer_kwargs does not fit torch.optim.AdamW: {error}.") from error
+        kind = settings.lr_scheduler_type
+        try:
+            self.scheduler: Any = get_scheduler(kind, self.optimizer, settings.warmup_steps, total_steps)
+        except (TypeError, ValueError) as error:
+            names = ", ".join(each.value for each in SchedulerType)
+            raise UserError(
+                f"trainer.lr_scheduler_type={kind!r} cannot be used ({error}); choose one of {names}."
+            ) from error
+
+    def step(self) -> float:
+        """Takes the optimizer step, clears the gradients, and returns the learning rate that was used."""
+        learning_rate = float(self.scheduler.get_last_lr()[0])
+        self.optimizer.step()
+        self.scheduler.step()
+        self.clear_gradients()
+        return learning_rate
+
+    def clear_gradients(self) -> None:
+        self.optimizer.zero_grad(set_to_none=True)
+
+    def state_tensors(self, role: str, named: dict[str, torch.nn.Parameter]) -> dict[str, torch.Tensor]:
+        """Weights as `<role>model.<name>`, and what the optimizer knows of them as `<role>optimizer.<key>.<name>`."""
+        tensors: dict[str, torch.Tensor] = {}
+        for name, parameter in named.items():
+            tensors[f"{role}model.{name}"] = parameter.detach()
+            for key, value in self.optimizer.state.get(parameter, {}).items():
+                tensors[f"{role}optimizer.{key}.{name}"] = value
+        return tensors
+
+    @torch.no_grad()
+    def load_state_tensors(self, role: str, named: dict[str, torch.nn.Parameter], state: State, ranks: Ranks) -> None:
+        """Puts back what `state_tensors` took, each where its weight lies, and the schedule (`<role>scheduler`)."""
+        for name, parameter in named.items():
+            parameter.copy_(ranks.scatter(state.tensors[f"{role}model.{name}"], parameter))
+        self.optimizer.state.clear()
+        for full_name, value in state.tensors.items():
+            kind, _, rest = full_name.partition(".")
+            if kind == f"{role}optimizer":
+                key, _, name = rest.partition(".")
+                value = ranks.scatter(value, named[name])
+                self.optimizer.state[named[name]][key] = value.to(named[name].device, copy=True)
+        self.scheduler.load_state_dict(state.numbers[f"{role}scheduler"])
+        # The rate of the next step, which a schedule sets only when it moves on.
+        for group, learning_rate in zip(self.optimizer.param_groups, self.scheduler.get_last_lr(), strict=True):
+            group["lr"] = learning_rate
+
+
+class Learner(Optimized, Scorer):
     """A Scorer that learns.
 
     total_optimizer_steps: of the whole run, for schedules that end (linear, cosine, ...). ranks: the learners that it
@@ -170,8 +229,7 @@ class Learner(Scorer):
             lora.add_role(self.model, lora.POLICY, self.lora, config.trainer.seed)
         self.parameters = list(self.trainable().values())
         self.total_optimizer_steps = total_optimizer_steps
-        self.optimizer = make_optimizer(self.parameters, config, config.trainer.learning_rate)
-        self.scheduler = make_scheduler(self.optimizer, config, total_optimizer_steps)
+        self.make_optimizer(config, self.parameters, config.trainer.learning_rate, total_optimizer_steps)
         self.optimizer_steps = 0
 
     def trainable(self) -> dict[str, torch.nn.Parameter]:
@@ -195,17 +253,10 @@ class Learner(Scorer):
         return whole(torch.nn.utils.clip_grad_norm_(self.parameters, self.config.trainer.max_grad_norm))
 
     def step(self) -> float:
-        """Takes the optimizer step, clears the gradients, and returns the learning rate that was used."""
-        learning_rate = float(self.scheduler.get_last_lr()[0])
-        self.optimizer.step()
-        self.scheduler.step()
+        learning_rate = super().step()
         self.optimizer_steps += 1
-        self.clear_gradients()
         reshard(self.model)
         return learning_rate
-
-    def clear_gradients(self) -> None:
-        self.optimizer.zero_grad(set_to_none=True)
 
     def named_tensors(self, adapter: bool = True) -> Iterator[tuple[str, torch.Tensor]]:
         """The weights under their Hugging Face names, in a fixed order, tied ones once, in the engine's precision. With
@@ -243,7 +294,7 @@ class Learner(Scorer):
     def state_dict(self) -> State:
         """Everything that the next optimizer step depends on. No random state: nothing here draws a number. With LoRA
         the adapter alone: its base is the model that the run started from."""
-        tensors = state_tensors("", self.trainable(), self.optimizer)
+        tensors = self.state_tensors("", self.trainable())
         numbers = {"optimizer_steps": self.optimizer_steps, "scheduler": self.scheduler.state_dict()}
         return State(tensors, numbers)
 
@@ -255,8 +306,7 @@ class Learner(Scorer):
         if wrong or saved - named.keys():
             odd = (wrong or sorted(saved - named.keys()))[0]
             raise UserError(f"The checkpoint is not of {self.model_path}: {odd} differs; resume with the same model.")
-        load_state_tensors("", named, self.optimizer, state.tensors, self.ranks)
-        load_scheduler(self.scheduler, self.optimizer, state.numbers["scheduler"])
+        self.load_state_tensors("", named, state, self.ranks)
         self.optimizer_steps = int(state.numbers["optimizer_steps"])
 
 
@@ -289,61 +339,3 @@ def _checkpoint_layers(model: PreTrainedModel, path: str) -> None:
         raise UserError(f"{path} ({type(model).__name__}) has no layers for trainer.gradient_checkpointing: set false.")
     for layer in layers:
         layer.forward = partial(checkpoint, layer.forward, use_reentrant=False, preserve_rng_state=False)
-
-
-def state_tensors(
-    role: str, named: dict[str, torch.nn.Parameter], optimizer: torch.optim.Optimizer
-) -> dict[str, torch.Tensor]:
-    """Weights as `<role>model.<name>`, and what the optimizer knows of them as `<role>optimizer.<key>.<name>`."""
-    tensors: dict[str, torch.Tensor] = {}
-    for name, parameter in named.items():
-        tensors[f"{role}model.{name}"] = parameter.detach()
-        for key, value in optimizer.state.get(parameter, {}).items():
-            tensors[f"{role}optimizer.{key}.{name}"] = value
-    return tensors
-
-
-@torch.no_grad()
-def load_state_tensors(
-    role: str,
-    named: dict[str, torch.nn.Parameter],
-    optimizer: torch.optim.Optimizer,
-    tensors: dict[str, torch.Tensor],
-    ranks: Ranks,
-) -> None:
-    """Puts back what `state_tensors` took, each where its weight lies."""
-    for name, parameter in named.items():
-        parameter.copy_(ranks.scatter(tensors[f"{role}model.{name}"], parameter))
-    optimizer.state.clear()
-    for full_name, value in tensors.items():
-        kind, _, rest = full_name.partition(".")
-        if kind == f"{role}optimizer":
-            key, _, name = rest.partition(".")
-            value = ranks.scatter(value, named[name])
-            optimizer.state[named[name]][key] = value.to(named[name].device, copy=True)
-
-
-def load_scheduler(scheduler: Any, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
-    """Also gives the optimizer the rate of its next step, which a schedule sets only when it moves on."""
-    scheduler.load_state_dict(state)
-    for group, learning_rate in zip(optimizer.param_groups, scheduler.get_last_lr(), strict=True):
-        group["lr"] = learning_rate
-
-
-def make_optimizer(parameters: Iterable[Any], config: Config, learning_rate: float) -> torch.optim.Optimizer:
-    options = {"fused": True, **config.trainer.optimizer_kwargs}
-    try:
-        return torch.optim.AdamW(parameters, lr=learning_rate, **options)
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise UserError(f"trainer.optimizer_kwargs does not fit torch.optim.AdamW: {error}.") from error
-
-
-def make_scheduler(optimizer: torch.optim.Optimizer, config: Config, total_steps: int) -> Any:
-    settings = config.trainer
-    try:
-        return get_scheduler(settings.lr_scheduler_type, optimizer, settings.warmup_steps, total_steps)
-    except (TypeError, ValueError) as error:
-        names = ", ".join(kind.value for kind in SchedulerType)
-        raise UserError(
-            f"trainer.lr_scheduler_type={settings.lr_scheduler_type!r} cannot be used ({error}); choose one of {names}."
-        ) from error

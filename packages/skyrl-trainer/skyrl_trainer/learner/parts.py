@@ -9,7 +9,6 @@ from __future__ import annotations
 import gc
 from collections.abc import Sequence
 from contextlib import ExitStack
-from types import TracebackType
 from typing import Any
 
 from skyrl_trainer.algorithms.rewards import Rewards
@@ -107,10 +106,8 @@ class Parts:
             self.stack = stack.pop_all()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.stack.__exit__(kind, error, trace)
+    def __exit__(self, *error: Any) -> None:
+        self.stack.__exit__(*error)
 
     def _start_processes(self) -> None:
         config, trainer = self.config, self.config.trainer
@@ -120,7 +117,9 @@ class Parts:
         self.session = self.stack.enter_context(Session(config, policy.architecture))
         self.table.phase("cloning the expert")
         weights = policy.weights()
-        self.colocation = Colocation(self.session.engines, self._sleep_level(), shares_gpus(config), self._release)
+        lora = read_options(config)
+        level = 1 if lora and lora.hot_load else 2  # 2 drops the weights: a sync brings all, with adapters it does not
+        self.colocation = Colocation(self.session.engines, level, shares_gpus(config), lambda: self.transfer("release"))
         if self.colocation.shared:  # one after the other: neither could measure its memory beside the other
             self.session.wait_for_engines()
             self.colocation.sleep()
@@ -145,14 +144,6 @@ class Parts:
         else:
             self.learner = learner = Learner(self.config, weights, updates)
             self.alone.start(learner, learner.reference() if self.alone.beta > 0 else None)
-
-    def _sleep_level(self) -> int:
-        """2 drops the weights, for a sync brings all of them; with hot-loaded adapters it does not."""
-        options = read_options(self.config)
-        return 1 if options is not None and options.hot_load else 2
-
-    def _release(self) -> None:
-        self.transfer("release")
 
     def _weight_sync(self) -> SharedMemorySync | NCCLSync:
         engines, learner = self.session.engines, self.learner

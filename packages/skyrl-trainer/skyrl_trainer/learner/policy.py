@@ -6,7 +6,6 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from types import TracebackType
 
 from skyrl_trainer.config import Config
 from skyrl_trainer.data import conversation_texts, spec_label
@@ -72,9 +71,7 @@ class StartPolicy:
     def __enter__(self) -> StartPolicy:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         if self._process is not None:
             self._process.kill()
             self._process.wait()

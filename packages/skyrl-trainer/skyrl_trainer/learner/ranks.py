@@ -18,7 +18,7 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 from transformers import PreTrainedModel
 
-from skyrl_trainer.learner.batch import Row, cut
+from skyrl_trainer.learner.batch import Row, by_prompt, cut
 
 COLLECTIVE_SECONDS = 600.0
 """How long learners wait for one that does not come: longer than any micro-batch takes."""
@@ -94,16 +94,14 @@ def shares(rows: Sequence[Row], indices: Sequence[int], size: int) -> list[list[
 
     Those with one prompt share its computation, and stay together unless they are more than one learner's part.
     """
-    groups: dict[bytes, list[int]] = {}
-    for i in sorted((i for i in indices if len(rows[i].token_ids)), key=lambda i: (-len(rows[i].rest), i)):
-        groups.setdefault(rows[i].prompt.tobytes(), []).append(i)
+    groups = by_prompt(rows, indices)
 
     def tokens(part: Sequence[int]) -> int:
         return len(rows[part[0]].prompt) + sum(1 + len(rows[i].rest) for i in part)
 
-    part_of_one = sum(map(tokens, groups.values())) / size
+    part_of_one = sum(map(tokens, groups)) / size
     pieces = []
-    for group in groups.values():
+    for group in groups:
         number = min(len(group), math.ceil(tokens(group) / part_of_one))
         pieces += [group[k::number] for k in range(number)]
     dealt: list[list[int]] = [[] for _ in range(size)]

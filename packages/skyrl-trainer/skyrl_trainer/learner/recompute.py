@@ -6,21 +6,18 @@ The tokens of step N were sampled by the weights after step N - 1.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 from transformers import AutoTokenizer
 
 from skyrl_trainer.config import Config
 from skyrl_trainer.errors import UserError
 from skyrl_trainer.learner.batch import collate, cut, make_rows
-from skyrl_trainer.learner.checkpoint import State
+from skyrl_trainer.learner.checkpoint import DAMAGED, read_checkpoint
 from skyrl_trainer.learner.learner import Learner, Scorer
 from skyrl_trainer.types import Trajectory
 
@@ -41,9 +38,8 @@ def load_scorer(config: Config, model: str) -> tuple[Scorer, Any]:
     start = made / ("cloned" if (made / "cloned").exists() else "random")
     learner = Learner(config, str(start) if policy.path == "tiny" else policy.path, 1)
     try:
-        numbers = json.loads((checkpoint / "state.json").read_text())["learner"]
-        learner.load_state_dict(State(load_file(checkpoint / "learner.safetensors"), numbers))
-    except (OSError, ValueError, KeyError, SafetensorError) as error:
+        learner.load_state_dict(read_checkpoint(checkpoint).learner)
+    except DAMAGED as error:
         raise UserError(f"--recompute {model} is a damaged checkpoint ({error}); take another one.") from error
     return learner, learner.tokenizer
 

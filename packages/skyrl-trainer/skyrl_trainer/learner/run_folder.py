@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import fcntl
 import os
-from types import TracebackType
 
 from skyrl_trainer.config import Config, to_yaml
 from skyrl_trainer.errors import UserError
@@ -44,9 +43,7 @@ class RunFolder:
         self._lock.flush()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._lock.close()
 
     def write_config(self) -> None:

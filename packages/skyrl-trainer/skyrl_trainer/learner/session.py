@@ -12,7 +12,6 @@ import os
 import socket
 import time
 from pathlib import Path
-from types import TracebackType
 from typing import Any, NamedTuple
 
 import ray
@@ -106,9 +105,7 @@ class Session:
             raise
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         try:
             if self._rolls_out:
                 self.rollouts.close()
@@ -117,10 +114,10 @@ class Session:
         finally:
             ray.shutdown()
 
-    def wait_for_engines(self) -> list[dict[str, Any]]:
+    def wait_for_engines(self) -> None:
         """Blocks until every engine has loaded the model; they load while the caller does other things."""
         try:
-            return ray.get(self._loading, timeout=ENGINE_START_SECONDS)
+            ray.get(self._loading, timeout=ENGINE_START_SECONDS)
         except ray.exceptions.GetTimeoutError as error:
             raise EngineDied(
                 f"An engine did not load {self.model_path} within {ENGINE_START_SECONDS:.0f} s: "
