@@ -191,17 +191,16 @@ def _policy_of(args: argparse.Namespace) -> tuple[Config, str]:
     return config, model
 
 
-def _serve(args: argparse.Namespace) -> int:
+def _serve(args: argparse.Namespace) -> None:
     _quiet()
     config, model = _policy_of(args)
     from skyrl_trainer.serve import PolicyServer, serve
 
     target = Path(args.target)
     serve(config, model, target.resolve().name if target.is_dir() else model, PolicyServer(args.host, args.port))
-    return 0
 
 
-def _eval(args: argparse.Namespace) -> int:
+def _eval(args: argparse.Namespace) -> None:
     _quiet()
     config, model = _policy_of(args)
     from skyrl_trainer.learner.trainer import evaluate
@@ -211,24 +210,21 @@ def _eval(args: argparse.Namespace) -> int:
     print(f"{model}: at most {tasks} held-out tasks, temperature {temperature:g}")
     for name, value in metrics.items():
         print(f"  {name:<20}  {value:.6g}")
-    return 0
 
 
-def _report(args: argparse.Namespace) -> int:
+def _report(args: argparse.Namespace) -> None:
     from skyrl_trainer.report.html import write_report
 
     out = args.out or args.runs[0] / ("report.html" if len(args.runs) == 1 else "compare.html")
     write_report(args.runs, out)
     print(out)
-    return 0
 
 
-def _view(args: argparse.Namespace) -> int:
+def _view(args: argparse.Namespace) -> None:
     from skyrl_trainer.report.viewer import write_viewer
 
     out = args.out or args.run / "trajectories.html"
     print(f"{out}: {write_viewer(args.run, out, args.step)}")
-    return 0
 
 
 def _model_folder(run: Path, which: str) -> Path:
@@ -238,12 +234,12 @@ def _model_folder(run: Path, which: str) -> Path:
     return folder
 
 
-def _export(args: argparse.Namespace) -> int:
+def _export(args: argparse.Namespace) -> None:
     if args.trajectories:
         from skyrl_trainer.trajectories import export_chat
 
         print(export_chat(args.run, args.trajectories, args.step, args.min_reward, args.only_success))
-        return 0
+        return
     _quiet()
     import shutil
 
@@ -260,7 +256,6 @@ def _export(args: argparse.Namespace) -> int:
         except Exception as error:  # transformers and safetensors raise many kinds
             raise UserError(f"The policy in {source} does not load, so nothing was exported: {error}") from error
     print(f"{args.out}: {model.num_parameters() / 1e6:.2f} M parameters, loads in transformers")
-    return 0
 
 
 def _envs(args: argparse.Namespace) -> int:

@@ -32,9 +32,24 @@ FILE_SUFFIXES = (".jsonl", ".parquet")
 Conversation = list[dict[str, str]]
 
 
+class _Samples(Sequence[Sample]):
+    """Samples that are made, or looked up, when they are asked for: `_at(index)`, 0 <= index < len."""
+
+    @overload
+    def __getitem__(self, index: int) -> Sample: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Sample]: ...
+    def __getitem__(self, index: int | slice) -> Sample | list[Sample]:
+        places = range(len(self))[index]
+        return self._at(places) if isinstance(places, int) else [self._at(place) for place in places]
+
+    def _at(self, index: int) -> Sample:
+        raise NotImplementedError
+
+
 @dataclass(frozen=True)
-class EnvSamples(Sequence[Sample]):
-    """`size` episodes of one env, by seed; a sample is made when it is asked for."""
+class EnvSamples(_Samples):
+    """`size` episodes of one env, by seed."""
 
     spec: str
     env_id: str
@@ -46,20 +61,13 @@ class EnvSamples(Sequence[Sample]):
     def __len__(self) -> int:
         return self.size
 
-    @overload
-    def __getitem__(self, index: int) -> Sample: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[Sample]: ...
-    def __getitem__(self, index: int | slice) -> Sample | list[Sample]:
-        if isinstance(index, slice):
-            return [self[i] for i in range(*index.indices(self.size))]
-        index = range(self.size)[index]
+    def _at(self, index: int) -> Sample:
         # Seeds of different `seed`s do not meet, and every one of them fits a float64, so that JSON keeps it.
         env_seed = (self.seed % 2**20) * 2**32 + index
         return Sample(f"{self.spec}#{index}", self.env_id, env_seed, dict(self.options), env_file=self.env_file)
 
 
-class SampleSource(Sequence[Sample]):
+class SampleSource(_Samples):
     """Several sources, one after the other. `weights` are theirs, or none where no spec has a weight."""
 
     def __init__(self, parts: Sequence[Sequence[Sample]], weights: Sequence[float] = ()) -> None:
@@ -69,19 +77,12 @@ class SampleSource(Sequence[Sample]):
     def __len__(self) -> int:
         return sum(len(part) for part in self.parts)
 
-    @overload
-    def __getitem__(self, index: int) -> Sample: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[Sample]: ...
-    def __getitem__(self, index: int | slice) -> Sample | list[Sample]:
-        if isinstance(index, slice):
-            return [self[i] for i in range(*index.indices(len(self)))]
-        index = range(len(self))[index]
-        for part in self.parts:
-            if index < len(part):
-                return part[index]
-            index -= len(part)
-        raise AssertionError("unreachable: the index was checked")
+    def _at(self, index: int) -> Sample:
+        number = 0
+        while index >= len(self.parts[number]):
+            index -= len(self.parts[number])
+            number += 1
+        return self.parts[number][index]
 
 
 def load_samples(

@@ -1,4 +1,4 @@
-"""What the rooms expect of each other: five small protocols, each with more than one implementation.
+"""What the rooms expect of each other: four small protocols, each with more than one implementation.
 
 An implementation is found by its methods, not by inheritance.
 """
@@ -6,14 +6,13 @@ An implementation is found by its methods, not by inheritance.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol
 
 import torch
 
-from skyrl_trainer.types import GenerationOutput, GenerationRequest, RolloutBatch, Sample, Trajectory
+from skyrl_trainer.types import GenerationOutput, GenerationRequest, Sample, Trajectory
 
 
-@runtime_checkable
 class InferenceEngine(Protocol):
     """The methods of an engine actor; vLLM, transformers and the tests' fake have the same ones.
 
@@ -54,22 +53,6 @@ class InferenceEngine(Protocol):
     def shutdown(self) -> None: ...
 
 
-class WeightSync(Protocol):
-    """Carries the learner's weights into the engines."""
-
-    def sync(self, version: int) -> StepReport:
-        """Pause, start, update, finish, resume, on every engine; raises SyncError with a sentence."""
-
-    def close(self) -> None: ...
-
-
-class StepReport(Protocol):
-    """What a sync reports: seconds, bytes, and a checksum of the learner's side."""
-
-    seconds: float
-    checksum: str
-
-
 class Sampler(Protocol):
     """Chooses tasks. Pure: its state is a small dictionary that a checkpoint holds."""
 
@@ -103,16 +86,6 @@ class RewardFunction(Protocol):
         completion_ids: list[list[int]],
         **columns: Any,
     ) -> Any: ...
-
-
-class TrajectoryStore(Protocol):
-    """Trajectories on disk, one file a step; what was written is read back exactly."""
-
-    def write(self, batch: RolloutBatch) -> None: ...
-
-    def read(self, step: int) -> RolloutBatch: ...
-
-    def steps(self) -> list[int]: ...
 
 
 class NamedTensors(Protocol):

@@ -12,6 +12,7 @@ import socket
 import threading
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import uvicorn
@@ -85,20 +86,16 @@ def application(policy: Policy) -> Starlette:
         card = {"id": policy.name, "object": "model", "created": 0, "owned_by": "skyrl-trainer"}
         return JSONResponse({"object": "list", "data": [card]})
 
-    async def completions(request: Request) -> Response:
-        return await _answer(request, Completion, policy.complete)
-
-    async def chat(request: Request) -> Response:
-        return await _answer(request, Chat, policy.chat)
-
-    posts = [
-        Route("/v1/completions", completions, methods=["POST"]),
-        Route("/v1/chat/completions", chat, methods=["POST"]),
-    ]
-    return Starlette(routes=[Route("/v1/models", models), *posts])
+    return Starlette(
+        routes=[
+            Route("/v1/models", models),
+            Route("/v1/completions", partial(_answer, Completion, policy.complete), methods=["POST"]),
+            Route("/v1/chat/completions", partial(_answer, Chat, policy.chat), methods=["POST"]),
+        ]
+    )
 
 
-async def _answer(request: Request, kind: Any, answer: Callable[[Any], Awaitable[dict[str, Any]]]) -> Response:
+async def _answer(kind: Any, answer: Callable[[Any], Awaitable[dict[str, Any]]], request: Request) -> Response:
     try:
         given = kind.model_validate_json(await request.body())
         reply = await answer(given)

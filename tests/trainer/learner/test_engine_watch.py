@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import ray
 
-from skyrl_trainer.engine.restart import was_restarted
+from skyrl_trainer.engine.actor import was_restarted
 from skyrl_trainer.errors import EngineDied, EngineLost
 from skyrl_trainer.learner.engine_watch import MAX_RESTARTS, EngineWatch
 from tests.trainer.fakes import FakeEngine

@@ -12,11 +12,18 @@ import pytest
 from skyrl_trainer.cli import main
 from skyrl_trainer.rollout.env_client import EnvClient
 from skyrl_trainer.rollout.env_worker import CRASHED, EnvReply
-from skyrl_trainer.rollout.replay import Difference, replay
+from skyrl_trainer.rollout.replay import Difference, Player, compare
 from skyrl_trainer.rollout.store import JsonlTrajectoryStore
 from skyrl_trainer.types import RolloutBatch, Sample, StopReason, Trajectory, Turn
 from tests.trainer.fakes import FakeEnvWorker
 from tests.trainer.recorded import CLOCK, FAMILIES, record
+
+
+def replay(
+    trajectories: list[Trajectory], step_timeout: float, live: bool = False
+) -> list[tuple[Trajectory, Difference | None]]:
+    with Player(step_timeout) as player:
+        return [(t, compare(t, player.play(t, live))) for t in trajectories]
 
 
 @pytest.fixture(scope="module")

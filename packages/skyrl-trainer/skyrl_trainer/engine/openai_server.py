@@ -1,9 +1,8 @@
 """An engine that is an OpenAI-compatible vLLM server in a process of its own, started and watched by its actor.
 
-The server listens on a Unix socket in a folder that only we can open, for its control endpoints obey anybody; a guard
-process removes both as soon as the actor is gone, however it ended. A server that dies takes its actor along, so that
-Ray's restart of the actor is the one way back. `engine_kwargs.url` names a server that runs already instead: it is
-asked, never started or stopped.
+The server ends with its actor (server_process.py), and one that dies takes its actor along, so that Ray's restart of
+the actor is the one way back. `engine_kwargs.url` names a server that runs already instead: it is asked, never started
+or stopped.
 
 Token ids go in and come out of `/inference/v1/generate`, with the weight version of every token. Requests enter in the
 order in which they were submitted; unlike the in-process engine the server decides what is computed together.
@@ -17,16 +16,21 @@ import os
 import sys
 import threading
 import time
-from collections import deque
 from typing import Any
 
 import aiohttp
 import torch
 
-from skyrl_trainer.engine.restart import was_restarted
+from skyrl_trainer.engine.actor import CALL_SECONDS, LOAD_SECONDS, EngineActor, refusal
 from skyrl_trainer.engine.server_process import PROBE_SECONDS, ServerProcess, reason_of
-from skyrl_trainer.engine.stepped import CALL_SECONDS, LOAD_SECONDS, Mailbox
-from skyrl_trainer.engine.vllm_actor import kv_token_bytes, vllm_kwargs
+from skyrl_trainer.engine.vllm_actor import (
+    STALE_CACHE,
+    blocks_of,
+    joint_checksum,
+    kv_token_bytes,
+    sampling_params,
+    vllm_kwargs,
+)
 from skyrl_trainer.errors import EngineDied, SyncError
 from skyrl_trainer.types import GenerationOutput, GenerationRequest
 
@@ -38,27 +42,13 @@ ADAPTER = "policy"
 """The name under which the server knows the adapter that we train."""
 
 
-class OpenAIServerEngine:
+class OpenAIServerEngine(EngineActor):
     """See protocols.InferenceEngine. `engine_kwargs` are vLLM's, or a `url`."""
 
-    def __init__(
-        self,
-        model_path: str,
-        dtype: str,
-        max_model_len: int,
-        max_num_seqs: int,
-        seed: int,
-        engine_kwargs: dict[str, Any],
-    ) -> None:
-        self.model_path, self.max_model_len, self.max_num_seqs = model_path, max_model_len, max_num_seqs
-        self._url: str | None = engine_kwargs.get("url")
-        self._arguments = (model_path, dtype, max_model_len, max_num_seqs, seed, engine_kwargs)
-        self._queue: deque[tuple[str, GenerationRequest]] = deque()
+    def __init__(self, *settings: Any, **named_settings: Any) -> None:
+        super().__init__(*settings, **named_settings)
+        self._url: str | None = self.engine_kwargs.get("url")
         self._running: dict[asyncio.Task[None], int] = {}  # and the blocks of the KV cache that each may come to need
-        self._mail: dict[str, Mailbox] = {}
-        self._paused = was_restarted()
-        self._asleep = False
-        self._error: str | None = None
         self._started: asyncio.Task[None] | None = None
         self._serving = False
         self._model: str | None = None  # the adapter's name, once there is one
@@ -75,19 +65,6 @@ class OpenAIServerEngine:
         self._check_alive()
         self._queue.extend((client, request) for request in requests)
         self._admit()
-
-    async def collect(self, client: str, timeout: float) -> list[GenerationOutput]:
-        """At most one call a client at a time."""
-        box = self._mail.setdefault(client, Mailbox())
-        if not box.done:
-            self._check_alive()
-            box.waiter = asyncio.get_running_loop().create_future()
-            await asyncio.wait([box.waiter], timeout=timeout)
-            box.waiter = None
-        if not box.done:
-            self._check_alive()
-        done, box.done = box.done, []
-        return done
 
     async def pause(self) -> None:
         self._paused = True
@@ -118,10 +95,8 @@ class OpenAIServerEngine:
         else:
             await self._post("/update_weight_version", {"new_version": str(version)})
         if not (await self._post("/reset_prefix_cache?reset_running_requests=true"))["success"]:
-            raise SyncError("vLLM could not reset its prefix cache after a weight update: it would mix two policies.")
-        # One that is not the learner's, should any of the workers have loaded something else.
-        loaded = (await self._post("/collective_rpc", {"method": "loaded_checksum"}))["results"]
-        return " and ".join(sorted({str(checksum) for checksum in loaded}))
+            raise SyncError(STALE_CACHE)
+        return joint_checksum((await self._post("/collective_rpc", {"method": "loaded_checksum"}))["results"])
 
     async def resume(self) -> None:
         if not self._asleep:  # the server resumes by itself when it is awake
@@ -170,7 +145,7 @@ class OpenAIServerEngine:
 
     def _launch(self) -> str:
         """Starts the server; the path of its socket."""
-        kwargs = vllm_kwargs(*self._arguments)
+        kwargs = vllm_kwargs(*self.settings)
         if kwargs.get("kv_cache_memory_bytes") and not torch.cuda.is_available():
             self._block_size = kwargs["block_size"]
             block_bytes = self._block_size * kv_token_bytes(self.model_path, kwargs["dtype"])
@@ -194,15 +169,6 @@ class OpenAIServerEngine:
 
     # Requests.
 
-    def _check_alive(self) -> None:
-        if self._error is not None:
-            raise EngineDied(self._error)
-
-    def _fail(self, sentence: str) -> None:
-        self._error = sentence
-        for box in self._mail.values():
-            box.wake()
-
     async def _post(self, path: str, body: dict[str, Any] | None = None, limit: float = CALL_SECONDS) -> Any:
         """The JSON of the answer (None if it has none). ValueError for a request that the server refuses; EngineDied
         when it fails or is gone: one of ours that dies takes us along before."""
@@ -223,16 +189,6 @@ class OpenAIServerEngine:
             await asyncio.sleep(PROBE_SECONDS)
         raise EngineDied(f"The server {self._url or 'of ' + self.model_path} {problem}")
 
-    def _blocks(self, request: GenerationRequest) -> int:
-        tokens = min(len(request.prompt_ids) + request.options.max_tokens, self.max_model_len)
-        return -(-tokens // self._block_size) + 1
-
-    def _fits(self, request: GenerationRequest) -> bool:
-        """Seeded requests on a CPU only enter where none can be preempted: see vllm_actor."""
-        if not self._running or not self._free_blocks or request.seed is None:
-            return True
-        return sum(self._running.values()) + self._blocks(request) <= self._free_blocks
-
     def _admit(self) -> None:
         while (
             self._serving
@@ -241,11 +197,14 @@ class OpenAIServerEngine:
             and len(self._running) < self.max_num_seqs
         ):
             client, request = self._queue[0]
-            if not self._fits(request):
+            blocks = blocks_of(request, self._block_size, self.max_model_len)
+            # Seeded requests on a CPU only enter where none can be preempted: see vllm_actor.
+            guarded = self._running and self._free_blocks and request.seed is not None
+            if guarded and sum(self._running.values()) + blocks > self._free_blocks:
                 break
             self._queue.popleft()
             task = asyncio.create_task(self._answer(client, request))
-            self._running[task] = self._blocks(request)
+            self._running[task] = blocks
             task.add_done_callback(self._over)
 
     def _over(self, task: asyncio.Task[None]) -> None:
@@ -256,33 +215,15 @@ class OpenAIServerEngine:
         try:
             output = await self._generate(request)
         except ValueError as error:
-            output = GenerationOutput(request.request_id, [], [], [], "error", str(error))
+            output = refusal(request, error)
         except EngineDied as error:
             return self._fail(str(error))
-        box = self._mail.setdefault(client, Mailbox())
-        box.done.append(output)
-        box.wake()
+        self._deliver([(client, output)])
 
     async def _generate(self, request: GenerationRequest) -> GenerationOutput:
         """ValueError with a sentence when the server refuses the request."""
-        options, room = request.options, self.max_model_len - len(request.prompt_ids)
-        if room <= 0:
-            raise ValueError(
-                f"The prompt has {len(request.prompt_ids)} tokens and leaves no room for an answer in "
-                f"generator.max_model_len={self.max_model_len}."
-            )
-        sampling: dict[str, Any] = {
-            "max_tokens": min(options.max_tokens, room),
-            "min_tokens": options.min_tokens,
-            "temperature": options.temperature,
-            "top_p": options.top_p,
-            "top_k": max(0, options.top_k),
-            "stop_token_ids": list(options.stop_token_ids),
-            "ignore_eos": True,
-            "seed": request.seed,
-            "logprobs": options.top_logprobs and options.top_logprobs + 1,  # the server counts the sampled one too
-            "detokenize": False,
-        }
+        options, sampling = request.options, sampling_params(request, self._room(request))
+        sampling["logprobs"] = options.top_logprobs and options.top_logprobs + 1  # the server counts the sampled one
         body = {"token_ids": request.prompt_ids, "sampling_params": sampling, "model": self._model}
         choice = (await self._post("/inference/v1/generate", body, GENERATE_SECONDS))["choices"][0]
         content = choice["logprobs"]["content"]

@@ -1,16 +1,12 @@
-"""What every engine actor shares: one thread that owns the model, queues around it, and a mailbox a client.
+"""An engine whose model runs in the actor's own process: one thread that owns it, and queues around it.
 
 The thread alternates between commands (weight updates, pause), admission of queued requests in the order in which
 they came, and one step of the model. So all requests of one `submit` enter between two steps, a weight update never
 meets a running step, and what happens depends on the order of calls only, never on the time.
-
-An engine actor has one coroutine, `collect`, which makes it an asyncio actor in Ray: any number of clients can wait in
-it. The other methods are short, or run while nothing is generated, and may hold up the actor's event loop.
 """
 
 from __future__ import annotations
 
-import asyncio
 import gc
 import os
 import sys
@@ -20,47 +16,22 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass, field
 from typing import Any
 
 from skyrl_trainer.allocator import INTERVAL, return_free_memory
-from skyrl_trainer.engine.restart import was_restarted
+from skyrl_trainer.engine.actor import CALL_SECONDS, LOAD_SECONDS, EngineActor, refusal
 from skyrl_trainer.errors import EngineDied, UserError
 from skyrl_trainer.types import GenerationOutput, GenerationRequest
 
-LOAD_SECONDS = 900.0
-"""Longest wait for a model to load."""
-CALL_SECONDS = 300.0
-"""Longest wait for a step to end plus a command to run: a large model's weights are loaded well within it."""
 
-
-@dataclass
-class Mailbox:
-    done: list[GenerationOutput] = field(default_factory=list)
-    waiter: asyncio.Future[None] | None = None
-
-    def wake(self) -> None:
-        """In the event loop of the one who waits."""
-        if self.waiter is not None and not self.waiter.done():
-            self.waiter.set_result(None)
-
-
-class SteppedEngine(ABC):
+class SteppedEngine(EngineActor, ABC):
     """The public half of protocols.InferenceEngine. Subclasses run a model: `_load`, `_fits`, `_add`, `_step`."""
 
-    def __init__(self, model_path: str, max_model_len: int, max_num_seqs: int) -> None:
-        self.model_path = model_path
-        self.max_model_len = max_model_len
-        self.max_num_seqs = max_num_seqs
+    def __init__(self, *settings: Any, **named_settings: Any) -> None:
+        super().__init__(*settings, **named_settings)
         self._in_flight: dict[str, tuple[str, GenerationRequest]] = {}
-        self._queue: deque[tuple[str, GenerationRequest]] = deque()
         self._commands: deque[tuple[Callable[[], Any], Future[Any]]] = deque()
-        self._mail: dict[str, Mailbox] = {}
-        self._lock = threading.Condition()
-        self._paused = was_restarted()
-        self._asleep = False
         self._stopping = False
-        self._error: str | None = None
         self._thread: threading.Thread | None = None
         self._next_key = 0
 
@@ -85,7 +56,7 @@ class SteppedEngine(ABC):
     def _update(self, phase: str, argument: Any) -> Any:
         """One of vLLM's weight transfer calls: "init", "start", "update" or "finish"."""
 
-    def _rest(self, level: int, tags: list[str]) -> None:  # noqa: B027
+    def _rest(self, level: int, tags: list[str]) -> None:
         """Sleeps at a level above 0, or wakes these tags; nothing to do where no memory is given back."""
 
     # What a client calls.
@@ -102,23 +73,6 @@ class SteppedEngine(ABC):
             self._check_alive()
             self._queue.extend((client, request) for request in requests)
             self._lock.notify()
-
-    async def collect(self, client: str, timeout: float) -> list[GenerationOutput]:
-        """At most one call a client at a time."""
-        waiter: asyncio.Future[None] | None = None
-        with self._lock:
-            box = self._mail.setdefault(client, Mailbox())
-            if not box.done:
-                self._check_alive()
-                waiter = box.waiter = asyncio.get_running_loop().create_future()
-        if waiter is not None:
-            await asyncio.wait([waiter], timeout=timeout)
-        with self._lock:
-            box.waiter = None
-            if not box.done:
-                self._check_alive()
-            done, box.done = box.done, []
-        return done
 
     def pause(self) -> None:
         self._call(lambda: setattr(self, "_paused", True))
@@ -154,6 +108,7 @@ class SteppedEngine(ABC):
     def shutdown(self) -> None:
         with self._lock:
             self._stopping = True
+            self._fail(f"The engine of {self.model_path} has been shut down.")
             self._lock.notify()
         if self._thread is not None:
             self._thread.join(timeout=30)
@@ -174,12 +129,6 @@ class SteppedEngine(ABC):
                 "or the machine is overloaded. See the engine's log."
             ) from None
 
-    def _check_alive(self) -> None:
-        if self._error is not None:
-            raise EngineDied(self._error)
-        if self._stopping:
-            raise EngineDied(f"The engine of {self.model_path} has been shut down.")
-
     def _run(self) -> None:
         try:
             self._load()
@@ -190,8 +139,6 @@ class SteppedEngine(ABC):
             traceback.print_exc(file=sys.stderr)
             reason = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
             self._fail(f"The engine of {self.model_path} stopped. {reason}")
-        else:
-            self._fail(f"The engine of {self.model_path} has been shut down.")
 
     def _turn(self) -> bool:
         """Commands, admission, one step; waits when there is nothing to do. False ends the thread."""
@@ -209,50 +156,32 @@ class SteppedEngine(ABC):
         if self._steps:
             refused = self._admit()
             finished = self._step() if self._in_flight else []
-            self._deliver([(*self._in_flight.pop(key), output) for key, output in finished] + refused)
+            self._deliver([(self._in_flight.pop(key)[0], output) for key, output in finished] + refused)
         return True
 
     @property
     def _steps(self) -> bool:
         return not (self._paused or self._asleep)
 
-    def _admit(self) -> list[tuple[str, GenerationRequest, GenerationOutput]]:
+    def _admit(self) -> list[tuple[str, GenerationOutput]]:
+        """Requests that can enter before the next step; what the model cannot take is answered."""
         refused = []
         while self._queue and len(self._in_flight) < self.max_num_seqs and self._fits(self._queue[0][1]):
             client, request = self._queue.popleft()
             key = str(self._next_key)
             self._next_key += 1
             try:
-                if len(request.prompt_ids) >= self.max_model_len:
-                    raise ValueError(
-                        f"The prompt has {len(request.prompt_ids)} tokens and leaves no room for an answer in "
-                        f"generator.max_model_len={self.max_model_len}."
-                    )
+                self._room(request)
                 self._add(key, request)
             except ValueError as error:
-                refused.append((client, request, GenerationOutput(request.request_id, [], [], [], "error", str(error))))
+                refused.append((client, refusal(request, error)))
             else:
                 self._in_flight[key] = (client, request)
         return refused
 
-    def _deliver(self, outputs: list[tuple[str, GenerationRequest, GenerationOutput]]) -> None:
-        if not outputs:
-            return
-        with self._lock:
-            for client, _, output in outputs:
-                self._mail.setdefault(client, Mailbox()).done.append(output)
-            self._wake({client for client, _, _ in outputs})
-
     def _fail(self, sentence: str) -> None:
         with self._lock:
-            self._error = sentence
+            super()._fail(sentence)
             for _, future in self._commands:
                 future.set_exception(EngineDied(sentence))
             self._commands.clear()
-            self._wake(set(self._mail))
-
-    def _wake(self, clients: set[str]) -> None:
-        for client in clients:
-            box = self._mail[client]
-            if box.waiter is not None:
-                box.waiter.get_loop().call_soon_threadsafe(box.wake)

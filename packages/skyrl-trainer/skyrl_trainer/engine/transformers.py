@@ -37,19 +37,13 @@ class _Sequence:
 class TransformersEngine(SteppedEngine):
     """See protocols.InferenceEngine. `engine_kwargs` go to `AutoModelForCausalLM.from_pretrained`."""
 
-    def __init__(
-        self,
-        model_path: str,
-        dtype: str,
-        max_model_len: int,
-        max_num_seqs: int,
-        seed: int,
-        engine_kwargs: dict[str, Any],
-    ) -> None:
-        super().__init__(model_path, max_model_len, max_num_seqs)
-        self._dtype = dtype
-        self._engine_kwargs = engine_kwargs
-        self._generator = torch.Generator().manual_seed(seed)
+    def _load(self) -> None:
+        from transformers import AutoModelForCausalLM
+
+        torch.set_num_threads(1)
+        dtype = getattr(torch, self.dtype)
+        self._model = AutoModelForCausalLM.from_pretrained(self.model_path, dtype=dtype, **self.engine_kwargs).eval()
+        self._generator = torch.Generator().manual_seed(self.seed)
         self._batch: list[_Sequence] = []
         self._entering: list[_Sequence] = []
         self._cache: Any = None
@@ -57,13 +51,6 @@ class TransformersEngine(SteppedEngine):
         self._version = 0
         self._buffer: FlatBuffer | None = None
         self._checksum = ""
-
-    def _load(self) -> None:
-        from transformers import AutoModelForCausalLM
-
-        torch.set_num_threads(1)
-        dtype = getattr(torch, self._dtype)
-        self._model = AutoModelForCausalLM.from_pretrained(self.model_path, dtype=dtype, **self._engine_kwargs).eval()
 
     def _fits(self, request: GenerationRequest) -> bool:
         entering = sum(len(sequence.request.prompt_ids) for sequence in self._entering)

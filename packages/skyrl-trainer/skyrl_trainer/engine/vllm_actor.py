@@ -39,6 +39,7 @@ ENGINE_ENV: dict[str, str] = {
 
 PREFILL_TOKENS = 16384
 """Prompt tokens admitted before one step: bounds the memory of a prefill."""
+STALE_CACHE = "vLLM could not reset its prefix cache after a weight update: it would mix two policies."
 CPU_BLOCK = 32
 """Tokens in a block of the KV cache on a CPU."""
 CPU_KV_CACHE_BYTES = 2**30
@@ -48,69 +49,39 @@ CPU_KV_CACHE_BYTES = 2**30
 class VLLMEngine(SteppedEngine):
     """See protocols.InferenceEngine. `engine_kwargs` go to vLLM's EngineArgs as they are and win over our choices."""
 
-    def __init__(
-        self,
-        model_path: str,
-        dtype: str,
-        max_model_len: int,
-        max_num_seqs: int,
-        seed: int,
-        engine_kwargs: dict[str, Any],
-    ) -> None:
-        super().__init__(model_path, max_model_len, max_num_seqs)
-        self._dtype = dtype
-        self._seed = seed
-        self._engine_kwargs = engine_kwargs
-        self._version = 0
-        self._admitted_tokens = 0
-        self._reserved: dict[str, int] = {}
-        self._adapter: Any = None  # the LoRARequest that every request carries, once there is an adapter
-
     def _load(self) -> None:
         from vllm import EngineArgs, LLMEngine
 
-        kwargs = vllm_kwargs(
-            self.model_path, self._dtype, self.max_model_len, self.max_num_seqs, self._seed, self._engine_kwargs
-        )
-        self._llm = LLMEngine.from_engine_args(EngineArgs(**kwargs))
+        self._llm = LLMEngine.from_engine_args(EngineArgs(**vllm_kwargs(*self.settings)))
         cache = self._llm.vllm_config.cache_config
         self._block_size = cache.block_size
         self._free_blocks = (cache.num_gpu_blocks or 0) - 1  # vLLM keeps a null block
-        self._llm.set_weight_version(str(self._version))
-
-    def _blocks(self, request: GenerationRequest) -> int:
-        tokens = min(len(request.prompt_ids) + request.options.max_tokens, self.max_model_len)
-        return -(-tokens // self._block_size) + 1
+        self._llm.set_weight_version("0")
+        self._admitted_tokens = 0
+        self._reserved: dict[str, int] = {}  # blocks of the KV cache that each request may come to need
+        self._adapter: Any = None  # the LoRARequest that every request carries, once there is an adapter
 
     def _fits(self, request: GenerationRequest) -> bool:
         if not self._in_flight:
             return True
         if self._admitted_tokens + len(request.prompt_ids) > PREFILL_TOKENS:
             return False
-        return request.seed is None or sum(self._reserved.values()) + self._blocks(request) <= self._free_blocks
+        needed = blocks_of(request, self._block_size, self.max_model_len)
+        return request.seed is None or sum(self._reserved.values()) + needed <= self._free_blocks
 
     def _add(self, key: str, request: GenerationRequest) -> None:
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind
 
-        options = request.options
         params = SamplingParams(
-            max_tokens=min(options.max_tokens, self.max_model_len - len(request.prompt_ids)),
-            min_tokens=options.min_tokens,
-            temperature=options.temperature,
-            top_p=options.top_p,
-            top_k=options.top_k,
-            stop_token_ids=list(options.stop_token_ids),
-            ignore_eos=True,  # only the request says where to stop
-            seed=request.seed,
-            logprobs=options.top_logprobs,
+            **sampling_params(request, self._room(request)),
+            logprobs=request.options.top_logprobs,
             flat_logprobs=True,
-            detokenize=False,
             output_kind=RequestOutputKind.FINAL_ONLY,
         )
         prompt = {"type": "token", "prompt_token_ids": request.prompt_ids}
         self._llm.add_request(key, prompt, params, lora_request=self._adapter)
-        self._reserved[key] = self._blocks(request)
+        self._reserved[key] = blocks_of(request, self._block_size, self.max_model_len)
         self._admitted_tokens += len(request.prompt_ids)
 
     def _step(self) -> list[tuple[str, GenerationOutput]]:
@@ -160,8 +131,7 @@ class VLLMEngine(SteppedEngine):
                 self._llm.collective_rpc("finish_weight_update")
             self._reset_prefix_cache()
             self._llm.set_weight_version(str(argument))
-            # One that is not the learner's, should any of the workers have loaded something else.
-            return " and ".join(sorted(set(self._llm.collective_rpc("loaded_checksum"))))
+            return joint_checksum(self._llm.collective_rpc("loaded_checksum"))
 
     def _rest(self, level: int, tags: list[str]) -> None:
         if level:
@@ -181,7 +151,34 @@ class VLLMEngine(SteppedEngine):
     def _reset_prefix_cache(self) -> None:
         """Nothing computed with the old weights stays: requests in flight are prefilled again, tokens kept."""
         if not self._llm.reset_prefix_cache(reset_running_requests=bool(self._in_flight)):
-            raise SyncError("vLLM could not reset its prefix cache after a weight update: it would mix two policies.")
+            raise SyncError(STALE_CACHE)
+
+
+def sampling_params(request: GenerationRequest, room: int) -> dict[str, Any]:
+    """What vLLM's SamplingParams are in process and in a server alike, all but the logprobs."""
+    options = request.options
+    return {
+        "max_tokens": min(options.max_tokens, room),
+        "min_tokens": options.min_tokens,
+        "temperature": options.temperature,
+        "top_p": options.top_p,
+        "top_k": max(0, options.top_k),
+        "stop_token_ids": list(options.stop_token_ids),
+        "ignore_eos": True,  # only the request says where to stop
+        "seed": request.seed,
+        "detokenize": False,
+    }
+
+
+def blocks_of(request: GenerationRequest, block_size: int, max_model_len: int) -> int:
+    """Blocks of the KV cache that a request fills when it comes to its last token."""
+    tokens = min(len(request.prompt_ids) + request.options.max_tokens, max_model_len)
+    return -(-tokens // block_size) + 1
+
+
+def joint_checksum(loaded: list[Any]) -> str:
+    """Of all workers: one that is not the learner's, should any of them have loaded something else."""
+    return " and ".join(sorted({str(checksum) for checksum in loaded}))
 
 
 def vllm_kwargs(

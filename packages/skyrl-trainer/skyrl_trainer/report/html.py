@@ -35,15 +35,23 @@ def write_report(run_dirs: list[Path], out: Path) -> None:
         for run in runs:
             run["name"] = run["path"]
     template = (files("skyrl_trainer.report") / "template.html").read_text(encoding="utf-8")
-    # "<" escaped: no text can close the element, or open a comment in it.
-    data = json.dumps({"runs": runs}, ensure_ascii=False, allow_nan=False).replace("<", "\\u003c")
     title = escape(" against ".join(run["name"] for run in runs))
-    page = template.replace("{{data}}", data, 1).replace("{{title}}", title, 1)
+    page = template.replace("{{data}}", as_json({"runs": runs}), 1).replace("{{title}}", title, 1)
+    write_page("report", page, out)
+
+
+def as_json(data: dict[str, Any]) -> str:
+    """For a script element: with "<" escaped, no text can close the element, or open a comment in it."""
+    return json.dumps(data, ensure_ascii=False, allow_nan=False).replace("<", "\\u003c")
+
+
+def write_page(what: str, page: str, out: Path) -> int:
+    """The page's size in bytes; UserError when it cannot be written."""
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
-        out.write_text(page, encoding="utf-8", errors="replace")
+        return out.write_bytes(page.encode("utf-8", "replace"))
     except OSError as error:
-        raise UserError(f"The report cannot be written to {out}: {error.strerror or error}.") from error
+        raise UserError(f"The {what} cannot be written to {out}: {error.strerror or error}.") from error
 
 
 def _run(path: Path) -> dict[str, Any]:

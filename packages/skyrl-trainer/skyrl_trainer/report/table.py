@@ -6,7 +6,6 @@ Redirected output is plain lines of the same columns, without control characters
 from __future__ import annotations
 
 import math
-from types import TracebackType
 from typing import TYPE_CHECKING
 
 from rich.console import Console
@@ -69,9 +68,7 @@ class LiveTable:
         self._progress.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._progress.stop()
 
     def phase(self, name: str) -> None:

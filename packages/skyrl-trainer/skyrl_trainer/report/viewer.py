@@ -23,6 +23,7 @@ from tokenizers import Tokenizer
 
 from skyrl_trainer.config import load_config
 from skyrl_trainer.errors import UserError
+from skyrl_trainer.report.html import as_json, write_page
 from skyrl_trainer.rollout.store import TURN_FIELDS
 from skyrl_trainer.rollout.store import JsonlTrajectoryStore as Store
 from skyrl_trainer.types import Trajectory
@@ -59,17 +60,11 @@ def write_viewer(run: Path, out: Path, steps: list[int] | None = None) -> str:
     what, name = f"{len(rows):,} trajectories, {_span([row[1] for row in rows])}", run.resolve().name
     scale = sorted(peaks)[len(peaks) * 19 // 20]  # has the full colour: the largest but for outliers
     index = {"run": name, "what": what, "notes": notes, "scale": scale, "fields": FIELDS, "rows": rows}
-    # "<" escaped: no text can close the element, or open a comment in it.
-    data = json.dumps(index, ensure_ascii=False, allow_nan=False).replace("<", "\\u003c")
     element = '<script type="application/octet-stream" id="block-{}">{}</script>'
     elements = "\n".join(element.format(number, block) for number, block in enumerate(blocks))
     text = template.replace("{{script}}", script, 1)  # from the end: what a replacement says is not replaced again
-    text = text.replace("{{blocks}}", elements, 1).replace("{{index}}", data, 1).replace("{{title}}", escape(name), 1)
-    try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        size = out.write_bytes(text.encode("utf-8", "replace"))
-    except OSError as error:
-        raise UserError(f"The viewer cannot be written to {out}: {error.strerror or error}.") from error
+    text = text.replace("{{blocks}}", elements, 1).replace("{{index}}", as_json(index), 1)
+    size = write_page("viewer", text.replace("{{title}}", escape(name), 1), out)
     return "; ".join([f"{what}, {size / 1e6:.1f} MB", *notes])
 
 

@@ -53,17 +53,22 @@ class Coalescer(Generic[Item, Reply]):
             del self._waiting[:MAX_BATCH]
             if not batch:
                 continue
-            try:
-                replies = await self._call_many([item for item, _ in batch])
-            except Exception as error:
-                for _, future in batch:
-                    if not future.done():
-                        future.set_exception(error)
-                continue
-            for (_, future), reply in zip(batch, replies, strict=True):
-                if not future.done():
-                    future.set_result(reply)
+            await settle([future for _, future in batch], self._call_many([item for item, _ in batch]))
         self._drain = None
+
+
+async def settle(futures: list[asyncio.Future[Reply]], call: Awaitable[list[Reply]]) -> None:
+    """Gives each future its reply, or all of them what the call raised; those that were cancelled are left alone."""
+    try:
+        replies = await call
+    except Exception as error:
+        for future in futures:
+            if not future.done():
+                future.set_exception(error)
+        return
+    for future, reply in zip(futures, replies, strict=True):
+        if not future.done():
+            future.set_result(reply)
 
 
 class Host:

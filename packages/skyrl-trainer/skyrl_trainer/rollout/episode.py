@@ -6,7 +6,7 @@ import asyncio
 import hashlib
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from skyrl_trainer.agent.memory import AgentOptions, Memory
@@ -84,35 +84,27 @@ async def run_episode(
     return trajectory
 
 
+@dataclass
 class _Episode:
     """The state of one episode while it runs."""
 
-    def __init__(
-        self,
-        trajectory: Trajectory,
-        env: RemoteEnv,
-        prompt: ChatPrompt,
-        generate: Callable[[GenerationRequest], Awaitable[GenerationOutput]],
-        slot: Slot,
-        settings: EpisodeSettings,
-    ) -> None:
-        self.trajectory = trajectory
-        self.env = env
-        self.prompt = prompt
-        self.generate = generate
-        self.slot = slot
-        self.settings = settings
-        self.clock: asyncio.Timeout
-        self.doing = "in its env's reset"
-        self._held = False
+    trajectory: Trajectory
+    env: RemoteEnv
+    prompt: ChatPrompt
+    generate: Callable[[GenerationRequest], Awaitable[GenerationOutput]]
+    slot: Slot
+    settings: EpisodeSettings
+    clock: asyncio.Timeout = field(init=False)
+    doing: str = "in its env's reset"
+    held: bool = False
 
     def stop(self, reason: StopReason, error: str | None = None) -> None:
         self.trajectory.stop_reason = reason
         self.trajectory.error = error
 
     def release(self) -> None:
-        if self._held:
-            self._held = False
+        if self.held:
+            self.held = False
             self.slot.release()
 
     async def play(self) -> None:
@@ -123,7 +115,8 @@ class _Episode:
             return self.stop(StopReason.ENV_ERROR, reply.error)
         new_ids, new_segment = self._begin(reply), False
         if len(new_ids) >= self.settings.max_model_len:
-            error = f"The first prompt has {len(new_ids)} tokens or more, too many for {self._limit}."
+            limit = f"generator.max_model_len={self.settings.max_model_len}"
+            error = f"The first prompt has {len(new_ids)} tokens or more, too many for {limit}."
             return self.stop(StopReason.ENGINE_ERROR, error)
         memory = Memory(self.prompt, self.settings.agent, new_ids)
         await self._take_slot()
@@ -163,17 +156,13 @@ class _Episode:
         budget = self.settings.agent.max_episode_tokens
         return budget is not None and self.trajectory.num_output_tokens >= budget
 
-    @property
-    def _limit(self) -> str:
-        return f"generator.max_model_len={self.settings.max_model_len}"
-
     async def _take_slot(self) -> None:
         """Waiting for a place in the engine is the rollout's business, so the episode's clock stands still."""
         loop = asyncio.get_running_loop()
         left = self.clock.when() - loop.time()  # type: ignore[operator]
         self.clock.reschedule(None)
         await self.slot.acquire()
-        self._held = True
+        self.held = True
         self.clock.reschedule(loop.time() + left)
 
     async def _ask(self, number: int, context: list[int], new_ids: list[int], new_segment: bool) -> Turn | None:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any
@@ -51,18 +50,6 @@ class Difference:
             at, start = f" from character {same}", max(0, same - EXCERPT // 3)
             then, now = then[start : start + EXCERPT], now[start : start + EXCERPT]
         return f"{where}, {self.field}{at}: {then!r} was recorded, now it is {now!r}"
-
-
-def replay(
-    trajectories: Iterable[Trajectory], step_timeout: float, live: bool = False
-) -> Iterator[tuple[Trajectory, Difference | None]]:
-    """Every trajectory with its first difference, or None, in order.
-
-    step_timeout: wall-clock seconds of an env call. live: let tools with effects outside run again.
-    """
-    with Player(step_timeout) as player:
-        for trajectory in trajectories:
-            yield trajectory, compare(trajectory, player.play(trajectory, live))
 
 
 def repeated(trajectory: Trajectory) -> tuple[list[Turn], str | None]:
@@ -114,6 +101,7 @@ class Player:
     """An EnvWorker in a process of its own, which is replaced when an env takes it along. No wait is without limit."""
 
     def __init__(self, step_timeout: float) -> None:
+        """`step_timeout`: wall-clock seconds of an env call."""
         self._step_timeout = step_timeout
         # A call's own limits (env_worker.py), and as long again for the close that follows it.
         self._limit = START_LIMIT + 4 * (step_timeout + 2)
@@ -121,12 +109,13 @@ class Player:
         self._pipe: Connection
 
     def play(self, trajectory: Trajectory, live: bool) -> list[EnvReply]:
-        """The replies to the reset and the recorded actions; the last has an error where the env failed."""
+        """The replies to the reset and the recorded actions; the last has an error where the env failed.
+
+        live: let tools with effects outside run again.
+        """
         answered, failure = repeated(trajectory)
         turns = trajectory.turns[: len(answered) + (failure is not None)]
-        steps: list[Step] = []
-        for turn in turns:
-            steps.append((KEY, turn.action) if live else (KEY, turn.action, turn.tool_calls))
+        steps: list[Step] = [(KEY, t.action) if live else (KEY, t.action, t.tool_calls) for t in turns]
         if self._process is None:
             self._start()
         replies: list[EnvReply] = []

@@ -11,13 +11,14 @@ import asyncio
 import gc
 import math
 import os
+from functools import partial
 from typing import Any
 
 from skyrl_trainer.agent.memory import read_options
 from skyrl_trainer.agent.prompt import load_chat_prompt
 from skyrl_trainer.config import GeneratorConfig
 from skyrl_trainer.errors import EngineDied
-from skyrl_trainer.rollout.env_client import EnvClient
+from skyrl_trainer.rollout.env_client import EnvClient, settle
 from skyrl_trainer.rollout.episode import EpisodeSettings, Slot, run_episode
 from skyrl_trainer.types import GenerationOutput, GenerationRequest, SamplingOptions, Trajectory
 
@@ -63,21 +64,10 @@ class Rounds:
         if self._waiting and len(self._waiting) == self._living:
             round_ = [self._waiting[order] for order in sorted(self._waiting)]
             self._waiting = {}
-            task = asyncio.create_task(self._send(round_))
+            requests, futures = [request for request, _ in round_], [future for _, future in round_]
+            task = asyncio.create_task(settle(futures, self._client.generate_round(requests)))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
-
-    async def _send(self, round_: list[tuple[GenerationRequest, asyncio.Future[GenerationOutput]]]) -> None:
-        try:
-            outputs = await self._client.generate_round([request for request, _ in round_])
-        except Exception as error:
-            for _, future in round_:
-                if not future.done():
-                    future.set_exception(error)
-            return
-        for (_, future), output in zip(round_, outputs, strict=True):
-            if not future.done():
-                future.set_result(output)
 
 
 class RolloutWorker:
@@ -146,10 +136,7 @@ async def play_all(
     started = asyncio.Semaphore(len(trajectories) if deterministic else slots + generator.max_concurrency)
 
     async def play(order: int, trajectory: Trajectory) -> Trajectory:
-        async def in_round(request: GenerationRequest) -> GenerationOutput:
-            return await rounds.generate(order, request)
-
-        generate = in_round if deterministic else engine.generate
+        generate = partial(rounds.generate, order) if deterministic else engine.generate
         async with started:
             try:
                 env = envs.make(trajectory.trajectory_id, trajectory.sample)

@@ -23,11 +23,12 @@ from skyrl_trainer.types import RolloutBatch, Sample, StopReason, Trajectory, Tu
 
 SCHEMA = 1
 TURN_FIELDS = tuple(field.name for field in fields(Turn))
+TRAJECTORY_FIELDS = tuple(field.name for field in fields(Trajectory))
 SAMPLE_FIELDS = tuple(field.name for field in fields(Sample))
 
 
 class JsonlTrajectoryStore:
-    """Implements protocols.TrajectoryStore in a folder, which is made when the first step is written."""
+    """In a folder, which is made when the first step is written; what was written is read back exactly."""
 
     def __init__(self, folder: Path, max_bytes: int = 256 * 2**20) -> None:
         """`max_bytes`: of a file's lines before compression."""
@@ -129,18 +130,10 @@ def open_store(path: Path) -> JsonlTrajectoryStore:
 
 
 def _to_dict(trajectory: Trajectory) -> dict[str, Any]:
-    return {
-        "trajectory_id": trajectory.trajectory_id,
-        "sample": {name: getattr(trajectory.sample, name) for name in SAMPLE_FIELDS},
-        "generation": trajectory.generation,
-        "seed": trajectory.seed,
-        "stop_reason": trajectory.stop_reason.value,
-        "error": trajectory.error,
-        "metrics": trajectory.metrics,
-        "prompt": trajectory.prompt,
-        "scores": trajectory.scores,
-        "turns": [{name: getattr(turn, name) for name in TURN_FIELDS} for turn in trajectory.turns],
-    }
+    entry = {name: getattr(trajectory, name) for name in TRAJECTORY_FIELDS}
+    entry["sample"] = {name: getattr(trajectory.sample, name) for name in SAMPLE_FIELDS}
+    turns = [{name: getattr(turn, name) for name in TURN_FIELDS} for turn in entry.pop("turns")]
+    return entry | {"turns": turns}  # last, where a person finds them
 
 
 def _from_dict(entry: dict[str, Any]) -> Trajectory:

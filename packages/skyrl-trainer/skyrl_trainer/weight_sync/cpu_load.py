@@ -73,14 +73,13 @@ class DirectLoad:
         except (KeyError, ValueError, AttributeError):
             return None
         generator = torch.Generator().manual_seed(0)
-        for target, source in direct._copies:
-            if not torch.equal(target, source.to(target.dtype)):
+        for target, copied in direct._copies:
+            if not torch.equal(target, copied.to(target.dtype)):
                 return None
-        for layer, joined in direct._packs:
-            weight = joined()
-            probe = torch.randn(8, weight.shape[1], generator=generator).to(layer.weight.dtype)
+        for layer, source in direct._packs:
+            probe = torch.randn(8, layer.input_size_per_partition, generator=generator).to(layer.weight.dtype)
             before, was = layer.cpu_linear, layer.cpu_linear(probe, layer.weight, None)
-            _pack(layer, weight)
+            _pack(layer, source)
             if not torch.allclose(layer.cpu_linear(probe, layer.weight, None), was, rtol=1e-5, atol=1e-6):
                 layer.cpu_linear = before
                 return None
@@ -88,7 +87,7 @@ class DirectLoad:
 
     @torch.no_grad()
     def load(self) -> None:
-        work = [self._pool.submit(_pack_from, layer, source) for layer, source in self._packs]
+        work = [self._pool.submit(_pack, layer, source) for layer, source in self._packs]
         for target, source in self._copies:
             target.copy_(source)
         for head in self._heads:
@@ -97,13 +96,9 @@ class DirectLoad:
             job.result()
 
 
-def _pack_from(layer: Any, source: Callable[[], torch.Tensor]) -> None:
-    _pack(layer, source())
-
-
-def _pack(layer: Any, weight: torch.Tensor) -> None:
-    """Packs `weight`; the layer's emptied parameter stays, for it carries what a layerwise reload needs."""
+def _pack(layer: Any, source: Callable[[], torch.Tensor]) -> None:
+    """Packs a weight; the layer's emptied parameter stays, for it carries what a layerwise reload needs."""
     kept = layer.weight
-    layer.weight = torch.nn.Parameter(weight.to(kept.dtype), requires_grad=False)
+    layer.weight = torch.nn.Parameter(source().to(kept.dtype), requires_grad=False)
     layer.quant_method.process_weights_after_loading(layer)
     layer.weight = kept

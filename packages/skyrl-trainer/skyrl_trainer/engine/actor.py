@@ -1,0 +1,121 @@
+"""What every engine actor has: its settings, a queue of requests, a mailbox a client, and the reason why it is dead.
+
+An engine actor has one coroutine, `collect`, which makes it an asyncio actor in Ray: any number of clients can wait in
+it. The other methods are short, or run while nothing is generated, and may hold up the actor's event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import warnings
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Any
+
+import ray
+
+from skyrl_trainer.errors import EngineDied
+from skyrl_trainer.types import GenerationOutput, GenerationRequest
+
+LOAD_SECONDS = 900.0
+"""Longest wait for a model to load."""
+CALL_SECONDS = 300.0
+"""Longest wait for a step to end plus a command to run: a large model's weights are loaded well within it."""
+
+
+def was_restarted() -> bool:
+    """True in an actor that Ray made again after its process died: it starts paused, for its weights are old."""
+    if not ray.is_initialized():
+        return False
+    with warnings.catch_warnings(action="ignore"):  # Ray warns of a call that it makes itself
+        return bool(ray.get_runtime_context().was_current_actor_reconstructed)
+
+
+@dataclass
+class Mailbox:
+    done: list[GenerationOutput] = field(default_factory=list)
+    waiter: asyncio.Future[None] | None = None
+
+    def wake(self) -> None:
+        """In the event loop of the one who waits."""
+        if self.waiter is not None and not self.waiter.done():
+            self.waiter.set_result(None)
+
+
+class EngineActor:
+    """The part of protocols.InferenceEngine that does not depend on who computes the tokens."""
+
+    def __init__(
+        self,
+        model_path: str,
+        dtype: str,
+        max_model_len: int,
+        max_num_seqs: int,
+        seed: int,
+        engine_kwargs: dict[str, Any],
+    ) -> None:
+        self.settings = (model_path, dtype, max_model_len, max_num_seqs, seed, engine_kwargs)
+        self.model_path, self.dtype, self.seed, self.engine_kwargs = model_path, dtype, seed, engine_kwargs
+        self.max_model_len, self.max_num_seqs = max_model_len, max_num_seqs
+        self._queue: deque[tuple[str, GenerationRequest]] = deque()
+        self._mail: dict[str, Mailbox] = {}
+        self._lock = threading.Condition()
+        self._paused = was_restarted()
+        self._asleep = False
+        self._error: str | None = None
+
+    async def collect(self, client: str, timeout: float) -> list[GenerationOutput]:
+        """At most one call a client at a time."""
+        waiter: asyncio.Future[None] | None = None
+        with self._lock:
+            box = self._mail.setdefault(client, Mailbox())
+            if not box.done:
+                self._check_alive()
+                waiter = box.waiter = asyncio.get_running_loop().create_future()
+        if waiter is not None:
+            await asyncio.wait([waiter], timeout=timeout)
+        with self._lock:
+            box.waiter = None
+            if not box.done:
+                self._check_alive()
+            done, box.done = box.done, []
+        return done
+
+    def _check_alive(self) -> None:
+        if self._error is not None:
+            raise EngineDied(self._error)
+
+    def _fail(self, sentence: str) -> None:
+        """From now on every call raises EngineDied, once what is done has been collected."""
+        with self._lock:
+            self._error = sentence
+            self._wake(set(self._mail))
+
+    def _deliver(self, outputs: list[tuple[str, GenerationOutput]]) -> None:
+        """Outputs and the clients they are for."""
+        with self._lock:
+            for client, output in outputs:
+                self._mail.setdefault(client, Mailbox()).done.append(output)
+            self._wake({client for client, _ in outputs})
+
+    def _wake(self, clients: set[str]) -> None:
+        for client in clients:
+            box = self._mail[client]
+            if box.waiter is not None:
+                box.waiter.get_loop().call_soon_threadsafe(box.wake)
+
+    def _room(self, request: GenerationRequest) -> int:
+        """Tokens that an answer can have; ValueError when there is room for none."""
+        room = self.max_model_len - len(request.prompt_ids)
+        if room <= 0:
+            raise ValueError(
+                f"The prompt has {len(request.prompt_ids)} tokens and leaves no room for an answer in "
+                f"generator.max_model_len={self.max_model_len}."
+            )
+        return room
+
+
+def refusal(request: GenerationRequest, error: ValueError) -> GenerationOutput:
+    """The answer to a request that the model cannot take."""
+    return GenerationOutput(request.request_id, [], [], [], "error", str(error))
