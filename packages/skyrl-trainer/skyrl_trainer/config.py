@@ -97,7 +97,7 @@ class AlgorithmConfig(Section):
     advantage_estimator: str = "grpo"
     """A registered estimator: grpo, rloo, reinforce++, maxrl, gae (ppo always has it), or yours."""
     reward_funcs: dict[str, float] = {}
-    """Reward functions that `plugin_file` registers, and their weights; `env` is the env's own reward, by default 1."""
+    """Weights of the env's own reward (`env`, 1), of a task solved (`success`, 0) and of functions of `plugin_file`."""
     plugin_file: str | None = None
     """A Python file of yours that registers trainers, estimators, samplers and reward functions."""
     options: dict[str, Any] = {}

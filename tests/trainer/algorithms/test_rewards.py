@@ -36,6 +36,17 @@ def tried(number: int = 0, lengths: tuple[int, ...] = (2, 3), **changes: Any) ->
     return Trajectory(f"1/{number}/0", sample, 0, 0, turns, StopReason.TERMINATED, prompt=prompt, **changes)
 
 
+def test_success_can_take_the_place_of_the_envs_reward() -> None:
+    solved, half_done = tried(0), tried(1)
+    solved.turns[-1].info = {"success": True}
+    group = RolloutBatch(1, [[solved, half_done]])
+    assert rewards_of({"env": 0.0, "success": 1.0}).batch(group, [0]).rewards == [[0.0, 1.0], [0.0, 0.0]]
+    assert rewards_of({"success": 0.5}).batch(group, [0]).rewards == [[1.0, 1.5], [1.0, 1.0]]
+    assert rewards_of().batch(group, [0]).rewards == [[1.0, 1.0]] * 2
+    with pytest.raises(UserError, match="cannot be called 'success'"):
+        register_reward("success")
+
+
 def test_a_reward_function_gets_what_trl_gives_and_is_asked_once() -> None:
     calls: list[dict[str, Any]] = []
 

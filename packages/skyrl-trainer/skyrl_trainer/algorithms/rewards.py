@@ -26,13 +26,15 @@ from skyrl_trainer.protocols import RewardFunction
 from skyrl_trainer.types import RewardBatch, RolloutBatch, StepMetrics, StopReason, Trajectory
 from skyrl_trainer.user_file import cause
 
+ENV_REWARDS = {"env": 1.0, "success": 0.0}
+"""What an env says itself, with the weights by default: its reward, and 1 for a solved task."""
 _REWARDS: Registry[RewardFunction] = Registry("trainer.algorithm.reward_funcs")
 reward_function = _REWARDS.get
 
 
 def register_reward(name: str) -> Callable[[RewardFunction], RewardFunction]:
     """A decorator for a reward function; a later registration of the same name replaces the earlier one."""
-    if name in ("env", "mean", "total"):  # the env's own weight, and two metrics
+    if name in (*ENV_REWARDS, "mean", "total"):  # the env's own, and two metrics
         raise UserError(f"A reward function cannot be called {name!r}, which means something else; rename it.")
     return _REWARDS.register(name)
 
@@ -42,8 +44,8 @@ class Rewards:
 
     def __init__(self, config: Config, options: Any) -> None:
         """options: `trainer.algorithm.options`, checked and complete."""
-        self.weights = {"env": 1.0, **config.trainer.algorithm.reward_funcs}
-        self.functions = {name: reward_function(name) for name in self.weights if name != "env"}
+        self.weights = {**ENV_REWARDS, **config.trainer.algorithm.reward_funcs}
+        self.functions = {name: reward_function(name) for name in self.weights if name not in ENV_REWARDS}
         self.filter, self.cache = options.overlong_filter, options.overlong_cache
         self.budget = token_budget(config.generator)
         if self.cache > self.budget:
@@ -79,9 +81,10 @@ class Rewards:
         )
 
     def per_turn(self, trajectory: Trajectory) -> list[float]:
-        """The env's rewards, and at the last turn what the functions and the length add."""
+        """The env's rewards, and at the last turn what success, the functions and the length add."""
         rewards = [turn.reward * self.weights["env"] for turn in trajectory.turns]
         if rewards:
+            rewards[-1] += self.weights["success"] * trajectory.success
             rewards[-1] += sum(self.weights[name] * (trajectory.scores[name] or 0.0) for name in self.functions)
             rewards[-1] += self._penalty(trajectory)
         return rewards
