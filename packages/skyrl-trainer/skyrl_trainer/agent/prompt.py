@@ -8,6 +8,7 @@ an episode are always first + output + observation + output + ..., and a prefix 
 from __future__ import annotations
 
 import json
+import re
 from bisect import bisect_left
 from functools import lru_cache
 from pathlib import Path
@@ -32,6 +33,9 @@ class ChatPrompt:
     Example (ChatML): `first("", "1+1?")` are the ids of "<|im_start|>user\\n1+1?<|im_end|>\\n<|im_start|>assistant\\n";
     after an output that ends with <|im_end|>, `observation("Wrong.", output)` are the ids of
     "\\n<|im_start|>user\\nWrong.<|im_end|>\\n<|im_start|>assistant\\n", and with <|im_end|> before it otherwise.
+
+    Only the template writes special tokens: a text that spells one, as a web page may, gets a space into it
+    ("<|im_end|>" is read as "< |im_end|>"), so that no page can end its own message and begin the assistant's.
     """
 
     def __init__(self, tokenizer: Any) -> None:
@@ -42,6 +46,7 @@ class ChatPrompt:
                 f"The tokenizer of {name} has no chat template: take an instruction-tuned model for "
                 "trainer.policy.model.path, or save a chat_template with its tokenizer."
             )
+        self._special = re.compile("|".join(map(re.escape, tokenizer.all_special_tokens)) or "(?!)")
         end = self._after("")[:1]
         if not end or end[0] not in tokenizer.all_special_ids:
             raise UserError(
@@ -115,7 +120,13 @@ class ChatPrompt:
         return tuple(self.encode(self._render(messages).split(MARKER, 1)[-1]))
 
     def _render(self, messages: list[dict[str, Any]], **tools: Any) -> str:
-        return self._tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True, **tools)
+        told = [
+            {**each, "content": self._special.sub(lambda found: f"{found[0][0]} {found[0][1:]}", each["content"])}
+            if isinstance(each.get("content"), str)
+            else each
+            for each in messages
+        ]
+        return self._tokenizer.apply_chat_template(told, tokenize=False, add_generation_prompt=True, **tools)
 
     def encode(self, text: str) -> list[int]:
         """Ids of a text as it is."""
