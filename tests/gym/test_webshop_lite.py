@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 import skyrl_gym  # noqa: F401
 from skyrl_gym.envs.webshop_lite.catalog import Product, load, price_limit
-from skyrl_gym.envs.webshop_lite.env import parse_action
+from skyrl_gym.envs.webshop_lite.env import parse_action, shifted
+from skyrl_gym.envs.webshop_lite.generate import asin
 from skyrl_gym.envs.webshop_lite.reward import normalize_color, purchase, token_set_ratio
 
 FULL = os.environ.get("SKYRL_TEST_FULL") == "1"
@@ -288,3 +289,57 @@ def test_a_malformed_catalog_names_file_row_and_field(tmp_path, change, message)
     path.write_text(json.dumps([*ROWS, ROWS[0] | {"asin": "B77"} | change]))
     with pytest.raises(ValueError, match=rf"bad.json row 13: {message}"):
         make(catalog=str(path))
+
+
+def test_codes_have_the_form_of_amazons_and_the_catalogs_are_all_different():
+    codes = [asin(number) for number in range(10**8, 10**8 + 1000)]
+    assert len({*codes}) == 1000 and all(re.fullmatch(r"B0([A-Z]\d){4}", code) for code in codes)
+    assert shifted("B1A9Z", (1, 2)) == "B2C0B"
+    assert len({shifted(code, (129, 7, 3)) for code in codes}) == 1000
+
+
+@LANGS
+def test_drawn_codes_are_the_same_shop_under_other_codes(lang):
+    env = make(lang=lang, codes="drawn")
+    task = {"task_id": f"train:1:{lang}:3"}
+
+    def visit(seed):
+        env.reset(seed=seed, options=task)
+        action = env.unwrapped.expert_action()
+        results = env.step(action)[0]
+        assert env.unwrapped.expert_action().removeprefix("click[").rstrip("]").upper() in results
+        return results, finish(env)
+
+    pages = [visit(seed)[0] for seed in (1, 2)]
+    assert pages[0] == visit(1)[0] and pages[0] != pages[1], "drawn from the seed"
+    assert len({re.sub(r"B\d(?:[A-Z]\d){4}", "B", page) for page in pages}) == 1
+    assert all(len({*re.findall(r"B\d(?:[A-Z]\d){4}", page)}) == 10 for page in pages)
+    assert all(visit(seed)[1][0] == 1.0 for seed in range(5))
+    assert not {*re.findall(r"B\d(?:[A-Z]\d){4}", pages[0])} & {*env.unwrapped._shop.products}
+
+
+@LANGS
+def test_an_expert_that_thinks_goes_through_the_results_and_opens_the_last_it_named(lang):
+    env = make(lang=lang, expert="thinks")
+    no = 0
+    for seed in range(20):
+        env.reset(seed=seed)
+        results, _ = play(env, env.unwrapped.expert_action())
+        thought = env.unwrapped.expert_action()
+        observation, reward, terminated, _, info = env.step(thought)
+        assert (observation, reward, terminated, info["valid_action"]) == (
+            ("OK.", "好。")[lang == "zh"],
+            0.0,
+            False,
+            True,
+        )
+        assert info["page"] == "results" and env.unwrapped.expert_action() != thought
+        named = re.findall(r"(B\d(?:[A-Z]\d){4}) (no|yes)", thought)
+        assert [code for code, _ in named] == re.findall(r"B\d(?:[A-Z]\d){4}", results)[: len(named)], (
+            "in the page's order"
+        )
+        assert [verdict for _, verdict in named] == ["no"] * (len(named) - 1) + ["yes"]
+        assert env.unwrapped.expert_action() == f"click[{named[-1][0]}]"
+        no += len(named) - 1
+        assert finish(env)[0] == 1.0
+    assert no > 0

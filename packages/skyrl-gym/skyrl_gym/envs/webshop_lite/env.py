@@ -1,16 +1,18 @@
 """webshop_lite: find and buy in a made-up web shop what an instruction asks for; WebShop's rules without its stack.
 
 An action is `search[words]`, on the search page, or `click[text]`, where the text is a button, an asin or an option's
-value on the page. It is read as WebShop reads it: at the beginning of the first line, greedily, the argument in lower
-case. Anything else changes nothing and has reward 0. The only reward comes with the purchase (reward.py).
+value on the page; `think[words]`, ReAct's, writes down a thought. It is read as WebShop reads it: at the beginning of the
+first line, greedily, the argument in lower case. Anything else changes nothing and has reward 0. The only reward comes
+with the purchase (reward.py).
 """
 
 from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
+from itertools import cycle
 from os import PathLike
 from typing import Any, ClassVar, NamedTuple
 
@@ -20,7 +22,7 @@ from skyrl_gym.envs.webshop_lite.reward import purchase
 
 
 class View(NamedTuple):
-    """Where the agent is. Example: View("item", "red boots", 2, "B123456789", (("color", "red"),))"""
+    """Where the agent is. Example: View("item", "red boots", 2, "B0E3U6B4A0", (("color", "red"),))"""
 
     page: str = "search"
     keywords: str = ""
@@ -29,8 +31,23 @@ class View(NamedTuple):
     options: tuple[tuple[str, str], ...] = ()
 
 
+def shifted(asin: str, shifts: Sequence[int]) -> str:
+    """The asin, behind its first letter, with its digits and capital letters moved on, each by its place's shift.
+
+    Example: "B1A9Z", (1, 2) gives "B2C0B".
+    """
+    moved = list(asin)
+    for place, shift in zip(range(1, len(asin)), cycle(shifts)):
+        for first, count in (("0", 10), ("A", 26)):
+            if 0 <= (number := ord(asin[place]) - ord(first)) < count:
+                moved[place] = chr(ord(first) + (number + shift) % count)
+    return "".join(moved)
+
+
 @lru_cache(maxsize=1 << 12)
-def render(catalog: Catalog, view: View, rich: bool, opened: tuple[str, ...]) -> tuple[str, dict[str, View]]:
+def render(
+    catalog: Catalog, view: View, rich: bool, opened: tuple[str, ...], shifts: tuple[int, ...]
+) -> tuple[str, dict[str, View]]:
     """A view's text, plain or with buttons marked, and where each text leads that can be clicked.
 
     Results and the search page are views without options, so that every way back to them forgets what was chosen.
@@ -52,7 +69,8 @@ def render(catalog: Catalog, view: View, rich: bool, opened: tuple[str, ...]) ->
             button(ui["prev"], view._replace(number=view.number - 1))
         button(ui["next"], view._replace(number=view.number + 1))
         for product in map(catalog.products.__getitem__, found[10 * view.number - 10 : 10 * view.number]):
-            button(product.asin, view._replace(page="item", asin=product.asin), product.asin in opened)
+            code = shifted(product.asin, shifts)
+            button(code, view._replace(page="item", asin=product.asin), product.asin in opened)
             lines += [product.name, product.price_tag]
     elif view.page == "item":
         product = catalog.products[view.asin]
@@ -83,6 +101,9 @@ def parse_action(action: str) -> tuple[str, str]:
 
 class WebShopLiteEnv(TextEnv):
     """Option `matching` is as published or by exact values; `observation` is joined by [SEP], or has marked buttons.
+    With `codes` "drawn" each visit shows products under other codes, so that a policy has to read what it clicks: the
+    few hundred codes that lead to a reward could be learned by heart. `expert` says whether the expert thinks before it
+    opens a result.
 
     Argument `catalog`: a JSON file in WebShop's schema in place of the built-in products.
     """
@@ -92,6 +113,8 @@ class WebShopLiteEnv(TextEnv):
         "difficulty": (1, 2, 3),
         "matching": ("webshop", "strict"),
         "observation": ("text", "text_rich"),
+        "codes": ("catalog", "drawn"),
+        "expert": ("acts", "thinks"),
     }
 
     def __init__(self, *, catalog: str | PathLike[str] | None = None, render_mode: str | None = None, **defaults: Any):
@@ -117,20 +140,24 @@ class WebShopLiteEnv(TextEnv):
         return self._page_info()
 
     def begin(self, task: Task) -> str:
-        self.set_env_state({"view": View()._asdict(), "opened": []})
+        shifts = self.np_random.integers(130, size=9).tolist() if self.options["codes"] == "drawn" else [0]
+        self.set_env_state({"view": View()._asdict(), "opened": [], "shifts": shifts, "thought": False})
         return self._text
 
     def get_env_state(self) -> dict[str, Any]:
         options = [list(pair) for pair in self._view.options]
-        return {"view": self._view._asdict() | {"options": options}, "opened": self._opened}
+        view = self._view._asdict() | {"options": options}
+        return {"view": view, "opened": self._opened, "shifts": self._shifts, "thought": self._thought}
 
     def set_env_state(self, state: dict[str, Any]) -> None:
         self._shop, self._opened = load(self._path, self.options["lang"]), list(state["opened"])
+        self._shifts, self._thought = list(state["shifts"]), bool(state["thought"])
         self._show(View(**state["view"] | {"options": tuple(map(tuple, state["view"]["options"]))}))
 
     def _show(self, view: View) -> None:
         rich = self.options["observation"] == "text_rich"
-        text, self._clicks = render(self._shop, view, rich, tuple(self._opened) if rich else ())
+        opened = tuple(self._opened) if rich else ()
+        text, self._clicks = render(self._shop, view, rich, opened, tuple(self._shifts))
         parts = (self._shop.ui["instruction"], self.task.text, text)
         self._view, self._text = view, ("\n" if rich else " [SEP] ").join(parts)[:60_000]
 
@@ -146,6 +173,9 @@ class WebShopLiteEnv(TextEnv):
         elif name == "click":
             problem, view = "bad_click", self._clicks.get(argument)
         parts = {"attributes": 0.0, "options": 0.0, "price": 0.0}
+        self._thought = name == "think"
+        if self._thought:
+            return Outcome(self._shop.ui["thought"], parts, True, info=self._page_info())
         if view is None:
             return Outcome(f"{self._shop.ui[problem]}\n{self._text}", parts, False, info=self._page_info())
         if view.page == "item" and view.asin not in self._opened:
@@ -169,7 +199,8 @@ class WebShopLiteEnv(TextEnv):
     def expert_action(self) -> str:
         """Searches in the instruction's own words, opens the first result that meets all of it, picks options and buys.
 
-        Where the first page has none such, it searches for the name of the goal's own product instead.
+        Where the first page has none such, it searches for the name of the goal's own product instead. One that thinks
+        first goes through the results: `think[B0E3U6B4A0 no, B0O0S1T8B3 yes]`.
         """
         view, goal, ui = self._view, self.task.ground_truth, self._shop.ui
         if view.page == "search":
@@ -178,16 +209,19 @@ class WebShopLiteEnv(TextEnv):
             return f"search[{words if any(map(self._meets, self._shop.search(words)[:10])) else asked.name}]"
         if view.page == "item" and self._meets(view.asin):
             missing = [value for group, value in goal["options"].items() if (group, value) not in view.options]
-            return f"click[{missing[0] if missing else ui['buy'].lower()}]"
+            return f"click[{missing[0] if missing else ui['buy']}]"
         if view.page != "results":
-            return f"click[{ui['prev'].lower()}]"
+            return f"click[{ui['prev']}]"
         found = self._shop.search(view.keywords)
-        pages = [place // 10 + 1 for place, asin in enumerate(found) if self._meets(asin)]
-        if view.number in pages:
-            return f"click[{next(filter(self._meets, found[10 * view.number - 10 :])).lower()}]"
-        if not pages:
-            return f"click[{ui['back'].lower()}]"
-        return f"click[{ui['next' if pages[0] > view.number else 'prev'].lower()}]"
+        fits = [self._meets(asin) for asin in found]
+        if True in (here := fits[10 * view.number - 10 : 10 * view.number]):
+            codes = [shifted(asin, self._shifts) for asin in found[10 * view.number - 10 :]][: here.index(True) + 1]
+            if self.options["expert"] == "acts" or self._thought:
+                return f"click[{codes[-1]}]"
+            return f"think[{ui['list'].join([*(f'{code} no' for code in codes[:-1]), f'{codes[-1]} yes'])}]"
+        if True not in fits:
+            return f"click[{ui['back']}]"
+        return f"click[{ui['next' if fits.index(True) >= 10 * view.number else 'prev']}]"
 
     def _meets(self, asin: str) -> bool:
         """Whether it is the goal's own product, or earns the whole reward with the goal's options chosen."""
