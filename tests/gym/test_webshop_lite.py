@@ -17,6 +17,7 @@ from skyrl_gym.envs.webshop_lite.generate import asin
 from skyrl_gym.envs.webshop_lite.reward import normalize_color, purchase, token_set_ratio
 
 FULL = os.environ.get("SKYRL_TEST_FULL") == "1"
+CODE = r"B\d(?:[A-Z]\d){4}"
 SPLITS, LANGS = ("train", "val", "test"), pytest.mark.parametrize("lang", ["en", "zh"])
 
 
@@ -312,10 +313,10 @@ def test_drawn_codes_are_the_same_shop_under_other_codes(lang):
 
     pages = [visit(seed)[0] for seed in (1, 2)]
     assert pages[0] == visit(1)[0] and pages[0] != pages[1], "drawn from the seed"
-    assert len({re.sub(r"B\d(?:[A-Z]\d){4}", "B", page) for page in pages}) == 1
-    assert all(len({*re.findall(r"B\d(?:[A-Z]\d){4}", page)}) == 10 for page in pages)
+    assert len({re.sub(CODE, "B", page) for page in pages}) == 1
+    assert all(len({*re.findall(CODE, page)}) == 10 for page in pages)
     assert all(visit(seed)[1][0] == 1.0 for seed in range(5))
-    assert not {*re.findall(r"B\d(?:[A-Z]\d){4}", pages[0])} & {*env.unwrapped._shop.products}
+    assert not {*re.findall(CODE, pages[0])} & {*env.unwrapped._shop.products}
 
 
 @LANGS
@@ -334,10 +335,8 @@ def test_an_expert_that_thinks_goes_through_the_results_and_opens_the_last_it_na
             True,
         )
         assert info["page"] == "results" and env.unwrapped.expert_action() != thought
-        named = re.findall(r"(B\d(?:[A-Z]\d){4}) (no|yes)", thought)
-        assert [code for code, _ in named] == re.findall(r"B\d(?:[A-Z]\d){4}", results)[: len(named)], (
-            "in the page's order"
-        )
+        named = re.findall(rf"({CODE}) (no|yes)", thought)
+        assert [code for code, _ in named] == re.findall(CODE, results)[: len(named)], "in the page's order"
         assert [verdict for _, verdict in named] == ["no"] * (len(named) - 1) + ["yes"]
         assert env.unwrapped.expert_action() == f"click[{named[-1][0]}]"
         no += len(named) - 1

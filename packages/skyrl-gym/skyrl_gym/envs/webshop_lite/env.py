@@ -1,9 +1,9 @@
 """webshop_lite: find and buy in a made-up web shop what an instruction asks for; WebShop's rules without its stack.
 
 An action is `search[words]`, on the search page, or `click[text]`, where the text is a button, an asin or an option's
-value on the page; `think[words]`, ReAct's, writes down a thought. It is read as WebShop reads it: at the beginning of the
-first line, greedily, the argument in lower case. Anything else changes nothing and has reward 0. The only reward comes
-with the purchase (reward.py).
+value on the page; `think[words]`, ReAct's, writes down a thought. It is read as WebShop reads it: at the beginning of
+the first line, greedily, the argument in lower case. Anything else changes nothing and has reward 0. The only reward
+comes with the purchase (reward.py).
 """
 
 from __future__ import annotations

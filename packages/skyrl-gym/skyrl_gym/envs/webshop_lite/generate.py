@@ -44,7 +44,10 @@ def rows(lang: str) -> list[dict[str, Any]]:
 
 
 def asin(number: int) -> str:
-    """A code of letters and digits in turn, another for each number below 260 ** 4. Example: asin(1) is "B0D1Q2E5A0"."""
+    """A code of letters and digits in turn, another for each number below 260 ** 4.
+
+    Example: asin(1) is "B0E3U6B4A0".
+    """
     mixed = number * 1_000_003 % 260**4  # a factor that has none in common with 260
     places = [mixed // 260**place % 260 for place in range(4)]
     return "B0" + "".join(f"{chr(ord('A') + place // 10)}{place % 10}" for place in places)
