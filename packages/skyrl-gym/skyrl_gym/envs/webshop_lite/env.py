@@ -1,9 +1,8 @@
 """webshop_lite: find and buy in a made-up web shop what an instruction asks for; WebShop's rules without its stack.
 
 An action is `search[words]`, on the search page, or `click[text]`, where the text is a button, an asin or an option's
-value on the page; `think[words]`, ReAct's, writes down a thought. It is read as WebShop reads it: at the beginning of
-the first line, greedily, the argument in lower case. Anything else changes nothing and has reward 0. The only reward
-comes with the purchase (reward.py).
+value on the page. It is read as WebShop reads it: at the beginning of the first line, greedily, the argument in lower
+case. Anything else changes nothing and has reward 0. The only reward comes with the purchase (reward.py).
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from skyrl_gym.envs.webshop_lite.reward import purchase
 
 
 class View(NamedTuple):
-    """Where the agent is. Example: View("item", "red boots", 2, "B0E3U6B4A0", (("color", "red"),))"""
+    """Where the agent is. Example: View("item", "red boots", 2, "B123456789", (("color", "red"),))"""
 
     page: str = "search"
     keywords: str = ""
@@ -102,8 +101,8 @@ def parse_action(action: str) -> tuple[str, str]:
 class WebShopLiteEnv(TextEnv):
     """Option `matching` is as published or by exact values; `observation` is joined by [SEP], or has marked buttons.
     With `codes` "drawn" each visit shows products under other codes, so that a policy has to read what it clicks: the
-    few hundred codes that lead to a reward could be learned by heart. `expert` says whether the expert thinks before it
-    opens a result.
+    few hundred codes that lead to a reward could be learned by heart. With `thoughts` "on" `think[words]` is an action,
+    too, as in ReAct, and the expert thinks before it opens a result.
 
     Argument `catalog`: a JSON file in WebShop's schema in place of the built-in products.
     """
@@ -114,7 +113,7 @@ class WebShopLiteEnv(TextEnv):
         "matching": ("webshop", "strict"),
         "observation": ("text", "text_rich"),
         "codes": ("catalog", "drawn"),
-        "expert": ("acts", "thinks"),
+        "thoughts": ("off", "on"),
     }
 
     def __init__(self, *, catalog: str | PathLike[str] | None = None, render_mode: str | None = None, **defaults: Any):
@@ -134,7 +133,8 @@ class WebShopLiteEnv(TextEnv):
         split, difficulty, lang = options["split"], options["difficulty"], options["lang"]
         shop = load(self._path, lang)
         text, truth = copy.deepcopy(shop.goals[split, difficulty][index])
-        return Task(f"{split}:{difficulty}:{lang}:{index}", text, truth, difficulty, lang, split, shop.ui["rules"])
+        rules = shop.ui["rules"] + (shop.ui["think"] if options["thoughts"] == "on" else "")
+        return Task(f"{split}:{difficulty}:{lang}:{index}", text, truth, difficulty, lang, split, rules)
 
     def reset_info(self) -> dict[str, Any]:
         return self._page_info()
@@ -173,7 +173,7 @@ class WebShopLiteEnv(TextEnv):
         elif name == "click":
             problem, view = "bad_click", self._clicks.get(argument)
         parts = {"attributes": 0.0, "options": 0.0, "price": 0.0}
-        self._thought = name == "think"
+        self._thought = name == "think" and self.options["thoughts"] == "on"
         if self._thought:
             return Outcome(self._shop.ui["thought"], parts, True, info=self._page_info())
         if view is None:
@@ -200,7 +200,7 @@ class WebShopLiteEnv(TextEnv):
         """Searches in the instruction's own words, opens the first result that meets all of it, picks options and buys.
 
         Where the first page has none such, it searches for the name of the goal's own product instead. One that thinks
-        first goes through the results: `think[B0E3U6B4A0 no, B0O0S1T8B3 yes]`.
+        first goes through the results: `think[b274962152 no, b103257123 yes]`.
         """
         view, goal, ui = self._view, self.task.ground_truth, self._shop.ui
         if view.page == "search":
@@ -209,19 +209,20 @@ class WebShopLiteEnv(TextEnv):
             return f"search[{words if any(map(self._meets, self._shop.search(words)[:10])) else asked.name}]"
         if view.page == "item" and self._meets(view.asin):
             missing = [value for group, value in goal["options"].items() if (group, value) not in view.options]
-            return f"click[{missing[0] if missing else ui['buy']}]"
+            return f"click[{missing[0] if missing else ui['buy'].lower()}]"
         if view.page != "results":
-            return f"click[{ui['prev']}]"
+            return f"click[{ui['prev'].lower()}]"
         found = self._shop.search(view.keywords)
         fits = [self._meets(asin) for asin in found]
         if True in (here := fits[10 * view.number - 10 : 10 * view.number]):
-            codes = [shifted(asin, self._shifts) for asin in found[10 * view.number - 10 :]][: here.index(True) + 1]
-            if self.options["expert"] == "acts" or self._thought:
+            seen = found[10 * view.number - 10 :][: here.index(True) + 1]
+            codes = [shifted(asin, self._shifts).lower() for asin in seen]
+            if self._thought or self.options["thoughts"] == "off":
                 return f"click[{codes[-1]}]"
             return f"think[{ui['list'].join([*(f'{code} no' for code in codes[:-1]), f'{codes[-1]} yes'])}]"
         if True not in fits:
-            return f"click[{ui['back']}]"
-        return f"click[{ui['next' if fits.index(True) >= 10 * view.number else 'prev']}]"
+            return f"click[{ui['back'].lower()}]"
+        return f"click[{ui['next' if fits.index(True) >= 10 * view.number else 'prev'].lower()}]"
 
     def _meets(self, asin: str) -> bool:
         """Whether it is the goal's own product, or earns the whole reward with the goal's options chosen."""

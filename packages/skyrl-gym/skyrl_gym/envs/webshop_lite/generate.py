@@ -30,27 +30,17 @@ def rows(lang: str) -> list[dict[str, Any]]:
     """The rows, in an order that says nothing about clusters."""
     rng, side = random.Random("webshop_lite catalog 1"), ("en", "zh").index(lang)
     kinds = [line | {"kind": kind} for line in words()["lines"] for kind in line["kinds"]]
-    asins = map(asin, rng.sample(range(10**8, 10**9), len(kinds) * CLUSTERS * 6))
+    asins = iter(rng.sample(range(10**8, 10**9), len(kinds) * CLUSTERS * 6))
     found: list[dict[str, Any]] = []
     for kind in kinds:
         brands, used = iter(rng.sample(words()["brands"], CLUSTERS * 6)), set[Any]()
         for attributes in rng.sample(list(combinations(range(8), 3)), CLUSTERS):
             drafts = _cluster(rng, kind["kind"], attributes)
-            cluster = [{"asin": next(asins)} | _row(rng, kind, next(brands), side, *draft) for draft in drafts]
+            cluster = [{"asin": f"B{next(asins)}"} | _row(rng, kind, next(brands), side, *draft) for draft in drafts]
             cluster[0]["instructions"] = _instructions(rng, kind, used, side, *drafts[0][:2])
             found += cluster
     rng.shuffle(found)
     return found
-
-
-def asin(number: int) -> str:
-    """A code of letters and digits in turn, another for each number below 260 ** 4.
-
-    Example: asin(1) is "B0E3U6B4A0".
-    """
-    mixed = number * 1_000_003 % 260**4  # a factor that has none in common with 260
-    places = [mixed // 260**place % 260 for place in range(4)]
-    return "B0" + "".join(f"{chr(ord('A') + place // 10)}{place % 10}" for place in places)
 
 
 def _cluster(rng: random.Random, kind: list[Any], attributes: tuple[int, ...]) -> list[tuple[Any, Any, int]]:
