@@ -213,16 +213,16 @@ class WebShopLiteEnv(TextEnv):
         if view.page != "results":
             return f"click[{ui['prev'].lower()}]"
         found = self._shop.search(view.keywords)
-        fits = [self._meets(asin) for asin in found]
-        if True in (here := fits[10 * view.number - 10 : 10 * view.number]):
-            seen = found[10 * view.number - 10 :][: here.index(True) + 1]
-            codes = [shifted(asin, self._shifts).lower() for asin in seen]
+        page = found[10 * view.number - 10 : 10 * view.number]
+        if (first := next(filter(self._meets, page), None)) is not None:
+            codes = [shifted(asin, self._shifts).lower() for asin in page[: page.index(first) + 1]]
             if self._thought or self.options["thoughts"] == "off":
                 return f"click[{codes[-1]}]"
             return f"think[{ui['list'].join([*(f'{code} no' for code in codes[:-1]), f'{codes[-1]} yes'])}]"
-        if True not in fits:
+        elsewhere = [place for place, asin in enumerate(found) if self._meets(asin)]
+        if not elsewhere:
             return f"click[{ui['back'].lower()}]"
-        return f"click[{ui['next' if fits.index(True) >= 10 * view.number else 'prev'].lower()}]"
+        return f"click[{ui['next' if elsewhere[0] >= 10 * view.number else 'prev'].lower()}]"
 
     def _meets(self, asin: str) -> bool:
         """Whether it is the goal's own product, or earns the whole reward with the goal's options chosen."""
