@@ -8,7 +8,6 @@ an episode are always first + output + observation + output + ..., and a prefix 
 from __future__ import annotations
 
 import json
-import re
 from bisect import bisect_left
 from functools import lru_cache
 from pathlib import Path
@@ -46,7 +45,7 @@ class ChatPrompt:
                 f"The tokenizer of {name} has no chat template: take an instruction-tuned model for "
                 "trainer.policy.model.path, or save a chat_template with its tokenizer."
             )
-        self._special = re.compile("|".join(map(re.escape, tokenizer.all_special_tokens)) or "(?!)")
+        self._special = [token.content for token in tokenizer.added_tokens_decoder.values() if token.special]
         end = self._after("")[:1]
         if not end or end[0] not in tokenizer.all_special_ids:
             raise UserError(
@@ -120,13 +119,14 @@ class ChatPrompt:
         return tuple(self.encode(self._render(messages).split(MARKER, 1)[-1]))
 
     def _render(self, messages: list[dict[str, Any]], **tools: Any) -> str:
-        told = [
-            {**each, "content": self._special.sub(lambda found: f"{found[0][0]} {found[0][1:]}", each["content"])}
-            if isinstance(each.get("content"), str)
-            else each
-            for each in messages
-        ]
+        told = [{**each, "content": self._without_special(each.get("content"))} for each in messages]
         return self._tokenizer.apply_chat_template(told, tokenize=False, add_generation_prompt=True, **tools)
+
+    def _without_special(self, content: Any) -> Any:
+        if isinstance(content, str):
+            for token in self._special:
+                content = content.replace(token, f"{token[0]} {token[1:]}")
+        return content
 
     def encode(self, text: str) -> list[int]:
         """Ids of a text as it is."""
