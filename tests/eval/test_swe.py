@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
-import json
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,10 +12,8 @@ import pytest
 from skyrl_eval import benchmarks, swe
 from skyrl_eval.benchmarks.common import Context
 from skyrl_eval.types import Item, Verdict
-from skyrl_trainer.errors import UserError
 from tests.eval.made_up import attempt, items
 
-RECORDED = Path(__file__).with_name("swebench_verdicts.json")
 BUGGY = "def double(n):\n    return n + 2\n"
 FIXED = "def double(n):\n    return 2 * n\n"
 TESTS = "from calc import double\n\n\ndef test_two():\n    assert double(2) == 4\n"
@@ -205,75 +201,26 @@ def test_flags_and_guards_by_path() -> None:
     assert swe.flags(tests + part("conftest.py"), tests) == ["touches_test_setup", "touches_tests"]
 
 
-def logs() -> dict[str, str]:
-    """Test output of every kind that the rules tell apart."""
-    run = f"+ : '{swe.START}'\n{{}}\n+ : '{swe.END}'\n{{}}"
-    five, two = "test_calc.py::test_five", "test_calc.py::test_two"
-    bodies = {
-        "gold": f"PASSED {two}\nPASSED {five}",
-        "empty": f"PASSED {two}\nFAILED {five} - assert 7 == 10",
-        "regression": f"FAILED {two} - x\nPASSED {five}",
-        "skipped fix": f"PASSED {two}\nSKIPPED {five}",
-        "skipped regression": f"SKIPPED {two}\nPASSED {five}",
-        "skip summary": f"SKIPPED [1] {five}:3: no\nPASSED {two}",
-        "xfail": f"XFAIL {two}\nXFAIL {five}",
-        "error": f"PASSED {two}\nERROR {five} - boom",
-        "missing": f"PASSED {two}",
-        "nothing": "no tests ran",
-        "said twice": f"FAILED {five} - x\nPASSED {two}\nPASSED {five}",
-    }
-    found = {name: run.format(body, f"{swe.EXIT_CODE}: 0\n") for name, body in bodies.items()}
-    found["silent failure"] = run.format(bodies["gold"], f"{swe.EXIT_CODE}: 1\n")
-    found["loud failure"] = run.format(bodies["gold"] + "\nFAILED test_calc.py::other - x", f"{swe.EXIT_CODE}: 1\n")
-    found["outside the markers"] = bodies["gold"] + "\n" + run.format("", "")
-    found["no markers"] = bodies["gold"]
-    found["patch failed"] = f"{swe.APPLY_FAILED}\n" + found["gold"]
-    return found
+RUN = f"+ : '{swe.START}'\n{{}}\n+ : '{swe.END}'\n{swe.EXIT_CODE}: {{}}\n"
+FIVE, TWO = "test_calc.py::test_five", "test_calc.py::test_two"
 
 
-def instances() -> dict[str, dict[str, Any]]:
-    base = {"instance_id": "made__up-1", "repo": "made/up", "eval_script": "", "eval_type": "pass_and_fail"}
-    base |= {
-        "log_parser": "parse_log_pytest",
-        "FAIL_TO_PASS": ["test_calc.py::test_five"],
-        "PASS_TO_PASS": ["test_calc.py::test_two"],
-    }
-    return {
-        "plain": base,
-        "cut id": base | {"FAIL_TO_PASS": ["test_calc.py::test_five[a"]},
-        "no regressions": base | {"PASS_TO_PASS": []},
-    }
-
-
-def cases() -> dict[str, tuple[dict[str, Any], str]]:
-    ids = "PASSED test_calc.py::test_five[a b]\nPASSED test_calc.py::test_two\n{} test_calc.py::test_five[ac]"
-    marked = "{}\n{}\n{}"
-    found = {f"{kind}: {name}": (one, log) for kind, one in instances().items() for name, log in logs().items()}
-    for status in ("PASSED", "FAILED", "XFAIL"):
-        log = marked.format(swe.START, ids.format(status), swe.END)
-        found[f"cut id, others {status}"] = (instances()["cut id"], log)
-    return found
-
-
-def test_a_log_that_only_the_package_can_read_is_refused_without_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    gold = instances()["plain"]
-    swe.check([gold])
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(UserError, match=r"made__up-1 is graded by parse_log_gotest.*skyrl-trainer\[swebench\]"):
-        swe.check([gold, gold | {"log_parser": "parse_log_gotest"}])
-
-
-def test_our_rules_are_those_of_the_swebench_package() -> None:
-    """Its verdicts (5.0.2) are recorded; where it is installed it is asked again.
-
-    To renew: `python -m tests.eval.test_swe` with the package installed.
-    """
-    recorded = json.loads(RECORDED.read_text())
-    assert recorded.keys() == cases().keys() and 5 < sum(recorded.values()) < len(recorded)
-    assert {name: swe.by_rules(*case) for name, case in cases().items()} == recorded
-    if importlib.util.find_spec("swebench"):
-        assert {name: swe.is_resolved(*case) for name, case in cases().items()} == recorded
-
-
-if __name__ == "__main__":
-    RECORDED.write_text(json.dumps({name: swe.is_resolved(*case) for name, case in cases().items()}, indent=1) + "\n")
+@pytest.mark.parametrize(
+    ("resolved", "log"),
+    [
+        (True, RUN.format(f"PASSED {TWO}\nPASSED {FIVE}", 0)),
+        (True, RUN.format(f"XFAIL {TWO}\nXFAIL {FIVE}", 0)),
+        (True, RUN.format(f"SKIPPED {TWO}\nPASSED {FIVE}", 0)),
+        (False, RUN.format(f"PASSED {TWO}\nSKIPPED {FIVE}", 0)),
+        (False, RUN.format(f"PASSED {TWO}\nFAILED {FIVE} - assert 7 == 10", 1)),
+        (False, RUN.format(f"FAILED {TWO} - x\nPASSED {FIVE}", 1)),
+        (False, RUN.format(f"PASSED {TWO}", 0)),
+        (False, RUN.format(f"PASSED {TWO}\nPASSED {FIVE}", 1)),  # the run failed, and its output does not say where
+        (False, f"PASSED {TWO}\nPASSED {FIVE}"),
+        (False, ">>>>> Patch Apply Failed\n" + RUN.format(f"PASSED {TWO}\nPASSED {FIVE}", 0)),
+    ],
+)
+def test_a_log_is_read_by_the_official_package(resolved: bool, log: str) -> None:
+    gold = {"instance_id": "made__up-1", "repo": "made/up", "eval_script": "", "eval_type": "pass_and_fail"}
+    gold |= {"log_parser": "parse_log_pytest", "FAIL_TO_PASS": [FIVE], "PASS_TO_PASS": [TWO]}
+    assert swe.is_resolved(gold, log) == resolved

@@ -98,7 +98,7 @@ def _solved(args: argparse.Namespace) -> Run:
     args.executor = args.executor or _executor()
     found = data.load(bench, args.data, args.images)
     items = data.subset(found.items, None if args.n == "all" else int(args.n), args.seed)
-    grade.check_ready(bench.name, items, _context(args, Path()))
+    grade.check_ready(bench.name, _context(args, Path()))
     settings: dict[str, Any] = {name: getattr(args, name) for name in ("seed", "images", "tools")}
     if args.tools:
         settings |= {"tools": tools.check_provider(args.tools), "tools_prompt": prompts.digest("tools")}
@@ -170,7 +170,7 @@ def _solved_before(args: argparse.Namespace) -> Run:
     args.executor = config.get("executor", args.executor)
     items = {item.item_id: item for item in found.items}
     chosen = [items[item_id] for _, item_id in manifest["ids"]]
-    grade.check_ready(bench.name, chosen, _context(args, args.out))
+    grade.check_ready(bench.name, _context(args, args.out))
     return Run(args.out, config, manifest["facts"], chosen)
 
 

@@ -7,47 +7,49 @@ others. Verdicts are written in the order of the attempts, so the same attempts 
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import inspect
 import os
 import sys
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from skyrl_eval import benchmarks, metrics, prompts, sandbox, swe
+from skyrl_eval import benchmarks, metrics, prompts, sandbox
 from skyrl_eval.benchmarks.common import Benchmark, Context, verdict
 from skyrl_eval.data import Data
 from skyrl_eval.judge import JudgeFailed
 from skyrl_eval.metrics import Prices
 from skyrl_eval.sandbox import SandboxFailed
-from skyrl_eval.store import Run, answer_hash, read_records
+from skyrl_eval.store import Run, answer_hash, read_records, versions
 from skyrl_eval.types import Attempt, Item, Verdict
 from skyrl_trainer.errors import UserError
 
 JUDGES_AT_ONCE = 16
 
 
-def check_ready(bench: str, items: Iterable[Item], context: Context) -> None:
+def check_ready(bench: str, context: Context) -> None:
     """UserError where grading could not work, to be called before anything is spent."""
     judge = benchmarks.find(bench).judge
     if judge and context.judge is None:
         raise UserError(f"{bench} is graded by a judge (officially {judge}): give --judge-url and --judge-model.")
     if bench in benchmarks.CODE:
         sandbox.check(context.executor)
-    if bench.startswith("swe-"):
-        swe.check(item.gold for item in items)
+    if bench.startswith("swe-") and not importlib.util.find_spec("swebench"):
+        raise UserError(f"{bench} is graded by the package swebench: pip install 'skyrl-trainer[swebench]'.")
 
 
 def grader_hash(bench: str, context: Context) -> str:
-    """Of everything that decides a verdict: this package's code of graders, the prompts, the judge's model."""
+    """Of everything that decides a verdict: this package's code of graders and others', the prompts, the judge."""
     benchmark, here = benchmarks.find(bench), Path(__file__).parent
     code = ("benchmarks/common.py", "judge.py", "sandbox.py", "swe.py")
     files = [Path(inspect.getfile(type(benchmark))), *(here / name for name in code)]
     parts = [path.read_text(encoding="utf-8") for path in files] + [prompts.text(name) for name in benchmark.prompts]
     parts.append(context.judge.model if context.judge else context.executor)
+    parts += [f"{name} {found}" for name, found in versions().items() if name in ("math-verify", "swebench")]
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
 
 

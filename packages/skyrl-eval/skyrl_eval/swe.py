@@ -2,7 +2,7 @@
 
 A workspace is a clone of depth 1 at the base commit: no remote, no tag, no later commit. A patch is graded in a fresh
 one, without network, by the official steps: apply it, run the item's eval script, read the log between its markers.
-With `swebench` installed its parsers and its rules decide; without, the rules of parse_log_pytest and those below.
+The parsers and the rules of the package `swebench` decide.
 
 Two verdicts: `resolved` is the official one. `resolved_guarded` grades the patch without what no fix needs (edits of
 the graded tests, conftest.py, pytest's configuration, what Python runs when it starts).
@@ -10,21 +10,18 @@ the graded tests, conftest.py, pytest's configuration, what Python runs when it 
 
 from __future__ import annotations
 
-import importlib.util
 import re
 import subprocess
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from skyrl_eval import sandbox
 from skyrl_eval.sandbox import SandboxFailed
-from skyrl_trainer.errors import UserError
 
-START, END, APPLY_FAILED = ">>>>> Start Test Output", ">>>>> End Test Output", ">>>>> Patch Apply Failed"
+START, END = ">>>>> Start Test Output", ">>>>> End Test Output"
 EXIT_CODE = ">>>>> Test Exit Code"
-STATUSES = ("FAILED", "PASSED", "SKIPPED", "ERROR", "XFAIL")
 GUARDED = ("conftest.py", "pytest.ini", "tox.ini", "setup.cfg", "sitecustomize.py", "usercustomize.py")
 SECONDS = 1800.0
 APPLY = """cd /testbed || exit 0
@@ -106,21 +103,7 @@ def _recording(script: str) -> str:
 
 
 def is_resolved(instance: Mapping[str, Any], log: str) -> bool:
-    """The official verdict on a log."""
-    return _by_package(instance, log) if importlib.util.find_spec("swebench") else by_rules(instance, log)
-
-
-def check(golds: Iterable[Mapping[str, Any]]) -> None:
-    """UserError where the log of an item can be read by `swebench` only, and that is not installed."""
-    for gold in golds if not importlib.util.find_spec("swebench") else ():
-        if (gold["log_parser"], gold["eval_type"]) != ("parse_log_pytest", "pass_and_fail"):
-            raise UserError(
-                f"{gold['instance_id']} is graded by {gold['log_parser']} of the package swebench, which is not "
-                "installed: pip install 'skyrl-trainer[swebench]'."
-            )
-
-
-def _by_package(instance: Mapping[str, Any], log: str) -> bool:
+    """The official verdict on a log, by the package swebench."""
     from swebench.harness.grading import get_eval_report
     from swebench.harness.utils import make_test_spec
 
@@ -131,39 +114,6 @@ def _by_package(instance: Mapping[str, Any], log: str) -> bool:
         file.flush()
         report = get_eval_report(make_test_spec(spec), prediction, file.name, include_tests_status=False)
     return bool(report[instance["instance_id"]]["resolved"])
-
-
-def by_rules(instance: Mapping[str, Any], log: str) -> bool:
-    """The official rules without the package, for pytest's output: all of FAIL_TO_PASS passed, all of PASS_TO_PASS
-    passed or were skipped."""
-    bad = (APPLY_FAILED, ">>>>> Reset Failed", ">>>>> Tests Errored", ">>>>> Tests Timed Out")
-    if any(mark in log for mark in bad) or START not in log or END not in log:
-        return False
-    statuses = parse_pytest(log.split(START)[1].split(END)[0]) or parse_pytest(log)
-    code = re.search(rf"{EXIT_CODE}:\s*(-?\d+)", log)
-    failed_silently = code is not None and code[1] != "0" and not {"FAILED", "ERROR"} & set(statuses.values())
-    if not statuses or failed_silently:  # the output does not tell of the run that took place
-        return False
-
-    def status(test: str) -> str | None:
-        if test in statuses or test.count("[") <= test.count("]"):
-            return statuses.get(test)
-        cut = [found for name, found in statuses.items() if name.startswith(test)]  # some official ids are cut short
-        return cut[0] if len({found in ("PASSED", "XFAIL") for found in cut}) == 1 else None
-
-    fixed = all(status(test) in ("PASSED", "XFAIL") for test in instance["FAIL_TO_PASS"])
-    return fixed and all(status(test) in ("PASSED", "XFAIL", "SKIPPED") for test in instance["PASS_TO_PASS"])
-
-
-def parse_pytest(log: str) -> dict[str, str]:
-    """Test id -> status, from the summary that `pytest -rA` ends with; the last line of a test counts."""
-    found = {}
-    for line in log.split("\n"):
-        words = (line.replace(" - ", " ") if line.startswith("FAILED") else line).split()
-        counts_skips = len(words) > 1 and words[0] == "SKIPPED" and re.fullmatch(r"\[\d+\]", words[1])
-        if line.startswith(STATUSES) and len(words) > 1 and not counts_skips:
-            found[words[1]] = words[0]
-    return found
 
 
 def guarded(patch: str, test_patch: str) -> str:
