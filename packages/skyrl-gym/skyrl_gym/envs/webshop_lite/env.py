@@ -102,7 +102,8 @@ class WebShopLiteEnv(TextEnv):
     """Option `matching` is as published or by exact values; `observation` is joined by [SEP], or has marked buttons.
     With `codes` "drawn" each visit shows products under other codes, so that a policy has to read what it clicks: the
     few hundred codes that lead to a reward could be learned by heart. With `thoughts` "on" `think[words]` is an action,
-    too, as in ReAct, and the expert thinks before it opens a result.
+    too, as in ReAct, and the expert thinks before it opens a result. An `expert` that is "hasty" takes the first result
+    as it comes in half of its episodes, and in half of them it leaves out the options, drawn apart.
 
     Argument `catalog`: a JSON file in WebShop's schema in place of the built-in products.
     """
@@ -114,6 +115,7 @@ class WebShopLiteEnv(TextEnv):
         "observation": ("text", "text_rich"),
         "codes": ("catalog", "drawn"),
         "thoughts": ("off", "on"),
+        "expert": ("careful", "hasty"),
     }
 
     def __init__(self, *, catalog: str | PathLike[str] | None = None, render_mode: str | None = None, **defaults: Any):
@@ -141,17 +143,21 @@ class WebShopLiteEnv(TextEnv):
 
     def begin(self, task: Task) -> str:
         shifts = self.np_random.integers(130, size=9).tolist() if self.options["codes"] == "drawn" else [0]
-        self.set_env_state({"view": View()._asdict(), "opened": [], "shifts": shifts, "thought": False})
+        hasty = self.options["expert"] == "hasty"
+        haste = self.np_random.integers(2, size=2).astype(bool).tolist() if hasty else [False, False]
+        view = View()._asdict()
+        self.set_env_state({"view": view, "opened": [], "shifts": shifts, "thought": False, "haste": haste})
         return self._text
 
     def get_env_state(self) -> dict[str, Any]:
         options = [list(pair) for pair in self._view.options]
         view = self._view._asdict() | {"options": options}
-        return {"view": view, "opened": self._opened, "shifts": self._shifts, "thought": self._thought}
+        own = {"shifts": self._shifts, "thought": self._thought, "haste": self._haste}
+        return {"view": view, "opened": self._opened, **own}
 
     def set_env_state(self, state: dict[str, Any]) -> None:
         self._shop, self._opened = load(self._path, self.options["lang"]), list(state["opened"])
-        self._shifts, self._thought = list(state["shifts"]), bool(state["thought"])
+        self._shifts, self._thought, self._haste = list(state["shifts"]), bool(state["thought"]), list(state["haste"])
         self._show(View(**state["view"] | {"options": tuple(map(tuple, state["view"]["options"]))}))
 
     def _show(self, view: View) -> None:
@@ -200,29 +206,31 @@ class WebShopLiteEnv(TextEnv):
         """Searches in the instruction's own words, opens the first result that meets all of it, picks options and buys.
 
         Where the first page has none such, it searches for the name of the goal's own product instead. One that thinks
-        first goes through the results: `think[b274962152 no, b103257123 yes]`.
+        first goes through the results: `think[B274962152 no, B103257123 yes]`.
         """
         view, goal, ui = self._view, self.task.ground_truth, self._shop.ui
         if view.page == "search":
             asked = self._shop.products[goal["asin"]]
             words = _up_to(self.task.text.lower(), [*goal["attributes"], asked.query, *goal["options"].values()])
             return f"search[{words if any(map(self._meets, self._shop.search(words)[:10])) else asked.name}]"
-        if view.page == "item" and self._meets(view.asin):
-            missing = [value for group, value in goal["options"].items() if (group, value) not in view.options]
-            return f"click[{missing[0] if missing else ui['buy'].lower()}]"
+        any_result, no_options = self._haste
+        if view.page == "item" and (any_result or self._meets(view.asin)):
+            wanted, offered = {} if no_options else goal["options"], self._shop.products[view.asin].options
+            missing = [v for g, v in wanted.items() if v in offered.get(g, ()) and (g, v) not in view.options]
+            return f"click[{missing[0] if missing else ui['buy']}]"
         if view.page != "results":
-            return f"click[{ui['prev'].lower()}]"
+            return f"click[{ui['prev']}]"
         found = self._shop.search(view.keywords)
         page = found[10 * view.number - 10 : 10 * view.number]
-        if (first := next(filter(self._meets, page), None)) is not None:
-            codes = [shifted(asin, self._shifts).lower() for asin in page[: page.index(first) + 1]]
+        if (first := next((asin for asin in page if any_result or self._meets(asin)), None)) is not None:
+            codes = [shifted(asin, self._shifts) for asin in page[: page.index(first) + 1]]
             if self._thought or self.options["thoughts"] == "off":
                 return f"click[{codes[-1]}]"
             return f"think[{ui['list'].join([*(f'{code} no' for code in codes[:-1]), f'{codes[-1]} yes'])}]"
         elsewhere = [place for place, asin in enumerate(found) if self._meets(asin)]
         if not elsewhere:
-            return f"click[{ui['back'].lower()}]"
-        return f"click[{ui['next' if elsewhere[0] >= 10 * view.number else 'prev'].lower()}]"
+            return f"click[{ui['back']}]"
+        return f"click[{ui['next' if elsewhere[0] >= 10 * view.number else 'prev']}]"
 
     def _meets(self, asin: str) -> bool:
         """Whether it is the goal's own product, or earns the whole reward with the goal's options chosen."""
