@@ -21,7 +21,7 @@ lint: setup ## ruff and mypy
 	$(bin)/mypy
 
 test: lint ## lint and all tests; FULL=1 runs the sizes that the issues name
-	OMP_NUM_THREADS=1 $(bin)/python -m pytest -n 2 --dist loadfile $(ARGS)
+	OMP_NUM_THREADS=1 $(bin)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 clean: ## removes .venv and caches, leaves runs/
 	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis dist packages/*/dist

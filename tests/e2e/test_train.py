@@ -18,6 +18,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from tests.e2e.runs import SMALL, Run, assert_nothing_left, metrics, processes_of
 
 ROOT = Path(__file__).parents[2]
+FULL = bool(os.environ.get("SKYRL_TEST_FULL"))
 PAGES = ("README.md", "docs/plug-ins.md")
 REQUIRED = (
     *("step", "loss", "lr", "grad_norm", "entropy", "clip_fraction", "reward/mean", "length/mean"),
@@ -91,17 +92,27 @@ def sampled(folder: Path, step: int) -> list[list[int]]:
     return [turn["output_ids"] for line in lines for turn in line["turns"]]
 
 
-def test_killed_and_resumed_run_has_the_bytes_of_one_left_alone(left_alone: Path, clone: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("backend", ["vllm", "openai_server"] if FULL else ["vllm"])
+def test_a_killed_engine_and_a_killed_run_that_is_resumed_change_nothing(
+    left_alone: Path, clone: Path, tmp_path: Path, backend: str
+) -> None:
     folder = tmp_path / "run"
-    run = Run(folder, trainer__policy__model__path=clone, **MIXED)
+    settings = {"trainer__policy__model__path": clone, "generator__backend": backend, **MIXED}
+    run = Run(folder, **settings)
+    run.wait_for_step(1)
+    kill_engine(folder)
     run.wait_for_step(3)
+    rows = metrics(folder)
+    assert sum(row["engine_restarts"] for row in rows) == 1
+    assert all(row["failed"] == 0 for row in rows[1:])
     run.kill(signal.SIGKILL)
     run.finish()
     assert_nothing_left(folder, within=30)
-    code, output = Run(folder, trainer__policy__model__path=clone, **MIXED).finish()
+    code, output = Run(folder, **settings).finish()
     assert code == 0, output
     assert "step 2" in output  # the checkpoint that it went on from
     same_run(left_alone, folder)
+    assert_nothing_left(folder)
 
 
 def test_ctrl_c_saves_stops_everything_and_resumes(left_alone: Path, clone: Path, tmp_path: Path) -> None:
@@ -123,21 +134,6 @@ def test_ctrl_c_saves_stops_everything_and_resumes(left_alone: Path, clone: Path
     same_run(left_alone, folder)
     code, output = Run(folder, trainer__policy__model__path=clone, trainer__learning_rate=1e-3).finish()
     assert code == 2 and "trainer.learning_rate" in output and "Traceback" not in output
-
-
-@pytest.mark.parametrize("backend", ["vllm", "openai_server"] if os.environ.get("SKYRL_TEST_FULL") else ["vllm"])
-def test_a_killed_engine_changes_nothing(left_alone: Path, clone: Path, tmp_path: Path, backend: str) -> None:
-    folder = tmp_path / "run"
-    run = Run(folder, trainer__policy__model__path=clone, generator__backend=backend, **MIXED)
-    run.wait_for_step(2)
-    kill_engine(folder)
-    code, output = run.finish()
-    assert code == 0, output
-    rows = metrics(folder)
-    assert sum(row["engine_restarts"] for row in rows) == 1
-    assert all(row["failed"] == 0 for row in rows[1:])
-    same_run(left_alone, folder)
-    assert_nothing_left(folder)
 
 
 def kill_engine(folder: Path) -> None:
@@ -246,9 +242,6 @@ def test_the_python_api_of_the_readme_runs_the_examples_of_the_plug_ins_page(clo
     assert len(stored) == row["groups/drawn"] * 4 == len({line["trajectory_id"] for line in stored})
     assert all(line["scores"].keys() == {"brevity", "brief"} and line["prompt"][-1]["content"] for line in stored)
     assert_nothing_left(tmp_path / "run")
-
-
-FULL = bool(os.environ.get("SKYRL_TEST_FULL"))
 
 
 @pytest.mark.parametrize("seed", range(3) if FULL else range(1))
