@@ -19,7 +19,7 @@ from skyrl_eval.prompts import fill
 from skyrl_eval.tools import Pages
 from skyrl_gym.core import Outcome, Task, TextEnv
 from skyrl_gym.parsing import MAX_CALLS, parse_tool_calls
-from skyrl_gym.tools.tool import Tool, run_call, tool
+from skyrl_gym.tools.tool import Tool, responses, run_call, tool
 
 
 class QuestionEnv(TextEnv):
@@ -46,9 +46,8 @@ class QuestionEnv(TextEnv):
         calls = parse_tool_calls(final(action)) if self._tools else []  # none in its thoughts
         made = [run_call(self._tools, call, self.recorded) for call in calls]
         urls, self._pages.fetched = self._pages.fetched, []
-        said = [call["result"] if "result" in call else f"Error: {call['error']}" for call in made]
         return Outcome(
-            observation="\n".join(f"<tool_response>\n{text}\n</tool_response>" for text in said),
+            observation=responses(made),
             reward_parts={},
             valid_action=all(call["args"] is not None for call in made),
             terminated=not made,

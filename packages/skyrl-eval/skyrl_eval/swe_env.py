@@ -20,7 +20,7 @@ from skyrl_eval import prompts, sandbox, swe
 from skyrl_eval.benchmarks.common import Context, final
 from skyrl_gym.core import Choices, Outcome, Task, TextEnv
 from skyrl_gym.parsing import MAX_CALLS, parse_tool_calls
-from skyrl_gym.tools.tool import ToolError, run_call, tool
+from skyrl_gym.tools.tool import ToolError, responses, run_call, tool
 
 SECONDS, OUTPUT, LINES = 30.0, 16 << 10, 200
 LONGEST_PATCH, LONGEST_FILE = 1 << 20, 16 << 20
@@ -123,20 +123,20 @@ class SWEEnv(TextEnv):
     def act(self, action: str) -> Outcome:
         made = self._made(action)
         submitted = bool(made) and made[-1]["tool"] == "submit" and "result" in made[-1]
-        said = [call["result"] if "result" in call else f"Error: {call['error']}" for call in made] or [NO_CALL]
+        notes = [] if made else [NO_CALL]
         self._steps += 1
         over = submitted or self._steps == self._limit
         info: dict[str, Any] = {"tool_calls": made}
         patch = self._diff() if any(call["args"] is not None for call in made) else self._patch
         if len(patch) > LONGEST_PATCH:
-            said.append(f"Your changes have {len(patch)} characters, more than {LONGEST_PATCH}: they do not count.")
+            notes.append(f"Your changes have {len(patch)} characters, more than {LONGEST_PATCH}: they do not count.")
             info["patch_too_long"], patch = len(patch), ""
         if over or self._steps == 1 or self._patch != patch:
             info["submission"] = patch
         self._patch = patch
         resolved = over and self._resolved()
         return Outcome(
-            observation="" if submitted else "\n".join(f"<tool_response>\n{text}\n</tool_response>" for text in said),
+            observation="" if submitted else responses(made, *notes),
             reward_parts={"resolved": float(resolved)},
             valid_action=bool(made) and all(call["args"] is not None for call in made),
             success=resolved,

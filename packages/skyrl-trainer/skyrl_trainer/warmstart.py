@@ -34,6 +34,7 @@ from skyrl_trainer.init_policy import new_folder
 if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedTokenizerBase, ProgressCallback
+    from trl import SFTConfig
 
 DEFAULTS = Warmstart()
 LOSS_WINDOW = 10
@@ -160,7 +161,7 @@ def warmstart(
     import torch
     from datasets import Dataset
     from transformers import AutoModelForCausalLM, AutoTokenizer, ProgressCallback
-    from trl import SFTConfig, SFTTrainer
+    from trl import SFTTrainer
 
     from skyrl_trainer.learner import segments
     from skyrl_trainer.learner.cpu_linear import use_onednn
@@ -180,26 +181,7 @@ def warmstart(
     dataset = Dataset.from_dict(columns | {"shared": shared_lengths(conversations, pairs)})
     steps = max(1, round(options.epochs * len(pairs) / options.batch_size))
     with new_folder(out) as folder, tempfile.TemporaryDirectory() as scratch:
-        args = SFTConfig(
-            output_dir=scratch,
-            save_strategy="no",
-            report_to="none",
-            max_steps=steps,
-            per_device_train_batch_size=options.batch_size,
-            learning_rate=options.learning_rate,
-            lr_scheduler_type="constant_with_warmup",
-            warmup_steps=min(20, steps // 10),
-            adam_beta2=0.99,
-            dataset_kwargs={"skip_prepare_dataset": True},
-            max_length=None,
-            bf16=False,
-            gradient_checkpointing=False,
-            logging_steps=min(LOSS_WINDOW, steps),
-            seed=seed,
-            use_cpu=not torch.cuda.is_available(),
-            dataloader_pin_memory=False,
-            remove_unused_columns=False,
-        )
+        args = _settings(scratch, steps, options, seed)
 
         class CloneTrainer(SFTTrainer):
             def training_step(self, model: Any, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> torch.Tensor:
@@ -219,6 +201,32 @@ def warmstart(
         model.to(dtype).save_pretrained(folder)  # type: ignore[arg-type]  # transformers' wrapper hides `to`
         tokenizer.save_pretrained(folder)
     return [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+
+
+def _settings(scratch: str, steps: int, options: Warmstart, seed: int) -> SFTConfig:
+    import torch
+    from trl import SFTConfig
+
+    return SFTConfig(
+        output_dir=scratch,
+        save_strategy="no",
+        report_to="none",
+        max_steps=steps,
+        per_device_train_batch_size=options.batch_size,
+        learning_rate=options.learning_rate,
+        lr_scheduler_type="constant_with_warmup",
+        warmup_steps=min(20, steps // 10),
+        adam_beta2=0.99,
+        dataset_kwargs={"skip_prepare_dataset": True},
+        max_length=None,
+        bf16=False,
+        gradient_checkpointing=False,
+        logging_steps=min(LOSS_WINDOW, steps),
+        seed=seed,
+        use_cpu=not torch.cuda.is_available(),
+        dataloader_pin_memory=False,
+        remove_unused_columns=False,
+    )
 
 
 def _progress(target_loss: float, seconds: float) -> ProgressCallback:

@@ -16,7 +16,7 @@ import json
 import math
 import types
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -86,6 +86,15 @@ def run_call(
         text = f"{text[:longest]}... (cut: {len(text)} characters in all)"
     # A lone surrogate, which Python strings may hold, could not be written to a file.
     return done | {key: text.encode("utf-8", "replace").decode()}
+
+
+def responses(calls: Sequence[Mapping[str, Any]], *notes: str) -> str:
+    """What the model reads of calls that `run_call` ran, and of notes: each in tags, as Qwen's templates have them.
+
+    Example: responses([{"tool": "add", "args": {"x": 1}, "result": "2"}]) == "<tool_response>\\n2\\n</tool_response>"
+    """
+    texts = [call["result"] if "result" in call else f"Error: {call['error']}" for call in calls]
+    return "\n".join(f"<tool_response>\n{text}\n</tool_response>" for text in (*texts, *notes))
 
 
 def _answer_of(call: dict[str, Any], recorded: list[Mapping[str, Any]]) -> Mapping[str, Any]:

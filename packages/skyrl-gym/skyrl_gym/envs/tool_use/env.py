@@ -21,7 +21,7 @@ from skyrl_gym.envs.tool_use import tasks
 from skyrl_gym.parsing import MAX_CALLS, parse_tool_calls
 from skyrl_gym.tools.calculator import calculator
 from skyrl_gym.tools.search import Corpus
-from skyrl_gym.tools.tool import Tool, ToolError, run_call, tool
+from skyrl_gym.tools.tool import Tool, ToolError, responses, run_call, tool
 
 BUILTIN = ("calculator", "search", "wiki", "python_exec")
 
@@ -103,10 +103,9 @@ class ToolUseEnv(TextEnv):
         self._accepted += accepted
         planned = [call for calls in self.task.data["plan"] for call in calls]
         self._made += [x for call in made if "result" in call and (x := [call["tool"], call["args"]]) in planned]
-        said = [call["result"] if "result" in call else f"Error: {call['error']}" for call in made]
         neither = tasks.data()["texts"]["neither"][tasks.LANGS.index(self.task.lang)]
         return Outcome(
-            observation="\n".join(f"<tool_response>\n{text}\n</tool_response>" for text in said) or neither,
+            observation=responses(made) or neither,
             reward_parts={"answer": 0.0, "tool_calls": 0.0},
             valid_action=0 < len(made) == accepted,
             info={"tool_calls": made},
