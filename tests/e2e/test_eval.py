@@ -31,6 +31,7 @@ from tests.e2e.runs import Run, metrics
 from tests.eval.judge_server import match, served
 from tests.eval.made_up import ROWS, items
 from tests.eval.test_command import answer_sums, lines, run, sums, write
+from tests.eval.test_swe import make_instance
 
 RATING = json.dumps({"Answer Correctness": {"Correctness Details": {"x": False}, "Excessive Answers": []}})
 
@@ -97,6 +98,21 @@ def test_a_benchmark_runs_end_to_end(bench: str, server: str, policy: Path, tmp_
         assert line["steps"] == 1 and 0 < line["completion_tokens"] <= 24 and line["stop"] in ("done", "length")
     counts = json.loads((out / "results.json").read_text())["counts"]
     assert counts["ungraded"] == counts["missing"] == 0 and sum(counts.values()) == len(attempts)
+
+
+@pytest.mark.parametrize("bench", ["swe-verified", "swe-multilingual"])
+def test_a_code_agent_runs_end_to_end(bench: str, server: str, tmp_path: Path) -> None:
+    """Its words are noise, so that nothing is changed and nothing resolved."""
+    instance, out = make_instance(tmp_path), tmp_path / "run"
+    data = write(tmp_path / "tasks.jsonl", [instance.row])
+    words = [f"--bench={bench}", f"--data={data}", f"--repos={instance.repos}", "--executor=namespace"]
+    assert main(["eval", "code", *words, f"--base-url={server}", f"--out={out}", "--max-tokens=24", "--n=all"]) == 0
+    (attempt,) = lines(out / "attempts.jsonl")
+    assert (attempt["answer"], attempt["error"]) == ("", None) and attempt["steps"] > 1
+    assert "No tool call was found" in attempt["messages"][3]["content"]
+    results = json.loads((out / "results.json").read_text())
+    assert results["accuracy"] == results["own"]["resolved_guarded"] == 0 and results["counts"]["ungraded"] == 0
+    assert (out / "report.html").stat().st_size < 300_000
 
 
 def test_the_same_server_asked_by_messages(server: str, tmp_path: Path) -> None:

@@ -71,9 +71,14 @@ class Instance:
 
 @pytest.fixture(scope="module")
 def instance(tmp_path_factory: pytest.TempPathFactory) -> Instance:
-    repos = tmp_path_factory.mktemp("repos")
+    return make_instance(tmp_path_factory.mktemp("instance"))
+
+
+def make_instance(parent: Path) -> Instance:
+    repos, folder = parent / "repos", parent / "workspace"
     origin = repos / "made__up"
-    origin.mkdir()
+    for made in (origin, folder):
+        made.mkdir(parents=True)
     git(origin, "init", "-q", "-b", "main")
     commits = []
     for name, text in (("calc.py", BUGGY), ("test_calc.py", TESTS), ("calc.py", FIXED)):
@@ -97,7 +102,6 @@ def instance(tmp_path_factory: pytest.TempPathFactory) -> Instance:
     }
     script = items("swe-verified", [row])[0].gold["eval_script"]  # without plugins of ours, which take seconds
     row["eval_script"] = script.replace("cd /testbed", "cd /testbed\nexport PYTEST_DISABLE_PLUGIN_AUTOLOAD=1")
-    folder = tmp_path_factory.mktemp("workspace")
     swe.workspace("made/up", commits[1], folder, repos)
     return Instance(repos, folder, items("swe-verified", [row])[0], row)
 
