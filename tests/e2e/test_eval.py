@@ -55,9 +55,8 @@ def server(policy: Path) -> Iterator[str]:
         del kwargs[name]
     flags = [as_flag(name, value) for name, value in kwargs.items()]
     command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", *flags]
-    process = subprocess.Popen(
-        command, env=os.environ | ENGINE_ENV, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    )
+    quiet = subprocess.DEVNULL
+    process = subprocess.Popen(command, env=os.environ | ENGINE_ENV, stdout=quiet, stderr=quiet, start_new_session=True)
     try:
         deadline = time.monotonic() + 120
         while True:
@@ -69,7 +68,7 @@ def server(policy: Path) -> Iterator[str]:
                 time.sleep(0.2)
         yield f"http://127.0.0.1:{port}/v1"
     finally:
-        process.kill()
+        os.killpg(process.pid, signal.SIGKILL)  # its engine is a process of its own
         process.wait()
 
 
