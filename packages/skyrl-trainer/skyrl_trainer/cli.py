@@ -76,15 +76,11 @@ def _parse(words: list[str]) -> argparse.Namespace:
     train.set_defaults(command=_train)
 
     evaluate = commands.add_parser("eval", help="held-out evaluation; `eval agent` and `eval code` run benchmarks")
-    evaluate.add_argument("target", metavar="RUN|MODEL", help="a run folder, a Hugging Face folder or a model's name")
-    evaluate.add_argument("settings", nargs="*", metavar="RECIPE a.b=c", help=f"{SETTINGS}; a run has its own recipe")
-    evaluate.add_argument("--which", choices=("last", "best"), default="best", help="of a run's policies")
+    _target_arguments(evaluate, which="best")
     evaluate.set_defaults(command=_eval)
 
     serve = commands.add_parser("serve", help="an OpenAI-compatible endpoint of a run's policy or of any model")
-    serve.add_argument("target", metavar="RUN|MODEL", help="a run folder, a Hugging Face folder or a model's name")
-    serve.add_argument("settings", nargs="*", metavar="RECIPE a.b=c", help=f"{SETTINGS}; a run has its own recipe")
-    serve.add_argument("--which", choices=("last", "best"), default="last", help="of a run's policies")
+    _target_arguments(serve, which="last")
     serve.add_argument("--host", default=LOCALHOST, help="0.0.0.0 lets everybody ask who can reach this machine")
     serve.add_argument("--port", type=int, default=8000, help="0 takes a free one")
     serve.set_defaults(command=_serve)
@@ -122,6 +118,12 @@ def _parse(words: list[str]) -> argparse.Namespace:
     if rest:
         args.settings += rest
     return args
+
+
+def _target_arguments(parser: argparse.ArgumentParser, which: str) -> None:
+    parser.add_argument("target", metavar="RUN|MODEL", help="a run folder, a Hugging Face folder or a model's name")
+    parser.add_argument("settings", nargs="*", metavar="RECIPE a.b=c", help=f"{SETTINGS}; a run has its own recipe")
+    parser.add_argument("--which", choices=("last", "best"), default=which, help="of a run's policies")
 
 
 def _export_arguments(export: argparse.ArgumentParser) -> None:
