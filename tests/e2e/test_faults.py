@@ -8,10 +8,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 DRILL = Path(__file__).parents[2] / "benchmarks" / "faults.py"
 SMALL = ["--episodes", "60", "--env-kills", "3", "--engine-kills", "1", "--every", "0.7"]
 
 
+@pytest.mark.timeout(1800)
 def test_every_episode_comes_back_exactly_once_while_processes_are_killed() -> None:
     full = bool(os.environ.get("SKYRL_TEST_FULL"))
     arguments, limit = ([], 1800) if full else (SMALL, 300)
