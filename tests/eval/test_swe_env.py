@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib.util
 import json
 import signal
 import time
@@ -21,6 +22,7 @@ from skyrl_eval.report import TRANSCRIPTS, write_report
 from skyrl_eval.solve import solve
 from skyrl_eval.store import Run
 from skyrl_eval.swe_env import OUTPUT, SWEEnv, cut, snapshot
+from skyrl_trainer.errors import UserError
 from tests.eval.judge_server import served
 from tests.eval.test_swe import BUGGY, CONFTEST, FIXED, IN_SOURCE, Instance, git, instance
 
@@ -235,6 +237,15 @@ def test_a_task_that_is_none_is_refused(env: Env) -> None:
         env.reset(options={"task": {"question": "?"}})
     with pytest.raises(ValueError, match="no tasks of its own"):
         env.reset(seed=0)
+
+
+def test_what_grades_is_asked_for_before_the_agent_works(
+    env: Env, instance: Instance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(UserError, match=r"graded by the package swebench: pip install"):
+        env.reset(seed=0, options=options(instance))
+    env.reset(seed=0, options=options(instance, tests=False))
 
 
 def test_output_is_cut_from_the_middle() -> None:

@@ -7,7 +7,6 @@ others. Verdicts are written in the order of the attempts, so the same attempts 
 from __future__ import annotations
 
 import hashlib
-import importlib.util
 import inspect
 import os
 import sys
@@ -18,7 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from skyrl_eval import benchmarks, metrics, prompts, sandbox
+from skyrl_eval import benchmarks, metrics, prompts, sandbox, swe
 from skyrl_eval.benchmarks.common import Benchmark, Context, verdict
 from skyrl_eval.data import Data
 from skyrl_eval.judge import JudgeFailed
@@ -38,8 +37,8 @@ def check_ready(bench: str, context: Context) -> None:
         raise UserError(f"{bench} is graded by a judge (officially {judge}): give --judge-url and --judge-model.")
     if bench in benchmarks.CODE:
         sandbox.check(context.executor)
-    if bench.startswith("swe-") and not importlib.util.find_spec("swebench"):
-        raise UserError(f"{bench} is graded by the package swebench: pip install 'skyrl-trainer[swebench]'.")
+    if bench.startswith("swe-"):
+        swe.check()
 
 
 def grader_hash(bench: str, context: Context) -> str:

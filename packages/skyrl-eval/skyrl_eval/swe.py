@@ -10,6 +10,7 @@ the graded tests, conftest.py, pytest's configuration, what Python runs when it 
 
 from __future__ import annotations
 
+import importlib.util
 import re
 import subprocess
 import tempfile
@@ -19,6 +20,7 @@ from typing import Any
 
 from skyrl_eval import sandbox
 from skyrl_eval.sandbox import SandboxFailed
+from skyrl_trainer.errors import UserError
 
 START, END = ">>>>> Start Test Output", ">>>>> End Test Output"
 EXIT_CODE = ">>>>> Test Exit Code"
@@ -114,6 +116,12 @@ def is_resolved(instance: Mapping[str, Any], log: str) -> bool:
         file.flush()
         report = get_eval_report(make_test_spec(spec), prediction, file.name, include_tests_status=False)
     return bool(report[instance["instance_id"]]["resolved"])
+
+
+def check() -> None:
+    """UserError where the package that decides is not installed."""
+    if not importlib.util.find_spec("swebench"):
+        raise UserError("SWE-bench is graded by the package swebench: pip install 'skyrl-trainer[swebench]'.")
 
 
 def guarded(patch: str, test_patch: str) -> str:

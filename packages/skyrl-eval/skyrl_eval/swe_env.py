@@ -102,6 +102,8 @@ class SWEEnv(TextEnv):
         for name in ("question", "repo", "base_commit"):
             if not isinstance(row.get(name), str):
                 raise ValueError(f"options['task'], field {name!r}: expected a string, got {row.get(name)!r}.")
+        if row.get("tests"):
+            swe.check()  # now, not once the agent has done its work
         data = {name: row.get(name) for name in ("repo", "base_commit", "container", "executor", "repos")}
         task_id = f"swe:{row['repo']}:{row['base_commit'][:12]}"
         listed = "\n".join(json.dumps(item.schema["function"]) for item in self._tools.values())
