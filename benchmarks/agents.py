@@ -24,7 +24,7 @@ from statistics import mean
 
 from skyrl_trainer.config import flatten, load_config
 from skyrl_trainer.errors import UserError
-from skyrl_trainer.report.metrics import read_metrics
+from skyrl_trainer.report.history import read_metrics
 
 WANTED = {"tool_use": 0.3, "webshop_lite": 0.3, "alfworld_lite": 0.2}
 """By how much success is to rise above the warm start."""

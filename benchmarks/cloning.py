@@ -20,7 +20,7 @@ from pathlib import Path
 import yaml
 
 from skyrl_trainer.data import spec_label
-from skyrl_trainer.report.metrics import read_metrics
+from skyrl_trainer.report.history import read_metrics
 
 DEMONSTRATIONS = 40_000
 """At most; gone through again and again until the time is up."""

@@ -112,8 +112,8 @@ def drill(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
     from transformers import AutoModelForCausalLM
 
     from skyrl_trainer.config import Config
-    from skyrl_trainer.init_policy import init_policy
-    from skyrl_trainer.learner.session import Session
+    from skyrl_trainer.run.processes import Processes
+    from skyrl_trainer.tiny.init_policy import init_policy
     from skyrl_trainer.weight_sync.shared_memory import SharedMemorySync
 
     init_policy(folder / "policy", ["start 12", "now 345"] * 20, {}, args.seed)
@@ -125,17 +125,17 @@ def drill(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
     samples, size = draw_samples(args.episodes // TRIES, args.seed), STEP_EPISODES // TRIES
     done, dispatched, kills, over = list[Trajectory](), set[str](), Counter[str](), threading.Event()
     killer = threading.Thread(target=kill, args=(args, dispatched, over, kills), daemon=True)
-    with Session(config, str(folder / "policy")) as session:
-        session.wait_for_engines()
+    with Processes(config, str(folder / "policy")) as processes:
+        processes.wait_for_engines()
         learner = AutoModelForCausalLM.from_pretrained(folder / "policy", dtype="float32")
-        sync = SharedMemorySync(session.engines, learner.named_parameters)
+        sync = SharedMemorySync(processes.engines, learner.named_parameters)
         sync.sync(VERSION)
-        session.watch.restore = sync.restore
+        processes.watch.restore = sync.restore
         killer.start()
         for step, start in enumerate(range(0, len(samples), size)):
             batch = PromptBatch(step, samples[start : start + size], TRIES)
             dispatched |= {f"{step}/{i}/{j}" for i in range(len(batch.samples)) for j in range(TRIES)}
-            done += session.rollouts.run(batch).trajectories
+            done += processes.rollouts.run(batch).trajectories
             print(f"step {step}: {len(done)} episodes are back, {kills.total()} kills", flush=True)
         over.set()
         killer.join()

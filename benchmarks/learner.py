@@ -18,8 +18,8 @@ import time
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from skyrl_trainer.init_policy import TINY_QWEN3
 from skyrl_trainer.learner.cpu_linear import use_onednn
+from skyrl_trainer.tiny.init_policy import TINY_QWEN3
 
 
 def seconds(model: torch.nn.Module, ids_BT: torch.Tensor) -> float:

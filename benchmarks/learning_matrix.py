@@ -26,7 +26,7 @@ from typing import Any
 
 from skyrl_trainer.config import flatten, load_config
 from skyrl_trainer.errors import UserError
-from skyrl_trainer.report.metrics import read_metrics
+from skyrl_trainer.report.history import read_metrics
 
 STEPS, SEEDS = 60, [0, 1, 2]
 COMMON: dict[str, Any] = {"trainer.num_mini_batches": 4, "trainer.eval_interval": 10, "trainer.eval_batch_size": 500}

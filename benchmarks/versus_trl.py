@@ -65,11 +65,11 @@ def reply(message: dict[str, Any]) -> None:
 
 def ours(workload: dict[str, Any], policy: str, seed: int, learning_rate: float) -> None:
     from skyrl_trainer.config import load_config
-    from skyrl_trainer.learner.parts import Parts
-    from skyrl_trainer.learner.run_folder import RunFolder
-    from skyrl_trainer.learner.signals import StopSignal
-    from skyrl_trainer.learner.trainer import Trainer
-    from skyrl_trainer.report.metrics import read_metrics
+    from skyrl_trainer.report.history import read_metrics
+    from skyrl_trainer.run.folder import RunFolder
+    from skyrl_trainer.run.loop import Loop
+    from skyrl_trainer.run.run import Run
+    from skyrl_trainer.run.signals import StopSignal
 
     folder = tempfile.mkdtemp(prefix="versus-trl-")
     overrides = {
@@ -91,8 +91,8 @@ def ours(workload: dict[str, Any], policy: str, seed: int, learning_rate: float)
         "trainer.eval_batch_size": 1,
     }
     config = load_config(None, [f"{name}={value}" for name, value in overrides.items()])
-    with StopSignal() as stop, RunFolder(config) as run, Parts(config, run) as parts:
-        trainer = Trainer(parts, stop)
+    with StopSignal() as stop, RunFolder(config) as run, Run(config, run) as parts:
+        trainer = Loop(parts, stop)
         trainer.publish_and_log()
 
         def take_steps(count: int) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from skyrl_trainer.report.metrics import read_metrics
+from skyrl_trainer.report.history import read_metrics
 
 COLORS = ("#3067d6", "#d9722e", "#1f9d74", "#a04fc4", "#b8a01c")
 STYLE: dict[str, Any] = {"axes.spines.top": False, "axes.spines.right": False, "font.size": 11, "axes.grid": True}

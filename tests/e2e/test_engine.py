@@ -25,7 +25,7 @@ from skyrl_trainer.engine.openai_server import OpenAIServerEngine
 from skyrl_trainer.engine.transformers import TransformersEngine
 from skyrl_trainer.engine.vllm_actor import ENGINE_ENV, VLLMEngine
 from skyrl_trainer.errors import EngineDied, SyncError
-from skyrl_trainer.learner.engine_watch import EngineWatch
+from skyrl_trainer.run.engine_watch import EngineWatch
 from skyrl_trainer.types import GenerationOutput, GenerationRequest, SamplingOptions
 from skyrl_trainer.weight_sync.canary import Canary
 from skyrl_trainer.weight_sync.shared_memory import SharedMemorySync

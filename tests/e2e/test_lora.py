@@ -18,10 +18,10 @@ from skyrl_trainer.config import Config
 from skyrl_trainer.engine.openai_server import OpenAIServerEngine
 from skyrl_trainer.engine.vllm_actor import ENGINE_ENV, VLLMEngine
 from skyrl_trainer.errors import SyncError
-from skyrl_trainer.init_policy import init_policy
 from skyrl_trainer.learner import lora
-from skyrl_trainer.learner.engine_watch import EngineWatch
-from skyrl_trainer.learner.learner import Learner
+from skyrl_trainer.learner.model import Learner
+from skyrl_trainer.run.engine_watch import EngineWatch
+from skyrl_trainer.tiny.init_policy import init_policy
 from skyrl_trainer.types import GenerationOutput, GenerationRequest, SamplingOptions
 from skyrl_trainer.weight_sync.canary import Canary
 from skyrl_trainer.weight_sync.lora import AdapterSync

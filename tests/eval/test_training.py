@@ -10,7 +10,7 @@ from skyrl_eval.training import Exam
 from skyrl_trainer.config import load_config
 from skyrl_trainer.data import take_exams
 from skyrl_trainer.errors import UserError
-from skyrl_trainer.learner.parts import HeldOut
+from skyrl_trainer.run.run import HeldOut
 from skyrl_trainer.types import PromptBatch, RolloutBatch, StopReason, Trajectory, Turn
 from tests.eval.made_up import ROWS
 from tests.eval.test_command import write

@@ -19,7 +19,7 @@ from skyrl_trainer.algorithms.samplers import sampler_class
 from skyrl_trainer.config import Config
 from skyrl_trainer.errors import UserError
 from skyrl_trainer.learner.grpo import GRPOTrainer
-from skyrl_trainer.learner.learner import Learner
+from skyrl_trainer.learner.model import Learner
 from skyrl_trainer.learner.trainers import trainer_class
 from skyrl_trainer.types import RewardBatch, RolloutBatch, Sample, Trajectory, Turn
 from skyrl_trainer.user_file import load_plugin

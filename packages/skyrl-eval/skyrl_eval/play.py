@@ -88,8 +88,8 @@ def env_processes(env_ids: set[str], concurrency: int) -> Iterator[list[Any]]:
         return
     import ray
 
-    from skyrl_trainer.learner.guardian import start_guardian
     from skyrl_trainer.rollout.pool import EnvPool
+    from skyrl_trainer.run.guardian import start_guardian
 
     start_guardian()
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")

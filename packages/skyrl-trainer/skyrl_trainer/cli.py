@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 LOCALHOST = "127.0.0.1"
 SETTINGS = "a recipe (quickstart, or the path of a YAML file), then settings such as trainer.max_steps=10"
 MODULES = {
-    "replay": ("skyrl_trainer.trajectories", "play stored trajectories again and compare; score their tokens"),
-    "init-policy": ("skyrl_trainer.init_policy", "make a tiny policy and its tokenizer, without a download"),
-    "warmstart": ("skyrl_trainer.warmstart", "clone an env's expert trajectories into a policy"),
+    "replay": ("skyrl_trainer.replay.commands", "play stored trajectories again and compare; score their tokens"),
+    "init-policy": ("skyrl_trainer.tiny.init_policy", "make a tiny policy and its tokenizer, without a download"),
+    "warmstart": ("skyrl_trainer.tiny.clone", "clone an env's expert trajectories into a policy"),
 }
 """Commands whose modules bring `add_arguments(parser)` and `run(args)`."""
 
@@ -156,8 +156,8 @@ def _quiet() -> None:
 def _train(args: argparse.Namespace) -> int:
     _quiet()
     from skyrl_trainer.config import resolve
-    from skyrl_trainer.doctor import hardware
-    from skyrl_trainer.plan import obstacles, print_plan
+    from skyrl_trainer.dry_run.doctor import hardware
+    from skyrl_trainer.dry_run.plan import obstacles, print_plan
 
     resolved = resolve(*split_settings(args.settings))
     if args.dry_run:
@@ -165,11 +165,11 @@ def _train(args: argparse.Namespace) -> int:
         return 0
     for sentence in obstacles(resolved.config, hardware()):
         raise UserError(sentence)
-    from skyrl_trainer.learner.trainer import train
+    from skyrl_trainer.run.loop import train
 
     if args.serve is None:
         return train(resolved.config)
-    from skyrl_trainer.serve import PolicyServer
+    from skyrl_trainer.serve.server import PolicyServer
 
     return train(resolved.config, beside=PolicyServer(LOCALHOST, args.serve).beside)
 
@@ -177,8 +177,8 @@ def _train(args: argparse.Namespace) -> int:
 def _policy_of(args: argparse.Namespace) -> tuple[Config, str]:
     """The configuration and the model's path or name of a target that may be a run."""
     from skyrl_trainer.config import load_config
-    from skyrl_trainer.doctor import require_gym
-    from skyrl_trainer.plan import model_shape
+    from skyrl_trainer.dry_run.doctor import require_gym
+    from skyrl_trainer.dry_run.plan import model_shape
 
     recipe, overrides = split_settings(args.settings)
     model = args.target
@@ -196,7 +196,7 @@ def _policy_of(args: argparse.Namespace) -> tuple[Config, str]:
 def _serve(args: argparse.Namespace) -> None:
     _quiet()
     config, model = _policy_of(args)
-    from skyrl_trainer.serve import PolicyServer, serve
+    from skyrl_trainer.serve.server import PolicyServer, serve
 
     target = Path(args.target)
     serve(config, model, target.resolve().name if target.is_dir() else model, PolicyServer(args.host, args.port))
@@ -205,7 +205,7 @@ def _serve(args: argparse.Namespace) -> None:
 def _eval(args: argparse.Namespace) -> None:
     _quiet()
     config, model = _policy_of(args)
-    from skyrl_trainer.learner.trainer import evaluate
+    from skyrl_trainer.run.loop import evaluate
 
     metrics = evaluate(config, model)
     tasks, temperature = config.trainer.eval_batch_size, config.generator.eval_temperature
@@ -238,14 +238,14 @@ def _model_folder(run: Path, which: str) -> Path:
 
 def _export(args: argparse.Namespace) -> None:
     if args.trajectories:
-        from skyrl_trainer.trajectories import export_chat
+        from skyrl_trainer.replay.commands import export_chat
 
         print(export_chat(args.run, args.trajectories, args.step, args.min_reward, args.only_success))
         return
     _quiet()
     import shutil
 
-    from skyrl_trainer.init_policy import new_folder
+    from skyrl_trainer.tiny.init_policy import new_folder
 
     source = _model_folder(args.run, args.which)
     with new_folder(args.out) as folder:
@@ -261,14 +261,14 @@ def _export(args: argparse.Namespace) -> None:
 
 
 def _envs(args: argparse.Namespace) -> int:
-    from skyrl_trainer.doctor import require_gym
+    from skyrl_trainer.dry_run.doctor import require_gym
 
     require_gym()
     return int(import_module("skyrl_gym.__main__").main([]) or 0)
 
 
 def _doctor(args: argparse.Namespace) -> int:
-    from skyrl_trainer.doctor import examine
+    from skyrl_trainer.dry_run.doctor import examine
 
     failed = False
     for mark, subject, text in examine():

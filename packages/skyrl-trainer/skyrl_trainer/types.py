@@ -286,3 +286,11 @@ class TrainingBatch:
     """What the critic is to predict; None without one."""
     values_N: torch.Tensor | None
     """What the critic predicted before the first update of this rollout."""
+
+
+@dataclass(frozen=True, slots=True)
+class LearnerState:
+    """What a learner needs to go on: tensors by name, and numbers that JSON keeps exactly."""
+
+    tensors: dict[str, torch.Tensor]
+    numbers: dict[str, Any]

@@ -19,12 +19,12 @@ from skyrl_trainer.algorithms.samplers import CurriculumSampler, UniformSampler,
 from skyrl_trainer.config import Config
 from skyrl_trainer.data import SampleSource
 from skyrl_trainer.errors import UserError
-from skyrl_trainer.learner.parts import Parts
 from skyrl_trainer.learner.ranks import Ranks
-from skyrl_trainer.learner.run_folder import RunFolder
-from skyrl_trainer.learner.signals import StopSignal
-from skyrl_trainer.learner.trainer import Trainer
 from skyrl_trainer.report.table import LiveTable
+from skyrl_trainer.run.folder import RunFolder
+from skyrl_trainer.run.loop import Loop
+from skyrl_trainer.run.run import Run
+from skyrl_trainer.run.signals import StopSignal
 from skyrl_trainer.types import PromptBatch, RolloutBatch, Sample, StepMetrics, Trajectory, Turn
 
 
@@ -157,12 +157,12 @@ def test_an_unknown_sampler_is_refused() -> None:
         sampler_class("dynamc")
 
 
-class DrawnParts(Parts):
+class DrawnRun(Run):
     """The parts of a loop without processes: tries are made up, and earn what their trajectory's number says."""
 
     def __init__(self, config: Config, run: RunFolder, step: int, reward: Callable[[int, int], float]) -> None:
         super().__init__(config, run)
-        self.session: Any = SimpleNamespace(rollouts=SimpleNamespace(run=self.play))
+        self.processes: Any = SimpleNamespace(rollouts=SimpleNamespace(run=self.play))
         self.table = LiveTable(1, console=Console(file=StringIO(), width=200))
         self.at, self.reward, self.played = step, reward, list[str]()
 
@@ -191,8 +191,8 @@ def draw(folder: Path, reward: Callable[[int, int], float], step: int = 1, **opt
             "generator": {"num_generations": 2},
         }
     )
-    parts = DrawnParts(config, RunFolder(config), step, reward)
-    rewards, metrics = Trainer(parts, StopSignal()).roll_out()
+    parts = DrawnRun(config, RunFolder(config), step, reward)
+    rewards, metrics = Loop(parts, StopSignal()).roll_out()
     return rewards, metrics, parts
 
 

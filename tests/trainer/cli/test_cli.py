@@ -11,11 +11,11 @@ import pytest
 
 import skyrl_trainer.cli as cli
 from skyrl_trainer.config import load_config, resolve
-from skyrl_trainer.doctor import Gpu, Hardware, require_gym
+from skyrl_trainer.dry_run.doctor import Gpu, Hardware, require_gym
+from skyrl_trainer.dry_run.limits import ModelShape, limits, memory
+from skyrl_trainer.dry_run.plan import model_shape, obstacles, placement, print_plan
 from skyrl_trainer.errors import UserError
-from skyrl_trainer.learner.run_folder import RunFolder
-from skyrl_trainer.limits import ModelShape, limits, memory
-from skyrl_trainer.plan import model_shape, obstacles, placement, print_plan
+from skyrl_trainer.run.folder import RunFolder
 
 LAPTOP = Hardware(cores=2, memory=8 * 2**30, gpus=())
 EIGHT_H200 = Hardware(96, 2**40, (Gpu("NVIDIA H200", 141 * 10**9),) * 8)
@@ -188,7 +188,7 @@ def test_a_model_that_is_not_on_this_machine_is_a_sentence_not_an_error(capsys: 
 
 
 def test_too_little_memory_is_said(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr("skyrl_trainer.plan.hardware", lambda: LAPTOP)
+    monkeypatch.setattr("skyrl_trainer.dry_run.plan.hardware", lambda: LAPTOP)
     print_plan(resolve(None, ["generator.max_concurrency=1000000"]))
     assert "GiB of memory are needed, and there are 8.0 GiB." in capsys.readouterr().out
 
@@ -268,13 +268,13 @@ def test_a_plan_is_printed_even_when_there_is_no_model(capsys: pytest.CaptureFix
 
 
 def test_a_foreign_skyrl_gym_stops_training(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("skyrl_trainer.doctor.version", lambda name: "0.4.0")
+    monkeypatch.setattr("skyrl_trainer.dry_run.doctor.version", lambda name: "0.4.0")
     with pytest.raises(UserError, match="is a different project of the same name: run `pip uninstall skyrl-gym`"):
         require_gym()
 
 
 def test_export_copies_a_policy_that_loads_and_nothing_else(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    from skyrl_trainer.init_policy import init_policy
+    from skyrl_trainer.tiny.init_policy import init_policy
 
     sizes = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 1}
     init_policy(tmp_path / "run/model/last", ["What is 1 + 1?"], {**sizes, "num_key_value_heads": 1}, seed=0)

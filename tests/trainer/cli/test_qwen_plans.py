@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from skyrl_trainer import plan
 from skyrl_trainer.config import load_config, resolve
-from skyrl_trainer.doctor import Gpu, Hardware
-from skyrl_trainer.limits import CARDS, ModelShape, adapter_size, card, gpu_memory, learner_memory, limits
+from skyrl_trainer.dry_run import plan
+from skyrl_trainer.dry_run.doctor import Gpu, Hardware
+from skyrl_trainer.dry_run.limits import CARDS, ModelShape, adapter_size, card, gpu_memory, learner_memory, limits
 from skyrl_trainer.weight_sync.colocation import shares_gpus, sync_backend
 
 LAPTOP = Hardware(cores=2, memory=8 * 2**30, gpus=())

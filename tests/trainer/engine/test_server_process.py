@@ -11,7 +11,7 @@ import pytest
 from skyrl_trainer.config import Config, load_config
 from skyrl_trainer.engine.server_process import as_flag
 from skyrl_trainer.errors import UserError
-from skyrl_trainer.learner.session import check_engines, engine_kwargs_of
+from skyrl_trainer.run.processes import check_engines, engine_kwargs_of
 
 
 class OtherServer(BaseHTTPRequestHandler):

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from skyrl_trainer.engine.transformers import TransformersEngine
-from skyrl_trainer.engine.weights import FlatBuffer
 from skyrl_trainer.types import GenerationOutput, GenerationRequest, SamplingOptions
+from skyrl_trainer.weight_sync.buffer import FlatBuffer
 from tests.trainer.learner.tiny_models import save_model
 
 

@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM
 from skyrl_trainer.errors import UserError
 from skyrl_trainer.learner import segments as segments_module
 from skyrl_trainer.learner.batch import Row, collate, cut, make_rows
-from skyrl_trainer.learner.learner import Learner
+from skyrl_trainer.learner.model import Learner
 from skyrl_trainer.learner.segments import Segments
 
 

@@ -21,14 +21,14 @@ from torch.distributed.tensor import DTensor
 
 from skyrl_trainer.errors import UserError
 from skyrl_trainer.learner import group as group_module
-from skyrl_trainer.learner import learner as learner_module
+from skyrl_trainer.learner import model as learner_module
 from skyrl_trainer.learner.batch import Row, make_rows
-from skyrl_trainer.learner.checkpoint import Checkpoints
 from skyrl_trainer.learner.group import LearnerGroup, LearnerProcess
 from skyrl_trainer.learner.grpo import GRPOTrainer
-from skyrl_trainer.learner.learner import Learner
+from skyrl_trainer.learner.model import Learner
 from skyrl_trainer.learner.ranks import Ranks, shares, whole
 from skyrl_trainer.learner.trainers import trainer_class
+from skyrl_trainer.run.checkpoint import Checkpoints
 from skyrl_trainer.weight_sync.digest import Digest
 from skyrl_trainer.weight_sync.nccl import WeightSender
 

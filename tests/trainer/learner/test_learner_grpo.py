@@ -11,10 +11,10 @@ import torch
 from tiny_models import make_batch, make_config, save_model
 
 from skyrl_trainer.errors import UserError
-from skyrl_trainer.learner import learner as learner_module
+from skyrl_trainer.learner import model as learner_module
 from skyrl_trainer.learner.batch import make_rows, set_advantages
 from skyrl_trainer.learner.grpo import GRPOTrainer, Row
-from skyrl_trainer.learner.learner import Learner, Scorer
+from skyrl_trainer.learner.model import Learner, Scorer
 from skyrl_trainer.learner.trainers import register_trainer, trainer_class
 
 

@@ -12,13 +12,13 @@ from tiny_models import make_batch, make_config, save_model
 from transformers import AutoModelForCausalLM
 
 from skyrl_trainer.config import load_config
+from skyrl_trainer.dry_run.limits import ModelShape, memory
 from skyrl_trainer.errors import UserError
 from skyrl_trainer.learner import lora
 from skyrl_trainer.learner.batch import collate, make_rows
-from skyrl_trainer.learner.checkpoint import Checkpoints
 from skyrl_trainer.learner.grpo import GRPOTrainer
-from skyrl_trainer.learner.learner import Learner, Scorer
-from skyrl_trainer.limits import ModelShape, memory
+from skyrl_trainer.learner.model import Learner, Scorer
+from skyrl_trainer.run.checkpoint import Checkpoints
 from skyrl_trainer.types import TrainingBatch
 
 IDS = list(range(3, 60))

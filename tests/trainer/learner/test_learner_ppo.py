@@ -13,7 +13,7 @@ from tiny_models import make_batch, make_config, save_model
 from skyrl_trainer.errors import UserError
 from skyrl_trainer.learner.batch import collate, make_rows, set_advantages
 from skyrl_trainer.learner.grpo import GRPOTrainer, Meter
-from skyrl_trainer.learner.learner import Learner, Scorer
+from skyrl_trainer.learner.model import Learner, Scorer
 from skyrl_trainer.learner.ppo import Critic, PPOTrainer
 from skyrl_trainer.learner.trainers import trainer_class
 

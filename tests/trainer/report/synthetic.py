@@ -7,7 +7,7 @@ import random
 from pathlib import Path
 
 from skyrl_trainer.config import load_config, to_yaml
-from skyrl_trainer.report.metrics import MetricsWriter
+from skyrl_trainer.report.history import MetricsWriter
 from skyrl_trainer.rollout.store import JsonlTrajectoryStore
 from skyrl_trainer.types import RolloutBatch, Sample, StopReason, Trajectory, Turn
 

@@ -14,8 +14,8 @@ from rich.console import Console
 
 from skyrl_trainer.config import load_config
 from skyrl_trainer.errors import UserError
+from skyrl_trainer.report.history import MetricsWriter, read_metrics
 from skyrl_trainer.report.html import MAX_CHARACTERS, write_report
-from skyrl_trainer.report.metrics import MetricsWriter, read_metrics
 from skyrl_trainer.report.table import LiveTable, header, row
 from skyrl_trainer.report.trackers import Tracker
 from skyrl_trainer.rollout.store import JsonlTrajectoryStore

@@ -16,13 +16,13 @@ from skyrl_trainer.algorithms.samplers import sampler_class
 from skyrl_trainer.cli import main
 from skyrl_trainer.config import Config, load_config, to_yaml
 from skyrl_trainer.errors import UserError
-from skyrl_trainer.learner.checkpoint import Checkpoints
-from skyrl_trainer.learner.learner import Learner
-from skyrl_trainer.learner.parts import Parts
-from skyrl_trainer.learner.recompute import load_scorer, score
-from skyrl_trainer.learner.run_folder import RunFolder
+from skyrl_trainer.learner.model import Learner
+from skyrl_trainer.replay.recompute import load_scorer, score
 from skyrl_trainer.rollout.store import JsonlTrajectoryStore
 from skyrl_trainer.rollout.stored import StoredRollouts, stored_folders
+from skyrl_trainer.run.checkpoint import Checkpoints
+from skyrl_trainer.run.folder import RunFolder
+from skyrl_trainer.run.run import Run
 from skyrl_trainer.types import PromptBatch, RolloutBatch, Sample, StopReason, Trajectory
 from tests.trainer.fakes import tiny_policy, tiny_tokenizer
 from tests.trainer.recorded import FAMILIES, record
@@ -203,7 +203,7 @@ def test_what_cannot_be_learned_from_is_refused(
         RunFolder(config(run, trainer__run_dir=str(tmp_path), **changes)) as opened,
         pytest.raises(UserError, match=sentence),
     ):
-        Parts(opened.config, opened)
+        Run(opened.config, opened)
 
 
 def test_folders_stand_alone_and_a_run_does_not_learn_from_itself(run: Path, tmp_path: Path) -> None:

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from skyrl_trainer.config import Config
-from skyrl_trainer.learner.parts import Parts
-from skyrl_trainer.learner.trainer import Trainer
+from skyrl_trainer.run.loop import Loop
+from skyrl_trainer.run.run import Run
 from skyrl_trainer.types import RewardBatch, RolloutBatch
 from skyrl_trainer.weight_sync.colocation import Colocation, State, shares_gpus
 
@@ -87,7 +87,7 @@ def test_memory_is_shared_on_gpus_that_take_turns(gpus: int, together: bool, sha
 class OneStep:
     """The parts of a run as far as a step's update and its publishing need them; `publish` is the real one."""
 
-    publish = Parts.publish
+    publish = Run.publish
 
     def __init__(self, calls: list[Any]) -> None:
         def record(name: str, result: Any) -> Any:
@@ -99,7 +99,7 @@ class OneStep:
         self.sampler = SimpleNamespace(state_dict=dict)
         report = SimpleNamespace(engine_checksums=["same"])
         self.sync = SimpleNamespace(sync=record("sync", report), report=report)
-        self.session = SimpleNamespace(watch=SimpleNamespace(check=lambda wait: False))
+        self.processes = SimpleNamespace(watch=SimpleNamespace(check=lambda wait: False))
         self.canary = SimpleNamespace(check=record("canary", {}))
         self.learner = SimpleNamespace(token_logprobs=None)
         self.store = SimpleNamespace(write=record("store", None))
@@ -114,7 +114,7 @@ class OneStep:
 
 def test_in_a_step_engines_sleep_while_the_learner_computes_and_are_awake_for_the_canary() -> None:
     calls: list[Any] = []
-    trainer = Trainer(OneStep(calls), SimpleNamespace(interruptible=nullcontext))  # type: ignore[arg-type]
+    trainer = Loop(OneStep(calls), SimpleNamespace(interruptible=nullcontext))  # type: ignore[arg-type]
     trainer.seconds = {"time/rollout": 1.0}
     trainer.learn(RewardBatch(RolloutBatch(10, []), [], [], [], []), {"tokens": 1.0})
     trainer.publish_and_log()

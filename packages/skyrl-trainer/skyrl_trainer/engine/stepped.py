@@ -18,9 +18,9 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
 
-from skyrl_trainer.allocator import INTERVAL, return_free_memory
 from skyrl_trainer.engine.actor import CALL_SECONDS, LOAD_SECONDS, EngineActor, refusal
 from skyrl_trainer.errors import EngineDied, UserError
+from skyrl_trainer.process_memory import INTERVAL, return_free_memory
 from skyrl_trainer.types import GenerationOutput, GenerationRequest
 
 

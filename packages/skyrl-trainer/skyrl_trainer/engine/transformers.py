@@ -12,8 +12,8 @@ from typing import Any
 import torch
 
 from skyrl_trainer.engine.stepped import SteppedEngine
-from skyrl_trainer.engine.weights import FlatBuffer
 from skyrl_trainer.types import GenerationOutput, GenerationRequest
+from skyrl_trainer.weight_sync.buffer import FlatBuffer
 
 PREFILL_TOKENS = 16384
 """Prompt tokens admitted before one step: bounds the memory of a prefill."""

@@ -19,16 +19,15 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from torch.distributed import TCPStore
 from transformers import AutoTokenizer
 
-from skyrl_trainer.allocator import INTERVAL, return_free_memory
 from skyrl_trainer.config import Config
-from skyrl_trainer.engine.weights import FlatBuffer
 from skyrl_trainer.errors import UserError
-from skyrl_trainer.learner.checkpoint import State
 from skyrl_trainer.learner.grpo import GRPOTrainer
-from skyrl_trainer.learner.learner import Learner
+from skyrl_trainer.learner.model import Learner
 from skyrl_trainer.learner.ranks import Ranks, whole
-from skyrl_trainer.types import RewardBatch, StepMetrics
+from skyrl_trainer.process_memory import INTERVAL, return_free_memory
+from skyrl_trainer.types import LearnerState, RewardBatch, StepMetrics
 from skyrl_trainer.user_file import load_plugin
+from skyrl_trainer.weight_sync.buffer import FlatBuffer
 from skyrl_trainer.weight_sync.nccl import WeightSender
 
 CALL_SECONDS = 4 * 3600.0
@@ -100,7 +99,7 @@ class LearnerProcess:
             tensors = FlatBuffer(path, layout).tensors
         else:  # perhaps on another machine: the values come from rank 0
             tensors = {e["name"]: torch.empty(e["shape"], dtype=getattr(torch, e["dtype"])) for e in layout}
-        self.algorithm.load_state_dict(State(tensors, numbers))
+        self.algorithm.load_state_dict(LearnerState(tensors, numbers))
 
 
 class LearnerGroup:
@@ -152,13 +151,13 @@ class LearnerGroup:
         self._everywhere("write_weights")
         return iter(self.buffer.tensors.items())
 
-    def state_dict(self) -> State:
+    def state_dict(self) -> LearnerState:
         shared, numbers = self._everywhere("write_state")[0]
         buffer = FlatBuffer(*shared)
         buffer.unlink()
-        return State(buffer.tensors, numbers)
+        return LearnerState(buffer.tensors, numbers)
 
-    def load_state_dict(self, state: State) -> None:
+    def load_state_dict(self, state: LearnerState) -> None:
         buffer = FlatBuffer.create(state.tensors.items())
         try:
             for name, tensor in state.tensors.items():

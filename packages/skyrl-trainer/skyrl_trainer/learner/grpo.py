@@ -21,12 +21,11 @@ from skyrl_trainer.algorithms.rewards import configured
 from skyrl_trainer.config import Config
 from skyrl_trainer.errors import UserError
 from skyrl_trainer.learner.batch import Row, collate, cut, make_rows, record_advantages, set_advantages
-from skyrl_trainer.learner.checkpoint import State
-from skyrl_trainer.learner.learner import Learner, Scorer
+from skyrl_trainer.learner.model import Learner, Scorer
 from skyrl_trainer.learner.ranks import Ranks
 from skyrl_trainer.protocols import RewardFunction
-from skyrl_trainer.report.metrics import read_metrics
-from skyrl_trainer.types import AdvantageBatch, RewardBatch, StepMetrics, TrainingBatch
+from skyrl_trainer.report.history import read_metrics
+from skyrl_trainer.types import AdvantageBatch, LearnerState, RewardBatch, StepMetrics, TrainingBatch
 from skyrl_trainer.user_file import load_plugin
 
 _TRAINERS: Registry[type[GRPOTrainer]] = Registry("trainer.algorithm.name")
@@ -110,13 +109,14 @@ class GRPOTrainer(PolicyLoss):
 
     def train(self) -> StepMetrics:
         """Runs or resumes the whole run with this algorithm, as the command line does; its last step's metrics."""
-        from skyrl_trainer.learner import trainer
+
+        from skyrl_trainer.run import loop
 
         algorithm = self.config.trainer.algorithm
         if trainer_class(algorithm.name) is not type(self):  # the run folder's config.yaml is to say what it was
             algorithm.name = type(self).__name__
             register_trainer(algorithm.name)(type(self))
-        trainer.train(self.config, self)
+        loop.train(self.config, self)
         return read_metrics(self.config.run_path.expanduser())[-1]
 
     def start(self, learner: Learner, reference: Scorer | None = None) -> Self:
@@ -197,12 +197,12 @@ class GRPOTrainer(PolicyLoss):
         """What takes an optimizer step: the learner first."""
         return [self.learner]
 
-    def state_dict(self) -> State:
+    def state_dict(self) -> LearnerState:
         """The learner's state, and what the algorithm itself remembers from rollout to rollout."""
         state = self.learner.state_dict()
-        return State(state.tensors, {**state.numbers, "beta": self.beta})
+        return LearnerState(state.tensors, {**state.numbers, "beta": self.beta})
 
-    def load_state_dict(self, state: State) -> None:
+    def load_state_dict(self, state: LearnerState) -> None:
         """Raises UserError when the state is another model's."""
         self.learner.load_state_dict(state)
         self.beta = float(state.numbers["beta"])

@@ -24,11 +24,10 @@ from skyrl_trainer.config import Config
 from skyrl_trainer.errors import UserError
 from skyrl_trainer.learner import lora
 from skyrl_trainer.learner.batch import Row, with_end
-from skyrl_trainer.learner.checkpoint import State
 from skyrl_trainer.learner.grpo import GRPOTrainer, Meter, register_trainer
-from skyrl_trainer.learner.learner import Learner, Optimized, Scorer
+from skyrl_trainer.learner.model import Learner, Optimized, Scorer
 from skyrl_trainer.learner.ranks import reshard, whole
-from skyrl_trainer.types import AdvantageBatch, RewardBatch, StepMetrics, TrainingBatch
+from skyrl_trainer.types import AdvantageBatch, LearnerState, RewardBatch, StepMetrics, TrainingBatch
 
 
 @register_trainer("ppo")
@@ -96,11 +95,11 @@ class PPOTrainer(GRPOTrainer):
     def models(self) -> list[Learner | Critic]:
         return [self.learner, self.critic]
 
-    def state_dict(self) -> State:
+    def state_dict(self) -> LearnerState:
         mine, critic = super().state_dict(), self.critic.state_dict()
-        return State(mine.tensors | critic.tensors, mine.numbers | critic.numbers)
+        return LearnerState(mine.tensors | critic.tensors, mine.numbers | critic.numbers)
 
-    def load_state_dict(self, state: State) -> None:
+    def load_state_dict(self, state: LearnerState) -> None:
         super().load_state_dict(state)
         self.critic.load_state_dict(state)
 
@@ -177,11 +176,11 @@ class Critic(Optimized):
         reshard(self.body.model)
         return learning_rate
 
-    def state_dict(self) -> State:
+    def state_dict(self) -> LearnerState:
         reshard(self.body.model)
         tensors = self.state_tensors("critic_", self.parameters)
-        return State(tensors, {"critic_scheduler": self.scheduler.state_dict()})
+        return LearnerState(tensors, {"critic_scheduler": self.scheduler.state_dict()})
 
-    def load_state_dict(self, state: State) -> None:
+    def load_state_dict(self, state: LearnerState) -> None:
         reshard(self.body.model)
         self.load_state_tensors("critic_", self.parameters, state, self.ranks)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from skyrl_trainer.config import Config, flatten, load_config
 from skyrl_trainer.errors import UserError
-from skyrl_trainer.report.metrics import read_metrics
+from skyrl_trainer.report.history import read_metrics
 
 if TYPE_CHECKING:
     from skyrl_trainer.types import RolloutBatch, Trajectory

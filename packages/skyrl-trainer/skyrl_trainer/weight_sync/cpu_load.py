@@ -17,7 +17,7 @@ import torch
 from vllm.model_executor.layers.linear import LinearBase, UnquantizedLinearMethod
 from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
 
-from skyrl_trainer.engine.weights import FlatBuffer
+from skyrl_trainer.weight_sync.buffer import FlatBuffer
 
 
 class DirectLoad:

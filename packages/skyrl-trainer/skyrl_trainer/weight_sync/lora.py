@@ -15,10 +15,10 @@ from typing import Any
 
 from safetensors.torch import save_file
 
-from skyrl_trainer.engine.weights import FlatBuffer, checksum, folder_with_room
 from skyrl_trainer.errors import SyncError, UserError
-from skyrl_trainer.learner.learner import Learner
 from skyrl_trainer.learner.lora import adapter_tensors
+from skyrl_trainer.learner.model import Learner
+from skyrl_trainer.weight_sync.buffer import FlatBuffer, checksum, folder_with_room
 from skyrl_trainer.weight_sync.shared_memory import SharedMemorySync, SyncReport
 
 

@@ -28,7 +28,7 @@ from skyrl_trainer.weight_sync.digest import Digest
 from skyrl_trainer.weight_sync.shared_memory import CALL_SECONDS, EngineCalls, SyncReport
 
 if TYPE_CHECKING:
-    from skyrl_trainer.learner.learner import Learner
+    from skyrl_trainer.learner.model import Learner
 
 BUCKET_BYTES = 2**29
 """Holds the largest tensor of models up to 4 B parameters; a larger one gets a bucket of its own."""

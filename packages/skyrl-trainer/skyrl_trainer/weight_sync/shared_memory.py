@@ -18,9 +18,9 @@ import ray
 import torch
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from skyrl_trainer.engine.weights import FlatBuffer
 from skyrl_trainer.errors import EngineLost, SyncError, UserError
 from skyrl_trainer.protocols import NamedTensors
+from skyrl_trainer.weight_sync.buffer import FlatBuffer
 
 CALL_SECONDS = 600.0
 """Longest wait for one phase of a sync on all engines."""

@@ -30,7 +30,7 @@ from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, 
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 from vllm.platforms import current_platform
 
-from skyrl_trainer.engine.weights import FlatBuffer, checksum
+from skyrl_trainer.weight_sync.buffer import FlatBuffer, checksum
 from skyrl_trainer.weight_sync.cpu_load import DirectLoad
 from skyrl_trainer.weight_sync.digest import Digest
 

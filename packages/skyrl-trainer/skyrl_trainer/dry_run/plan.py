@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from skyrl_trainer.config import Config, Resolved, flatten
-from skyrl_trainer.doctor import GIB, Hardware, hardware, require_gym
+from skyrl_trainer.dry_run.doctor import GIB, Hardware, hardware, require_gym
+from skyrl_trainer.dry_run.limits import PASSING, ModelShape, card, devices, gpu_memory, gpus_needed, limits, memory
 from skyrl_trainer.errors import UserError
-from skyrl_trainer.limits import PASSING, ModelShape, card, devices, gpu_memory, gpus_needed, limits, memory
 
 QWEN_1_5B = {"hidden_size": 1536, "num_hidden_layers": 28, "num_attention_heads": 12, "num_key_value_heads": 2}
 QWEN_1_5B |= {"intermediate_size": 8960, "vocab_size": 151_936}
@@ -40,7 +40,7 @@ def model_shape(config: Config) -> ModelShape | None:
     """None where it can't be known here: not downloaded yet, or of another kind. UserError where there is no model."""
     model = config.trainer.policy.model
     if model.path == "tiny":
-        from skyrl_trainer.init_policy import DEFAULT_VOCAB_SIZE, TINY_QWEN3
+        from skyrl_trainer.tiny.init_policy import DEFAULT_VOCAB_SIZE, TINY_QWEN3
 
         return ModelShape.of({**TINY_QWEN3, "vocab_size": DEFAULT_VOCAB_SIZE, **model.tiny_kwargs}, model.dtype)
     file = config_file(config)

@@ -13,9 +13,9 @@ from transformers import AutoModelForCausalLM
 from skyrl_trainer.agent.prompt import load_chat_prompt
 from skyrl_trainer.data import Conversation, conversation_texts, load_samples
 from skyrl_trainer.errors import UserError
-from skyrl_trainer.init_policy import init_policy
 from skyrl_trainer.learner import segments
-from skyrl_trainer.warmstart import clone_loss, collate, encode_conversation, micro_batches, shared_lengths, warmstart
+from skyrl_trainer.tiny.clone import clone_loss, collate, encode_conversation, micro_batches, shared_lengths, warmstart
+from skyrl_trainer.tiny.init_policy import init_policy
 
 SMALL = {"hidden_size": 64, "num_hidden_layers": 2, "intermediate_size": 128, "num_attention_heads": 2}
 SPEC = "text_math?split=train"
@@ -29,7 +29,7 @@ def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def clone(policy: Path, out: Path, *more: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "skyrl_trainer.warmstart", "--policy", str(policy), "--out", str(out)]
+    command = [sys.executable, "-m", "skyrl_trainer.tiny.clone", "--policy", str(policy), "--out", str(out)]
     command += ["--data", SPEC, "--num-demonstrations", "64", "--epochs", "20", "--batch-size", "32", *more]
     return subprocess.run(command, capture_output=True, text=True, timeout=300)
 

@@ -18,26 +18,26 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 from skyrl_trainer.config import Config
 from skyrl_trainer.learner.grpo import GRPOTrainer
-from skyrl_trainer.learner.guardian import start_guardian
-from skyrl_trainer.learner.parts import HeldOut, Parts
-from skyrl_trainer.learner.run_folder import RunFolder
-from skyrl_trainer.learner.session import Session, check_engines
-from skyrl_trainer.learner.signals import StopSignal
 from skyrl_trainer.rollout.metrics import rollout_metrics
+from skyrl_trainer.run.folder import RunFolder
+from skyrl_trainer.run.guardian import start_guardian
+from skyrl_trainer.run.processes import Processes, check_engines
+from skyrl_trainer.run.run import HeldOut, Run
+from skyrl_trainer.run.signals import StopSignal
 from skyrl_trainer.types import PromptBatch, RewardBatch, RolloutBatch, StepMetrics
 
-Beside = Callable[[Parts], AbstractContextManager[object]]
+Beside = Callable[[Run], AbstractContextManager[object]]
 
 
-class Trainer:
-    """Owns the order of things and nothing else: `parts` do the work."""
+class Loop:
+    """Owns the order of things and nothing else: `run` does the work."""
 
-    def __init__(self, parts: Parts, stop: StopSignal, beside: Beside = nullcontext) -> None:
-        self.parts, self.stop, self.config = parts, stop, parts.config.trainer
+    def __init__(self, run: Run, stop: StopSignal, beside: Beside = nullcontext) -> None:
+        self.run, self.stop, self.config = run, stop, run.config.trainer
         self.beside = beside
         # The newest step in the weights, its metrics until they are written, the sampler's state after its tasks.
-        self.step, self.unfinished = parts.resume()
-        self.sampler_state = parts.sampler.state_dict()
+        self.step, self.unfinished = run.resume()
+        self.sampler_state = run.sampler.state_dict()
         self.seconds: StepMetrics = {}
         self.saved: object = None
         self.whole = True
@@ -47,7 +47,7 @@ class Trainer:
         """Trains until `trainer.max_steps`. A signal raises KeyboardInterrupt once a checkpoint is saved."""
         try:
             self.publish_and_log()
-            self.parts.stack.enter_context(self.beside(self.parts))
+            self.run.stack.enter_context(self.beside(self.run))
             while self.step < self.config.max_steps:
                 rewards, metrics = self.roll_out()
                 self.learn(rewards, metrics)
@@ -58,48 +58,48 @@ class Trainer:
 
     def roll_out(self) -> tuple[RewardBatch, StepMetrics]:
         """Draws and tries tasks until the sampler has accepted a whole batch, or `max_draws` batches were drawn."""
-        parts, size = self.parts, self.config.train_batch_size
+        run, size = self.run, self.config.train_batch_size
         rollouts, accepted, draws = RolloutBatch(self.step + 1, []), list[int](), 0
         self.seconds = {}
         with self.phase("rollout"), self.stop.interruptible():
-            while len(accepted) < size and draws < parts.alone.options.max_draws:
-                tasks, first = parts.sampler.next_tasks(size), len(rollouts.groups)
-                tries = parts.config.generator.num_generations
-                accepted += parts.roll_out(PromptBatch(rollouts.step, tasks, tries, offset=first), rollouts)
+            while len(accepted) < size and draws < run.alone.options.max_draws:
+                tasks, first = run.sampler.next_tasks(size), len(rollouts.groups)
+                tries = run.config.generator.num_generations
+                accepted += run.roll_out(PromptBatch(rollouts.step, tasks, tries, offset=first), rollouts)
                 draws += 1
         if len(accepted) < size:
             bound = f"trainer.algorithm.options.max_draws={draws}"
-            parts.table.note(f"step {rollouts.step}: only {len(accepted)} of {size} groups accepted ({bound})")
-        metrics = rollout_metrics(rollouts) | parts.rewards.metrics(rollouts)
+            run.table.note(f"step {rollouts.step}: only {len(accepted)} of {size} groups accepted ({bound})")
+        metrics = rollout_metrics(rollouts) | run.rewards.metrics(rollouts)
         metrics["groups/drawn"] = float(len(rollouts.groups))
         metrics["groups/rejected"] = float(len(rollouts.groups) - len(accepted))
         metrics["groups/missing"] = float(size - len(accepted[:size]))
         metrics["groups/unused"] = float(len(accepted[size:]))
-        return parts.rewards.batch(rollouts, accepted[:size]), metrics
+        return run.rewards.batch(rollouts, accepted[:size]), metrics
 
     def learn(self, rewards: RewardBatch, metrics: StepMetrics) -> None:
         """One call of the algorithm. From here on the step counts, whatever happens."""
         metrics["tokens/per_second"] = metrics["tokens"] / self.seconds["time/rollout"]
         with self.phase("train"):
-            self.parts.colocation.sleep()
+            self.run.colocation.sleep()
             self.whole = False
-            metrics |= self.parts.algorithm.update(rewards)
+            metrics |= self.run.algorithm.update(rewards)
             self.whole = True
         self.step, self.unfinished = rewards.rollouts.step, metrics | self.seconds
-        self.sampler_state = self.parts.sampler.state_dict()
-        self.parts.store.write(rewards.rollouts)  # again, with the advantages
+        self.sampler_state = self.run.sampler.state_dict()
+        self.run.store.write(rewards.rollouts)  # again, with the advantages
 
     def publish_and_log(self) -> None:
         """Brings the engines to this step's weights, evaluates where that is due, and writes the step's metrics."""
         with self.phase("sync"):
-            synced = self.parts.publish(self.step)
+            synced = self.run.publish(self.step)
         if self.unfinished is None:  # resumed from a checkpoint whose step was written already
             return
         metrics = self.unfinished | synced
         if self.evaluation_due():
             with self.phase("eval"), self.stop.interruptible():
-                metrics |= self.parts.evaluate(self.step)
-        self.parts.log(self.step, metrics | self.seconds | {"time/step": sum(self.seconds.values())})
+                metrics |= self.run.evaluate(self.step)
+        self.run.log(self.step, metrics | self.seconds | {"time/step": sum(self.seconds.values())})
         self.unfinished = None
         if self.config.ckpt_interval and self.step and self.step % self.config.ckpt_interval == 0:
             self.save()
@@ -113,13 +113,13 @@ class Trainer:
     def save(self) -> None:
         state = {"sampler": self.sampler_state, "unfinished": self.unfinished}
         if (self.step, state) != self.saved:
-            self.parts.save(self.step, state)
+            self.run.save(self.step, state)
             self.saved = (self.step, state)
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
         """Shows the phase, and counts its seconds as `time/<name>`."""
-        self.parts.table.phase(name)
+        self.run.table.phase(name)
         start = time.perf_counter()
         yield
         self.seconds[f"time/{name}"] = time.perf_counter() - start
@@ -132,14 +132,14 @@ def train(config: Config, algorithm: GRPOTrainer | None = None, beside: Beside =
     the engines have their first weights, left before they are stopped.
     """
     start_guardian()
-    with RunFolder(config) as run:
-        parts = Parts(config, run, algorithm)
-        if parts.complete:
-            print(f"The run in {run.path} is complete. For a new one give another trainer.run_dir.")
+    with RunFolder(config) as folder:
+        run = Run(config, folder, algorithm)
+        if run.complete:
+            print(f"The run in {folder.path} is complete. For a new one give another trainer.run_dir.")
         else:
-            with parts, StopSignal() as stop:
-                Trainer(parts, stop, beside).train()
-        print(f"Curves and transcripts: {run.path / 'report.html'}   Policy: {run.path / 'model'}")
+            with run, StopSignal() as stop:
+                Loop(run, stop, beside).train()
+        print(f"Curves and transcripts: {folder.path / 'report.html'}   Policy: {folder.path / 'model'}")
     return 0
 
 
@@ -148,6 +148,6 @@ def evaluate(config: Config, model_path: str) -> StepMetrics:
     check_engines(config, model_path, training=False)
     start_guardian()
     held_out = HeldOut(config)
-    with Session(config, model_path) as session:
-        session.wait_for_engines()
-        return held_out.metrics(session.rollouts, step=0)
+    with Processes(config, model_path) as processes:
+        processes.wait_for_engines()
+        return held_out.metrics(processes.rollouts, step=0)

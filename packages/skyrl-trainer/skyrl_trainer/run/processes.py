@@ -27,8 +27,8 @@ from skyrl_trainer.engine.transformers import TransformersEngine
 from skyrl_trainer.engine.vllm_actor import ENGINE_ENV, VLLMEngine
 from skyrl_trainer.errors import EngineDied, UserError
 from skyrl_trainer.learner import lora
-from skyrl_trainer.learner.engine_watch import EngineWatch
 from skyrl_trainer.rollout.manager import Rollouts
+from skyrl_trainer.run.engine_watch import EngineWatch
 from skyrl_trainer.weight_sync.colocation import shares_gpus, sync_backend
 
 ENGINES: dict[str, tuple[type, dict[str, str]]] = {
@@ -77,8 +77,8 @@ def place_engines(config: Config, nodes: list[Node], on_gpus: bool) -> list[str]
     return placed[: generator.num_inference_engines]
 
 
-class Session:
-    """`with Session(config, model_path) as session`: `session.engines` are actors, `session.rollouts` uses them."""
+class Processes:
+    """`with Processes(config, model_path) as processes`: `engines` are actors, and `rollouts` uses them."""
 
     engines: list[Any]
     rollouts: Rollouts
@@ -89,7 +89,7 @@ class Session:
         self.model_path = model_path
         self._rolls_out = rolls_out
 
-    def __enter__(self) -> Session:
+    def __enter__(self) -> Processes:
         try:
             self._start_ray()
             nodes = self._place_engines()

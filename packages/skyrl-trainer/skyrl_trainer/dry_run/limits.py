@@ -14,9 +14,9 @@ from timeit import repeat
 from typing import Any, NamedTuple
 
 from skyrl_trainer.config import Config
-from skyrl_trainer.doctor import Hardware
+from skyrl_trainer.dry_run.doctor import Hardware
 from skyrl_trainer.errors import UserError
-from skyrl_trainer.learner.memory import LOGITS_AT_ONCE
+from skyrl_trainer.process_memory import LOGITS_AT_ONCE
 
 
 class Card(NamedTuple):
@@ -173,7 +173,7 @@ def peaks(config: Config, machine: Hardware, working_set: int) -> tuple[float, f
     if found := card(config, machine):
         return found[0].bandwidth, found[0].flops, found[1]
     # In a process of its own, because a BLAS library chooses its number of threads when it is loaded.
-    code = f"from skyrl_trainer.limits import core_rates; print(*core_rates({working_set // machine.cores}))"
+    code = f"from skyrl_trainer.dry_run.limits import core_rates; print(*core_rates({working_set // machine.cores}))"
     single = dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"), "1")
     environ = {**os.environ, **single, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, timeout=60, env=environ)

@@ -23,15 +23,15 @@ from transformers.trainer_utils import SchedulerType
 
 from skyrl_trainer.config import Config
 from skyrl_trainer.errors import UserError
+from skyrl_trainer.files import written_aside
 from skyrl_trainer.learner import lora
 from skyrl_trainer.learner import segments as attention
 from skyrl_trainer.learner.batch import Row, collate
-from skyrl_trainer.learner.checkpoint import State, written_aside
 from skyrl_trainer.learner.cpu_linear import use_onednn
-from skyrl_trainer.learner.memory import LOGITS_AT_ONCE
 from skyrl_trainer.learner.ranks import Ranks, reshard, whole
 from skyrl_trainer.learner.segments import Segments
-from skyrl_trainer.types import TrainingBatch
+from skyrl_trainer.process_memory import LOGITS_AT_ONCE
+from skyrl_trainer.types import LearnerState, TrainingBatch
 
 
 class Scorer:
@@ -195,7 +195,9 @@ class Optimized:
         return tensors
 
     @torch.no_grad()
-    def load_state_tensors(self, role: str, named: dict[str, torch.nn.Parameter], state: State, ranks: Ranks) -> None:
+    def load_state_tensors(
+        self, role: str, named: dict[str, torch.nn.Parameter], state: LearnerState, ranks: Ranks
+    ) -> None:
         """Puts back what `state_tensors` took, each where its weight lies, and the schedule (`<role>scheduler`)."""
         for name, parameter in named.items():
             parameter.copy_(ranks.scatter(state.tensors[f"{role}model.{name}"], parameter))
@@ -291,14 +293,14 @@ class Learner(Optimized, Scorer):
             config_file.write_text(json.dumps(settings, indent=2, sort_keys=True) + "\n")
             self.tokenizer.save_pretrained(aside)
 
-    def state_dict(self) -> State:
+    def state_dict(self) -> LearnerState:
         """Everything that the next optimizer step depends on. No random state: nothing here draws a number. With LoRA
         the adapter alone: its base is the model that the run started from."""
         tensors = self.state_tensors("", self.trainable())
         numbers = {"optimizer_steps": self.optimizer_steps, "scheduler": self.scheduler.state_dict()}
-        return State(tensors, numbers)
+        return LearnerState(tensors, numbers)
 
-    def load_state_dict(self, state: State) -> None:
+    def load_state_dict(self, state: LearnerState) -> None:
         """Raises UserError when the state is another model's."""
         named = self.trainable()
         saved = {key.removeprefix("model.") for key in state.tensors if key.startswith("model.")}

@@ -24,11 +24,11 @@ from starlette.routing import Route
 
 from skyrl_trainer.agent.prompt import ChatPrompt, load_chat_prompt
 from skyrl_trainer.config import Config
-from skyrl_trainer.endpoint import Chat, Completion, Policy, Refusal
 from skyrl_trainer.errors import UserError
-from skyrl_trainer.learner.guardian import start_guardian
-from skyrl_trainer.learner.parts import Parts
-from skyrl_trainer.learner.session import Session, check_engines
+from skyrl_trainer.run.guardian import start_guardian
+from skyrl_trainer.run.processes import Processes, check_engines
+from skyrl_trainer.run.run import Run
+from skyrl_trainer.serve.answers import Chat, Completion, Policy, Refusal
 
 WATCH_SECONDS = 2.0
 CLOSE_SECONDS = 10.0
@@ -59,12 +59,12 @@ class PolicyServer:
             self._socket.close()
 
     @contextmanager
-    def beside(self, parts: Parts) -> Iterator[None]:
+    def beside(self, run: Run) -> Iterator[None]:
         """Serves the policy of a training that has given its engines their first weights."""
-        config = parts.config
-        prompt = ChatPrompt(parts.learner.tokenizer)
-        with self.running(Policy(config.trainer.run_name, parts.session.engines, prompt, config.generator)):
-            parts.table.note(f"{config.trainer.run_name} is served at {self.url}")
+        config = run.config
+        prompt = ChatPrompt(run.learner.tokenizer)
+        with self.running(Policy(config.trainer.run_name, run.processes.engines, prompt, config.generator)):
+            run.table.note(f"{config.trainer.run_name} is served at {self.url}")
             yield
 
 
@@ -73,12 +73,12 @@ def serve(config: Config, model_path: str, name: str, server: PolicyServer) -> N
     check_engines(config, model_path, training=False)
     prompt = load_chat_prompt(model_path)
     start_guardian()
-    with Session(config, model_path, rolls_out=False) as session:
-        session.wait_for_engines()
-        with server.running(Policy(name, session.engines, prompt, config.generator)):
+    with Processes(config, model_path, rolls_out=False) as processes:
+        processes.wait_for_engines()
+        with server.running(Policy(name, processes.engines, prompt, config.generator)):
             print(f"{name} is served at {server.url}", flush=True)
             while True:
-                session.watch.check(WATCH_SECONDS)
+                processes.watch.check(WATCH_SECONDS)
 
 
 def application(policy: Policy) -> Starlette:

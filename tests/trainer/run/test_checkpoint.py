@@ -14,9 +14,10 @@ from tiny_models import make_batch, make_config, save_model
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from skyrl_trainer.errors import UserError
-from skyrl_trainer.learner.checkpoint import Checkpoints, State, check_resumable
 from skyrl_trainer.learner.grpo import GRPOTrainer
-from skyrl_trainer.learner.learner import Learner
+from skyrl_trainer.learner.model import Learner
+from skyrl_trainer.run.checkpoint import Checkpoints, check_resumable
+from skyrl_trainer.types import LearnerState
 
 SETTINGS = {"lr_scheduler_type": "cosine", "warmup_steps": 2, "num_mini_batches": 2, "deterministic": True}
 
@@ -36,8 +37,8 @@ def run(path: str, folder: Path, steps: range) -> list[dict[str, float]]:
     return metrics
 
 
-def small(value: float = 1.0) -> State:
-    return State({"model.w": torch.full((4096,), value)}, {"optimizer_steps": 1})
+def small(value: float = 1.0) -> LearnerState:
+    return LearnerState({"model.w": torch.full((4096,), value)}, {"optimizer_steps": 1})
 
 
 def test_a_resumed_run_has_the_bytes_of_one_left_alone(tmp_path: Path) -> None:

@@ -1,6 +1,6 @@
 """Behaviour cloning of expert trajectories with `trl.SFTTrainer`, so that reinforcement learning has a start.
 
-    python -m skyrl_trainer.warmstart --policy DIR --out DIR --data text_math?split=train
+    python -m skyrl_trainer.tiny.clone --policy DIR --out DIR --data text_math?split=train
 
 Contract: demonstrations are token ids made exactly as a rollout makes them (the agent's chat prompt, then the action's
 own ids and the end-of-turn token), so that the clone and the rollout never tokenize one text in two ways. The loss is
@@ -25,11 +25,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from skyrl_trainer.agent.prompt import ChatPrompt, load_chat_prompt
-from skyrl_trainer.allocator import return_free_memory
 from skyrl_trainer.config import ModelConfig, Warmstart
 from skyrl_trainer.data import Conversation, demonstrations, load_samples
 from skyrl_trainer.errors import UserError
-from skyrl_trainer.init_policy import new_folder
+from skyrl_trainer.process_memory import return_free_memory
+from skyrl_trainer.tiny.init_policy import new_folder
 
 if TYPE_CHECKING:
     import torch

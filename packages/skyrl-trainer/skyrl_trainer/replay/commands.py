@@ -11,7 +11,7 @@ from typing import Any
 
 from skyrl_trainer.config import Config, load_config
 from skyrl_trainer.errors import UserError
-from skyrl_trainer.rollout.replay import Player, compare
+from skyrl_trainer.replay.player import Player, compare
 from skyrl_trainer.rollout.store import open_store
 from skyrl_trainer.types import Trajectory
 
@@ -41,7 +41,7 @@ def run(args: argparse.Namespace) -> int:
     print(f"{same} of {total} identical", flush=True)
     if args.recompute:
         os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # transformers' own bars follow it
-        from skyrl_trainer.learner.recompute import load_scorer, report
+        from skyrl_trainer.replay.recompute import load_scorer, report
 
         scorer, tokenizer = load_scorer(config, args.recompute)
         for step, trajectories in stored(args.run, args.step, args.index):

@@ -8,7 +8,7 @@ import pytest
 
 from skyrl_trainer.config import Config
 from skyrl_trainer.errors import UserError
-from skyrl_trainer.learner.session import Node, place_engines
+from skyrl_trainer.run.processes import Node, place_engines
 
 CPUS = [Node("driver", 2, 0), Node("b", 4, 0)]
 GPUS = [Node("driver", 64, 8), Node("b", 64, 8)]

@@ -13,9 +13,9 @@ from tiny_models import make_batch, make_config, save_model
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from skyrl_trainer.learner import learner as learner_module
+from skyrl_trainer.learner import model as learner_module
 from skyrl_trainer.learner.batch import collate, make_rows
-from skyrl_trainer.learner.learner import Learner
+from skyrl_trainer.learner.model import Learner
 
 
 class PeakBytes(TorchDispatchMode):

@@ -157,7 +157,7 @@ def make_model(tokenizer: PreTrainedTokenizerFast, config_kwargs: dict[str, Any]
     import torch
     from transformers import GenerationConfig, Qwen3ForCausalLM
 
-    from skyrl_trainer.induction import add_induction
+    from skyrl_trainer.tiny.induction import add_induction
 
     induction = config_kwargs.get("induction", False)
     if not isinstance(induction, bool):

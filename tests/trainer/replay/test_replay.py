@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from skyrl_trainer.cli import main
+from skyrl_trainer.replay.player import Difference, Player, compare
 from skyrl_trainer.rollout.env_client import EnvClient
 from skyrl_trainer.rollout.env_worker import CRASHED, EnvReply
-from skyrl_trainer.rollout.replay import Difference, Player, compare
 from skyrl_trainer.rollout.store import JsonlTrajectoryStore
 from skyrl_trainer.types import RolloutBatch, Sample, StopReason, Trajectory, Turn
 from tests.trainer.fakes import FakeEnvWorker

@@ -12,23 +12,21 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import shutil
 import zlib
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from pydantic import ValidationError
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from skyrl_trainer.config import Config, flatten
 from skyrl_trainer.errors import UserError
+from skyrl_trainer.files import disk_errors_explained, flush, written_aside
+from skyrl_trainer.types import LearnerState
 
 log = logging.getLogger(__name__)
 
@@ -38,19 +36,11 @@ DAMAGED = (OSError, ValueError, KeyError, SafetensorError)
 
 
 @dataclass(frozen=True, slots=True)
-class State:
-    """What a learner needs to go on: tensors by name, and numbers that JSON keeps exactly."""
-
-    tensors: dict[str, torch.Tensor]
-    numbers: dict[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
 class Loaded:
     """A checkpoint read back; `extra` is what the loop had added (sampler, pending rollouts, configuration, ...)."""
 
     step: int
-    learner: State
+    learner: LearnerState
     extra: dict[str, Any]
 
 
@@ -61,7 +51,7 @@ class Checkpoints:
         self.folder = Path(run_dir) / "checkpoints"
         self.keep = keep
 
-    def save(self, step: int, learner: State, extra: dict[str, Any]) -> Path:
+    def save(self, step: int, learner: LearnerState, extra: dict[str, Any]) -> Path:
         """Returns the checkpoint's folder. Raises UserError when the disk is full; what was saved is then intact."""
         path = self._unused(step)
         with written_aside(path) as aside:
@@ -75,12 +65,12 @@ class Checkpoints:
                 "extra": extra,
             }
             (aside / "state.json").write_text(json.dumps(record, sort_keys=True))
-        with _disk_errors_explained(self.folder / "latest"):
+        with disk_errors_explained(self.folder / "latest"):
             pointer = self.folder / ".tmp-latest"
             pointer.write_text(path.name + "\n")
-            _flush(pointer)
+            flush(pointer)
             pointer.replace(self.folder / "latest")
-            _flush(self.folder)
+            flush(self.folder)
         self._remove_old(path.name)
         return path
 
@@ -128,57 +118,8 @@ def read_checkpoint(path: Path) -> Loaded:
         raise ValueError(f"schema {record['schema']}, expected {SCHEMA}")
     if record["checksum"] != _checksum(path / "learner.safetensors"):
         raise ValueError("learner.safetensors does not match its checksum")
-    state = State(load_file(path / "learner.safetensors"), record["learner"])
+    state = LearnerState(load_file(path / "learner.safetensors"), record["learner"])
     return Loaded(int(record["step"]), state, record["extra"])
-
-
-@contextmanager
-def written_aside(target: Path) -> Iterator[Path]:
-    """Gives an empty folder beside `target`; what is put there is flushed and becomes `target` in one rename.
-
-    On an error the folder goes away and `target` stays as it was; a full disk is a UserError. What a process that
-    was killed here had left behind is removed, or put back, first.
-    """
-    aside, replaced = (target.parent / f".{kind}-{target.name}" for kind in ("tmp", "replaced"))
-    with _disk_errors_explained(target):
-        target.parent.mkdir(parents=True, exist_ok=True)
-        for leftover in target.parent.glob(f".tmp-{target.name.split('_')[0]}*"):
-            shutil.rmtree(leftover, ignore_errors=True)
-        if replaced.exists() and not target.exists():
-            replaced.rename(target)
-        aside.mkdir()
-        try:
-            yield aside
-            for path in (*aside.rglob("*"), aside):
-                _flush(path)
-            if target.exists():
-                shutil.rmtree(replaced, ignore_errors=True)
-                target.rename(replaced)
-            aside.rename(target)
-            _flush(target.parent)
-            shutil.rmtree(replaced, ignore_errors=True)
-        finally:
-            shutil.rmtree(aside, ignore_errors=True)
-
-
-@contextmanager
-def _disk_errors_explained(target: Path) -> Iterator[None]:
-    try:
-        yield
-    except (OSError, SafetensorError) as error:
-        raise UserError(
-            f"{target} could not be written ({error}); free some space or set trainer.run_dir to another disk. What "
-            "was saved before is intact."
-        ) from error
-
-
-def _flush(path: Path) -> None:
-    """Puts a file, or a folder's entries, on the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _checksum(path: Path) -> int:

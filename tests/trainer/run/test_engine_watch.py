@@ -14,7 +14,7 @@ import ray
 
 from skyrl_trainer.engine.actor import was_restarted
 from skyrl_trainer.errors import EngineDied, EngineLost
-from skyrl_trainer.learner.engine_watch import MAX_RESTARTS, EngineWatch
+from skyrl_trainer.run.engine_watch import MAX_RESTARTS, EngineWatch
 from tests.trainer.fakes import FakeEngine
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from skyrl_trainer.config import Config
 from skyrl_trainer.data import conversation_texts, spec_label
 from skyrl_trainer.errors import UserError
-from skyrl_trainer.init_policy import DEFAULT_VOCAB_SIZE, init_policy
+from skyrl_trainer.tiny.init_policy import DEFAULT_VOCAB_SIZE, init_policy
 from skyrl_trainer.types import Sample
 
 WARMSTART_SECONDS = 3600.0
@@ -45,7 +45,7 @@ class StartPolicy:
         self._weights = str(cloned) if options.num_demonstrations else str(random)
         if options.num_demonstrations and not cloned.exists():
             self._log = open(self._folder / "warmstart.log", "wb")  # noqa: SIM115 - closed in __exit__
-            command = [sys.executable, "-m", "skyrl_trainer.warmstart", "--policy", str(random), "--out", str(cloned)]
+            command = [sys.executable, "-m", "skyrl_trainer.tiny.clone", "--policy", str(random), "--out", str(cloned)]
             for spec in config.data.train_data:
                 command += ["--data", spec_label(spec)]
             command += ["--env-class", config.environment.env_class, "--seed", str(config.trainer.seed)]

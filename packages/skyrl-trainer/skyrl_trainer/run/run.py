@@ -1,4 +1,4 @@
-"""The parts of a run, made in an order that lets the slow ones start beside each other.
+"""What a run has, made in an order that lets the slow ones start beside each other.
 
 The engines load a model while the tiny policy is still cloning the expert in a process of its own (they get its
 weights by the first sync, as after every step), and while the learner loads.
@@ -13,28 +13,27 @@ from typing import Any
 
 from skyrl_trainer.algorithms.rewards import Rewards
 from skyrl_trainer.algorithms.samplers import sampler_class
-from skyrl_trainer.allocator import INTERVAL, return_free_memory
 from skyrl_trainer.config import Config
 from skyrl_trainer.data import SampleSource, held_out, load_samples, take_exams
 from skyrl_trainer.errors import EngineDied, EngineLost, UserError
-from skyrl_trainer.learner.checkpoint import Checkpoints, check_resumable
 from skyrl_trainer.learner.group import LearnerGroup
 from skyrl_trainer.learner.grpo import GRPOTrainer
-from skyrl_trainer.learner.learner import Learner
 from skyrl_trainer.learner.lora import read_options
-from skyrl_trainer.learner.memory import pss_gib
-from skyrl_trainer.learner.policy import StartPolicy
-from skyrl_trainer.learner.run_folder import RunFolder
-from skyrl_trainer.learner.session import Session, check_engines
+from skyrl_trainer.learner.model import Learner
 from skyrl_trainer.learner.trainers import trainer_class
+from skyrl_trainer.process_memory import INTERVAL, pss_gib, return_free_memory
+from skyrl_trainer.report.history import MetricsWriter
 from skyrl_trainer.report.html import write_report
-from skyrl_trainer.report.metrics import MetricsWriter
 from skyrl_trainer.report.table import LiveTable
 from skyrl_trainer.report.trackers import Tracker
 from skyrl_trainer.rollout.manager import Rollouts
 from skyrl_trainer.rollout.metrics import rollout_metrics
 from skyrl_trainer.rollout.store import JsonlTrajectoryStore
 from skyrl_trainer.rollout.stored import StoredRollouts, stored_folders
+from skyrl_trainer.run.checkpoint import Checkpoints, check_resumable
+from skyrl_trainer.run.folder import RunFolder
+from skyrl_trainer.run.processes import Processes, check_engines
+from skyrl_trainer.tiny.start import StartPolicy
 from skyrl_trainer.types import PromptBatch, RolloutBatch, StepMetrics, Trajectory
 from skyrl_trainer.user_file import load_plugin
 from skyrl_trainer.weight_sync.canary import Canary
@@ -49,17 +48,17 @@ LOST_SECONDS = 10.0
 """How long to look for an engine that died in a call, before it is asked again."""
 
 
-class Parts:
-    """`Parts(config, run)` opens files; `with parts:` starts everything, and stops it, whatever happened.
+class Run:
+    """`Run(config, folder)` opens files; `with run:` starts everything, and stops it, whatever happened.
 
     Whatever can be wrong with files and settings is found in the constructor, before anything is started.
     """
 
     learner: Learner | LearnerGroup
 
-    def __init__(self, config: Config, run: RunFolder, algorithm: GRPOTrainer | None = None) -> None:
-        self.config, self.run = config, run
-        trainer, path = config.trainer, run.path
+    def __init__(self, config: Config, folder: RunFolder, algorithm: GRPOTrainer | None = None) -> None:
+        self.config, self.folder = config, folder
+        trainer, path = config.trainer, folder.path
         check_engines(config, trainer.policy.model.path, training=True)
         load_plugin(config)
         read_options(config)
@@ -93,13 +92,13 @@ class Parts:
         found = self.checkpoint
         return bool(found and found.step >= self.config.trainer.max_steps and found.extra["unfinished"] is None)
 
-    def __enter__(self) -> Parts:
+    def __enter__(self) -> Run:
         with ExitStack() as stack:
             self.stack = stack
             self.table = stack.enter_context(LiveTable(self.config.trainer.max_steps, self.first_step))
             if len(self.held_out.tasks) < self.config.trainer.eval_batch_size:
                 self.table.note(f"data.val_data has {len(self.held_out.tasks)} distinct tasks: all are used")
-            self.run.write_config()
+            self.folder.write_config()
             self._start_processes()
             gc.freeze()  # a full collection would go through all that the libraries made, a quarter of a second
             stack.callback(gc.unfreeze)
@@ -112,16 +111,18 @@ class Parts:
     def _start_processes(self) -> None:
         config, trainer = self.config, self.config.trainer
         self.table.phase("making the policy")
-        policy = self.stack.enter_context(StartPolicy(config, self.run.path, self.train_tasks))
+        policy = self.stack.enter_context(StartPolicy(config, self.folder.path, self.train_tasks))
         self.table.phase("starting Ray and the engines")
-        self.session = self.stack.enter_context(Session(config, policy.architecture))
+        self.processes = self.stack.enter_context(Processes(config, policy.architecture))
         self.table.phase("cloning the expert")
         weights = policy.weights()
         lora = read_options(config)
         level = 1 if lora and lora.hot_load else 2  # 2 drops the weights: a sync brings all, with adapters it does not
-        self.colocation = Colocation(self.session.engines, level, shares_gpus(config), lambda: self.transfer("release"))
+        self.colocation = Colocation(
+            self.processes.engines, level, shares_gpus(config), lambda: self.transfer("release")
+        )
         if self.colocation.shared:  # one after the other: neither could measure its memory beside the other
-            self.session.wait_for_engines()
+            self.processes.wait_for_engines()
             self.colocation.sleep()
         self.table.phase("loading the policy")
         updates = trainer.max_steps * trainer.num_iterations * trainer.num_mini_batches
@@ -129,11 +130,11 @@ class Parts:
         if self.replayed:
             self.replayed.check(self.learner.tokenizer)
         self.table.phase("waiting for the engines")
-        self.session.wait_for_engines()
+        self.processes.wait_for_engines()
         self.sync = self._weight_sync()
         self.stack.callback(self.sync.close)
-        self.canary = Canary(self.session.engines, self._canary_prompt(), trainer.sync_tolerance)
-        self.session.watch.restore = self._restore
+        self.canary = Canary(self.processes.engines, self._canary_prompt(), trainer.sync_tolerance)
+        self.processes.watch.restore = self._restore
         self.restarts = 0
 
     def _start_learner(self, weights: str, updates: int) -> None:
@@ -146,7 +147,7 @@ class Parts:
             self.alone.start(learner, learner.reference() if self.alone.beta > 0 else None)
 
     def _weight_sync(self) -> SharedMemorySync | NCCLSync:
-        engines, learner = self.session.engines, self.learner
+        engines, learner = self.processes.engines, self.learner
         self.transfer = learner.transfer if isinstance(learner, LearnerGroup) else WeightSender(learner).call
         if sync_backend(self.config) == "nccl":
             return NCCLSync(engines, self.transfer, self.config.generator.inference_engine_tensor_parallel_size)
@@ -168,7 +169,7 @@ class Parts:
             self.checkpoint = None  # its tensors are in the learner now
             self.table.note(f"going on from the checkpoint of step {step}")
         written = step if unfinished is None else step - 1
-        self.metrics = MetricsWriter(self.run.path, last_step=written if found else None)
+        self.metrics = MetricsWriter(self.folder.path, last_step=written if found else None)
         self.tracker = Tracker(self.config, last_step=written)
         self.stack.callback(self.metrics.close)
         self.stack.callback(self.tracker.close)
@@ -197,7 +198,7 @@ class Parts:
         groups = found[: len(tasks.samples)]
         if [group[0].sample for group in groups if len(group) == tasks.num_generations] != tasks.samples:
             self.stored, found = None, []
-            groups = (self.replayed or self.session.rollouts).run(tasks).groups
+            groups = (self.replayed or self.processes.rollouts).run(tasks).groups
             self.store.write(RolloutBatch(tasks.step, rollouts.groups + groups))
         rollouts.groups += groups
         if self.rewards.judge([trajectory for group in groups for trajectory in group]):
@@ -213,7 +214,7 @@ class Parts:
         with self.colocation.publishing():
             lost = None in self.sync.sync(version=step).engine_checksums
         while True:  # as often as an engine may die
-            self.session.watch.check(LOST_SECONDS if lost else 0.0)
+            self.processes.watch.check(LOST_SECONDS if lost else 0.0)
             try:
                 return self.canary.check(step, self.learner.token_logprobs, self.sync.report)
             except EngineLost:
@@ -229,14 +230,14 @@ class Parts:
 
     def evaluate(self, step: int) -> StepMetrics:
         """Success on the held-out tasks, each tried once; keeps the policy if it is the best so far."""
-        metrics = self.held_out.metrics(self.session.rollouts, step)
+        metrics = self.held_out.metrics(self.processes.rollouts, step)
         if metrics["eval/success"] > self.best:
             self.best = metrics["eval/success"]
-            self.learner.save_pretrained(self.run.path / "model" / "best")
+            self.learner.save_pretrained(self.folder.path / "model" / "best")
         return metrics
 
     def log(self, step: int, metrics: StepMetrics) -> None:
-        restarts, self.restarts = self.session.watch.restarts - self.restarts, self.session.watch.restarts
+        restarts, self.restarts = self.processes.watch.restarts - self.restarts, self.processes.watch.restarts
         row = {"step": float(step), **metrics, "engine_restarts": float(restarts)}
         if step % INTERVAL == 0:
             return_free_memory()
@@ -249,8 +250,8 @@ class Parts:
         """A checkpoint, the policy as a Hugging Face folder, and the report up to here."""
         extra = {**loop_state, "best": self.best, "config": self.config.model_dump(mode="json")}
         self.checkpoints.save(step, self.algorithm.state_dict(), extra)
-        self.learner.save_pretrained(self.run.path / "model" / "last")
-        write_report([self.run.path], self.run.path / "report.html")
+        self.learner.save_pretrained(self.folder.path / "model" / "last")
+        write_report([self.folder.path], self.folder.path / "report.html")
 
     def _canary_prompt(self) -> list[int]:
         """A fixed sequence, longer than two blocks of the engine's prefix cache."""

@@ -1,13 +1,23 @@
-"""How much memory a run takes, and may take: proportional set size, so that shared pages count once."""
+"""Memory of the processes of a run: what the C library keeps is given back, and the whole is measured."""
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 from pathlib import Path
 
 import psutil
 
+INTERVAL = 10
+"""Steps between two calls of `return_free_memory`: one takes some milliseconds."""
 LOGITS_AT_ONCE = {"cpu": 2**24, "cuda": 2**28}
 """Elements of the [tokens, vocabulary] logits that exist at any time in the learner; more are scored in chunks."""
+
+
+def return_free_memory() -> None:
+    """glibc's malloc_trim; elsewhere nothing. Without it a process that frees all it takes still grows for hours."""
+    with contextlib.suppress(AttributeError, OSError):
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def pss_gib() -> float:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
 from skyrl_trainer.errors import UserError
-from skyrl_trainer.init_policy import SPECIAL_TOKENS, TOOL_TAGS, init_policy, make_tokenizer
+from skyrl_trainer.tiny.init_policy import SPECIAL_TOKENS, TOOL_TAGS, init_policy, make_tokenizer
 
 TEXTS = [f"{a} + {b} = ? Answer in \\boxed{{}}." for a in range(10, 40) for b in range(10, 40)] + [
     "把答案写进 \\boxed{}。"

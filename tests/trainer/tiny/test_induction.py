@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from skyrl_trainer.errors import UserError
-from skyrl_trainer.init_policy import make_model, make_tokenizer
+from skyrl_trainer.tiny.init_policy import make_model, make_tokenizer
 
 COPIES = {"induction": True}
 

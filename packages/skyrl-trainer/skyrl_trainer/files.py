@@ -1,0 +1,63 @@
+"""Files and folders that are whole or not there: written aside, flushed to the disk, and renamed."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from safetensors import SafetensorError
+
+from skyrl_trainer.errors import UserError
+
+
+@contextmanager
+def written_aside(target: Path) -> Iterator[Path]:
+    """Gives an empty folder beside `target`; what is put there is flushed and becomes `target` in one rename.
+
+    On an error the folder goes away and `target` stays as it was; a full disk is a UserError. What a process that
+    was killed here had left behind is removed, or put back, first.
+    """
+    aside, replaced = (target.parent / f".{kind}-{target.name}" for kind in ("tmp", "replaced"))
+    with disk_errors_explained(target):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        for leftover in target.parent.glob(f".tmp-{target.name.split('_')[0]}*"):
+            shutil.rmtree(leftover, ignore_errors=True)
+        if replaced.exists() and not target.exists():
+            replaced.rename(target)
+        aside.mkdir()
+        try:
+            yield aside
+            for path in (*aside.rglob("*"), aside):
+                flush(path)
+            if target.exists():
+                shutil.rmtree(replaced, ignore_errors=True)
+                target.rename(replaced)
+            aside.rename(target)
+            flush(target.parent)
+            shutil.rmtree(replaced, ignore_errors=True)
+        finally:
+            shutil.rmtree(aside, ignore_errors=True)
+
+
+@contextmanager
+def disk_errors_explained(target: Path) -> Iterator[None]:
+    """Turns what a full or broken disk raises into a UserError that names the target."""
+    try:
+        yield
+    except (OSError, SafetensorError) as error:
+        raise UserError(
+            f"{target} could not be written ({error}); free some space or set trainer.run_dir to another disk. What "
+            "was saved before is intact."
+        ) from error
+
+
+def flush(path: Path) -> None:
+    """Puts a file, or a folder's entries, on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
