@@ -277,6 +277,10 @@ class TrainingBatch:
     target_ids_N: torch.Tensor
     trajectory_N: torch.Tensor
     """int64: whose token it is: "sequence" in every formula is a trajectory."""
+    turn_N: torch.Tensor
+    """int64: in which turn of its trajectory it was sampled."""
+    group_N: torch.Tensor
+    """int64: which sample its trajectory is a try of."""
     advantages_N: torch.Tensor
     rollout_logprobs_N: torch.Tensor
     old_logprobs_N: torch.Tensor | None

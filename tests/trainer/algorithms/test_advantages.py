@@ -12,7 +12,7 @@ from skyrl_trainer.algorithms.losses import adapted
 from skyrl_trainer.algorithms.options import CommonOptions
 from skyrl_trainer.config import Config
 from skyrl_trainer.errors import UserError
-from skyrl_trainer.learner.ppo import PPOTrainer
+from skyrl_trainer.run.trainers import PPOTrainer
 from skyrl_trainer.types import AdvantageBatch, RewardBatch, RolloutBatch, Sample, Trajectory, Turn
 
 

@@ -14,9 +14,8 @@ from skyrl_trainer.algorithms.policy_loss import PolicyLoss
 from skyrl_trainer.algorithms.rewards import Rewards, register_reward, soft_penalty
 from skyrl_trainer.config import Config
 from skyrl_trainer.errors import UserError
-from skyrl_trainer.learner.grpo import GRPOTrainer
 from skyrl_trainer.learner.model import Learner
-from skyrl_trainer.learner.trainers import DAPOTrainer
+from skyrl_trainer.run.trainers import DAPOTrainer, GRPOTrainer
 from skyrl_trainer.types import RolloutBatch, Sample, StopReason, Trajectory, Turn
 from tests.trainer.learner.tiny_models import make_config, save_model
 

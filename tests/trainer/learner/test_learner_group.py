@@ -23,12 +23,12 @@ from skyrl_trainer.errors import UserError
 from skyrl_trainer.learner import group as group_module
 from skyrl_trainer.learner import model as learner_module
 from skyrl_trainer.learner.batch import Row, make_rows
+from skyrl_trainer.learner.compose import algorithm_class
 from skyrl_trainer.learner.group import LearnerGroup, LearnerProcess
-from skyrl_trainer.learner.grpo import GRPOTrainer
 from skyrl_trainer.learner.model import Learner
 from skyrl_trainer.learner.ranks import Ranks, shares, whole
-from skyrl_trainer.learner.trainers import trainer_class
 from skyrl_trainer.run.checkpoint import Checkpoints
+from skyrl_trainer.run.trainers import GRPOTrainer
 from skyrl_trainer.weight_sync.digest import Digest
 from skyrl_trainer.weight_sync.nccl import WeightSender
 
@@ -73,7 +73,7 @@ def two_config(**trainer: Any) -> Any:
 
 def one(config: Any, path: str) -> Any:
     """The algorithm with one learner, in this process."""
-    algorithm = trainer_class(config.trainer.algorithm.name)(config)
+    algorithm = algorithm_class(config.trainer.algorithm.name)(config)
     learner = Learner(config, path, 10)
     return algorithm.start(learner, learner.reference() if algorithm.beta > 0 else None)
 
@@ -101,7 +101,7 @@ def prepare(process: Probe, config: Any, double: bool) -> None:
 def load(group: ProbedGroup, config: Any, path: str, double: bool = False) -> None:
     """The same processes with another policy and configuration."""
     group._everywhere("do", prepare, config, double)
-    group._everywhere("load", trainer_class(config.trainer.algorithm.name), path, 10)
+    group._everywhere("load", algorithm_class(config.trainer.algorithm.name), path, 10)
 
 
 @pytest.mark.parametrize("kind, double, tolerance", [("qwen3", False, 1e-5), ("gpt2", True, 1e-10)])

@@ -13,9 +13,9 @@ from tiny_models import make_batch, make_config, save_model
 from skyrl_trainer.errors import UserError
 from skyrl_trainer.learner import model as learner_module
 from skyrl_trainer.learner.batch import make_rows, set_advantages
-from skyrl_trainer.learner.grpo import GRPOTrainer, Row
+from skyrl_trainer.learner.compose import algorithm_class, register_algorithm
 from skyrl_trainer.learner.model import Learner, Scorer
-from skyrl_trainer.learner.trainers import register_trainer, trainer_class
+from skyrl_trainer.run.trainers import GRPOTrainer, Row
 
 
 @pytest.fixture(autouse=True)
@@ -31,7 +31,7 @@ def make_trainer(
     path: str, double: bool = False, algorithm: dict[str, Any] | None = None, **trainer: Any
 ) -> GRPOTrainer:
     config = make_config(trainer={"algorithm": algorithm or {}, "max_grad_norm": 1e9, **trainer})
-    made = trainer_class(config.trainer.algorithm.name)(config)
+    made = algorithm_class(config.trainer.algorithm.name)(config)
     reference = Scorer(config, path) if made.beta > 0 else None
     learner = Learner(config, path, 100)
     if double:
@@ -257,19 +257,19 @@ def test_given_rewards_replace_the_batchs_own(tmp_path: Path) -> None:
 
 def test_a_trainer_is_chosen_by_name_and_a_mixin_makes_another(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"trainer\.algorithm\.name='gpro'.*grpo"):
-        trainer_class("gpro")
+        algorithm_class("gpro")
 
     class TokenMeanMixin:
         def reduction(self, lengths_M: torch.Tensor) -> torch.Tensor:
             return torch.full_like(lengths_M, 1 / lengths_M.sum(), dtype=torch.float64)
 
-    @register_trainer("token_mean")
+    @register_algorithm("token_mean")
     class TokenMean(TokenMeanMixin, GRPOTrainer):
         pass
 
     path, batch = save_model(tmp_path), make_batch()
     ours = make_trainer(path)
-    other = trainer_class("token_mean")(ours.config).start(make_trainer(path).learner)
+    other = algorithm_class("token_mean")(ours.config).start(make_trainer(path).learner)
     assert other.update(batch)["grad_norm"] != ours.update(batch)["grad_norm"]
 
 

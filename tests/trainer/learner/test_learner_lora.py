@@ -16,9 +16,9 @@ from skyrl_trainer.dry_run.limits import ModelShape, memory
 from skyrl_trainer.errors import UserError
 from skyrl_trainer.learner import lora
 from skyrl_trainer.learner.batch import collate, make_rows
-from skyrl_trainer.learner.grpo import GRPOTrainer
 from skyrl_trainer.learner.model import Learner, Scorer
 from skyrl_trainer.run.checkpoint import Checkpoints
+from skyrl_trainer.run.trainers import GRPOTrainer
 from skyrl_trainer.types import TrainingBatch
 
 IDS = list(range(3, 60))

@@ -12,10 +12,11 @@ from tiny_models import make_batch, make_config, save_model
 
 from skyrl_trainer.errors import UserError
 from skyrl_trainer.learner.batch import collate, make_rows, set_advantages
-from skyrl_trainer.learner.grpo import GRPOTrainer, Meter
+from skyrl_trainer.learner.compose import algorithm_class
+from skyrl_trainer.learner.grpo import Meter
 from skyrl_trainer.learner.model import Learner, Scorer
 from skyrl_trainer.learner.ppo import Critic, PPOTrainer
-from skyrl_trainer.learner.trainers import trainer_class
+from skyrl_trainer.run.trainers import GRPOTrainer
 
 
 def start(path: str, name: str = "ppo", double: bool = True, **options: Any) -> GRPOTrainer:
@@ -25,7 +26,7 @@ def start(path: str, name: str = "ppo", double: bool = True, **options: Any) -> 
     learner = Learner(config, path, 100)
     if double:
         learner.model.double()
-    made = trainer_class(name)(config)
+    made = algorithm_class(name)(config)
     reference = None
     if made.beta > 0:
         reference = Scorer(config, path)

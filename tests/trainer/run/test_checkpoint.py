@@ -14,9 +14,9 @@ from tiny_models import make_batch, make_config, save_model
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from skyrl_trainer.errors import UserError
-from skyrl_trainer.learner.grpo import GRPOTrainer
 from skyrl_trainer.learner.model import Learner
 from skyrl_trainer.run.checkpoint import Checkpoints, check_resumable
+from skyrl_trainer.run.trainers import GRPOTrainer
 from skyrl_trainer.types import LearnerState
 
 SETTINGS = {"lr_scheduler_type": "cosine", "warmup_steps": 2, "num_mini_batches": 2, "deterministic": True}

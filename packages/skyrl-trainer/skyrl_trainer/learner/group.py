@@ -21,7 +21,7 @@ from transformers import AutoTokenizer
 
 from skyrl_trainer.config import Config
 from skyrl_trainer.errors import UserError
-from skyrl_trainer.learner.grpo import GRPOTrainer
+from skyrl_trainer.learner.grpo import GRPO
 from skyrl_trainer.learner.model import Learner
 from skyrl_trainer.learner.ranks import Ranks, whole
 from skyrl_trainer.process_memory import INTERVAL, return_free_memory
@@ -45,7 +45,7 @@ class LearnerProcess:
         device = "cuda" if config.trainer.placement.policy_num_gpus_per_node else "cpu"
         self.ranks = Ranks(rank, size, TCPStore(address, port), device)
 
-    def load(self, algorithm: type[GRPOTrainer], weights: str, total_optimizer_steps: int) -> int:
+    def load(self, algorithm: type[GRPO], weights: str, total_optimizer_steps: int) -> int:
         """Returns the process id."""
         self.algorithm = algorithm(self.config)
         self.learner = Learner(self.config, weights, total_optimizer_steps, self.ranks)
@@ -110,7 +110,7 @@ class LearnerGroup:
 
     process: ClassVar[type[LearnerProcess]] = LearnerProcess
 
-    def __init__(self, config: Config, algorithm: type[GRPOTrainer], weights: str, total_optimizer_steps: int) -> None:
+    def __init__(self, config: Config, algorithm: type[GRPO], weights: str, total_optimizer_steps: int) -> None:
         self.config, self.size = config, config.num_learners
         self.tokenizer = AutoTokenizer.from_pretrained(weights)
         self.failure: UserError | None = None

@@ -16,11 +16,11 @@ from skyrl_trainer.algorithms.samplers import sampler_class
 from skyrl_trainer.config import Config
 from skyrl_trainer.data import SampleSource, held_out, load_samples, take_exams
 from skyrl_trainer.errors import EngineDied, EngineLost, UserError
+from skyrl_trainer.learner.compose import algorithm_class
 from skyrl_trainer.learner.group import LearnerGroup
-from skyrl_trainer.learner.grpo import GRPOTrainer
+from skyrl_trainer.learner.grpo import GRPO
 from skyrl_trainer.learner.lora import read_options
 from skyrl_trainer.learner.model import Learner
-from skyrl_trainer.learner.trainers import trainer_class
 from skyrl_trainer.process_memory import INTERVAL, pss_gib, return_free_memory
 from skyrl_trainer.report.history import MetricsWriter
 from skyrl_trainer.report.html import write_report
@@ -56,15 +56,15 @@ class Run:
 
     learner: Learner | LearnerGroup
 
-    def __init__(self, config: Config, folder: RunFolder, algorithm: GRPOTrainer | None = None) -> None:
+    def __init__(self, config: Config, folder: RunFolder, algorithm: GRPO | None = None) -> None:
         self.config, self.folder = config, folder
         trainer, path = config.trainer, folder.path
         check_engines(config, trainer.policy.model.path, training=True)
         load_plugin(config)
         read_options(config)
         sync_backend(config)
-        self.alone = algorithm or trainer_class(trainer.algorithm.name)(config)
-        self.algorithm: GRPOTrainer | LearnerGroup = self.alone
+        self.alone = algorithm or algorithm_class(trainer.algorithm.name)(config)
+        self.algorithm: GRPO | LearnerGroup = self.alone
         self.rewards = Rewards(config, self.alone.options)
         make_sampler = sampler_class(self.alone.options.sampler)
         self.checkpoints = Checkpoints(path, trainer.max_ckpts_to_keep)
