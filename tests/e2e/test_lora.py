@@ -73,7 +73,7 @@ class Stack:
         actor: Any = ray.remote(engine_class).options(**options)
         self.actor = actor.remote(str(folder), "float32", 256, 16, 0, lora.engine_kwargs(config))
         ray.get(self.actor.ready.remote(), timeout=300)
-        self.sync = AdapterSync([self.actor], self.learner)
+        self.sync = AdapterSync([self.actor], self.learner.named_tensors, self.learner.adapter_tensors)
         self.canary = Canary([self.actor], CANARY_IDS, TOLERANCE)
         self.version = 0
 

@@ -191,10 +191,10 @@ def test_two_learners_send_between_gpus_what_one_would(
     path = save_model(tmp_path)
     config = two_config(policy={"model": {"lora": lora}})
     load(group, config, path)
-    alone = WeightSender(one(config, path).learner)
+    alone = WeightSender(one(config, path).learner.named_tensors, 0)
     told = group.transfer("metadata")
     assert told == alone.metadata() and set(told["dtype_names"]) == {"float32"}
-    sent = group._everywhere("do", lambda process: what_is_sent(process.sender))
+    sent = group._everywhere("do", lambda process: what_is_sent(process.learner._sender))
     assert sent == [what_is_sent(alone)] * 2
     assert sent[0][1] == 4 * sum(math.prod(shape) for shape in told["shapes"])
 

@@ -28,7 +28,6 @@ from skyrl_trainer.process_memory import INTERVAL, return_free_memory
 from skyrl_trainer.types import LearnerState, RewardBatch, StepMetrics
 from skyrl_trainer.user_file import load_plugin
 from skyrl_trainer.weight_sync.buffer import FlatBuffer
-from skyrl_trainer.weight_sync.nccl import WeightSender
 
 CALL_SECONDS = 4 * 3600.0
 """Limit of one call to all learners, the longest being an update."""
@@ -49,7 +48,6 @@ class LearnerProcess:
         """Returns the process id."""
         self.algorithm = algorithm(self.config)
         self.learner = Learner(self.config, weights, total_optimizer_steps, self.ranks)
-        self.sender = WeightSender(self.learner)
         reference = self.learner.reference() if self.algorithm.beta > 0 else None
         if reference is not None and self.learner.lora is None:
             self.ranks.shard(reference.model)
@@ -67,10 +65,6 @@ class LearnerProcess:
     def call(self, method: str, *arguments: Any) -> Any:
         answer = getattr(self.learner, method)(*arguments)
         return answer if self.rank == 0 else None
-
-    def transfer(self, method: str, *arguments: Any) -> Any:
-        """A method of this learner's WeightSender."""
-        return self.sender.call(method, *arguments)
 
     def share_weights(self) -> Any:
         """Path and layout of the buffer into which `write_weights` writes."""
@@ -139,7 +133,10 @@ class LearnerGroup:
         self._everywhere("call", "save_pretrained", folder.resolve())
 
     def transfer(self, method: str, *arguments: Any) -> Any:
-        return self._everywhere("transfer", method, *arguments)[0]
+        return self._everywhere("call", "transfer", method, *arguments)[0]
+
+    def release_memory(self) -> None:
+        self._everywhere("call", "release_memory")
 
     def share_weights(self) -> FlatBuffer:
         """The memory in which `named_tensors` will lie; to be unlinked by the caller."""

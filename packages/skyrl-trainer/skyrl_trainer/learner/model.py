@@ -233,6 +233,7 @@ class Learner(Optimized, Scorer):
         self.total_optimizer_steps = total_optimizer_steps
         self.make_optimizer(config, self.parameters, config.trainer.learning_rate, total_optimizer_steps)
         self.optimizer_steps = 0
+        self._sender: Any = None
 
     def trainable(self) -> dict[str, torch.nn.Parameter]:
         """What the optimizer changes, by name: with LoRA the policy's adapter."""
@@ -268,6 +269,25 @@ class Learner(Optimized, Scorer):
             # The parameter itself where it can be: the weight sync then moves it into shared memory.
             same = parameter.dtype == self.published_dtype
             yield name, parameter if same else parameter.detach().to(self.published_dtype)
+
+    def share_weights(self) -> None:
+        """No buffer of its own: a weight sync moves these weights into its buffer (see LearnerGroup's)."""
+
+    def adapter_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """The policy's adapter under peft's names, scaled, in the engine's precision."""
+        return lora.adapter_tensors(self.model, self.published_dtype, scaled=True)
+
+    def transfer(self, method: str, *arguments: Any) -> Any:
+        """A method of WeightSender, which sends these weights over NCCL; to be called on all learners."""
+        from skyrl_trainer.weight_sync.nccl import WeightSender
+
+        if self._sender is None:
+            self._sender = WeightSender(self.named_tensors, self.ranks.rank)
+        return self._sender.call(method, *arguments)
+
+    def release_memory(self) -> None:
+        """Gives the driver of the GPU what torch keeps for later."""
+        torch.cuda.empty_cache()
 
     def reference(self) -> Scorer:
         """The policy that the run started from, frozen: with LoRA this model without its adapter, else a copy."""
