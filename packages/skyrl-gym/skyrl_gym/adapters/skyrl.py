@@ -11,7 +11,7 @@ import copy
 from typing import Any, ClassVar
 
 from skyrl_gym.core import Choices, Outcome, Task, TextEnv
-from skyrl_gym.data import check_row, row_id
+from skyrl_gym.data import read_row, row_id
 from skyrl_gym.envs import create
 
 
@@ -29,8 +29,8 @@ class SkyRLEnv(TextEnv):
         raise ValueError("This environment is played from dataset rows: reset(options={'task': row}).")
 
     def task_from_row(self, row: Any, options: Any) -> Task:
-        check_row(row, "options['task']")
-        return Task(row_id(row), _contents(row["prompt"]), row["reward_spec"]["ground_truth"], data=dict(row))
+        row = read_row(row, "options['task']")
+        return Task(row_id(row), _contents(row["prompt"]), row["reward_spec"].get("ground_truth"), data=row)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
         observation, info = super().reset(seed=seed, options=options)
