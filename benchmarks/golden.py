@@ -39,11 +39,11 @@ def checksums(folder: Path) -> dict[str, str]:
     """Of a finished run: clone, trained weights, sampled tokens with all that hangs on them, metrics."""
     tokens, metrics = hashlib.sha256(), hashlib.sha256()
     for path in sorted((folder / "trajectories").glob("*.gz")):
-        for line in gzip.open(path, "rt"):
+        for line in gzip.decompress(path.read_bytes()).decode().splitlines():
             for turn in json.loads(line).get("turns", ()):
                 parts = [turn[name] for name in ("output_ids", "logprobs", "reward", "advantages")]
                 tokens.update(json.dumps(parts).encode())
-    for line in (folder / "metrics.jsonl").open():
+    for line in (folder / "metrics.jsonl").read_text().splitlines():
         row = {name: value for name, value in sorted(json.loads(line).items()) if not name.startswith(CLOCKS)}
         metrics.update(json.dumps(row).encode())
     files = {"clone": folder / "init/cloned/model.safetensors", "weights": folder / "model/last/model.safetensors"}
