@@ -25,10 +25,10 @@ from skyrl_trainer.learner import model as learner_module
 from skyrl_trainer.learner.batch import Row, make_rows
 from skyrl_trainer.learner.compose import algorithm_class
 from skyrl_trainer.learner.group import LearnerGroup, LearnerProcess
+from skyrl_trainer.learner.grpo import GRPO
 from skyrl_trainer.learner.model import Learner
 from skyrl_trainer.learner.ranks import Ranks, shares, whole
 from skyrl_trainer.run.checkpoint import Checkpoints
-from skyrl_trainer.run.trainers import GRPOTrainer
 from skyrl_trainer.weight_sync.digest import Digest
 from skyrl_trainer.weight_sync.nccl import WeightSender
 
@@ -86,7 +86,7 @@ def group(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProbedGroup]:
         "local", num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="ERROR",
         object_store_memory=2**27,
     )  # fmt: skip
-    made = ProbedGroup(two_config(), GRPOTrainer, save_model(tmp_path_factory.mktemp("model")), 10)
+    made = ProbedGroup(two_config(), GRPO, save_model(tmp_path_factory.mktemp("model")), 10)
     yield made
     made.close()
     ray.shutdown()

@@ -77,7 +77,6 @@ class Rewards:
             trajectories=[without_sampled_tokens(t) if self._cut_off(t) else t for _, t in kept],
             group_index=[i for i, _ in kept],
             rewards=[self.per_turn(t) for _, t in kept],
-            parts=[sum_parts(t) | {name: score or 0.0 for name, score in t.scores.items()} for _, t in kept],
         )
 
     def per_turn(self, trajectory: Trajectory) -> list[float]:
@@ -130,15 +129,6 @@ def without_sampled_tokens(trajectory: Trajectory) -> Trajectory:
         for turn in trajectory.turns
     ]
     return replace(trajectory, turns=turns)
-
-
-def sum_parts(trajectory: Trajectory) -> dict[str, float]:
-    """{"correct": 1.0, "format": 0.1}: the parts of the env's reward, summed over the turns."""
-    total: dict[str, float] = {}
-    for turn in trajectory.turns:
-        for part, reward in turn.reward_parts.items():
-            total[part] = total.get(part, 0.0) + reward
-    return total
 
 
 def completion(trajectory: Trajectory) -> list[dict[str, str]]:
