@@ -26,17 +26,17 @@ from skyrl_trainer.learner.batch import Row, make_rows
 from skyrl_trainer.learner.compose import algorithm_class
 from skyrl_trainer.learner.group import LearnerGroup, LearnerProcess
 from skyrl_trainer.learner.grpo import GRPO
-from skyrl_trainer.learner.model import Learner
+from skyrl_trainer.learner.model import make_learner
 from skyrl_trainer.learner.ranks import Ranks, shares, whole
 from skyrl_trainer.run.checkpoint import Checkpoints
 from skyrl_trainer.weight_sync.digest import Digest
 from skyrl_trainer.weight_sync.nccl import WeightSender
 
-LOAD_MODEL = learner_module._load_model
+LOAD_MODEL = learner_module.load_model
 
 
-def load_double(*arguments: Any) -> Any:
-    return LOAD_MODEL(*arguments).double()
+def load_double(*arguments: Any, **named: Any) -> Any:
+    return LOAD_MODEL(*arguments, **named).double()
 
 
 class Probe(LearnerProcess):
@@ -74,7 +74,7 @@ def two_config(**trainer: Any) -> Any:
 def one(config: Any, path: str) -> Any:
     """The algorithm with one learner, in this process."""
     algorithm = algorithm_class(config.trainer.algorithm.name)(config)
-    learner = Learner(config, path, 10)
+    learner = make_learner(config, path, 10)
     return algorithm.start(learner, learner.reference() if algorithm.beta > 0 else None)
 
 
@@ -95,7 +95,7 @@ def group(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProbedGroup]:
 
 def prepare(process: Probe, config: Any, double: bool) -> None:
     process.config = config
-    learner_module._load_model = load_double if double else LOAD_MODEL
+    learner_module.load_model = load_double if double else LOAD_MODEL
 
 
 def load(group: ProbedGroup, config: Any, path: str, double: bool = False) -> None:
@@ -116,7 +116,7 @@ def test_the_gradient_does_not_depend_on_the_number_of_learners(
     config = two_config(algorithm=algorithm, micro_batch_tokens=budget, max_grad_norm=1e9, num_mini_batches=1)
     batch = make_batch(equal=(1,), turns=3, rewritten=(2,))
     old = [torch.tensor([x for turn in t.turns for x in turn.logprobs]) for t in batch.trajectories]
-    monkeypatch.setattr(learner_module, "_load_model", load_double if double else LOAD_MODEL)
+    monkeypatch.setattr(learner_module, "load_model", load_double if double else LOAD_MODEL)
     alone = one(config, path)
     move_reference(alone)
     load(group, config, path, double)
@@ -172,7 +172,7 @@ def test_updates_and_checkpoints_are_those_of_one_learner(
         update(3 + step)
         agree()
     group.save_pretrained(tmp_path / "out")
-    out = dict(Learner(config, str(tmp_path / "out"), 1).named_tensors())
+    out = dict(make_learner(config, str(tmp_path / "out"), 1).named_tensors())
     assert all(torch.equal(tensor, out[name]) for name, tensor in group.named_tensors())
 
 

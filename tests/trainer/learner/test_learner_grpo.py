@@ -15,7 +15,7 @@ from skyrl_trainer.learner import model as learner_module
 from skyrl_trainer.learner.batch import Row, make_rows, set_advantages
 from skyrl_trainer.learner.compose import algorithm_class, register_algorithm
 from skyrl_trainer.learner.grpo import GRPO
-from skyrl_trainer.learner.model import Learner, Scorer
+from skyrl_trainer.learner.model import Learner, Scorer, make_learner
 
 
 @pytest.fixture(autouse=True)
@@ -31,7 +31,7 @@ def make_trainer(path: str, double: bool = False, algorithm: dict[str, Any] | No
     config = make_config(trainer={"algorithm": algorithm or {}, "max_grad_norm": 1e9, **trainer})
     made = algorithm_class(config.trainer.algorithm.name)(config)
     reference = Scorer(config, path) if made.beta > 0 else None
-    learner = Learner(config, path, 100)
+    learner = make_learner(config, path, 100)
     if double:
         learner.model.double()
     if reference is not None:  # another policy than the learner's, so that the KL is not zero

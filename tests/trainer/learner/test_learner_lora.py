@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM
 from skyrl_trainer.config import load_config
 from skyrl_trainer.dry_run.limits import ModelShape, memory
 from skyrl_trainer.errors import UserError
-from skyrl_trainer.learner import lora
+from skyrl_trainer.learner import lora, model
 from skyrl_trainer.learner.batch import collate, make_rows
 from skyrl_trainer.learner.grpo import GRPO
 from skyrl_trainer.learner.model import Learner, Scorer
@@ -27,7 +27,7 @@ NF4 = {"quantization": "nf4"}
 
 def make_learner(path: str, options: dict[str, Any] | None = None, **trainer: Any) -> Learner:
     lora = {"rank": 4} | (options or {})
-    return Learner(make_config(trainer=trainer | {"policy": {"model": {"lora": lora}}}), path, 10)
+    return model.make_learner(make_config(trainer=trainer | {"policy": {"model": {"lora": lora}}}), path, 10)
 
 
 def micro_batch(learner: Scorer) -> TrainingBatch:
@@ -77,7 +77,7 @@ def test_merged_weights_are_the_same_policy_in_a_plain_model(
     assert (Scorer(make_config(), str(tmp_path / "out")).token_logprobs(IDS) - ours).abs().max() < 2e-5
     assert torch.equal(learner.token_logprobs(IDS), ours)
     with torch.no_grad():  # the adapter's own folder, on the base that it is for
-        for (_, parameter), (_, tensor) in zip(plain.named_parameters(), learner.named_tensors(False), strict=True):
+        for (_, parameter), (_, tensor) in zip(plain.named_parameters(), learner.base_tensors(), strict=True):
             parameter.copy_(tensor)
         loaded = PeftModel.from_pretrained(plain, tmp_path / "out" / "adapter")
         theirs = loaded(torch.tensor([IDS])).logits[0].log_softmax(-1)

@@ -14,7 +14,7 @@ from skyrl_trainer.errors import UserError
 from skyrl_trainer.learner.batch import collate, make_rows, set_advantages
 from skyrl_trainer.learner.compose import algorithm_class
 from skyrl_trainer.learner.grpo import GRPO, Meter
-from skyrl_trainer.learner.model import Learner, Scorer
+from skyrl_trainer.learner.model import Scorer, make_learner
 from skyrl_trainer.learner.ppo import PPO, Critic
 
 
@@ -22,7 +22,7 @@ def start(path: str, name: str = "ppo", double: bool = True, **options: Any) -> 
     trainer = options.pop("trainer", {})
     algorithm = {"name": name, "options": options}
     config = make_config(trainer={"algorithm": algorithm, "max_grad_norm": 1e9, "learning_rate": 1e-2, **trainer})
-    learner = Learner(config, path, 100)
+    learner = make_learner(config, path, 100)
     if double:
         learner.model.double()
     made = algorithm_class(name)(config)

@@ -22,7 +22,7 @@ from transformers import AutoTokenizer
 from skyrl_trainer.config import Config
 from skyrl_trainer.errors import UserError
 from skyrl_trainer.learner.grpo import GRPO
-from skyrl_trainer.learner.model import Learner
+from skyrl_trainer.learner.model import make_learner
 from skyrl_trainer.learner.ranks import Ranks, whole
 from skyrl_trainer.process_memory import INTERVAL, return_free_memory
 from skyrl_trainer.types import LearnerState, RewardBatch, StepMetrics
@@ -47,11 +47,8 @@ class LearnerProcess:
     def load(self, algorithm: type[GRPO], weights: str, total_optimizer_steps: int) -> int:
         """Returns the process id."""
         self.algorithm = algorithm(self.config)
-        self.learner = Learner(self.config, weights, total_optimizer_steps, self.ranks)
-        reference = self.learner.reference() if self.algorithm.beta > 0 else None
-        if reference is not None and self.learner.lora is None:
-            self.ranks.shard(reference.model)
-        self.algorithm.start(self.learner, reference)
+        self.learner = make_learner(self.config, weights, total_optimizer_steps, self.ranks)
+        self.algorithm.start(self.learner, self.learner.reference() if self.algorithm.beta > 0 else None)
         return os.getpid()
 
     def update(self, batch: RewardBatch, positional: Any, named: Any) -> tuple[StepMetrics, list[list[list[float]]]]:

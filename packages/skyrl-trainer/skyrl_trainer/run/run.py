@@ -19,7 +19,7 @@ from skyrl_trainer.errors import EngineDied, EngineLost, UserError
 from skyrl_trainer.learner.compose import algorithm_class
 from skyrl_trainer.learner.grpo import GRPO
 from skyrl_trainer.learner.lora import read_options
-from skyrl_trainer.learner.model import Learner
+from skyrl_trainer.learner.model import Learner, make_learner
 from skyrl_trainer.process_memory import INTERVAL, pss_gib, return_free_memory
 from skyrl_trainer.report.history import MetricsWriter
 from skyrl_trainer.report.table import LiveTable
@@ -150,7 +150,7 @@ class Run:
             self.learner = self.algorithm = group = LearnerGroup(self.config, type(self.alone), weights, updates)
             self.stack.callback(group.close)
         else:
-            self.learner = learner = Learner(self.config, weights, updates)
+            self.learner = learner = make_learner(self.config, weights, updates)
             self.alone.start(learner, learner.reference() if self.alone.beta > 0 else None)
 
     def _weight_sync(self) -> SharedMemorySync | NCCLSync:
@@ -161,10 +161,12 @@ class Run:
             tensor_parallel = self.config.generator.inference_engine_tensor_parallel_size
             return NCCLSync(engines, learner.transfer, tensor_parallel)
         lora = read_options(self.config)
-        if lora is not None and lora.hot_load and isinstance(learner, Learner):  # one alone
+        if lora is not None and lora.hot_load:  # of one learner alone
+            from skyrl_trainer.learner.lora import LoRALearner
             from skyrl_trainer.weight_sync.lora import AdapterSync
 
-            return AdapterSync(engines, learner.named_tensors, learner.adapter_tensors)
+            assert isinstance(learner, LoRALearner)
+            return AdapterSync(engines, learner.base_tensors, learner.adapter_tensors)
         return SharedMemorySync(engines, learner.named_tensors, learner.share_weights())
 
     def resume(self) -> tuple[int, StepMetrics | None]:

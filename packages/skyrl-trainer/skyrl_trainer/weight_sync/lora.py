@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import tempfile
 import time
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +23,9 @@ from skyrl_trainer.weight_sync.shared_memory import SharedMemorySync, SyncReport
 class AdapterSync(SharedMemorySync):
     """The first sync carries both, and proves the base by its checksum; the reports are about the adapter."""
 
-    def __init__(self, engines: list[Any], named_tensors: Any, adapter_tensors: NamedTensors) -> None:
-        """named_tensors(adapter=False): the base's. adapter_tensors: the adapter's, as peft names them."""
-        super().__init__(engines, partial(named_tensors, adapter=False))
+    def __init__(self, engines: list[Any], base_tensors: NamedTensors, adapter_tensors: NamedTensors) -> None:
+        """adapter_tensors: under peft's names."""
+        super().__init__(engines, base_tensors)
         if self._receivers:
             where = "needs every engine on the driver's machine"
             raise UserError(f"trainer.policy.model.lora.sync: adapter {where}; or set it to merged.")
