@@ -59,9 +59,3 @@ def test_the_example_of_a_loss_of_ones_own_works() -> None:
     exec(blocks("README.md", "python")[0], {"__name__": "plugin"})
     config = load_config(None, ["trainer.algorithm.name=sqrt_ratio", "trainer.algorithm.options.power=0.25"])
     assert algorithm_class("sqrt_ratio")(config).options.power == 0.25
-
-
-def test_links_inside_the_documentation_lead_somewhere() -> None:
-    for page in DOCS.glob("*.md"):
-        for target in re.findall(r"(?<!!)\[[^]]*\]\((?!http)([^)#]+)\)", page.read_text(encoding="utf-8")):
-            assert (DOCS / target).exists(), f"{page.name}: {target}"
