@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from skyrl_trainer.agent.memory import AgentOptions, Memory, read_options
+from skyrl_trainer.agent.memory import Memory
 from skyrl_trainer.agent.prompt import ChatPrompt
-from skyrl_trainer.config import GeneratorConfig
+from skyrl_trainer.config import AgentConfig, GeneratorConfig
 from skyrl_trainer.errors import UserError
 from skyrl_trainer.learner.batch import make_rows
 from skyrl_trainer.rollout.env_client import EnvClient
@@ -119,7 +119,7 @@ def said(prompt: ChatPrompt, *texts: str) -> list[Turn]:
 def remembered(template: str, texts: list[str], **options: Any) -> tuple[list[bool], str]:
     """Which turns began a segment, and the last context as text."""
     prompt = prompt_of(template)
-    memory = Memory(prompt, AgentOptions(**options), prompt.first("Be brief.", "Go."))
+    memory = Memory(prompt, AgentConfig(**options), prompt.first("Be brief.", "Go."))
     turns, segments = said(prompt, *texts), []
     for number in range(len(turns)):
         _, new_segment = memory.advance(turns[: number + 1])
@@ -181,10 +181,3 @@ def test_template_without_tools_is_refused_with_the_setting() -> None:
     tokenizer.chat_template = CHATML
     with pytest.raises(UserError, match=r"generator\.agent\.tools"):
         ChatPrompt(tokenizer).first("", "Go.", TOOLS)
-
-
-def test_unknown_agent_options_are_refused_with_what_there_is() -> None:
-    with pytest.raises(UserError, match=r"generator\.agent\.memry is not an option; it has max_episode_tokens, memory"):
-        read_options(GeneratorConfig(agent={"memry": "full"}))
-    with pytest.raises(UserError, match=r"generator\.agent\.memory is 'half', but should be 'full', 'window'"):
-        read_options(GeneratorConfig(agent={"memory": "half"}))

@@ -54,7 +54,7 @@ class Scorer:
             mixed_precision="bf16" if self.published_dtype == torch.bfloat16 else "no",
             gradient_accumulation_steps=1,
         )
-        self.lora = lora.read_options(config)
+        self.lora = lora.checked(config)
         # A base that LoRA freezes needs no masters.
         dtype = torch.float32 if self.lora is None else self.published_dtype
         quantized = lora.quantized_loading(self.lora, self.device, dtype)

@@ -35,11 +35,16 @@ class PPOTrainer(GRPOTrainer):
     """The estimator is GAE, the reduction the mean over all tokens; the rest is GRPO's, and loss mixins fit."""
 
     class Options(LossOptions):
-        critic: Literal["model", "backbone"] = "model"  # a model (with LoRA an adapter) of its own, or the policy's
-        critic_learning_rate: float | None = Field(None, gt=0)  # None: the policy's
+        critic: Literal["model", "backbone"] = "model"
+        """A model (with LoRA an adapter) of its own, or a head on the policy's backbone."""
+        critic_learning_rate: float | None = Field(None, gt=0)
+        """Learning rate of the critic; null: the policy's."""
         gae_lambda: float = Field(0.95, ge=0, le=1)
+        """Lambda of generalized advantage estimation."""
         value_clip: float = Field(0.2, gt=0)
+        """How far a value may move in a rollout before its loss is clipped."""
         value_coef: float = Field(0.1, gt=0)
+        """Weight of the value loss; matters with critic=backbone only."""
 
     estimator_name = "gae"
     reduction = staticmethod(token_mean)

@@ -11,14 +11,15 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import Any
 
+from skyrl_trainer.algorithms.options import algorithm_name
 from skyrl_trainer.algorithms.rewards import Rewards
 from skyrl_trainer.algorithms.samplers import sampler_class
 from skyrl_trainer.config import Config
 from skyrl_trainer.data import SampleSource, held_out, load_samples, take_exams
 from skyrl_trainer.errors import EngineDied, EngineLost, UserError
+from skyrl_trainer.learner import lora
 from skyrl_trainer.learner.group import LearnerGroup
 from skyrl_trainer.learner.grpo import GRPOTrainer
-from skyrl_trainer.learner.lora import read_options
 from skyrl_trainer.learner.model import Learner
 from skyrl_trainer.learner.trainers import trainer_class
 from skyrl_trainer.process_memory import INTERVAL, pss_gib, return_free_memory
@@ -61,9 +62,9 @@ class Run:
         trainer, path = config.trainer, folder.path
         check_engines(config, trainer.policy.model.path, training=True)
         load_plugin(config)
-        read_options(config)
+        lora.checked(config)
         sync_backend(config)
-        self.alone = algorithm or trainer_class(trainer.algorithm.name)(config)
+        self.alone = algorithm or trainer_class(algorithm_name(config))(config)
         self.algorithm: GRPOTrainer | LearnerGroup = self.alone
         self.rewards = Rewards(config, self.alone.options)
         make_sampler = sampler_class(self.alone.options.sampler)
@@ -75,7 +76,7 @@ class Run:
                 "trainer.resume_mode=latest, or give another trainer.run_dir."
             )
         if self.checkpoint:
-            check_resumable(self.checkpoint.extra["config"], config)
+            check_resumable(self.checkpoint.extra["config"], config, self.checkpoint.version)
         self.first_step = self.checkpoint.step if self.checkpoint else 0
         folders, own = stored_folders(config.data.train_data), self.alone
         self.replayed = (
@@ -116,8 +117,7 @@ class Run:
         self.processes = self.stack.enter_context(Processes(config, policy.architecture))
         self.table.phase("cloning the expert")
         weights = policy.weights()
-        lora = read_options(config)
-        level = 1 if lora and lora.hot_load else 2  # 2 drops the weights: a sync brings all, with adapters it does not
+        level = 1 if trainer.policy.model.lora.hot_load else 2  # 2 drops the weights: an adapter brings none
         self.colocation = Colocation(
             self.processes.engines, level, shares_gpus(config), lambda: self.transfer("release")
         )
@@ -153,9 +153,9 @@ class Run:
             return NCCLSync(engines, self.transfer, self.config.generator.inference_engine_tensor_parallel_size)
         if isinstance(learner, LearnerGroup):
             return SharedMemorySync(engines, learner.named_tensors, learner.share_weights())
-        if learner.lora is None or not learner.lora.hot_load:
-            return SharedMemorySync(engines, learner.named_tensors)
-        return AdapterSync(engines, learner)
+        if self.config.trainer.policy.model.lora.hot_load:
+            return AdapterSync(engines, learner)
+        return SharedMemorySync(engines, learner.named_tensors)
 
     def resume(self) -> tuple[int, StepMetrics | None]:
         """The newest step in the weights, and its metrics if they were not written; 0 and {} in a new run."""
