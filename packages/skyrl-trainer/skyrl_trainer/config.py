@@ -23,6 +23,8 @@ from skyrl_trainer.errors import UserError
 from skyrl_trainer.recipe import Setting, parse_override, read_recipe, text_of, value_of, walk
 
 OPTIONS, TINY = "trainer.algorithm.options", "trainer.policy.model.tiny"
+GONE = {"trainer.resume_mode": "latest"}
+"""Settings of earlier versions that run folders still name, with what they do in this one."""
 T = TypeVar("T")
 FREE, ROUNDING = "free", "rounding"
 Free = Annotated[T, FREE]
@@ -180,8 +182,6 @@ class TrainerConfig(Section):
     """Steps between checkpoints; 0 for the last only."""
     max_ckpts_to_keep: Free[int] = Field(default=2, gt=0)
     """Older checkpoints are deleted."""
-    resume_mode: Free[Literal["latest", "none"]] = "latest"
-    """`latest` goes on from the newest checkpoint of the run folder, if there is one."""
     sync_tolerance: Free[float] = Field(default=5e-4, gt=0)
     """Largest difference between the engine's and the learner's logprobs after a weight sync."""
 
@@ -193,8 +193,6 @@ class AgentConfig(Section):
     """What of the episode stands before the next output."""
     window: int = Field(default=4, gt=0)
     """Turns that `window` keeps, and whose observations `summary` leaves whole."""
-    summary_chars: int = Field(default=80, gt=0)
-    """Characters that `summary` keeps of an older observation."""
     max_episode_tokens: int | None = Field(default=None, gt=0)
     """Sampled tokens of an episode, over all its turns."""
     tools: Literal["env", "template"] = "env"
@@ -336,6 +334,8 @@ def _resolved(settings: Iterable[Setting]) -> Resolved:
     sources: dict[str, str] = {}
     for setting in settings:
         name = _today(setting.name)
+        if name in GONE and GONE[name] == value_of(setting):
+            continue
         leaf = next((leaf for leaf in fields if f"{name}.".startswith(f"{leaf}.")), None)
         if leaf is None:
             raise _unknown(setting, list(fields))

@@ -83,7 +83,7 @@ def test_overrides_of_the_skyrl_command_are_accepted_as_they_stand(monkeypatch: 
 
 def test_there_are_at_most_ninety_settings_and_each_says_what_it_is() -> None:
     leaves = leaf_fields()
-    assert len(leaves.keys() - {OPTIONS}) + len(options()) <= 100
+    assert len(leaves.keys() - {OPTIONS}) + len(options()) <= 96
     assert [name for name, field in (leaves | options()).items() if not field.description] == []
 
 
@@ -198,7 +198,8 @@ def test_a_config_of_when_sections_were_dictionaries_is_still_read(tmp_path: Pat
     recipe = tmp_path / "config.yaml"
     tiny = "{vocab_size: 1024, spaces: after, hidden_size: 64}"
     model = f"{{path: tiny, tiny_kwargs: {tiny}, lora: {{}}, warmstart: {{epochs: 2}}}}"
-    recipe.write_text(f"trainer: {{policy: {{model: {model}}}}}\ngenerator: {{agent: {{tools: template}}}}\n")
+    trainer = f"{{resume_mode: latest, policy: {{model: {model}}}}}"
+    recipe.write_text(f"trainer: {trainer}\ngenerator: {{agent: {{tools: template}}}}\n")
     config = load_config(str(recipe), [])
     made = config.trainer.policy.model
     assert (made.lora.rank, made.warmstart.epochs, config.generator.agent.tools) == (0, 2.0, "template")
@@ -218,6 +219,10 @@ def test_a_run_folders_config_is_a_recipe(tmp_path: Path) -> None:
         (
             "num_generations=3",
             "num_generations (command line) is not a setting; did you mean generator.num_generations?",
+        ),
+        (
+            "trainer.resume_mode=none",
+            "trainer.resume_mode (command line) is not a setting; docs/configuration.md lists them all.",
         ),
         ("trainer.seed.x=3", "trainer.seed.x (command line) is not a setting; did you mean trainer.seed?"),
         ("zzz=3", "zzz (command line) is not a setting; docs/configuration.md lists them all."),

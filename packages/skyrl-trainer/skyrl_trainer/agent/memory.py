@@ -2,7 +2,7 @@
 
     full          everything (the default): each context begins with the one before it
     window        the first messages and the last `window` turns
-    summary       everything, but of observations older than `window` turns only the first `summary_chars` characters
+    summary       everything, but of observations older than `window` turns only the first 80 characters
     no_thinking   everything but the thoughts of earlier turns, as Qwen3's template has it
 
 What the policy wrote is never encoded again: a policy leaves tokens out, it does not make new ones. Where a context
@@ -14,6 +14,9 @@ from __future__ import annotations
 from skyrl_trainer.agent.prompt import ChatPrompt
 from skyrl_trainer.config import AgentConfig
 from skyrl_trainer.types import Turn
+
+SUMMARY_CHARS = 80
+"""Characters that a summary keeps of an observation."""
 
 
 class Memory:
@@ -42,8 +45,8 @@ class Memory:
             if memory == "window" and age >= window:
                 continue
             text = turn.observation
-            if memory == "summary" and age >= window and len(text) > self._options.summary_chars:
-                text = text[: self._options.summary_chars] + " [...]"
+            if memory == "summary" and age >= window and len(text) > SUMMARY_CHARS:
+                text = text[:SUMMARY_CHARS] + " [...]"
             ids += self._prompt.without_thinking(turn.output_ids) if memory == "no_thinking" else turn.output_ids
             ids += self._observation(text, turn)
         return ids

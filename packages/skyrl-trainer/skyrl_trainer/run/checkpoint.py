@@ -95,7 +95,7 @@ class Checkpoints:
         if names or newest:
             raise UserError(
                 f"No checkpoint in {self.folder} can be read ({newest or names[-1]} is damaged or missing); restore "
-                "one, or start anew with trainer.resume_mode=none in another trainer.run_dir."
+                "one, or start anew in another trainer.run_dir."
             )
         return None
 
@@ -152,6 +152,6 @@ def check_resumable(saved: dict[str, Any], config: Config, version: str = __vers
     if changed:
         differences = "; ".join(f"{name} was {before[name]!r}, is {now[name]!r}" for name in changed)
         raise UserError(
-            f"This run cannot go on with other settings ({differences}); restore them, or start anew with "
-            "trainer.resume_mode=none in another trainer.run_dir."
+            f"This run cannot go on with other settings ({differences}); restore them, or start anew in "
+            "another trainer.run_dir."
         )

@@ -16,7 +16,7 @@ from skyrl_trainer.algorithms.rewards import Rewards
 from skyrl_trainer.algorithms.samplers import sampler_class
 from skyrl_trainer.config import Config
 from skyrl_trainer.data import SampleSource, held_out, load_samples, take_exams
-from skyrl_trainer.errors import EngineDied, EngineLost, UserError
+from skyrl_trainer.errors import EngineDied, EngineLost
 from skyrl_trainer.learner import lora
 from skyrl_trainer.learner.group import LearnerGroup
 from skyrl_trainer.learner.grpo import GRPOTrainer
@@ -70,11 +70,6 @@ class Run:
         make_sampler = sampler_class(self.alone.options.sampler)
         self.checkpoints = Checkpoints(path, trainer.max_ckpts_to_keep)
         self.checkpoint = self.checkpoints.load_latest()
-        if self.checkpoint and trainer.resume_mode == "none":
-            raise UserError(
-                f"{path} holds a run already, at step {self.checkpoint.step}: go on with it by "
-                "trainer.resume_mode=latest, or give another trainer.run_dir."
-            )
         if self.checkpoint:
             check_resumable(self.checkpoint.extra["config"], config, self.checkpoint.version)
         self.first_step = self.checkpoint.step if self.checkpoint else 0
