@@ -390,10 +390,10 @@ def _check(config: Config) -> None:
             f"trainer.num_mini_batches is {trainer.num_mini_batches}, but a step has only {episodes} episodes "
             "(trainer.train_batch_size times generator.num_generations)."
         )
-    if trainer.deterministic and trainer.algorithm.options.get("old_logprobs") == "rollout":
+    if trainer.deterministic and trainer.algorithm.options.get("correction") == "bypass":
         raise UserError(
-            "trainer.algorithm.options.old_logprobs is rollout, but with trainer.deterministic=true it must be "
-            "recompute: the engine's logprobs differ by rounding from run to run."
+            "trainer.algorithm.options.correction is bypass, but with trainer.deterministic=true it must be another: "
+            "the engine's logprobs differ by rounding from run to run."
         )
 
 

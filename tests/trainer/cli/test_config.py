@@ -83,7 +83,7 @@ def test_overrides_of_the_skyrl_command_are_accepted_as_they_stand(monkeypatch: 
 
 def test_there_are_at_most_ninety_settings_and_each_says_what_it_is() -> None:
     leaves = leaf_fields()
-    assert len(leaves.keys() - {OPTIONS}) + len(options()) <= 96
+    assert len(leaves.keys() - {OPTIONS}) + len(options()) <= 92
     assert [name for name, field in (leaves | options()).items() if not field.description] == []
 
 
@@ -329,7 +329,7 @@ def test_a_missing_recipe_names_those_that_there_are() -> None:
     [
         ("generator.max_completion_length=64", "generator.max_model_len=64"),
         ("trainer.train_batch_size=2", "generator.num_generations=2", "trainer.num_mini_batches=5"),
-        ("trainer.deterministic=true", "trainer.algorithm.options.old_logprobs=rollout"),
+        ("trainer.deterministic=true", "trainer.algorithm.options.correction=bypass"),
     ],
 )
 def test_settings_that_contradict_each_other_are_refused(overrides: tuple[str, ...]) -> None:

@@ -126,7 +126,7 @@ def test_a_run_goes_on_to_the_byte(tmp_path: Path) -> None:
     path = save_model(tmp_path)
     """Under a schedule, whose rate the first step after a resume must have, the critic's too."""
     schedule = {"lr_scheduler_type": "linear", "warmup_steps": 3}
-    options: dict[str, Any] = {"beta": 0.1, "kl_in": "reward", "kl_target": 0.01, "trainer": schedule}
+    options: dict[str, Any] = {"beta": 0.1, "kl_estimator": "k1_in_reward", "kl_target": 0.01, "trainer": schedule}
     there = start(path, double=False, **copy.deepcopy(options))
     there.update(make_batch(seed=1))
     state = copy.deepcopy(there.state_dict())
@@ -143,7 +143,7 @@ def test_a_run_goes_on_to_the_byte(tmp_path: Path) -> None:
 def test_kl_in_the_reward_is_taken_off_token_by_token_and_not_counted_in_the_loss(tmp_path: Path) -> None:
     """The gradient is the one that rewards less k1 give; the reference has no part in the loss."""
     path, batch = save_model(tmp_path, "gpt2"), make_batch(turns=2)
-    in_reward = start(path, "grpo", beta=0.1, kl_in="reward")
+    in_reward = start(path, "grpo", beta=0.1, kl_estimator="k1_in_reward")
     found = gradients(in_reward, batch)
     assert in_reward.reference is not None
     rows = make_rows(batch.trajectories)

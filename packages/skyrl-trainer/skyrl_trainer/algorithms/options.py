@@ -26,24 +26,16 @@ class CommonOptions(LossOptions):
     """Upper half: clipped at 1 + epsilon_high; of cispo, the cap itself. null: as epsilon."""
     beta: float = Field(0.0, ge=0)
     """Weight of the KL to the policy that the run started from; 0 loads no reference."""
-    kl_in: Literal["loss", "reward"] = "loss"
-    """Where the KL goes: into the loss, or off the rewards."""
-    kl_estimator: Literal["k1", "k2", "k3"] | None = None
-    """null: k3 in the loss, k1 in the reward; k1 is refused in the loss."""
+    kl_estimator: Literal["k2", "k3", "k3_ratio", "k1_in_reward", "k2_in_reward", "k3_in_reward"] = "k3"
+    """Of the KL, in the loss or off the rewards; k3_ratio: times the ratio (TRL's use_bias_correction_kl)."""
     kl_target: float | None = Field(None, gt=0)
     """Lets beta adapt itself until the mean KL per token is this."""
-    use_bias_correction_kl: bool = False
-    """Multiplies the KL by the ratio, with its gradient; TRL 1.16 has True."""
     entropy_coef: float = 0.0
     """Weight of the entropy, which is to be large."""
-    correction: Literal["auto", "none", "tis", "mis", "sequence_tis", "sequence_mask"] = "auto"
-    """Weight of a token for the engine's own log-probabilities: docs/algorithms/corrections.md."""
-    correction_min: float | None = Field(None, ge=0)
-    """Lower end of the correction's range; null: the correction's own."""
-    correction_max: float | None = Field(None, gt=0)
-    """Upper end of the correction's range; null: the correction's own."""
-    old_logprobs: Literal["recompute", "rollout"] = "recompute"
-    """rollout: the engine's, which saves a forward pass."""
+    correction: Literal["auto", "none", "tis", "mis", "sequence_tis", "sequence_mask", "bypass"] = "auto"
+    """Weight of a token for the engine's own log-probabilities, which bypass takes for the old ones."""
+    correction_range: list[float] | None = None
+    """Smallest and largest weight; null: the correction's own."""
     scale_rewards: Literal["group", "batch", "none"] = "group"
     """Whose standard deviation divides the advantages."""
     gamma: float = Field(1.0, gt=0, le=1)
@@ -81,10 +73,6 @@ def read_options(algorithm: type, config: Config) -> Any:
         near = difflib.get_close_matches(option, names, 1, 0.5)
         hint = f", did you mean {near[0]}?" if near else ""
         raise UserError(f"{OPTIONS}.{option} is not an option of {name}{hint}; {name} has {', '.join(names)}.")
-    if (given.get("kl_estimator"), given.get("kl_in", "loss")) == ("k1", "loss"):
-        raise UserError(
-            f"{OPTIONS}.kl_estimator is k1, whose gradient in a loss is 0 on average: take k2 or kl_in=reward."
-        )
     try:
         return known.model_validate(given)
     except ValidationError as error:

@@ -74,9 +74,8 @@ class Run:
             check_resumable(self.checkpoint.extra["config"], config, self.checkpoint.version)
         self.first_step = self.checkpoint.step if self.checkpoint else 0
         folders, own = stored_folders(config.data.train_data), self.alone
-        self.replayed = (
-            StoredRollouts(config, folders, own.options.old_logprobs, own.correction_range[0]) if folders else None
-        )
+        corrects = own.options.correction == "bypass" or own.correction_range[0] != "none"
+        self.replayed = StoredRollouts(config, folders, corrects) if folders else None
         self.train_tasks = self.replayed.samples if self.replayed else tasks(config, config.data.train_data)
         self.held_out = HeldOut(config)
         self.sampler = make_sampler(self.train_tasks, trainer.seed)
