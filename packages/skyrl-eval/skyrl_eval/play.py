@@ -14,7 +14,7 @@ import gymnasium
 
 from skyrl_eval.benchmarks.common import SWE_ENV
 from skyrl_eval.endpoint import Endpoint, MessagePrompt
-from skyrl_trainer.agent.memory import AgentOptions
+from skyrl_trainer.config import AgentConfig
 from skyrl_trainer.rollout.env_client import EnvClient
 from skyrl_trainer.rollout.env_worker import EnvReply, plain
 from skyrl_trainer.rollout.episode import EpisodeSettings, derive_seed, run_episode
@@ -62,7 +62,7 @@ class Player:
         sampling = SamplingOptions(options["max_tokens"], options["temperature"], stop_token_ids=stops)
         steps, seeded = CODE_STEPS if envs else TOOL_STEPS if more.get("tools") else 1, sampling.temperature > 0
         length = endpoint.max_model_len
-        self._settings = EpisodeSettings(sampling, steps, length, EPISODE_SECONDS, seeded, AgentOptions())
+        self._settings = EpisodeSettings(sampling, steps, length, EPISODE_SECONDS, seeded, AgentConfig())
 
     async def play(self, sample: Sample, number: int) -> Trajectory:
         sample = replace(sample, options={"task": sample.options["task"] | self._more})

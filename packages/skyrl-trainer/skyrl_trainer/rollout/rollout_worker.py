@@ -14,7 +14,6 @@ import os
 from functools import partial
 from typing import Any
 
-from skyrl_trainer.agent.memory import read_options
 from skyrl_trainer.agent.prompt import load_chat_prompt
 from skyrl_trainer.config import GeneratorConfig
 from skyrl_trainer.errors import EngineDied
@@ -126,8 +125,7 @@ async def play_all(
     # In rounds everybody waits for everybody, so the limit covers as many waves as the engine needs for all.
     waves = math.ceil(len(trajectories) / generator.max_concurrency) if deterministic else 1
     timeout = generator.episode_timeout * max(1, waves)
-    agent = read_options(generator)
-    settings = EpisodeSettings(sampling, max_turns, generator.max_model_len, timeout, deterministic, agent)
+    settings = EpisodeSettings(sampling, max_turns, generator.max_model_len, timeout, deterministic, generator.agent)
     rounds = Rounds(engine, len(trajectories))
     # With one turn, as many requests again wait in the engine's queue: the batch is full again before we know that an
     # answer is there. And as many episodes are reset ahead of their turn, so that no slot waits for an env.

@@ -26,7 +26,6 @@ from skyrl_trainer.engine.server_process import check_servers
 from skyrl_trainer.engine.transformers import TransformersEngine
 from skyrl_trainer.engine.vllm_actor import ENGINE_ENV, VLLMEngine
 from skyrl_trainer.errors import EngineDied, UserError
-from skyrl_trainer.learner import lora
 from skyrl_trainer.rollout.manager import Rollouts
 from skyrl_trainer.run.engine_watch import EngineWatch
 from skyrl_trainer.weight_sync.colocation import shares_gpus, sync_backend
@@ -197,7 +196,6 @@ class Processes:
                 max_num_seqs=generator.max_concurrency,
                 seed=self.config.trainer.seed + index,
                 engine_kwargs={
-                    **lora.engine_kwargs(self.config),
                     **self._vllm_kwargs(),
                     **engine_kwargs_of(self.config, index),
                 },
@@ -209,6 +207,10 @@ class Processes:
         if self.config.generator.backend == "transformers":
             return {}
         kwargs: dict[str, Any] = {"tensor_parallel_size": self.config.generator.inference_engine_tensor_parallel_size}
+        if self.config.trainer.policy.model.lora.hot_load:
+            from skyrl_trainer.learner.lora import engine_kwargs
+
+            kwargs |= engine_kwargs(self.config)
         if shares_gpus(self.config):
             kwargs["enable_sleep_mode"] = True
         if sync_backend(self.config) == "nccl":
