@@ -145,7 +145,7 @@ def test_one_attempt_that_breaks_a_grader_does_not_end_the_others(tmp_path: Path
 
 def test_what_grading_needs_is_asked_for_before_anything_is_spent(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UserError, match=r"officially o3-mini-2025-01-31.*--judge-url and --judge-model"):
-        grade.check_ready("hle", Context())
+        benchmarks.find("hle").check(Context())
     with pytest.raises(UserError, match="--executor magic is not one of"):
         grade.check_ready("swe-verified", Context(executor="magic"))
     grade.check_ready("gsm8k", Context())

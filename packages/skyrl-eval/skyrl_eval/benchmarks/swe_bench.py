@@ -10,19 +10,22 @@ from typing import Annotated, Any, ClassVar
 from pydantic import BeforeValidator, Field
 
 from skyrl_eval import data, swe
-from skyrl_eval.benchmarks.common import SWE_ENV, Benchmark, Context, verdict
+from skyrl_eval.benchmarks.common import Benchmark, Context, register_benchmark, verdict
 from skyrl_eval.prompts import fill
 from skyrl_eval.types import Attempt, Item, Source, Verdict
 from skyrl_trainer.errors import UserError
 from skyrl_trainer.types import Sample
 
+SWE_ENV = "skyrl_eval:skyrl/swe-v0"
 Tests = Annotated[list[str], BeforeValidator(lambda value: json.loads(value) if isinstance(value, str) else value)]
 
 
+@register_benchmark
 class SWEBench(Benchmark):
     """Verified: 500 issues of 12 Python repositories."""
 
     name = "swe-verified"
+    kind, runs_code, steps, slow = "code", True, 100, True
     source = Source("SWE-bench/SWE-bench_Verified", "data/test-*.parquet", size=500)
     prompts = ("swebench_task", "swe_system")
     notes: ClassVar[tuple[str, ...]] = (
@@ -66,6 +69,10 @@ class SWEBench(Benchmark):
         task |= {name: item.meta[name] for name in ("repo", "base_commit", "container")}
         return Sample(f"{item.bench}:{item.item_id}", SWE_ENV, 0, {"task": task})
 
+    def check(self, context: Context) -> None:
+        super().check(context)
+        swe.check()
+
     def grade(self, item: Item, attempt: Attempt, context: Context) -> Verdict:
         """The attempt's answer is its patch."""
         patch = attempt.answer if attempt.answer.endswith("\n") else attempt.answer + "\n"
@@ -99,6 +106,7 @@ class SWEBench(Benchmark):
         }
 
 
+@register_benchmark
 class Multilingual(SWEBench):
     """300 issues of 41 repositories in nine languages, in the schema of swebench 5."""
 

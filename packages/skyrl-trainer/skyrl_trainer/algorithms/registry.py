@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Generic, TypeVar
 
 from skyrl_trainer.errors import UserError
@@ -25,6 +25,9 @@ class Registry(Generic[T]):
             return entry
 
         return add
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._entries)
 
     def get(self, name: str) -> T:
         """Raises UserError with the valid names."""

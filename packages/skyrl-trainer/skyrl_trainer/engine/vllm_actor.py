@@ -114,6 +114,7 @@ class VLLMEngine(SteppedEngine):
             finish_reason=finish,
             error=None if finish != "error" else f"vLLM ended the request: {completion.finish_reason}.",
             top_logprobs=top,
+            usage={"cached_tokens": output.num_cached_tokens or 0},
         )
 
     def _update(self, phase: str, argument: Any) -> Any:

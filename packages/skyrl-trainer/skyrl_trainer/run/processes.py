@@ -12,7 +12,7 @@ import os
 import socket
 import time
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import ray
 import torch
@@ -30,6 +30,9 @@ from skyrl_trainer.learner import lora
 from skyrl_trainer.rollout.manager import Rollouts
 from skyrl_trainer.run.engine_watch import EngineWatch
 from skyrl_trainer.weight_sync.colocation import shares_gpus, sync_backend
+
+if TYPE_CHECKING:
+    from skyrl_trainer.engine.endpoint import Endpoint
 
 ENGINES: dict[str, tuple[type, dict[str, str]]] = {
     "vllm": (VLLMEngine, ENGINE_ENV),
@@ -83,22 +86,26 @@ class Processes:
     engines: list[Any]
     rollouts: Rollouts
 
-    def __init__(self, config: Config, model_path: str, rolls_out: bool = True) -> None:
-        """rolls_out: whether anybody will ask for `rollouts`."""
+    def __init__(
+        self, config: Config, model_path: str, rolls_out: bool = True, endpoint: Endpoint | None = None
+    ) -> None:
+        """rolls_out: whether anybody will ask for `rollouts`. endpoint: to be asked in place of engines of our own."""
         self.config = config
         self.model_path = model_path
         self._rolls_out = rolls_out
+        self._endpoint = endpoint
 
     def __enter__(self) -> Processes:
         try:
             self._start_ray()
-            nodes = self._place_engines()
+            nodes = [] if self._endpoint else self._place_engines()
             self._keep_a_gpu()
             self.engines = [self._start_engine(index, node) for index, node in enumerate(nodes)]
             self._loading = [engine.ready.remote() for engine in self.engines]
             self.watch = EngineWatch(self.engines)
             if self._rolls_out:
-                self.rollouts = Rollouts(self.config, self.engines, self.model_path)
+                engines = [self._endpoint] if self._endpoint else self.engines
+                self.rollouts = Rollouts(self.config, engines, self.model_path)
                 self.rollouts.watch = self.watch.check
         except BaseException:
             ray.shutdown()
