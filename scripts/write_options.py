@@ -17,7 +17,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from skyrl_trainer.algorithms.policy_loss import PolicyLoss
-from skyrl_trainer.learner import grpo, trainers
+from skyrl_trainer.learner.compose import ALGORITHMS, algorithm_class
 
 HEAD = """# Options
 
@@ -50,8 +50,7 @@ MEANINGS = {
 
 def algorithms() -> dict[str, type[PolicyLoss]]:
     """The registered classes of this package, not those of a plug-in; GRPO, whose options all have, first."""
-    found = {name: cls for name, cls in grpo._TRAINERS._entries.items() if cls.__module__.startswith("skyrl_trainer.")}
-    assert found and trainers
+    found = {name: algorithm_class(name) for name in (*ALGORITHMS.built_in, "dapo_ppo")}
     return dict(sorted(found.items(), key=lambda item: (item[0] != "grpo", item[0])))
 
 

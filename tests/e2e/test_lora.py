@@ -19,7 +19,7 @@ from skyrl_trainer.engine.openai_server import OpenAIServerEngine
 from skyrl_trainer.engine.vllm_actor import ENGINE_ENV, VLLMEngine
 from skyrl_trainer.errors import SyncError
 from skyrl_trainer.learner import lora
-from skyrl_trainer.learner.model import Learner
+from skyrl_trainer.learner.model import make_learner
 from skyrl_trainer.run.engine_watch import EngineWatch
 from skyrl_trainer.tiny.init_policy import init_policy
 from skyrl_trainer.types import GenerationOutput, GenerationRequest, SamplingOptions
@@ -68,12 +68,12 @@ class Stack:
         settings = {"rank": 5, "quantization": "nf4", "target_modules": ["q_proj", "down_proj"]}
         config = Config.model_validate({"trainer": {"policy": {"model": {"lora": settings}}}})
         init_policy(folder, ["17 + 25 = 42"], {"hidden_size": 64, "num_hidden_layers": 2}, 0)
-        self.learner = Learner(config, str(folder), 1)
+        self.learner = make_learner(config, str(folder), 1)
         options = {"max_concurrency": 64, "max_restarts": 1, "runtime_env": {"env_vars": ENGINE_ENV}}
         actor: Any = ray.remote(engine_class).options(**options)
         self.actor = actor.remote(str(folder), "float32", 256, 16, 0, lora.engine_kwargs(config))
         ray.get(self.actor.ready.remote(), timeout=300)
-        self.sync = AdapterSync([self.actor], self.learner)
+        self.sync = AdapterSync([self.actor], self.learner.base_tensors, self.learner.adapter_tensors)
         self.canary = Canary([self.actor], CANARY_IDS, TOLERANCE)
         self.version = 0
 

@@ -111,11 +111,35 @@ class TestRows:
         parquet.write_table(pyarrow.Table.from_pylist([ROW, ROW]), path)
         assert load_rows(path) == [ROW, ROW]
         parquet.write_table(pyarrow.Table.from_pylist([ROW, {**ROW, "reward_spec": None}]), path)
-        with pytest.raises(ValueError, match=r"rows.parquet row 2: field 'reward_spec' is missing"):
+        with pytest.raises(ValueError, match=r"rows.parquet row 2: field 'reward_spec.ground_truth' is missing"):
             load_rows(path)
         path.write_bytes(b"PAR0")
         with pytest.raises(ValueError, match="not a readable parquet file"):
             load_rows(path)
+
+    @pytest.mark.parametrize("suffix", [".jsonl", ".parquet"])
+    def test_flat_rows_verls_rows_and_rows_without_a_ground_truth(self, tmp_path, suffix):
+        rows = [
+            {"prompt": "1 + 1", "ground_truth": "2"},
+            {"prompt": "1 + 1", "reward_model": {"style": "rule", "ground_truth": "2"}, "ground_truth": "3"},
+            {"prompt": "Write a poem.", "env_class": "judge"},
+        ]
+        path = tmp_path / f"rows{suffix}"
+        if suffix == ".parquet":
+            from pyarrow import Table, parquet
+
+            names = ("prompt", "env_class", "reward_model", "ground_truth")
+            parquet.write_table(Table.from_pylist([{name: row.get(name) for name in names} for row in rows]), path)
+        else:
+            path.write_text("\n".join(map(json.dumps, rows)))
+        flat, verl, judged = load_rows(path)
+        assert (flat["prompt"], flat["reward_spec"]) == ([{"role": "user", "content": "1 + 1"}], {"ground_truth": "2"})
+        assert verl["reward_spec"] == {"style": "rule", "ground_truth": "2"} == verl["reward_model"]
+        assert (judged["reward_spec"], judged["env_class"]) == ({}, "judge")
+        for row in (flat, verl):
+            env = gym.make("skyrl/text_math-v0")
+            env.reset(options={"task": row})
+            assert env.step("\\boxed{2}")[1] == 1.1
 
     def test_parquet_without_pyarrow(self, tmp_path, monkeypatch):
         path = tmp_path / "rows.parquet"
@@ -128,13 +152,14 @@ class TestRows:
         ("change", "sentence"),
         [
             ({"prompt": None}, "field 'prompt' is missing"),
-            ({"prompt": "1 + 1"}, "field 'prompt' must be a list of messages, got '1 \\+ 1'"),
+            ({"prompt": 2}, "field 'prompt' must be a string or a list of messages, got 2"),
             ({"prompt": ["x"]}, "field 'prompt\\[0\\]' must be an object"),
             ({"prompt": [{"role": "bot", "content": "x"}]}, "field 'prompt\\[0\\].role' must be one of system, user"),
             ({"prompt": [{"role": "user", "content": 3}]}, "field 'prompt\\[0\\].content' must be a string, got 3"),
             ({"prompt": [{"role": "system", "content": "x"}]}, "no message with role 'user'"),
             ({"reward_spec": "2"}, "field 'reward_spec' must be an object"),
             ({"reward_spec": {"method": "rule"}}, "field 'reward_spec.ground_truth' is missing"),
+            ({"reward_spec": None, "reward_model": "2"}, "field 'reward_model' must be an object, got '2'"),
             ({"env_class": 3}, "field 'env_class' must be a string"),
             ({"extra_info": "x"}, "field 'extra_info' must be an object"),
         ],
@@ -298,6 +323,17 @@ class TestDocumentation:
         page = (self.PAGES / "README.md").read_text(encoding="utf-8")
         exec(re.findall(r"```python\n(.*?)```", page, re.DOTALL)[0], {})
         assert "1.1 {'correct': 1.0, 'format': 0.1}" in capsys.readouterr().out
+
+    def test_the_rows_that_are_shown_load_and_are_played(self, tmp_path):
+        page = (self.PAGES / "README.md").read_text(encoding="utf-8")
+        path = tmp_path / "rows.jsonl"
+        path.write_text(re.search(r"```json\n(.*?)```", page, re.DOTALL)[1])
+        rows = load_rows(path)
+        assert len(rows) == 3
+        env = gym.make("skyrl/text_math-v0")
+        for row in rows:
+            assert env.reset(options={"task": row})[0] == "12 * 34 = ?"
+            assert env.step("\\boxed{408}")[1] == 1.1
 
     def test_the_table_of_text_math_is_right(self):
         rows = re.findall(

@@ -118,7 +118,7 @@ def test_bad_rows_and_lists_are_sentences(tmp_path: Path) -> None:
     failing.write_text("1 / 0\n")
     for specs, env_file, words in [
         ([unknown], None, "row 2, field 'env_class'.*text_meth"),
-        ([broken], None, "broken.jsonl:1.*reward_spec"),
+        ([broken], None, "broken.jsonl row 1.*reward_spec"),
         ([unplayable], None, "unplayable.jsonl row 1.*ground_truth"),
         ([unknown + "?size=2"], None, "takes no options"),
         (["text_math?weight=0"], None, r"weight is 0, and must be a number above 0"),

@@ -18,9 +18,10 @@ from skyrl_trainer.algorithms.rewards import reward_function
 from skyrl_trainer.algorithms.samplers import sampler_class
 from skyrl_trainer.config import Config
 from skyrl_trainer.errors import UserError
-from skyrl_trainer.learner.grpo import GRPOTrainer
+from skyrl_trainer.learner.compose import algorithm_class
+from skyrl_trainer.learner.grpo import GRPO
 from skyrl_trainer.learner.model import Learner
-from skyrl_trainer.learner.trainers import trainer_class
+from skyrl_trainer.learner.ppo import PPO
 from skyrl_trainer.types import RewardBatch, RolloutBatch, Sample, Trajectory, Turn
 from skyrl_trainer.user_file import load_plugin
 from tests.trainer.learner.tiny_models import make_batch, save_model
@@ -50,12 +51,16 @@ def test_the_examples_register_what_the_page_says(config: Config, tmp_path: Path
     )
     sampler = sampler_class("mixed")([done.sample], 0)
     assert sampler.accept([done, lost], [1.0, 1.0]) and not sampler.accept([done, done], []) | sampler.accept([], [])
-    rewards = RewardBatch(RolloutBatch(1, [[done] * 3]), [done] * 3, [0] * 3, [[0.0], [1.0], [5.0]], [{}] * 3)
+    rewards = RewardBatch(RolloutBatch(1, [[done] * 3]), [done] * 3, [0] * 3, [[0.0], [1.0], [5.0]])
     assert [row[1] for row in estimator("median")(rewards, None, None).advantages] == [-1.0, 0.0, 4.0]
-    algorithm = trainer_class("damped")(config)
-    assert isinstance(algorithm, GRPOTrainer) and algorithm.options.damping == 0.25
+    algorithm = algorithm_class("damped")(config)
+    assert isinstance(algorithm, GRPO) and algorithm.options.damping == 0.25
     algorithm.start(Learner(config, save_model(tmp_path), 1))
-    assert algorithm.update(make_batch())["grad_norm"] > 0
+    metrics = algorithm.update(make_batch())
+    assert metrics["grad_norm"] > 0 and metrics["damped/entropy"] == pytest.approx(metrics["entropy"])
+    assert (
+        issubclass(algorithm_class("damped_ppo"), PPO) and algorithm_class("damped_ppo")(config).estimator_name == "gae"
+    )
 
 
 def test_the_judge_asks_its_endpoint_and_gives_none_where_it_hears_no_mark(
@@ -100,7 +105,7 @@ def test_a_file_that_cannot_be_loaded_is_a_sentence_with_file_and_line(
             load_plugin(broken)
     broken.trainer.algorithm.plugin_file = str(tmp_path / "none.py")
     with pytest.raises(UserError, match=r"none\.py is not a Python file; give one that registers trainers"):
-        GRPOTrainer(broken)
+        load_plugin(broken)
 
 
 def test_the_package_is_light_until_the_python_api_is_asked_for() -> None:

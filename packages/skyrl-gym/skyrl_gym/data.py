@@ -6,15 +6,16 @@
      "reward_spec": {"method": "rule", "ground_truth": "408"},
      "extra_info": {"split": "train"}}
 
-`prompt` and `reward_spec` are required. `env_class` may be left to the trainer's `environment.env_class`. Fields that
-are not listed here are kept. A row is played by `env.reset(options={"task": row})`.
+Only `prompt` is required; a string is the user's message. The ground truth may also be in veRL's `reward_model` or in
+the row itself, as in `{"prompt": "12 * 34 = ?", "ground_truth": "408"}`. `env_class` may be left to the trainer's
+`environment.env_class`. Other fields are kept. A row is played by `env.reset(options={"task": row})`.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -36,36 +37,52 @@ def load_rows(path: str | Path) -> list[dict[str, Any]]:
     readers = {".jsonl": read_jsonl, ".parquet": _read_parquet}
     if path.suffix not in readers:
         raise ValueError(f"{path} ends in {path.suffix!r}; data files end in .jsonl or .parquet.")
-    rows = []
-    for where, row in readers[path.suffix](path):
-        check_row(row, where)
+    rows: list[dict[str, Any]] = []
+    with_truth = set()
+    for where, value in readers[path.suffix](path):
+        row = read_row(value, where)
+        if ground_truth(row) is not None:
+            with_truth.add(row.get("env_class"))
+        elif row.get("env_class") in with_truth:
+            raise ValueError(
+                f"{where}: field 'reward_spec.ground_truth' is missing, or a plain 'ground_truth': earlier rows of "
+                "this env_class have one."
+            )
         rows.append(row)
     if not rows:
         raise ValueError(f"{path} has no rows.")
     return rows
 
 
-def check_row(row: Any, where: str) -> None:
-    """Raises ValueError with a sentence that begins with `where` and names the field, unless `row` is in the format."""
+def read_row(row: Any, where: str) -> dict[str, Any]:
+    """The row as above: `prompt` as messages, the ground truth, if there is one, in `reward_spec`.
+
+    Raises ValueError with a sentence that begins with `where` and names the field that is wrong.
+    """
     if not isinstance(row, dict):
-        raise ValueError(f"{where}: expected an object with 'prompt' and 'reward_spec', got {type(row).__name__}.")
-    for name in ("prompt", "reward_spec"):
-        if row.get(name) is None:
-            raise ValueError(f"{where}: field '{name}' is missing; the row has {sorted(map(str, row))}.")
-    _check_prompt(row["prompt"], where)
-    _require(isinstance(row["reward_spec"], dict), where, "reward_spec", "an object", row["reward_spec"])
-    if row["reward_spec"].get("ground_truth") is None:
-        raise ValueError(f"{where}: field 'reward_spec.ground_truth' is missing.")
-    for name, kind, expected in (
-        ("data_source", str, "a string"),
-        ("env_class", str, "a string"),
-        ("extra_info", dict, "an object"),
-    ):
-        _require(isinstance(row.get(name), kind | None), where, name, expected, row.get(name))
+        raise ValueError(f"{where}: expected an object with 'prompt' and 'ground_truth', got {type(row).__name__}.")
+    prompt = row.get("prompt")
+    if prompt is None:
+        raise ValueError(f"{where}: field 'prompt' is missing; the row has {sorted(map(str, row))}.")
+    if isinstance(prompt, str):
+        prompt = [{"role": "user", "content": prompt}]
+    _check_prompt(prompt, where)
+    for name in ("data_source", "env_class"):
+        _require(isinstance(row.get(name), str | None), where, name, "a string", row.get(name))
+    for name in ("reward_spec", "reward_model", "extra_info"):
+        _require(isinstance(row.get(name), dict | None), where, name, "an object", row.get(name))
+    spec, truth = row.get("reward_spec") or row.get("reward_model") or {}, ground_truth(row)
+    return {**row, "prompt": prompt, "reward_spec": spec if truth is None else {**spec, "ground_truth": truth}}
+
+
+def ground_truth(row: Mapping[str, Any]) -> Any:
+    """A row's ground truth: that of its `reward_spec`, else of `reward_model`, else its own; None without one."""
+    places = (row.get("reward_spec") or {}, row.get("reward_model") or {}, row)
+    return next((place["ground_truth"] for place in places if place.get("ground_truth") is not None), None)
 
 
 def _check_prompt(prompt: Any, where: str) -> None:
-    _require(isinstance(prompt, list) and prompt != [], where, "prompt", "a list of messages", prompt)
+    _require(isinstance(prompt, list) and prompt != [], where, "prompt", "a string or a list of messages", prompt)
     for number, message in enumerate(prompt):
         field = f"prompt[{number}]"
         _require(isinstance(message, dict), where, field, "an object with 'role' and 'content'", message)
@@ -110,9 +127,7 @@ def _read_parquet(path: Path) -> Iterator[tuple[str, Any]]:
         import pyarrow
         import pyarrow.parquet
     except ImportError:
-        raise ImportError(
-            f"Reading {path} needs pyarrow, which is missing: `pip install pyarrow`, or convert the file to jsonl."
-        ) from None
+        raise ImportError(f"Reading {path} needs pyarrow: `pip install pyarrow`, or convert the file.") from None
     try:
         rows = pyarrow.parquet.read_table(path).to_pylist()
     except pyarrow.ArrowException as error:

@@ -6,6 +6,7 @@ before any of it is registered. Errors are ValueErrors that begin with file and 
 
 from __future__ import annotations
 
+import difflib
 import importlib
 import os
 import re
@@ -43,23 +44,19 @@ class EnvEntry:
     """The file and line that it comes from; not a field of the file."""
 
 
-def _names(values: Any) -> bool:
-    return all(isinstance(each, str) for each in values)
+def _holds(items: Any, kind: Any, *types: type) -> bool:
+    return isinstance(items, kind) and all(type(item) in types for item in items)
 
 
-_REQUIRED = ("id", "entry_point", "description")
 _RULES: dict[str, tuple[str, Callable[[Any], object]]] = {
     "id": ("of the form 'namespace/name-v0'", lambda x: isinstance(x, str) and _ID.fullmatch(x)),
     "entry_point": ("of the form 'package.module:Class'", lambda x: isinstance(x, str) and _ENTRY_POINT.fullmatch(x)),
     "description": ("a string", lambda x: isinstance(x, str)),
     "action_grammar": ("a string", lambda x: isinstance(x, str)),
-    "splits": ("a list of names", lambda x: isinstance(x, list) and _names(x)),
-    "reward_range": (
-        "a list of two numbers",
-        lambda x: isinstance(x, list) and len(x) == 2 and all(type(each) in (int, float) for each in x),
-    ),
+    "splits": ("a list of names", lambda x: _holds(x, list, str)),
+    "reward_range": ("a list of two numbers", lambda x: _holds(x, list, int, float) and len(x) == 2),
     "max_episode_steps": ("a whole number above 0", lambda x: x is None or (type(x) is int and x > 0)),
-    "kwargs": ("a mapping of argument names", lambda x: isinstance(x, dict) and _names(x)),
+    "kwargs": ("a mapping of argument names", lambda x: _holds(x, dict, str)),
 }
 """What each field of a file's entry must be, in words and as a test."""
 
@@ -75,14 +72,11 @@ def register_all() -> None:
 
 def builtin_registry() -> Path:
     """envs-registry.yaml beside this file (installed from a wheel), or at the root of the checkout."""
-    folders = Path(__file__).resolve().parents
-    candidates = [folder / "envs-registry.yaml" for folder in (folders[0], *folders[3:4])]
-    for path in candidates:
-        if path.is_file():
-            return path
-    raise FileNotFoundError(
-        f"envs-registry.yaml is neither at {' nor at '.join(map(str, candidates))}; install skyrl-gym again."
-    )
+    folder = Path(__file__).resolve().parent
+    for place in (folder, *folder.parents[2:3]):
+        if (place / "envs-registry.yaml").is_file():
+            return place / "envs-registry.yaml"
+    raise FileNotFoundError(f"There is no envs-registry.yaml in {folder}; install skyrl-gym again.")
 
 
 def load_registry(path: str | Path) -> list[EnvEntry]:
@@ -91,25 +85,29 @@ def load_registry(path: str | Path) -> list[EnvEntry]:
     Raises:
         ValueError: the file is missing or malformed, or an id is taken; names file, line and field.
     """
-    entries = _read(Path(path))
+    entries, new = _read(Path(path)), dict[str, EnvEntry]()
     for entry in entries:
-        known = _entries.get(entry.id)
-        if known is not None and (known.entry_point, known.kwargs) == (entry.entry_point, entry.kwargs):
-            continue
-        if known is not None or entry.id in gymnasium.registry:
-            owner = known.source if known else "a call of gymnasium.register"
-            raise ValueError(f"{entry.source}: field 'id': {entry.id!r} is already registered by {owner}; rename one.")
-    for entry in entries:
-        if entry.id not in _entries:
-            gymnasium.register(
-                entry.id,
-                entry.entry_point,
-                max_episode_steps=entry.max_episode_steps,
-                vector_entry_point=f"skyrl_gym.vector:{entry.id}",
-                kwargs=dict(entry.kwargs),
-            )
-            _entries[entry.id] = entry
+        if entry.id in new:
+            raise ValueError(f"{entry.source}: field 'id': {entry.id!r} is also the id of {new[entry.id].source}.")
+        if not _is_registered(entry):
+            new[entry.id] = entry
+    for entry in new.values():
+        vector, limit = f"skyrl_gym.vector:{entry.id}", entry.max_episode_steps
+        gymnasium.register(
+            entry.id, entry.entry_point, max_episode_steps=limit, vector_entry_point=vector, kwargs=dict(entry.kwargs)
+        )
+        _entries[entry.id] = entry
     return entries
+
+
+def _is_registered(entry: EnvEntry) -> bool:
+    known = _entries.get(entry.id)
+    if known is not None and (known.entry_point, known.kwargs) == (entry.entry_point, entry.kwargs):
+        return True
+    if entry.id in gymnasium.registry:
+        owner = known.source if known else "a call of gymnasium.register"
+        raise ValueError(f"{entry.source}: field 'id': {entry.id!r} is already registered by {owner}; rename one.")
+    return False
 
 
 def list_envs() -> list[EnvEntry]:
@@ -152,43 +150,29 @@ def _read(path: Path) -> list[EnvEntry]:
     if unknown:
         raise ValueError(f"{path}: unknown field {unknown.pop()!r} at the top; valid ones are schema, envs.")
     entry_nodes = next(value.value for key, value in node.value if key.value == "envs")
-    entries = [_entry(path, entry_node, raw) for entry_node, raw in zip(entry_nodes, document["envs"], strict=True)]
-    seen: dict[str, EnvEntry] = {}
-    for entry in entries:
-        if entry.id in seen:
-            raise ValueError(f"{entry.source}: field 'id': {entry.id!r} is also the id of {seen[entry.id].source}.")
-        seen[entry.id] = entry
-    return entries
+    return [_entry(path, entry_node, raw) for entry_node, raw in zip(entry_nodes, document["envs"], strict=True)]
 
 
 def _entry(path: Path, node: yaml.Node, raw: Any) -> EnvEntry:
     source = f"{path}:{node.start_mark.line + 1}"
     if not isinstance(raw, dict):
-        raise ValueError(
-            f"{source}: an entry of 'envs' is a mapping with id, entry_point and description, got {raw!r}."
-        )
+        raise ValueError(f"{source}: an entry of 'envs' is a mapping with id, entry_point and so on, got {raw!r}.")
     lines = {key.value: f"{path}:{key.start_mark.line + 1}" for key, _ in node.value}
     if len(raw) < len(node.value):  # YAML itself lets the last one win
-        raise ValueError(
-            f"{source}: an entry has a field twice; its fields are {', '.join(k.value for k, _ in node.value)}."
-        )
+        raise ValueError(f"{source}: an entry has a field twice; it has {[key.value for key, _ in node.value]}.")
     for name in raw:
         if name not in _RULES:
             near = _nearest(str(name), list(_RULES))
             raise ValueError(f"{lines.get(name, source)}: unknown field {name!r}.{near} Valid: {', '.join(_RULES)}.")
-    for name in _REQUIRED:
-        if name not in raw:
+    for name, (expected, fits) in _RULES.items():
+        if name in raw and not fits(raw[name]):
+            raise ValueError(f"{lines[name]}: field {name!r} must be {expected}, got {raw[name]!r}.")
+        if name not in raw and name in ("id", "entry_point", "description"):
             raise ValueError(f"{source}: field {name!r} is missing.")
-    for name, value in raw.items():
-        expected, fits = _RULES[name]
-        if not fits(value):
-            raise ValueError(f"{lines[name]}: field {name!r} must be {expected}, got {value!r}.")
     values: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in raw.items()}
     return EnvEntry(**values, source=source)
 
 
 def _nearest(name: str, valid: list[str]) -> str:
-    import difflib
-
     near = difflib.get_close_matches(name, valid, n=3)
     return f" Did you mean {' or '.join(near)}?" if near else ""

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from skyrl_trainer.config import load_config
-    from skyrl_trainer.learner.trainers import GRPOTrainer
+    from skyrl_trainer.run.trainers import DAPOTrainer, GRPOTrainer, GSPOTrainer, PPOTrainer, SAPOTrainer
 
-__all__ = ["GRPOTrainer", "load_config"]
+__all__ = ["DAPOTrainer", "GRPOTrainer", "GSPOTrainer", "PPOTrainer", "SAPOTrainer", "load_config"]
 __version__ = "0.1.0"
 
 # Both are read when torch is loaded, so this comes before any import of it; what the user has set stays.
@@ -20,11 +20,10 @@ os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "128")
 # Whoever imports transformers gets bitsandbytes with it, which complains of a kernel that it can do without.
 logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
 
-_MODULES = {"GRPOTrainer": "skyrl_trainer.learner.trainers", "load_config": "skyrl_trainer.config"}
-
 
 def __getattr__(name: str) -> Any:
     """The Python API, loaded when it is asked for: an EnvWorker imports this package and must not load torch."""
-    if name not in _MODULES:
+    if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(_MODULES[name]), name)
+    module = "skyrl_trainer.config" if name == "load_config" else "skyrl_trainer.run.trainers"
+    return getattr(import_module(module), name)

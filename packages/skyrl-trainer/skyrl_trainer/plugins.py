@@ -7,10 +7,12 @@ from skyrl_trainer.algorithms.dapo import DAPOLossMixin
 from skyrl_trainer.algorithms.dr_grpo import DrGRPOLossMixin
 from skyrl_trainer.algorithms.dual_clip import DualClipLossMixin
 from skyrl_trainer.algorithms.gspo import GSPOLossMixin, GSPOTokenLossMixin
+from skyrl_trainer.algorithms.losses import Reports, SampledTokens
 from skyrl_trainer.algorithms.options import LossOptions
 from skyrl_trainer.algorithms.policy_loss import PolicyLoss
 from skyrl_trainer.algorithms.rewards import register_reward
 from skyrl_trainer.algorithms.samplers import DynamicSampler, UniformSampler, register_sampler
 from skyrl_trainer.algorithms.sapo import SAPOLossMixin
-from skyrl_trainer.learner.grpo import GRPOTrainer
-from skyrl_trainer.learner.trainers import register_trainer
+from skyrl_trainer.learner.compose import register_algorithm
+from skyrl_trainer.learner.grpo import GRPO
+from skyrl_trainer.learner.ppo import PPO

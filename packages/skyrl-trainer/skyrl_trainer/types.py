@@ -228,9 +228,9 @@ class RolloutBatch:
 
 @dataclass(slots=True)
 class RewardBatch:
-    """Rollouts with the reward that will be learned from, per turn and split by part.
+    """Rollouts with the reward that will be learned from, per turn.
 
-    Example: rewards[0] = [0.0, 1.1] and parts[0] = {"correct": 1.0, "format": 0.1} for a two-turn trajectory.
+    Example: rewards[0] = [0.0, 1.1] for a trajectory of two turns.
     """
 
     rollouts: RolloutBatch
@@ -240,7 +240,6 @@ class RewardBatch:
     """Which sample each of them belongs to."""
     rewards: list[list[float]]
     """Per trajectory, per turn."""
-    parts: list[dict[str, float]]
     kl_penalties: list[list[float]] | None = None
     """Per trajectory, per sampled token: what the KL to the reference policy takes off its reward."""
 
@@ -279,6 +278,10 @@ class TrainingBatch:
     target_ids_N: torch.Tensor
     trajectory_N: torch.Tensor
     """int64: whose token it is: "sequence" in every formula is a trajectory."""
+    turn_N: torch.Tensor
+    """int64: in which turn of its trajectory it was sampled."""
+    group_N: torch.Tensor
+    """int64: which sample its trajectory is a try of."""
     advantages_N: torch.Tensor
     rollout_logprobs_N: torch.Tensor
     old_logprobs_N: torch.Tensor | None

@@ -12,7 +12,7 @@ from skyrl_trainer.algorithms.losses import adapted
 from skyrl_trainer.algorithms.options import CommonOptions
 from skyrl_trainer.config import Config
 from skyrl_trainer.errors import UserError
-from skyrl_trainer.learner.ppo import PPOTrainer
+from skyrl_trainer.run.trainers import PPOTrainer
 from skyrl_trainer.types import AdvantageBatch, RewardBatch, RolloutBatch, Sample, Trajectory, Turn
 
 
@@ -32,7 +32,7 @@ def batch_of(groups: list[list[list[float]]]) -> RewardBatch:
     trajectories = [trajectory for group in rollouts for trajectory in group]
     index = [g for g, group in enumerate(groups) for _ in group]
     rewards = [rewards for group in groups for rewards in group]
-    return RewardBatch(RolloutBatch(0, rollouts), trajectories, index, rewards, [{} for _ in rewards])
+    return RewardBatch(RolloutBatch(0, rollouts), trajectories, index, rewards)
 
 
 def per_trajectory(batch: AdvantageBatch) -> list[float]:
@@ -136,7 +136,7 @@ def ragged_turns(seed: int, terminated: bool) -> tuple[RewardBatch, list[torch.T
         rewards.append(float(torch.randn(1, generator=draw)))
     turns[-1].terminated = terminated
     trajectory = Trajectory("0/0/0", Sample("0", "e", 0), 0, 0, turns)
-    batch = RewardBatch(RolloutBatch(0, [[trajectory]]), [trajectory], [0], [rewards], [{}])
+    batch = RewardBatch(RolloutBatch(0, [[trajectory]]), [trajectory], [0], [rewards])
     return batch, [torch.randn(trajectory.num_output_tokens + 1, generator=draw, dtype=torch.float64)]
 
 

@@ -10,7 +10,7 @@ import yaml
 
 from scripts.write_options import algorithms, options_markdown
 from skyrl_trainer.config import load_config
-from skyrl_trainer.learner.trainers import trainer_class
+from skyrl_trainer.learner.compose import algorithm_class
 
 DOCS = Path("docs/algorithms")
 PAGES = sorted(page.name for page in DOCS.glob("*.md") if page.name not in ("README.md", "options.md", "learning.md"))
@@ -31,7 +31,7 @@ def test_every_recipe_is_valid(page: str, tmp_path: Path) -> None:
         config = load_config(str(recipe), [])
         found.add(config.trainer.algorithm.name)
         given = yaml.safe_load(text)["trainer"]["algorithm"].get("options", {})
-        options = trainer_class(config.trainer.algorithm.name)(config).options
+        options = algorithm_class(config.trainer.algorithm.name)(config).options
         assert {name: getattr(options, name) for name in given} == given
     assert found == NAMES.get(page, {page.removesuffix(".md")})
 
@@ -58,7 +58,7 @@ def test_the_table_of_options_says_who_has_another_default_and_who_refuses() -> 
 def test_the_example_of_a_loss_of_ones_own_works() -> None:
     exec(blocks("README.md", "python")[0], {"__name__": "plugin"})
     config = load_config(None, ["trainer.algorithm.name=sqrt_ratio", "trainer.algorithm.options.power=0.25"])
-    assert trainer_class("sqrt_ratio")(config).options.power == 0.25
+    assert algorithm_class("sqrt_ratio")(config).options.power == 0.25
 
 
 def test_links_inside_the_documentation_lead_somewhere() -> None:

@@ -16,8 +16,9 @@ from skyrl_trainer.algorithms.losses import SampledTokens, k1, k2, k3, ppo_clip,
 from skyrl_trainer.algorithms.policy_loss import PolicyLoss
 from skyrl_trainer.config import Config
 from skyrl_trainer.errors import UserError
-from skyrl_trainer.learner.grpo import GRPOTrainer, Meter
-from skyrl_trainer.learner.trainers import trainer_class
+from skyrl_trainer.learner.compose import algorithm_class
+from skyrl_trainer.learner.grpo import Meter
+from skyrl_trainer.run.trainers import GRPOTrainer
 
 TRL: dict[str, dict[str, Any]] = {
     "grpo": {"loss_type": "grpo", "epsilon_high": 0.2},
@@ -32,10 +33,30 @@ TRL: dict[str, dict[str, Any]] = {
 """What makes TRL compute the loss that we call so, by our own defaults; bnpo is our dapo."""
 
 
+def sampled(
+    logprobs_N: torch.Tensor,
+    old_N: torch.Tensor,
+    rollout_N: torch.Tensor,
+    advantages_N: torch.Tensor,
+    trajectory_N: torch.Tensor,
+) -> SampledTokens:
+    """Tokens of one turn and one group."""
+    return SampledTokens(
+        logprobs_N=logprobs_N,
+        old_logprobs_N=old_N,
+        rollout_logprobs_N=rollout_N,
+        advantages_N=advantages_N,
+        trajectory_N=trajectory_N,
+        turn_N=torch.zeros_like(trajectory_N),
+        group_N=torch.zeros_like(trajectory_N),
+        entropy_N=torch.zeros_like(old_N),
+    )
+
+
 def make_loss(name: str, model: dict[str, Any] | None = None, **options: Any) -> GRPOTrainer:
     """A registered trainer without a model: only its loss is used."""
     settings = {"algorithm": {"name": name, "options": options}, "policy": {"model": model or {}}}
-    return trainer_class(name)(Config.model_validate({"trainer": settings}))
+    return algorithm_class(name)(Config.model_validate({"trainer": settings}))
 
 
 def ragged(seed: int, rows: int = 6, width: int = 11) -> dict[str, torch.Tensor]:
@@ -116,6 +137,8 @@ def our_loss(case: dict[str, torch.Tensor], logprobs: torch.Tensor, loss: GRPOTr
         ref_logprobs_N=case["ref"][mask],
         advantages_N=case["advantages"][rows],
         trajectory_N=rows,
+        turn_N=torch.zeros_like(rows),
+        group_N=rows,
     )
     model: Any = SimpleNamespace(
         hidden=lambda batch: None, logprobs=lambda *_, **__: (logprobs[mask], torch.zeros(len(rows)))
@@ -153,7 +176,7 @@ def random_tokens(size: int = 2000, trajectories: int = 1, one_advantage: bool =
     logprobs_N = (old_N + torch.randn(size, generator=draw, dtype=torch.float64)).requires_grad_()
     advantages_N = torch.randn(size, generator=draw, dtype=torch.float64)
     advantages_N = advantages_N[trajectory_N] if one_advantage else advantages_N
-    return SampledTokens(logprobs_N, old_N, old_N, advantages_N, trajectory_N)
+    return sampled(logprobs_N, old_N, old_N, advantages_N, trajectory_N)
 
 
 def token_gradient(loss: PolicyLoss, tokens: SampledTokens, weight_N: torch.Tensor | float = 1.0) -> torch.Tensor:
@@ -180,7 +203,7 @@ def test_sapo_has_the_closed_form_gradient(gate: str) -> None:
     torch.testing.assert_close(grad, -w * r * A, rtol=1e-10, atol=1e-10)
     logprobs = torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64).log().requires_grad_()
     zero, one = torch.zeros_like(logprobs).detach(), torch.ones_like(logprobs).detach()
-    curve = token_gradient(make_loss("sapo"), SampledTokens(logprobs, zero, zero, one, zero.long()))
+    curve = token_gradient(make_loss("sapo"), sampled(logprobs, zero, zero, one, zero.long()))
     assert (-curve / logprobs.exp()).tolist() == pytest.approx([1.0, 0.79, 0.42], abs=5e-3)
 
 
@@ -190,7 +213,7 @@ def test_dual_clip_has_the_closed_form_gradient() -> None:
     r, A = token_ratio(tokens).detach(), tokens.advantages_N
     held = ((A > 0) & (r > 1.2)) | ((A < 0) & ((r < 0.8) | (r > 2.5)))
     torch.testing.assert_close(token_gradient(loss, tokens), torch.where(held, 0.0, -r * A), rtol=1e-10, atol=1e-10)
-    assert torch.equal(loss.surrogate(r, tokens)[1], held) and ((A < 0) & (r > 2.5)).any()
+    assert torch.equal(loss.surrogate(r, tokens)[1]["clip_fraction"], held) and ((A < 0) & (r > 2.5)).any()
 
 
 @pytest.mark.parametrize("name", ["gspo", "gspo_token"])
@@ -215,14 +238,14 @@ def test_clip_has_the_closed_form_gradient() -> None:
     tokens = random_tokens()
     r, A = token_ratio(tokens).detach(), tokens.advantages_N
     held = ((A > 0) & (r > 1.3)) | ((A < 0) & (r < 0.8))
-    assert torch.equal(ppo_clip(r, A, 0.2, 0.3)[1], held)
+    assert torch.equal(ppo_clip(r, A, 0.2, 0.3)[1]["clip_fraction"], held)
     grad = token_gradient(make_loss("grpo", epsilon_high=0.3), tokens)
     torch.testing.assert_close(grad, torch.where(held, 0.0, -r * A), rtol=1e-10, atol=1e-10)
 
 
 def test_ratio_stays_finite_however_far_apart_the_policies_are() -> None:
     logprobs, old = torch.tensor([0.0, -1000.0]), torch.tensor([-1000.0, 0.0])
-    ratio = token_ratio(SampledTokens(logprobs, old, old, old, torch.zeros(2, dtype=torch.long)))
+    ratio = token_ratio(sampled(logprobs, old, old, old, torch.zeros(2, dtype=torch.long)))
     torch.testing.assert_close(ratio, torch.tensor([20.0, -20.0]).exp())
 
 
@@ -254,7 +277,7 @@ def test_corrections_weigh_by_the_engines_error() -> None:
     """Two trajectories; the second one's geometric mean is inside 0.99..1.01 though its tokens are not."""
     old = torch.zeros(5)
     rollout = -torch.tensor([3.0, 0.4, 1.0, 4.0, 0.25]).log()
-    tokens = SampledTokens(old, old, rollout, old, torch.tensor([0, 0, 0, 1, 1]))
+    tokens = sampled(old, old, rollout, old, torch.tensor([0, 0, 0, 1, 1]))
     expected = {
         "none": ([1, 1, 1, 1, 1], [0, 0, 0, 0, 0]),
         "tis": ([2, 0.4, 1, 2, 0.25], [1, 0, 0, 1, 0]),
@@ -262,11 +285,12 @@ def test_corrections_weigh_by_the_engines_error() -> None:
         "sequence_mask": ([0, 0, 0, 1, 1], [1, 1, 1, 0, 0]),
     }
     for name, (weights, cut) in expected.items():
-        weights_N, cut_N = make_loss("grpo", correction=name).correction(tokens)
-        assert weights_N.tolist() == pytest.approx(weights) and cut_N.tolist() == [bool(bit) for bit in cut]
+        weights_N, reports = make_loss("grpo", correction=name).correction(tokens)
+        assert weights_N.tolist() == pytest.approx(weights) and (name == "none") == (reports == {})
+        assert reports.get("correction/fraction", torch.zeros(5).bool()).tolist() == [bool(bit) for bit in cut]
     narrow = make_loss("grpo", correction="mis", correction_min=0.3, correction_max=3.5)
     assert narrow.correction(tokens)[0].tolist() == pytest.approx([3, 0.4, 1, 0, 0])
-    spoiled = SampledTokens(old, old, rollout * torch.nan, old, tokens.trajectory_N)
+    spoiled = sampled(old, old, rollout * torch.nan, old, tokens.trajectory_N)
     for name in ("tis", "mis", "sequence_mask"):  # the step has to stop: a masked NaN would hide it
         assert make_loss("grpo", correction=name).correction(spoiled)[0].isnan().all()
 

@@ -23,20 +23,20 @@ from skyrl_trainer.errors import UserError
 from skyrl_trainer.learner import group as group_module
 from skyrl_trainer.learner import model as learner_module
 from skyrl_trainer.learner.batch import Row, make_rows
+from skyrl_trainer.learner.compose import algorithm_class
 from skyrl_trainer.learner.group import LearnerGroup, LearnerProcess
-from skyrl_trainer.learner.grpo import GRPOTrainer
-from skyrl_trainer.learner.model import Learner
+from skyrl_trainer.learner.grpo import GRPO
+from skyrl_trainer.learner.model import make_learner
 from skyrl_trainer.learner.ranks import Ranks, shares, whole
-from skyrl_trainer.learner.trainers import trainer_class
 from skyrl_trainer.run.checkpoint import Checkpoints
 from skyrl_trainer.weight_sync.digest import Digest
 from skyrl_trainer.weight_sync.nccl import WeightSender
 
-LOAD_MODEL = learner_module._load_model
+LOAD_MODEL = learner_module.load_model
 
 
-def load_double(*arguments: Any) -> Any:
-    return LOAD_MODEL(*arguments).double()
+def load_double(*arguments: Any, **named: Any) -> Any:
+    return LOAD_MODEL(*arguments, **named).double()
 
 
 class Probe(LearnerProcess):
@@ -73,8 +73,8 @@ def two_config(**trainer: Any) -> Any:
 
 def one(config: Any, path: str) -> Any:
     """The algorithm with one learner, in this process."""
-    algorithm = trainer_class(config.trainer.algorithm.name)(config)
-    learner = Learner(config, path, 10)
+    algorithm = algorithm_class(config.trainer.algorithm.name)(config)
+    learner = make_learner(config, path, 10)
     return algorithm.start(learner, learner.reference() if algorithm.beta > 0 else None)
 
 
@@ -86,7 +86,7 @@ def group(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProbedGroup]:
         "local", num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="ERROR",
         object_store_memory=2**27,
     )  # fmt: skip
-    made = ProbedGroup(two_config(), GRPOTrainer, save_model(tmp_path_factory.mktemp("model")), 10)
+    made = ProbedGroup(two_config(), GRPO, save_model(tmp_path_factory.mktemp("model")), 10)
     yield made
     made.close()
     ray.shutdown()
@@ -95,13 +95,13 @@ def group(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProbedGroup]:
 
 def prepare(process: Probe, config: Any, double: bool) -> None:
     process.config = config
-    learner_module._load_model = load_double if double else LOAD_MODEL
+    learner_module.load_model = load_double if double else LOAD_MODEL
 
 
 def load(group: ProbedGroup, config: Any, path: str, double: bool = False) -> None:
     """The same processes with another policy and configuration."""
     group._everywhere("do", prepare, config, double)
-    group._everywhere("load", trainer_class(config.trainer.algorithm.name), path, 10)
+    group._everywhere("load", algorithm_class(config.trainer.algorithm.name), path, 10)
 
 
 @pytest.mark.parametrize("kind, double, tolerance", [("qwen3", False, 1e-5), ("gpt2", True, 1e-10)])
@@ -116,7 +116,7 @@ def test_the_gradient_does_not_depend_on_the_number_of_learners(
     config = two_config(algorithm=algorithm, micro_batch_tokens=budget, max_grad_norm=1e9, num_mini_batches=1)
     batch = make_batch(equal=(1,), turns=3, rewritten=(2,))
     old = [torch.tensor([x for turn in t.turns for x in turn.logprobs]) for t in batch.trajectories]
-    monkeypatch.setattr(learner_module, "_load_model", load_double if double else LOAD_MODEL)
+    monkeypatch.setattr(learner_module, "load_model", load_double if double else LOAD_MODEL)
     alone = one(config, path)
     move_reference(alone)
     load(group, config, path, double)
@@ -172,7 +172,7 @@ def test_updates_and_checkpoints_are_those_of_one_learner(
         update(3 + step)
         agree()
     group.save_pretrained(tmp_path / "out")
-    out = dict(Learner(config, str(tmp_path / "out"), 1).named_tensors())
+    out = dict(make_learner(config, str(tmp_path / "out"), 1).named_tensors())
     assert all(torch.equal(tensor, out[name]) for name, tensor in group.named_tensors())
 
 
@@ -191,10 +191,10 @@ def test_two_learners_send_between_gpus_what_one_would(
     path = save_model(tmp_path)
     config = two_config(policy={"model": {"lora": lora}})
     load(group, config, path)
-    alone = WeightSender(one(config, path).learner)
+    alone = WeightSender(one(config, path).learner.named_tensors, 0)
     told = group.transfer("metadata")
     assert told == alone.metadata() and set(told["dtype_names"]) == {"float32"}
-    sent = group._everywhere("do", lambda process: what_is_sent(process.sender))
+    sent = group._everywhere("do", lambda process: what_is_sent(process.learner._sender))
     assert sent == [what_is_sent(alone)] * 2
     assert sent[0][1] == 4 * sum(math.prod(shape) for shape in told["shapes"])
 

@@ -1,4 +1,4 @@
-"""`GRPOTrainer.update`: the gradient does not depend on the cut, and every odd batch has a defined result."""
+"""`GRPO.update`: the gradient does not depend on the cut, and every odd batch has a defined result."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from tiny_models import make_batch, make_config, save_model
 
 from skyrl_trainer.errors import UserError
 from skyrl_trainer.learner import model as learner_module
-from skyrl_trainer.learner.batch import make_rows, set_advantages
-from skyrl_trainer.learner.grpo import GRPOTrainer, Row
-from skyrl_trainer.learner.model import Learner, Scorer
-from skyrl_trainer.learner.trainers import register_trainer, trainer_class
+from skyrl_trainer.learner.batch import Row, make_rows, set_advantages
+from skyrl_trainer.learner.compose import algorithm_class, register_algorithm
+from skyrl_trainer.learner.grpo import GRPO
+from skyrl_trainer.learner.model import Learner, Scorer, make_learner
 
 
 @pytest.fixture(autouse=True)
@@ -27,13 +27,11 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
-def make_trainer(
-    path: str, double: bool = False, algorithm: dict[str, Any] | None = None, **trainer: Any
-) -> GRPOTrainer:
+def make_trainer(path: str, double: bool = False, algorithm: dict[str, Any] | None = None, **trainer: Any) -> GRPO:
     config = make_config(trainer={"algorithm": algorithm or {}, "max_grad_norm": 1e9, **trainer})
-    made = trainer_class(config.trainer.algorithm.name)(config)
+    made = algorithm_class(config.trainer.algorithm.name)(config)
     reference = Scorer(config, path) if made.beta > 0 else None
-    learner = Learner(config, path, 100)
+    learner = make_learner(config, path, 100)
     if double:
         learner.model.double()
     if reference is not None:  # another policy than the learner's, so that the KL is not zero
@@ -44,7 +42,7 @@ def make_trainer(
     return made.start(learner, reference)
 
 
-def gradient(trainer: GRPOTrainer, batch: Any, old: list[torch.Tensor] | None = None) -> torch.Tensor:
+def gradient(trainer: GRPO, batch: Any, old: list[torch.Tensor] | None = None) -> torch.Tensor:
     """The gradient that the first optimizer step would see."""
     seen: list[torch.Tensor] = []
 
@@ -115,7 +113,7 @@ def test_corrections_are_counted_and_nan_of_the_engine_stops_the_step(tmp_path: 
 
 
 def test_rows_left_out_because_their_advantage_is_zero_have_no_gradient_and_still_count(tmp_path: Path) -> None:
-    class Thorough(GRPOTrainer):
+    class Thorough(GRPO):
         def needs_gradient(self, row: Row) -> bool:
             return row.num_sampled > 0
 
@@ -257,19 +255,19 @@ def test_given_rewards_replace_the_batchs_own(tmp_path: Path) -> None:
 
 def test_a_trainer_is_chosen_by_name_and_a_mixin_makes_another(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"trainer\.algorithm\.name='gpro'.*grpo"):
-        trainer_class("gpro")
+        algorithm_class("gpro")
 
     class TokenMeanMixin:
         def reduction(self, lengths_M: torch.Tensor) -> torch.Tensor:
             return torch.full_like(lengths_M, 1 / lengths_M.sum(), dtype=torch.float64)
 
-    @register_trainer("token_mean")
-    class TokenMean(TokenMeanMixin, GRPOTrainer):
+    @register_algorithm("token_mean")
+    class TokenMean(TokenMeanMixin, GRPO):
         pass
 
     path, batch = save_model(tmp_path), make_batch()
     ours = make_trainer(path)
-    other = trainer_class("token_mean")(ours.config).start(make_trainer(path).learner)
+    other = algorithm_class("token_mean")(ours.config).start(make_trainer(path).learner)
     assert other.update(batch)["grad_norm"] != ours.update(batch)["grad_norm"]
 
 
@@ -288,7 +286,7 @@ def test_settings_that_cannot_work_are_refused(
 ) -> None:
     config = make_config(trainer=trainer, generator=generator)
     with pytest.raises(UserError, match=sentence):
-        GRPOTrainer(config).start(Learner(config, save_model(tmp_path), 10))
+        GRPO(config).start(Learner(config, save_model(tmp_path), 10))
 
 
 def test_a_missing_model_and_one_with_capped_logits_are_refused(tmp_path: Path) -> None:

@@ -14,9 +14,9 @@ from transformers import AutoModelForCausalLM
 from skyrl_trainer.config import load_config
 from skyrl_trainer.dry_run.limits import ModelShape, memory
 from skyrl_trainer.errors import UserError
-from skyrl_trainer.learner import lora
+from skyrl_trainer.learner import lora, model
 from skyrl_trainer.learner.batch import collate, make_rows
-from skyrl_trainer.learner.grpo import GRPOTrainer
+from skyrl_trainer.learner.grpo import GRPO
 from skyrl_trainer.learner.model import Learner, Scorer
 from skyrl_trainer.run.checkpoint import Checkpoints
 from skyrl_trainer.types import TrainingBatch
@@ -27,7 +27,7 @@ NF4 = {"quantization": "nf4"}
 
 def make_learner(path: str, options: dict[str, Any] | None = None, **trainer: Any) -> Learner:
     lora = {"rank": 4} | (options or {})
-    return Learner(make_config(trainer=trainer | {"policy": {"model": {"lora": lora}}}), path, 10)
+    return model.make_learner(make_config(trainer=trainer | {"policy": {"model": {"lora": lora}}}), path, 10)
 
 
 def micro_batch(learner: Scorer) -> TrainingBatch:
@@ -53,7 +53,7 @@ def test_an_update_changes_the_adapter_and_nothing_else(tmp_path: Path, options:
     before = {name: parameter.detach().clone() for name, parameter in learner.model.named_parameters()}
     start = learner.token_logprobs(IDS)
     for step in range(3):  # A has no gradient while B is 0
-        GRPOTrainer(learner.config).start(learner).update(make_batch(seed=step))
+        GRPO(learner.config).start(learner).update(make_batch(seed=step))
     changed = {n for n, p in learner.model.named_parameters() if not torch.equal(p, before[n])}
     assert changed == learner.trainable().keys() and len(changed) == 2 * 7 * 2
     assert not torch.equal(learner.token_logprobs(IDS), start)
@@ -77,7 +77,7 @@ def test_merged_weights_are_the_same_policy_in_a_plain_model(
     assert (Scorer(make_config(), str(tmp_path / "out")).token_logprobs(IDS) - ours).abs().max() < 2e-5
     assert torch.equal(learner.token_logprobs(IDS), ours)
     with torch.no_grad():  # the adapter's own folder, on the base that it is for
-        for (_, parameter), (_, tensor) in zip(plain.named_parameters(), learner.named_tensors(False), strict=True):
+        for (_, parameter), (_, tensor) in zip(plain.named_parameters(), learner.base_tensors(), strict=True):
             parameter.copy_(tensor)
         loaded = PeftModel.from_pretrained(plain, tmp_path / "out" / "adapter")
         theirs = loaded(torch.tensor([IDS])).logits[0].log_softmax(-1)
@@ -89,7 +89,7 @@ def test_the_reference_is_the_same_model_without_its_adapter(tmp_path: Path) -> 
     learner = make_learner(path, algorithm={"options": {"beta": 0.1}})
     reference, start = learner.reference(), Scorer(make_config(), path)
     assert reference.model is learner.model
-    trainer = GRPOTrainer(learner.config).start(learner, reference)
+    trainer = GRPO(learner.config).start(learner, reference)
     first = trainer.update(make_batch(seed=0))
     spread(learner.parameters)
     second = trainer.update(make_batch(seed=1))
@@ -118,7 +118,7 @@ def test_training_one_role_leaves_the_others_outputs_as_they_were(tmp_path: Path
     assert torch.equal(learner.token_logprobs(IDS), policy)
     with lora.role(learner.model, "critic"):
         other = learner.token_logprobs(IDS)
-    GRPOTrainer(learner.config).start(learner).update(make_batch())
+    GRPO(learner.config).start(learner).update(make_batch())
     assert all(parameter.grad is None for parameter in critic)
     assert not torch.equal(learner.token_logprobs(IDS), policy) and not torch.equal(other, policy)
     with lora.role(learner.model, "critic"):
@@ -136,7 +136,7 @@ def test_a_checkpoint_holds_the_adapter_alone_and_resumes_to_the_byte(tmp_path: 
             if loaded := checkpoints.load_latest():
                 learner.load_state_dict(loaded.learner)
             for step in span:
-                GRPOTrainer(learner.config).start(learner).update(make_batch(seed=step))
+                GRPO(learner.config).start(learner).update(make_batch(seed=step))
             checkpoints.save(span.stop, learner.state_dict(), {})
         assert all("lora_" in name for name in learner.state_dict().tensors)
         return (folder / "checkpoints" / "step_000004" / "learner.safetensors").read_bytes()

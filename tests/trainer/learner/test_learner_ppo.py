@@ -12,20 +12,20 @@ from tiny_models import make_batch, make_config, save_model
 
 from skyrl_trainer.errors import UserError
 from skyrl_trainer.learner.batch import collate, make_rows, set_advantages
-from skyrl_trainer.learner.grpo import GRPOTrainer, Meter
-from skyrl_trainer.learner.model import Learner, Scorer
-from skyrl_trainer.learner.ppo import Critic, PPOTrainer
-from skyrl_trainer.learner.trainers import trainer_class
+from skyrl_trainer.learner.compose import algorithm_class
+from skyrl_trainer.learner.grpo import GRPO, Meter
+from skyrl_trainer.learner.model import Scorer, make_learner
+from skyrl_trainer.learner.ppo import PPO, Critic
 
 
-def start(path: str, name: str = "ppo", double: bool = True, **options: Any) -> GRPOTrainer:
+def start(path: str, name: str = "ppo", double: bool = True, **options: Any) -> GRPO:
     trainer = options.pop("trainer", {})
     algorithm = {"name": name, "options": options}
     config = make_config(trainer={"algorithm": algorithm, "max_grad_norm": 1e9, "learning_rate": 1e-2, **trainer})
-    learner = Learner(config, path, 100)
+    learner = make_learner(config, path, 100)
     if double:
         learner.model.double()
-    made = trainer_class(name)(config)
+    made = algorithm_class(name)(config)
     reference = None
     if made.beta > 0:
         reference = Scorer(config, path)
@@ -36,7 +36,7 @@ def start(path: str, name: str = "ppo", double: bool = True, **options: Any) -> 
     return made.start(learner, reference)
 
 
-def gradients(trainer: GRPOTrainer, batch: Any, **given: Any) -> list[torch.Tensor]:
+def gradients(trainer: GRPO, batch: Any, **given: Any) -> list[torch.Tensor]:
     """Of each model, as the first optimizer step would see them."""
     seen: list[torch.Tensor] = []
     for model in trainer.models:
@@ -69,7 +69,7 @@ def test_the_gradient_is_that_of_the_paper_and_does_not_depend_on_the_cut(tmp_pa
             assert (a - b).norm() <= 1e-10 * a.norm()
 
     trainer = start(path, **options)
-    assert isinstance(trainer, PPOTrainer) and trainer.reference is not None
+    assert isinstance(trainer, PPO) and trainer.reference is not None
     advantages = trainer.advantages(batch, values)
     rows = make_rows(batch.trajectories)
     set_advantages(rows, advantages, values)

@@ -88,5 +88,4 @@ def make_batch(
         trajectories=trajectories,
         group_index=[g for g in range(groups) for _ in range(generations)],
         rewards=[[turn.reward for turn in trajectory.turns] for trajectory in trajectories],
-        parts=[{} for _ in trajectories],
     )

@@ -16,7 +16,7 @@ from skyrl_trainer.algorithms.samplers import sampler_class
 from skyrl_trainer.cli import main
 from skyrl_trainer.config import Config, load_config, to_yaml
 from skyrl_trainer.errors import UserError
-from skyrl_trainer.learner.model import Learner
+from skyrl_trainer.learner.model import make_learner
 from skyrl_trainer.replay.recompute import load_scorer, score
 from skyrl_trainer.rollout.store import JsonlTrajectoryStore
 from skyrl_trainer.rollout.stored import StoredRollouts, stored_folders
@@ -94,7 +94,7 @@ def test_the_token_that_moved_most_is_shown_with_both_values(
 @pytest.mark.parametrize("lora", [{}, {"rank": 2, "alpha": 64}])
 def test_a_checkpoint_scores_as_the_learner_that_wrote_it(run: Path, tmp_path: Path, lora: dict[str, int]) -> None:
     settings = config(run, trainer__policy__model__lora=lora)
-    learner = Learner(settings, str(run / "model" / "last"), 1)
+    learner = make_learner(settings, str(run / "model" / "last"), 1)
     with torch.no_grad():
         for parameter in learner.parameters:
             parameter += 0.01

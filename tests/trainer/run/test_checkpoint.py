@@ -14,7 +14,7 @@ from tiny_models import make_batch, make_config, save_model
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from skyrl_trainer.errors import UserError
-from skyrl_trainer.learner.grpo import GRPOTrainer
+from skyrl_trainer.learner.grpo import GRPO
 from skyrl_trainer.learner.model import Learner
 from skyrl_trainer.run.checkpoint import Checkpoints, check_resumable
 from skyrl_trainer.types import LearnerState
@@ -31,7 +31,7 @@ def run(path: str, folder: Path, steps: range) -> list[dict[str, float]]:
     if loaded is not None:
         assert loaded.step == steps.start
         learner.load_state_dict(loaded.learner)
-    trainer = GRPOTrainer(config).start(learner)
+    trainer = GRPO(config).start(learner)
     metrics = [trainer.update(make_batch(seed=step, step=step, equal=(step % 4,))) for step in steps]
     checkpoints.save(steps.stop, learner.state_dict(), {"steps": steps.stop})
     return metrics
@@ -57,7 +57,7 @@ def test_a_resumed_run_has_the_bytes_of_one_left_alone(tmp_path: Path) -> None:
 def test_saved_policy_loads_in_transformers_with_its_tokenizer(tmp_path: Path) -> None:
     path = save_model(tmp_path / "model")
     learner = Learner(make_config(), path, 1)
-    GRPOTrainer(learner.config).start(learner).update(make_batch())
+    GRPO(learner.config).start(learner).update(make_batch())
     for _ in range(2):  # the second replaces the first
         learner.save_pretrained(tmp_path / "model_out" / "best")
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "model_out" / "best")

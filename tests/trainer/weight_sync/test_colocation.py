@@ -116,7 +116,7 @@ def test_in_a_step_engines_sleep_while_the_learner_computes_and_are_awake_for_th
     calls: list[Any] = []
     trainer = Loop(OneStep(calls), SimpleNamespace(interruptible=nullcontext))  # type: ignore[arg-type]
     trainer.seconds = {"time/rollout": 1.0}
-    trainer.learn(RewardBatch(RolloutBatch(10, []), [], [], [], []), {"tokens": 1.0})
+    trainer.learn(RewardBatch(RolloutBatch(10, []), [], [], []), {"tokens": 1.0})
     trainer.publish_and_log()
     turn = [("sleep", 2), "update", "store", "release", WAKE_WEIGHTS, "sync", "release", WAKE_CACHE]
     assert calls == [*turn, "canary", "evaluate", "log", "save"]

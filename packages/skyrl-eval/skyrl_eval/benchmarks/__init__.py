@@ -7,36 +7,61 @@ from __future__ import annotations
 
 import difflib
 from functools import cache
-from importlib import import_module
 from importlib.metadata import entry_points
+from typing import TypeVar
 
-from skyrl_eval.benchmarks.common import BENCHMARKS, Benchmark
+from skyrl_eval.benchmarks.common import Benchmark, Context, ask, final, last, verdict
 from skyrl_trainer.errors import UserError
+from skyrl_trainer.registry import Registry
+from skyrl_trainer.types import Sample
 
-MODULES = ("judged", "choices", "math", "swe_bench", "livecodebench")
+__all__ = ["Benchmark", "Context", "Sample", "ask", "final", "find", "last", "names", "register_benchmark", "verdict"]
+B = TypeVar("B", bound=type[Benchmark])
+HERE = "skyrl_eval.benchmarks"
+BENCHMARKS: Registry[type[Benchmark]] = Registry(
+    "--bench",
+    {
+        "hle": f"{HERE}.judged:HLE",
+        "browsecomp": f"{HERE}.judged:BrowseComp",
+        "deepsearchqa": f"{HERE}.judged:DeepSearchQA",
+        "mmlu": f"{HERE}.choices:MMLU",
+        "mmlu-pro": f"{HERE}.choices:MMLUPro",
+        "gpqa": f"{HERE}.choices:GPQA",
+        "math": f"{HERE}.math:MATH",
+        "gsm8k": f"{HERE}.math:GSM8K",
+        "swe-verified": f"{HERE}.swe_bench:SWEBench",
+        "swe-multilingual": f"{HERE}.swe_bench:Multilingual",
+        "livecodebench": f"{HERE}.livecodebench:LiveCodeBench",
+    },
+)
+
+
+def register_benchmark(benchmark: B) -> B:
+    """A class decorator: the benchmark is found by its `name`."""
+    BENCHMARKS.register(benchmark.name)(benchmark)
+    return benchmark
 
 
 def find(name: str) -> Benchmark:
     """The benchmark of this name; UserError with the nearest names where there is none."""
-    if name not in (known := names()):
-        near = difflib.get_close_matches(name, known, n=2)
+    _load_installed()
+    if name not in BENCHMARKS.names:
+        near = difflib.get_close_matches(name, BENCHMARKS.names, n=2)
         hint = f" Did you mean {' or '.join(near)}?" if near else ""
-        raise UserError(f"There is no benchmark {name!r}.{hint} The list: {', '.join(known)}.")
-    return BENCHMARKS.get(name)
+        raise UserError(f"There is no benchmark {name!r}.{hint} The list: {', '.join(BENCHMARKS.names)}.")
+    return BENCHMARKS.get(name)()
 
 
-def names(kind: str | None = None) -> list[str]:
-    """Of all benchmarks, or of those of `eval agent` or `eval code`, in the order of their registration."""
-    _load()
-    return [name for name in BENCHMARKS if kind in (None, BENCHMARKS.get(name).kind)]
+def names(kind: str) -> list[str]:
+    """Of the benchmarks of `eval agent`, or of `eval code`."""
+    _load_installed()
+    return [name for name in BENCHMARKS.names if BENCHMARKS.get(name).kind == kind]
 
 
 @cache
-def _load() -> None:
-    for module in MODULES:
-        import_module(f"skyrl_eval.benchmarks.{module}")
+def _load_installed() -> None:
     for entry in entry_points(group="skyrl_eval.benchmarks"):
         try:
             entry.load()
         except Exception as error:
-            raise UserError(f"The benchmarks of the package behind {entry.value} do not load: {error!r}.") from error
+            raise UserError(f"The benchmarks of the installed {entry.value} do not load: {error!r}.") from error

@@ -8,7 +8,7 @@ from typing import Annotated, ClassVar
 from pydantic import Field
 
 from skyrl_eval import data
-from skyrl_eval.benchmarks.common import Benchmark, Context, ask, final, last, register_benchmark, verdict
+from skyrl_eval.benchmarks.common import Benchmark, Context, ask, final, last, verdict
 from skyrl_eval.prompts import fill
 from skyrl_eval.types import Attempt, Item, Source, Verdict
 from skyrl_trainer.types import Sample
@@ -38,7 +38,6 @@ class FourChoices(Choices):
         return ask(item, fill("choices_question", letters="ABCD", question=item.question, choices=choices))
 
 
-@register_benchmark
 class MMLU(FourChoices):
     """14,042 questions in 57 subjects."""
 
@@ -57,7 +56,6 @@ class MMLU(FourChoices):
         return self.item(item_id, row.question, "ABCD"[row.answer], category=row.subject, choices=row.choices)
 
 
-@register_benchmark
 class GPQA(FourChoices):
     """Graduate-level questions; 198 in the diamond set (the default)."""
 
@@ -82,7 +80,6 @@ class GPQA(FourChoices):
         return self.item(item_id, row.question, "ABCD"[order.index(0)], category=row.domain, choices=choices)
 
 
-@register_benchmark
 class MMLUPro(Choices):
     """12,032 questions with up to ten choices; five worked examples of the same category come first."""
 

@@ -6,13 +6,12 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar
 
 from skyrl_eval import data, sandbox
 from skyrl_eval.judge import Judge
 from skyrl_eval.prompts import fill
 from skyrl_eval.types import Attempt, Item, Source, Verdict
-from skyrl_trainer.algorithms.registry import Registry
 from skyrl_trainer.errors import UserError
 from skyrl_trainer.types import Sample
 
@@ -80,18 +79,6 @@ class Benchmark:
 
     def item(self, item_id: str, question: str, gold: Any, image: str = "", **meta: Any) -> Item:
         return Item(self.name, item_id, question, gold, meta, image)
-
-
-BENCHMARKS: Registry[Benchmark] = Registry("--bench")
-B = TypeVar("B", bound=type[Benchmark])
-
-
-def register_benchmark(benchmark: B) -> B:
-    """A class decorator: the benchmark is found by its `name`, which no other one may have."""
-    if benchmark.name in BENCHMARKS and type(BENCHMARKS.get(benchmark.name)).__module__ != benchmark.__module__:
-        raise UserError(f"There are two benchmarks named {benchmark.name!r}: give yours another name.")
-    BENCHMARKS.register(benchmark.name)(benchmark())
-    return benchmark
 
 
 def ask(item: Item, question: str, instructions: str = "") -> Sample:

@@ -13,7 +13,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, Field, StrictBool, ValidationError, field_validator
 
 from skyrl_eval import data, metrics
-from skyrl_eval.benchmarks.common import Benchmark, Context, ask, final, register_benchmark, verdict
+from skyrl_eval.benchmarks.common import Benchmark, Context, ask, final, verdict
 from skyrl_eval.judge import Judge, JudgeFailed, Match, parse_match
 from skyrl_eval.prompts import fill, text
 from skyrl_eval.types import Attempt, Item, Source, Verdict
@@ -45,7 +45,6 @@ class MatchedAnswer(Benchmark):
         return {"calibration": metrics.calibration(verdicts)}
 
 
-@register_benchmark
 class HLE(MatchedAnswer):
     """Humanity's Last Exam: 2,500 expert questions, 2,158 of them without an image (the default here)."""
 
@@ -81,7 +80,6 @@ def decrypt(text: str, password: str) -> str:
     return bytes(byte ^ next(key) for byte in base64.b64decode(text, validate=True)).decode()
 
 
-@register_benchmark
 class BrowseComp(MatchedAnswer):
     """1,266 questions whose short answers are hard to find on the web, kept encrypted in the file."""
 
@@ -140,7 +138,6 @@ def parse_rating(reply: str) -> Rating | None:
         return None
 
 
-@register_benchmark
 class DeepSearchQA(Benchmark):
     """900 questions for research on the web; two thirds ask for a set. The score is the macro-averaged F1."""
 

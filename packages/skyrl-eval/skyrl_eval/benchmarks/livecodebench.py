@@ -20,7 +20,7 @@ from typing import Any, Literal
 from pydantic import Field, Json, TypeAdapter, ValidationError
 
 from skyrl_eval import data, sandbox
-from skyrl_eval.benchmarks.common import Benchmark, Context, ask, final, register_benchmark, verdict
+from skyrl_eval.benchmarks.common import Benchmark, Context, ask, final, verdict
 from skyrl_eval.prompts import fill, text
 from skyrl_eval.types import Attempt, Item, Source, Verdict
 from skyrl_trainer.types import Sample
@@ -108,7 +108,6 @@ def run_program(program: str, inputs: list[str]) -> list[tuple[bool, str]]:
             return []
 
 
-@register_benchmark
 class LiveCodeBench(Benchmark):
     name = "livecodebench"
     kind, runs_code = "code", True

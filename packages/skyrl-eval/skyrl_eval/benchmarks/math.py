@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from pydantic import AliasChoices, Field, model_validator
 
 from skyrl_eval import data
-from skyrl_eval.benchmarks.common import Benchmark, Context, final, last, register_benchmark, verdict
+from skyrl_eval.benchmarks.common import Benchmark, Context, final, last, verdict
 from skyrl_eval.types import Attempt, Item, Source, Verdict
 
 
@@ -40,7 +40,6 @@ def number(text: str) -> str:
     return whole if not decimals.strip("0") else plain
 
 
-@register_benchmark
 class MATH(Benchmark):
     """Competition problems; 500 in the usual subset (the default), 5,000 in all."""
 
@@ -72,7 +71,6 @@ class MATH(Benchmark):
         return verdict(item, attempt, float(equivalent(item.gold, answer)), answer)
 
 
-@register_benchmark
 class GSM8K(Benchmark):
     """1,319 word problems whose answers are whole numbers."""
 

@@ -10,7 +10,7 @@ from typing import Annotated, Any, ClassVar
 from pydantic import BeforeValidator, Field
 
 from skyrl_eval import data, swe
-from skyrl_eval.benchmarks.common import Benchmark, Context, register_benchmark, verdict
+from skyrl_eval.benchmarks.common import Benchmark, Context, verdict
 from skyrl_eval.prompts import fill
 from skyrl_eval.types import Attempt, Item, Source, Verdict
 from skyrl_trainer.errors import UserError
@@ -20,7 +20,6 @@ SWE_ENV = "skyrl_eval:skyrl/swe-v0"
 Tests = Annotated[list[str], BeforeValidator(lambda value: json.loads(value) if isinstance(value, str) else value)]
 
 
-@register_benchmark
 class SWEBench(Benchmark):
     """Verified: 500 issues of 12 Python repositories."""
 
@@ -106,7 +105,6 @@ class SWEBench(Benchmark):
         }
 
 
-@register_benchmark
 class Multilingual(SWEBench):
     """300 issues of 41 repositories in nine languages, in the schema of swebench 5."""
 

@@ -1,36 +1,87 @@
-"""SkyRL's environment interface under SkyRL's names; `skyrl_gym.envs.register` makes subclasses playable.
-
-Tool groups and postprocessed actions are not supported: an action stays what the agent wrote.
-"""
+"""SkyRL's environment interface under SkyRL's names; `skyrl_gym.register` makes subclasses playable."""
 
 from __future__ import annotations
 
-from typing import Any, TypedDict
+from collections.abc import Sequence
+from numbers import Real
+from statistics import fmean
+from typing import Any, Generic, NotRequired, TypedDict, TypeVar
 
-Conversation = list[dict[str, str]]  # chat messages, each with `role` and `content`
+from skyrl_gym.data import ground_truth
+from skyrl_gym.tools.core import ToolGroup
+
+ConversationType = list[dict[str, str]]  # chat messages, each with `role` and `content`
+ObsType = TypeVar("ObsType")
+ActType = TypeVar("ActType")
 
 
 class BaseTextEnvStepOutput(TypedDict):
     """`observations` are new messages for the agent, none at the end; the agent does not see `metadata`."""
 
-    observations: Conversation
+    observations: ConversationType
     reward: float
     done: bool
-    metadata: dict[str, Any]
+    metadata: NotRequired[dict[str, Any]]
+    postprocessed_action: NotRequired[str | None]
+    """The action as the environment would have it. It is recorded; what is learned is what the agent wrote."""
 
 
-class BaseTextEnv:
-    """One instance is one episode; subclasses' constructors take `env_config` and `extras` (a dataset row)."""
+class Env(Generic[ObsType, ActType]):
+    """What `skyrl_gym.make` makes; one instance is one episode."""
 
-    turns = 0
-    max_turns = 1
-
-    def init(self, prompt: Conversation) -> tuple[Conversation, dict[str, Any]]:
+    def init(self, prompt: ObsType) -> tuple[ObsType, dict[str, Any]]:
         """The first messages for the agent, and metadata."""
-        return prompt, {}
+        raise NotImplementedError(f"{type(self).__name__} does not define init(prompt).")
 
-    def step(self, action: str) -> BaseTextEnvStepOutput:
+    def step(self, action: ActType) -> Any:
         raise NotImplementedError(f"{type(self).__name__} does not define step(action).")
 
     def close(self) -> None:
         """Frees what the episode holds."""
+
+    def get_metrics(self) -> dict[str, Any]:
+        """The episode's figures so far."""
+        return {}
+
+    def __enter__(self) -> Any:
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self.close()
+
+
+class BaseTextEnv(Env[ConversationType, str]):
+    """A subclass gives `step`, and where it needs more a constructor with `env_config` and `extras`, a dataset row."""
+
+    turns = 0
+    max_turns = 1
+
+    def __init__(self, env_config: Any = None, extras: dict[str, Any] | None = None) -> None:
+        self.tool_groups: Sequence[ToolGroup] = []
+        self.tool_to_toolgroup: dict[str, str] = {}
+        self.env_config = env_config
+        if extras is not None:  # a constructor of a subclass's own reads them itself, and calls this one without
+            self.extras, self.ground_truth = extras, ground_truth(extras)
+
+    def init(self, prompt: ConversationType) -> tuple[ConversationType, dict[str, Any]]:
+        return prompt, {}
+
+    def init_tool_groups(self, tool_groups: Sequence[ToolGroup] = ()) -> None:
+        """Takes the groups whose tools `_execute_tool` calls."""
+        self.tool_groups, self.tool_to_toolgroup = tool_groups, {}
+        for group in tool_groups:
+            self.tool_to_toolgroup |= group.get_tool_to_group_mapping()
+
+    def _execute_tool(self, tool_group_name: str, tool_name: str, tool_input: Sequence[Any]) -> Any:
+        """Calls a tool with the arguments in `tool_input`; ValueError for a group or a tool that is not there."""
+        groups = {group.name: group for group in self.tool_groups}
+        if tool_group_name not in groups:
+            raise ValueError(f"There is no tool group {tool_group_name!r}, only {', '.join(groups) or 'none'}.")
+        return groups[tool_group_name].execute_tool(tool_name, *tool_input)
+
+    @staticmethod
+    def aggregate_metrics(metrics: list[dict[str, Any]]) -> dict[str, Any]:
+        """Many episodes' `get_metrics` as one: the mean of each number, over the episodes that have it."""
+        names = dict.fromkeys(name for episode in metrics for name in episode)
+        numbers = {name: [m[name] for m in metrics if isinstance(m.get(name), Real)] for name in names}
+        return {name: fmean(values) for name, values in numbers.items() if values}

@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
-from skyrl_trainer.algorithms.registry import Registry
 from skyrl_trainer.errors import UserError
+from skyrl_trainer.registry import Registry
 from skyrl_trainer.types import AdvantageBatch, RewardBatch
 
 Estimator = Callable[[RewardBatch, Any, Sequence[torch.Tensor] | None], AdvantageBatch]

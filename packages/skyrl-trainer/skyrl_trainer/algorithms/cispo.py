@@ -9,7 +9,7 @@ is `epsilon_high` itself, by default ScaleRL's 5.0 (arXiv 2510.13786; TRL has 0.
 import torch
 from pydantic import Field
 
-from skyrl_trainer.algorithms.losses import SampledTokens, token_mean
+from skyrl_trainer.algorithms.losses import Reports, SampledTokens, token_mean
 from skyrl_trainer.algorithms.options import LossOptions
 from skyrl_trainer.algorithms.policy_loss import PolicyLoss
 
@@ -21,6 +21,7 @@ class CISPOLossMixin(PolicyLoss):
     ignores = frozenset({"epsilon"})
     reduction = staticmethod(token_mean)
 
-    def surrogate(self, ratio_N: torch.Tensor, tokens: SampledTokens) -> tuple[torch.Tensor, torch.Tensor]:
+    def surrogate(self, ratio_N: torch.Tensor, tokens: SampledTokens) -> tuple[torch.Tensor, Reports]:
         weight_N = ratio_N.detach().clamp(max=self.epsilon_high)
-        return -weight_N * tokens.advantages_N * tokens.logprobs_N, ratio_N > self.epsilon_high
+        reports = {"clip_fraction": ratio_N > self.epsilon_high}
+        return -weight_N * tokens.advantages_N * tokens.logprobs_N, reports

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from skyrl_trainer.algorithms.losses import MAX_LOG_RATIO, SampledTokens, trajectory_mean
+from skyrl_trainer.algorithms.losses import MAX_LOG_RATIO, Reports, SampledTokens, trajectory_mean
 from skyrl_trainer.config import Config
 from skyrl_trainer.errors import UserError
 
@@ -42,15 +42,19 @@ def correction_range(options: Any, config: Config) -> tuple[str, float, float]:
 
 
 @torch.no_grad()
-def correct(chosen: tuple[str, float, float], tokens: SampledTokens) -> tuple[torch.Tensor, torch.Tensor]:
-    """The weight of each token, and whether the range changed it, both [N]. A NaN stays one: the step must stop."""
+def correct(chosen: tuple[str, float, float], tokens: SampledTokens) -> tuple[torch.Tensor, Reports]:
+    """The weight of each token, [N], and as `correction/fraction` whether the range changed it.
+
+    A NaN stays one: the step must stop.
+    """
     name, low, high = chosen
     if name == "none":
-        return torch.ones_like(tokens.logprobs_N), torch.zeros_like(tokens.logprobs_N, dtype=torch.bool)
+        return torch.ones_like(tokens.logprobs_N), {}
     log_N = tokens.old_logprobs_N - tokens.rollout_logprobs_N
     log_N = trajectory_mean(log_N, tokens.trajectory_N) if name.startswith("sequence") else log_N
     weight_N = log_N.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
     outside_N = (weight_N < low) | (weight_N > high)
+    reports = {"correction/fraction": outside_N}
     if name.endswith("tis"):
-        return weight_N.clamp(low, high), outside_N
-    return (weight_N if name == "mis" else weight_N / weight_N).masked_fill(outside_N, 0.0), outside_N
+        return weight_N.clamp(low, high), reports
+    return (weight_N if name == "mis" else weight_N / weight_N).masked_fill(outside_N, 0.0), reports

@@ -8,7 +8,7 @@ The rest is its base's. As TRL 1.16's `delta`, where that is above 1 + epsilon_h
 import torch
 from pydantic import Field
 
-from skyrl_trainer.algorithms.losses import SampledTokens
+from skyrl_trainer.algorithms.losses import Reports, SampledTokens
 from skyrl_trainer.algorithms.options import LossOptions
 from skyrl_trainer.algorithms.policy_loss import PolicyLoss
 
@@ -17,7 +17,8 @@ class DualClipLossMixin(PolicyLoss):
     class Options(LossOptions):
         delta: float = Field(3.0, gt=1)
 
-    def surrogate(self, ratio_N: torch.Tensor, tokens: SampledTokens) -> tuple[torch.Tensor, torch.Tensor]:
-        loss_N, clipped_N = super().surrogate(ratio_N, tokens)
+    def surrogate(self, ratio_N: torch.Tensor, tokens: SampledTokens) -> tuple[torch.Tensor, Reports]:
+        loss_N, reports = super().surrogate(ratio_N, tokens)
         bound_N = torch.where(tokens.advantages_N < 0, -self.options.delta * tokens.advantages_N, torch.inf)
-        return torch.minimum(loss_N, bound_N), clipped_N | (loss_N > bound_N)
+        clipped_N = (loss_N > bound_N) | reports.get("clip_fraction", loss_N > bound_N)
+        return torch.minimum(loss_N, bound_N), {**reports, "clip_fraction": clipped_N}

@@ -15,11 +15,13 @@ from dataclasses import dataclass
 
 import torch
 
+Reports = dict[str, torch.Tensor]
+"""What a loss reports beside itself, by the metric's name: a value per token, [N], whose mean becomes the metric."""
 MAX_LOG_RATIO = 20.0
 """Exponents are clamped to this range: a ratio beyond e^20 is a mistake, and must not become inf."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SampledTokens:
     """What a loss may look at. Example: two trajectories of 3 and 2 tokens have trajectory_N [0, 0, 0, 1, 1]."""
 
@@ -32,6 +34,14 @@ class SampledTokens:
     advantages_N: torch.Tensor
     trajectory_N: torch.Tensor
     """int64: index of the trajectory in the rollout."""
+    turn_N: torch.Tensor
+    """int64: the turn of its trajectory in which a token was sampled, from 0."""
+    group_N: torch.Tensor
+    """int64: index of the sample that its trajectory is a try of."""
+    entropy_N: torch.Tensor
+    """Of the policy that is learning, where each token was sampled; has a gradient if `entropy_coef` is set."""
+    reference_N: torch.Tensor | None = None
+    """Log-probabilities of the policy that the run started from; None where `beta` is 0."""
 
 
 def token_ratio(tokens: SampledTokens) -> torch.Tensor:
@@ -41,16 +51,16 @@ def token_ratio(tokens: SampledTokens) -> torch.Tensor:
 
 def ppo_clip(
     ratio_N: torch.Tensor, advantages_N: torch.Tensor, epsilon_low: float, epsilon_high: float
-) -> tuple[torch.Tensor, torch.Tensor]:
+) -> tuple[torch.Tensor, Reports]:
     """-min(r A, clip(r, 1 - epsilon_low, 1 + epsilon_high) A), of PPO (arXiv 1707.06347, equation 7).
 
-    Returns the loss of each token and whether the clip took its gradient, both [N].
+    Returns the loss of each token, [N], and as `clip_fraction` whether the clip took its gradient.
     """
     clipped_ratio_N = ratio_N.clamp(1 - epsilon_low, 1 + epsilon_high)
     loss_N = -torch.minimum(ratio_N * advantages_N, clipped_ratio_N * advantages_N)
     too_low_N = (ratio_N < 1 - epsilon_low) & (advantages_N < 0)
     too_high_N = (ratio_N > 1 + epsilon_high) & (advantages_N > 0)
-    return loss_N, too_low_N | too_high_N
+    return loss_N, {"clip_fraction": too_low_N | too_high_N}
 
 
 def sequence_mean(lengths_M: torch.Tensor) -> torch.Tensor:

@@ -1,7 +1,7 @@
 """`PolicyLoss`: the four functions of a loss as methods, and the options that it understands.
 
-A trainer class is a PolicyLoss, and so is a mixin: `class SAPOTrainer(SAPOLossMixin, GRPOTrainer)` takes what the
-mixin overrides. GSPO's ratio and sequence masks are right because a micro-batch always holds whole trajectories.
+GRPO is a PolicyLoss, and so is each mixin: a class of both takes what the mixin overrides (learner/compose.py).
+GSPO's ratio and sequence masks are right because a micro-batch always holds whole trajectories.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import ClassVar
 import torch
 
 from skyrl_trainer.algorithms.corrections import correct, correction_range
-from skyrl_trainer.algorithms.losses import SampledTokens, k1, k2, k3, ppo_clip, sequence_mean, token_ratio
+from skyrl_trainer.algorithms.losses import Reports, SampledTokens, k1, k2, k3, ppo_clip, sequence_mean, token_ratio
 from skyrl_trainer.algorithms.options import CommonOptions, LossOptions, read_options
 from skyrl_trainer.config import Config
 
@@ -38,16 +38,16 @@ class PolicyLoss:
     def ratio(self, tokens: SampledTokens) -> torch.Tensor:
         return token_ratio(tokens)
 
-    def surrogate(self, ratio_N: torch.Tensor, tokens: SampledTokens) -> tuple[torch.Tensor, torch.Tensor]:
-        """The loss of each token, and whether a clip took its gradient."""
+    def surrogate(self, ratio_N: torch.Tensor, tokens: SampledTokens) -> tuple[torch.Tensor, Reports]:
+        """The loss of each token, and what it reports: `clip_fraction`, and metrics of a loss's own."""
         return ppo_clip(ratio_N, tokens.advantages_N, self.epsilon, self.epsilon_high)
 
     def reduction(self, lengths_M: torch.Tensor) -> torch.Tensor:
         """The weight of each token of a trajectory, from the lengths of the whole mini-batch."""
         return sequence_mean(lengths_M)
 
-    def correction(self, tokens: SampledTokens) -> tuple[torch.Tensor, torch.Tensor]:
-        """The weight of each token for the engine's error, without a gradient, and whether it was cut or masked."""
+    def correction(self, tokens: SampledTokens) -> tuple[torch.Tensor, Reports]:
+        """The weight of each token for the engine's error, without a gradient, and what it reports."""
         return correct(self.correction_range, tokens)
 
     def kl(self, ratio_N: torch.Tensor, logprobs_N: torch.Tensor, reference_N: torch.Tensor) -> torch.Tensor:

@@ -14,15 +14,15 @@ from __future__ import annotations
 import asyncio
 import inspect
 import math
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from numbers import Real
 from typing import Any
 
-from skyrl_trainer.algorithms.registry import Registry
 from skyrl_trainer.config import Config, GeneratorConfig
 from skyrl_trainer.errors import UserError
 from skyrl_trainer.protocols import RewardFunction
+from skyrl_trainer.registry import Registry
 from skyrl_trainer.types import RewardBatch, RolloutBatch, StepMetrics, StopReason, Trajectory
 from skyrl_trainer.user_file import cause
 
@@ -77,7 +77,6 @@ class Rewards:
             trajectories=[without_sampled_tokens(t) if self._cut_off(t) else t for _, t in kept],
             group_index=[i for i, _ in kept],
             rewards=[self.per_turn(t) for _, t in kept],
-            parts=[sum_parts(t) | {name: score or 0.0 for name, score in t.scores.items()} for _, t in kept],
         )
 
     def per_turn(self, trajectory: Trajectory) -> list[float]:
@@ -132,15 +131,6 @@ def without_sampled_tokens(trajectory: Trajectory) -> Trajectory:
     return replace(trajectory, turns=turns)
 
 
-def sum_parts(trajectory: Trajectory) -> dict[str, float]:
-    """{"correct": 1.0, "format": 0.1}: the parts of the env's reward, summed over the turns."""
-    total: dict[str, float] = {}
-    for turn in trajectory.turns:
-        for part, reward in turn.reward_parts.items():
-            total[part] = total.get(part, 0.0) + reward
-    return total
-
-
 def completion(trajectory: Trajectory) -> list[dict[str, str]]:
     """The policy's answers and, between them, what the env said."""
     messages = []
@@ -180,27 +170,6 @@ def call(name: str, function: RewardFunction, trajectories: list[Trajectory]) ->
         if value is not None and not (isinstance(value, Real) and math.isfinite(value)):
             raise UserError(f"{who} returned {value!r} for trajectory {trajectory.trajectory_id}: {wanted}.")
     return [None if value is None else float(value) for value in values]
-
-
-def configured(config: Config, model: str | None, funcs: Any, train: Any, held_out: Any) -> Config:
-    """A copy of the configuration with the Python API's arguments in it; functions are registered by their names."""
-    config = config.model_copy(deep=True)
-    named = [(getattr(function, "__name__", type(function).__name__), function) for function in funcs or ()]
-    if len(dict(named)) < len(named):
-        names = ", ".join(name for name, _ in named)
-        raise UserError(f"reward_funcs has two functions of one name ({names}); rename one of them.")
-    weights = dict(config.trainer.algorithm.reward_funcs)
-    for name, function in named:
-        register_reward(name)(function)
-        weights[name] = funcs[function] if isinstance(funcs, Mapping) else weights.get(name, 1.0)
-    config.trainer.algorithm.reward_funcs = weights
-    if model is not None:
-        config.trainer.policy.model.path = model
-    if train is not None:
-        config.data.train_data = [train] if isinstance(train, str) else list(train)
-    if held_out is not None:
-        config.data.val_data = [held_out] if isinstance(held_out, str) else list(held_out)
-    return config
 
 
 def _mean(values: list[float]) -> float:

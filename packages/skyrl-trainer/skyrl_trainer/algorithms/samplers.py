@@ -6,10 +6,10 @@ from collections.abc import Callable, Sequence
 from hashlib import blake2b
 from typing import Any
 
-from skyrl_trainer.algorithms.registry import Registry
 from skyrl_trainer.data import SampleSource
 from skyrl_trainer.errors import UserError
 from skyrl_trainer.protocols import Sampler
+from skyrl_trainer.registry import Registry
 from skyrl_trainer.types import Sample, Trajectory
 
 _SAMPLERS: Registry[Callable[[Sequence[Sample], int], Sampler]] = Registry("trainer.algorithm.options.sampler")

@@ -15,7 +15,7 @@ from typing import Literal
 import torch
 from pydantic import Field
 
-from skyrl_trainer.algorithms.losses import SampledTokens
+from skyrl_trainer.algorithms.losses import Reports, SampledTokens
 from skyrl_trainer.algorithms.options import LossOptions
 from skyrl_trainer.algorithms.policy_loss import PolicyLoss
 
@@ -28,9 +28,9 @@ class SAPOLossMixin(PolicyLoss):
 
     ignores = frozenset({"epsilon", "epsilon_high"})
 
-    def surrogate(self, ratio_N: torch.Tensor, tokens: SampledTokens) -> tuple[torch.Tensor, torch.Tensor]:
+    def surrogate(self, ratio_N: torch.Tensor, tokens: SampledTokens) -> tuple[torch.Tensor, Reports]:
         paper, positive = self.options.sapo_gate == "paper", self.options.sapo_temperature_pos
         negative = self.options.sapo_temperature_neg or (1.05 if paper else positive)
         tau_N = torch.full_like(ratio_N, negative).masked_fill(tokens.advantages_N > 0, positive)
         gate_N = (tau_N * (ratio_N - 1)).sigmoid() * 4 / tau_N if paper else ((ratio_N - 1) / tau_N).sigmoid()
-        return -gate_N * tokens.advantages_N, torch.zeros_like(ratio_N, dtype=torch.bool)
+        return -gate_N * tokens.advantages_N, {}

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice, pairwise
 
 import numpy as np
@@ -39,6 +39,10 @@ class Row:
     """A critic's, of the sampled tokens."""
     later: tuple[int, ...] = ()
     """Where in token_ids the second segment begins, and the third...: each is a context of its own."""
+    turns: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
+    """int64: in which turn each of the sampled tokens was sampled; empty: all in turn 0."""
+    group: int = 0
+    """Which sample the trajectory is a try of."""
 
     @property
     def num_sampled(self) -> int:
@@ -76,11 +80,12 @@ def kept(trajectory: Trajectory) -> tuple[np.ndarray, tuple[int, ...]]:
     return np.concatenate([np.arange(0), *places]), tuple(starts[1:])
 
 
-def make_rows(trajectories: Sequence[Trajectory]) -> list[Row]:
-    """A row a trajectory, in order."""
+def make_rows(trajectories: Sequence[Trajectory], groups: Sequence[int] | None = None) -> list[Row]:
+    """A row per trajectory, in order. groups: which sample each is a try of."""
     rows = []
-    for trajectory in trajectories:
+    for trajectory, group in zip(trajectories, groups or [0] * len(trajectories), strict=True):
         places, later = kept(trajectory)
+        sampled = [len(turn.output_ids) for turn in trajectory.turns]
         rows.append(
             Row(
                 trajectory.trajectory_id,
@@ -89,6 +94,8 @@ def make_rows(trajectories: Sequence[Trajectory]) -> list[Row]:
                 np.array(trajectory.rollout_logprobs(), dtype=np.float64)[places],
                 np.zeros(len(places)),
                 later=later,
+                turns=np.repeat(np.arange(len(sampled)), sampled),
+                group=group,
             )
         )
     return rows
@@ -123,6 +130,8 @@ def with_end(row: Row) -> Row:
         np.append(row.rollout_logprobs, 0.0),
         np.append(row.advantages, 0.0),
         later=row.later,
+        turns=np.append(row.turns, row.turns[-1:]),
+        group=row.group,
     )
 
 
@@ -158,6 +167,7 @@ def collate(rows: Sequence[Row], indices: Sequence[int], device: torch.device, d
     """The chosen rows as tensors on `device`; `trajectory_N` holds their indices. dtype: of all floats."""
     chosen = [rows[i] for i in indices]
     segments, places_P, predictors = _segments(chosen)
+    counts = [row.num_sampled for row in chosen]
 
     def floats(values: list[np.ndarray]) -> torch.Tensor:
         return torch.from_numpy(np.concatenate(values)).to(device, dtype)
@@ -172,7 +182,9 @@ def collate(rows: Sequence[Row], indices: Sequence[int], device: torch.device, d
         prefix_S=[prefix for _, prefix in segments],
         predictors_N=ints(predictors),
         target_ids_N=ints([row.token_ids[row.mask] for row in chosen]),
-        trajectory_N=ints([np.repeat(np.array(indices, np.int64), [row.num_sampled for row in chosen])]),
+        trajectory_N=ints([np.repeat(np.array(indices, np.int64), counts)]),
+        turn_N=ints([row.turns if len(row.turns) else np.zeros(row.num_sampled, np.int64) for row in chosen]),
+        group_N=ints([np.repeat(np.array([row.group for row in chosen], np.int64), counts)]),
         advantages_N=floats([row.advantages[row.mask] for row in chosen]),
         rollout_logprobs_N=floats([row.rollout_logprobs[row.mask] for row in chosen]),
         old_logprobs_N=_joined([row.old_logprobs for row in chosen], device, dtype),

@@ -21,14 +21,13 @@ from transformers import AutoTokenizer
 
 from skyrl_trainer.config import Config
 from skyrl_trainer.errors import UserError
-from skyrl_trainer.learner.grpo import GRPOTrainer
-from skyrl_trainer.learner.model import Learner
+from skyrl_trainer.learner.grpo import GRPO
+from skyrl_trainer.learner.model import make_learner
 from skyrl_trainer.learner.ranks import Ranks, whole
 from skyrl_trainer.process_memory import INTERVAL, return_free_memory
 from skyrl_trainer.types import LearnerState, RewardBatch, StepMetrics
 from skyrl_trainer.user_file import load_plugin
 from skyrl_trainer.weight_sync.buffer import FlatBuffer
-from skyrl_trainer.weight_sync.nccl import WeightSender
 
 CALL_SECONDS = 4 * 3600.0
 """Limit of one call to all learners, the longest being an update."""
@@ -45,15 +44,11 @@ class LearnerProcess:
         device = "cuda" if config.trainer.placement.policy_num_gpus_per_node else "cpu"
         self.ranks = Ranks(rank, size, TCPStore(address, port), device)
 
-    def load(self, algorithm: type[GRPOTrainer], weights: str, total_optimizer_steps: int) -> int:
+    def load(self, algorithm: type[GRPO], weights: str, total_optimizer_steps: int) -> int:
         """Returns the process id."""
         self.algorithm = algorithm(self.config)
-        self.learner = Learner(self.config, weights, total_optimizer_steps, self.ranks)
-        self.sender = WeightSender(self.learner)
-        reference = self.learner.reference() if self.algorithm.beta > 0 else None
-        if reference is not None and self.learner.lora is None:
-            self.ranks.shard(reference.model)
-        self.algorithm.start(self.learner, reference)
+        self.learner = make_learner(self.config, weights, total_optimizer_steps, self.ranks)
+        self.algorithm.start(self.learner, self.learner.reference() if self.algorithm.beta > 0 else None)
         return os.getpid()
 
     def update(self, batch: RewardBatch, positional: Any, named: Any) -> tuple[StepMetrics, list[list[list[float]]]]:
@@ -67,10 +62,6 @@ class LearnerProcess:
     def call(self, method: str, *arguments: Any) -> Any:
         answer = getattr(self.learner, method)(*arguments)
         return answer if self.rank == 0 else None
-
-    def transfer(self, method: str, *arguments: Any) -> Any:
-        """A method of this learner's WeightSender."""
-        return self.sender.call(method, *arguments)
 
     def share_weights(self) -> Any:
         """Path and layout of the buffer into which `write_weights` writes."""
@@ -110,7 +101,7 @@ class LearnerGroup:
 
     process: ClassVar[type[LearnerProcess]] = LearnerProcess
 
-    def __init__(self, config: Config, algorithm: type[GRPOTrainer], weights: str, total_optimizer_steps: int) -> None:
+    def __init__(self, config: Config, algorithm: type[GRPO], weights: str, total_optimizer_steps: int) -> None:
         self.config, self.size = config, config.num_learners
         self.tokenizer = AutoTokenizer.from_pretrained(weights)
         self.failure: UserError | None = None
@@ -139,7 +130,10 @@ class LearnerGroup:
         self._everywhere("call", "save_pretrained", folder.resolve())
 
     def transfer(self, method: str, *arguments: Any) -> Any:
-        return self._everywhere("transfer", method, *arguments)[0]
+        return self._everywhere("call", "transfer", method, *arguments)[0]
+
+    def release_memory(self) -> None:
+        self._everywhere("call", "release_memory")
 
     def share_weights(self) -> FlatBuffer:
         """The memory in which `named_tensors` will lie; to be unlinked by the caller."""

@@ -1,13 +1,13 @@
 """GRPO on a rollout: advantages, mini-batches, micro-batches, optimizer steps. `update` is all that the loop calls.
 
 The four parts of the loss come from PolicyLoss: a mixin that overrides one or two of them makes another algorithm
-(learner/trainers.py). A class is chosen by `trainer.algorithm.name`.
+(learner/compose.py).
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, ClassVar, Self
 
@@ -16,21 +16,12 @@ import torch
 from skyrl_trainer.algorithms.advantages import estimator
 from skyrl_trainer.algorithms.losses import SampledTokens, adapted, k3
 from skyrl_trainer.algorithms.policy_loss import PolicyLoss
-from skyrl_trainer.algorithms.registry import Registry
-from skyrl_trainer.algorithms.rewards import configured
 from skyrl_trainer.config import Config
 from skyrl_trainer.errors import UserError
 from skyrl_trainer.learner.batch import Row, collate, cut, make_rows, record_advantages, set_advantages
 from skyrl_trainer.learner.model import Learner, Scorer
 from skyrl_trainer.learner.ranks import Ranks
-from skyrl_trainer.protocols import RewardFunction
-from skyrl_trainer.report.history import read_metrics
 from skyrl_trainer.types import AdvantageBatch, LearnerState, RewardBatch, StepMetrics, TrainingBatch
-from skyrl_trainer.user_file import load_plugin
-
-_TRAINERS: Registry[type[GRPOTrainer]] = Registry("trainer.algorithm.name")
-register_trainer = _TRAINERS.register
-trainer_class = _TRAINERS.get
 
 
 class Meter:
@@ -66,8 +57,7 @@ class Meter:
         return {name: total / max(1, counts[name]) for name, total in sums.items()} | maxima
 
 
-@register_trainer("grpo")
-class GRPOTrainer(PolicyLoss):
+class GRPO(PolicyLoss):
     """Group relative policy optimization (arXiv 2402.03300) with PPO's clip; TRL's names and defaults.
 
     Made from a configuration; `start` gives it the models, `update` learns from a rollout.
@@ -78,24 +68,8 @@ class GRPOTrainer(PolicyLoss):
     estimator_name: ClassVar[str | None] = None
     """The algorithm's own estimator; None where the recipe chooses."""
 
-    def __init__(
-        self,
-        args: Config | None = None,
-        *,
-        model: str | None = None,
-        reward_funcs: Sequence[RewardFunction] | Mapping[RewardFunction, float] | None = None,
-        train_dataset: Any = None,
-        eval_dataset: Any = None,
-    ) -> None:
-        """args: a configuration (`load_config`); the others replace its settings, in TRL's shape.
-
-        model: a Hugging Face folder or name, or `tiny`. reward_funcs: functions, or a dictionary with their weights;
-        without it the env's own reward is learned from, with it that is added as `args` says. train_dataset,
-        eval_dataset: what `data.train_data` takes, one or a list.
-        Raises UserError for settings that contradict each other; nothing is loaded before `start`.
-        """
-        config = configured(args or Config(), model, reward_funcs, train_dataset, eval_dataset)
-        load_plugin(config)
+    def __init__(self, config: Config) -> None:
+        """Raises UserError for settings that contradict each other; nothing is loaded before `start`."""
         super().__init__(config)
         self.settings = config.trainer
         self._estimate = estimator(self.estimator_name or config.trainer.algorithm.advantage_estimator)
@@ -106,18 +80,6 @@ class GRPOTrainer(PolicyLoss):
             )
         if self.options.kl_target is not None and self.beta == 0:
             raise UserError("trainer.algorithm.options.kl_target adapts beta, which is 0: give it a value to start at.")
-
-    def train(self) -> StepMetrics:
-        """Runs or resumes the whole run with this algorithm, as the command line does; its last step's metrics."""
-
-        from skyrl_trainer.run import loop
-
-        algorithm = self.config.trainer.algorithm
-        if trainer_class(algorithm.name) is not type(self):  # the run folder's config.yaml is to say what it was
-            algorithm.name = type(self).__name__
-            register_trainer(algorithm.name)(type(self))
-        loop.train(self.config, self)
-        return read_metrics(self.config.run_path.expanduser())[-1]
 
     def start(self, learner: Learner, reference: Scorer | None = None) -> Self:
         """Takes the models. reference: the frozen policy that the run started from; needed when `beta` is above 0."""
@@ -152,7 +114,7 @@ class GRPOTrainer(PolicyLoss):
         Raises UserError, before the optimizer moves, when a loss or a gradient is not finite.
         """
         batch = batch if reward is None else replace(batch, rewards=reward)
-        step, meter, rows = batch.rollouts.step, Meter(), make_rows(batch.trajectories)
+        step, meter, rows = batch.rollouts.step, Meter(), make_rows(batch.trajectories, batch.group_index)
         if old_logprob is not None:
             for row, values in zip(rows, old_logprob, strict=True):
                 row.old_logprobs = values
@@ -311,25 +273,27 @@ class GRPOTrainer(PolicyLoss):
         logprobs_N, entropy_N = self.learner.logprobs(batch, hidden_NH, entropy_gradient=entropy_coef != 0)
         tokens = SampledTokens(
             logprobs_N=logprobs_N,
+            entropy_N=entropy_N,
             old_logprobs_N=logprobs_N.detach() if batch.old_logprobs_N is None else batch.old_logprobs_N,
             rollout_logprobs_N=batch.rollout_logprobs_N,
             advantages_N=batch.advantages_N,
             trajectory_N=batch.trajectory_N,
+            turn_N=batch.turn_N,
+            group_N=batch.group_N,
+            reference_N=batch.ref_logprobs_N,
         )
         ratio_N = self.ratio(tokens)
-        loss_N, clipped_N = self.surrogate(ratio_N, tokens)
-        correction_N, corrected_N = self.correction(tokens)
+        loss_N, reports = self.surrogate(ratio_N, tokens)
+        correction_N, of_correction = self.correction(tokens)
         loss_N = loss_N * correction_N - entropy_coef * entropy_N
         if batch.ref_logprobs_N is not None:
             kl_N = self.kl(ratio_N, logprobs_N, batch.ref_logprobs_N)
             loss_N = loss_N + self.beta * kl_N
             meter.mean("kl/reference", kl_N)
         loss_N = loss_N + self.value_loss(batch, hidden_NH, meter)
-        meter.mean("entropy", entropy_N)
-        meter.mean("clip_fraction", clipped_N)
         meter.maximum("ratio/max", ratio_N)
-        if self.correction_range[0] != "none":
-            meter.mean("correction/fraction", corrected_N)
+        for name, values_N in {"entropy": entropy_N, **reports, **of_correction}.items():
+            meter.mean(name, values_N)
         if measure_engine:
             self._measure_engine(logprobs_N, batch, meter)
         return (loss_N * weights_M[tokens.trajectory_N].to(loss_N.dtype)).sum()

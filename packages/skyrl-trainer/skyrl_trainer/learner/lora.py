@@ -23,6 +23,9 @@ from safetensors.torch import save_file
 from skyrl_trainer.config import Config
 from skyrl_trainer.errors import UserError
 from skyrl_trainer.learner.cpu_linear import use_onednn
+from skyrl_trainer.learner.model import Learner, Scorer
+from skyrl_trainer.learner.ranks import Ranks
+from skyrl_trainer.types import TrainingBatch
 
 POLICY = "policy"
 """The role that every learner has."""
@@ -85,6 +88,61 @@ def engine_kwargs(config: Config) -> dict[str, Any]:
     return {"enable_lora": True, "max_loras": 1, "max_lora_rank": rank}
 
 
+class LoRALearner(Learner):
+    """A Learner whose weights are frozen, and whose adapter learns. A state is the adapter's alone."""
+
+    def __init__(self, config: Config, model_path: str, total_optimizer_steps: int, ranks: Ranks | None = None) -> None:
+        self.lora = read_options(config)
+        super().__init__(config, model_path, total_optimizer_steps, ranks)
+
+    def loading(self) -> tuple[torch.dtype, dict[str, Any]]:
+        dtype = self.published_dtype  # frozen weights need no masters
+        return dtype, quantized_loading(self.lora, self.device, dtype)
+
+    def divide(self) -> None:
+        """The adapter is so small that every learner has all of it."""
+        add_role(self.model, POLICY, self.lora, self.config.trainer.seed)
+
+    def trainable(self) -> dict[str, torch.nn.Parameter]:
+        return parameters_of(self.model, POLICY)
+
+    def clip_gradients(self) -> torch.Tensor:
+        for parameter in self.parameters:
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+            self.ranks.sum(parameter.grad)
+        return super().clip_gradients()
+
+    def full_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """With the adapter merged in."""
+        return full_tensors(self.model, POLICY)
+
+    def base_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """The frozen weights as engines get them that load the adapter."""
+        return ((name, tensor.detach().to(self.published_dtype)) for name, tensor in full_tensors(self.model, None))
+
+    def adapter_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """The adapter under peft's names, scaled, in the engine's precision."""
+        return adapter_tensors(self.model, self.published_dtype, scaled=True)
+
+    def reference(self) -> Scorer:
+        return Reference(self)
+
+    def write(self, tensors: dict[str, torch.Tensor], folder: Path) -> None:
+        save(self.model, tensors, self.model_path, folder)
+
+
+class Reference(Scorer):
+    """The policy that the run started from: the learner's own model, computing without the adapter."""
+
+    def __init__(self, learner: Learner) -> None:
+        vars(self).update(vars(learner))
+
+    def hidden(self, batch: TrainingBatch) -> torch.Tensor:
+        with role(self.model, None):
+            return super().hidden(batch)
+
+
 def quantized_loading(options: LoRAOptions | None, device: torch.device, dtype: torch.dtype) -> dict[str, Any]:
     """For `from_pretrained`: linear layers in NF4 with double quantisation, all but the head; {} for none."""
     if options is None or options.quantization == "none":
@@ -98,14 +156,6 @@ def quantized_loading(options: LoRAOptions | None, device: torch.device, dtype: 
         bnb_4bit_compute_dtype=dtype,
     )
     return {"quantization_config": nf4, "device_map": {"": device}}
-
-
-def keep_exact(model: torch.nn.Module) -> None:
-    """Without this a 4-bit layer on some CPUs turns itself into one that computes in bfloat16, at its first pass
-    without gradients."""
-    for module in model.modules():
-        if "support_avx512bf16_for_cpu" in vars(module):
-            vars(module)["support_avx512bf16_for_cpu"] = False
 
 
 def add_role(model: torch.nn.Module, name: str, options: LoRAOptions, seed: int) -> list[torch.nn.Parameter]:

@@ -24,13 +24,13 @@ from transformers.trainer_utils import SchedulerType
 from skyrl_trainer.config import Config
 from skyrl_trainer.errors import UserError
 from skyrl_trainer.files import written_aside
-from skyrl_trainer.learner import lora
 from skyrl_trainer.learner import segments as attention
 from skyrl_trainer.learner.batch import Row, collate
 from skyrl_trainer.learner.cpu_linear import use_onednn
 from skyrl_trainer.learner.ranks import Ranks, reshard, whole
 from skyrl_trainer.learner.segments import Segments
 from skyrl_trainer.process_memory import LOGITS_AT_ONCE
+from skyrl_trainer.registry import load
 from skyrl_trainer.types import LearnerState, TrainingBatch
 
 
@@ -54,18 +54,18 @@ class Scorer:
             mixed_precision="bf16" if self.published_dtype == torch.bfloat16 else "no",
             gradient_accumulation_steps=1,
         )
-        self.lora = lora.read_options(config)
-        # A base that LoRA freezes needs no masters.
-        dtype = torch.float32 if self.lora is None else self.published_dtype
-        quantized = lora.quantized_loading(self.lora, self.device, dtype)
-        self.model = _load_model(model_path, dtype, quantized).to(self.device)
-        lora.keep_exact(self.model)
+        dtype, how = self.loading()
+        self.model = load_model(model_path, dtype, **how).to(self.device)
         # Not train(): dropout would put noise in every ratio, and there is no other difference.
         self.model.eval()
         use_onednn(self.model)
         if config.trainer.gradient_checkpointing:
             _checkpoint_layers(self.model, model_path)
         self._refuse_other_architectures()
+
+    def loading(self) -> tuple[torch.dtype, dict[str, Any]]:
+        """How the weights are held: their precision, and what else `from_pretrained` takes."""
+        return torch.float32, {}
 
     @property
     def device(self) -> torch.device:
@@ -221,23 +221,26 @@ class Learner(Optimized, Scorer):
     is one of; their weights are sharded, and methods that look at all weights must be called on all of them.
     """
 
+    lora: Any = None
+    """Its options, where an adapter learns (learner/lora.py)."""
+
     def __init__(self, config: Config, model_path: str, total_optimizer_steps: int, ranks: Ranks | None = None) -> None:
         super().__init__(config, model_path)
         self.ranks = ranks or Ranks()
-        if self.lora is None:
-            self.ranks.shard(self.model)
         self.tokenizer = AutoTokenizer.from_pretrained(model_path)
-        if self.lora is not None:
-            lora.add_role(self.model, lora.POLICY, self.lora, config.trainer.seed)
+        self.divide()
         self.parameters = list(self.trainable().values())
         self.total_optimizer_steps = total_optimizer_steps
         self.make_optimizer(config, self.parameters, config.trainer.learning_rate, total_optimizer_steps)
         self.optimizer_steps = 0
+        self._sender: Any = None
+
+    def divide(self) -> None:
+        """Among several learners each holds a part of every weight."""
+        self.ranks.shard(self.model)
 
     def trainable(self) -> dict[str, torch.nn.Parameter]:
-        """What the optimizer changes, by name: with LoRA the policy's adapter."""
-        if self.lora is not None:
-            return lora.parameters_of(self.model, lora.POLICY)
+        """What the optimizer changes, by name."""
         return {name: p for name, p in reshard(self.model).named_parameters() if p.requires_grad}
 
     def backward(self, loss: torch.Tensor) -> None:
@@ -250,8 +253,6 @@ class Learner(Optimized, Scorer):
         for parameter in self.parameters:
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
-            if self.lora is not None:  # small enough that every learner has all of it
-                self.ranks.sum(parameter.grad)
         return whole(torch.nn.utils.clip_grad_norm_(self.parameters, self.config.trainer.max_grad_norm))
 
     def step(self) -> float:
@@ -260,18 +261,36 @@ class Learner(Optimized, Scorer):
         reshard(self.model)
         return learning_rate
 
-    def named_tensors(self, adapter: bool = True) -> Iterator[tuple[str, torch.Tensor]]:
-        """The weights under their Hugging Face names, in a fixed order, tied ones once, in the engine's precision. With
-        LoRA the adapter is merged in, or left out."""
-        tensors = lora.full_tensors(self.model, lora.POLICY if adapter else None) if self.lora else None
-        for name, parameter in tensors or reshard(self.model).named_parameters():
+    def full_tensors(self) -> Iterable[tuple[str, torch.Tensor]]:
+        return reshard(self.model).named_parameters()
+
+    def named_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """The weights under their Hugging Face names, in a fixed order, tied ones once, in the engine's precision."""
+        for name, parameter in self.full_tensors():
             # The parameter itself where it can be: the weight sync then moves it into shared memory.
             same = parameter.dtype == self.published_dtype
             yield name, parameter if same else parameter.detach().to(self.published_dtype)
 
+    def share_weights(self) -> None:
+        """No buffer of its own: a weight sync moves these weights into its buffer (see LearnerGroup's)."""
+
+    def transfer(self, method: str, *arguments: Any) -> Any:
+        """A method of WeightSender, which sends these weights over NCCL; to be called on all learners."""
+        from skyrl_trainer.weight_sync.nccl import WeightSender
+
+        if self._sender is None:
+            self._sender = WeightSender(self.named_tensors, self.ranks.rank)
+        return self._sender.call(method, *arguments)
+
+    def release_memory(self) -> None:
+        """Gives the driver of the GPU what torch keeps for later."""
+        torch.cuda.empty_cache()
+
     def reference(self) -> Scorer:
-        """The policy that the run started from, frozen: with LoRA this model without its adapter, else a copy."""
-        return Scorer(self.config, self.model_path) if self.lora is None else Reference(self)
+        """The policy that the run started from, frozen."""
+        reference = Scorer(self.config, self.model_path)
+        self.ranks.shard(reference.model)
+        return reference
 
     def save_pretrained(self, folder: Path) -> None:
         """Writes a Hugging Face folder, tokenizer included, aside and then renamed: never half a model."""
@@ -283,19 +302,18 @@ class Learner(Optimized, Scorer):
         if not tensors:
             return
         with written_aside(folder) as aside:
-            if self.lora is None:
-                self.model.save_pretrained(aside, state_dict=tensors)
-            else:
-                lora.save(self.model, tensors, self.model_path, aside)
+            self.write(tensors, aside)
             config_file = aside / "config.json"
             settings = json.loads(config_file.read_text())
             settings["dtype"] = self.config.trainer.policy.model.dtype
             config_file.write_text(json.dumps(settings, indent=2, sort_keys=True) + "\n")
             self.tokenizer.save_pretrained(aside)
 
+    def write(self, tensors: dict[str, torch.Tensor], folder: Path) -> None:
+        self.model.save_pretrained(folder, state_dict=tensors)
+
     def state_dict(self) -> LearnerState:
-        """Everything that the next optimizer step depends on. No random state: nothing here draws a number. With LoRA
-        the adapter alone: its base is the model that the run started from."""
+        """Everything that the next optimizer step depends on. No random state: nothing here draws a number."""
         tensors = self.state_tensors("", self.trainable())
         numbers = {"optimizer_steps": self.optimizer_steps, "scheduler": self.scheduler.state_dict()}
         return LearnerState(tensors, numbers)
@@ -312,26 +330,27 @@ class Learner(Optimized, Scorer):
         self.optimizer_steps = int(state.numbers["optimizer_steps"])
 
 
-class Reference(Scorer):
-    """The policy that a run with LoRA started from: the learner's own model, computing without the adapter."""
-
-    def __init__(self, learner: Learner) -> None:
-        vars(self).update(vars(learner))
-
-    def hidden(self, batch: TrainingBatch) -> torch.Tensor:
-        with lora.role(self.model, None):
-            return super().hidden(batch)
+def make_learner(config: Config, model_path: str, total_optimizer_steps: int, ranks: Ranks | None = None) -> Learner:
+    """A Learner of all weights or, where `trainer.policy.model.lora` is set, of an adapter."""
+    kind = load("skyrl_trainer.learner.lora:LoRALearner") if config.trainer.policy.model.lora else Learner
+    learner: Learner = kind(config, model_path, total_optimizer_steps, ranks)
+    return learner
 
 
-def _load_model(path: str, dtype: torch.dtype, quantized: dict[str, Any]) -> PreTrainedModel:
+def load_model(path: str, dtype: torch.dtype, **how: Any) -> PreTrainedModel:
+    """A causal language model with the learner's attention; UserError where there is none. how: for transformers."""
     try:
-        return AutoModelForCausalLM.from_pretrained(path, dtype=dtype, attn_implementation=attention.NAME, **quantized)
+        model = AutoModelForCausalLM.from_pretrained(path, dtype=dtype, attn_implementation=attention.NAME, **how)
     except (OSError, ValueError) as error:
         reason = str(error).splitlines()[0]
         raise UserError(
             f"trainer.policy.model.path={path!r} could not be loaded as a causal language model ({reason}); give a "
             "Hugging Face folder or name."
         ) from error
+    for module in model.modules():  # a 4-bit layer on some CPUs would turn to bfloat16 at its first pass
+        if "support_avx512bf16_for_cpu" in vars(module):
+            vars(module)["support_avx512bf16_for_cpu"] = False
+    return model
 
 
 def _checkpoint_layers(model: PreTrainedModel, path: str) -> None:

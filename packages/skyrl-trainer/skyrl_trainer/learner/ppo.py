@@ -24,14 +24,19 @@ from skyrl_trainer.config import Config
 from skyrl_trainer.errors import UserError
 from skyrl_trainer.learner import lora
 from skyrl_trainer.learner.batch import Row, with_end
-from skyrl_trainer.learner.grpo import GRPOTrainer, Meter, register_trainer
+from skyrl_trainer.learner.grpo import GRPO, Meter
 from skyrl_trainer.learner.model import Learner, Optimized, Scorer
 from skyrl_trainer.learner.ranks import reshard, whole
 from skyrl_trainer.types import AdvantageBatch, LearnerState, RewardBatch, StepMetrics, TrainingBatch
 
 
-@register_trainer("ppo")
-class PPOTrainer(GRPOTrainer):
+class OptionsOverPPO(LossOptions):
+    """What a loss over PPO has by default, whatever it has over GRPO."""
+
+    sampler: str = "uniform"  # with a critic a group of equal returns teaches, too, even a group of one
+
+
+class PPO(GRPO):
     """The estimator is GAE, the reduction the mean over all tokens; the rest is GRPO's, and loss mixins fit."""
 
     class Options(LossOptions):

@@ -17,7 +17,7 @@ from transformers import AutoTokenizer
 from skyrl_trainer.config import Config
 from skyrl_trainer.errors import UserError
 from skyrl_trainer.learner.batch import collate, cut, make_rows
-from skyrl_trainer.learner.model import Learner, Scorer
+from skyrl_trainer.learner.model import Scorer, make_learner
 from skyrl_trainer.run.checkpoint import DAMAGED, read_checkpoint
 from skyrl_trainer.types import Trajectory
 
@@ -36,7 +36,7 @@ def load_scorer(config: Config, model: str) -> tuple[Scorer, Any]:
         return Scorer(config, model), AutoTokenizer.from_pretrained(model)
     made = checkpoint.parent.parent / "init"
     start = made / ("cloned" if (made / "cloned").exists() else "random")
-    learner = Learner(config, str(start) if policy.path == "tiny" else policy.path, 1)
+    learner = make_learner(config, str(start) if policy.path == "tiny" else policy.path, 1)
     try:
         learner.load_state_dict(read_checkpoint(checkpoint).learner)
     except DAMAGED as error:

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 from skyrl_trainer.config import Config
-from skyrl_trainer.learner.grpo import GRPOTrainer
+from skyrl_trainer.learner.grpo import GRPO
 from skyrl_trainer.rollout.metrics import rollout_metrics
 from skyrl_trainer.run.folder import RunFolder
 from skyrl_trainer.run.guardian import start_guardian
@@ -125,7 +125,7 @@ class Loop:
         self.seconds[f"time/{name}"] = time.perf_counter() - start
 
 
-def train(config: Config, algorithm: GRPOTrainer | None = None, beside: Beside = nullcontext) -> int:
+def train(config: Config, algorithm: GRPO | None = None, beside: Beside = nullcontext) -> int:
     """Runs or resumes what `config` asks for; returns the exit code. Raises UserError with a sentence.
 
     algorithm: instead of a new one of the class that `trainer.algorithm.name` is registered for. beside: entered once

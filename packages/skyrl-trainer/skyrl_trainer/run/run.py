@@ -9,38 +9,35 @@ from __future__ import annotations
 import gc
 from collections.abc import Sequence
 from contextlib import ExitStack
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from skyrl_trainer.algorithms.rewards import Rewards
 from skyrl_trainer.algorithms.samplers import sampler_class
 from skyrl_trainer.config import Config
 from skyrl_trainer.data import SampleSource, held_out, load_samples, take_exams
 from skyrl_trainer.errors import EngineDied, EngineLost, UserError
-from skyrl_trainer.learner.group import LearnerGroup
-from skyrl_trainer.learner.grpo import GRPOTrainer
+from skyrl_trainer.learner.compose import algorithm_class
+from skyrl_trainer.learner.grpo import GRPO
 from skyrl_trainer.learner.lora import read_options
-from skyrl_trainer.learner.model import Learner
-from skyrl_trainer.learner.trainers import trainer_class
+from skyrl_trainer.learner.model import Learner, make_learner
 from skyrl_trainer.process_memory import INTERVAL, pss_gib, return_free_memory
 from skyrl_trainer.report.history import MetricsWriter
-from skyrl_trainer.report.html import write_report
 from skyrl_trainer.report.table import LiveTable
-from skyrl_trainer.report.trackers import Tracker
 from skyrl_trainer.rollout.manager import Rollouts
 from skyrl_trainer.rollout.metrics import rollout_metrics
 from skyrl_trainer.rollout.store import JsonlTrajectoryStore
-from skyrl_trainer.rollout.stored import StoredRollouts, stored_folders
 from skyrl_trainer.run.checkpoint import Checkpoints, check_resumable
 from skyrl_trainer.run.folder import RunFolder
 from skyrl_trainer.run.processes import Processes, check_engines
-from skyrl_trainer.tiny.start import StartPolicy
 from skyrl_trainer.types import PromptBatch, RolloutBatch, StepMetrics, Trajectory
 from skyrl_trainer.user_file import load_plugin
 from skyrl_trainer.weight_sync.canary import Canary
 from skyrl_trainer.weight_sync.colocation import Colocation, shares_gpus, sync_backend
-from skyrl_trainer.weight_sync.lora import AdapterSync
-from skyrl_trainer.weight_sync.nccl import NCCLSync, WeightSender
 from skyrl_trainer.weight_sync.shared_memory import SharedMemorySync
+
+if TYPE_CHECKING:  # options, which are imported where they are chosen
+    from skyrl_trainer.learner.group import LearnerGroup
+    from skyrl_trainer.weight_sync.nccl import NCCLSync
 
 CANARY_TEXT = "The canary sings 17 + 25 = 42 and the quick brown fox listens. "
 CANARY_TOKENS = 96
@@ -56,15 +53,15 @@ class Run:
 
     learner: Learner | LearnerGroup
 
-    def __init__(self, config: Config, folder: RunFolder, algorithm: GRPOTrainer | None = None) -> None:
+    def __init__(self, config: Config, folder: RunFolder, algorithm: GRPO | None = None) -> None:
         self.config, self.folder = config, folder
         trainer, path = config.trainer, folder.path
         check_engines(config, trainer.policy.model.path, training=True)
         load_plugin(config)
         read_options(config)
         sync_backend(config)
-        self.alone = algorithm or trainer_class(trainer.algorithm.name)(config)
-        self.algorithm: GRPOTrainer | LearnerGroup = self.alone
+        self.alone = algorithm or algorithm_class(trainer.algorithm.name)(config)
+        self.algorithm: GRPO | LearnerGroup = self.alone
         self.rewards = Rewards(config, self.alone.options)
         make_sampler = sampler_class(self.alone.options.sampler)
         self.checkpoints = Checkpoints(path, trainer.max_ckpts_to_keep)
@@ -77,14 +74,20 @@ class Run:
         if self.checkpoint:
             check_resumable(self.checkpoint.extra["config"], config)
         self.first_step = self.checkpoint.step if self.checkpoint else 0
-        folders, own = stored_folders(config.data.train_data), self.alone
-        self.replayed = (
-            StoredRollouts(config, folders, own.options.old_logprobs, own.correction_range[0]) if folders else None
-        )
+        self.replayed = self._stored_rollouts()
         self.train_tasks = self.replayed.samples if self.replayed else tasks(config, config.data.train_data)
         self.held_out = HeldOut(config)
         self.sampler = make_sampler(self.train_tasks, trainer.seed)
         self.store = JsonlTrajectoryStore(path / "trajectories")
+
+    def _stored_rollouts(self) -> Any:
+        """What stands in for rollouts where `data.train_data` names stored trajectories, else None."""
+        from skyrl_trainer.rollout.stored import StoredRollouts, stored_folders
+
+        folders, own = stored_folders(self.config.data.train_data), self.alone
+        if not folders:
+            return None
+        return StoredRollouts(self.config, folders, own.options.old_logprobs, own.correction_range[0])
 
     @property
     def complete(self) -> bool:
@@ -110,6 +113,8 @@ class Run:
 
     def _start_processes(self) -> None:
         config, trainer = self.config, self.config.trainer
+        from skyrl_trainer.tiny.start import StartPolicy
+
         self.table.phase("making the policy")
         policy = self.stack.enter_context(StartPolicy(config, self.folder.path, self.train_tasks))
         self.table.phase("starting Ray and the engines")
@@ -119,7 +124,7 @@ class Run:
         lora = read_options(config)
         level = 1 if lora and lora.hot_load else 2  # 2 drops the weights: a sync brings all, with adapters it does not
         self.colocation = Colocation(
-            self.processes.engines, level, shares_gpus(config), lambda: self.transfer("release")
+            self.processes.engines, level, shares_gpus(config), lambda: self.learner.release_memory()
         )
         if self.colocation.shared:  # one after the other: neither could measure its memory beside the other
             self.processes.wait_for_engines()
@@ -140,22 +145,29 @@ class Run:
     def _start_learner(self, weights: str, updates: int) -> None:
         """One in this process, or several in actors."""
         if self.config.num_learners > 1:
+            from skyrl_trainer.learner.group import LearnerGroup
+
             self.learner = self.algorithm = group = LearnerGroup(self.config, type(self.alone), weights, updates)
             self.stack.callback(group.close)
         else:
-            self.learner = learner = Learner(self.config, weights, updates)
+            self.learner = learner = make_learner(self.config, weights, updates)
             self.alone.start(learner, learner.reference() if self.alone.beta > 0 else None)
 
     def _weight_sync(self) -> SharedMemorySync | NCCLSync:
         engines, learner = self.processes.engines, self.learner
-        self.transfer = learner.transfer if isinstance(learner, LearnerGroup) else WeightSender(learner).call
         if sync_backend(self.config) == "nccl":
-            return NCCLSync(engines, self.transfer, self.config.generator.inference_engine_tensor_parallel_size)
-        if isinstance(learner, LearnerGroup):
-            return SharedMemorySync(engines, learner.named_tensors, learner.share_weights())
-        if learner.lora is None or not learner.lora.hot_load:
-            return SharedMemorySync(engines, learner.named_tensors)
-        return AdapterSync(engines, learner)
+            from skyrl_trainer.weight_sync.nccl import NCCLSync
+
+            tensor_parallel = self.config.generator.inference_engine_tensor_parallel_size
+            return NCCLSync(engines, learner.transfer, tensor_parallel)
+        lora = read_options(self.config)
+        if lora is not None and lora.hot_load:  # of one learner alone
+            from skyrl_trainer.learner.lora import LoRALearner
+            from skyrl_trainer.weight_sync.lora import AdapterSync
+
+            assert isinstance(learner, LoRALearner)
+            return AdapterSync(engines, learner.base_tensors, learner.adapter_tensors)
+        return SharedMemorySync(engines, learner.named_tensors, learner.share_weights())
 
     def resume(self) -> tuple[int, StepMetrics | None]:
         """The newest step in the weights, and its metrics if they were not written; 0 and {} in a new run."""
@@ -170,6 +182,8 @@ class Run:
             self.table.note(f"going on from the checkpoint of step {step}")
         written = step if unfinished is None else step - 1
         self.metrics = MetricsWriter(self.folder.path, last_step=written if found else None)
+        from skyrl_trainer.report.trackers import Tracker
+
         self.tracker = Tracker(self.config, last_step=written)
         self.stack.callback(self.metrics.close)
         self.stack.callback(self.tracker.close)
@@ -251,6 +265,8 @@ class Run:
         extra = {**loop_state, "best": self.best, "config": self.config.model_dump(mode="json")}
         self.checkpoints.save(step, self.algorithm.state_dict(), extra)
         self.learner.save_pretrained(self.folder.path / "model" / "last")
+        from skyrl_trainer.report.html import write_report
+
         write_report([self.folder.path], self.folder.path / "report.html")
 
     def _canary_prompt(self) -> list[int]:

@@ -9,15 +9,13 @@ from __future__ import annotations
 import json
 import tempfile
 import time
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from safetensors.torch import save_file
 
 from skyrl_trainer.errors import SyncError, UserError
-from skyrl_trainer.learner.lora import adapter_tensors
-from skyrl_trainer.learner.model import Learner
+from skyrl_trainer.protocols import NamedTensors
 from skyrl_trainer.weight_sync.buffer import FlatBuffer, checksum, folder_with_room
 from skyrl_trainer.weight_sync.shared_memory import SharedMemorySync, SyncReport
 
@@ -25,12 +23,13 @@ from skyrl_trainer.weight_sync.shared_memory import SharedMemorySync, SyncReport
 class AdapterSync(SharedMemorySync):
     """The first sync carries both, and proves the base by its checksum; the reports are about the adapter."""
 
-    def __init__(self, engines: list[Any], learner: Learner) -> None:
-        super().__init__(engines, partial(learner.named_tensors, adapter=False))
+    def __init__(self, engines: list[Any], base_tensors: NamedTensors, adapter_tensors: NamedTensors) -> None:
+        """adapter_tensors: under peft's names."""
+        super().__init__(engines, base_tensors)
         if self._receivers:
             where = "needs every engine on the driver's machine"
             raise UserError(f"trainer.policy.model.lora.sync: adapter {where}; or set it to merged.")
-        self._adapter = partial(adapter_tensors, learner.model, learner.published_dtype, scaled=True)
+        self._adapter = adapter_tensors
         self._has_base = False
 
     def restore(self, index: int) -> SyncReport:

@@ -17,18 +17,16 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, wait
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import ray
 import torch
 from torch.distributed.tensor import DTensor
 
 from skyrl_trainer.errors import EngineLost, SyncError
+from skyrl_trainer.protocols import NamedTensors
 from skyrl_trainer.weight_sync.digest import Digest
 from skyrl_trainer.weight_sync.shared_memory import CALL_SECONDS, EngineCalls, SyncReport
-
-if TYPE_CHECKING:
-    from skyrl_trainer.learner.model import Learner
 
 BUCKET_BYTES = 2**29
 """Holds the largest tensor of models up to 4 B parameters; a larger one gets a bucket of its own."""
@@ -38,8 +36,9 @@ NUM_BUCKETS = 2
 class WeightSender:
     """The learner's side, in the process (each process) that has it; methods must be called on all of them."""
 
-    def __init__(self, learner: Learner) -> None:
-        self.learner, self.group = learner, None
+    def __init__(self, named_tensors: NamedTensors, rank: int) -> None:
+        """rank: of this learner among several; number 0 sends, the others only take part."""
+        self.named_tensors, self.rank, self.group = named_tensors, rank, None
         self.gpu = torch.cuda.current_device() if torch.cuda.is_available() else -1  # each thread has its own
 
     def call(self, method: str, *arguments: Any) -> Any:
@@ -48,14 +47,14 @@ class WeightSender:
 
     def metadata(self) -> dict[str, list[Any]]:
         """vLLM's NCCLWeightTransferUpdateInfo; nothing is gathered for it."""
-        found = [(name, tensor.dtype, list(tensor.shape)) for name, tensor in self.learner.named_tensors()]
+        found = [(name, tensor.dtype, list(tensor.shape)) for name, tensor in self.named_tensors()]
         names, dtypes, shapes = (list(column) for column in zip(*found, strict=True))
         return {"names": names, "dtype_names": [str(d).removeprefix("torch.") for d in dtypes], "shapes": shapes}
 
     def open(self, address: str, port: int, size: int) -> None:
         from vllm.distributed.weight_transfer.nccl_common import trainer_init
 
-        if self.learner.ranks.rank == 0:
+        if self.rank == 0:
             self.group = trainer_init({"master_address": address, "master_port": port, "world_size": size})
 
     @torch.no_grad()
@@ -72,12 +71,8 @@ class WeightSender:
             packed_nccl_broadcast_producer(pairs, self.group, 0, itemgetter(1), BUCKET_BYTES, NUM_BUCKETS)
         return digest.nbytes, digest.hexdigest()
 
-    def release(self) -> None:
-        """Gives the driver of the GPU what torch keeps for later."""
-        torch.cuda.empty_cache()
-
     def _full(self, digest: Digest) -> Iterator[tuple[str, torch.Tensor]]:
-        for name, tensor in self.learner.named_tensors():
+        for name, tensor in self.named_tensors():
             full = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor.detach()
             digest.add(name, full)
             yield name, full

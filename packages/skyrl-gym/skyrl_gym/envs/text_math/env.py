@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 
 from skyrl_gym.answers import Answer, canonical
 from skyrl_gym.core import SPLITS, Choices, Outcome, Task, TextEnv
-from skyrl_gym.data import ROLES, check_row, row_id
+from skyrl_gym.data import ROLES, read_row, row_id
 from skyrl_gym.envs.text_math import arithmetic, logic, words
 from skyrl_gym.parsing import last_answer
 
@@ -61,8 +61,8 @@ class TextMathEnv(TextEnv):
         return Task(self.task_id(options, index), text, answer, difficulty, lang, split, data=data)
 
     def task_from_row(self, row: Mapping[str, Any], options: Mapping[str, Any]) -> Task:
-        check_row(row, "options['task']")
-        prompt, truth = row["prompt"], row["reward_spec"]["ground_truth"]
+        row = read_row(row, "options['task']")
+        prompt, truth = row["prompt"], row["reward_spec"].get("ground_truth")
         said = {role: [message["content"] for message in prompt if message["role"] == role] for role in ROLES}
         if said["assistant"] or said["tool"]:
             raise ValueError(

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from skyrl_gym.core import SPLITS, Choices, Outcome, Task, TextEnv
-from skyrl_gym.data import check_row, row_id
+from skyrl_gym.data import read_row, row_id
 from skyrl_gym.envs.tool_use import tasks
 from skyrl_gym.parsing import MAX_CALLS, parse_tool_calls
 from skyrl_gym.tools.calculator import calculator
@@ -78,8 +78,8 @@ class ToolUseEnv(TextEnv):
         return Task(task_id, text, answer, difficulty, lang, split, instructions, {"plan": plan})
 
     def task_from_row(self, row: Mapping[str, Any], options: Mapping[str, Any]) -> Task:
-        check_row(row, "options['task']")
-        prompt, truth = row["prompt"], row["reward_spec"]["ground_truth"]
+        row = read_row(row, "options['task']")
+        prompt, truth = row["prompt"], row["reward_spec"].get("ground_truth")
         if prompt[-1]["role"] != "user" or any(message["role"] != "system" for message in prompt[:-1]):
             raise ValueError("options['task']: field 'prompt' must be system messages, or none, and one user message.")
         if isinstance(truth, bool) or not isinstance(truth, str | int | float):

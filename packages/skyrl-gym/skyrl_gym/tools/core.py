@@ -1,0 +1,45 @@
+"""SkyRL's tool groups, for environments written for SkyRL: a group's tools are the methods that `tool` marks.
+
+The environments here have the tools of tool.py, whose arguments are checked against a schema.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+Method = TypeVar("Method", bound=Callable[..., Any])
+_MARK = "skyrl_tool"
+
+
+def tool(method: Method) -> Method:
+    """Marks a method of a ToolGroup as a tool, under the method's name."""
+    setattr(method, _MARK, True)
+    return method
+
+
+class ToolGroup:
+    """Tools that share state, such as a connection; `name` tells it from an environment's other groups."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        names = (name for name in dir(type(self)) if hasattr(getattr(type(self), name), _MARK))
+        self._tools: dict[str, Callable[..., Any]] = {name: getattr(self, name) for name in names}
+
+    def get_name(self) -> str:
+        return self.name
+
+    def get_tool(self, name: str) -> Callable[..., Any] | None:
+        return self._tools.get(name)
+
+    def get_tool_names(self) -> list[str]:
+        return list(self._tools)
+
+    def get_tool_to_group_mapping(self) -> dict[str, str]:
+        return dict.fromkeys(self._tools, self.name)
+
+    def execute_tool(self, name: str, *args: Any, **kwargs: Any) -> Any:
+        """What the tool returns or raises; ValueError for a name that the group does not have."""
+        if name not in self._tools:
+            raise ValueError(f"The tool group {self.name!r} has no tool {name!r}, only {', '.join(self._tools)}.")
+        return self._tools[name](*args, **kwargs)

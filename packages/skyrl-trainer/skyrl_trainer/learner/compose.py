@@ -1,0 +1,41 @@
+"""What `trainer.algorithm.name` can name: a loss over GRPO or, with `_ppo` behind its name, over PPO.
+
+A loss is a mixin of algorithms/ that overrides one or two of PolicyLoss's functions. One of your own is registered by
+`@register_algorithm("mine")`; `mine` and `mine_ppo` can be named then. A class that is a GRPO is taken as it is.
+"""
+
+from __future__ import annotations
+
+from skyrl_trainer.algorithms.policy_loss import PolicyLoss
+from skyrl_trainer.learner.grpo import GRPO
+from skyrl_trainer.registry import Registry
+
+PPO_SUFFIX = "_ppo"
+ALGORITHMS: Registry[type[PolicyLoss]] = Registry(
+    "trainer.algorithm.name",
+    {
+        "grpo": "skyrl_trainer.learner.grpo:GRPO",
+        "ppo": "skyrl_trainer.learner.ppo:PPO",
+        "sapo": "skyrl_trainer.algorithms.sapo:SAPOLossMixin",
+        "gspo": "skyrl_trainer.algorithms.gspo:GSPOLossMixin",
+        "gspo_token": "skyrl_trainer.algorithms.gspo:GSPOTokenLossMixin",
+        "dapo": "skyrl_trainer.algorithms.dapo:DAPOLossMixin",
+        "dr_grpo": "skyrl_trainer.algorithms.dr_grpo:DrGRPOLossMixin",
+        "cispo": "skyrl_trainer.algorithms.cispo:CISPOLossMixin",
+        "dual_clip": "skyrl_trainer.algorithms.dual_clip:DualClipLossMixin",
+    },
+)
+register_algorithm = ALGORITHMS.register
+
+
+def algorithm_class(name: str) -> type[GRPO]:
+    """The class of this name, put together where need be. Raises UserError with the names that there are."""
+    over_ppo = name.endswith(PPO_SUFFIX) and name not in ALGORITHMS.names
+    loss = ALGORITHMS.get(name.removesuffix(PPO_SUFFIX) if over_ppo else name)
+    if issubclass(loss, GRPO):
+        return loss
+    if not over_ppo:
+        return type(f"{loss.__name__}OverGRPO", (loss, GRPO), {})
+    from skyrl_trainer.learner.ppo import PPO, OptionsOverPPO
+
+    return type(f"{loss.__name__}OverPPO", (loss, PPO), {"Options": OptionsOverPPO})

@@ -1,0 +1,53 @@
+"""A registry that a setting chooses from by name. What comes with the project is imported when it is named."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from importlib import import_module
+from typing import Any, Generic, TypeVar
+
+from skyrl_trainer.errors import UserError
+
+T = TypeVar("T")
+
+
+def load(place: str) -> Any:
+    """What a place names. Example: load("skyrl_trainer.learner.ppo:PPO")"""
+    module, _, name = place.partition(":")
+    return getattr(import_module(module), name)
+
+
+class Registry(Generic[T]):
+    """Example: `ESTIMATORS = Registry("trainer.algorithm.advantage_estimator")`, then `@ESTIMATORS.register("mine")`.
+
+    built_in: name -> "module:attribute", so that an option costs nobody anything who does not choose it.
+    """
+
+    def __init__(self, setting: str, built_in: Mapping[str, str] | None = None) -> None:
+        self.setting = setting
+        self.built_in = dict(built_in or {})
+        self._entries: dict[str, T] = {}
+
+    @property
+    def names(self) -> list[str]:
+        return sorted({*self.built_in, *self._entries})
+
+    def register(self, name: str) -> Callable[[T], T]:
+        """A decorator; a later registration of the same name replaces the earlier one."""
+
+        def add(entry: T) -> T:
+            self._entries[name] = entry
+            return entry
+
+        return add
+
+    def get(self, name: str) -> T:
+        """Raises UserError with the valid names."""
+        if name not in self._entries:
+            if name not in self.built_in:
+                names = ", ".join(self.names)
+                raise UserError(
+                    f"{self.setting}={name!r} is not registered; choose one of {names}, or register your own."
+                )
+            self._entries[name] = load(self.built_in[name])
+        return self._entries[name]
