@@ -99,7 +99,7 @@ class AlgorithmConfig(Section):
     reward_funcs: dict[str, float] = {}
     """Weights of the env's own reward (`env`, 1), of a task solved (`success`, 0) and of functions of `plugin_file`."""
     plugin_file: str | None = None
-    """A Python file of yours that registers trainers, estimators, samplers and reward functions."""
+    """A Python file of yours that registers algorithms, engines, samplers, rewards and so on."""
     options: dict[str, Any] = {}
     """Hyper-parameters by TRL's names (`beta`, `epsilon_high`, `sapo_temperature_neg`): see docs/algorithms."""
 
@@ -161,8 +161,8 @@ class TrainerConfig(Section):
 
 
 class GeneratorConfig(Section):
-    backend: Literal["vllm", "openai_server", "transformers"] = "vllm"
-    """The inference engine: vLLM within its actor or as a server process; transformers is slow, for tests."""
+    backend: str = "vllm"
+    """The inference engine: vllm (within its actor), openai_server (vLLM's, in a process of its own), or yours."""
     num_inference_engines: int = Field(default=1, gt=0)
     """Each is a process with a copy of the policy."""
     inference_engine_tensor_parallel_size: int = Field(default=1, gt=0)

@@ -21,10 +21,7 @@ from ray._private.state import available_resources_per_node
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from skyrl_trainer.config import Config
-from skyrl_trainer.engine.openai_server import OpenAIServerEngine
-from skyrl_trainer.engine.server_process import check_servers
-from skyrl_trainer.engine.transformers import TransformersEngine
-from skyrl_trainer.engine.vllm_actor import ENGINE_ENV, VLLMEngine
+from skyrl_trainer.engine.actor import ENGINES, engine_class
 from skyrl_trainer.errors import EngineDied, UserError
 from skyrl_trainer.learner import lora
 from skyrl_trainer.rollout.manager import Rollouts
@@ -34,12 +31,6 @@ from skyrl_trainer.weight_sync.colocation import shares_gpus, sync_backend
 if TYPE_CHECKING:
     from skyrl_trainer.engine.endpoint import Endpoint
 
-ENGINES: dict[str, tuple[type, dict[str, str]]] = {
-    "vllm": (VLLMEngine, ENGINE_ENV),
-    "openai_server": (OpenAIServerEngine, {}),
-    "transformers": (TransformersEngine, {"OMP_NUM_THREADS": "1"}),
-}
-"""`generator.backend` -> the actor's class and the environment variables that its process needs."""
 OBJECT_STORE_BYTES = 256 * 2**20
 """Of a Ray of our own: only rollouts pass through it, weights do not."""
 CONNECT_SECONDS = 10.0
@@ -185,7 +176,7 @@ class Processes:
 
     def _start_engine(self, index: int, node: str) -> Any:
         generator, policy = self.config.generator, self.config.trainer.policy.model
-        cls, env_vars = ENGINES[generator.backend]
+        cls: Any = engine_class(self.config)
         tensor_parallel = generator.inference_engine_tensor_parallel_size
         return (
             ray.remote(cls)
@@ -195,7 +186,7 @@ class Processes:
                 max_concurrency=64,
                 max_restarts=-1,  # EngineWatch counts them
                 scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False),
-                runtime_env={"env_vars": env_vars},
+                runtime_env={"env_vars": cls.env_vars},
             )
             .remote(
                 model_path=str(Path(self.model_path).resolve()) if Path(self.model_path).exists() else self.model_path,
@@ -213,7 +204,7 @@ class Processes:
 
     def _vllm_kwargs(self) -> dict[str, Any]:
         """What follows from the placement."""
-        if self.config.generator.backend == "transformers":
+        if self.config.generator.backend not in ENGINES.built_in:
             return {}
         kwargs: dict[str, Any] = {"tensor_parallel_size": self.config.generator.inference_engine_tensor_parallel_size}
         if shares_gpus(self.config):
@@ -233,10 +224,13 @@ class _Keeper:
 def check_engines(config: Config, model_path: str, training: bool) -> None:
     """Raises UserError where servers that the user named are not what the run needs; asks them, starts nothing."""
     generator = config.generator
+    engine_class(config)
     urls = generator.engine_kwargs.get("urls")
     if urls is not None and generator.backend != "openai_server":
         raise UserError(f"generator.engine_kwargs.urls needs generator.backend=openai_server, not {generator.backend}.")
     if urls is not None:
+        from skyrl_trainer.engine.server_process import check_servers
+
         check_servers(urls, generator.num_inference_engines, model_path, training)
 
 
