@@ -12,6 +12,12 @@ from pathlib import Path
 
 import psutil
 
+TRANSFORMERS = {
+    "generator__backend": "transformers",
+    "trainer__algorithm__plugin_file": Path(__file__).parents[2] / "examples/transformers_engine.py",
+}
+"""Settings of a run whose engine is the example's."""
+
 SMALL = {
     "trainer.deterministic": True,
     "trainer.train_batch_size": 8,

@@ -20,9 +20,9 @@ import ray
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
+from examples.transformers_engine import TransformersEngine
 from skyrl_trainer.engine.client import EngineClient
 from skyrl_trainer.engine.openai_server import OpenAIServerEngine
-from skyrl_trainer.engine.transformers import TransformersEngine
 from skyrl_trainer.engine.vllm_actor import ENGINE_ENV, VLLMEngine
 from skyrl_trainer.errors import EngineDied, SyncError
 from skyrl_trainer.run.engine_watch import EngineWatch

@@ -19,13 +19,13 @@ from ray._private.authentication.authentication_token_setup import maybe_enable_
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from skyrl_trainer.engine.transformers import TransformersEngine
+from examples.transformers_engine import TransformersEngine
 from skyrl_trainer.engine.vllm_actor import ENGINE_ENV, VLLMEngine
 from skyrl_trainer.errors import SyncError
 from skyrl_trainer.weight_sync.canary import Canary
 from skyrl_trainer.weight_sync.nccl import NCCLSync
 from skyrl_trainer.weight_sync.shared_memory import SharedMemorySync
-from tests.e2e.runs import Run, assert_nothing_left, metrics
+from tests.e2e.runs import TRANSFORMERS, Run, assert_nothing_left, metrics
 
 VOCAB = 300
 CANARY_IDS = [2 + (i * 37) % (VOCAB - 2) for i in range(80)]
@@ -133,7 +133,7 @@ def test_each_machine_has_its_own_buffer_and_every_engine_the_learners_weights(
 
 def test_a_run_spreads_its_engines_over_two_machines(cluster: str, clone: Path, tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    settings = {"ray__address": cluster, "generator__num_inference_engines": 2, "generator__backend": "transformers"}
+    settings = {"ray__address": cluster, "generator__num_inference_engines": 2, **TRANSFORMERS}
     code, output = Run(folder, trainer__policy__model__path=clone, trainer__max_steps=2, **settings).finish()
     assert code == 0, output
     rows = metrics(folder)

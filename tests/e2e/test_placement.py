@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.runs import Run, assert_nothing_left, metrics
+from tests.e2e.runs import TRANSFORMERS, Run, assert_nothing_left, metrics
 
 LOOK = """
 import json, sys, ray
@@ -83,9 +83,9 @@ def test_a_cluster_that_is_not_there_is_a_sentence(clone: Path, tmp_path: Path) 
     assert code == 2 and "ray.address" in output and "Traceback" not in output, output
 
 
-def test_the_transformers_engine_trains_too(clone: Path, tmp_path: Path) -> None:
+def test_an_engine_of_a_plugin_file_trains_too(clone: Path, tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    settings = {"generator__backend": "transformers", "trainer__max_steps": 2}
+    settings = {**TRANSFORMERS, "trainer__max_steps": 2}
     code, output = Run(folder, trainer__policy__model__path=clone, **settings).finish()
     assert code == 0, output
     assert all(row["sync/max_logprob_diff"] < 5e-4 for row in metrics(folder))

@@ -26,6 +26,8 @@ def served(reply: Callable[[dict[str, Any]], tuple[int, str]]) -> Iterator[tuple
             body |= {"choices": [{"index": 0, "message": message, "finish_reason": "stop"}], "usage": usage}
             data = json.dumps(body if status == 200 else {"error": {"message": content}}).encode()
             self.send_response(status)
+            if status in (429, 500, 503):
+                self.send_header("Retry-After", "0")
             self.send_header("Content-Type", "application/json")
             self.send_header("Content-Length", str(len(data)))
             self.end_headers()

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import re
+import subprocess
+import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -237,3 +240,22 @@ def test_a_prompts_braces_and_values_are_left_alone() -> None:
     assert "{your chosen answer}" in benchmarks.find("hle").env(item).options["task"]["instructions"]
     filled = fill("hle_judge", question=item.question, response="R", correct_answer="C")
     assert "[question]: What is {response} in {x}?" in filled and re.search(r"\[response\]: R\n", filled)
+
+
+def test_an_installed_package_brings_benchmarks_by_an_entry_point(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    info = tmp_path / "made_up_bench-1.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: made-up-bench\nVersion: 1\n")
+    (info / "entry_points.txt").write_text("[skyrl_eval.benchmarks]\nmine = made_up_bench\n")
+    (tmp_path / "made_up_bench.py").write_text(
+        "from skyrl_eval.benchmarks import Benchmark, register_benchmark\n\n"
+        "@register_benchmark\nclass Mine(Benchmark):\n    name = 'mine'\n"
+    )
+    command = (
+        "from skyrl_eval import benchmarks; print(benchmarks.find('mine').name, 'mine' in benchmarks.names('agent'))"
+    )
+    path = os.pathsep.join([str(tmp_path), *sys.path])
+    done = subprocess.run([sys.executable, "-c", command], env=os.environ | {"PYTHONPATH": path}, capture_output=True)
+    assert done.stdout.decode().split() == ["mine", "True"], done.stderr

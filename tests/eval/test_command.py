@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 
-from skyrl_eval import endpoint
 from skyrl_trainer.cli import main
 from tests.eval.judge_server import match, served
 from tests.eval.made_up import ROWS
@@ -119,10 +118,9 @@ def test_a_larger_n_extends_a_run_and_another_setting_is_refused(
 
 
 def test_a_busy_endpoint_is_asked_again_and_what_it_refuses_is_an_error_to_be_tried_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
 ) -> None:
     data, out, seen, lock = write(tmp_path / "sums.jsonl", sums(6)), tmp_path / "run", Counter[str](), threading.Lock()
-    monkeypatch.setattr(endpoint, "LONGEST_PAUSE", 0.01)
     broken = True
 
     def moody(request: dict[str, Any]) -> tuple[int, str]:
@@ -156,10 +154,9 @@ def test_a_busy_endpoint_is_asked_again_and_what_it_refuses_is_an_error_to_be_tr
 
 
 def test_an_endpoint_that_is_gone_ends_the_run_with_a_sentence(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     data = write(tmp_path / "sums.jsonl", sums(50))
-    monkeypatch.setattr(endpoint, "LONGEST_PAUSE", 0.0)
     reply: Reply = lambda r: (500, "gone") if "What is" in str(r) else (200, "Hello.")  # noqa: E731
     with served(reply) as (url, asked):
         assert run(tmp_path / "run", url, data, "--concurrency=4") == 2

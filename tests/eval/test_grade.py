@@ -145,14 +145,14 @@ def test_one_attempt_that_breaks_a_grader_does_not_end_the_others(tmp_path: Path
 
 def test_what_grading_needs_is_asked_for_before_anything_is_spent(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UserError, match=r"officially o3-mini-2025-01-31.*--judge-url and --judge-model"):
-        grade.check_ready("hle", Context())
+        benchmarks.find("hle").check(Context())
     with pytest.raises(UserError, match="--executor magic is not one of"):
-        grade.check_ready("swe-verified", Context(executor="magic"))
-    grade.check_ready("gsm8k", Context())
-    grade.check_ready("livecodebench", Context())
+        benchmarks.find("swe-verified").check(Context(executor="magic"))
+    benchmarks.find("gsm8k").check(Context())
+    benchmarks.find("livecodebench").check(Context())
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(UserError, match=r"graded by the package swebench: pip install 'skyrl-trainer\[swebench\]'"):
-        grade.check_ready("swe-verified", Context())
+        benchmarks.find("swe-verified").check(Context())
 
 
 def test_a_run_is_refused_when_its_configuration_changed_and_extended_by_more_items(tmp_path: Path) -> None:

@@ -1,8 +1,9 @@
-"""Solving: every missing try is played once, within the bound; an episode becomes the attempt that it was."""
+"""Solving: every missing try is played once; an episode becomes the attempt that it was."""
 
 from __future__ import annotations
 
-import asyncio
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import gymnasium
@@ -12,7 +13,7 @@ from skyrl_eval import benchmarks
 from skyrl_eval.solve import attempt_of, solve
 from skyrl_eval.store import Run
 from skyrl_trainer.errors import UserError
-from skyrl_trainer.types import Sample, StopReason, Trajectory, Turn
+from skyrl_trainer.types import Sample, SamplingOptions, StopReason, Trajectory, Turn
 from tests.eval.made_up import items
 
 
@@ -24,37 +25,61 @@ def episode(sample: Sample, number: int, **fields: object) -> Trajectory:
     return Trajectory(f"{sample.sample_id}/{number}", sample, number, 0, [turn("#### 999", 5, 2)], **fields)  # type: ignore[arg-type]
 
 
-def test_what_is_missing_is_played_once_within_the_bound_and_errors_are_tried_again(tmp_path: Path) -> None:
-    tasks, running, most, played = items("gsm8k"), 0, 0, []
+class Scripted:
+    """Rollouts whose episodes say what a function makes of them."""
 
-    async def play(sample: Sample, number: int) -> Trajectory:
-        nonlocal running, most
-        assert not {"gold", "answer"} & sample.options["task"].keys()
-        running += 1
-        most = max(most, running)
-        await asyncio.sleep(0.01)
-        running -= 1
+    def __init__(self, play: Callable[[Trajectory], Trajectory]) -> None:
+        self._play = play
+
+    def play(self, empty: Iterable[Trajectory], sampling: SamplingOptions, seeded: bool) -> Iterator[Trajectory]:
+        assert seeded == (sampling.temperature > 0)
+        return map(self._play, empty)
+
+
+SAMPLING = SamplingOptions(16, temperature=0.0)
+
+
+def test_what_is_missing_is_played_once_and_errors_are_tried_again(tmp_path: Path) -> None:
+    tasks, played = items("gsm8k"), []
+
+    def play(empty: Trajectory) -> Trajectory:
+        sample, number = empty.sample, empty.generation
+        assert not {"gold", "answer"} & sample.options["task"].keys() and sample.options["task"]["tools"] == "x"
         played.append((sample.sample_id, number))
         if number == 1 and played.count((sample.sample_id, number)) == 1:
-            raise RuntimeError("down")
+            return replace(empty, stop_reason=StopReason.ENGINE_ERROR, error="down")
         return episode(sample, number)
 
     with Run(tmp_path, {}, {}, tasks) as run:
-        assert asyncio.run(solve(run, 4, play, 3)) == 2
-        assert most == 3 and len(played) == 8
-        assert run.attempts["gsm8k", tasks[0].item_id, 1].error == "RuntimeError: down"
-        assert asyncio.run(solve(run, 4, play, 3)) == 0
+        assert solve(run, 4, Scripted(play), SAMPLING, 0, {"tools": "x"}) == 2
+        assert len(played) == 8
+        assert run.attempts["gsm8k", tasks[0].item_id, 1].error == "down"
+        assert solve(run, 4, Scripted(play), SAMPLING, 0, {"tools": "x"}) == 0
         assert len(played) == 10 and run.missing(4) == []
     with Run(tmp_path, {}, {}, tasks) as run:
         assert run.missing(4) == [] and {attempt.stop for attempt in run.attempts.values()} == {"done"}
 
 
+def test_a_seed_is_the_attempts_own_whatever_else_is_played(tmp_path: Path) -> None:
+    found: dict[str, dict[str, int]] = {}
+    for name, tasks in (("all", items("gsm8k")), ("last", items("gsm8k")[1:])):
+        seeds = found[name] = {}
+
+        def play(empty: Trajectory, seeds: dict[str, int] = seeds) -> Trajectory:
+            seeds[empty.trajectory_id] = empty.seed
+            return episode(empty.sample, empty.generation)
+
+        with Run(tmp_path / name, {}, {}, tasks) as run:
+            solve(run, 2, Scripted(play), replace(SAMPLING, temperature=1.0), 7)
+    assert len(set(found["all"].values())) == 4 and found["last"].items() < found["all"].items()
+
+
 def test_a_mistake_of_the_user_ends_everything(tmp_path: Path) -> None:
-    async def play(sample: Sample, number: int) -> Trajectory:
+    def play(empty: Trajectory) -> Trajectory:
         raise UserError("There is no model of that name.")
 
     with Run(tmp_path, {}, {}, items("gsm8k")) as run, pytest.raises(UserError, match="no model"):
-        asyncio.run(solve(run, 1, play, 1))
+        solve(run, 1, Scripted(play), SAMPLING, 0)
     assert (tmp_path / "attempts.jsonl").read_text() == ""
 
 

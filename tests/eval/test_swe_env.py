@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import importlib.util
 import json
 import signal
@@ -16,13 +15,15 @@ import pytest
 
 from skyrl_eval import benchmarks, grade, sandbox
 from skyrl_eval.benchmarks.common import Context
-from skyrl_eval.endpoint import connect
-from skyrl_eval.play import Player
 from skyrl_eval.report import TRAJECTORIES, write_report
 from skyrl_eval.solve import solve
 from skyrl_eval.store import Run
 from skyrl_eval.swe_env import OUTPUT, SWEEnv, cut, snapshot
+from skyrl_trainer.config import Config
+from skyrl_trainer.engine.endpoint import UNBOUNDED, Endpoint
 from skyrl_trainer.errors import UserError
+from skyrl_trainer.run.processes import Processes
+from skyrl_trainer.types import SamplingOptions
 from tests.eval.judge_server import served
 from tests.eval.test_swe import BUGGY, CONFTEST, FIXED, IN_SOURCE, Instance, git, instance
 
@@ -257,13 +258,12 @@ def test_output_is_cut_from_the_middle() -> None:
 def test_the_agent_loop_solves_it_over_an_endpoint_and_the_page_shows_it(instance: Instance, tmp_path: Path) -> None:
     script = (say(("bash", {"command": "false"}), ("nope", {})), say(FIX), say(SUBMIT))
 
-    async def evaluate(run: Run, url: str) -> int:
-        endpoint = connect(url, "scripted")
-        async with endpoint.http:
-            await endpoint.probe(False, 0.0)
-            more = {"repos": str(instance.repos), "tools": "several turns"}
-            options = {"max_tokens": 4096, "temperature": 0.0, "seed": 0}
-            return await solve(run, 2, Player(endpoint, options, more, []).play, 2)
+    def evaluate(run: Run, url: str) -> int:
+        generator = {"max_turns": 50, "max_concurrency": 2, "max_model_len": UNBOUNDED, "episode_timeout": 600}
+        config = Config.model_validate({"generator": generator, "environment": {"num_workers": 2, "step_timeout": 60}})
+        with Processes(config, "", endpoint=Endpoint(url, "scripted")) as processes:
+            sampling = SamplingOptions(4096, 0.0, stop_token_ids=processes.rollouts.stop_token_ids)
+            return solve(run, 2, processes.rollouts, sampling, 0, {"repos": str(instance.repos)})
 
     def reply(request: dict[str, Any]) -> tuple[int, str]:
         number = sum(message["role"] == "assistant" for message in request["messages"])
@@ -271,7 +271,7 @@ def test_the_agent_loop_solves_it_over_an_endpoint_and_the_page_shows_it(instanc
 
     context = Context(repos=instance.repos)
     with served(reply) as (url, _), Run(tmp_path, {"bench": "swe-verified"}, {}, [instance.item]) as run:
-        assert asyncio.run(evaluate(run, url)) == 0
+        assert evaluate(run, url) == 0
         attempt = run.attempts["swe-verified", "made__up-1", 1]
         assert (attempt.stop, attempt.steps, attempt.tool_calls, attempt.tool_errors) == ("done", 3, 4, 1)
         assert attempt.answer.startswith("diff --git a/calc.py") and "[exit code 1]" in attempt.messages[3]["content"]

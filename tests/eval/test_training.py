@@ -65,6 +65,14 @@ def test_other_held_out_data_is_left_as_it_is(tmp_path: Path) -> None:
     assert take_exams(specs, tmp_path) == (specs, [])
 
 
+def test_any_package_can_bring_exams(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = "def exam(name, options, folder):\n    return (name, options, folder)\n"
+    (tmp_path / "made_up_exams.py").write_text(text)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    specs = ["made_up_exams:oral?n=3", "made_up_exams:Env-v0", "made_up_exams:space/env", "no_such_package:oral"]
+    assert take_exams(specs, tmp_path) == (specs[1:], [("oral", {"n": 3}, tmp_path)])
+
+
 @pytest.mark.parametrize(
     ("spec", "sentence"),
     [

@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from typing import Any
 
 import gymnasium
 import pytest
 from gymnasium.utils.env_checker import check_env
 
+from skyrl_trainer.cli import main
 from skyrl_trainer.config import load_config
 from skyrl_trainer.data import demonstrations, load_samples
 from skyrl_trainer.learner.compose import algorithm_class
 from skyrl_trainer.learner.model import make_learner
 from skyrl_trainer.rollout.env_worker import EnvWorker
 from skyrl_trainer.user_file import load_plugin
+from tests.eval.judge_server import served
+from tests.eval.test_command import lines, write
 from tests.trainer.learner.tiny_models import make_batch, save_model
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-LINES = {"my_loss.py": 12, "my_env.py": 50}
+LINES = {"my_loss.py": 12, "my_env.py": 50, "my_benchmark.py": 40, "transformers_engine.py": 250}
 
 
 @pytest.mark.parametrize("name", LINES)
@@ -51,3 +56,30 @@ def test_an_env_of_ones_own_is_played_by_its_expert_in_an_env_worker() -> None:
         ((right),) = worker.step_many([("key", word[::-1])])
         assert (right.reward, right.terminated) == (1.0, True) and right.info["success"]
     worker.shutdown()
+
+
+def test_a_benchmark_of_ones_own_goes_the_whole_way(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its rows, its env in an EnvWorker, its grader, the report; nothing in the package knows it."""
+    rows = [{"country": "Peru", "capital": "Lima"}, {"country": "Chad", "capital": "N'Djamena"}]
+
+    def model(request: dict[str, Any]) -> tuple[int, str]:
+        talk = [message["content"] for message in request.get("messages", ())]
+        if not talk or "Peru" not in talk[0]:
+            return (200, "N'Djamena?") if talk else (404, "no completions here")
+        return 200, "Lima" if talk[-1] == "It begins with L." else "Cusco"
+
+    words = ["eval", "agent", f"--plugin={EXAMPLES / 'my_benchmark.py'}", "--bench=capitals", "--model=m"]
+    words += [f"--data={write(tmp_path / 'rows.jsonl', rows)}", f"--out={tmp_path / 'run'}"]
+    with served(model) as (url, _):
+        assert main([*words, f"--base-url={url}"]) == 0
+    assert "capitals, 2 of 2 items, no tools: 50.0 %" in capsys.readouterr().out
+    attempts = {line["item_id"]: line for line in lines(tmp_path / "run" / "attempts.jsonl")}
+    assert [attempts["Peru"][name] for name in ("answer", "steps", "stop")] == ["Lima", 2, "done"]
+    assert [attempts["Chad"][name] for name in ("answer", "steps", "stop")] == ["N'Djamena?", 1, "done"]
+    results = json.loads((tmp_path / "run" / "results.json").read_text())
+    assert (results["counts"]["correct"], results["counts"]["wrong"]) == (1, 1)
+    assert (tmp_path / "run" / "report.html").is_file()
+    assert main(["eval", "code", *words[2:]]) == 2
+    assert "--base-url" in capsys.readouterr().err
+    assert main(["eval", "code", *words[2:], f"--base-url={url}"]) == 2
+    assert "capitals is a benchmark of `eval agent`" in capsys.readouterr().err

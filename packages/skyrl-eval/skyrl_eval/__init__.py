@@ -4,7 +4,15 @@ Importing it registers its environments, so that `gymnasium.make("skyrl_eval:sky
 """
 
 from pathlib import Path
+from typing import Any
 
 from skyrl_gym import load_registry
 
 load_registry(Path(__file__).with_name("envs-registry.yaml"))
+
+
+def exam(name: str, options: dict[str, Any], folder: Path) -> Any:
+    """What `skyrl_eval:gsm8k?n=50` among held-out data stands for (skyrl_trainer.data.take_exams)."""
+    from skyrl_eval.training import Exam
+
+    return Exam(name, options, folder)

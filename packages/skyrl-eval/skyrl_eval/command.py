@@ -10,34 +10,47 @@ import asyncio
 import contextlib
 import hashlib
 import json
+import os
 import re
 import sys
+import threading
 import time
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 from skyrl_eval import benchmarks, data, grade, metrics, prompts, report, sandbox, tools
-from skyrl_eval.benchmarks.common import Context
-from skyrl_eval.endpoint import connect, start_vllm
+from skyrl_eval.benchmarks.common import Benchmark, Context
 from skyrl_eval.judge import Judge
-from skyrl_eval.play import Player, env_processes
 from skyrl_eval.solve import solve
 from skyrl_eval.store import Run
 from skyrl_eval.types import Attempt
 from skyrl_gym.data import read_jsonl
+from skyrl_trainer.agent.prompt import load_chat_prompt
+from skyrl_trainer.config import Config
+from skyrl_trainer.engine.endpoint import Endpoint, probe
 from skyrl_trainer.errors import UserError
+from skyrl_trainer.run.guardian import start_guardian
+from skyrl_trainer.run.processes import Processes
+from skyrl_trainer.types import SamplingOptions
+from skyrl_trainer.user_file import load_user_file
 
 DEFAULTS = {"agent": ("hle", "150"), "code": ("swe-verified", "50")}
 PROGRESS_SECONDS = 10.0
+TOOL_STEPS, EPISODE_SECONDS = 50, 7200.0
+STEP_SECONDS = (180.0, 600.0)
+"""Longest step of an env, and of one that is slow."""
+WAITING_WORKERS = 16
+"""EnvWorkers for tools that wait for other machines: an env that waits holds up the others of its worker."""
 
 
 def parse(kind: str, words: Sequence[str]) -> argparse.Namespace:
     """The options of `eval agent` and of `eval code`, which has two more."""
-    known, (bench, n) = (benchmarks.AGENT if kind == "agent" else benchmarks.CODE), DEFAULTS[kind]
+    bench, n = DEFAULTS[kind]
     parser = argparse.ArgumentParser(prog=f"skyrl-trainer eval {kind}")
-    parser.add_argument("--bench", choices=known, metavar="NAME", help=f"{', '.join(known)} (default: {bench})")
+    known = ", ".join(benchmarks.names(kind))
+    parser.add_argument("--bench", default=bench, metavar="NAME", help=f"{known} (default: {bench}), or yours")
+    parser.add_argument("--plugin", metavar="FILE", help="a Python file that registers benchmarks of yours")
     parser.add_argument("--data", help="a file or folder in the official schema, or hf:ID@REVISION")
     parser.add_argument("--images", action="store_true", help="keep the questions that show an image")
     parser.add_argument("--base-url", metavar="URL", help="of an OpenAI-compatible endpoint, up to and with /v1")
@@ -73,6 +86,8 @@ def run(args: argparse.Namespace) -> None:
     if args.compare:
         print(report.compare(*args.compare))
         return
+    if args.plugin:
+        load_user_file("--plugin", args.plugin, "benchmarks")
     prices = metrics.read_prices(args.prices) if args.prices else {}
     with _solved_before(args) if args.grade_only else _solved(args) as run:
         bench, model = run.config["bench"], run.config["model"]
@@ -94,15 +109,17 @@ def _solved(args: argparse.Namespace) -> Run:
         raise UserError(f"Say once what is to be evaluated: {what}.")
     if args.n != "all" and not (args.n.isdigit() and int(args.n)):
         raise UserError(f"--n is {args.n!r}, but should be a number of items, or all.")
-    bench = benchmarks.find(args.bench or DEFAULTS[args.kind][0])
+    bench = benchmarks.find(args.bench)
+    if bench.kind != args.kind:
+        raise UserError(f"{bench.name} is a benchmark of `eval {bench.kind}`, not of `eval {args.kind}`.")
     args.executor = args.executor or _executor()
     found = data.load(bench, args.data, args.images)
     items = data.subset(found.items, None if args.n == "all" else int(args.n), args.seed)
-    grade.check_ready(bench.name, _context(args, Path()))
+    bench.check(_context(args, Path()))
     settings: dict[str, Any] = {name: getattr(args, name) for name in ("seed", "images", "tools")}
     if args.tools:
         settings |= {"tools": tools.check_provider(args.tools), "tools_prompt": prompts.digest("tools")}
-    if args.kind == "code":
+    if bench.runs_code:
         settings["executor"] = args.executor
 
     def open_run(model: str, **more: Any) -> Run:
@@ -114,46 +131,78 @@ def _solved(args: argparse.Namespace) -> Run:
     if args.predictions:
         return _predicted(args.predictions, open_run)
     settings |= {"temperature": args.temperature, "max_tokens": args.max_tokens}
-    server = None
-    if args.checkpoint:
-        folder, args.base_url = _policy(args.checkpoint), "http://vllm/v1"
-        files = [path.open("rb") for path in sorted(folder.glob("*.safetensors"))]
-        settings["weights"] = data.content_id([hashlib.file_digest(file, "sha256").hexdigest() for file in files])
-        server = start_vllm(folder, args.max_tokens, args.concurrency, args.seed)
-    envs = env_processes({bench.env(item).env_id for item in items[:1]}, args.concurrency)
+    if not args.checkpoint:
+        endpoint = asyncio.run(_endpoint(args))
+        asked, length = ("tokens" if endpoint.tokenizer else "messages"), endpoint.max_model_len
+        run = open_run(endpoint.model, asked=asked)
+        return _solve(args, run, Processes(_config(args, bench, length), endpoint.tokenizer, endpoint=endpoint))
+    if any(item.image for item in items):
+        raise UserError(
+            "--images shows nothing to a --checkpoint, which reads token ids: serve it, and give --base-url."
+        )
+    folder = _policy(args.checkpoint)
+    files = [path.open("rb") for path in sorted(folder.glob("*.safetensors"))]
+    weights = data.content_id([hashlib.file_digest(file, "sha256").hexdigest() for file in files])
+    run = open_run(str(args.checkpoint), asked="tokens", weights=weights)
+    return _solve(args, run, Processes(_config(args, bench, *_engine(folder, args.max_tokens)), str(folder)))
+
+
+async def _endpoint(args: argparse.Namespace) -> Endpoint:
+    """As it can be asked: by token ids where it takes them and we have its tokenizer, else by messages."""
+    given = Endpoint(args.base_url.rstrip("/"), args.model)
+    found = await probe(given, args.images, args.temperature)
     try:
-        with envs as handles:
-            return asyncio.run(_solve(args, open_run, server, handles))
-    finally:
-        if server:
-            server.end()
+        if found.tokenizer:
+            load_chat_prompt(found.tokenizer)
+    except UserError:
+        return await probe(given, True, args.temperature)
+    return found
 
 
-async def _solve(args: argparse.Namespace, open_run: Any, server: Any, envs: list[Any]) -> Run:
-    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(args.concurrency + 8))
-    endpoint = connect(args.base_url, args.model, server)
-    async with endpoint.http:
-        await endpoint.probe(args.images, args.temperature)
-        model = str(args.checkpoint or endpoint.model)
-        run: Run = open_run(model, asked="tokens" if endpoint.prompt else "messages")
-        where = {"executor": args.executor, "repos": args.repos and str(args.repos), "tools": args.tools}
-        player = Player(endpoint, vars(args), {name: value for name, value in where.items() if value}, envs)
-        watch = asyncio.create_task(_progress(run, args.samples))
-        errors = await solve(run, args.samples, player.play, args.concurrency)
-        watch.cancel()
+def _engine(folder: Path, max_tokens: int) -> tuple[int, dict[str, Any]]:
+    """The context of an engine of this model, and the model as settings of training name it."""
+    from transformers import AutoConfig
+
+    config = AutoConfig.from_pretrained(folder)
+    dtype = str(config.dtype or "float32").removeprefix("torch.")
+    length = min(config.get_text_config().max_position_embeddings, 4 * max_tokens + 8192)
+    return length, {"path": str(folder), "dtype": "float32" if dtype == "float32" else "bfloat16"}
+
+
+def _config(args: argparse.Namespace, bench: Benchmark, length: int, model: dict[str, Any] | None = None) -> Config:
+    """What rollouts and engines are told, in the terms of training."""
+    steps = max(bench.steps, TOOL_STEPS) if args.tools else bench.steps
+    workers = 2 * (os.cpu_count() or 1) if bench.slow else WAITING_WORKERS if args.tools else 1
+    generator = {"max_turns": steps, "max_concurrency": args.concurrency, "max_model_len": length}
+    generator |= {"episode_timeout": EPISODE_SECONDS}
+    environment = {"num_workers": min(args.concurrency, workers), "step_timeout": STEP_SECONDS[bench.slow]}
+    trainer = {"seed": args.seed, "policy": {"model": model or {}}}
+    return Config.model_validate({"generator": generator, "environment": environment, "trainer": trainer})
+
+
+def _solve(args: argparse.Namespace, run: Run, processes: Processes) -> Run:
+    if not run.missing(args.samples):
+        return run
+    where = {"executor": args.executor, "repos": args.repos and str(args.repos), "tools": args.tools}
+    start_guardian()
+    threading.Thread(target=_progress, args=(run, args.samples), daemon=True).start()
+    with processes:
+        processes.wait_for_engines()
+        rollouts = processes.rollouts
+        sampling = SamplingOptions(args.max_tokens, args.temperature, stop_token_ids=rollouts.stop_token_ids)
+        more = {name: value for name, value in where.items() if value}
+        plugin = args.plugin and str(Path(args.plugin).expanduser().resolve())
+        errors = solve(run, args.samples, rollouts, sampling, args.seed, more, plugin)
     if errors:
         print(f"{errors} attempts ended in an error: the same command tries them again.", file=sys.stderr)
     return run
 
 
-async def _progress(run: Run, samples: int) -> None:
+def _progress(run: Run, samples: int) -> None:
     start, total = time.monotonic(), len(run.items) * samples
-    while True:
-        print(
-            f"{total - len(run.missing(samples))} of {total} attempts, {time.monotonic() - start:.0f} s",
-            file=sys.stderr,
-        )
-        await asyncio.sleep(PROGRESS_SECONDS)
+    while missing := len(run.missing(samples)):
+        print(f"{total - missing} of {total} attempts, {time.monotonic() - start:.0f} s", file=sys.stderr)
+        time.sleep(PROGRESS_SECONDS)
 
 
 def _solved_before(args: argparse.Namespace) -> Run:
@@ -170,7 +219,7 @@ def _solved_before(args: argparse.Namespace) -> Run:
     args.executor = config.get("executor", args.executor)
     items = {item.item_id: item for item in found.items}
     chosen = [items[item_id] for _, item_id in manifest["ids"]]
-    grade.check_ready(bench.name, _context(args, args.out))
+    bench.check(_context(args, args.out))
     return Run(args.out, config, manifest["facts"], chosen)
 
 
@@ -221,5 +270,5 @@ def _title(run: Run) -> str:
     config = run.config
     tooled = f"tools: {config['tools']}" if config["tools"] else "no tools"
     how = f"executor {config['executor']}" if "executor" in config else tooled
-    text_only = ["text only"] * (config["bench"] == "hle" and not config["images"])
+    text_only = ["text only"] * (benchmarks.find(config["bench"]).images and not config["images"])
     return ", ".join([config["bench"], f"{len(run.items)} of {run.facts['items']} items", *text_only, how])

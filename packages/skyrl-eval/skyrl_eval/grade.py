@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from skyrl_eval import benchmarks, metrics, prompts, sandbox, swe
+from skyrl_eval import benchmarks, metrics, prompts
 from skyrl_eval.benchmarks.common import Benchmark, Context, verdict
 from skyrl_eval.data import Data
 from skyrl_eval.judge import JudgeFailed
@@ -28,17 +28,6 @@ from skyrl_eval.types import Attempt, Item, Verdict
 from skyrl_trainer.errors import UserError
 
 JUDGES_AT_ONCE = 16
-
-
-def check_ready(bench: str, context: Context) -> None:
-    """UserError where grading could not work, to be called before anything is spent."""
-    judge = benchmarks.find(bench).judge
-    if judge and context.judge is None:
-        raise UserError(f"{bench} is graded by a judge (officially {judge}): give --judge-url and --judge-model.")
-    if bench in benchmarks.CODE:
-        sandbox.check(context.executor)
-    if bench.startswith("swe-"):
-        swe.check()
 
 
 def grader_hash(bench: str, context: Context) -> str:
@@ -77,7 +66,7 @@ def grade_all(
 ) -> Iterator[Verdict]:
     """Of attempts at items, in order, without their hashes."""
     graded = partial(_graded, benchmark, context)
-    if not benchmark.judge and benchmark.name not in benchmarks.CODE:
+    if not (benchmark.judge or benchmark.runs_code):
         yield from map(graded, items, attempts)  # in this thread: math-verify's limits are signals
         return
     with ThreadPoolExecutor(JUDGES_AT_ONCE if benchmark.judge else os.cpu_count() or 1) as pool:

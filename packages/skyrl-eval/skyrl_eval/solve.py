@@ -1,18 +1,16 @@
-"""Attempts: what is missing of a run is played by the project's agent loop, and written down as each try ends.
-
-There is no loop here: `play` is the one that trains (rollout.episode), given the benchmark's env as a Sample.
-"""
+"""Attempts: what is missing of a run is played by the project's rollouts, and written down as each try ends."""
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
 
 from skyrl_eval import benchmarks
 from skyrl_eval.store import Run
 from skyrl_eval.types import Attempt, Item
-from skyrl_trainer.errors import UserError
-from skyrl_trainer.types import Sample, StopReason, Trajectory
+from skyrl_trainer.rollout.episode import derive_seed
+from skyrl_trainer.types import SamplingOptions, StopReason, Trajectory
 
 STOPS = {
     StopReason.TERMINATED: "done",
@@ -23,36 +21,42 @@ STOPS = {
     StopReason.ENV_ERROR: "error",
     StopReason.ENGINE_ERROR: "error",
 }
-Play = Callable[[Sample, int], Awaitable[Trajectory]]
-"""One episode of a sample; the number is the try's, and decides the seed with the sample's id."""
 
 
-async def solve(run: Run, samples: int, play: Play, concurrency: int) -> int:
-    """Plays what the run lacks, `concurrency` episodes at a time; returns how many ended in an error.
+def solve(
+    run: Run,
+    samples: int,
+    rollouts: Any,
+    sampling: SamplingOptions,
+    seed: int,
+    more: dict[str, Any] | None = None,
+    env_file: str | None = None,
+) -> int:
+    """Plays what the run lacks; returns how many tries ended in an error, to be tried again by the next call.
 
-    An episode that raises is an attempt with an error, to be tried again by the next call; a UserError ends everything.
+    Args:
+        rollouts: rollout.manager.Rollouts, or what has its `play`.
+        more: joins every task: tools, executor.
+        env_file: a Python file that registers envs of benchmarks.
     """
-    queue = iter(run.missing(samples))
+    asked: dict[str, tuple[Item, int]] = {}
+
+    def still_empty() -> Iterator[Trajectory]:
+        for item, number in run.missing(samples):
+            sample = benchmarks.find(item.bench).env(item)
+            options = dict(sample.options)
+            if "task" in options:
+                options["task"] = options["task"] | (more or {})
+            sample = replace(sample, options=options, env_file=env_file)
+            name = f"{sample.sample_id}/{number}"
+            asked[name] = item, number
+            yield Trajectory(name, sample, number, derive_seed(seed, name))
+
     errors = 0
-
-    async def work() -> None:
-        nonlocal errors
-        for item, number in queue:
-            try:
-                attempt = attempt_of(await play(benchmarks.find(item.bench).env(item), number), item, number)
-            except UserError:
-                raise
-            except Exception as error:
-                attempt = Attempt(item.bench, item.item_id, number, "", "error", f"{type(error).__name__}: {error}")
-            errors += attempt.stop == "error"
-            await asyncio.to_thread(run.add, attempt)  # it waits for the disk
-
-    try:
-        async with asyncio.TaskGroup() as group:
-            for _ in range(concurrency):
-                group.create_task(work())
-    except ExceptionGroup as raised:
-        raise raised.exceptions[0] from None
+    for played in rollouts.play(still_empty(), sampling, seeded=sampling.temperature > 0):
+        attempt = attempt_of(played, *asked.pop(played.trajectory_id))
+        errors += attempt.stop == "error"
+        run.add(attempt)
     return errors
 
 
@@ -84,9 +88,10 @@ def attempt_of(trajectory: Trajectory, item: Item, number: int) -> Attempt:
 
 def _tokens(trajectory: Trajectory) -> dict[str, int]:
     """As the endpoint says; where none was asked, the ids that the engine read, again in every turn, and wrote."""
-    if "prompt_tokens" in trajectory.metrics:
-        names = ("prompt_tokens", "completion_tokens", "cached_tokens")
-        return {name: int(trajectory.metrics[name]) for name in names}
+    names = ("prompt_tokens", "completion_tokens", "cached_tokens")
+    counted = {name: int(trajectory.metrics[name]) for name in names if name in trajectory.metrics}
+    if "prompt_tokens" in counted:
+        return counted
     read = written = 0
     for segment in trajectory.segments():
         context = 0
@@ -94,4 +99,4 @@ def _tokens(trajectory: Trajectory) -> dict[str, int]:
             read += context + len(turn.prompt_ids)
             written += len(turn.output_ids)
             context += len(turn.prompt_ids) + len(turn.output_ids)
-    return {"prompt_tokens": read, "completion_tokens": written}
+    return {"prompt_tokens": read, "completion_tokens": written} | counted

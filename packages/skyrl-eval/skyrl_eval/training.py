@@ -33,7 +33,7 @@ class Exam:
         asks = options.get("judge_url") and options.get("judge_model")
         judge = Judge(options["judge_url"], options["judge_model"], folder / "judge.jsonl") if asks else None
         self._context = Context(judge)
-        grade.check_ready(name, self._context)
+        self._bench.check(self._context)
 
     def run(self, rollouts: Any, step: int) -> StepMetrics:
         """Tries every item once. Example: {"eval/gsm8k/accuracy": 0.4, "eval/gsm8k/ungraded": 0.0, ...}"""

@@ -127,7 +127,7 @@ class AlgorithmConfig(Section):
     reward_funcs: dict[str, float] = {}
     """Weights of the env's own reward (`env`, 1), of a task solved (`success`, 0) and of functions of `plugin_file`."""
     plugin_file: Free[str | None] = None
-    """A Python file of yours that registers trainers, estimators, samplers and reward functions."""
+    """A Python file of yours that registers algorithms, engines, samplers, rewards and so on."""
     options: dict[str, Any] = {}
     """Hyper-parameters by TRL's names, where the algorithm has a use for them."""
 
@@ -200,9 +200,9 @@ class AgentConfig(Section):
 
 
 class GeneratorConfig(Section):
-    backend: Rounding[Literal["vllm", "openai_server", "transformers"]] = "vllm"
-    """The inference engine: vLLM within its actor or as a server process; transformers is slow, for tests."""
-    num_inference_engines: Rounding[int] = Field(default=1, gt=0)
+    backend: str = "vllm"
+    """The inference engine: vllm (within its actor), openai_server (vLLM's, in a process of its own), or yours."""
+    num_inference_engines: int = Field(default=1, gt=0)
     """Each is a process with a copy of the policy."""
     inference_engine_tensor_parallel_size: Rounding[int] = Field(default=1, gt=0)
     """GPUs of one engine."""

@@ -2,7 +2,7 @@
 
     text_math?split=train&difficulty=2          an env (gymnasium id, or short name for skyrl/<name>-v0) and its options
     {"env": "text_math", "split": "train"}      the same as a mapping
-    skyrl_eval:gsm8k?data=gsm8k.jsonl&n=50      held-out data only: items of a benchmark (skyrl_eval.training)
+    skyrl_eval:gsm8k?data=gsm8k.jsonl&n=50      held-out data only: a benchmark, by the `exam` of the package named
     data/train.jsonl  data/train.parquet        rows in SkyRL's format; a row's env_class, else the default one
 
 Three options belong to the spec and not to the env: `size` (how many samples it stands for), `seed` (which ones) and
@@ -16,8 +16,10 @@ from __future__ import annotations
 import json
 import math
 import random
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Any, overload
 from urllib.parse import parse_qsl
@@ -27,7 +29,6 @@ from skyrl_trainer.types import Sample
 from skyrl_trainer.user_file import load_user_file
 
 DEFAULT_ENV_SIZE = 10_000
-BENCHMARK = "skyrl_eval:"
 FILE_SUFFIXES = (".jsonl", ".parquet")
 Conversation = list[dict[str, str]]
 
@@ -216,17 +217,31 @@ def _parse(spec: str | dict[str, Any]) -> tuple[str, dict[str, Any]]:
 
 
 def take_exams(specs: Sequence[str | dict[str, Any]], folder: Path) -> tuple[list[str | dict[str, Any]], list[Any]]:
-    """Held-out data apart: what `load_samples` takes, and an `Exam` for every benchmark, `skyrl_eval:gsm8k?n=50`."""
+    """Held-out data apart: what `load_samples` takes, and an exam for every benchmark, `skyrl_eval:gsm8k?n=50`.
+
+    The package before the colon makes it: `exam(name, options, folder)` returns an object with `run(rollouts, step)`,
+    whose figures are logged (skyrl_eval.training.Exam). folder: of the run, for what the exam keeps.
+    """
     rest, exams = [], []
     for spec in specs:
         name, options = _parse(spec)
-        if not name.startswith(BENCHMARK) or "/" in name:  # with a slash it is an env of skyrl_eval's
+        package, _, bench = name.partition(":")
+        make = _exam_of(package) if bench and not ("/" in bench or re.search(r"-v\d+$", bench)) else None
+        if make is None:  # an env, or a file
             rest.append(spec)
-            continue
-        from skyrl_eval.training import Exam
-
-        exams.append(Exam(name.removeprefix(BENCHMARK), options, folder))
+        else:
+            exams.append(make(bench, options, folder))
     return rest, exams
+
+
+def _exam_of(package: str) -> Callable[..., Any] | None:
+    """The package's `exam`; None where there is no such package, or it has none."""
+    if not all(part.isidentifier() for part in package.split(".")):
+        return None
+    try:
+        return getattr(import_module(package), "exam", None)
+    except ModuleNotFoundError:
+        return None
 
 
 def _scalar(text: str) -> Any:

@@ -13,6 +13,8 @@ from skyrl_trainer.algorithms.policy_loss import PolicyLoss
 from skyrl_trainer.algorithms.rewards import register_reward
 from skyrl_trainer.algorithms.samplers import DynamicSampler, UniformSampler, register_sampler
 from skyrl_trainer.algorithms.sapo import SAPOLossMixin
+from skyrl_trainer.engine.actor import register_engine
+from skyrl_trainer.engine.stepped import SteppedEngine
 from skyrl_trainer.learner.compose import register_algorithm
 from skyrl_trainer.learner.grpo import GRPO
 from skyrl_trainer.learner.ppo import PPO

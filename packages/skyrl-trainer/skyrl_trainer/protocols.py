@@ -14,7 +14,7 @@ from skyrl_trainer.types import GenerationOutput, GenerationRequest, Sample, Tra
 
 
 class InferenceEngine(Protocol):
-    """The methods of an engine actor; vLLM, transformers and the tests' fake have the same ones.
+    """The methods of an engine actor; vLLM, its server and a user's have the same ones.
 
     Requests go in by `submit` and come back by `collect`, in batches: the cost of a Ray call is shared by whatever
     is ready when the previous call has returned. Between `start_weight_update` and `resume` nothing is generated.

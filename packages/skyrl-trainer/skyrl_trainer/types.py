@@ -107,6 +107,8 @@ class GenerationOutput:
     """"stop", "length" or "error"."""
     error: str | None = None
     top_logprobs: list[dict[int, float]] | None = None
+    usage: dict[str, int] = field(default_factory=dict)
+    """What whoever served it counts: prompt_tokens, completion_tokens, cached_tokens."""
 
 
 class StopReason(StrEnum):

@@ -41,7 +41,9 @@ def load_plugin(config: Config) -> None:
     """Runs `trainer.algorithm.plugin_file`: every process calls this before it asks a registry for a name."""
     if config.trainer.algorithm.plugin_file is not None:
         setting = "trainer.algorithm.plugin_file"
-        load_user_file(setting, config.trainer.algorithm.plugin_file, "trainers, estimators, samplers or rewards")
+        load_user_file(
+            setting, config.trainer.algorithm.plugin_file, "trainers, engines, estimators, samplers or rewards"
+        )
 
 
 def cause(error: Exception) -> str:

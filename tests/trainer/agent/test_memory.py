@@ -20,7 +20,7 @@ from skyrl_trainer.config import AgentConfig, GeneratorConfig
 from skyrl_trainer.errors import UserError
 from skyrl_trainer.learner.batch import make_rows
 from skyrl_trainer.rollout.env_client import EnvClient
-from skyrl_trainer.rollout.rollout_worker import play_all
+from skyrl_trainer.rollout.rollout_worker import Episodes
 from skyrl_trainer.tiny.init_policy import CHAT_TEMPLATE, make_tokenizer
 from skyrl_trainer.types import GenerationOutput, GenerationRequest, Sample, SamplingOptions, Trajectory, Turn
 from tests.trainer.fakes import CHATML, FakeEngineClient, FakeEnvWorker
@@ -88,7 +88,7 @@ def test_what_the_engine_read_and_wrote_is_what_is_learned_from(
 
     async def play() -> list[Trajectory]:
         envs = EnvClient([FakeEnvWorker()])
-        return await play_all(shells, prompt, engine, envs, config, sampling, config.max_turns, False)
+        return await Episodes(lambda trajectory: prompt, engine, envs, config).play(shells, sampling, False, False)
 
     done = asyncio.run(play())
     for trajectory, row in zip(done, make_rows(done), strict=True):

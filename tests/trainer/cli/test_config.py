@@ -234,10 +234,6 @@ def test_a_run_folders_config_is_a_recipe(tmp_path: Path) -> None:
         ("trainer.max_steps=true", "trainer.max_steps is true (command line), but should be a valid integer."),
         ("trainer.max_steps=-1", "trainer.max_steps is -1 (command line), but should be greater than or equal to 0."),
         ("generator.top_p=2", "generator.top_p is 2 (command line), but should be less than or equal to 1."),
-        (
-            "generator.backend=x",
-            "generator.backend is \"x\" (command line), but should be 'vllm', 'openai_server' or 'transformers'.",
-        ),
         ("trainer.deterministic=3", "trainer.deterministic is 3 (command line), but should be a valid boolean."),
         (
             "data.train_data=a.parquet",

@@ -86,6 +86,11 @@ def test_urls_that_nobody_can_use_are_one_sentence() -> None:
             check_engines(config, "CLONE", training=True)
 
 
+def test_a_backend_that_nobody_has_registered_is_one_sentence() -> None:
+    with pytest.raises(UserError, match=r"generator.backend='x' is not registered; choose one of .*vllm"):
+        check_engines(load_config(None, ["generator.backend=x"]), "CLONE", training=True)
+
+
 def test_engine_arguments_as_options_of_the_server() -> None:
     given = {
         "max_num_seqs": 4,

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from skyrl_trainer.engine.transformers import TransformersEngine
+from examples.transformers_engine import TransformersEngine
 from skyrl_trainer.types import GenerationOutput, GenerationRequest, SamplingOptions
 from skyrl_trainer.weight_sync.buffer import FlatBuffer
 from tests.trainer.learner.tiny_models import save_model

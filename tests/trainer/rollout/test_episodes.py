@@ -15,7 +15,7 @@ from skyrl_trainer.agent.prompt import ChatPrompt
 from skyrl_trainer.config import GeneratorConfig
 from skyrl_trainer.errors import EngineDied
 from skyrl_trainer.rollout.env_client import MAX_BATCH, Coalescer, EnvClient
-from skyrl_trainer.rollout.rollout_worker import play_all
+from skyrl_trainer.rollout.rollout_worker import Episodes
 from skyrl_trainer.types import GenerationOutput, GenerationRequest, Sample, SamplingOptions, StopReason, Trajectory
 from tests.trainer.fakes import FakeEngineClient, FakeEnvWorker, tiny_tokenizer
 
@@ -39,7 +39,8 @@ async def play(
 ) -> list[Trajectory]:
     config = GeneratorConfig(**{"max_turns": 4, "max_model_len": 4096, "max_concurrency": 4} | generator)
     envs = EnvClient(workers)
-    return await play_all(trajectories, PROMPT, engine, envs, config, SAMPLING, config.max_turns, deterministic)
+    episodes = Episodes(lambda trajectory: PROMPT, engine, envs, config)
+    return await episodes.play(trajectories, SAMPLING, deterministic, deterministic)
 
 
 class FlakyEngine(FakeEngineClient):

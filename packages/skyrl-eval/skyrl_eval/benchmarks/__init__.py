@@ -1,27 +1,67 @@
-"""The benchmarks by name, in modules by the way in which they are graded."""
+"""The benchmarks by name: ours, in modules by the way in which they are graded, and those of others.
+
+A package of yours offers its own by an entry point of the group `skyrl_eval.benchmarks` that names its module.
+"""
 
 from __future__ import annotations
 
 import difflib
+from functools import cache
+from importlib.metadata import entry_points
+from typing import TypeVar
 
-from skyrl_eval.benchmarks.choices import GPQA, MMLU, MMLUPro
-from skyrl_eval.benchmarks.common import Benchmark
-from skyrl_eval.benchmarks.judged import HLE, BrowseComp, DeepSearchQA
-from skyrl_eval.benchmarks.livecodebench import LiveCodeBench
-from skyrl_eval.benchmarks.math import GSM8K, MATH
-from skyrl_eval.benchmarks.swe_bench import Multilingual, SWEBench
+from skyrl_eval.benchmarks.common import Benchmark, Context, ask, final, last, verdict
 from skyrl_trainer.errors import UserError
+from skyrl_trainer.registry import Registry
+from skyrl_trainer.types import Sample
 
-_AGENT = (HLE(), BrowseComp(), DeepSearchQA(), MMLU(), MMLUPro(), GPQA(), MATH(), GSM8K())
-_CODE = (SWEBench(), Multilingual(), LiveCodeBench())
-_BY_NAME: dict[str, Benchmark] = {benchmark.name: benchmark for benchmark in (*_AGENT, *_CODE)}
-AGENT, CODE = (tuple(benchmark.name for benchmark in part) for part in (_AGENT, _CODE))
+__all__ = ["Benchmark", "Context", "Sample", "ask", "final", "find", "last", "names", "register_benchmark", "verdict"]
+B = TypeVar("B", bound=type[Benchmark])
+HERE = "skyrl_eval.benchmarks"
+BENCHMARKS: Registry[type[Benchmark]] = Registry(
+    "--bench",
+    {
+        "hle": f"{HERE}.judged:HLE",
+        "browsecomp": f"{HERE}.judged:BrowseComp",
+        "deepsearchqa": f"{HERE}.judged:DeepSearchQA",
+        "mmlu": f"{HERE}.choices:MMLU",
+        "mmlu-pro": f"{HERE}.choices:MMLUPro",
+        "gpqa": f"{HERE}.choices:GPQA",
+        "math": f"{HERE}.math:MATH",
+        "gsm8k": f"{HERE}.math:GSM8K",
+        "swe-verified": f"{HERE}.swe_bench:SWEBench",
+        "swe-multilingual": f"{HERE}.swe_bench:Multilingual",
+        "livecodebench": f"{HERE}.livecodebench:LiveCodeBench",
+    },
+)
+
+
+def register_benchmark(benchmark: B) -> B:
+    """A class decorator: the benchmark is found by its `name`."""
+    BENCHMARKS.register(benchmark.name)(benchmark)
+    return benchmark
 
 
 def find(name: str) -> Benchmark:
     """The benchmark of this name; UserError with the nearest names where there is none."""
-    if name not in _BY_NAME:
-        near = difflib.get_close_matches(name, _BY_NAME, n=2)
+    _load_installed()
+    if name not in BENCHMARKS.names:
+        near = difflib.get_close_matches(name, BENCHMARKS.names, n=2)
         hint = f" Did you mean {' or '.join(near)}?" if near else ""
-        raise UserError(f"There is no benchmark {name!r}.{hint} The list: {', '.join(_BY_NAME)}.")
-    return _BY_NAME[name]
+        raise UserError(f"There is no benchmark {name!r}.{hint} The list: {', '.join(BENCHMARKS.names)}.")
+    return BENCHMARKS.get(name)()
+
+
+def names(kind: str) -> list[str]:
+    """Of the benchmarks of `eval agent`, or of `eval code`."""
+    _load_installed()
+    return [name for name in BENCHMARKS.names if BENCHMARKS.get(name).kind == kind]
+
+
+@cache
+def _load_installed() -> None:
+    for entry in entry_points(group="skyrl_eval.benchmarks"):
+        try:
+            entry.load()
+        except Exception as error:
+            raise UserError(f"The benchmarks of the installed {entry.value} do not load: {error!r}.") from error

@@ -1,4 +1,4 @@
-"""What a benchmark is: four functions and where its data is. And what several of them share."""
+"""What a benchmark is: attributes, four functions, and a name under which it is registered. And what several share."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from skyrl_eval import data
+from skyrl_eval import data, sandbox
 from skyrl_eval.judge import Judge
 from skyrl_eval.prompts import fill
 from skyrl_eval.types import Attempt, Item, Source, Verdict
+from skyrl_trainer.errors import UserError
 from skyrl_trainer.types import Sample
 
 QUESTION_ENV = "skyrl_eval:skyrl/question-v0"
-SWE_ENV = "skyrl_eval:skyrl/swe-v0"
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,12 @@ class Benchmark:
     """One benchmark. A subclass gives the row's schema, and says how to make items, ask them and grade answers."""
 
     name: ClassVar[str]
-    source: ClassVar[Source]
+    source: ClassVar[Source] = Source()
+    kind: ClassVar[str] = "agent"  # `eval agent` or `eval code`
+    runs_code: ClassVar[bool] = False  # grading runs what a model wrote: in the sandbox, by an executor
+    steps: ClassVar[int] = 1  # turns of an attempt, where --tools asks for no more
+    slow: ClassVar[bool] = False  # a step of its env may run for minutes: there are more EnvWorkers, and they wait
+    images: ClassVar[bool] = False  # some of its questions show one
     judge: ClassVar[str] = ""  # the official judge's model; "" where a rule decides
     prompts: ClassVar[tuple[str, ...]] = ()
     notes: ClassVar[tuple[str, ...]] = ()  # where this differs from the official protocol, for the report
@@ -53,6 +58,16 @@ class Benchmark:
         By default the first prompt, with the question in it.
         """
         return ask(item, fill(self.prompts[0], question=item.question))
+
+    def check(self, context: Context) -> None:
+        """UserError where grading could not work, called before anything is spent."""
+        if self.judge and context.judge is None:
+            sentence = (
+                f"{self.name} is graded by a judge (officially {self.judge}): give --judge-url and --judge-model."
+            )
+            raise UserError(sentence)
+        if self.runs_code:
+            sandbox.check(context.executor)
 
     def grade(self, item: Item, attempt: Attempt, context: Context) -> Verdict:
         """A function of its arguments. Raises JudgeFailed or SandboxFailed where nothing can be said."""

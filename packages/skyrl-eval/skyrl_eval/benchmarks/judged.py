@@ -49,6 +49,7 @@ class HLE(MatchedAnswer):
     """Humanity's Last Exam: 2,500 expert questions, 2,158 of them without an image (the default here)."""
 
     name = "hle"
+    images = True
     source = Source("cais/hle", "data/test-*.parquet", size=2500)
     judge = "o3-mini-2025-01-31"
     prompts = ("hle_system", "hle_judge")

@@ -10,12 +10,13 @@ from typing import Annotated, Any, ClassVar
 from pydantic import BeforeValidator, Field
 
 from skyrl_eval import data, swe
-from skyrl_eval.benchmarks.common import SWE_ENV, Benchmark, Context, verdict
+from skyrl_eval.benchmarks.common import Benchmark, Context, verdict
 from skyrl_eval.prompts import fill
 from skyrl_eval.types import Attempt, Item, Source, Verdict
 from skyrl_trainer.errors import UserError
 from skyrl_trainer.types import Sample
 
+SWE_ENV = "skyrl_eval:skyrl/swe-v0"
 Tests = Annotated[list[str], BeforeValidator(lambda value: json.loads(value) if isinstance(value, str) else value)]
 
 
@@ -23,6 +24,7 @@ class SWEBench(Benchmark):
     """Verified: 500 issues of 12 Python repositories."""
 
     name = "swe-verified"
+    kind, runs_code, steps, slow = "code", True, 100, True
     source = Source("SWE-bench/SWE-bench_Verified", "data/test-*.parquet", size=500)
     prompts = ("swebench_task", "swe_system")
     notes: ClassVar[tuple[str, ...]] = (
@@ -65,6 +67,10 @@ class SWEBench(Benchmark):
         task = {"question": fill("swebench_task", repo=item.meta["repo"], question=item.question)}
         task |= {name: item.meta[name] for name in ("repo", "base_commit", "container")}
         return Sample(f"{item.bench}:{item.item_id}", SWE_ENV, 0, {"task": task})
+
+    def check(self, context: Context) -> None:
+        super().check(context)
+        swe.check()
 
     def grade(self, item: Item, attempt: Attempt, context: Context) -> Verdict:
         """The attempt's answer is its patch."""

@@ -107,6 +107,6 @@ def examine() -> Iterator[tuple[str, str, str]]:
     yield "ok", "GPUs", gpus or "none: the learner and the engines run on the processor"
     works, text = _try_vllm()
     yield "ok" if works else "warn", "vLLM", text
-    engine = "vllm" if works else "transformers (generator.backend=transformers; slow)"
+    engine = "vllm" if works else "of yours (docs/plug-ins.md)"
     device = f"{len(machine.gpus)} GPUs" if machine.gpus else "the processor"
     yield "ok", "would run", f"engine {engine} and learner on {device}, envs on {machine.cores} cores"

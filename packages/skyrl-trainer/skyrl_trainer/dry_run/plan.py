@@ -99,7 +99,7 @@ def obstacles(config: Config, machine: Hardware) -> Iterator[str]:
         )
     if generator.weight_sync_backend == "nccl" and not machine.gpus:
         yield "generator.weight_sync_backend is nccl, which needs GPUs; use auto or shared_memory here."
-    if generator.backend != "transformers" and importlib.util.find_spec("vllm") is None:
+    if generator.backend in ("vllm", "openai_server") and importlib.util.find_spec("vllm") is None:
         backend = f"generator.backend is {generator.backend}, but vLLM is not installed"
         yield f"{backend}: install skyrl-trainer[cpu] or skyrl-trainer[gpu]."
     if logger != "none" and importlib.util.find_spec(logger) is None:

@@ -7,16 +7,21 @@ it. The other methods are short, or run while nothing is generated, and may hold
 from __future__ import annotations
 
 import asyncio
+import sys
 import threading
 import warnings
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar, TypeVar
 
 import ray
 
+from skyrl_trainer.config import Config
 from skyrl_trainer.errors import EngineDied
+from skyrl_trainer.registry import Registry
 from skyrl_trainer.types import GenerationOutput, GenerationRequest
+from skyrl_trainer.user_file import load_plugin
 
 LOAD_SECONDS = 900.0
 """Longest wait for a model to load."""
@@ -45,6 +50,9 @@ class Mailbox:
 
 class EngineActor:
     """The part of protocols.InferenceEngine that does not depend on who computes the tokens."""
+
+    env_vars: ClassVar[dict[str, str]] = {}
+    """The environment variables that its process needs."""
 
     def __init__(
         self,
@@ -119,3 +127,28 @@ class EngineActor:
 def refusal(request: GenerationRequest, error: ValueError) -> GenerationOutput:
     """The answer to a request that the model cannot take."""
     return GenerationOutput(request.request_id, [], [], [], "error", str(error))
+
+
+E = TypeVar("E", bound=type[EngineActor])
+HERE = "skyrl_trainer.engine"
+ENGINES: Registry[type[EngineActor]] = Registry(
+    "generator.backend",
+    {"vllm": f"{HERE}.vllm_actor:VLLMEngine", "openai_server": f"{HERE}.openai_server:OpenAIServerEngine"},
+)
+
+
+def register_engine(name: str) -> Callable[[E], E]:
+    """A class decorator: `generator.backend: name` takes this engine, given `generator.engine_kwargs` as they are."""
+
+    def register(engine: E) -> E:
+        ray.cloudpickle.register_pickle_by_value(sys.modules[engine.__module__])  # its process cannot import the file
+        ENGINES.register(name)(engine)
+        return engine
+
+    return register
+
+
+def engine_class(config: Config) -> type[EngineActor]:
+    """Raises UserError with the valid names."""
+    load_plugin(config)
+    return ENGINES.get(config.generator.backend)

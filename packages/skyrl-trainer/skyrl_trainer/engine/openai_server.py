@@ -11,18 +11,17 @@ order in which they were submitted; unlike the in-process engine the server deci
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import sys
 import threading
 import time
 from typing import Any
 
-import aiohttp
 import torch
 
 from skyrl_trainer.engine.actor import CALL_SECONDS, LOAD_SECONDS, EngineActor, refusal
-from skyrl_trainer.engine.server_process import PROBE_SECONDS, ServerProcess, reason_of
+from skyrl_trainer.engine.http import PROBE_SECONDS, HTTPClient, Refused
+from skyrl_trainer.engine.server_process import ServerProcess
 from skyrl_trainer.engine.vllm_actor import (
     STALE_CACHE,
     blocks_of,
@@ -122,13 +121,8 @@ class OpenAIServerEngine(EngineActor):
     # The server.
 
     async def _start(self) -> None:
-        connector: aiohttp.BaseConnector
-        if self._url:
-            base, connector = self._url.rstrip("/"), aiohttp.TCPConnector(limit=0, keepalive_timeout=IDLE_SECONDS)
-        else:
-            path = self._launch()
-            base, connector = "http://engine", aiohttp.UnixConnector(path, limit=0, keepalive_timeout=IDLE_SECONDS)
-        self._http = aiohttp.ClientSession(base, connector=connector)
+        socket = "" if self._url else self._launch()
+        self._http = HTTPClient(self._url or "http://engine", socket=socket, keep_alive=IDLE_SECONDS)
         deadline = time.monotonic() + LOAD_SECONDS
         while not await self._healthy():
             if not self._url and self._server.ended:
@@ -155,10 +149,10 @@ class OpenAIServerEngine(EngineActor):
 
     async def _healthy(self) -> bool:
         try:
-            async with self._http.get("/health", timeout=aiohttp.ClientTimeout(total=PROBE_SECONDS)) as reply:
-                return reply.status == 200
-        except (aiohttp.ClientError, TimeoutError):
+            await self._http.ask("GET", "/health")
+        except Refused:
             return False
+        return True
 
     def _follow_into_death(self) -> None:
         self._server.wait()
@@ -173,21 +167,15 @@ class OpenAIServerEngine(EngineActor):
         """The JSON of the answer (None if it has none). ValueError for a request that the server refuses; EngineDied
         when it fails or is gone: one of ours that dies takes us along before."""
         self._check_alive()
-        timeout = aiohttp.ClientTimeout(total=limit, sock_connect=PROBE_SECONDS)
         try:
-            async with self._http.post(path, json=body, timeout=timeout) as reply:
-                text = await reply.text()
-        except (aiohttp.ClientError, TimeoutError) as error:
-            problem = f"did not answer {path}: {error!r}"
-        else:
-            if reply.status == 200:
-                return json.loads(text) if text.startswith(("{", "[")) else None
-            if reply.status == 400:
-                raise ValueError(reason_of(text))
-            problem = f"answered {path} with {reply.status}: {reason_of(text)}"
+            return await self._http.ask("POST", path, body, limit)
+        except Refused as error:
+            if error.status == 400:
+                raise ValueError(error.reason) from None
+            problem = str(error)
         if not self._url:
             await asyncio.sleep(PROBE_SECONDS)
-        raise EngineDied(f"The server {self._url or 'of ' + self.model_path} {problem}")
+        raise EngineDied(f"The server {self._url or 'of ' + self.model_path} did not do {path}: {problem}")
 
     def _admit(self) -> None:
         while (

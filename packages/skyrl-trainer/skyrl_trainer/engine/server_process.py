@@ -7,22 +7,19 @@ The server listens on a Unix socket in a folder that only we can open: its contr
 
 from __future__ import annotations
 
-import http.client
+import asyncio
 import json
 import os
 import subprocess
 import sys
 import tempfile
-import urllib.error
-import urllib.request
 from pathlib import Path
 from typing import Any
 
+from skyrl_trainer.engine.http import HTTPClient, Refused
 from skyrl_trainer.engine.vllm_actor import ENGINE_ENV
 from skyrl_trainer.errors import UserError
 
-PROBE_SECONDS = 10.0
-"""Limit of one short question to a server."""
 SERVER_ENV = {**ENGINE_ENV, "VLLM_SERVER_DEV_MODE": "1", "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1"}
 """The first for the endpoints of the weight transfer, the second for those that load an adapter."""
 GUARD = """
@@ -89,46 +86,39 @@ def check_servers(urls: Any, num_engines: int, model: str, training: bool) -> No
     if not isinstance(urls, list) or len(urls) != num_engines:
         raise UserError(f"{name} is {urls!r}, but should be a list of generator.num_inference_engines={num_engines}.")
     for url in urls:
-        status, text = _probe(url, "/v1/models")
+        asyncio.run(_check_server(str(url), model, training))
+
+
+async def _check_server(url: str, model: str, training: bool) -> None:
+    name = "generator.engine_kwargs.urls"
+
+    async def ask(method: str, path: str, body: Any = None) -> tuple[int, Any]:
+        """Status, and the JSON or what was said instead of it; UserError when there is no answer."""
         try:
-            cards = json.loads(text)["data"]
+            return 200, await server.ask(method, path, body)
+        except Refused as error:
+            if not error.status:
+                raise UserError(f"{name}: {url} does not answer: {error}.") from None
+            return error.status, error.reason
+
+    async with HTTPClient(url) as server:
+        status, found = await ask("GET", "/v1/models")
+        try:
+            cards = found["data"]
             names = [str(card["id"]) for card in cards]
             known = {*names, *(card.get("root") for card in cards)}
         except (ValueError, TypeError, KeyError, AttributeError):
             raise UserError(
-                f"{name}: {url} is no OpenAI-compatible server: /v1/models gave {status} {reason_of(text)!r}."
+                f"{name}: {url} is no OpenAI-compatible server: /v1/models gave {status} {found!r}."
             ) from None
         if model not in known:
             raise UserError(f"{name}: {url} does not serve trainer.policy.model.path={model}, but {', '.join(names)}.")
-        if _probe(url, "/inference/v1/generate", {})[0] == 404:
+        if (await ask("POST", "/inference/v1/generate", {}))[0] == 404:
             raise UserError(f"{name}: {url} has no /inference/v1/generate: start vLLM with --enable-scale-out.")
-        if training and _probe(url, "/collective_rpc", {"method": "loaded_checksum"})[0] != 200:
+        if training and (await ask("POST", "/collective_rpc", {"method": "loaded_checksum"}))[0] != 200:
             raise UserError(
                 f"{name}: {url} takes no weights from us, so nobody can train with it: start it on this machine with "
                 "VLLM_SERVER_DEV_MODE=1, --logprobs-mode=processed_logprobs, "
                 "--worker-extension-cls=skyrl_trainer.weight_sync.vllm_backend.WorkerExtension and "
                 '--weight-transfer-config=\'{"backend": "skyrl_shared_memory"}\', or leave urls out.'
             )
-
-
-def _probe(url: Any, path: str, body: dict[str, Any] | None = None) -> tuple[int, str]:
-    """Status and text of the answer; UserError when there is none."""
-    try:
-        data = None if body is None else json.dumps(body).encode()
-        request = urllib.request.Request(f"{str(url).rstrip('/')}{path}", data, {"Content-Type": "application/json"})
-        with urllib.request.urlopen(request, timeout=PROBE_SECONDS) as reply:
-            return reply.status, reply.read(10**6).decode(errors="replace")
-    except urllib.error.HTTPError as error:
-        return error.code, error.read(10**6).decode(errors="replace")
-    except (OSError, ValueError, http.client.HTTPException) as error:
-        raise UserError(f"generator.engine_kwargs.urls: {url} does not answer: {error}.") from None
-
-
-def reason_of(text: str) -> str:
-    """What an error's JSON says, in at most 300 characters."""
-    try:
-        answer = json.loads(text)
-        text = str(answer["error"]["message"])
-    except (ValueError, TypeError, KeyError):
-        pass
-    return " ".join(text.split())[:300] or "nothing"

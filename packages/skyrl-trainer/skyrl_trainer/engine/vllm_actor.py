@@ -1,4 +1,4 @@
-"""vLLM as an engine actor: `ray.remote(VLLMEngine).options(runtime_env={"env_vars": ENGINE_ENV}, max_concurrency=64)`.
+"""vLLM as an engine actor.
 
 An `LLMEngine` is stepped in a thread of the actor's own process. Against `AsyncLLM` this saves a process, is faster,
 and leaves the order of requests to us. Token ids go in and come out; nothing is decoded here.
@@ -48,6 +48,8 @@ CPU_KV_CACHE_BYTES = 2**30
 
 class VLLMEngine(SteppedEngine):
     """See protocols.InferenceEngine. `engine_kwargs` go to vLLM's EngineArgs as they are and win over our choices."""
+
+    env_vars = ENGINE_ENV
 
     def _load(self) -> None:
         from vllm import EngineArgs, LLMEngine
@@ -114,6 +116,7 @@ class VLLMEngine(SteppedEngine):
             finish_reason=finish,
             error=None if finish != "error" else f"vLLM ended the request: {completion.finish_reason}.",
             top_logprobs=top,
+            usage={"cached_tokens": output.num_cached_tokens or 0},
         )
 
     def _update(self, phase: str, argument: Any) -> Any:

@@ -45,7 +45,7 @@ def checked(config: Config) -> LoRAConfig | None:
     place = config.trainer.placement
     limits = (
         (max(place.policy_num_nodes, place.policy_num_gpus_per_node) > 1, "needs a single learner"),
-        (generator.backend == "transformers", "needs generator.backend=vllm or openai_server"),
+        (generator.backend not in ("vllm", "openai_server"), "needs generator.backend=vllm or openai_server"),
         (generator.inference_engine_tensor_parallel_size > 1, "needs one GPU an engine"),
         (options.rank > ENGINE_RANKS[-1], f"goes up to rank {ENGINE_RANKS[-1]}"),
     )

@@ -185,6 +185,8 @@ class _Episode:
         if output.finish_reason == "error" or output.error is not None:
             self.stop(StopReason.ENGINE_ERROR, output.error or "The engine failed without a message.")
             return None
+        for name, count in output.usage.items():
+            trajectory.metrics[name] = trajectory.metrics.get(name, 0) + count
         turn = Turn(
             prompt_ids=new_ids,
             output_ids=output.output_ids,

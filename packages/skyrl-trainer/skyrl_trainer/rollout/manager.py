@@ -1,12 +1,13 @@
-"""Rollouts: what the driver's loop asks for trajectories."""
+"""Rollouts: what the driver asks for trajectories, while it trains, and for benchmarks."""
 
 from __future__ import annotations
 
 import math
 import time
 import uuid
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Callable, Iterable, Iterator
+from functools import cached_property
+from itertools import islice
 from typing import Any
 
 import ray
@@ -22,27 +23,35 @@ from skyrl_trainer.types import PromptBatch, RolloutBatch, SamplingOptions, Traj
 START_LIMIT = 300.0
 """Seconds that the processes have to start and load the tokenizer."""
 CHECK_INTERVAL = 2.0
+How = tuple[SamplingOptions, bool, bool]
+"""The sampling options, and RolloutWorker.start's `seeded` and `in_rounds`."""
+POLL_SECONDS = 10.0
+"""How long one call waits in a RolloutWorker for trajectories to end."""
 
 
 class Rollouts:
     """One RolloutWorker an engine (an episode sticks to its engine), all of them over the same EnvWorkers."""
 
     def __init__(self, config: Config, engines: list[Any], tokenizer_path: str) -> None:
-        """`engines`: handles of actors with protocols.InferenceEngine's methods, made `ready` by the caller.
+        """`engines`: handles of actors with protocols.InferenceEngine's methods, made `ready` by the caller, or
+        `Endpoint`s; `tokenizer_path` is "" where those take messages.
 
-        Returns at once; `run` waits for the processes.
+        Returns at once; `run` and `play` wait for the processes.
         """
         self._config = config
         self._engines = engines
         self.watch: Callable[[], object] = lambda: None
         """Called every CHECK_INTERVAL seconds while episodes run: brings back engines that died."""
+        self._checked = 0.0
         self.env_pool = EnvPool(config.environment.num_workers, config.environment.step_timeout)
         actor: Any = ray.remote(RolloutWorker).options(num_cpus=0, max_restarts=-1, max_task_retries=0)
         run = uuid.uuid4().hex[:8]
         self._workers = [
             actor.remote(tokenizer_path, config.generator, f"{run}-{index}") for index in range(len(engines))
         ]
-        self._stop_token_ids: tuple[int, ...] | None = None
+        self._in_play: list[dict[str, Trajectory]] = [{} for _ in self._workers]
+        """What each worker plays: still empty trajectories, by their ids."""
+        self._polls: dict[Any, int] = {}
 
     def run(self, batch: PromptBatch, eval: bool = False, sampling: SamplingOptions | None = None) -> RolloutBatch:
         """Plays every sample `num_generations` times; blocks until all episodes are back, failed ones included.
@@ -54,21 +63,13 @@ class Rollouts:
             [self._new_trajectory(batch, number, generation, eval) for generation in range(batch.num_generations)]
             for number in range(len(batch.samples))
         ]
-        sampling = sampling or self._sampling(eval)
-        shares = [
-            [trajectory for group in groups[index :: len(self._workers)] for trajectory in group]
-            for index in range(len(self._workers))
-        ]
-        generator, deterministic = self._config.generator, self._config.trainer.deterministic
-        rest = (sampling, generator.max_turns, deterministic)
-        calls = [
-            (worker, partial(worker.rollout.remote, engine, self.env_pool.handles, share, *rest))
-            for worker, engine, share in zip(self._workers, self._engines, shares, strict=True)
-            if share
-        ]
-        waves = math.ceil(max(map(len, shares), default=0) / generator.max_concurrency)
-        done = self._await(calls, START_LIMIT + generator.episode_timeout * (waves + 1), "the episodes")
-        by_id = {trajectory.trajectory_id: trajectory for share in done for trajectory in share}
+        deterministic = self._config.trainer.deterministic
+        how = (sampling or self._sampling(eval), deterministic, deterministic)
+        self._begin()
+        self._start(groups, how)
+        by_id: dict[str, Trajectory] = {}
+        while any(self._in_play):
+            by_id |= {trajectory.trajectory_id: trajectory for trajectory in self._finished(how, wait_for_all=True)}
         rollouts = RolloutBatch(batch.step, [[by_id[empty.trajectory_id] for empty in group] for group in groups])
         failed = [trajectory for trajectory in rollouts.trajectories if trajectory.stop_reason.failed]
         if failed and len(failed) == len(by_id):
@@ -78,6 +79,25 @@ class Rollouts:
                 f"({failed[0].sample.env_id}), ended with {failed[0].stop_reason.value}: {failed[0].error}"
             )
         return rollouts
+
+    def play(self, trajectories: Iterable[Trajectory], sampling: SamplingOptions, seeded: bool) -> Iterator[Trajectory]:
+        """Plays still empty trajectories and yields each as it ends, generator.max_concurrency an engine at a time.
+
+        They are taken from the iterable as there is room. seeded: every request has a generator of its own. Raises
+        EngineDied when an engine is gone, UserError when an endpoint answers no more.
+        """
+        waiting, room = iter(trajectories), self._config.generator.max_concurrency * len(self._workers)
+        how = (sampling, seeded, False)
+        self._begin()
+        while True:
+            self._start([[each] for each in islice(waiting, room - sum(map(len, self._in_play)))], how)
+            if not any(self._in_play):
+                return
+            yield from self._finished(how)
+
+    @cached_property
+    def stop_token_ids(self) -> tuple[int, ...]:
+        return _alive(self._workers[0], "the RolloutWorker's start")
 
     def close(self) -> None:
         self.env_pool.close()
@@ -90,59 +110,86 @@ class Rollouts:
         return Trajectory(name, batch.samples[number], generation, seed)
 
     def _sampling(self, eval: bool) -> SamplingOptions:
-        if self._stop_token_ids is None:
-            worker = self._workers[0]
-            self._stop_token_ids = self._await(
-                [(worker, worker.stop_token_ids.remote)], START_LIMIT, "the RolloutWorker's start"
-            )[0]
         generator = self._config.generator
         return SamplingOptions(
             max_tokens=generator.max_completion_length,
             temperature=generator.eval_temperature if eval else generator.temperature,
             top_p=1.0 if eval else generator.top_p,
-            stop_token_ids=self._stop_token_ids,
+            stop_token_ids=self.stop_token_ids,
         )
 
-    def _await(self, calls: Sequence[tuple[Any, Callable[[], Any]]], limit: float, what: str) -> list[Any]:
-        """The results of all calls (worker, call), watching the EnvWorkers meanwhile.
+    # The RolloutWorkers.
 
-        A RolloutWorker that dies is restarted by Ray, and its call is made once more, from the beginning.
-        """
-        deadline = time.monotonic() + limit
-        pending = {call(): index for index, (_, call) in enumerate(calls)}
-        results: list[Any] = [None] * len(calls)
-        repeated: set[int] = set()
-        while pending:
-            done, _ = ray.wait(list(pending), num_returns=len(pending), timeout=CHECK_INTERVAL)
+    def _begin(self) -> None:
+        """Forgets what an earlier rollout that failed has left in play."""
+        self._in_play = [{} for _ in self._workers]
+        self._died: set[int] = set()
+        self._news = time.monotonic()
+
+    def _start(self, groups: list[list[Trajectory]], how: How) -> None:
+        """Each group to the worker that plays the fewest."""
+        shares: list[list[Trajectory]] = [[] for _ in self._workers]
+        for group in groups:
+            index = min(range(len(shares)), key=lambda i: len(self._in_play[i]))
+            shares[index] += group
+            self._in_play[index] |= {trajectory.trajectory_id: trajectory for trajectory in group}
+        for index, share in enumerate(shares):
+            if share:
+                self._send(index, share, how)
+
+    def _send(self, index: int, share: list[Trajectory], how: How) -> None:
+        self._workers[index].start.remote(self._engines[index], self.env_pool.handles, share, *how)
+
+    def _finished(self, how: How, wait_for_all: bool = False) -> list[Trajectory]:
+        """What has ended after a wait of CHECK_INTERVAL seconds at most; watches the EnvWorkers meanwhile."""
+        for index, playing in enumerate(self._in_play):
+            if playing and index not in self._polls.values():
+                at_least = len(playing) if wait_for_all else 1
+                self._polls[self._workers[index].finished.remote(at_least, POLL_SECONDS)] = index
+        done, _ = ray.wait(list(self._polls), timeout=CHECK_INTERVAL)
+        self._check()
+        ended = [trajectory for ref in done for trajectory in self._collected(ref, self._polls.pop(ref), how)]
+        if ended:
+            self._news = time.monotonic()
+        generator = self._config.generator
+        waves = math.ceil(max(map(len, self._in_play)) / generator.max_concurrency)
+        limit = START_LIMIT + generator.episode_timeout * (waves + 1)
+        if time.monotonic() > self._news + limit:
+            raise UserError(f"Waited {limit:.0f} seconds for the episodes, in vain: a RolloutWorker hangs.")
+        return ended
+
+    def _check(self) -> None:
+        if time.monotonic() >= self._checked + CHECK_INTERVAL:
+            self._checked = time.monotonic()
             self.env_pool.check()
             self.watch()
-            for ref in done:
-                index = pending.pop(ref)
-                try:
-                    results[index] = ray.get(ref)
-                except RayActorError as error:
-                    if index in repeated:
-                        raise UserError(f"A RolloutWorker died twice while it was waited for {what}: {error}") from None
-                    repeated.add(index)
-                    worker, call = calls[index]
-                    _wait_alive(worker, what)
-                    pending[call()] = index
-                except RayTaskError as error:
-                    if isinstance(error.cause, UserError):
-                        raise type(error.cause)(str(error.cause)) from None
-                    raise
-            if pending and time.monotonic() > deadline:
-                raise UserError(f"Waited {limit:.0f} seconds for {what}, in vain: a RolloutWorker hangs.")
-        return results
+
+    def _collected(self, ref: Any, index: int, how: How) -> list[Trajectory]:
+        """What a worker has answered. One that died is restarted by Ray, and plays its trajectories once more."""
+        playing = self._in_play[index]
+        try:
+            ended: list[Trajectory] | None = ray.get(ref)
+        except RayActorError:
+            ended = None
+        except RayTaskError as error:
+            if isinstance(error.cause, UserError):
+                raise type(error.cause)(str(error.cause)) from None
+            raise
+        if ended is None and playing:
+            if index in self._died:
+                raise UserError("A RolloutWorker died twice while it was waited for the episodes.")
+            self._died.add(index)
+            _alive(self._workers[index], "the episodes")
+            self._send(index, list(playing.values()), how)
+        return [trajectory for trajectory in ended or () if playing.pop(trajectory.trajectory_id, None)]
 
 
-def _wait_alive(worker: Any, what: str) -> None:
-    """Until Ray has restarted the worker: calls fail at once meanwhile."""
+def _alive(worker: Any, what: str) -> tuple[int, ...]:
+    """The worker's `stop_token_ids`, once Ray has started it: calls fail at once meanwhile."""
     deadline = time.monotonic() + START_LIMIT
     while True:
         try:
-            ray.get(worker.pid.remote(), timeout=START_LIMIT)
-            return
+            return ray.get(worker.stop_token_ids.remote(), timeout=START_LIMIT)
         except (RayActorError, GetTimeoutError) as error:
             if time.monotonic() > deadline:
                 raise UserError(f"A RolloutWorker died while it was waited for {what}: {error}") from None

@@ -1,8 +1,8 @@
 """RolloutWorker: an asyncio Ray actor that plays many episodes at once with one engine.
 
 One coroutine a trajectory, and no barrier between turns: each waits for its own tokens and its own env only. The
-exception is a deterministic rollout, where the engine must see the same requests in the same order in every run:
-there all episodes start together and their requests leave in rounds.
+exception is a rollout in rounds, for an engine that must see the same requests in the same order in every run: there
+all episodes start together.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import asyncio
 import gc
 import math
 import os
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -23,7 +24,7 @@ from skyrl_trainer.types import GenerationOutput, GenerationRequest, SamplingOpt
 
 
 class NoSlot:
-    """For deterministic rollouts: all episodes are in flight, and the engine bounds what it runs."""
+    """For rounds: all episodes are in flight, and the engine bounds what it runs."""
 
     async def acquire(self) -> bool:
         return True
@@ -69,83 +70,161 @@ class Rounds:
             task.add_done_callback(self._tasks.discard)
 
 
+class Episodes:
+    """Plays trajectories on an engine client (`generate`, `generate_round`) and envs; bounds how many at a time."""
+
+    def __init__(
+        self, prompt_of: Callable[[Trajectory], Any], engine: Any, envs: EnvClient, generator: GeneratorConfig
+    ) -> None:
+        """prompt_of: what builds a trajectory's prompts, a ChatPrompt for example."""
+        self._prompt_of, self._engine, self._envs, self._generator = prompt_of, engine, envs, generator
+        # With one turn, as many requests again wait in the engine's queue: the batch is full again before we know that
+        # an answer is there. And as many episodes are reset ahead of their turn, so that no slot waits for an env.
+        slots = generator.max_concurrency * (2 if generator.max_turns == 1 else 1)
+        self._slot, self._started = asyncio.Semaphore(slots), asyncio.Semaphore(slots + generator.max_concurrency)
+
+    async def play(
+        self,
+        trajectories: list[Trajectory],
+        sampling: SamplingOptions,
+        seeded: bool,
+        in_rounds: bool,
+        over: Callable[[Trajectory], object] = lambda trajectory: None,
+    ) -> list[Trajectory]:
+        """Plays every given (still empty) trajectory to its end and returns them all, in the same order.
+
+        An episode that fails comes back with its reason. Only the engine's death (EngineDied), or a UserError, ends all
+        of them; the other episodes are then cancelled and their envs closed.
+
+        Args:
+            seeded: every request has a generator of its own.
+            in_rounds: as `Rounds` does it.
+            over: called with each trajectory when it has ended.
+        """
+        generator = self._generator
+        # In rounds everybody waits for everybody, so the limit covers as many waves as the engine needs for all.
+        waves = math.ceil(len(trajectories) / generator.max_concurrency) if in_rounds else 1
+        timeout = generator.episode_timeout * max(1, waves)
+        length = generator.max_model_len
+        settings = EpisodeSettings(sampling, generator.max_turns, length, timeout, seeded, generator.agent)
+        rounds = Rounds(self._engine, len(trajectories))
+        slot: Slot = NoSlot() if in_rounds else self._slot
+        started = asyncio.Semaphore(len(trajectories)) if in_rounds else self._started
+
+        async def play(order: int, trajectory: Trajectory) -> Trajectory:
+            generate = partial(rounds.generate, order) if in_rounds else self._engine.generate
+            async with started:
+                try:
+                    env = self._envs.make(trajectory.trajectory_id, trajectory.sample)
+                    await run_episode(trajectory, env, self._prompt_of(trajectory), generate, slot, settings)
+                finally:
+                    rounds.episode_over()
+            over(trajectory)
+            return trajectory
+
+        try:
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(play(order, trajectory)) for order, trajectory in enumerate(trajectories)]
+        except ExceptionGroup as errors:
+            died, _ = errors.split(EngineDied)
+            raise (died or errors).exceptions[0] from None
+        return [task.result() for task in tasks]
+
+
 class RolloutWorker:
-    """Plays the episodes that the driver hands it; holds no state between two rollouts."""
+    """`start` hands it trajectories to play; `finished` gives back those that have ended."""
 
     def __init__(self, tokenizer_path: str, generator: GeneratorConfig, client_id: str) -> None:
-        self._prompt = load_chat_prompt(tokenizer_path)
+        """tokenizer_path: "" where the engine is an endpoint that takes messages."""
+        self._prompt = load_chat_prompt(tokenizer_path) if tokenizer_path else None
         self._generator = generator
         # A restarted worker must not get what its predecessor asked for.
         self._client_id = f"{client_id}-{os.getpid()}"
-        self._actors: tuple[Any, EnvClient] | None = None
+        self._episodes: Episodes | None = None
+        self._tasks: set[Any] = set()
+        self._ended: list[Trajectory] = []
+        self._error: Exception | None = None
+        self._news = asyncio.Event()
         gc.freeze()  # a full collection would go through all that the libraries made, a quarter of a second
 
     async def pid(self) -> int:
         return os.getpid()
 
     async def stop_token_ids(self) -> tuple[int, ...]:
-        return self._prompt.stop_token_ids
+        from skyrl_trainer.agent.message_prompt import MessagePrompt
 
-    async def rollout(
+        return (self._prompt or MessagePrompt).stop_token_ids
+
+    async def start(
         self,
         engine: Any,
         env_workers: list[Any],
         trajectories: list[Trajectory],
         sampling: SamplingOptions,
-        max_turns: int,
-        deterministic: bool,
-    ) -> list[Trajectory]:
-        """Plays every given (still empty) trajectory to its end and returns them all, in the same order.
-
-        An episode that fails comes back with its reason. Only the engine's death (EngineDied) ends the whole
-        rollout; the other episodes are then cancelled and their envs closed.
-        """
+        seeded: bool,
+        in_rounds: bool,
+    ) -> None:
+        """Begins to play them. `engine`: an engine actor's handle, or an engine.endpoint.Endpoint."""
         # Handles of actors come with every call, the same ones: Ray does not restart an actor that it made with them.
-        if self._actors is None:
+        share = (trajectories, sampling, seeded, in_rounds, self._over)
+        self._tasks.add(asyncio.create_task(self._play(engine, env_workers, share)))
+
+    async def finished(self, at_least: int, timeout: float) -> list[Trajectory] | None:
+        """Waits until so many trajectories have ended, and returns all that have; [] after `timeout` seconds.
+
+        None: so many were never started, in this process at least. Raises EngineDied or UserError when nothing more
+        will come.
+        """
+        try:
+            async with asyncio.timeout(timeout):
+                while len(self._ended) < at_least and self._tasks and self._error is None:
+                    self._news.clear()
+                    await self._news.wait()
+        except TimeoutError:
+            return []
+        if self._error is not None:
+            error, self._error = self._error, None
+            raise error
+        if len(self._ended) < at_least:
+            return None
+        ended, self._ended = self._ended, []
+        return ended
+
+    def _connect(self, engine: Any, envs: EnvClient) -> Episodes:
+        from ray.actor import ActorHandle
+
+        if isinstance(engine, ActorHandle):
             from skyrl_trainer.engine.client import EngineClient
 
-            self._actors = EngineClient(engine, self._client_id), EnvClient(env_workers)
-        client, envs = self._actors
-        return await play_all(
-            trajectories, self._prompt, client, envs, self._generator, sampling, max_turns, deterministic
-        )
+            engine = EngineClient(engine, self._client_id)
+            return Episodes(lambda trajectory: self._prompt, engine, envs, self._generator)
+        from skyrl_trainer.agent.message_prompt import MessagePrompt
+        from skyrl_trainer.engine.endpoint import EndpointClient
 
+        client = EndpointClient(engine)
 
-async def play_all(
-    trajectories: list[Trajectory],
-    prompt: Any,
-    engine: Any,
-    envs: EnvClient,
-    generator: GeneratorConfig,
-    sampling: SamplingOptions,
-    max_turns: int,
-    deterministic: bool,
-) -> list[Trajectory]:
-    """The rollout itself, on an engine client (`generate`, `generate_round`) and envs that a test can choose."""
-    # In rounds everybody waits for everybody, so the limit covers as many waves as the engine needs for all.
-    waves = math.ceil(len(trajectories) / generator.max_concurrency) if deterministic else 1
-    timeout = generator.episode_timeout * max(1, waves)
-    settings = EpisodeSettings(sampling, max_turns, generator.max_model_len, timeout, deterministic, generator.agent)
-    rounds = Rounds(engine, len(trajectories))
-    # With one turn, as many requests again wait in the engine's queue: the batch is full again before we know that an
-    # answer is there. And as many episodes are reset ahead of their turn, so that no slot waits for an env.
-    slots = generator.max_concurrency * (2 if max_turns == 1 else 1)
-    slot: Slot = NoSlot() if deterministic else asyncio.Semaphore(slots)
-    started = asyncio.Semaphore(len(trajectories) if deterministic else slots + generator.max_concurrency)
+        def prompt_of(trajectory: Trajectory) -> Any:
+            if self._prompt is not None:
+                return self._prompt
+            task = trajectory.sample.options.get("task") or {}
+            prompt = client.conversations[trajectory.trajectory_id] = MessagePrompt(task.get("image", ""))
+            return prompt
 
-    async def play(order: int, trajectory: Trajectory) -> Trajectory:
-        generate = partial(rounds.generate, order) if deterministic else engine.generate
-        async with started:
-            try:
-                env = envs.make(trajectory.trajectory_id, trajectory.sample)
-                return await run_episode(trajectory, env, prompt, generate, slot, settings)
-            finally:
-                rounds.episode_over()
+        return Episodes(prompt_of, client, envs, self._generator)
 
-    try:
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(play(order, trajectory)) for order, trajectory in enumerate(trajectories)]
-    except ExceptionGroup as errors:
-        died, _ = errors.split(EngineDied)
-        raise (died or errors).exceptions[0] from None
-    return [task.result() for task in tasks]
+    def _over(self, trajectory: Trajectory) -> None:
+        self._ended.append(trajectory)
+        self._news.set()
+
+    async def _play(self, engine: Any, env_workers: list[Any], share: tuple[Any, ...]) -> None:
+        try:
+            if self._episodes is None:
+                self._episodes = self._connect(engine, EnvClient(env_workers))
+            await self._episodes.play(*share)
+        except Exception as error:
+            self._error = error
+            for task in self._tasks - {asyncio.current_task()}:
+                task.cancel()
+        finally:
+            self._tasks.discard(asyncio.current_task())
+            self._news.set()

@@ -12,7 +12,7 @@ import os
 import socket
 import time
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import ray
 import torch
@@ -21,21 +21,15 @@ from ray._private.state import available_resources_per_node
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from skyrl_trainer.config import Config
-from skyrl_trainer.engine.openai_server import OpenAIServerEngine
-from skyrl_trainer.engine.server_process import check_servers
-from skyrl_trainer.engine.transformers import TransformersEngine
-from skyrl_trainer.engine.vllm_actor import ENGINE_ENV, VLLMEngine
+from skyrl_trainer.engine.actor import ENGINES, engine_class
 from skyrl_trainer.errors import EngineDied, UserError
 from skyrl_trainer.rollout.manager import Rollouts
 from skyrl_trainer.run.engine_watch import EngineWatch
 from skyrl_trainer.weight_sync.colocation import shares_gpus, sync_backend
 
-ENGINES: dict[str, tuple[type, dict[str, str]]] = {
-    "vllm": (VLLMEngine, ENGINE_ENV),
-    "openai_server": (OpenAIServerEngine, {}),
-    "transformers": (TransformersEngine, {"OMP_NUM_THREADS": "1"}),
-}
-"""`generator.backend` -> the actor's class and the environment variables that its process needs."""
+if TYPE_CHECKING:
+    from skyrl_trainer.engine.endpoint import Endpoint
+
 OBJECT_STORE_BYTES = 256 * 2**20
 """Of a Ray of our own: only rollouts pass through it, weights do not."""
 CONNECT_SECONDS = 10.0
@@ -82,22 +76,26 @@ class Processes:
     engines: list[Any]
     rollouts: Rollouts
 
-    def __init__(self, config: Config, model_path: str, rolls_out: bool = True) -> None:
-        """rolls_out: whether anybody will ask for `rollouts`."""
+    def __init__(
+        self, config: Config, model_path: str, rolls_out: bool = True, endpoint: Endpoint | None = None
+    ) -> None:
+        """rolls_out: whether anybody will ask for `rollouts`. endpoint: to be asked in place of engines of our own."""
         self.config = config
         self.model_path = model_path
         self._rolls_out = rolls_out
+        self._endpoint = endpoint
 
     def __enter__(self) -> Processes:
         try:
             self._start_ray()
-            nodes = self._place_engines()
+            nodes = [] if self._endpoint else self._place_engines()
             self._keep_a_gpu()
             self.engines = [self._start_engine(index, node) for index, node in enumerate(nodes)]
             self._loading = [engine.ready.remote() for engine in self.engines]
             self.watch = EngineWatch(self.engines)
             if self._rolls_out:
-                self.rollouts = Rollouts(self.config, self.engines, self.model_path)
+                engines = [self._endpoint] if self._endpoint else self.engines
+                self.rollouts = Rollouts(self.config, engines, self.model_path)
                 self.rollouts.watch = self.watch.check
         except BaseException:
             ray.shutdown()
@@ -177,7 +175,7 @@ class Processes:
 
     def _start_engine(self, index: int, node: str) -> Any:
         generator, policy = self.config.generator, self.config.trainer.policy.model
-        cls, env_vars = ENGINES[generator.backend]
+        cls: Any = engine_class(self.config)
         tensor_parallel = generator.inference_engine_tensor_parallel_size
         return (
             ray.remote(cls)
@@ -187,7 +185,7 @@ class Processes:
                 max_concurrency=64,
                 max_restarts=-1,  # EngineWatch counts them
                 scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False),
-                runtime_env={"env_vars": env_vars},
+                runtime_env={"env_vars": cls.env_vars},
             )
             .remote(
                 model_path=str(Path(self.model_path).resolve()) if Path(self.model_path).exists() else self.model_path,
@@ -204,7 +202,7 @@ class Processes:
 
     def _vllm_kwargs(self) -> dict[str, Any]:
         """What follows from the placement."""
-        if self.config.generator.backend == "transformers":
+        if self.config.generator.backend not in ENGINES.built_in:
             return {}
         kwargs: dict[str, Any] = {"tensor_parallel_size": self.config.generator.inference_engine_tensor_parallel_size}
         if self.config.trainer.policy.model.lora.hot_load:
@@ -228,10 +226,13 @@ class _Keeper:
 def check_engines(config: Config, model_path: str, training: bool) -> None:
     """Raises UserError where servers that the user named are not what the run needs; asks them, starts nothing."""
     generator = config.generator
+    engine_class(config)
     urls = generator.engine_kwargs.get("urls")
     if urls is not None and generator.backend != "openai_server":
         raise UserError(f"generator.engine_kwargs.urls needs generator.backend=openai_server, not {generator.backend}.")
     if urls is not None:
+        from skyrl_trainer.engine.server_process import check_servers
+
         check_servers(urls, generator.num_inference_engines, model_path, training)
 
 

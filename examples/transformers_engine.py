@@ -1,4 +1,6 @@
-"""A transformers model as an engine actor, for tests and machines without vLLM.
+"""An engine of your own: any causal model of transformers. Slow: for tests, and where there is no vLLM.
+
+    trainer.algorithm.plugin_file=examples/transformers_engine.py generator.backend=transformers
 
 Batched sampling in the open: all requests in flight form one left-padded batch with one key-value cache; the batch is
 prefilled anew when requests enter or the weights change. Every request samples with a generator of its own.
@@ -11,7 +13,7 @@ from typing import Any
 
 import torch
 
-from skyrl_trainer.engine.stepped import SteppedEngine
+from skyrl_trainer.plugins import SteppedEngine, register_engine
 from skyrl_trainer.types import GenerationOutput, GenerationRequest
 from skyrl_trainer.weight_sync.buffer import FlatBuffer
 
@@ -34,8 +36,11 @@ class _Sequence:
         return self.request.prompt_ids + self.output_ids
 
 
+@register_engine("transformers")
 class TransformersEngine(SteppedEngine):
     """See protocols.InferenceEngine. `engine_kwargs` go to `AutoModelForCausalLM.from_pretrained`."""
+
+    env_vars = {"OMP_NUM_THREADS": "1"}
 
     def _load(self) -> None:
         from transformers import AutoModelForCausalLM

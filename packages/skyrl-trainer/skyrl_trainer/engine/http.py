@@ -1,0 +1,92 @@
+"""The client of servers that answer in JSON over HTTP: tries, pauses between them, limits, and what an error says."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from contextlib import suppress
+from typing import Any
+
+import aiohttp
+
+PROBE_SECONDS = 10.0
+"""Limit of one short question to a server, and of connecting to it."""
+LONGEST_PAUSE = 60.0
+"""Between two tries, whatever Retry-After says."""
+BUSY = (408, 409, 425, 429)
+
+
+class Refused(Exception):
+    """What a server says instead of an answer; status 0: it did not answer."""
+
+    def __init__(self, status: int, reason: str) -> None:
+        super().__init__(f"HTTP {status}: {reason}" if status else reason)
+        self.status, self.reason = status, reason
+
+    @property
+    def passes(self) -> bool:
+        """Whether another try may get an answer."""
+        return self.status in (0, *BUSY) or self.status >= 500
+
+
+class HTTPClient:
+    """To be made, used and closed in one event loop."""
+
+    def __init__(self, url: str, key: str = "", socket: str = "", keep_alive: float = 15.0) -> None:
+        """key: sent as a bearer token. socket: the path of a Unix socket to connect to instead of the URL's host.
+        keep_alive: seconds after which an idle connection is not used again."""
+        self.url = url.rstrip("/")
+        connector: aiohttp.BaseConnector = (
+            aiohttp.UnixConnector(socket, limit=0, keepalive_timeout=keep_alive)
+            if socket
+            else aiohttp.TCPConnector(limit=0, keepalive_timeout=keep_alive)
+        )
+        headers = {"Authorization": f"Bearer {key}"} if key else {}
+        self._http = aiohttp.ClientSession(connector=connector, headers=headers)
+
+    async def ask(self, method: str, path: str, body: Any = None, limit: float = PROBE_SECONDS, tries: int = 1) -> Any:
+        """The answer's JSON; None where it has none.
+
+        limit: seconds of one try. Raises Refused for what another try does not mend, or after the last one.
+        """
+        refused, pause = Refused(0, "it was not asked"), 0.0
+        timeout = aiohttp.ClientTimeout(total=limit, sock_connect=PROBE_SECONDS)
+        for number in range(tries):
+            await asyncio.sleep(min(pause, LONGEST_PAUSE))
+            pause = 2.0**number
+            try:
+                async with self._http.request(method, self.url + path, json=body, timeout=timeout) as reply:
+                    text = await reply.text()
+            except (aiohttp.ClientError, TimeoutError, OSError) as error:
+                refused = Refused(0, f"{type(error).__name__}: {error}")
+                continue
+            if reply.status == 200:
+                return _json_of(text)
+            refused = Refused(reply.status, reason_of(text))
+            if not refused.passes:
+                break
+            after = reply.headers.get("Retry-After", "")
+            pause = float(after) if after.isdigit() else pause
+        raise refused
+
+    async def close(self) -> None:
+        await self._http.close()
+
+    async def __aenter__(self) -> HTTPClient:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+
+def reason_of(text: str) -> str:
+    """What an error's JSON says, in at most 300 characters."""
+    with suppress(ValueError, TypeError, KeyError):
+        text = str(json.loads(text)["error"]["message"])
+    return " ".join(text.split())[:300] or "nothing"
+
+
+def _json_of(text: str) -> Any:
+    with suppress(ValueError):
+        return json.loads(text)
+    return None
