@@ -7,7 +7,6 @@ weights by the first sync, as after every step), and while the learner loads.
 from __future__ import annotations
 
 import gc
-from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +14,6 @@ from skyrl_trainer.algorithms.options import algorithm_name
 from skyrl_trainer.algorithms.rewards import Rewards
 from skyrl_trainer.algorithms.samplers import sampler_class
 from skyrl_trainer.config import Config, LoRAConfig
-from skyrl_trainer.data import SampleSource, held_out, load_samples, take_exams
 from skyrl_trainer.errors import EngineDied, EngineLost
 from skyrl_trainer.learner.compose import algorithm_class
 from skyrl_trainer.learner.grpo import GRPO
@@ -24,11 +22,10 @@ from skyrl_trainer.process_memory import INTERVAL, pss_gib, return_free_memory
 from skyrl_trainer.registry import load
 from skyrl_trainer.report.history import MetricsWriter
 from skyrl_trainer.report.table import LiveTable
-from skyrl_trainer.rollout.manager import Rollouts
-from skyrl_trainer.rollout.metrics import rollout_metrics
 from skyrl_trainer.rollout.store import JsonlTrajectoryStore
 from skyrl_trainer.run.checkpoint import Checkpoints, check_resumable
 from skyrl_trainer.run.folder import RunFolder
+from skyrl_trainer.run.held_out import HeldOut, tasks
 from skyrl_trainer.run.processes import Processes, check_engines
 from skyrl_trainer.types import PromptBatch, RolloutBatch, StepMetrics, Trajectory
 from skyrl_trainer.user_file import load_plugin
@@ -270,30 +267,3 @@ class Run:
         wanted = min(CANARY_TOKENS, self.config.generator.max_model_len - 1)
         ids = self.learner.tokenizer.encode(CANARY_TEXT * wanted, add_special_tokens=False)
         return ids[:wanted]
-
-
-def tasks(config: Config, specs: Sequence[str | dict[str, Any]]) -> SampleSource:
-    environment = config.environment
-    return load_samples(
-        specs, environment.env_class, size=None, seed=config.trainer.seed, env_file=environment.env_file
-    )
-
-
-class HeldOut:
-    """`data.val_data`: the first `trainer.eval_batch_size` distinct tasks of envs, and benchmarks."""
-
-    def __init__(self, config: Config) -> None:
-        specs, self._exams = take_exams(config.data.val_data, config.run_path)
-        count = config.trainer.eval_batch_size
-        self.tasks = held_out(tasks(config, specs), count) if specs or not self._exams else []
-
-    def metrics(self, rollouts: Rollouts, step: int) -> StepMetrics:
-        """Each tried once. Without tasks of envs `eval/success` is the mean accuracy of the benchmarks."""
-        found: StepMetrics = {}
-        if self.tasks:
-            tries = rollouts.run(PromptBatch(step, self.tasks, num_generations=1), eval=True)
-            found = {f"eval/{name}": value for name, value in rollout_metrics(tries).items()}
-        for exam in self._exams:
-            found |= exam.run(rollouts, step)
-        accuracies = [value for name, value in found.items() if name.endswith("/accuracy")]
-        return found if self.tasks else found | {"eval/success": sum(accuracies) / len(accuracies)}
