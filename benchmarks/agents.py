@@ -38,7 +38,7 @@ SLACK = 20 * 60.0
 
 def settings(env: str, seed: int, run: Path) -> list[str]:
     values = {"seed": seed, "run_name": f"{env}-{seed}", "run_dir": run.resolve(), "logger": "none"}
-    return [f"trainer.{name}={value}" for name, value in (values | {"eval_batch_size": TASKS}).items()]
+    return [f"data.val_size={TASKS}", *(f"trainer.{name}={value}" for name, value in values.items())]
 
 
 def check(env: str, seed: int, run: Path) -> None:

@@ -21,7 +21,7 @@ import tempfile
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parents[1]
-SETTINGS = ("trainer.max_steps=8", "trainer.eval_batch_size=50", "trainer.ckpt_interval=4", "trainer.logger=none")
+SETTINGS = ("trainer.max_steps=8", "data.val_size=50", "trainer.ckpt_interval=4", "trainer.logger=none")
 CLOCKS = ("time/", "memory", "tokens/per", "sync/seconds")
 """How metrics begin that are measured by a clock."""
 

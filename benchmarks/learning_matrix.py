@@ -29,7 +29,7 @@ from skyrl_trainer.errors import UserError
 from skyrl_trainer.report.history import read_metrics
 
 STEPS, SEEDS = 60, [0, 1, 2]
-COMMON: dict[str, Any] = {"trainer.num_mini_batches": 4, "trainer.eval_interval": 10, "trainer.eval_batch_size": 500}
+COMMON: dict[str, Any] = {"trainer.num_mini_batches": 4, "trainer.eval_interval": 10, "data.val_size": 500}
 TUNED: dict[str, dict[str, Any]] = {
     "ppo": {"trainer.learning_rate": 2e-4, "trainer.algorithm.options": {"critic_learning_rate": 1e-3}},
     "grpo": {"trainer.learning_rate": 2e-4},

@@ -88,7 +88,7 @@ def ours(workload: dict[str, Any], policy: str, seed: int, learning_rate: float)
         "generator.max_completion_length": workload["max_tokens"],
         "data.train_data": f"['{workload['data']}']",
         "data.val_data": f"['{workload['data']}']",
-        "trainer.eval_batch_size": 1,
+        "data.val_size": 1,
     }
     config = load_config(None, [f"{name}={value}" for name, value in overrides.items()])
     with StopSignal() as stop, RunFolder(config) as run, Run(config, run) as parts:

@@ -23,7 +23,7 @@ SMALL = {
     "trainer.train_batch_size": 8,
     "trainer.learning_rate": 5e-4,
     "trainer.micro_batch_tokens": 4096,
-    "trainer.eval_batch_size": 20,
+    "data.val_size": 20,
     "trainer.eval_interval": 3,
     "trainer.ckpt_interval": 2,
     "generator.num_generations": 4,

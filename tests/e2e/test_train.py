@@ -197,7 +197,7 @@ def test_envs_that_raise_or_hang_cost_their_own_episodes_only(clone: Path, tmp_p
         trainer__max_steps=2,
         trainer__train_batch_size=4,
         trainer__eval_before_train=False,
-        trainer__eval_batch_size=4,
+        data__val_size=4,
         environment__env_file=tmp_path / "moody.py",
         environment__step_timeout=1,
         **data,

@@ -51,7 +51,7 @@ if os.environ.get("SKYRL_TEST_FULL"):
             "trainer.policy.model.warmstart": json.dumps(cloning),
             "trainer.train_batch_size": 2,
             "trainer.max_steps": 2,
-            "trainer.eval_batch_size": 1,
+            "data.val_size": 1,
             "generator.max_turns": 4,
             "generator.temperature": 0.5,
             "generator.max_model_len": 3072,

@@ -208,8 +208,7 @@ def _eval(args: argparse.Namespace) -> None:
     from skyrl_trainer.run.loop import evaluate
 
     metrics = evaluate(config, model)
-    tasks, temperature = config.trainer.eval_batch_size, config.generator.eval_temperature
-    print(f"{model}: at most {tasks} held-out tasks, temperature {temperature:g}")
+    print(f"{model}: held-out tasks at temperature {config.generator.eval_temperature:g}")
     for name, value in metrics.items():
         print(f"  {name:<20}  {value:.6g}")
 

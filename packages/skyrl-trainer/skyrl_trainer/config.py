@@ -42,6 +42,8 @@ class DataConfig(Section):
     """Env ids with options (`text_math?split=train&difficulty=2`), or jsonl and parquet files in SkyRL's row format."""
     val_data: Free[list[str | dict[str, Any]]] = ["text_math?split=val"]
     """The same, for held-out evaluation; and benchmarks, `skyrl_eval:gsm8k?data=gsm8k.jsonl&n=50`."""
+    val_size: Free[int | None] = Field(default=None, gt=0)
+    """Held-out tasks per evaluation, the first distinct ones; by default every row of files, and 500 tasks of envs."""
 
 
 class TinyConfig(Section):
@@ -172,8 +174,8 @@ class TrainerConfig(Section):
     """Passed to torch.optim.AdamW as they are."""
     max_grad_norm: float = Field(default=1.0, gt=0)
     """The gradient of a mini-batch is clipped to this norm."""
-    eval_batch_size: Free[int] = Field(default=500, gt=0)
-    """Held-out tasks per evaluation (the first ones of `data.val_data`), each tried once."""
+    eval_batch_size: Free[int] = Field(default=1024, gt=0)
+    """Held-out tasks that are tried at a time, each once."""
     eval_before_train: Free[bool] = True
     """Step 0 is a held-out evaluation."""
     eval_interval: Free[int] = Field(default=10, ge=0)

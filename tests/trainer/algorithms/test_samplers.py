@@ -187,7 +187,8 @@ def draw(folder: Path, reward: Callable[[int, int], float], step: int = 1, **opt
     algorithm = {"name": "dapo", "options": options, "reward_funcs": {"asked": 0.0}}
     config = Config.model_validate(
         {
-            "trainer": {"run_dir": str(folder), "train_batch_size": 4, "eval_batch_size": 1, "algorithm": algorithm},
+            "data": {"val_size": 1},
+            "trainer": {"run_dir": str(folder), "train_batch_size": 4, "algorithm": algorithm},
             "generator": {"num_generations": 2},
         }
     )

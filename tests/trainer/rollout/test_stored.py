@@ -155,7 +155,7 @@ def config(run: Path, **changes: Any) -> Config:
         "trainer.algorithm.options.correction": "tis",
         "generator.num_generations": 2,
         "generator.temperature": TEMPERATURE,
-        "trainer.eval_batch_size": 1,
+        "data.val_size": 1,
     }
     chosen = settings | {name.replace("__", "."): value for name, value in changes.items()}
     return load_config(None, [f"{name}={json.dumps(value)}" for name, value in chosen.items()])

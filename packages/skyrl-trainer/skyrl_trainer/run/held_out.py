@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from skyrl_trainer.config import Config
-from skyrl_trainer.data import SampleSource, held_out, load_samples, take_exams
+from skyrl_trainer.data import EnvSamples, SampleSource, held_out, load_samples, take_exams
 from skyrl_trainer.rollout.manager import Rollouts
 from skyrl_trainer.rollout.metrics import rollout_metrics
-from skyrl_trainer.types import PromptBatch, StepMetrics
+from skyrl_trainer.types import PromptBatch, RolloutBatch, Sample, StepMetrics
 
 
 def tasks(config: Config, specs: Sequence[str | dict[str, Any]]) -> SampleSource:
@@ -19,19 +19,30 @@ def tasks(config: Config, specs: Sequence[str | dict[str, Any]]) -> SampleSource
     )
 
 
+TASKS_OF_ENVS = 500
+"""How many an evaluation has, unless `data.val_size` says it."""
+
+
 class HeldOut:
-    """`data.val_data`: the first `trainer.eval_batch_size` distinct tasks of envs, and benchmarks."""
+    """`data.val_data`: distinct tasks of envs and files, and benchmarks."""
 
     def __init__(self, config: Config) -> None:
         specs, self._exams = take_exams(config.data.val_data, config.run_path)
-        count = config.trainer.eval_batch_size
-        self.tasks = held_out(tasks(config, specs), count) if specs or not self._exams else []
+        self._at_once, self.tasks = config.trainer.eval_batch_size, list[Sample]()
+        if specs or not self._exams:
+            source = tasks(config, specs)
+            of_files = [len(part) for part in source.parts if not isinstance(part, EnvSamples)]
+            default = sum(of_files) + TASKS_OF_ENVS * (len(of_files) < len(source.parts))
+            self.tasks = held_out(source, config.data.val_size or default)
 
     def metrics(self, rollouts: Rollouts, step: int) -> StepMetrics:
         """Each tried once. Without tasks of envs `eval/success` is the mean accuracy of the benchmarks."""
         found: StepMetrics = {}
+        tries = RolloutBatch(step, [])
+        for start in range(0, len(self.tasks), self._at_once):
+            part = PromptBatch(step, self.tasks[start : start + self._at_once], num_generations=1, offset=start)
+            tries.groups += rollouts.run(part, eval=True).groups
         if self.tasks:
-            tries = rollouts.run(PromptBatch(step, self.tasks, num_generations=1), eval=True)
             found = {f"eval/{name}": value for name, value in rollout_metrics(tries).items()}
         for exam in self._exams:
             found |= exam.run(rollouts, step)

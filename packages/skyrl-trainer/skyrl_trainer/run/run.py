@@ -94,7 +94,7 @@ class Run:
         with ExitStack() as stack:
             self.stack = stack
             self.table = stack.enter_context(LiveTable(self.config.trainer.max_steps, self.first_step))
-            if len(self.held_out.tasks) < self.config.trainer.eval_batch_size:
+            if len(self.held_out.tasks) < (self.config.data.val_size or 0):
                 self.table.note(f"data.val_data has {len(self.held_out.tasks)} distinct tasks: all are used")
             self.folder.write_config()
             self._start_processes()

@@ -1,0 +1,56 @@
+"""An evaluation tries the whole of its data, so many tasks at a time, unless a setting says how many."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from skyrl_trainer.config import Config
+from skyrl_trainer.run.held_out import TASKS_OF_ENVS, HeldOut
+from skyrl_trainer.types import PromptBatch, RolloutBatch, Trajectory, Turn
+
+ENV = "text_math?split=val&difficulty=1"
+
+
+class Solved:
+    """Rollouts in which everybody solves the task."""
+
+    def __init__(self) -> None:
+        self.sizes: list[int] = []
+        self.names: list[str] = []
+
+    def run(self, batch: PromptBatch, eval: bool) -> RolloutBatch:
+        assert eval and batch.num_generations == 1
+        self.sizes.append(len(batch.samples))
+        numbers = range(batch.offset, batch.offset + len(batch.samples))
+        self.names += [f"eval/{batch.step}/{number}/0" for number in numbers]
+        turn = Turn([1], [2], [0.0], [0], "x", info={"success": True})
+        groups = [[Trajectory(n, s, 0, 0, [turn])] for n, s in zip(self.names, batch.samples, strict=False)]
+        return RolloutBatch(batch.step, groups)
+
+
+def rows(path: Path, number: int) -> str:
+    lines = [{"prompt": f"{i} + 1 = ?", "ground_truth": str(i + 1)} for i in range(number)]
+    path.write_text("\n".join(map(json.dumps, lines)))
+    return str(path)
+
+
+@pytest.mark.parametrize("size, sizes", [(None, [8, 8, 8, 6]), (10, [8, 2]), (100, [8, 8, 8, 6])])
+def test_a_file_is_tried_whole_and_in_parts(tmp_path: Path, size: int | None, sizes: list[int]) -> None:
+    data = {"val_data": [rows(tmp_path / "val.jsonl", 30)], "val_size": size}
+    rollouts: Any = Solved()
+    held_out = HeldOut(Config.model_validate({"data": data, "trainer": {"eval_batch_size": 8}}))
+    metrics = held_out.metrics(rollouts, step=3)
+    assert rollouts.sizes == sizes and len(set(rollouts.names)) == sum(sizes) == metrics["eval/episodes"]
+    assert metrics["eval/success"] == 1.0
+
+
+def test_tasks_of_envs_are_as_many_as_the_setting_or_the_spec_says(tmp_path: Path) -> None:
+    def number(*specs: str, **data: Any) -> int:
+        return len(HeldOut(Config.model_validate({"data": {"val_data": list(specs), **data}})).tasks)
+
+    assert number(ENV) == TASKS_OF_ENVS and number(ENV, val_size=20) == 20 and number(f"{ENV}&size=7") == 7
+    assert number(ENV, rows(tmp_path / "val.jsonl", 30)) == TASKS_OF_ENVS + 30
