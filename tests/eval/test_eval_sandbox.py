@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import base64
+import os
 import pickle
+import sys
 import time
 import zlib
 from pathlib import Path
@@ -16,6 +18,7 @@ from skyrl_eval.benchmarks.common import Context
 from skyrl_eval.types import Verdict
 from skyrl_trainer.errors import UserError
 from tests.eval.made_up import ROWS, attempt, items
+from tests.gym import test_sandbox
 
 ROOT = Path(__file__).parents[2]
 
@@ -50,9 +53,75 @@ print("CapEff:\\t0000000000000000" in open("/proc/self/status").read())
     done = python(code, binds=[(tmp_path, "/mine", True)])
     lines = done.output.splitlines()
     assert lines[0] == "data ['given'] /tmp"
-    assert lines[1:4] == ["OSError", "OSError", "AttributeError"]
+    assert lines[1:5] == ["OSError", "OSError", "AttributeError", "PermissionError"]
     assert lines[-1] == "True" and done.code == 0, done.output
     assert (tmp_path / "made").read_text() == "x"
+
+
+outside = test_sandbox.outside
+SHARED = (  # those of python_exec's attacks that a command may not succeed in either
+    *("read a file", "append to a file", "truncate a library by opening", "write into a library", "chmod", "chown"),
+    *("remove", "rename away", "the owner's memory", "the owner's variables", "the first process's memory"),
+    *("the first process's variables", "the machine's settings", "TCP", "abstract Unix socket", "datagrams"),
+    *("socket to the host", "kill the owner", "ptrace", "mount", "user namespace", "user namespace by clone"),
+    *("user namespace by its x32 number", "user namespace by i386's calls"),
+    *("user namespace by clone3", "another's namespace", "keyring", "userfaultfd", "performance counters"),
+    *("another user", "bpf", "io_uring", "raise limits"),
+)
+
+
+@pytest.mark.parametrize("name", SHARED)
+def test_an_attack_on_python_exec_is_none_on_a_command_either(name: str, outside: dict[str, object]) -> None:
+    code = test_sandbox.ATTACKS[name][0].format(**outside, **test_sandbox.NUMBERS, owner=os.getpid())
+    done = python(code)
+    assert "ESCAPED" not in done.output and "SECRET" not in done.output
+    assert done.code or done.output == "-1\n", done.output
+
+
+BUILD = r"""
+set -e
+git init -q . && git -c user.name=a -c user.email=a@b commit -q --allow-empty -m first && git log --oneline | wc -l
+cat > main.c <<'END'
+#include <pthread.h>
+#include <stdio.h>
+int two(void);
+static void *run(void *x) { return x; }
+int main(void) { pthread_t t; pthread_create(&t, 0, run, 0); pthread_join(t, 0); printf("%d\n", two()); }
+END
+echo 'int two(void) { return 2; }' > two.c
+printf 'all: main.o two.o\n\tcc -pthread -o main $^ && ./main\n' > Makefile
+make -s -j2
+cat > test_it.py <<'END'
+import asyncio, concurrent.futures, multiprocessing, os, socket, sqlite3, subprocess, sys, tempfile
+
+def double(x):
+    return 2 * x
+
+def test_what_tests_do(tmp_path):
+    with multiprocessing.Pool(2) as pool, concurrent.futures.ThreadPoolExecutor(4) as threads:
+        assert pool.map(double, range(3)) == list(threads.map(double, range(3))) == [0, 2, 4]
+    assert subprocess.run([sys.executable, "-c", "print(1)"], capture_output=True, text=True).stdout == "1\n"
+    with socket.create_server(("localhost", 0)) as server, socket.create_connection(server.getsockname()):
+        assert server.accept()
+    assert asyncio.run(asyncio.sleep(0, 5)) == 5
+    assert sqlite3.connect(tmp_path / "x.db").execute("select 1").fetchone() == (1,)
+    os.mkfifo(tmp_path / "pipe"), os.symlink("pipe", tmp_path / "link"), os.chmod(tmp_path / "pipe", 0o600)
+END
+python -m pytest -q -p no:cacheprovider test_it.py
+"""
+
+
+def test_builds_and_tests_work_under_the_filter(tmp_path: Path) -> None:
+    done = sandbox.run(["bash", "-c", BUILD], [(tmp_path, "/build", True)], seconds=120, cwd="/build")
+    assert done.code == 0 and done.output.startswith("1\n2\n") and "1 passed" in done.output, done.output
+
+
+def test_an_environment_behind_a_link_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    link = tmp_path / "link"
+    link.symlink_to(os.path.realpath(sys.prefix))
+    monkeypatch.setattr(sys, "prefix", str(link))
+    monkeypatch.setattr(sys, "executable", str(link / "bin" / "python"))
+    assert python("import sys; print(sys.prefix)").output == f"{link}\n"
 
 
 def test_a_link_to_a_file_of_ours_is_not_read_back(tmp_path: Path) -> None:

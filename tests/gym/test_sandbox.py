@@ -20,8 +20,8 @@ from pathlib import Path
 
 import pytest
 
-from skyrl_gym.tools import python_exec, sandbox_server
-from skyrl_gym.tools.python_exec import ExecResult, Limits, Sandbox, probe, shared_sandbox
+from skyrl_gym.tools import confine, python_exec
+from skyrl_gym.tools.python_exec import ExecResult, Limits, Sandbox, shared_sandbox
 
 DENIED, TIME, MEMORY = "PermissionError", "Timed out after 0.6 s", "MemoryError: the limit is 256 MiB."
 SYSCALL = "import ctypes, os; call = lambda *a: print('-1' if ctypes.CDLL(None).syscall(*a) == -1 else 'ESCAPED')\n"
@@ -47,6 +47,9 @@ ATTACKS: dict[str, tuple[str, str]] = {
     "the tasks' own code": ("import sys; sys.path.append({package!r}); import skyrl_gym" + ESCAPED, "ModuleNotFound"),
     "the owner's memory": ("open('/proc/{owner}/mem', 'r+b')" + ESCAPED, DENIED),
     "the owner's variables": (STEAL.format(path="'/proc/{owner}/environ'"), DENIED),
+    "the first process's memory": ("open('/proc/1/mem', 'rb')" + ESCAPED, DENIED),
+    "the first process's variables": ("open('/proc/1/environ', 'rb')" + ESCAPED, DENIED),
+    "the machine's settings": ("import os; os.open('/proc/sys/kernel/core_pattern', os.O_WRONLY)" + ESCAPED, DENIED),
     "its own variables": ("import os; print(dict(os.environ)); open('/proc/self/environ')", DENIED),
     "variables in memory": (
         "import ctypes; e = ctypes.POINTER(ctypes.c_char_p).in_dll(ctypes.CDLL(None), 'environ')\n"
@@ -58,6 +61,7 @@ ATTACKS: dict[str, tuple[str, str]] = {
     "abstract Unix socket": ("import socket; socket.socket(1).connect('\\0' + {name!r})" + ESCAPED, DENIED),
     "datagrams": ("import socket; socket.socketpair(1, 2)[0].sendto(b'x', '\\0' + {name!r} + 'd')" + ESCAPED, DENIED),
     "socket without Python": (SYSCALL + "call({socket}, 2, 1, 0)", "-1"),
+    "socket to the host": ("import socket; socket.socket(40)" + ESCAPED, DENIED),
     # Processes.
     "fork": ("import os; os.fork()" + ESCAPED, DENIED),
     "fork bomb": ("import os\nwhile True:\n    try: os.fork(); print('ESCAPED')\n    except OSError: pass", TIME),
@@ -86,6 +90,20 @@ ATTACKS: dict[str, tuple[str, str]] = {
     # The kernel, called directly.
     "mount": (SYSCALL + "call({mount}, b'none', b'/', b'tmpfs', 0, 0)", "-1"),
     "user namespace": (SYSCALL + "call({unshare}, 0x10000000)", "-1"),
+    "user namespace by clone": (SYSCALL + "call({clone}, 0x10000011, 0, 0, 0, 0)", "-1"),
+    "user namespace by clone3": (SYSCALL + "call(435, (ctypes.c_char * 64)(0, 0, 0, 16), 64)", "-1"),
+    "user namespace by its x32 number": (SYSCALL + "call(0x40000000 + {unshare}, 0x10000000)", "-1"),
+    "user namespace by i386's calls": (
+        "import ctypes, mmap; memory = mmap.mmap(-1, 4096, prot=7)  # mov eax, 310; mov ebx, 1 << 28; int 0x80; ret\n"
+        "memory.write(bytes.fromhex('b836010000bb00000010cd80c3'))\n"
+        "ctypes.CFUNCTYPE(ctypes.c_int)(ctypes.addressof(ctypes.c_char.from_buffer(memory)))()" + ESCAPED,
+        "Killed by signal",
+    ),
+    "another's namespace": (SYSCALL + "call({setns}, os.open('.', 0), 0)", ""),
+    "keyring": (SYSCALL + "call({keyctl}, 0, -3, 1)", "-1"),
+    "userfaultfd": (SYSCALL + "call({userfaultfd}, 1)", "-1"),
+    "performance counters": (SYSCALL + "call({perf}, (ctypes.c_char * 128)(), 0, -1, -1, 0)", "-1"),
+    "another user": ("import os; os.setuid(1)" + ESCAPED, DENIED),
     "bpf": (SYSCALL + "call({bpf}, 0, (ctypes.c_char * 64)(), 64)", "-1"),
     "io_uring": (SYSCALL + "call(425, 8, (ctypes.c_char * 120)())", "-1"),
     "memory outside the limit": ("import os; os.memfd_create('x')" + ESCAPED, DENIED),
@@ -121,7 +139,9 @@ ATTACKS: dict[str, tuple[str, str]] = {
 PACKAGE = str(Path(python_exec.__file__).parents[2])
 ENVIRONMENT = {"PYTHONPATH": PACKAGE}
 _X86 = {"socket": 41, "clone": 56, "ptrace": 101, "prctl": 157, "mount": 165, "unshare": 272, "bpf": 321}
+_X86 |= {"keyctl": 250, "perf": 298, "setns": 308, "userfaultfd": 323}
 _ARM = {"socket": 198, "clone": 220, "ptrace": 117, "prctl": 167, "mount": 40, "unshare": 97, "bpf": 280}
+_ARM |= {"keyctl": 219, "perf": 241, "setns": 268, "userfaultfd": 282}
 NUMBERS = _X86 if os.uname().machine == "x86_64" else _ARM
 
 
@@ -231,6 +251,31 @@ def test_nothing_stays_for_the_next_call(sandbox: Sandbox) -> None:
     assert sandbox.run(look).output == "[[], 2, True, False, False, 63, 0]\n"
 
 
+READ_MEMORY = """
+import ctypes
+libc = ctypes.CDLL(None, use_errno=True)
+libc.sbrk.restype = ctypes.c_void_p
+first, second, found = b"a word of ", b"an earlier call", 0
+own = first + second if {known} else b""
+for middle in libc.sbrk(0), id(object()):
+    for page in range(middle // 4096 * 4096 - (1 << 27), middle + (1 << 27), 4096):
+        libc.access(ctypes.c_void_p(page), 0)
+        if ctypes.get_errno() != 14:  # EFAULT
+            parts = ctypes.string_at(page, 4096).split(first)
+            found += sum(part.startswith(second) for part in parts[1:])
+found
+"""
+
+
+def test_no_earlier_call_can_be_read_in_memory() -> None:
+    word = "a word of an earlier call"
+    with contextlib.closing(Sandbox(Limits(wall_seconds=60, cpu_seconds=60))) as sandbox:
+        earlier = sandbox.run(f"open({word!r}, 'w'); print({word!r}); raise ValueError({word!r})")
+        assert word in earlier.output and word in (earlier.error or "")
+        assert sandbox.run(READ_MEMORY.format(known=False)).output == "0\n"
+        assert int(sandbox.run(READ_MEMORY.format(known=True)).output) > 0  # it does read memory
+
+
 def test_results_are_the_same_in_every_server(sandbox: Sandbox) -> None:
     code = "import random; print(random.random(), list({'a', 'b', 'c', 'd'}), hash('x'))"
     with contextlib.closing(Sandbox()) as other:
@@ -280,23 +325,28 @@ def test_close_leaves_nothing_and_a_fork_has_its_own_server(sandbox: Sandbox) ->
     assert shared_sandbox() is shared_sandbox()
 
 
-def test_the_server_ends_with_its_owner_however_that_dies() -> None:
-    code = "from skyrl_gym.tools.python_exec import *; s = Sandbox(); s.start(); print(s._server[0].pid, s._folder)"
-    command = [sys.executable, "-uc", code + "; os.kill(os.getpid(), 9)"]
+@pytest.mark.parametrize("meanwhile", ["", "open('left', 'w'); import time; time.sleep(99)"])
+def test_the_server_ends_with_its_owner_however_that_dies(meanwhile: str) -> None:
+    code = (
+        "from skyrl_gym.tools.python_exec import *; import time; s = Sandbox(Limits(wall_seconds=99)); s.start()\n"
+        f"print(s._server[0].pid, s._folder); threading.Thread(target=s.run, args=({meanwhile!r},)).start()\n"
+        f"while {bool(meanwhile)} and not os.listdir(s._folder): time.sleep(0.01)\n"
+    )
+    command = [sys.executable, "-uc", code + "os.kill(os.getpid(), 9)"]
     server, folder = subprocess.run(command, capture_output=True, env=ENVIRONMENT).stdout.decode().split()
     assert is_gone(server) and not os.path.exists(folder)
 
 
 LACKING = """
 import struct, sys
-from skyrl_gym.tools import sandbox_server as s
+from skyrl_gym.tools import confine as s
 from skyrl_gym.tools.python_exec import Sandbox, UNSAFE
 syscall, argument, errno = map(int, sys.argv[1:])
 k = s.K
 rule = [(k.LOAD, 0, 0, 0), (k.IF_EQUAL, 0, 3, syscall), (k.LOAD, 0, 0, 16), (k.IF_EQUAL, 0, 1, argument),
         (k.RETURN, 0, 0, 0x50000 | errno), (k.RETURN, 0, 0, k.ALLOW)]
 s.libc.prctl(38, 1, 0, 0, 0)
-s.install(b"".join(struct.pack("HBBI", *i) for i in rule))
+s.restrict(-1, b"".join(struct.pack("HBBI", *i) for i in rule))
 try:
     Sandbox().run("print('ESCAPED')")
 except RuntimeError as error:
@@ -319,12 +369,41 @@ def test_where_the_kernel_offers_too_little_it_refuses(lack: str, syscall: int, 
 
 
 def test_every_layer_holds_here_and_older_landlocks_are_known(tmp_path: Path) -> None:
-    assert set(probe().values()) - {"on"} <= {f"on, ABI {n}" for n in range(1, 99)}
-    for abi in range(1, 1 + int(probe()["Landlock"].split()[-1])):
-        os.close(sandbox_server.landlock_ruleset(str(tmp_path), abi))
+    with contextlib.closing(Sandbox(unsafe=True)) as sandbox:
+        layers = sandbox.start()
+    assert set(layers.values()) - {"on"} <= {f"on, ABI {n}" for n in range(1, 99)}
+    for abi in range(1, 1 + int(layers["Landlock"].split()[-1])):
+        os.close(confine.landlock_ruleset({str(tmp_path): -1}, abi))
 
 
 @pytest.mark.parametrize("limits", [{"memory_mib": 0}, {"wall_seconds": "2"}, {"cpu_seconds": 1.5}])
 def test_bad_limits_are_named(limits: dict[str, float]) -> None:
     with pytest.raises(ValueError, match=next(iter(limits))):
         Limits(**limits)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "reason"),
+    [
+        ("memory_mib", 1, "MemoryError: the limit is 1 MiB."),
+        ("memory_mib", 16, "MemoryError: the limit is 16 MiB."),
+        ("open_files", 4, "Too many open files"),
+    ],
+)
+@pytest.mark.parametrize("unsafe", [False, True])
+def test_limits_too_small_to_run_anything_are_named_and_not_taken_for_missing_protection(
+    name: str, value: int, reason: str, unsafe: bool
+) -> None:
+    sandbox = Sandbox(Limits(**{name: value}), unsafe)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=rf"needs more than Limits\(.*{name}={value}\D.*: .*{reason}") as caught:
+        sandbox.run("1")
+    assert "protection" not in str(caught.value) and sandbox._server is None
+
+
+def test_small_limits_that_suffice_leave_every_layer_on() -> None:
+    limits = Limits(
+        wall_seconds=0.001, cpu_seconds=1, memory_mib=48, output_bytes=1, file_mib=1, folder_mib=1, open_files=5
+    )
+    with contextlib.closing(Sandbox(limits)) as sandbox:
+        assert "missing" not in sandbox.start().values()
+        assert sandbox.run("while True: pass").error == "Timed out after 0.001 s of wall clock."

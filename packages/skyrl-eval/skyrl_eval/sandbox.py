@@ -1,7 +1,7 @@
 """Runs what a model wrote, without the network and within limits: in namespaces of this kernel, or in a container.
 
-The namespaces need no daemon, no image and no root; sandbox_init.py makes them. A container is for benchmarks whose
-items come with an image. A command that fails is a result; SandboxFailed means that it could not be run.
+The namespaces need no daemon, no image and no root; skyrl_gym.tools.confine makes them. A container is for benchmarks
+whose items come with an image. A command that fails is a result; SandboxFailed means that it could not be run.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+from skyrl_gym.tools import confine
 from skyrl_trainer.errors import UserError
 
 EXECUTORS = ("namespace", "docker", "podman")
 VISIBLE = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/etc/ld.so.cache", "/etc/alternatives", "/etc/passwd")
-INIT = Path(__file__).with_name("sandbox_init.py")
-FAILED, OUTPUT, MOST_READ = 125, 4 << 20, 256 << 20
+OUTPUT, MOST_READ = 4 << 20, 256 << 20
 
 
 class SandboxFailed(Exception):
@@ -70,15 +70,10 @@ def run(
         environment |= {"HOME": "/tmp", "LANG": "C.UTF-8", "PYTHONDONTWRITEBYTECODE": "1"}
         environment["PATH"] = f"{os.path.dirname(sys.executable)}:/usr/local/bin:/usr/bin:/bin"
         limits = {"AS": memory_mib << 20, "FSIZE": 1 << 30, "NOFILE": 1024, "CORE": 0}
-        spec = {"cwd": cwd, "limits": limits, "environment": environment, "command": list(command)}
-        # Outer folders first: a writable /tmp would hide an interpreter that lies below /tmp.
-        mounts = sorted(
-            [*((Path(folder), folder, False) for folder in _visible()), *binds],
-            key=lambda mount: len(Path(mount[1]).parts),
-        )
+        mounts = [*((folder, folder, False) for folder in _visible()), *((str(o), i, w) for o, i, w in binds)]
+        spec = {"binds": mounts, "cwd": cwd, "limits": limits, "environment": environment, "command": list(command)}
         with tempfile.TemporaryDirectory(prefix="skyrl-sandbox-") as root:
-            places = {"root": root, "binds": [(str(outside), inside, w) for outside, inside, w in mounts]}
-            return _run([sys.executable, "-I", "-S", str(INIT), json.dumps(spec | places)], seconds)
+            return _run([sys.executable, "-I", "-S", confine.__file__, json.dumps(spec | {"root": root})], seconds)
     name = f"skyrl-eval-{uuid.uuid4().hex[:12]}"
     options = ["--rm", "--name", name, "--network", "none", "--memory", f"{memory_mib}m", "--pids-limit", "2048"]
     options += [part for key, value in environment.items() for part in ("-e", f"{key}={value}")]
@@ -120,8 +115,9 @@ def check(executor: str) -> None:
 def _visible() -> list[str]:
     """The system's programs and this interpreter's, outermost folders only; nobody's files."""
     paths = [path for path in VISIBLE if os.path.exists(path)]
-    for path in (sys.base_prefix, sys.prefix):
-        if not any(os.path.realpath(path).startswith(known + "/") for known in paths) and path not in paths:
+    real = os.path.realpath(sys.base_prefix), os.path.realpath(sys.prefix)
+    for path in *real, sys.base_prefix, sys.prefix:  # which may be links to them
+        if not any(f"{path}/".startswith(f"{known}/") for known in paths):
             paths.append(path)
     return paths
 
@@ -150,6 +146,6 @@ def _run(command: list[str], seconds: float) -> Done:
             text += f"\n[{size - OUTPUT} bytes left out]\n".encode()
         text += output.read()
     shown = text.decode("utf-8", "replace")
-    if process.returncode == FAILED and not timed_out:
+    if process.returncode == confine.FAILED and not timed_out:
         raise SandboxFailed(" ".join(shown[-500:].split()) or "the sandbox cannot start")
     return Done(process.returncode, shown, timed_out)

@@ -6,7 +6,6 @@ expression is printed, as in a notebook. docs/environments/python_exec.md says w
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import dataclasses
 import functools
@@ -14,17 +13,21 @@ import json
 import logging
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
 import tempfile
 import threading
+import time
 import weakref
 from typing import Any, BinaryIO, cast
 
+from skyrl_gym.tools import confine
+
 log = logging.getLogger(__name__)
 UNSAFE = "SKYRL_UNSAFE_PYTHON_EXEC"
-LONGEST_CODE = 1 << 20
+LONGEST_CODE, LONGEST_ERROR, MOST_FILES, PIPE = 1 << 20, 4800, 1000, 1 << 16
 PATIENCE = 60.0  # seconds that the server may take to start, or longer than a call's own limit
 
 
@@ -62,7 +65,7 @@ class Sandbox:
     def __init__(self, limits: Limits = Limits(), unsafe: bool = False) -> None:
         self.limits, self.unsafe = limits, unsafe or os.environ.get(UNSAFE) == "1"
         self._lock = threading.RLock()
-        self._server: tuple[subprocess.Popen[bytes], socket.socket, BinaryIO] | None = None
+        self._server: tuple[subprocess.Popen[bytes], socket.socket] | None = None
         self._folder, self._layers = "", dict[str, str]()
         _sandboxes.add(self)
 
@@ -74,14 +77,15 @@ class Sandbox:
             for _ in range(2):
                 self.start()
                 try:
-                    return ExecResult(**self._answer(json.dumps(code) + "\n", self.limits.wall_seconds + PATIENCE))
-                except OSError as error:
+                    return self._call(code, self.limits.wall_seconds)
+                except (ConnectionError, TimeoutError) as error:
                     log.warning("python_exec's server has died (%s); a new one is started.", error)
         return ExecResult("", "The sandbox's server died twice during this call.", 0.0)
 
     def start(self) -> dict[str, str]:
         """Starts the server unless it runs. Returns the layers of protection, each "on" (with a version) or "missing";
-        raises RuntimeError for a missing one unless `unsafe`, OSError where the server cannot be started."""
+        raises RuntimeError for a missing one unless `unsafe`, ValueError for limits within which no code can run, and
+        OSError where the server cannot be started."""
         with self._lock:
             if self._server and self._server[0].poll() is None:
                 return self._layers
@@ -90,15 +94,15 @@ class Sandbox:
             settings = json.dumps({"limits": dataclasses.asdict(self.limits), "folder": self._folder})
             program = os.path.join(os.path.dirname(os.path.abspath(__file__)), "sandbox_server.py")
             # Not -I, under which Python would ignore the hash seed.
-            command = [sys.executable, "-P", "-s", "-S", "-B", "-X", "utf8", program, settings]
+            command = [sys.executable, "-s", "-S", "-B", "-X", "utf8", program, settings]
             clean = {"PYTHONHASHSEED": "0", "TZ": "UTC", "LANG": "C.UTF-8", "MALLOC_ARENA_MAX": "1"}
             clean["LD_LIBRARY_PATH"] = os.environ.get("LD_LIBRARY_PATH", "")  # Python's own library may be there
-            ours, theirs = socket.socketpair()
+            ours, theirs = socket.socketpair(type=socket.SOCK_SEQPACKET)
             with theirs:
-                end = theirs.fileno()
-                process = subprocess.Popen(command, stdin=end, stdout=end, cwd="/", env=clean, start_new_session=True)
-            self._server = process, ours, ours.makefile("rb")
-            self._layers = self._answer("", PATIENCE)
+                end, null = theirs.fileno(), subprocess.DEVNULL
+                process = subprocess.Popen(command, stdin=end, stdout=null, cwd="/", env=clean, start_new_session=True)
+            self._server = process, ours
+            self._layers = self._probed()
             missing = ", ".join(layer for layer, state in self._layers.items() if state == "missing")
             if missing and not self.unsafe:
                 self.close()
@@ -112,24 +116,81 @@ class Sandbox:
         """Ends the server, waits for it and removes its folder. A later call starts a new one."""
         with self._lock:
             if self._server:
-                (process, ours, lines), self._server = self._server, None
+                (process, ours), self._server = self._server, None
                 process.kill()  # its child dies with it
                 process.wait()
                 ours.close()
-                lines.close()
                 shutil.rmtree(self._folder, ignore_errors=True)
 
-    def _answer(self, request: str, patience: float) -> Any:
-        """The server's next line. Whatever goes wrong, it is ended: a later call must not read this one's answer."""
-        _, ours, lines = cast(Any, self._server)
-        with contextlib.ExitStack() as on_error:
-            on_error.callback(self.close)
-            ours.settimeout(patience)
-            ours.sendall(request.encode())
-            if not (line := lines.readline()).endswith(b"\n"):
-                raise ConnectionError("it closed the connection")
-            on_error.pop_all()
-            return json.loads(line)
+    def _probed(self) -> dict[str, str]:
+        """By layer of protection, whether it holds, tried from inside."""
+        if error := self._call("open('/dev/null').close(); bytearray(1 << 20)", PATIENCE).error:
+            self.close()
+            raise ValueError(
+                f"python_exec needs more than {self.limits}. Python itself takes about 30 MiB of memory_mib and 4 of "
+                f"open_files; no code can run: {error.splitlines()[-1]}"
+            )
+        layers = {"Landlock": f"on, ABI {abi}" if (abi := confine.landlock_abi()) else "missing"}
+        for layer, (code, expected) in confine.POLICY["probes"].items():
+            code = code.format(outside=os.path.abspath(__file__), mib=self.limits.memory_mib)
+            layers[layer] = "on" if expected in (self._call(code, 20).error or "") else "missing"
+        return layers
+
+    def _call(self, code: str, wall: float) -> ExecResult:
+        """Runs code in a new child of the server's, which is given a file with the code and the ends of two pipes."""
+        started = time.monotonic()
+        ours: socket.socket = cast(Any, self._server)[1]
+        with contextlib.ExitStack() as stack:
+            numbers = os.memfd_create("code"), *os.pipe(), *os.pipe()
+            files = [stack.enter_context(open(number, "r+b", 0)) for number in numbers]
+            source, output, output_end, report, report_end = files
+            os.set_blocking(output.fileno(), False)
+            os.set_blocking(report.fileno(), False)
+            source.write(code.encode("utf-8", "surrogatepass"))
+            try:
+                socket.send_fds(ours, [b"run"], [file.fileno() for file in (source, output_end, report_end)])
+                text, stopped, status = self._listen(ours, output, wall)
+                for entry in list(os.scandir(self._folder)):
+                    shutil.rmtree(entry) if entry.is_dir(follow_symlinks=False) else os.unlink(entry)
+            except BaseException:  # whatever it is, a later call must not get this one's answer
+                self.close()
+                raise
+            reported = (report.read(LONGEST_ERROR) or b"").decode("utf-8", "replace")
+        if not stopped and status < 0:
+            stopped = f"Killed by signal {-status}, {signal.strsignal(-status)}."
+        error = stopped or reported or (f"Exited with status {status}." if status else None)
+        most = self.limits.output_bytes
+        shown = text[:most].decode("utf-8", "replace") + f"\n[output cut after {most} bytes]" * (len(text) > most)
+        return ExecResult(shown, error, time.monotonic() - started)
+
+    def _listen(self, ours: socket.socket, output: BinaryIO, wall: float) -> tuple[bytes, str, int]:
+        """What the child prints, up to a byte more than the limit; why it had to be stopped, or ""; its exit status."""
+        ours.settimeout(0.01)
+        text, stopped, status, started = b"", "", None, time.monotonic()
+        while status is None:
+            with contextlib.suppress(TimeoutError):
+                status = ours.recv(99)
+            text += (output.read(PIPE) or b"")[: max(self.limits.output_bytes + 1 - len(text), 0)]
+            seconds = time.monotonic() - started
+            if seconds > wall + PATIENCE:
+                raise TimeoutError("it does not end a call")
+            if status is None and not stopped and (stopped := self._excess(seconds, wall)):
+                ours.send(b"stop")
+        if not status:
+            raise ConnectionError("it closed the connection")
+        return text, stopped, int(status)
+
+    def _excess(self, seconds: float, wall: float) -> str:
+        """Why the call must be stopped; "" if it need not be. Nothing in the kernel limits all files together."""
+        if seconds > wall:
+            return f"Timed out after {wall:g} s of wall clock."
+        size = 0
+        for files, entry in enumerate(os.scandir(self._folder)):
+            with contextlib.suppress(FileNotFoundError):  # removed meanwhile
+                size += entry.stat(follow_symlinks=False).st_size
+            if size > self.limits.folder_mib << 20 or files > MOST_FILES:
+                return f"Killed: more than {self.limits.folder_mib} MiB or {MOST_FILES} files."
+        return ""
 
 
 _sandboxes: weakref.WeakSet[Sandbox] = weakref.WeakSet()
@@ -138,15 +199,7 @@ _sandboxes: weakref.WeakSet[Sandbox] = weakref.WeakSet()
 @functools.cache
 def shared_sandbox() -> Sandbox:
     """This process's sandbox with the default limits. Its server ends with this process, however that ends."""
-    sandbox = Sandbox()
-    atexit.register(sandbox.close)
-    return sandbox
-
-
-def probe() -> dict[str, str]:
-    """The layers of protection on this machine, as Sandbox.start says them; refuses nothing."""
-    with contextlib.closing(Sandbox(unsafe=True)) as sandbox:
-        return sandbox.start()
+    return Sandbox()
 
 
 def _after_fork() -> None:
