@@ -33,6 +33,12 @@ MANAGER = "from ray.rllib.utils.actor_manager import FaultTolerantActorManager"
 CALLS, ROUNDS, LIMIT = 300, 7, 60.0
 
 
+class ManagedEnvWorker(EnvWorker):
+    def apply(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """What the manager calls."""
+        return function(self, *args, **kwargs)
+
+
 class Direct:
     """As rollout/env_client.py does it: the caller sees the death in its own call, and pings until somebody answers."""
 
@@ -109,7 +115,7 @@ def main() -> None:
     (ray_seconds, ray_mib), (seconds, mib) = imported("pass"), imported(MANAGER)
     logging.getLogger("ray.rllib").setLevel(logging.CRITICAL)
     ray.init(log_to_driver=False, include_dashboard=False, logging_level="ERROR")
-    actor: Any = ray.remote(EnvWorker).options(max_restarts=-1, max_task_retries=0, num_cpus=0)
+    actor: Any = ray.remote(ManagedEnvWorker).options(max_restarts=-1, max_task_retries=0, num_cpus=0)
     ways = Direct(actor.remote(30.0, f"direct-{os.getpid()}")), Managed(actor.remote(30.0, f"managed-{os.getpid()}"))
     for way in ways:
         way.call("reset_many", [("bench", SAMPLE)])

@@ -10,7 +10,7 @@ stops; the same command goes on. A run that was made with other settings than th
 
 Writes the figures of docs/algorithms/learning.md, between its two marks; with other settings or seeds than the frozen
 ones, OUT/learning.md. `scripts/plot_curve.py --matrix` draws the pictures. The last line is one JSON object:
-{algorithm: {"warmstart": [...], "final": [...], "clipped": x}}, a number a seed, clipped a mean over steps and seeds.
+{algorithm: {"warmstart": [...], "final": [...], "clipped": x}}, one number per seed; clipped: a mean over steps, seeds.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ def run_all(args: argparse.Namespace) -> list[str]:
 
 
 def results(args: argparse.Namespace) -> dict[str, dict[str, list[float]]]:
-    """Of every finished run in OUT, a number a seed. Raises UserError where one seed has several warm starts."""
+    """Of every finished run in OUT, one number per seed. Raises UserError where one seed has several warm starts."""
     found: dict[str, dict[str, list[float]]] = {}
     starts: dict[int, float] = {}
     for name in TUNED:
@@ -140,7 +140,7 @@ def results(args: argparse.Namespace) -> dict[str, dict[str, list[float]]]:
 
 def figures(found: dict[str, dict[str, list[float]]], args: argparse.Namespace) -> str:
     """The table, SAPO against the others, and the settings, as markdown."""
-    lines = ["| algorithm | seeds | warm start | final | rise | mean rise | clip fraction | minutes a run |"]
+    lines = ["| algorithm | seeds | warm start | final | rise | mean rise | clip fraction | minutes per run |"]
     lines.append("|---|---|---|---|---|---|---|---|")
     finals = {name: dict(zip(x["seeds"], x["final"], strict=True)) for name, x in found.items()}
     for name, x in found.items():

@@ -1,14 +1,12 @@
-"""report.html and its transcripts: what a reader sees, with texts that attack the page; comparisons in words."""
+"""Both pages of an evaluation: what a reader sees, with texts that attack them; comparisons in words."""
 
 from __future__ import annotations
 
-import base64
 import json
 import random
 import re
 import shutil
 import warnings
-import zlib
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +15,17 @@ import pytest
 from benchmarks.viewer import Browser, find_browser
 from skyrl_eval import grade, report
 from skyrl_eval.benchmarks.common import Context
-from skyrl_eval.report import MAX_PAGE, PAGE, TRANSCRIPTS, compare, write_report
+from skyrl_eval.report import PAGE, TRAJECTORIES, compare, write_report
 from skyrl_eval.store import Run
 from skyrl_eval.types import Attempt, Verdict
+from skyrl_trainer import cli
 from skyrl_trainer.errors import UserError
+from skyrl_trainer.report.page import MAX_CHARACTERS
 from tests.eval.made_up import items
+from tests.trainer.report.test_viewer import index_of
 
 NASTY = "</script><script>pwned=1</script><!-- <img src=x onerror=pwned=1>\u2028{{title}}{{data}} *"
+MAX_PAGE = 300_000
 HALF = "\ud83d"  # of a pair of surrogates: no UTF-8 has it
 
 
@@ -99,6 +101,7 @@ def test_the_page_is_small_has_no_question_and_cannot_be_broken_out_of(tmp_path:
     text = page.read_text(encoding="utf-8")
     assert page.name == PAGE and len(text.encode()) < MAX_PAGE
     assert "SECRET" not in text and "SECRET" in json.dumps(blocks(page.parent))
+    assert "default-src 'none'" in text and "innerHTML" not in text and "document.write" not in text
     assert (
         text.count("<script") == 2 == text.count("</script>")
         and "<img" not in text
@@ -111,20 +114,67 @@ def test_the_page_is_small_has_no_question_and_cannot_be_broken_out_of(tmp_path:
 
 
 def blocks(folder: Path) -> list[Any]:
-    script = (folder / TRANSCRIPTS).read_text(encoding="ascii")
-    data = json.loads(script.removeprefix("showTranscripts(").removesuffix(");\n"))
-    assert len(data["rows"]) == len(data["blocks"]) and all(len(row) == len(data["fields"]) for row in data["rows"])
-    return [json.loads(zlib.decompress(base64.b64decode(block))) for block in data["blocks"]]
+    index, found, _ = index_of(folder / TRAJECTORIES)
+    assert len(index["rows"]) == len(found) and all(len(row) == len(index["fields"]) for row in index["rows"])
+    return found
+
+
+def test_an_attempt_is_a_trajectory_with_its_verdict(tmp_path: Path) -> None:
+    folder = made_run(tmp_path / "run", 40, 2)
+    write_report(folder)
+    index, found, page = index_of(folder / TRAJECTORIES)
+    attempts = [json.loads(line) for line in (folder / "attempts.jsonl").read_text().splitlines()]
+    verdicts = [json.loads(line) for line in (folder / "verdicts.jsonl").read_text().splitlines()]
+    assert index["notes"] == ["it holds the benchmark's questions: keep to the terms of its data"]
+    assert index["rows"][3] == [
+        "q1/1", None, "q1", "hle", None, verdicts[3]["score"], verdicts[3]["status"], attempts[3]["stop"],
+        attempts[3]["steps"], attempts[3]["completion_tokens"],
+    ]  # fmt: skip
+    assert found[3]["prompt"] == attempts[3]["messages"][:1]
+    assert [turn["action"] for turn in found[3]["turns"]] == [attempts[3]["answer"]]
+    facts, spent = found[3]["facts"], attempts[3]["prompt_tokens"] * 0.4 + attempts[3]["completion_tokens"] * 1.6
+    assert facts["dollars"] == pytest.approx(spent / 1e6) and facts["answer"] == "1"
+    assert facts["confidence"] == verdicts[3]["confidence"] and facts["seconds"] == attempts[3]["seconds"]
+    assert found[3]["texts"] == {"the grader's detail": {"flags": [NASTY]}, "fetched": "http://made.up/" + NASTY}
+    ungraded = next(n for n, verdict in enumerate(verdicts) if verdict["status"] == "ungraded")
+    assert found[ungraded]["error"] == "The judge is away. " + NASTY
+    assert "img" not in page.tags and page.addresses == [] and page.tags.count("script") == 2 + len(found)
+
+
+def test_turns_are_what_the_model_said_and_what_came_back() -> None:
+    said = [("system", "s"), ("user", "q"), ("assistant", "call"), ("user", "result"), ("assistant", "7")]
+    messages = [{"role": role, "content": content} for role, content in said]
+    attempt = Attempt("swe", "i", 0, "diff --git", steps=2, messages=messages)
+    made = report.from_attempt(attempt, Verdict("swe", "i", 0, 0.0, "wrong"), None)
+    assert made.prompt == messages[:2] and made.texts == {"submitted": "diff --git"} and made.facts["dollars"] is None
+    assert made.turns == [{"action": "call", "observation": "result"}, {"action": "7", "observation": ""}]
+
+
+def test_view_shows_an_evaluation_that_is_not_graded_yet(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = made_run(tmp_path / "run", 5)
+    for name in ("verdicts.jsonl", "results.json"):
+        (folder / name).unlink()
+    assert cli.main(["view", str(folder)]) == 0
+    assert f"{folder / TRAJECTORIES}: 4 trajectories, 0.0 MB; it holds the benchmark's" in capsys.readouterr().out
+    assert {row[6] for row in index_of(folder / TRAJECTORIES)[0]["rows"]} == {"missing"}
+    assert cli.main(["view", str(folder), "--step", "3"]) == 2
+    assert "is an evaluation, which has no steps: leave out --step." in capsys.readouterr().err
 
 
 def test_what_does_not_fit_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = made_run(tmp_path / "run", 30)
-    monkeypatch.setattr(report, "MAX_TRANSCRIPTS", 4000)
-    told = page_data(write_report(folder))["transcripts"]
-    assert 0 < told["count"] == len(blocks(folder)) and told["count"] + told["left_out"] == 29
-    monkeypatch.setattr(report, "MAX_CHARACTERS", 5)
+    monkeypatch.setattr(report, "MAX_BYTES", 46_000)
+    told = page_data(write_report(folder))["trajectories"]
+    left_out = 29 - len(blocks(folder))
+    assert 0 < left_out < 29 and f"; {left_out} more are left out (at most 20,000" in told["about"]
+    assert 40_000 < (folder / TRAJECTORIES).stat().st_size < 46_000 and told["page"] == TRAJECTORIES
+    monkeypatch.undo()
+    first, *others = (folder / "attempts.jsonl").read_text().splitlines()
+    long = json.loads(first)
+    long["messages"][0]["content"] = "x" * (MAX_CHARACTERS + 5)
+    (folder / "attempts.jsonl").write_text("\n".join([json.dumps(long), *others, ""]))
     write_report(folder)
-    assert "characters more)" in json.dumps(blocks(folder))
+    assert blocks(folder)[0]["prompt"][0]["content"].endswith("x… (5 characters more)")
 
 
 def test_a_page_stays_small_whatever_the_run_has_in_it(tmp_path: Path) -> None:
@@ -179,22 +229,22 @@ def test_a_reader_sees_it_all_and_nothing_that_a_model_wrote_runs(tmp_path: Path
         ):
             assert expected in shown
         assert "SECRET" not in shown and "NaN" not in shown and "undefined" not in shown
-        browser.run("document.getElementById('load').click()")
-        browser.wait("document.querySelectorAll('tr.pick').length === 200")
-        browser.run("document.querySelector('tr.pick').click()")
-        browser.wait("document.querySelectorAll('td.transcript pre').length > 2")
-        assert "SECRET question 0?" in browser.run("document.querySelector('td.transcript').innerText")
-        browser.run(
-            "const s = document.querySelector('select'); s.value = 'ungraded'; s.dispatchEvent(new Event('change'))"
-        )
-        assert 0 < browser.run("document.querySelectorAll('tr.pick').length") < 200
         assert browser.run("typeof pwned") == "undefined"
-        assert browser.run("document.images.length + document.querySelectorAll('script[src]').length") == 1
-        (b / TRANSCRIPTS).unlink()
-        browser.call("Page.navigate", url=page.as_uri() + "?again")
-        browser.wait("document.getElementById('load') !== null")
-        browser.run("document.getElementById('load').click()")
-        browser.wait("document.body.innerText.includes('is not beside this page')")
+        assert browser.run("document.images.length + document.querySelectorAll('script[src]').length") == 0
+        browser.run("document.querySelector('a').click()")
+        browser.wait("document.querySelectorAll('#list a').length > 20")
+        assert "keep to the terms of its data" in browser.run("document.querySelector('header').innerText")
+        heads = browser.run("[...document.querySelectorAll('#heads button')].map(head => head.innerText)")
+        assert heads == ["✓", "id", "task", "score", "turns", "tokens", "stop"]
+        browser.run("document.querySelector('#list a').click()")
+        browser.wait("document.querySelectorAll('#detail pre').length > 2")
+        shown = browser.run("document.getElementById('detail').innerText")
+        assert "SECRET question 0?" in shown and "the grader's detail" in shown and "undefined" not in shown
+        assert "shade by" not in shown and "compare with" in shown  # no tokens; a second try
+        choose = "s = document.getElementById('outcome'); s.value = 'ungraded'; s.dispatchEvent(new Event('change'))"
+        browser.run(f"{{ const {choose} }}")
+        assert 0 < browser.run("state.shown.length") < 200
+        assert browser.run("typeof pwned") == "undefined" and browser.run("document.images.length") == 0
     finally:
         browser.close()
     shutil.rmtree(tmp_path / "profile", ignore_errors=True)

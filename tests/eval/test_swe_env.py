@@ -15,7 +15,7 @@ import pytest
 
 from skyrl_eval import benchmarks, grade, sandbox
 from skyrl_eval.benchmarks.common import Context
-from skyrl_eval.report import TRANSCRIPTS, write_report
+from skyrl_eval.report import TRAJECTORIES, write_report
 from skyrl_eval.solve import solve
 from skyrl_eval.store import Run
 from skyrl_eval.swe_env import OUTPUT, SWEEnv, cut, snapshot
@@ -280,4 +280,4 @@ def test_the_agent_loop_solves_it_over_an_endpoint_and_the_page_shows_it(instanc
         run.write_results(results)
     assert (results["accuracy"], results["own"]["resolved_guarded"]) == (1.0, 1.0)
     page = write_report(tmp_path)
-    assert "double(5) gives 7." not in page.read_text() and page.with_name(TRANSCRIPTS).is_file()
+    assert "double(5) gives 7." not in page.read_text() and page.with_name(TRAJECTORIES).is_file()

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_models import make_batch, make_config, save_model
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from skyrl_trainer.learner import model as learner_module
 from skyrl_trainer.learner.batch import collate, make_rows
 from skyrl_trainer.learner.model import Learner
+from tests.trainer.learner.tiny_models import make_batch, make_config, save_model
 
 
 class PeakBytes(TorchDispatchMode):

@@ -159,6 +159,7 @@ def summarise(
         "stops": dict(sorted(Counter(attempt.stop for attempt in taken).items())),
         "means": {name: total / len(taken) if taken else None for name, total in totals.items()},
         "totals": totals,
+        "price": price,
         "cost": cost(totals["prompt_tokens"], totals["completion_tokens"], totals["cached_tokens"], price),
         "judge_tokens": [judge_in, judge_out],
         "judge_cost": cost(judge_in, judge_out, 0, judge_price),

@@ -1,37 +1,34 @@
-"""report.html of an evaluated run, with its transcripts in report.transcripts.js beside it, read when asked for.
+"""report.html of an evaluated run, and trajectories.html beside it.
 
-The page is below 300 KB, loads nothing from elsewhere, and holds no item of the benchmark: it can be shown to others.
-The transcripts hold the questions, so they are for those who may read the data. What a model wrote reaches both as
-JSON, and is only ever put into the page as text.
+The first is below 300 KB and holds no item of the benchmark: it can be shown to others. The second holds the questions,
+so it is for those who may read the data, and says so.
 """
 
 from __future__ import annotations
 
-import base64
 import json
-import zlib
-from collections.abc import Collection, Sequence
-from html import escape
-from importlib.resources import files
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from skyrl_eval import grade, metrics
-from skyrl_eval.metrics import COUNTERS
+from skyrl_eval.metrics import COUNTERS, Price
 from skyrl_eval.store import read_records
-from skyrl_eval.types import Attempt, Key, Verdict
+from skyrl_eval.types import Attempt, Verdict
 from skyrl_trainer.errors import UserError
+from skyrl_trainer.report.page import asset, lean, write_page
+from skyrl_trainer.report.viewer import PAGE as TRAJECTORIES
+from skyrl_trainer.report.viewer import Episode, write_episodes
 
-PAGE, TRANSCRIPTS = "report.html", "report.transcripts.js"
-MAX_PAGE, MAX_TRANSCRIPTS, MAX_CHARACTERS, MAX_PARTS = 300_000, 50_000_000, 50_000, 400
-ROW = ("item", "sample", "status", "score", "stop", *COUNTERS[:5], "seconds")
-"""Of a line in the list of attempts: ["q7", 0, "wrong", 0.0, "done", 3, 2, 0, 812, 96, 4.1]."""
+PAGE = "report.html"
+MAX_ATTEMPTS, MAX_BYTES = 20_000, 50_000_000
+SHORT, MAX_PARTS = 500, 400  # characters of a text, and parts of a list, on the page
 
 
 def write_report(folder: Path, against: Path | None = None) -> Path:
-    """Writes the page and the transcripts of a graded run, and returns the page's path.
+    """Writes both pages of a graded run, and returns the path of the first.
 
     Args:
         against: another run, with which the page compares this one.
@@ -40,30 +37,52 @@ def write_report(folder: Path, against: Path | None = None) -> Path:
         UserError: the folder lacks a file of a graded run, or cannot be written to.
     """
     manifest, results = (_read(folder, name) for name in ("manifest.json", "results.json"))
-    attempts, verdicts = read_records(folder, Attempt), read_records(folder, Verdict)
-    count, left_out, script = _transcripts(attempts, verdicts)
-    data = {
-        "results": _shortened(results),
-        "spread": _spread(attempts.values()),
-        "config": _shortened(manifest["config"]),
-        "facts": _shortened(manifest["facts"]),
-        "versions": manifest["versions"],
-        "comparison": comparison(against, folder) if against else None,
-        "transcripts": {"file": TRANSCRIPTS, "count": count, "left_out": left_out, "bytes": len(script)},
-    }
-    title = str(results.get("title") or f"{results['bench']}, {results['items']} items")
-    template = (files(__package__) / "report.html").read_text(encoding="utf-8")
-    # "<" escaped: no text can close the element, or open a comment in it.
-    page = template.replace("{{data}}", json.dumps(data).replace("<", "\\u003c"), 1)
-    page = page.replace("{{title}}", escape(f"{title}: {results.get('model', '')}"), 1)
-    if len(page) > MAX_PAGE:
-        raise ValueError(f"The page has {len(page)} bytes.")
-    try:
-        (folder / TRANSCRIPTS).write_text(script, encoding="ascii")
-        (folder / PAGE).write_text(page, encoding="utf-8", errors="replace")
-    except OSError as error:
-        raise UserError(f"The report cannot be written to {folder}: {error.strerror or error}.") from error
+    attempts = read_records(folder, Attempt).values()
+    data = {name: manifest[name] for name in ("config", "facts", "versions")}
+    data |= {"results": results, "spread": _spread(attempts), "comparison": None, "trajectories": None}
+    if against:
+        data["comparison"] = comparison(against, folder)
+    if attempts:
+        data["trajectories"] = {"page": TRAJECTORIES, "about": view(folder, folder / TRAJECTORIES)}
+    what = results.get("title") or f"{results['bench']}, {results['items']} items"
+    title, script = f"{what}: {results.get('model', '')}", asset("charts.js") + asset("report.js", __package__)
+    write_page(folder / PAGE, title, lean(data, SHORT, MAX_PARTS), asset("report.css"), script)
     return folder / PAGE
+
+
+def view(folder: Path, out: Path, steps: list[int] | None = None) -> str:
+    """Writes the attempts' page, graded or not yet; returns what it did, in words."""
+    if steps:
+        raise UserError(f"{folder} is an evaluation, which has no steps: leave out --step.")
+    attempts, verdicts = read_records(folder, Attempt), read_records(folder, Verdict)
+    price = _read(folder, "results.json").get("price") if (folder / "results.json").exists() else None
+    verdicts |= {key: Verdict(*key, score=None, status="missing") for key in attempts.keys() - verdicts.keys()}
+    episodes = (from_attempt(attempt, verdicts[key], price) for key, attempt in attempts.items())
+    notes = ["it holds the benchmark's questions: keep to the terms of its data"]
+    return write_episodes(out, folder, episodes, len(attempts), notes, (MAX_ATTEMPTS, MAX_BYTES))
+
+
+def from_attempt(attempt: Attempt, verdict: Verdict, price: Price | None) -> Episode:
+    """What the model was asked and said, turn by turn, and what the grader says of it."""
+    prompt, turns = list[dict[str, str]](), list[dict[str, Any]]()
+    for message in attempt.messages:
+        if message["role"] == "assistant":
+            turns.append({"action": message["content"], "observation": ""})
+        elif turns:
+            turns[-1]["observation"] += message["content"]
+        else:
+            prompt.append(message)
+    tokens = (attempt.prompt_tokens, attempt.completion_tokens, attempt.cached_tokens)
+    facts = {name: getattr(attempt, name) for name in (*COUNTERS[1:4], "cached_tokens", "seconds")}
+    facts |= {"dollars": metrics.cost(*tokens, price), "answer": verdict.answer, "confidence": verdict.confidence}
+    facts["judge's tokens"] = (verdict.judge_prompt_tokens + verdict.judge_completion_tokens) or None
+    texts = {"the grader's detail": verdict.detail, "fetched": "\n".join(attempt.urls)}
+    if not turns or turns[-1]["action"] != attempt.answer:
+        texts = {"submitted": attempt.answer, **texts}
+    row: list[Any] = [f"{attempt.item_id}/{attempt.sample}", None, attempt.item_id, attempt.bench, None]
+    row += [verdict.score, verdict.status, attempt.stop, attempt.steps, attempt.completion_tokens]
+    texts = {name: text for name, text in texts.items() if text}
+    return Episode(row, prompt, turns, facts, texts, verdict.error or attempt.error)
 
 
 def comparison(a: Path, b: Path) -> dict[str, Any]:
@@ -85,7 +104,7 @@ def comparison(a: Path, b: Path) -> dict[str, Any]:
     changed = {name: both for name, both in changed.items() if both[0] != both[1]}
     if any(one["samples"] != 1 for one in results):
         found["p"] = None  # means of tries are not the yes and no that McNemar's test counts
-    return {"a": str(a), "b": str(b), "changed": _shortened(changed), **found}
+    return {"a": str(a), "b": str(b), "changed": changed, **found}
 
 
 def compare(a: Path, b: Path) -> str:
@@ -118,35 +137,3 @@ def _spread(attempts: Collection[Attempt]) -> dict[str, list[float]]:
     columns = {name: [float(getattr(attempt, name)) for attempt in attempts] for name in COUNTERS}
     marks = (0.5, 0.95, 1.0)
     return {name: np.quantile(column, marks, method="inverted_cdf").tolist() for name, column in columns.items()}
-
-
-def _transcripts(attempts: dict[Key, Attempt], verdicts: dict[Key, Verdict]) -> tuple[int, int, str]:
-    """How many are in it, how many did not fit, and the script: rows, and one deflated block an attempt."""
-    rows: list[list[Any]] = []
-    blocks: list[str] = []
-    room = MAX_TRANSCRIPTS
-    for key, attempt in attempts.items():
-        verdict = verdicts.get(key) or Verdict(*key, score=None, status="missing")
-        block = {name: getattr(attempt, name) for name in ("messages", "error", "urls", "answer")}
-        said = {name: getattr(verdict, name) for name in ("answer", "confidence", "detail", "error")}
-        packed = zlib.compress(json.dumps(_shortened({**block, "verdict": said}, MAX_CHARACTERS)).encode())
-        row = [key[1], key[2], verdict.status, verdict.score, *(getattr(attempt, name) for name in ROW[4:])]
-        room -= len(packed) * 4 // 3 + len(json.dumps(row)) + 8
-        if room < 0:
-            break
-        rows.append(row)
-        blocks.append(base64.b64encode(packed).decode())
-    data = json.dumps({"fields": ROW, "rows": rows, "blocks": blocks})
-    return len(rows), len(attempts) - len(rows), f"showTranscripts({data});\n"
-
-
-def _shortened(value: Any, characters: int = 500) -> Any:
-    """The value with long texts and, in the page, long lists cut, saying so."""
-    if isinstance(value, str) and len(value) > characters:
-        return f"{value[:characters]}… ({len(value) - characters} characters more)"
-    if isinstance(value, dict):
-        kept: Sequence[Any] = list(value.items())[:MAX_PARTS]
-        return {str(_shortened(name, characters)): _shortened(part, characters) for name, part in kept}
-    if isinstance(value, list | tuple):
-        return [_shortened(part, characters) for part in (value if characters > 500 else value[:MAX_PARTS])]
-    return value

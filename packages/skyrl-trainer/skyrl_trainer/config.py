@@ -1,26 +1,36 @@
-"""Every setting of a run, typed. A YAML recipe with `a.b=c` overrides fills it; at most 60 leaf fields.
+"""Every setting of a run, typed. A YAML recipe with `a.b=c` overrides fills it; at most 90, an algorithm's included.
 
 Names are SkyRL's where it has one, TRL's for hyper-parameters. The description under a field is its manual:
-`--dry-run` and docs/configuration.md are made from it. A field exists when two users want different values.
+docs/configuration.md and the JSON schema are made from it. A field exists when two users want different values.
 """
 
 from __future__ import annotations
 
 import difflib
 import json
-import sys
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from functools import reduce
 from operator import getitem
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from pydantic.fields import FieldInfo
 
 from skyrl_trainer.errors import UserError
-from skyrl_trainer.recipe import Setting, parse_override, read_recipe, text_of, value_of
+from skyrl_trainer.recipe import Setting, parse_override, read_recipe, text_of, value_of, walk
+
+OPTIONS, TINY = "trainer.algorithm.options", "trainer.policy.model.tiny"
+GONE = {"trainer.resume_mode": "latest"}
+"""Settings of earlier versions that run folders still name, with what they do in this one."""
+T = TypeVar("T")
+FREE, ROUNDING = "free", "rounding"
+Free = Annotated[T, FREE]
+"""Says where a run happens or how it is watched, not what it is: a resumed run may have another value."""
+Rounding = Annotated[T, ROUNDING]
+"""Changes rounding only: free on resume, unless the run promised the same bytes."""
 
 
 class Section(BaseModel):
@@ -30,23 +40,60 @@ class Section(BaseModel):
 class DataConfig(Section):
     train_data: list[str | dict[str, Any]] = ["text_math?split=train"]
     """Env ids with options (`text_math?split=train&difficulty=2`), or jsonl and parquet files in SkyRL's row format."""
-    val_data: list[str | dict[str, Any]] = ["text_math?split=val"]
+    val_data: Free[list[str | dict[str, Any]]] = ["text_math?split=val"]
     """The same, for held-out evaluation; and benchmarks, `skyrl_eval:gsm8k?data=gsm8k.jsonl&n=50`."""
 
 
+class TinyConfig(Section):
+    """The model that `path: tiny` makes."""
+
+    induction: bool = False
+    """Whether its weights copy from the beginning, which is what an agent does all the time."""
+    spaces: Literal["before", "after"] = "before"
+    """Where a token has its word's space: after it, `color: navy` and `click[navy]` hold the same one."""
+    config_kwargs: dict[str, Any] = {}
+    """Its Qwen3 configuration: hidden_size, num_hidden_layers, vocab_size (which the tokenizer gets) ..."""
+
+
+class LoRAConfig(Section):
+    """Adapters to train in place of the weights. There is no dropout: it would put noise in every ratio."""
+
+    rank: int = Field(default=0, ge=0)
+    """Rank of the adapters; 0 trains all weights. Where only other entries are given, 32."""
+    alpha: float = Field(default=32.0, gt=0, allow_inf_nan=False)
+    """Adapters count alpha/rank times: the best learning rate then hardly depends on the rank."""
+    target_modules: Literal["all-linear"] | list[str] = "all-linear"
+    """The ends of the names of layers that get one, as peft has them: `[q_proj, v_proj]`."""
+    quantization: Literal["none", "nf4"] = "none"
+    """nf4: the learner's frozen layers in 4 bits."""
+    sync: Literal["auto", "merged", "adapter"] = "auto"
+    """What the engines get at each step; auto: the adapter with nf4, else weights with the adapter merged in."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _with_rank(cls, given: Any) -> Any:
+        return {"rank": 32, **given} if isinstance(given, dict) and given else given
+
+    @property
+    def hot_load(self) -> bool:
+        """Whether the engines hold the base and load an adapter at each step, instead of merged weights."""
+        sync = "adapter" if self.sync == "auto" and self.quantization == "nf4" else self.sync
+        return self.rank > 0 and sync == "adapter"
+
+
 class Warmstart(Section):
-    """The entries of `trainer.policy.model.warmstart`."""
+    """How the tiny policy first clones experts of the training data."""
 
     num_demonstrations: int = Field(default=4000, ge=0)
-    """Expert episodes of the training data to clone; 0 for none."""
+    """Expert episodes to clone; 0 for none."""
     target_loss: float = Field(default=0.3, ge=0)
-    """Nats a token of the expert, at which cloning stops; 0 goes through all epochs."""
+    """Nats per token of the expert, at which cloning stops; 0 goes through all epochs."""
     epochs: float = Field(default=8.0, gt=0)
     """Passes over the demonstrations, at most."""
     learning_rate: float = Field(default=1e-3, gt=0)
     """AdamW's."""
     batch_size: int = Field(default=32, gt=0)
-    """Demonstrations an optimizer step."""
+    """Demonstrations per optimizer step."""
 
 
 class ModelConfig(Section):
@@ -54,28 +101,9 @@ class ModelConfig(Section):
     """A Hugging Face folder or name; `tiny` makes a small Qwen3 and clones the env's expert, without a download."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Precision of the weights, in the learner and in the engine."""
-    tiny_kwargs: dict[str, Any] = {}
-    """Of the tiny policy's Qwen3 configuration: hidden_size, num_hidden_layers, vocab_size (the tokenizer's) ...;
-    `induction` true gives it weights that copy from the beginning (what an agent does all the time), `spaces` "after"
-    makes them part of the word before them instead of the one behind."""
-    lora: dict[str, Any] = {}
-    """Trains adapters instead of the weights: `rank`, `alpha`, `target_modules`, `quantization` (nf4), `sync`."""
-    warmstart: dict[str, Any] = {}
-    """How the tiny policy first clones experts of the training data: `num_demonstrations` (4000; 0 for none), until
-    `target_loss` (0.3 nats a token) or `epochs` (8) are reached, `learning_rate` (0.001), `batch_size` (32)."""
-
-    @property
-    def cloning(self) -> Warmstart:
-        """`warmstart`, with its defaults. Raises UserError with the setting's name."""
-        known = sorted(Warmstart.model_fields)
-        try:
-            return Warmstart.model_validate(self.warmstart, strict=True)
-        except ValidationError as error:
-            name, problem = str(error.errors()[0]["loc"][0]), error.errors()[0]["msg"].removeprefix("Input should be ")
-            is_wrong = f"is {self.warmstart[name]!r}, but should be {problem}" if name in known else "is not a setting"
-            raise UserError(
-                f"trainer.policy.model.warmstart.{name} {is_wrong}; there are {', '.join(known)}."
-            ) from None
+    tiny: TinyConfig = TinyConfig()
+    lora: LoRAConfig = LoRAConfig()
+    warmstart: Warmstart = Warmstart()
 
 
 class PolicyConfig(Section):
@@ -83,11 +111,11 @@ class PolicyConfig(Section):
 
 
 class PlacementConfig(Section):
-    colocate_all: bool = True
+    colocate_all: Rounding[bool] = True
     """The learner and the engines take turns on the same devices."""
-    policy_num_gpus_per_node: int = Field(default=0, ge=0, le=8)
+    policy_num_gpus_per_node: Rounding[int] = Field(default=0, ge=0, le=8)
     """GPUs for the learner; 0 trains on the CPU."""
-    policy_num_nodes: int = Field(default=1, gt=0)
+    policy_num_nodes: Rounding[int] = Field(default=1, gt=0)
     """Machines that learn; on the CPU, processes that do."""
 
 
@@ -98,26 +126,26 @@ class AlgorithmConfig(Section):
     """A registered estimator: grpo, rloo, reinforce++, maxrl, gae (ppo always has it), or yours."""
     reward_funcs: dict[str, float] = {}
     """Weights of the env's own reward (`env`, 1), of a task solved (`success`, 0) and of functions of `plugin_file`."""
-    plugin_file: str | None = None
+    plugin_file: Free[str | None] = None
     """A Python file of yours that registers algorithms, engines, samplers, rewards and so on."""
     options: dict[str, Any] = {}
-    """Hyper-parameters by TRL's names (`beta`, `epsilon_high`, `sapo_temperature_neg`): see docs/algorithms."""
+    """Hyper-parameters by TRL's names, where the algorithm has a use for them."""
 
 
 class TrainerConfig(Section):
-    run_dir: str = "runs/{run_name}"
+    run_dir: Free[str] = "runs/{run_name}"
     """Everything that the run writes; a second start in the same folder resumes it."""
-    run_name: str = "run"
+    run_name: Free[str] = "run"
     """Names the run folder, and the run at a tracker."""
-    project_name: str = "skyrl"
+    project_name: Free[str] = "skyrl"
     """The project at a tracker."""
-    logger: Literal["tensorboard", "wandb", "trackio", "none"] = "tensorboard"
+    logger: Free[Literal["tensorboard", "wandb", "trackio", "none"]] = "tensorboard"
     """A tracker; metrics.jsonl and report.html are always written."""
     seed: int = 0
     """Of tasks, sampling and the tiny policy."""
     deterministic: bool = False
     """The same bytes in every run: seeded requests in a fixed order, all of the loss computed by the learner."""
-    strategy: Literal["fsdp2"] = "fsdp2"
+    strategy: Rounding[Literal["fsdp2"]] = "fsdp2"
     """How several learners share the weights."""
     policy: PolicyConfig = PolicyConfig()
     placement: PlacementConfig = PlacementConfig()
@@ -125,12 +153,12 @@ class TrainerConfig(Section):
     max_steps: int = Field(default=50, ge=0)
     """Rollout steps in the whole run (a resumed run counts on)."""
     train_batch_size: int = Field(default=32, gt=0)
-    """Prompts a step; each is tried `generator.num_generations` times."""
+    """Prompts per step; each is tried `generator.num_generations` times."""
     num_iterations: int = Field(default=1, gt=0)
     """Epochs over one rollout (TRL's mu)."""
     num_mini_batches: int = Field(default=1, gt=0)
     """Optimizer steps in one epoch over a rollout."""
-    micro_batch_tokens: int = Field(default=16384, gt=0)
+    micro_batch_tokens: Rounding[int] = Field(default=16384, gt=0)
     """Tokens in one forward and backward pass; gradients accumulate over a mini-batch."""
     gradient_checkpointing: bool = False
     """Computes each layer's activations again in the backward pass instead of keeping them."""
@@ -144,20 +172,31 @@ class TrainerConfig(Section):
     """Passed to torch.optim.AdamW as they are."""
     max_grad_norm: float = Field(default=1.0, gt=0)
     """The gradient of a mini-batch is clipped to this norm."""
-    eval_batch_size: int = Field(default=500, gt=0)
-    """Held-out tasks an evaluation (the first ones of `data.val_data`), each tried once."""
-    eval_before_train: bool = True
+    eval_batch_size: Free[int] = Field(default=500, gt=0)
+    """Held-out tasks per evaluation (the first ones of `data.val_data`), each tried once."""
+    eval_before_train: Free[bool] = True
     """Step 0 is a held-out evaluation."""
-    eval_interval: int = Field(default=10, ge=0)
+    eval_interval: Free[int] = Field(default=10, ge=0)
     """Steps between evaluations; 0 for none but the first and the last."""
-    ckpt_interval: int = Field(default=10, ge=0)
+    ckpt_interval: Free[int] = Field(default=10, ge=0)
     """Steps between checkpoints; 0 for the last only."""
-    max_ckpts_to_keep: int = Field(default=2, gt=0)
+    max_ckpts_to_keep: Free[int] = Field(default=2, gt=0)
     """Older checkpoints are deleted."""
-    resume_mode: Literal["latest", "none"] = "latest"
-    """`latest` goes on from the newest checkpoint of the run folder, if there is one."""
-    sync_tolerance: float = Field(default=5e-4, gt=0)
+    sync_tolerance: Free[float] = Field(default=5e-4, gt=0)
     """Largest difference between the engine's and the learner's logprobs after a weight sync."""
+
+
+class AgentConfig(Section):
+    """How the policy acts over many turns: docs/agents."""
+
+    memory: Literal["full", "window", "summary", "no_thinking"] = "full"
+    """What of the episode stands before the next output."""
+    window: int = Field(default=4, gt=0)
+    """Turns that `window` keeps, and whose observations `summary` leaves whole."""
+    max_episode_tokens: int | None = Field(default=None, gt=0)
+    """Sampled tokens of an episode, over all its turns."""
+    tools: Literal["env", "template"] = "env"
+    """Who tells the policy of its tools: the env's instructions, or the model's chat template from their schemas."""
 
 
 class GeneratorConfig(Section):
@@ -165,47 +204,46 @@ class GeneratorConfig(Section):
     """The inference engine: vllm (within its actor), openai_server (vLLM's, in a process of its own), or yours."""
     num_inference_engines: int = Field(default=1, gt=0)
     """Each is a process with a copy of the policy."""
-    inference_engine_tensor_parallel_size: int = Field(default=1, gt=0)
+    inference_engine_tensor_parallel_size: Rounding[int] = Field(default=1, gt=0)
     """GPUs of one engine."""
-    weight_sync_backend: Literal["auto", "shared_memory", "nccl"] = "auto"
+    weight_sync_backend: Rounding[Literal["auto", "shared_memory", "nccl"]] = "auto"
     """How new weights reach the engines; auto chooses by the hardware."""
     num_generations: int = Field(default=8, gt=0)
-    """Tries a prompt: the size of a GRPO group."""
+    """Tries per prompt: the size of a GRPO group."""
     max_completion_length: int = Field(default=64, gt=0)
-    """Tokens a turn."""
+    """Tokens per turn."""
     max_model_len: int = Field(default=1024, gt=0)
-    """Tokens an episode, prompts and observations included."""
+    """Tokens per episode, prompts and observations included."""
     max_turns: int = Field(default=1, gt=0)
     """Answers of the policy in one episode."""
-    max_concurrency: int = Field(default=256, gt=0)
-    """Episodes in flight an engine."""
+    max_concurrency: Rounding[int] = Field(default=256, gt=0)
+    """Episodes in flight per engine."""
     temperature: float = Field(default=1.0, ge=0)
     """Of the rollouts; 0 is greedy."""
     top_p: float = Field(default=1.0, gt=0, le=1)
     """Nucleus sampling in rollouts; 1 for none."""
-    eval_temperature: float = Field(default=0.0, ge=0)
+    eval_temperature: Free[float] = Field(default=0.0, ge=0)
     """Of held-out evaluation."""
-    episode_timeout: float = Field(default=300.0, gt=0)
+    episode_timeout: Free[float] = Field(default=300.0, gt=0)
     """Wall-clock seconds of a whole episode, its reset and all its turns included."""
-    agent: dict[str, Any] = {}
-    """How the policy acts over many turns: `memory`, `window`, `max_episode_tokens`, `tools`; see docs/agents."""
-    engine_kwargs: dict[str, Any] = {}
-    """Passed to vLLM as they are; `urls` (with openai_server) names servers that run already, one an engine."""
+    agent: AgentConfig = AgentConfig()
+    engine_kwargs: Rounding[dict[str, Any]] = {}
+    """Passed to vLLM as they are; `urls` (with openai_server) names servers that run already, one per engine."""
 
 
 class EnvironmentConfig(Section):
     env_class: str = "text_math"
     """A gymnasium id, a short name for `skyrl/<name>-v0`, or one that `env_file` registers; a row may name its own."""
-    env_file: str | None = None
+    env_file: Free[str | None] = None
     """A Python file of yours, loaded in every EnvWorker, that registers environments."""
-    num_workers: int = Field(default=1, gt=0)
+    num_workers: Free[int] = Field(default=1, gt=0)
     """EnvWorker processes."""
-    step_timeout: float = Field(default=30.0, gt=0)
+    step_timeout: Free[float] = Field(default=30.0, gt=0)
     """Wall-clock seconds of one env call."""
 
 
 class RayConfig(Section):
-    address: str | None = None
+    address: Free[str | None] = None
     """A running cluster to join; by default a local one is started and stopped."""
 
 
@@ -223,7 +261,7 @@ class Config(Section):
 
     @property
     def num_learners(self) -> int:
-        """One a GPU of each machine; on the CPU one a "machine"."""
+        """One per GPU of each machine; on the CPU one per "machine"."""
         place = self.trainer.placement
         return place.policy_num_nodes * max(1, place.policy_num_gpus_per_node)
 
@@ -259,24 +297,57 @@ def load_config(recipe: str | None, overrides: list[str]) -> Config:
 
 def resolve(recipe: str | None, overrides: list[str]) -> Resolved:
     """As `load_config`, and remembers where each value came from."""
+    sections = _sections()
+    settings = list(read_recipe(recipe, sections)) if recipe else []
+    for setting in map(parse_override, overrides):
+        if setting.name in sections and isinstance(setting.node, yaml.MappingNode):  # it is set as a whole
+            section = setting.name.removesuffix("_kwargs") + "."  # tiny_kwargs is tiny
+            settings = [each for each in settings if not _today(each.name).startswith(section)]
+            settings += walk(setting.node, f"{setting.name}.", sections, setting.source)
+        else:
+            settings.append(setting)
+    return _resolved(settings)
+
+
+def saved_config(saved: dict[str, Any]) -> Config:
+    """Of a checkpoint, this version's or an earlier one's. Raises UserError where it says what there is no more."""
+    return _resolved(walk(yaml.compose(yaml.safe_dump(saved)), "", _sections(), "checkpoint")).config
+
+
+def _sections() -> set[str]:
+    """Names of settings whose entries are settings."""
+    names = {name[:dot] for name in leaf_fields() for dot in range(len(name)) if name[dot] == "."}
+    return names | {OPTIONS, f"{TINY}_kwargs"}
+
+
+def _today(name: str) -> str:
+    """`tiny_kwargs`, of recipes and run folders from when it was one dictionary, is `tiny` now."""
+    _, old, entry = name.partition(f"{TINY}_kwargs.")
+    if not old:
+        return name
+    return f"{TINY}.{entry}" if entry in TinyConfig.model_fields else f"{TINY}.config_kwargs.{entry}"
+
+
+def _resolved(settings: Iterable[Setting]) -> Resolved:
     fields = leaf_fields()
-    sections = {name[:dot] for name in fields for dot in range(len(name)) if name[dot] == "."}
-    settings = [*(read_recipe(recipe, sections) if recipe else ()), *map(parse_override, overrides)]
     values: dict[str, Any] = {}
     sources: dict[str, str] = {}
     for setting in settings:
-        leaf = next((name for name in fields if f"{setting.name}.".startswith(f"{name}.")), None)
+        name = _today(setting.name)
+        if name in GONE and GONE[name] == value_of(setting):
+            continue
+        leaf = next((leaf for leaf in fields if f"{name}.".startswith(f"{leaf}.")), None)
         if leaf is None:
             raise _unknown(setting, list(fields))
-        if setting.name == leaf:
+        if name == leaf:
             is_text = fields[leaf].annotation is str and isinstance(setting.node, yaml.ScalarNode)
             values[leaf] = text_of(setting.node) if is_text else value_of(setting)
-        else:  # one entry of a pass-through dictionary
-            entry, entries = setting.name[len(leaf) + 1 :], values.get(leaf, fields[leaf].default)
+        else:  # one entry of a dictionary
+            entry, entries = name[len(leaf) + 1 :], values.get(leaf, fields[leaf].default)
             if not isinstance(entries, dict) or "." in entry:
                 raise _unknown(setting, list(fields))
             values[leaf] = entries | {entry: value_of(setting)}
-        sources[leaf] = setting.source
+        sources[leaf] = sources[name] = setting.source
     config = _validate(values, sources)
     _check(config)
     return Resolved(config, sources)
@@ -290,17 +361,24 @@ def _validate(values: dict[str, Any], sources: dict[str, str]) -> Config:
     try:
         return Config.model_validate(nested, strict=True)
     except ValidationError as error:
-        places = [(".".join(map(str, item["loc"])) + ".", item["msg"]) for item in error.errors()]
-        leaf = next(name for name in values if places[0][0].startswith(f"{name}."))
-        wanted = " or ".join(text.removeprefix("Input should be ") for at, text in places if at.startswith(f"{leaf}."))
-        value = json.dumps(values[leaf], ensure_ascii=False, default=str)
-        raise UserError(f"{leaf} is {value} ({sources[leaf]}), but should be {wanted}.") from None
+        raise wrong_value(error, values, sources) from None
+
+
+def wrong_value(
+    error: ValidationError, values: Mapping[str, Any], sources: Mapping[str, str] = {}, prefix: str = ""
+) -> UserError:
+    """One sentence on the first of the values that is wrong; prefix: of the setting, before a value's name."""
+    places = [(".".join(map(str, item["loc"])) + ".", item["msg"]) for item in error.errors()]
+    name = next(name for name in values if places[0][0].startswith(f"{name}."))
+    wanted = " or ".join(text.removeprefix("Input should be ") for at, text in places if at.startswith(f"{name}."))
+    value = json.dumps(values[name], ensure_ascii=False, default=str)
+    source = f" ({sources[name]})" if name in sources else ""
+    return UserError(f"{prefix}{name} is {value}{source}, but should be {wanted}.")
 
 
 def _check(config: Config) -> None:
     """What no single field can say."""
     generator, trainer = config.generator, config.trainer
-    _ = trainer.policy.model.cloning
     episodes = trainer.train_batch_size * generator.num_generations
     if generator.max_completion_length >= generator.max_model_len:
         raise UserError(
@@ -312,10 +390,10 @@ def _check(config: Config) -> None:
             f"trainer.num_mini_batches is {trainer.num_mini_batches}, but a step has only {episodes} episodes "
             "(trainer.train_batch_size times generator.num_generations)."
         )
-    if trainer.deterministic and trainer.algorithm.options.get("old_logprobs") == "rollout":
+    if trainer.deterministic and trainer.algorithm.options.get("correction") == "bypass":
         raise UserError(
-            "trainer.algorithm.options.old_logprobs is rollout, but with trainer.deterministic=true it must be "
-            "recompute: the engine's logprobs differ by rounding from run to run."
+            "trainer.algorithm.options.correction is bypass, but with trainer.deterministic=true it must be another: "
+            "the engine's logprobs differ by rounding from run to run."
         )
 
 
@@ -336,25 +414,3 @@ def _unknown(setting: Setting, names: list[str]) -> UserError:
 def to_yaml(config: Config) -> str:
     """The whole configuration as a recipe: what a run folder's config.yaml holds."""
     return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
-
-
-def configuration_markdown() -> str:
-    """docs/configuration.md: `python -m skyrl_trainer.config > docs/configuration.md`."""
-    lines = ["# Configuration", "", (__doc__ or "").strip(), "", "Written by `python -m skyrl_trainer.config`."]
-    signs = {"gt": "above", "ge": "at least", "le": "at most"}
-    sections: dict[str, list[str]] = {}
-    for name, field in leaf_fields().items():
-        section, _, last = name.rpartition(".")
-        kind = field.annotation.__name__ if isinstance(field.annotation, type) else str(field.annotation)
-        bounds = [f" {signs[key]} {value:g}" for item in field.metadata for key, value in asdict(item).items()]
-        kind = f"`{kind}`".replace("typing.", "").replace("|", "\\|") + ",".join(bounds)
-        told = " ".join((field.description or "").split())
-        row = f"| `{last}` | `{json.dumps(field.default, ensure_ascii=False)}` | {kind} | {told} |"
-        sections.setdefault(section, []).append(row)
-    for section, rows in sections.items():
-        lines += ["", f"## {section}", "", "| setting | default | type | what it is |", "|---|---|---|---|", *rows]
-    return "\n".join(lines) + "\n"
-
-
-if __name__ == "__main__":
-    sys.stdout.write(configuration_markdown())

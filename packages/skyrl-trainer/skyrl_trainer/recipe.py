@@ -57,22 +57,25 @@ def read_recipe(recipe: str, sections: Collection[str]) -> Iterator[Setting]:
         root = _parse(path.read_text(encoding="utf-8"), f"The recipe {path}")
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"The recipe {path} cannot be read: {error}.") from None
-    yield from _walk(root, "", path, sections)
+    yield from walk(root, "", sections, path)
 
 
-def _walk(node: yaml.Node, prefix: str, path: Path, sections: Collection[str]) -> Iterator[Setting]:
+def walk(node: yaml.Node, prefix: str, sections: Collection[str], place: Path | str) -> Iterator[Setting]:
+    """The settings below a section. place: the recipe's path, or the name of what is not a file."""
     if node.tag == "tag:yaml.org,2002:null":
         return
     if not isinstance(node, yaml.MappingNode):
-        place = f" under {prefix[:-1]}" if prefix else ", such as `trainer:`"
-        raise UserError(f"The recipe {path}, line {node.start_mark.line + 1}, must hold `name: value` lines{place}.")
+        what = f"recipe {place}, line {node.start_mark.line + 1}," if isinstance(place, Path) else place
+        under = f" under {prefix[:-1]}" if prefix else ", such as `trainer:`"
+        raise UserError(f"The {what} must hold `name: value` lines{under}.")
     keys = [key.value for key, _ in node.value]
     for key, value in node.value:
-        name, source = f"{prefix}{key.value}", f"{path.name}, line {key.start_mark.line + 1}"
+        name = f"{prefix}{key.value}"
+        source = f"{place.name}, line {key.start_mark.line + 1}" if isinstance(place, Path) else place
         if keys.count(key.value) > 1:
-            raise UserError(f"{name} is set twice in one recipe ({source}).")
+            raise UserError(f"{name} is set twice in one mapping ({source}).")
         if name in sections:
-            yield from _walk(value, f"{name}.", path, sections)
+            yield from walk(value, f"{name}.", sections, place)
         else:
             yield Setting(name, value, source)
 

@@ -4,7 +4,16 @@
            -> AdvantageBatch -> TrainingBatch -> StepMetrics
 
 Nothing here knows Ray, vLLM or a model: every room of the project may import this one.
-Shape suffixes used across the project: B sequences of a batch, T tokens of a sequence, V vocabulary.
+
+Shape suffixes used across the project:
+
+    N  sampled tokens, of a micro-batch or of a trajectory  N1  N + 1: the place behind the end as well
+    P  all tokens of a micro-batch, without padding         S   its segments
+    M  trajectories of a rollout, mini-batch or group       U   turns of a trajectory
+    T  tokens of one sequence                               B   sequences side by side
+    V  vocabulary                                           K   keys that a query sees; the canary's likeliest tokens
+    H  hidden size; heads, where D follows it               D   width of a head
+    R  tokens that a segment continues                      F   rotary frequencies
 """
 
 from __future__ import annotations

@@ -150,7 +150,7 @@ def our_loss(case: dict[str, torch.Tensor], logprobs: torch.Tensor, loss: GRPOTr
 @pytest.mark.parametrize("beta, biased, tis", [(0.0, False, False), (0.04, False, True), (0.04, True, False)])
 @pytest.mark.parametrize("name", TRL)
 def test_loss_and_gradient_are_those_of_trl(name: str, beta: float, biased: bool, tis: bool) -> None:
-    options = {"use_bias_correction_kl": biased, "correction": "tis" if tis else "none"}
+    options = {"kl_estimator": "k3_ratio" if biased else "k3", "correction": "tis" if tis else "none"}
     loss = make_loss("dapo" if name == "bnpo" else name, beta=beta, **options)
     for case in map(ragged, range(5)):
         results = []
@@ -288,7 +288,7 @@ def test_corrections_weigh_by_the_engines_error() -> None:
         weights_N, reports = make_loss("grpo", correction=name).correction(tokens)
         assert weights_N.tolist() == pytest.approx(weights) and (name == "none") == (reports == {})
         assert reports.get("correction/fraction", torch.zeros(5).bool()).tolist() == [bool(bit) for bit in cut]
-    narrow = make_loss("grpo", correction="mis", correction_min=0.3, correction_max=3.5)
+    narrow = make_loss("grpo", correction="mis", correction_range=[0.3, 3.5])
     assert narrow.correction(tokens)[0].tolist() == pytest.approx([3, 0.4, 1, 0, 0])
     spoiled = sampled(old, old, rollout * torch.nan, old, tokens.trajectory_N)
     for name in ("tis", "mis", "sequence_mask"):  # the step has to stop: a masked NaN would hide it
@@ -298,7 +298,7 @@ def test_corrections_weigh_by_the_engines_error() -> None:
 def test_the_correction_is_off_in_float32_and_where_nothing_is_left_to_correct() -> None:
     assert make_loss("grpo").correction_range[0] == "none"
     assert make_loss("grpo", model={"dtype": "bfloat16"}).correction_range == ("tis", 0.0, 2.0)
-    assert make_loss("grpo", model={"dtype": "bfloat16"}, old_logprobs="rollout").correction_range[0] == "none"
+    assert make_loss("grpo", model={"dtype": "bfloat16"}, correction="bypass").correction_range[0] == "none"
 
 
 def test_mixins_compose_and_bring_their_options_and_ranges() -> None:
@@ -318,12 +318,17 @@ def test_mixins_compose_and_bring_their_options_and_ranges() -> None:
         ("sapo", {"sapo_temperature": 1.0}, r"options\.sapo_temperature is not an option of sapo, did you mean sapo_t"),
         ("grpo", {"sapo_gate": "paper"}, r"sapo_gate is not an option of grpo.*; grpo has beta, correction, "),
         ("sapo", {"sapo_temperature_neg": 0}, r"sapo_temperature_neg is 0, but should be greater than 0"),
-        ("sapo", {"sapo_gate": "soft"}, r"sapo_gate is 'soft', but should be 'paper' or 'sigmoid'"),
-        ("dual_clip", {"delta": "3"}, r"delta is '3', but should be a valid number"),
-        ("grpo", {"kl_estimator": "k1"}, r"kl_estimator is k1, whose gradient in a loss is 0"),
-        ("dr_grpo", {"scale_rewards": "group"}, r"scale_rewards is 'group', but should be 'none'"),
+        ("sapo", {"sapo_gate": "soft"}, r"sapo_gate is \"soft\", but should be 'paper' or 'sigmoid'"),
+        ("dual_clip", {"delta": "3"}, r"delta is \"3\", but should be a valid number"),
+        (
+            "grpo",
+            {"kl_estimator": "k1"},
+            r"kl_estimator is \"k1\", but should be 'k2', 'k3', 'k3_ratio', 'k1_in_reward'",
+        ),
+        ("dr_grpo", {"scale_rewards": "group"}, r"scale_rewards is \"group\", but should be 'none'"),
         ("sapo", {"epsilon": 0.1}, r"epsilon is not an option of sapo"),
-        ("grpo", {"correction": "tis", "correction_min": 3.0}, r"correction_min is 3, above the correction_max of 2"),
+        ("grpo", {"correction_range": [3.0, 2.0]}, r"correction_range is \[3.0, 2.0\], but should be a smallest and a"),
+        ("grpo", {"correction_range": [0.5]}, r"correction_range is \[0.5\], but should be a smallest and a largest"),
     ],
 )
 def test_options_that_do_not_fit_are_named(name: str, options: dict[str, Any], sentence: str) -> None:

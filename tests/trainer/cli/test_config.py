@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import json
+import re
 import subprocess
 from pathlib import Path
+from typing import Any
 
+import jsonschema
 import pytest
+import yaml
 
-from skyrl_trainer.config import Config, configuration_markdown, flatten, leaf_fields, load_config, resolve, to_yaml
+from scripts.write_settings import configuration_markdown, options, recipe_schema
+from skyrl_trainer.config import OPTIONS, Config, flatten, leaf_fields, load_config, resolve, to_yaml
 from skyrl_trainer.errors import UserError
 
 ROOT = Path(__file__).parents[3]
+SCHEMA = json.loads((ROOT / "docs" / "recipe.schema.json").read_text(encoding="utf-8"))
+RECIPES = sorted((ROOT / "packages/skyrl-trainer/skyrl_trainer/recipes").glob("*.yaml"))
 
 SKYRL_COMMAND = r"""printf '%s\0' \
    data.train_data="['$HOME/data/gsm8k/train.parquet']" \
@@ -73,18 +81,41 @@ def test_overrides_of_the_skyrl_command_are_accepted_as_they_stand(monkeypatch: 
     }
 
 
-def test_there_are_at_most_sixty_settings_and_each_says_what_it_is() -> None:
+def test_there_are_at_most_ninety_settings_and_each_says_what_it_is() -> None:
     leaves = leaf_fields()
-    assert len(leaves) <= 60
-    assert [name for name, field in leaves.items() if not field.description] == []
+    assert len(leaves.keys() - {OPTIONS}) + len(options()) <= 92
+    assert [name for name, field in (leaves | options()).items() if not field.description] == []
 
 
-def test_the_configuration_page_is_what_the_code_writes() -> None:
-    page = ROOT / "docs" / "configuration.md"
-    hint = "run `python -m skyrl_trainer.config > docs/configuration.md`"
-    assert page.read_text(encoding="utf-8") == configuration_markdown(), hint
-    rows = page.read_text(encoding="utf-8").partition("| setting |")[2].splitlines()[2:]
-    assert all(row.startswith(("| `", "## ", "| setting", "|---")) for row in rows if row), "a row is one line"
+def test_the_page_and_the_schema_are_what_the_code_writes() -> None:
+    page = (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8")
+    assert page == configuration_markdown(), "run scripts/write_settings.py"
+    rows = [line for line in page.splitlines() if line.startswith("|")]
+    starts = ("| `", "| setting", "|---")
+    assert all(row.startswith(starts) and row.endswith("|") for row in rows), "a row is one line"
+    assert recipe_schema() == SCHEMA, "run scripts/write_settings.py"
+
+
+@pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: path.stem)
+def test_an_editor_that_follows_the_schema_takes_every_recipe(recipe: Path) -> None:
+    text = recipe.read_text(encoding="utf-8")
+    place = re.match(r"# yaml-language-server: \$schema=(\S+)\n", text)
+    assert place and (recipe.parent / place[1]).resolve() == ROOT / "docs" / "recipe.schema.json"
+    jsonschema.validate(yaml.safe_load(text), SCHEMA)
+
+
+@pytest.mark.parametrize(
+    "recipe",
+    [
+        {"trainer": {"max_stepz": 3}},
+        {"trainer": {"policy": {"model": {"lora": {"r": 3}}}}},
+        {"generator": {"agent": {"memory": "half"}}},
+        {"trainer": {"algorithm": {"options": {"epsilon": -1}}}},
+    ],
+)
+def test_the_schema_marks_what_a_run_would_refuse(recipe: dict[str, Any]) -> None:
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate(recipe, SCHEMA)
 
 
 @pytest.mark.parametrize(
@@ -123,6 +154,58 @@ def test_the_last_override_wins_and_an_override_beats_the_recipe(tmp_path: Path)
     }
 
 
+@pytest.mark.parametrize(
+    ("overrides", "settings"),
+    [
+        (["lora.rank=16"], {"lora.rank": 16, "lora.alpha": 32.0}),
+        (["lora={rank: 16}"], {"lora.rank": 16, "lora.alpha": 32.0}),
+        (["lora.alpha=8", "lora={rank: 16}"], {"lora.rank": 16, "lora.alpha": 32.0}),
+        (["lora={rank: 16}", "lora.alpha=8"], {"lora.rank": 16, "lora.alpha": 8.0}),
+        (["lora={quantization: nf4}"], {"lora.rank": 32, "lora.quantization": "nf4"}),
+        (["lora={rank: 16}", "lora={}"], {"lora.rank": 0}),
+        (["warmstart={num_demonstrations: 5}"], {"warmstart.num_demonstrations": 5, "warmstart.epochs": 8.0}),
+        (["tiny.config_kwargs.hidden_size=64"], {"tiny.config_kwargs": {"hidden_size": 64}}),
+        (
+            ["tiny_kwargs={vocab_size: 1024, induction: true}", "tiny_kwargs.spaces=after"],
+            {"tiny.induction": True, "tiny.spaces": "after", "tiny.config_kwargs": {"vocab_size": 1024}},
+        ),
+        (["tiny.induction=true", "tiny_kwargs={vocab_size: 1024}"], {"tiny.induction": False}),
+    ],
+)
+def test_a_section_is_set_by_its_entries_or_as_a_whole(overrides: list[str], settings: dict[str, Any]) -> None:
+    prefix = "trainer.policy.model."
+    values = flatten(load_config(None, [prefix + override for override in overrides]))
+    assert {name: values[prefix + name] for name in settings} == settings
+
+
+def test_each_entry_of_a_section_has_its_source(tmp_path: Path) -> None:
+    recipe = tmp_path / "mine.yaml"
+    recipe.write_text(
+        "generator:\n  agent: {window: 2,\n    tools: env}\ntrainer: {algorithm: {options: {beta: 0.1}}}\n"
+    )
+    overrides = ["generator.agent.tools=template", "trainer.algorithm.options.epsilon=0.1"]
+    assert resolve(str(recipe), overrides).sources == {
+        "generator.agent.window": "mine.yaml, line 2",
+        "generator.agent.tools": "command line",
+        OPTIONS: "command line",
+        f"{OPTIONS}.beta": "mine.yaml, line 4",
+        f"{OPTIONS}.epsilon": "command line",
+    }
+
+
+def test_a_config_of_when_sections_were_dictionaries_is_still_read(tmp_path: Path) -> None:
+    """As such run folders have it: entries that were given, and no others."""
+    recipe = tmp_path / "config.yaml"
+    tiny = "{vocab_size: 1024, spaces: after, hidden_size: 64}"
+    model = f"{{path: tiny, tiny_kwargs: {tiny}, lora: {{}}, warmstart: {{epochs: 2}}}}"
+    trainer = f"{{resume_mode: latest, policy: {{model: {model}}}}}"
+    recipe.write_text(f"trainer: {trainer}\ngenerator: {{agent: {{tools: template}}}}\n")
+    config = load_config(str(recipe), [])
+    made = config.trainer.policy.model
+    assert (made.lora.rank, made.warmstart.epochs, config.generator.agent.tools) == (0, 2.0, "template")
+    assert (made.tiny.spaces, made.tiny.config_kwargs) == ("after", {"vocab_size": 1024, "hidden_size": 64})
+
+
 def test_a_run_folders_config_is_a_recipe(tmp_path: Path) -> None:
     config = load_config(None, ["trainer.learning_rate=1e-6", "data.train_data=[{env: text_math}]"])
     (tmp_path / "config.yaml").write_text(to_yaml(config))
@@ -136,6 +219,10 @@ def test_a_run_folders_config_is_a_recipe(tmp_path: Path) -> None:
         (
             "num_generations=3",
             "num_generations (command line) is not a setting; did you mean generator.num_generations?",
+        ),
+        (
+            "trainer.resume_mode=none",
+            "trainer.resume_mode (command line) is not a setting; docs/configuration.md lists them all.",
         ),
         ("trainer.seed.x=3", "trainer.seed.x (command line) is not a setting; did you mean trainer.seed?"),
         ("zzz=3", "zzz (command line) is not a setting; docs/configuration.md lists them all."),
@@ -162,13 +249,40 @@ def test_a_run_folders_config_is_a_recipe(tmp_path: Path) -> None:
         ),
         (
             "trainer.policy.model.warmstart.target_los=0.1",
-            "trainer.policy.model.warmstart.target_los is not a setting; there are batch_size, epochs, learning_rate, "
-            "num_demonstrations, target_loss.",
+            "trainer.policy.model.warmstart.target_los (command line) is not a setting; did you mean "
+            "trainer.policy.model.warmstart.target_loss?",
         ),
         (
             "trainer.policy.model.warmstart={num_demonstrations: -1}",
-            "trainer.policy.model.warmstart.num_demonstrations is -1, but should be greater than or equal to 0; "
-            "there are batch_size, epochs, learning_rate, num_demonstrations, target_loss.",
+            "trainer.policy.model.warmstart.num_demonstrations is -1 (command line), but should be greater than or "
+            "equal to 0.",
+        ),
+        (
+            "trainer.policy.model.lora={r: 8}",
+            "trainer.policy.model.lora.r (command line) is not a setting; did you mean trainer.policy.model.lora.rank?",
+        ),
+        (
+            "trainer.policy.model.lora={rank: 8, rank: 9}",
+            "trainer.policy.model.lora.rank is set twice in one mapping (command line).",
+        ),
+        (
+            "trainer.policy.model={lora: 8}",
+            "The command line must hold `name: value` lines under trainer.policy.model.lora.",
+        ),
+        (
+            "trainer.policy.model.lora=8",
+            "trainer.policy.model.lora (command line) is a section: set one of trainer.policy.model.lora.rank, "
+            "trainer.policy.model.lora.alpha, trainer.policy.model.lora.target_modules, "
+            "trainer.policy.model.lora.quantization, trainer.policy.model.lora.sync.",
+        ),
+        (
+            "generator.agent.memry=full",
+            "generator.agent.memry (command line) is not a setting; did you mean generator.agent.memory?",
+        ),
+        (
+            "generator.agent={memory: half}",
+            "generator.agent.memory is \"half\" (command line), but should be 'full', 'window', 'summary' or "
+            "'no_thinking'.",
         ),
         ("trainer.seed", "'trainer.seed' is not an override: write name=value, for example trainer.max_steps=10."),
         (
@@ -187,7 +301,7 @@ def test_a_wrong_override_is_refused_in_one_sentence(override: str, sentence: st
     [
         ("generator:\n  tempratur: 1\n", "generator.tempratur (r.yaml, line 2) is not a setting; did you mean "),
         ("trainer:\n  seed: x\n", 'trainer.seed is "x" (r.yaml, line 2), but should be a valid integer.'),
-        ("trainer:\n  seed: 3\n  seed: 4\n", "trainer.seed is set twice in one recipe (r.yaml, line 2)."),
+        ("trainer:\n  seed: 3\n  seed: 4\n", "trainer.seed is set twice in one mapping (r.yaml, line 2)."),
         ("trainer: 3\n", "line 1, must hold `name: value` lines under trainer."),
         ("- a\n", "line 1, must hold `name: value` lines, such as `trainer:`."),
         ("trainer:\n  seed: [1\nx: 2\n", "line 3, is not valid YAML: "),
@@ -211,7 +325,7 @@ def test_a_missing_recipe_names_those_that_there_are() -> None:
     [
         ("generator.max_completion_length=64", "generator.max_model_len=64"),
         ("trainer.train_batch_size=2", "generator.num_generations=2", "trainer.num_mini_batches=5"),
-        ("trainer.deterministic=true", "trainer.algorithm.options.old_logprobs=rollout"),
+        ("trainer.deterministic=true", "trainer.algorithm.options.correction=bypass"),
     ],
 )
 def test_settings_that_contradict_each_other_are_refused(overrides: tuple[str, ...]) -> None:

@@ -147,9 +147,43 @@ def test_what_does_not_go_together_is_a_sentence_beside_the_plan(capsys: pytest.
     plan.print_plan(resolve("qwen_1gpu", ["generator.weight_sync_backend=nccl"]))
     text = capsys.readouterr().out
     assert "is nccl, but NCCL joins no two processes on one GPU" in text and "Physical limits" in text
-    plan.print_plan(resolve("qwen_1gpu", ["trainer.policy.model.lora={rank: 0}"]))
+    plan.print_plan(resolve("qwen_1gpu", ["trainer.policy.model.lora={rank: 0, quantization: nf4}"]))
     text = capsys.readouterr().out
     assert "trainer.policy.model.lora.rank is 0" in text and "GPU 0  " in text
+
+
+def test_the_plan_shows_every_option_of_the_algorithm_and_who_set_it(capsys: pytest.CaptureFixture[str]) -> None:
+    plan.print_plan(resolve("webshop_lite", ["trainer.algorithm.options.beta=0.1"]))
+    rows = [line.split() for line in capsys.readouterr().out.splitlines() if "trainer.algorithm.options." in line]
+    shown = {name.rpartition(".")[2]: (value, " ".join(source)) for name, value, *source in rows}
+    assert shown["beta"] == ("0.1", "command line") and shown["delta"] == ("3.0", "default") and len(shown) == 19
+
+
+@pytest.mark.parametrize(
+    ("override", "sentence"),
+    [
+        ("trainer.algorithm.name=grqo", "trainer.algorithm.name='grqo' is not registered"),
+        ("trainer.algorithm.options.epsilom=1", "epsilom is not an option of grpo, did you mean epsilon?"),
+        ("trainer.algorithm.options.epsilon=-1", "options.epsilon is -1, but should be greater than or equal to 0."),
+        (
+            "trainer.algorithm.advantage_estimator=grqo",
+            "trainer.algorithm.advantage_estimator='grqo' is not registered",
+        ),
+    ],
+)
+def test_an_algorithm_that_cannot_be_made_is_a_sentence_beside_the_plan(
+    capsys: pytest.CaptureFixture[str], override: str, sentence: str
+) -> None:
+    plan.print_plan(resolve("quickstart", [override]))
+    text = capsys.readouterr().out
+    assert sentence in text[text.index("Would stop") :] and override.rpartition("=")[0] in text
+
+
+def test_gae_beside_the_default_algorithm_is_ppo(capsys: pytest.CaptureFixture[str]) -> None:
+    """As SkyRL has it; a critic's options are then there."""
+    plan.print_plan(resolve("quickstart", ["trainer.algorithm.advantage_estimator=gae"]))
+    text = capsys.readouterr().out
+    assert "trainer.algorithm.options.gae_lambda " in text and text.endswith("nothing found\n")
 
 
 def test_a_model_on_this_machine_is_not_taken_from_the_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -112,7 +112,7 @@ def test_the_gradient_does_not_depend_on_the_number_of_learners(
 ) -> None:  # fmt: skip
     """Off-policy, with KL and entropy; many micro-batches, and one that the second learner has to share."""
     path = save_model(tmp_path, kind)
-    algorithm = {"name": "grpo", "options": {"beta": 0.1, "entropy_coef": 0.01, "use_bias_correction_kl": True}}
+    algorithm = {"name": "grpo", "options": {"beta": 0.1, "entropy_coef": 0.01, "kl_estimator": "k3_ratio"}}
     config = two_config(algorithm=algorithm, micro_batch_tokens=budget, max_grad_norm=1e9, num_mini_batches=1)
     batch = make_batch(equal=(1,), turns=3, rewritten=(2,))
     old = [torch.tensor([x for turn in t.turns for x in turn.logprobs]) for t in batch.trajectories]
@@ -133,7 +133,7 @@ def test_the_gradient_does_not_depend_on_the_number_of_learners(
     [
         ({"options": {"beta": 0.1}}, {}),
         ({"name": "ppo", "options": {"critic": "model"}}, {}),
-        ({"name": "ppo", "options": {"critic": "backbone", "beta": 0.1, "kl_in": "reward"}}, {}),
+        ({"name": "ppo", "options": {"critic": "backbone", "beta": 0.1, "kl_estimator": "k1_in_reward"}}, {}),
         ({"name": "ppo", "options": {"critic": "model", "beta": 0.1}}, {"rank": 4}),
     ],
 )

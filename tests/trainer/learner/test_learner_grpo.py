@@ -87,9 +87,9 @@ def test_no_algorithms_gradient_depends_on_the_cut(tmp_path: Path, name: str, es
         torch.tensor([x - 0.01 * (i % 2) for i, x in enumerate(t.rollout_logprobs()) if x]) for t in batch.trajectories
     ]
     options = {
-        "use_bias_correction_kl": True,
+        "kl_estimator": "k3_ratio",
         "correction": "sequence_mask",
-        "correction_min": 0.9,
+        "correction_range": [0.9, 1.01],
         "gamma": 0.9,
         "beta": 0.1,
     }
@@ -155,9 +155,9 @@ def test_the_engines_kl_is_zero_where_both_agree(tmp_path: Path) -> None:
         for turn in trajectory.turns:
             turn.logprobs, values = values[: len(turn.output_ids)], values[len(turn.output_ids) :]
     for trainer in ({}, {"num_mini_batches": 2, "num_iterations": 2}):
-        for old in ("recompute", "rollout"):
+        for correction in ("none", "bypass"):
             metrics = make_trainer(
-                path, algorithm={"options": {"old_logprobs": old}}, learning_rate=0.01, **trainer
+                path, algorithm={"options": {"correction": correction}}, learning_rate=0.01, **trainer
             ).update(batch)
             assert metrics["kl/engine_learner"] < 1e-9 and metrics["logprobs/max_diff"] < 1e-5
             assert (metrics["ratio/max"] > 1.01) == bool(trainer)
@@ -220,9 +220,7 @@ def test_a_trajectory_without_a_sampled_token_counts_and_does_no_harm(tmp_path: 
 
 
 def test_a_loss_that_is_not_finite_stops_before_the_optimizer_and_says_where(tmp_path: Path) -> None:
-    trainer = make_trainer(
-        save_model(tmp_path), algorithm={"options": {"old_logprobs": "rollout"}}, micro_batch_tokens=1
-    )
+    trainer = make_trainer(save_model(tmp_path), algorithm={"options": {"correction": "bypass"}}, micro_batch_tokens=1)
     batch = make_batch(step=7)
     batch.trajectories[5].turns[0].logprobs[0] = float("nan")
     before = [tensor.clone() for _, tensor in trainer.learner.named_tensors()]
@@ -235,7 +233,7 @@ def test_a_loss_that_is_not_finite_stops_before_the_optimizer_and_says_where(tmp
 
 
 def test_nan_on_tokens_that_were_not_sampled_does_not_leak(tmp_path: Path) -> None:
-    trainer = make_trainer(save_model(tmp_path), algorithm={"options": {"beta": 0.1, "old_logprobs": "rollout"}})
+    trainer = make_trainer(save_model(tmp_path), algorithm={"options": {"beta": 0.1, "correction": "bypass"}})
     batch = make_batch(turns=2)
     spoiled = trainer.advantages(batch, None)
     for advantages, trajectory in zip(spoiled.advantages, batch.trajectories, strict=True):
@@ -275,7 +273,7 @@ def test_a_trainer_is_chosen_by_name_and_a_mixin_makes_another(tmp_path: Path) -
     "trainer, generator, sentence",
     [
         ({"algorithm": {"options": {"beta": 0.1}}}, {}, "reference policy"),
-        ({"algorithm": {"options": {"old_logprobs": "rollout"}}}, {"top_p": 0.9}, r"needs generator\.top_p=1"),
+        ({"algorithm": {"options": {"correction": "bypass"}}}, {"top_p": 0.9}, r"needs generator\.top_p=1"),
         ({}, {"temperature": 0.0}, r"generator\.temperature=0"),
         ({"optimizer_kwargs": {"beta": 1}}, {}, r"trainer\.optimizer_kwargs"),
         ({"lr_scheduler_type": "cosin"}, {}, r"lr_scheduler_type='cosin'.*cosine"),

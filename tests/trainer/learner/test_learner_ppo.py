@@ -97,9 +97,13 @@ def test_the_gradient_is_that_of_the_paper_and_does_not_depend_on_the_cut(tmp_pa
 
 @pytest.mark.parametrize("name", ["ppo", "sapo_ppo", "gspo_ppo", "dapo_ppo"])
 @pytest.mark.parametrize("critic", ["model", "backbone", "adapter"])
-def test_the_critic_learns_what_the_rollouts_return(tmp_path: Path, name: str, critic: str) -> None:
+def test_the_critic_learns_what_the_rollouts_return(
+    tmp_path: Path, name: str, critic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The same rollout again and again, whose rewards the prompts tell: the critic comes to explain its returns."""
-    options: dict[str, Any] = {"critic_learning_rate": 3e-3, "value_clip": 9.0, "value_coef": 1.0, "gae_lambda": 1.0}
+    monkeypatch.setattr(PPO, "value_clip", 9.0)
+    monkeypatch.setattr(PPO, "value_coef", 1.0)
+    options: dict[str, Any] = {"critic_learning_rate": 3e-3, "gae_lambda": 1.0}
     settings: dict[str, Any] = {"learning_rate": 1e-3}
     if critic == "adapter":  # of a role of its own, on the policy's weights
         settings["policy"] = {"model": {"lora": {"rank": 8}}}
@@ -122,7 +126,7 @@ def test_a_run_goes_on_to_the_byte(tmp_path: Path) -> None:
     path = save_model(tmp_path)
     """Under a schedule, whose rate the first step after a resume must have, the critic's too."""
     schedule = {"lr_scheduler_type": "linear", "warmup_steps": 3}
-    options: dict[str, Any] = {"beta": 0.1, "kl_in": "reward", "kl_target": 0.01, "trainer": schedule}
+    options: dict[str, Any] = {"beta": 0.1, "kl_estimator": "k1_in_reward", "kl_target": 0.01, "trainer": schedule}
     there = start(path, double=False, **copy.deepcopy(options))
     there.update(make_batch(seed=1))
     state = copy.deepcopy(there.state_dict())
@@ -139,7 +143,7 @@ def test_a_run_goes_on_to_the_byte(tmp_path: Path) -> None:
 def test_kl_in_the_reward_is_taken_off_token_by_token_and_not_counted_in_the_loss(tmp_path: Path) -> None:
     """The gradient is the one that rewards less k1 give; the reference has no part in the loss."""
     path, batch = save_model(tmp_path, "gpt2"), make_batch(turns=2)
-    in_reward = start(path, "grpo", beta=0.1, kl_in="reward")
+    in_reward = start(path, "grpo", beta=0.1, kl_estimator="k1_in_reward")
     found = gradients(in_reward, batch)
     assert in_reward.reference is not None
     rows = make_rows(batch.trajectories)

@@ -5,22 +5,25 @@ from __future__ import annotations
 import io
 import json
 import math
+import random
 import re
+import warnings
 from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
+from benchmarks.viewer import Browser, find_browser
 from skyrl_trainer.config import load_config
 from skyrl_trainer.errors import UserError
 from skyrl_trainer.report.history import MetricsWriter, read_metrics
-from skyrl_trainer.report.html import MAX_CHARACTERS, write_report
+from skyrl_trainer.report.html import write_report
 from skyrl_trainer.report.table import LiveTable, header, row
 from skyrl_trainer.report.trackers import Tracker
+from skyrl_trainer.report.viewer import write_viewer
 from skyrl_trainer.rollout.store import JsonlTrajectoryStore
-from skyrl_trainer.types import RolloutBatch
-from tests.trainer.report.synthetic import NASTY, make_run, trajectory
+from tests.trainer.report.synthetic import NASTY, make_run, rollouts
 
 
 class Page(HTMLParser):
@@ -55,6 +58,10 @@ def page_of(*runs: Path) -> Page:
     out = runs[0].parent / "out.html"
     write_report(list(runs), out)
     return Page(out.read_text(encoding="utf-8"))
+
+
+def index_of(out: Path) -> dict:
+    return json.loads(Page(out.read_text(encoding="utf-8")).scripts[0])
 
 
 # ---- metrics.jsonl
@@ -171,11 +178,11 @@ def test_a_report_is_one_file_that_asks_for_nothing(tmp_path: Path) -> None:
     assert re.findall(r"https?://[^\s\"']+", text) == ["http://www.w3.org/2000/svg"]
 
 
-def test_model_text_stays_text(tmp_path: Path) -> None:
-    page = page_of(make_run(tmp_path / "run", max_steps=3))
+def test_what_a_run_says_stays_text(tmp_path: Path) -> None:
+    page = page_of(make_run(tmp_path / "run", max_steps=3, overrides=(f"trainer.project_name={NASTY!r}",)))
     assert page.tags.count("script") == 2 and "b" not in page.tags
-    actions = [turn["action"] for entry in page.runs[0]["transcripts"] for turn in entry["turns"]]
-    assert NASTY in actions
+    settings = {name: json.loads(value) for name, value, _ in page.runs[0]["settings"]}
+    assert settings["trainer.project_name"] == NASTY
     assert "innerHTML" not in page.scripts[1] and "document.write" not in page.scripts[1]
 
 
@@ -185,14 +192,37 @@ def test_a_runs_name_stays_text(tmp_path: Path) -> None:
     assert "i" not in page.tags and page.runs[0]["name"] == run.name
 
 
-def test_a_report_shows_best_and_worst_of_the_first_middle_and_last_step(tmp_path: Path) -> None:
-    (run,) = page_of(make_run(tmp_path / "run", max_steps=9)).runs
-    assert sorted({entry["step"] for entry in run["transcripts"]}) == [1, 5, 9]
-    first = [entry for entry in run["transcripts"] if entry["step"] == 1]
-    rewards = [entry["reward"] for entry in first if not entry["error"]]
-    assert rewards == sorted(rewards, reverse=True) and len(rewards) == 8 and rewards[0] == 1.1 and rewards[-1] == 0.0
-    assert [entry["error"] for entry in first if entry["error"]] == ["The env raised: division by zero"]
-    assert run["metrics"]["kl/engine_learner"][6] == [7.0, None]
+def test_a_report_links_trajectories_of_the_first_middle_and_last_step(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", max_steps=9).rename(tmp_path / "a run: it's #1")
+    (found,) = page_of(run).runs
+    assert found["trajectories"] == "a%20run%3A%20it%27s%20%231/trajectories.html"
+    page = run / "trajectories.html"
+    rows = index_of(page)["rows"]
+    assert [row[1] for row in rows] == [9] * 17 + [5] * 17 + [1] * 17
+    assert found["metrics"]["kl/engine_learner"][6] == [7.0, None]
+
+
+def test_a_run_with_many_trajectories_writes_few_with_its_report(tmp_path: Path) -> None:
+    run, rng = make_run(tmp_path / "run", max_steps=3), random.Random(0)
+    batch = rollouts(4, rng)
+    batch.groups *= 40
+    JsonlTrajectoryStore(run / "trajectories").write(batch)
+    write_report([run], run / "report.html")
+    index = index_of(run / "trajectories.html")
+    assert [row[1] for row in index["rows"]] == [4] * 32 + [3] * 17 + [1] * 17
+    assert index["notes"][0].startswith("648 more are left out (at most 96 trajectories and 2 MB go in): --step of")
+
+
+def test_a_page_of_all_trajectories_stays_until_there_are_newer_ones(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", max_steps=9)
+    page = run / "trajectories.html"
+    write_viewer(run, page)
+    full = page.read_bytes()
+    write_report([run], run / "report.html")
+    assert page.read_bytes() == full
+    JsonlTrajectoryStore(run / "trajectories").write(rollouts(10, random.Random(0)))
+    write_report([run], run / "report.html")
+    assert {row[1] for row in index_of(page)["rows"]} == {1, 6, 10}
 
 
 def test_two_runs_side_by_side(tmp_path: Path) -> None:
@@ -204,28 +234,59 @@ def test_two_runs_side_by_side(tmp_path: Path) -> None:
     assert changed == ["trainer.learning_rate"]
 
 
+def test_a_reader_sees_the_curves_and_what_differs_and_follows_the_link(tmp_path: Path) -> None:
+    program = find_browser()
+    if program is None:
+        warnings.warn("Chromium is not here: the page was not opened.", stacklevel=1)
+        return
+    one = make_run(tmp_path / "a" / "run", max_steps=20, overrides=(f"trainer.project_name={NASTY!r}",))
+    two = make_run(tmp_path / "b" / "run", max_steps=20, gain=0.2, seed=1)
+    page_of(one, two)
+    browser = Browser(program, tmp_path / "profile")
+    try:
+        browser.call("Page.navigate", url=(tmp_path / "a" / "out.html").as_uri())
+        browser.wait("document.querySelectorAll('.chart path').length > 20")
+        browser.run(
+            "document.querySelector('.chart svg').dispatchEvent(new PointerEvent('pointermove', {clientX: 300}))"
+        )
+        assert re.fullmatch(r"step \d+", browser.run("document.querySelector('.tip b').innerText"))
+        shown = browser.run("document.body.innerText")
+        for expected in ("Success", "Tokens per second", "warm start 0.3", "gained by learning", NASTY[:40]):
+            assert expected in shown
+        assert "NaN" not in shown and "undefined" not in shown
+        assert browser.run("[...document.querySelectorAll('.facts td:first-child')].map(cell => cell.innerText)") == [
+            "trainer.project_name",
+        ]
+        assert browser.run("document.title + document.querySelectorAll('main script, main b b').length").endswith(
+            "run0"
+        )
+        browser.run("document.querySelectorAll('a')[1].click()")
+        browser.wait("document.querySelectorAll('#list a').length > 20")
+        assert browser.run("location.pathname").endswith("/b/run/trajectories.html")
+    finally:
+        browser.close()
+
+
 def test_an_empty_run_has_gaps_and_no_errors(tmp_path: Path) -> None:
     run = tmp_path / "run"
     run.mkdir()
     (run / "metrics.jsonl").touch()
     (found,) = page_of(run).runs
-    assert (found["metrics"], found["settings"], found["transcripts"]) == ({}, [], [])
+    assert (found["metrics"], found["settings"], found["trajectories"]) == ({}, [], None)
     assert found["notes"] == ["no config.yaml, so no settings", "no trajectories stored"]
 
 
 def test_a_damaged_trajectory_file_is_a_note(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", max_steps=2)
-    JsonlTrajectoryStore(run / "trajectories").path(2).write_bytes(b"nothing")
+    store = JsonlTrajectoryStore(run / "trajectories")
+    store.path(2).write_bytes(b"nothing")
+    assert page_of(run).runs[0]["trajectories"] == "run/trajectories.html"
+    index = index_of(run / "trajectories.html")
+    assert {row[1] for row in index["rows"]} == {1} and "step_000002.jsonl.gz" in index["notes"][-1]
+    store.path(1).write_bytes(b"nothing")
+    store.path(2).write_bytes(b"nothing")
     (found,) = page_of(run).runs
-    assert {entry["step"] for entry in found["transcripts"]} == {1}
-    assert any("step_000002.jsonl.gz" in note for note in found["notes"])
-
-
-def test_long_texts_are_cut_and_say_so(tmp_path: Path) -> None:
-    store = JsonlTrajectoryStore(tmp_path / "run" / "trajectories")
-    store.write(RolloutBatch(1, [[trajectory(1, 0, 0, 1.1, "x" * (MAX_CHARACTERS + 5))]]))
-    (found,) = page_of(tmp_path / "run").runs
-    assert found["transcripts"][0]["turns"][0]["action"].endswith("x… (5 characters more)")
+    assert found["trajectories"] is None and "step_000001.jsonl.gz cannot be read" in found["notes"][0]
 
 
 def test_what_is_not_a_run_is_refused(tmp_path: Path) -> None:

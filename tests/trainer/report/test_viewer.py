@@ -21,7 +21,8 @@ from benchmarks.viewer import Browser, find_browser, make_run
 from skyrl_trainer import cli
 from skyrl_trainer.errors import UserError
 from skyrl_trainer.report import viewer
-from skyrl_trainer.report.viewer import MAX_CHARACTERS, token_texts, write_viewer
+from skyrl_trainer.report.page import MAX_CHARACTERS
+from skyrl_trainer.report.viewer import token_texts, write_viewer
 from skyrl_trainer.rollout.store import JsonlTrajectoryStore
 from skyrl_trainer.types import RolloutBatch, Sample, StopReason, Trajectory, Turn
 from tests.trainer.report.test_report import Page
@@ -123,7 +124,7 @@ def test_an_index_row_and_a_block_a_trajectory(tmp_path: Path) -> None:
         turn["advantages"] == [0.5, -0.5] * 4 and turn["prompt_ids"] == 3 and turn["tool_calls"][0]["args"]["x"] is None
     )
     assert blocks[1]["turns"][0]["observation"] == "no?"  # half of a pair of surrogates is no character
-    assert blocks[1]["turns"][1]["context"] == "\x01\x02\x03" and blocks[0]["truth"] == NASTY
+    assert blocks[1]["turns"][1]["context"] == "\x01\x02\x03" and blocks[0]["facts"]["right answer"] == NASTY
 
 
 def test_nothing_that_was_said_is_html(tmp_path: Path) -> None:
@@ -133,7 +134,7 @@ def test_nothing_that_was_said_is_html(tmp_path: Path) -> None:
     assert (
         page.tags.count("script") == 8 and not {"i", "img", "link", "iframe"} & set(page.tags) and page.addresses == []
     )
-    assert index["run"] == run.name and index["rows"][4][2] == NASTY
+    assert index["name"] == run.name and index["rows"][4][2] == NASTY
     text = (tmp_path / "t.html").read_text(encoding="utf-8")
     assert "default-src 'none'" in text and "innerHTML" not in text and "document.write" not in text
     assert "http" not in page.scripts[-1] and "url(" not in text
@@ -183,7 +184,7 @@ def test_view_says_what_is_missing(tmp_path: Path, capsys: pytest.CaptureFixture
     assert cli.main(["view", str(tmp_path)]) == 2
     assert "has no trajectories: give the folder of a run" in capsys.readouterr().err
     (tmp_path / "file").touch()
-    with pytest.raises(UserError, match="The viewer cannot be written to"):
+    with pytest.raises(UserError, match=r"file/t\.html cannot be written: "):
         write_viewer(run, tmp_path / "file" / "t.html")
 
 
@@ -202,6 +203,23 @@ def test_a_character_is_whole_and_stands_at_its_last_byte(text: str) -> None:
     expected = [piece for letter in text for piece in [""] * (len(letter.encode()) - 1) + [letter]]
     # The replacement character looks as broken bytes do, so it waits for what follows.
     assert texts == expected or "\ufffd" in text
+
+
+def test_a_character_of_byte_tokens_after_a_line_break_is_whole() -> None:
+    """As in Llama 2, whose decoder takes all byte tokens that follow each other as one text."""
+    vocab = {f"<0x{byte:02X}>": byte for byte in range(256)} | {"▁a": 256}
+    made = Tokenizer(models.BPE(vocab=vocab, merges=[], byte_fallback=True))
+    made.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
+    ids = [256, 10, *"😀".encode(), 256]
+    assert token_texts(ids, lambda ids: made.decode(ids, skip_special_tokens=False)) == [
+        " a",
+        "\n",
+        "",
+        "",
+        "",
+        "😀",
+        " a",
+    ]
 
 
 # ---- A click-through

@@ -47,8 +47,6 @@ function place(tag, id, text) {
   root.append(node);
   byId.set(id, node);
 }
-for (const id of ["heads", "list", "detail", "tip"]) place("div", id);
-place("header");
 for (const [, id, text] of html.matchAll(/<script[^>]* id="([\w-]+)">([^<]*)<\/script>/g)) place("script", id, text);
 globalThis.document = {
   title: /<title>(.*)<\/title>/.exec(html)[1], body: root, createElement: tag => new Element(tag), querySelectorAll: part => root.querySelectorAll(part),

@@ -162,7 +162,7 @@ def config(run: Path, **changes: Any) -> Config:
 
 
 def test_stored_groups_come_instead_of_rollouts_in_the_samplers_order(run: Path, tmp_path: Path) -> None:
-    stored = StoredRollouts(config(run), [run], "recompute", "tis")
+    stored = StoredRollouts(config(run), [run], corrects=True)
     groups = [group for step in (1, 2) for group in JsonlTrajectoryStore(run / "trajectories").read(step).groups]
     sampler = sampler_class("uniform")(stored.samples, 0)
     seen = []
@@ -187,7 +187,7 @@ def test_stored_groups_come_instead_of_rollouts_in_the_samplers_order(run: Path,
 
 
 REFUSALS: list[tuple[dict[str, Any], str]] = [
-    ({"trainer__algorithm__options__correction": "none"}, r"options\.old_logprobs=rollout or .*correction=tis"),
+    ({"trainer__algorithm__options__correction": "none"}, r"options\.correction=tis or bypass"),
     ({"trainer__algorithm__options__correction": "auto"}, r"nothing corrects for that"),
     ({"generator__num_generations": 4}, r"has 2 tries, but generator\.num_generations is 4"),
     ({"trainer__policy__model__path": "tiny"}, r"other tokens than a tiny policy"),
@@ -212,7 +212,7 @@ def test_folders_stand_alone_and_a_run_does_not_learn_from_itself(run: Path, tmp
     with pytest.raises(UserError, match="holds stored trajectories, and others stand beside it"):
         stored_folders([folder, "text_math"])
     with pytest.raises(UserError, match=r"trainer\.run_dir"):
-        StoredRollouts(config(run, trainer__run_dir=str(run)), [run], "rollout", "none")
+        StoredRollouts(config(run, trainer__run_dir=str(run)), [run], corrects=True)
 
 
 def test_tokens_of_another_tokenizer_are_refused(run: Path, tmp_path: Path) -> None:
@@ -221,4 +221,4 @@ def test_tokens_of_another_tokenizer_are_refused(run: Path, tmp_path: Path) -> N
     turns[0] = replace(turns[0], action="something else")
     JsonlTrajectoryStore(tmp_path).write(batch)
     with pytest.raises(UserError, match=r"step_000001\.jsonl\.gz#0' has tokens of another"):
-        StoredRollouts(config(run), [tmp_path], "rollout", "none").check(tiny_tokenizer())
+        StoredRollouts(config(run), [tmp_path], corrects=True).check(tiny_tokenizer())

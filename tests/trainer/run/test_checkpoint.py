@@ -10,14 +10,15 @@ from pathlib import Path
 
 import pytest
 import torch
-from tiny_models import make_batch, make_config, save_model
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from skyrl_trainer import __version__
 from skyrl_trainer.errors import UserError
 from skyrl_trainer.learner.grpo import GRPO
 from skyrl_trainer.learner.model import Learner
 from skyrl_trainer.run.checkpoint import Checkpoints, check_resumable
 from skyrl_trainer.types import LearnerState
+from tests.trainer.learner.tiny_models import make_batch, make_config, save_model
 
 SETTINGS = {"lr_scheduler_type": "cosine", "warmup_steps": 2, "num_mini_batches": 2, "deterministic": True}
 
@@ -173,5 +174,31 @@ def test_the_same_bytes_need_the_same_cut_and_a_schedule_with_an_end_the_same_le
         check_resumable(saved, make_config(trainer=SETTINGS | {"micro_batch_tokens": 512}))
     with pytest.raises(UserError, match=r"max_steps"):
         check_resumable(saved, make_config(trainer=SETTINGS | {"max_steps": 500}))
-    with pytest.raises(UserError, match=r"not one of this version"):
-        check_resumable({"trainer": {"gone": 1}}, make_config())
+    with pytest.raises(UserError, match=r"not one of this version. trainer.gone \(checkpoint\) is .*skyrl-trainer 7"):
+        check_resumable({"trainer": {"gone": 1}}, make_config(), "7.0")
+
+
+def test_a_checkpoint_of_another_schema_is_refused_with_the_version_that_wrote_it(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path, keep=2)
+    state = checkpoints.save(1, small(), {}) / "state.json"
+    loaded = checkpoints.load_latest()
+    assert loaded is not None and loaded.version == __version__
+    state.write_text(state.read_text().replace('"schema": 1', '"schema": 9').replace(f'"{__version__}"', '"9.1"'))
+    with pytest.raises(UserError, match=r"step_000001 was written by skyrl-trainer 9\.1: resume with that version"):
+        checkpoints.load_latest()
+
+
+def test_a_checkpoint_of_when_sections_were_dictionaries_goes_on() -> None:
+    """What it held of the model and the agent: the entries that were given. Its settings are still compared."""
+    saved = json.loads(make_config().model_dump_json())
+    model = saved["trainer"]["policy"]["model"]
+    del model["tiny"]
+    model |= {"tiny_kwargs": {"vocab_size": 1024, "induction": True}, "lora": {"quantization": "nf4"}, "warmstart": {}}
+    saved["generator"]["agent"] = {"window": 2}
+    tiny = {"induction": True, "config_kwargs": {"vocab_size": 1024}}
+    now = {"tiny": tiny, "lora": {"rank": 32, "quantization": "nf4"}}
+    agent = {"agent": {"window": 2}}
+    check_resumable(saved, make_config(trainer={"policy": {"model": now}}, generator=agent))
+    with pytest.raises(UserError, match=r"trainer\.policy\.model\.lora\.rank was 32, is 16"):
+        lora = {"lora": {"rank": 16, "quantization": "nf4"}}
+        check_resumable(saved, make_config(trainer={"policy": {"model": now | lora}}, generator=agent))

@@ -7,7 +7,8 @@
 | sequence_tis | the trajectory's geometric mean of w, clamped | 0, 5 |
 | sequence_mask | 1 where the trajectory's geometric mean of w is inside, else 0 | 0.99, 1.01 |
 
-`auto` is none where both sides compute in float32, and tis otherwise; `old_logprobs=rollout` leaves nothing to correct.
+`auto` is none where both sides compute in float32, and tis otherwise. With `bypass` the old log-probabilities are the
+engine's: there is nothing to correct, and a forward pass is saved.
 TRL 1.16 takes the product of w for sequences, not its geometric mean, and trusts a token whose w is NaN.
 """
 
@@ -33,11 +34,12 @@ def correction_range(options: Any, config: Config) -> tuple[str, float, float]:
     name = options.correction
     if name == "auto":
         name = "none" if config.trainer.policy.model.dtype == "float32" else "tis"
-    name = "none" if options.old_logprobs == "rollout" else name
-    given = (options.correction_min, options.correction_max)
-    low, high = (default if x is None else x for x, default in zip(given, RANGES[name], strict=True))
-    if low > high:
-        raise UserError(f"trainer.algorithm.options.correction_min is {low:g}, above the correction_max of {high:g}.")
+    name = "none" if name == "bypass" else name
+    given = options.correction_range
+    if given is not None and not (len(given) == 2 and 0 <= given[0] <= given[1]):
+        wanted = "a smallest and a largest weight, such as [0, 2]"
+        raise UserError(f"trainer.algorithm.options.correction_range is {given}, but should be {wanted}.")
+    low, high = given or RANGES[name]
     return name, low, high
 
 

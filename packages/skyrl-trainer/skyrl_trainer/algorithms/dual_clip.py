@@ -16,6 +16,7 @@ from skyrl_trainer.algorithms.policy_loss import PolicyLoss
 class DualClipLossMixin(PolicyLoss):
     class Options(LossOptions):
         delta: float = Field(3.0, gt=1)
+        """Bound of the loss for negative advantages, as a ratio."""
 
     def surrogate(self, ratio_N: torch.Tensor, tokens: SampledTokens) -> tuple[torch.Tensor, Reports]:
         loss_N, reports = super().surrogate(ratio_N, tokens)

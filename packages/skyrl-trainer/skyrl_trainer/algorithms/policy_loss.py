@@ -29,8 +29,8 @@ class PolicyLoss:
         self.config = config
         self.options = read_options(type(self), config)
         self.beta = float(self.options.beta)  # moves where there is a kl_target
-        in_reward = self.options.kl_in == "reward"
-        self.kl_estimator = KL_ESTIMATORS[self.options.kl_estimator or ("k1" if in_reward else "k3")]
+        estimator, _, self.kl_form = self.options.kl_estimator.partition("_")
+        self.kl_estimator = KL_ESTIMATORS[estimator]
         self.correction_range = correction_range(self.options, config)
         self.epsilon = self.options.epsilon
         self.epsilon_high = self.epsilon if self.options.epsilon_high is None else self.options.epsilon_high
@@ -52,4 +52,4 @@ class PolicyLoss:
 
     def kl(self, ratio_N: torch.Tensor, logprobs_N: torch.Tensor, reference_N: torch.Tensor) -> torch.Tensor:
         kl_N = self.kl_estimator(logprobs_N, reference_N)
-        return kl_N * ratio_N if self.options.use_bias_correction_kl else kl_N
+        return kl_N * ratio_N if self.kl_form == "ratio" else kl_N

@@ -23,8 +23,11 @@ from skyrl_trainer.algorithms.policy_loss import PolicyLoss
 class SAPOLossMixin(PolicyLoss):
     class Options(LossOptions):
         sapo_gate: Literal["paper", "sigmoid"] = "paper"
+        """paper: 4/tau sigmoid(tau (r - 1)); sigmoid: sigmoid((r - 1) / tau)."""
         sapo_temperature_pos: float = Field(1.0, gt=0)
+        """tau where the advantage is above 0."""
         sapo_temperature_neg: float | None = Field(None, gt=0)
+        """tau elsewhere; null: 1.05 with the paper's gate, else as sapo_temperature_pos."""
 
     ignores = frozenset({"epsilon", "epsilon_high"})
 

@@ -111,10 +111,7 @@ def card(config: Config, machine: Hardware) -> tuple[Card, str] | None:
 
 def adapter_size(config: Config, shape: ModelShape) -> int:
     """Parameters of LoRA's matrices; 0 for full fine-tuning."""
-    from skyrl_trainer.learner.lora import read_options  # loads torch
-
-    if (lora := read_options(config)) is None:
-        return 0
+    lora = config.trainer.policy.model.lora
     wanted = shape.sides if lora.target_modules == "all-linear" else lora.target_modules
     return lora.rank * sum(shape.sides.get(name.rpartition(".")[2], 0) for name in wanted)
 
@@ -122,15 +119,13 @@ def adapter_size(config: Config, shape: ModelShape) -> int:
 def learner_memory(config: Config, shape: ModelShape) -> list[tuple[str, int]]:
     """(what, bytes) of one learner. Learners share the weights; with LoRA each has all of them, frozen, in NF4 of half
     a byte, and only the adapters, in float32, have gradients and moments."""
-    from skyrl_trainer.learner.lora import read_options
-
-    trainer, lora = config.trainer, read_options(config)
+    trainer, lora = config.trainer, config.trainer.policy.model.lora
     chunk = LOGITS_AT_ONCE["cuda" if trainer.placement.policy_num_gpus_per_node else "cpu"]
     logits = min(chunk, trainer.micro_batch_tokens * shape.vocabulary)
-    checkpoints = shape.layers * shape.hidden * (4 if lora is None else shape.width)
+    checkpoints = shape.layers * shape.hidden * (shape.width if lora.rank else 4)
     layer = shape.kept * shape.width
     kept = checkpoints + layer if trainer.gradient_checkpointing else shape.layers * layer
-    if lora is None:
+    if lora.rank == 0:
         whole = 4 * shape.parameters // config.num_learners
         rows = [
             ("learner: weights, gradients, AdamW's two moments, in float32", 4 * whole),

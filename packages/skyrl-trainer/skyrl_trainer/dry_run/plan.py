@@ -10,13 +10,16 @@ import importlib.util
 import json
 import re
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from skyrl_trainer.config import Config, Resolved, flatten
+from skyrl_trainer.algorithms.options import algorithm_name
+from skyrl_trainer.config import OPTIONS, Config, Resolved, flatten
 from skyrl_trainer.dry_run.doctor import GIB, Hardware, hardware, require_gym
 from skyrl_trainer.dry_run.limits import PASSING, ModelShape, card, devices, gpu_memory, gpus_needed, limits, memory
 from skyrl_trainer.errors import UserError
+from skyrl_trainer.user_file import load_plugin
 
 QWEN_1_5B = {"hidden_size": 1536, "num_hidden_layers": 28, "num_attention_heads": 12, "num_key_value_heads": 2}
 QWEN_1_5B |= {"intermediate_size": 8960, "vocab_size": 151_936}
@@ -42,7 +45,7 @@ def model_shape(config: Config) -> ModelShape | None:
     if model.path == "tiny":
         from skyrl_trainer.tiny.init_policy import DEFAULT_VOCAB_SIZE, TINY_QWEN3
 
-        return ModelShape.of({**TINY_QWEN3, "vocab_size": DEFAULT_VOCAB_SIZE, **model.tiny_kwargs}, model.dtype)
+        return ModelShape.of({**TINY_QWEN3, "vocab_size": DEFAULT_VOCAB_SIZE, **model.tiny.config_kwargs}, model.dtype)
     file = config_file(config)
     if file is None:
         return ModelShape.of(KNOWN[model.path], model.dtype) if model.path in KNOWN else None
@@ -104,14 +107,35 @@ def obstacles(config: Config, machine: Hardware) -> Iterator[str]:
             f"trainer.logger is {logger}, which is not installed: run `pip install {logger}`, "
             "or use trainer.logger=tensorboard or none."
         )
-    from skyrl_trainer.learner.lora import read_options  # loads torch
+    from skyrl_trainer.learner import lora  # loads torch
     from skyrl_trainer.weight_sync.colocation import sync_backend
 
-    for check in (model_shape, _load_data, read_options, sync_backend):
+    for check in (model_shape, _load_data, algorithm_options, lora.checked, sync_backend):
         try:
             check(config)
         except UserError as error:
             yield str(error)
+
+
+def algorithm_options(config: Config) -> dict[str, Any]:
+    """All that the chosen algorithm has. UserError where it cannot be made from these settings."""
+    from skyrl_trainer.learner.compose import algorithm_class  # loads torch
+
+    load_plugin(config)
+    algorithm = algorithm_class(algorithm_name(config))(config)
+    return dict(algorithm.options.model_dump(mode="json", exclude=algorithm.ignores))
+
+
+def settings(resolved: Resolved) -> Iterator[tuple[str, str]]:
+    """(name, its value and who set it), those of the algorithm included."""
+    values = flatten(resolved.config)
+    with suppress(UserError):  # said by obstacles
+        values[OPTIONS] = algorithm_options(resolved.config)
+    for name, value in values.items():
+        entries = {f"{name}.{option}": chosen for option, chosen in value.items()} if name == OPTIONS else {name: value}
+        for each, chosen in entries.items():
+            text = json.dumps(chosen, ensure_ascii=False)
+            yield each, f"{text:<28}  {resolved.sources.get(each, 'default')}"
 
 
 def _load_data(config: Config) -> None:
@@ -130,16 +154,12 @@ def _load_data(config: Config) -> None:
 
 def print_plan(resolved: Resolved) -> None:
     """All of it, as text for people."""
-    from skyrl_trainer.learner.lora import read_options
-
     config, machine = resolved.config, hardware()
     found = list(obstacles(config, machine))
-    values = [(name, json.dumps(value, ensure_ascii=False)) for name, value in flatten(config).items()]
-    _print("Settings", [(name, f"{text:<28}  {resolved.sources.get(name, 'default')}") for name, text in values])
+    _print("Settings", list(settings(resolved)))
     _print("\nPlacement", placement(config, machine))
     try:
         shape = model_shape(config)
-        read_options(config)
     except UserError:
         shape = None  # said by obstacles
     if shape:

@@ -6,7 +6,6 @@ The four parts of the loss come from PolicyLoss: a mixin that overrides one or t
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, ClassVar, Self
@@ -19,42 +18,9 @@ from skyrl_trainer.algorithms.policy_loss import PolicyLoss
 from skyrl_trainer.config import Config
 from skyrl_trainer.errors import UserError
 from skyrl_trainer.learner.batch import Row, collate, cut, make_rows, record_advantages, set_advantages
+from skyrl_trainer.learner.meter import Meter
 from skyrl_trainer.learner.model import Learner, Scorer
-from skyrl_trainer.learner.ranks import Ranks
 from skyrl_trainer.types import AdvantageBatch, LearnerState, RewardBatch, StepMetrics, TrainingBatch
-
-
-class Meter:
-    """Sums and maxima over the sampled tokens of an update; a mean is formed once, at its end."""
-
-    def __init__(self) -> None:
-        self._sums: dict[str, torch.Tensor] = {}
-        self._counts: dict[str, int] = {}
-        self._maxima: dict[str, torch.Tensor] = {}
-
-    def mean(self, name: str, values_N: torch.Tensor) -> None:
-        total = values_N.detach().double().sum()
-        self._sums[name] = self._sums[name] + total if name in self._sums else total
-        self._counts[name] = self._counts.get(name, 0) + values_N.numel()
-
-    def maximum(self, name: str, values_N: torch.Tensor) -> None:
-        if values_N.numel():
-            largest = values_N.detach().max()
-            self._maxima[name] = torch.maximum(self._maxima[name], largest) if name in self._maxima else largest
-
-    def knows(self, name: str) -> bool:
-        return name in self._sums
-
-    def result(self, ranks: Ranks) -> StepMetrics:
-        """Over what all learners have seen."""
-        sums: Counter[str] = Counter()
-        counts: Counter[str] = Counter()
-        maxima: dict[str, float] = {}
-        for meter in ranks.gather(self):
-            sums.update({name: total.item() for name, total in meter._sums.items()})
-            counts.update(meter._counts)
-            maxima |= {name: max(x.item(), maxima.get(name, x.item())) for name, x in meter._maxima.items()}
-        return {name: total / max(1, counts[name]) for name, total in sums.items()} | maxima
 
 
 class GRPO(PolicyLoss):
@@ -73,9 +39,9 @@ class GRPO(PolicyLoss):
         super().__init__(config)
         self.settings = config.trainer
         self._estimate = estimator(self.estimator_name or config.trainer.algorithm.advantage_estimator)
-        if self.options.old_logprobs == "rollout" and config.generator.top_p < 1:
+        if self.options.correction == "bypass" and config.generator.top_p < 1:
             raise UserError(
-                "trainer.algorithm.options.old_logprobs=rollout needs generator.top_p=1, because the engine's logprobs "
+                "trainer.algorithm.options.correction=bypass needs generator.top_p=1, because the engine's logprobs "
                 "are renormalised over the nucleus and the learner's are not; change one of them."
             )
         if self.options.kl_target is not None and self.beta == 0:
@@ -109,7 +75,7 @@ class GRPO(PolicyLoss):
     ) -> StepMetrics:
         """Learns from one rollout: `num_iterations` epochs of `num_mini_batches` optimizer steps.
 
-        old_logprob: [sampled tokens] a trajectory, instead of what the option `old_logprobs` says. value: [sampled
+        old_logprob: [sampled tokens] a trajectory, instead of what the option `correction` says. value: [sampled
         tokens + 1] a trajectory, instead of the critic's. reward: per trajectory and turn, instead of the batch's own.
         Raises UserError, before the optimizer moves, when a loss or a gradient is not finite.
         """
@@ -118,7 +84,7 @@ class GRPO(PolicyLoss):
         if old_logprob is not None:
             for row, values in zip(rows, old_logprob, strict=True):
                 row.old_logprobs = values
-        if self.beta > 0 and self.options.kl_in == "reward":
+        if self.beta > 0 and self.kl_form == "in_reward":
             batch = replace(batch, kl_penalties=self._kl_penalties(rows, meter))
         value = self.values(rows) if value is None else value
         advantages = self.advantages(batch, value)
@@ -184,9 +150,9 @@ class GRPO(PolicyLoss):
         When the whole rollout is one optimizer step the old policy is the present one: its pass is not made.
         """
         chosen = [i for i, row in enumerate(rows) if self.needs_gradient(row)]
-        if self.settings.num_iterations * self.settings.num_mini_batches > 1 or self.options.old_logprobs == "rollout":
+        if self.settings.num_iterations * self.settings.num_mini_batches > 1 or self.options.correction == "bypass":
             self._score_old(rows, chosen, meter)
-        if self.reference is not None and self.beta > 0 and self.options.kl_in == "loss":
+        if self.reference is not None and self.beta > 0 and self.kl_form != "in_reward":
             self._score(self.reference, rows, chosen, "ref_logprobs", meter)
         if not chosen:  # no row is trained on: entropy and the engine's KL are still measured, on one micro-batch
             for indices in cut(rows, range(len(rows)), self.settings.micro_batch_tokens)[:1]:
@@ -198,7 +164,7 @@ class GRPO(PolicyLoss):
 
     def _score_old(self, rows: list[Row], indices: Sequence[int], meter: Meter) -> None:
         """Log-probabilities of the policy before the first update, of rows that have none yet."""
-        if self.options.old_logprobs == "rollout":
+        if self.options.correction == "bypass":
             for row in rows:
                 row.old_logprobs = torch.from_numpy(row.rollout_logprobs[row.mask])
         elif missing := [i for i in indices if rows[i].old_logprobs is None]:

@@ -1,8 +1,8 @@
 """LoRA (arXiv 2106.09685) and QLoRA (arXiv 2305.14314): small trained matrices beside frozen weights.
 
-`trainer.policy.model.lora` is empty for full fine-tuning, or holds some of `LoRAOptions`. A model then computes
-y = W x + alpha/rank B A x in each target layer, and a role (the policy, a critic) is a set of A and B under its name on
-the one copy of W. peft puts the layers into the model in place: whoever holds the model need not know of them.
+With `trainer.policy.model.lora` a model computes y = W x + alpha/rank B A x in each target layer, and a role (the
+policy, a critic) is a set of A and B under its name on the one copy of W. peft puts the layers into the model in place:
+whoever holds the model need not know of them.
 """
 
 from __future__ import annotations
@@ -17,10 +17,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from safetensors.torch import save_file
 
-from skyrl_trainer.config import Config
+from skyrl_trainer.config import Config, LoRAConfig
 from skyrl_trainer.errors import UserError
 from skyrl_trainer.learner.cpu_linear import use_onednn
 from skyrl_trainer.learner.model import Learner, Scorer
@@ -34,36 +33,13 @@ ENGINE_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 MATRICES = ("lora_A", "lora_B")
 
 
-class LoRAOptions(BaseModel):
-    """Entries of `trainer.policy.model.lora`. No dropout: it would put noise in every ratio."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
-
-    rank: int = Field(32, gt=0)
-    alpha: float = Field(32.0, gt=0)  # fixed, as TRL's: with a factor alpha/rank the best learning rate, about ten
-    # times that of full fine-tuning, hardly depends on the rank
-    target_modules: Literal["all-linear"] | list[str] = "all-linear"  # the ends of layers' names, as peft has them
-    quantization: Literal["none", "nf4"] = "none"  # nf4: the learner's frozen layers in 4 bits
-    sync: Literal["merged", "adapter"] | None = None  # what an engine gets; None: adapter with nf4, else merged
-
-    @property
-    def hot_load(self) -> bool:
-        """Whether the engines hold the base and load an adapter at each step, instead of merged weights."""
-        return (self.sync or ("adapter" if self.quantization == "nf4" else "merged")) == "adapter"
-
-
-def read_options(config: Config) -> LoRAOptions | None:
-    """None for full fine-tuning. Raises UserError for what is unknown, or does not go with other settings."""
-    given, generator = config.trainer.policy.model.lora, config.generator
-    if not given:
+def checked(config: Config) -> LoRAConfig | None:
+    """None for full fine-tuning. Raises UserError where other settings do not go with it."""
+    options, generator = config.trainer.policy.model.lora, config.generator
+    if options.rank == 0 and (options.quantization, options.sync) != ("none", "auto"):
+        raise UserError("trainer.policy.model.lora.rank is 0, which trains all weights without adapters: give a rank.")
+    if options.rank == 0:
         return None
-    try:
-        options = LoRAOptions.model_validate(given)
-    except ValidationError as error:
-        name, wanted = error.errors()[0]["loc"][0], error.errors()[0]["msg"].removeprefix("Input should be ")
-        names = sorted(LoRAOptions.model_fields)
-        problem = f"is {given[name]!r}, but should be {wanted}" if name in names else "is not an option"
-        raise UserError(f"trainer.policy.model.lora.{name} {problem}; it has {', '.join(names)}.") from None
     if options.quantization == "nf4" and importlib.util.find_spec("bitsandbytes") is None:
         raise UserError("trainer.policy.model.lora.quantization: nf4 needs bitsandbytes (pip install bitsandbytes).")
     place = config.trainer.placement
@@ -81,8 +57,8 @@ def read_options(config: Config) -> LoRAOptions | None:
 
 def engine_kwargs(config: Config) -> dict[str, Any]:
     """What an engine must be started with to load adapters; nothing where it gets merged weights."""
-    options = read_options(config)
-    if options is None or not options.hot_load:
+    options = config.trainer.policy.model.lora
+    if not options.hot_load:
         return {}
     rank = next(rank for rank in ENGINE_RANKS if rank >= options.rank)
     return {"enable_lora": True, "max_loras": 1, "max_lora_rank": rank}
@@ -92,7 +68,7 @@ class LoRALearner(Learner):
     """A Learner whose weights are frozen, and whose adapter learns. A state is the adapter's alone."""
 
     def __init__(self, config: Config, model_path: str, total_optimizer_steps: int, ranks: Ranks | None = None) -> None:
-        self.lora = read_options(config)
+        self.lora = checked(config)
         super().__init__(config, model_path, total_optimizer_steps, ranks)
 
     def loading(self) -> tuple[torch.dtype, dict[str, Any]]:
@@ -143,7 +119,7 @@ class Reference(Scorer):
             return super().hidden(batch)
 
 
-def quantized_loading(options: LoRAOptions | None, device: torch.device, dtype: torch.dtype) -> dict[str, Any]:
+def quantized_loading(options: LoRAConfig | None, device: torch.device, dtype: torch.dtype) -> dict[str, Any]:
     """For `from_pretrained`: linear layers in NF4 with double quantisation, all but the head; {} for none."""
     if options is None or options.quantization == "none":
         return {}
@@ -158,7 +134,7 @@ def quantized_loading(options: LoRAOptions | None, device: torch.device, dtype: 
     return {"quantization_config": nf4, "device_map": {"": device}}
 
 
-def add_role(model: torch.nn.Module, name: str, options: LoRAOptions, seed: int) -> list[torch.nn.Parameter]:
+def add_role(model: torch.nn.Module, name: str, options: LoRAConfig, seed: int) -> list[torch.nn.Parameter]:
     """Freezes the base and adds an adapter under this name; returns its parameters, for an optimizer of their own.
 
     B starts at 0, so the adapter changes nothing yet. The first role stays the one that computes outside of `role`.

@@ -331,8 +331,8 @@ class Learner(Optimized, Scorer):
 
 
 def make_learner(config: Config, model_path: str, total_optimizer_steps: int, ranks: Ranks | None = None) -> Learner:
-    """A Learner of all weights or, where `trainer.policy.model.lora` is set, of an adapter."""
-    kind = load("skyrl_trainer.learner.lora:LoRALearner") if config.trainer.policy.model.lora else Learner
+    """A Learner of all weights or, with a rank in `trainer.policy.model.lora`, of an adapter."""
+    kind = load("skyrl_trainer.learner.lora:LoRALearner") if config.trainer.policy.model.lora.rank else Learner
     learner: Learner = kind(config, model_path, total_optimizer_steps, ranks)
     return learner
 

@@ -40,12 +40,17 @@ class PPO(GRPO):
     """The estimator is GAE, the reduction the mean over all tokens; the rest is GRPO's, and loss mixins fit."""
 
     class Options(LossOptions):
-        critic: Literal["model", "backbone"] = "model"  # a model (with LoRA an adapter) of its own, or the policy's
-        critic_learning_rate: float | None = Field(None, gt=0)  # None: the policy's
+        critic: Literal["model", "backbone"] = "model"
+        """A model (with LoRA an adapter) of its own, or a head on the policy's backbone."""
+        critic_learning_rate: float | None = Field(None, gt=0)
+        """Learning rate of the critic; null: the policy's."""
         gae_lambda: float = Field(0.95, ge=0, le=1)
-        value_clip: float = Field(0.2, gt=0)
-        value_coef: float = Field(0.1, gt=0)
+        """Lambda of generalized advantage estimation."""
 
+    value_clip = 0.2
+    """How far a value may move in a rollout before its loss is clipped."""
+    value_coef = 0.1
+    """Weight of the value loss; matters with critic=backbone only."""
     estimator_name = "gae"
     reduction = staticmethod(token_mean)
     critic: Critic
@@ -88,13 +93,13 @@ class PPO(GRPO):
     def value_loss(self, batch: TrainingBatch, hidden_NH: torch.Tensor, meter: Meter) -> torch.Tensor:
         assert batch.values_N is not None and batch.returns_N is not None
         value_N, old_N, returns_N = self.critic.values(batch, hidden_NH), batch.values_N, batch.returns_N
-        clip = self.options.value_clip
+        clip = self.value_clip
         error_N = (value_N - returns_N).square()
         clipped_error_N = (old_N + (value_N - old_N).clamp(-clip, clip) - returns_N).square()
         loss_N = torch.maximum(error_N, clipped_error_N) / 2
         meter.mean("value/loss", loss_N)
         meter.mean("value/clip_fraction", clipped_error_N > error_N)
-        return self.options.value_coef * loss_N
+        return self.value_coef * loss_N
 
     @property
     def models(self) -> list[Learner | Critic]:

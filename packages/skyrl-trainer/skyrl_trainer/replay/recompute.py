@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from transformers import AutoTokenizer
 
-from skyrl_trainer.config import Config
+from skyrl_trainer.config import Config, LoRAConfig
 from skyrl_trainer.errors import UserError
 from skyrl_trainer.learner.batch import collate, cut, make_rows
 from skyrl_trainer.learner.model import Scorer, make_learner
@@ -32,7 +32,7 @@ def load_scorer(config: Config, model: str) -> tuple[Scorer, Any]:
     policy.dtype = "float32"
     checkpoint = Path(model)
     if not (checkpoint / "learner.safetensors").is_file():
-        policy.path, policy.lora = model, {}
+        policy.path, policy.lora = model, LoRAConfig()
         return Scorer(config, model), AutoTokenizer.from_pretrained(model)
     made = checkpoint.parent.parent / "init"
     start = made / ("cloned" if (made / "cloned").exists() else "random")

@@ -1,86 +1,102 @@
-"use strict";
 const find = id => document.getElementById(id);
-const page = JSON.parse(find("index").textContent);
-const rows = page.rows.map((row, number) => Object.fromEntries([["number", number], ...page.fields.map((name, k) => [name, row[k]])]));
+const list = el("div", { id: "list", role: "listbox", "aria-label": "trajectories" });
+const side = el("div", { id: "side" }, el("div", { id: "heads", class: "line" }), list);
+const detail = el("main", { id: "detail" }), bubble = el("div", { id: "tip", class: "tip" });
+const rows = page.rows.map((row, number) =>
+  Object.fromEntries([["number", number], ...page.fields.map((name, k) => [name, row[k]])]));
 const byId = new Map(rows.map(row => [row.id, row]));
-const ROW = 30, UNLIKELY = 5;  // pixels a line of the list; nats of a token in full colour
+const MEASURE = rows.some(row => row.step !== null) ? "reward" : "score";  // of a run's steps, or of an evaluation
+const ROW = 30, UNLIKELY = 5;  // pixels per line of the list; nats of a token in full colour
 const state = { filters: {}, sort: null, shown: rows, open: [], turn: -1, shade: page.scale ? "advantage" : "logprob" };
-
-// Every text goes in as a text node or an attribute: nothing that a model or an env wrote is ever parsed as HTML.
-function el(tag, attributes = {}, ...children) {
-  const node = document.createElement(tag);
-  for (const [name, value] of Object.entries(attributes)) if (value !== null && value !== false) node.setAttribute(name, value);
-  node.append(...children.flat(Infinity).filter(child => child !== null && child !== undefined && child !== false));
-  return node;
-}
-function show(value) {
-  if (value === null || value === undefined) return "–";
-  if (typeof value !== "number") return String(value);
-  if (Number.isInteger(value)) return value.toLocaleString("en-US");
-  return Math.abs(value) < 1e-3 ? value.toExponential(1) : String(+value.toPrecision(3));
-}
-const words = text => text.replaceAll("_", " ");
-const pairs = object => Object.entries(object || {}).map(([name, value]) => `${words(name)} ${show(value)}`).join(", ");
 const linkTo = (...open) => "#" + open.map(row => encodeURIComponent(row.id).replaceAll("%2F", "/")).join(",");
-function decode(part) { try { return decodeURIComponent(part); } catch { return part; } }
-const attempts = row => rows.filter(other => other.task === row.task && other !== row);
+function decode(part) {
+  try { return decodeURIComponent(part); } catch { return part; }
+}
 
 /* ---- Blocks ---- */
+// What a turn of another agent than ours may lack.
+const TURN = { output_ids: [], texts: [], advantages: [], logprobs: [], weight_versions: [], tool_calls: [],
+  reward_parts: {}, seconds: {}, info: {} };
 async function load(row) {
   const bytes = Uint8Array.from(atob(find(`block-${row.number}`).textContent), c => c.charCodeAt(0));
-  return new Response(new Blob([bytes]).stream().pipeThrough(new DecompressionStream("deflate"))).json();
+  const data = await new Response(new Blob([bytes]).stream().pipeThrough(new DecompressionStream("deflate"))).json();
+  return { ...data, turns: data.turns.map(turn => ({ ...TURN, ...turn })) };
 }
 
 /* ---- The list ---- */
-const COLUMNS = [["outcome", ""], ["id", "id"], ["task", "task"], ["difficulty", "diff"], ["reward", "reward"], ["turns", "turns"], ["tokens", "tokens"], ["stop", "stop"]];
-const MARKS = { success: "✓", "no success": "·", failed: "✗" };
-const mark = outcome => outcome.split(" ")[0];
+const COLUMNS = [  // name, title, width, width on a phone
+  ["outcome", "✓", "16px", "14px"], ["id", "id", "minmax(62px, .4fr)", "minmax(54px, .4fr)"],
+  ["task", "task", "minmax(80px, 1fr)", "minmax(50px, 1fr)"], ["difficulty", "diff", "28px", "22px"],
+  ["reward", MEASURE, "58px", "42px"], ["turns", "turns", "38px", "32px"], ["tokens", "tokens", "48px", "44px"],
+  ["stop", "stop", "76px", "0"],
+].filter(([name]) => rows.some(row => row[name] !== null));
+const GOOD = ["✓", "good"], BAD = ["✗", "bad"];
+const MARKS = { success: GOOD, correct: GOOD, failed: BAD, ungraded: BAD, missing: BAD };
+const mark = outcome => MARKS[outcome] || ["·", "no"];
+const kind = name => ["difficulty", "reward", "turns", "tokens"].includes(name) ? "number" : name;
+side.style.setProperty("--columns", COLUMNS.map(column => column[2]).join(" "));
+side.style.setProperty("--narrow", COLUMNS.map(column => column[3]).join(" "));
 function compare(a, b) {
   if (a === null || b === null) return (a === null) - (b === null);
-  return typeof a === "number" && typeof b === "number" ? a - b : String(a).localeCompare(String(b), "en", { numeric: true });
+  if (typeof a === "number" && typeof b === "number") return a - b;
+  return String(a).localeCompare(String(b), "en", { numeric: true });
+}
+function wanted(row) {
+  const { search = "", low = "", high = "", ...same } = state.filters;
+  if (low !== "" && !(row.reward !== null && row.reward >= +low)) return false;
+  if (high !== "" && !(row.reward !== null && row.reward <= +high)) return false;
+  if (Object.entries(same).some(([name, value]) => value !== "" && String(row[name]) !== value)) return false;
+  return search === "" || `${row.task} ${row.id}`.toLowerCase().includes(search.toLowerCase());
 }
 function refresh() {
-  const { search = "", low = "", high = "", ...same } = state.filters, text = search.toLowerCase();
-  state.shown = rows.filter(row => Object.entries(same).every(([name, value]) => value === "" || String(row[name]) === value)
-    && (low === "" || row.reward !== null && row.reward >= +low) && (high === "" || row.reward !== null && row.reward <= +high)
-    && (text === "" || `${row.task} ${row.id}`.toLowerCase().includes(text)));
-  if (state.sort) state.shown.sort((a, b) => state.sort.sign * compare(a[state.sort.name], b[state.sort.name]) || a.number - b.number);
+  const { sort } = state;
+  state.shown = rows.filter(wanted);
+  if (sort) state.shown.sort((a, b) => sort.sign * compare(a[sort.name], b[sort.name]) || a.number - b.number);
   find("count").textContent = `${show(state.shown.length)} of ${show(rows.length)}`;
   find("heads").replaceChildren(...COLUMNS.map(([name, title]) => {
-    const sorted = state.sort && state.sort.name === name;
-    const head = el("button", { title: `sort by ${name}`, "aria-sort": sorted && (state.sort.sign > 0 ? "ascending" : "descending") },
-      (title || "✓") + (sorted ? (state.sort.sign > 0 ? " ↑" : " ↓") : ""));
+    const sign = sort && sort.name === name ? sort.sign : 0, order = sign > 0 ? "ascending" : "descending";
+    const head = el("button", { class: kind(name), title: `sort by ${name}`, "aria-sort": sign !== 0 && order },
+      title + ["", " ↑", " ↓"].at(sign));
     head.addEventListener("click", () => {
-      state.sort = sorted && state.sort.sign > 0 ? { name, sign: -1 } : sorted ? null : { name, sign: 1 };
+      state.sort = sign < 0 ? null : { name, sign: sign ? -1 : 1 };
       refresh();
     });
     return head;
   }));
-  find("list").scrollTop = 0;
+  list.scrollTop = 0;
   paint();
 }
-function paint() {  // only the lines in view are in the document
-  const list = find("list"), first = Math.max(0, Math.floor(list.scrollTop / ROW) - 8);
-  const seen = state.shown.slice(first, first + Math.ceil((list.clientHeight || 900) / ROW) + 16);
-  list.replaceChildren(el("div", { style: `height:${state.shown.length * ROW}px` }), ...seen.map((row, k) =>
-    el("a", { class: `line${row === state.open[0] ? " chosen" : ""}`, href: linkTo(row), style: `top:${(first + k) * ROW}px`, role: "option",
-      "aria-selected": String(row === state.open[0]), title: `${row.id}: ${row.task}, ${row.env}, ${row.outcome}` },
-      COLUMNS.map(([name]) => name === "outcome" ? el("span", { class: mark(row.outcome) }, MARKS[row.outcome])
-        : name === "task" ? el("span", { class: "task" }, el("span", {}, row.task.slice(0, -6)), row.task.slice(-6))
-        : el("span", {}, name === "stop" ? words(row.stop) : show(row[name]))))));
+function cell(row, name) {
+  if (name === "outcome") return el("span", { class: mark(row.outcome)[1] }, mark(row.outcome)[0]);
+  if (name === "task") return el("span", { class: "task" }, el("span", {}, row.task.slice(0, -6)), row.task.slice(-6));
+  return el("span", { class: kind(name) }, name === "stop" ? words(row.stop) : show(row[name]));
 }
+function paint() {  // only the lines in view are in the document
+  const first = Math.max(0, Math.floor(list.scrollTop / ROW) - 8);
+  const seen = state.shown.slice(first, first + Math.ceil((list.clientHeight || 900) / ROW) + 16);
+  list.replaceChildren(el("div", { style: `height:${state.shown.length * ROW}px` }), ...seen.map((row, k) => el("a", {
+    class: `line${row === state.open[0] ? " chosen" : ""}`, style: `top:${(first + k) * ROW}px`, href: linkTo(row),
+    role: "option", "aria-selected": String(row === state.open[0]),
+    title: `${row.id}: ${row.task}, ${row.env}, ${row.outcome}`,
+  }, COLUMNS.map(([name]) => cell(row, name)))));
+}
+const select = (attributes, options) =>
+  el("select", attributes, options.map(([value, text]) => el("option", { value }, text)));
 function filters() {
   const box = el("div", { class: "filters" });
-  const add = (name, input, event) => {
+  const add = (name, input, event, label = name) => {
     input.addEventListener(event, () => { state.filters[name] = input.value.trim(); refresh(); });
-    box.append(name === "search" ? input : el("label", {}, `${{ low: "reward from", high: "to" }[name] || name} `, input));
+    box.append(name === "search" ? input : el("label", {}, `${label} `, input));
   };
-  add("search", el("input", { type: "search", id: "search", placeholder: "search task or id", "aria-label": "search" }), "input");
+  const search = { type: "search", id: "search", placeholder: "search task or id", "aria-label": "search" };
+  add("search", el("input", search), "input");
   for (const name of ["env", "difficulty", "outcome", "stop", "step"]) {
     const values = [...new Set(rows.map(row => row[name]))].filter(value => value !== null).sort(compare);
-    if (values.length) add(name, el("select", { id: name }, el("option", { value: "" }, "all"), values.map(value => el("option", { value }, words(String(value))))), "change");
+    const options = [["", "all"], ...values.map(value => [value, words(String(value))])];
+    if (values.length > 1) add(name, select({ id: name }, options), "change");
   }
-  for (const name of ["low", "high"]) add(name, el("input", { type: "number", id: name, step: "any" }), "input");
+  add("low", el("input", { type: "number", id: "low", step: "any" }), "input", `${MEASURE} from`);
+  add("high", el("input", { type: "number", id: "high", step: "any" }), "input", "to");
   box.append(el("b", { id: "count" }));
   return box;
 }
@@ -96,7 +112,8 @@ function spans(turn) {
   }
   return list;
 }
-const mean = (list, start, end) => list.length ? list.slice(start, end).reduce((sum, x) => sum + x, 0) / (end - start) : 0;
+const mean = (values, start, end) =>
+  values.length ? values.slice(start, end).reduce((sum, x) => sum + x, 0) / (end - start) : 0;
 function shading(turn, { start, end }) {
   if (state.shade === "logprob") return ["unlikely", Math.min(1, -mean(turn.logprobs, start, end) / UNLIKELY)];
   const advantage = mean(turn.advantages, start, end);
@@ -105,78 +122,106 @@ function shading(turn, { start, end }) {
 function tokens(turn, differs) {
   if (!turn.texts.length) return turn.action;
   return spans(turn).map(span => {
-    const [kind, strength] = shading(turn, span), hit = differs !== null && differs >= span.start && differs < span.end;
-    const node = el("span", { class: `t ${strength ? kind : ""}${span.text.startsWith("\n") ? " break" : ""}${hit ? " differs" : ""}` }, span.text);
-    node.style.setProperty("--a", (strength * .75).toFixed(3));
+    const hit = differs !== null && differs >= span.start && differs < span.end, [kind, strength] = shading(turn, span);
+    const kinds = ["t", strength && kind, span.text.startsWith("\n") && "break", hit && "differs"];
+    const node = el("span", { class: kinds.filter(Boolean).join(" ") }, span.text);
     const tip = () => tipOver(node, turn, span);
+    node.style.setProperty("--a", (strength * .75).toFixed(3));
     node.addEventListener("pointerenter", tip);
     node.addEventListener("click", tip);
-    node.addEventListener("pointerleave", () => { find("tip").style.display = "none"; });
+    node.addEventListener("pointerleave", () => { bubble.style.display = "none"; });
     return node;
   });
 }
 function tipOver(node, turn, { start, end, text }) {
-  const lines = turn.output_ids.slice(start, end).map((id, k) => [["token", `${start + k + 1} of ${turn.output_ids.length}`], ["id", String(id)],
-    ["logprob", show(turn.logprobs[start + k])], ["advantage", show(turn.advantages[start + k])], ["weights", `version ${show(turn.weight_versions[start + k])}`]]);
-  const tip = find("tip"), box = node.getBoundingClientRect();
-  tip.replaceChildren(el("code", {}, JSON.stringify(text)), el("table", {}, lines.flat().map(([name, value]) => el("tr", {}, el("td", {}, name), el("td", {}, value)))));
-  tip.style.display = "block";
-  tip.style.left = `${Math.max(4, Math.min(box.left, innerWidth - tip.offsetWidth - 8))}px`;
-  tip.style.top = `${box.bottom + tip.offsetHeight + 8 > innerHeight ? Math.max(4, box.top - tip.offsetHeight - 6) : box.bottom + 6}px`;
+  const lines = turn.output_ids.slice(start, end).flatMap((id, k) => [
+    ["token", `${start + k + 1} of ${turn.output_ids.length}`], ["id", String(id)],
+    ["logprob", show(turn.logprobs[start + k])], ["advantage", show(turn.advantages[start + k])],
+    ["weights", `version ${show(turn.weight_versions[start + k])}`]]);
+  const rows = lines.map(([name, value]) => el("tr", {}, el("td", {}, name), el("td", {}, value)));
+  bubble.replaceChildren(el("code", {}, JSON.stringify(text)), el("table", {}, rows));
+  bubble.style.display = "block";
+  const box = node.getBoundingClientRect(), below = box.bottom + bubble.offsetHeight + 8 <= innerHeight;
+  bubble.style.left = `${Math.max(4, Math.min(box.left, innerWidth - bubble.offsetWidth - 8))}px`;
+  bubble.style.top = `${below ? box.bottom + 6 : Math.max(4, box.top - bubble.offsetHeight - 6)}px`;
 }
 
 /* ---- One trajectory ---- */
-function said(label, text, open = true, kind = "") {
-  return el("details", { open: open && "" }, el("summary", { class: "label" }, label), el("pre", { class: kind }, text));
+function said(label, text, open = true) {
+  return el("details", { open: open && "" }, el("summary", { class: "label" }, label),
+    el("pre", {}, typeof text === "string" ? text : JSON.stringify(text, null, 1)));
 }
-function promptView(data) {
-  return el("section", { class: "turn prompt" }, data.prompt.length ? data.prompt.map(message => said(message.role, message.content, message.role !== "system"))
-    : el("div", { class: "label" }, "no prompt is stored"));
+function promptView({ prompt }) {
+  const messages = prompt.map(({ role, content }) => said(role, content, role !== "system"));
+  return el("section", { class: "turn prompt" },
+    messages.length ? messages : el("div", { class: "label" }, "no prompt is stored"));
+}
+function callView(call) {
+  const failed = "error" in call, args = call.args ? JSON.stringify(call.args) : "";
+  return el("div", { class: `call${failed ? " failed" : ""}` },
+    el("code", {}, `${call.tool ?? "(no call that could be read)"} ${args}`),
+    el("pre", { class: failed && "error" }, failed ? `error: ${call.error}` : `→ ${call.result}`));
 }
 function turnView(turn, number, total, difference = null) {
-  const { reward_parts, valid_action, success, ...more } = turn.info, info = Object.keys(more).length > 0 && JSON.stringify(more, null, 1);
+  const { reward_parts, valid_action, success, ...info } = turn.info, parts = pairs(turn.reward_parts);
   const versions = [...new Set(turn.weight_versions)], here = difference && difference.turn === number;
-  const about = [`reward ${show(turn.reward)}${Object.keys(turn.reward_parts).length ? ` (${pairs(turn.reward_parts)})` : ""}`,
-    `${show(turn.output_ids.length)} tokens after ${show(turn.prompt_ids)} read`,
-    versions.length ? `weights ${versions.length > 1 ? `${Math.min(...versions)} to ${Math.max(...versions)}` : versions[0]}` : null,
-    Object.keys(turn.seconds).length ? `${pairs(turn.seconds)} s` : null];
+  const weights = versions.length > 1 ? `${Math.min(...versions)} to ${Math.max(...versions)}` : versions[0];
+  const about = [turn.reward !== undefined && `reward ${show(turn.reward)}${parts && ` (${parts})`}`,
+    turn.output_ids.length > 0 && `${show(turn.output_ids.length)} tokens after ${show(turn.prompt_ids)} read`,
+    versions.length > 0 && `weights ${weights}`, Object.keys(turn.seconds).length > 0 && `${pairs(turn.seconds)} s`];
+  const odd = [valid_action === false && "invalid action", turn.new_segment && number > 0 && "history rewritten",
+    here && `first difference: ${difference.what}`];
   return el("section", { class: `turn${here ? " first-difference" : ""}`, "data-turn": number },
-    el("div", { class: "about" }, el("b", {}, `turn ${number + 1} of ${total}`), about.map(text => text && el("span", {}, text)),
-      valid_action === false && el("span", { class: "bad" }, "invalid action"), turn.new_segment && number > 0 && el("span", { class: "bad" }, "history rewritten"),
-      here && el("span", { class: "bad" }, `first difference: ${difference.what}`)),
+    el("div", { class: "about" }, el("b", {}, `turn ${number + 1} of ${total}`),
+      about.map(text => text && el("span", {}, text)), odd.map(text => text && el("span", { class: "bad" }, text))),
     turn.context && said(`the whole context of this turn, ${show(turn.prompt_ids)} tokens`, turn.context, false),
-    el("div", { class: "label" }, "policy"), el("pre", { class: "policy" }, tokens(turn, here ? difference.token : null)),
-    turn.tool_calls.map(call => el("div", { class: `call${"error" in call ? " failed" : ""}` },
-      el("code", {}, `${call.tool ?? "(no call that could be read)"} ${call.args ? JSON.stringify(call.args) : ""}`),
-      el("pre", { class: "error" in call ? "error" : "" }, "error" in call ? `error: ${call.error}` : `→ ${call.result}`))),
-    turn.observation && said("environment", turn.observation), info && said("more that the environment reported", info, false));
+    el("div", { class: "label" }, "policy"),
+    el("pre", { class: "policy" }, tokens(turn, here ? difference.token : null)),
+    turn.tool_calls.map(callView), turn.observation && said("environment", turn.observation),
+    Object.keys(info).length > 0 && said("more that the environment reported", info, false));
 }
 function head(row, data) {
-  const seconds = data.metrics.seconds;
-  return el("div", {}, el("div", { class: "bar" }, el("h2", {}, row.id), el("span", { class: `chip ${mark(row.outcome)}` }, row.outcome),
-    el("span", {}, `reward ${show(row.reward)}`), el("span", {}, `stopped: ${words(row.stop)}`), el("span", {}, row.env),
-    row.difficulty !== null && el("span", {}, `difficulty ${row.difficulty}`), el("span", {}, `${show(row.tokens)} tokens`), seconds !== undefined && el("span", {}, `${show(seconds)} s`)),
-    el("div", { class: "bar" }, el("span", {}, row.task), data.truth !== null && el("span", {}, `right answer: ${typeof data.truth === "string" ? data.truth : JSON.stringify(data.truth)}`),
-      Object.keys(data.scores).length > 0 && el("span", {}, pairs(data.scores))), data.error && el("pre", { class: "error" }, data.error));
+  const facts = Object.entries(data.facts).filter(([, value]) => value !== null && value !== "");
+  const figures = [`${MEASURE} ${show(row.reward)}`, `stopped: ${words(row.stop)}`, row.env,
+    row.difficulty !== null && `difficulty ${show(row.difficulty)}`, `${show(row.tokens)} tokens`];
+  const spans = texts => texts.map(text => text && el("span", {}, text));
+  const outcome = el("span", { class: `chip ${mark(row.outcome)[1]}` }, row.outcome);
+  return el("div", {},
+    el("div", { class: "bar" }, el("h2", {}, row.id), outcome, spans(figures)),
+    el("div", { class: "bar" }, spans([row.task, ...facts.map(([name, value]) => `${words(name)} ${show(value)}`)])),
+    data.error && el("pre", { class: "error" }, data.error));
+}
+function rest(data) {
+  const texts = Object.entries(data.texts).map(([label, text]) => said(label, text));
+  return texts.length > 0 && el("section", { class: "turn" }, texts);
 }
 function tools(row, learned) {
-  const shade = el("select", { id: "shade", "aria-label": "shade tokens by" }, ["advantage", "logprob"].map(name => el("option", { value: name }, name)));
+  const shade = select({ id: "shade" }, [["advantage", "advantage"], ["logprob", "logprob"]]);
   shade.value = state.shade;
   shade.addEventListener("change", () => { state.shade = shade.value; draw(); });
-  const others = attempts(row), select = el("select", { id: "other" }, el("option", { value: "" }, others.length ? "nothing" : "no other attempt"),
-    others.map(other => el("option", { value: other.number }, `${other.id} (${other.outcome}, ${show(other.reward)})`)));
-  select.value = state.open[1] ? state.open[1].number : "";
-  select.addEventListener("change", () => { location.hash = select.value === "" ? linkTo(row) : linkTo(row, rows[select.value]); });
+  const others = rows.filter(other => other.task === row.task && other !== row);
+  const other = select({ id: "other" }, [["", "nothing"],
+    ...others.map(each => [each.number, `${each.id} (${each.outcome}, ${show(each.reward)})`])]);
+  other.value = state.open[1] ? state.open[1].number : "";
+  other.addEventListener("change", () => { location.hash = linkTo(row, ...other.value ? [rows[other.value]] : []); });
   const back = el("button", { class: "back" }, state.open[1] ? "✕ comparison" : "‹ list");
   back.addEventListener("click", () => { location.hash = state.open[1] ? linkTo(row) : "#"; });
-  const scale = state.shade === "logprob" ? [`−${UNLIKELY} nats`, "0"] : [`−${show(page.scale)}`, `+${show(page.scale)}`];
-  return el("div", { class: "bar" }, back, el("label", {}, "shade by ", shade), state.shade === "advantage" && !learned ? el("span", { class: "legend" }, "it has no advantages: nothing was learned from it")
-    : el("span", { class: "legend" }, scale[0], el("i", { class: state.shade }), scale[1]),
-    el("label", {}, "compare with ", select), el("span", { class: "keys" }, "↑ ↓ trajectory, ← → turn"));
+  const legend = state.shade === "logprob" ? [`−${UNLIKELY} nats`, el("i", { class: "logprob" }), "0"]
+    : learned ? [`−${show(page.scale)}`, el("i", { class: "advantage" }), `+${show(page.scale)}`]
+    : "it has no advantages: nothing was learned from it";
+  const shaded = loaded.some(data => data.turns.some(turn => turn.texts.length));
+  return el("div", { class: "bar" }, back,
+    shaded && [el("label", {}, "shade by ", shade), el("span", { class: "legend" }, legend)],
+    others.length > 0 && el("label", {}, "compare with ", other),
+    el("span", { class: "keys" }, "↑ ↓ trajectory, ← → turn"));
 }
 
 /* ---- Two attempts at one task ---- */
-const first = (a, b) => { let k = 0; while (k < a.length && k < b.length && a[k] === b[k]) k++; return k < a.length || k < b.length ? k : -1; };
+function first(a, b) {  // the first place where two lists differ, or -1
+  let k = 0;
+  while (k < a.length && k < b.length && a[k] === b[k]) k++;
+  return k < a.length || k < b.length ? k : -1;
+}
 function divergence(a, b) {
   for (let turn = 0; turn < Math.max(a.turns.length, b.turns.length); turn++) {
     const [x, y] = [a.turns[turn], b.turns[turn]];
@@ -190,44 +235,50 @@ function divergence(a, b) {
 }
 function pairView([left, right], [a, b]) {
   const difference = divergence(a, b), both = (x, y) => el("div", { class: "pair" }, x, y);
-  const cell = (data, row, turn) => turn < data.turns.length ? turnView(data.turns[turn], turn, data.turns.length, difference)
-    : el("section", { class: "turn" }, el("div", { class: "about" }, `over after ${data.turns.length} turns: ${words(row.stop)}`));
+  const turnOf = ({ turns }, row, k) => k < turns.length ? turnView(turns[k], k, turns.length, difference)
+    : el("section", { class: "turn" },
+      el("div", { class: "about" }, `over after ${turns.length} turns: ${words(row.stop)}`));
   const total = Math.max(a.turns.length, b.turns.length), same = JSON.stringify(a.prompt) === JSON.stringify(b.prompt);
-  return [both(head(left, a), head(right, b)),
-    el("div", { class: "bar", id: "difference" }, difference ? `first difference: turn ${difference.turn + 1}, ${difference.what}` : "no difference"),
+  const where = difference ? `first difference: turn ${difference.turn + 1}, ${difference.what}` : "no difference";
+  return [both(head(left, a), head(right, b)), el("div", { class: "bar", id: "difference" }, where),
     same ? promptView(a) : both(promptView(a), promptView(b)),
-    Array.from({ length: total }, (_, turn) => both(cell(a, left, turn), cell(b, right, turn)))];
+    Array.from({ length: total }, (_, k) => both(turnOf(a, left, k), turnOf(b, right, k))), both(rest(a), rest(b))];
 }
 
 /* ---- What the address names ---- */
 let loaded = [], serial = 0;
+function view(row, data) {
+  return [head(row, data), promptView(data),
+    data.turns.map((turn, number) => turnView(turn, number, data.turns.length)), rest(data)];
+}
 function draw() {
-  const detail = find("detail"), [row] = state.open, top = detail.scrollTop, [data] = loaded;
-  const learned = loaded.some(each => each.turns.some(turn => turn.advantages.some(Boolean)));
-  detail.replaceChildren(...[tools(row, learned), state.open[1] ? pairView(state.open, loaded)
-    : [head(row, data), promptView(data), data.turns.map((turn, number) => turnView(turn, number, data.turns.length))]].flat(Infinity));
+  const top = detail.scrollTop, learned = loaded.some(data => data.turns.some(turn => turn.advantages.some(Boolean)));
+  detail.replaceChildren();
+  fill(detail, {}, [tools(state.open[0], learned),
+    state.open[1] ? pairView(state.open, loaded) : view(state.open[0], loaded[0])]);
   detail.scrollTop = top;
   point();
 }
 function point() {
-  document.querySelectorAll(".turn").forEach(node => node.classList.toggle("here", +node.getAttribute("data-turn") === state.turn && node.hasAttribute("data-turn")));
+  for (const node of document.querySelectorAll(".turn"))
+    node.classList.toggle("here", node.getAttribute("data-turn") === String(state.turn));
 }
 async function route() {
-  const names = location.hash.slice(1).split(",").filter(Boolean).map(decode), open = names.map(name => byId.get(name)), mine = ++serial;
-  const missing = names.filter((_, k) => !open[k]);
+  const names = location.hash.slice(1).split(",").filter(Boolean).map(decode), mine = ++serial;
+  const open = names.map(name => byId.get(name)), missing = names.filter((_, k) => !open[k]);
   const all = missing.length ? [] : await Promise.all(open.map(load));
   if (mine !== serial) return;  // another one was asked for meanwhile
   [state.open, state.turn, loaded] = [missing.length ? [] : open.slice(0, 2), -1, all];
   document.body.classList.toggle("comparing", state.open.length === 2);
   document.body.classList.toggle("reading", names.length > 0);
-  find("tip").style.display = "none";
-  find("detail").scrollTop = 0;
-  const place = state.shown.indexOf(state.open[0]) * ROW, list = find("list");
-  if (place >= 0 && (place < list.scrollTop || place + ROW > list.scrollTop + list.clientHeight)) list.scrollTop = place - list.clientHeight / 2;
+  bubble.style.display = "none";
+  detail.scrollTop = 0;
+  const place = state.shown.indexOf(state.open[0]) * ROW, below = place - list.scrollTop;
+  if (place >= 0 && (below < 0 || below + ROW > list.clientHeight)) list.scrollTop = place - list.clientHeight / 2;
   paint();
   if (state.open.length) return draw();
-  find("detail").replaceChildren(el("div", { class: "empty" }, missing.length ? `There is no ${missing.join(", ")} on this page.`
-    : "Choose a trajectory: click a line, or press ↓. Its tokens are shaded by the advantage that the policy learned from, or by their logprob."));
+  detail.replaceChildren(el("div", { class: "empty" }, missing.length
+    ? `There is no ${missing.join(", ")} on this page.` : "Choose a trajectory: click a line, or press ↓."));
 }
 function key(event) {
   if (event.ctrlKey || event.metaKey || event.altKey || ["INPUT", "SELECT"].includes(event.target.tagName)) return;
@@ -245,12 +296,13 @@ function key(event) {
   event.preventDefault();
 }
 
-document.querySelector("header").replaceChildren(el("h1", {}, page.run), el("span", { class: "note" }, [page.what, ...page.notes].join("; ") + "."), filters());
-find("list").addEventListener("scroll", paint);
+const about = el("span", { class: "note" }, `${[page.what, ...page.notes].join("; ")}.`);
+document.body.append(el("header", {}, el("h1", {}, page.name), about, filters()), side, detail, bubble);
+list.addEventListener("scroll", paint);
 addEventListener("resize", paint);
 addEventListener("hashchange", route);
 addEventListener("keydown", key);
-addEventListener("unhandledrejection", event => find("detail").replaceChildren(
+addEventListener("unhandledrejection", event => detail.replaceChildren(
   el("pre", { class: "error" }, `This cannot be shown (${event.reason}): it takes a browser of 2023 or later.`)));
 refresh();
 route();

@@ -1,125 +1,161 @@
-"""trajectories.html: every turn of a run's trajectories in one file, without a server or a request to elsewhere.
+"""trajectories.html: every turn of a run's or an evaluation's episodes in one file, without a server.
 
-The page holds a JSON index for its list, and one block a trajectory: JSON, deflated, in base64, inflated when it is
-opened. What a model or an env wrote stands in JSON that cannot end its element; viewer.js only ever shows it as text.
+The page holds a JSON index for its list, and one block per episode: JSON, deflated, in base64, inflated when it is
+opened. Whoever played, an adapter makes an Episode of it: `from_trajectory` here, `from_attempt` in skyrl_eval.report.
 """
 
 from __future__ import annotations
 
 import base64
 import json
-import math
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import lru_cache
-from html import escape
-from importlib.resources import files
+from importlib import import_module
+from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from huggingface_hub import try_to_load_from_cache
 from tokenizers import Tokenizer
 
 from skyrl_trainer.config import load_config
 from skyrl_trainer.errors import UserError
-from skyrl_trainer.report.html import as_json, write_page
+from skyrl_trainer.report.page import asset, lean, write_page
 from skyrl_trainer.rollout.store import TURN_FIELDS
 from skyrl_trainer.rollout.store import JsonlTrajectoryStore as Store
 from skyrl_trainer.types import Trajectory
 
+PAGE = "trajectories.html"
+READERS = {"attempts.jsonl": "skyrl_eval.report:view"}
+"""What lies in folders of others than training runs -> who makes its page, as `view(folder, out, steps)`."""
 MAX_TRAJECTORIES, MAX_BYTES = 2_000, 50_000_000
-MAX_CHARACTERS = 50_000
-"""Of one text of an env or a tool; what is longer is cut, and says so. A policy's tokens are all there."""
+BRIEF = (96, 2_000_000)
+"""The same for the page that a run writes with each checkpoint."""
 BROKEN = "\ufffd"  # what decoding puts in the place of bytes that are not a character
 FIELDS = ("id", "step", "task", "env", "difficulty", "reward", "outcome", "stop", "turns", "tokens")
 """Of an index row: ["3/0/1", 3, "tool_use#17", "tool_use-v0", 2, 1.1, "success", "terminated", 4, 96]."""
+WHOLE = ("output_ids", "weight_versions", "logprobs", "advantages", "texts")  # per token, clean already
 
 Decode = Callable[[list[int]], str]
-Entry = tuple[list[Any], str, float]
-"""A trajectory's index row, its block, and its largest advantage without the sign."""
 
 
-def write_viewer(run: Path, out: Path, steps: list[int] | None = None) -> str:
-    """Writes `out` with the trajectories of `steps` (default: all), the newest that fit; returns what it did, in words.
+class Episode(NamedTuple):
+    """What the page shows, whoever played."""
 
-    Raises UserError where the run, a step or any readable trajectory is missing, or `out` cannot be written.
+    row: list[Any]  # by FIELDS, with None for what there is not
+    prompt: list[dict[str, str]]
+    turns: list[dict[str, Any]]  # "action", and any of the other fields of types.Turn, "texts" of tokens and "context"
+    facts: dict[str, Any]  # figures and short texts
+    texts: dict[str, Any]  # long texts, or JSON
+    error: str | None
+
+
+def write_viewer(folder: Path, out: Path, steps: list[int] | None = None) -> str:
+    """Writes `out` with a run's newest trajectories, or with those of `steps`, or with an evaluation's attempts.
+
+    Returns what it did, in words. Raises UserError where the folder, a step or any readable trajectory is missing.
     """
-    store = Store(run / "trajectories")
+    for file, reader in READERS.items():
+        if (folder / file).exists():
+            module, function = reader.split(":")
+            return str(getattr(import_module(module), function)(folder, out, steps))
+    return view(folder, out, steps)
+
+
+def view(run: Path, out: Path, steps: Sequence[int] | None, bounds: tuple[int, int] | None = None) -> str:
+    """`write_viewer` of a run. Steps that are named share the number of trajectories that go in."""
+    store, notes, total = Store(run / "trajectories"), list[str](), 0
     stored = store.steps()
     if not stored:
         raise UserError(f"{run} has no trajectories: give the folder of a run that has finished a step.")
     if missing := sorted(set(steps or ()) - set(stored)):
         raise UserError(f"{run} has no trajectories of --step {missing[0]}: it has {_span(stored)}.")
-    template, script = (files(__package__).joinpath(f"viewer.{kind}").read_text("utf-8") for kind in ("html", "js"))
-    notes, room = list[str](), MAX_BYTES - len(template) - len(script) - 2_000
-    entries = _collect(store, set(steps or stored), _decoder(run, notes), room, notes)
-    if not entries:
-        raise UserError("; ".join([f"{run} has no trajectory to show", *notes]) + ".")
-    rows, blocks, peaks = zip(*entries, strict=True)
-    what, name = f"{len(rows):,} trajectories, {_span([row[1] for row in rows])}", run.resolve().name
+    most, size = bounds or (MAX_TRAJECTORIES, MAX_BYTES)
+    chosen = sorted(set(steps or stored), reverse=True)
+    for step in chosen:
+        with suppress(UserError):  # reading it will say what is wrong
+            total += int(store.header(step)["trajectories"])
+    episodes = _episodes(store, chosen, -(-most // len(chosen)) if steps else most, _decoder(run, notes), notes)
+    return write_episodes(out, run, episodes, total, notes, (most, size))
+
+
+def write_episodes(
+    out: Path, folder: Path, episodes: Iterable[Episode], total: int, notes: list[str], bounds: tuple[int, int]
+) -> str:
+    """Writes the first of a folder's `total` episodes, `bounds` episodes and bytes at most; returns this in words.
+
+    The page has the notes too, those with which reading the episodes lengthens the list among them.
+    """
+    style, script, name = asset("viewer.css"), asset("viewer.js"), folder.resolve().name
+    room = bounds[1] - len(style) - len(script) - 8_000  # page.html, and what stands around the blocks
+    rows, blocks, peaks = list[list[Any]](), list[str](), list[float]()
+    for episode in islice(episodes, bounds[0]):
+        row, block = lean(episode.row), _block(episode)
+        room -= len(block) + len(json.dumps(row)) + 90  # the element around a block
+        if room < 0:
+            break
+        rows.append(row)
+        blocks.append(f'<script type="application/octet-stream" id="block-{len(blocks)}">{block}</script>')
+        peaks.append(max((abs(x) for turn in episode.turns for x in turn.get("advantages", ()) if x), default=0.0))
+    if not rows:
+        raise UserError("; ".join([f"{folder} has no trajectory to show", *notes]) + ".")
+    steps = [row[1] for row in rows if row[1] is not None]
+    what = f"{len(rows):,} trajectories" + (f", {_span(steps)}" if steps else "")
+    if total > len(rows):
+        limit = f"at most {bounds[0]:,} trajectories and {bounds[1] / 1e6:g} MB go in"
+        hint = ": --step of `skyrl-trainer view` chooses others" if steps else ""
+        notes.insert(0, f"{total - len(rows):,} more are left out ({limit}){hint}")
     scale = sorted(peaks)[len(peaks) * 19 // 20]  # has the full colour: the largest but for outliers
-    index = {"run": name, "what": what, "notes": notes, "scale": scale, "fields": FIELDS, "rows": rows}
-    element = '<script type="application/octet-stream" id="block-{}">{}</script>'
-    elements = "\n".join(element.format(number, block) for number, block in enumerate(blocks))
-    text = template.replace("{{script}}", script, 1)  # from the end: what a replacement says is not replaced again
-    text = text.replace("{{blocks}}", elements, 1).replace("{{index}}", as_json(index), 1)
-    size = write_page("viewer", text.replace("{{title}}", escape(name), 1), out)
-    return "; ".join([f"{what}, {size / 1e6:.1f} MB", *notes])
+    index = {"name": name, "what": what, "notes": notes, "scale": scale, "fields": FIELDS, "rows": rows}
+    written = write_page(out, f"{name}: trajectories", index, style, script, "\n".join(blocks))
+    return "; ".join([f"{what}, {written / 1e6:.1f} MB", *notes])
+
+
+def _block(episode: Episode) -> str:
+    turns = [{name: x if name in WHOLE else lean(x) for name, x in turn.items()} for turn in episode.turns]
+    data = lean(episode._replace(row=[], turns=[])._asdict()) | {"turns": turns}
+    return base64.b64encode(zlib.compress(json.dumps(data, ensure_ascii=False).encode("utf-8", "replace"))).decode()
 
 
 def _span(steps: list[int]) -> str:
     return f"{len({*steps})} steps from {min(steps)} to {max(steps)}" if len({*steps}) > 1 else f"step {steps[0]}"
 
 
-def _collect(store: Store, steps: set[int], decode: Decode | None, room: int, notes: list[str]) -> list[Entry]:
-    entries, left_out = list[Entry](), 0
-    for step in sorted(steps, reverse=True):
+def _episodes(store: Store, steps: list[int], each: int, decode: Decode | None, notes: list[str]) -> Iterator[Episode]:
+    """At most `each` of a step; what cannot be read is a note."""
+    for step in steps:
         try:
-            if left_out:
-                left_out += next(store.lines(step), {}).get("trajectories", 0)
-                continue
-            for trajectory in store.read(step).trajectories:
-                row, data = _row(step, trajectory), _data(trajectory, decode)
-                packed = zlib.compress(json.dumps(data, ensure_ascii=False).encode("utf-8", "replace"))
-                room -= len(packed) * 4 // 3 + len(json.dumps(row)) + 90  # the element around a block
-                if left_out or room < 0 or len(entries) == MAX_TRAJECTORIES:
-                    left_out += 1
-                    continue
-                peak = max((abs(x) for turn in data["turns"] for x in turn["advantages"] if x), default=0.0)
-                entries.append((row, base64.b64encode(packed).decode(), peak))
+            for _, trajectory in islice(store.trajectories(step), each):
+                yield from_trajectory(step, trajectory, decode)
         except UserError as error:
             notes.append(str(error).rstrip("."))
-    if left_out:
-        bounds = f"{MAX_TRAJECTORIES:,} trajectories and {MAX_BYTES / 1e6:g} MB"
-        notes.insert(0, f"{left_out:,} more are left out (at most {bounds} go in): --step chooses others")
-    return entries
 
 
-def _row(step: int, trajectory: Trajectory) -> list[Any]:
-    sample, stop = trajectory.sample, trajectory.stop_reason
+def from_trajectory(step: int, trajectory: Trajectory, decode: Decode | None) -> Episode:
+    """The record as it is stored, with the text of each sampled token, and of a context that is not the history."""
+    sample, stop, turns = trajectory.sample, trajectory.stop_reason, list[dict[str, Any]]()
+    for turn in trajectory.turns:
+        made = {name: getattr(turn, name) for name in TURN_FIELDS} | {"prompt_ids": len(turn.prompt_ids)}
+        for name in ("logprobs", "advantages"):
+            made[name] = lean([float(f"{x:.5g}") for x in made[name]])
+        made["texts"] = token_texts(turn.output_ids, decode) if decode else []
+        made["context"] = decode(turn.prompt_ids) if decode and turn.new_segment else None
+        turns.append(made)
     outcome = "failed" if stop.failed else "success" if trajectory.success else "no success"
     env = [sample.env_id.removeprefix("skyrl/"), sample.options.get("difficulty")]
-    figures = [trajectory.total_reward, outcome, stop, len(trajectory.turns), trajectory.num_output_tokens]
-    return _lean([trajectory.trajectory_id, step, sample.sample_id, *env, *figures])
-
-
-def _data(trajectory: Trajectory, decode: Decode | None) -> dict[str, Any]:
-    """The record as it is stored, with the text of each sampled token, and of a context that is not the history."""
-    turns = []
-    for turn in trajectory.turns:
-        texts = token_texts(turn.output_ids, decode) if decode else []
-        context = decode(turn.prompt_ids) if decode and turn.new_segment else None
-        stored = {name: getattr(turn, name) for name in TURN_FIELDS}
-        turns.append(stored | {"prompt_ids": len(turn.prompt_ids), "context": context, "texts": texts})
-    stored = {name: getattr(trajectory, name) for name in ("error", "metrics", "prompt", "scores")}
-    return _lean(stored | {"truth": trajectory.sample.ground_truth, "turns": turns})
+    figures = [trajectory.total_reward, outcome, stop, len(turns), trajectory.num_output_tokens]
+    facts = {"right answer": sample.ground_truth, **trajectory.scores, "seconds": trajectory.metrics.get("seconds")}
+    row = [trajectory.trajectory_id, step, sample.sample_id, *env, *figures]
+    return Episode(row, trajectory.prompt, turns, facts, {}, trajectory.error)
 
 
 def token_texts(ids: list[int], decode: Decode) -> list[str]:
     """The text of each token, as long as `ids`; tokens with parts of one character have "", and the last of them all.
 
-    Example: [64, 161, 249, 121] of a byte-level tokenizer -> ["a", "", "", "国"].
+    Example: [64, 161, 249, 121] of a byte-level tokenizer -> ["a", "", "", "国"]. (The library's DecodeStream raises
+    where the byte tokens of a line break and of an emoji follow each other in Llama 2.)
     """
     texts, run = list[str](), list[int]()
     for token in ids:
@@ -152,14 +188,3 @@ def _decoder(run: Path, notes: list[str]) -> Decode | None:
     skip = len(tokenizer.decode(before, skip_special_tokens=False))
     decode = lru_cache(2**16)(lambda *ids: tokenizer.decode([*before, *ids], skip_special_tokens=False)[skip:])
     return lambda ids: decode(*ids) if len(ids) <= 4 else decode.__wrapped__(*ids)
-
-
-def _lean(value: Any) -> Any:
-    """For JSON and for people: floats with five digits, null for what is no number, long texts cut."""
-    if isinstance(value, float):
-        return float(f"{value:.5g}") if math.isfinite(value) else None
-    if isinstance(value, str) and len(value) > MAX_CHARACTERS:
-        return f"{value[:MAX_CHARACTERS]}… ({len(value) - MAX_CHARACTERS:,} characters more)"
-    if isinstance(value, dict):
-        return {str(key): _lean(each) for key, each in value.items()}
-    return [_lean(each) for each in value] if isinstance(value, list | tuple) else value

@@ -20,12 +20,12 @@ import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import gymnasium
 
-import skyrl_gym  # noqa: F401  (registers its environments)
 from skyrl_trainer.types import Sample
 
 Step = tuple[str, str] | tuple[str, str, list[dict[str, Any]]]
@@ -71,6 +71,7 @@ class EnvWorker:
 
     def __init__(self, step_timeout: float, name: str = "") -> None:
         """`step_timeout`: wall-clock seconds of one env call. `name`: the same for all restarts of one worker."""
+        import_module("skyrl_gym")  # registers its environments: here, for who owns the worker plays none
         self._limit = step_timeout
         self._envs: dict[str, gymnasium.Env[Any, Any]] = {}
         self._loaded: dict[str, str | None] = {}
@@ -86,10 +87,6 @@ class EnvWorker:
 
     def ping(self) -> Pong:
         return self._pong
-
-    def apply(self, func: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """What RLlib's FaultTolerantActorManager calls. An exception goes to the caller; the worker stays."""
-        return func(self, *args, **kwargs)
 
     def reset_many(self, items: list[tuple[str, Sample]]) -> list[EnvReply]:
         """Makes one env an item under its key (closing an older one of that key) and resets it."""

@@ -9,8 +9,9 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from skyrl_trainer.agent.memory import AgentOptions, Memory
+from skyrl_trainer.agent.memory import Memory
 from skyrl_trainer.agent.prompt import ChatPrompt, first_messages
+from skyrl_trainer.config import AgentConfig
 from skyrl_trainer.errors import UserError
 from skyrl_trainer.rollout.env_client import RemoteEnv
 from skyrl_trainer.rollout.env_worker import LONGEST_TEXT, EnvReply, shortened
@@ -40,7 +41,7 @@ class EpisodeSettings:
     """Wall-clock seconds of the whole episode: reset, queues, tokens, steps. Waiting for a slot does not count."""
     seeded: bool
     """Give every request a generator of its own."""
-    agent: AgentOptions
+    agent: AgentConfig
 
 
 def derive_seed(*parts: object) -> int:

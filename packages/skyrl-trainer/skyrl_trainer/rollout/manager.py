@@ -16,7 +16,7 @@ from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
 from skyrl_trainer.config import Config
 from skyrl_trainer.errors import UserError
 from skyrl_trainer.rollout.episode import derive_seed
-from skyrl_trainer.rollout.pool import EnvPool
+from skyrl_trainer.rollout.pool import close_env_workers, start_env_workers
 from skyrl_trainer.rollout.rollout_worker import RolloutWorker
 from skyrl_trainer.types import PromptBatch, RolloutBatch, SamplingOptions, Trajectory
 
@@ -43,7 +43,8 @@ class Rollouts:
         self.watch: Callable[[], object] = lambda: None
         """Called every CHECK_INTERVAL seconds while episodes run: brings back engines that died."""
         self._checked = 0.0
-        self.env_pool = EnvPool(config.environment.num_workers, config.environment.step_timeout)
+        environment = config.environment
+        self.env_workers = start_env_workers(environment.num_workers, environment.step_timeout)
         actor: Any = ray.remote(RolloutWorker).options(num_cpus=0, max_restarts=-1, max_task_retries=0)
         run = uuid.uuid4().hex[:8]
         self._workers = [
@@ -100,7 +101,7 @@ class Rollouts:
         return _alive(self._workers[0], "the RolloutWorker's start")
 
     def close(self) -> None:
-        self.env_pool.close()
+        close_env_workers(self.env_workers)
         for worker in self._workers:
             ray.kill(worker)
 
@@ -138,10 +139,10 @@ class Rollouts:
                 self._send(index, share, how)
 
     def _send(self, index: int, share: list[Trajectory], how: How) -> None:
-        self._workers[index].start.remote(self._engines[index], self.env_pool.handles, share, *how)
+        self._workers[index].start.remote(self._engines[index], self.env_workers, share, *how)
 
     def _finished(self, how: How, wait_for_all: bool = False) -> list[Trajectory]:
-        """What has ended after a wait of CHECK_INTERVAL seconds at most; watches the EnvWorkers meanwhile."""
+        """What has ended after a wait of CHECK_INTERVAL seconds at most; looks after the engines meanwhile."""
         for index, playing in enumerate(self._in_play):
             if playing and index not in self._polls.values():
                 at_least = len(playing) if wait_for_all else 1
@@ -161,7 +162,6 @@ class Rollouts:
     def _check(self) -> None:
         if time.monotonic() >= self._checked + CHECK_INTERVAL:
             self._checked = time.monotonic()
-            self.env_pool.check()
             self.watch()
 
     def _collected(self, ref: Any, index: int, how: How) -> list[Trajectory]:

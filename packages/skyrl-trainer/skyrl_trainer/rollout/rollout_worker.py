@@ -15,60 +15,12 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from skyrl_trainer.agent.memory import read_options
 from skyrl_trainer.agent.prompt import load_chat_prompt
 from skyrl_trainer.config import GeneratorConfig
 from skyrl_trainer.errors import EngineDied
-from skyrl_trainer.rollout.env_client import EnvClient, settle
-from skyrl_trainer.rollout.episode import EpisodeSettings, Slot, run_episode
-from skyrl_trainer.types import GenerationOutput, GenerationRequest, SamplingOptions, Trajectory
-
-
-class NoSlot:
-    """For rounds: all episodes are in flight, and the engine bounds what it runs."""
-
-    async def acquire(self) -> bool:
-        return True
-
-    def release(self) -> None:
-        pass
-
-
-class Rounds:
-    """Sends requests in rounds: when every living episode waits for tokens, all go at once, in trajectory order.
-
-    So the engine's batches, and with them the last bit of every logit, do not depend on how fast an env answers.
-    """
-
-    def __init__(self, client: Any, living: int) -> None:
-        self._client = client
-        self._living = living
-        self._waiting: dict[int, tuple[GenerationRequest, asyncio.Future[GenerationOutput]]] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
-
-    async def generate(self, order: int, request: GenerationRequest) -> GenerationOutput:
-        """`order`: the trajectory's place in the batch."""
-        future: asyncio.Future[GenerationOutput] = asyncio.get_running_loop().create_future()
-        self._waiting[order] = (request, future)
-        self._leave_if_complete()
-        try:
-            return await future
-        finally:
-            if self._waiting.get(order, (None, None))[1] is future:  # timed out before the round left
-                del self._waiting[order]
-
-    def episode_over(self) -> None:
-        self._living -= 1
-        self._leave_if_complete()
-
-    def _leave_if_complete(self) -> None:
-        if self._waiting and len(self._waiting) == self._living:
-            round_ = [self._waiting[order] for order in sorted(self._waiting)]
-            self._waiting = {}
-            requests, futures = [request for request, _ in round_], [future for _, future in round_]
-            task = asyncio.create_task(settle(futures, self._client.generate_round(requests)))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+from skyrl_trainer.rollout.env_client import EnvClient
+from skyrl_trainer.rollout.episode import EpisodeSettings, run_episode
+from skyrl_trainer.types import SamplingOptions, Trajectory
 
 
 class Episodes:
@@ -79,7 +31,6 @@ class Episodes:
     ) -> None:
         """prompt_of: what builds a trajectory's prompts, a ChatPrompt for example."""
         self._prompt_of, self._engine, self._envs, self._generator = prompt_of, engine, envs, generator
-        self._agent = read_options(generator)
         # With one turn, as many requests again wait in the engine's queue: the batch is full again before we know that
         # an answer is there. And as many episodes are reset ahead of their turn, so that no slot waits for an env.
         slots = generator.max_concurrency * (2 if generator.max_turns == 1 else 1)
@@ -100,7 +51,7 @@ class Episodes:
 
         Args:
             seeded: every request has a generator of its own.
-            in_rounds: as `Rounds` does it.
+            in_rounds: as rollout/rounds.py does it.
             over: called with each trajectory when it has ended.
         """
         generator = self._generator
@@ -108,19 +59,23 @@ class Episodes:
         waves = math.ceil(len(trajectories) / generator.max_concurrency) if in_rounds else 1
         timeout = generator.episode_timeout * max(1, waves)
         length = generator.max_model_len
-        settings = EpisodeSettings(sampling, generator.max_turns, length, timeout, seeded, self._agent)
-        rounds = Rounds(self._engine, len(trajectories))
-        slot: Slot = NoSlot() if in_rounds else self._slot
-        started = asyncio.Semaphore(len(trajectories)) if in_rounds else self._started
+        settings = EpisodeSettings(sampling, generator.max_turns, length, timeout, seeded, generator.agent)
+        slot, started, rounds = self._slot, self._started, None
+        if in_rounds:  # all are in flight, and the engine bounds what it runs
+            from skyrl_trainer.rollout.rounds import Rounds
+
+            rounds = Rounds(self._engine, len(trajectories))
+            slot, started = (asyncio.Semaphore(len(trajectories)) for _ in range(2))
 
         async def play(order: int, trajectory: Trajectory) -> Trajectory:
-            generate = partial(rounds.generate, order) if in_rounds else self._engine.generate
+            generate = partial(rounds.generate, order) if rounds else self._engine.generate
             async with started:
                 try:
                     env = self._envs.make(trajectory.trajectory_id, trajectory.sample)
                     await run_episode(trajectory, env, self._prompt_of(trajectory), generate, slot, settings)
                 finally:
-                    rounds.episode_over()
+                    if rounds:
+                        rounds.episode_over()
             over(trajectory)
             return trajectory
 

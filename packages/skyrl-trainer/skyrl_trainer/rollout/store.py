@@ -15,6 +15,7 @@ import os
 import re
 from collections.abc import Iterator
 from dataclasses import fields
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -95,23 +96,34 @@ class JsonlTrajectoryStore:
                 f"{path} cannot be read after line {number}: {error}; the file is damaged, delete it."
             ) from error
 
-    def read(self, step: int) -> RolloutBatch:
-        """The batch as it was written (without what the header counts as omitted)."""
-        entries = self.lines(step)
-        header = next(entries, None)
+    def header(self, step: int) -> dict[str, Any]:
+        """The file's first line; the others are not read."""
+        header = next(self.lines(step), None)
         if header is None:
             raise UserError(f"{self.path(step)} is empty: the file is damaged, delete it.")
-        batch = RolloutBatch(header["step"], [[] for _ in range(header["groups"])])
-        count = 0
-        for count, entry in enumerate(entries, 1):
+        return header
+
+    def trajectories(self, step: int) -> Iterator[tuple[int, Trajectory]]:
+        """Each with its group's number, read one by one."""
+        header, count = self.header(step), 0
+        groups = range(header["groups"])
+        for count, entry in enumerate(islice(self.lines(step), 1, None), 1):
             try:
-                batch.groups[entry.pop("group")].append(_from_dict(entry))
+                group, trajectory = groups[entry.pop("group")], _from_dict(entry)
             except (KeyError, TypeError, ValueError, IndexError) as error:
                 where = f"{self.path(step)}, line {count + 1}"
                 raise UserError(f"{where}, is not a trajectory: {error!r}; the file is damaged, delete it.") from error
+            yield group, trajectory
         if count != header["trajectories"]:
             of = f"{count} of {header['trajectories']} trajectories"
             raise UserError(f"{self.path(step)} has {of}: the file is damaged, delete it.")
+
+    def read(self, step: int) -> RolloutBatch:
+        """The batch as it was written (without what the header counts as omitted)."""
+        header = self.header(step)
+        batch = RolloutBatch(header["step"], [[] for _ in range(header["groups"])])
+        for group, trajectory in self.trajectories(step):
+            batch.groups[group].append(trajectory)
         return batch
 
     def steps(self) -> list[int]:

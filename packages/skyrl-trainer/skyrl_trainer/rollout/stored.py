@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from skyrl_trainer.agent.prompt import ChatPrompt
-from skyrl_trainer.config import Config, load_config
+from skyrl_trainer.config import OPTIONS, Config, load_config
 from skyrl_trainer.errors import UserError
 from skyrl_trainer.rollout.store import JsonlTrajectoryStore, open_store
 from skyrl_trainer.types import PromptBatch, RolloutBatch, Sample, Trajectory
@@ -36,13 +36,12 @@ class StoredRollouts:
     Held in memory, compressed, about as large as the files. UserError for what this configuration cannot learn from.
     """
 
-    def __init__(self, config: Config, folders: list[Path], old_logprobs: str, correction: str) -> None:
-        options = "trainer.algorithm.options"
+    def __init__(self, config: Config, folders: list[Path], corrects: bool) -> None:
         if config.trainer.policy.model.path == "tiny":
             name = "name the model that sampled it in trainer.policy.model.path, as its run's init/cloned or model/last"
             raise _unfit(folders[0], f"has other tokens than a tiny policy, whose are made anew: {name}")
-        if old_logprobs != "rollout" and correction == "none":
-            wanted = f"set {options}.old_logprobs=rollout or {options}.correction=tis"
+        if not corrects:
+            wanted = f"set {OPTIONS}.correction=tis or bypass"
             raise _unfit(folders[0], f"was sampled by another policy, and nothing corrects for that: {wanted}")
         self.samples: list[Sample] = []
         self._packed: dict[str, bytes] = {}

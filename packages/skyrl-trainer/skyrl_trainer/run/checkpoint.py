@@ -19,11 +19,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from pydantic import ValidationError
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from skyrl_trainer.config import Config, flatten
+from skyrl_trainer import __version__
+from skyrl_trainer.config import FREE, ROUNDING, Config, flatten, leaf_fields, saved_config
 from skyrl_trainer.errors import UserError
 from skyrl_trainer.files import disk_errors_explained, flush, written_aside
 from skyrl_trainer.types import LearnerState
@@ -42,6 +42,8 @@ class Loaded:
     step: int
     learner: LearnerState
     extra: dict[str, Any]
+    version: str
+    """Of skyrl-trainer, that wrote it."""
 
 
 class Checkpoints:
@@ -59,6 +61,7 @@ class Checkpoints:
             save_file(tensors, aside / "learner.safetensors")
             record = {
                 "schema": SCHEMA,
+                "version": __version__,
                 "step": step,
                 "checksum": _checksum(aside / "learner.safetensors"),
                 "learner": learner.numbers,
@@ -92,7 +95,7 @@ class Checkpoints:
         if names or newest:
             raise UserError(
                 f"No checkpoint in {self.folder} can be read ({newest or names[-1]} is damaged or missing); restore "
-                "one, or start anew with trainer.resume_mode=none in another trainer.run_dir."
+                "one, or start anew in another trainer.run_dir."
             )
         return None
 
@@ -112,79 +115,36 @@ class Checkpoints:
 
 
 def read_checkpoint(path: Path) -> Loaded:
-    """Raises one of DAMAGED where the folder is not a whole checkpoint."""
+    """Raises one of DAMAGED where the folder is not a whole checkpoint, UserError where it is not this version's."""
     record = json.loads((path / "state.json").read_text())
+    version = record.get("version", "before 0.2")
     if record["schema"] != SCHEMA:
-        raise ValueError(f"schema {record['schema']}, expected {SCHEMA}")
+        raise UserError(f"{path} was written by skyrl-trainer {version}: resume with that version.")
     if record["checksum"] != _checksum(path / "learner.safetensors"):
         raise ValueError("learner.safetensors does not match its checksum")
     state = LearnerState(load_file(path / "learner.safetensors"), record["learner"])
-    return Loaded(int(record["step"]), state, record["extra"])
+    return Loaded(int(record["step"]), state, record["extra"], version)
 
 
 def _checksum(path: Path) -> int:
     return zlib.crc32(np.memmap(path, mode="r").data)
 
 
-FREE_ON_RESUME = frozenset(
-    {
-        "data.val_data",
-        "trainer.run_dir",
-        "trainer.run_name",
-        "trainer.project_name",
-        "trainer.logger",
-        "trainer.eval_batch_size",
-        "trainer.eval_before_train",
-        "trainer.eval_interval",
-        "trainer.ckpt_interval",
-        "trainer.max_ckpts_to_keep",
-        "trainer.resume_mode",
-        "trainer.sync_tolerance",
-        "trainer.algorithm.plugin_file",
-        "generator.eval_temperature",
-        "generator.episode_timeout",
-        "environment.env_file",
-        "environment.num_workers",
-        "environment.step_timeout",
-        "ray.address",
-    }
-)
-"""Settings that say where a run happens or how it is watched, not what it is."""
-
-FREE_UNLESS_DETERMINISTIC = frozenset(
-    {
-        "trainer.micro_batch_tokens",
-        "trainer.strategy",
-        "trainer.placement.colocate_all",
-        "trainer.placement.policy_num_gpus_per_node",
-        "trainer.placement.policy_num_nodes",
-        "generator.backend",
-        "generator.num_inference_engines",
-        "generator.inference_engine_tensor_parallel_size",
-        "generator.weight_sync_backend",
-        "generator.max_concurrency",
-        "generator.engine_kwargs",
-    }
-)
-"""Settings that change rounding only: free, unless the run promised the same bytes."""
-
 OPEN_ENDED_SCHEDULES = ("constant", "constant_with_warmup", "inverse_sqrt")
 """Their learning rate does not depend on `trainer.max_steps`, so a run may be made longer or shorter."""
 
 
-def check_resumable(saved: dict[str, Any], config: Config) -> None:
-    """Raises UserError, naming the settings, when a run saved with `saved` (Config.model_dump) cannot go on."""
+def check_resumable(saved: dict[str, Any], config: Config, version: str = __version__) -> None:
+    """Raises UserError, naming the settings, when a run that `version` saved (Config.model_dump) cannot go on."""
     try:
-        before = flatten(Config.model_validate(saved))
-    except ValidationError as error:
-        field = ".".join(str(part) for part in error.errors()[0]["loc"])
+        before = flatten(saved_config(saved))
+    except UserError as error:
         raise UserError(
-            f"The checkpoint's configuration is not one of this version ({field}); resume with the version that wrote "
-            "it, or start anew in another trainer.run_dir."
+            f"The checkpoint's configuration is not one of this version. {error} It was written by skyrl-trainer "
+            f"{version}: resume with that, or start anew in another trainer.run_dir."
         ) from error
-    free = set(FREE_ON_RESUME)
-    if not config.trainer.deterministic:
-        free |= FREE_UNLESS_DETERMINISTIC
+    marks = {FREE} if config.trainer.deterministic else {FREE, ROUNDING}
+    free = {name for name, field in leaf_fields().items() if marks & set(field.metadata)}
     if config.trainer.lr_scheduler_type in OPEN_ENDED_SCHEDULES:
         free.add("trainer.max_steps")
     now = flatten(config)
@@ -192,6 +152,6 @@ def check_resumable(saved: dict[str, Any], config: Config) -> None:
     if changed:
         differences = "; ".join(f"{name} was {before[name]!r}, is {now[name]!r}" for name in changed)
         raise UserError(
-            f"This run cannot go on with other settings ({differences}); restore them, or start anew with "
-            "trainer.resume_mode=none in another trainer.run_dir."
+            f"This run cannot go on with other settings ({differences}); restore them, or start anew in "
+            "another trainer.run_dir."
         )

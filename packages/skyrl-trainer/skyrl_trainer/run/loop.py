@@ -21,8 +21,9 @@ from skyrl_trainer.learner.grpo import GRPO
 from skyrl_trainer.rollout.metrics import rollout_metrics
 from skyrl_trainer.run.folder import RunFolder
 from skyrl_trainer.run.guardian import start_guardian
+from skyrl_trainer.run.held_out import HeldOut
 from skyrl_trainer.run.processes import Processes, check_engines
-from skyrl_trainer.run.run import HeldOut, Run
+from skyrl_trainer.run.run import Run
 from skyrl_trainer.run.signals import StopSignal
 from skyrl_trainer.types import PromptBatch, RewardBatch, RolloutBatch, StepMetrics
 

@@ -23,7 +23,6 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from skyrl_trainer.config import Config
 from skyrl_trainer.engine.actor import ENGINES, engine_class
 from skyrl_trainer.errors import EngineDied, UserError
-from skyrl_trainer.learner import lora
 from skyrl_trainer.rollout.manager import Rollouts
 from skyrl_trainer.run.engine_watch import EngineWatch
 from skyrl_trainer.weight_sync.colocation import shares_gpus, sync_backend
@@ -195,7 +194,6 @@ class Processes:
                 max_num_seqs=generator.max_concurrency,
                 seed=self.config.trainer.seed + index,
                 engine_kwargs={
-                    **lora.engine_kwargs(self.config),
                     **self._vllm_kwargs(),
                     **engine_kwargs_of(self.config, index),
                 },
@@ -207,6 +205,10 @@ class Processes:
         if self.config.generator.backend not in ENGINES.built_in:
             return {}
         kwargs: dict[str, Any] = {"tensor_parallel_size": self.config.generator.inference_engine_tensor_parallel_size}
+        if self.config.trainer.policy.model.lora.hot_load:
+            from skyrl_trainer.learner.lora import engine_kwargs
+
+            kwargs |= engine_kwargs(self.config)
         if shares_gpus(self.config):
             kwargs["enable_sleep_mode"] = True
         if sync_backend(self.config) == "nccl":

@@ -7,27 +7,25 @@ weights by the first sync, as after every step), and while the learner loads.
 from __future__ import annotations
 
 import gc
-from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
+from skyrl_trainer.algorithms.options import algorithm_name
 from skyrl_trainer.algorithms.rewards import Rewards
 from skyrl_trainer.algorithms.samplers import sampler_class
-from skyrl_trainer.config import Config
-from skyrl_trainer.data import SampleSource, held_out, load_samples, take_exams
-from skyrl_trainer.errors import EngineDied, EngineLost, UserError
+from skyrl_trainer.config import Config, LoRAConfig
+from skyrl_trainer.errors import EngineDied, EngineLost
 from skyrl_trainer.learner.compose import algorithm_class
 from skyrl_trainer.learner.grpo import GRPO
-from skyrl_trainer.learner.lora import read_options
 from skyrl_trainer.learner.model import Learner, make_learner
 from skyrl_trainer.process_memory import INTERVAL, pss_gib, return_free_memory
+from skyrl_trainer.registry import load
 from skyrl_trainer.report.history import MetricsWriter
 from skyrl_trainer.report.table import LiveTable
-from skyrl_trainer.rollout.manager import Rollouts
-from skyrl_trainer.rollout.metrics import rollout_metrics
 from skyrl_trainer.rollout.store import JsonlTrajectoryStore
 from skyrl_trainer.run.checkpoint import Checkpoints, check_resumable
 from skyrl_trainer.run.folder import RunFolder
+from skyrl_trainer.run.held_out import HeldOut, tasks
 from skyrl_trainer.run.processes import Processes, check_engines
 from skyrl_trainer.types import PromptBatch, RolloutBatch, StepMetrics, Trajectory
 from skyrl_trainer.user_file import load_plugin
@@ -58,21 +56,17 @@ class Run:
         trainer, path = config.trainer, folder.path
         check_engines(config, trainer.policy.model.path, training=True)
         load_plugin(config)
-        read_options(config)
+        if trainer.policy.model.lora != LoRAConfig():
+            load("skyrl_trainer.learner.lora:checked")(config)
         sync_backend(config)
-        self.alone = algorithm or algorithm_class(trainer.algorithm.name)(config)
+        self.alone = algorithm or algorithm_class(algorithm_name(config))(config)
         self.algorithm: GRPO | LearnerGroup = self.alone
         self.rewards = Rewards(config, self.alone.options)
         make_sampler = sampler_class(self.alone.options.sampler)
         self.checkpoints = Checkpoints(path, trainer.max_ckpts_to_keep)
         self.checkpoint = self.checkpoints.load_latest()
-        if self.checkpoint and trainer.resume_mode == "none":
-            raise UserError(
-                f"{path} holds a run already, at step {self.checkpoint.step}: go on with it by "
-                "trainer.resume_mode=latest, or give another trainer.run_dir."
-            )
         if self.checkpoint:
-            check_resumable(self.checkpoint.extra["config"], config)
+            check_resumable(self.checkpoint.extra["config"], config, self.checkpoint.version)
         self.first_step = self.checkpoint.step if self.checkpoint else 0
         self.replayed = self._stored_rollouts()
         self.train_tasks = self.replayed.samples if self.replayed else tasks(config, config.data.train_data)
@@ -87,7 +81,8 @@ class Run:
         folders, own = stored_folders(self.config.data.train_data), self.alone
         if not folders:
             return None
-        return StoredRollouts(self.config, folders, own.options.old_logprobs, own.correction_range[0])
+        corrects = own.options.correction == "bypass" or own.correction_range[0] != "none"
+        return StoredRollouts(self.config, folders, corrects)
 
     @property
     def complete(self) -> bool:
@@ -121,8 +116,7 @@ class Run:
         self.processes = self.stack.enter_context(Processes(config, policy.architecture))
         self.table.phase("cloning the expert")
         weights = policy.weights()
-        lora = read_options(config)
-        level = 1 if lora and lora.hot_load else 2  # 2 drops the weights: a sync brings all, with adapters it does not
+        level = 1 if trainer.policy.model.lora.hot_load else 2  # 2 drops the weights: an adapter brings none
         self.colocation = Colocation(
             self.processes.engines, level, shares_gpus(config), lambda: self.learner.release_memory()
         )
@@ -160,8 +154,7 @@ class Run:
 
             tensor_parallel = self.config.generator.inference_engine_tensor_parallel_size
             return NCCLSync(engines, learner.transfer, tensor_parallel)
-        lora = read_options(self.config)
-        if lora is not None and lora.hot_load:  # of one learner alone
+        if self.config.trainer.policy.model.lora.hot_load:  # of one learner alone
             from skyrl_trainer.learner.lora import LoRALearner
             from skyrl_trainer.weight_sync.lora import AdapterSync
 
@@ -274,30 +267,3 @@ class Run:
         wanted = min(CANARY_TOKENS, self.config.generator.max_model_len - 1)
         ids = self.learner.tokenizer.encode(CANARY_TEXT * wanted, add_special_tokens=False)
         return ids[:wanted]
-
-
-def tasks(config: Config, specs: Sequence[str | dict[str, Any]]) -> SampleSource:
-    environment = config.environment
-    return load_samples(
-        specs, environment.env_class, size=None, seed=config.trainer.seed, env_file=environment.env_file
-    )
-
-
-class HeldOut:
-    """`data.val_data`: the first `trainer.eval_batch_size` distinct tasks of envs, and benchmarks."""
-
-    def __init__(self, config: Config) -> None:
-        specs, self._exams = take_exams(config.data.val_data, config.run_path)
-        count = config.trainer.eval_batch_size
-        self.tasks = held_out(tasks(config, specs), count) if specs or not self._exams else []
-
-    def metrics(self, rollouts: Rollouts, step: int) -> StepMetrics:
-        """Each tried once. Without tasks of envs `eval/success` is the mean accuracy of the benchmarks."""
-        found: StepMetrics = {}
-        if self.tasks:
-            tries = rollouts.run(PromptBatch(step, self.tasks, num_generations=1), eval=True)
-            found = {f"eval/{name}": value for name, value in rollout_metrics(tries).items()}
-        for exam in self._exams:
-            found |= exam.run(rollouts, step)
-        accuracies = [value for name, value in found.items() if name.endswith("/accuracy")]
-        return found if self.tasks else found | {"eval/success": sum(accuracies) / len(accuracies)}

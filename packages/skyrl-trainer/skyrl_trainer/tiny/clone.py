@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from skyrl_trainer.agent.prompt import ChatPrompt, load_chat_prompt
-from skyrl_trainer.config import ModelConfig, Warmstart
+from skyrl_trainer.config import Warmstart, load_config
 from skyrl_trainer.data import Conversation, demonstrations, load_samples
 from skyrl_trainer.errors import UserError
 from skyrl_trainer.process_memory import return_free_memory
@@ -269,7 +269,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> None:
     started = time.monotonic()
     source = load_samples(args.data or ["text_math?split=train"], args.env_class, env_file=args.env_file)
-    options = ModelConfig(warmstart={name: getattr(args, name) for name in Warmstart.model_fields}).cloning
+    given = [f"trainer.policy.model.warmstart.{name}={getattr(args, name)}" for name in Warmstart.model_fields]
+    options = load_config(None, given).trainer.policy.model.warmstart
     conversations = list(demonstrations(source, options.num_demonstrations, args.seed))
     losses = warmstart(args.policy, args.out, conversations, args.seed, options, args.seconds)
     print(

@@ -123,7 +123,7 @@ def make_tokenizer(
             f"(256 bytes and {num_added} tokens of the chat format)."
         )
     if spaces not in _PIECES:
-        raise UserError(f"trainer.policy.model.tiny_kwargs: spaces is {spaces!r}; expected before or after.")
+        raise UserError(f"trainer.policy.model.tiny.spaces is {spaces!r}; expected before or after.")
     core = Tokenizer(models.BPE())
     core.pre_tokenizer = pre_tokenizers.Sequence(
         [
@@ -161,7 +161,7 @@ def make_model(tokenizer: PreTrainedTokenizerFast, config_kwargs: dict[str, Any]
 
     induction = config_kwargs.get("induction", False)
     if not isinstance(induction, bool):
-        raise UserError(f"trainer.policy.model.tiny_kwargs: induction is {induction!r}; expected true or false.")
+        raise UserError(f"trainer.policy.model.tiny.induction is {induction!r}; expected true or false.")
     settings = {key: value for key, value in config_kwargs.items() if key != "induction"}
     config = _model_config(tokenizer, {"rope_parameters": INDUCTION_ROPE, **settings} if induction else settings)
     with torch.random.fork_rng(devices=[]):
@@ -183,7 +183,7 @@ def _model_config(tokenizer: PreTrainedTokenizerFast, config_kwargs: dict[str, A
         if key not in known:
             near = difflib.get_close_matches(key, known, n=1)
             hint = f"; did you mean {near[0]!r}?" if near else "."
-            raise UserError(f"trainer.policy.model.tiny_kwargs: Qwen3 has no setting {key!r}{hint}")
+            raise UserError(f"trainer.policy.model.tiny.config_kwargs: Qwen3 has no setting {key!r}{hint}")
     settings = {
         **TINY_QWEN3,
         "tie_word_embeddings": True,
@@ -197,11 +197,12 @@ def _model_config(tokenizer: PreTrainedTokenizerFast, config_kwargs: dict[str, A
     if settings["head_dim"] not in _HEAD_SIZES:
         sizes = ", ".join(map(str, _HEAD_SIZES))
         raise UserError(
-            f"trainer.policy.model.tiny_kwargs: head_dim is {settings['head_dim']}; vLLM's CPU attention has {sizes}."
+            f"trainer.policy.model.tiny.config_kwargs: head_dim is {settings['head_dim']}; "
+            f"vLLM's CPU attention has {sizes}."
         )
     if settings["num_attention_heads"] % settings["num_key_value_heads"]:
         raise UserError(
-            "trainer.policy.model.tiny_kwargs: num_attention_heads must be a multiple of num_key_value_heads, "
+            "trainer.policy.model.tiny.config_kwargs: num_attention_heads must be a multiple of num_key_value_heads, "
             f"not {settings['num_attention_heads']} and {settings['num_key_value_heads']}."
         )
     return Qwen3Config(**settings)

@@ -34,12 +34,12 @@ class StartPolicy:
             return
         self._folder = run_path / "init"
         random, cloned = self._folder / "random", self._folder / "cloned"
-        options = model.cloning
+        options = model.warmstart
         if not random.exists():
             experts = options.num_demonstrations > 0
             texts = conversation_texts(train_tasks, NUM_TEXTS, config.trainer.seed, experts)
-            settings = dict(model.tiny_kwargs)
-            tokens = (settings.pop("vocab_size", DEFAULT_VOCAB_SIZE), settings.pop("spaces", "before"))
+            settings = {**model.tiny.config_kwargs, "induction": model.tiny.induction}
+            tokens = (settings.pop("vocab_size", DEFAULT_VOCAB_SIZE), model.tiny.spaces)
             init_policy(random, texts, settings, config.trainer.seed, *tokens)
         self.architecture = str(random)
         self._weights = str(cloned) if options.num_demonstrations else str(random)

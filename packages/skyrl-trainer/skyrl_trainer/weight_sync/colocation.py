@@ -34,14 +34,12 @@ def shares_gpus(config: Config) -> bool:
 
 def sync_backend(config: Config) -> str:
     """`nccl` or `shared_memory`, as generator.weight_sync_backend asks. UserError where nccl cannot be."""
-    from skyrl_trainer.learner.lora import read_options
-
-    generator, place, options = config.generator, config.trainer.placement, read_options(config)
+    generator, place = config.generator, config.trainer.placement
     obstacles = (
         (place.policy_num_gpus_per_node == 0, "the learner is on the processor (policy_num_gpus_per_node=0)"),
         (place.colocate_all, "NCCL joins no two processes on one GPU (trainer.placement.colocate_all=true)"),
         (generator.backend != "vllm", f"generator.backend is {generator.backend}"),
-        (options is not None and options.hot_load, "adapters are hot-loaded from files (lora.sync: adapter)"),
+        (config.trainer.policy.model.lora.hot_load, "adapters are hot-loaded from files (lora.sync: adapter)"),
     )
     obstacle = next((reason for is_so, reason in obstacles if is_so), None)
     if obstacle and generator.weight_sync_backend == "nccl":

@@ -1,0 +1,43 @@
+"""The figures of an update, put together over its micro-batches and over all learners."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import torch
+
+from skyrl_trainer.learner.ranks import Ranks
+from skyrl_trainer.types import StepMetrics
+
+
+class Meter:
+    """Sums and maxima over the sampled tokens of an update; a mean is formed once, at its end."""
+
+    def __init__(self) -> None:
+        self._sums: dict[str, torch.Tensor] = {}
+        self._counts: dict[str, int] = {}
+        self._maxima: dict[str, torch.Tensor] = {}
+
+    def mean(self, name: str, values_N: torch.Tensor) -> None:
+        total = values_N.detach().double().sum()
+        self._sums[name] = self._sums[name] + total if name in self._sums else total
+        self._counts[name] = self._counts.get(name, 0) + values_N.numel()
+
+    def maximum(self, name: str, values_N: torch.Tensor) -> None:
+        if values_N.numel():
+            largest = values_N.detach().max()
+            self._maxima[name] = torch.maximum(self._maxima[name], largest) if name in self._maxima else largest
+
+    def knows(self, name: str) -> bool:
+        return name in self._sums
+
+    def result(self, ranks: Ranks) -> StepMetrics:
+        """Over what all learners have seen."""
+        sums: Counter[str] = Counter()
+        counts: Counter[str] = Counter()
+        maxima: dict[str, float] = {}
+        for meter in ranks.gather(self):
+            sums.update({name: total.item() for name, total in meter._sums.items()})
+            counts.update(meter._counts)
+            maxima |= {name: max(x.item(), maxima.get(name, x.item())) for name, x in meter._maxima.items()}
+        return {name: total / max(1, counts[name]) for name, total in sums.items()} | maxima

@@ -1,0 +1,51 @@
+"""A page: one HTML file without any request to elsewhere, made of page.html, styles, a script and data.
+
+What a model or an env wrote reaches it as JSON that cannot end its element; scripts only ever put it in as text.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from html import escape
+from importlib.resources import files
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from skyrl_trainer.errors import UserError
+
+MAX_CHARACTERS = 50_000
+"""Of one text of an env or a tool; what is longer is cut, and says so."""
+
+
+def asset(name: str, package: str = __package__) -> str:
+    """The text of a file of a package, such as "charts.js"."""
+    return files(package).joinpath(name).read_text("utf-8")
+
+
+def lean(value: Any, characters: int = MAX_CHARACTERS, parts: int | None = None) -> Any:
+    """For JSON and for people: null for what is no number, texts and lists cut, and texts say so."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, str) and len(value) > characters:
+        return f"{value[:characters]}… ({len(value) - characters:,} characters more)"
+    if isinstance(value, dict):
+        pairs = islice(value.items(), parts)
+        return {str(lean(str(key), characters)): lean(each, characters, parts) for key, each in pairs}
+    return [lean(each, characters, parts) for each in value[:parts]] if isinstance(value, list | tuple) else value
+
+
+def write_page(out: Path, title: str, data: dict[str, Any], style: str, script: str, blocks: str = "") -> int:
+    """Writes `out`, whose script finds `data` as `page`; returns its bytes. UserError where it cannot be written."""
+    # With "<" escaped, no text can close the script element, or open a comment in it.
+    inner = json.dumps(data, ensure_ascii=False, allow_nan=False).replace("<", "\\u003c")
+    parts = {"title": escape(title), "data": inner, "style": style, "script": script, "blocks": blocks}
+    # In one go: what a part says is not replaced again.
+    page = re.sub(r"{{(\w+)}}", lambda place: parts[place[1]], asset("page.html"))
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        return out.write_bytes(page.encode("utf-8", "replace"))
+    except OSError as error:
+        raise UserError(f"{out} cannot be written: {error.strerror or error}.") from error

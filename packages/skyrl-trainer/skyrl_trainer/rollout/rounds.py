@@ -1,0 +1,46 @@
+"""Deterministic rollouts: the engine sees the same requests in the same order in every run."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from skyrl_trainer.rollout.env_client import settle
+from skyrl_trainer.types import GenerationOutput, GenerationRequest
+
+
+class Rounds:
+    """Sends requests in rounds: when every living episode waits for tokens, all go at once, in trajectory order.
+
+    So the engine's batches, and with them the last bit of every logit, do not depend on how fast an env answers.
+    """
+
+    def __init__(self, client: Any, living: int) -> None:
+        self._client = client
+        self._living = living
+        self._waiting: dict[int, tuple[GenerationRequest, asyncio.Future[GenerationOutput]]] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def generate(self, order: int, request: GenerationRequest) -> GenerationOutput:
+        """`order`: the trajectory's place in the batch."""
+        future: asyncio.Future[GenerationOutput] = asyncio.get_running_loop().create_future()
+        self._waiting[order] = (request, future)
+        self._leave_if_complete()
+        try:
+            return await future
+        finally:
+            if self._waiting.get(order, (None, None))[1] is future:  # timed out before the round left
+                del self._waiting[order]
+
+    def episode_over(self) -> None:
+        self._living -= 1
+        self._leave_if_complete()
+
+    def _leave_if_complete(self) -> None:
+        if self._waiting and len(self._waiting) == self._living:
+            round_ = [self._waiting[order] for order in sorted(self._waiting)]
+            self._waiting = {}
+            requests, futures = [request for request, _ in round_], [future for _, future in round_]
+            task = asyncio.create_task(settle(futures, self._client.generate_round(requests)))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
