@@ -1,4 +1,4 @@
-"""Plays stored episodes again: the env, made anew in a process of its own, gets the recorded actions.
+"""Plays stored episodes again: the env, made anew in an EnvWorker, gets the recorded actions.
 
 Whatever it says is compared with the record: the first messages, then every turn's observation, reward and its parts,
 terminated, truncated and success. A failed episode is played to its failure, which must be the same where it was the
@@ -8,18 +8,19 @@ such an episode is compared up to there. Tools with effects outside answer from 
 
 from __future__ import annotations
 
-import multiprocessing
 import os
-import signal
 from dataclasses import dataclass
-from multiprocessing.connection import Connection
 from typing import Any
 
-from skyrl_trainer.rollout.env_worker import CRASHED, LONGEST_TEXT, EnvReply, EnvWorker, Step, shortened
-from skyrl_trainer.types import Sample, StopReason, Trajectory, Turn
+import ray
+from ray.exceptions import GetTimeoutError, RayActorError
 
-START_LIMIT = 120.0
-"""Seconds for a process to start, beside the limits of the env calls themselves."""
+from skyrl_trainer.rollout.env_worker import CRASHED, LONGEST_TEXT, EnvReply, EnvWorker, Step, shortened
+from skyrl_trainer.run.guardian import start_guardian
+from skyrl_trainer.types import StopReason, Trajectory, Turn
+
+START_LIMIT, CLOSE_SECONDS = 120.0, 5.0
+"""For a process to start, beside the limits of the env calls themselves; for an env to close."""
 OWN_FAILURES = ("The env's ", CRASHED, "environment.env_file")
 """How the errors begin that an env or its file has caused, and causes again."""
 EXCERPT = 60
@@ -98,15 +99,14 @@ def _pairs(trajectory: Trajectory, number: int | None, reply: EnvReply) -> list[
 
 
 class Player:
-    """An EnvWorker in a process of its own, which is replaced when an env takes it along. No wait is without limit."""
+    """An EnvWorker as rollouts have them, replaced when an env takes it along. No wait is without limit."""
 
     def __init__(self, step_timeout: float) -> None:
         """`step_timeout`: wall-clock seconds of an env call."""
         self._step_timeout = step_timeout
         # A call's own limits (env_worker.py), and as long again for the close that follows it.
         self._limit = START_LIMIT + 4 * (step_timeout + 2)
-        self._process: Any = None
-        self._pipe: Connection
+        self._worker: Any = None
 
     def play(self, trajectory: Trajectory, live: bool) -> list[EnvReply]:
         """The replies to the reset and the recorded actions; the last has an error where the env failed.
@@ -116,61 +116,37 @@ class Player:
         answered, failure = repeated(trajectory)
         turns = trajectory.turns[: len(answered) + (failure is not None)]
         steps: list[Step] = [(KEY, t.action) if live else (KEY, t.action, t.tool_calls) for t in turns]
-        if self._process is None:
+        if self._worker is None:
             self._start()
         replies: list[EnvReply] = []
         try:
-            self._pipe.send((trajectory.sample, steps))
-            while self._pipe.poll(self._limit):
-                reply = self._pipe.recv()
-                if reply is None:
-                    return replies
+            [reply] = ray.get(self._worker.reset_many.remote([(KEY, trajectory.sample)]), timeout=self._limit)
+            replies.append(reply)
+            for step in steps:
+                if reply.error is not None or reply.terminated or reply.truncated:
+                    break
+                [reply] = ray.get(self._worker.step_many.remote([step]), timeout=self._limit)
                 replies.append(reply)
-        except (EOFError, OSError):
-            pass
-        self._kill()
-        return [*replies, EnvReply(error=CRASHED)]
+        except (RayActorError, GetTimeoutError):
+            ray.kill(self._worker)
+            self._worker = None
+            replies.append(EnvReply(error=CRASHED))
+        return replies
+
+    def _start(self) -> None:
+        if not ray.is_initialized():
+            start_guardian()
+            ray.init("local", include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+        actor: Any = ray.remote(EnvWorker).options(num_cpus=0)
+        self._worker = actor.remote(self._step_timeout, f"replay-{os.getpid()}")
 
     def __enter__(self) -> Player:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Lets the process close its env and end; one that does not is ended."""
-        if self._process is not None:
-            self._pipe.close()
-            self._process.join(5)
-            self._kill()
-
-    def _start(self) -> None:
-        context = multiprocessing.get_context("spawn")
-        self._pipe, theirs = context.Pipe()
-        name = f"replay-{os.getpid()}"
-        self._process = context.Process(target=_serve, args=(theirs, self._step_timeout, name), daemon=True)
-        self._process.start()
-        theirs.close()
-
-    def _kill(self) -> None:
-        self._process.kill()
-        self._process.join()
-        self._process = None
-
-
-def _serve(pipe: Connection, step_timeout: float, name: str) -> None:
-    """The process: episodes in, replies out one by one, None after an episode's last; ends with its parent."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's
-    os.dup2(2, 1)  # what an env prints is no part of the result
-    worker = EnvWorker(step_timeout, name)
-    while True:
+        """Lets the worker close its env; one that does not is ended."""
         try:
-            episode: tuple[Sample, list[Step]] = pipe.recv()
-        except (EOFError, OSError):
-            return worker.shutdown()
-        sample, steps = episode
-        [reply] = worker.reset_many([(KEY, sample)])
-        pipe.send(reply)
-        for step in steps:
-            if reply.error is not None or reply.terminated or reply.truncated:
-                break
-            [reply] = worker.step_many([step])
-            pipe.send(reply)
-        pipe.send(None)
+            if self._worker is not None:
+                ray.wait([self._worker.shutdown.remote()], timeout=CLOSE_SECONDS)
+        finally:
+            ray.shutdown()
