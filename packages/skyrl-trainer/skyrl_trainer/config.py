@@ -25,6 +25,18 @@ from skyrl_trainer.recipe import Setting, parse_override, read_recipe, text_of, 
 OPTIONS, TINY = "trainer.algorithm.options", "trainer.policy.model.tiny"
 GONE = {"trainer.resume_mode": "latest"}
 """Settings of earlier versions that run folders still name, with what they do in this one."""
+ELSEWHERE = {
+    "loss_type": "trainer.algorithm.name",
+    "policy_loss_type": "trainer.algorithm.name",
+    "n_samples_per_prompt": "generator.num_generations",
+    "max_generate_length": "generator.max_completion_length",
+    "eps_clip_low": "trainer.algorithm.options.epsilon",
+    "eps_clip_high": "trainer.algorithm.options.epsilon_high",
+    "kl_loss_coef": "trainer.algorithm.options.beta",
+    "ckpt_path": "trainer.run_dir",
+    "optimizer_config": "trainer.learning_rate, trainer.max_grad_norm and trainer.optimizer_kwargs",
+}
+"""Names of TRL and SkyRL that are other words here."""
 T = TypeVar("T")
 FREE, ROUNDING = "free", "rounding"
 Free = Annotated[T, FREE]
@@ -404,6 +416,9 @@ def _unknown(setting: Setting, names: list[str]) -> UserError:
     where = f"{setting.name} ({setting.source})"
     if section := [name for name in names if name.startswith(f"{setting.name}.")]:
         return UserError(f"{where} is a section: set one of {', '.join(section)}.")
+    last = setting.name.rpartition(".")[2]
+    if last in ELSEWHERE:
+        return UserError(f"{where} is not a setting; here it is {ELSEWHERE[last]}.")
     ends = {name.rpartition(".")[2]: name for name in names}
     near = [ends[end] for end in difflib.get_close_matches(setting.name.rpartition(".")[2], ends, 1, 0.6)]
     near = near or difflib.get_close_matches(setting.name, names, 1, 0.5)

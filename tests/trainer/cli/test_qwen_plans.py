@@ -146,7 +146,7 @@ def test_too_small_a_gpu_is_a_sentence(monkeypatch: pytest.MonkeyPatch, capsys: 
 def test_what_does_not_go_together_is_a_sentence_beside_the_plan(capsys: pytest.CaptureFixture[str]) -> None:
     plan.print_plan(resolve("qwen_1gpu", ["generator.weight_sync_backend=nccl"]))
     text = capsys.readouterr().out
-    assert "is nccl, but NCCL joins no two processes on one GPU" in text and "Physical limits" in text
+    assert "shared_memory: learner and engines share their GPUs" in text and "Physical limits" in text
     plan.print_plan(resolve("qwen_1gpu", ["trainer.policy.model.lora={rank: 0, quantization: nf4}"]))
     text = capsys.readouterr().out
     assert "trainer.policy.model.lora.rank is 0" in text and "GPU 0  " in text

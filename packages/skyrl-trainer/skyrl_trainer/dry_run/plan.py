@@ -64,12 +64,24 @@ def placement(config: Config, machine: Hardware) -> list[tuple[str, str]]:
     processor = f"processor ({machine.cores} cores, shared by all)"
     on_learner, on_engines = (_gpus(gpus) or processor for gpus in (learner, engines))
     turns = ", taking turns with the learner" if engines and config.trainer.placement.colocate_all else ""
+    asked, backend = config.generator.weight_sync_backend, _sync_backend(config)
+    why = ": learner and engines share their GPUs" if (asked, backend) == ("nccl", "shared_memory") else ""
     return [
         ("learner" if config.num_learners == 1 else f"learners ({config.num_learners})", on_learner),
         (f"engines ({config.generator.num_inference_engines} x {config.generator.backend})", on_engines + turns),
         (f"env workers ({config.environment.num_workers})", processor),
+        ("weights to the engines", backend + why),
         *((f"GPU {gpu}", who) for gpu, who in sorted(tenants(config).items())),
     ]
+
+
+def _sync_backend(config: Config) -> str:
+    from skyrl_trainer.weight_sync.colocation import sync_backend  # loads torch
+
+    try:
+        return sync_backend(config)
+    except UserError:
+        return "-"  # said by obstacles
 
 
 def _gpus(gpus: range) -> str:

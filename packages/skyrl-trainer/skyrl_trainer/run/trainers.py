@@ -48,7 +48,7 @@ class GRPOTrainer(GRPO):
 
         model: a Hugging Face folder or name, or `tiny`. reward_funcs: functions, or a dictionary with their weights;
         without it the env's own reward is learned from, with it that is added as `args` says. train_dataset,
-        eval_dataset: what `data.train_data` takes, one or a list.
+        eval_dataset: what `data.train_data` takes, one or a list, or a `datasets.Dataset` with the columns of our rows.
         Raises UserError for settings that contradict each other; nothing is loaded before `train`.
         """
         config = configured(args or Config(), model, reward_funcs, train_dataset, eval_dataset)
@@ -96,7 +96,17 @@ def configured(config: Config, model: str | None, funcs: Any, train: Any, held_o
     if model is not None:
         config.trainer.policy.model.path = model
     if train is not None:
-        config.data.train_data = [train] if isinstance(train, str) else list(train)
+        config.data.train_data = _source(config, "train", train)
     if held_out is not None:
-        config.data.val_data = [held_out] if isinstance(held_out, str) else list(held_out)
+        config.data.val_data = _source(config, "val", held_out)
     return config
+
+
+def _source(config: Config, name: str, given: Any) -> list[Any]:
+    """What `data.train_data` takes. A `datasets.Dataset` becomes a file of rows in the run folder."""
+    if not hasattr(given, "to_json"):
+        return [given] if isinstance(given, str) else list(given)
+    path = config.run_path.expanduser() / "data" / f"{name}.jsonl"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    given.to_json(path)
+    return [str(path)]

@@ -33,11 +33,15 @@ def shares_gpus(config: Config) -> bool:
 
 
 def sync_backend(config: Config) -> str:
-    """`nccl` or `shared_memory`, as generator.weight_sync_backend asks. UserError where nccl cannot be."""
+    """`nccl` or `shared_memory`, as generator.weight_sync_backend asks. UserError where nccl cannot be.
+
+    On GPUs that learner and engines share NCCL, which joins no two processes on one GPU, gives way, as in SkyRL.
+    """
     generator, place = config.generator, config.trainer.placement
+    if shares_gpus(config):
+        return "shared_memory"
     obstacles = (
         (place.policy_num_gpus_per_node == 0, "the learner is on the processor (policy_num_gpus_per_node=0)"),
-        (place.colocate_all, "NCCL joins no two processes on one GPU (trainer.placement.colocate_all=true)"),
         (generator.backend != "vllm", f"generator.backend is {generator.backend}"),
         (config.trainer.policy.model.lora.hot_load, "adapters are hot-loaded from files (lora.sync: adapter)"),
     )
