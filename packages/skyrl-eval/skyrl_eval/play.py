@@ -14,11 +14,11 @@ import gymnasium
 
 from skyrl_eval.benchmarks.common import SWE_ENV
 from skyrl_eval.endpoint import Endpoint, MessagePrompt
-from skyrl_trainer.config import AgentConfig
 from skyrl_trainer.rollout.env_client import EnvClient
 from skyrl_trainer.rollout.env_worker import EnvReply, plain
 from skyrl_trainer.rollout.episode import EpisodeSettings, derive_seed, run_episode
 from skyrl_trainer.rollout.rollout_worker import NoSlot
+from skyrl_trainer.settings import AgentConfig
 from skyrl_trainer.types import GenerationOutput, GenerationRequest, Sample, SamplingOptions, Trajectory
 
 TOOL_STEPS, CODE_STEPS = 50, 100

@@ -26,10 +26,9 @@ from skyrl_trainer.engine.server_process import check_servers
 from skyrl_trainer.engine.transformers import TransformersEngine
 from skyrl_trainer.engine.vllm_actor import ENGINE_ENV, VLLMEngine
 from skyrl_trainer.errors import EngineDied, UserError
-from skyrl_trainer.learner import lora
 from skyrl_trainer.rollout.manager import Rollouts
 from skyrl_trainer.run.engine_watch import EngineWatch
-from skyrl_trainer.weight_sync.colocation import shares_gpus, sync_backend
+from skyrl_trainer.weight_sync.colocation import adapter_kwargs, shares_gpus, sync_backend
 
 ENGINES: dict[str, tuple[type, dict[str, str]]] = {
     "vllm": (VLLMEngine, ENGINE_ENV),
@@ -197,7 +196,7 @@ class Processes:
                 max_num_seqs=generator.max_concurrency,
                 seed=self.config.trainer.seed + index,
                 engine_kwargs={
-                    **lora.engine_kwargs(self.config),
+                    **adapter_kwargs(self.config),
                     **self._vllm_kwargs(),
                     **engine_kwargs_of(self.config, index),
                 },

@@ -111,7 +111,7 @@ class Run:
         self.processes = self.stack.enter_context(Processes(config, policy.architecture))
         self.table.phase("cloning the expert")
         weights = policy.weights()
-        level = 1 if trainer.policy.model.lora.hot_load else 2  # 2 drops the weights: an adapter brings none
+        level = 1 if sync_backend(config) == "adapter" else 2  # 2 drops the weights: an adapter brings none
         self.colocation = Colocation(
             self.processes.engines, level, shares_gpus(config), lambda: self.transfer("release")
         )
@@ -143,11 +143,12 @@ class Run:
     def _weight_sync(self) -> SharedMemorySync | NCCLSync:
         engines, learner = self.processes.engines, self.learner
         self.transfer = learner.transfer if isinstance(learner, LearnerGroup) else WeightSender(learner).call
-        if sync_backend(self.config) == "nccl":
+        backend = sync_backend(self.config)
+        if backend == "nccl":
             return NCCLSync(engines, self.transfer, self.config.generator.inference_engine_tensor_parallel_size)
         if isinstance(learner, LearnerGroup):
             return SharedMemorySync(engines, learner.named_tensors, learner.share_weights())
-        if self.config.trainer.policy.model.lora.hot_load:
+        if backend == "adapter":
             return AdapterSync(engines, learner)
         return SharedMemorySync(engines, learner.named_tensors)
 

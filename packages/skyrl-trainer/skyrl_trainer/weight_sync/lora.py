@@ -29,7 +29,7 @@ class AdapterSync(SharedMemorySync):
         super().__init__(engines, partial(learner.named_tensors, adapter=False))
         if self._receivers:
             where = "needs every engine on the driver's machine"
-            raise UserError(f"trainer.policy.model.lora.sync: adapter {where}; or set it to merged.")
+            raise UserError(f"generator.weight_sync_backend: adapter {where}; or set it to shared_memory.")
         self._adapter = partial(adapter_tensors, learner.model, learner.published_dtype, scaled=True)
         self._has_base = False
 
