@@ -33,12 +33,12 @@ from skyrl_eval import benchmarks
 from skyrl_eval.solve import solve
 from skyrl_eval.store import Run
 from skyrl_trainer.agent.prompt import load_chat_prompt
-from skyrl_trainer.config import Config
 from skyrl_trainer.engine.endpoint import Endpoint, probe
 from skyrl_trainer.engine.server_process import as_flag
 from skyrl_trainer.engine.vllm_actor import ENGINE_ENV, vllm_kwargs
 from skyrl_trainer.rollout.manager import Rollouts
 from skyrl_trainer.run.processes import Processes
+from skyrl_trainer.settings import Config
 from skyrl_trainer.types import SamplingOptions
 
 LENGTH = 2048

@@ -111,8 +111,8 @@ def is_right(trajectory: Trajectory) -> bool:
 def drill(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
     from transformers import AutoModelForCausalLM
 
-    from skyrl_trainer.config import Config
     from skyrl_trainer.run.processes import Processes
+    from skyrl_trainer.settings import Config
     from skyrl_trainer.tiny.init_policy import init_policy
     from skyrl_trainer.weight_sync.shared_memory import SharedMemorySync
 

@@ -30,10 +30,10 @@ import torch
 from tokenizers import Tokenizer, models
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
-from skyrl_trainer.config import Config
 from skyrl_trainer.learner import model as learner_module
 from skyrl_trainer.learner.batch import Row, collate, cut
 from skyrl_trainer.learner.model import Learner
+from skyrl_trainer.settings import Config
 
 FLOPS = 989e12
 SHAPE = {"hidden_size": 1536, "num_hidden_layers": 28, "num_attention_heads": 12, "num_key_value_heads": 2}

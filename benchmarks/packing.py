@@ -26,10 +26,10 @@ import torch
 from tokenizers import Tokenizer, models
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
-from skyrl_trainer.config import Config
 from skyrl_trainer.learner.batch import Row, collate, cut
 from skyrl_trainer.learner.cpu_linear import use_onednn
 from skyrl_trainer.learner.model import Learner
+from skyrl_trainer.settings import Config
 
 MEAN, LARGEST, ROWS, PROMPT, VOCABULARY = 219, 866, 64, 4, 512
 SHAPE = {"vocab_size": VOCABULARY, "hidden_size": 256, "intermediate_size": 768, "num_hidden_layers": 6}

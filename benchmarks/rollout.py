@@ -34,10 +34,10 @@ from typing import Any
 
 import ray
 
-from skyrl_trainer.config import Config
 from skyrl_trainer.data import conversation_texts, load_samples
 from skyrl_trainer.engine.vllm_actor import ENGINE_ENV, VLLMEngine
 from skyrl_trainer.rollout.manager import Rollouts
+from skyrl_trainer.settings import Config
 from skyrl_trainer.tiny.init_policy import init_policy
 from skyrl_trainer.types import GenerationRequest, PromptBatch, Sample, SamplingOptions, Trajectory
 

@@ -15,16 +15,16 @@ from typing import Any, Literal, Union, get_args, get_origin
 from pydantic import create_model
 from pydantic.fields import FieldInfo
 
-from skyrl_trainer import config
+from skyrl_trainer import settings
 from skyrl_trainer.algorithms.options import options_class
 from skyrl_trainer.algorithms.policy_loss import PolicyLoss
-from skyrl_trainer.config import FREE, OPTIONS, ROUNDING, Config, Section, leaf_fields
 from skyrl_trainer.learner.compose import ALGORITHMS, algorithm_class
+from skyrl_trainer.settings import FREE, OPTIONS, ROUNDING, Config, Section, leaf_fields
 
 PAGE, SCHEMA = Path("docs/configuration.md"), Path("docs/recipe.schema.json")
 HEAD = f"""# Configuration
 
-{inspect.getdoc(config)}
+{inspect.getdoc(settings)}
 
 Written by `scripts/write_settings.py`, as is [recipe.schema.json](recipe.schema.json), by which editors complete and
 check recipes: with `# yaml-language-server: $schema=...` and the path or address of that file in their first line.

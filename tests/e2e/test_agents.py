@@ -10,11 +10,11 @@ import pytest
 import ray
 import torch
 
-from skyrl_trainer.config import Config
 from skyrl_trainer.engine.vllm_actor import ENGINE_ENV, VLLMEngine
 from skyrl_trainer.learner.batch import collate, make_rows
 from skyrl_trainer.learner.model import Learner
 from skyrl_trainer.rollout.manager import Rollouts
+from skyrl_trainer.settings import Config
 from skyrl_trainer.tiny.init_policy import init_policy
 from skyrl_trainer.types import PromptBatch, Sample, SamplingOptions
 

@@ -14,16 +14,16 @@ import ray
 import torch
 from transformers import AutoModelForCausalLM
 
-from skyrl_trainer.config import Config
 from skyrl_trainer.engine.openai_server import OpenAIServerEngine
 from skyrl_trainer.engine.vllm_actor import ENGINE_ENV, VLLMEngine
 from skyrl_trainer.errors import SyncError
-from skyrl_trainer.learner import lora
 from skyrl_trainer.learner.model import make_learner
 from skyrl_trainer.run.engine_watch import EngineWatch
+from skyrl_trainer.settings import Config
 from skyrl_trainer.tiny.init_policy import init_policy
 from skyrl_trainer.types import GenerationOutput, GenerationRequest, SamplingOptions
 from skyrl_trainer.weight_sync.canary import Canary
+from skyrl_trainer.weight_sync.colocation import adapter_kwargs
 from skyrl_trainer.weight_sync.lora import AdapterSync
 from tests.e2e.runs import Run, assert_nothing_left, metrics
 
@@ -31,13 +31,17 @@ TOLERANCE = 5e-4
 CANARY_IDS = [2 + (i * 37) % 50 for i in range(100)]
 
 
-LOOPS = ["{rank: 8}", "{rank: 8, quantization: nf4}", "{rank: 8, sync: adapter, target_modules: [q_proj, up_proj]}"]
+LOOPS = [("{rank: 8}", "auto"), ("{rank: 8, quantization: nf4}", "auto")]
+LOOPS += [("{rank: 8, target_modules: [q_proj, up_proj]}", "adapter")]
 """The second loads adapters, too, so the third is left to FULL=1."""
 
 
-@pytest.mark.parametrize("options", LOOPS if os.environ.get("SKYRL_TEST_FULL") else LOOPS[:2])
-def test_the_loop_learns_with_adapters_and_the_canary_passes(clone: Path, tmp_path: Path, options: str) -> None:
+@pytest.mark.parametrize(("options", "sync"), LOOPS if os.environ.get("SKYRL_TEST_FULL") else LOOPS[:2])
+def test_the_loop_learns_with_adapters_and_the_canary_passes(
+    clone: Path, tmp_path: Path, options: str, sync: str
+) -> None:
     settings = {"trainer__policy__model__path": clone, "trainer__policy__model__lora": options}
+    settings["generator__weight_sync_backend"] = sync
     run = Run(tmp_path / "run", **settings, trainer__max_steps=2, trainer__eval_interval=0, trainer__learning_rate=5e-3)
     code, output = run.finish()
     assert code == 0, output
@@ -71,7 +75,7 @@ class Stack:
         self.learner = make_learner(config, str(folder), 1)
         options = {"max_concurrency": 64, "max_restarts": 1, "runtime_env": {"env_vars": ENGINE_ENV}}
         actor: Any = ray.remote(engine_class).options(**options)
-        self.actor = actor.remote(str(folder), "float32", 256, 16, 0, lora.engine_kwargs(config))
+        self.actor = actor.remote(str(folder), "float32", 256, 16, 0, adapter_kwargs(config))
         ray.get(self.actor.ready.remote(), timeout=300)
         self.sync = AdapterSync([self.actor], self.learner.base_tensors, self.learner.adapter_tensors)
         self.canary = Canary([self.actor], CANARY_IDS, TOLERANCE)

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 import ray
 
-from skyrl_trainer.config import Config
 from skyrl_trainer.engine.vllm_actor import ENGINE_ENV, VLLMEngine
 from skyrl_trainer.errors import EngineDied
 from skyrl_trainer.rollout.manager import Rollouts
 from skyrl_trainer.rollout.metrics import rollout_metrics
 from skyrl_trainer.rollout.store import JsonlTrajectoryStore
+from skyrl_trainer.settings import Config
 from skyrl_trainer.types import PromptBatch, Sample
 from tests.trainer.fakes import tiny_policy
 

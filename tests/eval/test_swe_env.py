@@ -19,10 +19,10 @@ from skyrl_eval.report import TRAJECTORIES, write_report
 from skyrl_eval.solve import solve
 from skyrl_eval.store import Run
 from skyrl_eval.swe_env import OUTPUT, SWEEnv, cut, snapshot
-from skyrl_trainer.config import Config
 from skyrl_trainer.engine.endpoint import UNBOUNDED, Endpoint
 from skyrl_trainer.errors import UserError
 from skyrl_trainer.run.processes import Processes
+from skyrl_trainer.settings import Config
 from skyrl_trainer.types import SamplingOptions
 from tests.eval.judge_server import served
 from tests.eval.test_swe import BUGGY, CONFTEST, FIXED, IN_SOURCE, Instance, git, instance

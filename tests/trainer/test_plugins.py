@@ -16,12 +16,12 @@ import pytest
 from skyrl_trainer.algorithms.advantages import estimator
 from skyrl_trainer.algorithms.rewards import reward_function
 from skyrl_trainer.algorithms.samplers import sampler_class
-from skyrl_trainer.config import Config
 from skyrl_trainer.errors import UserError
 from skyrl_trainer.learner.compose import algorithm_class
 from skyrl_trainer.learner.grpo import GRPO
 from skyrl_trainer.learner.model import Learner
 from skyrl_trainer.learner.ppo import PPO
+from skyrl_trainer.settings import Config
 from skyrl_trainer.types import RewardBatch, RolloutBatch, Sample, Trajectory, Turn
 from skyrl_trainer.user_file import load_plugin
 from tests.trainer.learner.tiny_models import make_batch, save_model

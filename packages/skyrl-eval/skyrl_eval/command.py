@@ -27,11 +27,11 @@ from skyrl_eval.store import Run
 from skyrl_eval.types import Attempt
 from skyrl_gym.data import read_jsonl
 from skyrl_trainer.agent.prompt import load_chat_prompt
-from skyrl_trainer.config import Config
 from skyrl_trainer.engine.endpoint import Endpoint, probe
 from skyrl_trainer.errors import UserError
 from skyrl_trainer.run.guardian import start_guardian
 from skyrl_trainer.run.processes import Processes
+from skyrl_trainer.settings import Config
 from skyrl_trainer.types import SamplingOptions
 from skyrl_trainer.user_file import load_user_file
 

@@ -23,7 +23,7 @@ from skyrl_trainer import __version__
 from skyrl_trainer.errors import UserError
 
 if TYPE_CHECKING:
-    from skyrl_trainer.config import Config
+    from skyrl_trainer.settings import Config
 
 LOCALHOST = "127.0.0.1"
 SETTINGS = "a recipe (quickstart, or the path of a YAML file), then settings such as trainer.max_steps=10"

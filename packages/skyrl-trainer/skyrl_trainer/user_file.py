@@ -9,8 +9,8 @@ from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from sysconfig import get_paths
 
-from skyrl_trainer.config import Config
 from skyrl_trainer.errors import UserError
+from skyrl_trainer.settings import Config
 
 _PATHS = get_paths()
 NOT_THE_USERS = ("<frozen", _PATHS["stdlib"], _PATHS["purelib"], str(Path(__file__).parent))

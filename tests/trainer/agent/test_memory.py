@@ -16,11 +16,11 @@ from hypothesis import strategies as st
 
 from skyrl_trainer.agent.memory import Memory
 from skyrl_trainer.agent.prompt import ChatPrompt
-from skyrl_trainer.config import AgentConfig, GeneratorConfig
 from skyrl_trainer.errors import UserError
 from skyrl_trainer.learner.batch import make_rows
 from skyrl_trainer.rollout.env_client import EnvClient
 from skyrl_trainer.rollout.rollout_worker import Episodes
+from skyrl_trainer.settings import AgentConfig, GeneratorConfig
 from skyrl_trainer.tiny.init_policy import CHAT_TEMPLATE, make_tokenizer
 from skyrl_trainer.types import GenerationOutput, GenerationRequest, Sample, SamplingOptions, Trajectory, Turn
 from tests.trainer.fakes import CHATML, FakeEngineClient, FakeEnvWorker

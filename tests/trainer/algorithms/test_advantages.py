@@ -10,9 +10,9 @@ import torch
 from skyrl_trainer.algorithms.advantages import estimator, register_estimator
 from skyrl_trainer.algorithms.losses import adapted
 from skyrl_trainer.algorithms.options import CommonOptions
-from skyrl_trainer.config import Config
 from skyrl_trainer.errors import UserError
 from skyrl_trainer.run.trainers import PPOTrainer
+from skyrl_trainer.settings import Config
 from skyrl_trainer.types import AdvantageBatch, RewardBatch, RolloutBatch, Sample, Trajectory, Turn
 
 

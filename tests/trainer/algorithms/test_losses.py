@@ -14,11 +14,11 @@ from skyrl_trainer.algorithms.dapo import DAPOLossMixin
 from skyrl_trainer.algorithms.dual_clip import DualClipLossMixin
 from skyrl_trainer.algorithms.losses import SampledTokens, k1, k2, k3, ppo_clip, sequence_mean, token_mean, token_ratio
 from skyrl_trainer.algorithms.policy_loss import PolicyLoss
-from skyrl_trainer.config import Config
 from skyrl_trainer.errors import UserError
 from skyrl_trainer.learner.compose import algorithm_class
 from skyrl_trainer.learner.grpo import Meter
 from skyrl_trainer.run.trainers import GRPOTrainer
+from skyrl_trainer.settings import Config
 
 TRL: dict[str, dict[str, Any]] = {
     "grpo": {"loss_type": "grpo", "epsilon_high": 0.2},

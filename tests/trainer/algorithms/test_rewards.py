@@ -12,10 +12,10 @@ from trl.rewards import get_soft_overlong_punishment
 from skyrl_trainer.algorithms.advantages import estimator
 from skyrl_trainer.algorithms.policy_loss import PolicyLoss
 from skyrl_trainer.algorithms.rewards import Rewards, register_reward, soft_penalty
-from skyrl_trainer.config import Config
 from skyrl_trainer.errors import UserError
 from skyrl_trainer.learner.model import Learner
 from skyrl_trainer.run.trainers import DAPOTrainer, GRPOTrainer
+from skyrl_trainer.settings import Config
 from skyrl_trainer.types import RolloutBatch, Sample, StopReason, Trajectory, Turn
 from tests.trainer.learner.tiny_models import make_config, save_model
 
@@ -91,22 +91,22 @@ def test_a_reward_function_that_misbehaves_is_named(answer: Any, sentence: str) 
         rewards_of({"bad": 1.0}).judge([tried(0), tried(1)])
 
 
-def test_names_that_cannot_be_and_a_cache_beyond_the_budget_are_refused() -> None:
+def test_names_that_cannot_be_are_refused() -> None:
     with pytest.raises(UserError, match=r"trainer\.algorithm\.reward_funcs='brevty' is not registered"):
         rewards_of({"brevty": 1.0})
     with pytest.raises(UserError, match="cannot be called 'env'"):
         register_reward("env")
-    with pytest.raises(UserError, match=r"overlong_cache is 21, but a trajectory has only 20 tokens"):
-        rewards_of(overlong_cache=21)
 
 
 def test_the_soft_overlong_penalty_is_trls_and_sits_on_the_last_turn() -> None:
     trl = get_soft_overlong_punishment(max_completion_len=20, soft_punish_cache=8)
     lengths = range(25)
     assert [soft_penalty(n, 20, 8) for n in lengths] == trl(completion_ids=[[0] * n for n in lengths])
-    rewards, batch = rewards_of(overlong_cache=8), RolloutBatch(1, [[tried(0, (8, 8)), tried(1)]])
-    assert rewards.batch(batch, [0]).rewards == [[1.0, 0.5], [1.0, 1.0]]
-    assert rewards.metrics(batch)["overlong/penalty"] == -0.25
+    batch = RolloutBatch(1, [[tried(0, (9, 9)), tried(1)]])  # 18 tokens of 20, where the last fifth costs up to 1
+    assert rewards_of({"overlong": 1.0}).batch(batch, [0]).rewards == [[1.0, 0.5], [1.0, 1.0]]
+    assert rewards_of({"overlong": 2.0}).batch(batch, [0]).rewards == [[1.0, 0.0], [1.0, 1.0]]
+    assert rewards_of({"overlong": 1.0}).metrics(batch)["overlong/penalty"] == -0.25
+    assert "overlong/penalty" not in rewards_of().metrics(batch)
 
 
 def test_a_filtered_trajectory_counts_in_the_baseline_and_has_no_gradient() -> None:

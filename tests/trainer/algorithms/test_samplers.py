@@ -16,7 +16,6 @@ from rich.console import Console
 
 from skyrl_trainer.algorithms.rewards import register_reward
 from skyrl_trainer.algorithms.samplers import CurriculumSampler, UniformSampler, permuted, sampler_class
-from skyrl_trainer.config import Config
 from skyrl_trainer.data import SampleSource
 from skyrl_trainer.errors import UserError
 from skyrl_trainer.learner.ranks import Ranks
@@ -25,6 +24,7 @@ from skyrl_trainer.run.folder import RunFolder
 from skyrl_trainer.run.loop import Loop
 from skyrl_trainer.run.run import Run
 from skyrl_trainer.run.signals import StopSignal
+from skyrl_trainer.settings import Config
 from skyrl_trainer.types import PromptBatch, RolloutBatch, Sample, StepMetrics, Trajectory, Turn
 
 

@@ -13,8 +13,9 @@ import pytest
 import yaml
 
 from scripts.write_settings import configuration_markdown, options, recipe_schema
-from skyrl_trainer.config import OPTIONS, Config, flatten, leaf_fields, load_config, resolve, to_yaml
+from skyrl_trainer.config import Config, flatten, load_config, resolve, to_yaml
 from skyrl_trainer.errors import UserError
+from skyrl_trainer.settings import OPTIONS, leaf_fields
 
 ROOT = Path(__file__).parents[3]
 SCHEMA = json.loads((ROOT / "docs" / "recipe.schema.json").read_text(encoding="utf-8"))
@@ -83,7 +84,7 @@ def test_overrides_of_the_skyrl_command_are_accepted_as_they_stand(monkeypatch: 
 
 def test_there_are_at_most_ninety_settings_and_each_says_what_it_is() -> None:
     leaves = leaf_fields()
-    assert len(leaves.keys() - {OPTIONS}) + len(options()) <= 92
+    assert len(leaves.keys() - {OPTIONS}) + len(options()) <= 90
     assert [name for name, field in (leaves | options()).items() if not field.description] == []
 
 
@@ -178,6 +179,16 @@ def test_a_section_is_set_by_its_entries_or_as_a_whole(overrides: list[str], set
     assert {name: values[prefix + name] for name in settings} == settings
 
 
+def test_what_engines_get_of_lora_is_a_weight_sync_backend() -> None:
+    """Where earlier versions had a setting of its own."""
+    assert (
+        load_config(None, ["trainer.policy.model.lora={rank: 8, sync: adapter}"]).generator.weight_sync_backend
+        == "adapter"
+    )
+    with pytest.raises(UserError, match=r"generator.weight_sync_backend is \"merged\" \(command line\), but should be"):
+        load_config(None, ["trainer.policy.model.lora.sync=merged"])
+
+
 def test_each_entry_of_a_section_has_its_source(tmp_path: Path) -> None:
     recipe = tmp_path / "mine.yaml"
     recipe.write_text(
@@ -222,7 +233,7 @@ def test_a_run_folders_config_is_a_recipe(tmp_path: Path) -> None:
         ),
         (
             "trainer.resume_mode=none",
-            "trainer.resume_mode (command line) is not a setting; docs/configuration.md lists them all.",
+            "trainer.resume_mode (command line) is not a setting any more: it is always latest.",
         ),
         ("trainer.seed.x=3", "trainer.seed.x (command line) is not a setting; did you mean trainer.seed?"),
         ("zzz=3", "zzz (command line) is not a setting; docs/configuration.md lists them all."),
@@ -273,7 +284,7 @@ def test_a_run_folders_config_is_a_recipe(tmp_path: Path) -> None:
             "trainer.policy.model.lora=8",
             "trainer.policy.model.lora (command line) is a section: set one of trainer.policy.model.lora.rank, "
             "trainer.policy.model.lora.alpha, trainer.policy.model.lora.target_modules, "
-            "trainer.policy.model.lora.quantization, trainer.policy.model.lora.sync.",
+            "trainer.policy.model.lora.quantization.",
         ),
         (
             "generator.agent.memry=full",

@@ -156,7 +156,7 @@ def test_the_plan_shows_every_option_of_the_algorithm_and_who_set_it(capsys: pyt
     plan.print_plan(resolve("webshop_lite", ["trainer.algorithm.options.beta=0.1"]))
     rows = [line.split() for line in capsys.readouterr().out.splitlines() if "trainer.algorithm.options." in line]
     shown = {name.rpartition(".")[2]: (value, " ".join(source)) for name, value, *source in rows}
-    assert shown["beta"] == ("0.1", "command line") and shown["delta"] == ("3.0", "default") and len(shown) == 19
+    assert shown["beta"] == ("0.1", "command line") and shown["delta"] == ("3.0", "default") and len(shown) == 14
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,6 @@ from peft import PeftModel
 from tiny_models import make_batch, make_config, save_model
 from transformers import AutoModelForCausalLM
 
-from skyrl_trainer.config import load_config
 from skyrl_trainer.dry_run.limits import ModelShape, memory
 from skyrl_trainer.errors import UserError
 from skyrl_trainer.learner import lora, model
@@ -20,6 +19,7 @@ from skyrl_trainer.learner.grpo import GRPO
 from skyrl_trainer.learner.model import Learner, Scorer
 from skyrl_trainer.run.checkpoint import Checkpoints
 from skyrl_trainer.types import TrainingBatch
+from skyrl_trainer.weight_sync.colocation import sync_backend
 
 IDS = list(range(3, 60))
 NF4 = {"quantization": "nf4"}
@@ -154,7 +154,6 @@ def test_a_checkpoint_holds_the_adapter_alone_and_resumes_to_the_byte(tmp_path: 
         ),
         ({"target_modules": ["lm_head"]}, r"lm_head is no .* output layer get no adapter"),
         ({"target_modules": []}, r"target_modules: \[\] is no torch.nn.Linear"),
-        (NF4 | {"rank": 513}, r"sync: adapter goes up to rank 512; or set it to merged"),
     ],
 )
 def test_options_that_cannot_work_are_refused(tmp_path: Path, options: dict[str, Any], sentence: str) -> None:
@@ -165,12 +164,27 @@ def test_options_that_cannot_work_are_refused(tmp_path: Path, options: dict[str,
 def test_what_lora_does_not_go_with_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"all-linear is no torch.nn.Linear of GPT2LMHeadModel, which has none"):
         make_learner(save_model(tmp_path, "gpt2"))
-    with pytest.raises(UserError, match=r"sync: adapter needs a single learner; or set it to merged"):
-        make_learner(str(tmp_path), {"sync": "adapter"}, placement={"policy_num_nodes": 2})
-    with pytest.raises(UserError, match=r"sync: adapter needs generator.backend=vllm"):
-        lora.engine_kwargs(
-            load_config(None, ["generator.backend=transformers", "trainer.policy.model.lora.sync=adapter"])
-        )
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        (
+            {"generator": {"weight_sync_backend": "adapter"}},
+            r"needs an adapter: set trainer\.policy\.model\.lora\.rank",
+        ),
+        ({"lora": NF4 | {"rank": 513}}, "goes up to rank 512"),
+        ({"lora": NF4, "trainer": {"placement": {"policy_num_nodes": 2}}}, "needs a single learner"),
+        ({"lora": NF4, "generator": {"backend": "transformers"}}, "needs generator.backend=vllm or openai_server"),
+        ({"lora": NF4, "generator": {"inference_engine_tensor_parallel_size": 2}}, "needs one GPU per engine"),
+    ],
+)
+def test_what_hot_loading_does_not_go_with_is_refused(settings: dict[str, Any], sentence: str) -> None:
+    """NF4 asks for it where nothing else is said."""
+    model = {"policy": {"model": {"lora": settings.get("lora", {})}}}
+    config = make_config(trainer=model | settings.get("trainer", {}), generator=settings.get("generator", {}))
+    with pytest.raises(UserError, match=rf"weight_sync_backend: adapter {sentence}; or set it to shared_memory"):
+        sync_backend(config)
 
 
 @pytest.mark.parametrize("options", [{}, NF4])

@@ -9,7 +9,7 @@ import torch
 from tokenizers import Tokenizer, models
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
-from skyrl_trainer.config import Config
+from skyrl_trainer.settings import Config
 from skyrl_trainer.types import RewardBatch, RolloutBatch, Sample, Trajectory, Turn
 
 VOCABULARY = 101

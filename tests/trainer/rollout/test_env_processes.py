@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 import ray
 
-from skyrl_trainer.config import Config
 from skyrl_trainer.errors import UserError
 from skyrl_trainer.rollout.manager import Rollouts
 from skyrl_trainer.rollout.metrics import rollout_metrics
+from skyrl_trainer.settings import Config
 from skyrl_trainer.types import PromptBatch, RolloutBatch, Sample, StopReason
 from tests.trainer import fakes
 from tests.trainer.fakes import FakeEngine, tiny_tokenizer

@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from skyrl_trainer.agent.prompt import ChatPrompt
-from skyrl_trainer.config import GeneratorConfig
 from skyrl_trainer.errors import EngineDied
 from skyrl_trainer.rollout.env_client import MAX_BATCH, Coalescer, EnvClient
 from skyrl_trainer.rollout.rollout_worker import Episodes
+from skyrl_trainer.settings import GeneratorConfig
 from skyrl_trainer.types import GenerationOutput, GenerationRequest, Sample, SamplingOptions, StopReason, Trajectory
 from tests.trainer.fakes import FakeEngineClient, FakeEnvWorker, tiny_tokenizer
 

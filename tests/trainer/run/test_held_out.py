@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from skyrl_trainer.config import Config
 from skyrl_trainer.run.held_out import TASKS_OF_ENVS, HeldOut
+from skyrl_trainer.settings import Config
 from skyrl_trainer.types import PromptBatch, RolloutBatch, Trajectory, Turn
 
 ENV = "text_math?split=val&difficulty=1"

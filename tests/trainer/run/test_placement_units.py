@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from skyrl_trainer.config import Config
 from skyrl_trainer.errors import UserError
 from skyrl_trainer.run.processes import Node, place_engines
+from skyrl_trainer.settings import Config
 
 CPUS = [Node("driver", 2, 0), Node("b", 4, 0)]
 GPUS = [Node("driver", 64, 8), Node("b", 64, 8)]

@@ -13,10 +13,10 @@ import openai
 import pytest
 
 from skyrl_trainer.agent.prompt import ChatPrompt
-from skyrl_trainer.config import GeneratorConfig
 from skyrl_trainer.errors import UserError
 from skyrl_trainer.serve.answers import Policy
 from skyrl_trainer.serve.server import PolicyServer
+from skyrl_trainer.settings import GeneratorConfig
 from skyrl_trainer.tiny.init_policy import CHAT_TEMPLATE
 from skyrl_trainer.types import GenerationOutput, GenerationRequest
 from tests.trainer.fakes import CHATML, tiny_tokenizer

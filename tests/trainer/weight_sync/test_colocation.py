@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from skyrl_trainer.config import Config
 from skyrl_trainer.run.loop import Loop
 from skyrl_trainer.run.run import Run
+from skyrl_trainer.settings import Config
 from skyrl_trainer.types import RewardBatch, RolloutBatch
 from skyrl_trainer.weight_sync.colocation import Colocation, State, shares_gpus
 

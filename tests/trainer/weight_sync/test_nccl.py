@@ -10,8 +10,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from skyrl_trainer.config import Config
 from skyrl_trainer.errors import SyncError, UserError
+from skyrl_trainer.settings import Config
 from skyrl_trainer.weight_sync import digest as digest_module
 from skyrl_trainer.weight_sync.colocation import sync_backend
 from skyrl_trainer.weight_sync.digest import Digest
@@ -81,7 +81,9 @@ APART = {"policy_num_gpus_per_node": 4, "colocate_all": False}
         (APART, {"weight_sync_backend": "nccl"}, {}, "nccl"),
         (APART, {"weight_sync_backend": "shared_memory"}, {}, "shared_memory"),
         (APART, {"backend": "transformers"}, {}, "shared_memory"),
-        (APART | {"policy_num_gpus_per_node": 1}, {}, {"sync": "adapter"}, "shared_memory"),
+        (APART | {"policy_num_gpus_per_node": 1}, {"weight_sync_backend": "adapter"}, {"rank": 8}, "adapter"),
+        (APART | {"policy_num_gpus_per_node": 1}, {}, {"quantization": "nf4"}, "adapter"),
+        ({}, {"weight_sync_backend": "shared_memory"}, {"quantization": "nf4"}, "shared_memory"),
         (APART | {"colocate_all": True}, {}, {}, "shared_memory"),
         ({}, {"weight_sync_backend": "nccl"}, {}, "policy_num_gpus_per_node=0"),
         (APART | {"colocate_all": True}, {"weight_sync_backend": "nccl"}, {}, "colocate_all=true"),
@@ -91,7 +93,7 @@ APART = {"policy_num_gpus_per_node": 4, "colocate_all": False}
 def test_the_backend_follows_the_placement(placement: Any, generator: Any, lora: Any, chosen: str) -> None:
     trainer = {"placement": placement, "policy": {"model": {"lora": lora}}}
     config = Config.model_validate({"trainer": trainer, "generator": generator})
-    if chosen in ("nccl", "shared_memory"):
+    if chosen in ("nccl", "shared_memory", "adapter"):
         assert sync_backend(config) == chosen
     else:
         with pytest.raises(UserError, match=r"generator.weight_sync_backend is nccl, but .*set it to auto") as caught:

@@ -12,7 +12,7 @@ does not begin with the one before it, a new segment of the trajectory begins.
 from __future__ import annotations
 
 from skyrl_trainer.agent.prompt import ChatPrompt
-from skyrl_trainer.config import AgentConfig
+from skyrl_trainer.settings import AgentConfig
 from skyrl_trainer.types import Turn
 
 SUMMARY_CHARS = 80

@@ -17,8 +17,8 @@ from typing import Any
 import torch
 
 from skyrl_trainer.algorithms.losses import MAX_LOG_RATIO, Reports, SampledTokens, trajectory_mean
-from skyrl_trainer.config import Config
 from skyrl_trainer.errors import UserError
+from skyrl_trainer.settings import Config
 
 RANGES = {
     "none": (0.0, float("inf")),

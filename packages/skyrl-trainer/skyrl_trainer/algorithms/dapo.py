@@ -4,8 +4,8 @@
 
 Long answers weigh by their length. Groups with equal returns are drawn again (`sampler` is dynamic), and a trajectory
 that its token budget cut off is not learned from, though it counts in its group's baseline (`overlong_filter`). The
-soft penalty on the last `overlong_cache` tokens of the budget is off by default: the paper's 4096 of 20480 tokens mean
-nothing for other lengths; a fifth of the budget is its share. The paper has no KL: leave `beta` at 0.
+soft penalty on the last fifth of the budget has a weight, 0 by default: `reward_funcs: {overlong: 1}`. The paper has no
+KL: leave `beta` at 0.
 
 As TRL 1.16's loss_type "dapo", whose normaliser spans its generation batch; ours spans the mini-batch of an optimizer
 step. TRL has no dynamic sampling; its filter is `mask_truncated_completions`, off by default, and its penalty the

@@ -7,8 +7,9 @@ from typing import Any, Literal
 
 from pydantic import ConfigDict, Field, ValidationError, create_model
 
-from skyrl_trainer.config import OPTIONS, Config, Section, wrong_value
+from skyrl_trainer.config import wrong_value
 from skyrl_trainer.errors import UserError
+from skyrl_trainer.settings import OPTIONS, Config, Section
 
 
 class LossOptions(Section):
@@ -46,8 +47,6 @@ class CommonOptions(LossOptions):
     """Batches that the dynamic sampler draws per step, at most."""
     overlong_filter: bool = False
     """A trajectory that its token budget cut off is not learned from."""
-    overlong_cache: int = Field(0, ge=0)
-    """The last tokens of the budget, over which a penalty of 1 builds up."""
 
 
 def algorithm_name(config: Config) -> str:

@@ -13,7 +13,7 @@ import torch
 from skyrl_trainer.algorithms.corrections import correct, correction_range
 from skyrl_trainer.algorithms.losses import Reports, SampledTokens, k1, k2, k3, ppo_clip, sequence_mean, token_ratio
 from skyrl_trainer.algorithms.options import CommonOptions, LossOptions, read_options
-from skyrl_trainer.config import Config
+from skyrl_trainer.settings import Config
 
 KL_ESTIMATORS = {"k1": k1, "k2": k2, "k3": k3}
 

@@ -19,40 +19,36 @@ from dataclasses import replace
 from numbers import Real
 from typing import Any
 
-from skyrl_trainer.config import Config, GeneratorConfig
 from skyrl_trainer.errors import UserError
 from skyrl_trainer.protocols import RewardFunction
 from skyrl_trainer.registry import Registry
+from skyrl_trainer.settings import Config, GeneratorConfig
 from skyrl_trainer.types import RewardBatch, RolloutBatch, StepMetrics, StopReason, Trajectory
 from skyrl_trainer.user_file import cause
 
-ENV_REWARDS = {"env": 1.0, "success": 0.0}
-"""What an env says itself, with the weights by default: its reward, and 1 for a solved task."""
+OWN_REWARDS = {"env": 1.0, "success": 0.0, "overlong": 0.0}
+"""With the weights by default: the env's reward, 1 for a solved task, and the penalty for length."""
+OVERLONG_SHARE = 5
+"""The penalty builds up over the last fifth of the budget, as in the paper (4096 of 20480 tokens)."""
 _REWARDS: Registry[RewardFunction] = Registry("trainer.algorithm.reward_funcs")
 reward_function = _REWARDS.get
 
 
 def register_reward(name: str) -> Callable[[RewardFunction], RewardFunction]:
     """A decorator for a reward function; a later registration of the same name replaces the earlier one."""
-    if name in (*ENV_REWARDS, "mean", "total"):  # the env's own, and two metrics
+    if name in (*OWN_REWARDS, "mean", "total"):  # our own, and two metrics
         raise UserError(f"A reward function cannot be called {name!r}, which means something else; rename it.")
     return _REWARDS.register(name)
 
 
 class Rewards:
-    """The rewards of a run. Raises UserError for names that are not registered and settings that cannot work."""
+    """The rewards of a run. Raises UserError for names that are not registered."""
 
     def __init__(self, config: Config, options: Any) -> None:
         """options: `trainer.algorithm.options`, checked and complete."""
-        self.weights = {**ENV_REWARDS, **config.trainer.algorithm.reward_funcs}
-        self.functions = {name: reward_function(name) for name in self.weights if name not in ENV_REWARDS}
-        self.filter, self.cache = options.overlong_filter, options.overlong_cache
-        self.budget = token_budget(config.generator)
-        if self.cache > self.budget:
-            raise UserError(
-                f"trainer.algorithm.options.overlong_cache is {self.cache}, but a trajectory has only {self.budget} "
-                "tokens (generator.max_completion_length times max_turns, or max_model_len): lower it."
-            )
+        self.weights = {**OWN_REWARDS, **config.trainer.algorithm.reward_funcs}
+        self.functions = {name: reward_function(name) for name in self.weights if name not in OWN_REWARDS}
+        self.filter, self.budget = options.overlong_filter, token_budget(config.generator)
 
     def judge(self, trajectories: list[Trajectory]) -> bool:
         """Lets every function score those that it has not scored yet; whether there were any."""
@@ -85,7 +81,7 @@ class Rewards:
         if rewards:
             rewards[-1] += self.weights["success"] * trajectory.success
             rewards[-1] += sum(self.weights[name] * (trajectory.scores[name] or 0.0) for name in self.functions)
-            rewards[-1] += self._penalty(trajectory)
+            rewards[-1] += self.weights["overlong"] * self._penalty(trajectory)
         return rewards
 
     def metrics(self, rollouts: RolloutBatch) -> StepMetrics:
@@ -98,7 +94,7 @@ class Rewards:
             metrics[f"reward/{name}/none"] = float(scores.count(None))
         if self.filter:
             metrics["overlong/filtered"] = float(sum(map(self._cut_off, alive)))
-        if self.cache:
+        if self.weights["overlong"]:
             metrics["overlong/penalty"] = _mean([self._penalty(trajectory) for trajectory in alive])
         return metrics
 
@@ -106,7 +102,7 @@ class Rewards:
         return self.filter and trajectory.stop_reason is StopReason.LENGTH
 
     def _penalty(self, trajectory: Trajectory) -> float:
-        return soft_penalty(trajectory.num_output_tokens, self.budget, self.cache)
+        return soft_penalty(trajectory.num_output_tokens, self.budget, self.budget / OVERLONG_SHARE)
 
 
 def token_budget(generator: GeneratorConfig) -> int:
@@ -114,12 +110,12 @@ def token_budget(generator: GeneratorConfig) -> int:
     return min(generator.max_completion_length * generator.max_turns, generator.max_model_len)
 
 
-def soft_penalty(tokens: int, budget: int, cache: int) -> float:
-    """From 0 to -1 over the last `cache` tokens of the budget; 0 with `cache` 0, which turns it off.
+def soft_penalty(tokens: int, budget: int, cache: float) -> float:
+    """From 0 to -1 over the last `cache` tokens of the budget.
 
     DAPO's (arXiv 2503.14476, section 4.1), where the budget L_max is 20480 tokens and the cache 4096.
     """
-    return max(-1.0, min(0.0, (budget - cache - tokens) / cache)) if cache else 0.0
+    return max(-1.0, min(0.0, (budget - cache - tokens) / cache))
 
 
 def without_sampled_tokens(trajectory: Trajectory) -> Trajectory:

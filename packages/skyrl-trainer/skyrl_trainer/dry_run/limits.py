@@ -13,10 +13,10 @@ import sys
 from timeit import repeat
 from typing import Any, NamedTuple
 
-from skyrl_trainer.config import Config
 from skyrl_trainer.dry_run.doctor import Hardware
 from skyrl_trainer.errors import UserError
 from skyrl_trainer.process_memory import LOGITS_AT_ONCE
+from skyrl_trainer.settings import Config
 
 
 class Card(NamedTuple):

@@ -15,10 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from skyrl_trainer.algorithms.options import algorithm_name
-from skyrl_trainer.config import OPTIONS, Config, Resolved, flatten
+from skyrl_trainer.config import Resolved, flatten
 from skyrl_trainer.dry_run.doctor import GIB, Hardware, hardware, require_gym
 from skyrl_trainer.dry_run.limits import PASSING, ModelShape, card, devices, gpu_memory, gpus_needed, limits, memory
 from skyrl_trainer.errors import UserError
+from skyrl_trainer.settings import OPTIONS, Config
 from skyrl_trainer.user_file import load_plugin
 
 QWEN_1_5B = {"hidden_size": 1536, "num_hidden_layers": 28, "num_attention_heads": 12, "num_key_value_heads": 2}

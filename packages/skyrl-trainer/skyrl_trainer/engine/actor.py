@@ -17,9 +17,9 @@ from typing import Any, ClassVar, TypeVar
 
 import ray
 
-from skyrl_trainer.config import Config
 from skyrl_trainer.errors import EngineDied
 from skyrl_trainer.registry import Registry
+from skyrl_trainer.settings import Config
 from skyrl_trainer.types import GenerationOutput, GenerationRequest
 from skyrl_trainer.user_file import load_plugin
 

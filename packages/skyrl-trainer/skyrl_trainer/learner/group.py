@@ -19,12 +19,12 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from torch.distributed import TCPStore
 from transformers import AutoTokenizer
 
-from skyrl_trainer.config import Config
 from skyrl_trainer.errors import UserError
 from skyrl_trainer.learner.grpo import GRPO
 from skyrl_trainer.learner.model import make_learner
 from skyrl_trainer.learner.ranks import Ranks, whole
 from skyrl_trainer.process_memory import INTERVAL, return_free_memory
+from skyrl_trainer.settings import Config
 from skyrl_trainer.types import LearnerState, RewardBatch, StepMetrics
 from skyrl_trainer.user_file import load_plugin
 from skyrl_trainer.weight_sync.buffer import FlatBuffer

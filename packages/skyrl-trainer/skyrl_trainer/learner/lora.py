@@ -19,49 +19,26 @@ from typing import Any, Literal
 import torch
 from safetensors.torch import save_file
 
-from skyrl_trainer.config import Config, LoRAConfig
 from skyrl_trainer.errors import UserError
 from skyrl_trainer.learner.cpu_linear import use_onednn
 from skyrl_trainer.learner.model import Learner, Scorer
 from skyrl_trainer.learner.ranks import Ranks
+from skyrl_trainer.settings import Config, LoRAConfig
 from skyrl_trainer.types import TrainingBatch
 
 POLICY = "policy"
 """The role that every learner has."""
-ENGINE_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
-"""Ranks that vLLM has room for: the next larger one is chosen."""
 MATRICES = ("lora_A", "lora_B")
 
 
 def checked(config: Config) -> LoRAConfig | None:
-    """None for full fine-tuning. Raises UserError where other settings do not go with it."""
-    options, generator = config.trainer.policy.model.lora, config.generator
-    if options.rank == 0 and (options.quantization, options.sync) != ("none", "auto"):
+    """None for full fine-tuning. Raises UserError where it cannot be what is asked for."""
+    options = config.trainer.policy.model.lora
+    if options.quantization == "nf4" and options.rank == 0:
         raise UserError("trainer.policy.model.lora.rank is 0, which trains all weights without adapters: give a rank.")
-    if options.rank == 0:
-        return None
     if options.quantization == "nf4" and importlib.util.find_spec("bitsandbytes") is None:
         raise UserError("trainer.policy.model.lora.quantization: nf4 needs bitsandbytes (pip install bitsandbytes).")
-    place = config.trainer.placement
-    limits = (
-        (max(place.policy_num_nodes, place.policy_num_gpus_per_node) > 1, "needs a single learner"),
-        (generator.backend not in ("vllm", "openai_server"), "needs generator.backend=vllm or openai_server"),
-        (generator.inference_engine_tensor_parallel_size > 1, "needs one GPU an engine"),
-        (options.rank > ENGINE_RANKS[-1], f"goes up to rank {ENGINE_RANKS[-1]}"),
-    )
-    for wrong, reason in limits:
-        if wrong and options.hot_load:
-            raise UserError(f"trainer.policy.model.lora.sync: adapter {reason}; or set it to merged.")
-    return options
-
-
-def engine_kwargs(config: Config) -> dict[str, Any]:
-    """What an engine must be started with to load adapters; nothing where it gets merged weights."""
-    options = config.trainer.policy.model.lora
-    if not options.hot_load:
-        return {}
-    rank = next(rank for rank in ENGINE_RANKS if rank >= options.rank)
-    return {"enable_lora": True, "max_loras": 1, "max_lora_rank": rank}
+    return options if options.rank else None
 
 
 class LoRALearner(Learner):

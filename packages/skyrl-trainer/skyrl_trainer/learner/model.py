@@ -21,7 +21,6 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, g
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.trainer_utils import SchedulerType
 
-from skyrl_trainer.config import Config
 from skyrl_trainer.errors import UserError
 from skyrl_trainer.files import written_aside
 from skyrl_trainer.learner import segments as attention
@@ -31,6 +30,7 @@ from skyrl_trainer.learner.ranks import Ranks, reshard, whole
 from skyrl_trainer.learner.segments import Segments
 from skyrl_trainer.process_memory import LOGITS_AT_ONCE
 from skyrl_trainer.registry import load
+from skyrl_trainer.settings import Config
 from skyrl_trainer.types import LearnerState, TrainingBatch
 
 

@@ -20,13 +20,13 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from skyrl_trainer.algorithms.losses import token_mean
 from skyrl_trainer.algorithms.options import LossOptions
-from skyrl_trainer.config import Config
 from skyrl_trainer.errors import UserError
 from skyrl_trainer.learner import lora
 from skyrl_trainer.learner.batch import Row, with_end
 from skyrl_trainer.learner.grpo import GRPO, Meter
 from skyrl_trainer.learner.model import Learner, Optimized, Scorer
 from skyrl_trainer.learner.ranks import reshard, whole
+from skyrl_trainer.settings import Config
 from skyrl_trainer.types import AdvantageBatch, LearnerState, RewardBatch, StepMetrics, TrainingBatch
 
 

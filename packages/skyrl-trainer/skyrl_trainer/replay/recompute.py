@@ -14,11 +14,11 @@ import numpy as np
 import torch
 from transformers import AutoTokenizer
 
-from skyrl_trainer.config import Config, LoRAConfig
 from skyrl_trainer.errors import UserError
 from skyrl_trainer.learner.batch import collate, cut, make_rows
 from skyrl_trainer.learner.model import Scorer, make_learner
 from skyrl_trainer.run.checkpoint import DAMAGED, read_checkpoint
+from skyrl_trainer.settings import Config, LoRAConfig
 from skyrl_trainer.types import Trajectory
 
 WORST = 10

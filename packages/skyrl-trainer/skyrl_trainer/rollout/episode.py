@@ -11,10 +11,10 @@ from typing import Protocol
 
 from skyrl_trainer.agent.memory import Memory
 from skyrl_trainer.agent.prompt import ChatPrompt, first_messages
-from skyrl_trainer.config import AgentConfig
 from skyrl_trainer.errors import UserError
 from skyrl_trainer.rollout.env_client import RemoteEnv
 from skyrl_trainer.rollout.env_worker import LONGEST_TEXT, EnvReply, shortened
+from skyrl_trainer.settings import AgentConfig
 from skyrl_trainer.types import GenerationOutput, GenerationRequest, SamplingOptions, StopReason, Trajectory, Turn
 
 LONGEST_TOKEN = 256

@@ -13,11 +13,11 @@ from typing import Any
 import ray
 from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
 
-from skyrl_trainer.config import Config
 from skyrl_trainer.errors import UserError
 from skyrl_trainer.rollout.episode import derive_seed
 from skyrl_trainer.rollout.pool import close_env_workers, start_env_workers
 from skyrl_trainer.rollout.rollout_worker import RolloutWorker
+from skyrl_trainer.settings import Config
 from skyrl_trainer.types import PromptBatch, RolloutBatch, SamplingOptions, Trajectory
 
 START_LIMIT = 300.0

@@ -16,10 +16,10 @@ from functools import partial
 from typing import Any
 
 from skyrl_trainer.agent.prompt import load_chat_prompt
-from skyrl_trainer.config import GeneratorConfig
 from skyrl_trainer.errors import EngineDied
 from skyrl_trainer.rollout.env_client import EnvClient
 from skyrl_trainer.rollout.episode import EpisodeSettings, run_episode
+from skyrl_trainer.settings import GeneratorConfig
 from skyrl_trainer.types import SamplingOptions, Trajectory
 
 

@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from skyrl_trainer.agent.prompt import ChatPrompt
-from skyrl_trainer.config import OPTIONS, Config, load_config
+from skyrl_trainer.config import load_config
 from skyrl_trainer.errors import UserError
 from skyrl_trainer.rollout.store import JsonlTrajectoryStore, open_store
+from skyrl_trainer.settings import OPTIONS, Config
 from skyrl_trainer.types import PromptBatch, RolloutBatch, Sample, Trajectory
 
 

@@ -23,9 +23,10 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from skyrl_trainer import __version__
-from skyrl_trainer.config import FREE, ROUNDING, Config, flatten, leaf_fields, saved_config
+from skyrl_trainer.config import flatten, saved_config
 from skyrl_trainer.errors import UserError
 from skyrl_trainer.files import disk_errors_explained, flush, written_aside
+from skyrl_trainer.settings import FREE, ROUNDING, Config, leaf_fields
 from skyrl_trainer.types import LearnerState
 
 log = logging.getLogger(__name__)

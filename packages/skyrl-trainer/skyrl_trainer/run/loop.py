@@ -16,7 +16,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
-from skyrl_trainer.config import Config
 from skyrl_trainer.learner.grpo import GRPO
 from skyrl_trainer.rollout.metrics import rollout_metrics
 from skyrl_trainer.run.folder import RunFolder
@@ -25,6 +24,7 @@ from skyrl_trainer.run.held_out import HeldOut
 from skyrl_trainer.run.processes import Processes, check_engines
 from skyrl_trainer.run.run import Run
 from skyrl_trainer.run.signals import StopSignal
+from skyrl_trainer.settings import Config
 from skyrl_trainer.types import PromptBatch, RewardBatch, RolloutBatch, StepMetrics
 
 Beside = Callable[[Run], AbstractContextManager[object]]

@@ -20,12 +20,12 @@ from ray._private.authentication.authentication_token_setup import maybe_enable_
 from ray._private.state import available_resources_per_node
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from skyrl_trainer.config import Config
 from skyrl_trainer.engine.actor import ENGINES, engine_class
 from skyrl_trainer.errors import EngineDied, UserError
 from skyrl_trainer.rollout.manager import Rollouts
 from skyrl_trainer.run.engine_watch import EngineWatch
-from skyrl_trainer.weight_sync.colocation import shares_gpus, sync_backend
+from skyrl_trainer.settings import Config
+from skyrl_trainer.weight_sync.colocation import adapter_kwargs, shares_gpus, sync_backend
 
 if TYPE_CHECKING:
     from skyrl_trainer.engine.endpoint import Endpoint
@@ -205,10 +205,7 @@ class Processes:
         if self.config.generator.backend not in ENGINES.built_in:
             return {}
         kwargs: dict[str, Any] = {"tensor_parallel_size": self.config.generator.inference_engine_tensor_parallel_size}
-        if self.config.trainer.policy.model.lora.hot_load:
-            from skyrl_trainer.learner.lora import engine_kwargs
-
-            kwargs |= engine_kwargs(self.config)
+        kwargs |= adapter_kwargs(self.config)
         if shares_gpus(self.config):
             kwargs["enable_sleep_mode"] = True
         if sync_backend(self.config) == "nccl":

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 from skyrl_trainer.algorithms.options import algorithm_name
 from skyrl_trainer.algorithms.rewards import Rewards
 from skyrl_trainer.algorithms.samplers import sampler_class
-from skyrl_trainer.config import Config, LoRAConfig
 from skyrl_trainer.errors import EngineDied, EngineLost
 from skyrl_trainer.learner.compose import algorithm_class
 from skyrl_trainer.learner.grpo import GRPO
@@ -27,6 +26,7 @@ from skyrl_trainer.run.checkpoint import Checkpoints, check_resumable
 from skyrl_trainer.run.folder import RunFolder
 from skyrl_trainer.run.held_out import HeldOut, tasks
 from skyrl_trainer.run.processes import Processes, check_engines
+from skyrl_trainer.settings import Config
 from skyrl_trainer.types import PromptBatch, RolloutBatch, StepMetrics, Trajectory
 from skyrl_trainer.user_file import load_plugin
 from skyrl_trainer.weight_sync.canary import Canary
@@ -56,7 +56,7 @@ class Run:
         trainer, path = config.trainer, folder.path
         check_engines(config, trainer.policy.model.path, training=True)
         load_plugin(config)
-        if trainer.policy.model.lora != LoRAConfig():
+        if trainer.policy.model.lora.quantization != "none":
             load("skyrl_trainer.learner.lora:checked")(config)
         sync_backend(config)
         self.alone = algorithm or algorithm_class(algorithm_name(config))(config)
@@ -116,7 +116,7 @@ class Run:
         self.processes = self.stack.enter_context(Processes(config, policy.architecture))
         self.table.phase("cloning the expert")
         weights = policy.weights()
-        level = 1 if trainer.policy.model.lora.hot_load else 2  # 2 drops the weights: an adapter brings none
+        level = 1 if sync_backend(config) == "adapter" else 2  # 2 drops the weights: an adapter brings none
         self.colocation = Colocation(
             self.processes.engines, level, shares_gpus(config), lambda: self.learner.release_memory()
         )
@@ -149,12 +149,13 @@ class Run:
 
     def _weight_sync(self) -> SharedMemorySync | NCCLSync:
         engines, learner = self.processes.engines, self.learner
-        if sync_backend(self.config) == "nccl":
+        backend = sync_backend(self.config)
+        if backend == "nccl":
             from skyrl_trainer.weight_sync.nccl import NCCLSync
 
             tensor_parallel = self.config.generator.inference_engine_tensor_parallel_size
             return NCCLSync(engines, learner.transfer, tensor_parallel)
-        if self.config.trainer.policy.model.lora.hot_load:  # of one learner alone
+        if backend == "adapter":  # of one learner alone
             from skyrl_trainer.learner.lora import LoRALearner
             from skyrl_trainer.weight_sync.lora import AdapterSync
 

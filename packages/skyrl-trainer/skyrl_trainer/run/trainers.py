@@ -15,7 +15,6 @@ from skyrl_trainer.algorithms.dapo import DAPOLossMixin
 from skyrl_trainer.algorithms.gspo import GSPOLossMixin
 from skyrl_trainer.algorithms.rewards import register_reward
 from skyrl_trainer.algorithms.sapo import SAPOLossMixin
-from skyrl_trainer.config import Config
 from skyrl_trainer.errors import UserError
 from skyrl_trainer.learner.compose import ALGORITHMS, register_algorithm
 from skyrl_trainer.learner.grpo import GRPO
@@ -23,6 +22,7 @@ from skyrl_trainer.learner.ppo import PPO
 from skyrl_trainer.protocols import RewardFunction
 from skyrl_trainer.report.history import read_metrics
 from skyrl_trainer.run.loop import train
+from skyrl_trainer.settings import Config
 from skyrl_trainer.types import StepMetrics
 from skyrl_trainer.user_file import load_plugin
 

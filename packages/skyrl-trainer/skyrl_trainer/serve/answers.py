@@ -18,9 +18,9 @@ from pydantic import BaseModel, Field
 
 from skyrl_gym.parsing import ToolCall, parse_tool_calls
 from skyrl_trainer.agent.prompt import ChatPrompt
-from skyrl_trainer.config import GeneratorConfig
 from skyrl_trainer.engine.client import EngineClient
 from skyrl_trainer.errors import UserError
+from skyrl_trainer.settings import GeneratorConfig
 from skyrl_trainer.types import GenerationOutput, GenerationRequest, SamplingOptions
 
 ANSWER_SECONDS = 600.0

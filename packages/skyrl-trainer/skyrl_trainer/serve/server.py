@@ -23,12 +23,12 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from skyrl_trainer.agent.prompt import ChatPrompt, load_chat_prompt
-from skyrl_trainer.config import Config
 from skyrl_trainer.errors import UserError
 from skyrl_trainer.run.guardian import start_guardian
 from skyrl_trainer.run.processes import Processes, check_engines
 from skyrl_trainer.run.run import Run
 from skyrl_trainer.serve.answers import Chat, Completion, Policy, Refusal
+from skyrl_trainer.settings import Config
 
 WATCH_SECONDS = 2.0
 CLOSE_SECONDS = 10.0

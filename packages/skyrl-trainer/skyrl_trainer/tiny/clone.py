@@ -25,10 +25,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from skyrl_trainer.agent.prompt import ChatPrompt, load_chat_prompt
-from skyrl_trainer.config import Warmstart, load_config
+from skyrl_trainer.config import load_config
 from skyrl_trainer.data import Conversation, demonstrations, load_samples
 from skyrl_trainer.errors import UserError
 from skyrl_trainer.process_memory import return_free_memory
+from skyrl_trainer.settings import Warmstart
 from skyrl_trainer.tiny.init_policy import new_folder
 
 if TYPE_CHECKING:

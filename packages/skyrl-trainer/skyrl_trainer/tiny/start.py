@@ -7,9 +7,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from skyrl_trainer.config import Config
 from skyrl_trainer.data import conversation_texts, spec_label
 from skyrl_trainer.errors import UserError
+from skyrl_trainer.settings import Config
 from skyrl_trainer.tiny.init_policy import DEFAULT_VOCAB_SIZE, init_policy
 from skyrl_trainer.types import Sample
 

@@ -17,9 +17,12 @@ from contextlib import contextmanager
 from enum import StrEnum
 from typing import Any
 
-from skyrl_trainer.config import Config
 from skyrl_trainer.errors import UserError
+from skyrl_trainer.settings import Config
 from skyrl_trainer.weight_sync.shared_memory import EngineCalls
+
+ENGINE_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+"""Ranks that vLLM has room for: the next larger one is chosen."""
 
 
 class State(StrEnum):
@@ -33,22 +36,42 @@ def shares_gpus(config: Config) -> bool:
 
 
 def sync_backend(config: Config) -> str:
-    """`nccl` or `shared_memory`, as generator.weight_sync_backend asks. UserError where nccl cannot be.
+    """`adapter`, `nccl` or `shared_memory`, as generator.weight_sync_backend asks. UserError where it cannot be.
 
     On GPUs that learner and engines share NCCL, which joins no two processes on one GPU, gives way, as in SkyRL.
     """
-    generator, place = config.generator, config.trainer.placement
+    generator, place, lora = config.generator, config.trainer.placement, config.trainer.policy.model.lora
+    asked = generator.weight_sync_backend
+    if asked == "adapter" or (asked == "auto" and lora.quantization == "nf4"):
+        limits = (
+            (lora.rank == 0, "needs an adapter: set trainer.policy.model.lora.rank"),
+            (config.num_learners > 1, "needs a single learner"),
+            (generator.backend not in ("vllm", "openai_server"), "needs generator.backend=vllm or openai_server"),
+            (generator.inference_engine_tensor_parallel_size > 1, "needs one GPU per engine"),
+            (lora.rank > ENGINE_RANKS[-1], f"goes up to rank {ENGINE_RANKS[-1]}"),
+        )
+        for wrong, reason in limits:
+            if wrong:
+                raise UserError(f"generator.weight_sync_backend: adapter {reason}; or set it to shared_memory.")
+        return "adapter"
     if shares_gpus(config):
         return "shared_memory"
     obstacles = (
         (place.policy_num_gpus_per_node == 0, "the learner is on the processor (policy_num_gpus_per_node=0)"),
         (generator.backend != "vllm", f"generator.backend is {generator.backend}"),
-        (config.trainer.policy.model.lora.hot_load, "adapters are hot-loaded from files (lora.sync: adapter)"),
     )
     obstacle = next((reason for is_so, reason in obstacles if is_so), None)
-    if obstacle and generator.weight_sync_backend == "nccl":
+    if obstacle and asked == "nccl":
         raise UserError(f"generator.weight_sync_backend is nccl, but {obstacle}: set it to auto.")
-    return "shared_memory" if obstacle or generator.weight_sync_backend == "shared_memory" else "nccl"
+    return "shared_memory" if obstacle or asked == "shared_memory" else "nccl"
+
+
+def adapter_kwargs(config: Config) -> dict[str, Any]:
+    """What an engine must be started with to load adapters; nothing where it gets merged weights."""
+    if sync_backend(config) != "adapter":
+        return {}
+    rank = next(rank for rank in ENGINE_RANKS if rank >= config.trainer.policy.model.lora.rank)
+    return {"enable_lora": True, "max_loras": 1, "max_lora_rank": rank}
 
 
 class Colocation(EngineCalls):

@@ -28,7 +28,7 @@ class AdapterSync(SharedMemorySync):
         super().__init__(engines, base_tensors)
         if self._receivers:
             where = "needs every engine on the driver's machine"
-            raise UserError(f"trainer.policy.model.lora.sync: adapter {where}; or set it to merged.")
+            raise UserError(f"generator.weight_sync_backend: adapter {where}; or set it to shared_memory.")
         self._adapter = adapter_tensors
         self._has_base = False
 

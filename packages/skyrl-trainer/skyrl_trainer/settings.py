@@ -1,0 +1,259 @@
+"""Every setting of a run, typed. A YAML recipe with `a.b=c` overrides fills it; at most 90, an algorithm's included.
+
+Names are SkyRL's where it has one, TRL's for hyper-parameters. The description under a field is its manual:
+docs/configuration.md and the JSON schema are made from it. A field exists when two users want different values.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic.fields import FieldInfo
+
+OPTIONS, TINY = "trainer.algorithm.options", "trainer.policy.model.tiny"
+T = TypeVar("T")
+FREE, ROUNDING = "free", "rounding"
+Free = Annotated[T, FREE]
+"""Says where a run happens or how it is watched, not what it is: a resumed run may have another value."""
+Rounding = Annotated[T, ROUNDING]
+"""Changes rounding only: free on resume, unless the run promised the same bytes."""
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", validate_assignment=True, use_attribute_docstrings=True)
+
+
+class DataConfig(Section):
+    train_data: list[str | dict[str, Any]] = ["text_math?split=train"]
+    """Env ids with options (`text_math?split=train&difficulty=2`), or jsonl and parquet files in SkyRL's row format."""
+    val_data: Free[list[str | dict[str, Any]]] = ["text_math?split=val"]
+    """The same, for held-out evaluation; and benchmarks, `skyrl_eval:gsm8k?data=gsm8k.jsonl&n=50`."""
+    val_size: Free[int | None] = Field(default=None, gt=0)
+    """Held-out tasks per evaluation, the first distinct ones; by default every row of files, and 500 tasks of envs."""
+
+
+class TinyConfig(Section):
+    """The model that `path: tiny` makes."""
+
+    induction: bool = False
+    """Whether its weights copy from the beginning, which is what an agent does all the time."""
+    spaces: Literal["before", "after"] = "before"
+    """Where a token has its word's space: after it, `color: navy` and `click[navy]` hold the same one."""
+    config_kwargs: dict[str, Any] = {}
+    """Its Qwen3 configuration: hidden_size, num_hidden_layers, vocab_size (which the tokenizer gets) ..."""
+
+
+class LoRAConfig(Section):
+    """Adapters to train in place of the weights. There is no dropout: it would put noise in every ratio."""
+
+    rank: int = Field(default=0, ge=0)
+    """Rank of the adapters; 0 trains all weights. Where only other entries are given, 32."""
+    alpha: float = Field(default=32.0, gt=0, allow_inf_nan=False)
+    """Adapters count alpha/rank times: the best learning rate then hardly depends on the rank."""
+    target_modules: Literal["all-linear"] | list[str] = "all-linear"
+    """The ends of the names of layers that get one, as peft has them: `[q_proj, v_proj]`."""
+    quantization: Literal["none", "nf4"] = "none"
+    """nf4: the learner's frozen layers in 4 bits."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _with_rank(cls, given: Any) -> Any:
+        return {"rank": 32, **given} if isinstance(given, dict) and given else given
+
+
+class Warmstart(Section):
+    """How the tiny policy first clones experts of the training data."""
+
+    num_demonstrations: int = Field(default=4000, ge=0)
+    """Expert episodes to clone; 0 for none."""
+    target_loss: float = Field(default=0.3, ge=0)
+    """Nats per token of the expert, at which cloning stops; 0 goes through all epochs."""
+    epochs: float = Field(default=8.0, gt=0)
+    """Passes over the demonstrations, at most."""
+    learning_rate: float = Field(default=1e-3, gt=0)
+    """AdamW's."""
+    batch_size: int = Field(default=32, gt=0)
+    """Demonstrations per optimizer step."""
+
+
+class ModelConfig(Section):
+    path: str = "tiny"
+    """A Hugging Face folder or name; `tiny` makes a small Qwen3 and clones the env's expert, without a download."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """Precision of the weights, in the learner and in the engine."""
+    tiny: TinyConfig = TinyConfig()
+    lora: LoRAConfig = LoRAConfig()
+    warmstart: Warmstart = Warmstart()
+
+
+class PolicyConfig(Section):
+    model: ModelConfig = ModelConfig()
+
+
+class PlacementConfig(Section):
+    colocate_all: Rounding[bool] = True
+    """The learner and the engines take turns on the same devices."""
+    policy_num_gpus_per_node: Rounding[int] = Field(default=0, ge=0, le=8)
+    """GPUs for the learner; 0 trains on the CPU."""
+    policy_num_nodes: Rounding[int] = Field(default=1, gt=0)
+    """Machines that learn; on the CPU, processes that do."""
+
+
+class AlgorithmConfig(Section):
+    name: str = "grpo"
+    """A registered trainer class: ppo, grpo, sapo, gspo, gspo_token, dapo, dr_grpo, cispo, dual_clip, or yours."""
+    advantage_estimator: str = "grpo"
+    """A registered estimator: grpo, rloo, reinforce++, maxrl, gae (ppo always has it), or yours."""
+    reward_funcs: dict[str, float] = {}
+    """Weights: of the env's reward (`env`, 1), a task solved (`success`, 0), overlength (`overlong`, 0), functions."""
+    plugin_file: Free[str | None] = None
+    """A Python file of yours that registers algorithms, engines, samplers, rewards and so on."""
+    options: dict[str, Any] = {}
+    """Hyper-parameters by TRL's names, where the algorithm has a use for them."""
+
+
+class TrainerConfig(Section):
+    run_dir: Free[str] = "runs/{run_name}"
+    """Everything that the run writes; a second start in the same folder resumes it."""
+    run_name: Free[str] = "run"
+    """Names the run folder, and the run at a tracker."""
+    project_name: Free[str] = "skyrl"
+    """The project at a tracker."""
+    logger: Free[Literal["tensorboard", "wandb", "trackio", "none"]] = "tensorboard"
+    """A tracker; metrics.jsonl and report.html are always written."""
+    seed: int = 0
+    """Of tasks, sampling and the tiny policy."""
+    deterministic: bool = False
+    """The same bytes in every run: seeded requests in a fixed order, all of the loss computed by the learner."""
+    strategy: Rounding[Literal["fsdp2"]] = "fsdp2"
+    """How several learners share the weights."""
+    policy: PolicyConfig = PolicyConfig()
+    placement: PlacementConfig = PlacementConfig()
+    algorithm: AlgorithmConfig = AlgorithmConfig()
+    max_steps: int = Field(default=50, ge=0)
+    """Rollout steps in the whole run (a resumed run counts on)."""
+    train_batch_size: int = Field(default=32, gt=0)
+    """Prompts per step; each is tried `generator.num_generations` times."""
+    num_iterations: int = Field(default=1, gt=0)
+    """Epochs over one rollout (TRL's mu)."""
+    num_mini_batches: int = Field(default=1, gt=0)
+    """Optimizer steps in one epoch over a rollout."""
+    micro_batch_tokens: Rounding[int] = Field(default=16384, gt=0)
+    """Tokens in one forward and backward pass; gradients accumulate over a mini-batch."""
+    gradient_checkpointing: bool = False
+    """Computes each layer's activations again in the backward pass instead of keeping them."""
+    learning_rate: float = Field(default=1e-6, gt=0)
+    """AdamW's, when warmed up."""
+    lr_scheduler_type: str = "constant_with_warmup"
+    """A schedule of transformers, by its name."""
+    warmup_steps: int = Field(default=0, ge=0)
+    """Optimizer steps until the learning rate is full."""
+    optimizer_kwargs: dict[str, Any] = {"betas": [0.9, 0.99], "weight_decay": 0.0}
+    """Passed to torch.optim.AdamW as they are."""
+    max_grad_norm: float = Field(default=1.0, gt=0)
+    """The gradient of a mini-batch is clipped to this norm."""
+    eval_batch_size: Free[int] = Field(default=1024, gt=0)
+    """Held-out tasks that are tried at a time, each once."""
+    eval_before_train: Free[bool] = True
+    """Step 0 is a held-out evaluation."""
+    eval_interval: Free[int] = Field(default=10, ge=0)
+    """Steps between evaluations; 0 for none but the first and the last."""
+    ckpt_interval: Free[int] = Field(default=10, ge=0)
+    """Steps between checkpoints; 0 for the last only."""
+    max_ckpts_to_keep: Free[int] = Field(default=2, gt=0)
+    """Older checkpoints are deleted."""
+    sync_tolerance: Free[float] = Field(default=5e-4, gt=0)
+    """Largest difference between the engine's and the learner's logprobs after a weight sync."""
+
+
+class AgentConfig(Section):
+    """How the policy acts over many turns: docs/agents."""
+
+    memory: Literal["full", "window", "summary", "no_thinking"] = "full"
+    """What of the episode stands before the next output."""
+    window: int = Field(default=4, gt=0)
+    """Turns that `window` keeps, and whose observations `summary` leaves whole."""
+    max_episode_tokens: int | None = Field(default=None, gt=0)
+    """Sampled tokens of an episode, over all its turns."""
+    tools: Literal["env", "template"] = "env"
+    """Who tells the policy of its tools: the env's instructions, or the model's chat template from their schemas."""
+
+
+class GeneratorConfig(Section):
+    backend: Rounding[str] = "vllm"
+    """The inference engine: vllm (within its actor), openai_server (vLLM's, in a process of its own), or yours."""
+    num_inference_engines: Rounding[int] = Field(default=1, gt=0)
+    """Each is a process with a copy of the policy."""
+    inference_engine_tensor_parallel_size: Rounding[int] = Field(default=1, gt=0)
+    """GPUs of one engine."""
+    weight_sync_backend: Rounding[Literal["auto", "shared_memory", "nccl", "adapter"]] = "auto"
+    """How new weights reach the engines, an adapter merged in or (adapter) alone; auto: as fits placement and model."""
+    num_generations: int = Field(default=8, gt=0)
+    """Tries per prompt: the size of a GRPO group."""
+    max_completion_length: int = Field(default=64, gt=0)
+    """Tokens per turn."""
+    max_model_len: int = Field(default=1024, gt=0)
+    """Tokens per episode, prompts and observations included."""
+    max_turns: int = Field(default=1, gt=0)
+    """Answers of the policy in one episode."""
+    max_concurrency: Rounding[int] = Field(default=256, gt=0)
+    """Episodes in flight per engine."""
+    temperature: float = Field(default=1.0, ge=0)
+    """Of the rollouts; 0 is greedy."""
+    top_p: float = Field(default=1.0, gt=0, le=1)
+    """Nucleus sampling in rollouts; 1 for none."""
+    eval_temperature: Free[float] = Field(default=0.0, ge=0)
+    """Of held-out evaluation."""
+    episode_timeout: Free[float] = Field(default=300.0, gt=0)
+    """Wall-clock seconds of a whole episode, its reset and all its turns included."""
+    agent: AgentConfig = AgentConfig()
+    engine_kwargs: Rounding[dict[str, Any]] = {}
+    """Passed to vLLM as they are; `urls` (with openai_server) names servers that run already, one per engine."""
+
+
+class EnvironmentConfig(Section):
+    env_class: str = "text_math"
+    """A gymnasium id, a short name for `skyrl/<name>-v0`, or one that `env_file` registers; a row may name its own."""
+    env_file: Free[str | None] = None
+    """A Python file of yours, loaded in every EnvWorker, that registers environments."""
+    num_workers: Free[int] = Field(default=1, gt=0)
+    """EnvWorker processes."""
+    step_timeout: Free[float] = Field(default=30.0, gt=0)
+    """Wall-clock seconds of one env call."""
+
+
+class RayConfig(Section):
+    address: Free[str | None] = None
+    """A running cluster to join; by default a local one is started and stopped."""
+
+
+class Config(Section):
+    data: DataConfig = DataConfig()
+    trainer: TrainerConfig = TrainerConfig()
+    generator: GeneratorConfig = GeneratorConfig()
+    environment: EnvironmentConfig = EnvironmentConfig()
+    ray: RayConfig = RayConfig()
+
+    @property
+    def run_path(self) -> Path:
+        """The run folder, `{run_name}` filled in."""
+        return Path(self.trainer.run_dir.replace("{run_name}", self.trainer.run_name))
+
+    @property
+    def num_learners(self) -> int:
+        """One per GPU of each machine; on the CPU one per "machine"."""
+        place = self.trainer.placement
+        return place.policy_num_nodes * max(1, place.policy_num_gpus_per_node)
+
+
+def leaf_fields(section: type[BaseModel] = Config, prefix: str = "") -> dict[str, FieldInfo]:
+    """Every setting by its full name, in the order of this file."""
+    leaves: dict[str, FieldInfo] = {}
+    for name, field in section.model_fields.items():
+        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
+            leaves |= leaf_fields(field.annotation, f"{prefix}{name}.")
+        else:
+            leaves[prefix + name] = field
+    return leaves
