@@ -17,8 +17,8 @@ from skyrl_trainer.errors import UserError
 from skyrl_trainer.recipe import Setting, parse_override, read_recipe, text_of, value_of, walk
 from skyrl_trainer.settings import OPTIONS, TINY, Config, TinyConfig, leaf_fields
 
-GONE = {"trainer.resume_mode": "latest"}
-"""Settings of earlier versions, which their run folders name, with the value that they have always had since."""
+FIXED = {"trainer.strategy": "fsdp2", "trainer.resume_mode": "latest"}
+"""Words of SkyRL and of earlier run folders that can have one value here, and so are no settings."""
 ELSEWHERE = {
     "loss_type": "trainer.algorithm.name",
     "policy_loss_type": "trainer.algorithm.name",
@@ -92,10 +92,10 @@ def _resolved(settings: Iterable[Setting]) -> Resolved:
     sources: dict[str, str] = {}
     for setting in settings:
         name = _today(setting.name)
-        if name in GONE:
-            if value_of(setting) == GONE[name]:
+        if name in FIXED:
+            if value_of(setting) == FIXED[name]:
                 continue
-            raise UserError(f"{name} ({setting.source}) is not a setting any more: it is always {GONE[name]}.")
+            raise UserError(f"{name} ({setting.source}) can only be {FIXED[name]} here.")
         leaf = next((leaf for leaf in fields if f"{name}.".startswith(f"{leaf}.")), None)
         if leaf is None:
             raise _unknown(setting, list(fields))

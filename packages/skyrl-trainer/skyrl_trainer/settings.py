@@ -127,8 +127,6 @@ class TrainerConfig(Section):
     """Of tasks, sampling and the tiny policy."""
     deterministic: bool = False
     """The same bytes in every run: seeded requests in a fixed order, all of the loss computed by the learner."""
-    strategy: Rounding[Literal["fsdp2"]] = "fsdp2"
-    """How several learners share the weights."""
     policy: PolicyConfig = PolicyConfig()
     placement: PlacementConfig = PlacementConfig()
     algorithm: AlgorithmConfig = AlgorithmConfig()

@@ -64,7 +64,6 @@ def test_overrides_of_the_skyrl_command_are_accepted_as_they_stand(monkeypatch: 
         "data.val_data": ["/home/me/data/gsm8k/validation.parquet"],
         "trainer.algorithm.advantage_estimator": "grpo",
         "trainer.policy.model.path": "Qwen/Qwen2.5-1.5B-Instruct",
-        "trainer.strategy": "fsdp2",
         "trainer.placement.colocate_all": True,
         "trainer.placement.policy_num_gpus_per_node": 4,
         "trainer.eval_batch_size": 1024,
@@ -233,7 +232,7 @@ def test_a_run_folders_config_is_a_recipe(tmp_path: Path) -> None:
         ),
         (
             "trainer.resume_mode=none",
-            "trainer.resume_mode (command line) is not a setting any more: it is always latest.",
+            "trainer.resume_mode (command line) can only be latest here.",
         ),
         ("trainer.seed.x=3", "trainer.seed.x (command line) is not a setting; did you mean trainer.seed?"),
         ("zzz=3", "zzz (command line) is not a setting; docs/configuration.md lists them all."),

@@ -147,7 +147,6 @@ def test_a_checkpoint_holds_the_adapter_alone_and_resumes_to_the_byte(tmp_path: 
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        (NF4 | {"rank": 0}, r"lora\.rank is 0, which trains all weights without adapters: give a rank"),
         (
             {"target_modules": ["q_prj"]},
             r"q_prj is no torch.nn.Linear of Qwen3ForCausalLM, which has down_proj, .*v_proj",
@@ -164,6 +163,9 @@ def test_options_that_cannot_work_are_refused(tmp_path: Path, options: dict[str,
 def test_what_lora_does_not_go_with_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"all-linear is no torch.nn.Linear of GPT2LMHeadModel, which has none"):
         make_learner(save_model(tmp_path, "gpt2"))
+    config = make_config(trainer={"policy": {"model": {"lora": NF4 | {"rank": 0}}}})
+    with pytest.raises(UserError, match=r"lora\.rank is 0, which trains all weights without adapters: give a rank"):
+        lora.checked(config)
 
 
 @pytest.mark.parametrize(

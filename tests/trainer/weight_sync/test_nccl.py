@@ -86,7 +86,7 @@ APART = {"policy_num_gpus_per_node": 4, "colocate_all": False}
         ({}, {"weight_sync_backend": "shared_memory"}, {"quantization": "nf4"}, "shared_memory"),
         (APART | {"colocate_all": True}, {}, {}, "shared_memory"),
         ({}, {"weight_sync_backend": "nccl"}, {}, "policy_num_gpus_per_node=0"),
-        (APART | {"colocate_all": True}, {"weight_sync_backend": "nccl"}, {}, "colocate_all=true"),
+        (APART | {"colocate_all": True}, {"weight_sync_backend": "nccl"}, {}, "shared_memory"),
         (APART, {"weight_sync_backend": "nccl", "backend": "transformers"}, {}, "generator.backend is transformers"),
     ],
 )
