@@ -89,7 +89,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5)
     options = vars(parser.parse_args()) | {"temperature": 0.0, "seed": 0}
     with tempfile.TemporaryDirectory() as name:
-        command = ["init-policy", f"{name}/tiny", "--data", "text_math?split=train&difficulty=1"]
+        command = ["init-policy", f"{name}/tiny", "data.train_data=text_math?split=train&difficulty=1"]
         subprocess.run([sys.executable, "-m", "skyrl_trainer", *command], check=True, capture_output=True)
         server = start_vllm(Path(name) / "tiny", options["max_tokens"], options["concurrency"], 0)
         try:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 from pydantic.fields import FieldInfo
 
 from skyrl_trainer.errors import UserError
@@ -32,6 +32,11 @@ class DataConfig(Section):
     """Env ids with options (`text_math?split=train&difficulty=2`), or jsonl and parquet files in SkyRL's row format."""
     val_data: list[str | dict[str, Any]] = ["text_math?split=val"]
     """The same, for held-out evaluation; and benchmarks, `skyrl_eval:gsm8k?data=gsm8k.jsonl&n=50`."""
+
+    @field_validator("train_data", "val_data", mode="before")
+    @classmethod
+    def _one_needs_no_list(cls, value: Any) -> Any:
+        return [value] if isinstance(value, str | dict) else value
 
 
 class Warmstart(Section):

@@ -7,14 +7,13 @@ weights by the first sync, as after every step), and while the learner loads.
 from __future__ import annotations
 
 import gc
-from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import Any
 
 from skyrl_trainer.algorithms.rewards import Rewards
 from skyrl_trainer.algorithms.samplers import sampler_class
 from skyrl_trainer.config import Config
-from skyrl_trainer.data import SampleSource, held_out, load_samples, take_exams
+from skyrl_trainer.data import held_out, take_exams, tasks
 from skyrl_trainer.errors import EngineDied, EngineLost, UserError
 from skyrl_trainer.learner.group import LearnerGroup
 from skyrl_trainer.learner.grpo import GRPOTrainer
@@ -258,13 +257,6 @@ class Run:
         wanted = min(CANARY_TOKENS, self.config.generator.max_model_len - 1)
         ids = self.learner.tokenizer.encode(CANARY_TEXT * wanted, add_special_tokens=False)
         return ids[:wanted]
-
-
-def tasks(config: Config, specs: Sequence[str | dict[str, Any]]) -> SampleSource:
-    environment = config.environment
-    return load_samples(
-        specs, environment.env_class, size=None, seed=config.trainer.seed, env_file=environment.env_file
-    )
 
 
 class HeldOut:
