@@ -1,4 +1,4 @@
-"""`skyrl-trainer`: train, eval, serve, replay, report, view, export, init-policy, warmstart, envs, doctor.
+"""`skyrl-trainer`: train, sft, eval, serve, replay, report, view, export, init-policy, warmstart, envs, doctor.
 
 Exit codes: 0 done; 2 something that the user can mend, said in one sentence; 130 Ctrl-C; 1 a fault of ours, with the
 traceback in a file. Nothing heavy is imported before a command needs it.
@@ -73,6 +73,10 @@ def _parse(words: list[str]) -> argparse.Namespace:
     train.add_argument("--dry-run", action="store_true", help="show settings, placement, memory, limits; run nothing")
     train.add_argument("--serve", type=int, metavar="PORT", help="also answer OpenAI's API there; 0 takes a free port")
     train.set_defaults(command=_train)
+
+    sft = commands.add_parser("sft", help="learn from chats, the rows of data.train_data, before reinforcement does")
+    sft.add_argument("settings", nargs="*", metavar="RECIPE a.b=c", help=SETTINGS)
+    sft.set_defaults(command=_sft)
 
     evaluate = commands.add_parser("eval", help="held-out evaluation; `eval agent` and `eval code` run benchmarks")
     _target_arguments(evaluate, which="best")
@@ -180,6 +184,17 @@ def _train(args: argparse.Namespace) -> int:
     from skyrl_trainer.serve.server import PolicyServer
 
     return train(resolved.config, beside=PolicyServer(LOCALHOST, args.serve).beside)
+
+
+def _sft(args: argparse.Namespace) -> None:
+    _quiet()
+    from skyrl_trainer.config import load_config
+    from skyrl_trainer.dry_run.plan import model_shape
+    from skyrl_trainer.run.sft import fine_tune
+
+    config = load_config(*split_settings(args.settings))
+    model_shape(config)  # raises where there is no such model
+    print(fine_tune(config))
 
 
 def _init_policy(args: argparse.Namespace) -> None:
