@@ -17,9 +17,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-import yaml
-
-from skyrl_trainer.data import spec_label
+from skyrl_trainer.config import load_config
 from skyrl_trainer.report.history import read_metrics
 
 DEMONSTRATIONS = 40_000
@@ -34,13 +32,18 @@ def skyrl(*words: str) -> str:
 
 def continued(run: Path, seconds: float, folder: Path) -> float:
     """Held-out success of the run's first policy after `seconds` more of cloning."""
-    config = yaml.safe_load((run / "config.yaml").read_text())
-    data = [word for spec in config["data"]["train_data"] for word in ("--data", spec_label(spec))]
-    seed = ["--seed", str(1000 + config["trainer"]["seed"])]  # other demonstrations than the first time
-    limits = ["--num-demonstrations", str(DEMONSTRATIONS), "--epochs", "1000", "--target-loss", "0"]
-    start = ["--policy", str(run / "init/cloned"), "--out", str(folder / "cloned")]
-    skyrl("warmstart", *start, *data, *seed, *limits, "--seconds", str(seconds))
-    shown = skyrl("eval", str(folder / "cloned"), str(run / "config.yaml"))
+    recipe = str(run / "config.yaml")
+    seed = load_config(recipe, []).trainer.seed
+    settings = {
+        "trainer.seed": 1000 + seed,  # other demonstrations than the first time
+        "trainer.policy.model.path": run / "init/cloned",
+        "trainer.policy.model.warmstart.num_demonstrations": DEMONSTRATIONS,
+        "trainer.policy.model.warmstart.epochs": 1000,
+        "trainer.policy.model.warmstart.target_loss": 0,
+    }
+    words = [f"{name}={value}" for name, value in settings.items()]
+    skyrl("warmstart", str(folder / "cloned"), recipe, *words, "--seconds", str(seconds))
+    shown = skyrl("eval", str(folder / "cloned"), recipe)
     found = re.search(r"success\D+([\d.]+)", shown)
     assert found, shown
     return float(found[1])

@@ -144,7 +144,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5)
     options = vars(parser.parse_args())
     with tempfile.TemporaryDirectory() as name:
-        command = ["init-policy", f"{name}/tiny", "--data", "text_math?split=train&difficulty=1"]
+        command = ["init-policy", f"{name}/tiny", "data.train_data=text_math?split=train&difficulty=1"]
         subprocess.run([sys.executable, "-m", "skyrl_trainer", *command], check=True, capture_output=True)
         found = measure(Path(name) / "tiny", options, Path(name))
     print(json.dumps(found | {"ratio": round(found["solve"] / found["plain"], 3)}))

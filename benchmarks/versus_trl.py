@@ -34,14 +34,14 @@ WORKLOADS: dict[str, dict[str, Any]] = {
         "data": "text_math?split=train&difficulty=1",
         "max_tokens": 64,
         "demonstrations": 1500,
-        "clone": [],
+        "clone": {},
         "steps": 4,
     },
     "long_tailed": {
         "data": "text_math?split=train&difficulty=8&solution=worked",
         "max_tokens": 640,
         "demonstrations": 3000,
-        "clone": ["--epochs", "1"],
+        "clone": {"epochs": 1.0},
         "steps": 1,
     },
 }
@@ -305,11 +305,12 @@ def make_policy(folder: Path, workload: dict[str, Any], seed: int) -> str:
     """A half-trained clone of the expert: something to learn is left."""
     random, cloned = folder / "random", folder / "cloned"
     trainer = [sys.executable, "-m", "skyrl_trainer"]
-    data = ["--data", workload["data"], "--seed", str(seed)]
-    count = ["--num-demonstrations", str(workload["demonstrations"]), *workload["clone"]]
+    data = [f"data.train_data={workload['data']}", f"trainer.seed={seed}"]
+    cloning = {"num_demonstrations": workload["demonstrations"], **workload["clone"]}
+    start = [f"trainer.policy.model.path={random}", f"trainer.policy.model.warmstart={json.dumps(cloning)}"]
     for command in (
         ["init-policy", str(random), *data],
-        ["warmstart", "--policy", str(random), "--out", str(cloned), *data, *count],
+        ["warmstart", str(cloned), *data, *start],
     ):
         subprocess.run([*trainer, *command], check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     return str(cloned)

@@ -16,10 +16,10 @@ def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = shared / "policy"
     with FileLock(shared / "policy.lock", timeout=600):
         if not (folder / "clone").exists():
-            data = ["--data", "text_math?split=train&difficulty=1", "--seed", "0"]
+            data = "data.train_data=text_math?split=train&difficulty=1"
             commands = [
-                ["init-policy", str(folder / "random"), *data],
-                ["warmstart", "--policy", str(folder / "random"), "--out", str(folder / "clone"), *data],
+                ["init-policy", str(folder / "random"), data],
+                ["warmstart", str(folder / "clone"), data, f"trainer.policy.model.path={folder / 'random'}"],
             ]
             for command in commands:
                 done = subprocess.run([sys.executable, "-m", "skyrl_trainer", *command], capture_output=True, text=True)

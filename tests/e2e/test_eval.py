@@ -33,7 +33,7 @@ RATING = json.dumps({"Answer Correctness": {"Correctness Details": {"x": False},
 @pytest.fixture(scope="module")
 def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("policy") / "random"
-    command = ["init-policy", str(folder), "--data", "text_math?split=train&difficulty=1"]
+    command = ["init-policy", str(folder), "data.train_data=text_math?split=train&difficulty=1"]
     subprocess.run([sys.executable, "-m", "skyrl_trainer", *command], check=True, capture_output=True)
     return folder
 

@@ -62,3 +62,22 @@ def test_another_run_learns_from_it(run: Path, clone: Path, tmp_path: Path) -> N
     learned = JsonlTrajectoryStore(tmp_path / "run" / "trajectories").read(2).trajectories
     assert all(trajectory.sample.sample_id.startswith(str(run)) for trajectory in learned)
     assert command("replay", tmp_path / "run")[1].endswith("64 of 64 identical\n")
+
+
+def test_chats_are_learned_from_and_reinforcement_goes_on_from_there(run: Path, tmp_path: Path) -> None:
+    chats, learned = tmp_path / "chats.jsonl", tmp_path / "sft"
+    assert command("export", run, "--trajectories", chats)[0] == 0
+    settings = [
+        f"data.train_data={chats}",
+        f"trainer.run_dir={learned}",
+        f"trainer.policy.model.path={run / 'model/last'}",
+    ]
+    rate = ["trainer.learning_rate=2e-3", "trainer.warmup_steps=2", "trainer.num_iterations=8"]
+    code, output = command("sft", "sft", *settings, *rate, "trainer.train_batch_size=16")
+    assert code == 0, output
+    losses = [row["loss"] for row in metrics(learned)]
+    assert losses[-1] < 0.8 * losses[0]
+    model = {"trainer__policy__model__path": learned / "model/last", "trainer__max_steps": 1}
+    code, output = Run(tmp_path / "run", **SETTINGS | model, data__train_data=MIXED).finish()
+    assert code == 0, output
+    assert metrics(tmp_path / "run")[-1]["kl/engine_learner"] < 1e-6

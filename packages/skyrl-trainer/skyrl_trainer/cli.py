@@ -1,4 +1,4 @@
-"""`skyrl-trainer`: train, eval, serve, replay, report, view, export, init-policy, warmstart, envs, doctor.
+"""`skyrl-trainer`: train, sft, eval, serve, replay, report, view, export, init-policy, warmstart, envs, doctor.
 
 Exit codes: 0 done; 2 something that the user can mend, said in one sentence; 130 Ctrl-C; 1 a fault of ours, with the
 traceback in a file. Nothing heavy is imported before a command needs it.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import errno
 import logging
+import math
 import os
 import re
 import sys
@@ -29,8 +30,6 @@ LOCALHOST = "127.0.0.1"
 SETTINGS = "a recipe (quickstart, or the path of a YAML file), then settings such as trainer.max_steps=10"
 MODULES = {
     "replay": ("skyrl_trainer.replay.commands", "play stored trajectories again and compare; score their tokens"),
-    "init-policy": ("skyrl_trainer.tiny.init_policy", "make a tiny policy and its tokenizer, without a download"),
-    "warmstart": ("skyrl_trainer.tiny.clone", "clone an env's expert trajectories into a policy"),
 }
 """Commands whose modules bring `add_arguments(parser)` and `run(args)`."""
 
@@ -75,6 +74,10 @@ def _parse(words: list[str]) -> argparse.Namespace:
     train.add_argument("--serve", type=int, metavar="PORT", help="also answer OpenAI's API there; 0 takes a free port")
     train.set_defaults(command=_train)
 
+    sft = commands.add_parser("sft", help="learn from chats, the rows of data.train_data, before reinforcement does")
+    sft.add_argument("settings", nargs="*", metavar="RECIPE a.b=c", help=SETTINGS)
+    sft.set_defaults(command=_sft)
+
     evaluate = commands.add_parser("eval", help="held-out evaluation; `eval agent` and `eval code` run benchmarks")
     _target_arguments(evaluate, which="best")
     evaluate.set_defaults(command=_eval)
@@ -101,6 +104,15 @@ def _parse(words: list[str]) -> argparse.Namespace:
     export = commands.add_parser("export", help="a run's policy as a Hugging Face folder, or its trajectories as chats")
     _export_arguments(export)
     export.set_defaults(command=_export)
+
+    init = commands.add_parser("init-policy", help="make a tiny policy and its tokenizer, without a download")
+    init.set_defaults(command=_init_policy)
+    clone = commands.add_parser("warmstart", help="clone the expert of data.train_data into trainer.policy.model.path")
+    clone.set_defaults(command=_warmstart)
+    for command in (init, clone):
+        command.add_argument("out", type=Path, metavar="DIR", help="new folder of the policy")
+        command.add_argument("settings", nargs="*", metavar="RECIPE a.b=c", help=SETTINGS)
+    clone.add_argument("--seconds", type=float, default=math.inf, help="stop after so many; default: no limit")
 
     for name, (module, text) in MODULES.items():
         command = commands.add_parser(name, help=text)
@@ -172,6 +184,36 @@ def _train(args: argparse.Namespace) -> int:
     from skyrl_trainer.serve.server import PolicyServer
 
     return train(resolved.config, beside=PolicyServer(LOCALHOST, args.serve).beside)
+
+
+def _sft(args: argparse.Namespace) -> None:
+    _quiet()
+    from skyrl_trainer.config import load_config
+    from skyrl_trainer.dry_run.plan import model_shape
+    from skyrl_trainer.run.sft import fine_tune
+
+    config = load_config(*split_settings(args.settings))
+    model_shape(config)  # raises where there is no such model
+    print(fine_tune(config))
+
+
+def _init_policy(args: argparse.Namespace) -> None:
+    _quiet()
+    from skyrl_trainer.config import load_config
+    from skyrl_trainer.data import tasks
+    from skyrl_trainer.tiny.start import make_tiny
+
+    config = load_config(*split_settings(args.settings))
+    make_tiny(config, args.out, tasks(config, config.data.train_data))
+    print(f"A new policy is in {args.out}.")
+
+
+def _warmstart(args: argparse.Namespace) -> None:
+    _quiet()
+    from skyrl_trainer.config import load_config
+    from skyrl_trainer.tiny.clone import warmstart
+
+    print(warmstart(load_config(*split_settings(args.settings)), args.out, args.seconds))
 
 
 def _policy_of(args: argparse.Namespace) -> tuple[Config, str]:

@@ -25,6 +25,7 @@ from typing import Any, overload
 from urllib.parse import parse_qsl
 
 from skyrl_trainer.errors import UserError
+from skyrl_trainer.settings import Config
 from skyrl_trainer.types import Sample
 from skyrl_trainer.user_file import load_user_file
 
@@ -128,6 +129,12 @@ def load_samples(
             parts.append(_env_samples(label, name, options, size or DEFAULT_ENV_SIZE, seed, env_file))
     some = any(weight is not None for weight in weights)
     return SampleSource(parts, [1.0 if weight is None else weight for weight in weights] if some else ())
+
+
+def tasks(config: Config, specs: Sequence[str | dict[str, Any]]) -> SampleSource:
+    """`load_samples` by a run's settings."""
+    environment = config.environment
+    return load_samples(specs, environment.env_class, seed=config.trainer.seed, env_file=environment.env_file)
 
 
 def held_out(source: Sequence[Sample], count: int) -> list[Sample]:
@@ -251,11 +258,6 @@ def _scalar(text: str) -> Any:
     except ValueError:
         return text
     return value if isinstance(value, (int, float)) else text
-
-
-def spec_label(spec: str | dict[str, Any]) -> str:
-    """A spec as one line of text, whichever way it was written; `load_samples` takes it again."""
-    return _label(*_parse(spec))
 
 
 def _label(name: str, options: dict[str, Any]) -> str:

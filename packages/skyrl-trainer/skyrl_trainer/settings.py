@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 from pydantic.fields import FieldInfo
 
 OPTIONS, TINY = "trainer.algorithm.options", "trainer.policy.model.tiny"
@@ -33,6 +33,11 @@ class DataConfig(Section):
     val_size: Free[int | None] = Field(default=None, gt=0)
     """Held-out tasks per evaluation, the first distinct ones; by default every row of files, and 500 tasks of envs."""
 
+    @field_validator("train_data", "val_data", mode="before")
+    @classmethod
+    def _one_needs_no_list(cls, value: Any) -> Any:
+        return [value] if isinstance(value, str | dict) else value
+
 
 class TinyConfig(Section):
     """The model that `path: tiny` makes."""
@@ -43,6 +48,11 @@ class TinyConfig(Section):
     """Where a token has its word's space: after it, `color: navy` and `click[navy]` hold the same one."""
     config_kwargs: dict[str, Any] = {}
     """Its Qwen3 configuration: hidden_size, num_hidden_layers, vocab_size (which the tokenizer gets) ..."""
+
+    @property
+    def all_kwargs(self) -> dict[str, Any]:
+        """As tiny/init_policy.py takes them."""
+        return {**self.config_kwargs, "induction": self.induction, "spaces": self.spaces}
 
 
 class LoRAConfig(Section):

@@ -222,6 +222,12 @@ def test_a_run_folders_config_is_a_recipe(tmp_path: Path) -> None:
     assert flatten(load_config(str(tmp_path / "config.yaml"), [])) == flatten(config)
 
 
+def test_a_single_source_of_data_needs_no_list() -> None:
+    given = ["data.train_data=chats.jsonl", "data.val_data={env: text_math, split: val}"]
+    data = load_config(None, given).data
+    assert data.train_data == ["chats.jsonl"] and data.val_data == [{"env": "text_math", "split": "val"}]
+
+
 @pytest.mark.parametrize(
     ("override", "sentence"),
     [
@@ -246,8 +252,8 @@ def test_a_run_folders_config_is_a_recipe(tmp_path: Path) -> None:
         ("generator.top_p=2", "generator.top_p is 2 (command line), but should be less than or equal to 1."),
         ("trainer.deterministic=3", "trainer.deterministic is 3 (command line), but should be a valid boolean."),
         (
-            "data.train_data=a.parquet",
-            'data.train_data is "a.parquet" (command line), but should be a valid list.',
+            "data.train_data=3",
+            "data.train_data is 3 (command line), but should be a valid list.",
         ),
         (
             "data.train_data=[3]",

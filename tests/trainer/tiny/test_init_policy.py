@@ -144,19 +144,18 @@ def test_loads_in_transformers_tied_and_float32(policy: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kwargs", "vocab_size", "words"),
+    ("kwargs", "words"),
     [
-        ({"hidden_sise": 64}, 512, "hidden_size"),
-        ({"head_dim": 48}, 512, "head_dim is 48"),
-        ({"num_attention_heads": 3}, 512, "multiple of num_key_value_heads"),
-        ({}, 100, "vocab_size is 100"),
+        ({"hidden_sise": 64}, "hidden_size"),
+        ({"head_dim": 48}, "head_dim is 48"),
+        ({"num_attention_heads": 3}, "multiple of num_key_value_heads"),
+        ({"vocab_size": 100}, "vocab_size is 100"),
+        ({"spaces": "none"}, "spaces is 'none'; expected before or after"),
     ],
 )
-def test_bad_settings_are_refused_and_leave_nothing(
-    tmp_path: Path, kwargs: dict[str, Any], vocab_size: int, words: str
-) -> None:
+def test_bad_settings_are_refused_and_leave_nothing(tmp_path: Path, kwargs: dict[str, Any], words: str) -> None:
     with pytest.raises(UserError, match=words):
-        init_policy(tmp_path / "out", ["a"], kwargs, 0, vocab_size)
+        init_policy(tmp_path / "out", ["a"], kwargs, 0)
     assert not list(tmp_path.iterdir())
 
 

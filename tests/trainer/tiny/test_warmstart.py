@@ -1,4 +1,4 @@
-"""Cloning: tokens as a rollout makes them, a loss on the expert's words only, same seed same bytes."""
+"""Cloning: an expert's episodes as chats, same seed same bytes, and sentences for what is wrong."""
 
 from __future__ import annotations
 
@@ -7,14 +7,11 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
-from transformers import AutoModelForCausalLM
 
-from skyrl_trainer.agent.prompt import load_chat_prompt
-from skyrl_trainer.data import Conversation, conversation_texts, load_samples
+from skyrl_trainer.config import Warmstart
+from skyrl_trainer.data import conversation_texts, load_samples
 from skyrl_trainer.errors import UserError
-from skyrl_trainer.learner import segments
-from skyrl_trainer.tiny.clone import clone_loss, collate, encode_conversation, micro_batches, shared_lengths, warmstart
+from skyrl_trainer.tiny.clone import clone
 from skyrl_trainer.tiny.init_policy import init_policy
 
 SMALL = {"hidden_size": 64, "num_hidden_layers": 2, "intermediate_size": 128, "num_attention_heads": 2}
@@ -28,67 +25,16 @@ def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-def clone(policy: Path, out: Path, *more: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "skyrl_trainer.tiny.clone", "--policy", str(policy), "--out", str(out)]
-    command += ["--data", SPEC, "--num-demonstrations", "64", "--epochs", "20", "--batch-size", "32", *more]
+def warmstart(policy: Path, out: Path, *more: str) -> subprocess.CompletedProcess[str]:
+    settings = [f"data.train_data={SPEC}", f"trainer.policy.model.path={policy}"]
+    cloning = {"num_demonstrations": 64, "epochs": 20, "batch_size": 32, "learning_rate": 3e-3}
+    settings += [f"trainer.policy.model.warmstart.{name}={value}" for name, value in cloning.items()]
+    command = [sys.executable, "-m", "skyrl_trainer", "warmstart", str(out), *settings, *more]
     return subprocess.run(command, capture_output=True, text=True, timeout=300)
 
 
-def test_demonstrations_are_tokenized_as_at_rollout(policy: Path) -> None:
-    prompt = load_chat_prompt(str(policy))
-    tokenizer = prompt._tokenizer
-    episode: Conversation = [
-        {"role": "system", "content": "Be brief."},
-        {"role": "user", "content": "1+1?"},
-        {"role": "assistant", "content": "\n3"},
-        {"role": "user", "content": "No."},
-        {"role": "assistant", "content": "2"},
-    ]
-    ids, labels = encode_conversation(prompt, tokenizer, episode)
-    assert tokenizer.decode(ids) == (
-        "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\n1+1?<|im_end|>\n"
-        "<|im_start|>assistant\n\n3<|im_end|>\n"
-        "<|im_start|>user\nNo.<|im_end|>\n<|im_start|>assistant\n2<|im_end|>"
-    )
-    first = prompt.first("Be brief.", "1+1?")
-    action = [*tokenizer.encode("\n3"), prompt.end_of_turn_id]
-    assert ids[: len(first) + len(action)] == first + action
-    assert labels[: len(first) + len(action)] == [-100] * len(first) + action
-    assert tokenizer.decode([label for label in labels if label >= 0]) == "\n3<|im_end|>2<|im_end|>"
-    assert all(label in (-100, token) for token, label in zip(ids, labels, strict=True))
-
-
-def test_a_batch_computes_a_shared_system_message_once_and_the_same_loss(policy: Path) -> None:
-    """Against transformers' own loss of each demonstration by itself, two system messages and none in one batch."""
-    prompt, model = load_chat_prompt(str(policy)), AutoModelForCausalLM.from_pretrained(policy, dtype=torch.float64)
-    episodes: list[Conversation] = [
-        [
-            *([{"role": "system", "content": system}] if system else []),
-            {"role": "user", "content": f"{n} + {n}?"},
-            {"role": "assistant", "content": str(2 * n)},
-            {"role": "user", "content": "And?"},
-            {"role": "assistant", "content": "No." * n},
-        ]
-        for n, system in enumerate(["Be brief.", "", "Be brief.", "Answer at length.", "", "Be brief."])
-    ]
-    pairs = [encode_conversation(prompt, prompt._tokenizer, episode) for episode in episodes]
-    shared = shared_lengths(episodes, pairs)
-    assert len({tuple(ids[:n]) for (ids, _), n in zip(pairs, shared, strict=True)}) == 3
-    rows = [{"input_ids": i, "labels": la, "shared": n} for (i, la), n in zip(pairs, shared, strict=True)]
-    batch = collate(rows)
-    assert len(batch["ids_P"]) < sum(len(ids) for ids, _ in pairs) - 10
-    losses = [
-        model(torch.tensor([ids]), labels=torch.tensor([labels])).loss * sum(label >= 0 for label in labels)
-        for ids, labels in pairs
-    ]
-    model.set_attn_implementation(segments.NAME)
-    assert clone_loss(model, batch).item() == pytest.approx(sum(losses).item(), rel=1e-6)
-    cut = micro_batches(rows * 100)["batches"]
-    assert len(cut) > 1 and sum(len(part["targets_N"]) for part in cut) == 100 * len(batch["targets_N"])
-
-
 def test_a_clone_learns_leaves_only_a_model_and_is_the_same_each_time(policy: Path, tmp_path: Path) -> None:
-    first = clone(policy, tmp_path / "a", "--learning-rate", "3e-3")
+    first = warmstart(policy, tmp_path / "a")
     assert first.returncode == 0, first.stderr
     loss_before, loss_after = (
         float(part.rstrip(".")) for part in first.stdout.split("loss ")[1].split(". ")[0].split(" -> ")
@@ -96,16 +42,30 @@ def test_a_clone_learns_leaves_only_a_model_and_is_the_same_each_time(policy: Pa
     assert loss_after < 0.5 * loss_before
     files = {path.name for path in (tmp_path / "a").iterdir()}
     assert files == {path.name for path in policy.iterdir()}
-    second = clone(policy, tmp_path / "b", "--learning-rate", "3e-3")
+    second = warmstart(policy, tmp_path / "b")
     assert second.returncode == 0, second.stderr
     for name in files:
         assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
 
 
+def test_cloning_stops_at_the_target_loss_and_when_its_time_is_up(policy: Path, tmp_path: Path) -> None:
+    talk = [[{"role": "user", "content": "1 + 1?"}, {"role": "assistant", "content": "2"}]]
+    options = Warmstart(epochs=200, batch_size=1, target_loss=0.5)
+    losses = clone(str(policy), tmp_path / "a", talk, options, seed=0, seconds=60)
+    assert losses[-1] <= 0.5 < losses[-2]
+    assert len(clone(str(policy), tmp_path / "b", talk, options, seed=0, seconds=0)) == 1
+
+
 def test_bad_input_is_one_sentence(policy: Path, tmp_path: Path) -> None:
-    result = clone(policy, tmp_path / "c", "--data", "text_meth")
-    assert result.returncode != 0
-    assert "text_meth" in result.stderr and "Traceback" not in result.stderr
+    for settings, words in (
+        (["data.train_data=text_meth"], "text_meth"),
+        (["trainer.policy.model.path=tiny"], "trainer.policy.model.path: name the policy to clone into"),
+    ):
+        result = warmstart(policy, tmp_path / "c", *settings)
+        assert result.returncode == 2
+        assert words in result.stderr and result.stderr.count("\n") == 1
     with pytest.raises(UserError, match="no demonstrations"):
-        warmstart(policy, tmp_path / "d", [])
+        clone(str(policy), tmp_path / "d", [], Warmstart(), seed=0, seconds=60)
     assert not list(tmp_path.iterdir())
+    with pytest.raises(UserError, match="already exists and is not empty"):
+        clone(str(policy), policy, [[]], Warmstart(), seed=0, seconds=60)

@@ -18,6 +18,8 @@ from skyrl_trainer.errors import UserError
 THOUGHT_END = "</think>"
 MARKER = "\x11assistant\x12"
 """Stands for the assistant's words in the dummy conversation; no text has it, and no template changes it."""
+_ASKED: list[dict[str, Any]] = [{"role": "user", "content": "."}]
+_MARKED = {"role": "assistant", "content": MARKER}
 
 
 def first_messages(instructions: str, observation: str) -> list[dict[str, str]]:
@@ -46,7 +48,7 @@ class ChatPrompt:
                 "trainer.policy.model.path, or save a chat_template with its tokenizer."
             )
         self._special = [token.content for token in tokenizer.added_tokens_decoder.values() if token.special]
-        end = self._after("")[:1]
+        end = self._after(json.dumps(_ASKED))[:1]
         if not end or end[0] not in tokenizer.all_special_ids:
             raise UserError(
                 f"The chat template of {name} does not end an assistant's turn with a special token, so nobody can "
@@ -57,7 +59,7 @@ class ChatPrompt:
         self.stop_token_ids: tuple[int, ...] = tuple(dict.fromkeys(i for i in (end[0], eos) if i is not None))
         # Every try of a sample has the same first prompt, and many observations repeat.
         self._first = lru_cache(4096)(self._encode_first)
-        self._observation = lru_cache(4096)(self._after)
+        self._replies = lru_cache(4096)(self._after)
 
     def first(self, instructions: str, observation: str, tools: list[dict[str, Any]] | None = None) -> list[int]:
         """Ids of the system message (if any) and the user's message, up to where the assistant begins.
@@ -77,8 +79,25 @@ class ChatPrompt:
 
     def observation(self, text: str, after_ids: list[int]) -> list[int]:
         """Ids between an output and the next one; a turn that was cut gets its end-of-turn token here."""
-        ids = self._observation(text)
+        return self.replies([{"role": "user", "content": text}], after_ids)
+
+    def replies(self, messages: list[dict[str, Any]], after_ids: list[int]) -> list[int]:
+        """The same where any messages of OpenAI's chat API stand between the two, such as the results of tools."""
+        ids = self._replies(json.dumps(messages))
         return list(ids[1:] if after_ids and after_ids[-1] == self.end_of_turn_id else ids)
+
+    def answer(self, message: dict[str, Any]) -> list[int]:
+        """Ids of an assistant's message, as the policy would have sampled it: its text as it is, to the end of its
+        turn. Tool calls are written by the template; UserError when it knows none."""
+        text = message.get("content") or ""
+        if message.get("tool_calls"):
+            before, whole = self._render(_ASKED), self._render([*_ASKED, message, *_ASKED])
+            after = self._render([*_ASKED, _MARKED, *_ASKED]).partition(MARKER)[2]
+            written = whole.removeprefix(before).removesuffix(after)
+            if f"{before}{written}{after}" != whole or written == text:
+                raise UserError("The chat template of the policy's tokenizer does not write an assistant's tool_calls.")
+            text = written
+        return [*self.encode(text), self.end_of_turn_id]
 
     def decode(self, ids: list[int]) -> str:
         """The text of an output, without the stop token at its end."""
@@ -109,14 +128,10 @@ class ChatPrompt:
             )
         return tuple(self.encode(text))
 
-    def _after(self, text: str) -> tuple[int, ...]:
-        """Ids of what follows the assistant's words when the user then says `text`, end-of-turn token first."""
-        messages = [
-            {"role": "user", "content": "."},
-            {"role": "assistant", "content": MARKER},
-            {"role": "user", "content": text},
-        ]
-        return tuple(self.encode(self._render(messages).split(MARKER, 1)[-1]))
+    def _after(self, messages: str) -> tuple[int, ...]:
+        """Ids of what follows the assistant's words when these messages (JSON) answer it, end-of-turn token first."""
+        said = self._render([*_ASKED, _MARKED, *json.loads(messages)])
+        return tuple(self.encode(said.split(MARKER, 1)[-1]))
 
     def _render(self, messages: list[dict[str, Any]], **tools: Any) -> str:
         told = [{**each, "content": self._without_special(each.get("content"))} for each in messages]

@@ -18,7 +18,7 @@ from typing import NamedTuple
 from skyrl_trainer.errors import UserError
 
 GIB = 2**30
-PACKAGES = ("torch", "transformers", "trl", "peft", "accelerate", "ray", "gymnasium")
+PACKAGES = ("torch", "transformers", "peft", "accelerate", "ray", "gymnasium")
 VLLM_PROBE = "from vllm.platforms import current_platform as p; import vllm; print(vllm.__version__, p.device_type)"
 
 

@@ -37,6 +37,8 @@ class Row:
     returns: torch.Tensor | None = None
     values: torch.Tensor | None = None
     """A critic's, of the sampled tokens."""
+    shared: int | None = None
+    """How many first tokens are computed once for all rows that have them; None: what stands before the answer."""
     later: tuple[int, ...] = ()
     """Where in token_ids the second segment begins, and the third...: each is a context of its own."""
     turns: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
@@ -50,13 +52,13 @@ class Row:
 
     @property
     def prompt(self) -> np.ndarray:
-        """What stands before the first sampled token."""
-        return self.token_ids[: int(self.mask.argmax())]
+        """What the row shares with others: what stands before the first sampled token, or `shared` tokens of it."""
+        return self.token_ids[: int(self.mask.argmax()) if self.shared is None else self.shared]
 
     @property
     def rest(self) -> np.ndarray:
         """What follows the prompt, without the last token, which predicts nothing; all segments of it."""
-        return self.token_ids[int(self.mask.argmax()) : -1]
+        return self.token_ids[len(self.prompt) : -1]
 
 
 def kept(trajectory: Trajectory) -> tuple[np.ndarray, tuple[int, ...]]:
@@ -222,7 +224,7 @@ def _segments(rows: list[Row]) -> tuple[list[tuple[np.ndarray, int]], list[np.nd
                 prompts[key] = len(segments), add(row.prompt)
             number, first = prompts[key]
             rest = add(ids[length:-1], number, length) if len(ids) > length + 1 else end
-            predictors.append(np.append(first + sampled[0], rest + sampled[1:] - length))
+            predictors.append(np.where(sampled < length, first + sampled, rest + sampled - length))
     return segments, places_P, predictors
 
 

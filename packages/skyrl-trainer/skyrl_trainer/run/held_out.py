@@ -2,22 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
-
-from skyrl_trainer.data import EnvSamples, SampleSource, held_out, load_samples, take_exams
+from skyrl_trainer.data import EnvSamples, held_out, take_exams, tasks
 from skyrl_trainer.rollout.manager import Rollouts
 from skyrl_trainer.rollout.metrics import rollout_metrics
 from skyrl_trainer.settings import Config
 from skyrl_trainer.types import PromptBatch, RolloutBatch, Sample, StepMetrics
-
-
-def tasks(config: Config, specs: Sequence[str | dict[str, Any]]) -> SampleSource:
-    environment = config.environment
-    return load_samples(
-        specs, environment.env_class, size=None, seed=config.trainer.seed, env_file=environment.env_file
-    )
-
 
 TASKS_OF_ENVS = 500
 """How many an evaluation has, unless `data.val_size` says it."""

@@ -87,7 +87,7 @@ class Processes:
 
     def __enter__(self) -> Processes:
         try:
-            self._start_ray()
+            start_ray(self.config)
             nodes = [] if self._endpoint else self._place_engines()
             self._keep_a_gpu()
             self.engines = [self._start_engine(index, node) for index, node in enumerate(nodes)]
@@ -124,27 +124,6 @@ class Processes:
             cause = getattr(error, "cause", error)
             reason = str(cause).strip() or type(cause).__name__
             raise EngineDied(f"An engine could not start. {reason}") from error
-
-    def _start_ray(self) -> None:
-        address = self.config.ray.address
-        os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-        # Ray's 15 lets any other busy process starve the engines: a rollout then takes many times as long.
-        os.environ.setdefault("RAY_worker_niceness", "0")
-        local: dict[str, Any] = {}
-        if not address:
-            cpus = max(os.cpu_count() or 1, self.config.generator.num_inference_engines)
-            local = {"num_cpus": cpus, "include_dashboard": False, "object_store_memory": OBJECT_STORE_BYTES}
-        try:
-            if address:
-                _prepare_to_join(address)
-            ray.init(address=address or "local", log_to_driver=False, logging_level="ERROR", namespace="skyrl", **local)
-        except Exception as error:  # Ray raises a plain Exception when its processes do not come up in time
-            if address:
-                raise UserError(
-                    f"Could not join the Ray cluster at {address}: {error}. Check ray.address; if the cluster asks for "
-                    "a token, put its ~/.ray/auth_token on this machine or set RAY_AUTH_TOKEN."
-                ) from error
-            raise UserError(f"A local Ray could not start, is the machine overloaded? ({error})") from error
 
     def _place_engines(self) -> list[str]:
         here, deadline = ray.get_runtime_context().get_node_id(), time.monotonic() + PLACE_SECONDS
@@ -211,6 +190,29 @@ class Processes:
         if sync_backend(self.config) == "nccl":
             kwargs["weight_transfer_config"] = {"backend": "skyrl_nccl"}
         return kwargs
+
+
+def start_ray(config: Config) -> None:
+    """Joins `ray.address`, or starts a Ray of our own."""
+    address = config.ray.address
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    # Ray's 15 lets any other busy process starve the engines: a rollout then takes many times as long.
+    os.environ.setdefault("RAY_worker_niceness", "0")
+    local: dict[str, Any] = {}
+    if not address:
+        cpus = max(os.cpu_count() or 1, config.generator.num_inference_engines)
+        local = {"num_cpus": cpus, "include_dashboard": False, "object_store_memory": OBJECT_STORE_BYTES}
+    try:
+        if address:
+            _prepare_to_join(address)
+        ray.init(address=address or "local", log_to_driver=False, logging_level="ERROR", namespace="skyrl", **local)
+    except Exception as error:  # Ray raises a plain Exception when its processes do not come up in time
+        if address:
+            raise UserError(
+                f"Could not join the Ray cluster at {address}: {error}. Check ray.address; if the cluster asks for "
+                "a token, put its ~/.ray/auth_token on this machine or set RAY_AUTH_TOKEN."
+            ) from error
+        raise UserError(f"A local Ray could not start, is the machine overloaded? ({error})") from error
 
 
 class _Keeper:

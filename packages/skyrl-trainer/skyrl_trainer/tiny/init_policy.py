@@ -9,9 +9,7 @@ and joins neighbouring tool messages, which would break "tokens in, tokens out")
 
 from __future__ import annotations
 
-import argparse
 import difflib
-import json
 import shutil
 import tempfile
 from collections.abc import Iterable, Iterator
@@ -38,54 +36,7 @@ _PIECES = {
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
 }
 
-CHAT_TEMPLATE = r"""
-{%- if tools %}
-    {{- '<|im_start|>system\n' }}
-    {%- if messages[0].role == 'system' %}
-        {{- messages[0].content + '\n\n' }}
-    {%- endif %}
-    {{- '# Tools\n\nYou may call one or more functions to assist with the user query.\n\n' }}
-    {{- 'You are provided with function signatures within <tools></tools> XML tags:\n<tools>' }}
-    {%- for tool in tools %}
-        {{- '\n' }}{{- tool | tojson }}
-    {%- endfor %}
-    {{- '\n</tools>\n\nFor each function call, return a json object with function name and arguments ' }}
-    {{- 'within <tool_call></tool_call> XML tags:\n<tool_call>\n' }}
-    {{- '{"name": <function-name>, "arguments": <args-json-object>}\n</tool_call><|im_end|>\n' }}
-{%- elif messages[0].role == 'system' %}
-    {{- '<|im_start|>system\n' + messages[0].content + '<|im_end|>\n' }}
-{%- endif %}
-{%- for message in messages %}
-    {%- set content = message.content if message.content is string else '' %}
-    {%- if message.role == 'user' or (message.role == 'system' and not loop.first) %}
-        {{- '<|im_start|>' + message.role + '\n' + content + '<|im_end|>\n' }}
-    {%- elif message.role == 'tool' %}
-        {{- '<|im_start|>user\n<tool_response>\n' + content + '\n</tool_response><|im_end|>\n' }}
-    {%- elif message.role == 'assistant' %}
-        {{- '<|im_start|>assistant\n' }}
-        {%- if message.reasoning_content is string and message.reasoning_content %}
-            {{- '<think>\n' + message.reasoning_content.strip('\n') + '\n</think>\n\n' }}
-        {%- endif %}
-        {{- content }}
-        {%- for tool_call in message.tool_calls or [] %}
-            {%- if content or not loop.first %}
-                {{- '\n' }}
-            {%- endif %}
-            {%- set call = tool_call.function if tool_call.function else tool_call %}
-            {{- '<tool_call>\n{"name": "' + call.name + '", "arguments": ' }}
-            {{- call.arguments if call.arguments is string else call.arguments | tojson }}
-            {{- '}\n</tool_call>' }}
-        {%- endfor %}
-        {{- '<|im_end|>\n' }}
-    {%- elif message.role != 'system' %}
-        {{- raise_exception('A message has the role ' + message.role + '; expected system, user, assistant or tool.') }}
-    {%- endif %}
-{%- endfor %}
-{%- if add_generation_prompt %}
-    {{- '<|im_start|>assistant\n' }}
-{%- endif %}
-""".strip()
-
+CHAT_TEMPLATE = (Path(__file__).parent / "chat_template.jinja").read_text().strip()
 DEFAULT_VOCAB_SIZE = 512
 TINY_QWEN3: dict[str, Any] = {
     "hidden_size": 128,
@@ -208,11 +159,16 @@ def _model_config(tokenizer: PreTrainedTokenizerFast, config_kwargs: dict[str, A
     return Qwen3Config(**settings)
 
 
+def refuse_used(out: Path) -> None:
+    """Raises UserError unless there is no `out`, or an empty folder."""
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise UserError(f"{out} already exists and is not empty; name another folder or remove it.")
+
+
 @contextmanager
 def new_folder(out: Path) -> Iterator[Path]:
     """A folder to fill that becomes `out` when all went well, so that nobody ever finds half a model there."""
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise UserError(f"{out} already exists and is not empty; name another folder or remove it.")
+    refuse_used(out)
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         aside = Path(tempfile.mkdtemp(prefix=f".{out.name}.", dir=out.parent))
@@ -230,41 +186,16 @@ def new_folder(out: Path) -> Iterator[Path]:
         shutil.rmtree(aside, ignore_errors=True)
 
 
-def init_policy(
-    out: Path,
-    texts: Iterable[str],
-    config_kwargs: dict[str, Any],
-    seed: int,
-    vocab_size: int = DEFAULT_VOCAB_SIZE,
-    spaces: str = "before",
-) -> None:
+def init_policy(out: Path, texts: Iterable[str], tiny_kwargs: dict[str, Any], seed: int) -> None:
     """Writes the policy into `out`, a new or empty folder. Same arguments, same bytes.
 
-    `texts` train the tokenizer, `config_kwargs` override TINY_QWEN3, `seed` makes the weights.
+    `texts` train the tokenizer, `seed` makes the weights. tiny_kwargs: `vocab_size` and `spaces` of the tokenizer, and
+    what overrides TINY_QWEN3.
     """
+    settings = dict(tiny_kwargs)
+    tokens = settings.pop("vocab_size", DEFAULT_VOCAB_SIZE), settings.pop("spaces", "before")
     with new_folder(out) as folder:
-        tokenizer = make_tokenizer(texts, vocab_size, spaces)
-        model = make_model(tokenizer, config_kwargs, seed)
+        tokenizer = make_tokenizer(texts, *tokens)
+        model = make_model(tokenizer, settings, seed)
         model.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("out", type=Path, help="folder of the new policy")
-    parser.add_argument("--data", action="append", metavar="SPEC", help="env spec or file whose texts make the tokens")
-    parser.add_argument("--num-texts", type=int, default=2000, help="episodes of the data to read")
-    parser.add_argument("--env-file", type=Path, help="a Python file of yours that registers environments")
-    parser.add_argument("--vocab-size", type=int, default=DEFAULT_VOCAB_SIZE)
-    parser.add_argument("--spaces", choices=_PIECES, default="before", help="where words have theirs")
-    parser.add_argument("--config", type=json.loads, default={}, metavar="JSON", help='such as {"hidden_size": 256}')
-    parser.add_argument("--seed", type=int, default=0)
-
-
-def run(args: argparse.Namespace) -> None:
-    from skyrl_trainer.data import conversation_texts, load_samples
-
-    env_file = str(args.env_file) if args.env_file else None
-    samples = load_samples(args.data or ["text_math?split=train"], env_file=env_file)
-    texts = conversation_texts(samples, args.num_texts, args.seed)
-    init_policy(args.out, texts, args.config, args.seed, args.vocab_size, args.spaces)
-    print(f"A new policy is in {args.out}.")

@@ -1,0 +1,101 @@
+"""Chats to learn from: rows {"messages": [...]}, as `export --trajectories` writes and TRL's SFTTrainer reads them.
+
+    {"messages": [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "1+1?"},
+                  {"role": "assistant", "content": "2"}]}
+
+Where an assistant's message has `tool_calls`, or the row `tools` (schemas), as in OpenAI's chat API, the model's chat
+template writes them. Other columns are ignored.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, Self
+
+from pydantic import BaseModel, Json, ValidationError, model_validator
+
+from skyrl_trainer.errors import UserError
+
+
+class Function(BaseModel):
+    name: str
+    arguments: dict[str, Any] | Json[dict[str, Any]]
+
+
+class Call(BaseModel):
+    type: Literal["function"] = "function"
+    function: Function
+
+
+class Message(BaseModel, extra="allow"):
+    role: Literal["system", "user", "assistant", "tool"]
+    content: str | None = None
+    tool_calls: list[Call] | None = None
+
+    @model_validator(mode="after")
+    def _says_something(self) -> Self:
+        if self.content is None and not self.tool_calls:
+            raise ValueError("has no content")
+        if self.model_extra and self.model_extra.get("reasoning_content"):
+            raise ValueError("has reasoning_content: put it into the content, as the model itself writes its thoughts")
+        return self
+
+
+class ChatRow(BaseModel):
+    messages: list[Message]
+    tools: list[dict[str, Any]] | Json[list[dict[str, Any]]] | None = None
+
+    @model_validator(mode="after")
+    def _is_answered(self) -> Self:
+        roles = [message.role for message in self.messages]
+        if "assistant" not in roles[1:] or roles[0] == "assistant":
+            raise ValueError("should have a system's or user's message first, and an assistant's after it")
+        return self
+
+
+class Chat(NamedTuple):
+    where: str
+    """Its file and line, for people."""
+    messages: list[dict[str, Any]]
+    tools: list[dict[str, Any]] | None = None
+
+
+def read_chats(path: str) -> list[Chat]:
+    """The rows of a .jsonl or .parquet file. Raises UserError with the file, the line and what was expected."""
+    from skyrl_gym.data import read_jsonl
+
+    file = Path(path).expanduser()
+    try:
+        rows = _read_parquet(file) if file.suffix == ".parquet" else read_jsonl(file)
+        chats = [_chat(where, row) for where, row in rows]
+    except OSError as error:
+        raise UserError(f"{path} cannot be read ({error.strerror or error}); expected a file of chats.") from error
+    except ValueError as error:
+        raise UserError(str(error)) from None
+    if not chats:
+        raise UserError(f"{path} has no rows.")
+    return chats
+
+
+def _read_parquet(file: Path) -> Iterator[tuple[str, Any]]:
+    from pyarrow.parquet import read_table
+
+    for number, row in enumerate(read_table(file).to_pylist(), 1):
+        yield f"{file} row {number}", row
+
+
+def _chat(where: str, row: Any) -> Chat:
+    try:
+        found = ChatRow.model_validate(row).model_dump(exclude_none=True)
+    except ValidationError as error:
+        wrong = error.errors()[0]
+        name, problem = ".".join(map(str, wrong["loc"])) or "the row", wrong["msg"].removeprefix("Value error, ")
+        if wrong["type"] == "missing":
+            problem = "is missing"
+        elif wrong["type"] != "value_error":
+            wanted = re.sub(" or instance of .*", "", problem.removeprefix("Input should be "))
+            problem = f"is {str(wrong['input'])[:80]!r}, but should be {wanted}"
+        raise UserError(f"{where}: {name} {problem}.") from None
+    return Chat(where, found["messages"], found.get("tools"))

@@ -1,0 +1,143 @@
+"""Supervised fine-tuning: the same Learner, taught by what an expert said instead of by rewards.
+
+A conversation becomes token ids exactly as a rollout makes them, and a row (learner/batch.py) whose sampled tokens are
+the expert's. So micro-batches, LoRA, the optimizer and several learners are reinforcement learning's, and what is made
+here is what that starts from. The loss is the mean of -log p over the expert's tokens of a batch. No random state but
+the order of the rows, which is the seed's: same rows, same bytes.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import ClassVar, Self
+
+import numpy as np
+import torch
+from rich.console import Console
+from rich.progress import Progress, TextColumn
+
+from skyrl_trainer.agent.prompt import ChatPrompt
+from skyrl_trainer.chats import Chat
+from skyrl_trainer.errors import UserError
+from skyrl_trainer.learner.batch import Row, collate
+from skyrl_trainer.learner.model import Learner, Scorer
+from skyrl_trainer.process_memory import INTERVAL, return_free_memory
+from skyrl_trainer.settings import Config
+from skyrl_trainer.types import StepMetrics
+
+
+def encode_chat(prompt: ChatPrompt, chat: Chat) -> tuple[list[int], list[bool]]:
+    """The ids of a chat as a rollout would have them, and whether each is the assistant's.
+
+    Example: user "1+1?", assistant "2" gives the ids of "<|im_start|>user\\n1+1?<|im_end|>\\n<|im_start|>assistant\\n",
+    all False, then those of "2<|im_end|>", all True.
+    """
+    ids, taught, said = list[int](), list[bool](), list[dict[str, object]]()
+    for message in chat.messages:
+        said.append(message)
+        if message["role"] == "assistant":
+            before = prompt.replies(said[:-1], ids) if ids else prompt.conversation(said[:-1], chat.tools)
+            output = prompt.answer(message)
+            ids += before + output
+            taught += [False] * len(before) + [True] * len(output)
+            said = []
+    return ids, taught
+
+
+def make_rows(prompt: ChatPrompt, chats: Sequence[Chat]) -> list[Row]:
+    """A row per chat, in order. Raises UserError with the place of a chat that the template does not take."""
+    rows, families = list[Row](), dict[str, list[Row]]()
+    for chat in chats:
+        try:
+            ids, taught = encode_chat(prompt, chat)
+        except Exception as error:  # a template raises what it likes
+            raise UserError(f"{chat.where}: the policy's chat template does not take it: {error}") from error
+        zeros = np.zeros(len(ids))
+        rows.append(Row(chat.where, np.array(ids), np.array(taught), zeros, zeros))
+        system = chat.messages[0]["content"] if chat.messages[0]["role"] == "system" else ""
+        if system or chat.tools:
+            families.setdefault(json.dumps([system, chat.tools]), []).append(rows[-1])
+    for family in families.values():
+        share_beginning(family)
+    return rows
+
+
+def share_beginning(rows: Sequence[Row]) -> None:
+    """Lets a micro-batch compute once what all prompts of these rows begin with: most of an agent's is its system
+    message. Example: prompts [1, 2, 3] and [1, 2, 4] share [1, 2]."""
+    first, last = (end(row.prompt.tolist() for row in rows) for end in (min, max))
+    unlike = (n for n, (a, b) in enumerate(zip(first, last, strict=False)) if a != b)
+    shared = next(unlike, len(first))
+    for row in rows:
+        row.shared = shared or None
+
+
+class SFTTrainer:
+    """Learns from rows, as the algorithms do from rollouts: made from a configuration, given its model by `start`."""
+
+    beta: ClassVar[float] = 0.0
+    """It has no reference policy."""
+
+    def __init__(self, config: Config) -> None:
+        self.micro_batch_tokens = config.trainer.micro_batch_tokens
+
+    def start(self, learner: Learner, reference: Scorer | None = None) -> Self:
+        self.learner = learner
+        return self
+
+    def update(self, rows: Sequence[Row], learn: bool = True) -> StepMetrics:
+        """One optimizer step; without `learn` the loss alone. Raises UserError, before the optimizer moves, when the
+        loss or the gradient is not finite."""
+        learner, tokens = self.learner, sum(row.num_sampled for row in rows)
+        losses = [torch.zeros((), device=learner.device)]
+        with torch.set_grad_enabled(learn):
+            for indices, counts in learner.ranks.passes(rows, range(len(rows)), self.micro_batch_tokens):
+                logprobs_N, _ = learner.logprobs(collate(rows, indices, learner.device, learner.dtype))
+                loss = (-1.0 if counts else 0.0) / tokens * logprobs_N.sum()
+                if learn:
+                    learner.backward(loss)
+                losses.append(loss.detach())
+        loss = learner.ranks.sum(torch.stack(losses).sum())
+        if not learn:
+            return {"loss": loss.item()}
+        grad_norm = learner.clip_gradients()
+        if not (loss.isfinite() and grad_norm.isfinite()):
+            learner.clear_gradients()
+            names = ", ".join(row.trajectory_id for row in rows[:8])
+            raise UserError(
+                f"The loss or the gradient of the chats {names}{', ...' if len(rows) > 8 else ''} is not finite; lower "
+                "trainer.learning_rate or trainer.max_grad_norm."
+            )
+        metrics = {"loss": loss.item(), "lr": learner.step(), "grad_norm": grad_norm.item()}
+        if learner.optimizer_steps % INTERVAL == 0:
+            return_free_memory()
+        return metrics | {"tokens/trained": float(tokens)}
+
+
+def fit(
+    update: Callable[[list[Row]], StepMetrics], rows: Sequence[Row], batch_size: int, steps: int, seed: int
+) -> Iterator[StepMetrics]:
+    """Takes `steps` optimizer steps, each on `batch_size` rows (all, if there are fewer), and yields their metrics.
+
+    All rows in an order of the seed's, then all in another order, and so on. A terminal shows a progress bar.
+    """
+    generator, order = torch.Generator().manual_seed(seed), list[int]()
+    size = min(batch_size, len(rows))
+    console = Console(stderr=True)
+    columns = (*Progress.get_default_columns(), TextColumn("loss {task.fields[loss]:.3f}"))
+    with Progress(*columns, console=console, disable=not console.is_terminal) as bar:
+        task = bar.add_task("learning", total=steps, loss=math.nan)
+        for step in range(1, steps + 1):
+            while len(order) < size:
+                order += torch.randperm(len(rows), generator=generator).tolist()
+            batch, order = [rows[i] for i in order[:size]], order[size:]
+            start = time.perf_counter()
+            metrics = update(batch)
+            seconds = time.perf_counter() - start
+            bar.update(task, completed=step, loss=metrics["loss"])
+            speed = sum(len(row.token_ids) for row in batch) / seconds
+            passes = step * size / len(rows)
+            yield {"step": step, **metrics, "epoch": passes, "tokens/per_second": speed, "time/train": seconds}

@@ -1,0 +1,155 @@
+"""`skyrl-trainer sft`: fine-tunes on the chats of `data.train_data`, by the settings of a run, into a run folder.
+
+An optimizer step takes `trainer.train_batch_size` chats. All are gone through `trainer.num_iterations` times, in at
+most `trainer.max_steps` steps; chats in `data.val_data` give `eval/loss`. Reinforcement learning then starts from
+`trainer.policy.model.path=<folder>/model/last`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import ray
+import torch
+
+from skyrl_trainer.agent.prompt import load_chat_prompt
+from skyrl_trainer.chats import Chat, read_chats
+from skyrl_trainer.data import FILE_SUFFIXES
+from skyrl_trainer.errors import UserError
+from skyrl_trainer.learner.batch import Row
+from skyrl_trainer.learner.group import LearnerGroup, LearnerProcess
+from skyrl_trainer.learner.lora import checked
+from skyrl_trainer.learner.model import Learner, make_learner
+from skyrl_trainer.learner.sft import SFTTrainer, fit, make_rows
+from skyrl_trainer.report.history import FILE_NAME, MetricsWriter
+from skyrl_trainer.report.html import write_report
+from skyrl_trainer.report.trackers import Tracker
+from skyrl_trainer.run.folder import RunFolder
+from skyrl_trainer.run.guardian import start_guardian
+from skyrl_trainer.run.processes import start_ray
+from skyrl_trainer.settings import Config
+from skyrl_trainer.tiny.init_policy import init_policy
+from skyrl_trainer.types import StepMetrics
+
+LINE_EVERY = 10
+"""Steps between two lines of output."""
+SHOWN = ("loss", "eval/loss", "lr", "grad_norm", "epoch", "tokens/per_second")
+
+
+def fine_tune(config: Config) -> str:
+    """Returns a sentence about what was learned. Raises UserError, before a model is loaded, for what is wrong."""
+    _refuse(config)
+    chats = _chats(config.data.train_data)
+    held_out = _chats([spec for spec in config.data.val_data if str(spec).endswith(FILE_SUFFIXES)])
+    with RunFolder(config) as folder, ExitStack() as stack:
+        folder.write_config()
+        run = FineTuning(config, folder.path, chats, held_out[: config.data.val_size])
+        run.start(stack)
+        run.learn()
+    return f"Learned from {len(run.rows)} chats. Policy: {run.saved}   Curves: {folder.path / 'report.html'}"
+
+
+class FineTuning:
+    """One run: `start` loads the model, `learn` takes all steps."""
+
+    def __init__(self, config: Config, path: Path, chats: list[Chat], held_out: list[Chat]) -> None:
+        self.config, self.path, self.saved = config, path, path / "model" / "last"
+        self.model = config.trainer.policy.model.path
+        if self.model == "tiny":
+            self.model = str(path / "init" / "random")
+            texts = (message.get("content", "") for chat in chats for message in chat.messages)
+            init_policy(Path(self.model), texts, config.trainer.policy.model.tiny.all_kwargs, config.trainer.seed)
+        prompt, longest = load_chat_prompt(self.model), config.generator.max_model_len
+        self.rows, self.held_out = (
+            [row for row in make_rows(prompt, part) if len(row.token_ids) <= longest] for part in (chats, held_out)
+        )
+        print(f"{len(self.rows)} of {len(chats)} chats are no longer than generator.max_model_len={longest} tokens")
+        if not self.rows:
+            raise UserError(f"generator.max_model_len={longest} is less than any chat has: raise it.")
+        passes, size = config.trainer.num_iterations, config.trainer.train_batch_size
+        self.steps = min(config.trainer.max_steps, math.ceil(passes * len(self.rows) / size))
+
+    def start(self, stack: ExitStack) -> None:
+        """One learner in this process, or several in Ray actors."""
+        config = self.config.model_copy(deep=True)
+        config.generator.temperature = 1.0  # nothing is sampled
+        self.learner: Learner | SFTGroup
+        if config.num_learners == 1:
+            self.learner = make_learner(config, self.model, self.steps)
+            self.update: Callable[..., StepMetrics] = SFTTrainer(config).start(self.learner).update
+        else:
+            start_guardian()
+            start_ray(config)
+            stack.callback(ray.shutdown)
+            self.learner = SFTGroup(config, SFTTrainer, self.model, self.steps)  # type: ignore[arg-type]
+            self.update = self.learner.fit
+            stack.callback(self.learner.close)
+        self.metrics, self.tracker = MetricsWriter(self.path), Tracker(self.config)
+        stack.callback(self.metrics.close)
+        stack.callback(self.tracker.close)
+
+    def learn(self) -> None:
+        """All steps; metrics after each, the policy and the report every `trainer.ckpt_interval` steps."""
+        trainer = self.config.trainer
+        if self.held_out and trainer.eval_before_train:
+            self._log({"step": 0, **self._evaluate()})
+        for metrics in fit(self.update, self.rows, trainer.train_batch_size, self.steps, trainer.seed):
+            step, last = metrics["step"], metrics["step"] == self.steps
+            if self.held_out and (last or (trainer.eval_interval and step % trainer.eval_interval == 0)):
+                metrics |= self._evaluate()
+            self._log(metrics)
+            if last or (trainer.ckpt_interval and step % trainer.ckpt_interval == 0):
+                self.learner.save_pretrained(self.saved)
+                write_report([self.path], self.path / "report.html")
+
+    def _evaluate(self) -> StepMetrics:
+        return {"eval/loss": self.update(self.held_out, learn=False)["loss"]}
+
+    def _log(self, metrics: StepMetrics) -> None:
+        self.metrics.write(metrics)
+        self.tracker.log(metrics)
+        step = int(metrics["step"])
+        if step in (1, self.steps) or step % LINE_EVERY == 0 or "eval/loss" in metrics:
+            shown = [f"{name} {metrics[name]:.4g}" for name in SHOWN if name in metrics]
+            print(f"step {step} of {self.steps}: {', '.join(shown)}", flush=True)
+
+
+class SFTProcess(LearnerProcess):
+    """A learner among several."""
+
+    def fit(self, rows: list[Row], learn: bool) -> Any:
+        return self.algorithm.update(rows, learn)  # type: ignore[arg-type]
+
+
+class SFTGroup(LearnerGroup):
+    process = SFTProcess
+
+    def fit(self, rows: list[Row], learn: bool = True) -> StepMetrics:
+        metrics: StepMetrics = self._everywhere("fit", ray.put(rows), learn)[0]
+        return metrics
+
+
+def _refuse(config: Config) -> None:
+    path, gpus = config.run_path.expanduser(), config.trainer.placement.policy_num_gpus_per_node
+    if any((path / name).exists() for name in (FILE_NAME, "init", "model", "checkpoints")):
+        raise UserError(f"{path} holds a run already, which sft does not go on with: give another trainer.run_dir.")
+    if not config.trainer.max_steps:
+        raise UserError("trainer.max_steps is 0, which leaves nothing to learn: set it above.")
+    if gpus > torch.cuda.device_count() and not config.ray.address:
+        found = torch.cuda.device_count() or "no"
+        raise UserError(f"trainer.placement.policy_num_gpus_per_node is {gpus}; this machine has {found} GPUs.")
+    checked(config)
+
+
+def _chats(sources: Sequence[str | dict[str, Any]]) -> list[Chat]:
+    for source in sources:
+        if not str(source).endswith(FILE_SUFFIXES):
+            raise UserError(
+                f"data.train_data: sft learns from files of chats (.jsonl or .parquet), not from {source!r}; "
+                "`python -m skyrl_gym demos ENV` writes what an env's expert does."
+            )
+    return [chat for source in sources for chat in read_chats(str(source))]

@@ -1,0 +1,192 @@
+"""Supervised fine-tuning: the loss is transformers' own, whatever the cut; several learners are one."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import ray
+import torch
+from tiny_models import VOCABULARY, make_config, save_model
+from torch.nn.functional import cross_entropy
+from transformers import AutoModelForCausalLM
+
+from skyrl_trainer.errors import UserError
+from skyrl_trainer.learner import model as learner_module
+from skyrl_trainer.learner.batch import Row, collate
+from skyrl_trainer.learner.model import Learner
+from skyrl_trainer.learner.ranks import whole
+from skyrl_trainer.learner.sft import SFTTrainer, fit, share_beginning
+from skyrl_trainer.run.sft import SFTGroup, SFTProcess
+
+LOAD_MODEL = learner_module._load_model
+
+
+def load_double(*arguments: Any) -> Any:
+    return LOAD_MODEL(*arguments).double()
+
+
+def make_rows(system: int = 9, count: int = 12, turns: int = 3) -> list[Row]:
+    """Chats of random tokens that begin with the same `system` tokens; what is taught comes in several turns."""
+    draw = np.random.default_rng(0)
+    beginning = draw.integers(0, VOCABULARY, system)
+    rows = []
+    for number in range(count):
+        ids, taught = [beginning], [np.zeros(system, bool)]
+        for _ in range(turns):
+            asked, said = draw.integers(1, 6, 2)
+            ids.append(draw.integers(0, VOCABULARY, asked + said))
+            taught.append(np.arange(asked + said) >= asked)
+        zeros = np.zeros(sum(map(len, ids)))
+        rows.append(Row(f"chats.jsonl:{number + 1}", np.concatenate(ids), np.concatenate(taught), zeros, zeros))
+    return rows
+
+
+def gradient(learner: Learner) -> torch.Tensor:
+    found = torch.cat([whole(p.grad).flatten().clone() for p in learner.parameters])
+    learner.clear_gradients()
+    return found
+
+
+def after(trainer: SFTTrainer, rows: list[Row]) -> tuple[float, torch.Tensor]:
+    """Loss and gradient of one update, which is not made."""
+    seen: list[torch.Tensor] = []
+    trainer.learner.step = lambda: (seen.append(gradient(trainer.learner)), 0.0)[1]  # type: ignore[method-assign]
+    loss = trainer.update(rows)["loss"]
+    del trainer.learner.step
+    return loss, seen[0]
+
+
+@pytest.mark.parametrize("system", [9, 0])
+@pytest.mark.parametrize("budget", [60, 10**6])
+def test_loss_and_gradient_are_the_cross_entropy_of_transformers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, budget: int, system: int
+) -> None:
+    """In float64, each chat alone and whole; ours in one micro-batch or in many, a shared beginning once."""
+    path, rows = save_model(tmp_path, "gpt2"), make_rows(system)
+    plain = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float64).eval()
+    losses, tokens = [], sum(row.num_sampled for row in rows)
+    for row in rows:
+        labels_1T = torch.from_numpy(np.where(row.mask, row.token_ids, -100))[None]
+        out = plain(torch.from_numpy(row.token_ids)[None], labels=labels_1T)
+        losses.append(cross_entropy(out.logits[0, :-1], labels_1T[0, 1:], reduction="sum") / tokens)
+        assert out.loss.item() * row.num_sampled / tokens == pytest.approx(losses[-1].item(), rel=1e-6)  # in float32
+    expected = torch.stack(losses).sum()
+    expected.backward()
+    wanted = torch.cat([p.grad.flatten() for p in plain.parameters()])
+
+    monkeypatch.setattr(learner_module, "_load_model", load_double)
+    config = make_config(trainer={"micro_batch_tokens": budget, "max_grad_norm": 1e9})
+    trainer = SFTTrainer(config).start(Learner(config, path, 10))
+    for shared in (False, True):
+        if shared:
+            share_beginning(rows)
+            assert {row.shared for row in rows} == {system or None}
+        loss, found = after(trainer, rows)
+        assert loss == pytest.approx(expected.item(), rel=1e-12)
+        assert (found - wanted).norm() <= 1e-10 * wanted.norm()
+        assert trainer.update(rows, learn=False) == {"loss": pytest.approx(expected.item(), rel=1e-12)}
+
+
+def test_a_shared_beginning_is_computed_once(tmp_path: Path) -> None:
+    rows, config = make_rows(system=30), make_config()
+    learner = Learner(config, save_model(tmp_path), 1)
+    apart = collate(rows, range(len(rows)), learner.device, learner.dtype)
+    share_beginning(rows)
+    together = collate(rows, range(len(rows)), learner.device, learner.dtype)
+    assert len(apart.ids_P) - len(together.ids_P) == 30 * (len(rows) - 1)
+    assert together.prefix_S == [-1] + [0] * len(rows)
+    with torch.no_grad():
+        torch.testing.assert_close(learner.logprobs(apart)[0], learner.logprobs(together)[0], rtol=0, atol=1e-5)
+
+
+def test_a_loss_that_is_not_finite_names_the_chats_and_changes_nothing(tmp_path: Path) -> None:
+    config, rows = make_config(), make_rows(count=2)
+    learner = Learner(config, save_model(tmp_path), 10)
+    trainer = SFTTrainer(config).start(learner)
+    with torch.no_grad():
+        learner.parameters[-1].fill_(float("nan"))
+    before = [p.clone() for p in learner.parameters]
+    with pytest.raises(UserError, match=r"of the chats chats.jsonl:1, chats.jsonl:2 is not finite; lower trainer\."):
+        trainer.update(rows)
+    assert learner.optimizer_steps == 0
+    assert all(
+        torch.equal(
+            a,
+            b,
+        )
+        or a.isnan().any()
+        for a, b in zip(before, learner.parameters, strict=True)
+    )
+
+
+def test_the_order_is_the_seeds_and_every_pass_has_each_chat_once() -> None:
+    rows, seen = make_rows(count=10), list[list[str]]()
+
+    def update(batch: list[Row]) -> dict[str, float]:
+        seen.append([row.trajectory_id for row in batch])
+        return {"loss": 1.0}
+
+    state = torch.get_rng_state()
+    metrics = list(fit(update, rows, 4, 5, seed=3))
+    first = [name for batch in seen for name in batch]
+    assert len(first) == 20 and sorted(first[:10]) == sorted(first[10:]) == sorted(row.trajectory_id for row in rows)
+    assert first[:10] != first[10:] and metrics[-1]["epoch"] == 2.0
+    seen.clear()
+    list(fit(update, rows, 4, 5, seed=3))
+    assert [name for batch in seen for name in batch] == first
+    seen.clear()
+    list(fit(update, rows, 4, 5, seed=4))
+    assert [name for batch in seen for name in batch] != first
+    assert torch.equal(torch.get_rng_state(), state)
+    seen.clear()
+    assert len(list(fit(update, rows, 64, 2, seed=0))) == 2 and [len(batch) for batch in seen] == [10, 10]
+
+
+class Probe(SFTProcess):
+    def do(self, function: Any, *arguments: Any) -> Any:
+        return function(self, *arguments)
+
+
+class ProbedGroup(SFTGroup):
+    process = Probe
+
+
+@pytest.fixture
+def started_ray() -> Iterator[None]:
+    patch = pytest.MonkeyPatch()
+    patch.setenv("PYTHONPATH", os.pathsep.join(filter(None, sys.path)))  # the actors import this file
+    ray.init(
+        "local", num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="ERROR",
+        object_store_memory=2**27,
+    )  # fmt: skip
+    yield
+    ray.shutdown()
+    patch.undo()
+
+
+@pytest.mark.usefixtures("started_ray")
+def test_two_learners_are_one(tmp_path: Path) -> None:
+    """Gradient, metrics and weights after two updates, in micro-batches of which one learner has fewer."""
+    path, rows = save_model(tmp_path / "model"), make_rows(count=9)
+    share_beginning(rows)
+    config = make_config(trainer={"placement": {"policy_num_nodes": 2}, "micro_batch_tokens": 60})
+    group = ProbedGroup(config, SFTTrainer, path, 10)  # type: ignore[arg-type]
+    alone = SFTTrainer(config).start(Learner(config, path, 10))
+    expected = after(SFTTrainer(config).start(Learner(config, path, 10)), rows)
+    for loss, found in group._everywhere("do", lambda process: after(process.algorithm, rows)):
+        assert loss == pytest.approx(expected[0], rel=1e-5)
+        assert (found - expected[1]).norm() <= 1e-5 * expected[1].norm()
+    for part in (rows[:5], rows[5:]):
+        assert group.fit(part) == pytest.approx(alone.update(part), rel=1e-4, abs=1e-6)
+    assert group.fit(rows, learn=False) == pytest.approx(alone.update(rows, learn=False), rel=1e-4)
+    group.save_pretrained(tmp_path / "two")
+    group.close()
+    start, two = (AutoModelForCausalLM.from_pretrained(folder).state_dict() for folder in (path, tmp_path / "two"))
+    for name, tensor in alone.learner.named_tensors():
+        assert (two[name] - tensor).norm() <= 1e-3 * (start[name] - tensor).norm(), name

@@ -1,0 +1,98 @@
+"""`skyrl-trainer sft` as a user meets it: what it writes, that it learns, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from skyrl_trainer import cli
+from skyrl_trainer.config import load_config
+from skyrl_trainer.report.history import read_metrics
+
+SIZES = (
+    "{hidden_size: 64, num_hidden_layers: 2, intermediate_size: 128, num_attention_heads: 2, num_key_value_heads: 1}"
+)
+FAST = [
+    f"trainer.policy.model.tiny_kwargs={SIZES}", "trainer.learning_rate=3e-3", "trainer.train_batch_size=8",
+    "trainer.num_iterations=2", "trainer.logger=none", "generator.max_model_len=256",
+]  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def chats(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """64 chats in chats.jsonl, and 8 others in held_out.jsonl."""
+    monkeypatch.chdir(tmp_path)
+    rows = []
+    for n in range(72):
+        asked = [{"role": "system", "content": "Count on."}, {"role": "user", "content": f"{n} {n + 1}?"}]
+        rows.append(json.dumps({"messages": [*asked, {"role": "assistant", "content": f"{n + 2}"}]}) + "\n")
+    Path("chats.jsonl").write_text("".join(rows[:64]))
+    Path("held_out.jsonl").write_text("".join(rows[64:]))
+
+
+def sft(run: str, *settings: str) -> int:
+    return cli.main(["sft", "sft", "data.train_data=chats.jsonl", f"trainer.run_dir={run}", *FAST, *settings])
+
+
+def test_a_run_folder_with_curves_and_a_policy_and_the_same_bytes_twice(capsys: pytest.CaptureFixture[str]) -> None:
+    assert sft("a", "data.val_data=held_out.jsonl", "trainer.eval_interval=5") == 0
+    printed = capsys.readouterr().out
+    assert "64 of 64 chats are no longer than" in printed and "step 16 of 16: loss" in printed
+    rows = read_metrics(Path("a"))
+    assert [row["step"] for row in rows] == list(range(17)) and rows[-1]["epoch"] == 2.0
+    assert rows[-1]["loss"] < 0.6 * rows[1]["loss"] and rows[-1]["eval/loss"] < 0.6 * rows[0]["eval/loss"]
+    assert [row["step"] for row in rows if "eval/loss" in row] == [0, 5, 10, 15, 16]
+    assert all(row["lr"] >= 0 and row["grad_norm"] > 0 and row["tokens/per_second"] > 0 for row in rows[1:])
+    assert load_config("a/config.yaml", []).data.train_data == ["chats.jsonl"]
+    assert "eval/loss" in Path("a/report.html").read_text()
+    model = AutoModelForCausalLM.from_pretrained("a/model/last")
+    assert AutoTokenizer.from_pretrained("a/model/last").chat_template
+    assert sft("b", "data.val_data=held_out.jsonl", "trainer.eval_interval=0", "trainer.eval_before_train=false") == 0
+    for name, tensor in AutoModelForCausalLM.from_pretrained("b/model/last").state_dict().items():
+        assert torch.equal(tensor, model.state_dict()[name])
+    assert [row["loss"] for row in read_metrics(Path("b"))] == [row["loss"] for row in rows[1:]]
+
+
+def test_a_folder_with_a_run_is_left_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    assert sft("a", "trainer.max_steps=2") == 0
+    before = {path: path.read_bytes() for path in Path("a").rglob("*") if path.is_file()}
+    assert sft("a", "trainer.seed=1") == 2
+    assert (
+        "a holds a run already, which sft does not go on with: give another trainer.run_dir" in capsys.readouterr().err
+    )
+    assert {path: path.read_bytes() for path in Path("a").rglob("*") if path.is_file()} == before
+
+
+def test_adapters_and_a_models_folder_and_several_learners(capsys: pytest.CaptureFixture[str]) -> None:
+    """LoRA on what was learned before; two learners have the losses of one."""
+    assert sft("a", "trainer.num_iterations=1") == 0
+    more = ["trainer.policy.model.path=a/model/last", "trainer.policy.model.lora={rank: 4}", "trainer.max_steps=4"]
+    assert sft("one", *more) == 0 and sft("two", *more, "trainer.placement.policy_num_nodes=2") == 0
+    assert Path("two/model/last/adapter/adapter_model.safetensors").exists()
+    before, after = read_metrics(Path("a")), read_metrics(Path("one"))
+    assert after[0]["loss"] < 0.8 * before[0]["loss"]
+    assert [row["loss"] for row in read_metrics(Path("two"))] == pytest.approx([row["loss"] for row in after], rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        (["data.train_data=text_math"], "learns from files of chats (.jsonl or .parquet), not from 'text_math'"),
+        (["data.train_data=none.jsonl"], "none.jsonl cannot be read"),
+        (["data.val_data=none.jsonl"], "none.jsonl cannot be read"),
+        (["generator.max_model_len=9", "generator.max_completion_length=2"], "max_model_len=9 is less than any chat"),
+        (["trainer.policy.model.path=nowhere"], "trainer.policy.model.path: there is no folder nowhere"),
+        (["trainer.policy.model.lora={rank: 0}"], "trainer.policy.model.lora.rank is 0"),
+    ],
+)
+def test_what_is_wrong_is_a_sentence_and_trains_nothing(
+    capsys: pytest.CaptureFixture[str], settings: list[str], sentence: str
+) -> None:
+    assert sft("a", *settings) == 2
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert said.startswith("skyrl-trainer: ") and sentence in said
+    assert not Path("a/model").exists() and not Path("a/metrics.jsonl").exists()
