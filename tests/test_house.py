@@ -19,7 +19,19 @@ import pytest
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("skyrl_gym", "skyrl_trainer", "skyrl_eval")
 GROUND = (
-    *("types", "protocols", "errors", "registry", "settings", "config", "recipe", "files", "user_file", "chats", "data"),
+    *(
+        "types",
+        "protocols",
+        "errors",
+        "registry",
+        "settings",
+        "config",
+        "recipe",
+        "files",
+        "user_file",
+        "chats",
+        "data",
+    ),
     "process_memory",
 )
 ROOMS = (

@@ -40,8 +40,8 @@ PROGRESS_SECONDS = 10.0
 TOOL_STEPS, EPISODE_SECONDS = 50, 7200.0
 STEP_SECONDS = (180.0, 600.0)
 """Longest step of an env, and of one that is slow."""
-WAITING_WORKERS = 16
-"""EnvWorkers for tools that wait for other machines: an env that waits holds up the others of its worker."""
+WAITING_WORKERS = 8
+"""EnvWorkers for tools that wait for other machines: the steps of one that come together wait for the slowest."""
 
 
 def parse(kind: str, words: Sequence[str]) -> argparse.Namespace:

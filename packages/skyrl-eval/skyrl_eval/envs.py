@@ -31,6 +31,7 @@ class QuestionEnv(TextEnv):
         self._pages = pages = Pages(row.get("tools") or "")
         functions = (pages.search, pages.open_page) if row.get("tools") else ()
         self._tools: dict[str, Tool] = {each.__name__: tool(each, external=True) for each in functions}
+        self.metadata = self.metadata | {"waits": bool(functions)}  # read by EnvWorkers: their pages are far away
         listed = "\n".join(json.dumps(each.schema["function"]) for each in self._tools.values())
         how = fill("tools", tools=listed, limit=str(MAX_CALLS)) if listed else ""
         instructions = "\n\n".join(filter(None, (row.get("instructions"), how)))

@@ -8,16 +8,18 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
+import gymnasium
 import pytest
 import ray
 
 from skyrl_trainer.errors import UserError
+from skyrl_trainer.rollout.env_worker import EnvWorker
 from skyrl_trainer.rollout.manager import Rollouts
 from skyrl_trainer.rollout.metrics import rollout_metrics
 from skyrl_trainer.settings import Config
-from skyrl_trainer.types import PromptBatch, RolloutBatch, Sample, StopReason
+from skyrl_trainer.types import PromptBatch, RolloutBatch, Sample, SamplingOptions, StopReason, Trajectory
 from tests.trainer import fakes
 from tests.trainer.fakes import FakeEngine, tiny_tokenizer
 
@@ -174,6 +176,56 @@ def test_killed_rollout_worker_starts_again(rollouts: Rollouts, cluster: Path) -
     threading.Timer(0.5, os.kill, (pid, signal.SIGKILL)).start()
     done = rollouts.run(batch(cluster, [{"sleep": 0.1}] * 8, step=40))
     assert not any(reasons(done))
+
+
+@pytest.mark.parametrize("killed", [False, True])
+def test_play_hands_over_each_trajectory_once_and_takes_no_more_than_may_be_in_play(
+    rollouts: Rollouts, cluster: Path, killed: bool
+) -> None:
+    samples = batch(cluster, [{"sleep": 0.05}] * 40, step=50).samples
+    taken, back = [], []
+
+    def empty() -> Iterator[Trajectory]:
+        for number, sample in enumerate(samples):
+            taken.append(number)
+            assert len(taken) - len(back) <= 8, "generator.max_concurrency"
+            yield Trajectory(f"{killed}/{number}", sample, 0, seed=number)
+
+    if killed:
+        pid = ray.get(rollouts._workers[0].pid.remote())
+        threading.Timer(1.0, os.kill, (pid, signal.SIGKILL)).start()
+    for played in rollouts.play(empty(), SamplingOptions(16, 0.0), seeded=True):
+        assert played.success and len(played.turns) == 4
+        back.append(played.trajectory_id)
+    assert sorted(back) == sorted(f"{killed}/{number}" for number in range(40))
+
+
+def test_envs_that_wait_do_so_all_at_once_and_one_that_fails_fails_alone() -> None:
+    class Waiting(gymnasium.Env[str, str]):
+        metadata: ClassVar[dict[str, Any]] = {"render_modes": [], "waits": True}
+
+        def reset(
+            self, *, seed: int | None = None, options: dict[str, Any] | None = None
+        ) -> tuple[str, dict[str, Any]]:
+            return "go", {}
+
+        def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+            if action == "raise":
+                raise ValueError("nobody answered")
+            time.sleep(8 if action == "hang" else 0.5)
+            return action, 1.0, False, False, {}
+
+    gymnasium.register("test/Waiting-v0", Waiting)
+    worker = EnvWorker(step_timeout=3.0, name="waiting")
+    keys = [f"k{i}" for i in range(32)]
+    worker.reset_many([(key, Sample(key, "test/Waiting-v0", 0)) for key in keys])
+    began = time.monotonic()
+    replies = worker.step_many([(key, key) for key in keys])
+    assert [reply.observation for reply in replies] == keys and time.monotonic() - began < 8, "not 16 seconds"
+    replies = worker.step_many(list(zip(keys[:4], ["a", "raise", "hang", "b"], strict=True)))
+    assert [reply.kind for reply in replies] == ["", "raised", "timeout", ""]
+    assert "nobody answered" in str(replies[1].error) and "step_timeout=3 seconds" in str(replies[2].error)
+    worker.shutdown()
 
 
 def test_env_workers_never_load_torch(rollouts: Rollouts) -> None:

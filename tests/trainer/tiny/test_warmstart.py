@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from skyrl_trainer.config import Warmstart
 from skyrl_trainer.data import conversation_texts, load_samples
 from skyrl_trainer.errors import UserError
+from skyrl_trainer.settings import Warmstart
 from skyrl_trainer.tiny.clone import clone
 from skyrl_trainer.tiny.init_policy import init_policy
 

@@ -18,6 +18,7 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 from importlib import import_module
@@ -33,6 +34,8 @@ Step = tuple[str, str] | tuple[str, str, list[dict[str, Any]]]
 LONGEST_TEXT = 2**20
 """Characters of an observation that are encoded and recorded, whatever the context holds."""
 CRASHED = "The env hung or crashed its EnvWorker"
+MAX_THREADS = 64
+"""Steps of envs that wait, at a time."""
 KEY_BYTES = 256
 """Size of the running env's key at the head of the worker's file; the watchdog's report follows it."""
 
@@ -76,6 +79,7 @@ class EnvWorker:
         self._envs: dict[str, gymnasium.Env[Any, Any]] = {}
         self._loaded: dict[str, str | None] = {}
         self._watchdog_until = 0.0
+        self._threads = ThreadPoolExecutor(MAX_THREADS)
         path = Path(tempfile.gettempdir()) / f"skyrl-env-worker-{name or os.getpid()}"
         self._pong = Pong(os.getpid(), *_last_words(path))
         self._notes = path.open("w+b", buffering=0)
@@ -94,8 +98,14 @@ class EnvWorker:
             return [self._guarded(key, "reset", partial(self._reset, key, sample)) for key, sample in items]
 
     def step_many(self, items: list[Step]) -> list[EnvReply]:
+        """One after the other, but envs with `metadata["waits"]`, for other machines say, all at once in threads."""
+        waits = [item[0] in self._envs and self._envs[item[0]].metadata.get("waits") for item in items]
         with self._watchdog():
-            return [self._guarded(item[0], "step", partial(self._step, *item)) for item in items]
+            calls = [
+                self._threads.submit(self._step, *item).result if in_thread else partial(self._step, *item)
+                for item, in_thread in zip(items, waits, strict=True)
+            ]
+            return [self._guarded(item[0], "step", call) for item, call in zip(items, calls, strict=True)]
 
     def close_many(self, keys: list[str]) -> list[str | None]:
         """Closes what is still open; answers with what `close` raised."""
