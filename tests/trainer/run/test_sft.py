@@ -86,7 +86,7 @@ def test_adapters_and_a_models_folder_and_several_learners(capsys: pytest.Captur
         (["data.val_data=none.jsonl"], "none.jsonl cannot be read"),
         (["generator.max_model_len=9", "generator.max_completion_length=2"], "max_model_len=9 is less than any chat"),
         (["trainer.policy.model.path=nowhere"], "trainer.policy.model.path: there is no folder nowhere"),
-        (["trainer.policy.model.lora={rank: 0}"], "trainer.policy.model.lora.rank is 0"),
+        (["trainer.policy.model.lora={rank: 0, quantization: nf4}"], "trainer.policy.model.lora.rank is 0"),
     ],
 )
 def test_what_is_wrong_is_a_sentence_and_trains_nothing(
