@@ -18,7 +18,7 @@ import traceback
 from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from skyrl_trainer import __version__
 from skyrl_trainer.errors import UserError
@@ -88,23 +88,7 @@ def _parse(words: list[str]) -> argparse.Namespace:
     serve.add_argument("--port", type=int, default=8000, help="0 takes a free one")
     serve.set_defaults(command=_serve)
 
-    report = commands.add_parser("report", help="write report.html: curves and transcripts, also of runs side by side")
-    report.add_argument("runs", nargs="+", type=Path, metavar="RUN")
-    report.add_argument("-o", "--out", type=Path, help="default: report.html (compare.html) in the first run's folder")
-    report.set_defaults(command=_report)
-
-    view = commands.add_parser(
-        "view", help="write trajectories.html: every turn, token and tool call, without a server"
-    )
-    view.add_argument("run", type=Path, metavar="RUN")
-    view.add_argument("--step", type=int, nargs="+", metavar="N", help="default: the newest that fit")
-    view.add_argument("-o", "--out", type=Path, metavar="FILE", help="default: trajectories.html in the run's folder")
-    view.set_defaults(command=_view)
-
-    export = commands.add_parser("export", help="a run's policy as a Hugging Face folder, or its trajectories as chats")
-    _export_arguments(export)
-    export.set_defaults(command=_export)
-
+    _looking_commands(commands)
     init = commands.add_parser("init-policy", help="make a tiny policy and its tokenizer, without a download")
     init.set_defaults(command=_init_policy)
     clone = commands.add_parser("warmstart", help="clone the expert of data.train_data into trainer.policy.model.path")
@@ -130,6 +114,25 @@ def _parse(words: list[str]) -> argparse.Namespace:
     if rest:
         args.settings += rest
     return args
+
+
+def _looking_commands(commands: Any) -> None:
+    """What reads run folders."""
+    report = commands.add_parser("report", help="write report.html: curves and settings, also of runs side by side")
+    report.add_argument("runs", nargs="+", type=Path, metavar="RUN")
+    report.add_argument("-o", "--out", type=Path, help="default: report.html (compare.html) in the first run's folder")
+    report.set_defaults(command=_report)
+
+    what = "write trajectories.html: every turn, token and tool call, also of an evaluation; without a server"
+    view = commands.add_parser("view", help=what)
+    view.add_argument("run", type=Path, metavar="RUN")
+    view.add_argument("--step", type=int, nargs="+", metavar="N", help="default: the newest that fit")
+    view.add_argument("-o", "--out", type=Path, metavar="FILE", help="default: trajectories.html in the run's folder")
+    view.set_defaults(command=_view)
+
+    export = commands.add_parser("export", help="a run's policy as a Hugging Face folder, or its trajectories as chats")
+    _export_arguments(export)
+    export.set_defaults(command=_export)
 
 
 def _target_arguments(parser: argparse.ArgumentParser, which: str) -> None:
