@@ -24,7 +24,7 @@ from skyrl_trainer.learner.ranks import whole
 from skyrl_trainer.learner.sft import SFTTrainer, fit, share_beginning
 from skyrl_trainer.run.sft import SFTGroup, SFTProcess
 
-LOAD_MODEL = learner_module._load_model
+LOAD_MODEL = learner_module.load_model
 
 
 def load_double(*arguments: Any) -> Any:
@@ -80,7 +80,7 @@ def test_loss_and_gradient_are_the_cross_entropy_of_transformers(
     expected.backward()
     wanted = torch.cat([p.grad.flatten() for p in plain.parameters()])
 
-    monkeypatch.setattr(learner_module, "_load_model", load_double)
+    monkeypatch.setattr(learner_module, "load_model", load_double)
     config = make_config(trainer={"micro_batch_tokens": budget, "max_grad_norm": 1e9})
     trainer = SFTTrainer(config).start(Learner(config, path, 10))
     for shared in (False, True):

@@ -25,6 +25,8 @@ START_LIMIT = 300.0
 CHECK_INTERVAL = 2.0
 How = tuple[SamplingOptions, bool, bool]
 """The sampling options, and RolloutWorker.start's `seeded` and `in_rounds`."""
+MAX_RESTARTS = 3
+"""Of one RolloutWorker in a rollout; Ray also reports one that was only out of reach for a moment."""
 POLL_SECONDS = 10.0
 """How long one call waits in a RolloutWorker for trajectories to end."""
 
@@ -124,7 +126,7 @@ class Rollouts:
     def _begin(self) -> None:
         """Forgets what an earlier rollout that failed has left in play."""
         self._in_play = [{} for _ in self._workers]
-        self._died: set[int] = set()
+        self._deaths = [0] * len(self._workers)
         self._news = time.monotonic()
 
     def _start(self, groups: list[list[Trajectory]], how: How) -> None:
@@ -176,9 +178,9 @@ class Rollouts:
                 raise type(error.cause)(str(error.cause)) from None
             raise
         if ended is None and playing:
-            if index in self._died:
-                raise UserError("A RolloutWorker died twice while it was waited for the episodes.")
-            self._died.add(index)
+            self._deaths[index] += 1
+            if self._deaths[index] > MAX_RESTARTS:
+                raise UserError(f"A RolloutWorker died {self._deaths[index]} times in one rollout: see its log.")
             _alive(self._workers[index], "the episodes")
             self._send(index, list(playing.values()), how)
         return [trajectory for trajectory in ended or () if playing.pop(trajectory.trajectory_id, None)]
