@@ -29,6 +29,7 @@ from typing import Any
 import gymnasium
 import psutil
 
+from skyrl_trainer.settings import TinyConfig
 from skyrl_trainer.types import PromptBatch, Sample, Trajectory
 
 FAULTS = ("raise", "hang", "hang in C", "raise", "hang")
@@ -116,7 +117,7 @@ def drill(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
     from skyrl_trainer.tiny.init_policy import init_policy
     from skyrl_trainer.weight_sync.shared_memory import SharedMemorySync
 
-    init_policy(folder / "policy", ["start 12", "now 345"] * 20, {}, args.seed)
+    init_policy(folder / "policy", ["start 12", "now 345"] * 20, TinyConfig(), args.seed)
     generator = {
         "num_inference_engines": 2, "max_turns": 8, "max_completion_length": 16, "max_model_len": 512,
         "max_concurrency": STEP_EPISODES, "episode_timeout": EPISODE_TIMEOUT,

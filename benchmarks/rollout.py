@@ -37,7 +37,7 @@ import ray
 from skyrl_trainer.data import conversation_texts, load_samples
 from skyrl_trainer.engine.vllm_actor import ENGINE_ENV, VLLMEngine
 from skyrl_trainer.rollout.manager import Rollouts
-from skyrl_trainer.settings import Config
+from skyrl_trainer.settings import Config, TinyConfig
 from skyrl_trainer.tiny.init_policy import init_policy
 from skyrl_trainer.types import GenerationRequest, PromptBatch, Sample, SamplingOptions, Trajectory
 
@@ -183,7 +183,7 @@ def child(model: str, prompts: str, concurrency: int, tokens: int) -> None:
 def measure(args: argparse.Namespace, case: Case, folder: Path) -> dict[str, Any]:
     (folder / "busy.py").write_text(ENV_FILE)
     model = folder / "policy"
-    init_policy(model, conversation_texts(load_samples([f"{args.env}?split=train"]), 500, 0), {}, 0)
+    init_policy(model, conversation_texts(load_samples([f"{args.env}?split=train"]), 500, 0), TinyConfig(), 0)
     config = Config(
         generator={"max_concurrency": args.concurrency, "max_model_len": case.max_model_len, "max_turns": case.turns},
         trainer={"deterministic": args.deterministic},

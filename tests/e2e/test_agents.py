@@ -14,7 +14,7 @@ from skyrl_trainer.engine.vllm_actor import ENGINE_ENV, VLLMEngine
 from skyrl_trainer.learner.batch import collate, make_rows
 from skyrl_trainer.learner.model import Learner
 from skyrl_trainer.rollout.manager import Rollouts
-from skyrl_trainer.settings import Config
+from skyrl_trainer.settings import Config, TinyConfig
 from skyrl_trainer.tiny.init_policy import init_policy
 from skyrl_trainer.types import PromptBatch, Sample, SamplingOptions
 
@@ -28,7 +28,7 @@ LENGTH = 2048
 @pytest.fixture(scope="module")
 def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Any, str]]:
     folder = tmp_path_factory.mktemp("policy") / "tiny"
-    init_policy(folder, ["Answer the question. go to countertop 1"], {}, seed=0)
+    init_policy(folder, ["Answer the question. go to countertop 1"], TinyConfig(), seed=0)
     ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False)
     made = ray.remote(VLLMEngine).options(runtime_env={"env_vars": ENGINE_ENV}, max_concurrency=64, num_cpus=0)
     actor = made.remote(str(folder), "float32", LENGTH, 16, 0, {})

@@ -19,7 +19,7 @@ from skyrl_trainer.engine.vllm_actor import ENGINE_ENV, VLLMEngine
 from skyrl_trainer.errors import SyncError
 from skyrl_trainer.learner.model import make_learner
 from skyrl_trainer.run.engine_watch import EngineWatch
-from skyrl_trainer.settings import Config
+from skyrl_trainer.settings import Config, TinyConfig
 from skyrl_trainer.tiny.init_policy import init_policy
 from skyrl_trainer.types import GenerationOutput, GenerationRequest, SamplingOptions
 from skyrl_trainer.weight_sync.canary import Canary
@@ -71,7 +71,7 @@ class Stack:
     def __init__(self, folder: Path, engine_class: type) -> None:
         settings = {"rank": 5, "quantization": "nf4", "target_modules": ["q_proj", "down_proj"]}
         config = Config.model_validate({"trainer": {"policy": {"model": {"lora": settings}}}})
-        init_policy(folder, ["17 + 25 = 42"], {"hidden_size": 64, "num_hidden_layers": 2}, 0)
+        init_policy(folder, ["17 + 25 = 42"], TinyConfig(config_kwargs={"hidden_size": 64, "num_hidden_layers": 2}), 0)
         self.learner = make_learner(config, str(folder), 1)
         options = {"max_concurrency": 64, "max_restarts": 1, "runtime_env": {"env_vars": ENGINE_ENV}}
         actor: Any = ray.remote(engine_class).options(**options)

@@ -49,11 +49,6 @@ class TinyConfig(Section):
     config_kwargs: dict[str, Any] = {}
     """Its Qwen3 configuration: hidden_size, num_hidden_layers, vocab_size (which the tokenizer gets) ..."""
 
-    @property
-    def all_kwargs(self) -> dict[str, Any]:
-        """As tiny/init_policy.py takes them."""
-        return {**self.config_kwargs, "induction": self.induction, "spaces": self.spaces}
-
 
 class LoRAConfig(Section):
     """Adapters to train in place of the weights. There is no dropout: it would put noise in every ratio."""

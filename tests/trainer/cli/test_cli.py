@@ -274,10 +274,12 @@ def test_a_foreign_skyrl_gym_stops_training(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_export_copies_a_policy_that_loads_and_nothing_else(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from skyrl_trainer.settings import TinyConfig
     from skyrl_trainer.tiny.init_policy import init_policy
 
     sizes = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 1}
-    init_policy(tmp_path / "run/model/last", ["What is 1 + 1?"], {**sizes, "num_key_value_heads": 1}, seed=0)
+    tiny = TinyConfig(config_kwargs={**sizes, "num_key_value_heads": 1})
+    init_policy(tmp_path / "run/model/last", ["What is 1 + 1?"], tiny, seed=0)
     assert cli.main(["export", "run", "--out", "copy"]) == 0
     assert "copy: 0.02 M parameters, loads in transformers" in capsys.readouterr().out
     assert sorted(path.name for path in Path("copy").iterdir()) == sorted(

@@ -1,18 +1,15 @@
 """The tiny policy can copy before it has learned anything."""
 
-import pytest
 import torch
 
-from skyrl_trainer.errors import UserError
+from skyrl_trainer.settings import TinyConfig
 from skyrl_trainer.tiny.init_policy import make_model, make_tokenizer
 
-COPIES = {"induction": True}
 
-
-def continued(config: dict, alphabet: int = 100) -> float:
+def continued(induction: bool, alphabet: int = 100, **config: int) -> float:
     """Share of tokens guessed right, greedily, in the last half of strings that say the same again elsewhere."""
     tokenizer = make_tokenizer(["some text"], 300)
-    model = make_model(tokenizer, config, seed=0)
+    model = make_model(tokenizer, TinyConfig(induction=induction, config_kwargs=config), seed=0)
     generator = torch.Generator().manual_seed(0)
     text_BT = torch.randint(alphabet, (64, 200), generator=generator)
     ids_BT = torch.cat([text_BT, text_BT[:, 100:112]], dim=1)
@@ -22,20 +19,20 @@ def continued(config: dict, alphabet: int = 100) -> float:
 
 
 def test_copies_before_any_training():
-    assert continued(COPIES) > 0.15
-    assert continued(COPIES | {"num_hidden_layers": 2}) > 0.15
-    assert continued(COPIES | {"num_hidden_layers": 2, "num_key_value_heads": 4}) > 0.15
-    assert continued({}) < 0.03
+    assert continued(True) > 0.15
+    assert continued(True, num_hidden_layers=2) > 0.15
+    assert continued(True, num_hidden_layers=2, num_key_value_heads=4) > 0.15
+    assert continued(False) < 0.03
 
 
 def test_models_too_small_for_the_circuit_are_left_as_they_are():
-    assert continued(COPIES | {"num_hidden_layers": 1}) < 0.03
+    assert continued(True, num_hidden_layers=1) < 0.03
 
 
 def test_same_seed_same_weights_and_the_callers_generator_is_left_alone():
     tokenizer = make_tokenizer(["some text"], 300)
     before = torch.get_rng_state()
-    one, same, other = (make_model(tokenizer, COPIES, seed).state_dict() for seed in (1, 1, 2))
+    one, same, other = (make_model(tokenizer, TinyConfig(induction=True), seed).state_dict() for seed in (1, 1, 2))
     assert all(torch.equal(one[name], same[name]) for name in one)
     name = "model.layers.1.self_attn.q_proj.weight"
     assert not torch.equal(one[name], other[name])
@@ -45,10 +42,5 @@ def test_same_seed_same_weights_and_the_callers_generator_is_left_alone():
 def test_odd_shapes():
     tokenizer = make_tokenizer(["some text"], 300)
     for config in ({"hidden_size": 24}, {"num_attention_heads": 2, "num_key_value_heads": 1}, {"head_dim": 64}):
-        model = make_model(tokenizer, COPIES | config, seed=0)
+        model = make_model(tokenizer, TinyConfig(induction=True, config_kwargs=config), seed=0)
         assert all(p.isfinite().all() for p in model.parameters())
-
-
-def test_another_value_is_refused():
-    with pytest.raises(UserError, match="induction is 'yes'; expected true or false"):
-        make_model(make_tokenizer(["some text"], 300), {"induction": "yes"}, seed=0)

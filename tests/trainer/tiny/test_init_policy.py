@@ -12,12 +12,15 @@ from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
 from skyrl_trainer.errors import UserError
+from skyrl_trainer.settings import TinyConfig
 from skyrl_trainer.tiny.init_policy import SPECIAL_TOKENS, TOOL_TAGS, init_policy, make_tokenizer
 
 TEXTS = [f"{a} + {b} = ? Answer in \\boxed{{}}." for a in range(10, 40) for b in range(10, 40)] + [
     "把答案写进 \\boxed{}。"
 ]
-SMALL = {"hidden_size": 64, "num_hidden_layers": 2, "intermediate_size": 128, "num_attention_heads": 2}
+SMALL = TinyConfig(
+    config_kwargs={"hidden_size": 64, "num_hidden_layers": 2, "intermediate_size": 128, "num_attention_heads": 2}
+)
 
 
 @pytest.fixture(scope="module")
@@ -54,8 +57,6 @@ def test_with_spaces_after_words_what_is_clicked_is_the_token_that_was_read(
     (navy,) = spaces_after.encode("navy")
     for text in ("color: navy, and", "[SEP] navy [SEP]", "click[navy]", "dark navy"):
         assert navy in spaces_after.encode(text)
-    with pytest.raises(UserError, match="spaces is 'around'; expected before or after"):
-        make_tokenizer(TEXTS, spaces="around")
 
 
 @given(number=st.integers(0, 10**12), lead=st.sampled_from(["", " ", "x = ", "第"]))
@@ -150,12 +151,11 @@ def test_loads_in_transformers_tied_and_float32(policy: Path) -> None:
         ({"head_dim": 48}, "head_dim is 48"),
         ({"num_attention_heads": 3}, "multiple of num_key_value_heads"),
         ({"vocab_size": 100}, "vocab_size is 100"),
-        ({"spaces": "none"}, "spaces is 'none'; expected before or after"),
     ],
 )
 def test_bad_settings_are_refused_and_leave_nothing(tmp_path: Path, kwargs: dict[str, Any], words: str) -> None:
     with pytest.raises(UserError, match=words):
-        init_policy(tmp_path / "out", ["a"], kwargs, 0)
+        init_policy(tmp_path / "out", ["a"], TinyConfig(config_kwargs=kwargs), 0)
     assert not list(tmp_path.iterdir())
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from skyrl_trainer.data import conversation_texts, load_samples
 from skyrl_trainer.errors import UserError
-from skyrl_trainer.settings import Warmstart
+from skyrl_trainer.settings import TinyConfig, Warmstart
 from skyrl_trainer.tiny.clone import clone
 from skyrl_trainer.tiny.init_policy import init_policy
 
@@ -21,7 +21,7 @@ SPEC = "text_math?split=train"
 @pytest.fixture(scope="module")
 def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("policies") / "tiny"
-    init_policy(out, conversation_texts(load_samples([SPEC]), 100, 0), SMALL, seed=0)
+    init_policy(out, conversation_texts(load_samples([SPEC]), 100, 0), TinyConfig(config_kwargs=SMALL), seed=0)
     return out
 
 

@@ -62,7 +62,7 @@ class FineTuning:
         if self.model == "tiny":
             self.model = str(path / "init" / "random")
             texts = (message.get("content", "") for chat in chats for message in chat.messages)
-            init_policy(Path(self.model), texts, config.trainer.policy.model.tiny.all_kwargs, config.trainer.seed)
+            init_policy(Path(self.model), texts, config.trainer.policy.model.tiny, config.trainer.seed)
         prompt, longest = load_chat_prompt(self.model), config.generator.max_model_len
         self.rows, self.held_out = (
             [row for row in make_rows(prompt, part) if len(row.token_ids) <= longest] for part in (chats, held_out)

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from skyrl_trainer.errors import UserError
+from skyrl_trainer.settings import TinyConfig
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
@@ -73,8 +74,6 @@ def make_tokenizer(
             f"vocab_size is {vocab_size}; a byte-level tokenizer needs at least {len(alphabet) + num_added} "
             f"(256 bytes and {num_added} tokens of the chat format)."
         )
-    if spaces not in _PIECES:
-        raise UserError(f"trainer.policy.model.tiny.spaces is {spaces!r}; expected before or after.")
     core = Tokenizer(models.BPE())
     core.pre_tokenizer = pre_tokenizers.Sequence(
         [
@@ -100,25 +99,19 @@ def make_tokenizer(
     )
 
 
-def make_model(tokenizer: PreTrainedTokenizerFast, config_kwargs: dict[str, Any], seed: int) -> Qwen3ForCausalLM:
-    """A float32 Qwen3 with tied embeddings; the caller's random state is left as it was.
-
-    With `induction` true in `config_kwargs` it can copy from the beginning (induction.py).
-    """
+def make_model(tokenizer: PreTrainedTokenizerFast, tiny: TinyConfig, seed: int) -> Qwen3ForCausalLM:
+    """A float32 Qwen3 with tied embeddings; the caller's random state is left as it was."""
     import torch
     from transformers import GenerationConfig, Qwen3ForCausalLM
 
     from skyrl_trainer.tiny.induction import add_induction
 
-    induction = config_kwargs.get("induction", False)
-    if not isinstance(induction, bool):
-        raise UserError(f"trainer.policy.model.tiny.induction is {induction!r}; expected true or false.")
-    settings = {key: value for key, value in config_kwargs.items() if key != "induction"}
-    config = _model_config(tokenizer, {"rope_parameters": INDUCTION_ROPE, **settings} if induction else settings)
+    rope = {"rope_parameters": INDUCTION_ROPE} if tiny.induction else {}
+    config = _model_config(tokenizer, rope | tiny.config_kwargs)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = Qwen3ForCausalLM(config).float()
-        if induction:
+        if tiny.induction:
             add_induction(model)
     model.generation_config = GenerationConfig(
         eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id, do_sample=True
@@ -186,16 +179,13 @@ def new_folder(out: Path) -> Iterator[Path]:
         shutil.rmtree(aside, ignore_errors=True)
 
 
-def init_policy(out: Path, texts: Iterable[str], tiny_kwargs: dict[str, Any], seed: int) -> None:
+def init_policy(out: Path, texts: Iterable[str], tiny: TinyConfig, seed: int) -> None:
     """Writes the policy into `out`, a new or empty folder. Same arguments, same bytes.
 
-    `texts` train the tokenizer, `seed` makes the weights. tiny_kwargs: `vocab_size` and `spaces` of the tokenizer, and
-    what overrides TINY_QWEN3.
+    `texts` train the tokenizer, `seed` makes the weights.
     """
-    settings = dict(tiny_kwargs)
-    tokens = settings.pop("vocab_size", DEFAULT_VOCAB_SIZE), settings.pop("spaces", "before")
     with new_folder(out) as folder:
-        tokenizer = make_tokenizer(texts, *tokens)
-        model = make_model(tokenizer, settings, seed)
+        tokenizer = make_tokenizer(texts, tiny.config_kwargs.get("vocab_size", DEFAULT_VOCAB_SIZE), tiny.spaces)
+        model = make_model(tokenizer, tiny, seed)
         model.save_pretrained(folder)
         tokenizer.save_pretrained(folder)

@@ -25,7 +25,7 @@ def make_tiny(config: Config, out: Path, source: Sequence[Sample]) -> None:
 
     model, seed = config.trainer.policy.model, config.trainer.seed
     texts = conversation_texts(source, NUM_TEXTS, seed, experts=model.warmstart.num_demonstrations > 0)
-    init_policy(out, texts, model.tiny.all_kwargs, seed)
+    init_policy(out, texts, model.tiny, seed)
 
 
 class StartPolicy:
