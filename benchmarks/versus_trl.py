@@ -98,7 +98,7 @@ def ours(workload: dict[str, Any], policy: str, seed: int, learning_rate: float)
         def take_steps(count: int) -> dict[str, Any]:
             start = time.perf_counter()
             for _ in range(count):
-                trainer.learn(trainer.roll_out())
+                trainer.learn(*trainer.roll_out())
                 trainer.publish_and_log()
             seconds = time.perf_counter() - start
             rows = read_metrics(run.path)[-count:]
