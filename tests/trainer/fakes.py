@@ -101,11 +101,16 @@ class FakeEngine:
 
     def __init__(self) -> None:
         self._done: dict[str, list[GenerationOutput]] = {}
+        self._asked: list[str] = []
+
+    async def asked(self) -> list[str]:
+        return self._asked
 
     async def ready(self) -> dict[str, Any]:
         return {"pid": 0, "model": "fake", "max_model_len": 4096}
 
     async def submit(self, client: str, requests: list[GenerationRequest]) -> None:
+        self._asked += [request.request_id for request in requests]
         self._done.setdefault(client, []).extend(map(fake_tokens, requests))
 
     async def collect(self, client: str, timeout: float) -> list[GenerationOutput]:

@@ -142,6 +142,18 @@ def test_only_the_misbehaving_episode_fails(rollouts: Rollouts, cluster: Path, s
     assert len(done.trajectories[3].turns) == 2, "what happened until then is on record"
 
 
+def test_every_request_is_made_once(rollouts: Rollouts, cluster: Path) -> None:
+    """`start` waits for the handles in its arguments; a `finished` that overtakes it must not look like a death."""
+    engine = ray.remote(FakeEngine).options(num_cpus=0).remote()
+    before, rollouts._engines = rollouts._engines, [engine]
+    for step in range(30, 40):
+        rollouts.run(batch(cluster, [{}] * 4, step))
+        assert rollouts._deaths == [0]
+    asked = ray.get(engine.asked.remote())
+    rollouts._engines = before
+    assert len(asked) == len(set(asked)) == 10 * 4 * 4
+
+
 def test_ten_megabytes_end_their_episode_at_once_and_no_other(rollouts: Rollouts, cluster: Path) -> None:
     began = time.monotonic()
     options: list[dict[str, Any]] = [{"flood": 2}, {"flood": 4}, {"first": 10_000_000}, {}] * 4

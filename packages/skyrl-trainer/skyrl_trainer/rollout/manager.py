@@ -54,6 +54,8 @@ class Rollouts:
         ]
         self._in_play: list[dict[str, Trajectory]] = [{} for _ in self._workers]
         """What each worker plays: still empty trajectories, by their ids."""
+        self._sent: list[Any] = [None] * len(self._workers)
+        """What each worker's last `start` returns: Ray may run calls of an asyncio actor in another order."""
         self._polls: dict[Any, int] = {}
 
     def run(self, batch: PromptBatch, eval: bool = False, sampling: SamplingOptions | None = None) -> RolloutBatch:
@@ -141,14 +143,16 @@ class Rollouts:
                 self._send(index, share, how)
 
     def _send(self, index: int, share: list[Trajectory], how: How) -> None:
-        self._workers[index].start.remote(self._engines[index], self.env_workers, share, *how)
+        start = self._workers[index].start
+        self._sent[index] = start.remote(self._engines[index], self.env_workers, share, *how)
 
     def _finished(self, how: How, wait_for_all: bool = False) -> list[Trajectory]:
         """What has ended after a wait of CHECK_INTERVAL seconds at most; looks after the engines meanwhile."""
         for index, playing in enumerate(self._in_play):
             if playing and index not in self._polls.values():
                 at_least = len(playing) if wait_for_all else 1
-                self._polls[self._workers[index].finished.remote(at_least, POLL_SECONDS)] = index
+                poll = self._workers[index].finished.remote(at_least, POLL_SECONDS, self._sent[index])
+                self._polls[poll] = index
         done, _ = ray.wait(list(self._polls), timeout=CHECK_INTERVAL)
         self._check()
         ended = [trajectory for ref in done for trajectory in self._collected(ref, self._polls.pop(ref), how)]

@@ -99,6 +99,7 @@ class RolloutWorker:
         self._client_id = f"{client_id}-{os.getpid()}"
         self._episodes: Episodes | None = None
         self._tasks: set[Any] = set()
+        self._here: set[str] = set()  # ids of what is in play or has ended, until it is collected
         self._ended: list[Trajectory] = []
         self._error: Exception | None = None
         self._news = asyncio.Event()
@@ -121,16 +122,18 @@ class RolloutWorker:
         seeded: bool,
         in_rounds: bool,
     ) -> None:
-        """Begins to play them. `engine`: an engine actor's handle, or an engine.endpoint.Endpoint."""
+        """Begins to play those that are not here yet. `engine`: an actor's handle, or an engine.endpoint.Endpoint."""
         # Handles of actors come with every call, the same ones: Ray does not restart an actor that it made with them.
-        share = (trajectories, sampling, seeded, in_rounds, self._over)
+        new = [trajectory for trajectory in trajectories if trajectory.trajectory_id not in self._here]
+        self._here |= {trajectory.trajectory_id for trajectory in new}
+        share = (new, sampling, seeded, in_rounds, self._over)
         self._tasks.add(asyncio.create_task(self._play(engine, env_workers, share)))
 
-    async def finished(self, at_least: int, timeout: float) -> list[Trajectory] | None:
+    async def finished(self, at_least: int, timeout: float, started: None) -> list[Trajectory] | None:
         """Waits until so many trajectories have ended, and returns all that have; [] after `timeout` seconds.
 
-        None: so many were never started, in this process at least. Raises EngineDied or UserError when nothing more
-        will come.
+        `started`: what `start` returned, so that Ray runs it first. None: so many were never started, in this process
+        at least. Raises EngineDied or UserError when nothing more will come.
         """
         try:
             async with asyncio.timeout(timeout):
@@ -141,10 +144,12 @@ class RolloutWorker:
             return []
         if self._error is not None:
             error, self._error = self._error, None
+            self._here.clear()
             raise error
         if len(self._ended) < at_least:
             return None
         ended, self._ended = self._ended, []
+        self._here -= {trajectory.trajectory_id for trajectory in ended}
         return ended
 
     def _connect(self, engine: Any, envs: EnvClient) -> Episodes:
