@@ -150,6 +150,16 @@ def _check(config: Config) -> None:
             f"trainer.num_mini_batches is {trainer.num_mini_batches}, but a step has only {episodes} episodes "
             "(trainer.train_batch_size times generator.num_generations)."
         )
+    if trainer.max_staleness and trainer.algorithm.options.get("correction") == "none":
+        raise UserError(
+            f"trainer.max_staleness={trainer.max_staleness} learns from tokens of older weights, and with "
+            "trainer.algorithm.options.correction=none nothing corrects for that: leave it at auto."
+        )
+    if trainer.deterministic and trainer.max_staleness > 1:
+        raise UserError(
+            f"trainer.max_staleness={trainer.max_staleness} has no promise of the same bytes: with "
+            "trainer.deterministic=true it must be 0 or 1, in lock-step."
+        )
     if trainer.deterministic and trainer.algorithm.options.get("correction") == "bypass":
         raise UserError(
             "trainer.algorithm.options.correction is bypass, but with trainer.deterministic=true it must be another: "

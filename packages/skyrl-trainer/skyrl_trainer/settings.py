@@ -137,6 +137,8 @@ class TrainerConfig(Section):
     algorithm: AlgorithmConfig = AlgorithmConfig()
     max_steps: int = Field(default=50, ge=0)
     """Rollout steps in the whole run (a resumed run counts on)."""
+    max_staleness: int = Field(default=0, ge=0)
+    """Updates that a token may be old when it is learned from; 0: rollouts and learning take turns."""
     train_batch_size: int = Field(default=32, gt=0)
     """Prompts per step; each is tried `generator.num_generations` times."""
     num_iterations: int = Field(default=1, gt=0)
@@ -167,8 +169,6 @@ class TrainerConfig(Section):
     """Steps between checkpoints; 0 for the last only."""
     max_ckpts_to_keep: Free[int] = Field(default=2, gt=0)
     """Older checkpoints are deleted."""
-    sync_tolerance: Free[float] = Field(default=5e-4, gt=0)
-    """Largest difference between the engine's and the learner's logprobs after a weight sync."""
 
 
 class AgentConfig(Section):

@@ -90,6 +90,8 @@ class GenerationRequest:
     options: SamplingOptions
     seed: int | None = None
     """A generator of its own for this request, so that its tokens do not depend on its neighbours."""
+    first: bool = False
+    """To be taken before those that wait in the engine's queue."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,12 +20,13 @@ from skyrl_trainer.data import SampleSource
 from skyrl_trainer.errors import UserError
 from skyrl_trainer.learner.ranks import Ranks
 from skyrl_trainer.report.table import LiveTable
+from skyrl_trainer.rollout.store import JsonlTrajectoryStore
 from skyrl_trainer.run.folder import RunFolder
 from skyrl_trainer.run.loop import Loop
 from skyrl_trainer.run.run import Run
 from skyrl_trainer.run.signals import StopSignal
 from skyrl_trainer.settings import Config
-from skyrl_trainer.types import PromptBatch, RolloutBatch, Sample, StepMetrics, Trajectory, Turn
+from skyrl_trainer.types import Sample, StepMetrics, Trajectory, Turn
 
 
 def source(size: int) -> list[Sample]:
@@ -157,33 +158,41 @@ def test_an_unknown_sampler_is_refused() -> None:
         sampler_class("dynamc")
 
 
-class DrawnRun(Run):
-    """The parts of a loop without processes: tries are made up, and earn what their trajectory's number says."""
+class MadeUp:
+    """In place of rollout.manager.Rollouts: tries earn what their group's number says."""
 
-    def __init__(self, config: Config, run: RunFolder, step: int, reward: Callable[[int, int], float]) -> None:
+    def __init__(self, reward: Callable[[int, int], float], size: int) -> None:
+        self.reward, self.size, self.played = reward, size, list[str]()
+
+    def new_group(self, name: str, sample: Sample, size: int) -> list[Trajectory]:
+        return [Trajectory(f"{name}/{i}", sample, i, 0) for i in range(size)]
+
+    def start(self, groups: list[list[Trajectory]]) -> None:
+        self.played += [trajectory.trajectory_id for group in groups for trajectory in group]
+
+    def finished(self, groups: dict[int, list[Trajectory]], wait_for_all: bool) -> dict[int, list[Trajectory]]:
+        for number, group in groups.items():
+            for i, trajectory in enumerate(group):
+                trajectory.turns = [Turn([1], [2], [-0.5], [1], "x", reward=self.reward(number - self.size, i))]
+        return dict(groups)
+
+
+class DrawnRun(Run):
+    """The parts of a loop without processes, at the checkpoint of step 1."""
+
+    def __init__(self, config: Config, run: RunFolder, reward: Callable[[int, int], float]) -> None:
         super().__init__(config, run)
-        self.processes: Any = SimpleNamespace(rollouts=SimpleNamespace(run=self.play))
         self.table = LiveTable(1, console=Console(file=StringIO(), width=200))
-        self.at, self.reward, self.played = step, reward, list[str]()
+        self.tries.rollouts = self.made_up = MadeUp(reward, config.trainer.train_batch_size)
 
     def resume(self) -> tuple[int, StepMetrics | None]:
-        self.stored = self._stored_tries(self.at)
-        return self.at, None
-
-    def play(self, batch: PromptBatch) -> RolloutBatch:
-        groups = []
-        for number, sample in enumerate(batch.samples, batch.offset):
-            names = [(f"{batch.step}/{number}/{i}", i) for i in range(batch.num_generations)]
-            self.played += [name for name, _ in names]
-            turns = [Turn([1], [2], [-0.5], [0], "x", reward=self.reward(number, i)) for _, i in names]
-            groups.append(
-                [Trajectory(name, sample, i, 0, [turn]) for (name, i), turn in zip(names, turns, strict=True)]
-            )
-        return RolloutBatch(batch.step, groups)
+        state = self.tries.state_dict()
+        self.tries.load_state_dict(state | {"drawn": self.tries.flow.size}, step=1)
+        return 1, None
 
 
-def draw(folder: Path, reward: Callable[[int, int], float], step: int = 1, **options: Any) -> Any:
-    """A step's roll_out: (what is learned from, metrics, parts)."""
+def draw(folder: Path, reward: Callable[[int, int], float], **options: Any) -> Any:
+    """The batch of step 2: (what is learned from, metrics, run)."""
     algorithm = {"name": "dapo", "options": options, "reward_funcs": {"asked": 0.0}}
     config = Config.model_validate(
         {
@@ -192,9 +201,9 @@ def draw(folder: Path, reward: Callable[[int, int], float], step: int = 1, **opt
             "generator": {"num_generations": 2},
         }
     )
-    parts = DrawnRun(config, RunFolder(config), step, reward)
-    rewards, metrics = Loop(parts, StopSignal()).roll_out()
-    return rewards, metrics, parts
+    run = DrawnRun(config, RunFolder(config), reward)
+    rewards, metrics = Loop(run, StopSignal()).next_batch()
+    return rewards, metrics, run
 
 
 ASKED: list[int] = []
@@ -210,36 +219,41 @@ def odd_differ(number: int, generation: int) -> float:
     return float(number % 2 and generation)
 
 
-def test_batches_are_drawn_until_one_is_full_and_nothing_is_lost(tmp_path: Path) -> None:
-    rewards, metrics, parts = draw(tmp_path, lambda number, i: float(number % 3 > 0 and i))
-    assert sorted(set(rewards.group_index)) == [1, 2, 4, 5] and len(rewards.trajectories) == 8
-    counts = [metrics[f"groups/{name}"] for name in ("drawn", "rejected", "missing", "unused")]
-    assert counts == [8, 3, 0, 1]
-    assert len(parts.played) == len(set(parts.played)) == 16
-    assert [t.trajectory_id for t in parts.store.read(2).trajectories] == parts.played
-    assert parts.sampler.state_dict()["drawn"] == [8]
+def test_refused_groups_are_replaced_one_by_one_and_nothing_is_lost(tmp_path: Path) -> None:
+    rewards, metrics, run = draw(tmp_path, lambda number, i: float(number % 3 > 0 and i))
+    assert [rewards.rollouts.groups[i][0].trajectory_id for i in range(4)] == ["2/1/0", "2/2/0", "3/0/0", "3/1/0"]
+    assert sorted(set(rewards.group_index)) == [0, 1, 2, 3] and len(rewards.trajectories) == 8
+    assert [metrics[f"groups/{name}"] for name in ("drawn", "rejected", "missing")] == [6, 2, 0]
+    assert len(run.made_up.played) == len(set(run.made_up.played)) == 12
+    run.tries.learned(rewards.rollouts)
+    stored = [
+        trajectory.trajectory_id for trajectory in JsonlTrajectoryStore(tmp_path / "trajectories").read(2).trajectories
+    ]
+    assert sorted(stored) == sorted(run.made_up.played) and not list(tmp_path.glob("trajectories/waiting/*"))
 
 
 def test_the_bound_of_draws_is_said_and_an_update_of_nothing_changes_nothing(tmp_path: Path) -> None:
-    rewards, metrics, parts = draw(tmp_path, lambda number, i: 1.0, max_draws=3)
+    rewards, metrics, run = draw(tmp_path, lambda number, i: 1.0, max_draws=3)
     assert metrics["groups/drawn"] == metrics["groups/rejected"] == 12 and metrics["groups/missing"] == 4
-    said = parts.table.console.file.getvalue()
+    said = run.table.console.file.getvalue()
     assert "step 2: only 0 of 4 groups accepted (trainer.algorithm.options.max_draws=3)" in said
     assert rewards.trajectories == []
-    parts.alone.learner = SimpleNamespace(ranks=Ranks())  # type: ignore[assignment]  # it has no model at all
-    learned = parts.algorithm.update(rewards)
+    run.alone.learner = SimpleNamespace(ranks=Ranks())  # type: ignore[assignment]  # it has no model at all
+    learned = run.algorithm.update(rewards)
     assert learned["grad_norm"] == learned["lr"] == learned["tokens/trained"] == 0
 
 
-@pytest.mark.parametrize("draws_left", [2, 1])
-def test_a_resumed_step_takes_the_stored_draws_again_and_judges_none_twice(tmp_path: Path, draws_left: int) -> None:
-    """Killed after both draws, or after the first: the rest is made anew, and all is the same."""
-    first, metrics, parts = draw(tmp_path, odd_differ)
-    kept = parts.store.read(2)
-    kept.groups = kept.groups[: 4 * draws_left]
-    parts.store.write(kept)
+@pytest.mark.parametrize("lost", [0, 1])
+def test_a_resumed_step_takes_the_stored_groups_again_and_judges_none_twice(tmp_path: Path, lost: int) -> None:
+    """Killed before it learned, with all groups stored or without those that were collected last."""
+    first, metrics, run = draw(tmp_path, odd_differ)
+    waiting = sorted(tmp_path.glob("trajectories/waiting/*"))
+    assert len(waiting) == 4
+    for path in waiting[len(waiting) - lost :]:
+        path.unlink()
     ASKED.clear()
     again, same_metrics, resumed = draw(tmp_path, odd_differ)
     assert again == first and same_metrics == metrics
-    assert resumed.played == parts.played[8 * draws_left :] and sum(ASKED) == len(resumed.played)
-    assert parts.store.read(2) == first.rollouts
+    made = len(resumed.made_up.played)
+    assert sum(ASKED) == made and resumed.made_up.played == run.made_up.played[len(run.made_up.played) - made :]
+    assert (made > 0) is bool(lost)

@@ -7,8 +7,10 @@
 | sequence_tis | the trajectory's geometric mean of w, clamped | 0, 5 |
 | sequence_mask | 1 where the trajectory's geometric mean of w is inside, else 0 | 0.99, 1.01 |
 
-`auto` is none where both sides compute in float32, and tis otherwise. With `bypass` the old log-probabilities are the
-engine's: there is nothing to correct, and a forward pass is saved.
+`auto` is none where both sides compute in float32 and no token is stale, and tis otherwise. Of stale tokens, old is
+what the learner's weights give before the first update: the clip is around them, and w corrects for their age
+(decoupled PPO; AReaL, arXiv 2505.24298, equation 5). With `bypass` the old log-probabilities are the engine's: there is
+nothing to correct, and a forward pass is saved.
 TRL 1.16 takes the product of w for sequences, not its geometric mean, and trusts a token whose w is NaN.
 """
 
@@ -33,7 +35,8 @@ def correction_range(options: Any, config: Config) -> tuple[str, float, float]:
     """The correction's name, smallest and largest weight."""
     name = options.correction
     if name == "auto":
-        name = "none" if config.trainer.policy.model.dtype == "float32" else "tis"
+        exact = config.trainer.policy.model.dtype == "float32" and not config.trainer.max_staleness
+        name = "none" if exact else "tis"
     name = "none" if name == "bypass" else name
     given = options.correction_range
     if given is not None and not (len(given) == 2 and 0 <= given[0] <= given[1]):

@@ -48,6 +48,10 @@ class Mailbox:
             self.waiter.set_result(None)
 
 
+FIRST_SEQS = 4
+"""Sequences that an engine runs beyond max_num_seqs, for requests that go first: the canary's do not wait."""
+
+
 class EngineActor:
     """The part of protocols.InferenceEngine that does not depend on who computes the tokens."""
 
@@ -112,6 +116,17 @@ class EngineActor:
             box = self._mail[client]
             if box.waiter is not None:
                 box.waiter.get_loop().call_soon_threadsafe(box.wake)
+
+    def _enqueue(self, client: str, requests: list[GenerationRequest]) -> None:
+        """In their order; those that go first before all others."""
+        self._queue.extend((client, request) for request in requests if not request.first)
+        self._queue.extendleft((client, request) for request in reversed(requests) if request.first)
+
+    def _seat(self, running: int) -> bool:
+        """Whether the next request of the queue may be one of those that run."""
+        if not self._queue:
+            return False
+        return running < self.max_num_seqs + FIRST_SEQS * self._queue[0][1].first
 
     def _room(self, request: GenerationRequest) -> int:
         """Tokens that an answer can have; ValueError when there is room for none."""

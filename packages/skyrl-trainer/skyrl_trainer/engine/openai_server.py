@@ -62,7 +62,7 @@ class OpenAIServerEngine(EngineActor):
 
     async def submit(self, client: str, requests: list[GenerationRequest]) -> None:
         self._check_alive()
-        self._queue.extend((client, request) for request in requests)
+        self._enqueue(client, requests)
         self._admit()
 
     async def pause(self) -> None:
@@ -178,12 +178,7 @@ class OpenAIServerEngine(EngineActor):
         raise EngineDied(f"The server {self._url or 'of ' + self.model_path} did not do {path}: {problem}")
 
     def _admit(self) -> None:
-        while (
-            self._serving
-            and not (self._paused or self._asleep)
-            and self._queue
-            and len(self._running) < self.max_num_seqs
-        ):
+        while self._serving and not (self._paused or self._asleep) and self._seat(len(self._running)):
             client, request = self._queue[0]
             blocks = blocks_of(request, self._block_size, self.max_model_len)
             # Seeded requests on a CPU only enter where none can be preempted: see vllm_actor.

@@ -1,8 +1,8 @@
 """An engine whose model runs in the actor's own process: one thread that owns it, and queues around it.
 
-The thread alternates between commands (weight updates, pause), admission of queued requests in the order in which
-they came, and one step of the model. So all requests of one `submit` enter between two steps, a weight update never
-meets a running step, and what happens depends on the order of calls only, never on the time.
+The thread alternates between commands (weight updates, pause), admission of queued requests (in the order in which they
+came, but for those that go first), and one step of the model. So all requests of one `submit` enter between two steps,
+a weight update never meets a running step, and what happens depends on the order of calls only, never on the time.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class SteppedEngine(EngineActor, ABC):
     def submit(self, client: str, requests: list[GenerationRequest]) -> None:
         with self._lock:
             self._check_alive()
-            self._queue.extend((client, request) for request in requests)
+            self._enqueue(client, requests)
             self._lock.notify()
 
     def pause(self) -> None:
@@ -166,7 +166,7 @@ class SteppedEngine(EngineActor, ABC):
     def _admit(self) -> list[tuple[str, GenerationOutput]]:
         """Requests that can enter before the next step; what the model cannot take is answered."""
         refused = []
-        while self._queue and len(self._in_flight) < self.max_num_seqs and self._fits(self._queue[0][1]):
+        while self._seat(len(self._in_flight)) and self._fits(self._queue[0][1]):
             client, request = self._queue.popleft()
             key = str(self._next_key)
             self._next_key += 1

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from skyrl_trainer.engine.actor import FIRST_SEQS
 from skyrl_trainer.engine.stepped import SteppedEngine
 from skyrl_trainer.errors import SyncError
 from skyrl_trainer.types import GenerationOutput, GenerationRequest
@@ -192,7 +193,7 @@ def vllm_kwargs(
         "model": model_path,
         "dtype": dtype,
         "max_model_len": max_model_len,
-        "max_num_seqs": max_num_seqs,
+        "max_num_seqs": max_num_seqs + FIRST_SEQS,
         "seed": seed,
         "skip_tokenizer_init": True,
         "generation_config": "vllm",
@@ -214,7 +215,7 @@ def _cpu_kwargs(
     """A KV cache for every sequence at full length, but at most CPU_KV_CACHE_BYTES; whole prefills."""
     block, one = CPU_BLOCK, kv_token_bytes(model_path, dtype)
     blocks_of_one = -(-max_model_len // block) + 1
-    wanted = (max_num_seqs * blocks_of_one + 1) * block * one
+    wanted = ((max_num_seqs + FIRST_SEQS) * blocks_of_one + 1) * block * one
     floor = 2 * blocks_of_one * block * one
     size = engine_kwargs.get("kv_cache_memory_bytes") or max(floor, min(wanted, CPU_KV_CACHE_BYTES))
     return {

@@ -41,6 +41,8 @@ class EpisodeSettings:
     """Wall-clock seconds of the whole episode: reset, queues, tokens, steps. Waiting for a slot does not count."""
     seeded: bool
     """Give every request a generator of its own."""
+    first: bool
+    """The engine takes its requests before others."""
     agent: AgentConfig
 
 
@@ -177,9 +179,8 @@ class _Episode:
             sampling = replace(sampling, max_tokens=room, min_tokens=min(room, sampling.min_tokens))
         seed = derive_seed(trajectory.seed, number) if self.settings.seeded else None
         began = time.monotonic()
-        output = await self.generate(
-            GenerationRequest(f"{trajectory.trajectory_id}#{number}", list(context), sampling, seed)
-        )
+        name = f"{trajectory.trajectory_id}#{number}"
+        output = await self.generate(GenerationRequest(name, list(context), sampling, seed, self.settings.first))
         if number + 1 == self.settings.max_turns:
             self.release()
         if output.finish_reason == "error" or output.error is not None:

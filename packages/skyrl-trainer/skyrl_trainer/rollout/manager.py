@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cached_property
-from itertools import islice
+from operator import itemgetter
 from typing import Any
 
 import ray
@@ -18,15 +19,15 @@ from skyrl_trainer.rollout.episode import derive_seed
 from skyrl_trainer.rollout.pool import close_env_workers, start_env_workers
 from skyrl_trainer.rollout.rollout_worker import RolloutWorker
 from skyrl_trainer.settings import Config
-from skyrl_trainer.types import PromptBatch, RolloutBatch, SamplingOptions, Trajectory
+from skyrl_trainer.types import PromptBatch, RolloutBatch, Sample, SamplingOptions, Trajectory
 
 START_LIMIT = 300.0
 """Seconds that the processes have to start and load the tokenizer."""
 CHECK_INTERVAL = 2.0
-How = tuple[SamplingOptions, bool, bool]
-"""The sampling options, and RolloutWorker.start's `seeded` and `in_rounds`."""
+How = tuple[SamplingOptions, bool, bool, bool]
+"""The sampling options, and RolloutWorker.start's `seeded`, `in_rounds` and `first`."""
 MAX_RESTARTS = 3
-"""Of one RolloutWorker in a rollout; Ray also reports one that was only out of reach for a moment."""
+"""Of one RolloutWorker before it gives anything; Ray also reports one that was only out of reach for a moment."""
 POLL_SECONDS = 10.0
 """How long one call waits in a RolloutWorker for trajectories to end."""
 
@@ -52,8 +53,12 @@ class Rollouts:
         self._workers = [
             actor.remote(tokenizer_path, config.generator, f"{run}-{index}") for index in range(len(engines))
         ]
-        self._in_play: list[dict[str, Trajectory]] = [{} for _ in self._workers]
+        self._in_play: list[dict[str, tuple[Trajectory, How]]] = [{} for _ in self._workers]
         """What each worker plays: still empty trajectories, by their ids."""
+        self._ended: dict[str, Trajectory] = {}
+        """What has come back and was not yet asked for."""
+        self._deaths = [0] * len(self._workers)
+        """Of each worker, since it last gave something."""
         self._sent: list[Any] = [None] * len(self._workers)
         """What each worker's last `start` returns: Ray may run calls of an asyncio actor in another order."""
         self._polls: dict[Any, int] = {}
@@ -61,29 +66,49 @@ class Rollouts:
     def run(self, batch: PromptBatch, eval: bool = False, sampling: SamplingOptions | None = None) -> RolloutBatch:
         """Plays every sample `num_generations` times; blocks until all episodes are back, failed ones included.
 
-        `eval` takes generator.eval_temperature; `sampling` replaces the recipe's options altogether. Raises
-        EngineDied when an engine is gone, UserError when every single episode failed.
+        `eval` takes generator.eval_temperature, and places of its own beside what plays already; `sampling` replaces
+        the recipe's options altogether. Raises EngineDied when an engine is gone, UserError when every episode failed.
         """
-        groups = [
-            [self._new_trajectory(batch, number, generation, eval) for generation in range(batch.num_generations)]
-            for number in range(len(batch.samples))
-        ]
-        deterministic = self._config.trainer.deterministic
-        how = (sampling or self._sampling(eval), deterministic, deterministic)
-        self._begin()
-        self._start(groups, how)
-        by_id: dict[str, Trajectory] = {}
-        while any(self._in_play):
-            by_id |= {trajectory.trajectory_id: trajectory for trajectory in self._finished(how, wait_for_all=True)}
-        rollouts = RolloutBatch(batch.step, [[by_id[empty.trajectory_id] for empty in group] for group in groups])
-        failed = [trajectory for trajectory in rollouts.trajectories if trajectory.stop_reason.failed]
-        if failed and len(failed) == len(by_id):
-            what = "of the evaluation at step" if eval else "of step"
-            raise UserError(
-                f"All {len(failed)} episodes {what} {batch.step} failed; the first, {failed[0].trajectory_id} "
-                f"({failed[0].sample.env_id}), ended with {failed[0].stop_reason.value}: {failed[0].error}"
-            )
+        name = f"{'eval/' if eval else ''}{batch.step}"
+        groups = {
+            number: self.new_group(f"{name}/{number}", sample, batch.num_generations)
+            for number, sample in enumerate(batch.samples, batch.offset)
+        }
+        self.start(list(groups.values()), eval, sampling)
+        done = self.finished(groups, wait_for_all=True)
+        rollouts = RolloutBatch(batch.step, [done[number] for number in groups])
+        check_not_all_failed(rollouts, "evaluation at step" if eval else "step")
         return rollouts
+
+    def new_group(self, name: str, sample: Sample, size: int) -> list[Trajectory]:
+        """Still empty trajectories, `name`/0 and on, with the seeds that their names stand for."""
+        seed = self._config.trainer.seed
+        ids = [f"{name}/{generation}" for generation in range(size)]
+        return [Trajectory(each, sample, number, derive_seed(seed, each)) for number, each in enumerate(ids)]
+
+    def start(
+        self, groups: list[list[Trajectory]], eval: bool = False, sampling: SamplingOptions | None = None
+    ) -> None:
+        """Begins to play still empty trajectories; each group (same prompt, one cache) by one engine."""
+        deterministic = self._config.trainer.deterministic
+        self._start(groups, (sampling or self._sampling(eval), deterministic, deterministic, eval))
+
+    def finished(
+        self, groups: Mapping[int, list[Trajectory]], wait_for_all: bool = False
+    ) -> dict[int, list[Trajectory]]:
+        """Of these groups, which were started, those that have ended, played: waits for one of them, or for all."""
+        self._news = time.monotonic()
+        while True:
+            over = {
+                number: [self._ended[empty.trajectory_id] for empty in group]
+                for number, group in groups.items()
+                if all(empty.trajectory_id in self._ended for empty in group)
+            }
+            if len(over) == len(groups) or (over and not wait_for_all):
+                for played in itertools.chain.from_iterable(over.values()):
+                    del self._ended[played.trajectory_id]
+                return over
+            self._collect(None if wait_for_all else min(map(len, groups.values())))
 
     def play(self, trajectories: Iterable[Trajectory], sampling: SamplingOptions, seeded: bool) -> Iterator[Trajectory]:
         """Plays still empty trajectories and yields each as it ends, generator.max_concurrency an engine at a time.
@@ -92,13 +117,15 @@ class Rollouts:
         EngineDied when an engine is gone, UserError when an endpoint answers no more.
         """
         waiting, room = iter(trajectories), self._config.generator.max_concurrency * len(self._workers)
-        how = (sampling, seeded, False)
-        self._begin()
+        self._news = time.monotonic()
         while True:
-            self._start([[each] for each in islice(waiting, room - sum(map(len, self._in_play)))], how)
+            new = itertools.islice(waiting, room - sum(map(len, self._in_play)))
+            self._start([[each] for each in new], (sampling, seeded, False, True))
             if not any(self._in_play):
                 return
-            yield from self._finished(how)
+            self._collect(1)
+            ended, self._ended = self._ended, {}
+            yield from ended.values()
 
     @cached_property
     def stop_token_ids(self) -> tuple[int, ...]:
@@ -108,11 +135,6 @@ class Rollouts:
         close_env_workers(self.env_workers)
         for worker in self._workers:
             ray.kill(worker)
-
-    def _new_trajectory(self, batch: PromptBatch, number: int, generation: int, eval: bool) -> Trajectory:
-        name = f"{'eval/' if eval else ''}{batch.step}/{batch.offset + number}/{generation}"
-        seed = derive_seed(self._config.trainer.seed, name)
-        return Trajectory(name, batch.samples[number], generation, seed)
 
     def _sampling(self, eval: bool) -> SamplingOptions:
         generator = self._config.generator
@@ -125,19 +147,13 @@ class Rollouts:
 
     # The RolloutWorkers.
 
-    def _begin(self) -> None:
-        """Forgets what an earlier rollout that failed has left in play."""
-        self._in_play = [{} for _ in self._workers]
-        self._deaths = [0] * len(self._workers)
-        self._news = time.monotonic()
-
     def _start(self, groups: list[list[Trajectory]], how: How) -> None:
         """Each group to the worker that plays the fewest."""
         shares: list[list[Trajectory]] = [[] for _ in self._workers]
         for group in groups:
             index = min(range(len(shares)), key=lambda i: len(self._in_play[i]))
             shares[index] += group
-            self._in_play[index] |= {trajectory.trajectory_id: trajectory for trajectory in group}
+            self._in_play[index] |= {trajectory.trajectory_id: (trajectory, how) for trajectory in group}
         for index, share in enumerate(shares):
             if share:
                 self._send(index, share, how)
@@ -146,31 +162,32 @@ class Rollouts:
         start = self._workers[index].start
         self._sent[index] = start.remote(self._engines[index], self.env_workers, share, *how)
 
-    def _finished(self, how: How, wait_for_all: bool = False) -> list[Trajectory]:
-        """What has ended after a wait of CHECK_INTERVAL seconds at most; looks after the engines meanwhile."""
+    def _collect(self, at_least: int | None) -> None:
+        """Takes what has ended within CHECK_INTERVAL seconds into `_ended`; looks after the engines meanwhile.
+
+        at_least: for how many trajectories a worker may wait before it answers; None: for all that it plays.
+        """
         for index, playing in enumerate(self._in_play):
             if playing and index not in self._polls.values():
-                at_least = len(playing) if wait_for_all else 1
-                poll = self._workers[index].finished.remote(at_least, POLL_SECONDS, self._sent[index])
+                wanted = min(at_least or len(playing), len(playing))
+                poll = self._workers[index].finished.remote(wanted, POLL_SECONDS, self._sent[index])
                 self._polls[poll] = index
         done, _ = ray.wait(list(self._polls), timeout=CHECK_INTERVAL)
         self._check()
-        ended = [trajectory for ref in done for trajectory in self._collected(ref, self._polls.pop(ref), how)]
-        if ended:
-            self._news = time.monotonic()
+        for ref in done:
+            self._receive(ref, self._polls.pop(ref))
         generator = self._config.generator
         waves = math.ceil(max(map(len, self._in_play)) / generator.max_concurrency)
         limit = START_LIMIT + generator.episode_timeout * (waves + 1)
         if time.monotonic() > self._news + limit:
             raise UserError(f"Waited {limit:.0f} seconds for the episodes, in vain: a RolloutWorker hangs.")
-        return ended
 
     def _check(self) -> None:
         if time.monotonic() >= self._checked + CHECK_INTERVAL:
             self._checked = time.monotonic()
             self.watch()
 
-    def _collected(self, ref: Any, index: int, how: How) -> list[Trajectory]:
+    def _receive(self, ref: Any, index: int) -> None:
         """What a worker has answered. One that died is restarted by Ray, and plays its trajectories once more."""
         playing = self._in_play[index]
         try:
@@ -178,16 +195,32 @@ class Rollouts:
         except RayActorError:
             ended = None
         except RayTaskError as error:
+            self._in_play = [{} for _ in self._workers]  # nothing more comes of them
             if isinstance(error.cause, UserError):
                 raise type(error.cause)(str(error.cause)) from None
             raise
         if ended is None and playing:
             self._deaths[index] += 1
             if self._deaths[index] > MAX_RESTARTS:
-                raise UserError(f"A RolloutWorker died {self._deaths[index]} times in one rollout: see its log.")
+                raise UserError(f"A RolloutWorker died {self._deaths[index]} times in a row: see its log.")
             _alive(self._workers[index], "the episodes")
-            self._send(index, list(playing.values()), how)
-        return [trajectory for trajectory in ended or () if playing.pop(trajectory.trajectory_id, None)]
+            for how, again in itertools.groupby(playing.values(), key=itemgetter(1)):
+                self._send(index, [trajectory for trajectory, _ in again], how)
+        for trajectory in ended or ():
+            if playing.pop(trajectory.trajectory_id, None):
+                self._ended[trajectory.trajectory_id] = trajectory
+                self._deaths[index], self._news = 0, time.monotonic()
+
+
+def check_not_all_failed(rollouts: RolloutBatch, what: str) -> None:
+    """UserError with the first error where not one episode could be played."""
+    failed = [trajectory for trajectory in rollouts.trajectories if trajectory.stop_reason.failed]
+    if failed and len(failed) == len(rollouts.trajectories):
+        raise UserError(
+            f"All {len(failed)} episodes of {'the ' if ' ' in what else ''}{what} {rollouts.step} failed; the first, "
+            f"{failed[0].trajectory_id} ({failed[0].sample.env_id}), ended with {failed[0].stop_reason.value}: "
+            f"{failed[0].error}"
+        )
 
 
 def _alive(worker: Any, what: str) -> tuple[int, ...]:

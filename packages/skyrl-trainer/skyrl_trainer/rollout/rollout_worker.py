@@ -34,7 +34,9 @@ class Episodes:
         # With one turn, as many requests again wait in the engine's queue: the batch is full again before we know that
         # an answer is there. And as many episodes are reset ahead of their turn, so that no slot waits for an env.
         slots = generator.max_concurrency * (2 if generator.max_turns == 1 else 1)
-        self._slot, self._started = asyncio.Semaphore(slots), asyncio.Semaphore(slots + generator.max_concurrency)
+        started = slots + generator.max_concurrency
+        # An evaluation has places of its own: it does not wait for the episodes that play already.
+        self._places = [(asyncio.Semaphore(slots), asyncio.Semaphore(started)) for _ in range(2)]
 
     async def play(
         self,
@@ -42,6 +44,7 @@ class Episodes:
         sampling: SamplingOptions,
         seeded: bool,
         in_rounds: bool,
+        first: bool = False,
         over: Callable[[Trajectory], object] = lambda trajectory: None,
     ) -> list[Trajectory]:
         """Plays every given (still empty) trajectory to its end and returns them all, in the same order.
@@ -52,6 +55,7 @@ class Episodes:
         Args:
             seeded: every request has a generator of its own.
             in_rounds: as rollout/rounds.py does it.
+            first: the engine takes its requests before others.
             over: called with each trajectory when it has ended.
         """
         generator = self._generator
@@ -59,8 +63,8 @@ class Episodes:
         waves = math.ceil(len(trajectories) / generator.max_concurrency) if in_rounds else 1
         timeout = generator.episode_timeout * max(1, waves)
         length = generator.max_model_len
-        settings = EpisodeSettings(sampling, generator.max_turns, length, timeout, seeded, generator.agent)
-        slot, started, rounds = self._slot, self._started, None
+        settings = EpisodeSettings(sampling, generator.max_turns, length, timeout, seeded, first, generator.agent)
+        (slot, started), rounds = self._places[first], None
         if in_rounds:  # all are in flight, and the engine bounds what it runs
             from skyrl_trainer.rollout.rounds import Rounds
 
@@ -121,12 +125,13 @@ class RolloutWorker:
         sampling: SamplingOptions,
         seeded: bool,
         in_rounds: bool,
+        first: bool,
     ) -> None:
         """Begins to play those that are not here yet. `engine`: an actor's handle, or an engine.endpoint.Endpoint."""
         # Handles of actors come with every call, the same ones: Ray does not restart an actor that it made with them.
         new = [trajectory for trajectory in trajectories if trajectory.trajectory_id not in self._here]
         self._here |= {trajectory.trajectory_id for trajectory in new}
-        share = (new, sampling, seeded, in_rounds, self._over)
+        share = (new, sampling, seeded, in_rounds, first, self._over)
         self._tasks.add(asyncio.create_task(self._play(engine, env_workers, share)))
 
     async def finished(self, at_least: int, timeout: float, started: None) -> list[Trajectory] | None:

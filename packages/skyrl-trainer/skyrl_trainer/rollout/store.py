@@ -36,6 +36,10 @@ class JsonlTrajectoryStore:
         self._folder = Path(folder)
         self._max_bytes = max_bytes
 
+    def beside(self, name: str) -> JsonlTrajectoryStore:
+        """Another one, in a folder of this one's."""
+        return JsonlTrajectoryStore(self._folder / name, self._max_bytes)
+
     def path(self, step: int) -> Path:
         return self._folder / f"step_{step:06d}.jsonl.gz"
 
@@ -146,6 +150,13 @@ def _to_dict(trajectory: Trajectory) -> dict[str, Any]:
     entry["sample"] = {name: getattr(trajectory.sample, name) for name in SAMPLE_FIELDS}
     turns = [{name: getattr(turn, name) for name in TURN_FIELDS} for turn in entry.pop("turns")]
     return entry | {"turns": turns}  # last, where a person finds them
+
+
+def plain_sample(sample: Sample) -> dict[str, Any]:
+    """As JSON has it, for a checkpoint."""
+    entry = {name: getattr(sample, name) for name in SAMPLE_FIELDS}
+    plain: dict[str, Any] = json.loads(json.dumps(entry, default=_plain))
+    return plain
 
 
 def _from_dict(entry: dict[str, Any]) -> Trajectory:

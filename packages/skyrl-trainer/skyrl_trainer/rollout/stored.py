@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import pickle
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from skyrl_trainer.config import load_config
 from skyrl_trainer.errors import UserError
 from skyrl_trainer.rollout.store import JsonlTrajectoryStore, open_store
 from skyrl_trainer.settings import OPTIONS, Config
-from skyrl_trainer.types import PromptBatch, RolloutBatch, Sample, Trajectory
+from skyrl_trainer.types import Sample, Trajectory
 
 
 def stored_folders(specs: Sequence[str | dict[str, Any]]) -> list[Path]:
@@ -32,7 +32,7 @@ def stored_folders(specs: Sequence[str | dict[str, Any]]) -> list[Path]:
 
 
 class StoredRollouts:
-    """Stands in for rollout.manager.Rollouts: `samples` are its tasks, `run` gives the tries that are stored of them.
+    """Stands in for rollout.manager.Rollouts: `samples` are its tasks, `finished` gives their tries.
 
     Held in memory, compressed, about as large as the files. UserError for what this configuration cannot learn from.
     """
@@ -46,32 +46,41 @@ class StoredRollouts:
             raise _unfit(folders[0], f"was sampled by another policy, and nothing corrects for that: {wanted}")
         self.samples: list[Sample] = []
         self._packed: dict[str, bytes] = {}
+        self._size = config.generator.num_generations
         for folder in folders:
             self._load(open_store(folder), config)
 
-    def run(self, batch: PromptBatch) -> RolloutBatch:
-        """The stored tries of these tasks as this step's; what the other run made of them is left out."""
-        groups = []
-        for number, sample in enumerate(batch.samples, batch.offset):
-            group: list[Trajectory] = pickle.loads(zlib.decompress(self._packed[sample.sample_id]))
-            for trajectory in group:
-                trajectory.trajectory_id = f"{batch.step}/{number}/{trajectory.generation}"
-                trajectory.sample, trajectory.scores = sample, {}
-                for turn in trajectory.turns:
-                    turn.advantages = []
-            groups.append(group)
-        return RolloutBatch(batch.step, groups)
+    def new_group(self, name: str, sample: Sample, size: int) -> list[Trajectory]:
+        """Still empty trajectories under this run's names."""
+        return [Trajectory(f"{name}/{generation}", sample, generation, 0) for generation in range(size)]
+
+    def start(self, groups: list[list[Trajectory]]) -> None:
+        """Nothing has to be played."""
+
+    def finished(self, groups: Mapping[int, list[Trajectory]], wait_for_all: bool) -> dict[int, list[Trajectory]]:
+        """The stored tries in place of each group; what the other run made of them is left out."""
+        return {number: self._stored(group) for number, group in groups.items()}
+
+    def _stored(self, empty: list[Trajectory]) -> list[Trajectory]:
+        group: list[Trajectory] = pickle.loads(zlib.decompress(self._packed[empty[0].sample.sample_id]))
+        for trajectory, named in zip(group, empty, strict=True):
+            trajectory.trajectory_id, trajectory.sample, trajectory.scores = named.trajectory_id, named.sample, {}
+            for turn in trajectory.turns:
+                turn.advantages = []
+        return group
 
     def check(self, tokenizer: Any) -> None:
         """UserError when the ids (of the first group) are not this tokenizer's."""
         decode, size = ChatPrompt(tokenizer).decode, len(tokenizer)
-        for turn in (turn for t in self.run(PromptBatch(0, self.samples[:1], 1)).trajectories for turn in t.turns):
+        for turn in (
+            turn for t in self._stored(self.new_group("0/0", self.samples[0], self._size)) for turn in t.turns
+        ):
             if max(turn.output_ids, default=0) >= size or decode(turn.output_ids) != turn.action:
                 wanted = "name the model that sampled them in trainer.policy.model.path, or one with its tokenizer"
                 raise _unfit(self.samples[0].sample_id, f"has tokens of another tokenizer: {wanted}")
 
     def _load(self, store: JsonlTrajectoryStore, config: Config) -> None:
-        folder, wanted, now = store.path(0).parent, config.generator.num_generations, config.generator.temperature
+        folder, wanted, now = store.path(0).parent, self._size, config.generator.temperature
         if folder.resolve() == (config.run_path.expanduser() / "trajectories").resolve():
             raise _unfit(folder, "is this run's own folder: give another trainer.run_dir")
         recipe = folder.parent / "config.yaml"

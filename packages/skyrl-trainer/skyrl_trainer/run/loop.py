@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 from skyrl_trainer.learner.grpo import GRPO
+from skyrl_trainer.rollout.flow import staleness
 from skyrl_trainer.rollout.metrics import rollout_metrics
 from skyrl_trainer.run.folder import RunFolder
 from skyrl_trainer.run.guardian import start_guardian
@@ -25,7 +26,7 @@ from skyrl_trainer.run.processes import Processes, check_engines
 from skyrl_trainer.run.run import Run
 from skyrl_trainer.run.signals import StopSignal
 from skyrl_trainer.settings import Config
-from skyrl_trainer.types import PromptBatch, RewardBatch, RolloutBatch, StepMetrics
+from skyrl_trainer.types import RewardBatch, StepMetrics
 
 Beside = Callable[[Run], AbstractContextManager[object]]
 
@@ -36,11 +37,12 @@ class Loop:
     def __init__(self, run: Run, stop: StopSignal, beside: Beside = nullcontext) -> None:
         self.run, self.stop, self.config = run, stop, run.config.trainer
         self.beside = beside
-        # The newest step in the weights, its metrics until they are written, the sampler's state after its tasks.
+        # The newest step in the weights, and its metrics until they are written.
         self.step, self.unfinished = run.resume()
-        self.sampler_state = run.sampler.state_dict()
         self.seconds: StepMetrics = {}
-        self.saved: object = None
+        self.saved: object = None if self.unfinished is not None else (self.step, None)
+        self.taken = time.perf_counter()
+        """When the newest batch was."""
         self.whole = True
         """False while an update is under way: weights between two steps are not worth a checkpoint."""
 
@@ -50,50 +52,68 @@ class Loop:
             self.publish_and_log()
             self.run.stack.enter_context(self.beside(self.run))
             while self.step < self.config.max_steps:
-                rewards, metrics = self.roll_out()
+                rewards, metrics = self.next_batch()
                 self.learn(rewards, metrics)
                 self.publish_and_log()
         finally:  # also after Ctrl-C or an engine's death: the newest whole step is never lost
             if self.whole:
                 self.save()
 
-    def roll_out(self) -> tuple[RewardBatch, StepMetrics]:
-        """Draws and tries tasks until the sampler has accepted a whole batch, or `max_draws` batches were drawn."""
+    def next_batch(self) -> tuple[RewardBatch, StepMetrics]:
+        """Waits for the oldest tries, a batch of them; others go on playing, and new ones begin as there is room."""
         run, size = self.run, self.config.train_batch_size
-        rollouts, accepted, draws = RolloutBatch(self.step + 1, []), list[int](), 0
         self.seconds = {}
-        with self.phase("rollout"), self.stop.interruptible():
-            while len(accepted) < size and draws < run.alone.options.max_draws:
-                tasks, first = run.sampler.next_tasks(size), len(rollouts.groups)
-                tries = run.config.generator.num_generations
-                accepted += run.roll_out(PromptBatch(rollouts.step, tasks, tries, offset=first), rollouts)
-                draws += 1
-        if len(accepted) < size:
-            bound = f"trainer.algorithm.options.max_draws={draws}"
-            run.table.note(f"step {rollouts.step}: only {len(accepted)} of {size} groups accepted ({bound})")
+        with self.phase("rollout"):
+            with self.stop.interruptible():
+                pass  # or not: a signal may have come during the update
+            run.tries.draw(self.step)
+            while (taken := run.tries.take(self.step)) is None:
+                run.tries.collect(self.stop)
+                run.tries.draw(self.step)
+        rollouts, accepted = taken
+        if accepted < size:
+            bound = f"trainer.algorithm.options.max_draws={run.alone.options.max_draws}"
+            run.table.note(f"step {rollouts.step}: only {accepted} of {size} groups accepted ({bound})")
+        rewards = run.rewards.batch(rollouts, range(accepted))
         metrics = rollout_metrics(rollouts) | run.rewards.metrics(rollouts)
+        metrics["tokens/per_second"] = metrics["tokens"] / self.seconds["time/rollout"]
+        if self.config.max_staleness:
+            metrics |= self.overlap(rewards, metrics["tokens"])
         metrics["groups/drawn"] = float(len(rollouts.groups))
-        metrics["groups/rejected"] = float(len(rollouts.groups) - len(accepted))
-        metrics["groups/missing"] = float(size - len(accepted[:size]))
-        metrics["groups/unused"] = float(len(accepted[size:]))
-        return run.rewards.batch(rollouts, accepted[:size]), metrics
+        metrics["groups/rejected"] = float(len(rollouts.groups) - accepted)
+        metrics["groups/missing"] = float(size - accepted)
+        return rewards, metrics
+
+    def overlap(self, rewards: RewardBatch, tokens: float) -> StepMetrics:
+        """What rolling out beside the learner comes to, since the batch before."""
+        before, self.taken = self.taken, time.perf_counter()
+        groups = self.run.tries.flow.groups.values()
+        playing = sum(group is None for group in groups)
+        return staleness(rewards.trajectories, self.step, self.config.max_staleness) | {
+            "idle/learner": self.seconds["time/rollout"] / (self.taken - before),
+            "tokens/per_second": tokens / (self.taken - before),
+            "flow/playing": float(playing),
+            "flow/waiting": float(len(groups) - playing),
+        }
 
     def learn(self, rewards: RewardBatch, metrics: StepMetrics) -> None:
         """One call of the algorithm. From here on the step counts, whatever happens."""
-        metrics["tokens/per_second"] = metrics["tokens"] / self.seconds["time/rollout"]
         with self.phase("train"):
             self.run.colocation.sleep()
             self.whole = False
             metrics |= self.run.algorithm.update(rewards)
             self.whole = True
         self.step, self.unfinished = rewards.rollouts.step, metrics | self.seconds
-        self.sampler_state = self.run.sampler.state_dict()
-        self.run.store.write(rewards.rollouts)  # again, with the advantages
+        self.run.tries.learned(rewards.rollouts)
 
     def publish_and_log(self) -> None:
         """Brings the engines to this step's weights, evaluates where that is due, and writes the step's metrics."""
         with self.phase("sync"):
+            if self.config.max_staleness and self.config.deterministic:  # in lock-step: no update meets an episode
+                self.run.tries.drain(self.stop)
             synced = self.run.publish(self.step)
+        if self.config.max_staleness and not self.config.deterministic:
+            self.run.tries.draw(self.step)
         if self.unfinished is None:  # resumed from a checkpoint whose step was written already
             return
         metrics = self.unfinished | synced
@@ -112,10 +132,9 @@ class Loop:
         return last or bool(self.config.eval_interval and self.step % self.config.eval_interval == 0)
 
     def save(self) -> None:
-        state = {"sampler": self.sampler_state, "unfinished": self.unfinished}
-        if (self.step, state) != self.saved:
-            self.run.save(self.step, state)
-            self.saved = (self.step, state)
+        if (self.step, self.unfinished) != self.saved:
+            self.run.save(self.step, {"tries": self.run.tries.state_dict(), "unfinished": self.unfinished})
+            self.saved = (self.step, self.unfinished)
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:

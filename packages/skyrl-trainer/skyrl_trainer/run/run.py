@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from skyrl_trainer.algorithms.options import algorithm_name
 from skyrl_trainer.algorithms.rewards import Rewards
 from skyrl_trainer.algorithms.samplers import sampler_class
-from skyrl_trainer.errors import EngineDied, EngineLost
+from skyrl_trainer.errors import EngineDied, EngineLost, UserError
 from skyrl_trainer.learner.compose import algorithm_class
 from skyrl_trainer.learner.grpo import GRPO
 from skyrl_trainer.learner.model import Learner, make_learner
@@ -26,10 +26,11 @@ from skyrl_trainer.run.checkpoint import Checkpoints, check_resumable
 from skyrl_trainer.run.folder import RunFolder
 from skyrl_trainer.run.held_out import HeldOut, tasks
 from skyrl_trainer.run.processes import Processes, check_engines
+from skyrl_trainer.run.tries import Tries
 from skyrl_trainer.settings import Config
-from skyrl_trainer.types import PromptBatch, RolloutBatch, StepMetrics, Trajectory
+from skyrl_trainer.types import StepMetrics
 from skyrl_trainer.user_file import load_plugin
-from skyrl_trainer.weight_sync.canary import Canary
+from skyrl_trainer.weight_sync.canary import TOLERANCE, Canary
 from skyrl_trainer.weight_sync.colocation import Colocation, shares_gpus, sync_backend
 from skyrl_trainer.weight_sync.shared_memory import SharedMemorySync
 
@@ -71,8 +72,9 @@ class Run:
         self.replayed = self._stored_rollouts()
         self.train_tasks = self.replayed.samples if self.replayed else tasks(config, config.data.train_data)
         self.held_out = HeldOut(config)
-        self.sampler = make_sampler(self.train_tasks, trainer.seed)
-        self.store = JsonlTrajectoryStore(path / "trajectories")
+        sampler = make_sampler(self.train_tasks, trainer.seed)
+        store = JsonlTrajectoryStore(path / "trajectories")
+        self.tries = Tries(config, self.alone.options.max_draws, sampler, self.rewards, store)
 
     def _stored_rollouts(self) -> Any:
         """What stands in for rollouts where `data.train_data` names stored trajectories, else None."""
@@ -81,6 +83,8 @@ class Run:
         folders, own = stored_folders(self.config.data.train_data), self.alone
         if not folders:
             return None
+        if self.config.trainer.max_staleness:
+            raise UserError("Stored trajectories are as old as they are: with them trainer.max_staleness must be 0.")
         corrects = own.options.correction == "bypass" or own.correction_range[0] != "none"
         return StoredRollouts(self.config, folders, corrects)
 
@@ -132,8 +136,9 @@ class Run:
         self.processes.wait_for_engines()
         self.sync = self._weight_sync()
         self.stack.callback(self.sync.close)
-        self.canary = Canary(self.processes.engines, self._canary_prompt(), trainer.sync_tolerance)
+        self.canary = Canary(self.processes.engines, self._canary_prompt(), TOLERANCE[trainer.policy.model.dtype])
         self.processes.watch.restore = self._restore
+        self.tries.rollouts = self.replayed or self.processes.rollouts
         self.restarts = 0
 
     def _start_learner(self, weights: str, updates: int) -> None:
@@ -171,7 +176,7 @@ class Run:
         else:
             step, unfinished, self.best = found.step, found.extra["unfinished"], found.extra["best"]
             self.algorithm.load_state_dict(found.learner)
-            self.sampler.load_state_dict(found.extra["sampler"])
+            self.tries.load_state_dict(found.extra["tries"], step)
             self.checkpoint = None  # its tensors are in the learner now
             self.table.note(f"going on from the checkpoint of step {step}")
         written = step if unfinished is None else step - 1
@@ -181,41 +186,7 @@ class Run:
         self.tracker = Tracker(self.config, last_step=written)
         self.stack.callback(self.metrics.close)
         self.stack.callback(self.tracker.close)
-        self.stored = self._stored_tries(step)
         return step, unfinished
-
-    def _stored_tries(self, step: int) -> RolloutBatch | None:
-        """Of the step after the checkpoint, whose tries may have been stored before the process died.
-
-        Later ones came from weights that are lost; they will be made, and stored, again.
-        """
-        later = [stored for stored in self.store.steps() if stored > step]
-        rollouts = self.store.read(step + 1) if step and step + 1 in later else None
-        for stored in later:
-            if rollouts is None or stored != rollouts.step:
-                self.store.path(stored).unlink()
-        return rollouts
-
-    def roll_out(self, tasks: PromptBatch, rollouts: RolloutBatch) -> list[int]:
-        """Adds tries of these tasks: new ones, or those of an earlier process that did not come to learn from them.
-
-        They are stored before a reward function sees them, and again with its scores. Returns the numbers of the
-        groups that the sampler accepts.
-        """
-        found = self.stored.groups[tasks.offset :] if self.stored and self.stored.step == tasks.step else []
-        groups = found[: len(tasks.samples)]
-        if [group[0].sample for group in groups if len(group) == tasks.num_generations] != tasks.samples:
-            self.stored, found = None, []
-            groups = (self.replayed or self.processes.rollouts).run(tasks).groups
-            self.store.write(RolloutBatch(tasks.step, rollouts.groups + groups))
-        rollouts.groups += groups
-        if self.rewards.judge([trajectory for group in groups for trajectory in group]):
-            self.store.write(RolloutBatch(tasks.step, rollouts.groups + found[len(groups) :]))
-        return [number for number, group in enumerate(groups, tasks.offset) if self._accepts(group)]
-
-    def _accepts(self, group: list[Trajectory]) -> bool:
-        alive = [trajectory for trajectory in group if not trajectory.stop_reason.failed]
-        return self.sampler.accept(alive, [sum(self.rewards.per_turn(trajectory)) for trajectory in alive])
 
     def publish(self, step: int) -> StepMetrics:
         """The learner's weights into every engine, proved by the canary. Raises SyncError."""

@@ -26,6 +26,8 @@ from skyrl_trainer.weight_sync.shared_memory import SyncReport
 NUM_PREFIXES = 4
 TOP_LOGPROBS = 20
 CHECK_SECONDS = 120.0
+TOLERANCE = {"float32": 5e-4, "bfloat16": 0.2}
+"""By the weights' precision: how far two right implementations may be apart in a logprob."""
 VISIBLE = 2.0
 """An update is visible when it changed a logprob by more than this many tolerances; then a tenth of the change is the
 limit of the error. (In float32 two implementations differ by up to a fifth of the default tolerance.)"""
@@ -86,7 +88,7 @@ class Canary:
     def _ask(self, engines: list[Any]) -> None:
         """Gives every prefix to every engine."""
         options = SamplingOptions(max_tokens=1, top_logprobs=TOP_LOGPROBS)
-        requests = [GenerationRequest(str(i), prefix, options, seed=i) for i, prefix in enumerate(self._prefixes)]
+        requests = [GenerationRequest(str(i), each, options, i, first=True) for i, each in enumerate(self._prefixes)]
         ray.get([engine.submit.remote(self._client, requests) for engine in engines], timeout=CHECK_SECONDS)
 
     def _answers(self, engines: list[Any]) -> list[list[GenerationOutput]]:
@@ -132,8 +134,8 @@ class Canary:
         if error >= limit:
             raise SyncError(
                 f"Weight sync failed ({where}): the engine's logprobs differ from the learner's by {error:.2e}, "
-                f"the limit is {limit:.2e} (trainer.sync_tolerance={self._tolerance:g}, and a tenth of the change by a "
-                f"visible update, {change:.2e}). {advice} With bfloat16 weights, set trainer.sync_tolerance higher."
+                f"the limit is {limit:.2e} ({self._tolerance:g}, and a tenth of the change by a "
+                f"visible update, {change:.2e}). {advice}"
             )
 
 

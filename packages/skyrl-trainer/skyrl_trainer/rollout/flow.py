@@ -1,0 +1,84 @@
+"""Which groups may be drawn and which are learned from next, so that no token is older than `max_staleness` updates.
+
+A group is the tries of one task; groups are numbered as they are drawn. While the engines hold version v of the weights
+there may be `(v + max_staleness + 1) * size` of them in all, and batches take the oldest: fewer than
+`(max_staleness + 1) * size` stand before one that is drawn, so that at most `max_staleness` updates are made before it
+is learned from. Nothing is thrown away for its age, so what is learned from is as long as what was drawn. With 0 a
+batch is drawn, played to its end and learned from.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+from skyrl_trainer.types import StepMetrics, Trajectory
+
+Group = list[Trajectory]
+
+
+@dataclass
+class Flow:
+    """Knows numbers, not processes. Example: Flow(size=32, max_staleness=2, steps=100, max_draws=4)."""
+
+    size: int
+    """Groups of a batch."""
+    max_staleness: int
+    steps: int
+    """Of the whole run: nothing is drawn beyond them."""
+    max_draws: int
+    """How many batches one batch may cost where groups are refused; after that it is learned from as it is."""
+    drawn: int = 0
+    given_back: int = 0
+    """Places of refused groups, for others."""
+    redraws: int = 0
+    """Of these, since the last batch."""
+    groups: dict[int, Group | None] = field(default_factory=dict)
+    """By number, oldest first, all that are drawn and neither taken nor refused; None while one plays."""
+
+    def room(self, version: int) -> int:
+        """How many groups may be drawn while the engines hold this version."""
+        batches = min(version + self.max_staleness + 1, self.steps)
+        return max(0, batches * self.size + self.given_back - self.drawn)
+
+    def draw(self, count: int) -> range:
+        """The numbers of so many new groups, which play from now on."""
+        numbers = range(self.drawn, self.drawn + count)
+        self.drawn += count
+        self.groups |= dict.fromkeys(numbers)
+        return numbers
+
+    def finish(self, number: int, group: Group, accepted: bool) -> None:
+        """A group has ended. One that the sampler refuses gives its place back, as often as `max_draws` allows."""
+        if accepted:
+            self.groups[number] = group
+            return
+        del self.groups[number]
+        if self.redraws < (self.max_draws - 1) * self.size:
+            self.redraws += 1
+            self.given_back += 1
+
+    def take(self, version: int) -> dict[int, Group] | None:
+        """The next batch, by number; None while one that belongs to it plays or is still to be drawn."""
+        oldest = {number: self.groups[number] for number in list(self.groups)[: self.size]}
+        taken = {number: group for number, group in oldest.items() if group is not None}
+        if len(taken) < len(oldest) or (len(taken) < self.size and self.room(version)):
+            return None
+        for number in taken:
+            del self.groups[number]
+        self.redraws = 0
+        return taken
+
+
+def staleness(batch: list[Trajectory], version: int, bound: int) -> StepMetrics:
+    """`staleness/mean` and `/max`, in updates, of the sampled tokens of what is learned from in step `version` + 1.
+
+    Raises AssertionError for a token that is older than the bound: `Flow` makes that impossible.
+    """
+    versions = Counter(each for trajectory in batch for turn in trajectory.turns for each in turn.weight_versions)
+    if not versions:
+        return {}
+    oldest = version - min(versions)
+    assert oldest <= bound, f"a token is {oldest} updates old, beyond trainer.max_staleness={bound}"
+    mean = sum((version - each) * count for each, count in versions.items()) / versions.total()
+    return {"staleness/mean": mean, "staleness/max": float(oldest)}

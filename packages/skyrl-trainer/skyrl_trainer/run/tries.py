@@ -1,0 +1,172 @@
+"""The tries of tasks on their way from the draw to the batch that is learned from, and through a resume.
+
+A group of tries is stored as soon as it has ended, before a reward function sees it, in `trajectories/waiting`; with
+its batch it moves to the step's file once it has been learned from. A checkpoint names the groups that are open. A
+resumed run takes those that are stored, and plays the others again under the same names and seeds.
+"""
+
+from __future__ import annotations
+
+from itertools import chain
+from typing import Any
+
+from skyrl_trainer.algorithms.rewards import Rewards
+from skyrl_trainer.protocols import Sampler
+from skyrl_trainer.rollout.flow import Flow, Group
+from skyrl_trainer.rollout.manager import check_not_all_failed
+from skyrl_trainer.rollout.store import JsonlTrajectoryStore, plain_sample
+from skyrl_trainer.run.signals import StopSignal
+from skyrl_trainer.settings import Config
+from skyrl_trainer.types import RolloutBatch, Sample
+
+COUNTERS = ("drawn", "given_back", "redraws")
+"""The fields of a Flow that a checkpoint keeps beside its groups."""
+
+
+class Tries:
+    """Draws tasks, has them played, stored and judged, and gives the oldest as a batch."""
+
+    def __init__(
+        self, config: Config, max_draws: int, sampler: Sampler, rewards: Rewards, store: JsonlTrajectoryStore
+    ) -> None:
+        """`rollouts` is set before the first draw: rollout.manager.Rollouts, or what has its `start` and `finished`."""
+        trainer = config.trainer
+        self.flow = Flow(trainer.train_batch_size, trainer.max_staleness, trainer.max_steps, max_draws)
+        self.rollouts: Any = None
+        self._size = config.generator.num_generations
+        self._in_order = trainer.deterministic or trainer.max_staleness == 0
+        self._sampler, self._rewards, self._store = sampler, rewards, store
+        self._waiting = store.beside("waiting")
+        self._playing: dict[int, Group] = {}
+        """Still empty trajectories."""
+        self._refused: dict[int, Group] = {}
+        """Since the last batch, with which they will be stored."""
+        self._found: dict[int, Group] = {}
+        """What an earlier process had stored and not learned from."""
+        self._unplayed: dict[int, Sample] = {}
+        """What an earlier process had drawn, and no group is stored of."""
+        self._files: dict[int, set[int]] = {}
+        """The groups of each waiting file, which is named for the first of them."""
+
+    def draw(self, version: int) -> None:
+        """Begins to play as many tasks as the engines, which hold this version, have room for."""
+        numbers = self.flow.draw(self.flow.room(version))
+        drawn = self._unplayed | dict(zip(numbers, self._sampler.next_tasks(len(numbers)), strict=True))
+        self._unplayed = {}
+        for number, sample in drawn.items():
+            self._playing[number] = self.rollouts.new_group(self._name(number), sample, self._size)
+            if number in self._found and self._found[number][0].sample != sample:
+                del self._found[number]
+        self.rollouts.start([self._playing[number] for number in drawn if number not in self._found])
+
+    def _name(self, number: int) -> str:
+        """Of a group: the step that it would belong to if none were refused, and its place in it."""
+        batch, place = divmod(number, self.flow.size)
+        return f"{batch + 1}/{place}"
+
+    def drain(self, stop: StopSignal) -> None:
+        """Until nothing plays."""
+        while self._playing:
+            self.collect(stop)
+
+    def collect(self, stop: StopSignal) -> None:
+        """Waits until a group has ended (without staleness: all); stores and judges it, accepts it or refuses it."""
+        with stop.interruptible():
+            ended = {number: self._found.pop(number) for number in self._playing if number in self._found}
+            if not ended:
+                ended = self.rollouts.finished(self._playing, wait_for_all=self._in_order)
+                self._keep(ended)
+            if self._rewards.judge(list(chain(*ended.values()))):
+                self._keep(ended)
+        for number in sorted(ended):
+            del self._playing[number]
+            self._finish(number, ended[number])
+
+    def _finish(self, number: int, group: Group) -> None:
+        alive = [trajectory for trajectory in group if not trajectory.stop_reason.failed]
+        accepted = self._sampler.accept(alive, [sum(self._rewards.per_turn(trajectory)) for trajectory in alive])
+        self.flow.finish(number, group, accepted)
+        if not accepted:
+            self._refused[number] = group
+
+    def take(self, version: int) -> tuple[RolloutBatch, int] | None:
+        """The next batch and how many of its groups are accepted, which come first; None while one is not there yet.
+
+        Raises UserError when every single episode of it failed.
+        """
+        taken = self.flow.take(version)
+        if taken is None:
+            return None
+        rollouts = RolloutBatch(version + 1, [*taken.values(), *self._refused.values()])
+        check_not_all_failed(rollouts, "step")
+        self._refused = {}
+        return rollouts, len(taken)
+
+    def learned(self, rollouts: RolloutBatch) -> None:
+        """Stores a batch for good, with its advantages."""
+        self._store.write(rollouts)
+        for first, numbers in list(self._files.items()):
+            if not numbers & {*self.flow.groups, *self._refused}:
+                self._waiting.path(first).unlink(missing_ok=True)
+                del self._files[first]
+
+    def _keep(self, groups: dict[int, Group]) -> None:
+        first = min(groups)
+        self._waiting.write(RolloutBatch(first, [groups[number] for number in sorted(groups)]))
+        self._files[first] = set(groups)
+
+    # A checkpoint, and what was stored after it.
+
+    def state_dict(self) -> dict[str, Any]:
+        """The numbers of the flow, and every group that is open, with the sampler's verdict if it has given one."""
+        accepted = {number: None if group is None else True for number, group in self.flow.groups.items()}
+        opened = {number: group[0].sample for number, group in self.flow.groups.items() if group is not None}
+        opened |= {number: group[0].sample for number, group in (self._playing | self._refused).items()}
+        verdicts = accepted | dict.fromkeys(self._refused, False)
+        return {
+            **{name: getattr(self.flow, name) for name in COUNTERS},
+            "sampler": self._sampler.state_dict(),
+            "open": [[number, verdicts[number], plain_sample(opened[number])] for number in sorted(opened)],
+        }
+
+    def load_state_dict(self, state: dict[str, Any], step: int) -> None:
+        """`step`: of the checkpoint. What newer weights have sampled is deleted."""
+        for name in COUNTERS:
+            setattr(self.flow, name, state[name])
+        self._sampler.load_state_dict(state["sampler"])
+        self._found = self._stored(step)
+        for number, accepted, entry in state["open"]:
+            sample = Sample(**entry)
+            group = self._found.get(number)
+            known = group is not None and group[0].sample == sample
+            if accepted is None or not known:
+                self._unplayed |= {} if accepted is False else {number: sample}
+            elif accepted:
+                self.flow.groups[number] = self._found.pop(number)
+            else:
+                self._refused[number] = self._found.pop(number)
+        self.flow.groups |= dict.fromkeys(self._unplayed)
+        self.flow.groups = dict(sorted(self.flow.groups.items()))
+
+    def _stored(self, step: int) -> dict[int, Group]:
+        """Whole groups by number, of which no token is newer than the checkpoint; moves them to one waiting file."""
+        later = [number for number in self._store.steps() if number > step]
+        stores = [(self._waiting, number) for number in self._waiting.steps()]
+        stores += [(self._store, number) for number in later]
+        groups = chain.from_iterable(store.read(number).groups for store, number in stores) if step else ()
+        found = {self._number(group): group for group in groups if self._counts(group, step)}
+        if found:
+            self._keep(found)
+        for store, number in stores:
+            if store is self._store or number not in self._files:
+                store.path(number).unlink()
+        return found
+
+    def _counts(self, group: Group, step: int) -> bool:
+        """Not one whose every try failed: the env may be mended."""
+        newest = max((version for each in group for turn in each.turns for version in turn.weight_versions), default=0)
+        return len(group) == self._size and newest <= step and not all(each.stop_reason.failed for each in group)
+
+    def _number(self, group: Group) -> int:
+        batch, place, _ = map(int, group[0].trajectory_id.split("/"))
+        return (batch - 1) * self.flow.size + place
