@@ -5,8 +5,6 @@ a two-character word is found inside a sentence. The same documents and query gi
 are sums in a fixed order, and equal scores come in the order of the documents.
 """
 
-from __future__ import annotations
-
 import heapq
 import math
 import re

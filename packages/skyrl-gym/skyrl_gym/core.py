@@ -13,8 +13,6 @@ The contract of every environment here:
 A subclass gives `choices`, `count_tasks`, `make_task`, `begin`, `act` and `expert_action`; docs/environments/README.md.
 """
 
-from __future__ import annotations
-
 import copy
 import dataclasses
 from collections.abc import Mapping, Sequence

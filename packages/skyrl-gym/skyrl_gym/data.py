@@ -11,8 +11,6 @@ the row itself, as in `{"prompt": "12 * 34 = ?", "ground_truth": "408"}`. `env_c
 `environment.env_class`. Other fields are kept. A row is played by `env.reset(options={"task": row})`.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Iterator, Mapping

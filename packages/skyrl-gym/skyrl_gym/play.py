@@ -1,7 +1,5 @@
 """Episodes as a whole: the expert's, and a person's in the terminal."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterator
 from typing import Any, cast

@@ -4,8 +4,6 @@ A registry file is `schema: 1` and `envs:`, a list of entries with the fields of
 before any of it is registered. Errors are ValueErrors that begin with file and line.
 """
 
-from __future__ import annotations
-
 import difflib
 import importlib
 import os

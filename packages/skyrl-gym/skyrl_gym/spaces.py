@@ -5,8 +5,6 @@ by default. This space keeps `isinstance(space, Text)` true, so that Gymnasium's
 text, and checks the length only.
 """
 
-from __future__ import annotations
-
 import string
 from typing import Any
 

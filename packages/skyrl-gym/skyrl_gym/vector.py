@@ -7,8 +7,6 @@ A finished environment is reset without options. What every episode should have 
 `make_vec("webshop_lite", 8, split="val")`, not `reset(options={"split": "val"})`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from typing import Any

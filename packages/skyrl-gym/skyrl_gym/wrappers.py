@@ -1,7 +1,5 @@
 """Wrappers for text environments: a window of history, a budget of invalid actions, episodes recorded and replayed."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

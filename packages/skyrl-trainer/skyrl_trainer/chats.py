@@ -7,8 +7,6 @@ Where an assistant's message has `tool_calls`, or the row `tools` (schemas), as 
 template writes them. Other columns are ignored.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from pathlib import Path

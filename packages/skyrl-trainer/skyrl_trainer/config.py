@@ -1,7 +1,5 @@
 """The configuration of a run (settings.py), from a recipe and overrides, with who set what; and back to YAML."""
 
-from __future__ import annotations
-
 import difflib
 import json
 from collections.abc import Iterable, Mapping

@@ -11,8 +11,6 @@ Sample i of an env is the env reset with a seed that only `seed` and i decide; f
 Every mistake in a spec is found before training starts, and is a UserError that names the spec.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import random

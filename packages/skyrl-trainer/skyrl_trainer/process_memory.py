@@ -1,7 +1,5 @@
 """Memory of the processes of a run: what the C library keeps is given back, and the whole is measured."""
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 from pathlib import Path

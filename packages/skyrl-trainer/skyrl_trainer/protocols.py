@@ -3,8 +3,6 @@
 An implementation is found by its methods, not by inheritance.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any, Protocol
 

@@ -3,8 +3,6 @@
 Only the form is checked here: config.py knows the settings.
 """
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Collection, Iterator

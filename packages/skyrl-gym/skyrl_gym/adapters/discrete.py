@@ -9,8 +9,6 @@ A word is a 1 at the place that its CRC-32 gives, the same in every process. Not
 no rule of an environment, no ground truth.
 """
 
-from __future__ import annotations
-
 import enum
 import re
 from functools import lru_cache

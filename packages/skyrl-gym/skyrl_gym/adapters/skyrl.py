@@ -5,8 +5,6 @@ observation. An episode succeeds when its last reward is at least 1. A state is 
 restores classes that are deterministic. An episode that does not end is closed by the next `reset` or by `close`.
 """
 
-from __future__ import annotations
-
 import copy
 from functools import partial
 from typing import Any, ClassVar

@@ -5,8 +5,6 @@ group plays the same one: by `task_id` or `seed`, with `split` and the like besi
 Instructions and first observation are appended to the row's prompt, whose user message may be "".
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from typing import Any

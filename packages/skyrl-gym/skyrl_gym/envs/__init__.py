@@ -1,7 +1,5 @@
 """The environments, each loaded when it is made; SkyRL's `register`, `spec` and `make` over Gymnasium's registry."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

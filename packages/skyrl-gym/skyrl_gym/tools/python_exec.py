@@ -4,8 +4,6 @@ Every call starts from the same state and leaves none; only the standard library
 expression is printed, as in a notebook. docs/environments/python_exec.md says what it promises, and what not.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import functools

@@ -6,8 +6,6 @@ session, open files, environment, capabilities; all files but the standard libra
 emptied after each call (Landlock); all system calls and arguments not in sandbox_policy.json (seccomp).
 """
 
-from __future__ import annotations
-
 import ast
 import contextlib
 import gc

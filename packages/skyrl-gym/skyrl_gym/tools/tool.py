@@ -8,8 +8,6 @@
 A call's arguments are checked against the schema. Whatever goes wrong is a sentence for the model; no call raises.
 """
 
-from __future__ import annotations
-
 import difflib
 import inspect
 import json

@@ -4,8 +4,6 @@ The settings and who set them, the placement, a memory estimate, the physical li
 Nothing is downloaded and no model is loaded. Where the GPUs that a run wants are not here, known ones are assumed.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import re

@@ -4,8 +4,6 @@ An engine actor has one coroutine, `collect`, which makes it an asyncio actor in
 it. The other methods are short, or run while nothing is generated, and may hold up the actor's event loop.
 """
 
-from __future__ import annotations
-
 import asyncio
 import sys
 import threading

@@ -8,8 +8,6 @@ Token ids go in and come out of `/inference/v1/generate`, with the weight versio
 order in which they were submitted; unlike the in-process engine the server decides what is computed together.
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 import sys

@@ -5,8 +5,6 @@
 The server listens on a Unix socket in a folder that only we can open: its control endpoints obey anybody who asks.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

@@ -5,8 +5,6 @@ they came, and one step of the model. So all requests of one `submit` enter betw
 meets a running step, and what happens depends on the order of calls only, never on the time.
 """
 
-from __future__ import annotations
-
 import gc
 import os
 import sys

@@ -8,8 +8,6 @@ generators cannot do. Admission makes sure of it: a seeded request enters when t
 in flight to its last token (so none is preempted), and `max_num_batched_tokens` covers the whole cache.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

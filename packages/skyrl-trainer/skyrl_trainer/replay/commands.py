@@ -1,7 +1,5 @@
 """`skyrl-trainer replay` and `export --trajectories`: what the trajectories that a run has stored are good for."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

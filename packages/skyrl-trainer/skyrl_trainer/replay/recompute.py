@@ -4,8 +4,6 @@ In float32, by the learner's own pass and at the run's temperature, from the rec
 The tokens of step N were sampled by the weights after step N - 1.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any

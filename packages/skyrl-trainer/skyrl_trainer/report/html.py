@@ -3,8 +3,6 @@
 Its run's trajectories are a page of their own beside it (report/viewer.py), to which it links.
 """
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

@@ -4,8 +4,6 @@ The page holds a JSON index for its list, and one block per episode: JSON, defla
 opened. Whoever played, an adapter makes an Episode of it: `from_trajectory` here, `from_attempt` in skyrl_eval.report.
 """
 
-from __future__ import annotations
-
 import base64
 import json
 import zlib

@@ -5,8 +5,6 @@ An expert's episode is a chat, and is learned as any other (learner/sft.py). Clo
 know about the same. Same arguments, same bytes; the folder then holds a Hugging Face model and nothing else.
 """
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Sequence

@@ -10,8 +10,6 @@ tolerance alone misses all three at a small learning rate, so the error is also 
 Where the update changed no more than the noise of two implementations, the checksum of the loaded bytes decides.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from typing import Any

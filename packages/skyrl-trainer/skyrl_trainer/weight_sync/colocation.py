@@ -10,8 +10,6 @@ The states are kept on every machine, so that a wrong order is found on a CPU to
 is shared.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from enum import StrEnum

@@ -8,8 +8,6 @@ The checksum is one that a GPU can compute (digest.py): of what the learner send
 loads. NCCL waits for ever for whoever does not come, so both sides are watched: the first failure ends the sync.
 """
 
-from __future__ import annotations
-
 import socket
 import threading
 import time

@@ -7,8 +7,6 @@ Another machine of the cluster that has engines gets a buffer of its own: at eve
 object store, once, however many machines there are, and an actor on each writes them down before its engines load.
 """
 
-from __future__ import annotations
-
 import time
 from dataclasses import dataclass, replace
 from typing import Any

@@ -9,8 +9,6 @@ An engine for LoRA has wrapped its layers, which the names in a checkpoint do no
 an update of the base. After it only adapters come, by vLLM's own way.
 """
 
-from __future__ import annotations
-
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any

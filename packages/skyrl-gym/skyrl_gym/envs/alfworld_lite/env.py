@@ -6,8 +6,6 @@ in lines before it is its own affair. A command that is not admissible changes n
 (`success`), which ends the episode, else 0.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any, ClassVar
 

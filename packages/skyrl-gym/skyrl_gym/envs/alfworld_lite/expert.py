@@ -6,8 +6,6 @@ In a line before a command it says what it is after now, as ReAct does (Yao et a
 and when it has put one down, then "clean mug".
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from skyrl_gym.envs.alfworld_lite.tasks import LOOK, VERBS, placed, ready

@@ -4,8 +4,6 @@ Task `index` has type index % 6. It is drawn from `random.Random` of a string of
 is the same in both languages, and everywhere. train and val play in the seen layouts, test in the unseen ones.
 """
 
-from __future__ import annotations
-
 import random
 from functools import cache
 from typing import Any

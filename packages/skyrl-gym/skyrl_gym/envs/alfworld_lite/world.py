@@ -6,8 +6,6 @@ hand. A door of an appliance may be open or closed when it is used; heating and 
 never undone.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path

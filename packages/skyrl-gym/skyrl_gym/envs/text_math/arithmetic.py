@@ -8,8 +8,6 @@ everywhere and the number of tasks is known. Two hashes (of our own, hence stabl
 A list is built with numpy on first use and kept: half a second for the 1.2 million problems of difficulty 3, else less.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

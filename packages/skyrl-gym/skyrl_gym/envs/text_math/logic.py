@@ -9,8 +9,6 @@ A task's names follow from its index, which makes all texts of a split distinct.
 clues that mean the same, under any names and in any order, lie in one split.
 """
 
-from __future__ import annotations
-
 import hashlib
 import random
 from collections.abc import Callable

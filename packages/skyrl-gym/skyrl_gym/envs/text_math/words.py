@@ -6,8 +6,6 @@ A task is a story and one choice of its numbers, whatever the names in it. A sto
 tenth is val, the second test, the rest train. Every text spells its numbers, hence no two tasks have the same text.
 """
 
-from __future__ import annotations
-
 import operator
 from decimal import Decimal
 from fractions import Fraction

@@ -8,8 +8,6 @@ Reward, paid with the answer: `answer` is 1.0 when it is right, and `tool_calls`
 calls that named a tool and had fitting arguments, whatever the tool made of them; more calls never pay more.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path

@@ -5,8 +5,6 @@ entity that it names. A chain asks for a fact by way of others: "the population 
 was born". No chain of one split is in another.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import random

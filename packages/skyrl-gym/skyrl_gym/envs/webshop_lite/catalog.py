@@ -6,8 +6,6 @@ from query and attributes. All is frozen: a price given as a range, and the pric
 of the asin. No product has goals in two splits.
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 import random

@@ -5,8 +5,6 @@ value on the page. It is read as WebShop reads it: at the beginning of the first
 case. Anything else changes nothing and has reward 0. The only reward comes with the purchase (reward.py).
 """
 
-from __future__ import annotations
-
 import copy
 import re
 from collections.abc import Mapping, Sequence

@@ -6,8 +6,6 @@ values of its first option, and one above every price limit of its goals. Both l
 goals: every draw is of a pair [English, Chinese] of words.json, from one generator with a fixed seed.
 """
 
-from __future__ import annotations
-
 import json
 import random
 from functools import cache

@@ -6,8 +6,6 @@ The published matching is generous: ("x-large", "large") and ("8", "8.5") count 
 must be in the product's list, and an option must have exactly the goal's value in the goal's group.
 """
 
-from __future__ import annotations
-
 import re
 from functools import lru_cache
 from typing import Any
