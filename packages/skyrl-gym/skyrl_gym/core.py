@@ -19,7 +19,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import gymnasium
-import numpy as np
 from gymnasium import logger
 from gymnasium.error import ResetNeeded
 
@@ -171,8 +170,7 @@ class TextEnv(gymnasium.Env[str, str]):
                 task = self.task_from_row(row, self.options)
             else:
                 task = self.make_task(self.options, int(self.np_random.integers(self.count_tasks(self.options))))
-        self._task = task
-        self._finished = False
+        self._task, self._finished = task, False
         self._screen = observation = self.begin(task)
         info = {"instructions": task.instructions, "task_id": task.task_id, **self.reset_info()}
         return observation, self._with_admissible(info)
@@ -234,9 +232,7 @@ class TextEnv(gymnasium.Env[str, str]):
         state = copy.deepcopy(state)
         self._task = Task(**state["task"])
         self.options = state["options"]
-        generator = np.random.Generator(np.random.PCG64())
-        generator.bit_generator.state = state["np_random"]
-        self.np_random = generator
+        self.np_random.bit_generator.state = state["np_random"]
         self._finished, self._screen = state["finished"], state["screen"]
         self.set_env_state(state["env"])
 

@@ -32,7 +32,7 @@ def load_rows(path: str | Path) -> list[dict[str, Any]]:
     path = Path(path)
     if not path.is_file():
         raise FileNotFoundError(f"There is no data file {path}; expected a .jsonl or .parquet file.")
-    readers = {".jsonl": read_jsonl, ".parquet": _read_parquet}
+    readers = {".jsonl": read_jsonl, ".parquet": read_parquet}
     if path.suffix not in readers:
         raise ValueError(f"{path} ends in {path.suffix!r}; data files end in .jsonl or .parquet.")
     rows: list[dict[str, Any]] = []
@@ -64,7 +64,15 @@ def read_row(row: Any, where: str) -> dict[str, Any]:
         raise ValueError(f"{where}: field 'prompt' is missing; the row has {sorted(map(str, row))}.")
     if isinstance(prompt, str):
         prompt = [{"role": "user", "content": prompt}]
-    _check_prompt(prompt, where)
+    _require(isinstance(prompt, list) and prompt != [], where, "prompt", "a string or a list of messages", prompt)
+    for number, message in enumerate(prompt):
+        field = f"prompt[{number}]"
+        _require(isinstance(message, dict), where, field, "an object with 'role' and 'content'", message)
+        role, content = message.get("role"), message.get("content")
+        _require(role in ROLES, where, f"{field}.role", f"one of {', '.join(ROLES)}", role)
+        _require(isinstance(content, str), where, f"{field}.content", "a string", content)
+    if all(message["role"] != "user" for message in prompt):
+        raise ValueError(f"{where}: field 'prompt' has no message with role 'user'.")
     for name in ("data_source", "env_class"):
         _require(isinstance(row.get(name), str | None), where, name, "a string", row.get(name))
     for name in ("reward_spec", "reward_model", "extra_info"):
@@ -77,18 +85,6 @@ def ground_truth(row: Mapping[str, Any]) -> Any:
     """A row's ground truth: that of its `reward_spec`, else of `reward_model`, else its own; None without one."""
     places = (row.get("reward_spec") or {}, row.get("reward_model") or {}, row)
     return next((place["ground_truth"] for place in places if place.get("ground_truth") is not None), None)
-
-
-def _check_prompt(prompt: Any, where: str) -> None:
-    _require(isinstance(prompt, list) and prompt != [], where, "prompt", "a string or a list of messages", prompt)
-    for number, message in enumerate(prompt):
-        field = f"prompt[{number}]"
-        _require(isinstance(message, dict), where, field, "an object with 'role' and 'content'", message)
-        role, content = message.get("role"), message.get("content")
-        _require(role in ROLES, where, f"{field}.role", f"one of {', '.join(ROLES)}", role)
-        _require(isinstance(content, str), where, f"{field}.content", "a string", content)
-    if all(message["role"] != "user" for message in prompt):
-        raise ValueError(f"{where}: field 'prompt' has no message with role 'user'.")
 
 
 def _require(fine: bool, where: str, field: str, expected: str, value: Any) -> None:
@@ -120,7 +116,7 @@ def read_jsonl(path: Path) -> Iterator[tuple[str, Any]]:
             yield where, row
 
 
-def _read_parquet(path: Path) -> Iterator[tuple[str, Any]]:
+def read_parquet(path: Path) -> Iterator[tuple[str, Any]]:
     try:
         import pyarrow
         import pyarrow.parquet

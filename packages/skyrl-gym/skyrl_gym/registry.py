@@ -87,8 +87,13 @@ def load_registry(path: str | Path) -> list[EnvEntry]:
     for entry in entries:
         if entry.id in new:
             raise ValueError(f"{entry.source}: field 'id': {entry.id!r} is also the id of {new[entry.id].source}.")
-        if not _is_registered(entry):
-            new[entry.id] = entry
+        known = _entries.get(entry.id)
+        if known is not None and (known.entry_point, known.kwargs) == (entry.entry_point, entry.kwargs):
+            continue
+        if entry.id in gymnasium.registry:
+            owner = known.source if known else "a call of gymnasium.register"
+            raise ValueError(f"{entry.source}: field 'id': {entry.id!r} is already registered by {owner}; rename one.")
+        new[entry.id] = entry
     for entry in new.values():
         vector, limit = f"skyrl_gym.vector:{entry.id}", entry.max_episode_steps
         gymnasium.register(
@@ -96,16 +101,6 @@ def load_registry(path: str | Path) -> list[EnvEntry]:
         )
         _entries[entry.id] = entry
     return entries
-
-
-def _is_registered(entry: EnvEntry) -> bool:
-    known = _entries.get(entry.id)
-    if known is not None and (known.entry_point, known.kwargs) == (entry.entry_point, entry.kwargs):
-        return True
-    if entry.id in gymnasium.registry:
-        owner = known.source if known else "a call of gymnasium.register"
-        raise ValueError(f"{entry.source}: field 'id': {entry.id!r} is already registered by {owner}; rename one.")
-    return False
 
 
 def list_envs() -> list[EnvEntry]:

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import Any, overload
+from typing import Any
 from urllib.parse import parse_qsl
 
 from skyrl_trainer.errors import UserError
@@ -35,11 +35,7 @@ Conversation = list[dict[str, str]]
 class _Samples(Sequence[Sample]):
     """Samples that are made, or looked up, when they are asked for: `_at(index)`, 0 <= index < len."""
 
-    @overload
-    def __getitem__(self, index: int) -> Sample: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[Sample]: ...
-    def __getitem__(self, index: int | slice) -> Sample | list[Sample]:
+    def __getitem__(self, index: int | slice) -> Any:
         places = range(len(self))[index]
         return self._at(places) if isinstance(places, int) else [self._at(place) for place in places]
 
@@ -117,7 +113,7 @@ def load_samples(
             raise UserError(f"Data source {spec!r}: weight is {weight!r}, and must be a number above 0.")
         weights.append(weight)
         is_file = name.endswith(FILE_SUFFIXES) or Path(name).expanduser().is_file()
-        label = _label(name, options)
+        label = name + "?" * bool(options) + "&".join(f"{key}={options[key]}" for key in sorted(options))
         if label in seen:
             raise UserError(f"Data source {label!r} is listed twice; set the share of an env by its `weight` option.")
         seen.add(label)
@@ -141,12 +137,12 @@ def held_out(source: Sequence[Sample], count: int) -> list[Sample]:
     All distinct ones where the source has fewer. Several sources take turns, whatever their weights.
     """
     found: dict[tuple[str, str], Sample] = {}
-    envs = _Envs()
+    envs: dict[str, Any] = {}
     parts = source.parts if isinstance(source, SampleSource) else [source]
     for sample in (part[i] for i in range(max(map(len, parts))) for part in parts if i < len(part)):
         if len(found) == count:
             break
-        observation, info = envs.reset(sample)
+        observation, info = _reset(sample, envs)
         found.setdefault((info.get("instructions", ""), observation), sample)
     return list(found.values())
 
@@ -180,24 +176,19 @@ def conversation_texts(source: Sequence[Sample], count: int, seed: int, experts:
     if experts:
         yield from (message["content"] for talk in demonstrations(source, count, seed) for message in talk)
         return
-    envs = _Envs()
+    envs: dict[str, Any] = {}
     for sample in _drawn(source, count, random.Random(seed)):
-        observation, info = envs.reset(sample)
+        observation, info = _reset(sample, envs)
         yield from (info["instructions"], observation)
 
 
-class _Envs:
-    """One env of each id, reset again and again."""
+def _reset(sample: Sample, envs: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    """The first observation and info; `envs`: those that were made before, by id."""
+    import gymnasium
 
-    def __init__(self) -> None:
-        self._envs: dict[str, Any] = {}
-
-    def reset(self, sample: Sample) -> tuple[str, dict[str, Any]]:
-        import gymnasium
-
-        if sample.env_id not in self._envs:
-            self._envs[sample.env_id] = gymnasium.make(sample.env_id)
-        return self._envs[sample.env_id].reset(seed=sample.seed, options=dict(sample.options))
+    env = envs.get(sample.env_id) or envs.setdefault(sample.env_id, gymnasium.make(sample.env_id))
+    observation, info = env.reset(seed=sample.seed, options=dict(sample.options))
+    return observation, info
 
 
 def _parse(spec: str | dict[str, Any]) -> tuple[str, dict[str, Any]]:
@@ -217,7 +208,11 @@ def _parse(spec: str | dict[str, Any]) -> tuple[str, dict[str, Any]]:
     for key, text in pairs:
         if key in options:
             raise UserError(f"Data source {spec!r} gives the option {key!r} twice; list two sources instead.")
-        options[key] = _scalar(text)
+        try:  # 2 of "2", True of "true", and text of everything else
+            value = json.loads(text)
+        except ValueError:
+            value = text
+        options[key] = value if isinstance(value, (int, float)) else text
     return name, options
 
 
@@ -247,20 +242,6 @@ def _exam_of(package: str) -> Callable[..., Any] | None:
         return getattr(import_module(package), "exam", None)
     except ModuleNotFoundError:
         return None
-
-
-def _scalar(text: str) -> Any:
-    """2 of "2", True of "true", and text of everything else."""
-    try:
-        value = json.loads(text)
-    except ValueError:
-        return text
-    return value if isinstance(value, (int, float)) else text
-
-
-def _label(name: str, options: dict[str, Any]) -> str:
-    """A spec in one spelling, whatever the order of its options."""
-    return name + ("?" + "&".join(f"{key}={options[key]}" for key in sorted(options)) if options else "")
 
 
 def _env_samples(
@@ -312,6 +293,6 @@ def _file_samples(path: str, options: dict[str, Any], default_env_class: str, en
 def _try(label: str, sample: Sample) -> None:
     """One reset now, so that an unknown option is a sentence at the start and not a failed episode later."""
     try:
-        _Envs().reset(sample)
+        _reset(sample, {})
     except Exception as error:
         raise UserError(f"Data source {label!r}: {sample.env_id} cannot begin an episode: {error}") from error

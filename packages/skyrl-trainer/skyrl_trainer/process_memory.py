@@ -2,7 +2,6 @@
 
 import contextlib
 import ctypes
-from pathlib import Path
 
 import psutil
 
@@ -20,15 +19,9 @@ def return_free_memory() -> None:
 
 def pss_gib() -> float:
     """GiB of this process and all its descendants (Linux: the sum of PSS; where /proc has no PSS, of RSS)."""
-    me = psutil.Process()
-    total = 0
+    me, total = psutil.Process(), 0
     for process in [me, *me.children(recursive=True)]:
-        try:
-            rollup = Path(f"/proc/{process.pid}/smaps_rollup").read_text()
-            total += next(int(line.split()[1]) for line in rollup.splitlines() if line.startswith("Pss:")) * 1024
-        except (OSError, StopIteration):
-            try:
-                total += process.memory_info().rss
-            except psutil.Error:
-                continue  # it ended between the two looks
+        with contextlib.suppress(psutil.Error):  # it ended between the two looks
+            memory = process.memory_full_info()
+            total += getattr(memory, "pss", memory.rss)
     return total / 2**30

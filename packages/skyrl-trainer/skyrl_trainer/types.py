@@ -72,7 +72,6 @@ class SamplingOptions:
     max_tokens: int
     temperature: float = 1.0
     top_p: float = 1.0
-    top_k: int = -1
     stop_token_ids: tuple[int, ...] = ()
     min_tokens: int = 0
     """Benchmarks force a length with it: no stop token is sampled before."""

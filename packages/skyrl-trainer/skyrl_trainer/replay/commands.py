@@ -14,14 +14,6 @@ from skyrl_trainer.rollout.store import open_store
 from skyrl_trainer.types import Trajectory
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("run", type=Path, metavar="RUN", help="a run folder, or a folder of stored trajectories")
-    parser.add_argument("--step", type=int, metavar="N", help="default: every stored step")
-    parser.add_argument("--index", default="all", metavar="I", help="a trajectory's number in its step; default: all")
-    parser.add_argument("--live", action="store_true", help="run tools with effects outside again, as python_exec")
-    parser.add_argument("--recompute", metavar="MODEL", help="score the tokens, too, with a model or a checkpoint")
-
-
 def run(args: argparse.Namespace) -> int:
     """Exit code 0 where every episode was identical to its record, 1 otherwise."""
     config, total, same = run_config(args.run), 0, 0

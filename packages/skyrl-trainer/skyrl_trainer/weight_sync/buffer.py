@@ -65,10 +65,6 @@ class FlatBuffer:
         return f"/proc/{os.getpid()}/fd/{self._file.fileno()}"
 
     @property
-    def in_memory(self) -> bool:
-        return SHARED_MEMORY in Path(self.path).parents
-
-    @property
     def flat(self) -> torch.Tensor:
         """Every byte of the file, gaps included: uint8, writable and shared."""
         return torch.frombuffer(self._map, dtype=torch.uint8)
@@ -92,12 +88,8 @@ class FlatBuffer:
         return lambda: view
 
     def checksum(self) -> str:
-        """xxh3 over the names and bytes of all tensors: about 30 GB/s, a fraction of what loading them takes."""
-        hasher = xxhash.xxh3_64()
-        for name, tensor in self.tensors.items():
-            hasher.update(name.encode())
-            hasher.update(tensor.detach().reshape(-1).view(torch.uint8).numpy().data)
-        return hasher.hexdigest()
+        """Of all tensors, in their order: about 30 GB/s, a fraction of what loading them takes."""
+        return checksum(self.tensors.values())
 
     def unlink(self) -> None:
         """Removes the file's name; every mapping of it stays valid."""

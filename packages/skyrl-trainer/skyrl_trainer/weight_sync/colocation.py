@@ -6,14 +6,12 @@ Before an update the engines drop weights and KV cache (level 2; level 1, which 
 memory, where a sync brings adapters only). After it the learner gives back what it does not hold on to, memory for the
 weights comes first, the sync fills it, and only then is the KV cache made again: both sides' peaks never meet.
 
-The states are kept on every machine, so that a wrong order is found on a CPU too; engines are told only where memory
-is shared.
+The states are kept on a CPU too; engines are told only where memory is shared.
 """
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from enum import StrEnum
-from typing import Any
+from typing import Any, Literal
 
 from skyrl_trainer.errors import UserError
 from skyrl_trainer.settings import Config
@@ -21,12 +19,7 @@ from skyrl_trainer.weight_sync.shared_memory import EngineCalls
 
 ENGINE_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """Ranks that vLLM has room for: the next larger one is chosen."""
-
-
-class State(StrEnum):
-    AWAKE = "awake"
-    ASLEEP = "asleep"
-    WEIGHTS_AWAKE = "weights awake"
+State = Literal["awake", "asleep", "weights awake"]
 
 
 def shares_gpus(config: Config) -> bool:
@@ -79,24 +72,24 @@ class Colocation(EngineCalls):
     def __init__(self, engines: list[Any], level: int, shared: bool, release: Callable[[], Any]) -> None:
         super().__init__(engines)
         self.level, self.shared, self.release = level, shared, release
-        self.state = State.AWAKE
+        self.state: State = "awake"
 
     def sleep(self) -> None:
         """Before the learner computes: no rollout may be under way."""
-        self._move(State.AWAKE, State.ASLEEP, "sleep", self.level)
+        self._move("awake", "asleep", "sleep", self.level)
 
     @contextmanager
     def publishing(self) -> Iterator[None]:
         """Around a weight sync. Engines that are awake (before the first update) stay so."""
-        if self.state is State.AWAKE:
+        if self.state == "awake":
             yield
             return
-        self._move(State.ASLEEP, State.WEIGHTS_AWAKE, "wake_up", ["weights"])
+        self._move("asleep", "weights awake", "wake_up", ["weights"])
         yield
-        self._move(State.WEIGHTS_AWAKE, State.AWAKE, "wake_up", ["kv_cache"])
+        self._move("weights awake", "awake", "wake_up", ["kv_cache"])
 
     def _move(self, before: State, after: State, method: str, argument: Any) -> None:
-        if self.state is not before:
+        if self.state != before:
             raise RuntimeError(f"Engines that are {self.state} cannot become {after}: they have to be {before}.")
         if self.shared:
             if method == "wake_up":

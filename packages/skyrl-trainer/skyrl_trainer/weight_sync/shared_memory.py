@@ -18,7 +18,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from skyrl_trainer.errors import EngineLost, SyncError, UserError
 from skyrl_trainer.protocols import NamedTensors
-from skyrl_trainer.weight_sync.buffer import FlatBuffer
+from skyrl_trainer.weight_sync.buffer import SHARED_MEMORY, FlatBuffer
 
 CALL_SECONDS = 600.0
 """Longest wait for one phase of a sync on all engines."""
@@ -111,7 +111,7 @@ class SharedMemorySync(EngineCalls):
             self._buffer.unlink()
             for actor in self._receivers.values():
                 actor.unlink.remote()
-        if self._buffer.in_memory:
+        if self._buffer.path.startswith(str(SHARED_MEMORY)):
             for name, tensor in tensors.items():
                 if type(tensor) is torch.nn.Parameter and tensor.device.type == "cpu":
                     self._buffer.tensors[name].copy_(tensor.data)

@@ -143,8 +143,7 @@ class WebShopLiteEnv(TextEnv):
         shifts = self.np_random.integers(130, size=9).tolist() if self.options["codes"] == "drawn" else [0]
         hasty = self.options["expert"] == "hasty"
         haste = self.np_random.integers(2, size=2).astype(bool).tolist() if hasty else [False, False]
-        view = View()._asdict()
-        self.set_env_state({"view": view, "opened": [], "shifts": shifts, "thought": False, "haste": haste})
+        self.set_env_state({"view": View()._asdict(), "opened": [], "shifts": shifts, "thought": False, "haste": haste})
         return self._text
 
     def get_env_state(self) -> dict[str, Any]:
