@@ -2,13 +2,10 @@
 
 The contract of every environment here:
 - An episode is a function of seed, options and actions. Randomness comes from `self.np_random` only.
-- `reset` returns the user's message and `info["instructions"]`, the system message ("" for none).
-- The agent may see observations, `info["instructions"]` and `info["admissible_actions"]`. The rest of `info` is for
-  training, metrics and people. The ground truth is in neither; only `env.unwrapped.task` holds it.
-- Every step's info has `reward_parts` (they sum to the reward), `valid_action`, `success`, and `admissible_actions`
-  where the environment has them.
-- A task has an id, "<split>:<difficulty>:<lang>:<index>", that names the same task in every process and run. An
-  environment whose tasks depend on more options spells those too (`id_options`).
+- The agent may see observations, `info["instructions"]` (the system message, "" for none) and, where there are such,
+  `info["admissible_actions"]`. The rest of `info` is for training, metrics and people, without the ground truth.
+- Every step's info has `reward_parts` (they sum to the reward), `valid_action` and `success`.
+- A task's id, "<split>:<difficulty>:<lang>:<index>", names the same task in every process and run.
 
 A subclass gives `choices`, `count_tasks`, `make_task`, `begin`, `act` and `expert_action`; docs/environments/README.md.
 """
@@ -64,12 +61,7 @@ class Outcome:
 
 
 class TextEnv(gymnasium.Env[str, str]):
-    """Base class of all environments here.
-
-    Args:
-        render_mode: None or "ansi".
-        defaults: default values of reset options, for example `gymnasium.make(id, difficulty=2, lang="zh")`.
-    """
+    """Base class of all environments here. `defaults`: of reset options, as in `gymnasium.make(id, difficulty=2)`."""
 
     metadata: dict[str, Any] = {"render_modes": ["ansi"], "render_fps": 1}  # noqa: RUF012 (Gymnasium's declaration)
     choices: ClassVar[Choices] = {"split": SPLITS, "difficulty": (1,), "lang": ("en", "zh")}

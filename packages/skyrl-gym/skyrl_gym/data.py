@@ -21,13 +21,9 @@ ROLES = ("system", "user", "assistant", "tool")
 
 
 def load_rows(path: str | Path) -> list[dict[str, Any]]:
-    """Reads and checks every row of a .jsonl or .parquet file (parquet needs pyarrow).
+    """Reads and checks every row of a .jsonl or .parquet file (parquet needs pyarrow, else ImportError).
 
-    Raises:
-        FileNotFoundError: there is no such file.
-        ImportError: a parquet file, and pyarrow is not installed.
-        ValueError: the file is empty or a row is wrong; names the file, the line (jsonl) or row (parquet, from 1) and
-            the field, and says what was expected.
+    Raises FileNotFoundError, or ValueError with the file, the line (jsonl) or row (parquet, from 1) and the field.
     """
     path = Path(path)
     if not path.is_file():
@@ -53,10 +49,7 @@ def load_rows(path: str | Path) -> list[dict[str, Any]]:
 
 
 def read_row(row: Any, where: str) -> dict[str, Any]:
-    """The row as above: `prompt` as messages, the ground truth, if there is one, in `reward_spec`.
-
-    Raises ValueError with a sentence that begins with `where` and names the field that is wrong.
-    """
+    """The row as above, its ground truth, if any, in `reward_spec`. ValueError has `where` and the wrong field."""
     if not isinstance(row, dict):
         raise ValueError(f"{where}: expected an object with 'prompt' and 'ground_truth', got {type(row).__name__}.")
     prompt = row.get("prompt")

@@ -11,10 +11,7 @@ from skyrl_gym.registry import resolve_env_id
 
 
 def num_tasks(env_id: str, options: dict[str, Any] | None = None) -> int:
-    """How many distinct tasks an environment has under reset options, for example {"split": "val"}.
-
-    Their ids are "<split>:<difficulty>:<lang>:<index>" with 0 <= index < the number.
-    """
+    """How many distinct tasks an environment has under reset options, for example {"split": "val"}."""
     with gymnasium.make(resolve_env_id(env_id)) as env:
         return cast(TextEnv, env.unwrapped).num_tasks(options)
 
@@ -22,10 +19,7 @@ def num_tasks(env_id: str, options: dict[str, Any] | None = None) -> int:
 def expert_trajectory(
     env_id: str, seed: int | None = None, options: dict[str, Any] | None = None
 ) -> list[dict[str, str]]:
-    """An episode of the environment's expert, as chat messages.
-
-    Returns: [{"role": "system", ...} if there are instructions, {"role": "user", ...}, {"role": "assistant", ...}, ...]
-    """
+    """An episode of the environment's expert, as chat messages; the instructions, if any, are the system's."""
     with gymnasium.make(resolve_env_id(env_id)) as env:
         return _expert_episode(env, seed, options)["messages"]
 

@@ -78,11 +78,7 @@ def builtin_registry() -> Path:
 
 
 def load_registry(path: str | Path) -> list[EnvEntry]:
-    """Registers the environments of a file and returns them; a second time changes nothing.
-
-    Raises:
-        ValueError: the file is missing or malformed, or an id is taken; names file, line and field.
-    """
+    """Registers a file's environments, once, and returns them. ValueError names file, line and field that are wrong."""
     entries, new = _read(Path(path)), dict[str, EnvEntry]()
     for entry in entries:
         if entry.id in new:
@@ -109,11 +105,7 @@ def list_envs() -> list[EnvEntry]:
 
 
 def resolve_env_id(name: str) -> str:
-    """The id that gymnasium.make takes: "text_math" -> "skyrl/text_math-v0"; a registered id is returned as it is.
-
-    Raises:
-        ValueError: nothing of that name is registered; names the nearest ones.
-    """
+    """The id that gymnasium.make takes: "text_math" -> "skyrl/text_math-v0". ValueError names the nearest ones."""
     module, _, env_id = name.rpartition(":")
     if module:
         try:

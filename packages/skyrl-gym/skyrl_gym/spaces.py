@@ -1,8 +1,7 @@
 """UnicodeText: every string up to a length.
 
-`gymnasium.spaces.Text` lists its alphabet, which takes seconds and 250 MB for all of Unicode and leaves out the space
-by default. This space keeps `isinstance(space, Text)` true, so that Gymnasium's batching and wrappers treat it as
-text, and checks the length only.
+`gymnasium.spaces.Text` lists its alphabet, which takes seconds and 250 MB for all of Unicode. This one is a Text, so
+that Gymnasium batches and wraps it as text, and checks the length only.
 """
 
 import string

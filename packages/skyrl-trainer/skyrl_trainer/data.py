@@ -88,16 +88,13 @@ def load_samples(
     seed: int = 0,
     env_file: str | None = None,
 ) -> SampleSource:
-    """The samples of all specs, in order.
+    """The samples of all specs, in order. UserError names the spec, what is wrong with it and what is right.
 
     Args:
         default_env_class: plays the rows of a file that name no env_class.
         size: samples of an env spec that has no `size` of its own (DEFAULT_ENV_SIZE); files are never cut.
         seed: which samples of an env spec that has no `seed` of its own.
         env_file: a Python file that registers environments, loaded first.
-
-    Raises:
-        UserError: names the spec, what is wrong with it and what would be right.
     """
     if not specs:
         raise UserError("The data has no source: give an env spec such as 'text_math?split=train', or a file.")
@@ -132,9 +129,9 @@ def tasks(config: Config, specs: Sequence[str | dict[str, Any]]) -> SampleSource
 
 
 def held_out(source: Sequence[Sample], count: int) -> list[Sample]:
-    """The first `count` samples whose tasks differ (system and user message), so that an evaluation counts none twice.
+    """The first `count` samples whose tasks differ (system and user message), or all; none is counted twice.
 
-    All distinct ones where the source has fewer. Several sources take turns, whatever their weights.
+    Several sources take turns, whatever their weights.
     """
     found: dict[tuple[str, str], Sample] = {}
     envs: dict[str, Any] = {}
@@ -220,7 +217,7 @@ def take_exams(specs: Sequence[str | dict[str, Any]], folder: Path) -> tuple[lis
     """Held-out data apart: what `load_samples` takes, and an exam for every benchmark, `skyrl_eval:gsm8k?n=50`.
 
     The package before the colon makes it: `exam(name, options, folder)` returns an object with `run(rollouts, step)`,
-    whose figures are logged (skyrl_eval.training.Exam). folder: of the run, for what the exam keeps.
+    whose figures are logged. folder: of the run, for what the exam keeps.
     """
     rest, exams = [], []
     for spec in specs:

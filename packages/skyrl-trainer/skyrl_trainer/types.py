@@ -221,10 +221,7 @@ class Trajectory:
 
 @dataclass(slots=True)
 class RolloutBatch:
-    """The trajectories of one step, in groups by sample (`groups[i][j]`: try j of sample i).
-
-    Failed trajectories stay in their group, so that nothing is lost from the record; learning skips them.
-    """
+    """The trajectories of one step, in groups by sample (`groups[i][j]`: try j of sample i), failed ones too."""
 
     step: int
     groups: list[list[Trajectory]]

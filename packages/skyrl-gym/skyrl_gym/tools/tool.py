@@ -62,7 +62,6 @@ def run_call(
 ) -> dict[str, Any]:
     """Runs a call and returns {"tool", "args", "result" or "error"}; args is None unless they fit a tool's schema.
 
-    A result has at most `longest` characters, and says where it was cut.
     recorded: earlier returns, from which external tools answer instead of running; each answers once.
     """
     done: dict[str, Any] = {"tool": None, "args": None}

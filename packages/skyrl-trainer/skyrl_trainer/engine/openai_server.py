@@ -1,11 +1,8 @@
 """An engine that is an OpenAI-compatible vLLM server in a process of its own, started and watched by its actor.
 
-The server ends with its actor (server_process.py), and one that dies takes its actor along, so that Ray's restart of
-the actor is the one way back. `engine_kwargs.url` names a server that runs already instead: it is asked, never started
-or stopped.
-
-Token ids go in and come out of `/inference/v1/generate`, with the weight version of every token. Requests enter in the
-order in which they were submitted; unlike the in-process engine the server decides what is computed together.
+One that dies takes its actor along, so that Ray's restart of the actor is the one way back. `engine_kwargs.url` names
+a server that runs already instead. Token ids go in and come out of `/inference/v1/generate`, with the weight version of
+every token; unlike the in-process engine the server decides what is computed together.
 """
 
 import asyncio

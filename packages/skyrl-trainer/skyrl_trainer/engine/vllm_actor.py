@@ -1,11 +1,8 @@
-"""vLLM as an engine actor.
-
-An `LLMEngine` is stepped in a thread of the actor's own process. Against `AsyncLLM` this saves a process, is faster,
-and leaves the order of requests to us. Token ids go in and come out; nothing is decoded here.
+"""vLLM as an engine actor: an `LLMEngine` that a thread of the actor's own process steps, from token ids to token ids.
 
 Seeds on a CPU: a request with a seed must never be prefilled in parts, for vLLM rewinds its generator then, which CPU
-generators cannot do. Admission makes sure of it: a seeded request enters when the KV cache has room for every request
-in flight to its last token (so none is preempted), and `max_num_batched_tokens` covers the whole cache.
+generators cannot do. So a seeded request enters when the KV cache has room for every request in flight to its last
+token (so none is preempted), and `max_num_batched_tokens` covers the whole cache.
 """
 
 from typing import Any

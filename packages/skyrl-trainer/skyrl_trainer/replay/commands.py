@@ -88,10 +88,7 @@ def chat_row(trajectory: Trajectory) -> dict[str, Any]:
 
 
 def export_chat(run: Path, out: Path, step: int | None, min_reward: float | None, only_success: bool) -> str:
-    """Writes the chosen trajectories as chat jsonl, aside and then renamed; returns a sentence with the counts.
-
-    Failed episodes are left out, and those that a budget of tokens cut off are not: choose by reward or success.
-    """
+    """Writes the chosen trajectories as chat jsonl, without failed ones; a sentence with the counts."""
     total = failed = written = 0
     aside = out.with_name(f".{out.name}.{os.getpid()}")
     try:

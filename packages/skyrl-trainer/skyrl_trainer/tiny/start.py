@@ -31,8 +31,8 @@ def make_tiny(config: Config, out: Path, source: Sequence[Sample]) -> None:
 class StartPolicy:
     """`architecture` is a model that an engine can load at once; `weights()` waits for the one to start from.
 
-    Both are folders in `<run>/init` for the tiny policy, and the same model otherwise. The expert is cloned in a
-    process of its own, by the settings in `<run>/config.yaml`, and the engines start meanwhile.
+    For the tiny policy both are in `<run>/init`, and its expert is cloned in a process of its own while the engines
+    start; otherwise they are the same model.
     """
 
     def __init__(self, config: Config, run_path: Path, train_tasks: Sequence[Sample]) -> None:

@@ -1,8 +1,7 @@
 """The flat buffer in which weights travel between processes of one machine: a mapped file, best in memory.
 
-Every tensor has a storage of its own at an offset of a multiple of 64 bytes. The writer creates the file, readers
-open it by path and layout; once all have, the file can be unlinked: the mapping lives on, and nothing is left behind
-by a process that is killed.
+The writer creates the file, readers open it by path and layout; once all have, the file can be unlinked: the mapping
+lives on, and nothing is left behind by a process that is killed.
 """
 
 from __future__ import annotations

@@ -1,13 +1,12 @@
 """The canary: after every sync, does the engine compute what the learner computes?
 
 A few prefixes of one fixed sequence, longer than two blocks of the engine's prefix cache, are given to every engine
-for one token each; the logprobs of its 20 likeliest tokens are compared with the learner's at the same positions. The
-prefixes stay in the engine's cache, so a sync that forgets to reset it is seen at the next check.
+for one token each; the logprobs of its 20 likeliest tokens are compared with the learner's. The prefixes stay in the
+engine's cache, so a sync that forgets to reset it is seen at the next check.
 
-Three things can be wrong, and all must be caught, however small a step the update was: old weights (the load was
-skipped), a stale copy of some weights (a tied head that was not packed again), and a stale cache. An absolute
-tolerance alone misses all three at a small learning rate, so the error is also held against what the update changed.
-Where the update changed no more than the noise of two implementations, the checksum of the loaded bytes decides.
+Old weights, a stale copy of some (a tied head that was not packed again) and a stale cache must be caught, however
+small the update was. So the error is also held against what the update changed; where that is no more than the noise of
+two implementations, the checksum of the loaded bytes decides.
 """
 
 import time

@@ -3,10 +3,8 @@
     awake --sleep--> asleep --(publishing)--> weights awake --(published)--> awake
 
 Before an update the engines drop weights and KV cache (level 2; level 1, which keeps the weights in the processor's
-memory, where a sync brings adapters only). After it the learner gives back what it does not hold on to, memory for the
-weights comes first, the sync fills it, and only then is the KV cache made again: both sides' peaks never meet.
-
-The states are kept on a CPU too; engines are told only where memory is shared.
+memory, where a sync brings adapters only). After it memory for the weights comes first, the sync fills it, and only
+then is the KV cache made again: both sides' peaks never meet. On a CPU the states are kept, and engines not told.
 """
 
 from collections.abc import Callable, Iterator
@@ -29,7 +27,7 @@ def shares_gpus(config: Config) -> bool:
 def sync_backend(config: Config) -> str:
     """`adapter`, `nccl` or `shared_memory`, as generator.weight_sync_backend asks. UserError where it cannot be.
 
-    On GPUs that learner and engines share NCCL, which joins no two processes on one GPU, gives way, as in SkyRL.
+    NCCL joins no two processes on one GPU: where learner and engines share theirs, it gives way, as in SkyRL.
     """
     generator, place, lora = config.generator, config.trainer.placement, config.trainer.policy.model.lora
     asked = generator.weight_sync_backend

@@ -1,9 +1,8 @@
 """Loads a flat buffer into a CPU engine of vLLM without the layerwise reload, twice as fast or better.
 
-On a CPU vLLM packs each linear layer's weight into a blocked copy. The layerwise reload allocates every layer anew,
-fills it, and then packs; here a layer is packed straight from the shared buffer, on all cores. It is used only where it
-is proven right: after a layerwise reload of the same buffer, every layer packed from the buffer gives the same outputs
-and every other parameter the same values. Any model, sharding or quantisation where that fails keeps the reload.
+The layerwise reload allocates every layer anew, fills it, and then packs a blocked copy; here a layer is packed
+straight from the shared buffer, on all cores, where it is proven right: after a layerwise reload every layer packed
+from the buffer gives the same outputs and every other parameter the same values.
 """
 
 from __future__ import annotations

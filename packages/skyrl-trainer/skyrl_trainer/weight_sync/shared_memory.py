@@ -1,10 +1,8 @@
 """Weight sync within one machine: the learner's weights lie in a flat shared buffer, and every engine loads from it.
 
-Plain CPU parameters are moved into the buffer once, so that a sync copies nothing on the learner's side. Anything else
-(on a GPU, sharded, of another process) is copied into it at every sync.
-
-Another machine of the cluster that has engines gets a buffer of its own: at every sync all bytes are put into Ray's
-object store, once, however many machines there are, and an actor on each writes them down before its engines load.
+Plain CPU parameters are moved into the buffer once; anything else is copied into it at every sync. Another machine of
+the cluster that has engines gets a buffer of its own: at every sync all bytes are put into Ray's object store, once,
+and an actor on each writes them down before its engines load.
 """
 
 import time
@@ -88,11 +86,9 @@ class Receiver:
 class SharedMemorySync(EngineCalls):
     """`named_tensors()` yields the same names, shapes and dtypes every time.
 
-    A `torch.nn.Parameter` in it that lies on the CPU is re-pointed into the buffer (its values and identity stay, so
-    optimizers do not notice). buffer: one that holds the tensors already, because other processes write into it; then
-    `named_tensors()` waits until they have.
-
-    An engine that dies is left out of the rest of a sync; once it is back, `restore` brings it to where the others are.
+    A `torch.nn.Parameter` in it that lies on the CPU is re-pointed into the buffer (its values and identity stay).
+    buffer: one that holds the tensors already, because other processes write into it: `named_tensors()` waits till they
+    have. An engine that dies is left out of the rest of a sync; `restore` brings it to where the others are.
     """
 
     def __init__(self, engines: list[Any], named_tensors: NamedTensors, buffer: FlatBuffer | None = None) -> None:
@@ -118,10 +114,7 @@ class SharedMemorySync(EngineCalls):
                     tensor.data = self._buffer.tensors[name]
 
     def sync(self, version: int) -> SyncReport:
-        """Pause, start, update, finish, resume on every engine; requests in flight go on with the new weights.
-
-        Raises SyncError if an engine fails; it stays paused then.
-        """
+        """Pause, start, update, finish, resume on every engine. SyncError if one fails; it stays paused then."""
         self.version, self._living = version, list(self._engines)
         self.report = self._load(version)
         self._everywhere("resume")

@@ -1,9 +1,7 @@
 """alfworld_lite: household tasks in a text room, with ALFWorld's commands and rules.
 
-The command is the last line of an action (at most 300 characters), whatever its case and spaces; what an agent writes
-in lines before it is its own affair. A command that is not admissible changes nothing, costs a step and is answered by
-"Nothing happens.", or with `feedback="explain"` by a sentence that says why. The reward is 1.0 when the task is done
-(`success`), which ends the episode, else 0.
+The command is the last line of an action (at most 300 characters), whatever its case and spaces. One that is not
+admissible changes nothing and costs a step. The reward is 1.0 when the task is done (`success`), else 0.
 """
 
 from collections.abc import Mapping

@@ -1,7 +1,6 @@
 """The arithmetic problems of text_math: what each difficulty holds, how the splits are cut, and worked solutions.
 
-Every difficulty is a finite list of distinct problems in a fixed shuffled order, so that task i of a split is the same
-everywhere and the number of tasks is known. Two hashes (of our own, hence stable) decide:
+Every difficulty is a finite list of distinct problems. Two hashes (of our own, hence stable) decide:
 - the split, by a hash of the problem in canonical form, in which factors and summands are sorted: "47 + 38" and
   "38 + 47" lie in one split, in every difficulty and language;
 - the order within a split, by a hash of the problem as it is written.

@@ -1,11 +1,10 @@
 """tool_use: questions that need a calculator, search and wiki over a made-up world, python_exec, or a user's tools.
 
 An action is text with tool calls (skyrl_gym.parsing.parse_tool_calls) or an answer: the last `<answer>...</answer>`,
-if no `</tool_call>` comes after it. An answer ends the episode, and calls before it are not made. Every call gets a
-`<tool_response>`, errors too. An action with neither gets a note on the grammar.
+if no `</tool_call>` comes after it. An answer ends the episode, and calls before it are not made.
 
 Reward, paid with the answer: `answer` is 1.0 when it is right, and `tool_calls` 0.1 times the share of the episode's
-calls that named a tool and had fitting arguments, whatever the tool made of them; more calls never pay more.
+calls that named a tool and had fitting arguments, whatever the tool made of them.
 """
 
 import json
@@ -37,10 +36,8 @@ def python_exec(code: str) -> str:
 class ToolUseEnv(TextEnv):
     """Difficulties: 1 calculator, 2 one article, 3 two hops, 4 facts and a sum, 5 python, 6 search, wiki and 1 or 5.
 
-    Args:
-        tools: names of built-in tools, and functions or Tools of your own.
-        corpus: a jsonl file of {"title", "text"} rows for search and wiki; questions about it are options["task"].
-        defaults: render_mode and default values of reset options.
+    tools: names of built-in ones, and functions or Tools of your own. corpus: a jsonl file of {"title", "text"} rows
+    for search and wiki; questions about it are options["task"].
     """
 
     choices: ClassVar[Choices] = {"split": SPLITS, "difficulty": (1, 2, 3, 4, 5, 6), "lang": tasks.LANGS}

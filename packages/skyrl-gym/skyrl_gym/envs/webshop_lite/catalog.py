@@ -1,9 +1,8 @@
 """A catalog: products, goals by split and difficulty, and search, from rows in WebShop's own JSON schema (_ROW).
 
 Of rows with one asin the first counts. A product's goals are its `instructions`; else, by WebShop's synthetic rule,
-`instruction_text` with `instruction_attributes` and each combination of options. A sentence that is not given is made
-from query and attributes. All is frozen: a price given as a range, and the price limit of a goal, come from a checksum
-of the asin. No product has goals in two splits.
+`instruction_text` with `instruction_attributes` and each combination of options. A price given as a range, and the
+price limit of a goal, come from a checksum of the asin. No product has goals in two splits.
 """
 
 import itertools
@@ -90,12 +89,7 @@ class Catalog:
 
 @lru_cache(maxsize=4)
 def load(path: str | None, lang: str) -> Catalog:
-    """The generated catalog, or the one in a JSON file; made once a process.
-
-    Raises:
-        OSError: the file cannot be read.
-        ValueError: it is malformed; names file, row (from 1) and field, and what was expected.
-    """
+    """The generated catalog, or that of a JSON file. OSError, or ValueError with file, row (from 1), field and form."""
     if path is None:
         return Catalog(rows(lang), "the built-in catalog", lang)
     try:

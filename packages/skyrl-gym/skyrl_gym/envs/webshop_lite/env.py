@@ -1,8 +1,7 @@
 """webshop_lite: find and buy in a made-up web shop what an instruction asks for; WebShop's rules without its stack.
 
 An action is `search[words]`, on the search page, or `click[text]`, where the text is a button, an asin or an option's
-value on the page. It is read as WebShop reads it: at the beginning of the first line, greedily, the argument in lower
-case. Anything else changes nothing and has reward 0. The only reward comes with the purchase (reward.py).
+value on the page, read as WebShop reads it. The only reward comes with the purchase (reward.py).
 """
 
 import copy
@@ -98,10 +97,9 @@ def parse_action(action: str) -> tuple[str, str]:
 
 class WebShopLiteEnv(TextEnv):
     """Option `matching` is as published or by exact values; `observation` is joined by [SEP], or has marked buttons.
-    With `codes` "drawn" each visit shows products under other codes, so that a policy has to read what it clicks: the
-    few hundred codes that lead to a reward could be learned by heart. With `thoughts` "on" `think[words]` is an action,
-    too, as in ReAct, and the expert thinks before it opens a result. An `expert` that is "hasty" takes the first result
-    as it comes in half of its episodes, and in half of them it leaves out the options, drawn apart.
+    With `codes` "drawn" each visit shows products under other codes: the few hundred that pay could be learned
+    by heart. With `thoughts` "on" `think[words]` is an action too, as in ReAct, and the expert thinks before it opens a
+    result. An `expert` that is "hasty" takes the first result in half of its episodes, and in half of them no options.
 
     Argument `catalog`: a JSON file in WebShop's schema in place of the built-in products.
     """

@@ -1,9 +1,8 @@
 """The built-in catalog: 1,500 made-up products as rows in WebShop's own JSON schema, which catalog.py reads.
 
-50 kinds of products in five categories, each with five clusters of six. A cluster is a product that goals are made
-from and five near misses of its kind, query and category: one without each of its three attributes, one with other
-values of its first option, and one above every price limit of its goals. Both languages have the same products and
-goals: every draw is of a pair [English, Chinese] of words.json, from one generator with a fixed seed.
+50 kinds of products in five categories, each with five clusters of six: a product that goals are made from and five
+near misses, one without each of its three attributes, one with other values of its first option, and one above every
+price limit of its goals. Every draw is of a pair [English, Chinese] of words.json, from one generator.
 """
 
 import json
