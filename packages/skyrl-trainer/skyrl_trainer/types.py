@@ -3,8 +3,6 @@
     Sample -> PromptBatch -> Turn -> Trajectory -> RolloutBatch -> RewardBatch
            -> AdvantageBatch -> TrainingBatch -> StepMetrics
 
-Nothing here knows Ray, vLLM or a model: every room of the project may import this one.
-
 Shape suffixes used across the project:
 
     N  sampled tokens, of a micro-batch or of a trajectory  N1  N + 1: the place behind the end as well

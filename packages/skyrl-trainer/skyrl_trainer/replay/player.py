@@ -5,11 +5,9 @@ was the env's own doing; what came from outside (a killed worker, an engine, the
 itself, and such an episode is compared up to there. Tools with effects outside answer from the record, unless `live`.
 """
 
-from __future__ import annotations
-
 import os
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import ray
 from ray.exceptions import GetTimeoutError, RayActorError
@@ -136,7 +134,7 @@ class Player:
         actor: Any = ray.remote(EnvWorker).options(num_cpus=0)
         self._worker = actor.remote(self._step_timeout, f"replay-{os.getpid()}")
 
-    def __enter__(self) -> Player:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -1,12 +1,11 @@
 """The policy that a run starts from: a model on disk or on the hub, or the tiny one that is made here."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Self
 
 from skyrl_trainer.data import conversation_texts
 from skyrl_trainer.errors import UserError
@@ -68,7 +67,7 @@ class StartPolicy:
                 raise UserError(f"Cloning the expert failed ({last}); {log} has the rest.")
         return self._weights
 
-    def __enter__(self) -> StartPolicy:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *error: object) -> None:

@@ -4,8 +4,6 @@ The writer creates the file, readers open it by path and layout; once all have, 
 lives on, and nothing is left behind by a process that is killed.
 """
 
-from __future__ import annotations
-
 import math
 import mmap
 import os
@@ -13,7 +11,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 import xxhash
@@ -40,7 +38,7 @@ class FlatBuffer:
             self.tensors[entry["name"]] = flat.view(shape)
 
     @classmethod
-    def create(cls, named_tensors: Iterable[tuple[str, torch.Tensor]]) -> FlatBuffer:
+    def create(cls, named_tensors: Iterable[tuple[str, torch.Tensor]]) -> Self:
         """A new file with room for these tensors; their values are not copied. UserError when nothing has room."""
         layout, end = [], 0
         for name, tensor in named_tensors:
