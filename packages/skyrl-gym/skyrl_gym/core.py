@@ -231,7 +231,6 @@ class TextEnv(gymnasium.Env[str, str]):
     # Options.
 
     def _checked(self, options: Mapping[str, Any]) -> dict[str, Any]:
-        """The options, each one of `choices` with one of its values; ValueError lists the valid ones."""
         checked = {}
         for name, value in options.items():
             values = self.choices.get(name)

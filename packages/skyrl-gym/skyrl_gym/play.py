@@ -54,7 +54,6 @@ def _expert_episode(env: gymnasium.Env[str, str], seed: int | None, options: dic
 
 
 def play(env_id: str, seed: int | None, options: dict[str, Any]) -> None:
-    """Lets a person play one episode: actions are lines of standard input; the end of input stops."""
     with gymnasium.make(resolve_env_id(env_id)) as env:
         observation, info = env.reset(seed=seed, options=options)
         print(f"{env_id}, task {info['task_id']}\n{info['instructions']}".rstrip())

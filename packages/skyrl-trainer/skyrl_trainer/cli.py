@@ -151,7 +151,7 @@ def split_settings(words: list[str]) -> tuple[str | None, list[str]]:
 
 
 def _quiet() -> None:
-    """Before anything heavy is imported: a run prints its table and its notes, and no library's bars and warnings."""
+    """Before anything heavy is imported: a run prints no library's bars and warnings."""
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # transformers' own bars follow it
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
@@ -209,7 +209,6 @@ def _warmstart(args: argparse.Namespace) -> None:
 
 
 def _policy_of(args: argparse.Namespace) -> tuple[Any, str]:
-    """The configuration and the model's path or name of a target that may be a run."""
     from skyrl_trainer.config import load_config
     from skyrl_trainer.dry_run.doctor import require_gym
     from skyrl_trainer.dry_run.plan import model_shape

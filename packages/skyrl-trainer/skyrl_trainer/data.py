@@ -145,7 +145,7 @@ def held_out(source: Sequence[Sample], count: int) -> list[Sample]:
 
 
 def demonstrations(source: Sequence[Sample], count: int, seed: int) -> Iterator[Conversation]:
-    """`count` expert episodes (all, where there are fewer) of samples drawn from the source, as chat messages."""
+    """`count` expert episodes (all, where there are fewer) of the source, as chat messages."""
     import skyrl_gym
 
     for sample in _drawn(source, count, random.Random(seed)):
@@ -159,7 +159,6 @@ def demonstrations(source: Sequence[Sample], count: int, seed: int) -> Iterator[
 
 
 def _drawn(source: Sequence[Sample], count: int, rng: random.Random) -> Iterator[Sample]:
-    """`count` samples, each source its share of them by weight, if there are weights."""
     weights = source.weights if isinstance(source, SampleSource) else ()
     parts = source.parts if isinstance(source, SampleSource) and weights else [source]
     for part, weight in zip(parts, weights or [1.0], strict=True):
@@ -169,7 +168,7 @@ def _drawn(source: Sequence[Sample], count: int, rng: random.Random) -> Iterator
 
 
 def conversation_texts(source: Sequence[Sample], count: int, seed: int, experts: bool = True) -> Iterator[str]:
-    """What envs and their experts say in `count` episodes, or envs alone in first turns: texts to make tokens from."""
+    """What envs and their experts say in `count` episodes, or envs alone in first turns."""
     if experts:
         yield from (message["content"] for talk in demonstrations(source, count, seed) for message in talk)
         return
@@ -180,7 +179,6 @@ def conversation_texts(source: Sequence[Sample], count: int, seed: int, experts:
 
 
 def _reset(sample: Sample, envs: dict[str, Any]) -> tuple[str, dict[str, Any]]:
-    """The first observation and info; `envs`: those that were made before, by id."""
     import gymnasium
 
     env = envs.get(sample.env_id) or envs.setdefault(sample.env_id, gymnasium.make(sample.env_id))
@@ -232,7 +230,6 @@ def take_exams(specs: Sequence[str | dict[str, Any]], folder: Path) -> tuple[lis
 
 
 def _exam_of(package: str) -> Callable[..., Any] | None:
-    """The package's `exam`; None where there is no such package, or it has none."""
     if not all(part.isidentifier() for part in package.split(".")):
         return None
     try:

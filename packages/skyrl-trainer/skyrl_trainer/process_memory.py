@@ -12,7 +12,7 @@ LOGITS_AT_ONCE = {"cpu": 2**24, "cuda": 2**28}
 
 
 def return_free_memory() -> None:
-    """glibc's malloc_trim; elsewhere nothing. Without it a process that frees all it takes still grows for hours."""
+    """glibc's malloc_trim. Without it a process that frees all it takes still grows for hours."""
     with contextlib.suppress(AttributeError, OSError):
         ctypes.CDLL(None).malloc_trim(0)
 

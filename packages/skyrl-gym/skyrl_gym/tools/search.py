@@ -72,5 +72,4 @@ class Corpus:
 
 
 def _letter_pairs(title: str) -> str:
-    """Pairs of neighbouring letters as words, by which BM25 finds misspelt titles."""
     return " ".join(map("".join, pairwise(title.casefold())))

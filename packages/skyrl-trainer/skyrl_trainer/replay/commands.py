@@ -40,7 +40,6 @@ def run(args: argparse.Namespace) -> int:
 
 
 def run_config(run: Path) -> Config:
-    """The run's own configuration; the defaults where a folder of trajectories has none beside it."""
     files = [path for path in (run / "config.yaml", run.parent / "config.yaml") if path.is_file()]
     return load_config(str(files[0]) if files else None, [])
 

@@ -56,7 +56,6 @@ def score(trajectories: Sequence[Trajectory], scorer: Scorer) -> list[np.ndarray
 
 
 def report(trajectories: Sequence[Trajectory], scorer: Scorer, tokenizer: Any) -> Iterator[str]:
-    """A line a trajectory with its largest difference, then the tokens that moved most, then one of all together."""
     moved: list[tuple[float, str]] = []
     diffs = []
     for trajectory, now in zip(trajectories, score(trajectories, scorer), strict=True):

@@ -60,7 +60,6 @@ def _trajectories(run: Path, beside: Path, notes: list[str]) -> str | None:
 
 
 def _settings(path: Path, notes: list[str]) -> list[list[Any]]:
-    """[name, value as JSON, whether it is the default]; a file of another version is shown as it can be."""
     file = path / "config.yaml"
     if not file.is_file():
         notes.append("no config.yaml, so no settings")

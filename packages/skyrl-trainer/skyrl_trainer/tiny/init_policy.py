@@ -159,7 +159,7 @@ def refuse_used(out: Path) -> None:
 
 @contextmanager
 def new_folder(out: Path) -> Iterator[Path]:
-    """A folder to fill that becomes `out` when all went well, so that nobody ever finds half a model there."""
+    """A folder to fill that becomes `out` when all went well."""
     refuse_used(out)
     try:
         out.parent.mkdir(parents=True, exist_ok=True)

@@ -19,7 +19,7 @@ NUM_TEXTS = 2000
 
 
 def make_tiny(config: Config, out: Path, source: Sequence[Sample]) -> None:
-    """Writes a tiny policy with random weights into `out`, a new folder, and tokens made from the source's texts."""
+    """A tiny policy with random weights, and tokens made from the source's texts, in a new folder."""
     from skyrl_trainer.tiny.init_policy import init_policy
 
     model, seed = config.trainer.policy.model, config.trainer.seed

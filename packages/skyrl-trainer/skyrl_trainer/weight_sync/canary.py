@@ -103,7 +103,6 @@ class Canary:
     def _compare(
         self, outputs: list[GenerationOutput], now_TV: torch.Tensor, before_TV: torch.Tensor | None
     ) -> tuple[float, float]:
-        """The largest error of the engine's logprobs, and how far the update moved the learner's at the same tokens."""
         error, change = 0.0, 0.0
         for prefix, output in zip(self._prefixes, outputs, strict=True):
             if output.error is not None or not output.top_logprobs:
@@ -135,6 +134,5 @@ class Canary:
 
 
 def _distance(a: torch.Tensor, b: torch.Tensor) -> float:
-    """The largest absolute difference; infinite when anything is not a number."""
     distance = (a - b).abs().max()
     return float("inf") if torch.isnan(distance) else distance.item()

@@ -106,7 +106,6 @@ def _world(data: dict[str, Any], lang: str) -> World:
 
 
 def _goal(data: dict[str, Any], lang: str) -> str:
-    """The goal's sentence, in one of its two wordings; in Chinese with the Chinese names beside the English ones."""
     texts, facts = load("text.yaml")[lang], load()
     entries = facts["objects"][data["object"]], (facts["receptacles"] | facts["lamps"])[data["target"]]
     glosses = [f"（{entry['zh']}）" if lang == "zh" else "" for entry in entries]

@@ -78,7 +78,6 @@ def _search(world: World) -> str:
 
 
 def _target(world: World, data: dict[str, Any]) -> str:
-    """The receptacle of the goal's kind that has most of what is wanted; the first of these."""
     return max(world.layout.by_kind[data["target"]], key=lambda place: len(placed(world, data, place)))
 
 

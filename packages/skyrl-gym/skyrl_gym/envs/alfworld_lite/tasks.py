@@ -90,7 +90,6 @@ def _lamps(room: Layout, target: str) -> list[tuple[str, str]]:
 
 @cache
 def _goals(room: Layout, task_type: str, closed: bool | None) -> list[tuple[str, str, list[str]]]:
-    """What a task of a type can ask for: object kind, receptacle (or lamp) kind, and where the object may lie first."""
     verb, goals = VERBS.get(task_type), []
     for thing, places in _spots(room):
         targets = list(load()["lamps"]) if task_type == LOOK else list(dict.fromkeys(map(kind_of, places)))

@@ -190,7 +190,6 @@ def _chain(terms: Sequence[int]) -> list[str]:
 
 
 def _columns(sign: str, columns: list[tuple[int, int]], lang: str) -> list[str]:
-    """Adds or multiplies the two digits of each column, from the ones upwards; the last result is written whole."""
     write, carry_word, _ = _WORDS[lang]
     steps, carry = [], 0
     for number, (x, y) in enumerate(columns, start=1):
@@ -216,6 +215,5 @@ def _difference(first: int, second: int, lang: str) -> list[str]:
 
 
 def _partial(first: int, second: int) -> list[str]:
-    """The products with each digit's share of `second`, the largest first, and their sum."""
     parts = [digit * 10**place for place, digit in enumerate(_digits(second)) if digit][::-1]
     return [f"{first}×{part}={first * part}" for part in parts] + _chain([first * part for part in parts])

@@ -114,7 +114,6 @@ class ToolUseEnv(TextEnv):
         return Outcome("", parts, valid_action=True, success=right, terminated=True, info={"tool_calls": []})
 
     def expert_action(self) -> str:
-        """The calls of the plan's first round that have not yet succeeded; after the last round the answer."""
         for calls in self.task.data["plan"]:
             missing = [call for call in calls if call not in self._made]
             if missing:
@@ -132,7 +131,6 @@ class ToolUseEnv(TextEnv):
 
 
 def toolbox(tools: Sequence[Any], corpus: Corpus) -> dict[str, Tool]:
-    """The tools by name; `tools` has names of built-in ones, functions and Tools."""
     makers = (calculator, tool(corpus.search), tool(corpus.wiki), tool(python_exec, external=True))
     builtin, chosen = dict(zip(BUILTIN, makers, strict=True)), {}
     for item in tools:

@@ -104,7 +104,6 @@ def load(path: str | None, lang: str) -> Catalog:
 
 
 def _check(value: Any, form: Any, where: str, what: str) -> None:
-    """Raises ValueError unless `value` has the form, which is written as _ROW is."""
     leaf = isinstance(form, tuple)
     if not (form[0].search(value) if leaf and isinstance(value, str) else isinstance(value, type(form))):
         expected = form[1] if leaf else "a list" if isinstance(form, list) else "an object"

@@ -228,7 +228,6 @@ class WebShopLiteEnv(TextEnv):
         return f"click[{ui['next' if elsewhere[0] >= 10 * view.number else 'prev']}]"
 
     def _meets(self, asin: str) -> bool:
-        """Whether it is the goal's own product, or earns the whole reward with the goal's options chosen."""
         goal, products = self.task.ground_truth, self._shop.products
         strict = self.options["matching"] == "strict"
         has = all(value in products[asin].options.get(group, ()) for group, value in goal["options"].items())

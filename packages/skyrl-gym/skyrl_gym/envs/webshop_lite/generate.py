@@ -41,7 +41,6 @@ def rows(lang: str) -> list[dict[str, Any]]:
 
 
 def _cluster(rng: random.Random, kind: list[Any], attributes: tuple[int, ...]) -> list[tuple[Any, Any, int]]:
-    """Attributes, option values and price of the product that goals are made from, then of its near misses."""
     first, *rest = (list(map(tuple, words()["options"][group]["values"])) for group in kind[4])
     half, price = rng.sample(first, len(first) // 2), rng.randint(kind[2], kind[3])
     has, lacks = ([[value for value in first if (value in half) == inside], *rest] for inside in (True, False))
