@@ -3,8 +3,6 @@
     Sample -> PromptBatch -> Turn -> Trajectory -> RolloutBatch -> RewardBatch
            -> AdvantageBatch -> TrainingBatch -> StepMetrics
 
-Nothing here knows Ray, vLLM or a model: every room of the project may import this one.
-
 Shape suffixes used across the project:
 
     N  sampled tokens, of a micro-batch or of a trajectory  N1  N + 1: the place behind the end as well
@@ -72,7 +70,6 @@ class SamplingOptions:
     max_tokens: int
     temperature: float = 1.0
     top_p: float = 1.0
-    top_k: int = -1
     stop_token_ids: tuple[int, ...] = ()
     min_tokens: int = 0
     """Benchmarks force a length with it: no stop token is sampled before."""
@@ -222,10 +219,7 @@ class Trajectory:
 
 @dataclass(slots=True)
 class RolloutBatch:
-    """The trajectories of one step, in groups by sample (`groups[i][j]`: try j of sample i).
-
-    Failed trajectories stay in their group, so that nothing is lost from the record; learning skips them.
-    """
+    """The trajectories of one step, in groups by sample (`groups[i][j]`: try j of sample i), failed ones too."""
 
     step: int
     groups: list[list[Trajectory]]

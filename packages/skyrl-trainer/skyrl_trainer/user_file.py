@@ -1,7 +1,5 @@
 """Python files of the user's that register things: environments, or plug-ins of the algorithms."""
 
-from __future__ import annotations
-
 import sys
 import traceback
 from hashlib import blake2b

@@ -1,11 +1,9 @@
 """An engine whose model runs in the actor's own process: one thread that owns it, and queues around it.
 
-The thread alternates between commands (weight updates, pause), admission of queued requests in the order in which
-they came, and one step of the model. So all requests of one `submit` enter between two steps, a weight update never
-meets a running step, and what happens depends on the order of calls only, never on the time.
+The thread alternates between commands (weight updates, pause), admission of queued requests in their order, and one
+step of the model. So all requests of one `submit` enter between two steps, a weight update never meets a running step,
+and what happens depends on the order of calls only.
 """
-
-from __future__ import annotations
 
 import gc
 import os

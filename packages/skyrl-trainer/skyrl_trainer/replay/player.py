@@ -1,16 +1,13 @@
 """Plays stored episodes again: the env, made anew in an EnvWorker, gets the recorded actions.
 
-Whatever it says is compared with the record: the first messages, then every turn's observation, reward and its parts,
-terminated, truncated and success. A failed episode is played to its failure, which must be the same where it was the
-env's own doing; what came from outside (a killed worker, an engine, the episode's clock) does not repeat itself, and
-such an episode is compared up to there. Tools with effects outside answer from the record, unless `live`.
+Whatever it says is compared with the record. A failed episode is played to its failure, which must be the same where it
+was the env's own doing; what came from outside (a killed worker, an engine, the episode's clock) does not repeat
+itself, and such an episode is compared up to there. Tools with effects outside answer from the record, unless `live`.
 """
-
-from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import ray
 from ray.exceptions import GetTimeoutError, RayActorError
@@ -109,10 +106,7 @@ class Player:
         self._worker: Any = None
 
     def play(self, trajectory: Trajectory, live: bool) -> list[EnvReply]:
-        """The replies to the reset and the recorded actions; the last has an error where the env failed.
-
-        live: let tools with effects outside run again.
-        """
+        """The replies to the reset and the recorded actions; the last has an error where the env failed."""
         answered, failure = repeated(trajectory)
         turns = trajectory.turns[: len(answered) + (failure is not None)]
         steps: list[Step] = [(KEY, t.action) if live else (KEY, t.action, t.tool_calls) for t in turns]
@@ -140,7 +134,7 @@ class Player:
         actor: Any = ray.remote(EnvWorker).options(num_cpus=0)
         self._worker = actor.remote(self._step_timeout, f"replay-{os.getpid()}")
 
-    def __enter__(self) -> Player:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -4,8 +4,6 @@ An engine serves no NF4, so its base is the dequantised one: learner and engine 
 adapter travels as a peft folder in shared memory, which exists only while the engines load it.
 """
 
-from __future__ import annotations
-
 import json
 import tempfile
 import time
