@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, field_validator, model_validator
 from pydantic.fields import FieldInfo
 
 OPTIONS, TINY = "trainer.algorithm.options", "trainer.policy.model.tiny"
@@ -111,7 +111,7 @@ class AlgorithmConfig(Section):
     """A registered trainer class: ppo, grpo, sapo, gspo, gspo_token, dapo, dr_grpo, cispo, dual_clip, or yours."""
     advantage_estimator: str = "grpo"
     """A registered estimator: grpo, rloo, reinforce++, maxrl, gae (ppo always has it), or yours."""
-    reward_funcs: dict[str, float] = {}
+    reward_funcs: dict[str, FiniteFloat] = {}
     """Weights: of the env's reward (`env`, 1), a task solved (`success`, 0), overlength (`overlong`, 0), functions."""
     plugin_file: Free[str | None] = None
     """A Python file of yours that registers algorithms, engines, samplers, rewards and so on."""

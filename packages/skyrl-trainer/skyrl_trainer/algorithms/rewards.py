@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import math
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from numbers import Real
 from typing import Any
@@ -48,7 +48,8 @@ class Rewards:
         """options: `trainer.algorithm.options`, checked and complete."""
         self.weights = {**OWN_REWARDS, **config.trainer.algorithm.reward_funcs}
         self.functions = {name: reward_function(name) for name in self.weights if name not in OWN_REWARDS}
-        self.filter, self.budget = options.overlong_filter, token_budget(config.generator)
+        self.filter = options.overlong_filter
+        self.budget = min(config.generator.max_completion_length, config.generator.max_model_len)
 
     def judge(self, trajectories: list[Trajectory]) -> bool:
         """Lets every function score those that it has not scored yet; whether there were any."""
@@ -102,7 +103,16 @@ class Rewards:
         return self.filter and trajectory.stop_reason is StopReason.LENGTH
 
     def _penalty(self, trajectory: Trajectory) -> float:
-        return soft_penalty(trajectory.num_output_tokens, self.budget, self.budget / OVERLONG_SHARE)
+        """Of the longest turn; all of it where the trajectory was cut off, by whatever limit."""
+        longest = max((len(turn.output_ids) for turn in trajectory.turns), default=0)
+        longest = self.budget if trajectory.stop_reason is StopReason.LENGTH else longest
+        return soft_penalty(longest, self.budget, self.budget / OVERLONG_SHARE)
+
+
+def differ(returns: Sequence[float]) -> bool:
+    """Whether any of these returns is better than another, by more than rounding (0.1 + 0.2 is 0.3)."""
+    largest, least = max(returns, default=0.0), min(returns, default=0.0)
+    return largest - least > 1e-9 * max(1.0, abs(largest), abs(least))
 
 
 def token_budget(generator: GeneratorConfig) -> int:
