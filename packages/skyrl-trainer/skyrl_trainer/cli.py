@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from skyrl_trainer import __version__
 from skyrl_trainer.errors import UserError
+from skyrl_trainer.user_file import blaming
 
 if TYPE_CHECKING:
     from skyrl_trainer.settings import Config
@@ -38,7 +39,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     args = _parse(words)
     try:
-        return int(args.command(args) or 0)
+        with blaming():
+            return int(args.command(args) or 0)
     except UserError as error:
         print(f"skyrl-trainer: {error}", file=sys.stderr)
         return 2
