@@ -7,7 +7,6 @@ Both have the same value, and the same gradient where a trajectory has one advan
 weigh its tokens differently. Where advantages differ inside one (a critic's, say) only the token form is defined, so it
 is taken; `gspo_token` takes it always. The range is meant for thousands of tokens: on short trajectories it clips
 nearly everything, so watch `clip_fraction`.
-TRL 1.16: `importance_sampling_level="sequence"` with loss_type "grpo"; it has no token form.
 """
 
 import torch

@@ -5,19 +5,20 @@ Options that nothing would read, a plug-in's tensors of another shape, numbers t
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import torch
 
 from skyrl_trainer.errors import UserError
+from skyrl_trainer.learner.batch import Row
+from skyrl_trainer.learner.ranks import Ranks
 from skyrl_trainer.settings import OPTIONS, Config
 
 READS = {"grpo": {"scale_rewards"}, "rloo": {}, "maxrl": {}, "reinforce++": {"gamma"}, "gae": {"gamma", "gae_lambda"}}
 """What each of our estimators reads of the options that not all read. One of the user's may read any."""
 BY_GROUP = ("grpo", "rloo", "maxrl")
-SHOWN = 8
 
 
 def check_options(config: Config, options: Any, own_estimator: str | None) -> None:
@@ -50,22 +51,45 @@ def check_options(config: Config, options: Any, own_estimator: str | None) -> No
         )
 
 
-def check_shapes(algorithm: object, wanted: torch.Tensor, **parts: torch.Tensor) -> None:
-    """parts: what methods of these names gave. Broadcast, a mean would count once per token."""
+def check_shapes(algorithm: object, wanted: torch.Tensor, **parts: torch.Tensor) -> torch.Tensor:
+    """Returns the last of `parts`, which methods of these names gave. Broadcast, a mean would count once per token."""
     for name, values in parts.items():
         if values.shape != wanted.shape:
             raise UserError(
                 f"{name} of {type(algorithm).__name__} gave a tensor of shape {tuple(values.shape)}, but it should be "
                 f"of shape {tuple(wanted.shape)}: a number per {'trajectory' if name == 'reduction' else 'token'}."
             )
+    return values
 
 
-def check_finite(what: str, step: int, of_each: Iterable[tuple[str, Any]], whose: str) -> None:
-    """of_each: a trajectory's id, and its numbers. whose: who gives them, and has to be mended."""
-    bad = [trajectory_id for trajectory_id, values in of_each if not np.isfinite(values).all()]
+def check_finite(what: str, step: int, rows: Sequence[Row], of_each: Sequence[Any]) -> None:
+    """of_each: the numbers of each row. Looked at before a group's mean or a loss spreads them to others."""
+    bad = [row.trajectory_id for row, values in zip(rows, of_each, strict=True) if not np.isfinite(values).all()]
     if bad:
-        raise UserError(f"The {what} of step {step} is not finite in trajectories {shown(bad)}: mend {whose}.")
+        source = "the env or the reward function that gave it" if what == "reward" else "the estimator"
+        raise UserError(f"The {what} of step {step} is not finite in trajectories {_shown(bad)}: mend {source}.")
 
 
-def shown(ids: list[str]) -> str:
-    return ", ".join(ids[:SHOWN]) + (f" and {len(ids) - SHOWN} more" if len(ids) > SHOWN else "")
+def not_finite(
+    rows: Sequence[Row],
+    passes: list[tuple[list[int], bool]],
+    losses: list[torch.Tensor],
+    step: int,
+    ranks: Ranks,
+    config: Config,
+) -> UserError:
+    """Says where the loss or the gradient of an optimizer step went wrong, on whichever learner."""
+    mine = [(indices, bool(x.isfinite())) for (indices, counts), x in zip(passes, losses, strict=True) if counts]
+    micro_batches = [one for part in ranks.gather(mine) for one in part]
+    bad = [indices for indices, finite in micro_batches if not finite]
+    ids = [rows[i].trajectory_id for indices in bad or [each for each, _ in micro_batches] for i in indices]
+    return UserError(
+        f"The {'loss' if bad else 'gradient'} of step {step} is not finite, in the micro-batch of the trajectories "
+        f"{_shown(ids)}; the weights are as they were before this optimizer step. Lower trainer.learning_rate or "
+        "trainer.max_grad_norm, or look at these trajectories' rewards and logprobs: "
+        f"{config.run_path / 'trajectories'} holds them."
+    )
+
+
+def _shown(ids: list[str]) -> str:
+    return ", ".join(ids[:8]) + (f" and {len(ids) - 8} more" if len(ids) > 8 else "")

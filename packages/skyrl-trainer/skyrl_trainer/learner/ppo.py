@@ -29,9 +29,6 @@ from skyrl_trainer.learner.ranks import reshard, whole
 from skyrl_trainer.settings import Config
 from skyrl_trainer.types import AdvantageBatch, LearnerState, RewardBatch, StepMetrics, TrainingBatch
 
-CRITIC_RATE = 5
-"""Learning rate of a critic by default, in the policy's: SkyRL's 5e-6 to 1e-6 (verl has 1e-5)."""
-
 
 class OptionsOverPPO(LossOptions):
     """What a loss over PPO has by default, whatever it has over GRPO."""
@@ -60,7 +57,7 @@ class PPO(GRPO):
     explained_variance = 0.0
 
     def start(self, learner: Learner, reference: Scorer | None = None) -> Self:
-        rate = self.options.critic_learning_rate or CRITIC_RATE * self.settings.learning_rate
+        rate = self.options.critic_learning_rate or 5 * self.settings.learning_rate  # SkyRL's 5e-6 to 1e-6
         self.critic = Critic(self.config, learner, self.options.critic, rate)
         return super().start(learner, reference)
 
@@ -87,7 +84,7 @@ class PPO(GRPO):
             masks = [torch.tensor(t.loss_mask(), dtype=torch.bool) for t in batch.trajectories]
             returns_N = torch.cat([torch.tensor(r)[m] for r, m in zip(result.returns, masks, strict=True)])
             error_N = returns_N - torch.cat([values_N1[:-1] for values_N1 in value])
-            few = len(returns_N) < 2
+            few = len(returns_N) < 2  # whose variance is none
             self.explained_variance = 0.0 if few else 1 - (error_N.var() / returns_N.var().clamp(min=1e-12)).item()
         return result
 
