@@ -152,9 +152,9 @@ class TrainerConfig(Section):
     lr_scheduler_type: str = "constant_with_warmup"
     """A schedule of transformers, by its name."""
     warmup_steps: int = Field(default=0, ge=0)
-    """Optimizer steps until the learning rate is full."""
+    """Optimizer steps until the learning rate is full; the first has its share of it, not 0."""
     optimizer_kwargs: dict[str, Any] = {"betas": [0.9, 0.99], "weight_decay": 0.0}
-    """Passed to torch.optim.AdamW as they are."""
+    """Passed to torch.optim.AdamW as they are. The usual beta2, 0.999, averages over more steps than a run has."""
     max_grad_norm: float = Field(default=1.0, gt=0)
     """The gradient of a mini-batch is clipped to this norm."""
     eval_batch_size: Free[int] = Field(default=1024, gt=0)

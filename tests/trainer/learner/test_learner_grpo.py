@@ -176,6 +176,24 @@ def test_mini_batches_and_epochs_take_their_optimizer_steps_and_clip(tmp_path: P
     )
 
 
+@pytest.mark.parametrize(
+    "schedule, warmup, rates",
+    [
+        ("constant_with_warmup", 3, [1 / 3, 2 / 3, 1, 1, 1]),
+        ("constant_with_warmup", 0, [1, 1, 1, 1, 1]),
+        ("linear", 0, [1, 0.8, 0.6, 0.4, 0.2]),
+        ("linear", 2, [0.5, 1, 0.75, 0.5, 0.25]),
+    ],
+)
+def test_no_step_of_a_schedule_has_the_rate_zero(
+    tmp_path: Path, schedule: str, warmup: int, rates: list[float]
+) -> None:
+    """A rollout that is learned from at a rate of 0 is a rollout for nothing."""
+    config = make_config(trainer={"lr_scheduler_type": schedule, "warmup_steps": warmup})
+    trainer = GRPO(config).start(make_learner(config, save_model(tmp_path), 5))
+    assert [trainer.update(make_batch())["lr"] for _ in range(5)] == pytest.approx([rate * 1e-3 for rate in rates])
+
+
 def test_rewards_rise_along_the_gradient(tmp_path: Path) -> None:
     """The sign: after updates the better half of each group is likelier than before, the worse half less."""
     trainer = make_trainer(save_model(tmp_path), learning_rate=3e-3)

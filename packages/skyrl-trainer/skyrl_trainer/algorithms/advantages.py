@@ -66,21 +66,18 @@ def on_sampled(rewards: RewardBatch, values: Sequence[torch.Tensor]) -> list[lis
     return rows
 
 
-def kl_to_go(rewards: RewardBatch, factor: float) -> list[torch.Tensor]:
-    """The KL penalties from each sampled token on, discounted; zeros where there are none."""
-    penalties = rewards.kl_penalties or [[0.0] * trajectory.num_output_tokens for trajectory in rewards.trajectories]
-    return [discounted(torch.tensor(tokens, dtype=torch.float64), factor) for tokens in penalties]
-
-
-def whitened(values: Sequence[torch.Tensor], penalties: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+def whitened(rewards: RewardBatch, values: Sequence[torch.Tensor], factor: float) -> list[torch.Tensor]:
     """Mean 0 and standard deviation 1 over the sampled tokens of the whole batch; exactly 0 where all are equal.
 
-    The penalties come off with mean 0 and their own deviation, so that `beta` weighs them (see `by_group`).
+    The KL penalties from each token on, discounted by `factor`, come off with a mean of 0 (see `by_group`).
     """
-    nothing = torch.zeros(0, dtype=torch.float64)
-    all_N, kl_N = torch.cat([*values, nothing]), torch.cat([*penalties, nothing])
+    all_N = torch.cat([*values, torch.zeros(0, dtype=torch.float64)])
     scale = 1 / (all_N.std() + STD_EPSILON) if differ(all_N.tolist()) else 0.0
-    return [(v_N - all_N.mean()) * scale - (p_N - kl_N.mean()) for v_N, p_N in zip(values, penalties, strict=True)]
+    white = [(values_N - all_N.mean()) * scale for values_N in values]
+    if rewards.kl_penalties is None:
+        return white
+    kl = [discounted(torch.tensor(tokens, dtype=torch.float64), factor) for tokens in rewards.kl_penalties]
+    return [white_N - (kl_N - torch.cat(kl).mean()) for white_N, kl_N in zip(white, kl, strict=True)]
 
 
 def spread_over_tokens(rewards: RewardBatch, advantages_M: torch.Tensor) -> AdvantageBatch:
@@ -96,8 +93,8 @@ def by_group(rewards: RewardBatch, advantages_of: Callable[[torch.Tensor], torch
     """Applies a function of a group's returns to every group. A group of one and a group of equal returns give exactly
     0: rounding of the mean must not be blown up by a tiny std. Failed trajectories are in none, so sizes differ.
 
-    A KL in the reward comes off less the others' mean, divided by nothing: where the returns are equal its noise would
-    become advantages of size one, whatever `beta`. So it has the weight that it has in the loss.
+    A KL in the reward comes off less the others' mean, divided by nothing, as in a loss: where returns are equal its
+    noise would become advantages of size one, whatever `beta`.
     """
     returns_M, group_M = trajectory_returns(rewards), torch.tensor(rewards.group_index)
     kl_M = torch.tensor([sum(tokens) for tokens in rewards.kl_penalties or [[]] * len(returns_M)], dtype=torch.float64)
@@ -151,7 +148,7 @@ def reinforce_pp(rewards: RewardBatch, options: Any, values: object = None) -> A
     have the same return the advantages are exactly 0. Option: `gamma`, 1 by default.
     """
     to_go = [discounted(rewards_N, options.gamma) for rewards_N in token_rewards(rewards)]
-    return AdvantageBatch(rewards, on_sampled(rewards, whitened(to_go, kl_to_go(rewards, options.gamma))))
+    return AdvantageBatch(rewards, on_sampled(rewards, whitened(rewards, to_go, options.gamma)))
 
 
 @register_estimator("gae")
@@ -168,14 +165,13 @@ def gae(rewards: RewardBatch, options: Any, values: Sequence[torch.Tensor] | Non
     if values is None:
         raise UserError("trainer.algorithm.advantage_estimator=gae needs a critic: take trainer.algorithm.name=ppo.")
     factor, advantages, returns = options.gamma * options.gae_lambda, [], []
-    penalties = kl_to_go(rewards, factor)
-    of_each = zip(rewards.trajectories, token_rewards(rewards), penalties, values, strict=True)
-    for trajectory, rewards_N, kl_N, values_N1 in of_each:
+    for trajectory, rewards_N, values_N1 in zip(rewards.trajectories, token_rewards(rewards), values, strict=True):
         values_N1 = values_N1.double().clone()
         if trajectory.turns and trajectory.turns[-1].terminated:
             values_N1[-1] = 0.0
         delta_N = rewards_N + options.gamma * values_N1[1:] - values_N1[:-1]
         advantages_N = discounted(delta_N, factor)
         advantages.append(advantages_N)
-        returns.append(advantages_N - kl_N + values_N1[:-1])
-    return AdvantageBatch(rewards, on_sampled(rewards, whitened(advantages, penalties)), on_sampled(rewards, returns))
+        returns.append(advantages_N + values_N1[:-1])
+    white = whitened(rewards, advantages, factor)
+    return AdvantageBatch(rewards, on_sampled(rewards, white), on_sampled(rewards, returns))

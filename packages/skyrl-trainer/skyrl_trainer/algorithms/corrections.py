@@ -1,17 +1,9 @@
 """Weights for the gap between the engine that sampled and the learner, from w = exp(old - rollout); no gradient.
 
-| name | weight of a token | [min, max] by default |
-|---|---|---|
-| tis | w clamped (truncated importance sampling) | 0, 2 |
-| mis | w inside, else 0 (masked importance sampling; IcePop's range) | 0.5, 5 |
-| sequence_tis | the product of w over the trajectory, clamped | 0, 5 |
-| sequence_mask | 1 where the trajectory's geometric mean of w is inside, else 0 | 0.99, 1.01 |
-
 `auto` is none where both sides compute in float32, and tis otherwise. With `bypass` the old log-probabilities are the
 engine's: there is nothing to correct, and a forward pass is saved.
 Truncated importance sampling of a sequence weighs it by its probability ratio, which is the product: a geometric mean
 hardly leaves 1 on a long answer, and no cap of a product's size ever holds it. A mask's range is for a mean per token.
-TRL 1.16 takes the product for sequence masks, too, and trusts a token whose w is NaN.
 """
 
 from typing import Any
@@ -24,11 +16,12 @@ from skyrl_trainer.settings import Config
 
 RANGES = {
     "none": (0.0, float("inf")),
-    "tis": (0.0, 2.0),
-    "mis": (0.5, 5.0),
-    "sequence_tis": (0.0, 5.0),
-    "sequence_mask": (0.99, 1.01),
+    "tis": (0.0, 2.0),  # w, clamped: truncated importance sampling
+    "mis": (0.5, 5.0),  # w inside, else 0: masked importance sampling, with IcePop's range
+    "sequence_tis": (0.0, 5.0),  # the product of w over the trajectory, clamped
+    "sequence_mask": (0.99, 1.01),  # 1 where the trajectory's geometric mean of w is inside, else 0
 }
+"""Smallest and largest weight of a token by default, by the correction's name."""
 
 
 def correction_range(options: Any, config: Config) -> tuple[str, float, float]:

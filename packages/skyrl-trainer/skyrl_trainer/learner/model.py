@@ -8,6 +8,7 @@ because the normaliser of every loss already spans the whole mini-batch.
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Iterable, Iterator
 from functools import partial
 from pathlib import Path
@@ -167,12 +168,17 @@ class Optimized:
             raise UserError(f"trainer.optimizer_kwargs does not fit torch.optim.AdamW: {error}.") from error
         kind = settings.lr_scheduler_type
         try:
-            self.scheduler: Any = get_scheduler(kind, self.optimizer, settings.warmup_steps, total_steps)
+            warm = settings.warmup_steps
+            self.scheduler: Any = get_scheduler(kind, self.optimizer, warm, total_steps + (warm > 0))
         except (TypeError, ValueError) as error:
             names = ", ".join(each.value for each in SchedulerType)
             raise UserError(
                 f"trainer.lr_scheduler_type={kind!r} cannot be used ({error}); choose one of {names}."
             ) from error
+
+        if warm:  # the first step would have the rate 0, and its rollout be wasted
+            with warnings.catch_warnings(action="ignore"):  # that the optimizer has not stepped yet
+                self.scheduler.step()
 
     def step(self) -> float:
         """Takes the optimizer step, clears the gradients, and returns the learning rate that was used."""
