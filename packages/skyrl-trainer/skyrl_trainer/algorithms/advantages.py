@@ -66,7 +66,7 @@ def on_sampled(rewards: RewardBatch, values: Sequence[torch.Tensor]) -> list[lis
     return rows
 
 
-def whitened(rewards: RewardBatch, values: Sequence[torch.Tensor], factor: float) -> list[torch.Tensor]:
+def whitened(rewards: RewardBatch, values: Sequence[torch.Tensor], factor: float) -> list[list[float]]:
     """Mean 0 and standard deviation 1 over the sampled tokens of the whole batch; exactly 0 where all are equal.
 
     The KL penalties from each token on, discounted by `factor`, come off with a mean of 0 (see `by_group`).
@@ -74,10 +74,10 @@ def whitened(rewards: RewardBatch, values: Sequence[torch.Tensor], factor: float
     all_N = torch.cat([*values, torch.zeros(0, dtype=torch.float64)])
     scale = 1 / (all_N.std() + STD_EPSILON) if differ(all_N.tolist()) else 0.0
     white = [(values_N - all_N.mean()) * scale for values_N in values]
-    if rewards.kl_penalties is None:
-        return white
-    kl = [discounted(torch.tensor(tokens, dtype=torch.float64), factor) for tokens in rewards.kl_penalties]
-    return [white_N - (kl_N - torch.cat(kl).mean()) for white_N, kl_N in zip(white, kl, strict=True)]
+    if rewards.kl_penalties is not None:
+        kl = [discounted(torch.tensor(tokens, dtype=torch.float64), factor) for tokens in rewards.kl_penalties]
+        white = [white_N - (kl_N - torch.cat(kl).mean()) for white_N, kl_N in zip(white, kl, strict=True)]
+    return on_sampled(rewards, white)
 
 
 def spread_over_tokens(rewards: RewardBatch, advantages_M: torch.Tensor) -> AdvantageBatch:
@@ -92,7 +92,6 @@ def spread_over_tokens(rewards: RewardBatch, advantages_M: torch.Tensor) -> Adva
 def by_group(rewards: RewardBatch, advantages_of: Callable[[torch.Tensor], torch.Tensor]) -> AdvantageBatch:
     """Applies a function of a group's returns to every group. A group of one and a group of equal returns give exactly
     0: rounding of the mean must not be blown up by a tiny std. Failed trajectories are in none, so sizes differ.
-
     A KL in the reward comes off less the others' mean, divided by nothing, as in a loss: where returns are equal its
     noise would become advantages of size one, whatever `beta`.
     """
@@ -148,7 +147,7 @@ def reinforce_pp(rewards: RewardBatch, options: Any, values: object = None) -> A
     have the same return the advantages are exactly 0. Option: `gamma`, 1 by default.
     """
     to_go = [discounted(rewards_N, options.gamma) for rewards_N in token_rewards(rewards)]
-    return AdvantageBatch(rewards, on_sampled(rewards, whitened(rewards, to_go, options.gamma)))
+    return AdvantageBatch(rewards, whitened(rewards, to_go, options.gamma))
 
 
 @register_estimator("gae")
@@ -173,5 +172,4 @@ def gae(rewards: RewardBatch, options: Any, values: Sequence[torch.Tensor] | Non
         advantages_N = discounted(delta_N, factor)
         advantages.append(advantages_N)
         returns.append(advantages_N + values_N1[:-1])
-    white = whitened(rewards, advantages, factor)
-    return AdvantageBatch(rewards, on_sampled(rewards, white), on_sampled(rewards, returns))
+    return AdvantageBatch(rewards, whitened(rewards, advantages, factor), on_sampled(rewards, returns))

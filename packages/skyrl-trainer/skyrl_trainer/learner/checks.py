@@ -67,7 +67,7 @@ def check_finite(what: str, step: int, rows: Sequence[Row], of_each: Sequence[An
     bad = [row.trajectory_id for row, values in zip(rows, of_each, strict=True) if not np.isfinite(values).all()]
     if bad:
         source = "the env or the reward function that gave it" if what == "reward" else "the estimator"
-        raise UserError(f"The {what} of step {step} is not finite in trajectories {_shown(bad)}: mend {source}.")
+        raise UserError(f"The {what} of step {step} is not finite in trajectories {shown(bad)}: mend {source}.")
 
 
 def not_finite(
@@ -85,11 +85,11 @@ def not_finite(
     ids = [rows[i].trajectory_id for indices in bad or [each for each, _ in micro_batches] for i in indices]
     return UserError(
         f"The {'loss' if bad else 'gradient'} of step {step} is not finite, in the micro-batch of the trajectories "
-        f"{_shown(ids)}; the weights are as they were before this optimizer step. Lower trainer.learning_rate or "
+        f"{shown(ids)}; the weights are as they were before this optimizer step. Lower trainer.learning_rate or "
         "trainer.max_grad_norm, or look at these trajectories' rewards and logprobs: "
         f"{config.run_path / 'trajectories'} holds them."
     )
 
 
-def _shown(ids: list[str]) -> str:
+def shown(ids: list[str]) -> str:
     return ", ".join(ids[:8]) + (f" and {len(ids) - 8} more" if len(ids) > 8 else "")

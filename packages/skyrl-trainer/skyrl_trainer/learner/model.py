@@ -8,7 +8,6 @@ because the normaliser of every loss already spans the whole mini-batch.
 from __future__ import annotations
 
 import json
-import warnings
 from collections.abc import Iterable, Iterator
 from functools import partial
 from pathlib import Path
@@ -166,9 +165,8 @@ class Optimized:
             )
         except (TypeError, ValueError, RuntimeError) as error:
             raise UserError(f"trainer.optimizer_kwargs does not fit torch.optim.AdamW: {error}.") from error
-        kind = settings.lr_scheduler_type
+        kind, warm = settings.lr_scheduler_type, settings.warmup_steps
         try:
-            warm = settings.warmup_steps
             self.scheduler: Any = get_scheduler(kind, self.optimizer, warm, total_steps + (warm > 0))
         except (TypeError, ValueError) as error:
             names = ", ".join(each.value for each in SchedulerType)
@@ -177,8 +175,8 @@ class Optimized:
             ) from error
 
         if warm:  # the first step would have the rate 0, and its rollout be wasted
-            with warnings.catch_warnings(action="ignore"):  # that the optimizer has not stepped yet
-                self.scheduler.step()
+            self.optimizer.step()  # moves nothing, as there is no gradient
+            self.scheduler.step()
 
     def step(self) -> float:
         """Takes the optimizer step, clears the gradients, and returns the learning rate that was used."""
