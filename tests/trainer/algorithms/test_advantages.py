@@ -157,7 +157,7 @@ def test_gae_is_the_sum_of_all_later_errors(terminated: bool, gamma: float, lam:
         delta = [r[t] + gamma * v[t + 1] - v[t] for t in range(len(r))]
         raw = [sum((gamma * lam) ** (k - t) * delta[k] for k in range(t, len(r))) for t in range(len(r))]
         kl = [0.1 * i * penalty for i in range(len(r))]
-        kl_to_go = [sum((gamma * lam) ** (k - t) * kl[k] for k in range(t, len(r))) for t in range(len(r))]
+        kl_to_go = [sum(gamma ** (k - t) * kl[k] for k in range(t, len(r))) for t in range(len(r))]
         batch.kl_penalties = [kl] if penalty else None
         result = estimator("gae")(batch, options_of_ppo(gamma=gamma, gae_lambda=lam), values)
         sampled = [i for i, bit in enumerate(trajectory.loss_mask()) if bit]

@@ -28,7 +28,7 @@ estimator = _ESTIMATORS.get
 
 
 def trajectory_returns(rewards: RewardBatch) -> torch.Tensor:
-    """The sum of the rewards of all turns of each trajectory, float64 [M]."""
+    """The sum of the rewards of each trajectory, float64 [M]."""
     return torch.tensor([sum(turns) for turns in rewards.rewards], dtype=torch.float64)
 
 
@@ -66,17 +66,18 @@ def on_sampled(rewards: RewardBatch, values: Sequence[torch.Tensor]) -> list[lis
     return rows
 
 
-def whitened(rewards: RewardBatch, values: Sequence[torch.Tensor], factor: float) -> list[list[float]]:
+def whitened(rewards: RewardBatch, values: Sequence[torch.Tensor], gamma: float) -> list[list[float]]:
     """Mean 0 and standard deviation 1 over the sampled tokens of the whole batch; exactly 0 where all are equal.
 
-    The KL penalties from each token on, discounted by `factor`, come off with a mean of 0 (see `by_group`).
+    The KL penalties from each token on, discounted by `gamma`, come off with a mean of 0 (see `by_group`).
     """
     all_N = torch.cat([*values, torch.zeros(0, dtype=torch.float64)])
     scale = 1 / (all_N.std() + STD_EPSILON) if differ(all_N.tolist()) else 0.0
     white = [(values_N - all_N.mean()) * scale for values_N in values]
     if rewards.kl_penalties is not None:
-        kl = [discounted(torch.tensor(tokens, dtype=torch.float64), factor) for tokens in rewards.kl_penalties]
-        white = [white_N - (kl_N - torch.cat(kl).mean()) for white_N, kl_N in zip(white, kl, strict=True)]
+        kl = [discounted(torch.tensor(tokens, dtype=torch.float64), gamma) for tokens in rewards.kl_penalties]
+        mean = torch.cat(kl).mean() if kl else 0.0
+        white = [white_N - (kl_N - mean) for white_N, kl_N in zip(white, kl, strict=True)]
     return on_sampled(rewards, white)
 
 
@@ -93,8 +94,7 @@ def by_group(rewards: RewardBatch, advantages_of: Callable[[torch.Tensor], torch
     """Applies a function of a group's returns to every group. A group of one and a group of equal returns give exactly
     0: rounding of the mean must not be blown up by a tiny std. Failed trajectories are in none, so sizes differ.
     A KL in the reward comes off less the others' mean, divided by nothing, as in a loss: where returns are equal its
-    noise would become advantages of size one, whatever `beta`.
-    """
+    noise would become advantages of size one, whatever `beta`."""
     returns_M, group_M = trajectory_returns(rewards), torch.tensor(rewards.group_index)
     kl_M = torch.tensor([sum(tokens) for tokens in rewards.kl_penalties or [[]] * len(returns_M)], dtype=torch.float64)
     advantages_M = torch.zeros_like(returns_M)
@@ -144,7 +144,7 @@ def reinforce_pp(rewards: RewardBatch, options: Any, values: object = None) -> A
     """The discounted return to go of each token, whitened over the batch's sampled tokens (arXiv 2501.03262).
 
     A turn's reward sits on its last sampled token; prompts and observations are no steps in time. Where all tokens
-    have the same return the advantages are exactly 0. Option: `gamma`, 1 by default.
+    have the same return the advantages are exactly 0. Option: `gamma`.
     """
     to_go = [discounted(rewards_N, options.gamma) for rewards_N in token_rewards(rewards)]
     return AdvantageBatch(rewards, whitened(rewards, to_go, options.gamma))
@@ -163,13 +163,13 @@ def gae(rewards: RewardBatch, options: Any, values: Sequence[torch.Tensor] | Non
     """
     if values is None:
         raise UserError("trainer.algorithm.advantage_estimator=gae needs a critic: take trainer.algorithm.name=ppo.")
-    factor, advantages, returns = options.gamma * options.gae_lambda, [], []
+    advantages, returns = [], []
     for trajectory, rewards_N, values_N1 in zip(rewards.trajectories, token_rewards(rewards), values, strict=True):
         values_N1 = values_N1.double().clone()
         if trajectory.turns and trajectory.turns[-1].terminated:
             values_N1[-1] = 0.0
         delta_N = rewards_N + options.gamma * values_N1[1:] - values_N1[:-1]
-        advantages_N = discounted(delta_N, factor)
+        advantages_N = discounted(delta_N, options.gamma * options.gae_lambda)
         advantages.append(advantages_N)
         returns.append(advantages_N + values_N1[:-1])
-    return AdvantageBatch(rewards, whitened(rewards, advantages, factor), on_sampled(rewards, returns))
+    return AdvantageBatch(rewards, whitened(rewards, advantages, options.gamma), on_sampled(rewards, returns))
