@@ -20,6 +20,7 @@ from typing import Any
 
 from skyrl_trainer import __version__
 from skyrl_trainer.errors import UserError
+from skyrl_trainer.user_file import blaming
 
 LOCALHOST = "127.0.0.1"
 SETTINGS = "a recipe (quickstart, or the path of a YAML file), then settings such as trainer.max_steps=10"
@@ -29,7 +30,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     args = _parse(words)
     try:
-        return int(args.command(args) or 0)
+        with blaming():
+            return int(args.command(args) or 0)
     except UserError as error:
         print(f"skyrl-trainer: {error}", file=sys.stderr)
         return 2

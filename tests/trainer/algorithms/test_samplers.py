@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Sequence
 from io import StringIO
 from pathlib import Path
@@ -146,9 +147,19 @@ def test_other_data_and_no_data_are_refused() -> None:
         UniformSampler([], seed=3)
 
 
-@pytest.mark.parametrize("returns, taken", [([1.0, 0.0], True), ([1.0, 1.0], False), ([0.5], False), ([], False)])
+@pytest.mark.parametrize(
+    "returns, taken",
+    [
+        ([1.0, 0.0], True),
+        ([1.0, 1.0], False),
+        ([0.5], False),
+        ([], False),
+        ([0.1 + 0.2, 0.3], False),
+        ([float("nan")] * 2, False),
+    ],
+)
 def test_dynamic_sampling_refuses_groups_that_teach_nothing(returns: list[float], taken: bool) -> None:
-    """Equal returns, groups of one, and those of which everybody failed."""
+    """Returns that are equal but for rounding, groups of one, and those of which everybody failed."""
     assert sampler_class("dynamic")(source(3), 0).accept([], returns) is taken
 
 
@@ -243,3 +254,14 @@ def test_a_resumed_step_takes_the_stored_draws_again_and_judges_none_twice(tmp_p
     assert again == first and same_metrics == metrics
     assert resumed.played == parts.played[8 * draws_left :] and sum(ASKED) == len(resumed.played)
     assert parts.store.read(2) == first.rollouts
+
+
+def test_a_resumed_step_does_not_take_stored_tries_whose_reward_is_no_number(tmp_path: Path) -> None:
+    """They were stored before anybody looked at them; when the env is mended they are made again."""
+    _, _, parts = draw(tmp_path, odd_differ)
+    spoiled = parts.store.read(2)
+    spoiled.groups[1][0].turns[0].reward = float("nan")
+    parts.store.write(spoiled)
+    rewards, _, resumed = draw(tmp_path, odd_differ)
+    assert resumed.played == parts.played
+    assert all(math.isfinite(turn.reward) for t in rewards.trajectories for turn in t.turns)

@@ -7,6 +7,7 @@ weights by the first sync, as after every step), and while the learner loads.
 from __future__ import annotations
 
 import gc
+import math
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
@@ -191,6 +192,8 @@ class Run:
         """
         later = [stored for stored in self.store.steps() if stored > step]
         rollouts = self.store.read(step + 1) if step and step + 1 in later else None
+        if rollouts and not all(math.isfinite(trajectory.total_reward) for trajectory in rollouts.trajectories):
+            rollouts = None  # nobody can learn from them, and whoever gave such a reward may be mended
         for stored in later:
             if rollouts is None or stored != rollouts.step:
                 self.store.path(stored).unlink()
