@@ -10,7 +10,6 @@ beside tests that must fail.
 
 from __future__ import annotations
 
-import hashlib
 import importlib.util
 import re
 import shlex
@@ -91,14 +90,13 @@ def run_tests(
     gold: Mapping[str, Any], meta: Mapping[str, Any], patch: str, context: Any, guarded: bool = False
 ) -> Tested:
     """The official steps in a fresh workspace (or a container of the item's image); `guarded` adds tests that fail."""
-    script, canary = gold["eval_script"], ""
-    if guarded:
-        name = f"test_{hashlib.sha256(f'{gold}{patch}'.encode('utf-8', 'surrogateescape')).hexdigest()[:12]}"
-        canary = swe_guard.canary(gold, paths_of(gold["test_patch"]), name)
-        script = re.sub(rf"(?m)^.*{START}", lambda found: canary + found[0], script, count=1)
+    canaries = swe_guard.canaries(gold, paths_of(gold["test_patch"]), patch) if guarded else {}
+    script = re.sub(
+        rf"(?m)^.*{START}", lambda found: "".join(canaries.values()) + found[0], gold["eval_script"], count=1
+    )
     done = _run(GRADE, {"patch.diff": patch, "eval.sh": _recording(script)}, gold.get("seconds"), meta, context)
     resolved = not done.timed_out and is_resolved(gold, done.output)
-    forged = resolved and bool(canary) and swe_guard.is_forged(gold, name, done.output)
+    forged = guarded and resolved and swe_guard.is_forged(gold, canaries, done.output)
     return Tested(resolved and not forged, done.timed_out, done.output, forged)
 
 

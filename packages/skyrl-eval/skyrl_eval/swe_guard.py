@@ -5,9 +5,11 @@ The official steps apply the patch, and a git of our own, which nothing in the w
 
 from __future__ import annotations
 
+import hashlib
 import re
 import shlex
-from collections.abc import Mapping
+import sys
+from collections.abc import Iterable, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -17,8 +19,8 @@ START, END = ">>>>> Start Test Output", ">>>>> End Test Output"
 # %s: the official steps. -f, for a patch can say what git ignores; and a nested .git would hide the folder around it.
 CHANGES = """. /opt/miniconda3/bin/activate testbed 2> /dev/null; cd / || exit 1
 python -I > /out/modules <<< '
-import pkgutil, sys
-print(*sys.builtin_module_names, *(name for place, name, _ in pkgutil.iter_modules() if "/testbed" not in str(place)))'
+import pkgutil
+print(*[name for place, name, _ in pkgutil.iter_modules() if "/testbed" not in str(place)])'
 own() { git --git-dir=/tmp/own/.git --work-tree=/testbed "$@"; }
 tree() { find . -mindepth 2 -name .git -prune -exec rm -rf {} +; own add -Af . && own write-tree; }
 git init -q /tmp/own; cd /testbed && before=$(tree) || exit 1
@@ -46,7 +48,7 @@ def split(out: Path, graded: set[str], script: str) -> tuple[str, list[str]]:
     written = {name: sandbox.read_back(out / name) for name in ("modules", "files", "changes", "patch")}
     command = script.partition(START)[2].partition(END)[0]
     named = {str(PurePosixPath(word)) for word in re.findall(r"[^\s'\";|&]+", command)}
-    modules = {*written["modules"].split(), "sitecustomize", "usercustomize"}
+    modules = {*written["modules"].split(), *sys.stdlib_module_names, "sitecustomize", "usercustomize"}
     files = map(PurePosixPath, written["files"].split("\0"))
     packages = {path.parent for path in files if path.name == "__init__.py" and path.parent.name}
     folders = {f"{match[0]}/" for path in graded if (match := TEST_FOLDER.match(path))}
@@ -79,18 +81,23 @@ def _top_level(path: PurePosixPath, packages: set[PurePosixPath]) -> str:
     return path.name.split(".")[0]
 
 
-def canary(gold: Mapping[str, Any], graded: set[str], name: str) -> str:
-    """Lines of bash that add tests of this name, which must fail, to the graded files with tests that must pass."""
-    stems = {path: PurePosixPath(path).stem for path in sorted(graded) if path.endswith(".py")}
-    tests = f"def {name}(): assert False\nclass {name}_class(__import__('unittest').TestCase): {name} = {name}\n"
-    code, wanted = shlex.quote(f"\n\n{tests}"), " ".join(gold["FAIL_TO_PASS"])
-    paths = [path for path, stem in stems.items() if re.search("^test|tests?$", stem) and stem in wanted]
-    return "".join(f"printf %s {code} >> {shlex.quote(f'/testbed/{path}')}\n" for path in paths)
+def canaries(gold: Mapping[str, Any], graded: set[str], patch: str) -> dict[str, str]:
+    """Tests that must fail, one for each graded file with tests that must pass: its name, and a line that adds it."""
+    wanted, lines = " ".join(gold["FAIL_TO_PASS"]), {}
+    for path in sorted(graded):
+        stem, suffix = PurePosixPath(path).stem, PurePosixPath(path).suffix
+        if suffix == ".py" and re.search("^test|tests?$", stem) and stem in wanted:
+            seed = f"{path} {gold['test_patch']} {patch}".encode("utf-8", "surrogateescape")
+            name = f"test_{hashlib.sha256(seed).hexdigest()[:12]}"
+            test = f"def {name}(): assert False\nclass {name}_class(__import__('unittest').TestCase): {name} = {name}\n"
+            lines[name] = f"printf '\\n\\n%s' {shlex.quote(test)} >> {shlex.quote(f'/testbed/{path}')}\n"
+    return lines
 
 
-def is_forged(gold: Mapping[str, Any], name: str, log: str) -> bool:
-    """Of a log by which all is resolved: a canary passed or did not fail, or a graded test failed as well."""
-    passed = re.search(rf"(?m)^(PASSED|XFAIL|XPASS) .*\b{name}\b|^{name}\b.* \.\.\. ok$", log)
+def is_forged(gold: Mapping[str, Any], names: Iterable[str], log: str) -> bool:
+    """Of a log by which all is resolved: a canary passed, or did not fail, or a graded test failed as well."""
     failed = {test.rstrip(":") for test in re.findall(r"(?m)^(?:FAILED|FAIL:|ERROR:?) (\S+)", log)}
+    passed = "\n".join(re.findall(r"(?m)^(?:PASSED|XFAIL|XPASS) .*|^.* \.\.\. ok$", log))
     contradicted = failed & {*gold["FAIL_TO_PASS"], *gold["PASS_TO_PASS"]}
-    return bool(passed or contradicted) or not any(re.search(rf"\b{name}$", test) for test in failed)
+    spared = [name for name in names if name in passed or not any(test.endswith(name) for test in failed)]
+    return bool(contradicted or spared)
