@@ -110,7 +110,7 @@ def guarded(gold: Mapping[str, Any], meta: Mapping[str, Any], patch: str, contex
         return swe_guard.split(Path(out), paths_of(gold["test_patch"]), gold["eval_script"])
 
 
-def _run(script: str, files: dict[str, str], seconds: float | None, meta: Any, context: Any, binds: Any = ()) -> Any:
+def _run(script: str, files: dict[str, str], seconds: Any, meta: Any, context: Any, binds: Any = ()) -> sandbox.Done:
     """Runs a script around APPLY at the base commit, in a fresh workspace or the item's image, with files in /eval."""
     with tempfile.TemporaryDirectory(prefix="skyrl-swe-") as name:
         folder = Path(name)
@@ -154,7 +154,9 @@ def check() -> None:
 
 
 def paths_of(patch: str) -> set[str]:
-    """The files that git finds in a patch of the data."""
+    """The files that git finds in a patch of the data, which may be empty."""
+    if not patch.strip():
+        return set()
     command = ["git", "apply", "--numstat", "-z", "-"]
     done = subprocess.run(command, cwd="/", input=patch.encode("utf-8", "surrogateescape"), capture_output=True)
     if done.returncode:

@@ -51,7 +51,7 @@ def split(out: Path, graded: set[str], script: str) -> tuple[str, list[str]]:
     modules = {*written["modules"].split(), *sys.stdlib_module_names, "sitecustomize", "usercustomize"}
     files = map(PurePosixPath, written["files"].split("\0"))
     packages = {path.parent for path in files if path.name == "__init__.py" and path.parent.name}
-    folders = {f"{match[0]}/" for path in graded if (match := TEST_FOLDER.match(path))}
+    folders = {f"{match[0]}/" for path in graded | named if (match := TEST_FOLDER.match(path))}
     fields = written["changes"].split("\0")[:-1]
     parts = re.split(r"(?m)^(?=diff --git )", written["patch"])[1:]
     kept, flags = "", set()
