@@ -194,6 +194,10 @@ def test_compare(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         (["agent", "--grade-only", "--out=none"], "none/manifest.json"),
         (["agent", "--base-url=x", "--bench=gsm8k", "--data=DATA", "--tools=none.jsonl"], "--tools none.jsonl cannot"),
         (["code", "--predictions=none.jsonl", "--data=SWE"], "--predictions none.jsonl cannot be read"),
+        (
+            ["code", "--bench=livecodebench", "--predictions=gold", "--data=LCB"],
+            "of livecodebench have no official patch",
+        ),
         (["agent", "--compare", "a", "b"], "a is not a graded run: its manifest.json"),
     ],
 )
@@ -204,7 +208,7 @@ def test_what_is_missing_is_one_sentence(
     swe = {"repo": "made/up", "instance_id": "made__up-1", "base_commit": "0" * 40, "patch": "", "test_patch": ""}
     swe |= {"problem_statement": "?", "FAIL_TO_PASS": "[]", "PASS_TO_PASS": "[]", "eval_script": "true"}
     files = {"DATA": write(tmp_path / "d.jsonl", sums(3)), "HLE": write(tmp_path / "h.jsonl", ROWS["hle"])}
-    files["SWE"] = write(tmp_path / "s.jsonl", [swe])
+    files |= {"SWE": write(tmp_path / "s.jsonl", [swe]), "LCB": write(tmp_path / "l.jsonl", ROWS["livecodebench"])}
     for name, path in files.items():
         words = [word.replace(name, path) for word in words]
     assert main(["eval", *words]) == 2

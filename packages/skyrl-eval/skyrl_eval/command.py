@@ -116,6 +116,10 @@ def _solved(args: argparse.Namespace) -> Run:
     found = data.load(bench, args.data, args.images)
     items = data.subset(found.items, None if args.n == "all" else int(args.n), args.seed)
     bench.check(_context(args, Path()))
+    if args.predictions == "gold" and not all(isinstance(item.gold, dict) and "patch" in item.gold for item in items):
+        raise UserError(
+            f"--predictions gold: the items of {bench.name} have no official patch. Give a file of answers."
+        )
     settings: dict[str, Any] = {name: getattr(args, name) for name in ("seed", "images", "tools")}
     if args.tools:
         settings |= {"tools": tools.check_provider(args.tools), "tools_prompt": prompts.digest("tools")}

@@ -25,16 +25,19 @@ from skyrl_eval.metrics import Prices
 from skyrl_eval.sandbox import SandboxFailed
 from skyrl_eval.store import Run, answer_hash, read_records, versions
 from skyrl_eval.types import Attempt, Item, Verdict
+from skyrl_gym.tools import confine
 from skyrl_trainer.errors import UserError
 
 JUDGES_AT_ONCE = 16
 
 
 def grader_hash(bench: str, context: Context) -> str:
-    """Of everything that decides a verdict: this package's code of graders and others', the prompts, the judge."""
-    benchmark, here = benchmarks.find(bench), Path(__file__).parent
-    code = ("benchmarks/common.py", "judge.py", "sandbox.py", "swe.py")
-    files = [Path(inspect.getfile(type(benchmark))), *(here / name for name in code)]
+    """Of everything that decides a verdict: the code of graders and of the sandbox, the prompts, the judge."""
+    benchmark, here, confined = benchmarks.find(bench), Path(__file__).parent, Path(confine.__file__)
+    kinds = [kind for kind in type(benchmark).__mro__ if issubclass(kind, Benchmark)]
+    code = ("judge.py", "sandbox.py", "swe.py", "swe_guard.py")
+    files = [*(Path(inspect.getfile(kind)) for kind in kinds), *(here / name for name in code)]
+    files += [confined, confined.with_name("sandbox_policy.json")]
     parts = [path.read_text(encoding="utf-8") for path in files] + [prompts.text(name) for name in benchmark.prompts]
     parts.append(context.judge.model if context.judge else context.executor)
     parts += [f"{name} {found}" for name, found in versions().items() if name in ("math-verify", "swebench")]
