@@ -77,7 +77,7 @@ class Managed:
 
 def recovery(way: Direct | Managed) -> float:
     """Seconds from SIGKILL to the next answered reset."""
-    os.kill(way.call("ping").pid, signal.SIGKILL)
+    os.kill(way.call("ping"), signal.SIGKILL)
     start = time.perf_counter()
     while True:
         try:

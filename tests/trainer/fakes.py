@@ -13,7 +13,8 @@ from typing import Any
 
 from ray.exceptions import ActorDiedError
 
-from skyrl_trainer.rollout.env_worker import EnvReply, Pong
+from skyrl_trainer.rollout.env_process import shortened
+from skyrl_trainer.rollout.env_worker import EnvReply
 from skyrl_trainer.types import GenerationOutput, GenerationRequest, Sample
 
 CHATML = (
@@ -139,6 +140,7 @@ class FakeEnvWorker:
         self.reset_many = SimpleNamespace(remote=self._method(self._reset))
         self.step_many = SimpleNamespace(remote=self._method(self._step))
         self.close_many = SimpleNamespace(remote=self._method(self._close))
+        self.alone = SimpleNamespace(remote=self._alone)
         self.ping = SimpleNamespace(remote=self._ping)
 
     def kill(self) -> None:
@@ -167,9 +169,14 @@ class FakeEnvWorker:
         if asyncio.get_running_loop().time() < self._down_until:
             raise ActorDiedError
 
-    async def _ping(self) -> Pong:
+    async def _ping(self) -> int:
         self._raise_if_down()
-        return Pong(self.pid)
+        return self.pid
+
+    async def _alone(self, what: str, *item: Any) -> EnvReply:
+        method = {"reset": self.reset_many, "step": self.step_many, "close": self.close_many}[what]
+        (reply,) = await method.remote([item])
+        return reply
 
     async def _reset(self, item: tuple[str, Sample]) -> EnvReply:
         (key, sample), pid = item, self.pid
@@ -187,9 +194,10 @@ class FakeEnvWorker:
         self.envs[key][1].append(action)
         return self._answer(key)
 
-    async def _close(self, key: str) -> None:
-        self.envs.pop(key, None)
-        self.closed.append(key)
+    async def _close(self, item: tuple[str]) -> EnvReply:
+        self.envs.pop(item[0], None)
+        self.closed.append(item[0])
+        return EnvReply()
 
     def _answer(self, key: str) -> EnvReply:
         options, actions = self.envs[key]
@@ -202,4 +210,4 @@ class FakeEnvWorker:
         digest = hashlib.sha256("\0".join(actions).encode()).hexdigest()[:8]
         info = {"reward_parts": {"correct": float(over)}}
         text = [*options.get("says", []), *[f"turn {len(actions)} {digest}"] * (len(actions) + 1)][len(actions)]
-        return EnvReply(text, float(over), over, info=info)
+        return EnvReply(shortened(text), float(over), over, info=info)

@@ -8,9 +8,12 @@ from hashlib import blake2b
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from sysconfig import get_paths
+from typing import TYPE_CHECKING
 
 from skyrl_trainer.errors import UserError
-from skyrl_trainer.settings import Config
+
+if TYPE_CHECKING:  # for the annotation alone: a process of envs must not load the settings for it
+    from skyrl_trainer.settings import Config
 
 _PATHS = get_paths()
 NOT_THE_USERS = ("<frozen", _PATHS["stdlib"], _PATHS["purelib"], str(Path(__file__).parent))
@@ -32,8 +35,10 @@ def load_user_file(setting: str, given: str, what: str) -> None:
     module = sys.modules[name] = module_from_spec(spec)
     try:
         spec.loader.exec_module(module)
-    except Exception as error:
+    except BaseException as error:
         del sys.modules[name]
+        if not isinstance(error, Exception | SystemExit):
+            raise
         raise UserError(f"{setting}: {given} failed with {cause(error)}.") from error
 
 
@@ -46,7 +51,7 @@ def load_plugin(config: Config) -> None:
         )
 
 
-def cause(error: Exception) -> str:
+def cause(error: BaseException) -> str:
     """What went wrong, and where in the user's own code: "ValueError: no such move (mine.py, line 7)"."""
     frames = traceback.extract_tb(error.__traceback__)
     users = [f" ({f.filename}, line {f.lineno})" for f in frames if not f.filename.startswith(NOT_THE_USERS)]

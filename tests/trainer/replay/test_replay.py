@@ -149,7 +149,7 @@ FAILURES: list[tuple[str, StopReason, str | None, bool]] = [
     ("die", StopReason.ENV_ERROR, f"{CRASHED}, where no Python code could interrupt it: Fatal", True),
     ("die", StopReason.TERMINATED, None, False),
     ("hang", StopReason.TIMEOUT, "The episode was not over after 3 seconds.", True),
-    ("die", StopReason.ENV_ERROR, "Two EnvWorkers died under this episode", True),
+    ("die", StopReason.ENV_ERROR, "3 EnvWorkers died under this episode", True),
 ]
 
 

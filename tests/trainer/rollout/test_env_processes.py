@@ -8,9 +8,8 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
-import gymnasium
 import pytest
 import ray
 
@@ -71,6 +70,44 @@ class Scripted(gymnasium.Env):
 
 gymnasium.register("test/Scripted-v0", Scripted)
 '''
+
+
+WAITING = """
+import time
+
+import gymnasium
+
+
+class Waiting(gymnasium.Env):
+    metadata = {"render_modes": [], "waits": True}
+
+    def reset(self, *, seed=None, options=None):
+        return "go", {}
+
+    def step(self, action):
+        if action == "raise":
+            raise ValueError("nobody answered")
+        time.sleep(8 if action == "hang" else 0.5)
+        return action, 1.0, False, False, {}
+
+
+gymnasium.register("test/Waiting-v0", Waiting)
+"""
+
+
+LOADED = """
+import sys
+
+import gymnasium
+
+
+class Loaded(gymnasium.Env):
+    def reset(self, *, seed=None, options=None):
+        return "", {name: name in sys.modules for name in ("ray", "torch", "pydantic")}
+
+
+gymnasium.register("test/Loaded-v0", Loaded)
+"""
 
 
 @pytest.fixture(scope="module")
@@ -144,13 +181,12 @@ def test_only_the_misbehaving_episode_fails(rollouts: Rollouts, cluster: Path, s
 
 def test_every_request_is_made_once(rollouts: Rollouts, cluster: Path) -> None:
     """`start` waits for the handles in its arguments; a `finished` that overtakes it must not look like a death."""
-    engine = ray.remote(FakeEngine).options(num_cpus=0).remote()
-    before, rollouts._engines = rollouts._engines, [engine]
+    [engine] = rollouts._engines  # a RolloutWorker keeps the first one that it was given
+    before = len(ray.get(engine.asked.remote()))
     for step in range(30, 40):
         rollouts.run(batch(cluster, [{}] * 4, step))
         assert rollouts._deaths == [0]
-    asked = ray.get(engine.asked.remote())
-    rollouts._engines = before
+    asked = ray.get(engine.asked.remote())[before:]
     assert len(asked) == len(set(asked)) == 10 * 4 * 4
 
 
@@ -170,16 +206,16 @@ def test_ten_megabytes_end_their_episode_at_once_and_no_other(rollouts: Rollouts
 def test_killed_worker_is_replaced_and_its_episodes_go_on(rollouts: Rollouts, cluster: Path) -> None:
     options = [{"sleep": 0.1}] * 8
     undisturbed = rollouts.run(batch(cluster, options, step=20))
-    pid = ray.get(rollouts.env_workers[0].ping.remote()).pid
+    pid = ray.get(rollouts.env_workers[0].ping.remote())
     threading.Timer(0.7, os.kill, (pid, signal.SIGKILL)).start()
     done = rollouts.run(batch(cluster, options, step=20))
     assert [t.token_ids() for t in done.trajectories] == [t.token_ids() for t in undisturbed.trajectories]
     assert rollout_metrics(done)["env_replays"] > 0
-    assert ray.get(rollouts.env_workers[0].ping.remote()).pid != pid
+    assert ray.get(rollouts.env_workers[0].ping.remote()) != pid
 
 
 def test_env_file_that_cannot_be_loaded_is_one_sentence_for_the_whole_batch(rollouts: Rollouts, cluster: Path) -> None:
-    with pytest.raises(UserError, match=r"All 3 episodes of step 30 .*broken\.py cannot be loaded.*SyntaxError"):
+    with pytest.raises(UserError, match=r"All 3 episodes of step 30 .*broken\.py failed with SyntaxError"):
         rollouts.run(batch(cluster, [{}] * 3, step=30, file="broken.py"))
 
 
@@ -212,25 +248,11 @@ def test_play_hands_over_each_trajectory_once_and_takes_no_more_than_may_be_in_p
     assert sorted(back) == sorted(f"{killed}/{number}" for number in range(40))
 
 
-def test_envs_that_wait_do_so_all_at_once_and_one_that_fails_fails_alone() -> None:
-    class Waiting(gymnasium.Env[str, str]):
-        metadata: ClassVar[dict[str, Any]] = {"render_modes": [], "waits": True}
-
-        def reset(
-            self, *, seed: int | None = None, options: dict[str, Any] | None = None
-        ) -> tuple[str, dict[str, Any]]:
-            return "go", {}
-
-        def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
-            if action == "raise":
-                raise ValueError("nobody answered")
-            time.sleep(8 if action == "hang" else 0.5)
-            return action, 1.0, False, False, {}
-
-    gymnasium.register("test/Waiting-v0", Waiting)
-    worker = EnvWorker(step_timeout=3.0, name="waiting")
+def test_envs_that_wait_do_so_all_at_once_and_one_that_fails_fails_alone(tmp_path: Path) -> None:
+    (tmp_path / "waiting.py").write_text(WAITING)
+    worker = EnvWorker(step_timeout=3.0)
     keys = [f"k{i}" for i in range(32)]
-    worker.reset_many([(key, Sample(key, "test/Waiting-v0", 0)) for key in keys])
+    worker.reset_many([(k, Sample(k, "test/Waiting-v0", 0, env_file=str(tmp_path / "waiting.py"))) for k in keys])
     began = time.monotonic()
     replies = worker.step_many([(key, key) for key in keys])
     assert [reply.observation for reply in replies] == keys and time.monotonic() - began < 8, "not 16 seconds"
@@ -243,3 +265,11 @@ def test_envs_that_wait_do_so_all_at_once_and_one_that_fails_fails_alone() -> No
 def test_env_workers_never_load_torch(rollouts: Rollouts) -> None:
     loaded = rollouts.env_workers[0].__ray_call__.remote(lambda worker: "torch" in __import__("sys").modules)
     assert ray.get(loaded) is False
+
+
+def test_processes_of_envs_load_neither_ray_nor_torch(tmp_path: Path) -> None:
+    (tmp_path / "loaded.py").write_text(LOADED)
+    worker = EnvWorker(step_timeout=30.0)
+    [reply] = worker.reset_many([("key", Sample("s", "test/Loaded-v0", 0, env_file=str(tmp_path / "loaded.py")))])
+    worker.shutdown()
+    assert reply.info == {"ray": False, "torch": False, "pydantic": False}

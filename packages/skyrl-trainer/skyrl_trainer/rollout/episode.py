@@ -13,7 +13,8 @@ from skyrl_trainer.agent.memory import Memory
 from skyrl_trainer.agent.prompt import ChatPrompt, first_messages
 from skyrl_trainer.errors import UserError
 from skyrl_trainer.rollout.env_client import RemoteEnv
-from skyrl_trainer.rollout.env_worker import LONGEST_TEXT, EnvReply, shortened
+from skyrl_trainer.rollout.env_process import LONGEST_TEXT
+from skyrl_trainer.rollout.env_worker import EnvReply
 from skyrl_trainer.settings import AgentConfig
 from skyrl_trainer.types import GenerationOutput, GenerationRequest, SamplingOptions, StopReason, Trajectory, Turn
 
@@ -145,7 +146,7 @@ class _Episode:
         instructions, tools = reply.info.get("instructions", ""), None
         if self.settings.agent.tools == "template" and reply.info.get("tools"):
             tools, instructions = reply.info["tools"], reply.info.get("instructions_without_tools", instructions)
-        self.trajectory.prompt = first_messages(instructions, reply.observation[:LONGEST_TEXT])
+        self.trajectory.prompt = first_messages(instructions, reply.observation)
         if self._too_long(instructions + reply.observation):
             return [0] * self.settings.max_model_len
         return self.prompt.first(instructions, reply.observation, tools)
@@ -204,7 +205,7 @@ class _Episode:
         began = time.monotonic()
         reply = await self.env.step(turn.action)
         turn.seconds["env"] = time.monotonic() - began + reset_seconds
-        turn.observation, turn.reward = shortened(reply.observation), reply.reward
+        turn.observation, turn.reward = reply.observation, reply.reward
         turn.terminated, turn.truncated = reply.terminated, reply.truncated
         turn.info = reply.info
         if isinstance(turn.info.get("reward_parts"), dict):  # what has a field of its own is stored once
