@@ -77,7 +77,7 @@ def kill(args: argparse.Namespace, dispatched: set[str], over: threading.Event, 
 
 
 def _processes(name: str) -> list[psutil.Process]:
-    """Actors of this class below this process, by Ray's title for them, `ray::EnvWorker.step_many`."""
+    """Actors of this class below this process, by Ray's title for them, `ray::EnvWorker.call_many`."""
     found = []
     for process in psutil.Process().children(recursive=True):
         with contextlib.suppress(psutil.Error):

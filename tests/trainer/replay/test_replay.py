@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -194,17 +195,17 @@ def test_a_rebuilt_env_hears_what_its_tools_had_said() -> None:
     class Worker(FakeEnvWorker):
         """Each step calls a tool that counts all its calls, ever."""
 
-        fed: list[tuple[str, ...]]
+        fed: list[list[Any]]
         calls = 0
 
-        async def _step(self, item: tuple[str, ...]) -> EnvReply:
+        async def _step(self, item: list[Any]) -> EnvReply:
             self.fed.append(item)
             reply = await super()._step(item)
             self.calls += 1
             reply.info["tool_calls"] = [{"tool": "count", "args": {}, "result": str(self.calls)}]
             return reply
 
-    async def scenario() -> list[tuple[str, ...]]:
+    async def scenario() -> list[list[Any]]:
         worker = Worker()
         worker.fed = []
         env = EnvClient([worker]).make("key", Sample("s", "fake", 0, options={"turns": 9}))
@@ -218,4 +219,4 @@ def test_a_rebuilt_env_hears_what_its_tools_had_said() -> None:
 
     one, two = ([{"tool": "count", "args": {}, "result": result}] for result in "12")
     fed = asyncio.run(scenario())
-    assert [item[1:] for item in fed] == [("a",), ("b",), ("a", one), ("b", two), ("c",)]
+    assert [item[1:] for item in fed] == [["a"], ["b"], ["a", one], ["b", two], ["c"]]

@@ -194,6 +194,7 @@ HOSTILE: dict[str, Callable[[Any], Any]] = {
 }
 """Fail, alone."""
 ODD: dict[str, Callable[[Any], Any]] = {
+    "slow": lambda env: setattr(env, "sleep", 0.7),
     "close_exit": lambda env: sys.exit(3),
     "close_own": throw(Own("no")),
     "close_hang": hang,

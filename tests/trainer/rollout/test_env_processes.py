@@ -144,6 +144,10 @@ def batch(folder: Path, options: list[dict[str, Any]], step: int = 1, file: str 
     return PromptBatch(step, samples, 1)
 
 
+def process_id(worker: Any) -> int:
+    return ray.get(worker.__ray_call__.remote(lambda worker: os.getpid()))
+
+
 def reasons(done: RolloutBatch) -> list[bool]:
     return [trajectory.stop_reason is StopReason.ENV_ERROR for trajectory in done.trajectories]
 
@@ -206,12 +210,12 @@ def test_ten_megabytes_end_their_episode_at_once_and_no_other(rollouts: Rollouts
 def test_killed_worker_is_replaced_and_its_episodes_go_on(rollouts: Rollouts, cluster: Path) -> None:
     options = [{"sleep": 0.1}] * 8
     undisturbed = rollouts.run(batch(cluster, options, step=20))
-    pid = ray.get(rollouts.env_workers[0].ping.remote())
+    pid = process_id(rollouts.env_workers[0])
     threading.Timer(0.7, os.kill, (pid, signal.SIGKILL)).start()
     done = rollouts.run(batch(cluster, options, step=20))
     assert [t.token_ids() for t in done.trajectories] == [t.token_ids() for t in undisturbed.trajectories]
     assert rollout_metrics(done)["env_replays"] > 0
-    assert ray.get(rollouts.env_workers[0].ping.remote()) != pid
+    assert process_id(rollouts.env_workers[0]) != pid
 
 
 def test_env_file_that_cannot_be_loaded_is_one_sentence_for_the_whole_batch(rollouts: Rollouts, cluster: Path) -> None:
@@ -252,11 +256,12 @@ def test_envs_that_wait_do_so_all_at_once_and_one_that_fails_fails_alone(tmp_pat
     (tmp_path / "waiting.py").write_text(WAITING)
     worker = EnvWorker(step_timeout=3.0)
     keys = [f"k{i}" for i in range(32)]
-    worker.reset_many([(k, Sample(k, "test/Waiting-v0", 0, env_file=str(tmp_path / "waiting.py"))) for k in keys])
+    sample = Sample("s", "test/Waiting-v0", 0, env_file=str(tmp_path / "waiting.py"))
+    worker.call_many([("reset", key, sample) for key in keys])
     began = time.monotonic()
-    replies = worker.step_many([(key, key) for key in keys])
+    replies = worker.call_many([("step", key, key) for key in keys])
     assert [reply.observation for reply in replies] == keys and time.monotonic() - began < 8, "not 16 seconds"
-    replies = worker.step_many(list(zip(keys[:4], ["a", "raise", "hang", "b"], strict=True)))
+    replies = worker.call_many([("step", f"k{i}", action) for i, action in enumerate(["a", "raise", "hang", "b"])])
     assert [reply.kind for reply in replies] == ["", "raised", "timeout", ""]
     assert "nobody answered" in str(replies[1].error) and "step_timeout=3 seconds" in str(replies[2].error)
     worker.shutdown()
@@ -270,6 +275,7 @@ def test_env_workers_never_load_torch(rollouts: Rollouts) -> None:
 def test_processes_of_envs_load_neither_ray_nor_torch(tmp_path: Path) -> None:
     (tmp_path / "loaded.py").write_text(LOADED)
     worker = EnvWorker(step_timeout=30.0)
-    [reply] = worker.reset_many([("key", Sample("s", "test/Loaded-v0", 0, env_file=str(tmp_path / "loaded.py")))])
+    sample = Sample("s", "test/Loaded-v0", 0, env_file=str(tmp_path / "loaded.py"))
+    [reply] = worker.call_many([("reset", "key", sample)])
     worker.shutdown()
     assert reply.info == {"ray": False, "torch": False, "pydantic": False}

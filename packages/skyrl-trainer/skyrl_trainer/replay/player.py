@@ -14,7 +14,7 @@ from typing import Any
 import ray
 from ray.exceptions import GetTimeoutError, RayActorError
 
-from skyrl_trainer.rollout.env_worker import CRASHED, EnvReply, Step
+from skyrl_trainer.rollout.env_worker import CRASHED, Call, EnvReply
 from skyrl_trainer.rollout.pool import start_env_workers
 from skyrl_trainer.run.guardian import start_guardian
 from skyrl_trainer.types import StopReason, Trajectory, Turn
@@ -115,17 +115,17 @@ class Player:
         """
         answered, failure = repeated(trajectory)
         turns = trajectory.turns[: len(answered) + (failure is not None)]
-        steps: list[Step] = [(KEY, t.action) if live else (KEY, t.action, t.tool_calls) for t in turns]
+        steps: list[Call] = [("step", KEY, t.action, *(() if live else (t.tool_calls,))) for t in turns]
         if self._worker is None:
             self._start()
         replies: list[EnvReply] = []
         try:
-            [reply] = ray.get(self._worker.reset_many.remote([(KEY, trajectory.sample)]), timeout=self._limit)
+            [reply] = ray.get(self._worker.call_many.remote([("reset", KEY, trajectory.sample)]), timeout=self._limit)
             replies.append(reply)
             for step in steps:
                 if reply.error is not None or reply.terminated or reply.truncated:
                     break
-                [reply] = ray.get(self._worker.step_many.remote([step]), timeout=self._limit)
+                [reply] = ray.get(self._worker.call_many.remote([step]), timeout=self._limit)
                 replies.append(reply)
         except (RayActorError, GetTimeoutError):
             ray.kill(self._worker)

@@ -24,11 +24,12 @@ from typing import Any, Generic, TypeVar
 from ray.exceptions import RayActorError
 
 from skyrl_trainer.errors import UserError
-from skyrl_trainer.rollout.env_worker import EnvReply
+from skyrl_trainer.rollout.env_worker import Call, EnvReply
 from skyrl_trainer.types import Sample
 
 RESTART_LIMIT = 60.0
 """Seconds that a dead EnvWorker is waited for."""
+RETRY_SECONDS = 0.02
 MAX_SHARED_DEATHS = 2
 MAX_BATCH = 64
 """Items of one call: enough to make its cost small, and few enough that the first answers are soon there."""
@@ -81,21 +82,20 @@ class Host:
 
     def __init__(self, handle: Any) -> None:
         self._handle = handle
-        self._many: dict[str, Coalescer[Any, EnvReply]] = {
-            "reset": Coalescer(handle.reset_many.remote),
-            "step": Coalescer(handle.step_many.remote),
-            "close": Coalescer(handle.close_many.remote),
-        }
+        self._shared: Coalescer[Call, EnvReply] = Coalescer(handle.call_many.remote)
         self.episodes = 0
         self.recovery: asyncio.Task[None] | None = None
         """Under way while the worker is dead."""
         self.gone = False
+        self._unsure: list[str] = []
+        """Keys of envs that were lost, or live on if the worker was only out of reach."""
 
-    async def call(self, alone: bool, what: str, *item: Any) -> EnvReply:
-        """what: reset, step or close; a dead worker has lost the env. alone: in a process of its own."""
+    async def call(self, alone: bool, *call: Any) -> EnvReply:
+        """alone: in a process of its own. A dead worker has lost the env."""
         try:
-            return await (self._handle.alone.remote(what, *item) if alone else self._many[what](item))
+            return await (self._handle.alone.remote(call) if alone else self._shared(call))
         except RayActorError as error:
+            self._unsure.append(call[1])
             if self.recovery is None:
                 self.recovery = asyncio.create_task(self._recover())
             return EnvReply(error=str(error).splitlines()[0], kind="lost")
@@ -103,13 +103,14 @@ class Host:
     async def _recover(self) -> None:
         deadline = time.monotonic() + RESTART_LIMIT
         while not self.gone:
+            closing = self._handle.call_many.remote([("close", key) for key in self._unsure])
             try:
-                await asyncio.wait_for(self._handle.ping.remote(), RESTART_LIMIT)
+                await asyncio.wait_for(closing, RESTART_LIMIT)
                 break
             except (RayActorError, TimeoutError):
                 self.gone = time.monotonic() > deadline
-                await asyncio.sleep(0.1)
-        self.recovery = None
+                await asyncio.sleep(RETRY_SECONDS)
+        self._unsure, self.recovery = [], None
 
 
 class EnvClient:

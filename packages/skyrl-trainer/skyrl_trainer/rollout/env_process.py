@@ -115,17 +115,19 @@ class Envs:
         begun = {call[1]: pool.submit(self._step, *call[1:]).result for call in waiting}
         pool.shutdown(wait=False)
         for what, key, *arguments in calls:
-            if what == "close":
-                self._say({"close_error": self._close(key)})
+            said: Said = {}
+            if what == "step" and key not in self._envs:
+                said = {"error": f"no env {key} in this process", "kind": "lost"}
+            elif what == "step":
+                said = self._guarded(what, begun.get(key) or partial(self._step, key, *arguments))
             elif what == "reset":
                 self._close(key)
-                self._say(self._guarded(key, what, partial(self._reset, key, *arguments)))
-            elif key in self._envs:
-                self._say(self._guarded(key, what, begun.get(key) or partial(self._step, key, *arguments)))
-            elif what == "step":
-                self._say({"error": f"no env {key} in this process", "kind": "lost"})
-            else:
-                self._say({"close_error": "; ".join(filter(None, map(self._close, list(self._envs)))) or None})
+                said = self._guarded(what, partial(self._reset, key, *arguments))
+            elif what == "shutdown":
+                list(map(self._close, list(self._envs)))
+            if what == "close" or "error" in said or said.get("terminated") or said.get("truncated"):
+                said["close_error"] = self._close(key)
+            self._say(said)
 
     def _say(self, said: Said) -> None:
         self._replies.write(json.dumps(said).encode() + b"\n")
@@ -150,40 +152,28 @@ class Envs:
         said = {"observation": _text(observation), "reward": _number("reward", reward), "info": _info(info)}
         return said | {"terminated": bool(terminated), "truncated": bool(truncated)}
 
-    def _guarded(self, key: str, what: str, call: Callable[[], Said]) -> Said:
-        """One env call under its limit; an env that is over or has failed is closed."""
-        try:
-            said = self._limited(partial(_tried, what, call))
-        except EnvTimeout:
-            limit = f"environment.step_timeout={self._limit:g} seconds"
-            said = {"error": f"The env's {what} was cut off: it took longer than {limit}.", "kind": "timeout"}
-        if "error" in said or said.get("terminated") or said.get("truncated"):
-            said["close_error"] = self._close(key)
-        return said
-
     def _close(self, key: str) -> str | None:
         """What `close` raised. The env's last reference goes within its limit, too."""
-        if key not in self._envs:
-            return None
-        try:
-            return self._limited(partial(_tried, "close", partial(self._drop, key))).get("error")
-        except EnvTimeout:
-            return f"The env's close took longer than environment.step_timeout={self._limit:g} seconds."
+        return self._guarded("close", partial(self._drop, key)).get("error") if key in self._envs else None
 
     def _drop(self, key: str) -> Said:
         self._waits.discard(key)
         self._envs.pop(key).close()
         return {}
 
-    def _limited(self, call: Callable[[], Any]) -> Any:
+    def _guarded(self, what: str, call: Callable[[], Said]) -> Said:
+        """One env call under its limit."""
         signal.signal(signal.SIGALRM, _interrupt)
         try:
             try:
                 # Again every second: an env that catches everything must not swallow the only signal.
                 signal.setitimer(signal.ITIMER_REAL, self._limit, 1.0)
-                return call()
+                return _tried(what, call)
             finally:
                 signal.setitimer(signal.ITIMER_REAL, 0)
+        except EnvTimeout:
+            limit = f"environment.step_timeout={self._limit:g} seconds"
+            return {"error": f"The env's {what} was cut off: it took longer than {limit}.", "kind": "timeout"}
         finally:
             signal.setitimer(signal.ITIMER_REAL, 0)  # the alarm may have interrupted the line above
             self._restore()
@@ -209,10 +199,9 @@ def _tried(what: str, call: Callable[[], Said]) -> Said:
         return call()
     except EnvTimeout:
         raise
-    except UserError as error:
-        return {"error": str(error), "kind": "raised"}
     except BaseException as error:
-        return {"error": f"The env's {what} raised {_sentence(error)}", "kind": "raised"}
+        sentence = str(error) if type(error) is UserError else f"The env's {what} raised {_sentence(error)}"
+        return {"error": sentence, "kind": "raised"}
 
 
 def _sentence(error: BaseException) -> str:
@@ -231,11 +220,7 @@ def _sentence(error: BaseException) -> str:
 def _text(observation: Any) -> str:
     if not isinstance(observation, str):
         raise UserError(f"The env gave an observation that is a {type(observation).__name__}, and it must be a str.")
-    return shortened(well_formed(observation))
-
-
-def shortened(text: str) -> str:
-    """An observation as it is read and recorded."""
+    text = well_formed(observation)
     return text if len(text) <= LONGEST_TEXT else f"{text[:LONGEST_TEXT]} [... {len(text)} characters in all]"
 
 

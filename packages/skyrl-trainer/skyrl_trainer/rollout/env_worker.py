@@ -9,7 +9,6 @@ all others with "lost": their envs are to be made anew (env_client.py says where
 from __future__ import annotations
 
 import json
-import os
 import socket
 import subprocess
 import sys
@@ -21,10 +20,9 @@ from typing import Any
 import ray
 from ray import cloudpickle
 
-from skyrl_trainer.types import Sample
-
-Step = tuple[str, str] | tuple[str, str, list[dict[str, Any]]]
-"""(key, action), and for a repeated step the tool calls that it made the first time."""
+Call = tuple[Any, ...]
+"""("reset", key, sample) makes an env (closing an older one of that key) and resets it; ("step", key, action), and for
+a repeated step the tool calls that it made the first time; ("close", key) closes what is still open."""
 CRASHED = "The env hung or crashed its EnvWorker"
 START_LIMIT = 120.0
 """Seconds that a process of envs has to start."""
@@ -57,25 +55,15 @@ class EnvWorker:
         self._shared = EnvProcess(self._fork, step_timeout)
         self._alone: dict[str, EnvProcess] = {}
 
-    def ping(self) -> int:
-        return os.getpid()
-
-    def reset_many(self, items: list[tuple[str, Sample]]) -> list[EnvReply]:
-        """Makes one env an item under its key (closing an older one of that key) and resets it."""
-        return self._shared.call([("reset", *item) for item in items])
-
-    def step_many(self, items: list[Step]) -> list[EnvReply]:
-        return self._shared.call([("step", *item) for item in items])
-
-    def close_many(self, items: list[tuple[str]]) -> list[EnvReply]:
-        """Closes what is still open; each answers with what `close` raised."""
-        return self._shared.call([("close", *item) for item in items])
+    def call_many(self, calls: list[Call]) -> list[EnvReply]:
+        return self._shared.call(calls)
 
     @ray.method(concurrency_group="alone")
-    def alone(self, what: str, key: str, *arguments: Any) -> EnvReply:
-        """One reset, step or close of an env that has a process to itself, from its reset to its end."""
+    def alone(self, call: Call) -> EnvReply:
+        """A call of an env that has a process to itself, from its reset to its end."""
+        what, key, *_ = call
         process = self._alone.setdefault(key, EnvProcess(self._fork, self._limit))
-        [reply] = process.call([(what, key, *arguments)])
+        [reply] = process.call([call])
         if what == "close" or reply.error is not None or reply.terminated or reply.truncated:
             del self._alone[key]
             process.end()
@@ -84,7 +72,7 @@ class EnvWorker:
     def shutdown(self) -> None:
         """Closes all envs."""
         for process in (self._shared, *self._alone.values()):
-            process.call([("close all", "")])
+            process.call([("shutdown", "")])
             process.end()
 
     def _fork(self) -> socket.socket:
@@ -109,8 +97,7 @@ class EnvProcess:
         self._patience = 2 * step_timeout + 2  # a call has its limit, and so has the close that follows it
         self._channel: socket.socket | None = None
 
-    def call(self, calls: list[tuple[Any, ...]]) -> list[EnvReply]:
-        """calls: ("reset", key, sample) and the like, see env_process.py."""
+    def call(self, calls: list[Call]) -> list[EnvReply]:
         replies: list[EnvReply] = []
         try:
             if self._channel is None:

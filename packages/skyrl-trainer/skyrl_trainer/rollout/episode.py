@@ -183,8 +183,8 @@ class _Episode:
         )
         if number + 1 == self.settings.max_turns:
             self.release()
-        if output.finish_reason == "error" or output.error is not None:
-            self.stop(StopReason.ENGINE_ERROR, output.error or "The engine failed without a message.")
+        if output.finish_reason == "error" or output.error is not None or not output.output_ids:
+            self.stop(StopReason.ENGINE_ERROR, output.error or f"The engine answered turn {number} without a token.")
             return None
         for name, count in output.usage.items():
             trajectory.metrics[name] = trajectory.metrics.get(name, 0) + count
