@@ -12,7 +12,7 @@ import pytest
 
 from skyrl_trainer.cli import main
 from skyrl_trainer.replay.player import Difference, Player, compare
-from skyrl_trainer.rollout.env_client import EnvClient
+from skyrl_trainer.rollout.env_client import EnvClient, RemoteEnv
 from skyrl_trainer.rollout.env_worker import CRASHED, EnvReply
 from skyrl_trainer.rollout.store import JsonlTrajectoryStore
 from skyrl_trainer.types import RolloutBatch, Sample, StopReason, Trajectory, Turn
@@ -208,7 +208,7 @@ def test_a_rebuilt_env_hears_what_its_tools_had_said() -> None:
     async def scenario() -> list[list[Any]]:
         worker = Worker()
         worker.fed = []
-        env = EnvClient([worker]).make("key", Sample("s", "fake", 0, options={"turns": 9}))
+        env = RemoteEnv(EnvClient([worker]), "key", Sample("s", "fake", 0, options={"turns": 9}))
         await env.reset()
         for action in ("a", "b", "c"):
             if action == "c":

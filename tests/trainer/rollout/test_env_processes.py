@@ -224,7 +224,7 @@ def test_env_file_that_cannot_be_loaded_is_one_sentence_for_the_whole_batch(roll
 
 
 def test_killed_rollout_worker_starts_again(rollouts: Rollouts, cluster: Path) -> None:
-    pid = ray.get(rollouts._workers[0].pid.remote())
+    pid = process_id(rollouts._workers[0])
     threading.Timer(0.5, os.kill, (pid, signal.SIGKILL)).start()
     done = rollouts.run(batch(cluster, [{"sleep": 0.1}] * 8, step=40))
     assert not any(reasons(done))
@@ -244,7 +244,7 @@ def test_play_hands_over_each_trajectory_once_and_takes_no_more_than_may_be_in_p
             yield Trajectory(f"{killed}/{number}", sample, 0, seed=number)
 
     if killed:
-        pid = ray.get(rollouts._workers[0].pid.remote())
+        pid = process_id(rollouts._workers[0])
         threading.Timer(1.0, os.kill, (pid, signal.SIGKILL)).start()
     for played in rollouts.play(empty(), SamplingOptions(16, 0.0), seeded=True):
         assert played.success and len(played.turns) == 4

@@ -119,9 +119,6 @@ class EnvClient:
     def __init__(self, handles: list[Any]) -> None:
         self._hosts = [Host(handle) for handle in handles]
 
-    def make(self, key: str, sample: Sample) -> RemoteEnv:
-        return RemoteEnv(self, key, sample)
-
     async def place(self) -> Host:
         """The living worker with the fewest episodes; waits for one if all are dead. UserError when none comes back."""
         while hosts := [host for host in self._hosts if not host.gone]:

@@ -65,7 +65,7 @@ class EnvWorker:
         process = self._alone.setdefault(key, EnvProcess(self._fork, self._limit))
         [reply] = process.call([call])
         if what == "close" or reply.error is not None or reply.terminated or reply.truncated:
-            del self._alone[key]
+            self._alone.pop(key, None)
             process.end()
         return reply
 
@@ -96,22 +96,24 @@ class EnvProcess:
         self._fork = fork
         self._patience = 2 * step_timeout + 2  # a call has its limit, and so has the close that follows it
         self._channel: socket.socket | None = None
+        self._lock = threading.Lock()
 
     def call(self, calls: list[Call]) -> list[EnvReply]:
         replies: list[EnvReply] = []
-        try:
-            if self._channel is None:
-                self._channel = self._fork()
-                self._lines = self._channel.makefile("rb")
-                self._reply(START_LIMIT)
-            self._channel.sendall(cloudpickle.dumps(calls))
-            while len(replies) < len(calls):
-                replies.append(self._reply(self._patience))
-        except (OSError, ValueError, TypeError, EOFError) as error:
-            self.end()
-            replies.append(EnvReply(error=f"{CRASHED}: {error}.", kind="died"))
-            lost = EnvReply(error="The env's process has ended.", kind="lost")
-            replies += [lost] * (len(calls) - len(replies))
+        with self._lock:
+            try:
+                if self._channel is None:
+                    self._channel = self._fork()
+                    self._lines = self._channel.makefile("rb")
+                    self._reply(START_LIMIT)
+                self._channel.sendall(cloudpickle.dumps(calls))
+                while len(replies) < len(calls):
+                    replies.append(self._reply(self._patience))
+            except (OSError, ValueError, TypeError, EOFError) as error:
+                self.end()
+                replies.append(EnvReply(error=f"{CRASHED}: {error}.", kind="died"))
+                lost = EnvReply(error="The env's process has ended.", kind="lost")
+                replies += [lost] * (len(calls) - len(replies))
         return replies
 
     def end(self) -> None:

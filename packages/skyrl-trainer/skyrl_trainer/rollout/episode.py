@@ -50,45 +50,9 @@ def derive_seed(*parts: object) -> int:
     return int.from_bytes(hashlib.blake2b("/".join(map(str, parts)).encode(), digest_size=6).digest(), "big")
 
 
-async def run_episode(
-    trajectory: Trajectory,
-    env: RemoteEnv,
-    prompt: ChatPrompt,
-    generate: Callable[[GenerationRequest], Awaitable[GenerationOutput]],
-    slot: Slot,
-    settings: EpisodeSettings,
-) -> Trajectory:
-    """Fills in the trajectory's turns, stop reason and error, and returns it; what it raises is the engine's death.
-
-    Whatever happens, the env is closed and the slot free at the end.
-    """
-    start = time.monotonic()
-    episode = _Episode(trajectory, env, prompt, generate, slot, settings)
-    try:
-        async with asyncio.timeout(settings.timeout) as episode.clock:
-            await episode.play()
-    except TimeoutError:
-        limit = f"generator.episode_timeout={settings.timeout:g} seconds"
-        episode.stop(StopReason.TIMEOUT, f"The episode was not over after {limit}; it was {episode.doing}.")
-    except UserError:
-        raise
-    except Exception as error:
-        # For example a chat template that refuses this observation: the others may go on.
-        episode.stop(StopReason.ENV_ERROR, f"{type(error).__name__} while the episode was {episode.doing}: {error}")
-    finally:
-        episode.release()
-        await env.close()
-    trajectory.metrics["seconds"] = time.monotonic() - start
-    if env.replays:
-        trajectory.metrics["env_replays"] = float(env.replays)
-    if env.close_error is not None:
-        trajectory.metrics["env_close_errors"] = 1.0
-    return trajectory
-
-
 @dataclass
-class _Episode:
-    """The state of one episode while it runs."""
+class Episode:
+    """One episode; `run` fills in the trajectory's turns, stop reason and error."""
 
     trajectory: Trajectory
     env: RemoteEnv
@@ -99,6 +63,30 @@ class _Episode:
     clock: asyncio.Timeout = field(init=False)
     doing: str = "in its env's reset"
     held: bool = False
+
+    async def run(self) -> None:
+        """Whatever happens, the env is closed and the slot free at the end. What it raises is the engine's death."""
+        start, env = time.monotonic(), self.env
+        try:
+            async with asyncio.timeout(self.settings.timeout) as self.clock:
+                await self.play()
+        except TimeoutError:
+            limit = f"generator.episode_timeout={self.settings.timeout:g} seconds"
+            self.stop(StopReason.TIMEOUT, f"The episode was not over after {limit}; it was {self.doing}.")
+        except UserError:
+            raise
+        except Exception as error:
+            # For example a chat template that refuses this observation: the others may go on.
+            self.stop(StopReason.ENV_ERROR, f"{type(error).__name__} while the episode was {self.doing}: {error}")
+        finally:
+            self.release()
+            await env.close()
+        metrics = self.trajectory.metrics
+        metrics["seconds"] = time.monotonic() - start
+        if env.replays:
+            metrics["env_replays"] = float(env.replays)
+        if env.close_error is not None:
+            metrics["env_close_errors"] = 1.0
 
     def stop(self, reason: StopReason, error: str | None = None) -> None:
         self.trajectory.stop_reason = reason
