@@ -7,7 +7,6 @@ import hashlib
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
-from typing import Protocol
 
 from skyrl_trainer.agent.memory import Memory
 from skyrl_trainer.agent.prompt import ChatPrompt, first_messages
@@ -20,14 +19,6 @@ from skyrl_trainer.types import GenerationOutput, GenerationRequest, SamplingOpt
 
 LONGEST_TOKEN = 256
 """Characters that one token may stand for (runs of spaces): a longer text cannot fit, and is not even encoded."""
-
-
-class Slot(Protocol):
-    """A place in the engine: held from an episode's first request until it will ask for no other token."""
-
-    async def acquire(self) -> object: ...
-
-    def release(self) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +49,8 @@ class Episode:
     env: RemoteEnv
     prompt: ChatPrompt
     generate: Callable[[GenerationRequest], Awaitable[GenerationOutput]]
-    slot: Slot
+    slot: asyncio.Semaphore
+    """A place in the engine: held from the first request until no other token will be asked for."""
     settings: EpisodeSettings
     clock: asyncio.Timeout = field(init=False)
     doing: str = "in its env's reset"
