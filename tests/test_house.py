@@ -47,7 +47,8 @@ SPINE = (
 )
 ONE_STEP = (
     *SPINE,
-    *("rollout.env_client", "rollout.env_worker", "rollout.pool", "rollout.store", "rollout.metrics"),
+    *("rollout.env_client", "rollout.env_worker", "rollout.env_process", "rollout.pool", "rollout.store"),
+    "rollout.metrics",
     *("engine.actor", "engine.client", "engine.stepped", "engine.vllm_actor", "weight_sync.buffer"),
     *("weight_sync.shared_memory", "weight_sync.vllm_backend", "weight_sync.cpu_load", "weight_sync.canary"),
     *("weight_sync.colocation", "run.processes", "run.checkpoint", "run.engine_watch", "algorithms.options"),

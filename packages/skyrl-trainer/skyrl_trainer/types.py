@@ -121,7 +121,7 @@ class StopReason(StrEnum):
     TIMEOUT = "timeout"
     """The wall-clock limit of the whole episode."""
     ENV_ERROR = "env_error"
-    """The env raised, hung, or sat on two workers that died."""
+    """The env raised, hung, crashed, or gave what no env may give."""
     ENGINE_ERROR = "engine_error"
 
     @property

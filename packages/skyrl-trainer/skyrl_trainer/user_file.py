@@ -1,5 +1,7 @@
 """Python files of the user's that register things: environments, or plug-ins of the algorithms."""
 
+from __future__ import annotations
+
 import sys
 import traceback
 from collections.abc import Iterator
@@ -12,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from skyrl_trainer.errors import UserError
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # for the annotation alone: a process of envs must not load the settings for it
     from skyrl_trainer.settings import Config
 
 PREFIX = "skyrl_user_file_"
@@ -37,8 +39,10 @@ def load_user_file(setting: str, given: str, what: str) -> None:
     module = sys.modules[name] = module_from_spec(spec)
     try:
         spec.loader.exec_module(module)
-    except Exception as error:
+    except BaseException as error:
         del sys.modules[name]
+        if not isinstance(error, Exception | SystemExit):
+            raise
         raise UserError(f"{setting}: {given} failed with {cause(error)}.") from error
 
 
@@ -65,7 +69,7 @@ def blaming() -> Iterator[None]:
         raise
 
 
-def cause(error: Exception) -> str:
+def cause(error: BaseException) -> str:
     """What went wrong, and where in the user's own code: "ValueError: no such move (mine.py, line 7)"."""
     frames = traceback.extract_tb(error.__traceback__)
     users = [f" ({f.filename}, line {f.lineno})" for f in frames if not f.filename.startswith(NOT_THE_USERS)]

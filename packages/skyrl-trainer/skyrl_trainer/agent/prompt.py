@@ -28,6 +28,11 @@ def first_messages(instructions: str, observation: str) -> list[dict[str, str]]:
     return [*system, {"role": "user", "content": observation}]
 
 
+def well_formed(text: str) -> str:
+    """With "?" for each lone surrogate, which is half a character: no tokenizer and no file takes it."""
+    return str.encode(text, "utf-8", "replace").decode()
+
+
 class ChatPrompt:
     """Builds prompts for one tokenizer.
 
@@ -145,7 +150,7 @@ class ChatPrompt:
 
     def encode(self, text: str) -> list[int]:
         """Ids of a text as it is."""
-        return self._tokenizer.encode(text, add_special_tokens=False)
+        return self._tokenizer.encode(well_formed(text), add_special_tokens=False)
 
 
 def load_chat_prompt(path: str) -> ChatPrompt:
