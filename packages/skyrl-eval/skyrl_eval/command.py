@@ -27,7 +27,7 @@ from skyrl_eval.store import Run
 from skyrl_eval.types import Attempt
 from skyrl_gym.data import read_jsonl
 from skyrl_trainer.agent.prompt import load_chat_prompt
-from skyrl_trainer.engine.endpoint import Endpoint, probe
+from skyrl_trainer.engine.endpoint import UNBOUNDED, Endpoint, probe
 from skyrl_trainer.errors import UserError
 from skyrl_trainer.run.guardian import start_guardian
 from skyrl_trainer.run.processes import Processes
@@ -37,6 +37,8 @@ from skyrl_trainer.user_file import load_user_file
 
 DEFAULTS = {"agent": ("hle", "150"), "code": ("swe-verified", "50")}
 PROGRESS_SECONDS = 10.0
+UNGRADED = 3
+"""The exit code of a figure with a caveat."""
 TOOL_STEPS, EPISODE_SECONDS = 50, 7200.0
 STEP_SECONDS = (180.0, 600.0)
 """Longest step of an env, and of one that is slow."""
@@ -61,6 +63,7 @@ def parse(kind: str, words: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--tools", metavar="URL|JSONL", help="search and open_page: a search endpoint, or a corpus")
     parser.add_argument("--judge-url", metavar="URL")
     parser.add_argument("--judge-model", metavar="NAME")
+    parser.add_argument("--lenient", action="store_true", help="read choices that the official parser does not")
     parser.add_argument("--prices", type=Path, metavar="JSON", help="dollars for a million tokens, by model")
     parser.add_argument("--out", type=Path, metavar="DIR", help="the run's folder (default: runs/eval-BENCH-MODEL)")
     parser.add_argument("--grade-only", action="store_true", help="ask the model nothing: judge what is in --out")
@@ -81,25 +84,32 @@ def parse(kind: str, words: Sequence[str]) -> argparse.Namespace:
     return parser.parse_args(words)
 
 
-def run(args: argparse.Namespace) -> None:
-    """Raises UserError with a sentence."""
+def run(args: argparse.Namespace) -> int:
+    """The exit code: 0, or 3 where tries are not graded. UserError where there is no figure."""
     if args.compare:
         print(report.compare(*args.compare))
-        return
+        return 0
+    for name in ("samples", "max_tokens", "concurrency"):
+        if getattr(args, name) < 1:
+            raise UserError(f"--{name.replace('_', '-')} is {getattr(args, name)}, but should be 1 or more.")
     if args.plugin:
         load_user_file("--plugin", args.plugin, "benchmarks")
     prices = metrics.read_prices(args.prices) if args.prices else {}
     with _solved_before(args) if args.grade_only else _solved(args) as run:
         bench, model = run.config["bench"], run.config["model"]
-        context, title = _context(args, run.folder), _title(run)
-        samples = max((attempt.sample for attempt in run.attempts.values()), default=0) + 1
+        context, title, samples = _context(args, run.folder), _title(run), run.facts["samples"]
         grade.grade_run(run, bench, context)
         results = grade.results(run, bench, samples, context, prices, model)
         results |= {"title": title, "model": model, "notes": [*run.facts["notes"], *results["notes"]]}
         run.write_results(results)
         page = report.write_report(run.folder)
+        caveat = results["caveat"]
+        if results["accuracy_graded"] is None:
+            raise UserError(f"{title}: no figure, {caveat}. {page}")
         low, high = 100 * results["low"], 100 * results["high"]
-        print(f"{title}: {100 * results['accuracy']:.1f} % ({low:.1f} to {high:.1f}). {page}")
+        beside = f", {caveat}" if caveat else ""
+        print(f"{title}: {100 * results['accuracy']:.1f} % ({low:.1f} to {high:.1f}){beside}. {page}")
+        return UNGRADED if caveat else 0
 
 
 def _solved(args: argparse.Namespace) -> Run:
@@ -115,7 +125,8 @@ def _solved(args: argparse.Namespace) -> Run:
     args.executor = args.executor or _executor()
     found = data.load(bench, args.data, args.images)
     items = data.subset(found.items, None if args.n == "all" else int(args.n), args.seed)
-    bench.check(_context(args, Path()))
+    bench.check(context := _context(args, None))
+    grade.check_judge(bench, items[0], context)
     settings: dict[str, Any] = {name: getattr(args, name) for name in ("seed", "images", "tools")}
     if args.tools:
         settings |= {"tools": tools.check_provider(args.tools), "tools_prompt": prompts.digest("tools")}
@@ -125,15 +136,18 @@ def _solved(args: argparse.Namespace) -> Run:
     def open_run(model: str, **more: Any) -> Run:
         name = re.sub(r"[^\w.-]+", "-", model).strip("-")[-60:]
         config = grade.configuration(bench.name, found, model=model, **settings, **more)
-        facts = {"items": len(found.items), "notes": found.notes}
         return Run(args.out or Path("runs") / f"eval-{bench.name}-{name}", config, facts, items)
 
+    facts = {"items": len(found.items), "notes": found.notes, "samples": 1 if args.predictions else args.samples}
     if args.predictions:
         return _predicted(args.predictions, open_run)
     settings |= {"temperature": args.temperature, "max_tokens": args.max_tokens}
     if not args.checkpoint:
         endpoint = asyncio.run(_endpoint(args))
-        asked, length = ("tokens" if endpoint.tokenizer else "messages"), endpoint.max_model_len
+        facts["base_url"] = endpoint.url
+        if args.temperature and not (endpoint.seeded or endpoint.tokenizer):
+            facts["notes"] = [*found.notes, "The endpoint takes no seed: the same command samples other answers."]
+        asked, length = ("tokens", endpoint.max_model_len) if endpoint.tokenizer else ("messages", UNBOUNDED)
         run = open_run(endpoint.model, asked=asked)
         return _solve(args, run, Processes(_config(args, bench, length), endpoint.tokenizer, endpoint=endpoint))
     if any(item.image for item in items):
@@ -192,7 +206,11 @@ def _solve(args: argparse.Namespace, run: Run, processes: Processes) -> Run:
         sampling = SamplingOptions(args.max_tokens, args.temperature, stop_token_ids=rollouts.stop_token_ids)
         more = {name: value for name, value in where.items() if value}
         plugin = args.plugin and str(Path(args.plugin).expanduser().resolve())
-        errors = solve(run, args.samples, rollouts, sampling, args.seed, more, plugin)
+        try:
+            errors = solve(run, args.samples, rollouts, sampling, args.seed, more, plugin)
+        except UserError as error:  # what was made is graded all the same, and what is missing counted
+            print(f"skyrl-trainer: {error}", file=sys.stderr)
+            return run
     if errors:
         print(f"{errors} attempts ended in an error: the same command tries them again.", file=sys.stderr)
     return run
@@ -219,7 +237,7 @@ def _solved_before(args: argparse.Namespace) -> Run:
     args.executor = config.get("executor", args.executor)
     items = {item.item_id: item for item in found.items}
     chosen = [items[item_id] for _, item_id in manifest["ids"]]
-    bench.check(_context(args, args.out))
+    bench.check(_context(args, None))
     return Run(args.out, config, manifest["facts"], chosen)
 
 
@@ -241,11 +259,13 @@ def _predicted(path: str, open_run: Any) -> Run:
     return run
 
 
-def _context(args: argparse.Namespace, folder: Path) -> Context:
+def _context(args: argparse.Namespace, folder: Path | None) -> Context:
+    """folder: the run's, where the judge's replies and logs are kept; None: nothing is."""
     if bool(args.judge_url) != bool(args.judge_model):
         raise UserError("A judge needs both, --judge-url and --judge-model.")
-    judge = Judge(args.judge_url, args.judge_model, folder / "judge.jsonl") if args.judge_url else None
-    return Context(judge, args.executor, args.repos, folder / "logs")
+    cache, logs = (folder / "judge.jsonl", folder / "logs") if folder else (None, None)
+    judge = Judge(args.judge_url, args.judge_model, cache) if args.judge_url else None
+    return Context(judge, args.executor, args.repos, logs, args.lenient)
 
 
 def _executor() -> str:
