@@ -48,11 +48,14 @@ class Common(BaseModel):
 
 class Completion(Common):
     prompt: str | list[int] = Field(min_length=1)
+    logprobs: int | None = Field(None, ge=0, le=0)  # of the sampled tokens alone
 
 
 class Chat(Common):
     messages: list[dict[str, Any]] = Field(min_length=1)
     tools: list[dict[str, Any]] | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = Field(None, ge=0, le=0)
 
 
 class Refusal(Exception):
@@ -65,17 +68,21 @@ class Policy:
     """A policy by its name, on several engines in turn. Used from one event loop."""
 
     def __init__(self, name: str, engines: list[Any], prompt: ChatPrompt, generator: GeneratorConfig) -> None:
-        self.name, self._prompt, self._generator = name, prompt, generator
+        self.name, self.max_model_len = name, generator.max_model_len
+        self._prompt, self._generator = prompt, generator
         self._clients = itertools.cycle([EngineClient(engine, f"serve-{secrets.token_hex(4)}") for engine in engines])
 
     async def complete(self, request: Completion) -> dict[str, Any]:
         given = request.prompt
         outputs, answer = await self._generate(request, self._prompt.encode(given) if isinstance(given, str) else given)
-        texts = [self._text(request, output) for output in outputs]
-        answer["choices"] = [
-            {"index": index, "text": text, "logprobs": None, "finish_reason": finish}
-            for index, (text, finish) in enumerate(texts)
-        ]
+        answer["choices"] = []
+        for index, output in enumerate(outputs):
+            (text, finish), logprobs = self._text(request, output), None
+            if request.logprobs is not None:
+                tokens = self._tokens_of(text, output)
+                logprobs = {"tokens": [one["token"] for one in tokens], "top_logprobs": None}
+                logprobs |= {"token_logprobs": [one["logprob"] for one in tokens]}
+            answer["choices"].append({"index": index, "text": text, "logprobs": logprobs, "finish_reason": finish})
         return answer | {"object": "text_completion"}
 
     async def chat(self, request: Chat) -> dict[str, Any]:
@@ -100,7 +107,19 @@ class Policy:
                 "content": before or None,
                 "tool_calls": [{"id": f"call_{i}", "type": "function", "function": f} for i, f in enumerate(functions)],
             }
-        return {"index": index, "message": message, "logprobs": None, "finish_reason": finish}
+        logprobs = {"content": self._tokens_of(text, output)} if request.logprobs else None
+        return {"index": index, "message": message, "logprobs": logprobs, "finish_reason": finish}
+
+    def _tokens_of(self, text: str, output: GenerationOutput) -> list[dict[str, Any]]:
+        """The tokens that make up the text, each with its log-probability as it was sampled (temperature applied)."""
+        tokens, length = list[dict[str, Any]](), 0
+        for number, logprob in zip(output.output_ids, output.logprobs, strict=True):
+            if length >= len(text):
+                break
+            token = self._prompt.decode([number])
+            tokens.append({"token": token, "logprob": logprob, "bytes": list(token.encode()), "top_logprobs": []})
+            length += len(token)
+        return tokens
 
     def _text(self, request: Common, output: GenerationOutput) -> tuple[str, str]:
         """The output's text up to the request's first stop string, and why it ends."""
@@ -143,8 +162,13 @@ class Policy:
 
 
 def _for_template(message: dict[str, Any]) -> dict[str, Any]:
-    """Templates want the arguments of a call as an object, where OpenAI's API has their JSON; and no `null` text."""
-    message = message | ({"content": ""} if message.get("content") is None else {})
+    """Templates want text, not `null` and no parts; and the arguments of a call as an object, not their JSON."""
+    content = message.get("content") or ""
+    if isinstance(content, list):
+        if odd := [part["type"] for part in content if part["type"] != "text"]:
+            raise UserError(f"messages: a part of type {odd[0]!r} cannot be shown to this policy, only text.")
+        content = "\n".join(part["text"] for part in content)
+    message = message | {"content": content}
     if not message.get("tool_calls"):
         return message
     calls = []
