@@ -21,7 +21,7 @@ from skyrl_eval.data import load
 from skyrl_eval.judge import Judge
 from skyrl_trainer.cli import main
 from tests.eval.judge_server import match
-from tests.eval.made_up import attempt, items
+from tests.eval.made_up import attempt, items, mmlu_pro
 from tests.eval.test_command import lines, run, sums, write
 
 NO_FIGURE, SOME_UNGRADED = 2, 3
@@ -371,6 +371,24 @@ def test_the_seed_goes_to_a_chat_endpoint_that_takes_one(tmp_path: Path) -> None
         assert len(seeds) == 3 and None not in seeds if takes else seeds == {None}
         notes = json.loads((tmp_path / str(takes) / "results.json").read_text())["notes"]
         assert ("The endpoint takes no seed: the same command samples other answers." in notes) != takes
+
+
+def test_members_of_requests_and_a_choice_of_items(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [mmlu_pro(n, category="art" if n < 2 else "law") for n in range(6)]
+    data, words = write(tmp_path / "rows.jsonl", rows), ['--request={"top_p": 0.9, "reasoning_effort": "high"}']
+    with serving(lambda r: said("The answer is (B).")) as (url, asked):
+        assert run(tmp_path / "run", url, data, *words, "--only", "law", "0", bench="mmlu-pro") == 0
+        assert run(tmp_path / "run", url, data, "--only", "law", "0", bench="mmlu-pro") == NO_FIGURE
+        assert "was begun with request=" in capsys.readouterr().err
+        for wrong, sentence in ((['--request={"n": 2}'], "cannot hold n"), (["--request=[1]"], "is not JSON such as"),
+                                (["--only", "x"], "--only x is the id or the category of no item")):  # fmt: skip
+            assert run(tmp_path / "run", url, data, *wrong, bench="mmlu-pro") == NO_FIGURE
+            assert sentence in capsys.readouterr().err
+    with_members = [request for request in asked if request.get("top_p") == 0.9]
+    assert len(with_members) == 6 and {request["reasoning_effort"] for request in with_members} == {"high"}
+    assert json.loads((tmp_path / "run" / "results.json").read_text())["title"].startswith(
+        "mmlu-pro, 5 of 6 items, only 0, law"
+    )
 
 
 @pytest.mark.parametrize("words", [["--samples=0"], ["--concurrency=0"], ["--max-tokens=-1"]])

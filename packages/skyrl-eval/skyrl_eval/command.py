@@ -37,6 +37,7 @@ from skyrl_trainer.user_file import load_user_file
 
 DEFAULTS = {"agent": ("hle", "150"), "code": ("swe-verified", "50")}
 PROGRESS_SECONDS = 10.0
+OURS = {"model", "messages", "n", "stream", "seed", "temperature", "max_tokens", "max_completion_tokens"}
 UNGRADED = 3
 """The exit code of a figure with a caveat."""
 TOOL_STEPS, EPISODE_SECONDS = 50, 7200.0
@@ -70,6 +71,8 @@ def parse(kind: str, words: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0, help="of the choice of items, and of sampling")
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--max-tokens", type=int, default=16384, help="of one message of the model")
+    parser.add_argument("--request", metavar="JSON", help='members of every request, such as {"top_p": 0.9}')
+    parser.add_argument("--only", nargs="+", metavar="ID|CATEGORY", help="no other items")
     parser.add_argument("--concurrency", type=int, default=64, help="attempts at a time")
     parser.add_argument("--compare", nargs=2, type=Path, metavar="RUN", help="only compare two graded runs")
     if kind == "code":
@@ -124,7 +127,10 @@ def _solved(args: argparse.Namespace) -> Run:
         raise UserError(f"{bench.name} is a benchmark of `eval {bench.kind}`, not of `eval {args.kind}`.")
     args.executor = args.executor or _executor()
     found = data.load(bench, args.data, args.images)
-    items = data.subset(found.items, None if args.n == "all" else int(args.n), args.seed)
+    wanted = [item for item in found.items if not args.only or {item.item_id, item.meta.get("category")} & {*args.only}]
+    if not wanted:
+        raise UserError(f"--only {' '.join(args.only)} is the id or the category of no item.")
+    items = data.subset(wanted, None if args.n == "all" else int(args.n), args.seed)
     bench.check(context := _context(args, None))
     grade.check_judge(bench, items[0], context)
     settings: dict[str, Any] = {name: getattr(args, name) for name in ("seed", "images", "tools")}
@@ -132,6 +138,8 @@ def _solved(args: argparse.Namespace) -> Run:
         settings |= {"tools": tools.check_provider(args.tools), "tools_prompt": prompts.digest("tools")}
     if bench.runs_code:
         settings["executor"] = args.executor
+    settings |= {"only": sorted(args.only)} if args.only else {}
+    settings |= {"request": _members(args.request)} if args.request else {}
 
     def open_run(model: str, **more: Any) -> Run:
         name = re.sub(r"[^\w.-]+", "-", model).strip("-")[-60:]
@@ -139,11 +147,13 @@ def _solved(args: argparse.Namespace) -> Run:
         return Run(args.out or Path("runs") / f"eval-{bench.name}-{name}", config, facts, items)
 
     facts = {"items": len(found.items), "notes": found.notes, "samples": 1 if args.predictions else args.samples}
+    if args.request and not args.base_url:
+        raise UserError("--request goes to an endpoint: give --base-url.")
     if args.predictions:
         return _predicted(args.predictions, open_run)
     settings |= {"temperature": args.temperature, "max_tokens": args.max_tokens}
     if not args.checkpoint:
-        endpoint = asyncio.run(_endpoint(args))
+        endpoint = asyncio.run(_endpoint(args, settings.get("request", {})))
         facts["base_url"] = endpoint.url
         if args.temperature and not (endpoint.seeded or endpoint.tokenizer):
             facts["notes"] = [*found.notes, "The endpoint takes no seed: the same command samples other answers."]
@@ -161,10 +171,21 @@ def _solved(args: argparse.Namespace) -> Run:
     return _solve(args, run, Processes(_config(args, bench, *_engine(folder, args.max_tokens)), str(folder)))
 
 
-async def _endpoint(args: argparse.Namespace) -> Endpoint:
-    """As it can be asked: by token ids where it takes them and we have its tokenizer, else by messages."""
-    given = Endpoint(args.base_url.rstrip("/"), args.model)
-    found = await probe(given, args.images, args.temperature)
+def _members(text: str) -> dict[str, Any]:
+    try:
+        found = dict(json.loads(text))
+    except (ValueError, TypeError) as error:
+        raise UserError(f'--request {text} is not JSON such as {{"top_p": 0.9}}: {error}.') from error
+    if taken := sorted(OURS & found.keys()):
+        raise UserError(f"--request cannot hold {taken[0]}, which the evaluation sets itself.")
+    return found
+
+
+async def _endpoint(args: argparse.Namespace, request: dict[str, Any]) -> Endpoint:
+    """As it can be asked: by token ids where it takes them and we have its tokenizer, else by messages, and so where
+    there are members for every request: most of them are of chats."""
+    given = Endpoint(args.base_url.rstrip("/"), args.model, request=request)
+    found = await probe(given, args.images or bool(request), args.temperature)
     try:
         if found.tokenizer:
             load_chat_prompt(found.tokenizer)
@@ -290,5 +311,6 @@ def _title(run: Run) -> str:
     config = run.config
     tooled = f"tools: {config['tools']}" if config["tools"] else "no tools"
     how = f"executor {config['executor']}" if "executor" in config else tooled
+    only = [f"only {', '.join(config['only'])}"] if "only" in config else []
     text_only = ["text only"] * (benchmarks.find(config["bench"]).images and not config["images"])
-    return ", ".join([config["bench"], f"{len(run.items)} of {run.facts['items']} items", *text_only, how])
+    return ", ".join([config["bench"], f"{len(run.items)} of {run.facts['items']} items", *only, *text_only, how])

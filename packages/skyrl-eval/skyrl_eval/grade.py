@@ -79,6 +79,8 @@ def grade_all(
     if not (benchmark.judge or benchmark.runs_code):
         yield from map(graded, items, attempts)  # in this thread: math-verify's limits are signals
         return
+    if context.judge:
+        context.judge.failures = 0
     with ThreadPoolExecutor(JUDGES_AT_ONCE if benchmark.judge else os.cpu_count() or 1) as pool:
         yield from pool.map(graded, items, attempts)
 
@@ -104,11 +106,9 @@ def results(run: Run, bench: str, samples: int, context: Context, prices: Prices
     if common["uncounted"]:
         notes.append(f"The tokens of {common['uncounted']} tries are not known: the endpoint did not tell them.")
     who = {"bench": bench, "grader": grader_hash(bench, context), "judge": judge}
-    who |= {
-        "judge_url": context.judge.base_url if context.judge else None,
-        "caveat": _caveat(common["counts"], verdicts),
-    }
-    return {**who, **common, "own": benchmark.summary(verdicts), "notes": notes}
+    who |= {"judge_url": context.judge.base_url if context.judge else None}
+    caveat = _caveat(common["counts"], verdicts)
+    return {**who, **common, "caveat": caveat, "own": benchmark.summary(verdicts), "notes": notes}
 
 
 def _caveat(counts: dict[str, int], verdicts: Sequence[Verdict]) -> str:

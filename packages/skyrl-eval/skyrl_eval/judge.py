@@ -12,12 +12,13 @@ import json
 import os
 import re
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, field_validator
+from pydantic import BaseModel
 
 from skyrl_eval.benchmarks.common import final
 from skyrl_eval.store import read_lines
@@ -26,7 +27,6 @@ from skyrl_trainer.errors import UserError
 TRIES, RETRIES, SECONDS, MOST_FAILURES = 3, 4, 300.0, 8
 """At a readable reply, at a reply (the client's, which waits as Retry-After says); for a reply; in a row."""
 TOKENS = ("prompt_tokens", "completion_tokens")
-M = TypeVar("M", bound=BaseModel)
 T = TypeVar("T")
 
 
@@ -39,62 +39,43 @@ class JudgeFailed(Exception):
 
 
 class Match(BaseModel):
-    """HLE's structured reply, read as judges write it. Example: {"extracted_final_answer": "B", "reasoning": "...",
-    "correct": "yes", "confidence": 70, "strict": true}"""
-
-    model_config = ConfigDict(coerce_numbers_to_str=True)
+    """HLE's structured reply. Example: {"extracted_final_answer": "B", "reasoning": "...", "correct": "yes",
+    "confidence": 70, "strict": true}"""
 
     extracted_final_answer: str
     reasoning: str
     correct: Literal["yes", "no"]
     confidence: int
-    strict: bool = True
-
-    @field_validator("extracted_final_answer", "reasoning", mode="before")
-    @classmethod
-    def text(cls, value: Any) -> Any:
-        return "" if value is None else value
-
-    @field_validator("correct", mode="before")
-    @classmethod
-    def yes_or_no(cls, value: Any) -> Any:
-        """Also "Yes." and true."""
-        word = str(value).strip(" .*").lower()
-        return {"true": "yes", "false": "no"}.get(word, word)
-
-    @field_validator("confidence", mode="before")
-    @classmethod
-    def percent(cls, value: Any) -> Any:
-        """0 to 100, also from 85.5 and "85%"; 100 where there is none, as the prompt has it."""
-        found = re.search(r"-?\d+(\.\d+)?", "100" if value is None else str(value))
-        if found is None:
-            raise ValueError("is no number")
-        return round(min(max(float(found[0]), 0.0), 100.0))
+    strict: Literal[True] = True
 
 
-def read_last(reply: str, model: type[M]) -> M | None:
-    """The last JSON object in a reply that is such a model, whatever else it says; its thoughts are left out."""
-    text, found = final(reply), None
+def objects(text: str) -> Iterator[Any]:
+    """The JSON objects in a text, whatever else is in it."""
     for brace in re.finditer(r"\{", text):
-        try:
-            found = model.model_validate(json.JSONDecoder(strict=False).raw_decode(text, brace.start())[0])
-        except ValueError:
-            continue
-    return found
+        with suppress(ValueError):
+            yield json.JSONDecoder(strict=False).raw_decode(text, brace.start())[0]
 
 
 def parse_match(reply: str) -> Match | None:
     """The judgement in a reply: its JSON, or else the last line that begins with "correct:" and goes on with yes or no.
 
-    So "incorrect: yes" is no judgement, and "**Correct:** yes" is one.
+    So "incorrect: yes" is no judgement, and "**Correct:** yes" is one. Values are read as judges write them ("Yes",
+    true, 85.5, "85%"); without a confidence it is 100, as the prompt says.
     """
     text = final(reply)
-    if (found := read_last(text, Match)) or not (verdicts := re.findall(r"(?im)^\W*correct\W*:\W*(yes|no)\b", text)):
-        return found
+    whole = [found for found in objects(text) if found.keys() >= Match.model_fields.keys() - {"strict"}]
+    if whole:
+        text = "\n".join(f"{name}: {' '.join(str(value).split())}" for name, value in whole[-1].items())
+    if not (verdicts := re.findall(r"(?im)^\W*correct\W*:\W*(yes|no|true|false)\b", text)):
+        return None
     answers = re.findall(r"(?im)^\W*extracted_final_answer\W*:\s*(.*?)\s*$", text)
-    confidences = re.findall(r"(?im)^\W*confidence\W*:\W*(\d[\d.]*)", text)
-    parts = {"extracted_final_answer": answers[-1:], "confidence": confidences[-1:]}
-    return Match(reasoning="", correct=verdicts[-1], **{name: (last or [None])[0] for name, last in parts.items()})
+    confidences = re.findall(r"(?im)^\W*confidence\W*:\W*(\d+(?:\.\d+)?)", text)
+    return Match(
+        extracted_final_answer=answers[-1] if answers else "",
+        reasoning="",
+        correct="yes" if verdicts[-1].lower() in ("yes", "true") else "no",
+        confidence=min(round(float(confidences[-1])), 100) if confidences else 100,
+    )
 
 
 class Judge:
@@ -107,7 +88,8 @@ class Judge:
 
     def __init__(self, base_url: str, model: str, cache: Path | None = None) -> None:
         self.base_url, self.model, self._cache = base_url, model, cache
-        self._lock, self._failures = threading.Lock(), 0
+        self._lock = threading.Lock()
+        self.failures = 0  # in a row, since the last grading began
         try:
             self._replies = {reply["key"]: reply for reply in read_lines(cache, repair=True)} if cache else {}
         except (ValueError, LookupError, TypeError) as error:
@@ -128,7 +110,7 @@ class Judge:
             return result, {f"judge_{name}": known[name] for name in TOKENS}
         spent: dict[str, int | None] = dict.fromkeys(TOKENS, 0)
         reason = f"has failed {MOST_FAILURES} times in a row and is asked no more"
-        for _ in range(TRIES if self._failures < MOST_FAILURES else 0):
+        for _ in range(TRIES if self.failures < MOST_FAILURES else 0):
             try:
                 reply, usage = self._request(prompt, schema)
             except JudgeFailed as error:
@@ -141,7 +123,7 @@ class Judge:
                 self._remember({"key": key, "reply": reply, **spent})
                 return result, {f"judge_{name}": count for name, count in spent.items()}
             reason = f"says what cannot be read: {reply[:200]!r}"
-        self._failures += 1
+        self.failures += 1
         tokens = {f"judge_{name}": count for name, count in spent.items()}
         raise JudgeFailed(f"The judge {self.model} at {self.base_url} {reason}.", tokens)
 
@@ -176,7 +158,7 @@ class Judge:
 
     def _remember(self, reply: dict[str, Any]) -> None:
         with self._lock:
-            self._failures = 0
+            self.failures = 0
             self._replies[reply["key"]] = reply
             if self._cache:
                 with self._cache.open("a", encoding="utf-8") as file:

@@ -9,11 +9,11 @@ from collections.abc import Sequence
 from itertools import cycle
 from typing import Any, Literal
 
-from pydantic import BaseModel, Field, field_validator
+from pydantic import BaseModel, Field, ValidationError, field_validator
 
 from skyrl_eval import data, metrics
 from skyrl_eval.benchmarks.common import Benchmark, Context, ask, final, verdict
-from skyrl_eval.judge import Judge, JudgeFailed, Match, parse_match, read_last
+from skyrl_eval.judge import Judge, JudgeFailed, Match, objects, parse_match
 from skyrl_eval.prompts import fill, text
 from skyrl_eval.types import Attempt, Item, Source, Verdict
 from skyrl_trainer.errors import UserError
@@ -129,13 +129,12 @@ class Rating(BaseModel):
         return f1, {"precision": precision, "recall": recall, "rate": rate}
 
 
-class Rated(BaseModel):
-    rating: Rating = Field(alias="Answer Correctness")
-
-
 def parse_rating(reply: str) -> Rating | None:
-    found = read_last(reply, Rated)
-    return found.rating if found else None
+    ratings = [found["Answer Correctness"] for found in objects(final(reply)) if "Answer Correctness" in found]
+    try:
+        return Rating.model_validate(ratings[-1])
+    except (LookupError, ValidationError):
+        return None
 
 
 class DeepSearchQA(Benchmark):

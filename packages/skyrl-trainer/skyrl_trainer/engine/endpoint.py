@@ -6,7 +6,6 @@ Any other gets chat messages: agent.message_prompt makes every message one "toke
 
 from __future__ import annotations
 
-import asyncio
 import os
 import re
 from dataclasses import dataclass, field, replace
@@ -50,7 +49,7 @@ class Endpoint:
 
 
 class EndpointClient:
-    """What EngineClient offers, on an endpoint."""
+    """EngineClient's `generate`, on an endpoint."""
 
     def __init__(self, endpoint: Endpoint) -> None:
         self._endpoint, self._http = endpoint, endpoint.connect()
@@ -58,9 +57,6 @@ class EndpointClient:
         self._answered = False
         self.conversations: WeakValueDictionary[str, Any] = WeakValueDictionary()
         """Of episodes that are played by messages, their MessagePrompt by the trajectory's id."""
-
-    async def generate_round(self, requests: list[GenerationRequest]) -> list[GenerationOutput]:
-        return list(await asyncio.gather(*map(self.generate, requests)))
 
     async def generate(self, request: GenerationRequest) -> GenerationOutput:
         """UserError once nobody answers any more.

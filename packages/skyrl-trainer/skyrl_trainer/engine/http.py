@@ -38,29 +38,20 @@ class HTTPClient:
         """key: sent as a bearer token. socket: the path of a Unix socket to connect to instead of the URL's host.
         keep_alive: seconds after which an idle connection is not used again."""
         self.url = url.rstrip("/")
-        connector: aiohttp.BaseConnector = (
-            aiohttp.UnixConnector(socket, limit=0, keepalive_timeout=keep_alive)
-            if socket
-            else aiohttp.TCPConnector(limit=0, keepalive_timeout=keep_alive)
-        )
+        how: Any = {"limit": 0, "keepalive_timeout": keep_alive}
+        connector = aiohttp.UnixConnector(socket, **how) if socket else aiohttp.TCPConnector(**how)
         headers = {"Authorization": f"Bearer {key}"} if key else {}
         self._http = aiohttp.ClientSession(connector=connector, headers=headers)
 
     async def ask(
-        self,
-        method: str,
-        path: str,
-        body: Any = None,
-        limit: float = PROBE_SECONDS,
-        tries: int = 1,
-        patience: float = 0.0,
+        self, method: str, path: str, body: Any = None, limit: float = PROBE_SECONDS, tries: int = 1, busy: float = 0.0
     ) -> Any:
         """The answer's JSON; None where it has none.
 
-        limit: seconds of one try. patience: seconds in which a rate limit (429) costs no try. Raises Refused for what
+        limit: seconds of one try. busy: seconds in which a rate limit (429) costs no try. Raises Refused for what
         another try does not mend, or after the last one.
         """
-        failures, number, patient_until = 0, 0, time.monotonic() + patience
+        failures, number, busy_until = 0, 0, time.monotonic() + busy
         timeout = aiohttp.ClientTimeout(total=limit, sock_connect=PROBE_SECONDS)
         while True:
             pause = 2.0**number
@@ -76,7 +67,7 @@ class HTTPClient:
                 if not refused.passes or '"insufficient_quota"' in text:  # OpenAI's 429 that no waiting mends
                     raise refused
                 pause = seconds_of(reply.headers.get("Retry-After", ""), pause)
-            failures += refused.status != 429 or time.monotonic() > patient_until
+            failures += refused.status != 429 or time.monotonic() > busy_until
             if failures >= tries:
                 raise refused
             await asyncio.sleep(min(pause, LONGEST_PAUSE))
