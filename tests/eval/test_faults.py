@@ -19,6 +19,7 @@ from skyrl_eval import benchmarks, grade
 from skyrl_eval.benchmarks.common import Context
 from skyrl_eval.data import load
 from skyrl_eval.judge import Judge
+from skyrl_eval.store import without_login
 from skyrl_trainer.cli import main
 from tests.eval.judge_server import match
 from tests.eval.made_up import attempt, items, mmlu_pro
@@ -159,7 +160,9 @@ def test_an_endpoint_with_every_fault_at_once(tmp_path: Path, capsys: pytest.Cap
     assert "1 tries ended in content filter." in results["notes"]
     out = capsys.readouterr().out
     assert f"of {len(ENDPOINT)} tries {stops['error']} ungraded, counted as not correct; the first: The attempt" in out
-    assert results["caveat"] in out and results["caveat"] in (tmp_path / "run" / "report.html").read_text()
+    page = (tmp_path / "run" / "report.html").read_text()
+    assert results["caveat"] in out and results["caveat"] in page and "upstream died" not in page, "it is passed on"
+    assert without_login("https://me:secret@made.up/v1") == "https://made.up/v1"
 
 
 def judgement(**changes: Any) -> str:

@@ -23,7 +23,7 @@ from skyrl_eval import benchmarks, data, grade, metrics, prompts, report, sandbo
 from skyrl_eval.benchmarks.common import Benchmark, Context
 from skyrl_eval.judge import Judge
 from skyrl_eval.solve import solve
-from skyrl_eval.store import Run
+from skyrl_eval.store import Run, without_login
 from skyrl_eval.types import Attempt
 from skyrl_gym.data import read_jsonl
 from skyrl_trainer.agent.prompt import load_chat_prompt
@@ -64,7 +64,7 @@ def parse(kind: str, words: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--tools", metavar="URL|JSONL", help="search and open_page: a search endpoint, or a corpus")
     parser.add_argument("--judge-url", metavar="URL")
     parser.add_argument("--judge-model", metavar="NAME")
-    parser.add_argument("--lenient", action="store_true", help="read choices that the official parser does not")
+    parser.add_argument("--lenient", action="store_true", help="read choices in any form")
     parser.add_argument("--prices", type=Path, metavar="JSON", help="dollars for a million tokens, by model")
     parser.add_argument("--out", type=Path, metavar="DIR", help="the run's folder (default: runs/eval-BENCH-MODEL)")
     parser.add_argument("--grade-only", action="store_true", help="ask the model nothing: judge what is in --out")
@@ -93,8 +93,9 @@ def run(args: argparse.Namespace) -> int:
         print(report.compare(*args.compare))
         return 0
     for name in ("samples", "max_tokens", "concurrency"):
-        if getattr(args, name) < 1:
-            raise UserError(f"--{name.replace('_', '-')} is {getattr(args, name)}, but should be 1 or more.")
+        if (value := getattr(args, name)) < 1:
+            option = name.replace("_", "-")
+            raise UserError(f"--{option} is {value}, but should be 1 or more.")
     if args.plugin:
         load_user_file("--plugin", args.plugin, "benchmarks")
     prices = metrics.read_prices(args.prices) if args.prices else {}
@@ -106,12 +107,14 @@ def run(args: argparse.Namespace) -> int:
         results |= {"title": title, "model": model, "notes": [*run.facts["notes"], *results["notes"]]}
         run.write_results(results)
         page = report.write_report(run.folder)
-        caveat = results["caveat"]
+        caveat = f", {results['caveat']}" if results["caveat"] else ""
+        for one in [one for one in run.verdicts.values() if one.score is None][:1]:
+            caveat += f"; the first: {one.error}"
         if results["accuracy_graded"] is None:
-            raise UserError(f"{title}: no figure, {caveat}. {page}")
+            raise UserError(f"{title}: no figure{caveat} {page}")
         low, high = 100 * results["low"], 100 * results["high"]
-        beside = f", {caveat}" if caveat else ""
-        print(f"{title}: {100 * results['accuracy']:.1f} % ({low:.1f} to {high:.1f}){beside}. {page}")
+        percent = f"{100 * results['accuracy']:.1f} % ({low:.1f} to {high:.1f})"
+        print(f"{title}: {percent}{caveat}. {page}")
         return UNGRADED if caveat else 0
 
 
@@ -127,7 +130,10 @@ def _solved(args: argparse.Namespace) -> Run:
         raise UserError(f"{bench.name} is a benchmark of `eval {bench.kind}`, not of `eval {args.kind}`.")
     args.executor = args.executor or _executor()
     found = data.load(bench, args.data, args.images)
-    wanted = [item for item in found.items if not args.only or {item.item_id, item.meta.get("category")} & {*args.only}]
+    wanted = found.items
+    if args.only:
+        names = set(args.only)
+        wanted = [item for item in wanted if names & {item.item_id, item.meta.get("category")}]
     if not wanted:
         raise UserError(f"--only {' '.join(args.only)} is the id or the category of no item.")
     items = data.subset(wanted, None if args.n == "all" else int(args.n), args.seed)
@@ -146,7 +152,8 @@ def _solved(args: argparse.Namespace) -> Run:
         config = grade.configuration(bench.name, found, model=model, **settings, **more)
         return Run(args.out or Path("runs") / f"eval-{bench.name}-{name}", config, facts, items)
 
-    facts = {"items": len(found.items), "notes": found.notes, "samples": 1 if args.predictions else args.samples}
+    samples = 1 if args.predictions else args.samples
+    facts = {"items": len(found.items), "notes": found.notes, "samples": samples}
     if args.request and not args.base_url:
         raise UserError("--request goes to an endpoint: give --base-url.")
     if args.predictions:
@@ -154,10 +161,12 @@ def _solved(args: argparse.Namespace) -> Run:
     settings |= {"temperature": args.temperature, "max_tokens": args.max_tokens}
     if not args.checkpoint:
         endpoint = asyncio.run(_endpoint(args, settings.get("request", {})))
-        facts["base_url"] = endpoint.url
+        facts["base_url"] = without_login(endpoint.url)
         if args.temperature and not (endpoint.seeded or endpoint.tokenizer):
-            facts["notes"] = [*found.notes, "The endpoint takes no seed: the same command samples other answers."]
-        asked, length = ("tokens", endpoint.max_model_len) if endpoint.tokenizer else ("messages", UNBOUNDED)
+            found.notes.append("The endpoint takes no seed: the same command samples other answers.")
+        asked, length = "messages", UNBOUNDED
+        if endpoint.tokenizer:
+            asked, length = "tokens", endpoint.max_model_len
         run = open_run(endpoint.model, asked=asked)
         return _solve(args, run, Processes(_config(args, bench, length), endpoint.tokenizer, endpoint=endpoint))
     if any(item.image for item in items):
@@ -182,8 +191,8 @@ def _members(text: str) -> dict[str, Any]:
 
 
 async def _endpoint(args: argparse.Namespace, request: dict[str, Any]) -> Endpoint:
-    """As it can be asked: by token ids where it takes them and we have its tokenizer, else by messages, and so where
-    there are members for every request: most of them are of chats."""
+    """As it can be asked: by token ids where it takes them, we have its tokenizer and no further members are to be
+    sent, most of which are of chats; else by messages."""
     given = Endpoint(args.base_url.rstrip("/"), args.model, request=request)
     found = await probe(given, args.images or bool(request), args.temperature)
     try:
@@ -220,7 +229,8 @@ def _solve(args: argparse.Namespace, run: Run, processes: Processes) -> Run:
         return run
     where = {"executor": args.executor, "repos": args.repos and str(args.repos), "tools": args.tools}
     start_guardian()
-    threading.Thread(target=_progress, args=(run, args.samples), daemon=True).start()
+    over = threading.Event()
+    threading.Thread(target=_progress, args=(run, args.samples, over), daemon=True).start()
     with processes:
         processes.wait_for_engines()
         rollouts = processes.rollouts
@@ -229,19 +239,21 @@ def _solve(args: argparse.Namespace, run: Run, processes: Processes) -> Run:
         plugin = args.plugin and str(Path(args.plugin).expanduser().resolve())
         try:
             errors = solve(run, args.samples, rollouts, sampling, args.seed, more, plugin)
-        except UserError as error:  # what was made is graded all the same, and what is missing counted
+        except UserError as error:  # what was made is graded all the same
             print(f"skyrl-trainer: {error}", file=sys.stderr)
             return run
+        finally:
+            over.set()
     if errors:
         print(f"{errors} attempts ended in an error: the same command tries them again.", file=sys.stderr)
     return run
 
 
-def _progress(run: Run, samples: int) -> None:
+def _progress(run: Run, samples: int, over: threading.Event) -> None:
     start, total = time.monotonic(), len(run.items) * samples
-    while missing := len(run.missing(samples)):
-        print(f"{total - missing} of {total} attempts, {time.monotonic() - start:.0f} s", file=sys.stderr)
-        time.sleep(PROGRESS_SECONDS)
+    while not over.wait(PROGRESS_SECONDS):
+        done = total - len(run.missing(samples))
+        print(f"{done} of {total} attempts, {time.monotonic() - start:.0f} s", file=sys.stderr)
 
 
 def _solved_before(args: argparse.Namespace) -> Run:
@@ -313,4 +325,5 @@ def _title(run: Run) -> str:
     how = f"executor {config['executor']}" if "executor" in config else tooled
     only = [f"only {', '.join(config['only'])}"] if "only" in config else []
     text_only = ["text only"] * (benchmarks.find(config["bench"]).images and not config["images"])
-    return ", ".join([config["bench"], f"{len(run.items)} of {run.facts['items']} items", *only, *text_only, how])
+    items = f"{len(run.items)} of {run.facts['items']} items"
+    return ", ".join([config["bench"], items, *only, *text_only, how])

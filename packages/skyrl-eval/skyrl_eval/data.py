@@ -75,7 +75,8 @@ def load(bench: Benchmark, spec: str | None = None, images: bool = False) -> Dat
     rows = [row for path in files if path not in shots for row in _rows(path, bench.Row, bad)]
     if len(bad) > MOST_BAD * (len(rows) + len(bad)):
         raise UserError(bad[0])
-    items = _named_once(bench.tasks(rows, [row for path in shots for row in _rows(path, bench.Row, bad)]), source)
+    examples = [row for path in shots for row in _rows(path, bench.Row, bad)]
+    items = _named_once(bench.tasks(rows, examples), source)
     kept = [item for item in items if images or not item.image]
     if not kept:
         raise UserError(f"--data {source} has no items" + (" without an image." if items else "."))
@@ -158,7 +159,7 @@ def _download(official: Source) -> Path:
 
 
 def _rows(path: Path, model: type[BaseModel], bad: list[str]) -> Iterator[Any]:
-    """The file's rows as the benchmark's model, checked one by one; of those that are none, a sentence joins `bad`."""
+    """The file's rows as the benchmark's model, checked one by one; `bad` gets a sentence on others."""
     for number, values in enumerate(_raw(path), start=1):
         try:
             yield model.model_validate(values)

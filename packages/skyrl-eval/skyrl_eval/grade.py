@@ -25,11 +25,13 @@ from skyrl_eval.judge import JudgeFailed
 from skyrl_eval.metrics import Prices
 from skyrl_eval.sandbox import SandboxFailed
 from skyrl_eval.solve import STOPS
-from skyrl_eval.store import Run, answer_hash, read_records, versions
+from skyrl_eval.store import Run, answer_hash, read_records, versions, without_login
 from skyrl_eval.types import Attempt, Item, Verdict
 from skyrl_trainer.errors import UserError
 
 JUDGES_AT_ONCE = 16
+LACKING = ("ungraded", "missing")
+"""Statuses that need a caveat beside the accuracy."""
 
 
 def grader_hash(bench: str, context: Context) -> str:
@@ -38,15 +40,17 @@ def grader_hash(bench: str, context: Context) -> str:
     code = ("benchmarks/common.py", "judge.py", "sandbox.py", "swe.py")
     files = [Path(inspect.getfile(type(benchmark))), *(here / name for name in code)]
     parts = [path.read_text(encoding="utf-8") for path in files] + [prompts.text(name) for name in benchmark.prompts]
-    parts += [context.judge.model if context.judge else context.executor, f"lenient {context.lenient}"]
+    parts.append(context.judge.model if context.judge else context.executor)
+    parts.append(f"lenient {context.lenient}")
     parts += [f"{name} {found}" for name, found in versions().items() if name in ("math-verify", "swebench")]
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
 
 
 def check_judge(benchmark: Benchmark, item: Item, context: Context) -> None:
-    """UserError where the judge cannot be used: it is asked about an answer that gives none, before a model is paid."""
+    """Asks the judge about an answer that gives none, before a model is paid. UserError where it is of no use."""
     if benchmark.judge:
-        found = _graded(benchmark, context, item, Attempt(item.bench, item.item_id, 0, "I do not know."))
+        attempt = Attempt(item.bench, item.item_id, 0, "I do not know.")
+        found = _graded(benchmark, context, item, attempt)
         if found.score is None:
             raise UserError(f"{found.error} Nothing was asked of the model yet.")
 
@@ -97,27 +101,21 @@ def results(run: Run, bench: str, samples: int, context: Context, prices: Prices
     if judge and judge == model:
         notes.append("The model judged itself: not comparable with published figures.")
     if context.lenient:
-        notes.append("Answers were read leniently (--lenient), not as by the official parser.")
+        notes.append("Answers were read with --lenient, not as by the official parser.")
     common = metrics.summarise(
         run.items, samples, run.attempts.values(), verdicts, prices.get(model), prices.get(judge or "")
     )
     odd = {name: count for name, count in common["stops"].items() if name not in STOPS.values()}
     notes += [f"{count} tries ended in {name.replace('_', ' ')}." for name, count in odd.items()]
     if common["uncounted"]:
-        notes.append(f"The tokens of {common['uncounted']} tries are not known: the endpoint did not tell them.")
+        notes.append(f"The endpoint did not tell the tokens of {common['uncounted']} tries.")
     who = {"bench": bench, "grader": grader_hash(bench, context), "judge": judge}
-    who |= {"judge_url": context.judge.base_url if context.judge else None}
-    caveat = _caveat(common["counts"], verdicts)
+    who |= {"judge_url": without_login(context.judge.base_url) if context.judge else None}
+    counts = common["counts"]
+    lacking = " and ".join(f"{counts[name]} {name}" for name in LACKING if counts[name])
+    tries = sum(counts.values())
+    caveat = f"of {tries} tries {lacking}, counted as not correct" if lacking else ""
     return {**who, **common, "caveat": caveat, "own": benchmark.summary(verdicts), "notes": notes}
-
-
-def _caveat(counts: dict[str, int], verdicts: Sequence[Verdict]) -> str:
-    """What goes with the accuracy wherever it is said; "" where every try is graded."""
-    lacking = " and ".join(f"{counts[name]} {name}" for name in ("ungraded", "missing") if counts[name])
-    if not lacking:
-        return ""
-    reason = next((f"; the first: {found.error}" for found in verdicts if found.score is None), "")
-    return f"of {sum(counts.values())} tries {lacking}, counted as not correct{reason}"
 
 
 def configuration(bench: str, data: Data, **settings: Any) -> dict[str, Any]:

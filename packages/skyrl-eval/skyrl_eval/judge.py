@@ -25,7 +25,7 @@ from skyrl_eval.store import read_lines
 from skyrl_trainer.errors import UserError
 
 TRIES, RETRIES, SECONDS, MOST_FAILURES = 3, 4, 300.0, 8
-"""At a readable reply, at a reply (the client's, which waits as Retry-After says); for a reply; in a row."""
+"""At a readable reply; at any reply, by the client; for one; in a row."""
 TOKENS = ("prompt_tokens", "completion_tokens")
 T = TypeVar("T")
 
@@ -65,7 +65,8 @@ def parse_match(reply: str) -> Match | None:
     text = final(reply)
     whole = [found for found in objects(text) if found.keys() >= Match.model_fields.keys() - {"strict"}]
     if whole:
-        text = "\n".join(f"{name}: {' '.join(str(value).split())}" for name, value in whole[-1].items())
+        values = {name: " ".join(str(value).split()) for name, value in whole[-1].items()}
+        text = "\n".join(f"{name}: {value}" for name, value in values.items())
     if not (verdicts := re.findall(r"(?im)^\W*correct\W*:\W*(yes|no|true|false)\b", text)):
         return None
     answers = re.findall(r"(?im)^\W*extracted_final_answer\W*:\s*(.*?)\s*$", text)
@@ -93,13 +94,12 @@ class Judge:
         try:
             self._replies = {reply["key"]: reply for reply in read_lines(cache, repair=True)} if cache else {}
         except (ValueError, LookupError, TypeError) as error:
-            raise UserError(f"{cache} holds a line that is no judge's reply ({error!r}): move it away.") from error
+            raise UserError(f"{cache} is no file of a judge's replies ({error!r}): move it away.") from error
 
     def ask(
         self, prompt: str, parse: Callable[[str], T | None], schema: type[BaseModel] | None = None
     ) -> tuple[T, dict[str, int | None]]:
-        """What `parse` makes of the reply, and the tokens of all tries under a verdict's names for them (also when
-        remembered).
+        """What `parse` makes of the reply, and the tokens of all tries (also when remembered), as a verdict names them.
 
         Raises:
             JudgeFailed: the endpoint fails, or no reply could be read.
@@ -139,7 +139,8 @@ class Judge:
         import openai
 
         create = self._client.chat.completions.create
-        request: dict[str, Any] = {"model": self.model, "messages": [{"role": "user", "content": prompt}]}
+        messages = [{"role": "user", "content": prompt}]
+        request: dict[str, Any] = {"model": self.model, "messages": messages}
         wishes: dict[str, Any] = {"max_completion_tokens": 4096}
         if schema:
             strict = openai.pydantic_function_tool(schema)["function"]["parameters"]
@@ -149,7 +150,7 @@ class Judge:
             try:
                 done = create(**request, **wishes)
             except (openai.BadRequestError, openai.UnprocessableEntityError):
-                done = create(**request)  # a server without structured output, or with another name for the limit
+                done = create(**request)  # without structured output, or with another limit
             return done.choices[0].message.content or "", done.usage
         except openai.OpenAIError as error:
             raise JudgeFailed(f"does not answer: {' '.join(str(error).split())[:300]}") from error

@@ -112,7 +112,7 @@ def read_prices(path: Path) -> Prices:
 
 
 def cost(prompt: int | None, completion: int | None, cached: int, price: Price | None) -> float | None:
-    """US dollars, None where tokens or price are unknown; cached tokens cost their own price, or the prompt's."""
+    """US dollars, None where they are unknown; cached tokens cost their own price, or the prompt's."""
     if price is None or prompt is None or completion is None:
         return None
     fresh = (prompt - cached) * price["prompt"] + cached * price.get("cached", price["prompt"])
@@ -140,7 +140,7 @@ def summarise(
     judged = [graded[key] for row in keys for key in row if key in graded]
     low, high = wilson(mean(means) or 0.0, len(items))
     uncounted = sum(attempt.prompt_tokens is None for attempt in taken)
-    told = {name: [value for each in taken if (value := getattr(each, name)) is not None] for name in COUNTERS}
+    told = {name: values_of(taken, name) for name in COUNTERS}
     totals = {name: sum(values) for name, values in told.items()}
     spent = [(v.judge_prompt_tokens, v.judge_completion_tokens) for v in judged]
     judge_in, judge_out = (sum(pair[kind] or 0 for pair in spent) for kind in (0, 1))
@@ -172,6 +172,12 @@ def summarise(
         "judge_cost": cost(judge_in, judge_out, 0, judge_price) if told_all else None,
         "by_category": {name: {"items": len(v), "accuracy": mean(v)} for name, v in sorted(by_part.items())},
     }
+
+
+def values_of(attempts: Iterable[Attempt], counter: str) -> list[Any]:
+    """Of those that have it."""
+    values = (getattr(attempt, counter) for attempt in attempts)
+    return [value for value in values if value is not None]
 
 
 def mean(values: Sequence[float]) -> float | None:

@@ -75,7 +75,8 @@ def from_attempt(attempt: Attempt, verdict: Verdict, price: Price | None) -> Epi
     tokens = (attempt.prompt_tokens, attempt.completion_tokens, attempt.cached_tokens)
     facts = {name: getattr(attempt, name) for name in (*COUNTERS[1:4], "cached_tokens", "seconds")}
     facts |= {"dollars": metrics.cost(*tokens, price), "answer": verdict.answer, "confidence": verdict.confidence}
-    facts["judge's tokens"] = (verdict.judge_prompt_tokens or 0) + (verdict.judge_completion_tokens or 0) or None
+    judged = verdict.judge_prompt_tokens or 0, verdict.judge_completion_tokens or 0
+    facts["judge's tokens"] = sum(judged) or None
     texts = {"the grader's detail": verdict.detail, "fetched": "\n".join(attempt.urls)}
     if not turns or turns[-1]["action"] != attempt.answer:
         texts = {"submitted": attempt.answer, **texts}
@@ -96,7 +97,8 @@ def comparison(a: Path, b: Path) -> dict[str, Any]:
         if first.get(name) != second.get(name):
             raise UserError(f"{a} and {b} differ in {name} ({first.get(name)!r}, {second.get(name)!r}): no comparison.")
     results = {folder: _read(folder, "results.json") for folder in (a, b)}
-    found = metrics.compare(*(grade.item_scores(folder, one["samples"]) for folder, one in results.items()))
+    scores = [grade.item_scores(folder, one["samples"]) for folder, one in results.items()]
+    found = metrics.compare(*scores)
     if not found["items"]:
         raise UserError(f"{a} and {b} have no graded item in common.")
     changed = {name: [first.get(name), second.get(name)] for name in sorted(first.keys() | second.keys())}
@@ -136,6 +138,6 @@ def _spread(attempts: Collection[Attempt]) -> dict[str, list[float]]:
     """Median, 95th percentile and maximum over attempts."""
     if not attempts:
         return {}
-    columns = {name: [value for each in attempts if (value := getattr(each, name)) is not None] for name in COUNTERS}
+    columns = {name: metrics.values_of(attempts, name) for name in COUNTERS}
     marks = (0.5, 0.95, 1.0)
     return {name: np.quantile(each, marks, method="inverted_cdf").tolist() for name, each in columns.items() if each}

@@ -87,7 +87,7 @@ def attempt_of(trajectory: Trajectory, item: Item, number: int) -> Attempt:
 
 
 def _stop(trajectory: Trajectory) -> str:
-    """How it ended; an answer that was not a plain one is named, and an episode in which nobody spoke has failed."""
+    """How it ended: with the name of what is no plain answer, and failed where nobody spoke."""
     stop = STOPS[trajectory.stop_reason] if trajectory.turns else "error"
     odd = [name.removeprefix("ended/") for name in trajectory.metrics if name.startswith("ended/")]
     return odd[-1] if odd and stop == "done" else stop

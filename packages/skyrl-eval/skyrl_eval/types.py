@@ -45,15 +45,14 @@ class Attempt:
     stop: str = "done"
     """"done", "length" (tokens of a turn or of the context), "max_steps", "timeout", or "error": to be tried again.
 
-    What an endpoint calls otherwise, or is no text, keeps its name: "content_filter", "refusal", "tool_calls",
-    "reasoning_only", "empty".
+    Other answers of an endpoint keep their names: "content_filter", "refusal", "tool_calls", "reasoning_only", "empty".
     """
     error: str | None = None
     steps: int = 0  # turns of the model
     tool_calls: int = 0  # executed calls, failed ones among them
     tool_errors: int = 0
     prompt_tokens: int | None = 0
-    """Summed over all requests: a context that is sent again counts again, as it does on a bill. None: not told."""
+    """Summed over all requests: a context that is sent again counts again. None: not told."""
     completion_tokens: int | None = 0
     cached_tokens: int = 0  # those of the prompt tokens that the server says it had in its cache
     seconds: float = 0.0

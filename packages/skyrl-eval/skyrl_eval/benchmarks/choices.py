@@ -1,6 +1,6 @@
 """MMLU, MMLU-Pro and GPQA: questions with choices, answered in the model's own words. A letter is the answer.
 
-It is read as the official scripts read it (openai/simple-evals, TIGER-AI-Lab/MMLU-Pro), or by one rule with --lenient.
+It is read as by openai/simple-evals and TIGER-AI-Lab/MMLU-Pro, or by one rule with --lenient.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ WORDS = (
     "|الإجابة الصحيحة|الإجابة الصحيحة هي|الإجابة هي|الجواب النهائي|Respuesta|Risposta|答え|回答|解答"
     "|Jawaban|Réponse|Resposta|Jibu|Idahun|Ìdáhùn|Idáhùn|Àmọ̀nà|Àdáhùn|Ànúgọ|Àṣàyàn"
 )
-"""For "Answer", in the languages of MMLU's translations, in the order in which simple-evals tries them."""
+"""For "Answer", in the order in which simple-evals tries them."""
 MARKS = re.compile(r"\*\*|\}\$|\\?\$|\\math(?:rm|bf)\{|\\?\{|\\(?:text|boxed|\()")
 """Markdown and LaTeX that simple-evals takes out of a reply to MMLU."""
 LETTERS = str.maketrans("أبجدঅবডঢＡＢＣＤ", "ABCD" * 3)
@@ -34,7 +34,7 @@ LENIENT = re.compile(
     r"([A-J]|[a-j](?=\W*$))(?![a-z])",
     re.MULTILINE,
 )
-"""A letter behind "answer:" or "answer is", or in a box: "**Answer**: B", "\\boxed{B}", "answer: b"."""
+"""A letter behind "answer:" or "answer is", or in a box."""
 
 
 class Choices(Benchmark):

@@ -121,7 +121,8 @@ class Rating(BaseModel):
 
     def figures(self) -> tuple[float, dict[str, Any]]:
         """F1; and precision, recall and which of the four rates the answer counts for."""
-        found, expected, excessive = sum(self.details.values()), len(self.details), len(self.excessive or ())
+        found, expected = sum(self.details.values()), len(self.details)
+        excessive = len(self.excessive or ())
         precision = found / (found + excessive) if found + excessive else 0.0
         recall = found / expected if expected else 0.0
         rate = RATES[bool(excessive)] if found == expected else RATES[2 if found else 3]
@@ -130,7 +131,8 @@ class Rating(BaseModel):
 
 
 def parse_rating(reply: str) -> Rating | None:
-    ratings = [found["Answer Correctness"] for found in objects(final(reply)) if "Answer Correctness" in found]
+    key = "Answer Correctness"
+    ratings = [found[key] for found in objects(final(reply)) if key in found]
     try:
         return Rating.model_validate(ratings[-1])
     except (LookupError, ValidationError):

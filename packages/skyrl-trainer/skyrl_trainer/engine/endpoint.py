@@ -21,10 +21,10 @@ TRIES, REQUEST_SECONDS, FIRST_SECONDS = 6, 1800.0, 60.0
 BUSY_SECONDS = 1800.0
 """How long a request waits for a rate limit to let it through."""
 MOST_FAILURES = 8
-"""Requests in a row, and no fewer than are in flight, that failed after all tries: then it is asked a short one."""
+"""Failed requests in a row, no fewer than are in flight, after which it is asked whether it is there."""
 UNBOUNDED = 1 << 24
 TOO_LONG = re.compile(r"context|token|length|too long", re.IGNORECASE)
-"""In the reason of a refusal: the prompt and the tokens that were asked for are more than the server's context."""
+"""In a refusal's reason: prompt and answer are more than its context."""
 HELLO = [{"role": "user", "content": "Hello."}]
 
 
@@ -61,8 +61,8 @@ class EndpointClient:
     async def generate(self, request: GenerationRequest) -> GenerationOutput:
         """UserError once nobody answers any more.
 
-        The output's usage also counts what is no plain answer: "ended/content_filter" and the like, and "uncounted"
-        where the endpoint says nothing of tokens.
+        The output's usage also has "uncounted" where the endpoint tells no tokens, and "ended/refusal" and the like
+        for what is no plain answer.
         """
         said = self.conversations.get(request.request_id.rpartition("#")[0])
         try:
@@ -84,14 +84,15 @@ class EndpointClient:
         answer = await self._post("/completions", body)
         choice = answer["choices"][0]
         ids = choice["token_ids"]
-        return ids, choice["finish_reason"], _usage(answer, {"prompt": len(request.prompt_ids), "completion": len(ids)})
+        known = {"prompt_tokens": len(request.prompt_ids), "completion_tokens": len(ids)}
+        return ids, choice["finish_reason"], _usage(answer, known)
 
     async def _message(self, request: GenerationRequest, said: Any) -> tuple[list[int], str, dict[str, int]]:
         endpoint, most = self._endpoint, request.options.max_tokens
         body = {"messages": said.messages(request.prompt_ids), "temperature": request.options.temperature}
         if endpoint.seeded and request.seed is not None:
             body["seed"] = request.seed
-        # Without a limit an answer has what is left of the server's context, and here that is less than the limit.
+        # Without a limit an answer has what is left of the context: here, less than the limit.
         limits = [{endpoint.limit: most}, {}] if most < endpoint.max_model_len else [{}]
         for limit in limits:
             try:
@@ -104,7 +105,7 @@ class EndpointClient:
         else:
             if all(message["role"] != "assistant" for message in body["messages"]):
                 raise refused
-            return [said.add("assistant", "")], "length", {}  # the conversation has outgrown the context
+            return [said.add("assistant", "")], "length", {}  # it has outgrown the context
         choice = answer["choices"][0]
         message, finish = choice["message"], choice.get("finish_reason") or "stop"
         text, usage = _text(message.get("content")), _usage(answer, {})
@@ -133,22 +134,24 @@ class EndpointClient:
         return answer
 
     async def _is_there(self) -> bool:
-        """Whether it has answered, and answers a short question now: then it is these requests that it fails at."""
-        hello = {"model": self._endpoint.model, "messages": HELLO, self._endpoint.limit: 16}
+        """Whether it has answered, and answers a short question: then it only fails at some."""
+        endpoint = self._endpoint
+        hello = endpoint.request | {"model": endpoint.model, "messages": HELLO, endpoint.limit: 16}
         try:
-            await self._http.ask("POST", "/chat/completions", hello | self._endpoint.request, FIRST_SECONDS)
+            await self._http.ask("POST", "/chat/completions", hello, FIRST_SECONDS)
         except Refused as error:
             return self._answered and not error.passes
         return self._answered
 
 
 def _usage(answer: dict[str, Any], known: dict[str, int]) -> dict[str, int]:
-    """The tokens that an answer counts, or that are known; "uncounted" where it is neither."""
+    """The tokens that an answer counts, or that are known; "uncounted" where neither is."""
     counts = answer.get("usage") or {}
-    found = {f"{name}_tokens": counts.get(f"{name}_tokens", known.get(name)) for name in ("prompt", "completion")}
+    found = {name: counts.get(name, known.get(name)) for name in ("prompt_tokens", "completion_tokens")}
     if any(type(count) is not int for count in found.values()):
         return {"uncounted": 1}
-    return found | {"cached_tokens": (counts.get("prompt_tokens_details") or {}).get("cached_tokens") or 0}
+    details = counts.get("prompt_tokens_details") or {}
+    return found | {"cached_tokens": details.get("cached_tokens") or 0}
 
 
 def _text(content: Any) -> str:
@@ -184,7 +187,8 @@ async def probe(endpoint: Endpoint, messages: bool, temperature: float) -> Endpo
         if not model or (cards and model not in cards):
             raise UserError(f"--model {model or 'is missing'}: {http.url} serves {', '.join(cards) or 'no list'}.")
         card = cards.get(model, {})
-        found = replace(endpoint, model=model, max_model_len=card.get("max_model_len") or UNBOUNDED)
+        length = card.get("max_model_len") or UNBOUNDED
+        found = replace(endpoint, model=model, max_model_len=length)
         tokens = {"model": model, "prompt": [1, 2, 3], "max_tokens": 1, "return_token_ids": True}
         try:
             answer = None if messages else await http.ask("POST", "/completions", tokens, FIRST_SECONDS)
@@ -197,7 +201,8 @@ async def probe(endpoint: Endpoint, messages: bool, temperature: float) -> Endpo
         seeds = [{"seed": 0}, {}] if temperature else [{}]
         for seed, limit in product(seeds, ("max_completion_tokens", "max_tokens")):
             try:
-                answer = await http.ask("POST", "/chat/completions", hello | seed | {limit: 16}, FIRST_SECONDS, tries=2)
+                body = hello | seed | {limit: 16}
+                answer = await http.ask("POST", "/chat/completions", body, FIRST_SECONDS, tries=2)
                 if isinstance(answer, dict) and answer.get("choices"):
                     return replace(found, limit=limit, seeded=bool(seed))
             except Refused as error:

@@ -44,12 +44,18 @@ class HTTPClient:
         self._http = aiohttp.ClientSession(connector=connector, headers=headers)
 
     async def ask(
-        self, method: str, path: str, body: Any = None, limit: float = PROBE_SECONDS, tries: int = 1, busy: float = 0.0
+        self,
+        method: str,
+        path: str,
+        body: Any = None,
+        limit: float = PROBE_SECONDS,
+        tries: int = 1,
+        busy: float = 0.0,
     ) -> Any:
         """The answer's JSON; None where it has none.
 
-        limit: seconds of one try. busy: seconds in which a rate limit (429) costs no try. Raises Refused for what
-        another try does not mend, or after the last one.
+        limit: seconds of one try. busy: seconds in which a rate limit (429) costs no try. Raises Refused for what no
+        other try mends, or after the last one.
         """
         failures, number, busy_until = 0, 0, time.monotonic() + busy
         timeout = aiohttp.ClientTimeout(total=limit, sock_connect=PROBE_SECONDS)
@@ -64,7 +70,7 @@ class HTTPClient:
                 if reply.status == 200:
                     return _json_of(text)
                 refused = Refused(reply.status, reason_of(text))
-                if not refused.passes or '"insufficient_quota"' in text:  # OpenAI's 429 that no waiting mends
+                if not refused.passes or '"insufficient_quota"' in text:  # no waiting mends OpenAI's
                     raise refused
                 pause = seconds_of(reply.headers.get("Retry-After", ""), pause)
             failures += refused.status != 429 or time.monotonic() > busy_until

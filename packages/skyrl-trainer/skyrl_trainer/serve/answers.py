@@ -48,7 +48,7 @@ class Common(BaseModel):
 
 class Completion(Common):
     prompt: str | list[int] = Field(min_length=1)
-    logprobs: int | None = Field(None, ge=0, le=0)  # of the sampled tokens alone
+    logprobs: None = None  # chats have them
 
 
 class Chat(Common):
@@ -75,14 +75,11 @@ class Policy:
     async def complete(self, request: Completion) -> dict[str, Any]:
         given = request.prompt
         outputs, answer = await self._generate(request, self._prompt.encode(given) if isinstance(given, str) else given)
-        answer["choices"] = []
-        for index, output in enumerate(outputs):
-            (text, finish), logprobs = self._text(request, output), None
-            if request.logprobs is not None:
-                tokens = self._tokens_of(text, output)
-                logprobs = {"tokens": [one["token"] for one in tokens], "top_logprobs": None}
-                logprobs |= {"token_logprobs": [one["logprob"] for one in tokens]}
-            answer["choices"].append({"index": index, "text": text, "logprobs": logprobs, "finish_reason": finish})
+        texts = [self._text(request, output) for output in outputs]
+        answer["choices"] = [
+            {"index": index, "text": text, "logprobs": None, "finish_reason": finish}
+            for index, (text, finish) in enumerate(texts)
+        ]
         return answer | {"object": "text_completion"}
 
     async def chat(self, request: Chat) -> dict[str, Any]:
@@ -111,13 +108,14 @@ class Policy:
         return {"index": index, "message": message, "logprobs": logprobs, "finish_reason": finish}
 
     def _tokens_of(self, text: str, output: GenerationOutput) -> list[dict[str, Any]]:
-        """The tokens that make up the text, each with its log-probability as it was sampled (temperature applied)."""
+        """The text's tokens, each with the log-probability that it was sampled with."""
         tokens, length = list[dict[str, Any]](), 0
         for number, logprob in zip(output.output_ids, output.logprobs, strict=True):
             if length >= len(text):
                 break
             token = self._prompt.decode([number])
-            tokens.append({"token": token, "logprob": logprob, "bytes": list(token.encode()), "top_logprobs": []})
+            entry = {"token": token, "logprob": logprob, "bytes": list(token.encode())}
+            tokens.append(entry | {"top_logprobs": []})
             length += len(token)
         return tokens
 
@@ -162,7 +160,7 @@ class Policy:
 
 
 def _for_template(message: dict[str, Any]) -> dict[str, Any]:
-    """Templates want text, not `null` and no parts; and the arguments of a call as an object, not their JSON."""
+    """Templates want text, no parts and no `null`; and a call's arguments as an object."""
     content = message.get("content") or ""
     if isinstance(content, list):
         if odd := [part["type"] for part in content if part["type"] != "text"]:

@@ -77,9 +77,7 @@ def serve(config: Config, model_path: str, name: str, server: PolicyServer) -> N
         processes.wait_for_engines()
         with server.running(Policy(name, processes.engines, prompt, config.generator)):
             print(f"{name} is served at {server.url}", flush=True)
-            print(
-                f"Prompt and answer have {config.generator.max_model_len} tokens (generator.max_model_len).", flush=True
-            )
+            print(f"Its context has {config.generator.max_model_len} tokens.", flush=True)
             while True:
                 processes.watch.check(WATCH_SECONDS)
 
