@@ -106,7 +106,7 @@ def comparison(a: Path, b: Path) -> dict[str, Any]:
     changed = {name: both for name, both in changed.items() if both[0] != both[1]}
     if any(one["samples"] != 1 for one in results.values()):
         found["p"] = None  # means of tries are not the yes and no that McNemar's test counts
-    caveats = [f"{folder}: {one['caveat']}" for folder, one in results.items() if one["caveat"]]
+    caveats = [f"{folder}: {one['caveat']}" for folder, one in results.items() if one.get("caveat")]
     return {"a": str(a), "b": str(b), "changed": changed, "caveats": caveats, **found}
 
 
