@@ -140,17 +140,17 @@ def test_a_busy_endpoint_is_asked_again_and_what_it_refuses_is_an_error_to_be_tr
         return answer_sums(request)
 
     with served(moody) as (url, _):
-        assert run(out, url, data) == 0
+        assert run(out, url, data) == 3
         stops = {line["messages"][-1]["content"][:9]: line for line in lines(out / "attempts.jsonl")}
-        assert Counter(line["stop"] for line in lines(out / "attempts.jsonl")) == {"done": 4, "error": 1, "length": 1}
-        (failed,) = [line for line in lines(out / "attempts.jsonl") if line["stop"] == "error"]
-        assert failed["error"] == "HTTP 401: who are you?" and stops
+        assert Counter(line["stop"] for line in lines(out / "attempts.jsonl")) == {"done": 4, "error": 2}
+        failed = {line["error"] for line in lines(out / "attempts.jsonl") if line["stop"] == "error"}
+        assert failed == {"HTTP 401: who are you?", "HTTP 400: the maximum context length is 5 tokens"} and stops
         counts = json.loads((out / "results.json").read_text())["counts"]
-        assert (counts["correct"], counts["truncated"], counts["ungraded"]) == (4, 1, 1)
+        assert (counts["correct"], counts["truncated"], counts["ungraded"]) == (4, 0, 2)
         broken = False
-        assert run(out, url, data) == 0
+        assert run(out, url, data) == 3
     counts = json.loads((out / "results.json").read_text())["counts"]
-    assert (counts["correct"], counts["truncated"], counts["ungraded"]) == (5, 1, 0)
+    assert (counts["correct"], counts["truncated"], counts["ungraded"]) == (5, 0, 1)
 
 
 def test_an_endpoint_that_is_gone_ends_the_run_with_a_sentence(

@@ -1,7 +1,7 @@
 """`skyrl-trainer`: train, sft, eval, serve, replay, report, view, export, init-policy, warmstart, envs, doctor.
 
-Exit codes: 0 done; 2 something that the user can mend, said in one sentence; 130 Ctrl-C; 1 a fault of ours, with the
-traceback in a file. Nothing heavy is imported before a command needs it.
+Exit codes: 0 done; 2 something that the user can mend, said in one sentence; 3 an evaluation with ungraded tries;
+130 Ctrl-C; 1 a fault of ours, with the traceback in a file. Nothing heavy is imported before a command needs it.
 """
 
 import argparse

@@ -1,6 +1,6 @@
 """`skyrl-trainer serve` and `train --serve`: an OpenAI-compatible HTTP server in front of our engines.
 
-/v1/models, /v1/completions and /v1/chat/completions, for a stock `openai` client (endpoint.py says what they answer).
+/v1/models, /v1/completions and /v1/chat/completions, for a stock `openai` client (answers.py says what they answer).
 With `stream` a reply comes in one piece. Errors are OpenAI's JSON with a sentence: 400 for a request that makes no
 sense, 404 for another model's name, 503 when the engine is gone for good.
 """
@@ -77,6 +77,7 @@ def serve(config: Config, model_path: str, name: str, server: PolicyServer) -> N
         processes.wait_for_engines()
         with server.running(Policy(name, processes.engines, prompt, config.generator)):
             print(f"{name} is served at {server.url}", flush=True)
+            print(f"Its context has {config.generator.max_model_len} tokens.", flush=True)
             while True:
                 processes.watch.check(WATCH_SECONDS)
 
@@ -84,6 +85,7 @@ def serve(config: Config, model_path: str, name: str, server: PolicyServer) -> N
 def application(policy: Policy) -> Starlette:
     async def models(request: Request) -> Response:
         card = {"id": policy.name, "object": "model", "created": 0, "owned_by": "skyrl-trainer"}
+        card["max_model_len"] = policy.max_model_len
         return JSONResponse({"object": "list", "data": [card]})
 
     return Starlette(
