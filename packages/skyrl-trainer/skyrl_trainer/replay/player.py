@@ -9,6 +9,7 @@ such an episode is compared up to there. Tools with effects outside answer from 
 from __future__ import annotations
 
 import os
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +17,7 @@ import ray
 from ray.exceptions import GetTimeoutError, RayActorError
 
 from skyrl_trainer.rollout.env_worker import CRASHED, LONGEST_TEXT, EnvReply, EnvWorker, Step, shortened
-from skyrl_trainer.run.guardian import start_guardian
+from skyrl_trainer.run.guardian import guarded
 from skyrl_trainer.types import StopReason, Trajectory, Turn
 
 START_LIMIT, CLOSE_SECONDS = 120.0, 5.0
@@ -107,6 +108,7 @@ class Player:
         # A call's own limits (env_worker.py), and as long again for the close that follows it.
         self._limit = START_LIMIT + 4 * (step_timeout + 2)
         self._worker: Any = None
+        self._stack = ExitStack()
 
     def play(self, trajectory: Trajectory, live: bool) -> list[EnvReply]:
         """The replies to the reset and the recorded actions; the last has an error where the env failed.
@@ -135,7 +137,7 @@ class Player:
 
     def _start(self) -> None:
         if not ray.is_initialized():
-            start_guardian()
+            self._stack.enter_context(guarded())
             ray.init("local", include_dashboard=False, log_to_driver=False, logging_level="ERROR")
         actor: Any = ray.remote(EnvWorker).options(num_cpus=0)
         self._worker = actor.remote(self._step_timeout, f"replay-{os.getpid()}")
@@ -145,8 +147,9 @@ class Player:
 
     def __exit__(self, *_: object) -> None:
         """Lets the worker close its env; one that does not is ended."""
-        try:
-            if self._worker is not None:
-                ray.wait([self._worker.shutdown.remote()], timeout=CLOSE_SECONDS)
-        finally:
-            ray.shutdown()
+        with self._stack:
+            try:
+                if self._worker is not None:
+                    ray.wait([self._worker.shutdown.remote()], timeout=CLOSE_SECONDS)
+            finally:
+                ray.shutdown()

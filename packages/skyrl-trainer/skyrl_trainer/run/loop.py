@@ -19,7 +19,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from skyrl_trainer.learner.grpo import GRPO
 from skyrl_trainer.rollout.metrics import rollout_metrics
 from skyrl_trainer.run.folder import RunFolder
-from skyrl_trainer.run.guardian import start_guardian
+from skyrl_trainer.run.guardian import guarded
 from skyrl_trainer.run.held_out import HeldOut
 from skyrl_trainer.run.processes import Processes, check_engines
 from skyrl_trainer.run.run import Run
@@ -132,8 +132,7 @@ def train(config: Config, algorithm: GRPO | None = None, beside: Beside = nullco
     algorithm: instead of a new one of the class that `trainer.algorithm.name` is registered for. beside: entered once
     the engines have their first weights, left before they are stopped.
     """
-    start_guardian()
-    with RunFolder(config) as folder:
+    with guarded(), RunFolder(config) as folder:
         run = Run(config, folder, algorithm)
         if run.complete:
             print(f"The run in {folder.path} is complete. For a new one give another trainer.run_dir.")
@@ -147,8 +146,7 @@ def train(config: Config, algorithm: GRPO | None = None, beside: Beside = nullco
 def evaluate(config: Config, model_path: str) -> StepMetrics:
     """Held-out success of a model on disk, as `eval/<name>`; no learner, nothing is written."""
     check_engines(config, model_path, training=False)
-    start_guardian()
     held_out = HeldOut(config)
-    with Processes(config, model_path) as processes:
+    with guarded(), Processes(config, model_path) as processes:
         processes.wait_for_engines()
         return held_out.metrics(processes.rollouts, step=0)

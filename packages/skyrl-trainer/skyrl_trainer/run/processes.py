@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import os
 import socket
+import tempfile
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -202,6 +203,7 @@ def start_ray(config: Config) -> None:
     if not address:
         cpus = max(os.cpu_count() or 1, config.generator.num_inference_engines)
         local = {"num_cpus": cpus, "include_dashboard": False, "object_store_memory": OBJECT_STORE_BYTES}
+        local["_temp_dir"] = f"{tempfile.gettempdir()}/ray"
     try:
         if address:
             _prepare_to_join(address)
