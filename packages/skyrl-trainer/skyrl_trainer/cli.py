@@ -1,7 +1,8 @@
 """`skyrl-trainer`: train, sft, eval, serve, replay, report, view, export, init-policy, warmstart, envs, doctor.
 
-Exit codes: 0 done; 2 something that the user can mend, said in one sentence; 130 Ctrl-C; 1 a fault of ours, with the
-traceback in a file. Nothing heavy is imported before a command needs it.
+Exit codes: 0 done; 2 something that the user can mend, said in one sentence; 1 a fault of ours, with the traceback in a
+file; 128 and the number of the signal that stopped it, so 130 after Ctrl-C. Nothing heavy is imported before a command
+needs it.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import logging
 import math
 import os
 import re
+import signal
 import sys
 import tempfile
 import traceback
@@ -22,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from skyrl_trainer import __version__
 from skyrl_trainer.errors import UserError
+from skyrl_trainer.run.signals import StopSignal
 
 if TYPE_CHECKING:
     from skyrl_trainer.settings import Config
@@ -38,13 +41,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     args = _parse(words)
     try:
-        return int(args.command(args) or 0)
+        with StopSignal():
+            return int(args.command(args) or 0)
     except UserError as error:
         print(f"skyrl-trainer: {error}", file=sys.stderr)
         return 2
-    except KeyboardInterrupt:
-        print("skyrl-trainer: stopped by Ctrl-C.", file=sys.stderr)
-        return 130
+    except KeyboardInterrupt as stopped:
+        number = getattr(stopped, "number", signal.SIGINT)
+        name = "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
+        print(f"skyrl-trainer: stopped by {name}.", file=sys.stderr)
+        return 128 + number
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1

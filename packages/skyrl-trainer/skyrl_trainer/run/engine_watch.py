@@ -43,6 +43,7 @@ class EngineWatch:
         wait: seconds to look for a death that was noticed elsewhere. Raises EngineDied for an engine that died more
         than MAX_RESTARTS times or does not come back, SyncError where the new one does not get the weights.
         """
+        check_ray()
         ended, _ = ray.wait(list(self._calls), timeout=wait)
         dead = []
         for call in ended and ray.wait(list(self._calls), num_returns=len(self._calls), timeout=0)[0]:
@@ -66,7 +67,7 @@ class EngineWatch:
             if self._deaths[index] > MAX_RESTARTS:
                 raise EngineDied(
                     f"Engine {index} died {self._deaths[index]} times in this run, and was restarted {MAX_RESTARTS} "
-                    "times: see its log in the run's Ray session; if memory ran out, lower generator.max_concurrency "
+                    "times: see ray-logs in the run's folder; if memory ran out, lower generator.max_concurrency "
                     "or engine_kwargs.kv_cache_memory_bytes."
                 )
             self._wait_ready(index)
@@ -91,3 +92,10 @@ class EngineWatch:
                     limit = f"within {RESTART_SECONDS:.0f} s"
                     raise EngineDied(f"Engine {index} died and did not come back {limit}: {error}") from error
                 time.sleep(0.2)
+
+
+def check_ray() -> None:
+    """Raises EngineDied when a Ray of our own has lost a process without which nothing goes on."""
+    for name, _ in ray._private.worker._global_node.dead_processes():
+        if name in ("gcs_server", "raylet"):
+            raise EngineDied(f"Ray's {name} was killed, or ran out of memory: start the run again, and it goes on.")

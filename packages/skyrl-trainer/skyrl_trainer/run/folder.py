@@ -1,15 +1,19 @@
 """The folder of a run, and who may write to it.
 
-config.yaml  metrics.jsonl  report.html  trajectories/  checkpoints/  model/{last,best}  tracker files  .lock
+config.yaml  metrics.jsonl  report.html  trajectories/  checkpoints/  model/{last,best}  tracker files  ray-logs/  .lock
 """
 
 from __future__ import annotations
 
 import fcntl
 import os
+import shutil
+import tempfile
+from contextlib import suppress
+from pathlib import Path
 
 from skyrl_trainer.config import Config, to_yaml
-from skyrl_trainer.errors import UserError
+from skyrl_trainer.errors import EngineDied, UserError
 
 
 class RunFolder:
@@ -43,7 +47,12 @@ class RunFolder:
         self._lock.flush()
         return self
 
-    def __exit__(self, *error: object) -> None:
+    def __exit__(self, kind: type | None, *error: object) -> None:
+        """Keeps Ray's logs of a run that ended for want of an engine."""
+        if kind and issubclass(kind, EngineDied):
+            with suppress(OSError):
+                logs = Path(tempfile.gettempdir(), "ray", "session_latest", "logs")
+                shutil.copytree(logs, self.path / "ray-logs", dirs_exist_ok=True)
         self._lock.close()
 
     def check(self) -> None:

@@ -45,7 +45,7 @@ class Loop:
         """False while an update is under way: weights between two steps are not worth a checkpoint."""
 
     def train(self) -> None:
-        """Trains until `trainer.max_steps`. A signal raises KeyboardInterrupt once a checkpoint is saved."""
+        """Trains until `trainer.max_steps`. A signal raises Stopped once a checkpoint is saved."""
         try:
             self.publish_and_log()
             self.run.stack.enter_context(self.beside(self.run))
@@ -132,12 +132,13 @@ def train(config: Config, algorithm: GRPO | None = None, beside: Beside = nullco
     algorithm: instead of a new one of the class that `trainer.algorithm.name` is registered for. beside: entered once
     the engines have their first weights, left before they are stopped.
     """
-    with guarded(), RunFolder(config) as folder:
+    with guarded(), StopSignal() as stop, RunFolder(config) as folder:
         run = Run(config, folder, algorithm)
         if run.complete:
             print(f"The run in {folder.path} is complete. For a new one give another trainer.run_dir.")
         else:
-            with run, StopSignal() as stop:
+            with run:
+                stop.at_once = False
                 Loop(run, stop, beside).train()
         print(f"Curves and transcripts: {folder.path / 'report.html'}   Policy: {folder.path / 'model'}")
     return 0
