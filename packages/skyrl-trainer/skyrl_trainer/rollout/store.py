@@ -52,13 +52,8 @@ class JsonlTrajectoryStore:
                     continue
                 size += len(line)
                 lines.append(line)
-        header = {
-            "schema": SCHEMA,
-            "step": batch.step,
-            "groups": len(batch.groups),
-            "trajectories": len(lines),
-            "omitted": omitted,
-        }
+        header = {"schema": SCHEMA, "step": batch.step, "groups": len(batch.groups)}
+        header |= {"trajectories": len(lines), "omitted": omitted}
         path = self.path(batch.step)
         aside = path.with_name(f".{path.name}")  # of a process that was killed, too
         try:

@@ -58,17 +58,13 @@ class Checkpoints:
         self.keep = keep
 
     def save(self, step: int, learner: LearnerState, extra: dict[str, Any]) -> Path:
-        """Returns the checkpoint's folder. Raises UserError for weights that are not finite, and when the disk is full.
-
-        What was saved is then intact.
-        """
+        """Returns its folder. UserError for what is not finite, and on a full disk; what was saved is then intact."""
         tensors = {name: value.detach().cpu().contiguous() for name, value in learner.tensors.items()}
         broken = [name for name, value in tensors.items() if not torch.isfinite(value).all()]
         if broken:
             raise UserError(
                 f"After step {step}, {len(broken)} of {len(tensors)} tensors of the learner ({broken[0]}, ...) are not "
-                "finite: nothing is saved. Lower trainer.learning_rate and start anew in another trainer.run_dir, or "
-                "let the same command go on from the last checkpoint."
+                "finite: nothing is saved. Start anew in another trainer.run_dir with a lower trainer.learning_rate."
             )
         path = self._unused(step)
         with written_aside(path) as aside:
@@ -82,9 +78,9 @@ class Checkpoints:
         return path
 
     def load_latest(self) -> Loaded | None:
-        """The newest whole checkpoint; damaged ones that are newer are said, and left aside under another name.
+        """The newest whole checkpoint, or None; damaged ones that are newer are said, and left aside by another name.
 
-        None when the run has none yet. Raises UserError when there are some and all are damaged.
+        Raises UserError where all are damaged.
         """
         damaged: dict[str, Exception] = {}
         for name in reversed(self.names()):
@@ -98,10 +94,8 @@ class Checkpoints:
                 log.warning("Checkpoint %s is damaged (%s), and now %s; going on from %s.", worse, reason, aside, name)
             return found
         if damaged:
-            raise UserError(
-                f"No checkpoint in {self.folder} can be read ({next(iter(damaged))} is damaged or missing); restore "
-                "one, or start anew in another trainer.run_dir."
-            )
+            wanted = "restore one, or start anew in another trainer.run_dir"
+            raise UserError(f"No checkpoint in {self.folder} can be read, all are damaged: {wanted}.")
         return None
 
     def names(self) -> list[str]:
@@ -111,8 +105,9 @@ class Checkpoints:
 
     def _unused(self, step: int) -> Path:
         """A step saved again after a resume gets a name of its own: nothing is ever replaced."""
-        again = len(list(self.folder.glob(f"*step_{step:06d}*")))
-        return self.folder / (f"step_{step:06d}" + (f"-{again:02d}" if again else ""))
+        name = f"step_{step:06d}"
+        again = len(list(self.folder.glob(f"*{name}*")))
+        return self.folder / (f"{name}-{again:02d}" if again else name)
 
 
 def read_checkpoint(path: Path) -> Loaded:
@@ -132,12 +127,12 @@ def read_checkpoint(path: Path) -> Loaded:
 
 def _manifest(path: Path) -> bytes:
     """A line for each file. It is compared as a whole, so that a bit that flips in it is found, too."""
-    lines = []
+    lines = ""
     for name in ("learner.safetensors", "state.json"):
         with (path / name).open("rb") as file:
             digest = hashlib.file_digest(file, xxhash.xxh3_128)  # type: ignore[arg-type]
-            lines.append(f"{digest.hexdigest()} {file.tell()} {name}\n")
-    return "".join(lines).encode()
+            lines += f"{digest.hexdigest()} {file.tell()} {name}\n"
+    return lines.encode()
 
 
 OPEN_ENDED_SCHEDULES = ("constant", "constant_with_warmup", "inverse_sqrt")

@@ -43,7 +43,9 @@ class EngineWatch:
         wait: seconds to look for a death that was noticed elsewhere. Raises EngineDied for an engine that died more
         than MAX_RESTARTS times or does not come back, SyncError where the new one does not get the weights.
         """
-        check_ray()
+        for name, _ in ray._private.worker._global_node.dead_processes():  # of a Ray of our own
+            if name in ("gcs_server", "raylet"):
+                raise EngineDied(f"Ray's {name} was killed, or ran out of memory: start the run again, and it goes on.")
         ended, _ = ray.wait(list(self._calls), timeout=wait)
         dead = []
         for call in ended and ray.wait(list(self._calls), num_returns=len(self._calls), timeout=0)[0]:
@@ -89,13 +91,5 @@ class EngineWatch:
                 raise EngineDied(f"Engine {index} died and could not be restarted. {reason}") from error
             except RayActorError as error:  # Ray has not started it yet: calls fail at once
                 if time.monotonic() > deadline:
-                    limit = f"within {RESTART_SECONDS:.0f} s"
-                    raise EngineDied(f"Engine {index} died and did not come back {limit}: {error}") from error
+                    raise EngineDied(f"Engine {index} died and did not come back in time: {error}") from error
                 time.sleep(0.2)
-
-
-def check_ray() -> None:
-    """Raises EngineDied when a Ray of our own has lost a process without which nothing goes on."""
-    for name, _ in ray._private.worker._global_node.dead_processes():
-        if name in ("gcs_server", "raylet"):
-            raise EngineDied(f"Ray's {name} was killed, or ran out of memory: start the run again, and it goes on.")

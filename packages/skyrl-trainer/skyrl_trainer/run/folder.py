@@ -59,10 +59,7 @@ class RunFolder:
         """Raises UserError where the folder was deleted, and the lock with it: it may be another run's by now."""
         lock = self.path / ".lock"
         if not (lock.exists() and os.path.samestat(lock.stat(), os.fstat(self._lock.fileno()))):
-            raise UserError(
-                f"The run folder {self.path} was deleted or replaced during the run, which saves nothing there now: "
-                "start the run again."
-            )
+            raise UserError(f"The run folder {self.path} was deleted or replaced during the run: start the run again.")
 
     def write_config(self) -> None:
         aside = self.path / "config.yaml.tmp"

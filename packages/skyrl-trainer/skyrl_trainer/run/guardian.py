@@ -20,6 +20,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import IO
 
 PREFIX = "skyrl-run-"
 SHARED_MEMORY = Path("/dev/shm")
@@ -32,8 +33,7 @@ def guarded() -> Iterator[None]:
     """Around whatever starts processes: they, and all their children to come, have temporary files of their own."""
     shared = Path(os.environ.get("RAY_TMPDIR") or tempfile.gettempdir())
     for leftover in shared.glob(f"{PREFIX}*"):
-        with suppress(OSError):  # it is in use, or somebody else's
-            os.close(_locked(leftover))
+        with suppress(OSError), _locked(leftover):  # raises where it is in use, or somebody else's
             remove(leftover)
     new = Path(tempfile.mkdtemp(prefix=f".{PREFIX}", dir=shared))
     lock = _locked(new)
@@ -43,23 +43,20 @@ def guarded() -> Iterator[None]:
         [sys.executable, "-S", __file__, folder],
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
+        stderr=subprocess.STDOUT,
         start_new_session=True,
-        pass_fds=[lock],
+        pass_fds=[lock.fileno()],
     )
-    os.close(lock)
+    lock.close()
     _kept.append(guardian)
-    outside = os.environ.get("TMPDIR"), tempfile.tempdir
+    outside = tempfile.gettempdir()
     # What torch compiled serves the next run, too.
-    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", f"{tempfile.gettempdir()}/torchinductor_{os.getuid()}")
+    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", f"{outside}/torchinductor_{os.getuid()}")
     os.environ["TMPDIR"] = tempfile.tempdir = str(folder)
     try:
         yield
     finally:
-        os.environ.pop("TMPDIR")
-        if outside[0] is not None:
-            os.environ["TMPDIR"] = outside[0]
-        tempfile.tempdir = outside[1]
+        os.environ["TMPDIR"] = tempfile.tempdir = outside
         remove(folder)
 
 
@@ -67,15 +64,11 @@ _kept: list[subprocess.Popen[bytes]] = []
 """Holds the pipes open until the interpreter ends."""
 
 
-def _locked(folder: Path) -> int:
-    """A descriptor that holds the folder's lock; OSError where somebody else does."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        os.close(descriptor)
-        raise
-    return descriptor
+def _locked(folder: Path) -> IO[str]:
+    """Holds the folder's lock while it is open; OSError where somebody else does."""
+    file = open(folder / ".lock", "a")  # noqa: SIM115
+    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    return file
 
 
 def remove(folder: Path) -> None:

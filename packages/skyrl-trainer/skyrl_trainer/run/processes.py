@@ -173,10 +173,7 @@ class Processes:
                 max_model_len=generator.max_model_len,
                 max_num_seqs=generator.max_concurrency,
                 seed=self.config.trainer.seed + index,
-                engine_kwargs={
-                    **self._vllm_kwargs(),
-                    **engine_kwargs_of(self.config, index),
-                },
+                engine_kwargs=self._vllm_kwargs() | engine_kwargs_of(self.config, index),
             )
         )
 
@@ -203,7 +200,7 @@ def start_ray(config: Config) -> None:
     if not address:
         cpus = max(os.cpu_count() or 1, config.generator.num_inference_engines)
         local = {"num_cpus": cpus, "include_dashboard": False, "object_store_memory": OBJECT_STORE_BYTES}
-        local["_temp_dir"] = f"{tempfile.gettempdir()}/ray"
+        local |= {"_temp_dir": f"{tempfile.gettempdir()}/ray"}
         # Without its GCS a driver aborts after 60 s: too soon for the last save. Its death is our sentence to say.
         os.environ.setdefault("RAY_gcs_rpc_server_reconnect_timeout_s", "600")
         ray._private.worker.listen_error_messages = lambda *_: None
