@@ -41,13 +41,12 @@ DAMAGED = (OSError, ValueError, KeyError, TypeError, AttributeError, SafetensorE
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """A checkpoint read back; `extra` is what the loop had added (sampler, pending rollouts, configuration, ...)."""
+    """A checkpoint read back: `extra` is what the loop had added (sampler, configuration, ...), `version` who wrote it."""
 
     step: int
     learner: LearnerState
     extra: dict[str, Any]
     version: str
-    """Of skyrl-trainer, that wrote it."""
 
 
 class Checkpoints:
@@ -82,14 +81,14 @@ class Checkpoints:
 
         Raises UserError where all are damaged.
         """
-        damaged: dict[str, Exception] = {}
+        damaged: list[tuple[str, Exception]] = []
         for name in reversed(self.names()):
             try:
                 found = read_checkpoint(self.folder / name)
             except DAMAGED as error:
-                damaged[name] = error
+                damaged.append((name, error))
                 continue
-            for worse, reason in damaged.items():
+            for worse, reason in damaged:
                 aside = (self.folder / worse).rename(self.folder / f"damaged-{worse}")
                 log.warning("Checkpoint %s is damaged (%s), and now %s; going on from %s.", worse, reason, aside, name)
             return found

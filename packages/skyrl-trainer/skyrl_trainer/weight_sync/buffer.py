@@ -49,8 +49,7 @@ class FlatBuffer:
             layout.append({"name": name, "dtype": dtype, "shape": list(tensor.shape), "offset": end})
             end += -(-tensor.numel() * tensor.element_size() // _ALIGNMENT) * _ALIGNMENT
         folder = folder_with_room(end)
-        run = Path(tempfile.gettempdir()).name  # by which the guardian knows whose it is
-        handle, path = tempfile.mkstemp(prefix=f"{run}-weights-", dir=folder)
+        handle, path = tempfile.mkstemp(prefix=f"{Path(tempfile.gettempdir()).name}-weights-", dir=folder)
         try:
             os.posix_fallocate(handle, 0, end)  # a full disk is an error here, not a SIGBUS later
         except OSError as error:
