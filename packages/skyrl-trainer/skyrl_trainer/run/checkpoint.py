@@ -41,7 +41,7 @@ DAMAGED = (OSError, ValueError, KeyError, TypeError, AttributeError, SafetensorE
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """A checkpoint read back: `extra` is what the loop had added (sampler, configuration, ...), `version` who wrote it."""
+    """A checkpoint read back: `extra` is what the loop had added (sampler, ...), `version` the one that wrote it."""
 
     step: int
     learner: LearnerState
