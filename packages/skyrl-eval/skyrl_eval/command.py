@@ -29,7 +29,7 @@ from skyrl_gym.data import read_jsonl
 from skyrl_trainer.agent.prompt import load_chat_prompt
 from skyrl_trainer.engine.endpoint import UNBOUNDED, Endpoint, probe
 from skyrl_trainer.errors import UserError
-from skyrl_trainer.run.guardian import start_guardian
+from skyrl_trainer.run.guardian import guarded
 from skyrl_trainer.run.processes import Processes
 from skyrl_trainer.settings import Config
 from skyrl_trainer.types import SamplingOptions
@@ -99,7 +99,7 @@ def run(args: argparse.Namespace) -> int:
     if args.plugin:
         load_user_file("--plugin", args.plugin, "benchmarks")
     prices = metrics.read_prices(args.prices) if args.prices else {}
-    with _solved_before(args) if args.grade_only else _solved(args) as run:
+    with guarded(), _solved_before(args) if args.grade_only else _solved(args) as run:
         bench, model = run.config["bench"], run.config["model"]
         context, title, samples = _context(args, run.folder), _title(run), run.facts["samples"]
         grade.grade_run(run, bench, context)
@@ -232,7 +232,6 @@ def _solve(args: argparse.Namespace, run: Run, processes: Processes) -> Run:
     if not run.missing(args.samples):
         return run
     where = {"executor": args.executor, "repos": args.repos and str(args.repos), "tools": args.tools}
-    start_guardian()
     over = threading.Event()
     threading.Thread(target=_progress, args=(run, args.samples, over), daemon=True).start()
     with processes:

@@ -1,7 +1,8 @@
 """`skyrl-trainer`: train, sft, eval, serve, replay, report, view, export, init-policy, warmstart, envs, doctor.
 
-Exit codes: 0 done; 2 something that the user can mend, said in one sentence; 3 an evaluation with ungraded tries;
-130 Ctrl-C; 1 a fault of ours, with the traceback in a file. Nothing heavy is imported before a command needs it.
+Exit codes: 0 done; 2 something that the user can mend, said in one sentence; 3 an evaluation with ungraded tries; 1 a
+fault of ours, with the traceback in a file; 128 and the number of the signal that stopped it, so 130 after Ctrl-C.
+Nothing heavy is imported before a command needs it.
 """
 
 import argparse
@@ -10,6 +11,7 @@ import logging
 import math
 import os
 import re
+import signal
 import sys
 import tempfile
 import traceback
@@ -20,6 +22,7 @@ from typing import Any
 
 from skyrl_trainer import __version__
 from skyrl_trainer.errors import UserError
+from skyrl_trainer.run.signals import StopSignal
 from skyrl_trainer.user_file import blaming
 
 LOCALHOST = "127.0.0.1"
@@ -30,14 +33,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     args = _parse(words)
     try:
-        with blaming():
+        with StopSignal(), blaming():
             return int(args.command(args) or 0)
     except UserError as error:
         print(f"skyrl-trainer: {error}", file=sys.stderr)
         return 2
-    except KeyboardInterrupt:
-        print("skyrl-trainer: stopped by Ctrl-C.", file=sys.stderr)
-        return 130
+    except KeyboardInterrupt as stopped:
+        number = getattr(stopped, "number", signal.SIGINT)
+        name = "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
+        print(f"skyrl-trainer: stopped by {name}.", file=sys.stderr)
+        return 128 + number
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1

@@ -130,7 +130,7 @@ def _engine_died(error: Exception) -> EngineDied:
         return EngineDied(str(cause) if isinstance(cause, UserError) else f"An engine failed: {cause!r}")
     if isinstance(error, RayActorError):
         return EngineDied(
-            "The engine's process died (killed, or out of memory): see its log in the run's Ray session, "
+            "The engine's process died (killed, or out of memory): see ray-logs in the run's folder, "
             "and lower generator.max_concurrency or engine_kwargs.kv_cache_memory_bytes if memory ran out."
         )
     return EngineDied(f"The connection to an engine failed: {error!r}")

@@ -5,6 +5,7 @@ was the env's own doing; what came from outside (a killed worker, an engine, the
 itself, and such an episode is compared up to there. Tools with effects outside answer from the record, unless `live`.
 """
 
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -13,7 +14,7 @@ from ray.exceptions import GetTimeoutError, RayActorError
 
 from skyrl_trainer.rollout.env_worker import CRASHED, Call, EnvReply
 from skyrl_trainer.rollout.pool import start_env_workers
-from skyrl_trainer.run.guardian import start_guardian
+from skyrl_trainer.run.guardian import guarded
 from skyrl_trainer.types import StopReason, Trajectory, Turn
 
 START_LIMIT, CLOSE_SECONDS = 120.0, 5.0
@@ -104,6 +105,7 @@ class Player:
         # A call's own limits (env_worker.py), and as long again for the close that follows it.
         self._limit = START_LIMIT + 4 * (step_timeout + 2)
         self._worker: Any = None
+        self._stack = ExitStack()
 
     def play(self, trajectory: Trajectory, live: bool) -> list[EnvReply]:
         """The replies to the reset and the recorded actions; the last has an error where the env failed."""
@@ -129,7 +131,7 @@ class Player:
 
     def _start(self) -> None:
         if not ray.is_initialized():
-            start_guardian()
+            self._stack.enter_context(guarded())
             ray.init("local", include_dashboard=False, log_to_driver=False, logging_level="ERROR")
         [self._worker] = start_env_workers(1, self._step_timeout)
 
@@ -138,8 +140,9 @@ class Player:
 
     def __exit__(self, *_: object) -> None:
         """Lets the worker close its env; one that does not is ended."""
-        try:
-            if self._worker is not None:
-                ray.wait([self._worker.shutdown.remote()], timeout=CLOSE_SECONDS)
-        finally:
-            ray.shutdown()
+        with self._stack:
+            try:
+                if self._worker is not None:
+                    ray.wait([self._worker.shutdown.remote()], timeout=CLOSE_SECONDS)
+            finally:
+                ray.shutdown()

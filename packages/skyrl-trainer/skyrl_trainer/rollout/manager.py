@@ -182,6 +182,7 @@ class Rollouts:
                 raise type(error.cause)(str(error.cause)) from None
             raise
         if ended is None and playing:
+            self.watch()
             self._deaths[index] += 1
             if self._deaths[index] > MAX_RESTARTS:
                 raise UserError(f"A RolloutWorker died {self._deaths[index]} times in one rollout: see its log.")

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import os
 import socket
+import tempfile
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -172,10 +173,7 @@ class Processes:
                 max_model_len=generator.max_model_len,
                 max_num_seqs=generator.max_concurrency,
                 seed=self.config.trainer.seed + index,
-                engine_kwargs={
-                    **self._vllm_kwargs(),
-                    **engine_kwargs_of(self.config, index),
-                },
+                engine_kwargs=self._vllm_kwargs() | engine_kwargs_of(self.config, index),
             )
         )
 
@@ -201,7 +199,11 @@ def start_ray(config: Config) -> None:
     local: dict[str, Any] = {}
     if not address:
         cpus = max(os.cpu_count() or 1, config.generator.num_inference_engines)
-        local = {"num_cpus": cpus, "include_dashboard": False, "object_store_memory": OBJECT_STORE_BYTES}
+        local = {"num_cpus": cpus, "include_dashboard": False, "_temp_dir": f"{tempfile.gettempdir()}/ray"}
+        local["object_store_memory"] = OBJECT_STORE_BYTES
+        # Without its GCS a driver aborts after 60 s, too soon for the last save; and its death is ours to say.
+        os.environ.setdefault("RAY_gcs_rpc_server_reconnect_timeout_s", "600")
+        ray._private.worker.listen_error_messages = lambda *_: None
     try:
         if address:
             _prepare_to_join(address)

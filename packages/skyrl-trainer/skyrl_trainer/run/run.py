@@ -210,6 +210,7 @@ class Run:
         if [group[0].sample for group in groups if len(group) == tasks.num_generations] != tasks.samples:
             self.stored, found = None, []
             groups = (self.replayed or self.processes.rollouts).run(tasks).groups
+            self.folder.check()
             self.store.write(RolloutBatch(tasks.step, rollouts.groups + groups))
         rollouts.groups += groups
         if self.rewards.judge([trajectory for group in groups for trajectory in group]):
@@ -248,6 +249,7 @@ class Run:
         return metrics
 
     def log(self, step: int, metrics: StepMetrics) -> None:
+        self.folder.check()
         restarts, self.restarts = self.processes.watch.restarts - self.restarts, self.processes.watch.restarts
         row = {"step": float(step), **metrics, "engine_restarts": float(restarts)}
         if step % INTERVAL == 0:
@@ -259,6 +261,7 @@ class Run:
 
     def save(self, step: int, loop_state: dict[str, Any]) -> None:
         """A checkpoint, the policy as a Hugging Face folder, and the report up to here."""
+        self.folder.check()
         extra = {**loop_state, "best": self.best, "config": self.config.model_dump(mode="json")}
         self.checkpoints.save(step, self.algorithm.state_dict(), extra)
         self.learner.save_pretrained(self.folder.path / "model" / "last")

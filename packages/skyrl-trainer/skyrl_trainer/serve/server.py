@@ -24,7 +24,7 @@ from starlette.routing import Route
 
 from skyrl_trainer.agent.prompt import ChatPrompt, load_chat_prompt
 from skyrl_trainer.errors import UserError
-from skyrl_trainer.run.guardian import start_guardian
+from skyrl_trainer.run.guardian import guarded
 from skyrl_trainer.run.processes import Processes, check_engines
 from skyrl_trainer.run.run import Run
 from skyrl_trainer.serve.answers import Chat, Completion, Policy, Refusal
@@ -72,8 +72,7 @@ def serve(config: Config, model_path: str, name: str, server: PolicyServer) -> N
     """Serves a model on disk under `name` until Ctrl-C, on engines of its own; one that dies is started again."""
     check_engines(config, model_path, training=False)
     prompt = load_chat_prompt(model_path)
-    start_guardian()
-    with Processes(config, model_path, rolls_out=False) as processes:
+    with guarded(), Processes(config, model_path, rolls_out=False) as processes:
         processes.wait_for_engines()
         with server.running(Policy(name, processes.engines, prompt, config.generator)):
             print(f"{name} is served at {server.url}", flush=True)

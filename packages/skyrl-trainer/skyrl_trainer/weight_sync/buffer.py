@@ -46,7 +46,7 @@ class FlatBuffer:
             layout.append({"name": name, "dtype": dtype, "shape": list(tensor.shape), "offset": end})
             end += -(-tensor.numel() * tensor.element_size() // _ALIGNMENT) * _ALIGNMENT
         folder = folder_with_room(end)
-        handle, path = tempfile.mkstemp(prefix="skyrl-weights-", dir=folder)
+        handle, path = tempfile.mkstemp(prefix=f"{Path(tempfile.gettempdir()).name}-weights-", dir=folder)
         try:
             os.posix_fallocate(handle, 0, end)  # a full disk is an error here, not a SIGBUS later
         except OSError as error:
