@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import socket
 import tempfile
 import time
@@ -208,6 +209,7 @@ def start_ray(config: Config) -> None:
         if address:
             _prepare_to_join(address)
         ray.init(address=address or "local", log_to_driver=False, logging_level="ERROR", namespace="skyrl", **local)
+        signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGTERM))  # Ray has put its own dump in the place
     except Exception as error:  # Ray raises a plain Exception when its processes do not come up in time
         if address:
             raise UserError(
