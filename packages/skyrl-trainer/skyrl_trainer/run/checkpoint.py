@@ -36,7 +36,6 @@ log = logging.getLogger(__name__)
 SCHEMA = 1
 MANIFEST = "manifest.txt"
 DAMAGED = (OSError, ValueError, KeyError, TypeError, AttributeError, SafetensorError)
-"""What reading a damaged checkpoint raises."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import socket
 import tempfile
 import time
@@ -192,7 +193,7 @@ class Processes:
 
 def start_ray(config: Config) -> None:
     """Joins `ray.address`, or starts a Ray of our own."""
-    address = config.ray.address
+    address, on_sigterm = config.ray.address, signal.getsignal(signal.SIGTERM)
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     # Ray's 15 lets any other busy process starve the engines: a rollout then takes many times as long.
     os.environ.setdefault("RAY_worker_niceness", "0")
@@ -208,6 +209,7 @@ def start_ray(config: Config) -> None:
         if address:
             _prepare_to_join(address)
         ray.init(address=address or "local", log_to_driver=False, logging_level="ERROR", namespace="skyrl", **local)
+        signal.signal(signal.SIGTERM, on_sigterm)  # Ray has put its own in the place
     except Exception as error:  # Ray raises a plain Exception when its processes do not come up in time
         if address:
             raise UserError(
