@@ -42,6 +42,8 @@ LONGEST_TEXT = 2**20
 LONGEST_INFO = 2**24
 """Characters of an info as JSON."""
 LONGEST_ERROR = 1000
+FILE_SECONDS = 60.0
+"""That a user's file may take to run: it is imported once a process, beside the limits of env calls."""
 
 
 class EnvTimeout(BaseException):
@@ -123,6 +125,8 @@ class Envs:
             elif what == "reset":
                 self._close(key)
                 said = self._guarded(what, partial(self._reset, key, *arguments))
+            elif what == "load":
+                self._guarded(what, partial(_load, key), FILE_SECONDS)  # the reset says what it raised
             elif what == "shutdown":
                 list(map(self._close, list(self._envs)))
             if what == "close" or "error" in said or said.get("terminated") or said.get("truncated"):
@@ -135,7 +139,7 @@ class Envs:
 
     def _reset(self, key: str, sample: Sample) -> Said:
         if sample.env_file is not None:
-            load_user_file("environment.env_file", sample.env_file, "environments")
+            _load(sample.env_file)
         env = gymnasium.make(sample.env_id, disable_env_checker=True)
         self._envs[key] = env
         if (env.metadata or {}).get("waits"):
@@ -161,19 +165,20 @@ class Envs:
         self._envs.pop(key).close()
         return {}
 
-    def _guarded(self, what: str, call: Callable[[], Said]) -> Said:
-        """One env call under its limit."""
+    def _guarded(self, what: str, call: Callable[[], Said], limit: float | None = None) -> Said:
+        """One env call under its limit, `step_timeout` if no other is given."""
+        seconds = limit or self._limit
         signal.signal(signal.SIGALRM, _interrupt)
         try:
             try:
                 # Again every second: an env that catches everything must not swallow the only signal.
-                signal.setitimer(signal.ITIMER_REAL, self._limit, 1.0)
+                signal.setitimer(signal.ITIMER_REAL, seconds, 1.0)
                 return _tried(what, call)
             finally:
                 signal.setitimer(signal.ITIMER_REAL, 0)
         except EnvTimeout:
-            limit = f"environment.step_timeout={self._limit:g} seconds"
-            return {"error": f"The env's {what} was cut off: it took longer than {limit}.", "kind": "timeout"}
+            setting = f"environment.step_timeout={self._limit:g} seconds"
+            return {"error": f"The env's {what} was cut off: it took longer than {setting}.", "kind": "timeout"}
         finally:
             signal.setitimer(signal.ITIMER_REAL, 0)  # the alarm may have interrupted the line above
             self._restore()
@@ -187,6 +192,11 @@ class Envs:
         sys.setrecursionlimit(self._recursion)
         for stream in self._streams[1:]:
             os.fstat(stream.fileno())  # raises if it was closed
+
+
+def _load(path: str) -> Said:
+    load_user_file("environment.env_file", path, "environments")
+    return {}
 
 
 def _interrupt(signum: int, frame: Any) -> None:

@@ -25,7 +25,7 @@ Call = tuple[Any, ...]
 a repeated step the tool calls that it made the first time; ("close", key) closes what is still open."""
 CRASHED = "The env hung or crashed its EnvWorker"
 START_LIMIT = 120.0
-"""Seconds that a process of envs has to start."""
+"""Seconds that a process of envs has to start, and to run a user's file."""
 CODE = "import sys; sys.path = {}; from skyrl_trainer.rollout.env_process import main; main({}, {})"
 
 
@@ -105,6 +105,11 @@ class EnvProcess:
                 if self._channel is None:
                     self._channel = self._fork()
                     self._lines = self._channel.makefile("rb")
+                    self._loaded: set[str | None] = {None}
+                    self._reply(START_LIMIT)
+                for file in {call[2].env_file for call in calls if call[0] == "reset"} - self._loaded:
+                    self._loaded.add(file)
+                    self._channel.sendall(cloudpickle.dumps([("load", file)]))
                     self._reply(START_LIMIT)
                 self._channel.sendall(cloudpickle.dumps(calls))
                 while len(replies) < len(calls):
