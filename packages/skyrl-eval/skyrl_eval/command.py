@@ -3,8 +3,6 @@
 What is missing is said before anything is spent. Ctrl-C, or worse, keeps every attempt; the same command goes on.
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import contextlib

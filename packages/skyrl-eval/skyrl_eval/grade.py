@@ -4,8 +4,6 @@ A verdict carries the hash of its grader; grading again keeps those whose grader
 others. Verdicts are written in the order of the attempts, so the same attempts give the same file.
 """
 
-from __future__ import annotations
-
 import hashlib
 import inspect
 import math

@@ -5,8 +5,6 @@ again asks nobody and gives the same verdicts. A reply that cannot be read is as
 JudgeFailed is raised, and the verdict is "ungraded". A judge that fails eight times in a row is asked no more.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

@@ -4,8 +4,6 @@ Two denominators: `accuracy` is over all selected items (the official one: what 
 `accuracy_graded` over those that somebody graded. Both take the mean over an item's samples first.
 """
 
-from __future__ import annotations
-
 import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence

@@ -4,8 +4,6 @@ The first is below 300 KB and holds no item of the benchmark: it can be shown to
 so it is for those who may read the data, and says so.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Collection
 from pathlib import Path

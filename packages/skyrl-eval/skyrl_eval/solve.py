@@ -1,7 +1,5 @@
 """Attempts: what is missing of a run is played by the project's rollouts, and written down as each try ends."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any

@@ -8,8 +8,6 @@ Two verdicts: `resolved` is the official one. `resolved_guarded` grades what of 
 beside tests that must fail.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import re
 import shlex

@@ -8,8 +8,6 @@ Reward, with `submit` or at the step limit: 1.0 if the task gives its tests and 
 (swe.guarded) passes them, so that editing tests or what loads them never pays; else 0.0. info has its `flags`.
 """
 
-from __future__ import annotations
-
 import json
 import tempfile
 from collections.abc import Mapping, Sequence

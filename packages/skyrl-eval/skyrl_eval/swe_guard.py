@@ -3,8 +3,6 @@
 The official steps apply the patch, and a git of our own, which nothing in the workspace configures, says what changed.
 """
 
-from __future__ import annotations
-
 import hashlib
 import re
 import shlex

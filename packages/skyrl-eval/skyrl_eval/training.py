@@ -4,8 +4,6 @@ Options: `data` (as --data), `n` (50), `judge_url` and `judge_model` where a jud
 run's own engines and env workers, with the budgets of the run's generator, and graded as `eval agent` grades them.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -3,8 +3,6 @@
 All three are plain data and become one line of JSON each.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Files and folders that are whole or not there: written aside, flushed to the disk, and renamed."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from collections.abc import Iterator

@@ -4,8 +4,6 @@ Names are SkyRL's where it has one, TRL's for hyper-parameters. The description 
 docs/configuration.md and the JSON schema are made from it. A field exists when two users want different values.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 

@@ -3,8 +3,6 @@
 It is read as by openai/simple-evals and TIGER-AI-Lab/MMLU-Pro, or by one rule with --lenient.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from typing import Annotated, ClassVar

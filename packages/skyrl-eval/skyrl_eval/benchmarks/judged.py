@@ -1,7 +1,5 @@
 """HLE, BrowseComp and DeepSearchQA: short answers to hard questions, which a judge compares with the right ones."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 from collections import Counter

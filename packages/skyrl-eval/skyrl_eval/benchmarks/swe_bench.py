@@ -1,7 +1,5 @@
 """SWE-bench Verified and Multilingual: issues of repositories, each resolved by a patch that its tests accept."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from collections.abc import Sequence

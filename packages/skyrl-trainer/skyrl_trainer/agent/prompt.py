@@ -5,8 +5,6 @@ template puts between an assistant's words and the next thing the assistant says
 an episode are always first + output + observation + output + ..., and a prefix of the next prompt.
 """
 
-from __future__ import annotations
-
 import json
 from bisect import bisect_left
 from functools import lru_cache

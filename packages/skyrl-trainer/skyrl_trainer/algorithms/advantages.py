@@ -5,8 +5,6 @@ An estimator of your own is a function with this signature under `@register_esti
 `values` are a critic's, of the sampled tokens of each trajectory, and None without one.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

@@ -9,8 +9,6 @@ the lengths of all trajectories of the mini-batch: known before its first micro-
 on the cut.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

@@ -5,8 +5,6 @@ A function has TRL's signature (protocols.RewardFunction) and is named with its 
 trajectory, and a resumed run reads it there.
 """
 
-from __future__ import annotations
-
 import asyncio
 import inspect
 import math

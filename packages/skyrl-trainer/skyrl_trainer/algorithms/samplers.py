@@ -1,7 +1,5 @@
 """Which tasks come next. A sampler is pure: a few numbers are its whole state, and a checkpoint holds them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from hashlib import blake2b
 from typing import Any

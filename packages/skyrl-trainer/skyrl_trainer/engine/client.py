@@ -7,8 +7,6 @@ An engine that dies is restarted by Ray and gets its weights from the driver. Th
 and sends it again, in the same order, as soon as the new process takes requests.
 """
 
-from __future__ import annotations
-
 import asyncio
 import time
 from typing import Any

@@ -4,8 +4,6 @@ One that takes and gives token ids (vLLM's /v1/completions) reads and writes exa
 Any other gets chat messages: agent.message_prompt makes every message one "token" to the loop, which so stays the same.
 """
 
-from __future__ import annotations
-
 import os
 import re
 from dataclasses import dataclass, field, replace

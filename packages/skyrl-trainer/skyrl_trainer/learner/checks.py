@@ -3,8 +3,6 @@
 Options that nothing would read, a plug-in's tensors of another shape, numbers that are not finite.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

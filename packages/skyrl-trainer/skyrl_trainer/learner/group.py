@@ -4,8 +4,6 @@ An update sends the whole rollout to each (learner/ranks.py says who computes wh
 together by all and written by rank 0 into memory that the driver shares: nobody can see how many learners there were.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Iterable, Iterator

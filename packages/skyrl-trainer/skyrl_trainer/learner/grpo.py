@@ -4,8 +4,6 @@ The four parts of the loss come from PolicyLoss: a mixin that overrides one or t
 (learner/compose.py).
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, ClassVar, Self

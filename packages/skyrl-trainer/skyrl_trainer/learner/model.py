@@ -5,8 +5,6 @@ state from which a run goes on to the byte. accelerate gives device and precisio
 because the normaliser of every loss already spans the whole mini-batch.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Iterator
 from functools import partial

@@ -6,8 +6,6 @@ here is what that starts from. The loss is the mean of -log p over the expert's 
 the order of the rows, which is the seed's: same rows, same bytes.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import time

@@ -14,8 +14,6 @@ So an env is not blamed for a death that it was only near to: by itself, it live
 RESTART_LIMIT seconds is given up, and the run ends when none is left.
 """
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import Awaitable, Callable

@@ -7,8 +7,6 @@ calls (pickle) and writes a line of JSON per reply as soon as it has it: the fir
 process ended. The keeper ends what it left behind and writes how it ended; it kills it if the EnvWorker hangs up.
 """
 
-from __future__ import annotations
-
 import contextlib
 import faulthandler
 import gc

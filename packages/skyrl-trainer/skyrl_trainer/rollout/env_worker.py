@@ -6,8 +6,6 @@ as long is killed. When the process ends, whoever ended it, the call that it was
 all others with "lost": their envs are to be made anew (env_client.py says where).
 """
 
-from __future__ import annotations
-
 import json
 import socket
 import subprocess

@@ -1,7 +1,5 @@
 """One episode, one coroutine: reset, then generate and step until somebody says that it is over."""
 
-from __future__ import annotations
-
 import asyncio
 import hashlib
 import time

@@ -1,7 +1,5 @@
 """Rollouts: what the driver asks for trajectories, while it trains, and for benchmarks."""
 
-from __future__ import annotations
-
 import math
 import time
 import uuid

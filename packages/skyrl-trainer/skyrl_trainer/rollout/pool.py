@@ -1,7 +1,5 @@
 """Starts and ends the EnvWorkers. Ray restarts one that dies; who calls it notices and goes on (env_client.py)."""
 
-from __future__ import annotations
-
 import contextlib
 from typing import Any
 

@@ -5,8 +5,6 @@ exception is a rollout in rounds, for an engine that must see the same requests 
 all episodes start together.
 """
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import math

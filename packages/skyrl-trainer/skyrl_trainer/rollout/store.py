@@ -6,8 +6,6 @@ are JSON numbers, written so that reading gives the same floats back, bit by bit
 holds at most `max_bytes` of lines, and the header counts the trajectories that did not fit.
 """
 
-from __future__ import annotations
-
 import contextlib
 import gzip
 import json

@@ -8,8 +8,6 @@ A checkpoint is written to `.tmp-...`, flushed to the disk, and renamed: whateve
 the previous one. One whose files do not match their manifest becomes `damaged-step_...`, and counts no more.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import logging

@@ -4,8 +4,6 @@ Ray starts the new process; it is paused until the weights are in. The clients s
 (engine/client.py). Here a call that never returns hangs in every engine: it fails as soon as the process is gone.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from typing import Any

@@ -6,8 +6,6 @@ the folder in its environment or writes to a file there (Ray's agents overwrite 
 holds the folder's lock: where it was killed, too, the next start finds the folder without one, and removes it.
 """
 
-from __future__ import annotations
-
 import fcntl
 import os
 import shutil

@@ -10,8 +10,6 @@ A step is a function of the checkpoint before it: killed anywhere, a run goes on
 learns from the tries that were stored after it instead of making them again.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext

@@ -5,8 +5,6 @@ most `trainer.max_steps` steps; chats in `data.val_data` give `eval/loss`. Reinf
 `trainer.policy.model.path=<folder>/model/last`.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack

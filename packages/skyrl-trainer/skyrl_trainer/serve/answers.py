@@ -5,8 +5,6 @@ reply names the weights that it was sampled with: `system_fingerprint` "weights-
 `weight_versions` says which tokens came from which, [{"version": 12, "start": 0, "end": 31}], a list a choice.
 """
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import json

@@ -5,8 +5,6 @@ With `stream` a reply comes in one piece. Errors are OpenAI's JSON with a senten
 sense, 404 for another model's name, 503 when the engine is gone for good.
 """
 
-from __future__ import annotations
-
 import json
 import socket
 import threading
