@@ -22,7 +22,7 @@ from skyrl_eval.benchmarks.common import Benchmark, Context
 from skyrl_eval.judge import Judge
 from skyrl_eval.solve import solve
 from skyrl_eval.store import Run, without_login
-from skyrl_eval.types import Attempt
+from skyrl_eval.types import Attempt, Item
 from skyrl_gym.data import read_jsonl
 from skyrl_trainer.agent.prompt import load_chat_prompt
 from skyrl_trainer.engine.endpoint import UNBOUNDED, Endpoint, probe
@@ -128,19 +128,9 @@ def _solved(args: argparse.Namespace) -> Run:
         raise UserError(f"{bench.name} is a benchmark of `eval {bench.kind}`, not of `eval {args.kind}`.")
     args.executor = args.executor or _executor()
     found = data.load(bench, args.data, args.images)
-    wanted = found.items
-    if args.only:
-        names = set(args.only)
-        wanted = [item for item in wanted if names & {item.item_id, item.meta.get("category")}]
-    if not wanted:
-        raise UserError(f"--only {' '.join(args.only)} is the id or the category of no item.")
-    items = data.subset(wanted, None if args.n == "all" else int(args.n), args.seed)
+    items = _chosen(args, found.items)
     bench.check(context := _context(args, None))
     grade.check_judge(bench, items[0], context)
-    if args.predictions == "gold" and not all(isinstance(item.gold, dict) and "patch" in item.gold for item in items):
-        raise UserError(
-            f"--predictions gold: the items of {bench.name} have no official patch. Give a file of answers."
-        )
     settings: dict[str, Any] = {name: getattr(args, name) for name in ("seed", "images", "tools")}
     if args.tools:
         settings |= {"tools": tools.check_provider(args.tools), "tools_prompt": prompts.digest("tools")}
@@ -180,6 +170,20 @@ def _solved(args: argparse.Namespace) -> Run:
     weights = data.content_id([hashlib.file_digest(file, "sha256").hexdigest() for file in files])
     run = open_run(str(args.checkpoint), asked="tokens", weights=weights)
     return _solve(args, run, Processes(_config(args, bench, *_engine(folder, args.max_tokens)), str(folder)))
+
+
+def _chosen(args: argparse.Namespace, items: list[Item]) -> list[Item]:
+    if args.only:
+        names = set(args.only)
+        items = [item for item in items if names & {item.item_id, item.meta.get("category")}]
+        if not items:
+            raise UserError(f"--only {' '.join(args.only)} is the id or the category of no item.")
+    items = data.subset(items, None if args.n == "all" else int(args.n), args.seed)
+    if args.predictions == "gold" and not all(isinstance(item.gold, dict) and "patch" in item.gold for item in items):
+        raise UserError(
+            f"--predictions gold: the items of {args.bench} have no official patch. Give a file of answers."
+        )
+    return items
 
 
 def _members(text: str) -> dict[str, Any]:
