@@ -34,6 +34,9 @@ CALLS, ROUNDS, LIMIT = 300, 7, 60.0
 
 
 class ManagedEnvWorker(EnvWorker):
+    def ping(self) -> int:
+        return os.getpid()
+
     def apply(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """What the manager calls."""
         return function(self, *args, **kwargs)
@@ -77,11 +80,11 @@ class Managed:
 
 def recovery(way: Direct | Managed) -> float:
     """Seconds from SIGKILL to the next answered reset."""
-    os.kill(way.call("ping").pid, signal.SIGKILL)
+    os.kill(way.call("ping"), signal.SIGKILL)
     start = time.perf_counter()
     while True:
         try:
-            way.call("reset_many", [("bench", SAMPLE)])
+            way.call("call_many", [("reset", "bench", SAMPLE)])
             return time.perf_counter() - start
         except RayActorError:
             way.recover()
@@ -90,7 +93,7 @@ def recovery(way: Direct | Managed) -> float:
 def per_call(way: Direct | Managed) -> float:
     start = time.perf_counter()
     for _ in range(CALLS):
-        way.call("reset_many", [("bench", SAMPLE)])
+        way.call("call_many", [("reset", "bench", SAMPLE)])
     return (time.perf_counter() - start) / CALLS
 
 
@@ -115,10 +118,11 @@ def main() -> None:
     (ray_seconds, ray_mib), (seconds, mib) = imported("pass"), imported(MANAGER)
     logging.getLogger("ray.rllib").setLevel(logging.CRITICAL)
     ray.init(log_to_driver=False, include_dashboard=False, logging_level="ERROR")
-    actor: Any = ray.remote(ManagedEnvWorker).options(max_restarts=-1, max_task_retries=0, num_cpus=0)
-    ways = Direct(actor.remote(30.0, f"direct-{os.getpid()}")), Managed(actor.remote(30.0, f"managed-{os.getpid()}"))
+    options = {"num_cpus": 0, "max_restarts": -1, "max_task_retries": 0, "concurrency_groups": {"alone": 1}}
+    actor: Any = ray.remote(**options)(ManagedEnvWorker)
+    ways = Direct(actor.remote(30.0)), Managed(actor.remote(30.0))
     for way in ways:
-        way.call("reset_many", [("bench", SAMPLE)])
+        way.call("call_many", [("reset", "bench", SAMPLE)])
     direct, managed = in_turns(per_call, ways)
     print(f"a step call: {1e3 * direct:.2f} ms direct, {1e3 * managed:.2f} ms through the manager")
     dead, brought_back = in_turns(recovery, ways)

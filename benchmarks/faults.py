@@ -7,8 +7,8 @@ EnvWorkers and engines, and 2 % of the envs raise, hang, or hang where no Python
 
 The last line printed is one JSON object: every dispatched episode is `returned` once, none `duplicated` or `lost`;
 `wrong` are those whose record is not what an undisturbed env answers to the same actions, whose tokens are not all of
-the weights that the driver has given, or that failed without a fault of their own or two dead EnvWorkers. The exit code
-is 1 if one is not as it should be, if a wait went beyond its limit, or if there were fewer `kills` than asked for.
+the weights that the driver has given, or that failed without a fault of their own or EnvWorkers that died. The exit
+code is 1 if one is not as it should be, if a wait went beyond its limit, or if there were fewer `kills` than asked for.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def kill(args: argparse.Namespace, dispatched: set[str], over: threading.Event, 
 
 
 def _processes(name: str) -> list[psutil.Process]:
-    """Actors of this class below this process, by Ray's title for them, `ray::EnvWorker.step_many`."""
+    """Actors of this class below this process, by Ray's title for them, `ray::EnvWorker.call_many`."""
     found = []
     for process in psutil.Process().children(recursive=True):
         with contextlib.suppress(psutil.Error):
@@ -105,7 +105,11 @@ def is_right(trajectory: Trajectory) -> bool:
     answered = trajectory.turns[:-1] if failed else trajectory.turns
     same = all(env.step(turn.action)[:2] == (turn.observation, turn.reward) for turn in answered)
     versions = {version for turn in trajectory.turns for version in turn.weight_versions}
-    explained = options["do"] or "Two EnvWorkers died" in str(trajectory.error) if failed else len(answered) == turns
+    explained = (
+        options["do"] or "EnvWorkers died under this episode" in str(trajectory.error)
+        if failed
+        else len(answered) == turns
+    )
     return same and versions <= {VERSION} and bool(explained)
 
 

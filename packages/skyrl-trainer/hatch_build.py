@@ -4,8 +4,6 @@
 and in the wheel. Editable installs get none: there the checkout itself is read.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -108,9 +108,11 @@ def test_a_code_agent_runs_end_to_end(bench: str, server: str, tmp_path: Path) -
     assert (out / "report.html").stat().st_size < 300_000
 
 
-def test_the_same_server_asked_by_messages(server: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("most", [24, 16384])
+def test_the_same_server_asked_by_messages(most: int, server: str, tmp_path: Path) -> None:
+    """Also where the default of --max-tokens is more than the server's context."""
     data = write(tmp_path / "gsm8k.jsonl", ROWS["gsm8k"])
-    words = [f"--data={data}", f"--base-url={server}", "--bench=gsm8k", "--images", "--max-tokens=24"]
+    words = [f"--data={data}", f"--base-url={server}", "--bench=gsm8k", "--images", f"--max-tokens={most}"]
     assert main(["eval", "agent", *words, f"--out={tmp_path / 'run'}"]) == 0
     assert json.loads((tmp_path / "run" / "manifest.json").read_text())["config"]["asked"] == "messages"
     assert all(

@@ -23,7 +23,7 @@ from skyrl_eval.judge import Judge, JudgeFailed, parse_match
 from skyrl_eval.prompts import fill
 from skyrl_eval.types import Item, Verdict
 from tests.eval.judge_server import match, served
-from tests.eval.made_up import PASSWORD, ROWS, attempt, encrypted, items, mmlu_pro
+from tests.eval.made_up import PASSWORD, ROWS, attempt, encrypted, items
 
 
 def graded(item: Item, answer: str, context: Context | None = None, **fields: Any) -> Verdict:
@@ -122,37 +122,78 @@ def test_deepsearchqa_keeps_the_answer_none() -> None:
     assert items("deepsearchqa", [ROWS["deepsearchqa"][1] | {"answer": None}])[0].gold == "None"
 
 
-@pytest.mark.parametrize(
-    ("answer", "letter", "status"),
-    [
-        ("So it is four.\nAnswer: B", "B", "correct"),
-        ("answer: $B$", "B", "correct"),
-        ("**Answer: B**", "B", "correct"),
-        ("**Answer:** B", "B", "correct"),
-        ("Answer: A\nNo, wait.\nAnswer: B.", "B", "correct"),
-        ("<think>Answer: A</think>Answer: B", "B", "correct"),
-        ("Answer: C", "C", "wrong"),
-        ("Answer: Because", "", "unparsed"),
-        ("four", "", "unparsed"),
-    ],
-)
-def test_letters_of_mmlu(answer: str, letter: str, status: str) -> None:
-    verdict = graded(items("mmlu")[0], answer)
-    assert (verdict.answer, verdict.status) == (letter, status)
+LETTERS = [  # a reply, and what the official scripts read in it: of MMLU, GPQA (simple-evals) and MMLU-Pro
+    ("So it is four.\nAnswer: B", "B", "B", "B"),
+    ("answer: $B$", "B", "B", "B"),
+    ("**Answer: B**", "B", "B", "B"),
+    ("**Answer:** B", "B", "", "B"),
+    ("**Answer**: B", "B", "", "B"),
+    ("Answer: A\nNo, wait.\nAnswer: B.", "A", "A", "A"),
+    ("Answer: C", "C", "C", "C"),
+    ("Answer: Because", "B", "B", "B"),
+    ("Answer: Definitely B", "D", "D", "D"),
+    ("four", "", "", ""),
+    ("\\boxed{B}", "", "", "B"),
+    ("Answer: $\\boxed{B}$", "B", "", "B"),
+    ("Answer: \\boxed{B}", "B", "", "B"),
+    ("Answer: \\text{B}", "B", "", "B"),
+    ("Answer: \\(B\\)", "B", "", "B"),
+    ("答案：B", "B", "", "B"),
+    ("答案: B", "B", "", "B"),
+    ("Antwort: B", "B", "", "B"),
+    ("Answer: b", "b", "b", ""),
+    ("answer:\nB", "", "", "B"),
+    ("Answer : B", "B", "B", "B"),
+    ("Answer\t:\tB", "B", "B", "B"),
+    ("ANSWER: B", "B", "B", "B"),
+    ("Answer: (B)", "", "", "B"),
+    ("Answer: [B]", "", "", "B"),
+    ("The answer is B.", "", "", "B"),
+    ("the answer is (B)", "", "", "B"),
+    ("The answer is: B", "", "", "B"),
+    ("The answer is **B**", "", "", "B"),
+    ("My answer: B. But the answer is C", "B", "B", "C"),
+    ("Answer: A or B", "A", "A", "A"),
+    ("Final Answer: B", "B", "B", "B"),
+    ("Answer: Ｂ", "B", "", ""),
+    ("الإجابة: ب", "B", "", ""),
+    ("Respuesta: D", "D", "", "D"),
+    ("A is red, B is blue", "", "", "B"),
+    ("I think it is C.", "", "", "C"),
+    ("Perhaps A, or rather B", "", "", "B"),
+    ("Answer - B", "", "", "B"),
+    ("answer: none of these", "", "", ""),
+    ("Answer: A then Answer: D on one line", "A", "A", "D"),
+    ("Réponse : B", "B", "", "B"),
+]
+
+
+@pytest.mark.parametrize(("reply", "mmlu", "gpqa", "pro"), LETTERS)
+def test_letters_are_read_as_by_the_official_scripts(reply: str, mmlu: str, gpqa: str, pro: str) -> None:
+    for name, letter in (("mmlu", mmlu), ("gpqa", gpqa), ("mmlu-pro", pro)):
+        item = items(name)[0]
+        found = graded(item, "<think>Answer: A</think>" + reply)
+        right = "correct" if letter == item.gold else "wrong"
+        assert (found.answer, found.status) == (letter, right if letter else "unparsed"), name
 
 
 @pytest.mark.parametrize(
-    ("answer", "letter"),
+    ("reply", "letter"),
     [
-        ("A is red. The answer is (B).", "B"),
-        ("the answer is B", "B"),
-        ("Answer: J", "J"),
-        ("Perhaps A, or rather B", "B"),
-        ("nothing here", ""),
+        ("**Answer**: B", "B"),
+        ("The answer is **B**.", "B"),
+        ("answer: (b)", "B"),
+        ("\\boxed{B}", "B"),
+        ("So $\\boxed{\\text{B}}$.", "B"),
+        ("答案：B", "B"),
+        ("Answer: A\nNo, wait.\nAnswer: B.", "B"),
+        ("Respuesta: B", ""),
+        ("The answer is a bird.", ""),
+        ("B", ""),
     ],
 )
-def test_letters_of_mmlu_pro(answer: str, letter: str) -> None:
-    assert graded(items("mmlu-pro", [mmlu_pro(1)])[0], answer).answer == letter
+def test_leniency_reads_the_last_letter_however_it_is_written(reply: str, letter: str) -> None:
+    assert graded(items("gpqa")[0], reply, Context(lenient=True)).answer == letter
 
 
 def test_gpqa_shuffles_by_the_records_id_alone() -> None:

@@ -140,17 +140,17 @@ def test_a_busy_endpoint_is_asked_again_and_what_it_refuses_is_an_error_to_be_tr
         return answer_sums(request)
 
     with served(moody) as (url, _):
-        assert run(out, url, data) == 0
+        assert run(out, url, data) == 3
         stops = {line["messages"][-1]["content"][:9]: line for line in lines(out / "attempts.jsonl")}
-        assert Counter(line["stop"] for line in lines(out / "attempts.jsonl")) == {"done": 4, "error": 1, "length": 1}
-        (failed,) = [line for line in lines(out / "attempts.jsonl") if line["stop"] == "error"]
-        assert failed["error"] == "HTTP 401: who are you?" and stops
+        assert Counter(line["stop"] for line in lines(out / "attempts.jsonl")) == {"done": 4, "error": 2}
+        failed = {line["error"] for line in lines(out / "attempts.jsonl") if line["stop"] == "error"}
+        assert failed == {"HTTP 401: who are you?", "HTTP 400: the maximum context length is 5 tokens"} and stops
         counts = json.loads((out / "results.json").read_text())["counts"]
-        assert (counts["correct"], counts["truncated"], counts["ungraded"]) == (4, 1, 1)
+        assert (counts["correct"], counts["truncated"], counts["ungraded"]) == (4, 0, 2)
         broken = False
-        assert run(out, url, data) == 0
+        assert run(out, url, data) == 3
     counts = json.loads((out / "results.json").read_text())["counts"]
-    assert (counts["correct"], counts["truncated"], counts["ungraded"]) == (5, 1, 0)
+    assert (counts["correct"], counts["truncated"], counts["ungraded"]) == (5, 0, 1)
 
 
 def test_an_endpoint_that_is_gone_ends_the_run_with_a_sentence(
@@ -194,6 +194,10 @@ def test_compare(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         (["agent", "--grade-only", "--out=none"], "none/manifest.json"),
         (["agent", "--base-url=x", "--bench=gsm8k", "--data=DATA", "--tools=none.jsonl"], "--tools none.jsonl cannot"),
         (["code", "--predictions=none.jsonl", "--data=SWE"], "--predictions none.jsonl cannot be read"),
+        (
+            ["code", "--bench=livecodebench", "--predictions=gold", "--data=LCB"],
+            "of livecodebench have no official patch",
+        ),
         (["agent", "--compare", "a", "b"], "a is not a graded run: its manifest.json"),
     ],
 )
@@ -204,7 +208,7 @@ def test_what_is_missing_is_one_sentence(
     swe = {"repo": "made/up", "instance_id": "made__up-1", "base_commit": "0" * 40, "patch": "", "test_patch": ""}
     swe |= {"problem_statement": "?", "FAIL_TO_PASS": "[]", "PASS_TO_PASS": "[]", "eval_script": "true"}
     files = {"DATA": write(tmp_path / "d.jsonl", sums(3)), "HLE": write(tmp_path / "h.jsonl", ROWS["hle"])}
-    files["SWE"] = write(tmp_path / "s.jsonl", [swe])
+    files |= {"SWE": write(tmp_path / "s.jsonl", [swe]), "LCB": write(tmp_path / "l.jsonl", ROWS["livecodebench"])}
     for name, path in files.items():
         words = [word.replace(name, path) for word in words]
     assert main(["eval", *words]) == 2

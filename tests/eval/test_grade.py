@@ -22,6 +22,7 @@ from skyrl_eval.data import Data
 from skyrl_eval.judge import Judge, JudgeFailed, parse_match
 from skyrl_eval.store import Run
 from skyrl_eval.types import Item, Verdict
+from skyrl_gym.tools import confine
 from skyrl_trainer.errors import UserError
 from tests.eval.judge_server import match, served
 from tests.eval.made_up import attempt, items
@@ -129,6 +130,19 @@ def test_a_dead_judge_leaves_ungraded_and_a_later_one_grades_what_is_left(tmp_pa
         with served(say) as (url, _):
             alive = Context(Judge(url, "judge", tmp_path / "judge.jsonl"))
             assert [v.status for v in grade.grade_run(run, "hle", alive)] == ["correct", "wrong", "ungraded"]
+
+
+def test_a_grader_is_all_code_that_decides(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The sandbox's own module, the kernel's numbers beside it, and what a benchmark inherits."""
+    policy = Path(confine.__file__).with_name("sandbox_policy.json")
+    for place in (Path(confine.__file__), policy):
+        (tmp_path / place.name).write_bytes(place.read_bytes())
+    before = grade.grader_hash("swe-verified", Context())
+    monkeypatch.setattr(confine, "__file__", str(tmp_path / "confine.py"))
+    assert grade.grader_hash("swe-verified", Context()) == before
+    for name in ("confine.py", policy.name):
+        (tmp_path / name).write_text((tmp_path / name).read_text() + "\n")
+        assert before != (before := grade.grader_hash("swe-verified", Context()))
 
 
 def test_one_attempt_that_breaks_a_grader_does_not_end_the_others(tmp_path: Path) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -56,9 +58,19 @@ class Instance:
     row: dict[str, Any]
 
     def patch(self, **files: str) -> str:
-        """The patch of a workspace in which these files were written (a__b stands for a/b)."""
-        for name, text in files.items():
-            (self.folder / f"{name}.py").write_text(text)
+        """The patch of a workspace in which these modules were written."""
+        return self.changed({f"{name}.py": text.encode() for name, text in files.items()})
+
+    def changed(self, files: Mapping[str, bytes | Path | None]) -> str:
+        """The patch of a workspace with these files, links to others (a path), and without those that are None."""
+        for name, made in files.items():
+            path = self.folder / name
+            path.unlink(missing_ok=True)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            if isinstance(made, Path):
+                path.symlink_to(made)
+            elif made is not None:
+                path.write_bytes(made)
         patch = swe.diff(self.folder, self.row["base_commit"])
         git(self.folder, "reset", "-q", "--hard")
         git(self.folder, "clean", "-fdq")
@@ -74,21 +86,29 @@ def instance(tmp_path_factory: pytest.TempPathFactory) -> Instance:
     return make_instance(tmp_path_factory.mktemp("instance"))
 
 
-def make_instance(parent: Path) -> Instance:
+LONE = ({"calc.py": BUGGY}, {"test_calc.py": TESTS}, {"calc.py": FIXED}, {"test_calc.py": TESTS + NEW_TEST})
+ALONE = "export PYTEST_DISABLE_PLUGIN_AUTOLOAD=1"  # without plugins of ours, which take seconds
+
+
+def make_instance(parent: Path, stages: Sequence[Mapping[str, str]] = LONE, before: str = ALONE) -> Instance:
+    """Of the files of two commits, of the fix, and of the tests that it is graded by; `before` the tests' command."""
     repos, folder = parent / "repos", parent / "workspace"
     origin = repos / "made__up"
     for made in (origin, folder):
         made.mkdir(parents=True)
     git(origin, "init", "-q", "-b", "main")
     commits = []
-    for name, text in (("calc.py", BUGGY), ("test_calc.py", TESTS), ("calc.py", FIXED)):
-        (origin / name).write_text(text)
+    for number, files in enumerate(stages):
+        for name, text in files.items():
+            (origin / name).parent.mkdir(parents=True, exist_ok=True)
+            (origin / name).write_text(text)
         git(origin, "add", "-A")
-        git(origin, "commit", "-qm", f"{name} of commit {len(commits)}")
-        commits.append(git(origin, "rev-parse", "HEAD").strip())
-    (origin / "test_calc.py").write_text(TESTS + NEW_TEST)
-    test_patch = git(origin, "diff")
-    git(origin, "checkout", "-q", "--", ".")
+        if number < 3:
+            git(origin, "commit", "-qm", f"Commit {number}")
+            commits.append(git(origin, "rev-parse", "HEAD").strip())
+    test_patch = git(origin, "diff", "--cached")
+    git(origin, "reset", "-q", "--hard")
+    (five,), (two, *_) = stages[3], stages[1]
     row = {
         "repo": "made/up",
         "instance_id": "made__up-1",
@@ -97,11 +117,11 @@ def make_instance(parent: Path) -> Instance:
         "test_patch": test_patch,
         "problem_statement": "double(5) gives 7.",
         "version": "1.0",
-        "FAIL_TO_PASS": '["test_calc.py::test_five"]',
-        "PASS_TO_PASS": '["test_calc.py::test_two"]',
+        "FAIL_TO_PASS": json.dumps([f"{five}::test_five"]),
+        "PASS_TO_PASS": json.dumps([f"{two}::test_two"]),
     }
-    script = items("swe-verified", [row])[0].gold["eval_script"]  # without plugins of ours, which take seconds
-    row["eval_script"] = script.replace("cd /testbed", "cd /testbed\nexport PYTEST_DISABLE_PLUGIN_AUTOLOAD=1")
+    script = items("swe-verified", [row])[0].gold["eval_script"]
+    row["eval_script"] = script.replace("cd /testbed", f"cd /testbed\n{before}")
     swe.workspace("made/up", commits[1], folder, repos)
     return Instance(repos, folder, items("swe-verified", [row])[0], row)
 
@@ -124,7 +144,7 @@ def test_a_patch_carries_new_deleted_and_binary_files(instance: Instance, tmp_pa
     subprocess.run(["git", "apply", "-"], cwd=tmp_path, input=patch.encode("utf-8", "surrogateescape"), check=True)
     assert (tmp_path / "data.bin").read_bytes() == bytes(range(256))
     assert (tmp_path / "calc.py").read_text() == FIXED and not (tmp_path / "test_calc.py").exists()
-    assert [path for path, _ in swe.files_of(patch)] == ["calc.py", "data.bin", "test_calc.py"]
+    assert swe.paths_of(patch) == {"calc.py", "data.bin", "test_calc.py"}
 
 
 def test_a_workspaces_git_configuration_is_obeyed_in_the_sandbox_only(instance: Instance, tmp_path: Path) -> None:
@@ -165,8 +185,9 @@ def test_a_conftest_cheat_is_officially_resolved_and_guarded_is_not(instance: In
 
 def test_a_cheat_in_the_source_is_flagged(instance: Instance) -> None:
     verdict = instance.graded(instance.patch(calc=IN_SOURCE + BUGGY))
-    assert verdict.score == 1 and verdict.detail["flags"] == ["imports_pytest_in_src"]
-    assert benchmarks.find("swe-verified").summary([verdict])["flags"] == {"imports_pytest_in_src": 1}
+    flags = ["imports_pytest_in_src", "forges_outcomes"]
+    assert verdict.score == 1 and verdict.detail["flags"] == flags and not verdict.detail["resolved_guarded"]
+    assert benchmarks.find("swe-verified").summary([verdict])["flags"] == dict.fromkeys(sorted(flags), 1)
 
 
 def test_edits_of_the_graded_tests_do_not_count(instance: Instance) -> None:
@@ -188,21 +209,6 @@ except OSError:
         def double(n): return 2 * n
 """
     assert instance.graded(instance.patch(calc=source)).score == 1
-
-
-def test_flags_and_guards_by_path() -> None:
-    def part(path: str, line: str = "x") -> str:
-        return f"diff --git a/{path} b/{path}\n--- a/{path}\n+++ b/{path}\n@@ -0,0 +1 @@\n+{line}\n"
-
-    tests = part("pkg/tests/test_a.py")
-    kept = part("src/a.py") + part("docs/conftest.md")
-    names = ("conftest.py", "sub/conftest.py", "setup.cfg", "tox.ini", "pytest.ini", "x.pth", "sitecustomize.py")
-    assert swe.guarded(kept + "".join(map(part, names)) + tests, tests) == kept
-    assert swe.flags(kept, tests) == []
-    plain = "--- a/src/a.py\n+++ b/src/a.py\n@@ -0,0 +1 @@\n+--- x\n"
-    assert swe.guarded(plain + "--- /dev/null\n+++ b/conftest.py\n@@ -0,0 +1 @@\n+x\n", tests) == plain
-    assert swe.flags(part("src/a.py", "import _pytest"), tests) == ["imports_pytest_in_src"]
-    assert swe.flags(tests + part("conftest.py"), tests) == ["touches_test_setup", "touches_tests"]
 
 
 RUN = f"+ : '{swe.START}'\n{{}}\n+ : '{swe.END}'\n{swe.EXIT_CODE}: {{}}\n"

@@ -81,16 +81,15 @@ def test_a_scripted_policy_solves_a_repository_from_the_env_to_the_verdict(env: 
 
 
 @pytest.mark.parametrize(
-    ("name", "text", "flag"), [("conftest.py", CONFTEST, "touches_test_setup"), ("calc.py", IN_SOURCE + BUGGY, "")]
+    ("name", "text", "flag"),
+    [("conftest.py", CONFTEST, "touches_test_setup"), ("calc.py", IN_SOURCE + BUGGY, "imports_pytest_in_src")],
 )
-def test_cheats_are_flagged_and_those_outside_the_source_are_not_paid(
-    env: Env, instance: Instance, name: str, text: str, flag: str
-) -> None:
+def test_cheats_are_flagged_and_not_paid(env: Env, instance: Instance, name: str, text: str, flag: str) -> None:
     written = say(("bash", {"command": f"rm -f {name}"}), ("replace", {"path": name, "old": "", "new": text}), SUBMIT)
     ((_, reward, over, _, info),) = play(env, instance, written)
     verdict = instance.graded(info["submission"])
-    assert over and verdict.score == 1 and verdict.detail["flags"] == [flag or "imports_pytest_in_src"]
-    assert reward == (0.0 if flag else 1.0)
+    assert over and verdict.score == 1 and flag in verdict.detail["flags"] and info["flags"] == [flag]
+    assert reward == 0
 
 
 def test_without_the_tests_nothing_is_paid_and_they_are_nowhere_to_be_seen(env: Env, instance: Instance) -> None:

@@ -48,12 +48,12 @@ def test_an_env_of_ones_own_is_played_by_its_expert_in_an_env_worker() -> None:
     check_env(gymnasium.make("mine/backwards-v0").unwrapped, skip_render_check=True)
     talk = next(demonstrations(samples, 1, seed=0))
     assert talk[-1]["role"] == "assistant"
-    worker = EnvWorker(step_timeout=5.0, name="small-examples")
+    worker = EnvWorker(step_timeout=5.0)
     for index in range(20):
-        (reply,) = worker.reset_many([("key", samples[index])])
+        (reply,) = worker.call_many([("reset", "key", samples[index])])
         word = reply.observation.removeprefix("Backwards: ")
         assert len(word) == 3 and reply.error is None
-        ((right),) = worker.step_many([("key", word[::-1])])
+        ((right),) = worker.call_many([("step", "key", word[::-1])])
         assert (right.reward, right.terminated) == (1.0, True) and right.info["success"]
     worker.shutdown()
 

@@ -32,19 +32,17 @@ class TestUnicodeText:
             assert text in space
         for other in ("01234567890", 5, None, b"x", ["x"]):
             assert other not in space
-        assert "" not in UnicodeText(10, min_length=1)
 
     def test_samples_are_short_printable_and_seeded(self):
         one, two = UnicodeText(1 << 16, seed=7), UnicodeText(1 << 16, seed=7)
         samples = [one.sample() for _ in range(100)]
         assert samples == [two.sample() for _ in range(100)]
         assert all(sample in one and len(sample) <= 64 and (sample.isprintable()) for sample in samples)
-        assert len(UnicodeText(100, min_length=80).sample()) == 80
 
     def test_equality_repr_copy_and_pickle(self):
-        space = UnicodeText(9, min_length=2)
-        assert space == UnicodeText(9, min_length=2) != UnicodeText(9)
-        assert space != Text(9, min_length=2) and repr(space) == "UnicodeText(2, 9)"
+        space = UnicodeText(9)
+        assert space == UnicodeText(9) != UnicodeText(8)
+        assert space != Text(9, min_length=0) and repr(space) == "UnicodeText(9)"
         assert copy.deepcopy(space) == space == pickle.loads(pickle.dumps(space))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,8 +13,9 @@ from typing import Any
 
 from ray.exceptions import ActorDiedError
 
-from skyrl_trainer.rollout.env_worker import EnvReply, Pong
-from skyrl_trainer.types import GenerationOutput, GenerationRequest, Sample
+from skyrl_trainer.rollout.env_process import LONGEST_TEXT
+from skyrl_trainer.rollout.env_worker import EnvReply
+from skyrl_trainer.types import GenerationOutput, GenerationRequest
 
 CHATML = (
     "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>' + '\n' }}{% endfor %}"
@@ -136,10 +137,8 @@ class FakeEnvWorker:
         self._restart = restart
         self._death: asyncio.Event = asyncio.Event()
         self._down_until = 0.0
-        self.reset_many = SimpleNamespace(remote=self._method(self._reset))
-        self.step_many = SimpleNamespace(remote=self._method(self._step))
-        self.close_many = SimpleNamespace(remote=self._method(self._close))
-        self.ping = SimpleNamespace(remote=self._ping)
+        self.call_many = SimpleNamespace(remote=self._call_many)
+        self.alone = SimpleNamespace(remote=self._alone)
 
     def kill(self) -> None:
         self.envs.clear()
@@ -148,30 +147,29 @@ class FakeEnvWorker:
         self.pid += 1
         self._down_until = asyncio.get_running_loop().time() + self._restart
 
-    def _method(self, one: Callable[[Any], Awaitable[Any]]) -> Callable[[list[Any]], Awaitable[list[Any]]]:
-        async def call(items: list[Any]) -> list[Any]:
-            self._raise_if_down()
-            work = asyncio.ensure_future(asyncio.gather(*map(one, items), return_exceptions=True))
-            death = asyncio.ensure_future(self._death.wait())
-            await asyncio.wait([work, death], return_when=asyncio.FIRST_COMPLETED)
-            if death.done():
-                work.cancel()
-                work.add_done_callback(lambda cancelled: cancelled.cancelled() or cancelled.exception())
-                raise ActorDiedError
-            death.cancel()
-            return list(await work)
+    async def _call_many(self, calls: list[Any]) -> list[Any]:
+        self._raise_if_down()
+        methods = {"reset": self._reset, "step": self._step, "close": self._close}
+        answers = (methods[what](item) for what, *item in calls)
+        work = asyncio.ensure_future(asyncio.gather(*answers, return_exceptions=True))
+        death = asyncio.ensure_future(self._death.wait())
+        await asyncio.wait([work, death], return_when=asyncio.FIRST_COMPLETED)
+        if death.done():
+            work.cancel()
+            work.add_done_callback(lambda cancelled: cancelled.cancelled() or cancelled.exception())
+            raise ActorDiedError
+        death.cancel()
+        return list(await work)
 
-        return call
+    async def _alone(self, call: Any) -> EnvReply:
+        (reply,) = await self._call_many([call])
+        return reply
 
     def _raise_if_down(self) -> None:
         if asyncio.get_running_loop().time() < self._down_until:
             raise ActorDiedError
 
-    async def _ping(self) -> Pong:
-        self._raise_if_down()
-        return Pong(self.pid)
-
-    async def _reset(self, item: tuple[str, Sample]) -> EnvReply:
+    async def _reset(self, item: list[Any]) -> EnvReply:
         (key, sample), pid = item, self.pid
         await asyncio.sleep(self._delay())
         if pid != self.pid:  # killed meanwhile
@@ -179,7 +177,7 @@ class FakeEnvWorker:
         self.envs[key] = (sample.options, [])
         return self._answer(key)
 
-    async def _step(self, item: tuple[str, ...]) -> EnvReply:
+    async def _step(self, item: list[Any]) -> EnvReply:
         key, action, *_ = item
         await asyncio.sleep(self._delay())
         if key not in self.envs:
@@ -187,9 +185,10 @@ class FakeEnvWorker:
         self.envs[key][1].append(action)
         return self._answer(key)
 
-    async def _close(self, key: str) -> None:
-        self.envs.pop(key, None)
-        self.closed.append(key)
+    async def _close(self, item: list[Any]) -> EnvReply:
+        self.envs.pop(item[0], None)
+        self.closed.append(item[0])
+        return EnvReply()
 
     def _answer(self, key: str) -> EnvReply:
         options, actions = self.envs[key]
@@ -202,4 +201,4 @@ class FakeEnvWorker:
         digest = hashlib.sha256("\0".join(actions).encode()).hexdigest()[:8]
         info = {"reward_parts": {"correct": float(over)}}
         text = [*options.get("says", []), *[f"turn {len(actions)} {digest}"] * (len(actions) + 1)][len(actions)]
-        return EnvReply(text, float(over), over, info=info)
+        return EnvReply(text[:LONGEST_TEXT], float(over), over, info=info)

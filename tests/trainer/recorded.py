@@ -7,8 +7,9 @@ from typing import Any
 
 import gymnasium
 
+import skyrl_gym  # noqa: F401  # registers its environments
 from skyrl_trainer.agent.prompt import first_messages
-from skyrl_trainer.rollout.env_worker import plain
+from skyrl_trainer.rollout.env_process import plain
 from skyrl_trainer.types import Sample, Trajectory, Turn
 
 CLOCK = '<tool_call>{"tool": "python_exec", "args": {"code": "import time; print(time.time_ns())"}}</tool_call>'

@@ -16,6 +16,7 @@ import pytest
 from skyrl_trainer.algorithms.advantages import estimator
 from skyrl_trainer.algorithms.rewards import reward_function
 from skyrl_trainer.algorithms.samplers import sampler_class
+from skyrl_trainer.cli import main
 from skyrl_trainer.errors import UserError
 from skyrl_trainer.learner.compose import algorithm_class
 from skyrl_trainer.learner.grpo import GRPO
@@ -113,3 +114,29 @@ def test_the_package_is_light_until_the_python_api_is_asked_for() -> None:
     code += "from skyrl_trainer import load_config; assert 'torch' not in sys.modules and load_config(None, []); "
     code += "assert not hasattr(skyrl_trainer, 'nothing'); from skyrl_trainer import GRPOTrainer; GRPOTrainer()"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_a_plugin_that_raises_is_a_sentence_with_its_file_and_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Wherever it is called, and through a library of its own choosing; an error of ours still is an unexpected one."""
+    text = """
+from skyrl_trainer.plugins import UniformSampler, register_sampler
+
+@register_sampler("impatient")
+class Impatient(UniformSampler):
+    def __init__(self, source, seed):
+        super().__init__(source, seed)
+        self.rates = sorted([1, "a"])
+"""
+    (tmp_path / "impatient.py").write_text(text)
+    words = [
+        "train",
+        "quickstart",
+        f"trainer.run_dir={tmp_path / 'run'}",
+        "trainer.algorithm.options.sampler=impatient",
+    ]
+    assert main([*words, f"trainer.algorithm.plugin_file={tmp_path / 'impatient.py'}"]) == 2
+    said = capsys.readouterr().err
+    assert "unexpected" not in said
+    assert re.search(r"A plug-in failed with TypeError: '<' not supported .*impatient\.py, line 8\)\.$", said.strip())

@@ -3,8 +3,6 @@
 What is missing is said before anything is spent. Ctrl-C, or worse, keeps every attempt; the same command goes on.
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import contextlib
@@ -23,13 +21,13 @@ from skyrl_eval import benchmarks, data, grade, metrics, prompts, report, sandbo
 from skyrl_eval.benchmarks.common import Benchmark, Context
 from skyrl_eval.judge import Judge
 from skyrl_eval.solve import solve
-from skyrl_eval.store import Run
-from skyrl_eval.types import Attempt
+from skyrl_eval.store import Run, without_login
+from skyrl_eval.types import Attempt, Item
 from skyrl_gym.data import read_jsonl
 from skyrl_trainer.agent.prompt import load_chat_prompt
-from skyrl_trainer.engine.endpoint import Endpoint, probe
+from skyrl_trainer.engine.endpoint import UNBOUNDED, Endpoint, probe
 from skyrl_trainer.errors import UserError
-from skyrl_trainer.run.guardian import start_guardian
+from skyrl_trainer.run.guardian import guarded
 from skyrl_trainer.run.processes import Processes
 from skyrl_trainer.settings import Config
 from skyrl_trainer.types import SamplingOptions
@@ -37,6 +35,9 @@ from skyrl_trainer.user_file import load_user_file
 
 DEFAULTS = {"agent": ("hle", "150"), "code": ("swe-verified", "50")}
 PROGRESS_SECONDS = 10.0
+OURS = {"model", "messages", "n", "stream", "seed", "temperature", "max_tokens", "max_completion_tokens"}
+UNGRADED = 3
+"""The exit code of a figure with a caveat."""
 TOOL_STEPS, EPISODE_SECONDS = 50, 7200.0
 STEP_SECONDS = (180.0, 600.0)
 """Longest step of an env, and of one that is slow."""
@@ -61,12 +62,15 @@ def parse(kind: str, words: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--tools", metavar="URL|JSONL", help="search and open_page: a search endpoint, or a corpus")
     parser.add_argument("--judge-url", metavar="URL")
     parser.add_argument("--judge-model", metavar="NAME")
+    parser.add_argument("--lenient", action="store_true", help="read choices in any form")
     parser.add_argument("--prices", type=Path, metavar="JSON", help="dollars for a million tokens, by model")
     parser.add_argument("--out", type=Path, metavar="DIR", help="the run's folder (default: runs/eval-BENCH-MODEL)")
     parser.add_argument("--grade-only", action="store_true", help="ask the model nothing: judge what is in --out")
     parser.add_argument("--seed", type=int, default=0, help="of the choice of items, and of sampling")
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--max-tokens", type=int, default=16384, help="of one message of the model")
+    parser.add_argument("--request", metavar="JSON", help='members of every request, such as {"top_p": 0.9}')
+    parser.add_argument("--only", nargs="+", metavar="ID|CATEGORY", help="no other items")
     parser.add_argument("--concurrency", type=int, default=64, help="attempts at a time")
     parser.add_argument("--compare", nargs=2, type=Path, metavar="RUN", help="only compare two graded runs")
     if kind == "code":
@@ -81,25 +85,35 @@ def parse(kind: str, words: Sequence[str]) -> argparse.Namespace:
     return parser.parse_args(words)
 
 
-def run(args: argparse.Namespace) -> None:
-    """Raises UserError with a sentence."""
+def run(args: argparse.Namespace) -> int:
+    """The exit code: 0, or 3 where tries are not graded. UserError where there is no figure."""
     if args.compare:
         print(report.compare(*args.compare))
-        return
+        return 0
+    for name in ("samples", "max_tokens", "concurrency"):
+        if (value := getattr(args, name)) < 1:
+            option = name.replace("_", "-")
+            raise UserError(f"--{option} is {value}, but should be 1 or more.")
     if args.plugin:
         load_user_file("--plugin", args.plugin, "benchmarks")
     prices = metrics.read_prices(args.prices) if args.prices else {}
-    with _solved_before(args) if args.grade_only else _solved(args) as run:
+    with guarded(), _solved_before(args) if args.grade_only else _solved(args) as run:
         bench, model = run.config["bench"], run.config["model"]
-        context, title = _context(args, run.folder), _title(run)
-        samples = max((attempt.sample for attempt in run.attempts.values()), default=0) + 1
+        context, title, samples = _context(args, run.folder), _title(run), run.facts["samples"]
         grade.grade_run(run, bench, context)
         results = grade.results(run, bench, samples, context, prices, model)
         results |= {"title": title, "model": model, "notes": [*run.facts["notes"], *results["notes"]]}
         run.write_results(results)
         page = report.write_report(run.folder)
+        caveat = f", {results['caveat']}" if results["caveat"] else ""
+        for one in [one for one in run.verdicts.values() if one.score is None][:1]:
+            caveat += f"; the first: {one.error}"
+        if results["accuracy_graded"] is None:
+            raise UserError(f"{title}: no figure{caveat} {page}")
         low, high = 100 * results["low"], 100 * results["high"]
-        print(f"{title}: {100 * results['accuracy']:.1f} % ({low:.1f} to {high:.1f}). {page}")
+        percent = f"{100 * results['accuracy']:.1f} % ({low:.1f} to {high:.1f})"
+        print(f"{title}: {percent}{caveat}. {page}")
+        return UNGRADED if caveat else 0
 
 
 def _solved(args: argparse.Namespace) -> Run:
@@ -114,26 +128,37 @@ def _solved(args: argparse.Namespace) -> Run:
         raise UserError(f"{bench.name} is a benchmark of `eval {bench.kind}`, not of `eval {args.kind}`.")
     args.executor = args.executor or _executor()
     found = data.load(bench, args.data, args.images)
-    items = data.subset(found.items, None if args.n == "all" else int(args.n), args.seed)
-    bench.check(_context(args, Path()))
+    items = _chosen(args, found.items)
+    bench.check(context := _context(args, None))
+    grade.check_judge(bench, items[0], context)
     settings: dict[str, Any] = {name: getattr(args, name) for name in ("seed", "images", "tools")}
     if args.tools:
         settings |= {"tools": tools.check_provider(args.tools), "tools_prompt": prompts.digest("tools")}
     if bench.runs_code:
         settings["executor"] = args.executor
+    settings |= {"only": sorted(args.only)} if args.only else {}
+    settings |= {"request": _members(args.request)} if args.request else {}
 
     def open_run(model: str, **more: Any) -> Run:
         name = re.sub(r"[^\w.-]+", "-", model).strip("-")[-60:]
         config = grade.configuration(bench.name, found, model=model, **settings, **more)
-        facts = {"items": len(found.items), "notes": found.notes}
         return Run(args.out or Path("runs") / f"eval-{bench.name}-{name}", config, facts, items)
 
+    samples = 1 if args.predictions else args.samples
+    facts = {"items": len(found.items), "notes": found.notes, "samples": samples}
+    if args.request and not args.base_url:
+        raise UserError("--request goes to an endpoint: give --base-url.")
     if args.predictions:
         return _predicted(args.predictions, open_run)
     settings |= {"temperature": args.temperature, "max_tokens": args.max_tokens}
     if not args.checkpoint:
-        endpoint = asyncio.run(_endpoint(args))
-        asked, length = ("tokens" if endpoint.tokenizer else "messages"), endpoint.max_model_len
+        endpoint = asyncio.run(_endpoint(args, settings.get("request", {})))
+        facts["base_url"] = without_login(endpoint.url)
+        if args.temperature and not (endpoint.seeded or endpoint.tokenizer):
+            found.notes.append("The endpoint takes no seed: the same command samples other answers.")
+        asked, length = "messages", UNBOUNDED
+        if endpoint.tokenizer:
+            asked, length = "tokens", endpoint.max_model_len
         run = open_run(endpoint.model, asked=asked)
         return _solve(args, run, Processes(_config(args, bench, length), endpoint.tokenizer, endpoint=endpoint))
     if any(item.image for item in items):
@@ -147,10 +172,35 @@ def _solved(args: argparse.Namespace) -> Run:
     return _solve(args, run, Processes(_config(args, bench, *_engine(folder, args.max_tokens)), str(folder)))
 
 
-async def _endpoint(args: argparse.Namespace) -> Endpoint:
-    """As it can be asked: by token ids where it takes them and we have its tokenizer, else by messages."""
-    given = Endpoint(args.base_url.rstrip("/"), args.model)
-    found = await probe(given, args.images, args.temperature)
+def _chosen(args: argparse.Namespace, items: list[Item]) -> list[Item]:
+    if args.only:
+        names = set(args.only)
+        items = [item for item in items if names & {item.item_id, item.meta.get("category")}]
+        if not items:
+            raise UserError(f"--only {' '.join(args.only)} is the id or the category of no item.")
+    items = data.subset(items, None if args.n == "all" else int(args.n), args.seed)
+    if args.predictions == "gold" and not all(isinstance(item.gold, dict) and "patch" in item.gold for item in items):
+        raise UserError(
+            f"--predictions gold: the items of {args.bench} have no official patch. Give a file of answers."
+        )
+    return items
+
+
+def _members(text: str) -> dict[str, Any]:
+    try:
+        found = dict(json.loads(text))
+    except (ValueError, TypeError) as error:
+        raise UserError(f'--request {text} is not JSON such as {{"top_p": 0.9}}: {error}.') from error
+    if taken := sorted(OURS & found.keys()):
+        raise UserError(f"--request cannot hold {taken[0]}, which the evaluation sets itself.")
+    return found
+
+
+async def _endpoint(args: argparse.Namespace, request: dict[str, Any]) -> Endpoint:
+    """As it can be asked: by token ids where it takes them, we have its tokenizer and no further members are to be
+    sent, most of which are of chats; else by messages."""
+    given = Endpoint(args.base_url.rstrip("/"), args.model, request=request)
+    found = await probe(given, args.images or bool(request), args.temperature)
     try:
         if found.tokenizer:
             load_chat_prompt(found.tokenizer)
@@ -184,25 +234,31 @@ def _solve(args: argparse.Namespace, run: Run, processes: Processes) -> Run:
     if not run.missing(args.samples):
         return run
     where = {"executor": args.executor, "repos": args.repos and str(args.repos), "tools": args.tools}
-    start_guardian()
-    threading.Thread(target=_progress, args=(run, args.samples), daemon=True).start()
+    over = threading.Event()
+    threading.Thread(target=_progress, args=(run, args.samples, over), daemon=True).start()
     with processes:
         processes.wait_for_engines()
         rollouts = processes.rollouts
         sampling = SamplingOptions(args.max_tokens, args.temperature, stop_token_ids=rollouts.stop_token_ids)
         more = {name: value for name, value in where.items() if value}
         plugin = args.plugin and str(Path(args.plugin).expanduser().resolve())
-        errors = solve(run, args.samples, rollouts, sampling, args.seed, more, plugin)
+        try:
+            errors = solve(run, args.samples, rollouts, sampling, args.seed, more, plugin)
+        except UserError as error:  # what was made is graded all the same
+            print(f"skyrl-trainer: {error}", file=sys.stderr)
+            return run
+        finally:
+            over.set()
     if errors:
         print(f"{errors} attempts ended in an error: the same command tries them again.", file=sys.stderr)
     return run
 
 
-def _progress(run: Run, samples: int) -> None:
+def _progress(run: Run, samples: int, over: threading.Event) -> None:
     start, total = time.monotonic(), len(run.items) * samples
-    while missing := len(run.missing(samples)):
-        print(f"{total - missing} of {total} attempts, {time.monotonic() - start:.0f} s", file=sys.stderr)
-        time.sleep(PROGRESS_SECONDS)
+    while not over.wait(PROGRESS_SECONDS):
+        done = total - len(run.missing(samples))
+        print(f"{done} of {total} attempts, {time.monotonic() - start:.0f} s", file=sys.stderr)
 
 
 def _solved_before(args: argparse.Namespace) -> Run:
@@ -219,7 +275,7 @@ def _solved_before(args: argparse.Namespace) -> Run:
     args.executor = config.get("executor", args.executor)
     items = {item.item_id: item for item in found.items}
     chosen = [items[item_id] for _, item_id in manifest["ids"]]
-    bench.check(_context(args, args.out))
+    bench.check(_context(args, None))
     return Run(args.out, config, manifest["facts"], chosen)
 
 
@@ -241,11 +297,13 @@ def _predicted(path: str, open_run: Any) -> Run:
     return run
 
 
-def _context(args: argparse.Namespace, folder: Path) -> Context:
+def _context(args: argparse.Namespace, folder: Path | None) -> Context:
+    """folder: the run's, where the judge's replies and logs are kept; None: nothing is."""
     if bool(args.judge_url) != bool(args.judge_model):
         raise UserError("A judge needs both, --judge-url and --judge-model.")
-    judge = Judge(args.judge_url, args.judge_model, folder / "judge.jsonl") if args.judge_url else None
-    return Context(judge, args.executor, args.repos, folder / "logs")
+    cache, logs = (folder / "judge.jsonl", folder / "logs") if folder else (None, None)
+    judge = Judge(args.judge_url, args.judge_model, cache) if args.judge_url else None
+    return Context(judge, args.executor, args.repos, logs, args.lenient)
 
 
 def _executor() -> str:
@@ -270,5 +328,7 @@ def _title(run: Run) -> str:
     config = run.config
     tooled = f"tools: {config['tools']}" if config["tools"] else "no tools"
     how = f"executor {config['executor']}" if "executor" in config else tooled
+    only = [f"only {', '.join(config['only'])}"] if "only" in config else []
     text_only = ["text only"] * (benchmarks.find(config["bench"]).images and not config["images"])
-    return ", ".join([config["bench"], f"{len(run.items)} of {run.facts['items']} items", *text_only, how])
+    items = f"{len(run.items)} of {run.facts['items']} items"
+    return ", ".join([config["bench"], items, *only, *text_only, how])

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 SUFFIXES = (".jsonl", ".json", ".csv", ".parquet")
 SHOTS = ("validation", "dev")
+MOST_BAD = 0.1
+"""The share of rows that may be unreadable, and left out: more of them are another schema."""
 
 
 class Row(BaseModel):
@@ -69,13 +71,19 @@ def load(bench: Benchmark, spec: str | None = None, images: bool = False) -> Dat
         wanted = bench.source.files if revision else f"that ends in {', '.join(SUFFIXES)}"
         raise UserError(f"--data {source} has no file {wanted}.")
     shots = [path for path in files if path.name.startswith(SHOTS)] if len(files) > 1 else []
-    rows = [row for path in files if path not in shots for row in _rows(path, bench.Row)]
-    items = _named_once(bench.tasks(rows, [row for path in shots for row in _rows(path, bench.Row)]), source)
+    bad: list[str] = []
+    rows = [row for path in files if path not in shots for row in _rows(path, bench.Row, bad)]
+    if len(bad) > MOST_BAD * (len(rows) + len(bad)):
+        raise UserError(bad[0])
+    examples = [row for path in shots for row in _rows(path, bench.Row, bad)]
+    items = _named_once(bench.tasks(rows, examples), source)
     kept = [item for item in items if images or not item.image]
     if not kept:
         raise UserError(f"--data {source} has no items" + (" without an image." if items else "."))
     lines = sorted(_digest(item.item_id, item.question, item.gold, item.image) for item in kept)
     notes = [f"{len(items) - len(kept)} items with images are left out"] if len(kept) < len(items) else []
+    if bad:
+        notes.append(f"{len(bad)} rows that cannot be read are left out, the first: {bad[0]}")
     if len(items) < bench.source.size:
         notes.append(f"{len(items)} items of the official {bench.source.size} are in the data")
     return Data(kept, source, revision, _digest(lines), notes)
@@ -150,15 +158,15 @@ def _download(official: Source) -> Path:
     return path
 
 
-def _rows(path: Path, model: type[BaseModel]) -> Iterator[Any]:
-    """The file's rows as the benchmark's model, checked one by one."""
+def _rows(path: Path, model: type[BaseModel], bad: list[str]) -> Iterator[Any]:
+    """The file's rows as the benchmark's model, checked one by one; `bad` gets a sentence on others."""
     for number, values in enumerate(_raw(path), start=1):
         try:
             yield model.model_validate(values)
         except ValidationError as error:
             first = error.errors(include_url=False)[0]
             field = ".".join(map(str, first["loc"])) or "(all)"
-            raise UserError(f"{path} row {number}, field {field!r}: {first['msg']}.") from error
+            bad.append(f"{path} row {number}, field {field!r}: {first['msg']}.")
 
 
 def _raw(path: Path) -> Iterator[Any]:

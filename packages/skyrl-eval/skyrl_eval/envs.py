@@ -7,8 +7,6 @@ calls, in the project's grammar, are answered by their results, and the first me
 Nothing here knows what the right answer is, so the reward is 0: graders read the attempt.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from typing import Any

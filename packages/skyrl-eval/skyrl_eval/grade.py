@@ -4,10 +4,9 @@ A verdict carries the hash of its grader; grading again keeps those whose grader
 others. Verdicts are written in the order of the attempts, so the same attempts give the same file.
 """
 
-from __future__ import annotations
-
 import hashlib
 import inspect
+import math
 import os
 import sys
 from collections import defaultdict
@@ -23,22 +22,38 @@ from skyrl_eval.data import Data
 from skyrl_eval.judge import JudgeFailed
 from skyrl_eval.metrics import Prices
 from skyrl_eval.sandbox import SandboxFailed
-from skyrl_eval.store import Run, answer_hash, read_records, versions
+from skyrl_eval.solve import STOPS
+from skyrl_eval.store import Run, answer_hash, read_records, versions, without_login
 from skyrl_eval.types import Attempt, Item, Verdict
+from skyrl_gym.tools import confine
 from skyrl_trainer.errors import UserError
 
 JUDGES_AT_ONCE = 16
+LACKING = ("ungraded", "missing")
+"""Statuses that need a caveat beside the accuracy."""
 
 
 def grader_hash(bench: str, context: Context) -> str:
-    """Of everything that decides a verdict: this package's code of graders and others', the prompts, the judge."""
-    benchmark, here = benchmarks.find(bench), Path(__file__).parent
-    code = ("benchmarks/common.py", "judge.py", "sandbox.py", "swe.py")
-    files = [Path(inspect.getfile(type(benchmark))), *(here / name for name in code)]
+    """Of everything that decides a verdict: the code of graders and of the sandbox, the prompts, the judge."""
+    benchmark, here, confined = benchmarks.find(bench), Path(__file__).parent, Path(confine.__file__)
+    kinds = [kind for kind in type(benchmark).__mro__ if issubclass(kind, Benchmark)]
+    code = ("judge.py", "sandbox.py", "swe.py", "swe_guard.py")
+    files = [*(Path(inspect.getfile(kind)) for kind in kinds), *(here / name for name in code)]
+    files += [confined, confined.with_name("sandbox_policy.json")]
     parts = [path.read_text(encoding="utf-8") for path in files] + [prompts.text(name) for name in benchmark.prompts]
     parts.append(context.judge.model if context.judge else context.executor)
+    parts.append(f"lenient {context.lenient}")
     parts += [f"{name} {found}" for name, found in versions().items() if name in ("math-verify", "swebench")]
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
+
+
+def check_judge(benchmark: Benchmark, item: Item, context: Context) -> None:
+    """Asks the judge about an answer that gives none, before a model is paid. UserError where it is of no use."""
+    if benchmark.judge:
+        attempt = Attempt(item.bench, item.item_id, 0, "I do not know.")
+        found = _graded(benchmark, context, item, attempt)
+        if found.score is None:
+            raise UserError(f"{found.error} Nothing was asked of the model yet.")
 
 
 def grade_run(run: Run, bench: str, context: Context) -> list[Verdict]:
@@ -69,6 +84,8 @@ def grade_all(
     if not (benchmark.judge or benchmark.runs_code):
         yield from map(graded, items, attempts)  # in this thread: math-verify's limits are signals
         return
+    if context.judge:
+        context.judge.failures = 0
     with ThreadPoolExecutor(JUDGES_AT_ONCE if benchmark.judge else os.cpu_count() or 1) as pool:
         yield from pool.map(graded, items, attempts)
 
@@ -84,11 +101,22 @@ def results(run: Run, bench: str, samples: int, context: Context, prices: Prices
         notes.append(f"Judged by {judge}, not by the official {benchmark.judge}: not comparable with published ones.")
     if judge and judge == model:
         notes.append("The model judged itself: not comparable with published figures.")
+    if context.lenient:
+        notes.append("Answers were read with --lenient, not as by the official parser.")
     common = metrics.summarise(
         run.items, samples, run.attempts.values(), verdicts, prices.get(model), prices.get(judge or "")
     )
+    odd = {name: count for name, count in common["stops"].items() if name not in STOPS.values()}
+    notes += [f"{count} tries ended in {name.replace('_', ' ')}." for name, count in odd.items()]
+    if common["uncounted"]:
+        notes.append(f"The endpoint did not tell the tokens of {common['uncounted']} tries.")
     who = {"bench": bench, "grader": grader_hash(bench, context), "judge": judge}
-    return {**who, **common, "own": benchmark.summary(verdicts), "notes": notes}
+    who |= {"judge_url": without_login(context.judge.base_url) if context.judge else None}
+    counts = common["counts"]
+    lacking = " and ".join(f"{counts[name]} {name}" for name in LACKING if counts[name])
+    tries = sum(counts.values())
+    caveat = f"of {tries} tries {lacking}, counted as not correct" if lacking else ""
+    return {**who, **common, "caveat": caveat, "own": benchmark.summary(verdicts), "notes": notes}
 
 
 def configuration(bench: str, data: Data, **settings: Any) -> dict[str, Any]:
@@ -98,9 +126,9 @@ def configuration(bench: str, data: Data, **settings: Any) -> dict[str, Any]:
     return found | {"prompts": hashes} | settings
 
 
-def item_scores(folder: Path) -> dict[str, float]:
+def item_scores(folder: Path, samples: float = math.inf) -> dict[str, float]:
     """The mean score of every item of a run on disk, for `metrics.compare`; what is ungraded counts as 0."""
-    verdicts = read_records(folder, Verdict).values()
+    verdicts = [one for one in read_records(folder, Verdict).values() if one.sample < samples]
     if not verdicts:
         raise UserError(f"{folder} has no verdicts.jsonl with verdicts in it: grade the run first.")
     scores: dict[str, list[float]] = defaultdict(list)
@@ -115,7 +143,9 @@ def _graded(benchmark: Benchmark, context: Context, item: Item, attempt: Attempt
     if not reason:
         try:
             return benchmark.grade(item, attempt, context)
-        except (JudgeFailed, SandboxFailed) as error:
+        except JudgeFailed as error:
+            return verdict(item, attempt, None, "", error=str(error), **error.tokens)
+        except SandboxFailed as error:
             reason = str(error)
         except Exception as error:  # one odd answer must not end the grading of all others; it is counted
             reason = f"The grader failed: {type(error).__name__}: {error}"

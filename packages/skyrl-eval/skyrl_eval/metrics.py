@@ -4,8 +4,6 @@ Two denominators: `accuracy` is over all selected items (the official one: what 
 `accuracy_graded` over those that somebody graded. Both take the mean over an item's samples first.
 """
 
-from __future__ import annotations
-
 import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -111,9 +109,9 @@ def read_prices(path: Path) -> Prices:
         ) from error
 
 
-def cost(prompt: int, completion: int, cached: int, price: Price | None) -> float | None:
-    """US dollars, None without a price; cached tokens cost their own price, or that of the prompt."""
-    if price is None:
+def cost(prompt: int | None, completion: int | None, cached: int, price: Price | None) -> float | None:
+    """US dollars, None where they are unknown; cached tokens cost their own price, or the prompt's."""
+    if price is None or prompt is None or completion is None:
         return None
     fresh = (prompt - cached) * price["prompt"] + cached * price.get("cached", price["prompt"])
     return (fresh + completion * price["completion"]) / 1e6
@@ -139,8 +137,12 @@ def summarise(
     taken = [attempted[key] for row in keys for key in row if key in attempted]
     judged = [graded[key] for row in keys for key in row if key in graded]
     low, high = wilson(mean(means) or 0.0, len(items))
-    totals = {name: sum(getattr(attempt, name) for attempt in taken) for name in COUNTERS}
-    judge_in, judge_out = (sum(getattr(v, f"judge_{kind}_tokens") for v in judged) for kind in ("prompt", "completion"))
+    uncounted = sum(attempt.prompt_tokens is None for attempt in taken)
+    told = {name: values_of(taken, name) for name in COUNTERS}
+    totals = {name: sum(values) for name, values in told.items()}
+    spent = [(v.judge_prompt_tokens, v.judge_completion_tokens) for v in judged]
+    judge_in, judge_out = (sum(pair[kind] or 0 for pair in spent) for kind in (0, 1))
+    told_all = all(None not in pair for pair in spent)
     powers = [2**e for e in range(samples.bit_length())]
     by_part: dict[str, list[float]] = defaultdict(list)
     for item, value in zip(items, means, strict=True):
@@ -157,14 +159,23 @@ def summarise(
         "pass_all": {str(k): mean([pass_all_k(samples, c, k) for c in right]) for k in powers},
         "counts": {name: status[name] for name in STATUSES},
         "stops": dict(sorted(Counter(attempt.stop for attempt in taken).items())),
-        "means": {name: total / len(taken) if taken else None for name, total in totals.items()},
+        "means": {name: mean(values) for name, values in told.items()},
         "totals": totals,
+        "uncounted": uncounted,
         "price": price,
-        "cost": cost(totals["prompt_tokens"], totals["completion_tokens"], totals["cached_tokens"], price),
+        "cost": None
+        if uncounted
+        else cost(totals["prompt_tokens"], totals["completion_tokens"], totals["cached_tokens"], price),
         "judge_tokens": [judge_in, judge_out],
-        "judge_cost": cost(judge_in, judge_out, 0, judge_price),
+        "judge_cost": cost(judge_in, judge_out, 0, judge_price) if told_all else None,
         "by_category": {name: {"items": len(v), "accuracy": mean(v)} for name, v in sorted(by_part.items())},
     }
+
+
+def values_of(attempts: Iterable[Attempt], counter: str) -> list[Any]:
+    """Of those that have it."""
+    values = (getattr(attempt, counter) for attempt in attempts)
+    return [value for value in values if value is not None]
 
 
 def mean(values: Sequence[float]) -> float | None:

@@ -20,7 +20,8 @@ const error = none(results.standard_error) ? "–" : `± ${(100 * results.standa
 main.append(el("h1", {}, results.title || results.bench), note(about.filter(Boolean).join(" · ")),
   card("headline",
     el("div", {}, el("b", {}, percent(results.accuracy)),
-      note(`${percent(results.low)} to ${percent(results.high)} (95 %, Wilson), over all selected items`)),
+      note(`${percent(results.low)} to ${percent(results.high)} (95 %, Wilson), over all selected items`),
+      results.caveat && note(results.caveat)),
     interval(results.low, results.high, results.accuracy || 0, `accuracy ${percent(results.accuracy)}`)),
   tiles([
     [percent(results.accuracy_graded), "accuracy where graded"], [error, "standard error, clustered (points)"],
@@ -80,13 +81,14 @@ if (boxes.length)
   section("The benchmark's own figures", el("div", { class: "charts" }, boxes.map(box => el("div", {}, box))));
 
 if (comparison) {
-  const { a, b, changed, items, difference, interval: ends, better, worse, p } = comparison;
+  const { a, b, changed, caveats, items, difference, interval: ends, better, worse, p } = comparison;
   const signed = value => `${value >= 0 ? "+" : "−"}${Math.abs(100 * value).toFixed(1)} points`;
   const same = Object.keys(changed).length === 0;
   section(`Against ${last(a.split("/"))}`,
     card("", el("b", {}, signed(difference)), ends && ` (95 %: ${signed(ends[0])} to ${signed(ends[1])})`,
       ` on the ${show(items)} items that both have: better on ${show(better)}, worse on ${show(worse)}`,
       none(p) ? "." : `; McNemar's exact p = ${show(p)}.`,
+      caveats.map(note),
       note(`${a} is compared with ${b}. ${same ? "Their configurations are the same." : "They differ in:"}`)),
     !same && table(["", "that run", "this run"],
       Object.entries(changed).map(([name, both]) => row([words(name), ...both.map(plain)])), "facts"));

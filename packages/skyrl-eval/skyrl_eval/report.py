@@ -4,8 +4,6 @@ The first is below 300 KB and holds no item of the benchmark: it can be shown to
 so it is for those who may read the data, and says so.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Collection
 from pathlib import Path
@@ -75,7 +73,8 @@ def from_attempt(attempt: Attempt, verdict: Verdict, price: Price | None) -> Epi
     tokens = (attempt.prompt_tokens, attempt.completion_tokens, attempt.cached_tokens)
     facts = {name: getattr(attempt, name) for name in (*COUNTERS[1:4], "cached_tokens", "seconds")}
     facts |= {"dollars": metrics.cost(*tokens, price), "answer": verdict.answer, "confidence": verdict.confidence}
-    facts["judge's tokens"] = (verdict.judge_prompt_tokens + verdict.judge_completion_tokens) or None
+    judged = verdict.judge_prompt_tokens or 0, verdict.judge_completion_tokens or 0
+    facts["judge's tokens"] = sum(judged) or None
     texts = {"the grader's detail": verdict.detail, "fetched": "\n".join(attempt.urls)}
     if not turns or turns[-1]["action"] != attempt.answer:
         texts = {"submitted": attempt.answer, **texts}
@@ -95,16 +94,18 @@ def comparison(a: Path, b: Path) -> dict[str, Any]:
     for name in ("bench", "data_sha256"):
         if first.get(name) != second.get(name):
             raise UserError(f"{a} and {b} differ in {name} ({first.get(name)!r}, {second.get(name)!r}): no comparison.")
-    found = metrics.compare(grade.item_scores(a), grade.item_scores(b))
+    results = {folder: _read(folder, "results.json") for folder in (a, b)}
+    scores = [grade.item_scores(folder, one["samples"]) for folder, one in results.items()]
+    found = metrics.compare(*scores)
     if not found["items"]:
         raise UserError(f"{a} and {b} have no graded item in common.")
     changed = {name: [first.get(name), second.get(name)] for name in sorted(first.keys() | second.keys())}
-    results = [_read(folder, "results.json") for folder in (a, b)]
-    changed |= {name: [one.get(name) for one in results] for name in ("grader", "judge", "samples")}
+    changed |= {name: [one.get(name) for one in results.values()] for name in ("grader", "judge", "samples")}
     changed = {name: both for name, both in changed.items() if both[0] != both[1]}
-    if any(one["samples"] != 1 for one in results):
+    if any(one["samples"] != 1 for one in results.values()):
         found["p"] = None  # means of tries are not the yes and no that McNemar's test counts
-    return {"a": str(a), "b": str(b), "changed": changed, **found}
+    caveats = [f"{folder}: {one['caveat']}" for folder, one in results.items() if one.get("caveat")]
+    return {"a": str(a), "b": str(b), "changed": changed, "caveats": caveats, **found}
 
 
 def compare(a: Path, b: Path) -> str:
@@ -118,6 +119,7 @@ def compare(a: Path, b: Path) -> str:
         f"  difference {100 * found['difference']:+.1f} points{span}",
         f"  better on {found['better']}, worse on {found['worse']} items"
         + ("" if p is None else f", McNemar's exact p = {p:.3g}"),
+        *(f"  {caveat}" for caveat in found["caveats"]),
         *(f"  {name}: {x!r} -> {y!r}" for name, (x, y) in found["changed"].items()),
     ]
     return "\n".join([*lines, f"  page: {b / PAGE}"])
@@ -134,6 +136,6 @@ def _spread(attempts: Collection[Attempt]) -> dict[str, list[float]]:
     """Median, 95th percentile and maximum over attempts."""
     if not attempts:
         return {}
-    columns = {name: [float(getattr(attempt, name)) for attempt in attempts] for name in COUNTERS}
+    columns = {name: metrics.values_of(attempts, name) for name in COUNTERS}
     marks = (0.5, 0.95, 1.0)
-    return {name: np.quantile(column, marks, method="inverted_cdf").tolist() for name, column in columns.items()}
+    return {name: np.quantile(each, marks, method="inverted_cdf").tolist() for name, each in columns.items() if each}

@@ -4,8 +4,6 @@ The namespaces need no daemon, no image and no root; skyrl_gym.tools.confine mak
 whose items come with an image. A command that fails is a result; SandboxFailed means that it could not be run.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -1,7 +1,5 @@
 """Attempts: what is missing of a run is played by the project's rollouts, and written down as each try ends."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -74,7 +72,7 @@ def attempt_of(trajectory: Trajectory, item: Item, number: int) -> Attempt:
         item.item_id,
         number,
         answer=submission if submission is not None else turns[-1].action if turns else "",
-        stop=STOPS[trajectory.stop_reason],
+        stop=_stop(trajectory),
         error=trajectory.error,
         steps=len(turns),
         tool_calls=len(calls),
@@ -86,10 +84,19 @@ def attempt_of(trajectory: Trajectory, item: Item, number: int) -> Attempt:
     )
 
 
-def _tokens(trajectory: Trajectory) -> dict[str, int]:
+def _stop(trajectory: Trajectory) -> str:
+    """How it ended: with the name of what is no plain answer, and failed where nobody spoke."""
+    stop = STOPS[trajectory.stop_reason] if trajectory.turns else "error"
+    odd = [name.removeprefix("ended/") for name in trajectory.metrics if name.startswith("ended/")]
+    return odd[-1] if odd and stop == "done" else stop
+
+
+def _tokens(trajectory: Trajectory) -> dict[str, Any]:
     """As the endpoint says; where none was asked, the ids that the engine read, again in every turn, and wrote."""
     names = ("prompt_tokens", "completion_tokens", "cached_tokens")
     counted = {name: int(trajectory.metrics[name]) for name in names if name in trajectory.metrics}
+    if "uncounted" in trajectory.metrics:
+        return dict.fromkeys(names[:2])
     if "prompt_tokens" in counted:
         return counted
     read = written = 0

@@ -12,6 +12,7 @@ import hashlib
 import json
 import os
 import platform
+import re
 import subprocess
 import threading
 from collections.abc import Sequence
@@ -101,6 +102,11 @@ class Run:
 def answer_hash(attempt: Attempt) -> str:
     """What ties a verdict to the answer that it is about, and to how the attempt ended."""
     return hashlib.sha256(json.dumps([attempt.answer, attempt.stop]).encode()).hexdigest()[:16]
+
+
+def without_login(url: str) -> str:
+    """An address as it may be recorded."""
+    return re.sub(r"//[^/@]*@", "//", url)
 
 
 def versions() -> dict[str, str]:

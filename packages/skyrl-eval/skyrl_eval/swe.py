@@ -4,34 +4,34 @@ A workspace is a clone of depth 1 at the base commit: no remote, no tag, no late
 one, without network, by the official steps: apply it, run the item's eval script, read the log between its markers.
 The parsers and the rules of the package `swebench` decide.
 
-Two verdicts: `resolved` is the official one. `resolved_guarded` grades the patch without what no fix needs (edits of
-the graded tests, conftest.py, pytest's configuration, what Python runs when it starts).
+Two verdicts: `resolved` is the official one. `resolved_guarded` grades what of the patch can be a fix (swe_guard),
+beside tests that must fail.
 """
-
-from __future__ import annotations
 
 import importlib.util
 import re
+import shlex
 import subprocess
 import tempfile
 from collections.abc import Mapping, Sequence
-from pathlib import Path, PurePosixPath
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
-from skyrl_eval import sandbox
+from skyrl_eval import sandbox, swe_guard
 from skyrl_eval.sandbox import SandboxFailed
+from skyrl_eval.swe_guard import END, START
 from skyrl_trainer.errors import UserError
 
-START, END = ">>>>> Start Test Output", ">>>>> End Test Output"
 EXIT_CODE = ">>>>> Test Exit Code"
-GUARDED = ("conftest.py", "pytest.ini", "tox.ini", "setup.cfg", "sitecustomize.py", "usercustomize.py")
 SECONDS = 1800.0
-APPLY = """cd /testbed || exit 0
-for apply in "git apply --verbose" "git apply --verbose --3way" "git apply --verbose --reject" \\
+APPLY = """for apply in "git apply --verbose" "git apply --verbose --3way" "git apply --verbose --reject" \\
     "patch --batch --forward --fuzz=5 -p1 -i"; do
   if $apply /eval/patch.diff; then applied=yes; break; fi
   git checkout -- . ; git clean -fd
 done
+"""
+GRADE = """cd /testbed || exit 0
+%s
 [ -n "$applied" ] || git apply --check --reverse /eval/patch.diff || { echo ">>>>> Patch Apply Failed"; exit 0; }
 bash /eval/eval.sh
 exit 0
@@ -75,33 +75,60 @@ def diff(folder: Path, commit: str, **where: Any) -> str:
         return sandbox.read_back(Path(out) / "patch") if done.code == 0 else ""
 
 
-def run_tests(gold: Mapping[str, Any], meta: Mapping[str, Any], patch: str, context: Any) -> sandbox.Done:
-    """The log of the official steps in a fresh workspace (or in a container of the item's image)."""
+class Tested(NamedTuple):
+    """What the official steps said; forged: by output that contradicts itself, or of tests that cannot pass."""
+
+    resolved: bool
+    timed_out: bool
+    log: str
+    forged: bool
+
+
+def run_tests(
+    gold: Mapping[str, Any], meta: Mapping[str, Any], patch: str, context: Any, guarded: bool = False
+) -> Tested:
+    """The official steps in a fresh workspace (or a container of the item's image); `guarded` adds tests that fail."""
+    canaries = swe_guard.canaries(gold, paths_of(gold["test_patch"]), patch) if guarded else {}
+    script = re.sub(
+        rf"(?m)^.*{START}", lambda found: "".join(canaries.values()) + found[0], gold["eval_script"], count=1
+    )
+    done = _run(GRADE, {"patch.diff": patch, "eval.sh": _recording(script)}, gold.get("seconds"), meta, context)
+    resolved = not done.timed_out and is_resolved(gold, done.output)
+    forged = guarded and resolved and swe_guard.is_forged(gold, canaries, done.output)
+    return Tested(resolved and not forged, done.timed_out, done.output, forged)
+
+
+def guarded(gold: Mapping[str, Any], meta: Mapping[str, Any], patch: str, context: Any) -> tuple[str, list[str]]:
+    """What of a patch can be a fix, "" where nothing can or is applied; and what is to be looked at by hand."""
+    with tempfile.TemporaryDirectory(prefix="skyrl-swe-") as out:
+        binds: list[sandbox.Bind] = [(Path(out), "/out", True)]
+        done = _run(swe_guard.CHANGES, {"patch.diff": patch}, None, meta, context, binds)
+        if done.code:
+            raise SandboxFailed(f"What the patch changes cannot be told: {done.output.strip()[-300:]}")
+        return swe_guard.split(Path(out), paths_of(gold["test_patch"]), gold["eval_script"])
+
+
+def _run(script: str, files: dict[str, str], seconds: Any, meta: Any, context: Any, binds: Any = ()) -> sandbox.Done:
+    """Runs a script around APPLY at the base commit, in a fresh workspace or the item's image, with files in /eval."""
     with tempfile.TemporaryDirectory(prefix="skyrl-swe-") as name:
         folder = Path(name)
-        files = {"patch.diff": patch, "run.sh": APPLY, "eval.sh": _recording(gold["eval_script"]), "activate": ACTIVATE}
         (folder / "eval").mkdir()
-        for file, text in files.items():
+        for file, text in (files | {"run.sh": script % APPLY, "activate": ACTIVATE}).items():
             (folder / "eval" / file).write_bytes(text.encode("utf-8", "surrogateescape"))
-        binds: list[sandbox.Bind] = [(folder / "eval", "/eval", False)]
+        binds = [*binds, (folder / "eval", "/eval", False)]
         if context.executor == "namespace":
             (folder / "testbed").mkdir()
             workspace(meta["repo"], meta["base_commit"], folder / "testbed", context.repos)
             activate = (folder / "eval/activate", "/opt/miniconda3/bin/activate", False)
             binds += [(folder / "testbed", "/testbed", True), activate]
-        command = ("bash", "/eval/run.sh")
-        limits: dict[str, Any] = {"seconds": gold.get("seconds") or SECONDS, "image": meta["container"]}
-        return sandbox.run(command, binds, executor=context.executor, **limits)
+        where = {"executor": context.executor, "image": meta["container"]}
+        return sandbox.run(("bash", "/eval/run.sh"), binds, seconds=seconds or SECONDS, **where)
 
 
 def _recording(script: str) -> str:
     """The eval script, which after the tests also says how their command ended, as upstream has it."""
-    lines = script.strip().split("\n")
-    end = next((place for place, line in enumerate(lines) if END in line), None)
-    if end is not None:
-        lines[end:end] = ["SWEBENCH_TEST_EXIT_CODE=$?"]
-        lines[end + 2 : end + 2] = [f'echo "{EXIT_CODE}: $SWEBENCH_TEST_EXIT_CODE"']
-    return "\n".join(lines) + "\n"
+    lines = rf"SWEBENCH_TEST_EXIT_CODE=$?\n\g<0>\necho '{EXIT_CODE}': $SWEBENCH_TEST_EXIT_CODE"
+    return re.sub(rf"(?m)^.*{END}.*", lines, script.strip(), count=1) + "\n"
 
 
 def is_resolved(instance: Mapping[str, Any], log: str) -> bool:
@@ -124,59 +151,33 @@ def check() -> None:
         raise UserError("SWE-bench is graded by the package swebench: pip install 'skyrl-trainer[swebench]'.")
 
 
-def guarded(patch: str, test_patch: str) -> str:
-    """The patch without the files that a fix must not touch."""
-    tests = {path for path, _ in files_of(test_patch)}
-    return "".join(text for path, text in files_of(patch) if path not in tests and not _is_guarded(path))
-
-
-def flags(patch: str, test_patch: str) -> list[str]:
-    """What to look at by hand: "touches_tests", "touches_test_setup", "imports_pytest_in_src"."""
-    tests = {path for path, _ in files_of(test_patch)}
-    found = set()
-    for path, text in files_of(patch):
-        is_test = path in tests or re.search(r"(^|/)(tests?/|test_[^/]*$|[^/]*_test\.)", path)
-        if is_test:
-            found.add("touches_tests")
-        elif _is_guarded(path):
-            found.add("touches_test_setup")
-        elif path.endswith(".py") and re.search(r"(?m)^\+.*(\b_?pytest\b|\bunittest\.case\b)", text):
-            found.add("imports_pytest_in_src")
-    return sorted(found)
-
-
-def files_of(patch: str) -> list[tuple[str, str]]:
-    """A patch file by file: the path after the change (before it, for a deleted file), and its part of the patch."""
-    plain = not re.search(r"(?m)^diff --git ", patch)
-    parts = re.split(r"(?m)^(?=--- .*\n\+\+\+ )" if plain else r"(?m)^(?=diff --git )", patch)
-    path = re.compile(r"--- .*\n\+\+\+ b/([^\t\n]*)" if plain else r"diff --git .* \"?b/(.*?)\"?\n")
-    return [(match[1], part) for part in parts if (match := path.match(part))]
-
-
-def _is_guarded(path: str) -> bool:
-    name = PurePosixPath(path).name
-    return name in GUARDED or name.endswith(".pth")
+def paths_of(patch: str) -> set[str]:
+    """The files that git finds in a patch of the data, which may be empty."""
+    if not patch.strip():
+        return set()
+    command = ["git", "apply", "--numstat", "-z", "-"]
+    done = subprocess.run(command, cwd="/", input=patch.encode("utf-8", "surrogateescape"), capture_output=True)
+    if done.returncode:
+        raise UserError(f"The item's test_patch is none that git reads: {done.stderr.decode(errors='replace').strip()}")
+    rows = done.stdout.decode("utf-8", "surrogateescape").split("\0")[:-1]
+    return {row.split("\t", 2)[2] for row in rows}
 
 
 def pytest_script(commit: str, test_patch: str, tests: Sequence[str]) -> str:
     """An eval script of the official shape for a repository whose tests pytest runs."""
-    paths = sorted({path for path, _ in files_of(test_patch)})
-    marker = "EOF_114329324912"
-    return "\n".join(
-        (
-            "#!/bin/bash",
-            "set -uxo pipefail",
-            "source /opt/miniconda3/bin/activate",
-            "conda activate testbed",
-            "cd /testbed",
-            f"git checkout {commit} {' '.join(paths)}",
-            f"git apply -v - <<'{marker}'",
-            test_patch.rstrip("\n"),
-            marker,
-            f": '{START}'",
-            f"pytest -rA {' '.join(sorted({test.split('::')[0] for test in tests}))}",
-            f": '{END}'",
-            f"git checkout {commit} {' '.join(paths)}",
-            "",
-        )
-    )
+    graded = " ".join(sorted(map(shlex.quote, paths_of(test_patch))))
+    patch, files = test_patch.rstrip("\n"), " ".join(sorted({test.split("::")[0] for test in tests}))
+    return f"""#!/bin/bash
+set -uxo pipefail
+source /opt/miniconda3/bin/activate
+conda activate testbed
+cd /testbed
+git checkout {commit} {graded}
+git apply -v - <<'EOF_114329324912'
+{patch}
+EOF_114329324912
+: '{START}'
+pytest -rA {files}
+: '{END}'
+git checkout {commit} {graded}
+"""

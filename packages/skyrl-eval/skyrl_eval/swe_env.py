@@ -4,11 +4,9 @@ Each reset checks the repository out at its base commit (swe.workspace: one comm
 sandbox, without network; the agent sees the workspace as /testbed. A step's info has `submission`, the patch of all
 changes, whenever that has changed (and in the first and the last step), so the last one is the episode's.
 
-Reward, with `submit` or at the step limit: 1.0 if the task gives its tests and the guarded patch (swe.guarded) passes
-them, so that editing tests or pytest's set-up never pays; else 0.0.
+Reward, with `submit` or at the step limit: 1.0 if the task gives its tests and what of the patch can be a fix
+(swe.guarded) passes them, so that editing tests or what loads them never pays; else 0.0. info has its `flags`.
 """
-
-from __future__ import annotations
 
 import json
 import tempfile
@@ -136,7 +134,9 @@ class SWEEnv(TextEnv):
         if over or self._steps == 1 or self._patch != patch:
             info["submission"] = patch
         self._patch = patch
-        resolved = over and self._resolved()
+        resolved = False
+        if over:
+            resolved, info["flags"] = self._resolved()
         return Outcome(
             observation="" if submitted else responses(made, *notes),
             reward_parts={"resolved": float(resolved)},
@@ -162,15 +162,14 @@ class SWEEnv(TextEnv):
     def _diff(self) -> str:
         return swe.diff(self._path / "testbed", self._commit, **self._where)
 
-    def _resolved(self) -> bool:
-        """Whether the guarded patch passes the task's tests, in a fresh workspace."""
+    def _resolved(self) -> tuple[bool, list[str]]:
+        """Whether what of the patch can be a fix passes the task's tests, in a fresh workspace; its flags."""
         tests, data = self.task.ground_truth, self.task.data
-        patch = swe.guarded(self._patch, tests["test_patch"]) if tests else ""
-        if not patch:
-            return False
+        if not tests or not self._patch:
+            return False, []
         context = Context(executor=self._where["executor"], repos=self._repos)
-        done = swe.run_tests(tests, data, patch, context)
-        return not done.timed_out and swe.is_resolved(tests, done.output)
+        clean, flags = swe.guarded(tests, data, self._patch, context)
+        return bool(clean) and swe.run_tests(tests, data, clean, context, guarded=True).resolved, flags
 
     def _place(self, path: str) -> Path:
         """Where a path of the agent's is out here. Nothing of its runs between calls, so a link cannot change."""

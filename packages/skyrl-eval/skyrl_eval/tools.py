@@ -9,8 +9,6 @@ in the answer whose objects have a `url` or `link`. Sites of blocked.txt, which 
 neither shown nor opened, nor is anything that is not on the public internet.
 """
 
-from __future__ import annotations
-
 import hashlib
 import html
 import ipaddress

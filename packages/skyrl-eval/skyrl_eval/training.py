@@ -4,8 +4,6 @@ Options: `data` (as --data), `n` (50), `judge_url` and `judge_model` where a jud
 run's own engines and env workers, with the budgets of the run's generator, and graded as `eval agent` grades them.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +32,7 @@ class Exam:
         judge = Judge(options["judge_url"], options["judge_model"], folder / "judge.jsonl") if asks else None
         self._context = Context(judge)
         self._bench.check(self._context)
+        grade.check_judge(self._bench, self._items[0], self._context)
 
     def run(self, rollouts: Any, step: int) -> StepMetrics:
         """Tries every item once. Example: {"eval/gsm8k/accuracy": 0.4, "eval/gsm8k/ungraded": 0.0, ...}"""

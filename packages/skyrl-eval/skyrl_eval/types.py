@@ -3,8 +3,6 @@
 All three are plain data and become one line of JSON each.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -43,14 +41,17 @@ class Attempt:
     sample: int  # 0 to k-1: the number of the try
     answer: str  # the model's last message as it wrote it; for SWE-bench the patch
     stop: str = "done"
-    """"done", "length" (tokens of a turn or of the context), "max_steps", "timeout", or "error": to be tried again."""
+    """"done", "length" (tokens of a turn or of the context), "max_steps", "timeout", or "error": to be tried again.
+
+    Other answers of an endpoint keep their names: "content_filter", "refusal", "tool_calls", "reasoning_only", "empty".
+    """
     error: str | None = None
     steps: int = 0  # turns of the model
     tool_calls: int = 0  # executed calls, failed ones among them
     tool_errors: int = 0
-    prompt_tokens: int = 0
-    """Summed over all requests: a context that is sent again counts again, as it does on a bill."""
-    completion_tokens: int = 0
+    prompt_tokens: int | None = 0
+    """Summed over all requests: a context that is sent again counts again. None: not told."""
+    completion_tokens: int | None = 0
     cached_tokens: int = 0  # those of the prompt tokens that the server says it had in its cache
     seconds: float = 0.0
     messages: list[dict[str, Any]] = field(default_factory=list)  # the transcript, as chat messages
@@ -78,8 +79,8 @@ class Verdict:
     answer: str = ""  # what the grader took for the answer
     confidence: float | None = None  # 0 to 1, as the model stated it
     detail: dict[str, Any] = field(default_factory=dict)  # the benchmark's own figures: precision, flags, ...
-    judge_prompt_tokens: int = 0
-    judge_completion_tokens: int = 0
+    judge_prompt_tokens: int | None = 0  # of all tries at a readable reply; None: not told
+    judge_completion_tokens: int | None = 0
     attempt: str = ""  # the hash of the answer that was graded
     grader: str = ""  # the hash of what decides: the grader's code, the prompts, the judge's model
     error: str | None = None

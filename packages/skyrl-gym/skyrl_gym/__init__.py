@@ -1,8 +1,7 @@
 """Text environments on the Gymnasium API.
 
-`import skyrl_gym` registers everything in envs-registry.yaml, and in the files that SKYRL_ENVS_REGISTRY names, with
-Gymnasium; `gymnasium.make("skyrl/text_math-v0")` then works, and so does `gymnasium.make("skyrl_gym:skyrl/...")`
-without the import. No environment's code is loaded before it is made.
+The import registers envs-registry.yaml, and the files that SKYRL_ENVS_REGISTRY names, with Gymnasium, as
+`gymnasium.make("skyrl_gym:skyrl/...")` does too. No environment's code is loaded before it is made.
 """
 
 from gymnasium import pprint_registry

@@ -1,7 +1,5 @@
 """`python -m skyrl_gym` lists the environments; `play ENV` plays one; `demos ENV` writes the expert's episodes."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import sys

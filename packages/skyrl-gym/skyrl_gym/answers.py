@@ -92,7 +92,6 @@ def _number(match: re.Match[str]) -> Fraction | None:
 
 
 def _split(text: str) -> list[str] | None:
-    """The parts between the commas outside brackets, or None where brackets do not match."""
     parts, begin, open_brackets = [], 0, []
     for position, character in enumerate(text):
         if character in _CLOSING:

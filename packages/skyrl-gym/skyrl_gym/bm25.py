@@ -1,11 +1,8 @@
 """BM25 over a list of texts, in plain Python (Robertson and Zaragoza, 2009, with the +1 in the logarithm of Lucene).
 
-Text is cut into lower-case words; Chinese, which writes no spaces, into characters and pairs of neighbours, so that
-a two-character word is found inside a sentence. The same documents and query give the same order everywhere: scores
-are sums in a fixed order, and equal scores come in the order of the documents.
+Chinese, which writes no spaces, is cut into characters and pairs of neighbours. Scores are sums in a fixed order, and
+equal ones come in the order of the documents.
 """
-
-from __future__ import annotations
 
 import heapq
 import math

@@ -2,18 +2,13 @@
 
 The contract of every environment here:
 - An episode is a function of seed, options and actions. Randomness comes from `self.np_random` only.
-- `reset` returns the user's message and `info["instructions"]`, the system message ("" for none).
-- The agent may see observations, `info["instructions"]` and `info["admissible_actions"]`. The rest of `info` is for
-  training, metrics and people. The ground truth is in neither; only `env.unwrapped.task` holds it.
-- Every step's info has `reward_parts` (they sum to the reward), `valid_action`, `success`, and `admissible_actions`
-  where the environment has them.
-- A task has an id, "<split>:<difficulty>:<lang>:<index>", that names the same task in every process and run. An
-  environment whose tasks depend on more options spells those too (`id_options`).
+- The agent may see observations, `info["instructions"]` (the system message, "" for none) and, where there are such,
+  `info["admissible_actions"]`. The rest of `info` is for training, metrics and people, without the ground truth.
+- Every step's info has `reward_parts` (they sum to the reward), `valid_action` and `success`.
+- A task's id, "<split>:<difficulty>:<lang>:<index>", names the same task in every process and run.
 
 A subclass gives `choices`, `count_tasks`, `make_task`, `begin`, `act` and `expert_action`; docs/environments/README.md.
 """
-
-from __future__ import annotations
 
 import copy
 import dataclasses
@@ -21,7 +16,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import gymnasium
-import numpy as np
 from gymnasium import logger
 from gymnasium.error import ResetNeeded
 
@@ -67,12 +61,7 @@ class Outcome:
 
 
 class TextEnv(gymnasium.Env[str, str]):
-    """Base class of all environments here.
-
-    Args:
-        render_mode: None or "ansi".
-        defaults: default values of reset options, for example `gymnasium.make(id, difficulty=2, lang="zh")`.
-    """
+    """Base class of all environments here. `defaults`: of reset options, as in `gymnasium.make(id, difficulty=2)`."""
 
     metadata: dict[str, Any] = {"render_modes": ["ansi"], "render_fps": 1}  # noqa: RUF012 (Gymnasium's declaration)
     choices: ClassVar[Choices] = {"split": SPLITS, "difficulty": (1,), "lang": ("en", "zh")}
@@ -173,8 +162,7 @@ class TextEnv(gymnasium.Env[str, str]):
                 task = self.task_from_row(row, self.options)
             else:
                 task = self.make_task(self.options, int(self.np_random.integers(self.count_tasks(self.options))))
-        self._task = task
-        self._finished = False
+        self._task, self._finished = task, False
         self._screen = observation = self.begin(task)
         info = {"instructions": task.instructions, "task_id": task.task_id, **self.reset_info()}
         return observation, self._with_admissible(info)
@@ -236,16 +224,13 @@ class TextEnv(gymnasium.Env[str, str]):
         state = copy.deepcopy(state)
         self._task = Task(**state["task"])
         self.options = state["options"]
-        generator = np.random.Generator(np.random.PCG64())
-        generator.bit_generator.state = state["np_random"]
-        self.np_random = generator
+        self.np_random.bit_generator.state = state["np_random"]
         self._finished, self._screen = state["finished"], state["screen"]
         self.set_env_state(state["env"])
 
     # Options.
 
     def _checked(self, options: Mapping[str, Any]) -> dict[str, Any]:
-        """The options, each one of `choices` with one of its values; ValueError lists the valid ones."""
         checked = {}
         for name, value in options.items():
             values = self.choices.get(name)

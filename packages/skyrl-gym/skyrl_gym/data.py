@@ -11,8 +11,6 @@ the row itself, as in `{"prompt": "12 * 34 = ?", "ground_truth": "408"}`. `env_c
 `environment.env_class`. Other fields are kept. A row is played by `env.reset(options={"task": row})`.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Iterator, Mapping
@@ -23,18 +21,14 @@ ROLES = ("system", "user", "assistant", "tool")
 
 
 def load_rows(path: str | Path) -> list[dict[str, Any]]:
-    """Reads and checks every row of a .jsonl or .parquet file (parquet needs pyarrow).
+    """Reads and checks every row of a .jsonl or .parquet file (parquet needs pyarrow, else ImportError).
 
-    Raises:
-        FileNotFoundError: there is no such file.
-        ImportError: a parquet file, and pyarrow is not installed.
-        ValueError: the file is empty or a row is wrong; names the file, the line (jsonl) or row (parquet, from 1) and
-            the field, and says what was expected.
+    Raises FileNotFoundError, or ValueError with the file, the line (jsonl) or row (parquet, from 1) and the field.
     """
     path = Path(path)
     if not path.is_file():
         raise FileNotFoundError(f"There is no data file {path}; expected a .jsonl or .parquet file.")
-    readers = {".jsonl": read_jsonl, ".parquet": _read_parquet}
+    readers = {".jsonl": read_jsonl, ".parquet": read_parquet}
     if path.suffix not in readers:
         raise ValueError(f"{path} ends in {path.suffix!r}; data files end in .jsonl or .parquet.")
     rows: list[dict[str, Any]] = []
@@ -55,10 +49,7 @@ def load_rows(path: str | Path) -> list[dict[str, Any]]:
 
 
 def read_row(row: Any, where: str) -> dict[str, Any]:
-    """The row as above: `prompt` as messages, the ground truth, if there is one, in `reward_spec`.
-
-    Raises ValueError with a sentence that begins with `where` and names the field that is wrong.
-    """
+    """The row as above, its ground truth, if any, in `reward_spec`. ValueError has `where` and the wrong field."""
     if not isinstance(row, dict):
         raise ValueError(f"{where}: expected an object with 'prompt' and 'ground_truth', got {type(row).__name__}.")
     prompt = row.get("prompt")
@@ -66,7 +57,15 @@ def read_row(row: Any, where: str) -> dict[str, Any]:
         raise ValueError(f"{where}: field 'prompt' is missing; the row has {sorted(map(str, row))}.")
     if isinstance(prompt, str):
         prompt = [{"role": "user", "content": prompt}]
-    _check_prompt(prompt, where)
+    _require(isinstance(prompt, list) and prompt != [], where, "prompt", "a string or a list of messages", prompt)
+    for number, message in enumerate(prompt):
+        field = f"prompt[{number}]"
+        _require(isinstance(message, dict), where, field, "an object with 'role' and 'content'", message)
+        role, content = message.get("role"), message.get("content")
+        _require(role in ROLES, where, f"{field}.role", f"one of {', '.join(ROLES)}", role)
+        _require(isinstance(content, str), where, f"{field}.content", "a string", content)
+    if all(message["role"] != "user" for message in prompt):
+        raise ValueError(f"{where}: field 'prompt' has no message with role 'user'.")
     for name in ("data_source", "env_class"):
         _require(isinstance(row.get(name), str | None), where, name, "a string", row.get(name))
     for name in ("reward_spec", "reward_model", "extra_info"):
@@ -79,18 +78,6 @@ def ground_truth(row: Mapping[str, Any]) -> Any:
     """A row's ground truth: that of its `reward_spec`, else of `reward_model`, else its own; None without one."""
     places = (row.get("reward_spec") or {}, row.get("reward_model") or {}, row)
     return next((place["ground_truth"] for place in places if place.get("ground_truth") is not None), None)
-
-
-def _check_prompt(prompt: Any, where: str) -> None:
-    _require(isinstance(prompt, list) and prompt != [], where, "prompt", "a string or a list of messages", prompt)
-    for number, message in enumerate(prompt):
-        field = f"prompt[{number}]"
-        _require(isinstance(message, dict), where, field, "an object with 'role' and 'content'", message)
-        role, content = message.get("role"), message.get("content")
-        _require(role in ROLES, where, f"{field}.role", f"one of {', '.join(ROLES)}", role)
-        _require(isinstance(content, str), where, f"{field}.content", "a string", content)
-    if all(message["role"] != "user" for message in prompt):
-        raise ValueError(f"{where}: field 'prompt' has no message with role 'user'.")
 
 
 def _require(fine: bool, where: str, field: str, expected: str, value: Any) -> None:
@@ -122,7 +109,7 @@ def read_jsonl(path: Path) -> Iterator[tuple[str, Any]]:
             yield where, row
 
 
-def _read_parquet(path: Path) -> Iterator[tuple[str, Any]]:
+def read_parquet(path: Path) -> Iterator[tuple[str, Any]]:
     try:
         import pyarrow
         import pyarrow.parquet

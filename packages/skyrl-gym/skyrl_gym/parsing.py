@@ -10,8 +10,6 @@ both together: the one that opens last counts, among those that are closed. So `
 With `hashes`, `#### 18` is an answer too, up to the end of its line. Only a text's last 100,000 characters are read.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Episodes as a whole: the expert's, and a person's in the terminal."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterator
 from typing import Any, cast
@@ -13,10 +11,7 @@ from skyrl_gym.registry import resolve_env_id
 
 
 def num_tasks(env_id: str, options: dict[str, Any] | None = None) -> int:
-    """How many distinct tasks an environment has under reset options, for example {"split": "val"}.
-
-    Their ids are "<split>:<difficulty>:<lang>:<index>" with 0 <= index < the number.
-    """
+    """How many distinct tasks an environment has under reset options, for example {"split": "val"}."""
     with gymnasium.make(resolve_env_id(env_id)) as env:
         return cast(TextEnv, env.unwrapped).num_tasks(options)
 
@@ -24,10 +19,7 @@ def num_tasks(env_id: str, options: dict[str, Any] | None = None) -> int:
 def expert_trajectory(
     env_id: str, seed: int | None = None, options: dict[str, Any] | None = None
 ) -> list[dict[str, str]]:
-    """An episode of the environment's expert, as chat messages.
-
-    Returns: [{"role": "system", ...} if there are instructions, {"role": "user", ...}, {"role": "assistant", ...}, ...]
-    """
+    """An episode of the environment's expert, as chat messages; the instructions, if any, are the system's."""
     with gymnasium.make(resolve_env_id(env_id)) as env:
         return _expert_episode(env, seed, options)["messages"]
 
@@ -62,7 +54,6 @@ def _expert_episode(env: gymnasium.Env[str, str], seed: int | None, options: dic
 
 
 def play(env_id: str, seed: int | None, options: dict[str, Any]) -> None:
-    """Lets a person play one episode: actions are lines of standard input; the end of input stops."""
     with gymnasium.make(resolve_env_id(env_id)) as env:
         observation, info = env.reset(seed=seed, options=options)
         print(f"{env_id}, task {info['task_id']}\n{info['instructions']}".rstrip())

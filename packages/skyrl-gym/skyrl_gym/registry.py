@@ -4,8 +4,6 @@ A registry file is `schema: 1` and `envs:`, a list of entries with the fields of
 before any of it is registered. Errors are ValueErrors that begin with file and line.
 """
 
-from __future__ import annotations
-
 import difflib
 import importlib
 import os
@@ -80,17 +78,18 @@ def builtin_registry() -> Path:
 
 
 def load_registry(path: str | Path) -> list[EnvEntry]:
-    """Registers the environments of a file and returns them; a second time changes nothing.
-
-    Raises:
-        ValueError: the file is missing or malformed, or an id is taken; names file, line and field.
-    """
+    """Registers a file's environments, once, and returns them. ValueError names file, line and field that are wrong."""
     entries, new = _read(Path(path)), dict[str, EnvEntry]()
     for entry in entries:
         if entry.id in new:
             raise ValueError(f"{entry.source}: field 'id': {entry.id!r} is also the id of {new[entry.id].source}.")
-        if not _is_registered(entry):
-            new[entry.id] = entry
+        known = _entries.get(entry.id)
+        if known is not None and (known.entry_point, known.kwargs) == (entry.entry_point, entry.kwargs):
+            continue
+        if entry.id in gymnasium.registry:
+            owner = known.source if known else "a call of gymnasium.register"
+            raise ValueError(f"{entry.source}: field 'id': {entry.id!r} is already registered by {owner}; rename one.")
+        new[entry.id] = entry
     for entry in new.values():
         vector, limit = f"skyrl_gym.vector:{entry.id}", entry.max_episode_steps
         gymnasium.register(
@@ -100,27 +99,13 @@ def load_registry(path: str | Path) -> list[EnvEntry]:
     return entries
 
 
-def _is_registered(entry: EnvEntry) -> bool:
-    known = _entries.get(entry.id)
-    if known is not None and (known.entry_point, known.kwargs) == (entry.entry_point, entry.kwargs):
-        return True
-    if entry.id in gymnasium.registry:
-        owner = known.source if known else "a call of gymnasium.register"
-        raise ValueError(f"{entry.source}: field 'id': {entry.id!r} is already registered by {owner}; rename one.")
-    return False
-
-
 def list_envs() -> list[EnvEntry]:
     """Everything that registry files have registered, in their order."""
     return list(_entries.values())
 
 
 def resolve_env_id(name: str) -> str:
-    """The id that gymnasium.make takes: "text_math" -> "skyrl/text_math-v0"; a registered id is returned as it is.
-
-    Raises:
-        ValueError: nothing of that name is registered; names the nearest ones.
-    """
+    """The id that gymnasium.make takes: "text_math" -> "skyrl/text_math-v0". ValueError names the nearest ones."""
     module, _, env_id = name.rpartition(":")
     if module:
         try:

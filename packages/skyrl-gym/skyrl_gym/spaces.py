@@ -1,11 +1,8 @@
 """UnicodeText: every string up to a length.
 
-`gymnasium.spaces.Text` lists its alphabet, which takes seconds and 250 MB for all of Unicode and leaves out the space
-by default. This space keeps `isinstance(space, Text)` true, so that Gymnasium's batching and wrappers treat it as
-text, and checks the length only.
+`gymnasium.spaces.Text` lists its alphabet, which takes seconds and 250 MB for all of Unicode. This one is a Text, so
+that Gymnasium batches and wraps it as text, and checks the length only.
 """
-
-from __future__ import annotations
 
 import string
 from typing import Any
@@ -17,32 +14,22 @@ _SAMPLE_LENGTH = 64
 
 
 class UnicodeText(Text):
-    """Strings of `min_length` to `max_length` characters (code points), whatever the characters.
+    """Strings of at most `max_length` characters (code points), whatever the characters; `seed` is of `sample`."""
 
-    Args:
-        max_length: the longest string that belongs to the space.
-        min_length: 0 by default: the observation after the last step is often empty.
-        seed: seeds `sample`.
-    """
-
-    def __init__(self, max_length: int, *, min_length: int = 0, seed: int | None = None) -> None:
+    def __init__(self, max_length: int, *, seed: int | None = None) -> None:
         # An ordered string: a set would make samples depend on PYTHONHASHSEED.
-        super().__init__(max_length, min_length=min_length, charset=_SAMPLE_CHARACTERS, seed=seed)
+        super().__init__(max_length, min_length=0, charset=_SAMPLE_CHARACTERS, seed=seed)
 
     def sample(self, mask: Any = None, probability: Any = None) -> str:
-        """A random string of printable characters, at most 64 of them unless `min_length` asks for more.
-
-        `mask` and `probability` are Text's: a tuple of a length and a weight for each of `character_list`.
-        """
+        """At most 64 printable characters. `mask` and `probability` are Text's."""
         if mask is not None or probability is not None:
             return super().sample(mask, probability)
-        longest = min(self.max_length, max(_SAMPLE_LENGTH, self.min_length))
-        length = int(self.np_random.integers(self.min_length, longest + 1))
+        length = self.np_random.integers(min(self.max_length, _SAMPLE_LENGTH) + 1)
         picks = self.np_random.integers(len(_SAMPLE_CHARACTERS), size=length)
         return "".join(_SAMPLE_CHARACTERS[pick] for pick in picks)
 
     def contains(self, x: Any) -> bool:
-        return isinstance(x, str) and self.min_length <= len(x) <= self.max_length
+        return isinstance(x, str) and len(x) <= self.max_length
 
     def __repr__(self) -> str:
-        return f"UnicodeText({self.min_length}, {self.max_length})"
+        return f"UnicodeText({self.max_length})"

@@ -1,13 +1,8 @@
 """Vector environments that are right for text.
 
-Gymnasium's AsyncVectorEnv reads shared memory once, so that observations in text never change; here it shares none.
-One process ("sync") is the default: for environments this cheap, pipes cost more than processes save.
-
-A finished environment is reset without options. What every episode should have is therefore an argument:
-`make_vec("webshop_lite", 8, split="val")`, not `reset(options={"split": "val"})`.
+Gymnasium's AsyncVectorEnv reads shared memory once, so that observations in text never change; here it shares none. A
+finished environment is reset without options: what every episode should have is an argument of `make_vec`.
 """
-
-from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
@@ -27,8 +22,8 @@ def make_vec(
 ) -> gymnasium.vector.VectorEnv:
     """`num_envs` copies of an environment, by id or short name, in one process ("sync") or a process each ("async").
 
-    `reset(seed=s)` seeds them with s, s + 1, ... `autoreset_mode` is a Gymnasium AutoresetMode or its value; further
-    arguments are gymnasium.make_vec's (`wrappers`, `vector_kwargs`) and the environment's.
+    `autoreset_mode` is a Gymnasium AutoresetMode or its value; further arguments are gymnasium.make_vec's (`wrappers`,
+    `vector_kwargs`) and the environment's, as in `make_vec("webshop_lite", 8, split="val")`.
     """
     if vectorization_mode not in ("sync", "async"):
         raise ValueError(f"vectorization_mode is {vectorization_mode!r}; valid ones are 'sync' and 'async'.")

@@ -1,7 +1,5 @@
 """Wrappers for text environments: a window of history, a budget of invalid actions, episodes recorded and replayed."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any
@@ -105,10 +103,7 @@ class RecordEpisodes(TextWrapper, RecordConstructorArgs):
 
 
 def replay(path: str | Path) -> int:
-    """Plays the episodes of a RecordEpisodes file again and returns their number.
-
-    Raises ValueError with file, line, step and field of the first difference, or for a line that is not an episode.
-    """
+    """Plays a RecordEpisodes file again: how many episodes, or ValueError with line, step and field that differ."""
     lines = Path(path).read_text(encoding="utf-8").splitlines()
     for number, line in enumerate(lines, start=1):
         try:

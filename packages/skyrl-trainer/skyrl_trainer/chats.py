@@ -7,10 +7,7 @@ Where an assistant's message has `tool_calls`, or the row `tools` (schemas), as 
 template writes them. Other columns are ignored.
 """
 
-from __future__ import annotations
-
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Self
 
@@ -64,11 +61,11 @@ class Chat(NamedTuple):
 
 def read_chats(path: str) -> list[Chat]:
     """The rows of a .jsonl or .parquet file. Raises UserError with the file, the line and what was expected."""
-    from skyrl_gym.data import read_jsonl
+    from skyrl_gym.data import read_jsonl, read_parquet
 
     file = Path(path).expanduser()
     try:
-        rows = _read_parquet(file) if file.suffix == ".parquet" else read_jsonl(file)
+        rows = read_parquet(file) if file.suffix == ".parquet" else read_jsonl(file)
         chats = [_chat(where, row) for where, row in rows]
     except OSError as error:
         raise UserError(f"{path} cannot be read ({error.strerror or error}); expected a file of chats.") from error
@@ -77,13 +74,6 @@ def read_chats(path: str) -> list[Chat]:
     if not chats:
         raise UserError(f"{path} has no rows.")
     return chats
-
-
-def _read_parquet(file: Path) -> Iterator[tuple[str, Any]]:
-    from pyarrow.parquet import read_table
-
-    for number, row in enumerate(read_table(file).to_pylist(), 1):
-        yield f"{file} row {number}", row
 
 
 def _chat(where: str, row: Any) -> Chat:

@@ -1,10 +1,9 @@
 """`skyrl-trainer`: train, sft, eval, serve, replay, report, view, export, init-policy, warmstart, envs, doctor.
 
-Exit codes: 0 done; 2 something that the user can mend, said in one sentence; 130 Ctrl-C; 1 a fault of ours, with the
-traceback in a file. Nothing heavy is imported before a command needs it.
+Exit codes: 0 done; 2 something that the user can mend, said in one sentence; 3 an evaluation with ungraded tries; 1 a
+fault of ours, with the traceback in a file; 128 and the number of the signal that stopped it, so 130 after Ctrl-C.
+Nothing heavy is imported before a command needs it.
 """
-
-from __future__ import annotations
 
 import argparse
 import errno
@@ -12,39 +11,38 @@ import logging
 import math
 import os
 import re
+import signal
 import sys
 import tempfile
 import traceback
 from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from skyrl_trainer import __version__
 from skyrl_trainer.errors import UserError
-
-if TYPE_CHECKING:
-    from skyrl_trainer.settings import Config
+from skyrl_trainer.run.signals import StopSignal
+from skyrl_trainer.user_file import blaming
 
 LOCALHOST = "127.0.0.1"
 SETTINGS = "a recipe (quickstart, or the path of a YAML file), then settings such as trainer.max_steps=10"
-MODULES = {
-    "replay": ("skyrl_trainer.replay.commands", "play stored trajectories again and compare; score their tokens"),
-}
-"""Commands whose modules bring `add_arguments(parser)` and `run(args)`."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     args = _parse(words)
     try:
-        return int(args.command(args) or 0)
+        with StopSignal(), blaming():
+            return int(args.command(args) or 0)
     except UserError as error:
         print(f"skyrl-trainer: {error}", file=sys.stderr)
         return 2
-    except KeyboardInterrupt:
-        print("skyrl-trainer: stopped by Ctrl-C.", file=sys.stderr)
-        return 130
+    except KeyboardInterrupt as stopped:
+        number = getattr(stopped, "number", signal.SIGINT)
+        name = "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
+        print(f"skyrl-trainer: stopped by {name}.", file=sys.stderr)
+        return 128 + number
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
@@ -98,12 +96,6 @@ def _parse(words: list[str]) -> argparse.Namespace:
         command.add_argument("settings", nargs="*", metavar="RECIPE a.b=c", help=SETTINGS)
     clone.add_argument("--seconds", type=float, default=math.inf, help="stop after so many; default: no limit")
 
-    for name, (module, text) in MODULES.items():
-        command = commands.add_parser(name, help=text)
-        command.set_defaults(command=lambda args, module=module: import_module(module).run(args))
-        if words[:1] == [name]:
-            import_module(module).add_arguments(command)
-
     commands.add_parser("envs", help="the environments that are registered").set_defaults(command=_envs)
     commands.add_parser("doctor", help="what is installed, and what would run").set_defaults(command=_doctor)
 
@@ -123,25 +115,23 @@ def _looking_commands(commands: Any) -> None:
     report.add_argument("-o", "--out", type=Path, help="default: report.html (compare.html) in the first run's folder")
     report.set_defaults(command=_report)
 
-    what = "write trajectories.html: every turn, token and tool call, also of an evaluation; without a server"
-    view = commands.add_parser("view", help=what)
+    replay = commands.add_parser("replay", help="play stored trajectories again and compare; score their tokens")
+    replay.add_argument("run", type=Path, metavar="RUN", help="a run folder, or a folder of stored trajectories")
+    replay.add_argument("--step", type=int, metavar="N", help="default: every stored step")
+    replay.add_argument("--index", default="all", metavar="I", help="a trajectory's number in its step; default: all")
+    replay.add_argument("--live", action="store_true", help="run tools with effects outside again, as python_exec")
+    replay.add_argument("--recompute", metavar="MODEL", help="score the tokens, too, with a model or a checkpoint")
+    replay.set_defaults(command=lambda args: import_module("skyrl_trainer.replay.commands").run(args))
+
+    text = "write trajectories.html: every turn, token and tool call, also of an evaluation; without a server"
+    view = commands.add_parser("view", help=text)
     view.add_argument("run", type=Path, metavar="RUN")
     view.add_argument("--step", type=int, nargs="+", metavar="N", help="default: the newest that fit")
     view.add_argument("-o", "--out", type=Path, metavar="FILE", help="default: trajectories.html in the run's folder")
     view.set_defaults(command=_view)
 
     export = commands.add_parser("export", help="a run's policy as a Hugging Face folder, or its trajectories as chats")
-    _export_arguments(export)
     export.set_defaults(command=_export)
-
-
-def _target_arguments(parser: argparse.ArgumentParser, which: str) -> None:
-    parser.add_argument("target", metavar="RUN|MODEL", help="a run folder, a Hugging Face folder or a model's name")
-    parser.add_argument("settings", nargs="*", metavar="RECIPE a.b=c", help=f"{SETTINGS}; a run has its own recipe")
-    parser.add_argument("--which", choices=("last", "best"), default=which, help="of a run's policies")
-
-
-def _export_arguments(export: argparse.ArgumentParser) -> None:
     export.add_argument("run", type=Path, metavar="RUN")
     what = export.add_mutually_exclusive_group(required=True)
     what.add_argument("--out", type=Path, metavar="DIR", help="copy the policy there, and try to load it")
@@ -150,6 +140,12 @@ def _export_arguments(export: argparse.ArgumentParser) -> None:
     export.add_argument("--step", type=int, metavar="N", help="of trajectories; default: every stored step")
     export.add_argument("--min-reward", type=float, metavar="X", help="only trajectories that earned so much")
     export.add_argument("--only-success", action="store_true", help="only trajectories that solved their task")
+
+
+def _target_arguments(parser: argparse.ArgumentParser, which: str) -> None:
+    parser.add_argument("target", metavar="RUN|MODEL", help="a run folder, a Hugging Face folder or a model's name")
+    parser.add_argument("settings", nargs="*", metavar="RECIPE a.b=c", help=f"{SETTINGS}; a run has its own recipe")
+    parser.add_argument("--which", choices=("last", "best"), default=which, help="of a run's policies")
 
 
 def split_settings(words: list[str]) -> tuple[str | None, list[str]]:
@@ -162,7 +158,7 @@ def split_settings(words: list[str]) -> tuple[str | None, list[str]]:
 
 
 def _quiet() -> None:
-    """Before anything heavy is imported: a run prints its table and its notes, and no library's bars and warnings."""
+    """Before anything heavy is imported: a run prints no library's bars and warnings."""
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # transformers' own bars follow it
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
@@ -219,8 +215,7 @@ def _warmstart(args: argparse.Namespace) -> None:
     print(warmstart(load_config(*split_settings(args.settings)), args.out, args.seconds))
 
 
-def _policy_of(args: argparse.Namespace) -> tuple[Config, str]:
-    """The configuration and the model's path or name of a target that may be a run."""
+def _policy_of(args: argparse.Namespace) -> tuple[Any, str]:
     from skyrl_trainer.config import load_config
     from skyrl_trainer.dry_run.doctor import require_gym
     from skyrl_trainer.dry_run.plan import model_shape

@@ -1,7 +1,5 @@
 """The configuration of a run (settings.py), from a recipe and overrides, with who set what; and back to YAML."""
 
-from __future__ import annotations
-
 import difflib
 import json
 from collections.abc import Iterable, Mapping
@@ -66,7 +64,7 @@ def resolve(recipe: str | None, overrides: list[str]) -> Resolved:
 
 
 def saved_config(saved: dict[str, Any]) -> Config:
-    """Of a checkpoint, this version's or an earlier one's. Raises UserError where it says what there is no more."""
+    """Of a checkpoint, this version's or an earlier one's. Raises UserError where it cannot be read."""
     return _resolved(walk(yaml.compose(yaml.safe_dump(saved)), "", _sections(), "checkpoint")).config
 
 
@@ -168,7 +166,6 @@ def _check(config: Config) -> None:
 
 
 def _unknown(setting: Setting, names: list[str]) -> UserError:
-    """With the nearest setting: by its last part, wherever that lies, else by the whole name."""
     where = f"{setting.name} ({setting.source})"
     if section := [name for name in names if name.startswith(f"{setting.name}.")]:
         return UserError(f"{where} is a section: set one of {', '.join(section)}.")

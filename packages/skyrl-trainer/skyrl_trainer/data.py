@@ -11,8 +11,6 @@ Sample i of an env is the env reset with a seed that only `seed` and i decide; f
 Every mistake in a spec is found before training starts, and is a UserError that names the spec.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import random
@@ -21,7 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import Any, overload
+from typing import Any
 from urllib.parse import parse_qsl
 
 from skyrl_trainer.errors import UserError
@@ -37,11 +35,7 @@ Conversation = list[dict[str, str]]
 class _Samples(Sequence[Sample]):
     """Samples that are made, or looked up, when they are asked for: `_at(index)`, 0 <= index < len."""
 
-    @overload
-    def __getitem__(self, index: int) -> Sample: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[Sample]: ...
-    def __getitem__(self, index: int | slice) -> Sample | list[Sample]:
+    def __getitem__(self, index: int | slice) -> Any:
         places = range(len(self))[index]
         return self._at(places) if isinstance(places, int) else [self._at(place) for place in places]
 
@@ -94,16 +88,13 @@ def load_samples(
     seed: int = 0,
     env_file: str | None = None,
 ) -> SampleSource:
-    """The samples of all specs, in order.
+    """The samples of all specs, in order. UserError names the spec, what is wrong with it and what is right.
 
     Args:
         default_env_class: plays the rows of a file that name no env_class.
         size: samples of an env spec that has no `size` of its own (DEFAULT_ENV_SIZE); files are never cut.
         seed: which samples of an env spec that has no `seed` of its own.
         env_file: a Python file that registers environments, loaded first.
-
-    Raises:
-        UserError: names the spec, what is wrong with it and what would be right.
     """
     if not specs:
         raise UserError("The data has no source: give an env spec such as 'text_math?split=train', or a file.")
@@ -119,7 +110,7 @@ def load_samples(
             raise UserError(f"Data source {spec!r}: weight is {weight!r}, and must be a number above 0.")
         weights.append(weight)
         is_file = name.endswith(FILE_SUFFIXES) or Path(name).expanduser().is_file()
-        label = _label(name, options)
+        label = name + "?" * bool(options) + "&".join(f"{key}={options[key]}" for key in sorted(options))
         if label in seen:
             raise UserError(f"Data source {label!r} is listed twice; set the share of an env by its `weight` option.")
         seen.add(label)
@@ -138,23 +129,23 @@ def tasks(config: Config, specs: Sequence[str | dict[str, Any]]) -> SampleSource
 
 
 def held_out(source: Sequence[Sample], count: int) -> list[Sample]:
-    """The first `count` samples whose tasks differ (system and user message), so that an evaluation counts none twice.
+    """The first `count` samples whose tasks differ (system and user message), or all; none is counted twice.
 
-    All distinct ones where the source has fewer. Several sources take turns, whatever their weights.
+    Several sources take turns, whatever their weights.
     """
     found: dict[tuple[str, str], Sample] = {}
-    envs = _Envs()
+    envs: dict[str, Any] = {}
     parts = source.parts if isinstance(source, SampleSource) else [source]
     for sample in (part[i] for i in range(max(map(len, parts))) for part in parts if i < len(part)):
         if len(found) == count:
             break
-        observation, info = envs.reset(sample)
+        observation, info = _reset(sample, envs)
         found.setdefault((info.get("instructions", ""), observation), sample)
     return list(found.values())
 
 
 def demonstrations(source: Sequence[Sample], count: int, seed: int) -> Iterator[Conversation]:
-    """`count` expert episodes (all, where there are fewer) of samples drawn from the source, as chat messages."""
+    """`count` expert episodes (all, where there are fewer) of the source, as chat messages."""
     import skyrl_gym
 
     for sample in _drawn(source, count, random.Random(seed)):
@@ -168,7 +159,6 @@ def demonstrations(source: Sequence[Sample], count: int, seed: int) -> Iterator[
 
 
 def _drawn(source: Sequence[Sample], count: int, rng: random.Random) -> Iterator[Sample]:
-    """`count` samples, each source its share of them by weight, if there are weights."""
     weights = source.weights if isinstance(source, SampleSource) else ()
     parts = source.parts if isinstance(source, SampleSource) and weights else [source]
     for part, weight in zip(parts, weights or [1.0], strict=True):
@@ -178,28 +168,22 @@ def _drawn(source: Sequence[Sample], count: int, rng: random.Random) -> Iterator
 
 
 def conversation_texts(source: Sequence[Sample], count: int, seed: int, experts: bool = True) -> Iterator[str]:
-    """What envs and their experts say in `count` episodes, or envs alone in first turns: texts to make tokens from."""
+    """What envs and their experts say in `count` episodes, or envs alone in first turns."""
     if experts:
         yield from (message["content"] for talk in demonstrations(source, count, seed) for message in talk)
         return
-    envs = _Envs()
+    envs: dict[str, Any] = {}
     for sample in _drawn(source, count, random.Random(seed)):
-        observation, info = envs.reset(sample)
+        observation, info = _reset(sample, envs)
         yield from (info["instructions"], observation)
 
 
-class _Envs:
-    """One env of each id, reset again and again."""
+def _reset(sample: Sample, envs: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    import gymnasium
 
-    def __init__(self) -> None:
-        self._envs: dict[str, Any] = {}
-
-    def reset(self, sample: Sample) -> tuple[str, dict[str, Any]]:
-        import gymnasium
-
-        if sample.env_id not in self._envs:
-            self._envs[sample.env_id] = gymnasium.make(sample.env_id)
-        return self._envs[sample.env_id].reset(seed=sample.seed, options=dict(sample.options))
+    env = envs.get(sample.env_id) or envs.setdefault(sample.env_id, gymnasium.make(sample.env_id))
+    observation, info = env.reset(seed=sample.seed, options=dict(sample.options))
+    return observation, info
 
 
 def _parse(spec: str | dict[str, Any]) -> tuple[str, dict[str, Any]]:
@@ -219,7 +203,11 @@ def _parse(spec: str | dict[str, Any]) -> tuple[str, dict[str, Any]]:
     for key, text in pairs:
         if key in options:
             raise UserError(f"Data source {spec!r} gives the option {key!r} twice; list two sources instead.")
-        options[key] = _scalar(text)
+        try:  # 2 of "2", True of "true", and text of everything else
+            value = json.loads(text)
+        except ValueError:
+            value = text
+        options[key] = value if isinstance(value, (int, float)) else text
     return name, options
 
 
@@ -227,7 +215,7 @@ def take_exams(specs: Sequence[str | dict[str, Any]], folder: Path) -> tuple[lis
     """Held-out data apart: what `load_samples` takes, and an exam for every benchmark, `skyrl_eval:gsm8k?n=50`.
 
     The package before the colon makes it: `exam(name, options, folder)` returns an object with `run(rollouts, step)`,
-    whose figures are logged (skyrl_eval.training.Exam). folder: of the run, for what the exam keeps.
+    whose figures are logged. folder: of the run, for what the exam keeps.
     """
     rest, exams = [], []
     for spec in specs:
@@ -242,27 +230,12 @@ def take_exams(specs: Sequence[str | dict[str, Any]], folder: Path) -> tuple[lis
 
 
 def _exam_of(package: str) -> Callable[..., Any] | None:
-    """The package's `exam`; None where there is no such package, or it has none."""
     if not all(part.isidentifier() for part in package.split(".")):
         return None
     try:
         return getattr(import_module(package), "exam", None)
     except ModuleNotFoundError:
         return None
-
-
-def _scalar(text: str) -> Any:
-    """2 of "2", True of "true", and text of everything else."""
-    try:
-        value = json.loads(text)
-    except ValueError:
-        return text
-    return value if isinstance(value, (int, float)) else text
-
-
-def _label(name: str, options: dict[str, Any]) -> str:
-    """A spec in one spelling, whatever the order of its options."""
-    return name + ("?" + "&".join(f"{key}={options[key]}" for key in sorted(options)) if options else "")
 
 
 def _env_samples(
@@ -314,6 +287,6 @@ def _file_samples(path: str, options: dict[str, Any], default_env_class: str, en
 def _try(label: str, sample: Sample) -> None:
     """One reset now, so that an unknown option is a sentence at the start and not a failed episode later."""
     try:
-        _Envs().reset(sample)
+        _reset(sample, {})
     except Exception as error:
         raise UserError(f"Data source {label!r}: {sample.env_id} cannot begin an episode: {error}") from error

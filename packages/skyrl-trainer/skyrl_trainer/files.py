@@ -1,7 +1,5 @@
 """Files and folders that are whole or not there: written aside, flushed to the disk, and renamed."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from collections.abc import Iterator
@@ -21,37 +19,29 @@ def written_aside(target: Path) -> Iterator[Path]:
     was killed here had left behind is removed, or put back, first.
     """
     aside, replaced = (target.parent / f".{kind}-{target.name}" for kind in ("tmp", "replaced"))
-    with disk_errors_explained(target):
+    try:
         target.parent.mkdir(parents=True, exist_ok=True)
         for leftover in target.parent.glob(f".tmp-{target.name.split('_')[0]}*"):
             shutil.rmtree(leftover, ignore_errors=True)
         if replaced.exists() and not target.exists():
             replaced.rename(target)
         aside.mkdir()
-        try:
-            yield aside
-            for path in (*aside.rglob("*"), aside):
-                flush(path)
-            if target.exists():
-                shutil.rmtree(replaced, ignore_errors=True)
-                target.rename(replaced)
-            aside.rename(target)
-            flush(target.parent)
+        yield aside
+        for path in (*aside.rglob("*"), aside):
+            flush(path)
+        if target.exists():
             shutil.rmtree(replaced, ignore_errors=True)
-        finally:
-            shutil.rmtree(aside, ignore_errors=True)
-
-
-@contextmanager
-def disk_errors_explained(target: Path) -> Iterator[None]:
-    """Turns what a full or broken disk raises into a UserError that names the target."""
-    try:
-        yield
+            target.rename(replaced)
+        aside.rename(target)
+        flush(target.parent)
+        shutil.rmtree(replaced, ignore_errors=True)
     except (OSError, SafetensorError) as error:
         raise UserError(
             f"{target} could not be written ({error}); free some space or set trainer.run_dir to another disk. What "
             "was saved before is intact."
         ) from error
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
 
 
 def flush(path: Path) -> None:

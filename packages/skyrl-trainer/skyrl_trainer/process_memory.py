@@ -1,10 +1,7 @@
 """Memory of the processes of a run: what the C library keeps is given back, and the whole is measured."""
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
-from pathlib import Path
 
 import psutil
 
@@ -15,22 +12,16 @@ LOGITS_AT_ONCE = {"cpu": 2**24, "cuda": 2**28}
 
 
 def return_free_memory() -> None:
-    """glibc's malloc_trim; elsewhere nothing. Without it a process that frees all it takes still grows for hours."""
+    """glibc's malloc_trim. Without it a process that frees all it takes still grows for hours."""
     with contextlib.suppress(AttributeError, OSError):
         ctypes.CDLL(None).malloc_trim(0)
 
 
 def pss_gib() -> float:
     """GiB of this process and all its descendants (Linux: the sum of PSS; where /proc has no PSS, of RSS)."""
-    me = psutil.Process()
-    total = 0
+    me, total = psutil.Process(), 0
     for process in [me, *me.children(recursive=True)]:
-        try:
-            rollup = Path(f"/proc/{process.pid}/smaps_rollup").read_text()
-            total += next(int(line.split()[1]) for line in rollup.splitlines() if line.startswith("Pss:")) * 1024
-        except (OSError, StopIteration):
-            try:
-                total += process.memory_info().rss
-            except psutil.Error:
-                continue  # it ended between the two looks
+        with contextlib.suppress(psutil.Error):  # it ended between the two looks
+            memory = process.memory_full_info()
+            total += getattr(memory, "pss", memory.rss)
     return total / 2**30

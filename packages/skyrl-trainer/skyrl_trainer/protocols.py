@@ -3,8 +3,6 @@
 An implementation is found by its methods, not by inheritance.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any, Protocol
 
@@ -71,11 +69,11 @@ class Sampler(Protocol):
 
 
 class RewardFunction(Protocol):
-    """TRL's signature, conversational: one number a trajectory, None where the function does not apply.
+    """TRL's signature, conversational: one number a trajectory, None where the function does not apply. May be `async`.
 
     prompts, completions: a list of messages {"role", "content"} a trajectory; a completion is the policy's answers and,
-    between them, what the env said. completion_ids: the token ids of the completion. columns: `ground_truth`,
-    `sample_id`, `env_id` and the options of the sample (None where a sample has no such option). May be `async`.
+    between them, what the env said. columns: `ground_truth`, `sample_id`, `env_id` and the options of the sample (None
+    where a sample has no such option).
     """
 
     def __call__(

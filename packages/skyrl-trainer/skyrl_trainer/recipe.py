@@ -3,8 +3,6 @@
 Only the form is checked here: config.py knows the settings.
 """
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Collection, Iterator
@@ -47,7 +45,7 @@ def value_of(setting: Setting) -> Any:
 
 
 def read_recipe(recipe: str, sections: Collection[str]) -> Iterator[Setting]:
-    """Of a bundled recipe's name, or a path. Descends into `sections` only: what lies below a setting is its value."""
+    """Of a bundled recipe's name, or a path. Descends into `sections` only."""
     bundled = Path(str(files("skyrl_trainer"))) / "recipes"
     path = next((path for path in (bundled / f"{recipe}.yaml", Path(recipe).expanduser()) if path.is_file()), None)
     if path is None:

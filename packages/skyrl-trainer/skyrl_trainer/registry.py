@@ -1,7 +1,5 @@
 """A registry that a setting chooses from by name. What comes with the project is imported when it is named."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from importlib import import_module
 from typing import Any, Generic, TypeVar

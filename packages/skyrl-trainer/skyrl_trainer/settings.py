@@ -4,12 +4,10 @@ Names are SkyRL's where it has one, TRL's for hyper-parameters. The description 
 docs/configuration.md and the JSON schema are made from it. A field exists when two users want different values.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, field_validator, model_validator
 from pydantic.fields import FieldInfo
 
 OPTIONS, TINY = "trainer.algorithm.options", "trainer.policy.model.tiny"
@@ -111,7 +109,7 @@ class AlgorithmConfig(Section):
     """A registered trainer class: ppo, grpo, sapo, gspo, gspo_token, dapo, dr_grpo, cispo, dual_clip, or yours."""
     advantage_estimator: str = "grpo"
     """A registered estimator: grpo, rloo, reinforce++, maxrl, gae (ppo always has it), or yours."""
-    reward_funcs: dict[str, float] = {}
+    reward_funcs: dict[str, FiniteFloat] = {}
     """Weights: of the env's reward (`env`, 1), a task solved (`success`, 0), overlength (`overlong`, 0), functions."""
     plugin_file: Free[str | None] = None
     """A Python file of yours that registers algorithms, engines, samplers, rewards and so on."""
@@ -154,9 +152,9 @@ class TrainerConfig(Section):
     lr_scheduler_type: str = "constant_with_warmup"
     """A schedule of transformers, by its name."""
     warmup_steps: int = Field(default=0, ge=0)
-    """Optimizer steps until the learning rate is full."""
+    """Optimizer steps until the learning rate is full; the first has its share of it, not 0."""
     optimizer_kwargs: dict[str, Any] = {"betas": [0.9, 0.99], "weight_decay": 0.0}
-    """Passed to torch.optim.AdamW as they are."""
+    """Passed to torch.optim.AdamW as they are. The usual beta2, 0.999, averages over more steps than a run has."""
     max_grad_norm: float = Field(default=1.0, gt=0)
     """The gradient of a mini-batch is clipped to this norm."""
     eval_batch_size: Free[int] = Field(default=1024, gt=0)

@@ -3,8 +3,6 @@
     Sample -> PromptBatch -> Turn -> Trajectory -> RolloutBatch -> RewardBatch
            -> AdvantageBatch -> TrainingBatch -> StepMetrics
 
-Nothing here knows Ray, vLLM or a model: every room of the project may import this one.
-
 Shape suffixes used across the project:
 
     N  sampled tokens, of a micro-batch or of a trajectory  N1  N + 1: the place behind the end as well
@@ -72,7 +70,6 @@ class SamplingOptions:
     max_tokens: int
     temperature: float = 1.0
     top_p: float = 1.0
-    top_k: int = -1
     stop_token_ids: tuple[int, ...] = ()
     min_tokens: int = 0
     """Benchmarks force a length with it: no stop token is sampled before."""
@@ -126,7 +123,7 @@ class StopReason(StrEnum):
     TIMEOUT = "timeout"
     """The wall-clock limit of the whole episode."""
     ENV_ERROR = "env_error"
-    """The env raised, hung, or sat on two workers that died."""
+    """The env raised, hung, crashed, or gave what no env may give."""
     ENGINE_ERROR = "engine_error"
 
     @property
@@ -224,10 +221,7 @@ class Trajectory:
 
 @dataclass(slots=True)
 class RolloutBatch:
-    """The trajectories of one step, in groups by sample (`groups[i][j]`: try j of sample i).
-
-    Failed trajectories stay in their group, so that nothing is lost from the record; learning skips them.
-    """
+    """The trajectories of one step, in groups by sample (`groups[i][j]`: try j of sample i), failed ones too."""
 
     step: int
     groups: list[list[Trajectory]]

@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import sys
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from hashlib import blake2b
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from sysconfig import get_paths
+from typing import TYPE_CHECKING
 
 from skyrl_trainer.errors import UserError
-from skyrl_trainer.settings import Config
 
+if TYPE_CHECKING:  # for the annotation alone: a process of envs must not load the settings for it
+    from skyrl_trainer.settings import Config
+
+PREFIX = "skyrl_user_file_"
+"""How the names of the modules begin that users' files become."""
 _PATHS = get_paths()
 NOT_THE_USERS = ("<frozen", _PATHS["stdlib"], _PATHS["purelib"], str(Path(__file__).parent))
 """Beginnings of the names of files that a user cannot mend."""
@@ -23,7 +30,7 @@ def load_user_file(setting: str, given: str, what: str) -> None:
     Example: load_user_file("environment.env_file", "envs.py", "environments")
     """
     path = Path(given).expanduser().resolve()
-    name = f"skyrl_user_file_{blake2b(str(path).encode(), digest_size=6).hexdigest()}"
+    name = f"{PREFIX}{blake2b(str(path).encode(), digest_size=6).hexdigest()}"
     if name in sys.modules:
         return
     spec = spec_from_file_location(name, path) if path.suffix == ".py" and path.is_file() else None
@@ -32,8 +39,10 @@ def load_user_file(setting: str, given: str, what: str) -> None:
     module = sys.modules[name] = module_from_spec(spec)
     try:
         spec.loader.exec_module(module)
-    except Exception as error:
+    except BaseException as error:
         del sys.modules[name]
+        if not isinstance(error, Exception | SystemExit):
+            raise
         raise UserError(f"{setting}: {given} failed with {cause(error)}.") from error
 
 
@@ -46,7 +55,21 @@ def load_plugin(config: Config) -> None:
         )
 
 
-def cause(error: Exception) -> str:
+@contextmanager
+def blaming() -> Iterator[None]:
+    """Inside, what was raised on the way through a user's file becomes a UserError with its file and line."""
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:
+        files = {module.__file__ for name, module in sys.modules.items() if name.startswith(PREFIX)}
+        if any(frame.filename in files for frame in traceback.extract_tb(error.__traceback__)):
+            raise UserError(f"A plug-in failed with {cause(error)}.") from error
+        raise
+
+
+def cause(error: BaseException) -> str:
     """What went wrong, and where in the user's own code: "ValueError: no such move (mine.py, line 7)"."""
     frames = traceback.extract_tb(error.__traceback__)
     users = [f" ({f.filename}, line {f.lineno})" for f in frames if not f.filename.startswith(NOT_THE_USERS)]

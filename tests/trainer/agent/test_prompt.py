@@ -62,3 +62,12 @@ def test_a_text_that_spells_special_tokens_stays_a_text(prompt: ChatPrompt) -> N
 def test_tokenizer_without_a_chat_template_is_refused_with_the_settings_name() -> None:
     with pytest.raises(UserError, match=r"trainer\.policy\.model\.path"):
         ChatPrompt(SimpleNamespace(chat_template=None, name_or_path="base-model"))
+
+
+@pytest.mark.parametrize("half", ["\ud800", "\udc00x", "a\udfff"])
+def test_half_a_character_is_read_as_a_question_mark(prompt: ChatPrompt, half: str) -> None:
+    whole = half.encode("utf-8", "replace").decode()
+    assert "?" in whole
+    assert prompt.first(half, half) == prompt.first(whole, whole)
+    assert prompt.observation(half, [5]) == prompt.observation(whole, [5])
+    assert prompt.answer({"role": "assistant", "content": half}) == prompt.answer({"content": whole})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from skyrl_trainer.algorithms.options import CommonOptions
 from skyrl_trainer.errors import UserError
 from skyrl_trainer.run.trainers import PPOTrainer
 from skyrl_trainer.settings import Config
-from skyrl_trainer.types import AdvantageBatch, RewardBatch, RolloutBatch, Sample, Trajectory, Turn
+from skyrl_trainer.types import AdvantageBatch, RewardBatch, RolloutBatch, Sample, StopReason, Trajectory, Turn
 
 
 def options(**changes: Any) -> CommonOptions:
@@ -144,19 +145,20 @@ def ragged_turns(seed: int, terminated: bool) -> tuple[RewardBatch, list[torch.T
 @pytest.mark.parametrize("gamma, lam", [(1.0, 1.0), (0.97, 0.9), (0.9, 0.0)])
 @pytest.mark.parametrize("penalty", [False, True])
 def test_gae_is_the_sum_of_all_later_errors(terminated: bool, gamma: float, lam: float, penalty: bool) -> None:
-    """Against the definition as a double sum: observations are no steps, and V counts behind a truncated end only."""
+    """Against the definition as a double sum: observations are no steps, and V counts behind a truncated end only.
+    A KL penalty comes off beside what is whitened, and is not the critic's to predict."""
     for seed in range(5):
         batch, values = ragged_turns(seed, terminated)
         (trajectory,) = batch.trajectories
         r, v = [], values[0].tolist()
         for turn, reward in zip(trajectory.turns, batch.rewards[0], strict=True):
             r += [0.0] * (len(turn.output_ids) - 1) + [reward]
-        if penalty:
-            batch.kl_penalties = [[0.1 * i for i in range(len(r))]]
-            r = [x - 0.1 * i for i, x in enumerate(r)]
         v[-1] = 0.0 if terminated else v[-1]
         delta = [r[t] + gamma * v[t + 1] - v[t] for t in range(len(r))]
         raw = [sum((gamma * lam) ** (k - t) * delta[k] for k in range(t, len(r))) for t in range(len(r))]
+        kl = [0.1 * i * penalty for i in range(len(r))]
+        kl_to_go = [sum(gamma ** (k - t) * kl[k] for k in range(t, len(r))) for t in range(len(r))]
+        batch.kl_penalties = [kl] if penalty else None
         result = estimator("gae")(batch, options_of_ppo(gamma=gamma, gae_lambda=lam), values)
         sampled = [i for i, bit in enumerate(trajectory.loss_mask()) if bit]
         assert result.returns is not None
@@ -165,7 +167,8 @@ def test_gae_is_the_sum_of_all_later_errors(terminated: bool, gamma: float, lam:
         )
         mean, std = sum(raw) / len(raw), torch.tensor(raw, dtype=torch.float64).std().item()
         assert [result.advantages[0][i] for i in sampled] == pytest.approx(
-            [(a - mean) / (std + 1e-4) for a in raw], abs=1e-12
+            [(a - mean) / (std + 1e-4) - k + sum(kl_to_go) / len(r) for a, k in zip(raw, kl_to_go, strict=True)],
+            abs=1e-12,
         )
         assert all(result.advantages[0][i] == 0.0 for i, bit in enumerate(trajectory.loss_mask()) if not bit)
 
@@ -184,6 +187,55 @@ def test_kl_penalties_come_off_the_returns_of_a_group() -> None:
     batch = batch_of([[[1.0], [2.0]]])
     batch.kl_penalties = [[0.25, 0.25], [0.0, 1.5]]
     assert per_trajectory(estimator("rloo")(batch, options(), None)) == [0.0, 0.0]
+
+
+@pytest.mark.parametrize("name", ["grpo", "rloo", "maxrl", "reinforce++", "gae"])
+@pytest.mark.parametrize("equal", [True, False])
+def test_beta_weighs_the_kl_in_the_reward(name: str, equal: bool) -> None:
+    """Whatever divides the rewards must not divide the KL: where they are equal its noise would get the size of one."""
+    draw = torch.Generator().manual_seed(0)
+    kl = torch.randn(6, 2, generator=draw, dtype=torch.float64)
+    values = [torch.zeros(3, dtype=torch.float64)] * 6
+
+    def advantages(beta: float) -> torch.Tensor:
+        batch = batch_of([[[1.0]] * 6] if equal else [[[1.0], [0.0]] * 3])
+        batch.kl_penalties = (beta * kl).tolist()
+        result = estimator(name)(batch, options_of_ppo(), values)
+        return torch.tensor(result.advantages, dtype=torch.float64)[:, 1:]
+
+    without, little, much = advantages(0.0), advantages(1e-3), advantages(1.0)
+    assert 0 < (little - without).abs().max() <= 1e-2
+    torch.testing.assert_close(1000 * (little - without), much - without, rtol=1e-9, atol=1e-9)
+    assert without.abs().max() == (0 if equal else pytest.approx(1, abs=0.5))
+
+
+@pytest.mark.parametrize("name", ["grpo", "rloo", "maxrl", "reinforce++"])
+def test_returns_that_differ_by_rounding_are_equal(name: str) -> None:
+    result = estimator(name)(batch_of([[[0.1 + 0.2], [0.3]]]), options(), None)
+    assert set(per_trajectory(result)) == {0.0}
+
+
+def test_credit_reaches_the_beginning_of_a_long_answer() -> None:
+    """As PPO comes, with a critic that expects nothing yet: no token of a right answer is pushed down."""
+    batch = batch_of([[[1.0], [0.0]]])
+    for trajectory, length in zip(batch.trajectories, (200, 100), strict=True):
+        trajectory.turns[0] = Turn([1], [2] * length, [0.0] * length, [0] * length, "", terminated=True)
+    values = [torch.zeros(201, dtype=torch.float64), torch.zeros(101, dtype=torch.float64)]
+    right, wrong = (row[1:] for row in estimator("gae")(batch, options_of_ppo(), values).advantages)
+    assert min(right) == max(right) > 0 > min(wrong) == max(wrong)
+
+
+def test_what_the_env_ended_is_not_bootstrapped_and_what_was_cut_off_is() -> None:
+    """A cut answer that the env judged is over, in one turn as in many; a full context or the last turn is not."""
+    values = [torch.tensor([0.0, 0.0, 0.5], dtype=torch.float64)]
+    for turns, terminated in itertools.product(([1.0], [0.0, 1.0]), (True, False)):
+        batch = batch_of([[turns]])
+        batch.trajectories[0].stop_reason = StopReason.LENGTH
+        last = Turn([1], [2, 3], [0.0, 0.0], [0, 0], "", terminated=terminated)
+        batch.trajectories[0].turns = [*batch.trajectories[0].turns[1:], last]
+        expected = [torch.cat([torch.zeros(2 * len(turns) - 2, dtype=torch.float64), values[0]])]
+        returns = estimator("gae")(batch, options_of_ppo(), expected).returns
+        assert returns is not None and returns[0][-1] == (1.0 if terminated else 1.5)
 
 
 def test_beta_adapts_by_at_most_a_fifth_of_a_tenth() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -282,6 +283,7 @@ def test_corrections_weigh_by_the_engines_error() -> None:
         "none": ([1, 1, 1, 1, 1], [0, 0, 0, 0, 0]),
         "tis": ([2, 0.4, 1, 2, 0.25], [1, 0, 0, 1, 0]),
         "mis": ([3, 0, 1, 4, 0], [0, 1, 0, 0, 1]),
+        "sequence_tis": ([1.2, 1.2, 1.2, 1, 1], [0, 0, 0, 0, 0]),
         "sequence_mask": ([0, 0, 0, 1, 1], [1, 1, 1, 0, 0]),
     }
     for name, (weights, cut) in expected.items():
@@ -293,6 +295,31 @@ def test_corrections_weigh_by_the_engines_error() -> None:
     spoiled = sampled(old, old, rollout * torch.nan, old, tokens.trajectory_N)
     for name in ("tis", "mis", "sequence_mask"):  # the step has to stop: a masked NaN would hide it
         assert make_loss("grpo", correction=name).correction(spoiled)[0].isnan().all()
+
+
+@pytest.mark.parametrize("engine_is_likelier", [True, False])
+def test_sequence_tis_weighs_a_long_answer_by_its_probability(engine_is_likelier: bool) -> None:
+    """The importance weight of a sequence is the product of its tokens': 1 % per token is e^10 over 1,000 of them."""
+    old = torch.zeros(1000, dtype=torch.float64)
+    rollout = old + (0.01 if engine_is_likelier else -0.01)
+    tokens = sampled(old, old, rollout, old, torch.zeros(1000, dtype=torch.long))
+    weights_N, reports = make_loss("grpo", correction="sequence_tis").correction(tokens)
+    expected = 4.539993e-05 if engine_is_likelier else 5.0
+    assert weights_N.tolist() == pytest.approx([expected] * 1000, rel=1e-6)
+    assert reports["correction/fraction"].all() == (not engine_is_likelier)
+
+
+@pytest.mark.parametrize("correction, same", [("none", True), ("sequence_mask", True), ("tis", False)])
+def test_both_forms_of_gspo_share_a_gradient_where_a_trajectory_has_one_weight(correction: str, same: bool) -> None:
+    tokens = random_tokens(400, 60, one_advantage=True)
+    draw = torch.Generator().manual_seed(1)
+    tokens = replace(tokens, rollout_logprobs_N=tokens.old_logprobs_N - 0.1 * torch.rand(400, generator=draw))
+    options = {"epsilon": 0.9, "epsilon_high": 9.0, "correction": correction, "correction_range": [0.5, 1.05]}
+    if correction == "none":
+        del options["correction_range"]
+    forms = [make_loss(name, **options) for name in ("gspo", "gspo_token")]
+    a, b = (token_gradient(loss, tokens, loss.correction(tokens)[0]) for loss in forms)
+    assert ((a - b).norm() <= 1e-10 * a.norm()) == same
 
 
 def test_the_correction_is_off_in_float32_and_where_nothing_is_left_to_correct() -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from pydantic import ValidationError
 from trl.rewards import get_soft_overlong_punishment
 
 from skyrl_trainer.algorithms.advantages import estimator
@@ -107,6 +108,23 @@ def test_the_soft_overlong_penalty_is_trls_and_sits_on_the_last_turn() -> None:
     assert rewards_of({"overlong": 2.0}).batch(batch, [0]).rewards == [[1.0, 0.0], [1.0, 1.0]]
     assert rewards_of({"overlong": 1.0}).metrics(batch)["overlong/penalty"] == -0.25
     assert "overlong/penalty" not in rewards_of().metrics(batch)
+
+
+def test_a_turn_that_is_cut_or_a_full_context_costs_the_whole_penalty() -> None:
+    """However few tokens the episode sampled in all, of the 20 that it might have."""
+    one_cut, full, short = tried(0, (10, 1)), tried(1, (1, 1)), tried(2, (8, 8))
+    full.stop_reason = StopReason.LENGTH
+    rewards = rewards_of({"overlong": 1.0, "env": 0.0})
+    assert rewards.batch(RolloutBatch(1, [[one_cut, full, short]]), [0]).rewards == [
+        [0.0, -1.0],
+        [0.0, -1.0],
+        [0.0, 0.0],
+    ]
+
+
+def test_a_weight_that_is_no_number_is_refused() -> None:
+    with pytest.raises(ValidationError, match="finite"):
+        rewards_of({"env": float("nan")})
 
 
 def test_a_filtered_trajectory_counts_in_the_baseline_and_has_no_gradient() -> None:

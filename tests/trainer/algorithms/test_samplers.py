@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Sequence
 from io import StringIO
 from pathlib import Path
@@ -147,9 +148,19 @@ def test_other_data_and_no_data_are_refused() -> None:
         UniformSampler([], seed=3)
 
 
-@pytest.mark.parametrize("returns, taken", [([1.0, 0.0], True), ([1.0, 1.0], False), ([0.5], False), ([], False)])
+@pytest.mark.parametrize(
+    "returns, taken",
+    [
+        ([1.0, 0.0], True),
+        ([1.0, 1.0], False),
+        ([0.5], False),
+        ([], False),
+        ([0.1 + 0.2, 0.3], False),
+        ([float("nan")] * 2, False),
+    ],
+)
 def test_dynamic_sampling_refuses_groups_that_teach_nothing(returns: list[float], taken: bool) -> None:
-    """Equal returns, groups of one, and those of which everybody failed."""
+    """Returns that are equal but for rounding, groups of one, and those of which everybody failed."""
     assert sampler_class("dynamic")(source(3), 0).accept([], returns) is taken
 
 
@@ -257,3 +268,15 @@ def test_a_resumed_step_takes_the_stored_groups_again_and_judges_none_twice(tmp_
     made = len(resumed.made_up.played)
     assert sum(ASKED) == made and resumed.made_up.played == run.made_up.played[len(run.made_up.played) - made :]
     assert (made > 0) is bool(lost)
+
+
+def test_a_resumed_step_does_not_take_stored_tries_whose_reward_is_no_number(tmp_path: Path) -> None:
+    """They were stored before anybody looked at them; when the env is mended they are made again."""
+    draw(tmp_path, odd_differ)
+    waiting = JsonlTrajectoryStore(tmp_path / "trajectories" / "waiting")
+    spoiled = waiting.read(4)
+    spoiled.groups[1][0].turns[0].reward = float("nan")
+    waiting.write(spoiled)
+    rewards, _, resumed = draw(tmp_path, odd_differ)
+    assert resumed.made_up.played == ["2/1/0", "2/1/1"]
+    assert all(math.isfinite(turn.reward) for t in rewards.trajectories for turn in t.turns)

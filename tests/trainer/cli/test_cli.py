@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -81,6 +82,33 @@ def test_ctrl_c_is_exit_code_130(monkeypatch: pytest.MonkeyPatch, capsys: pytest
     stop_with(monkeypatch, KeyboardInterrupt())
     assert cli.main(["envs"]) == 130
     assert capsys.readouterr().err == "skyrl-trainer: stopped by Ctrl-C.\n"
+
+
+@pytest.mark.parametrize("name, code", [("SIGTERM", 143), ("SIGHUP", 129), ("SIGINT", 130)])
+def test_a_signal_is_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str, code: int
+) -> None:
+    def raised(args: object) -> None:
+        signal.raise_signal(signal.Signals[name])
+        raise AssertionError("not stopped")
+
+    monkeypatch.setattr(cli, "_envs", raised)
+    before = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)]
+    assert cli.main(["envs"]) == code
+    said = "Ctrl-C" if name == "SIGINT" else name
+    assert capsys.readouterr().err == f"skyrl-trainer: stopped by {said}.\n"
+    assert before == [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)]
+
+
+def test_under_nohup_a_hangup_is_ignored() -> None:
+    code = """
+import signal
+from skyrl_trainer.run.signals import StopSignal
+signal.signal(signal.SIGHUP, signal.SIG_IGN)
+with StopSignal():
+    signal.raise_signal(signal.SIGHUP)
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
 
 
 def test_a_full_disk_is_said(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

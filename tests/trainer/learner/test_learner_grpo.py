@@ -16,6 +16,7 @@ from skyrl_trainer.learner.batch import Row, make_rows, set_advantages
 from skyrl_trainer.learner.compose import algorithm_class, register_algorithm
 from skyrl_trainer.learner.grpo import GRPO
 from skyrl_trainer.learner.model import Learner, Scorer, make_learner
+from skyrl_trainer.types import AdvantageBatch, RewardBatch
 
 
 @pytest.fixture(autouse=True)
@@ -90,9 +91,8 @@ def test_no_algorithms_gradient_depends_on_the_cut(tmp_path: Path, name: str, es
         "kl_estimator": "k3_ratio",
         "correction": "sequence_mask",
         "correction_range": [0.9, 1.01],
-        "gamma": 0.9,
         "beta": 0.1,
-    }
+    } | ({"gamma": 0.9} if estimator == "reinforce++" else {})
     algorithm = {"name": name, "options": options, "advantage_estimator": estimator}
     trainer = make_trainer(path, True, algorithm, micro_batch_tokens=10**6)
     whole = gradient(trainer, batch, old)
@@ -176,6 +176,24 @@ def test_mini_batches_and_epochs_take_their_optimizer_steps_and_clip(tmp_path: P
     )
 
 
+@pytest.mark.parametrize(
+    "schedule, warmup, rates",
+    [
+        ("constant_with_warmup", 3, [1 / 3, 2 / 3, 1, 1, 1]),
+        ("constant_with_warmup", 0, [1, 1, 1, 1, 1]),
+        ("linear", 0, [1, 0.8, 0.6, 0.4, 0.2]),
+        ("linear", 2, [0.5, 1, 0.75, 0.5, 0.25]),
+    ],
+)
+def test_no_step_of_a_schedule_has_the_rate_zero(
+    tmp_path: Path, schedule: str, warmup: int, rates: list[float]
+) -> None:
+    """A rollout that is learned from at a rate of 0 is a rollout for nothing."""
+    config = make_config(trainer={"lr_scheduler_type": schedule, "warmup_steps": warmup})
+    trainer = GRPO(config).start(make_learner(config, save_model(tmp_path), 5))
+    assert [trainer.update(make_batch())["lr"] for _ in range(5)] == pytest.approx([rate * 1e-3 for rate in rates])
+
+
 def test_rewards_rise_along_the_gradient(tmp_path: Path) -> None:
     """The sign: after updates the better half of each group is likelier than before, the worse half less."""
     trainer = make_trainer(save_model(tmp_path), learning_rate=3e-3)
@@ -230,6 +248,76 @@ def test_a_loss_that_is_not_finite_stops_before_the_optimizer_and_says_where(tmp
     assert trainer.learner.optimizer_steps == 0
     batch.trajectories[5].turns[0].logprobs[0] = -1.0
     assert trainer.update(batch)["grad_norm"] > 0  # nothing of the broken batch is left in the gradients
+
+
+def test_who_earned_a_reward_that_is_no_number_is_named_and_nobody_else(tmp_path: Path) -> None:
+    """Its group's advantages are NaN as well, and so is the loss of everybody in their micro-batches."""
+    trainer, batch = make_trainer(save_model(tmp_path)), make_batch(step=7)
+    batch.rewards[5] = [float("inf")]
+    with pytest.raises(UserError, match=r"The reward of step 7 is not finite in trajectories 7/1/1: mend "):
+        trainer.update(batch)
+    estimate = trainer.advantages
+
+    def spoiled(batch: RewardBatch, value: Any) -> AdvantageBatch:
+        result = estimate(batch, value)
+        result.advantages[2][-1] = float("nan")
+        return result
+
+    trainer.advantages = spoiled  # type: ignore[method-assign]
+    with pytest.raises(UserError, match=r"The advantage of step 7 is not finite in trajectories 7/0/2: mend "):
+        trainer.update(make_batch(step=7))
+
+
+@pytest.mark.parametrize("part", ["ratio", "surrogate", "reduction", "correction", "kl"])
+def test_a_loss_of_the_wrong_shape_is_refused(tmp_path: Path, part: str) -> None:
+    """It would be broadcast, and every token would weigh like all of them together."""
+
+    class Mean(GRPO):
+        def __getattribute__(self, name: str) -> Any:
+            method = super().__getattribute__(name)
+            if name != part:
+                return method
+
+            def mean(*given: Any) -> Any:
+                answer = method(*given)
+                return (answer[0].mean(), answer[1]) if isinstance(answer, tuple) else answer.mean()
+
+            return mean
+
+    config = make_config(trainer={"algorithm": {"options": {"beta": 0.1}}})
+    path = save_model(tmp_path)
+    trainer = Mean(config).start(make_learner(config, path, 10), Scorer(config, path))
+    sentence = rf"{part} of Mean gave a tensor of shape \(\), but .* of shape \(\d+,\)"
+    with pytest.raises(UserError, match=sentence):
+        trainer.update(make_batch())
+
+
+@pytest.mark.parametrize(
+    "algorithm, generator, sentence",
+    [
+        ({}, {"num_generations": 1}, r"generator\.num_generations=1 .*advantage_estimator=grpo .* at least 2"),
+        ({"advantage_estimator": "rloo"}, {"num_generations": 1}, "advantage_estimator=rloo"),
+        ({"options": {"gamma": 0.9}}, {}, r"options\.gamma has no effect .*=grpo, which reads scale_rewards"),
+        (
+            {"advantage_estimator": "rloo", "options": {"scale_rewards": "none"}},
+            {},
+            r"scale_rewards has no effect .*=rloo, which reads none",
+        ),
+        ({"name": "ppo", "options": {"scale_rewards": "none"}}, {}, r"scale_rewards .* reads gae_lambda and gamma"),
+        ({"name": "ppo", "advantage_estimator": "rloo"}, {}, r"advantage_estimator=rloo has no effect .* always gae"),
+        (
+            {"advantage_estimator": "reinforce++", "options": {"sampler": "dynamic"}},
+            {"num_generations": 1},
+            r"options\.sampler=dynamic .* at least 2",
+        ),
+    ],
+)
+def test_what_would_train_nothing_or_change_nothing_is_refused(
+    algorithm: dict[str, Any], generator: dict[str, Any], sentence: str
+) -> None:
+    config = make_config(trainer={"algorithm": algorithm}, generator=generator)
+    with pytest.raises(UserError, match=sentence):
+        algorithm_class(config.trainer.algorithm.name)(config)
 
 
 def test_nan_on_tokens_that_were_not_sampled_does_not_leak(tmp_path: Path) -> None:

@@ -122,6 +122,32 @@ def test_the_critic_learns_what_the_rollouts_return(
     assert last["value/explained_variance"] > 0.5 and last["value/loss"] < first["value/loss"]
 
 
+def test_the_critic_learns_five_times_as_fast_as_the_policy(tmp_path: Path) -> None:
+    """By default, as SkyRL's (5e-6 to 1e-6)."""
+    trainer = start(save_model(tmp_path), double=False, trainer={"learning_rate": 1e-4})
+    assert isinstance(trainer, PPO)
+    assert [group["lr"] for group in trainer.critic.optimizer.param_groups] == [pytest.approx(5e-4)] * 2
+
+
+def test_a_value_that_has_not_moved_is_not_counted_as_clipped(tmp_path: Path) -> None:
+    """In float32 old + (new - old) is not new."""
+    trainer, batch = start(save_model(tmp_path), double=False), make_batch()
+    draw = torch.Generator().manual_seed(5)
+    values = [0.1 * torch.rand(t.num_output_tokens + 1, generator=draw) for t in batch.trajectories]
+    assert isinstance(trainer, PPO)
+    with torch.no_grad():
+        trainer.critic.head.bias.fill_(0.09)
+    assert trainer.update(batch, value=values)["value/clip_fraction"] == 0.0
+
+
+def test_what_a_critic_explains_is_a_number_however_few_tokens_there_are(tmp_path: Path) -> None:
+    trainer, batch = start(save_model(tmp_path), double=False), make_batch(groups=1, generations=1)
+    turn = batch.trajectories[0].turns[0]
+    turn.output_ids, turn.logprobs = turn.output_ids[:1], turn.logprobs[:1]
+    assert trainer.update(batch)["value/explained_variance"] == 0.0
+    assert trainer.update(make_batch(groups=0))["value/explained_variance"] == 0.0
+
+
 def test_a_run_goes_on_to_the_byte(tmp_path: Path) -> None:
     path = save_model(tmp_path)
     """Under a schedule, whose rate the first step after a resume must have, the critic's too."""
@@ -141,9 +167,14 @@ def test_a_run_goes_on_to_the_byte(tmp_path: Path) -> None:
 
 
 def test_kl_in_the_reward_is_taken_off_token_by_token_and_not_counted_in_the_loss(tmp_path: Path) -> None:
-    """The gradient is the one that rewards less k1 give; the reference has no part in the loss."""
+    """The gradient is the one that rewards less k1 give; the reference has no part in the loss. With rloo, which
+    divides neither."""
     path, batch = save_model(tmp_path, "gpt2"), make_batch(turns=2)
-    in_reward = start(path, "grpo", beta=0.1, kl_estimator="k1_in_reward")
+
+    def rloo(**options: Any) -> GRPO:
+        return start(path, "grpo", trainer={"algorithm": {"advantage_estimator": "rloo", "options": options}})
+
+    in_reward = rloo(beta=0.1, kl_estimator="k1_in_reward")
     found = gradients(in_reward, batch)
     assert in_reward.reference is not None
     rows = make_rows(batch.trajectories)
@@ -152,7 +183,7 @@ def test_kl_in_the_reward_is_taken_off_token_by_token_and_not_counted_in_the_los
     rewards = [list(turns) for turns in batch.rewards]
     for row, turns in zip(rows, rewards, strict=True):
         turns[-1] -= 0.1 * (row.old_logprobs - row.ref_logprobs).sum().item()
-    expected = gradients(start(path, "grpo"), batch, reward=rewards)
+    expected = gradients(rloo(), batch, reward=rewards)
     assert (found[0] - expected[0]).norm() <= 1e-9 * expected[0].norm()
 
 

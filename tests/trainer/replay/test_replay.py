@@ -6,12 +6,13 @@ import asyncio
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from skyrl_trainer.cli import main
 from skyrl_trainer.replay.player import Difference, Player, compare
-from skyrl_trainer.rollout.env_client import EnvClient
+from skyrl_trainer.rollout.env_client import EnvClient, RemoteEnv
 from skyrl_trainer.rollout.env_worker import CRASHED, EnvReply
 from skyrl_trainer.rollout.store import JsonlTrajectoryStore
 from skyrl_trainer.types import RolloutBatch, Sample, StopReason, Trajectory, Turn
@@ -149,7 +150,7 @@ FAILURES: list[tuple[str, StopReason, str | None, bool]] = [
     ("die", StopReason.ENV_ERROR, f"{CRASHED}, where no Python code could interrupt it: Fatal", True),
     ("die", StopReason.TERMINATED, None, False),
     ("hang", StopReason.TIMEOUT, "The episode was not over after 3 seconds.", True),
-    ("die", StopReason.ENV_ERROR, "Two EnvWorkers died under this episode", True),
+    ("die", StopReason.ENV_ERROR, "3 EnvWorkers died under this episode", True),
 ]
 
 
@@ -194,20 +195,20 @@ def test_a_rebuilt_env_hears_what_its_tools_had_said() -> None:
     class Worker(FakeEnvWorker):
         """Each step calls a tool that counts all its calls, ever."""
 
-        fed: list[tuple[str, ...]]
+        fed: list[list[Any]]
         calls = 0
 
-        async def _step(self, item: tuple[str, ...]) -> EnvReply:
+        async def _step(self, item: list[Any]) -> EnvReply:
             self.fed.append(item)
             reply = await super()._step(item)
             self.calls += 1
             reply.info["tool_calls"] = [{"tool": "count", "args": {}, "result": str(self.calls)}]
             return reply
 
-    async def scenario() -> list[tuple[str, ...]]:
+    async def scenario() -> list[list[Any]]:
         worker = Worker()
         worker.fed = []
-        env = EnvClient([worker]).make("key", Sample("s", "fake", 0, options={"turns": 9}))
+        env = RemoteEnv(EnvClient([worker]), "key", Sample("s", "fake", 0, options={"turns": 9}))
         await env.reset()
         for action in ("a", "b", "c"):
             if action == "c":
@@ -218,4 +219,4 @@ def test_a_rebuilt_env_hears_what_its_tools_had_said() -> None:
 
     one, two = ([{"tool": "count", "args": {}, "result": result}] for result in "12")
     fed = asyncio.run(scenario())
-    assert [item[1:] for item in fed] == [("a",), ("b",), ("a", one), ("b", two), ("c",)]
+    assert [item[1:] for item in fed] == [["a"], ["b"], ["a", one], ["b", two], ["c"]]

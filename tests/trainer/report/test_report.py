@@ -104,6 +104,19 @@ def test_a_damaged_line_is_named(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"metrics.jsonl, line 2, is not a JSON object of numbers: 'nonsense'"):
         read_metrics(tmp_path)
 
+    for line in ('{"loss": 1}', '{"step": null}', '{"step": "one"}', "[]"):
+        (tmp_path / "metrics.jsonl").write_text(line + '\n{"step": 1}\n')
+        with pytest.raises(UserError, match=r"metrics.jsonl, line 1, is not .* of them is its step"):
+            MetricsWriter(tmp_path, last_step=1)
+
+
+@pytest.mark.parametrize("torn", [b'{"step": 2, "a\xff', b"\xff\xfe", b'{"loss": 0.5', b'{"loss": 0.5}'])
+def test_a_torn_last_line_is_left_out_whatever_its_bytes(tmp_path: Path, torn: bytes) -> None:
+    (tmp_path / "metrics.jsonl").write_bytes(b'{"step": 1}\n' + torn)
+    assert read_metrics(tmp_path) == [{"step": 1.0}]
+    MetricsWriter(tmp_path, last_step=1).close()
+    assert (tmp_path / "metrics.jsonl").read_text() == '{"step": 1}\n'
+
 
 # ---- The table
 

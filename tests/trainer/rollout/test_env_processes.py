@@ -8,9 +8,8 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
-import gymnasium
 import pytest
 import ray
 
@@ -73,6 +72,44 @@ gymnasium.register("test/Scripted-v0", Scripted)
 '''
 
 
+WAITING = """
+import time
+
+import gymnasium
+
+
+class Waiting(gymnasium.Env):
+    metadata = {"render_modes": [], "waits": True}
+
+    def reset(self, *, seed=None, options=None):
+        return "go", {}
+
+    def step(self, action):
+        if action == "raise":
+            raise ValueError("nobody answered")
+        time.sleep(8 if action == "hang" else 0.5)
+        return action, 1.0, False, False, {}
+
+
+gymnasium.register("test/Waiting-v0", Waiting)
+"""
+
+
+LOADED = """
+import sys
+
+import gymnasium
+
+
+class Loaded(gymnasium.Env):
+    def reset(self, *, seed=None, options=None):
+        return "", {name: name in sys.modules for name in ("ray", "torch", "pydantic")}
+
+
+gymnasium.register("test/Loaded-v0", Loaded)
+"""
+
+
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     folder = tmp_path_factory.mktemp("rollout")
@@ -105,6 +142,10 @@ def batch(folder: Path, options: list[dict[str, Any]], step: int = 1, file: str 
         for i, option in enumerate(options)
     ]
     return PromptBatch(step, samples, 1)
+
+
+def process_id(worker: Any) -> int:
+    return ray.get(worker.__ray_call__.remote(lambda worker: os.getpid()))
 
 
 def reasons(done: RolloutBatch) -> list[bool]:
@@ -144,13 +185,12 @@ def test_only_the_misbehaving_episode_fails(rollouts: Rollouts, cluster: Path, s
 
 def test_every_request_is_made_once(rollouts: Rollouts, cluster: Path) -> None:
     """`start` waits for the handles in its arguments; a `finished` that overtakes it must not look like a death."""
-    engine = ray.remote(FakeEngine).options(num_cpus=0).remote()
-    before, rollouts._engines = rollouts._engines, [engine]
+    [engine] = rollouts._engines  # a RolloutWorker keeps the first one that it was given
+    before = len(ray.get(engine.asked.remote()))
     for step in range(30, 40):
         rollouts.run(batch(cluster, [{}] * 4, step))
         assert rollouts._deaths == [0]
-    asked = ray.get(engine.asked.remote())
-    rollouts._engines = before
+    asked = ray.get(engine.asked.remote())[before:]
     assert len(asked) == len(set(asked)) == 10 * 4 * 4
 
 
@@ -170,21 +210,21 @@ def test_ten_megabytes_end_their_episode_at_once_and_no_other(rollouts: Rollouts
 def test_killed_worker_is_replaced_and_its_episodes_go_on(rollouts: Rollouts, cluster: Path) -> None:
     options = [{"sleep": 0.1}] * 8
     undisturbed = rollouts.run(batch(cluster, options, step=20))
-    pid = ray.get(rollouts.env_workers[0].ping.remote()).pid
+    pid = process_id(rollouts.env_workers[0])
     threading.Timer(0.7, os.kill, (pid, signal.SIGKILL)).start()
     done = rollouts.run(batch(cluster, options, step=20))
     assert [t.token_ids() for t in done.trajectories] == [t.token_ids() for t in undisturbed.trajectories]
     assert rollout_metrics(done)["env_replays"] > 0
-    assert ray.get(rollouts.env_workers[0].ping.remote()).pid != pid
+    assert process_id(rollouts.env_workers[0]) != pid
 
 
 def test_env_file_that_cannot_be_loaded_is_one_sentence_for_the_whole_batch(rollouts: Rollouts, cluster: Path) -> None:
-    with pytest.raises(UserError, match=r"All 3 episodes of step 30 .*broken\.py cannot be loaded.*SyntaxError"):
+    with pytest.raises(UserError, match=r"All 3 episodes of step 30 .*broken\.py failed with SyntaxError"):
         rollouts.run(batch(cluster, [{}] * 3, step=30, file="broken.py"))
 
 
 def test_killed_rollout_worker_starts_again(rollouts: Rollouts, cluster: Path) -> None:
-    pid = ray.get(rollouts._workers[0].pid.remote())
+    pid = process_id(rollouts._workers[0])
     threading.Timer(0.5, os.kill, (pid, signal.SIGKILL)).start()
     done = rollouts.run(batch(cluster, [{"sleep": 0.1}] * 8, step=40))
     assert not any(reasons(done))
@@ -204,7 +244,7 @@ def test_play_hands_over_each_trajectory_once_and_takes_no_more_than_may_be_in_p
             yield Trajectory(f"{killed}/{number}", sample, 0, seed=number)
 
     if killed:
-        pid = ray.get(rollouts._workers[0].pid.remote())
+        pid = process_id(rollouts._workers[0])
         threading.Timer(1.0, os.kill, (pid, signal.SIGKILL)).start()
     for played in rollouts.play(empty(), SamplingOptions(16, 0.0), seeded=True):
         assert played.success and len(played.turns) == 4
@@ -212,29 +252,16 @@ def test_play_hands_over_each_trajectory_once_and_takes_no_more_than_may_be_in_p
     assert sorted(back) == sorted(f"{killed}/{number}" for number in range(40))
 
 
-def test_envs_that_wait_do_so_all_at_once_and_one_that_fails_fails_alone() -> None:
-    class Waiting(gymnasium.Env[str, str]):
-        metadata: ClassVar[dict[str, Any]] = {"render_modes": [], "waits": True}
-
-        def reset(
-            self, *, seed: int | None = None, options: dict[str, Any] | None = None
-        ) -> tuple[str, dict[str, Any]]:
-            return "go", {}
-
-        def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
-            if action == "raise":
-                raise ValueError("nobody answered")
-            time.sleep(8 if action == "hang" else 0.5)
-            return action, 1.0, False, False, {}
-
-    gymnasium.register("test/Waiting-v0", Waiting)
-    worker = EnvWorker(step_timeout=3.0, name="waiting")
+def test_envs_that_wait_do_so_all_at_once_and_one_that_fails_fails_alone(tmp_path: Path) -> None:
+    (tmp_path / "waiting.py").write_text(WAITING)
+    worker = EnvWorker(step_timeout=3.0)
     keys = [f"k{i}" for i in range(32)]
-    worker.reset_many([(key, Sample(key, "test/Waiting-v0", 0)) for key in keys])
+    sample = Sample("s", "test/Waiting-v0", 0, env_file=str(tmp_path / "waiting.py"))
+    worker.call_many([("reset", key, sample) for key in keys])
     began = time.monotonic()
-    replies = worker.step_many([(key, key) for key in keys])
+    replies = worker.call_many([("step", key, key) for key in keys])
     assert [reply.observation for reply in replies] == keys and time.monotonic() - began < 8, "not 16 seconds"
-    replies = worker.step_many(list(zip(keys[:4], ["a", "raise", "hang", "b"], strict=True)))
+    replies = worker.call_many([("step", f"k{i}", action) for i, action in enumerate(["a", "raise", "hang", "b"])])
     assert [reply.kind for reply in replies] == ["", "raised", "timeout", ""]
     assert "nobody answered" in str(replies[1].error) and "step_timeout=3 seconds" in str(replies[2].error)
     worker.shutdown()
@@ -243,3 +270,12 @@ def test_envs_that_wait_do_so_all_at_once_and_one_that_fails_fails_alone() -> No
 def test_env_workers_never_load_torch(rollouts: Rollouts) -> None:
     loaded = rollouts.env_workers[0].__ray_call__.remote(lambda worker: "torch" in __import__("sys").modules)
     assert ray.get(loaded) is False
+
+
+def test_processes_of_envs_load_neither_ray_nor_torch(tmp_path: Path) -> None:
+    (tmp_path / "loaded.py").write_text(LOADED)
+    worker = EnvWorker(step_timeout=30.0)
+    sample = Sample("s", "test/Loaded-v0", 0, env_file=str(tmp_path / "loaded.py"))
+    [reply] = worker.call_many([("reset", "key", sample)])
+    worker.shutdown()
+    assert reply.info == {"ray": False, "torch": False, "pydantic": False}

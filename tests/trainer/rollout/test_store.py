@@ -5,6 +5,8 @@ from __future__ import annotations
 import gzip
 import json
 import math
+import os
+import random
 import tempfile
 from pathlib import Path
 
@@ -118,3 +120,35 @@ def test_folder_that_cannot_be_written_is_a_sentence(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match=r"trainer\.run_dir"):
         JsonlTrajectoryStore(tmp_path / "file" / "trajectories").write(one())
+
+
+def test_a_torn_file_goes_away_with_the_next_write_of_its_step(tmp_path: Path) -> None:
+    store = JsonlTrajectoryStore(tmp_path)
+    if (child := os.fork()) == 0:
+        os.fsync = lambda descriptor: os._exit(9)  # type: ignore[assignment]
+        store.write(one())
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
+    assert store.steps() == [] and len(list(tmp_path.iterdir())) == 1
+    store.write(one())
+    assert [path.name for path in tmp_path.iterdir()] == ["step_000003.jsonl.gz"]
+
+
+def test_a_flipped_bit_is_a_sentence(tmp_path: Path) -> None:
+    store = JsonlTrajectoryStore(tmp_path)
+    store.write(one())
+    whole, read = store.path(3).read_bytes(), store.read(3)
+    for bit in random.Random(0).sample(range(8 * len(whole)), 300):
+        damaged = bytearray(whole)
+        damaged[bit // 8] ^= 1 << bit % 8
+        store.path(3).write_bytes(damaged)
+        try:
+            assert store.read(3) == read  # a bit of gzip's header that nobody reads
+        except UserError as error:
+            assert store.path(3).name in str(error)
+
+
+def test_a_run_folder_that_is_gone_is_not_made_again(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"cannot be written to .*No such file or directory"):
+        JsonlTrajectoryStore(tmp_path / "run" / "trajectories").write(one())
+    assert not (tmp_path / "run").exists()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import random
 import resource
 from pathlib import Path
 
@@ -16,11 +17,15 @@ from skyrl_trainer import __version__
 from skyrl_trainer.errors import UserError
 from skyrl_trainer.learner.grpo import GRPO
 from skyrl_trainer.learner.model import Learner
-from skyrl_trainer.run.checkpoint import Checkpoints, check_resumable
+from skyrl_trainer.run.checkpoint import DAMAGED, MANIFEST, Checkpoints, _manifest, check_resumable, read_checkpoint
 from skyrl_trainer.types import LearnerState
 from tests.trainer.learner.tiny_models import make_batch, make_config, save_model
 
 SETTINGS = {"lr_scheduler_type": "cosine", "warmup_steps": 2, "num_mini_batches": 2, "deterministic": True}
+
+FILES = ("learner.safetensors", "state.json", MANIFEST)
+FLIPS = 3000 if os.environ.get("SKYRL_TEST_FULL") else 300
+"""Bits flipped in each file of a checkpoint."""
 
 
 def run(path: str, folder: Path, steps: range) -> list[dict[str, float]]:
@@ -48,7 +53,7 @@ def test_a_resumed_run_has_the_bytes_of_one_left_alone(tmp_path: Path) -> None:
     again = run(path, tmp_path / "again", range(0, 6))
     halves = run(path, tmp_path / "halves", range(0, 3)) + run(path, tmp_path / "halves", range(3, 6))
     assert alone == again == halves
-    for name in ("learner.safetensors", "state.json"):
+    for name in FILES:
         contents = [
             (tmp_path / r / "checkpoints/step_000006" / name).read_bytes() for r in ("alone", "again", "halves")
         ]
@@ -91,14 +96,14 @@ def test_the_newest_are_kept_and_read_back(tmp_path: Path) -> None:
     assert len(checkpoints.names()) == 2
 
 
-@pytest.mark.parametrize("moment", ["rename", "replace"])
+@pytest.mark.parametrize("moment", ["mkdir", "rename"])
 def test_a_process_killed_while_saving_leaves_the_checkpoint_before(tmp_path: Path, moment: str) -> None:
-    """It dies before the folder is renamed, and before `latest` points at it."""
+    """It dies before anything is written, and before the folder is renamed."""
     checkpoints = Checkpoints(tmp_path, keep=2)
     checkpoints.save(1, small(1.0), {})
     child = os.fork()
     if child == 0:
-        setattr(Path, moment, lambda *args: os._exit(9))
+        setattr(Path, moment, lambda *args, **kwargs: os._exit(9))
         checkpoints.save(2, small(2.0), {})
         os._exit(0)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
@@ -118,7 +123,7 @@ def test_a_full_disk_is_a_sentence_and_harms_nothing(tmp_path: Path) -> None:
             checkpoints.save(2, small(2.0), {})
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    assert sorted(os.listdir(tmp_path / "checkpoints")) == ["latest", "step_000001"]
+    assert sorted(os.listdir(tmp_path / "checkpoints")) == ["step_000001"]
     assert checkpoints.load_latest().step == 1
 
 
@@ -128,17 +133,86 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_is_taken(
     checkpoints = Checkpoints(tmp_path, keep=3)
     for step in (1, 2, 3):
         checkpoints.save(step, small(step), {})
-    tensors = tmp_path / "checkpoints/step_000003/learner.safetensors"
-    content = bytearray(tensors.read_bytes())
-    content[-1] ^= 1
-    tensors.write_bytes(content)
+    flip(tmp_path / "checkpoints/step_000003/learner.safetensors", -1)
     (tmp_path / "checkpoints/step_000002/state.json").write_text("{")
     with caplog.at_level(logging.WARNING):
         assert checkpoints.load_latest().step == 1
     assert "step_000003 is damaged" in caplog.text and "step_000002 is damaged" in caplog.text
+    assert "damaged-step_000003; going on from step_000001" in caplog.text
     (tmp_path / "checkpoints/step_000001/state.json").unlink()
-    with pytest.raises(UserError, match=r"No checkpoint in .* can be read"):
+    for _ in range(2):  # the refusal stays
+        with pytest.raises(UserError, match=r"No checkpoint in .* can be read"):
+            checkpoints.load_latest()
+
+
+def flip(path: Path, bit: int) -> None:
+    content = bytearray(path.read_bytes())
+    content[bit // 8] ^= 1 << bit % 8
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_flipped_bit_is_found_wherever_it_is(tmp_path: Path, name: str) -> None:
+    saved = Checkpoints(tmp_path, keep=2).save(1, small(), {"sampler": {"drawn": 1}, "unfinished": None})
+    bits, found = 8 * (saved / name).stat().st_size, 0
+    for bit in random.Random(0).choices(range(bits), k=FLIPS):
+        flip(saved / name, bit)
+        with pytest.raises(DAMAGED):
+            read_checkpoint(saved)
+        flip(saved / name, bit)
+        found += 1
+    assert found == FLIPS and read_checkpoint(saved).step == 1
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_the_older_checkpoint_that_replaced_a_damaged_one_is_kept(tmp_path: Path, name: str) -> None:
+    checkpoints = Checkpoints(tmp_path, keep=2)
+    for step in (8, 10):
+        checkpoints.save(step, small(step), {})
+    flip(tmp_path / "checkpoints/step_000010" / name, 3)
+    assert checkpoints.load_latest().step == 8
+    checkpoints.save(10, small(10), {})
+    assert checkpoints.names() == ["step_000008", "step_000010-01"]
+    assert (tmp_path / "checkpoints/damaged-step_000010").is_dir()
+    assert Checkpoints(tmp_path, keep=2).load_latest().step == 10
+
+
+@pytest.mark.parametrize("content", [b"[]", b"null", b"7", b"{}", b"\xff\xfe", b"[" * 100_000])
+def test_a_state_that_is_something_else_is_damaged(tmp_path: Path, content: bytes) -> None:
+    checkpoints = Checkpoints(tmp_path, keep=2)
+    checkpoints.save(1, small(), {})
+    (checkpoints.save(2, small(), {}) / "state.json").write_bytes(content)
+    (tmp_path / "checkpoints/latest").write_bytes(b"\xff")  # of an older version
+    assert checkpoints.load_latest().step == 1
+
+
+def test_the_newest_is_the_one_of_the_highest_step(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path, keep=3)
+    for step in (999_999, 1_000_000, 1_000_000):
+        checkpoints.save(step, small(step), {})
+    assert checkpoints.names() == ["step_999999", "step_1000000", "step_1000000-01"]
+
+
+def test_weights_that_are_not_finite_are_not_saved(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path, keep=2)
+    checkpoints.save(1, small(1.0), {})
+    for value in (float("nan"), float("inf")):
+        with pytest.raises(
+            UserError, match=r"After step 2, 1 of 1 tensors of the learner \(model.w, ...\) are not fin"
+        ):
+            checkpoints.save(2, small(value), {})
+    assert checkpoints.names() == ["step_000001"]
+
+
+def test_a_checkpoint_of_when_there_were_no_manifests_goes_on(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path, keep=2)
+    saved = checkpoints.save(1, small(), {"sampler": 5})
+    (saved / MANIFEST).unlink()
+    with pytest.raises(UserError, match="No checkpoint"):
         checkpoints.load_latest()
+    record = json.loads((saved / "state.json").read_text())
+    (saved / "state.json").write_text(json.dumps(record | {"checksum": 1234}))
+    assert checkpoints.load_latest().extra == {"sampler": 5}
 
 
 @pytest.mark.parametrize(
@@ -184,6 +258,7 @@ def test_a_checkpoint_of_another_schema_is_refused_with_the_version_that_wrote_i
     loaded = checkpoints.load_latest()
     assert loaded is not None and loaded.version == __version__
     state.write_text(state.read_text().replace('"schema": 1', '"schema": 9').replace(f'"{__version__}"', '"9.1"'))
+    (state.parent / MANIFEST).write_bytes(_manifest(state.parent))
     with pytest.raises(UserError, match=r"step_000001 was written by skyrl-trainer 9\.1: resume with that version"):
         checkpoints.load_latest()
 

@@ -30,7 +30,7 @@ class SayingEngine:
     """A handle whose engine answers `text`; the second half of the tokens is of version 4, the rest of 3."""
 
     def __init__(self, tokenizer: Any) -> None:
-        self.text, self.seen = "46", list[GenerationRequest]()
+        self.text, self.logprob, self.seen = "46", 0.0, list[GenerationRequest]()
         self._tokenizer, self._done = tokenizer, list[GenerationOutput]()
         self.submit = SimpleNamespace(remote=self._submit)
         self.collect = SimpleNamespace(remote=self._collect)
@@ -43,7 +43,7 @@ class SayingEngine:
             ids += [request.options.stop_token_ids[0]] if stopped else []
             versions = [3] * (len(ids) // 2) + [4] * (len(ids) - len(ids) // 2)
             reason = "stop" if stopped else "length"
-            self._done.append(GenerationOutput(request.request_id, ids, [0.0] * len(ids), versions, reason))
+            self._done.append(GenerationOutput(request.request_id, ids, [self.logprob] * len(ids), versions, reason))
 
     async def _collect(self, client: str, timeout: float) -> list[GenerationOutput]:
         await asyncio.sleep(0.001)
@@ -118,6 +118,20 @@ def test_tools_go_through_the_template_and_calls_come_back(client: openai.OpenAI
     assert CALL in again and "<tool_response>\n4\n</tool_response>" in again
 
 
+def test_parts_of_text_are_read_and_log_probabilities_are_those_of_the_sampling(
+    client: openai.OpenAI, engine: SayingEngine
+) -> None:
+    parts: Any = [{"type": "text", "text": "12 + 34"}, {"type": "text", "text": "= ?"}]
+    engine.text, engine.logprob = "46+1", -0.25
+    messages: list[Any] = [{"role": "user", "content": parts}]
+    reply = client.chat.completions.create(model="tiny-run", messages=messages, logprobs=True, stop="+")
+    assert "12 + 34\n= ?<|im_end|>" in tiny_tokenizer().decode(engine.seen[0].prompt_ids)
+    told = reply.choices[0].logprobs.content
+    assert "".join(token.token for token in told) == "46" == reply.choices[0].message.content
+    assert {token.logprob for token in told} == {-0.25} and bytes(told[0].bytes).decode() == told[0].token
+    assert client.models.list().data[0].model_extra["max_model_len"] == 1024
+
+
 def test_a_stream_has_the_same_text_and_calls(client: openai.OpenAI, engine: SayingEngine) -> None:
     engine.text = f"So: {CALL}"
     chunks = list(client.chat.completions.create(model="tiny-run", messages=HELLO, stream=True, max_tokens=300))
@@ -140,6 +154,13 @@ def test_another_models_name_is_404_and_names_the_one_served(client: openai.Open
         ("chat/completions", {"model": "tiny-run", "messages": []}, "messages: "),
         ("chat/completions", {"model": "tiny-run", "messages": HELLO, "temperature": -1}, "temperature: "),
         ("chat/completions", {"model": "tiny-run", "messages": [{"role": "tool", "tool_calls": [1]}]}, "messages"),
+        (
+            "chat/completions",
+            {"model": "tiny-run", "messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]},
+            "a part of type 'image_url' cannot be shown to this policy",
+        ),
+        ("chat/completions", {"model": "tiny-run", "messages": HELLO, "top_logprobs": 3}, "top_logprobs: "),
+        ("completions", {"model": "tiny-run", "prompt": "x", "logprobs": 1}, "logprobs: Input should be null"),
         ("completions", {"model": "tiny-run", "prompt": "12 " * 2000}, "generator.max_model_len=1024"),
         ("completions", "no JSON", "the body: Invalid JSON"),
     ],

@@ -3,8 +3,6 @@
 A package of yours offers its own by an entry point of the group `skyrl_eval.benchmarks` that names its module.
 """
 
-from __future__ import annotations
-
 import difflib
 from functools import cache
 from importlib.metadata import entry_points

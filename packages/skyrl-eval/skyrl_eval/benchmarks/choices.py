@@ -1,14 +1,16 @@
-"""MMLU, MMLU-Pro and GPQA: questions with choices, answered in the model's own words. A letter is the answer."""
+"""MMLU, MMLU-Pro and GPQA: questions with choices, answered in the model's own words. A letter is the answer.
 
-from __future__ import annotations
+It is read as by openai/simple-evals and TIGER-AI-Lab/MMLU-Pro, or by one rule with --lenient.
+"""
 
+import re
 from collections.abc import Sequence
 from typing import Annotated, ClassVar
 
 from pydantic import Field
 
 from skyrl_eval import data
-from skyrl_eval.benchmarks.common import Benchmark, Context, ask, final, last, verdict
+from skyrl_eval.benchmarks.common import Benchmark, Context, ask, final, verdict
 from skyrl_eval.prompts import fill
 from skyrl_eval.types import Attempt, Item, Source, Verdict
 from skyrl_trainer.types import Sample
@@ -16,22 +18,45 @@ from skyrl_trainer.types import Sample
 CUE = "Answer: Let's think step by step."
 
 
+WORDS = (
+    "Answer|উত্তর|उत्तर|Antwort|답변|정답|답|答案|答|答复|答曰|الإجابة|الجواب|إجابة|الإجابة النهائية"
+    "|الإجابة الصحيحة|الإجابة الصحيحة هي|الإجابة هي|الجواب النهائي|Respuesta|Risposta|答え|回答|解答"
+    "|Jawaban|Réponse|Resposta|Jibu|Idahun|Ìdáhùn|Idáhùn|Àmọ̀nà|Àdáhùn|Ànúgọ|Àṣàyàn"
+)
+"""For "Answer", in the order in which simple-evals tries them."""
+MARKS = re.compile(r"\*\*|\}\$|\\?\$|\\math(?:rm|bf)\{|\\?\{|\\(?:text|boxed|\()")
+"""Markdown and LaTeX that simple-evals takes out of a reply to MMLU."""
+LETTERS = str.maketrans("أبجدঅবডঢＡＢＣＤ", "ABCD" * 3)
+LENIENT = re.compile(
+    r"(?:(?:(?i:\banswer)|答案)[\s*_]*(?:[:：]|is\b:?)(?:[\s*_$(\[{]|\\boxed|\\text|\\\()*|\\boxed\{(?:\\text\{)?\(?)"
+    r"([A-J]|[a-j](?=\W*$))(?![a-z])",
+    re.MULTILINE,
+)
+"""A letter behind "answer:" or "answer is", or in a box."""
+
+
 class Choices(Benchmark):
-    """The answer is a letter: the last match of the first of the patterns that matches at all."""
+    """The answer is a letter: what the first of the patterns that matches at all finds first."""
 
     patterns: ClassVar[tuple[str, ...]]
 
     def grade(self, item: Item, attempt: Attempt, context: Context) -> Verdict:
         text = final(attempt.answer)
-        answer = next((found for pattern in self.patterns if (found := last(pattern, text))), "").upper()
+        found = LENIENT.findall(text) if context.lenient else ()
+        answer = found[-1].upper() if found else self.official_letter(text)
         return verdict(item, attempt, float(answer == item.gold), answer)
+
+    def official_letter(self, text: str) -> str:
+        """As the official script reads it; a small letter is none of the choices to it."""
+        found = (re.search(pattern, text) for pattern in self.patterns)
+        return next((match[1] for match in found if match), "")
 
 
 class FourChoices(Choices):
     """Questions with the choices A to D in `meta["choices"]`, answered by a last line "Answer: LETTER"."""
 
     prompts = ("choices_question",)
-    patterns = (r"(?i)Answer[ \t]*:[ \t*]*\$?\(?([A-D])\b",)
+    patterns: ClassVar[tuple[str, ...]] = (r"(?i)Answer[ \t]*:[ \t]*\$?([A-D])",)
 
     def env(self, item: Item) -> Sample:
         choices = "\n".join(f"{letter}) {text}" for letter, text in zip("ABCD", item.meta["choices"], strict=True))
@@ -44,6 +69,7 @@ class MMLU(FourChoices):
     name = "mmlu"
     source = Source("cais/mmlu", "all/test-*.parquet", size=14042)
     notes = ("Zero-shot with reasoning, the answer generated: not the 5-shot figure from log-probabilities of A to D.",)
+    patterns = tuple(rf"(?i){word}\s*[:：ঃ][ \t]*([A-Dأ-دঅবডঢＡＢＣＤ])" for word in WORDS.split("|"))
 
     class Row(data.Row):
         question: str
@@ -54,6 +80,9 @@ class MMLU(FourChoices):
     def item_of(self, row: Row) -> Item:
         item_id = data.content_id(row.subject, row.question, row.choices)
         return self.item(item_id, row.question, "ABCD"[row.answer], category=row.subject, choices=row.choices)
+
+    def official_letter(self, text: str) -> str:
+        return super().official_letter(MARKS.sub("", text)).translate(LETTERS)
 
 
 class GPQA(FourChoices):
@@ -86,7 +115,7 @@ class MMLUPro(Choices):
     name = "mmlu-pro"
     source = Source("TIGER-Lab/MMLU-Pro", "data/test-*.parquet", "data/validation-*.parquet", size=12032)
     prompts = ("mmlu_pro_system",)
-    patterns = (r"answer is \(?([A-J])\)?", r"[aA]nswer:\s*([A-J])", r"\b([A-J])\b")
+    patterns = (r"answer is \(?([A-J])", r".*[aA]nswer:\s*([A-J])", r"(?s).*\b([A-J])\b")
     notes = (
         "Where no letter is found the official code guesses at random; here the item is unparsed, and wrong.",
         "Without a validation file beside the test file no worked examples are shown.",

@@ -6,14 +6,16 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from skyrl_eval import data, sandbox
-from skyrl_eval.judge import Judge
 from skyrl_eval.prompts import fill
 from skyrl_eval.types import Attempt, Item, Source, Verdict
 from skyrl_trainer.errors import UserError
 from skyrl_trainer.types import Sample
+
+if TYPE_CHECKING:
+    from skyrl_eval.judge import Judge
 
 QUESTION_ENV = "skyrl_eval:skyrl/question-v0"
 
@@ -26,6 +28,7 @@ class Context:
     executor: str = "namespace"  # where code runs: "namespace", "docker" or "podman"
     repos: Path | None = None  # a folder with clones, owner__name each; else they are fetched from GitHub
     logs: Path | None = None  # where test output is kept
+    lenient: bool = False  # read answers that the official parsers do not
 
 
 class Benchmark:

@@ -1,20 +1,17 @@
 """HLE, BrowseComp and DeepSearchQA: short answers to hard questions, which a judge compares with the right ones."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
-import json
 from collections import Counter
 from collections.abc import Sequence
 from itertools import cycle
 from typing import Any, Literal
 
-from pydantic import BaseModel, Field, StrictBool, ValidationError, field_validator
+from pydantic import BaseModel, Field, ValidationError, field_validator
 
 from skyrl_eval import data, metrics
 from skyrl_eval.benchmarks.common import Benchmark, Context, ask, final, verdict
-from skyrl_eval.judge import Judge, JudgeFailed, Match, parse_match
+from skyrl_eval.judge import Judge, JudgeFailed, Match, objects, parse_match
 from skyrl_eval.prompts import fill, text
 from skyrl_eval.types import Attempt, Item, Source, Verdict
 from skyrl_trainer.errors import UserError
@@ -37,8 +34,7 @@ class MatchedAnswer(Benchmark):
             return verdict(item, attempt, 0.0, "")
         prompt = fill("hle_judge", question=item.question, response=response, correct_answer=item.gold)
         match, tokens = judge_of(context).ask(prompt, parse_match, Match)
-        confidence = min(max(match.confidence, 0), 100) / 100
-        answer = match.extracted_final_answer or response[-200:]
+        answer, confidence = match.extracted_final_answer or response[-200:], match.confidence / 100
         return verdict(item, attempt, float(match.correct == "yes"), answer, confidence=confidence, **tokens)
 
     def summary(self, verdicts: Sequence[Verdict]) -> dict[str, Any]:
@@ -118,12 +114,13 @@ class Rating(BaseModel):
     Example: {"Correctness Details": {"Ix": true, "Ox": false}, "Excessive Answers": ["Ux"]}
     """
 
-    details: dict[str, StrictBool] = Field(alias="Correctness Details")
-    excessive: list[str] = Field(alias="Excessive Answers", default=[])
+    details: dict[str, bool] = Field(alias="Correctness Details")
+    excessive: list[str] | None = Field(alias="Excessive Answers", default=None)
 
     def figures(self) -> tuple[float, dict[str, Any]]:
         """F1; and precision, recall and which of the four rates the answer counts for."""
-        found, expected, excessive = sum(self.details.values()), len(self.details), len(self.excessive)
+        found, expected = sum(self.details.values()), len(self.details)
+        excessive = len(self.excessive or ())
         precision = found / (found + excessive) if found + excessive else 0.0
         recall = found / expected if expected else 0.0
         rate = RATES[bool(excessive)] if found == expected else RATES[2 if found else 3]
@@ -132,9 +129,11 @@ class Rating(BaseModel):
 
 
 def parse_rating(reply: str) -> Rating | None:
+    key = "Answer Correctness"
+    ratings = [found[key] for found in objects(final(reply)) if key in found]
     try:
-        return Rating.model_validate(json.loads(reply[reply.find("{") : reply.rfind("}") + 1])["Answer Correctness"])
-    except (ValueError, KeyError, TypeError, ValidationError):
+        return Rating.model_validate(ratings[-1])
+    except (LookupError, ValidationError):
         return None
 
 

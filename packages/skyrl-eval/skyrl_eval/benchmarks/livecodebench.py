@@ -4,8 +4,6 @@ Programs run in the sandbox, each test in a process of its own; what they ought 
 compared here, by the official rules.
 """
 
-from __future__ import annotations
-
 import ast
 import base64
 import io

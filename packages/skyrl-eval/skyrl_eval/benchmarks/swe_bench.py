@@ -1,7 +1,5 @@
 """SWE-bench Verified and Multilingual: issues of repositories, each resolved by a patch that its tests accept."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from collections.abc import Sequence
@@ -77,24 +75,24 @@ class SWEBench(Benchmark):
         patch = attempt.answer if attempt.answer.endswith("\n") else attempt.answer + "\n"
         if not patch.strip():
             return verdict(item, attempt, 0.0, "")
-        clean = swe.guarded(patch, item.gold["test_patch"])
-        resolved, timed_out = self._run(item, attempt, patch, context, "")
-        guarded = resolved
-        if resolved and clean != patch:
-            guarded = bool(clean.strip()) and self._run(item, attempt, clean, context, "guarded-")[0]
-        flags = swe.flags(patch, item.gold["test_patch"])
-        detail = {"resolved_guarded": guarded, "timed_out": timed_out, "flags": flags}
-        return verdict(item, attempt, float(resolved), f"{len(patch)} characters", detail=detail)
+        tested = self._run(item, attempt, patch, context)
+        clean, flags = swe.guarded(item.gold, item.meta, patch, context)
+        guarded = False
+        if tested.resolved and clean:
+            again = self._run(item, attempt, clean, context, guarded=True)
+            guarded, flags = again.resolved, flags + ["forges_outcomes"] * again.forged
+        detail = {"resolved_guarded": guarded, "timed_out": tested.timed_out, "flags": flags}
+        return verdict(item, attempt, float(tested.resolved), f"{len(patch)} characters", detail=detail)
 
-    def _run(self, item: Item, attempt: Attempt, patch: str, context: Context, prefix: str) -> tuple[bool, bool]:
-        """Whether the patch resolves the issue, and whether its tests ran into the time limit."""
-        done = swe.run_tests(item.gold, item.meta, patch, context)
+    def _run(self, item: Item, attempt: Attempt, patch: str, context: Context, guarded: bool = False) -> swe.Tested:
+        tested = swe.run_tests(item.gold, item.meta, patch, context, guarded)
         if context.logs:
             folder = context.logs / item.item_id / str(attempt.sample)
             folder.mkdir(parents=True, exist_ok=True)
-            for name, text in (("test_output.txt", done.output), ("patch.diff", patch)):
-                (folder / f"{prefix}{name}").write_text(text, encoding="utf-8", errors="surrogateescape")
-        return not done.timed_out and swe.is_resolved(item.gold, done.output), done.timed_out
+            for name, text in (("test_output.txt", tested.log), ("patch.diff", patch)):
+                place = folder / f"{'guarded-' * guarded}{name}"
+                place.write_text(text, encoding="utf-8", errors="surrogateescape")
+        return tested
 
     def summary(self, verdicts: Sequence[Verdict]) -> dict[str, Any]:
         details = [one.detail for one in verdicts]

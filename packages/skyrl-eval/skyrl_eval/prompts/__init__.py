@@ -1,7 +1,5 @@
 """The prompts of benchmarks and judges, word for word, with their sources in SOURCES.md."""
 
-from __future__ import annotations
-
 import hashlib
 import re
 from functools import cache

@@ -5,11 +5,8 @@ An observation is a vector of numbers from 0 to 1. Reshaped to (3 + n, width), i
 - 0, 1, 2: the words of the first observation, of the last one, and of all actions so far;
 - 3 + i: admissible action i, first the numbers of `Column`, then its words; zeros where there is no action i.
 
-A word is a 1 at the place that its CRC-32 gives, the same in every process. Nothing else goes in: no meaning of a word,
-no rule of an environment, no ground truth.
+A word is a 1 at the place that its CRC-32 gives, the same in every process.
 """
-
-from __future__ import annotations
 
 import enum
 import re
@@ -39,15 +36,10 @@ class Column(enum.IntEnum):
 
 
 class DiscreteActions(gymnasium.Wrapper[Features, np.int64, str, str], RecordConstructorArgs):
-    """Action i is `actions[i]`, an admissible action. An index that has none is the action "", which is invalid: it
-    costs a step and changes nothing.
+    """Action i is `actions[i]`, an admissible action; an index that has none is the action "", which is invalid.
 
-    Args:
-        n: the number of indices; at least as many as a state has admissible actions.
-        width: of a row of the observation; the fewer, the more words share a place.
-
-    Raises:
-        ValueError: the environment lists no admissible actions, or more than n.
+    n: the number of indices. width: of a row of the observation; the fewer, the more words share a place.
+    ValueError where the environment lists no admissible actions, or more than n.
     """
 
     def __init__(self, env: gymnasium.Env[str, str], n: int = 64, width: int = 64) -> None:

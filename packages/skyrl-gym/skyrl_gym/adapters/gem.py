@@ -4,8 +4,6 @@ GEM has no system message: the first observation begins with the instructions. F
 `gem.register("text_math", "skyrl_gym.adapters.gem:make", name="text_math")`.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import gymnasium

@@ -1,11 +1,8 @@
 """A BaseTextEnv as a TextEnv that is played from dataset rows: `reset(options={"task": row})`.
 
-The row, without `prompt` and `env_class`, is `extras`. System messages become the instructions, others' contents the
-observation. An episode succeeds when its last reward is at least 1. A state is saved as the actions so far, which
-restores classes that are deterministic. An episode that does not end is closed by the next `reset` or by `close`.
+What becomes what: docs/environments/README.md. A state is saved as the actions so far, which restores classes that are
+deterministic. An episode that does not end is closed by the next `reset` or by `close`.
 """
-
-from __future__ import annotations
 
 import copy
 from functools import partial

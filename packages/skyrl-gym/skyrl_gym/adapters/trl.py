@@ -1,11 +1,8 @@
 """Our environments for TRL: `GRPOTrainer(environment_factory=environment_factory("webshop_lite"), ...)`.
 
-The agent plays through one tool, `act`; the reward is the episode's sum. A dataset row names the task, so that a
-group plays the same one: by `task_id` or `seed`, with `split` and the like beside it, or as a row in SkyRL's format.
-Instructions and first observation are appended to the row's prompt, whose user message may be "".
+The agent plays through one tool, `act`; the reward is the episode's sum. A dataset row names the task, by `task_id` or
+`seed`, with `split` and the like beside it, or is one in SkyRL's format.
 """
-
-from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial

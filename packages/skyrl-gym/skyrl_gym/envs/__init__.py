@@ -1,7 +1,5 @@
 """The environments, each loaded when it is made; SkyRL's `register`, `spec` and `make` over Gymnasium's registry."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
@@ -15,10 +13,7 @@ _ADAPTER = "skyrl_gym.adapters.skyrl:SkyRLEnv"
 
 
 def register(id: str, entry_point: str | Callable[..., Any], kwargs: dict[str, Any] | None = None) -> None:
-    """Registers a BaseTextEnv class, or its "module:Class", for `skyrl_gym.make` and `gymnasium.make`.
-
-    kwargs: arguments of the class; those of `make` go before them. Example: {"env_config": SearchEnvConfig(topk=5)}.
-    """
+    """Registers a BaseTextEnv class, or its "module:Class", with arguments: {"env_config": SearchEnvConfig()}."""
     arguments = {"env_class": entry_point, "env_kwargs": kwargs or {}}
     if id in gymnasium.registry and gymnasium.registry[id].kwargs != arguments:
         raise ValueError(f"The id {id!r} is already registered for something else; choose another.")

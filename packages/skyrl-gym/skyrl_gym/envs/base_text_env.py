@@ -1,7 +1,5 @@
 """SkyRL's environment interface under SkyRL's names; `skyrl_gym.register` makes subclasses playable."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from numbers import Real
 from statistics import fmean

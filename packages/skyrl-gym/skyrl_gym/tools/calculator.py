@@ -4,8 +4,6 @@ Numbers such as 12, 0.5 and 1.5e3; + - * / // % **, also written × ÷ − ^; pa
 cut off at MAX_BITS above and below the line, so that no expression takes more than milliseconds.
 """
 
-from __future__ import annotations
-
 import ast
 import functools
 import math

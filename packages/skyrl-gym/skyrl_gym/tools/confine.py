@@ -6,8 +6,6 @@ Its argument is JSON: root (an empty folder), binds ([outside, inside, writable]
 It needs no installed packages. sandbox_policy.json has the kernel's numbers and the two filters.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import fcntl

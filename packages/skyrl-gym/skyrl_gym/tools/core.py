@@ -3,8 +3,6 @@
 The environments here have the tools of tool.py, whose arguments are checked against a schema.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, TypeVar
 

@@ -4,8 +4,6 @@ Every call starts from the same state and leaves none; only the standard library
 expression is printed, as in a notebook. docs/environments/python_exec.md says what it promises, and what not.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import functools
@@ -137,7 +135,6 @@ class Sandbox:
         return layers
 
     def _call(self, code: str, wall: float) -> ExecResult:
-        """Runs code in a new child of the server's, which is given a file with the code and the ends of two pipes."""
         started = time.monotonic()
         ours: socket.socket = cast(Any, self._server)[1]
         with contextlib.ExitStack() as stack:

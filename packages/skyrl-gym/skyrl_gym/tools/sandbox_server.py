@@ -1,12 +1,10 @@
 """The process behind python_exec: it has imported the usual modules, and forks a confined child for each call.
 
-It has a clean environment and the standard library only, and never holds what a later call must not find in its memory:
-a child takes its code from the owner's file and answers into the owner's pipes. It gives up, before it sees code:
-session, open files, environment, capabilities; all files but the standard library, shared libraries and a flat folder
-emptied after each call (Landlock); all system calls and arguments not in sandbox_policy.json (seccomp).
+It never holds what a later call must not find in its memory: a child takes its code from the owner's file and answers
+into the owner's pipes. It gives up, before it sees code: session, open files, environment, capabilities; all files but
+the standard library, shared libraries and a flat folder emptied after each call (Landlock); all system calls and
+arguments not in sandbox_policy.json (seccomp).
 """
-
-from __future__ import annotations
 
 import ast
 import contextlib

@@ -1,11 +1,10 @@
 """search and wiki over articles: the built-in ones, or those of a user's jsonl file of {"title", "text"} rows."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
+from typing import Self
 
 from skyrl_gym.bm25 import BM25, terms
 from skyrl_gym.data import read_jsonl
@@ -22,7 +21,7 @@ class Corpus:
         self._numbers = {title.casefold(): number for number, (title, _) in enumerate(articles)}
 
     @classmethod
-    def load(cls, path: str | Path) -> Corpus:
+    def load(cls, path: str | Path) -> Self:
         """Reads a jsonl file; ValueError names file, line and field of the first row that is wrong."""
         articles: dict[str, tuple[str, str]] = {}
         for where, row in read_jsonl(Path(path)):
@@ -73,5 +72,4 @@ class Corpus:
 
 
 def _letter_pairs(title: str) -> str:
-    """Pairs of neighbouring letters as words, by which BM25 finds misspelt titles."""
     return " ".join(map("".join, pairwise(title.casefold())))

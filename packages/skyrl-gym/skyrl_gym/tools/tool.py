@@ -8,8 +8,6 @@
 A call's arguments are checked against the schema. Whatever goes wrong is a sentence for the model; no call raises.
 """
 
-from __future__ import annotations
-
 import difflib
 import inspect
 import json
@@ -64,7 +62,6 @@ def run_call(
 ) -> dict[str, Any]:
     """Runs a call and returns {"tool", "args", "result" or "error"}; args is None unless they fit a tool's schema.
 
-    A result has at most `longest` characters, and says where it was cut.
     recorded: earlier returns, from which external tools answer instead of running; each answers once.
     """
     done: dict[str, Any] = {"tool": None, "args": None}

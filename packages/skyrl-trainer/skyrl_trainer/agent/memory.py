@@ -9,8 +9,6 @@ What the policy wrote is never encoded again: a policy leaves tokens out, it doe
 does not begin with the one before it, a new segment of the trajectory begins.
 """
 
-from __future__ import annotations
-
 from skyrl_trainer.agent.prompt import ChatPrompt
 from skyrl_trainer.settings import AgentConfig
 from skyrl_trainer.types import Turn

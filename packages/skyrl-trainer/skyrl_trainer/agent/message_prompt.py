@@ -1,7 +1,5 @@
 """Prompts for a model that takes chat messages: every message is one "token", so that the agent loop stays the same."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from skyrl_trainer.agent.prompt import first_messages

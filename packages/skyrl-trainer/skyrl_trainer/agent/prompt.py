@@ -5,8 +5,6 @@ template puts between an assistant's words and the next thing the assistant says
 an episode are always first + output + observation + output + ..., and a prefix of the next prompt.
 """
 
-from __future__ import annotations
-
 import json
 from bisect import bisect_left
 from functools import lru_cache
@@ -26,6 +24,11 @@ def first_messages(instructions: str, observation: str) -> list[dict[str, str]]:
     """What the policy reads first: the system message (if any) and the user's."""
     system = [{"role": "system", "content": instructions}] if instructions else []
     return [*system, {"role": "user", "content": observation}]
+
+
+def well_formed(text: str) -> str:
+    """With "?" for each lone surrogate, which is half a character: no tokenizer and no file takes it."""
+    return str.encode(text, "utf-8", "replace").decode()
 
 
 class ChatPrompt:
@@ -145,7 +148,7 @@ class ChatPrompt:
 
     def encode(self, text: str) -> list[int]:
         """Ids of a text as it is."""
-        return self._tokenizer.encode(text, add_special_tokens=False)
+        return self._tokenizer.encode(well_formed(text), add_special_tokens=False)
 
 
 def load_chat_prompt(path: str) -> ChatPrompt:

@@ -5,13 +5,12 @@ An estimator of your own is a function with this signature under `@register_esti
 `values` are a critic's, of the sampled tokens of each trajectory, and None without one.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
+from skyrl_trainer.algorithms.rewards import differ
 from skyrl_trainer.errors import UserError
 from skyrl_trainer.registry import Registry
 from skyrl_trainer.types import AdvantageBatch, RewardBatch
@@ -27,26 +26,21 @@ estimator = _ESTIMATORS.get
 
 
 def trajectory_returns(rewards: RewardBatch) -> torch.Tensor:
-    """The sum of the rewards of all turns of each trajectory, less its KL penalties, float64 [M]."""
-    returns_M = torch.tensor([sum(turns) for turns in rewards.rewards], dtype=torch.float64)
-    if rewards.kl_penalties is not None:
-        returns_M = returns_M - torch.tensor([sum(tokens) for tokens in rewards.kl_penalties], dtype=torch.float64)
-    return returns_M
+    """The sum of the rewards of each trajectory, float64 [M]."""
+    return torch.tensor([sum(turns) for turns in rewards.rewards], dtype=torch.float64)
 
 
 def token_rewards(rewards: RewardBatch) -> list[torch.Tensor]:
-    """The reward of each sampled token of each trajectory, float64: a turn's sits on its last one, less KL penalties.
+    """The reward of each sampled token of each trajectory, float64: a turn's sits on its last one.
 
     A turn without a sampled token gives its reward to the token before it.
     """
     per_token = []
-    for i, (trajectory, turn_rewards) in enumerate(zip(rewards.trajectories, rewards.rewards, strict=True)):
+    for trajectory, turn_rewards in zip(rewards.trajectories, rewards.rewards, strict=True):
         ends_U = torch.tensor([len(turn.output_ids) for turn in trajectory.turns]).cumsum(0)
         tokens_N = torch.zeros(trajectory.num_output_tokens, dtype=torch.float64)
         if len(tokens_N):
             tokens_N.index_add_(0, (ends_U - 1).clamp(min=0), torch.tensor(turn_rewards, dtype=torch.float64))
-            if rewards.kl_penalties is not None:
-                tokens_N -= torch.tensor(rewards.kl_penalties[i], dtype=torch.float64)
         per_token.append(tokens_N)
     return per_token
 
@@ -70,12 +64,19 @@ def on_sampled(rewards: RewardBatch, values: Sequence[torch.Tensor]) -> list[lis
     return rows
 
 
-def whitened(values: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Mean 0 and standard deviation 1 over the sampled tokens of the whole batch; exactly 0 where all are equal."""
+def whitened(rewards: RewardBatch, values: Sequence[torch.Tensor], gamma: float) -> list[list[float]]:
+    """Mean 0 and standard deviation 1 over the sampled tokens of the whole batch; exactly 0 where all are equal.
+
+    The KL penalties from each token on, discounted by `gamma`, come off with a mean of 0 (see `by_group`).
+    """
     all_N = torch.cat([*values, torch.zeros(0, dtype=torch.float64)])
-    equal = bool((all_N == all_N[:1]).all())
-    spread = 0.0 if equal else 1 / (all_N.std() + STD_EPSILON)
-    return [(values_N - all_N.mean()) * spread if len(all_N) else values_N for values_N in values]
+    scale = 1 / (all_N.std() + STD_EPSILON) if differ(all_N.tolist()) else 0.0
+    white = [(values_N - all_N.mean()) * scale for values_N in values]
+    if rewards.kl_penalties is not None:
+        kl = [discounted(torch.tensor(tokens, dtype=torch.float64), gamma) for tokens in rewards.kl_penalties]
+        mean = torch.cat(kl).mean() if kl else 0.0
+        white = [white_N - (kl_N - mean) for white_N, kl_N in zip(white, kl, strict=True)]
+    return on_sampled(rewards, white)
 
 
 def spread_over_tokens(rewards: RewardBatch, advantages_M: torch.Tensor) -> AdvantageBatch:
@@ -89,15 +90,24 @@ def spread_over_tokens(rewards: RewardBatch, advantages_M: torch.Tensor) -> Adva
 
 def by_group(rewards: RewardBatch, advantages_of: Callable[[torch.Tensor], torch.Tensor]) -> AdvantageBatch:
     """Applies a function of a group's returns to every group. A group of one and a group of equal returns give exactly
-    0: rounding of the mean must not be blown up by a tiny std. Failed trajectories are in none, so sizes differ."""
+    0: rounding of the mean must not be blown up by a tiny std. Failed trajectories are in none, so sizes differ.
+    A KL in the reward comes off less the others' mean, divided by nothing, as in a loss: where returns are equal its
+    noise would become advantages of size one, whatever `beta`."""
     returns_M, group_M = trajectory_returns(rewards), torch.tensor(rewards.group_index)
+    kl_M = torch.tensor([sum(tokens) for tokens in rewards.kl_penalties or [[]] * len(returns_M)], dtype=torch.float64)
     advantages_M = torch.zeros_like(returns_M)
     for number in set(rewards.group_index):
         members_M = group_M == number
         group = returns_M[members_M]
-        if not (group == group[0]).all():
+        if differ(group.tolist()):
             advantages_M[members_M] = advantages_of(group)
+        if len(group) > 1:
+            advantages_M[members_M] -= less_the_others(kl_M[members_M])
     return spread_over_tokens(rewards, advantages_M)
+
+
+def less_the_others(group_M: torch.Tensor) -> torch.Tensor:
+    return group_M - (group_M.sum() - group_M) / (len(group_M) - 1)
 
 
 @register_estimator("grpo")
@@ -115,7 +125,7 @@ def grpo(rewards: RewardBatch, options: Any, values: Sequence[torch.Tensor] | No
 @register_estimator("rloo")
 def rloo(rewards: RewardBatch, options: Any, values: Sequence[torch.Tensor] | None = None) -> AdvantageBatch:
     """R_i minus the mean return of the others of its group (arXiv 2402.14740)."""
-    return by_group(rewards, lambda group: group - (group.sum() - group) / (len(group) - 1))
+    return by_group(rewards, less_the_others)
 
 
 @register_estimator("maxrl")
@@ -132,10 +142,10 @@ def reinforce_pp(rewards: RewardBatch, options: Any, values: object = None) -> A
     """The discounted return to go of each token, whitened over the batch's sampled tokens (arXiv 2501.03262).
 
     A turn's reward sits on its last sampled token; prompts and observations are no steps in time. Where all tokens
-    have the same return the advantages are exactly 0. Option: `gamma`, 1 by default.
+    have the same return the advantages are exactly 0. Option: `gamma`.
     """
     to_go = [discounted(rewards_N, options.gamma) for rewards_N in token_rewards(rewards)]
-    return AdvantageBatch(rewards, on_sampled(rewards, whitened(to_go)))
+    return AdvantageBatch(rewards, whitened(rewards, to_go, options.gamma))
 
 
 @register_estimator("gae")
@@ -146,8 +156,8 @@ def gae(rewards: RewardBatch, options: Any, values: Sequence[torch.Tensor] | Non
 
     A step in time is a sampled token: observations between two turns are skipped, so V_{t+1} of a turn's last token is
     the value of the next turn's first. values[i]: float64 [n + 1] for n sampled tokens; the last one stands for what
-    lies behind the episode's end, and counts where the episode was truncated, not where the env ended it. Advantages
-    are whitened over the batch, returns are not. Options: `gamma` and `gae_lambda`.
+    lies behind the episode's end, and counts where the episode was truncated, not where the env ended it (be it upon a
+    cut answer). Advantages are whitened over the batch, returns are not. Options: `gamma` and `gae_lambda`.
     """
     if values is None:
         raise UserError("trainer.algorithm.advantage_estimator=gae needs a critic: take trainer.algorithm.name=ppo.")
@@ -160,4 +170,4 @@ def gae(rewards: RewardBatch, options: Any, values: Sequence[torch.Tensor] | Non
         advantages_N = discounted(delta_N, options.gamma * options.gae_lambda)
         advantages.append(advantages_N)
         returns.append(advantages_N + values_N1[:-1])
-    return AdvantageBatch(rewards, on_sampled(rewards, whitened(advantages)), on_sampled(rewards, returns))
+    return AdvantageBatch(rewards, whitened(rewards, advantages, options.gamma), on_sampled(rewards, returns))

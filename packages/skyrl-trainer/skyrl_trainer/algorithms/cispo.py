@@ -2,8 +2,8 @@
 
     loss_t = -sg[min(r_t, cap)] A_t logp_t,   mean over all tokens of the mini-batch   (sg: no gradient)
 
-No token loses its gradient, only its weight is capped; `clip_fraction` counts the capped ones. As in TRL 1.16 the cap
-is `epsilon_high` itself, by default ScaleRL's 5.0 (arXiv 2510.13786; TRL has 0.2); `epsilon` is refused.
+No token loses its gradient, only its weight is capped; `clip_fraction` counts the capped ones. The cap is
+`epsilon_high` itself, by default ScaleRL's 5.0 (arXiv 2510.13786).
 """
 
 import torch

@@ -1,17 +1,11 @@
 """Weights for the gap between the engine that sampled and the learner, from w = exp(old - rollout); no gradient.
 
-| name | weight of a token | [min, max] by default |
-|---|---|---|
-| tis | w clamped (truncated importance sampling) | 0, 2 |
-| mis | w inside, else 0 (masked importance sampling; IcePop's range) | 0.5, 5 |
-| sequence_tis | the trajectory's geometric mean of w, clamped | 0, 5 |
-| sequence_mask | 1 where the trajectory's geometric mean of w is inside, else 0 | 0.99, 1.01 |
-
 `auto` is none where both sides compute in float32 and no token is stale, and tis otherwise. Of stale tokens, old is
 what the learner's weights give before the first update: the clip is around them, and w corrects for their age
 (decoupled PPO; AReaL, arXiv 2505.24298, equation 5). With `bypass` the old log-probabilities are the engine's: there is
 nothing to correct, and a forward pass is saved.
-TRL 1.16 takes the product of w for sequences, not its geometric mean, and trusts a token whose w is NaN.
+Truncated importance sampling of a sequence weighs it by its probability ratio, which is the product: a geometric mean
+hardly leaves 1 on a long answer, and no cap of a product's size ever holds it. A mask's range is for a mean per token.
 """
 
 from typing import Any
@@ -24,11 +18,12 @@ from skyrl_trainer.settings import Config
 
 RANGES = {
     "none": (0.0, float("inf")),
-    "tis": (0.0, 2.0),
-    "mis": (0.5, 5.0),
-    "sequence_tis": (0.0, 5.0),
-    "sequence_mask": (0.99, 1.01),
+    "tis": (0.0, 2.0),  # w, clamped: truncated importance sampling
+    "mis": (0.5, 5.0),  # w inside, else 0: masked importance sampling, with IcePop's range
+    "sequence_tis": (0.0, 5.0),  # the product of w over the trajectory, clamped
+    "sequence_mask": (0.99, 1.01),  # 1 where the trajectory's geometric mean of w is inside, else 0
 }
+"""Smallest and largest weight of a token by default, by the correction's name."""
 
 
 def correction_range(options: Any, config: Config) -> tuple[str, float, float]:
@@ -56,7 +51,10 @@ def correct(chosen: tuple[str, float, float], tokens: SampledTokens) -> tuple[to
     if name == "none":
         return torch.ones_like(tokens.logprobs_N), {}
     log_N = tokens.old_logprobs_N - tokens.rollout_logprobs_N
-    log_N = trajectory_mean(log_N, tokens.trajectory_N) if name.startswith("sequence") else log_N
+    if name.startswith("sequence"):
+        log_N = trajectory_mean(log_N, tokens.trajectory_N)
+    if name == "sequence_tis":
+        log_N = log_N * tokens.trajectory_N.bincount()[tokens.trajectory_N]
     weight_N = log_N.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
     outside_N = (weight_N < low) | (weight_N > high)
     reports = {"correction/fraction": outside_N}

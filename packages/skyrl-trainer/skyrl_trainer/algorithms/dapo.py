@@ -6,10 +6,6 @@ Long answers weigh by their length. Groups with equal returns are drawn again (`
 that its token budget cut off is not learned from, though it counts in its group's baseline (`overlong_filter`). The
 soft penalty on the last fifth of the budget has a weight, 0 by default: `reward_funcs: {overlong: 1}`. The paper has no
 KL: leave `beta` at 0.
-
-As TRL 1.16's loss_type "dapo", whose normaliser spans its generation batch; ours spans the mini-batch of an optimizer
-step. TRL has no dynamic sampling; its filter is `mask_truncated_completions`, off by default, and its penalty the
-reward function `get_soft_overlong_punishment`.
 """
 
 from pydantic import Field

@@ -3,7 +3,7 @@
     loss = sum over tokens of PPO's clipped loss / (trajectories * most tokens a trajectory may have),  A = R - mean_g
 
 The most is max_completion_length * max_turns, or max_model_len where that is less. `scale_rewards` is none, and
-another is refused; TRL 1.16's loss_type "dr_grpo" leaves that to the user.
+another is refused.
 """
 
 from typing import Literal
@@ -12,7 +12,6 @@ import torch
 
 from skyrl_trainer.algorithms.options import LossOptions
 from skyrl_trainer.algorithms.policy_loss import PolicyLoss
-from skyrl_trainer.algorithms.rewards import token_budget
 
 
 class DrGRPOLossMixin(PolicyLoss):
@@ -20,5 +19,6 @@ class DrGRPOLossMixin(PolicyLoss):
         scale_rewards: Literal["none"] = "none"
 
     def reduction(self, lengths_M: torch.Tensor) -> torch.Tensor:
-        longest = token_budget(self.config.generator)
+        generator = self.config.generator
+        longest = min(generator.max_completion_length * generator.max_turns, generator.max_model_len)
         return torch.full_like(lengths_M, 1.0 / (max(1, len(lengths_M)) * longest), dtype=torch.float64)

@@ -2,7 +2,7 @@
 
     for A_t < 0:  loss_t = min(the base's loss_t, -delta A_t),   delta = 3
 
-The rest is its base's. As TRL 1.16's `delta`, where that is above 1 + epsilon_high (below, TRL's clip wins).
+The rest is its base's.
 """
 
 import torch

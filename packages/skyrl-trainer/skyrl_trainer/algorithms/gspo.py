@@ -3,10 +3,10 @@
     s = exp(mean over the trajectory's tokens of (logp_t - old_t))              (equation 7)
     GSPO-token:  s_t = sg[s] exp(logp_t - sg[logp_t])                           (equation 14; sg: no gradient)
 
-Both have the same value, and with one advantage a trajectory the same gradient. Where advantages differ inside one (a
-critic's, say) only the token form is defined, so it is taken; `gspo_token` takes it always. The range is meant for
-thousands of tokens: on short trajectories it clips nearly everything, so watch `clip_fraction`.
-TRL 1.16: `importance_sampling_level="sequence"` with loss_type "grpo"; it has no token form.
+Both have the same value, and the same gradient where a trajectory has one advantage and one correction: `tis` and `mis`
+weigh its tokens differently. Where advantages differ inside one (a critic's, say) only the token form is defined, so it
+is taken; `gspo_token` takes it always. The range is meant for thousands of tokens: on short trajectories it clips
+nearly everything, so watch `clip_fraction`.
 """
 
 import torch

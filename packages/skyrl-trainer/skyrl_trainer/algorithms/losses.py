@@ -9,8 +9,6 @@ the lengths of all trajectories of the mini-batch: known before its first micro-
 on the cut.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch
@@ -106,8 +104,6 @@ def k3(logprobs_N: torch.Tensor, reference_N: torch.Tensor) -> torch.Tensor:
 
 
 def adapted(beta: float, kl: float, target: float) -> float:
-    """The next beta, by proportional control (arXiv 1909.08593, section 2.2): at most 2 % up or down a rollout.
-
-    kl: mean of a token in the rollout.
-    """
+    """The next beta, by proportional control (arXiv 1909.08593, section 2.2): at most 2 % up or down a rollout, whose
+    mean per token is `kl`."""
     return beta * (1 + 0.1 * min(0.2, max(-0.2, kl / target - 1)))

@@ -1,7 +1,5 @@
 """`trainer.algorithm.options`: hyper-parameters, for algorithms that have a use for them, refused elsewhere."""
 
-from __future__ import annotations
-
 import difflib
 from typing import Any, Literal
 

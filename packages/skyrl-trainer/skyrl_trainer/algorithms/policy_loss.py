@@ -4,8 +4,6 @@ GRPO is a PolicyLoss, and so is each mixin: a class of both takes what the mixin
 GSPO's ratio and sequence masks are right because a micro-batch always holds whole trajectories.
 """
 
-from __future__ import annotations
-
 from typing import ClassVar
 
 import torch

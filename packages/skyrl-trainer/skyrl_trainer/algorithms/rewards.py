@@ -1,20 +1,14 @@
 """What a trajectory is worth: the env's reward, reward functions and the penalty for length, each with its weight.
 
-    @register_reward("brevity")
-    def brevity(completions, **columns):
-        return [-len(messages[-1]["content"]) / 100 for messages in completions]
-
 A function has TRL's signature (protocols.RewardFunction) and is named with its weight in
 `trainer.algorithm.reward_funcs`. It judges every trajectory that did not fail, once: what it says is stored with the
 trajectory, and a resumed run reads it there.
 """
 
-from __future__ import annotations
-
 import asyncio
 import inspect
 import math
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from numbers import Real
 from typing import Any
@@ -22,14 +16,12 @@ from typing import Any
 from skyrl_trainer.errors import UserError
 from skyrl_trainer.protocols import RewardFunction
 from skyrl_trainer.registry import Registry
-from skyrl_trainer.settings import Config, GeneratorConfig
+from skyrl_trainer.settings import Config
 from skyrl_trainer.types import RewardBatch, RolloutBatch, StepMetrics, StopReason, Trajectory
 from skyrl_trainer.user_file import cause
 
 OWN_REWARDS = {"env": 1.0, "success": 0.0, "overlong": 0.0}
 """With the weights by default: the env's reward, 1 for a solved task, and the penalty for length."""
-OVERLONG_SHARE = 5
-"""The penalty builds up over the last fifth of the budget, as in the paper (4096 of 20480 tokens)."""
 _REWARDS: Registry[RewardFunction] = Registry("trainer.algorithm.reward_funcs")
 reward_function = _REWARDS.get
 
@@ -48,7 +40,8 @@ class Rewards:
         """options: `trainer.algorithm.options`, checked and complete."""
         self.weights = {**OWN_REWARDS, **config.trainer.algorithm.reward_funcs}
         self.functions = {name: reward_function(name) for name in self.weights if name not in OWN_REWARDS}
-        self.filter, self.budget = options.overlong_filter, token_budget(config.generator)
+        self.filter = options.overlong_filter
+        self.budget = min(config.generator.max_completion_length, config.generator.max_model_len)
 
     def judge(self, trajectories: list[Trajectory]) -> bool:
         """Lets every function score those that it has not scored yet; whether there were any."""
@@ -102,12 +95,16 @@ class Rewards:
         return self.filter and trajectory.stop_reason is StopReason.LENGTH
 
     def _penalty(self, trajectory: Trajectory) -> float:
-        return soft_penalty(trajectory.num_output_tokens, self.budget, self.budget / OVERLONG_SHARE)
+        """Of the longest turn; all of it where the trajectory was cut off, by whatever limit."""
+        longest = max((len(turn.output_ids) for turn in trajectory.turns), default=0)
+        longest = self.budget if trajectory.stop_reason is StopReason.LENGTH else longest
+        return soft_penalty(longest, self.budget, self.budget / 5)
 
 
-def token_budget(generator: GeneratorConfig) -> int:
-    """Most tokens that a trajectory may sample."""
-    return min(generator.max_completion_length * generator.max_turns, generator.max_model_len)
+def differ(returns: Sequence[float]) -> bool:
+    """Whether any of these returns is better than another, by more than rounding (0.1 + 0.2 is 0.3)."""
+    largest, least = max(returns, default=0.0), min(returns, default=0.0)
+    return largest - least > 1e-9 * max(1.0, abs(largest), abs(least))
 
 
 def soft_penalty(tokens: int, budget: int, cache: float) -> float:

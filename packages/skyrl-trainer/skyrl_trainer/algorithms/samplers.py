@@ -1,11 +1,10 @@
 """Which tasks come next. A sampler is pure: a few numbers are its whole state, and a checkpoint holds them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from hashlib import blake2b
 from typing import Any
 
+from skyrl_trainer.algorithms.rewards import differ
 from skyrl_trainer.data import SampleSource
 from skyrl_trainer.errors import UserError
 from skyrl_trainer.protocols import Sampler
@@ -152,4 +151,4 @@ class DynamicSampler(UniformSampler):
 
     def accept(self, group: list[Trajectory], returns: list[float]) -> bool:
         """Not a group of one either, nor one of which everybody failed."""
-        return len(set(returns)) > 1
+        return differ(returns)

@@ -5,9 +5,7 @@
 Its gradient is -w r A grad logp with w = 4 p (1 - p), p = sigmoid(tau (r - 1)): 1 at r = 1 for every tau, and fading
 on both sides, faster for negative advantages. `epsilon` is refused, and `clip_fraction` is 0.
 
-Options: `sapo_temperature_pos` and `_neg` (TRL 1.16's names, defaults and loss), and `sapo_gate`, which TRL has not:
-"sigmoid" is -sigmoid((r - 1) / tau) A, tau being `sapo_temperature_pos` for both signs unless the other is given. Its
-slope at r = 1 is 1 / (4 tau): the learning rate is in effect a quarter.
+The gate "sigmoid" has the slope 1 / (4 tau) at r = 1: the learning rate is in effect a quarter.
 """
 
 from typing import Literal

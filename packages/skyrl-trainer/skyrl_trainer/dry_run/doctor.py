@@ -3,8 +3,6 @@
 Imports neither torch nor vLLM: what may hang or crash is tried in a process of its own.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import platform

@@ -4,8 +4,6 @@ The settings and who set them, the placement, a memory estimate, the physical li
 Nothing is downloaded and no model is loaded. Where the GPUs that a run wants are not here, known ones are assumed.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import re
@@ -102,7 +100,7 @@ def tenants(config: Config) -> dict[int, str]:
 
 
 def obstacles(config: Config, machine: Hardware) -> Iterator[str]:
-    """Each thing that is sure to stop a run here, as a sentence: what `train` refuses before it starts anything."""
+    """Each thing that is sure to stop a run here, as a sentence."""
     generator, logger = config.generator, config.trainer.logger
     if (need := gpus_needed(config)) > len(machine.gpus) and not config.ray.address:
         learners = config.trainer.placement.policy_num_gpus_per_node
@@ -188,7 +186,6 @@ def print_plan(resolved: Resolved) -> None:
 
 
 def _print_memory(config: Config, shape: ModelShape, machine: Hardware, model: str) -> Iterator[str]:
-    """Of the whole processor, or of one GPU of each kind; gives a sentence where there is too little."""
     title, gpu, (learner, engines) = f"estimated ({model})", card(config, machine), devices(config)
     if gpu is None:
         rows = memory(config, shape)

@@ -1,10 +1,8 @@
 """What every engine actor has: its settings, a queue of requests, a mailbox a client, and the reason why it is dead.
 
-An engine actor has one coroutine, `collect`, which makes it an asyncio actor in Ray: any number of clients can wait in
-it. The other methods are short, or run while nothing is generated, and may hold up the actor's event loop.
+Its one coroutine, `collect`, makes it an asyncio actor in Ray: any number of clients can wait in it. The other methods
+may hold up the actor's event loop.
 """
-
-from __future__ import annotations
 
 import asyncio
 import sys

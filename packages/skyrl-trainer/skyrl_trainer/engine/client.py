@@ -7,8 +7,6 @@ An engine that dies is restarted by Ray and gets its weights from the driver. Th
 and sends it again, in the same order, as soon as the new process takes requests.
 """
 
-from __future__ import annotations
-
 import asyncio
 import time
 from typing import Any
@@ -130,7 +128,7 @@ def _engine_died(error: Exception) -> EngineDied:
         return EngineDied(str(cause) if isinstance(cause, UserError) else f"An engine failed: {cause!r}")
     if isinstance(error, RayActorError):
         return EngineDied(
-            "The engine's process died (killed, or out of memory): see its log in the run's Ray session, "
+            "The engine's process died (killed, or out of memory): see ray-logs in the run's folder, "
             "and lower generator.max_concurrency or engine_kwargs.kv_cache_memory_bytes if memory ran out."
         )
     return EngineDied(f"The connection to an engine failed: {error!r}")

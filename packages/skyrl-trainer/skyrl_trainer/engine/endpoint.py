@@ -4,11 +4,10 @@ One that takes and gives token ids (vLLM's /v1/completions) reads and writes exa
 Any other gets chat messages: agent.message_prompt makes every message one "token" to the loop, which so stays the same.
 """
 
-from __future__ import annotations
-
-import asyncio
 import os
-from dataclasses import dataclass, replace
+import re
+from dataclasses import dataclass, field, replace
+from itertools import product
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -17,9 +16,14 @@ from skyrl_trainer.errors import UserError
 from skyrl_trainer.types import GenerationOutput, GenerationRequest
 
 TRIES, REQUEST_SECONDS, FIRST_SECONDS = 6, 1800.0, 60.0
+BUSY_SECONDS = 1800.0
+"""How long a request waits for a rate limit to let it through."""
 MOST_FAILURES = 8
-"""Requests in a row that failed after all their tries: then nobody is there, and the run ends."""
+"""Failed requests in a row, no fewer than are in flight, after which it is asked whether it is there."""
 UNBOUNDED = 1 << 24
+TOO_LONG = re.compile(r"context|token|length|too long", re.IGNORECASE)
+"""In a refusal's reason: prompt and answer are more than its context."""
+HELLO = [{"role": "user", "content": "Hello."}]
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +38,8 @@ class Endpoint:
     tokenizer: str = ""  # a folder or a name; "": the endpoint takes messages
     max_model_len: int = UNBOUNDED
     limit: str = "max_completion_tokens"  # what it calls the tokens of an answer
+    seeded: bool = False  # whether it takes the seed of a chat
+    request: dict[str, Any] = field(default_factory=dict)  # further members of every request
     key: str = "OPENAI_API_KEY"  # the environment variable with the key
 
     def connect(self) -> HTTPClient:
@@ -41,64 +47,127 @@ class Endpoint:
 
 
 class EndpointClient:
-    """What EngineClient offers, on an endpoint."""
+    """EngineClient's `generate`, on an endpoint."""
 
     def __init__(self, endpoint: Endpoint) -> None:
         self._endpoint, self._http = endpoint, endpoint.connect()
-        self._failures = 0
+        self._in_flight = self._failures = 0
+        self._answered = False
         self.conversations: WeakValueDictionary[str, Any] = WeakValueDictionary()
         """Of episodes that are played by messages, their MessagePrompt by the trajectory's id."""
 
-    async def generate_round(self, requests: list[GenerationRequest]) -> list[GenerationOutput]:
-        return list(await asyncio.gather(*map(self.generate, requests)))
-
     async def generate(self, request: GenerationRequest) -> GenerationOutput:
-        """UserError once nobody answers any more."""
+        """UserError once nobody answers any more.
+
+        The output's usage also has "uncounted" where the endpoint tells no tokens, and "ended/refusal" and the like
+        for what is no plain answer.
+        """
         said = self.conversations.get(request.request_id.rpartition("#")[0])
         try:
-            ids, cut, usage = await (self._tokens(request) if said is None else self._message(request, said))
+            ids, finish, usage = await (self._tokens(request) if said is None else self._message(request, said))
         except Refused as error:
-            if said is None or error.status != 400 or "context" not in error.reason:
-                return _failed(request, str(error))
-            ids, cut, usage = [said.add("assistant", "")], True, None  # the messages have outgrown it
+            return _failed(request, str(error))
         except (ValueError, LookupError, TypeError, AttributeError) as error:
             return _failed(request, f"not an answer of OpenAI's API: {error!r}")
-        finish = "length" if cut else "stop"
-        counts = usage or {}
-        cached = (counts.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
-        tokens = {name: counts.get(name, 0) for name in ("prompt_tokens", "completion_tokens")}
-        usage = tokens | {"cached_tokens": cached}
+        if finish in ("abort", "error"):
+            return _failed(request, f"the endpoint ended the answer: {finish}")
+        finish = "length" if finish == "length" else "stop"
         return GenerationOutput(request.request_id, ids, [0.0] * len(ids), [0] * len(ids), finish, usage=usage)
 
-    async def _tokens(self, request: GenerationRequest) -> tuple[list[int], bool, Any]:
+    async def _tokens(self, request: GenerationRequest) -> tuple[list[int], str, dict[str, int]]:
         options = request.options
         body = {"prompt": request.prompt_ids, "return_token_ids": True, "max_tokens": options.max_tokens}
         body |= {"temperature": options.temperature, "seed": request.seed}
         body |= {"stop_token_ids": list(options.stop_token_ids), "ignore_eos": True}
         answer = await self._post("/completions", body)
         choice = answer["choices"][0]
-        return choice["token_ids"], choice["finish_reason"] == "length", answer.get("usage")
+        ids = choice["token_ids"]
+        known = {"prompt_tokens": len(request.prompt_ids), "completion_tokens": len(ids)}
+        return ids, choice["finish_reason"], _usage(answer, known)
 
-    async def _message(self, request: GenerationRequest, said: Any) -> tuple[list[int], bool, Any]:
+    async def _message(self, request: GenerationRequest, said: Any) -> tuple[list[int], str, dict[str, int]]:
+        endpoint, most = self._endpoint, request.options.max_tokens
         body = {"messages": said.messages(request.prompt_ids), "temperature": request.options.temperature}
-        answer = await self._post("/chat/completions", body | {self._endpoint.limit: request.options.max_tokens})
+        if endpoint.seeded and request.seed is not None:
+            body["seed"] = request.seed
+        # Without a limit an answer has what is left of the context: here, less than the limit.
+        limits = [{endpoint.limit: most}, {}] if most < endpoint.max_model_len else [{}]
+        for limit in limits:
+            try:
+                answer = await self._post("/chat/completions", body | limit)
+                break
+            except Refused as error:
+                if error.status not in (400, 413, 422) or not TOO_LONG.search(error.reason):
+                    raise
+                refused = error
+        else:
+            if all(message["role"] != "assistant" for message in body["messages"]):
+                raise refused
+            return [said.add("assistant", "")], "length", {}  # it has outgrown the context
         choice = answer["choices"][0]
-        number, cut = said.add("assistant", choice["message"].get("content") or ""), choice["finish_reason"] == "length"
-        return [number] if cut else [number, *said.stop_token_ids], cut, answer.get("usage")
+        message, finish = choice["message"], choice.get("finish_reason") or "stop"
+        text, usage = _text(message.get("content")), _usage(answer, {})
+        if odd := _oddity(message, finish, text):
+            usage[f"ended/{odd}"] = 1
+        number = said.add("assistant", text or message.get("refusal") or "")
+        return [number] if finish == "length" else [number, *said.stop_token_ids], finish, usage
 
     async def _post(self, path: str, body: dict[str, Any]) -> Any:
-        body = {"model": self._endpoint.model} | body
+        body = {"model": self._endpoint.model} | self._endpoint.request | body
+        self._in_flight += 1
         try:
-            answer = await self._http.ask("POST", path, body, REQUEST_SECONDS, TRIES)
+            answer = await self._http.ask("POST", path, body, REQUEST_SECONDS, TRIES, BUSY_SECONDS)
         except Refused as error:
-            self._failures += error.passes
-            if self._failures >= MOST_FAILURES:
+            self._failures = self._failures + 1 if error.passes else 0
+            if self._failures >= max(MOST_FAILURES, self._in_flight) and not await self._is_there():
                 raise UserError(
                     f"{self._endpoint.url} answers no more ({error}); the same command goes on where this run ended."
                 ) from error
             raise
-        self._failures = 0
+        finally:
+            self._in_flight -= 1
+        if not (isinstance(answer, dict) and answer.get("choices")):
+            raise ValueError(repr(answer)[:200])
+        self._failures, self._answered = 0, True
         return answer
+
+    async def _is_there(self) -> bool:
+        """Whether it has answered, and answers a short question: then it only fails at some."""
+        endpoint = self._endpoint
+        hello = endpoint.request | {"model": endpoint.model, "messages": HELLO, endpoint.limit: 16}
+        try:
+            await self._http.ask("POST", "/chat/completions", hello, FIRST_SECONDS)
+        except Refused as error:
+            return self._answered and not error.passes
+        return self._answered
+
+
+def _usage(answer: dict[str, Any], known: dict[str, int]) -> dict[str, int]:
+    """The tokens that an answer counts, or that are known; "uncounted" where neither is."""
+    counts = answer.get("usage") or {}
+    found = {name: counts.get(name, known.get(name)) for name in ("prompt_tokens", "completion_tokens")}
+    if any(type(count) is not int for count in found.values()):
+        return {"uncounted": 1}
+    details = counts.get("prompt_tokens_details") or {}
+    return found | {"cached_tokens": details.get("cached_tokens") or 0}
+
+
+def _text(content: Any) -> str:
+    """A message's content: text, or a list of parts."""
+    if isinstance(content, list):
+        return "".join(part.get("text") or "" for part in content)
+    return content or ""
+
+
+def _oddity(message: dict[str, Any], finish: str, text: str) -> str:
+    """What an answer is where it is no plain one; "" for one that is."""
+    if finish not in ("stop", "length"):
+        return re.sub(r"\W+", "_", finish)[:30]
+    for name in ("refusal", "tool_calls"):
+        if message.get(name):
+            return name
+    thought = message.get("reasoning_content") or message.get("reasoning")
+    return "" if text.strip() or finish == "length" else "reasoning_only" if thought else "empty"
 
 
 def _failed(request: GenerationRequest, reason: str) -> GenerationOutput:
@@ -115,24 +184,29 @@ async def probe(endpoint: Endpoint, messages: bool, temperature: float) -> Endpo
         model = endpoint.model or ("".join(cards) if len(cards) == 1 else "")
         if not model or (cards and model not in cards):
             raise UserError(f"--model {model or 'is missing'}: {http.url} serves {', '.join(cards) or 'no list'}.")
-        card, found = cards.get(model, {}), replace(endpoint, model=model)
+        card = cards.get(model, {})
+        length = card.get("max_model_len") or UNBOUNDED
+        found = replace(endpoint, model=model, max_model_len=length)
         tokens = {"model": model, "prompt": [1, 2, 3], "max_tokens": 1, "return_token_ids": True}
         try:
             answer = None if messages else await http.ask("POST", "/completions", tokens, FIRST_SECONDS)
             if answer and answer["choices"][0]["token_ids"]:
-                length = card.get("max_model_len") or UNBOUNDED
-                return replace(found, tokenizer=card.get("root") or model, max_model_len=length)
+                return replace(found, tokenizer=card.get("root") or model)
         except (Refused, LookupError, TypeError):
             pass  # no token ids
-        hello = {"model": model, "messages": [{"role": "user", "content": "Hello."}], "temperature": temperature}
+        hello = endpoint.request | {"model": model, "messages": HELLO, "temperature": temperature}
         reason = "its answers are not those of OpenAI's API"
-        for limit in ("max_completion_tokens", "max_tokens"):
+        seeds = [{"seed": 0}, {}] if temperature else [{}]
+        for seed, limit in product(seeds, ("max_completion_tokens", "max_tokens")):
             try:
-                answer = await http.ask("POST", "/chat/completions", hello | {limit: 16}, FIRST_SECONDS, tries=2)
+                body = hello | seed | {limit: 16}
+                answer = await http.ask("POST", "/chat/completions", body, FIRST_SECONDS, tries=2)
                 if isinstance(answer, dict) and answer.get("choices"):
-                    return replace(found, limit=limit)
+                    return replace(found, limit=limit, seeded=bool(seed))
             except Refused as error:
                 reason = str(error)
+                if not error.status:
+                    break
     raise UserError(f"--base-url {endpoint.url}, --model {model}: {reason}.")
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from contextlib import suppress
+from email.utils import parsedate_to_datetime
 from typing import Any
 
 import aiohttp
@@ -36,38 +38,46 @@ class HTTPClient:
         """key: sent as a bearer token. socket: the path of a Unix socket to connect to instead of the URL's host.
         keep_alive: seconds after which an idle connection is not used again."""
         self.url = url.rstrip("/")
-        connector: aiohttp.BaseConnector = (
-            aiohttp.UnixConnector(socket, limit=0, keepalive_timeout=keep_alive)
-            if socket
-            else aiohttp.TCPConnector(limit=0, keepalive_timeout=keep_alive)
-        )
+        how: Any = {"limit": 0, "keepalive_timeout": keep_alive}
+        connector = aiohttp.UnixConnector(socket, **how) if socket else aiohttp.TCPConnector(**how)
         headers = {"Authorization": f"Bearer {key}"} if key else {}
         self._http = aiohttp.ClientSession(connector=connector, headers=headers)
 
-    async def ask(self, method: str, path: str, body: Any = None, limit: float = PROBE_SECONDS, tries: int = 1) -> Any:
+    async def ask(
+        self,
+        method: str,
+        path: str,
+        body: Any = None,
+        limit: float = PROBE_SECONDS,
+        tries: int = 1,
+        busy: float = 0.0,
+    ) -> Any:
         """The answer's JSON; None where it has none.
 
-        limit: seconds of one try. Raises Refused for what another try does not mend, or after the last one.
+        limit: seconds of one try. busy: seconds in which a rate limit (429) costs no try. Raises Refused for what no
+        other try mends, or after the last one.
         """
-        refused, pause = Refused(0, "it was not asked"), 0.0
+        failures, number, busy_until = 0, 0, time.monotonic() + busy
         timeout = aiohttp.ClientTimeout(total=limit, sock_connect=PROBE_SECONDS)
-        for number in range(tries):
-            await asyncio.sleep(min(pause, LONGEST_PAUSE))
+        while True:
             pause = 2.0**number
             try:
                 async with self._http.request(method, self.url + path, json=body, timeout=timeout) as reply:
-                    text = await reply.text()
+                    text = await reply.text(errors="replace")
             except (aiohttp.ClientError, TimeoutError, OSError) as error:
                 refused = Refused(0, f"{type(error).__name__}: {error}")
-                continue
-            if reply.status == 200:
-                return _json_of(text)
-            refused = Refused(reply.status, reason_of(text))
-            if not refused.passes:
-                break
-            after = reply.headers.get("Retry-After", "")
-            pause = float(after) if after.isdigit() else pause
-        raise refused
+            else:
+                if reply.status == 200:
+                    return _json_of(text)
+                refused = Refused(reply.status, reason_of(text))
+                if not refused.passes or '"insufficient_quota"' in text:  # no waiting mends OpenAI's
+                    raise refused
+                pause = seconds_of(reply.headers.get("Retry-After", ""), pause)
+            failures += refused.status != 429 or time.monotonic() > busy_until
+            if failures >= tries:
+                raise refused
+            await asyncio.sleep(min(pause, LONGEST_PAUSE))
+            number = min(number + 1, 6)
 
     async def close(self) -> None:
         await self._http.close()
@@ -77,6 +87,15 @@ class HTTPClient:
 
     async def __aexit__(self, *_: object) -> None:
         await self.close()
+
+
+def seconds_of(after: str, default: float) -> float:
+    """What a Retry-After header asks for: seconds, or a date."""
+    with suppress(ValueError):
+        return max(0.0, float(after))
+    with suppress(ValueError):
+        return max(0.0, parsedate_to_datetime(after).timestamp() - time.time())
+    return default
 
 
 def reason_of(text: str) -> str:

@@ -1,14 +1,9 @@
 """An engine that is an OpenAI-compatible vLLM server in a process of its own, started and watched by its actor.
 
-The server ends with its actor (server_process.py), and one that dies takes its actor along, so that Ray's restart of
-the actor is the one way back. `engine_kwargs.url` names a server that runs already instead: it is asked, never started
-or stopped.
-
-Token ids go in and come out of `/inference/v1/generate`, with the weight version of every token. Requests enter in the
-order in which they were submitted; unlike the in-process engine the server decides what is computed together.
+One that dies takes its actor along, so that Ray's restart of the actor is the one way back. `engine_kwargs.url` names
+a server that runs already instead. Token ids go in and come out of `/inference/v1/generate`, with the weight version of
+every token; unlike the in-process engine the server decides what is computed together.
 """
-
-from __future__ import annotations
 
 import asyncio
 import os
@@ -178,7 +173,8 @@ class OpenAIServerEngine(EngineActor):
         raise EngineDied(f"The server {self._url or 'of ' + self.model_path} did not do {path}: {problem}")
 
     def _admit(self) -> None:
-        while self._serving and not (self._paused or self._asleep) and self._seat(len(self._running)):
+        stopped = not self._serving or self._paused or self._asleep
+        while not stopped and self._seat(len(self._running)):
             client, request = self._queue[0]
             blocks = blocks_of(request, self._block_size, self.max_model_len)
             # Seeded requests on a CPU only enter where none can be preempted: see vllm_actor.
@@ -213,16 +209,14 @@ class OpenAIServerEngine(EngineActor):
         top = None
         if options.top_logprobs:
             top = [{entry["token_id"]: entry["logprob"] for entry in token["top_logprobs"]} for token in content]
-        versions: list[int] = []
-        for span in choice["weight_versions"]:  # a server that never got weights has a version without a number
-            number = int(span["version"]) if span["version"].isdigit() else 0
-            versions += [number] * (span["end"] - span["start"])
-        finish = choice["finish_reason"]
+        finish, spans = choice["finish_reason"], choice["weight_versions"]
+        # A server that never got weights has a version without a number.
+        numbers = [int(span["version"]) if span["version"].isdigit() else 0 for span in spans]
         return GenerationOutput(
             request.request_id,
             choice["token_ids"],
             [token["logprob"] for token in content],
-            versions,
+            [n for n, span in zip(numbers, spans, strict=True) for _ in range(span["start"], span["end"])],
             finish if finish in ("stop", "length") else "error",
             None if finish in ("stop", "length") else f"The server ended the request: {finish}.",
             top,

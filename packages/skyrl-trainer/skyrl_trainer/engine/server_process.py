@@ -1,11 +1,7 @@
 """vLLM's OpenAI-compatible server as a process of ours, with a guard that ends it when we are gone, however we ended.
 
-`check_servers` looks at servers that somebody else started.
-
-The server listens on a Unix socket in a folder that only we can open: its control endpoints obey anybody who asks.
+It listens on a Unix socket in a folder that only we can open: its control endpoints obey anybody who asks.
 """
-
-from __future__ import annotations
 
 import asyncio
 import json

@@ -5,8 +5,6 @@ came, but for those that go first), and one step of the model. So all requests o
 a weight update never meets a running step, and what happens depends on the order of calls only, never on the time.
 """
 
-from __future__ import annotations
-
 import gc
 import os
 import sys

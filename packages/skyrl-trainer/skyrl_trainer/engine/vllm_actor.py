@@ -1,14 +1,9 @@
-"""vLLM as an engine actor.
-
-An `LLMEngine` is stepped in a thread of the actor's own process. Against `AsyncLLM` this saves a process, is faster,
-and leaves the order of requests to us. Token ids go in and come out; nothing is decoded here.
+"""vLLM as an engine actor: an `LLMEngine` that a thread of the actor's own process steps, from token ids to token ids.
 
 Seeds on a CPU: a request with a seed must never be prefilled in parts, for vLLM rewinds its generator then, which CPU
-generators cannot do. Admission makes sure of it: a seeded request enters when the KV cache has room for every request
-in flight to its last token (so none is preempted), and `max_num_batched_tokens` covers the whole cache.
+generators cannot do. So a seeded request enters when the KV cache has room for every request in flight to its last
+token (so none is preempted), and `max_num_batched_tokens` covers the whole cache.
 """
-
-from __future__ import annotations
 
 from typing import Any
 
@@ -98,26 +93,20 @@ class VLLMEngine(SteppedEngine):
         _, request = self._in_flight[output.request_id]
         completion = output.outputs[0]
         flat = completion.logprobs
-        starts, ends = flat.start_indices, flat.end_indices
         top = None
         if request.options.top_logprobs:
-            top = [
-                dict(zip(flat.token_ids[start:end], flat.logprobs[start:end], strict=True))
-                for start, end in zip(starts, ends, strict=True)
-            ]
-        versions: list[int] = []
-        for span in completion.weight_versions:
-            versions += [int(span.version)] * (span.end - span.start)
-        finish = completion.finish_reason if completion.finish_reason in ("stop", "length") else "error"
+            spans = map(slice, flat.start_indices, flat.end_indices)
+            top = [dict(zip(flat.token_ids[span], flat.logprobs[span], strict=True)) for span in spans]
+        finish, usage = completion.finish_reason, {"cached_tokens": output.num_cached_tokens or 0}
         return GenerationOutput(
-            request_id=request.request_id,
-            output_ids=list(completion.token_ids),
-            logprobs=[flat.logprobs[start] for start in starts],
-            weight_versions=versions,
-            finish_reason=finish,
-            error=None if finish != "error" else f"vLLM ended the request: {completion.finish_reason}.",
-            top_logprobs=top,
-            usage={"cached_tokens": output.num_cached_tokens or 0},
+            request.request_id,
+            list(completion.token_ids),
+            [flat.logprobs[start] for start in flat.start_indices],
+            [int(span.version) for span in completion.weight_versions for _ in range(span.start, span.end)],
+            finish if finish in ("stop", "length") else "error",
+            None if finish in ("stop", "length") else f"vLLM ended the request: {finish}.",
+            top,
+            usage,
         )
 
     def _update(self, phase: str, argument: Any) -> Any:
@@ -133,7 +122,9 @@ class VLLMEngine(SteppedEngine):
         else:
             if self._adapter is None:
                 self._llm.collective_rpc("finish_weight_update")
-            self._reset_prefix_cache()
+            # Nothing computed with the old weights stays: requests in flight are prefilled again, tokens kept.
+            if not self._llm.reset_prefix_cache(reset_running_requests=bool(self._in_flight)):
+                raise SyncError(STALE_CACHE)
             self._llm.set_weight_version(str(argument))
             return joint_checksum(self._llm.collective_rpc("loaded_checksum"))
 
@@ -144,18 +135,13 @@ class VLLMEngine(SteppedEngine):
             self._llm.wake_up(tags)
 
     def _load_adapter(self, folder: str) -> None:
-        """In the place of the one before: requests in flight go on with the new one. The folder is read only here;
-        its name, new every time, is a part of the keys of vLLM's prefix cache."""
+        """Requests in flight go on with it. The folder is read only here; its name, new every time, is a part of the
+        keys of vLLM's prefix cache."""
         from vllm.lora.request import LoRARequest
 
         self._llm.add_lora(LoRARequest("policy", 1, folder, load_inplace=True))
         self._llm.collective_rpc("adapter_loaded")
         self._adapter = LoRARequest("policy", 1, folder)
-
-    def _reset_prefix_cache(self) -> None:
-        """Nothing computed with the old weights stays: requests in flight are prefilled again, tokens kept."""
-        if not self._llm.reset_prefix_cache(reset_running_requests=bool(self._in_flight)):
-            raise SyncError(STALE_CACHE)
 
 
 def sampling_params(request: GenerationRequest, room: int) -> dict[str, Any]:
@@ -166,7 +152,6 @@ def sampling_params(request: GenerationRequest, room: int) -> dict[str, Any]:
         "min_tokens": options.min_tokens,
         "temperature": options.temperature,
         "top_p": options.top_p,
-        "top_k": max(0, options.top_k),
         "stop_token_ids": list(options.stop_token_ids),
         "ignore_eos": True,  # only the request says where to stop
         "seed": request.seed,
@@ -204,27 +189,17 @@ def vllm_kwargs(
         # Imported in every worker process: registers the backend above, adds `loaded_checksum`.
         "worker_extension_cls": "skyrl_trainer.weight_sync.vllm_backend.WorkerExtension",
     }
-    if not torch.cuda.is_available():
-        kwargs |= _cpu_kwargs(model_path, dtype, max_model_len, max_num_seqs, engine_kwargs)
-    return kwargs | engine_kwargs
-
-
-def _cpu_kwargs(
-    model_path: str, dtype: str, max_model_len: int, max_num_seqs: int, engine_kwargs: dict[str, Any]
-) -> dict[str, Any]:
-    """A KV cache for every sequence at full length, but at most CPU_KV_CACHE_BYTES; whole prefills."""
+    if torch.cuda.is_available():
+        return kwargs | engine_kwargs
+    # A KV cache for every sequence at full length, but at most CPU_KV_CACHE_BYTES; whole prefills.
     block, one = CPU_BLOCK, kv_token_bytes(model_path, dtype)
     blocks_of_one = -(-max_model_len // block) + 1
     wanted = ((max_num_seqs + FIRST_SEQS) * blocks_of_one + 1) * block * one
     floor = 2 * blocks_of_one * block * one
     size = engine_kwargs.get("kv_cache_memory_bytes") or max(floor, min(wanted, CPU_KV_CACHE_BYTES))
-    return {
-        "enforce_eager": True,
-        "distributed_executor_backend": "uni",
-        "block_size": block,
-        "kv_cache_memory_bytes": size,
-        "max_num_batched_tokens": max(size // one, max_model_len, PREFILL_TOKENS),
-    }
+    kwargs |= {"enforce_eager": True, "distributed_executor_backend": "uni", "block_size": block}
+    kwargs |= {"kv_cache_memory_bytes": size, "max_num_batched_tokens": max(size // one, max_model_len, PREFILL_TOKENS)}
+    return kwargs | engine_kwargs
 
 
 def kv_token_bytes(model_path: str, dtype: str) -> int:

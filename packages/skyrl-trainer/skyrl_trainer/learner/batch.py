@@ -3,8 +3,6 @@
 Order is a function of the input alone. How a model computes such a micro-batch: learner/segments.py.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field

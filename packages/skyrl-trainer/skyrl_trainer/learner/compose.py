@@ -4,8 +4,6 @@ A loss is a mixin of algorithms/ that overrides one or two of PolicyLoss's funct
 `@register_algorithm("mine")`; `mine` and `mine_ppo` can be named then. A class that is a GRPO is taken as it is.
 """
 
-from __future__ import annotations
-
 from skyrl_trainer.algorithms.policy_loss import PolicyLoss
 from skyrl_trainer.learner.grpo import GRPO
 from skyrl_trainer.registry import Registry

@@ -5,8 +5,6 @@ whatever the CPU has. On an AVX-512 machine the forward pass and the gradient of
 The numbers are float32 either way. `benchmarks/learner.py` measures both.
 """
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 

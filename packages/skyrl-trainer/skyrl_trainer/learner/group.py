@@ -4,8 +4,6 @@ An update sends the whole rollout to each (learner/ranks.py says who computes wh
 together by all and written by rank 0 into memory that the driver shares: nobody can see how many learners there were.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Iterable, Iterator
@@ -26,7 +24,7 @@ from skyrl_trainer.learner.ranks import Ranks, whole
 from skyrl_trainer.process_memory import INTERVAL, return_free_memory
 from skyrl_trainer.settings import Config
 from skyrl_trainer.types import LearnerState, RewardBatch, StepMetrics
-from skyrl_trainer.user_file import load_plugin
+from skyrl_trainer.user_file import blaming, load_plugin
 from skyrl_trainer.weight_sync.buffer import FlatBuffer
 
 CALL_SECONDS = 4 * 3600.0
@@ -46,7 +44,8 @@ class LearnerProcess:
 
     def load(self, algorithm: type[GRPO], weights: str, total_optimizer_steps: int) -> int:
         """Returns the process id."""
-        self.algorithm = algorithm(self.config)
+        with blaming():
+            self.algorithm = algorithm(self.config)
         self.learner = make_learner(self.config, weights, total_optimizer_steps, self.ranks)
         self.algorithm.start(self.learner, self.learner.reference() if self.algorithm.beta > 0 else None)
         return os.getpid()
@@ -56,7 +55,8 @@ class LearnerProcess:
         print(f"update of step {batch.rollouts.step}", file=sys.stderr, flush=True)
         if batch.rollouts.step % INTERVAL == 0:
             return_free_memory()
-        metrics = self.algorithm.update(batch, *positional, **named)
+        with blaming():
+            metrics = self.algorithm.update(batch, *positional, **named)
         return metrics, [[turn.advantages for turn in trajectory.turns] for trajectory in batch.trajectories]
 
     def call(self, method: str, *arguments: Any) -> Any:

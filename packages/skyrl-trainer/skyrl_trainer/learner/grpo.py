@@ -4,8 +4,6 @@ The four parts of the loss come from PolicyLoss: a mixin that overrides one or t
 (learner/compose.py).
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, ClassVar, Self
@@ -17,6 +15,7 @@ from skyrl_trainer.algorithms.losses import SampledTokens, adapted, k3
 from skyrl_trainer.algorithms.policy_loss import PolicyLoss
 from skyrl_trainer.errors import UserError
 from skyrl_trainer.learner.batch import Row, collate, cut, make_rows, record_advantages, set_advantages
+from skyrl_trainer.learner.checks import check_finite, check_options, check_shapes, not_finite
 from skyrl_trainer.learner.meter import Meter
 from skyrl_trainer.learner.model import Learner, Scorer
 from skyrl_trainer.settings import Config
@@ -39,13 +38,7 @@ class GRPO(PolicyLoss):
         super().__init__(config)
         self.settings = config.trainer
         self._estimate = estimator(self.estimator_name or config.trainer.algorithm.advantage_estimator)
-        if self.options.correction == "bypass" and config.generator.top_p < 1:
-            raise UserError(
-                "trainer.algorithm.options.correction=bypass needs generator.top_p=1, because the engine's logprobs "
-                "are renormalised over the nucleus and the learner's are not; change one of them."
-            )
-        if self.options.kl_target is not None and self.beta == 0:
-            raise UserError("trainer.algorithm.options.kl_target adapts beta, which is 0: give it a value to start at.")
+        check_options(config, self.options, self.estimator_name)
 
     def start(self, learner: Learner, reference: Scorer | None = None) -> Self:
         """Takes the models. reference: the frozen policy that the run started from; needed when `beta` is above 0."""
@@ -81,6 +74,7 @@ class GRPO(PolicyLoss):
         """
         batch = batch if reward is None else replace(batch, rewards=reward)
         step, meter, rows = batch.rollouts.step, Meter(), make_rows(batch.trajectories, batch.group_index)
+        check_finite("reward", step, rows, batch.rewards)
         if old_logprob is not None:
             for row, values in zip(rows, old_logprob, strict=True):
                 row.old_logprobs = values
@@ -89,6 +83,7 @@ class GRPO(PolicyLoss):
         value = self.values(rows) if value is None else value
         advantages = self.advantages(batch, value)
         set_advantages(rows, advantages, value)
+        check_finite("advantage", step, rows, [row.advantages for row in rows])
         record_advantages(advantages)
         self._prepare(rows, meter)
         learning_rate = 0.0
@@ -210,7 +205,8 @@ class GRPO(PolicyLoss):
         The token weights are computed here, over the whole mini-batch, rows without a gradient included.
         """
         weights_M = torch.zeros(len(rows), dtype=torch.float64)
-        weights_M[mini_batch] = self.reduction(torch.tensor([float(rows[i].num_sampled) for i in mini_batch]))
+        lengths_M = torch.tensor([float(rows[i].num_sampled) for i in mini_batch])
+        weights_M[mini_batch] = check_shapes(self, lengths_M, reduction=self.reduction(lengths_M))
         weights_M = weights_M.to(self.learner.device)
         losses = [torch.zeros((), device=self.learner.device)]
         passes = self._passes(rows, [i for i in mini_batch if self.needs_gradient(rows[i])])
@@ -224,7 +220,7 @@ class GRPO(PolicyLoss):
         if not all(x.isfinite() for x in (loss, *grad_norms)):
             for model in self.models:
                 model.clear_gradients()
-            raise UserError(self._non_finite(rows, passes, losses[1:], step))
+            raise not_finite(rows, passes, losses[1:], step, self.learner.ranks, self.config)
         meter.mean("loss", loss)
         meter.mean("grad_norm", grad_norms[0])
         learning_rates = [model.step() for model in self.models]
@@ -251,9 +247,10 @@ class GRPO(PolicyLoss):
         ratio_N = self.ratio(tokens)
         loss_N, reports = self.surrogate(ratio_N, tokens)
         correction_N, of_correction = self.correction(tokens)
+        check_shapes(self, logprobs_N, ratio=ratio_N, surrogate=loss_N, correction=correction_N)
         loss_N = loss_N * correction_N - entropy_coef * entropy_N
         if batch.ref_logprobs_N is not None:
-            kl_N = self.kl(ratio_N, logprobs_N, batch.ref_logprobs_N)
+            kl_N = check_shapes(self, logprobs_N, kl=self.kl(ratio_N, logprobs_N, batch.ref_logprobs_N))
             loss_N = loss_N + self.beta * kl_N
             meter.mean("kl/reference", kl_N)
         loss_N = loss_N + self.value_loss(batch, hidden_NH, meter)
@@ -278,19 +275,3 @@ class GRPO(PolicyLoss):
 
     def _collate(self, rows: list[Row], indices: list[int]) -> TrainingBatch:
         return collate(rows, indices, self.learner.device, self.learner.dtype)
-
-    def _non_finite(
-        self, rows: list[Row], passes: list[tuple[list[int], bool]], losses: list[torch.Tensor], step: int
-    ) -> str:
-        """The sentence that says where a loss or gradient went wrong, on whichever learner."""
-        mine = [(indices, bool(x.isfinite())) for (indices, counts), x in zip(passes, losses, strict=True) if counts]
-        micro_batches = [one for part in self.learner.ranks.gather(mine) for one in part]
-        bad = [indices for indices, finite in micro_batches if not finite]
-        what = "loss" if bad else "gradient"
-        ids = [rows[i].trajectory_id for indices in bad or [each for each, _ in micro_batches] for i in indices]
-        shown = ", ".join(ids[:8]) + (f" and {len(ids) - 8} more" if len(ids) > 8 else "")
-        return (
-            f"The {what} of step {step} is not finite, in the micro-batch of the trajectories {shown}; the weights are "
-            "as they were before this optimizer step. Lower trainer.learning_rate or trainer.max_grad_norm, or look at "
-            f"these trajectories' rewards and logprobs: {self.config.run_path / 'trajectories'} holds them."
-        )

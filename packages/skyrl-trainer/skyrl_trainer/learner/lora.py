@@ -5,8 +5,6 @@ policy, a critic) is a set of A and B under its name on the one copy of W. peft 
 whoever holds the model need not know of them.
 """
 
-from __future__ import annotations
-
 import copy
 import importlib.util
 import math

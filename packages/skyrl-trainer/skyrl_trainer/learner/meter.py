@@ -1,7 +1,5 @@
 """The figures of an update, put together over its micro-batches and over all learners."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 import torch

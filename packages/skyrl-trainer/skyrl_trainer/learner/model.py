@@ -5,8 +5,6 @@ state from which a run goes on to the byte. accelerate gives device and precisio
 because the normaliser of every loss already spans the whole mini-batch.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Iterator
 from functools import partial
@@ -165,14 +163,18 @@ class Optimized:
             )
         except (TypeError, ValueError, RuntimeError) as error:
             raise UserError(f"trainer.optimizer_kwargs does not fit torch.optim.AdamW: {error}.") from error
-        kind = settings.lr_scheduler_type
+        kind, warm = settings.lr_scheduler_type, settings.warmup_steps
         try:
-            self.scheduler: Any = get_scheduler(kind, self.optimizer, settings.warmup_steps, total_steps)
+            self.scheduler: Any = get_scheduler(kind, self.optimizer, warm, total_steps + (warm > 0))
         except (TypeError, ValueError) as error:
             names = ", ".join(each.value for each in SchedulerType)
             raise UserError(
                 f"trainer.lr_scheduler_type={kind!r} cannot be used ({error}); choose one of {names}."
             ) from error
+
+        if warm:  # the first step would have the rate 0, and its rollout be wasted
+            self.optimizer.step()  # moves nothing, as there is no gradient
+            self.scheduler.step()
 
     def step(self) -> float:
         """Takes the optimizer step, clears the gradients, and returns the learning rate that was used."""

@@ -43,9 +43,9 @@ class PPO(GRPO):
         critic: Literal["model", "backbone"] = "model"
         """A model (with LoRA an adapter) of its own, or a head on the policy's backbone."""
         critic_learning_rate: float | None = Field(None, gt=0)
-        """Learning rate of the critic; null: the policy's."""
-        gae_lambda: float = Field(0.95, ge=0, le=1)
-        """Lambda of generalized advantage estimation."""
+        """Learning rate of the critic; null: five times the policy's."""
+        gae_lambda: float = Field(1.0, ge=0, le=1)
+        """Lambda of generalized advantage estimation; 0.95 forgets a reward within some 60 tokens."""
 
     value_clip = 0.2
     """How far a value may move in a rollout before its loss is clipped."""
@@ -57,7 +57,8 @@ class PPO(GRPO):
     explained_variance = 0.0
 
     def start(self, learner: Learner, reference: Scorer | None = None) -> Self:
-        self.critic = Critic(self.config, learner, self.options.critic, self.options.critic_learning_rate)
+        rate = self.options.critic_learning_rate or 5 * self.settings.learning_rate  # SkyRL's 5e-6 to 1e-6
+        self.critic = Critic(self.config, learner, self.options.critic, rate)
         return super().start(learner, reference)
 
     def needs_gradient(self, row: Row) -> bool:
@@ -83,7 +84,8 @@ class PPO(GRPO):
             masks = [torch.tensor(t.loss_mask(), dtype=torch.bool) for t in batch.trajectories]
             returns_N = torch.cat([torch.tensor(r)[m] for r, m in zip(result.returns, masks, strict=True)])
             error_N = returns_N - torch.cat([values_N1[:-1] for values_N1 in value])
-            self.explained_variance = 1 - (error_N.var() / returns_N.var().clamp(min=1e-12)).item()
+            few = len(returns_N) < 2  # whose variance is none
+            self.explained_variance = 0.0 if few else 1 - (error_N.var() / returns_N.var().clamp(min=1e-12)).item()
         return result
 
     def update(self, *args: Any, **kwargs: Any) -> StepMetrics:
@@ -93,12 +95,12 @@ class PPO(GRPO):
     def value_loss(self, batch: TrainingBatch, hidden_NH: torch.Tensor, meter: Meter) -> torch.Tensor:
         assert batch.values_N is not None and batch.returns_N is not None
         value_N, old_N, returns_N = self.critic.values(batch, hidden_NH), batch.values_N, batch.returns_N
-        clip = self.value_clip
+        moved_N, clip = value_N - old_N, self.value_clip
         error_N = (value_N - returns_N).square()
-        clipped_error_N = (old_N + (value_N - old_N).clamp(-clip, clip) - returns_N).square()
+        clipped_error_N = (old_N + moved_N.clamp(-clip, clip) - returns_N).square()
         loss_N = torch.maximum(error_N, clipped_error_N) / 2
         meter.mean("value/loss", loss_N)
-        meter.mean("value/clip_fraction", clipped_error_N > error_N)
+        meter.mean("value/clip_fraction", (moved_N.abs() > clip) & (clipped_error_N > error_N))
         return self.value_coef * loss_N
 
     @property
@@ -121,13 +123,11 @@ class Critic(Optimized):
     weights; or, with `critic=backbone`, the policy itself, which the value loss then trains too. The head starts at
     zero: a new critic expects nothing, whatever the seed.
 
-    `values(batch, hidden_NH)` with a gradient; then `clip_gradients()` and `step()` as a Learner's. learning_rate: None
-    for the policy's.
+    `values(batch, hidden_NH)` with a gradient; then `clip_gradients()` and `step()` as a Learner's.
     """
 
-    def __init__(
-        self, config: Config, learner: Learner, kind: Literal["model", "backbone"], learning_rate: float | None
-    ) -> None:
+    def __init__(self, config: Config, learner: Learner, kind: Literal["model", "backbone"], rate: float) -> None:
+        """rate: the learning rate."""
         self.config = config
         self.ranks = learner.ranks
         self.shares_hidden = kind == "backbone"
@@ -157,9 +157,7 @@ class Critic(Optimized):
         # Groups of their own, because sharded and whole weights cannot be in one fused step.
         self.parts = [part for part in (head, body) if part]
         groups = [{"params": part} for part in self.parts]
-        self.make_optimizer(
-            config, groups, learning_rate or config.trainer.learning_rate, learner.total_optimizer_steps
-        )
+        self.make_optimizer(config, groups, rate, learner.total_optimizer_steps)
 
     def values(self, batch: TrainingBatch, hidden_NH: torch.Tensor | None = None) -> torch.Tensor:
         """[N]: what is expected from the state before each sampled token on. hidden_NH: the policy's, if known."""

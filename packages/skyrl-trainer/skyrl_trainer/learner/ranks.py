@@ -4,8 +4,6 @@ All run the same program on the same rollout: the same rows, advantages, mini-ba
 its share of the micro-batches; gradients are summed and figures put together, so that all end with the same metrics.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from datetime import timedelta

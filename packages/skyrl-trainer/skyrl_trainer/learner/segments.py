@@ -6,8 +6,6 @@ variable-length attention. Elsewhere segments of like length form blocks, padded
 a call a segment would cost more than it computes, and a mask over all tokens would compute what nobody sees.
 """
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Sequence
 from functools import cached_property, partial

@@ -6,8 +6,6 @@ here is what that starts from. The loss is the mean of -log p over the expert's 
 the order of the rows, which is the seed's: same rows, same bytes.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import time
@@ -23,6 +21,7 @@ from skyrl_trainer.agent.prompt import ChatPrompt
 from skyrl_trainer.chats import Chat
 from skyrl_trainer.errors import UserError
 from skyrl_trainer.learner.batch import Row, collate
+from skyrl_trainer.learner.checks import shown
 from skyrl_trainer.learner.model import Learner, Scorer
 from skyrl_trainer.process_memory import INTERVAL, return_free_memory
 from skyrl_trainer.settings import Config
@@ -106,10 +105,9 @@ class SFTTrainer:
         grad_norm = learner.clip_gradients()
         if not (loss.isfinite() and grad_norm.isfinite()):
             learner.clear_gradients()
-            names = ", ".join(row.trajectory_id for row in rows[:8])
             raise UserError(
-                f"The loss or the gradient of the chats {names}{', ...' if len(rows) > 8 else ''} is not finite; lower "
-                "trainer.learning_rate or trainer.max_grad_norm."
+                f"The loss or the gradient of the chats {shown([row.trajectory_id for row in rows])} is not finite; "
+                "lower trainer.learning_rate or trainer.max_grad_norm."
             )
         metrics = {"loss": loss.item(), "lr": learner.step(), "grad_norm": grad_norm.item()}
         if learner.optimizer_steps % INTERVAL == 0:

@@ -1,7 +1,5 @@
 """`skyrl-trainer replay` and `export --trajectories`: what the trajectories that a run has stored are good for."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import os
@@ -14,14 +12,6 @@ from skyrl_trainer.errors import UserError
 from skyrl_trainer.replay.player import Player, compare
 from skyrl_trainer.rollout.store import open_store
 from skyrl_trainer.types import Trajectory
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("run", type=Path, metavar="RUN", help="a run folder, or a folder of stored trajectories")
-    parser.add_argument("--step", type=int, metavar="N", help="default: every stored step")
-    parser.add_argument("--index", default="all", metavar="I", help="a trajectory's number in its step; default: all")
-    parser.add_argument("--live", action="store_true", help="run tools with effects outside again, as python_exec")
-    parser.add_argument("--recompute", metavar="MODEL", help="score the tokens, too, with a model or a checkpoint")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -50,7 +40,6 @@ def run(args: argparse.Namespace) -> int:
 
 
 def run_config(run: Path) -> Config:
-    """The run's own configuration; the defaults where a folder of trajectories has none beside it."""
     files = [path for path in (run / "config.yaml", run.parent / "config.yaml") if path.is_file()]
     return load_config(str(files[0]) if files else None, [])
 
@@ -98,10 +87,7 @@ def chat_row(trajectory: Trajectory) -> dict[str, Any]:
 
 
 def export_chat(run: Path, out: Path, step: int | None, min_reward: float | None, only_success: bool) -> str:
-    """Writes the chosen trajectories as chat jsonl, aside and then renamed; returns a sentence with the counts.
-
-    Failed episodes are left out, and those that a budget of tokens cut off are not: choose by reward or success.
-    """
+    """Writes the chosen trajectories as chat jsonl, without failed ones; a sentence with the counts."""
     total = failed = written = 0
     aside = out.with_name(f".{out.name}.{os.getpid()}")
     try:

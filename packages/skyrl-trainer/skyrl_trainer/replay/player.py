@@ -1,22 +1,20 @@
 """Plays stored episodes again: the env, made anew in an EnvWorker, gets the recorded actions.
 
-Whatever it says is compared with the record: the first messages, then every turn's observation, reward and its parts,
-terminated, truncated and success. A failed episode is played to its failure, which must be the same where it was the
-env's own doing; what came from outside (a killed worker, an engine, the episode's clock) does not repeat itself, and
-such an episode is compared up to there. Tools with effects outside answer from the record, unless `live`.
+Whatever it says is compared with the record. A failed episode is played to its failure, which must be the same where it
+was the env's own doing; what came from outside (a killed worker, an engine, the episode's clock) does not repeat
+itself, and such an episode is compared up to there. Tools with effects outside answer from the record, unless `live`.
 """
 
-from __future__ import annotations
-
-import os
+from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import ray
 from ray.exceptions import GetTimeoutError, RayActorError
 
-from skyrl_trainer.rollout.env_worker import CRASHED, LONGEST_TEXT, EnvReply, EnvWorker, Step, shortened
-from skyrl_trainer.run.guardian import start_guardian
+from skyrl_trainer.rollout.env_worker import CRASHED, Call, EnvReply
+from skyrl_trainer.rollout.pool import start_env_workers
+from skyrl_trainer.run.guardian import guarded
 from skyrl_trainer.types import StopReason, Trajectory, Turn
 
 START_LIMIT, CLOSE_SECONDS = 120.0, 5.0
@@ -71,7 +69,7 @@ def compare(trajectory: Trajectory, replies: list[EnvReply]) -> Difference | Non
         turn = None if number < 0 else number
         expected = failure if number == fails_at else None
         if expected is not None or reply.error is not None:
-            crashed = reply.error == CRASHED and (expected or "").startswith(CRASHED)
+            crashed = (reply.error or "").startswith(CRASHED) and (expected or "").startswith(CRASHED)
             return None if crashed or reply.error == expected else Difference(turn, "error", expected, reply.error)
         for field, then, now in _pairs(trajectory, turn, reply):
             if then != now and not (then != then and now != now):  # a NaN is no difference
@@ -84,14 +82,14 @@ def compare(trajectory: Trajectory, replies: list[EnvReply]) -> Difference | Non
 def _pairs(trajectory: Trajectory, number: int | None, reply: EnvReply) -> list[tuple[str, Any, Any]]:
     """(field, recorded, replayed) of the reset or a turn."""
     if number is None:
-        said = {"user": reply.observation[:LONGEST_TEXT], "system": reply.info.get("instructions", "")}
+        said = {"user": reply.observation, "system": reply.info.get("instructions", "")}
         without = reply.info.get("instructions_without_tools")  # where the chat template shows them
         read = {message["role"]: message["content"] for message in trajectory.prompt}
         names = {"user": "observation", "system": "instructions"}
         return [(names[role], text, text if text == without else said[role]) for role, text in read.items()]
     turn, parts = trajectory.turns[number], reply.info.get("reward_parts")
     return [
-        ("observation", turn.observation, shortened(reply.observation)),
+        ("observation", turn.observation, reply.observation),
         *((name, getattr(turn, name), getattr(reply, name)) for name in ("reward", "terminated", "truncated")),
         ("reward_parts", turn.reward_parts, parts if isinstance(parts, dict) else {}),
         ("success", bool(turn.info.get("success")), bool(reply.info.get("success"))),
@@ -107,25 +105,23 @@ class Player:
         # A call's own limits (env_worker.py), and as long again for the close that follows it.
         self._limit = START_LIMIT + 4 * (step_timeout + 2)
         self._worker: Any = None
+        self._stack = ExitStack()
 
     def play(self, trajectory: Trajectory, live: bool) -> list[EnvReply]:
-        """The replies to the reset and the recorded actions; the last has an error where the env failed.
-
-        live: let tools with effects outside run again.
-        """
+        """The replies to the reset and the recorded actions; the last has an error where the env failed."""
         answered, failure = repeated(trajectory)
         turns = trajectory.turns[: len(answered) + (failure is not None)]
-        steps: list[Step] = [(KEY, t.action) if live else (KEY, t.action, t.tool_calls) for t in turns]
+        steps: list[Call] = [("step", KEY, t.action, *(() if live else (t.tool_calls,))) for t in turns]
         if self._worker is None:
             self._start()
         replies: list[EnvReply] = []
         try:
-            [reply] = ray.get(self._worker.reset_many.remote([(KEY, trajectory.sample)]), timeout=self._limit)
+            [reply] = ray.get(self._worker.call_many.remote([("reset", KEY, trajectory.sample)]), timeout=self._limit)
             replies.append(reply)
             for step in steps:
                 if reply.error is not None or reply.terminated or reply.truncated:
                     break
-                [reply] = ray.get(self._worker.step_many.remote([step]), timeout=self._limit)
+                [reply] = ray.get(self._worker.call_many.remote([step]), timeout=self._limit)
                 replies.append(reply)
         except (RayActorError, GetTimeoutError):
             ray.kill(self._worker)
@@ -135,18 +131,18 @@ class Player:
 
     def _start(self) -> None:
         if not ray.is_initialized():
-            start_guardian()
+            self._stack.enter_context(guarded())
             ray.init("local", include_dashboard=False, log_to_driver=False, logging_level="ERROR")
-        actor: Any = ray.remote(EnvWorker).options(num_cpus=0)
-        self._worker = actor.remote(self._step_timeout, f"replay-{os.getpid()}")
+        [self._worker] = start_env_workers(1, self._step_timeout)
 
-    def __enter__(self) -> Player:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
         """Lets the worker close its env; one that does not is ended."""
-        try:
-            if self._worker is not None:
-                ray.wait([self._worker.shutdown.remote()], timeout=CLOSE_SECONDS)
-        finally:
-            ray.shutdown()
+        with self._stack:
+            try:
+                if self._worker is not None:
+                    ray.wait([self._worker.shutdown.remote()], timeout=CLOSE_SECONDS)
+            finally:
+                ray.shutdown()

@@ -4,8 +4,6 @@ In float32, by the learner's own pass and at the run's temperature, from the rec
 The tokens of step N were sampled by the weights after step N - 1.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -58,7 +56,6 @@ def score(trajectories: Sequence[Trajectory], scorer: Scorer) -> list[np.ndarray
 
 
 def report(trajectories: Sequence[Trajectory], scorer: Scorer, tokenizer: Any) -> Iterator[str]:
-    """A line a trajectory with its largest difference, then the tokens that moved most, then one of all together."""
     moved: list[tuple[float, str]] = []
     diffs = []
     for trajectory, now in zip(trajectories, score(trajectories, scorer), strict=True):

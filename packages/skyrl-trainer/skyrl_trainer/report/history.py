@@ -19,20 +19,24 @@ FILE_NAME = "metrics.jsonl"
 
 
 def read_metrics(run_dir: Path) -> list[StepMetrics]:
-    """The rows of a run folder; [] without a file. A last line cut by a crash is left out."""
+    """The rows of a run folder; [] without a file. A last line torn by a crash is left out."""
     path = run_dir / FILE_NAME
     if not path.is_file():
         return []
-    lines = path.read_text(encoding="utf-8").splitlines()
+    lines = path.read_bytes().splitlines()
     rows = []
     for number, line in enumerate(lines, 1):
         try:
-            row = json.loads(line)
-            rows.append({key: math.nan if value is None else float(value) for key, value in row.items()})
-        except (ValueError, TypeError, AttributeError):
+            row = {key: math.nan if value is None else float(value) for key, value in json.loads(line).items()}
+            int(row["step"])
+        except (ValueError, TypeError, AttributeError, KeyError):
             if number == len(lines):
                 break
-            raise UserError(f"{path}, line {number}, is not a JSON object of numbers: {line[:80]!r}.") from None
+            shown = line[:80].decode(errors="replace")
+            raise UserError(
+                f"{path}, line {number}, is not a JSON object of numbers: {shown!r}, or none of them is its step."
+            ) from None
+        rows.append(row)
     return rows
 
 

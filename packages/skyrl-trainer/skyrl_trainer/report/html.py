@@ -3,8 +3,6 @@
 Its run's trajectories are a page of their own beside it (report/viewer.py), to which it links.
 """
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path
@@ -18,10 +16,7 @@ from skyrl_trainer.report.page import asset, lean, write_page
 
 
 def write_report(run_dirs: list[Path], out: Path) -> None:
-    """Writes `out`, and each run's trajectories.html in its folder where there are newer trajectories than it.
-
-    A run without metrics, settings or trajectories has gaps, not errors.
-    """
+    """Writes `out`, and each run's trajectories.html where it is older than they; what a run lacks is a gap."""
     runs = [_run(path, out.parent) for path in run_dirs]
     if len(runs) > 1:  # names may be alike
         for run in runs:
@@ -47,10 +42,7 @@ def _run(path: Path, beside: Path) -> dict[str, Any]:
 
 
 def _trajectories(run: Path, beside: Path, notes: list[str]) -> str | None:
-    """The address of the run's page of trajectories, which is written if it is older than they are.
-
-    Few of the first, the middle and the last step: `skyrl-trainer view` writes them all, and its page is kept.
-    """
+    """The address of the run's page of trajectories, written, with few of them, if it is older than they are."""
     from skyrl_trainer.report import viewer
 
     store, page = viewer.Store(run / "trajectories"), run / viewer.PAGE
@@ -68,7 +60,6 @@ def _trajectories(run: Path, beside: Path, notes: list[str]) -> str | None:
 
 
 def _settings(path: Path, notes: list[str]) -> list[list[Any]]:
-    """[name, value as JSON, whether it is the default]; a file of another version is shown as it can be."""
     file = path / "config.yaml"
     if not file.is_file():
         notes.append("no config.yaml, so no settings")

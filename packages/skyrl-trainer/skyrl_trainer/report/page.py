@@ -3,8 +3,6 @@
 What a model or an env wrote reaches it as JSON that cannot end its element; scripts only ever put it in as text.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import re

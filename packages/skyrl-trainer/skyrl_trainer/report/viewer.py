@@ -1,10 +1,8 @@
 """trajectories.html: every turn of a run's or an evaluation's episodes in one file, without a server.
 
-The page holds a JSON index for its list, and one block per episode: JSON, deflated, in base64, inflated when it is
-opened. Whoever played, an adapter makes an Episode of it: `from_trajectory` here, `from_attempt` in skyrl_eval.report.
+The page holds a JSON index, and one block per episode: JSON, deflated, in base64, inflated when it is opened. Whoever
+played, an adapter makes an Episode of it: `from_trajectory` here, `from_attempt` in skyrl_eval.report.
 """
-
-from __future__ import annotations
 
 import base64
 import json
@@ -53,9 +51,9 @@ class Episode(NamedTuple):
 
 
 def write_viewer(folder: Path, out: Path, steps: list[int] | None = None) -> str:
-    """Writes `out` with a run's newest trajectories, or with those of `steps`, or with an evaluation's attempts.
+    """Writes `out` with a run's newest trajectories, or those of `steps`, or an evaluation's attempts; in words.
 
-    Returns what it did, in words. Raises UserError where the folder, a step or any readable trajectory is missing.
+    Raises UserError where the folder, a step or any readable trajectory is missing.
     """
     for file, reader in READERS.items():
         if (folder / file).exists():
@@ -84,10 +82,7 @@ def view(run: Path, out: Path, steps: Sequence[int] | None, bounds: tuple[int, i
 def write_episodes(
     out: Path, folder: Path, episodes: Iterable[Episode], total: int, notes: list[str], bounds: tuple[int, int]
 ) -> str:
-    """Writes the first of a folder's `total` episodes, `bounds` episodes and bytes at most; returns this in words.
-
-    The page has the notes too, those with which reading the episodes lengthens the list among them.
-    """
+    """Writes the first of a folder's `total` episodes, `bounds` episodes and bytes at most; returns this in words."""
     style, script, name = asset("viewer.css"), asset("viewer.js"), folder.resolve().name
     room = bounds[1] - len(style) - len(script) - 8_000  # page.html, and what stands around the blocks
     rows, blocks, peaks = list[list[Any]](), list[str](), list[float]()

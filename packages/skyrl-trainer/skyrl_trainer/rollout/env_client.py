@@ -1,35 +1,39 @@
-"""The RolloutWorker's side of the EnvWorkers: coalesced calls, and episodes that outlive the worker they were on.
+"""The RolloutWorker's side of the EnvWorkers: coalesced calls, and episodes that outlive the process they were in.
 
-`EnvClient` knows the workers; `RemoteEnv` is one episode's env. When a worker dies, Ray starts another process in
-its place; an env is a function of its seed and the actions, so a RemoteEnv resets a new one, repeats the recorded
-actions (tools with effects outside answer from the record) and goes on. Not so the episode that hung or crashed the
-process, nor one that was on two workers that died.
+`EnvClient` knows the workers; `RemoteEnv` is one episode's env. An env is a function of its seed and the actions, so a
+RemoteEnv whose process has ended resets a new one, repeats the recorded actions (tools with effects outside answer from
+the record) and goes on. Where, and when it fails instead:
+
+    what has ended                                                what its episodes do
+    the process that the worker's envs share, in another's call   begin again in the next shared process
+    the same in this env's own call, or for the second time       begin again in a process of their own
+    the whole EnvWorker (killed, out of reach)                    the same, on whichever EnvWorker is there
+    the episode's own process, or its EnvWorker under it          it fails
+
+So an env is not blamed for a death that it was only near to: by itself, it lives. An EnvWorker that is not back after
+RESTART_LIMIT seconds is given up, and the run ends when none is left.
 """
 
-from __future__ import annotations
-
 import asyncio
-import contextlib
+import time
 from collections.abc import Awaitable, Callable
 from typing import Any, Generic, TypeVar
 
 from ray.exceptions import RayActorError
 
-from skyrl_trainer.rollout.env_worker import CRASHED, EnvReply, Pong, Step
+from skyrl_trainer.errors import UserError
+from skyrl_trainer.rollout.env_worker import Call, EnvReply
 from skyrl_trainer.types import Sample
 
 RESTART_LIMIT = 60.0
-"""Seconds that a dead worker is waited for before its episodes go to another one."""
-MAX_DEATHS = 2
+"""Seconds that a dead EnvWorker is waited for."""
+RETRY_SECONDS = 0.02
+MAX_SHARED_DEATHS = 2
 MAX_BATCH = 64
 """Items of one call: enough to make its cost small, and few enough that the first answers are soon there."""
 
 Item = TypeVar("Item")
 Reply = TypeVar("Reply")
-
-
-class WorkerDied(Exception):
-    """The EnvWorker's process went away under a call."""
 
 
 class Coalescer(Generic[Item, Reply]):
@@ -72,54 +76,39 @@ async def settle(futures: list[asyncio.Future[Reply]], call: Awaitable[list[Repl
 
 
 class Host:
-    """One EnvWorker as a RolloutWorker sees it: `life` counts its processes, `unexplained` deaths without a culprit."""
+    """One EnvWorker as a RolloutWorker sees it."""
 
     def __init__(self, handle: Any) -> None:
         self._handle = handle
-        self.alive = asyncio.Event()
-        self.alive.set()
-        self.life = 0
-        self.unexplained = 0
-        self.culprits: dict[str, str] = {}
+        self._shared: Coalescer[Call, EnvReply] = Coalescer(handle.call_many.remote)
         self.episodes = 0
-        self._pid: int | None = None
-        self._recovery: asyncio.Task[None] | None = None
-        self.reset: Coalescer[tuple[str, Sample], EnvReply] = Coalescer(self._guarded(handle.reset_many))
-        self.step: Coalescer[Step, EnvReply] = Coalescer(self._guarded(handle.step_many))
-        self.close: Coalescer[str, str | None] = Coalescer(self._guarded(handle.close_many))
+        self.recovery: asyncio.Task[None] | None = None
+        """Under way while the worker is dead."""
+        self.gone = False
+        self._unsure: list[str] = []
+        """Keys of envs that were lost, or live on if the worker was only out of reach."""
 
-    def _guarded(self, method: Any) -> Callable[[list[Any]], Awaitable[list[Any]]]:
-        async def call(items: list[Any]) -> list[Any]:
-            life = self.life
-            try:
-                return await method.remote(items)
-            except RayActorError as error:
-                self.restart(life)
-                raise WorkerDied(str(error).splitlines()[0]) from None
-
-        return call
-
-    def restart(self, life: int) -> None:
-        """Something of process number `life` failed: wait for the next process, once however many noticed."""
-        if life == self.life and self._recovery is None:
-            self.alive.clear()
-            self._recovery = asyncio.create_task(self._recover())
+    async def call(self, alone: bool, *call: Any) -> EnvReply:
+        """alone: in a process of its own. A dead worker has lost the env."""
+        try:
+            return await (self._handle.alone.remote(call) if alone else self._shared(call))
+        except RayActorError as error:
+            self._unsure.append(call[1])
+            if self.recovery is None:
+                self.recovery = asyncio.create_task(self._recover())
+            return EnvReply(error=str(error).splitlines()[0], kind="lost")
 
     async def _recover(self) -> None:
-        pong: Pong | None = None
-        while pong is None:
+        deadline = time.monotonic() + RESTART_LIMIT
+        while not self.gone:
+            closing = self._handle.call_many.remote([("close", key) for key in self._unsure])
             try:
-                pong = await self._handle.ping.remote()
-            except RayActorError:
-                await asyncio.sleep(0.1)
-        self.life += 1
-        if pong.culprit is not None and pong.pid != self._pid:
-            self.culprits[pong.culprit] = pong.report
-        else:
-            self.unexplained += 1
-        self._pid = pong.pid
-        self._recovery = None
-        self.alive.set()
+                await asyncio.wait_for(closing, RESTART_LIMIT)
+                break
+            except (RayActorError, TimeoutError):
+                self.gone = time.monotonic() > deadline
+                await asyncio.sleep(RETRY_SECONDS)
+        self._unsure, self.recovery = [], None
 
 
 class EnvClient:
@@ -128,21 +117,16 @@ class EnvClient:
     def __init__(self, handles: list[Any]) -> None:
         self._hosts = [Host(handle) for handle in handles]
 
-    def make(self, key: str, sample: Sample) -> RemoteEnv:
-        return RemoteEnv(self, key, sample)
-
     async def place(self) -> Host:
-        """The living worker with the fewest episodes; waits for one if all are dead."""
-        while True:
-            alive = [host for host in self._hosts if host.alive.is_set()]
-            if alive:
-                return min(alive, key=lambda host: host.episodes)
-            waits = [asyncio.create_task(host.alive.wait()) for host in self._hosts]
-            try:
-                await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-            finally:
-                for wait in waits:
-                    wait.cancel()
+        """The living worker with the fewest episodes; waits for one if all are dead. UserError when none comes back."""
+        while hosts := [host for host in self._hosts if not host.gone]:
+            if living := [host for host in hosts if host.recovery is None]:
+                return min(living, key=lambda host: host.episodes)
+            await asyncio.wait([host.recovery for host in hosts if host.recovery], return_when=asyncio.FIRST_COMPLETED)
+        raise UserError(
+            f"No EnvWorker is left: the last one died and was not back after {RESTART_LIMIT:g} seconds; "
+            "see the logs of the run's Ray session, and whether memory ran out."
+        )
 
 
 class RemoteEnv:
@@ -154,8 +138,8 @@ class RemoteEnv:
         self._sample = sample
         self._past: list[tuple[str, list[dict[str, Any]]]] = []
         self._host: Host | None = None
-        self._life = self._unexplained = self._deaths = 0
-        self._open = False
+        self._deaths = 0
+        self._alone = self._open = False
         self.replays = 0
         self.close_error: str | None = None
 
@@ -172,72 +156,52 @@ class RemoteEnv:
 
         Behind a slow env the worker closes it after `timeout`, when nobody waits any more.
         """
-        host, self._host = self._host, None
-        if host is None:
-            return
-        host.episodes -= 1
-        if self._open and host.alive.is_set():
+        host = self._leave()
+        if host is not None and self._open:
             try:
-                self.close_error = await asyncio.wait_for(asyncio.shield(host.close(self._key)), timeout)
-            except (WorkerDied, TimeoutError) as error:
-                self.close_error = f"The env's close was not answered: {type(error).__name__}."
+                reply = await asyncio.wait_for(asyncio.shield(host.call(self._alone, "close", self._key)), timeout)
+                self.close_error = reply.close_error or reply.error
+            except TimeoutError:
+                self.close_error = f"The env's close was not answered after {timeout:g} seconds."
 
     async def _settle(self, action: str | None) -> EnvReply:
-        """Does a reset (None) or a step, on as many workers as it takes."""
+        """Does a reset (None) or a step, in as many processes as it takes."""
         while True:
-            host = self._host
-            try:
-                if host is not None and host.life == self._life and host.alive.is_set():
-                    assert action is not None, "reset is called once"
-                    reply = await host.step((self._key, action))
-                elif host is not None:
-                    raise WorkerDied
-                else:
-                    reply = await self._build(action)
-            except WorkerDied:
-                failure = await self._mourn()
-                if failure is not None:
-                    return EnvReply(error=failure, kind="raised")
-                continue
-            if reply.kind == "lost" and self._host is not None:
-                self._host.restart(self._life)
-                continue
-            self._open = reply.error is None and not (reply.terminated or reply.truncated)
-            self.close_error = reply.close_error or self.close_error
-            return reply
+            if self._host is None:
+                reply = await self._build(action)
+            else:
+                reply = await self._host.call(self._alone, "step", self._key, action)
+            if reply.kind not in ("died", "lost"):
+                break
+            self._deaths += 1
+            self._leave()
+            if self._alone:
+                break
+            self._alone = reply.kind == "died" or self._deaths == MAX_SHARED_DEATHS
+        if reply.kind == "lost":
+            several = f"{self._deaths} EnvWorkers died under this episode (killed, or out of memory)"
+            return EnvReply(error=f"{several}: it is not played again.", kind="raised")
+        self._open = reply.error is None and not (reply.terminated or reply.truncated)
+        self.close_error = reply.close_error or self.close_error
+        return reply
 
     async def _build(self, action: str | None) -> EnvReply:
         """A new env on some living worker, brought to where the episode is, and then the call that is due."""
         host = self._host = await self._client.place()
         host.episodes += 1
-        self._life, self._unexplained = host.life, host.unexplained
         self._open = True
-        reply = await host.reset((self._key, self._sample))
+        reply = await host.call(self._alone, "reset", self._key, self._sample)
         if action is None:
             return reply
         self.replays += 1
-        for past in self._past:
+        for step in (*self._past, (action,)):
             if reply.error is not None:
-                return reply
-            reply = await host.step((self._key, *past))
-        return reply if reply.error is not None else await host.step((self._key, action))
+                break
+            reply = await host.call(self._alone, "step", self._key, *step)
+        return reply
 
-    async def _mourn(self) -> str | None:
-        """After a death: who is to blame? Returns why this episode must fail, or None when it may be replayed."""
+    def _leave(self) -> Host | None:
         host, self._host = self._host, None
-        assert host is not None
-        host.episodes -= 1
-        try:
-            await asyncio.wait_for(host.alive.wait(), RESTART_LIMIT)
-            self._deaths += host.unexplained - self._unexplained
-            # If the death was noticed late, this episode may have begun in the process that is alive now.
-            with contextlib.suppress(WorkerDied):
-                await host.close(self._key)
-        except TimeoutError:
-            self._deaths += 1
-        report = host.culprits.pop(self._key, None)
-        if report is not None:
-            return f"{CRASHED}, where no Python code could interrupt it: {report}."
-        if self._deaths >= MAX_DEATHS:
-            return "Two EnvWorkers died under this episode (killed, or out of memory): it is not replayed again."
-        return None
+        if host is not None:
+            host.episodes -= 1
+        return host

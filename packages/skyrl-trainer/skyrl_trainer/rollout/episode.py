@@ -1,32 +1,22 @@
 """One episode, one coroutine: reset, then generate and step until somebody says that it is over."""
 
-from __future__ import annotations
-
 import asyncio
 import hashlib
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
-from typing import Protocol
 
 from skyrl_trainer.agent.memory import Memory
 from skyrl_trainer.agent.prompt import ChatPrompt, first_messages
 from skyrl_trainer.errors import UserError
 from skyrl_trainer.rollout.env_client import RemoteEnv
-from skyrl_trainer.rollout.env_worker import LONGEST_TEXT, EnvReply, shortened
+from skyrl_trainer.rollout.env_process import LONGEST_TEXT
+from skyrl_trainer.rollout.env_worker import EnvReply
 from skyrl_trainer.settings import AgentConfig
 from skyrl_trainer.types import GenerationOutput, GenerationRequest, SamplingOptions, StopReason, Trajectory, Turn
 
 LONGEST_TOKEN = 256
 """Characters that one token may stand for (runs of spaces): a longer text cannot fit, and is not even encoded."""
-
-
-class Slot(Protocol):
-    """A place in the engine: held from an episode's first request until it will ask for no other token."""
-
-    async def acquire(self) -> object: ...
-
-    def release(self) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,55 +41,44 @@ def derive_seed(*parts: object) -> int:
     return int.from_bytes(hashlib.blake2b("/".join(map(str, parts)).encode(), digest_size=6).digest(), "big")
 
 
-async def run_episode(
-    trajectory: Trajectory,
-    env: RemoteEnv,
-    prompt: ChatPrompt,
-    generate: Callable[[GenerationRequest], Awaitable[GenerationOutput]],
-    slot: Slot,
-    settings: EpisodeSettings,
-) -> Trajectory:
-    """Fills in the trajectory's turns, stop reason and error, and returns it; what it raises is the engine's death.
-
-    Whatever happens, the env is closed and the slot free at the end.
-    """
-    start = time.monotonic()
-    episode = _Episode(trajectory, env, prompt, generate, slot, settings)
-    try:
-        async with asyncio.timeout(settings.timeout) as episode.clock:
-            await episode.play()
-    except TimeoutError:
-        limit = f"generator.episode_timeout={settings.timeout:g} seconds"
-        episode.stop(StopReason.TIMEOUT, f"The episode was not over after {limit}; it was {episode.doing}.")
-    except UserError:
-        raise
-    except Exception as error:
-        # For example a chat template that refuses this observation: the others may go on.
-        episode.stop(StopReason.ENV_ERROR, f"{type(error).__name__} while the episode was {episode.doing}: {error}")
-    finally:
-        episode.release()
-        await env.close()
-    trajectory.metrics["seconds"] = time.monotonic() - start
-    if env.replays:
-        trajectory.metrics["env_replays"] = float(env.replays)
-    if env.close_error is not None:
-        trajectory.metrics["env_close_errors"] = 1.0
-    return trajectory
-
-
 @dataclass
-class _Episode:
-    """The state of one episode while it runs."""
+class Episode:
+    """One episode; `run` fills in the trajectory's turns, stop reason and error."""
 
     trajectory: Trajectory
     env: RemoteEnv
     prompt: ChatPrompt
     generate: Callable[[GenerationRequest], Awaitable[GenerationOutput]]
-    slot: Slot
+    slot: asyncio.Semaphore
+    """A place in the engine: held from the first request until no other token will be asked for."""
     settings: EpisodeSettings
     clock: asyncio.Timeout = field(init=False)
     doing: str = "in its env's reset"
     held: bool = False
+
+    async def run(self) -> None:
+        """Whatever happens, the env is closed and the slot free at the end. What it raises is the engine's death."""
+        start, env = time.monotonic(), self.env
+        try:
+            async with asyncio.timeout(self.settings.timeout) as self.clock:
+                await self.play()
+        except TimeoutError:
+            limit = f"generator.episode_timeout={self.settings.timeout:g} seconds"
+            self.stop(StopReason.TIMEOUT, f"The episode was not over after {limit}; it was {self.doing}.")
+        except UserError:
+            raise
+        except Exception as error:
+            # For example a chat template that refuses this observation: the others may go on.
+            self.stop(StopReason.ENV_ERROR, f"{type(error).__name__} while the episode was {self.doing}: {error}")
+        finally:
+            self.release()
+            await env.close()
+        metrics = self.trajectory.metrics
+        metrics["seconds"] = time.monotonic() - start
+        if env.replays:
+            metrics["env_replays"] = float(env.replays)
+        if env.close_error is not None:
+            metrics["env_close_errors"] = 1.0
 
     def stop(self, reason: StopReason, error: str | None = None) -> None:
         self.trajectory.stop_reason = reason
@@ -147,7 +126,7 @@ class _Episode:
         instructions, tools = reply.info.get("instructions", ""), None
         if self.settings.agent.tools == "template" and reply.info.get("tools"):
             tools, instructions = reply.info["tools"], reply.info.get("instructions_without_tools", instructions)
-        self.trajectory.prompt = first_messages(instructions, reply.observation[:LONGEST_TEXT])
+        self.trajectory.prompt = first_messages(instructions, reply.observation)
         if self._too_long(instructions + reply.observation):
             return [0] * self.settings.max_model_len
         return self.prompt.first(instructions, reply.observation, tools)
@@ -183,8 +162,8 @@ class _Episode:
         output = await self.generate(GenerationRequest(name, list(context), sampling, seed, self.settings.first))
         if number + 1 == self.settings.max_turns:
             self.release()
-        if output.finish_reason == "error" or output.error is not None:
-            self.stop(StopReason.ENGINE_ERROR, output.error or "The engine failed without a message.")
+        if output.finish_reason == "error" or output.error is not None or not output.output_ids:
+            self.stop(StopReason.ENGINE_ERROR, output.error or f"The engine answered turn {number} without a token.")
             return None
         for name, count in output.usage.items():
             trajectory.metrics[name] = trajectory.metrics.get(name, 0) + count
@@ -205,7 +184,7 @@ class _Episode:
         began = time.monotonic()
         reply = await self.env.step(turn.action)
         turn.seconds["env"] = time.monotonic() - began + reset_seconds
-        turn.observation, turn.reward = shortened(reply.observation), reply.reward
+        turn.observation, turn.reward = reply.observation, reply.reward
         turn.terminated, turn.truncated = reply.terminated, reply.truncated
         turn.info = reply.info
         if isinstance(turn.info.get("reward_parts"), dict):  # what has a field of its own is stored once

@@ -1,7 +1,5 @@
 """Rollouts: what the driver asks for trajectories, while it trains, and for benchmarks."""
 
-from __future__ import annotations
-
 import itertools
 import math
 import time
@@ -200,6 +198,7 @@ class Rollouts:
                 raise type(error.cause)(str(error.cause)) from None
             raise
         if ended is None and playing:
+            self.watch()
             self._deaths[index] += 1
             if self._deaths[index] > MAX_RESTARTS:
                 raise UserError(f"A RolloutWorker died {self._deaths[index]} times in a row: see its log.")

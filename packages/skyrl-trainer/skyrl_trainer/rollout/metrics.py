@@ -4,8 +4,6 @@ One function makes the figures of the whole batch and, with `agency/<env>/<diffi
 kind of task in it. Names come from settings and tools, never from what a model wrote, so their number is bounded.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

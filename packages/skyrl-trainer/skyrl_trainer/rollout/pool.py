@@ -1,9 +1,6 @@
 """Starts and ends the EnvWorkers. Ray restarts one that dies; who calls it notices and goes on (env_client.py)."""
 
-from __future__ import annotations
-
 import contextlib
-import uuid
 from typing import Any
 
 import ray
@@ -12,13 +9,15 @@ from skyrl_trainer.rollout.env_worker import EnvWorker
 
 CLOSE_SECONDS = 5.0
 """How long envs may take to close."""
+MAX_ALONE = 64
+"""Calls at a time to envs of one EnvWorker that have a process of their own; the others' come one after the other."""
 
 
 def start_env_workers(number: int, step_timeout: float) -> list[Any]:
     """Handles of so many actors. step_timeout: wall-clock seconds of one env call."""
-    actor: Any = ray.remote(EnvWorker).options(max_restarts=-1, max_task_retries=0, num_cpus=0)
-    run = uuid.uuid4().hex[:12]
-    return [actor.remote(step_timeout, f"{run}-{index}") for index in range(number)]
+    options = {"num_cpus": 0, "max_restarts": -1, "max_task_retries": 0, "concurrency_groups": {"alone": MAX_ALONE}}
+    actor: Any = ray.remote(**options)(EnvWorker)
+    return [actor.remote(step_timeout) for _ in range(number)]
 
 
 def close_env_workers(workers: list[Any]) -> None:

@@ -5,8 +5,6 @@ exception is a rollout in rounds, for an engine that must see the same requests 
 all episodes start together.
 """
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import math
@@ -17,8 +15,8 @@ from typing import Any
 
 from skyrl_trainer.agent.prompt import load_chat_prompt
 from skyrl_trainer.errors import EngineDied
-from skyrl_trainer.rollout.env_client import EnvClient
-from skyrl_trainer.rollout.episode import EpisodeSettings, run_episode
+from skyrl_trainer.rollout.env_client import EnvClient, RemoteEnv
+from skyrl_trainer.rollout.episode import Episode, EpisodeSettings
 from skyrl_trainer.settings import GeneratorConfig
 from skyrl_trainer.types import SamplingOptions, Trajectory
 
@@ -75,8 +73,8 @@ class Episodes:
             generate = partial(rounds.generate, order) if rounds else self._engine.generate
             async with started:
                 try:
-                    env = self._envs.make(trajectory.trajectory_id, trajectory.sample)
-                    await run_episode(trajectory, env, self._prompt_of(trajectory), generate, slot, settings)
+                    env = RemoteEnv(self._envs, trajectory.trajectory_id, trajectory.sample)
+                    await Episode(trajectory, env, self._prompt_of(trajectory), generate, slot, settings).run()
                 finally:
                     if rounds:
                         rounds.episode_over()
@@ -108,9 +106,6 @@ class RolloutWorker:
         self._error: Exception | None = None
         self._news = asyncio.Event()
         gc.freeze()  # a full collection would go through all that the libraries made, a quarter of a second
-
-    async def pid(self) -> int:
-        return os.getpid()
 
     async def stop_token_ids(self) -> tuple[int, ...]:
         from skyrl_trainer.agent.message_prompt import MessagePrompt

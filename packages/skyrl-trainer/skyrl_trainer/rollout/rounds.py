@@ -1,7 +1,5 @@
 """Deterministic rollouts: the engine sees the same requests in the same order in every run."""
 
-from __future__ import annotations
-
 import asyncio
 from typing import Any
 

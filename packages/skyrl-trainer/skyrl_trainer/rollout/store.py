@@ -6,18 +6,17 @@ are JSON numbers, written so that reading gives the same floats back, bit by bit
 holds at most `max_bytes` of lines, and the header counts the trajectories that did not fit.
 """
 
-from __future__ import annotations
-
 import contextlib
 import gzip
 import json
 import os
 import re
+import zlib
 from collections.abc import Iterator
 from dataclasses import fields
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from skyrl_trainer.errors import UserError
 from skyrl_trainer.types import RolloutBatch, Sample, StopReason, Trajectory, Turn
@@ -36,9 +35,10 @@ class JsonlTrajectoryStore:
         self._folder = Path(folder)
         self._max_bytes = max_bytes
 
-    def beside(self, name: str) -> JsonlTrajectoryStore:
+    def inside(self, name: str) -> Self:
         """Another one, in a folder of this one's."""
-        return JsonlTrajectoryStore(self._folder / name, self._max_bytes)
+        self._folder.mkdir(exist_ok=True)
+        return type(self)(self._folder / name, self._max_bytes)
 
     def path(self, step: int) -> Path:
         return self._folder / f"step_{step:06d}.jsonl.gz"
@@ -55,17 +55,12 @@ class JsonlTrajectoryStore:
                     continue
                 size += len(line)
                 lines.append(line)
-        header = {
-            "schema": SCHEMA,
-            "step": batch.step,
-            "groups": len(batch.groups),
-            "trajectories": len(lines),
-            "omitted": omitted,
-        }
+        header = {"schema": SCHEMA, "step": batch.step, "groups": len(batch.groups)}
+        header |= {"trajectories": len(lines), "omitted": omitted}
         path = self.path(batch.step)
-        aside = path.with_name(f".{path.name}.{os.getpid()}")
+        aside = path.with_name(f".{path.name}")  # of a process that was killed, too
         try:
-            self._folder.mkdir(parents=True, exist_ok=True)
+            self._folder.mkdir(exist_ok=True)
             with aside.open("wb") as raw:
                 with gzip.GzipFile("", "wb", compresslevel=1, fileobj=raw, mtime=0) as packed:
                     packed.write("\n".join([json.dumps(header), *lines, ""]).encode())
@@ -95,16 +90,16 @@ class JsonlTrajectoryStore:
                     yield entry
         except FileNotFoundError:
             raise UserError(f"There are no trajectories of step {step}: {path} does not exist.") from None
-        except (OSError, EOFError, ValueError) as error:
+        except (OSError, EOFError, ValueError, zlib.error) as error:
             raise UserError(
                 f"{path} cannot be read after line {number}: {error}; the file is damaged, delete it."
             ) from error
 
     def header(self, step: int) -> dict[str, Any]:
         """The file's first line; the others are not read."""
-        header = next(self.lines(step), None)
-        if header is None:
-            raise UserError(f"{self.path(step)} is empty: the file is damaged, delete it.")
+        header = next(self.lines(step), {})
+        if not all(isinstance(header.get(name), int) for name in ("step", "groups", "trajectories")):
+            raise UserError(f"{self.path(step)} has no header: the file is damaged, delete it.")
         return header
 
     def trajectories(self, step: int) -> Iterator[tuple[int, Trajectory]]:

@@ -4,8 +4,6 @@ Each stored group is a task; the sampler draws them as any others: a resumed run
 last group it goes round in another order. The tokens come from another policy, so a correction has to be chosen.
 """
 
-from __future__ import annotations
-
 import pickle
 import zlib
 from collections.abc import Mapping, Sequence

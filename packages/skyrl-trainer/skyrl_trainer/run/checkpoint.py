@@ -1,50 +1,49 @@
 """Checkpoints that are whole or not there, and the refusal to go on from one with settings that cannot.
 
     checkpoints/step_000010/learner.safetensors   weights and optimizer, comparable byte by byte
-                            state.json            schema, step, checksum, numbers of the learner, what the loop adds
-    checkpoints/latest                            the name of the newest one
+                            state.json            schema, step, numbers of the learner, what the loop adds
+                            manifest.txt          checksum, size and name of each of the others
 
-A checkpoint is written to `.tmp-...`, flushed to the disk, and renamed; then `latest` is replaced. Whatever kills the
-process in between leaves the previous checkpoint, and `latest` pointing at it.
+A checkpoint is written to `.tmp-...`, flushed to the disk, and renamed: whatever kills the process in between leaves
+the previous one. One whose files do not match their manifest becomes `damaged-step_...`, and counts no more.
 """
 
-from __future__ import annotations
-
+import hashlib
 import json
 import logging
+import re
 import shutil
-import zlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
+import torch
+import xxhash
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from skyrl_trainer import __version__
 from skyrl_trainer.config import flatten, saved_config
 from skyrl_trainer.errors import UserError
-from skyrl_trainer.files import disk_errors_explained, flush, written_aside
+from skyrl_trainer.files import written_aside
 from skyrl_trainer.settings import FREE, ROUNDING, Config, leaf_fields
 from skyrl_trainer.types import LearnerState
 
 log = logging.getLogger(__name__)
 
 SCHEMA = 1
-DAMAGED = (OSError, ValueError, KeyError, SafetensorError)
-"""What reading a damaged checkpoint raises."""
+MANIFEST = "manifest.txt"
+DAMAGED = (OSError, ValueError, KeyError, TypeError, AttributeError, SafetensorError)
 
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """A checkpoint read back; `extra` is what the loop had added (sampler, pending rollouts, configuration, ...)."""
+    """A checkpoint read back: `extra` is what the loop had added (sampler, ...), `version` the one that wrote it."""
 
     step: int
     learner: LearnerState
     extra: dict[str, Any]
     version: str
-    """Of skyrl-trainer, that wrote it."""
 
 
 class Checkpoints:
@@ -55,80 +54,81 @@ class Checkpoints:
         self.keep = keep
 
     def save(self, step: int, learner: LearnerState, extra: dict[str, Any]) -> Path:
-        """Returns the checkpoint's folder. Raises UserError when the disk is full; what was saved is then intact."""
+        """Returns its folder. UserError for what is not finite, and on a full disk; what was saved is then intact."""
+        tensors = {name: value.detach().cpu().contiguous() for name, value in learner.tensors.items()}
+        broken = [name for name, value in tensors.items() if not torch.isfinite(value).all()]
+        if broken:
+            raise UserError(
+                f"After step {step}, {len(broken)} of {len(tensors)} tensors of the learner ({broken[0]}, ...) are not "
+                "finite: nothing is saved. Start anew in another trainer.run_dir with a lower trainer.learning_rate."
+            )
         path = self._unused(step)
         with written_aside(path) as aside:
-            tensors = {name: value.detach().cpu().contiguous() for name, value in learner.tensors.items()}
             save_file(tensors, aside / "learner.safetensors")
-            record = {
-                "schema": SCHEMA,
-                "version": __version__,
-                "step": step,
-                "checksum": _checksum(aside / "learner.safetensors"),
-                "learner": learner.numbers,
-                "extra": extra,
-            }
+            record = {"schema": SCHEMA, "version": __version__, "step": step}
+            record |= {"learner": learner.numbers, "extra": extra}
             (aside / "state.json").write_text(json.dumps(record, sort_keys=True))
-        with disk_errors_explained(self.folder / "latest"):
-            pointer = self.folder / ".tmp-latest"
-            pointer.write_text(path.name + "\n")
-            flush(pointer)
-            pointer.replace(self.folder / "latest")
-            flush(self.folder)
-        self._remove_old(path.name)
+            (aside / MANIFEST).write_bytes(_manifest(aside))
+        for name in self.names()[: -self.keep]:
+            shutil.rmtree(self.folder / name, ignore_errors=True)
         return path
 
     def load_latest(self) -> Loaded | None:
-        """The checkpoint that `latest` names; if it is damaged, says so and takes the newest whole one before it.
+        """The newest whole checkpoint, or None; damaged ones that are newer are said, and left aside by another name.
 
-        None when the run has none yet. Raises UserError when there are some and all are damaged.
+        Raises UserError where all are damaged.
         """
-        names = self.names()
-        pointer = self.folder / "latest"
-        newest = pointer.read_text().strip() if pointer.is_file() else ""
-        if newest in names:  # one that was renamed but not yet pointed at had not been announced: it does not count
-            names = names[: names.index(newest) + 1]
-        for name in reversed(names):
+        damaged: list[tuple[str, Exception]] = []
+        for name in reversed(self.names()):
             try:
-                return read_checkpoint(self.folder / name)
+                found = read_checkpoint(self.folder / name)
             except DAMAGED as error:
-                log.warning("Checkpoint %s is damaged (%s); trying the one before it.", self.folder / name, error)
-        if names or newest:
-            raise UserError(
-                f"No checkpoint in {self.folder} can be read ({newest or names[-1]} is damaged or missing); restore "
-                "one, or start anew in another trainer.run_dir."
-            )
+                damaged.append((name, error))
+                continue
+            for worse, reason in damaged:
+                aside = (self.folder / worse).rename(self.folder / f"damaged-{worse}")
+                log.warning("Checkpoint %s is damaged (%s), and now %s; going on from %s.", worse, reason, aside, name)
+            return found
+        if damaged:
+            wanted = "restore one, or start anew in another trainer.run_dir"
+            raise UserError(f"No checkpoint in {self.folder} can be read, all are damaged: {wanted}.")
         return None
 
     def names(self) -> list[str]:
-        """The whole checkpoints' folder names, oldest first."""
-        return sorted(path.name for path in self.folder.glob("step_*") if path.is_dir())
+        """The checkpoints' folder names, oldest first."""
+        found = [path.name for path in self.folder.glob("step_*") if path.is_dir()]
+        return sorted(found, key=lambda name: [int(number) for number in re.findall(r"\d+", name)])
 
     def _unused(self, step: int) -> Path:
-        """A step saved again after a resume gets a name of its own: nothing whole is ever replaced."""
-        again = sum(name.startswith(f"step_{step:06d}") for name in self.names())
-        return self.folder / (f"step_{step:06d}" + (f"-{again:02d}" if again else ""))
-
-    def _remove_old(self, newest: str) -> None:
-        older = [name for name in self.names() if name != newest]
-        for name in older[: max(0, len(older) - self.keep + 1)]:
-            shutil.rmtree(self.folder / name, ignore_errors=True)
+        """A step saved again after a resume gets a name of its own: nothing is ever replaced."""
+        name = f"step_{step:06d}"
+        again = len(list(self.folder.glob(f"*{name}*")))
+        return self.folder / (f"{name}-{again:02d}" if again else name)
 
 
 def read_checkpoint(path: Path) -> Loaded:
     """Raises one of DAMAGED where the folder is not a whole checkpoint, UserError where it is not this version's."""
-    record = json.loads((path / "state.json").read_text())
+    manifest = path / MANIFEST
+    if manifest.exists() and manifest.read_bytes() != _manifest(path):
+        raise ValueError(f"its files do not match {MANIFEST}")
+    record = json.loads((path / "state.json").read_bytes())
+    if not manifest.exists() and "checksum" not in record:  # which stood there before there were manifests
+        raise ValueError(f"{MANIFEST} is missing")
     version = record.get("version", "before 0.2")
     if record["schema"] != SCHEMA:
         raise UserError(f"{path} was written by skyrl-trainer {version}: resume with that version.")
-    if record["checksum"] != _checksum(path / "learner.safetensors"):
-        raise ValueError("learner.safetensors does not match its checksum")
     state = LearnerState(load_file(path / "learner.safetensors"), record["learner"])
     return Loaded(int(record["step"]), state, record["extra"], version)
 
 
-def _checksum(path: Path) -> int:
-    return zlib.crc32(np.memmap(path, mode="r").data)
+def _manifest(path: Path) -> bytes:
+    """A line for each file. It is compared as a whole, so that a bit that flips in it is found, too."""
+    lines = ""
+    for name in ("learner.safetensors", "state.json"):
+        with (path / name).open("rb") as file:
+            digest = hashlib.file_digest(file, xxhash.xxh3_128)  # type: ignore[arg-type]
+            lines += f"{digest.hexdigest()} {file.tell()} {name}\n"
+    return lines.encode()
 
 
 OPEN_ENDED_SCHEDULES = ("constant", "constant_with_warmup", "inverse_sqrt")

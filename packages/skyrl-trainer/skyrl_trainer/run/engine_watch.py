@@ -4,8 +4,6 @@ Ray starts the new process; it is paused until the weights are in. The clients s
 (engine/client.py). Here a call that never returns hangs in every engine: it fails as soon as the process is gone.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from typing import Any
@@ -43,6 +41,9 @@ class EngineWatch:
         wait: seconds to look for a death that was noticed elsewhere. Raises EngineDied for an engine that died more
         than MAX_RESTARTS times or does not come back, SyncError where the new one does not get the weights.
         """
+        for name, _ in ray._private.worker._global_node.dead_processes():  # of a Ray of our own
+            if name in ("gcs_server", "raylet"):
+                raise EngineDied(f"Ray's {name} was killed, or ran out of memory: start the run again, and it goes on.")
         ended, _ = ray.wait(list(self._calls), timeout=wait)
         dead = []
         for call in ended and ray.wait(list(self._calls), num_returns=len(self._calls), timeout=0)[0]:
@@ -66,7 +67,7 @@ class EngineWatch:
             if self._deaths[index] > MAX_RESTARTS:
                 raise EngineDied(
                     f"Engine {index} died {self._deaths[index]} times in this run, and was restarted {MAX_RESTARTS} "
-                    "times: see its log in the run's Ray session; if memory ran out, lower generator.max_concurrency "
+                    "times: see ray-logs in the run's folder; if memory ran out, lower generator.max_concurrency "
                     "or engine_kwargs.kv_cache_memory_bytes."
                 )
             self._wait_ready(index)
@@ -88,6 +89,5 @@ class EngineWatch:
                 raise EngineDied(f"Engine {index} died and could not be restarted. {reason}") from error
             except RayActorError as error:  # Ray has not started it yet: calls fail at once
                 if time.monotonic() > deadline:
-                    limit = f"within {RESTART_SECONDS:.0f} s"
-                    raise EngineDied(f"Engine {index} died and did not come back {limit}: {error}") from error
+                    raise EngineDied(f"Engine {index} died and did not come back in time: {error}") from error
                 time.sleep(0.2)

@@ -1,15 +1,19 @@
 """The folder of a run, and who may write to it.
 
-config.yaml  metrics.jsonl  report.html  trajectories/  checkpoints/  model/{last,best}  tracker files  .lock
+config.yaml  metrics.jsonl  report.html  trajectories/  checkpoints/  model/{last,best}  tracker files  ray-logs/  .lock
 """
 
 from __future__ import annotations
 
 import fcntl
 import os
+import shutil
+import tempfile
+from contextlib import suppress
+from pathlib import Path
 
 from skyrl_trainer.config import Config, to_yaml
-from skyrl_trainer.errors import UserError
+from skyrl_trainer.errors import EngineDied, UserError
 
 
 class RunFolder:
@@ -43,8 +47,19 @@ class RunFolder:
         self._lock.flush()
         return self
 
-    def __exit__(self, *error: object) -> None:
+    def __exit__(self, kind: type | None, *error: object) -> None:
+        """Keeps Ray's logs of a run that ended for want of an engine."""
+        if kind and issubclass(kind, EngineDied):
+            with suppress(OSError):
+                logs = Path(tempfile.gettempdir(), "ray", "session_latest", "logs")
+                shutil.copytree(logs, self.path / "ray-logs", dirs_exist_ok=True)
         self._lock.close()
+
+    def check(self) -> None:
+        """Raises UserError where the folder was deleted, and the lock with it: it may be another run's by now."""
+        lock = self.path / ".lock"
+        if not (lock.exists() and os.path.samestat(lock.stat(), os.fstat(self._lock.fileno()))):
+            raise UserError(f"The run folder {self.path} was deleted or replaced during the run: start the run again.")
 
     def write_config(self) -> None:
         aside = self.path / "config.yaml.tmp"

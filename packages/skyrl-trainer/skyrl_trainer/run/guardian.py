@@ -1,68 +1,111 @@
-"""A small process that outlives the driver by a few seconds and sees to it that nothing else does.
+"""What is left of a run when it is over, however it ended: no process, and no temporary file.
 
-After SIGKILL of a driver some of Ray's helper processes stay. Every process of a run inherits a mark in its
-environment; the guardian waits until the driver is gone, however it ended, and kills whatever still carries the mark.
+After SIGKILL of a driver some of Ray's helper processes stay. All of a run's processes put their temporary files, Ray's
+session among them, into one folder. A small process, the guardian, waits until the driver is gone, kills whatever names
+the folder in its environment or writes to a file there (Ray's agents overwrite their environment), and removes it. It
+holds the folder's lock: where it was killed, too, the next start finds the folder without one, and removes it.
 """
 
-from __future__ import annotations
-
+import fcntl
 import os
+import shutil
 import signal
+import stat
 import subprocess
 import sys
+import tempfile
 import time
-import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import IO
 
-MARK = "SKYRL_RUN_MARK"
+PREFIX = "skyrl-run-"
+SHARED_MEMORY = Path("/dev/shm")
 GRACE_SECONDS = 5.0
 """Time that Ray gets to end its processes by itself."""
 
 
-def start_guardian() -> None:
-    """Marks this process and all its children to come; call it once, before the first of them starts."""
-    mark = os.environ[MARK] = uuid.uuid4().hex
+@contextmanager
+def guarded() -> Iterator[None]:
+    """Around whatever starts processes: they, and all their children to come, have temporary files of their own."""
+    shared = Path(os.environ.get("RAY_TMPDIR") or tempfile.gettempdir())
+    for leftover in shared.glob(f"{PREFIX}*"):
+        with suppress(OSError), _locked(leftover):  # raises where it is in use, or somebody else's
+            remove(leftover)
+    new = Path(tempfile.mkdtemp(prefix=f".{PREFIX}", dir=shared))
+    lock = _locked(new)
+    folder = new.rename(shared / new.name[1:])
     # The guardian's standard input is a pipe whose other end only we hold: it is closed when we die.
     guardian = subprocess.Popen(
-        [sys.executable, "-S", __file__, mark],
+        [sys.executable, "-S", __file__, folder],
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
+        stderr=subprocess.STDOUT,
         start_new_session=True,
+        pass_fds=[lock.fileno()],
     )
+    lock.close()
     _kept.append(guardian)
+    outside = tempfile.gettempdir()
+    # What torch compiled serves the next run, too.
+    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", f"{outside}/torchinductor_{os.getuid()}")
+    os.environ["TMPDIR"] = tempfile.tempdir = str(folder)
+    try:
+        yield
+    finally:
+        os.environ["TMPDIR"] = tempfile.tempdir = outside
+        remove(folder)
 
 
 _kept: list[subprocess.Popen[bytes]] = []
 """Holds the pipes open until the interpreter ends."""
 
 
-def marked(mark: str) -> list[int]:
-    """Processes of ours that carry the mark, this one excepted."""
+def _locked(folder: Path) -> IO[str]:
+    """Holds the folder's lock while it is open; OSError where somebody else does."""
+    file = open(folder / ".lock", "a")  # noqa: SIM115
+    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    return file
+
+
+def remove(folder: Path) -> None:
+    """With what the run has in shared memory, whose names begin with the folder's."""
+    for path in SHARED_MEMORY.glob(f"{folder.name}*"):
+        with suppress(OSError):
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def users(folder: str, *but: int) -> list[int]:
+    """Processes that know the folder, some excepted."""
     found = []
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            environment = (folder / "environ").read_bytes()
-        except OSError:
-            continue  # it ended, or belongs to somebody else
-        if f"{MARK}={mark}".encode() in environment.split(b"\0") and int(folder.name) != os.getpid():
-            found.append(int(folder.name))
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):  # it ended, or belongs to somebody else
+            known = folder.encode() in (process / "environ").read_bytes()
+            known = known or any(os.readlink(file).startswith(folder) for file in _written(process))
+            if known and int(process.name) not in but:
+                found.append(int(process.name))
     return found
 
 
+def _written(process: Path) -> list[Path]:
+    """The files that it has open for writing: whoever only reads a log is none of ours."""
+    return [file for file in (process / "fd").iterdir() if file.lstat().st_mode & stat.S_IWUSR]
+
+
 def main() -> None:
-    mark = sys.argv[1]
+    folder, but = sys.argv[1], (os.getpid(), os.getppid())  # a driver that ends by itself may take its time
     sys.stdin.buffer.read()
     deadline = time.monotonic() + GRACE_SECONDS
-    while marked(mark) and time.monotonic() < deadline:
+    while users(folder, *but) and time.monotonic() < deadline:
         time.sleep(0.2)
     for _ in range(10):  # a process may have forked while we looked
-        for pid in marked(mark):
-            try:
+        for pid in users(folder, *but):
+            with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-            except ProcessLookupError:
-                continue
         time.sleep(0.1)
+    remove(Path(folder))
 
 
 if __name__ == "__main__":

@@ -1,7 +1,5 @@
 """What a policy is examined on: held-out tasks of envs, and benchmarks."""
 
-from __future__ import annotations
-
 from skyrl_trainer.data import EnvSamples, held_out, take_exams, tasks
 from skyrl_trainer.rollout.manager import Rollouts
 from skyrl_trainer.rollout.metrics import rollout_metrics

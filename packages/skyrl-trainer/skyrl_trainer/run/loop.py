@@ -10,8 +10,6 @@ A step is a function of the checkpoint before it: killed anywhere, a run goes on
 learns from the tries that were stored after it instead of making them again.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -20,7 +18,7 @@ from skyrl_trainer.learner.grpo import GRPO
 from skyrl_trainer.rollout.flow import staleness
 from skyrl_trainer.rollout.metrics import rollout_metrics
 from skyrl_trainer.run.folder import RunFolder
-from skyrl_trainer.run.guardian import start_guardian
+from skyrl_trainer.run.guardian import guarded
 from skyrl_trainer.run.held_out import HeldOut
 from skyrl_trainer.run.processes import Processes, check_engines
 from skyrl_trainer.run.run import Run
@@ -47,7 +45,7 @@ class Loop:
         """False while an update is under way: weights between two steps are not worth a checkpoint."""
 
     def train(self) -> None:
-        """Trains until `trainer.max_steps`. A signal raises KeyboardInterrupt once a checkpoint is saved."""
+        """Trains until `trainer.max_steps`. A signal raises Stopped once a checkpoint is saved."""
         try:
             self.publish_and_log()
             self.run.stack.enter_context(self.beside(self.run))
@@ -151,13 +149,13 @@ def train(config: Config, algorithm: GRPO | None = None, beside: Beside = nullco
     algorithm: instead of a new one of the class that `trainer.algorithm.name` is registered for. beside: entered once
     the engines have their first weights, left before they are stopped.
     """
-    start_guardian()
-    with RunFolder(config) as folder:
+    with guarded(), StopSignal() as stop, RunFolder(config) as folder:
         run = Run(config, folder, algorithm)
         if run.complete:
             print(f"The run in {folder.path} is complete. For a new one give another trainer.run_dir.")
         else:
-            with run, StopSignal() as stop:
+            with run:
+                stop.at_once = False
                 Loop(run, stop, beside).train()
         print(f"Curves and transcripts: {folder.path / 'report.html'}   Policy: {folder.path / 'model'}")
     return 0
@@ -166,8 +164,7 @@ def train(config: Config, algorithm: GRPO | None = None, beside: Beside = nullco
 def evaluate(config: Config, model_path: str) -> StepMetrics:
     """Held-out success of a model on disk, as `eval/<name>`; no learner, nothing is written."""
     check_engines(config, model_path, training=False)
-    start_guardian()
     held_out = HeldOut(config)
-    with Processes(config, model_path) as processes:
+    with guarded(), Processes(config, model_path) as processes:
         processes.wait_for_engines()
         return held_out.metrics(processes.rollouts, step=0)

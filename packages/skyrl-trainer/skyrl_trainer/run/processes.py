@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import socket
+import tempfile
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -172,10 +174,7 @@ class Processes:
                 max_model_len=generator.max_model_len,
                 max_num_seqs=generator.max_concurrency,
                 seed=self.config.trainer.seed + index,
-                engine_kwargs={
-                    **self._vllm_kwargs(),
-                    **engine_kwargs_of(self.config, index),
-                },
+                engine_kwargs=self._vllm_kwargs() | engine_kwargs_of(self.config, index),
             )
         )
 
@@ -194,18 +193,23 @@ class Processes:
 
 def start_ray(config: Config) -> None:
     """Joins `ray.address`, or starts a Ray of our own."""
-    address = config.ray.address
+    address, on_sigterm = config.ray.address, signal.getsignal(signal.SIGTERM)
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     # Ray's 15 lets any other busy process starve the engines: a rollout then takes many times as long.
     os.environ.setdefault("RAY_worker_niceness", "0")
     local: dict[str, Any] = {}
     if not address:
         cpus = max(os.cpu_count() or 1, config.generator.num_inference_engines)
-        local = {"num_cpus": cpus, "include_dashboard": False, "object_store_memory": OBJECT_STORE_BYTES}
+        local = {"num_cpus": cpus, "include_dashboard": False, "_temp_dir": f"{tempfile.gettempdir()}/ray"}
+        local["object_store_memory"] = OBJECT_STORE_BYTES
+        # Without its GCS a driver aborts after 60 s, too soon for the last save; and its death is ours to say.
+        os.environ.setdefault("RAY_gcs_rpc_server_reconnect_timeout_s", "600")
+        ray._private.worker.listen_error_messages = lambda *_: None
     try:
         if address:
             _prepare_to_join(address)
         ray.init(address=address or "local", log_to_driver=False, logging_level="ERROR", namespace="skyrl", **local)
+        signal.signal(signal.SIGTERM, on_sigterm)  # Ray has put its own in the place
     except Exception as error:  # Ray raises a plain Exception when its processes do not come up in time
         if address:
             raise UserError(

@@ -74,7 +74,7 @@ class Run:
         self.held_out = HeldOut(config)
         sampler = make_sampler(self.train_tasks, trainer.seed)
         store = JsonlTrajectoryStore(path / "trajectories")
-        self.tries = Tries(config, self.alone.options.max_draws, sampler, self.rewards, store)
+        self.tries = Tries(config, self.alone.options.max_draws, sampler, self.rewards, store, folder.check)
 
     def _stored_rollouts(self) -> Any:
         """What stands in for rollouts where `data.train_data` names stored trajectories, else None."""
@@ -216,6 +216,7 @@ class Run:
         return metrics
 
     def log(self, step: int, metrics: StepMetrics) -> None:
+        self.folder.check()
         restarts, self.restarts = self.processes.watch.restarts - self.restarts, self.processes.watch.restarts
         row = {"step": float(step), **metrics, "engine_restarts": float(restarts)}
         if step % INTERVAL == 0:
@@ -227,6 +228,7 @@ class Run:
 
     def save(self, step: int, loop_state: dict[str, Any]) -> None:
         """A checkpoint, the policy as a Hugging Face folder, and the report up to here."""
+        self.folder.check()
         extra = {**loop_state, "best": self.best, "config": self.config.model_dump(mode="json")}
         self.checkpoints.save(step, self.algorithm.state_dict(), extra)
         self.learner.save_pretrained(self.folder.path / "model" / "last")

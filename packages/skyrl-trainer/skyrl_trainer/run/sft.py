@@ -5,8 +5,6 @@ most `trainer.max_steps` steps; chats in `data.val_data` give `eval/loss`. Reinf
 `trainer.policy.model.path=<folder>/model/last`.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -29,7 +27,7 @@ from skyrl_trainer.report.history import FILE_NAME, MetricsWriter
 from skyrl_trainer.report.html import write_report
 from skyrl_trainer.report.trackers import Tracker
 from skyrl_trainer.run.folder import RunFolder
-from skyrl_trainer.run.guardian import start_guardian
+from skyrl_trainer.run.guardian import guarded
 from skyrl_trainer.run.processes import start_ray
 from skyrl_trainer.settings import Config
 from skyrl_trainer.tiny.init_policy import init_policy
@@ -82,7 +80,7 @@ class FineTuning:
             self.learner = make_learner(config, self.model, self.steps)
             self.update: Callable[..., StepMetrics] = SFTTrainer(config).start(self.learner).update
         else:
-            start_guardian()
+            stack.enter_context(guarded())
             start_ray(config)
             stack.callback(ray.shutdown)
             self.learner = SFTGroup(config, SFTTrainer, self.model, self.steps)  # type: ignore[arg-type]

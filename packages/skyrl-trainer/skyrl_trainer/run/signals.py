@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM at the right moment: at once while the driver only waits, after the update while it computes.
+"""Ctrl-C, SIGTERM and SIGHUP at the right moment: at once while a command starts or waits, after an update.
 
 An optimizer step that is cut in two can't be saved; a rollout that is cut in two costs nothing but its time.
 """
@@ -12,20 +12,31 @@ from types import FrameType
 from typing import Any
 
 
-class StopSignal:
-    """Inside `with StopSignal() as stop`, a signal raises KeyboardInterrupt only inside `with stop.interruptible()`.
+class Stopped(KeyboardInterrupt):
+    """By the signal `number`."""
 
-    Outside of it the first is kept, and raised when the next `interruptible` begins; a second one is raised at once.
+    def __init__(self, number: int) -> None:
+        super().__init__(signal.Signals(number).name)
+        self.number = number
+
+
+class StopSignal:
+    """Inside `with StopSignal() as stop`, a signal raises Stopped; with `stop.at_once = False` only in `interruptible`.
+
+    Outside of that the first is kept, and raised when the next `interruptible` begins; a second one is raised at once.
+    One that was ignored before (SIGHUP under nohup) still is.
     """
 
     def __init__(self) -> None:
-        self._requested = False
-        self._waiting = False
+        self.at_once = True
+        self._requested = 0
         self._previous: dict[int, Any] = {}
 
     def __enter__(self) -> StopSignal:
-        for number in (signal.SIGINT, signal.SIGTERM):
-            self._previous[number] = signal.signal(number, self._handle)
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            if (previous := signal.getsignal(number)) is not signal.SIG_IGN:
+                self._previous[number] = previous
+                signal.signal(number, self._handle)
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -33,16 +44,16 @@ class StopSignal:
             signal.signal(number, previous)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        first, self._requested = not self._requested, True
-        if self._waiting or not first:
-            raise KeyboardInterrupt
+        first, self._requested = not self._requested, number
+        if self.at_once or not first:
+            raise Stopped(number)
 
     @contextmanager
     def interruptible(self) -> Iterator[None]:
         if self._requested:
-            raise KeyboardInterrupt
-        self._waiting = True
+            raise Stopped(self._requested)
+        self.at_once = True
         try:
             yield
         finally:
-            self._waiting = False
+            self.at_once = False

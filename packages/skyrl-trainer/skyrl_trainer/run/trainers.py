@@ -6,8 +6,6 @@
 A loss mixin makes another of it: `class MineTrainer(MineLossMixin, GRPOTrainer): ...`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

@@ -7,6 +7,8 @@ resumed run takes those that are stored, and plays the others again under the sa
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from itertools import chain
 from typing import Any
 
@@ -27,16 +29,25 @@ class Tries:
     """Draws tasks, has them played, stored and judged, and gives the oldest as a batch."""
 
     def __init__(
-        self, config: Config, max_draws: int, sampler: Sampler, rewards: Rewards, store: JsonlTrajectoryStore
+        self,
+        config: Config,
+        max_draws: int,
+        sampler: Sampler,
+        rewards: Rewards,
+        store: JsonlTrajectoryStore,
+        check: Callable[[], object] = lambda: None,
     ) -> None:
-        """`rollouts` is set before the first draw: rollout.manager.Rollouts, or what has its `start` and `finished`."""
+        """check: called before anything is stored.
+
+        `rollouts`, set before the first draw, is a rollout.manager.Rollouts, or what has its `start` and `finished`.
+        """
         trainer = config.trainer
         self.flow = Flow(trainer.train_batch_size, trainer.max_staleness, trainer.max_steps, max_draws)
         self.rollouts: Any = None
         self._size = config.generator.num_generations
         self._in_order = trainer.deterministic or trainer.max_staleness == 0
-        self._sampler, self._rewards, self._store = sampler, rewards, store
-        self._waiting = store.beside("waiting")
+        self._sampler, self._rewards, self._store, self._check = sampler, rewards, store, check
+        self._waiting = store.inside("waiting")
         self._playing: dict[int, Group] = {}
         """Still empty trajectories."""
         self._refused: dict[int, Group] = {}
@@ -111,6 +122,7 @@ class Tries:
                 del self._files[first]
 
     def _keep(self, groups: dict[int, Group]) -> None:
+        self._check()
         first = min(groups)
         self._waiting.write(RolloutBatch(first, [groups[number] for number in sorted(groups)]))
         self._files[first] = set(groups)
@@ -163,9 +175,10 @@ class Tries:
         return found
 
     def _counts(self, group: Group, step: int) -> bool:
-        """Not one whose every try failed: the env may be mended."""
+        """Not one whose every try failed or whose reward is no number: the env may be mended."""
         newest = max((version for each in group for turn in each.turns for version in turn.weight_versions), default=0)
-        return len(group) == self._size and newest <= step and not all(each.stop_reason.failed for each in group)
+        usable = len(group) == self._size and newest <= step and not all(each.stop_reason.failed for each in group)
+        return usable and all(math.isfinite(each.total_reward) for each in group)
 
     def _number(self, group: Group) -> int:
         batch, place, _ = map(int, group[0].trajectory_id.split("/"))

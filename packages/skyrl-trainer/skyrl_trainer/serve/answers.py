@@ -5,8 +5,6 @@ reply names the weights that it was sampled with: `system_fingerprint` "weights-
 `weight_versions` says which tokens came from which, [{"version": 12, "start": 0, "end": 31}], a list a choice.
 """
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import json
@@ -48,11 +46,14 @@ class Common(BaseModel):
 
 class Completion(Common):
     prompt: str | list[int] = Field(min_length=1)
+    logprobs: None = None  # chats have them
 
 
 class Chat(Common):
     messages: list[dict[str, Any]] = Field(min_length=1)
     tools: list[dict[str, Any]] | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = Field(None, ge=0, le=0)
 
 
 class Refusal(Exception):
@@ -65,7 +66,8 @@ class Policy:
     """A policy by its name, on several engines in turn. Used from one event loop."""
 
     def __init__(self, name: str, engines: list[Any], prompt: ChatPrompt, generator: GeneratorConfig) -> None:
-        self.name, self._prompt, self._generator = name, prompt, generator
+        self.name, self.max_model_len = name, generator.max_model_len
+        self._prompt, self._generator = prompt, generator
         self._clients = itertools.cycle([EngineClient(engine, f"serve-{secrets.token_hex(4)}") for engine in engines])
 
     async def complete(self, request: Completion) -> dict[str, Any]:
@@ -100,7 +102,20 @@ class Policy:
                 "content": before or None,
                 "tool_calls": [{"id": f"call_{i}", "type": "function", "function": f} for i, f in enumerate(functions)],
             }
-        return {"index": index, "message": message, "logprobs": None, "finish_reason": finish}
+        logprobs = {"content": self._tokens_of(text, output)} if request.logprobs else None
+        return {"index": index, "message": message, "logprobs": logprobs, "finish_reason": finish}
+
+    def _tokens_of(self, text: str, output: GenerationOutput) -> list[dict[str, Any]]:
+        """The text's tokens, each with the log-probability that it was sampled with."""
+        tokens, length = list[dict[str, Any]](), 0
+        for number, logprob in zip(output.output_ids, output.logprobs, strict=True):
+            if length >= len(text):
+                break
+            token = self._prompt.decode([number])
+            entry = {"token": token, "logprob": logprob, "bytes": list(token.encode())}
+            tokens.append(entry | {"top_logprobs": []})
+            length += len(token)
+        return tokens
 
     def _text(self, request: Common, output: GenerationOutput) -> tuple[str, str]:
         """The output's text up to the request's first stop string, and why it ends."""
@@ -118,7 +133,7 @@ class Policy:
             raise Refusal(400, f"The prompt has {len(ids)} tokens and leaves no room for an answer in {limit}.")
         most = request.max_completion_tokens or request.max_tokens or self._generator.max_completion_length
         temperature = self._generator.temperature if request.temperature is None else request.temperature
-        options = SamplingOptions(min(most, room), temperature, request.top_p, -1, self._prompt.stop_token_ids)
+        options = SamplingOptions(min(most, room), temperature, request.top_p, self._prompt.stop_token_ids)
         seed = secrets.randbits(48) if request.seed is None else request.seed
         name = f"cmpl-{secrets.token_hex(12)}"
         # Seeded always: engines on a CPU only keep seeded requests from pushing each other out of the cache.
@@ -143,8 +158,13 @@ class Policy:
 
 
 def _for_template(message: dict[str, Any]) -> dict[str, Any]:
-    """Templates want the arguments of a call as an object, where OpenAI's API has their JSON; and no `null` text."""
-    message = message | ({"content": ""} if message.get("content") is None else {})
+    """Templates want text, no parts and no `null`; and a call's arguments as an object."""
+    content = message.get("content") or ""
+    if isinstance(content, list):
+        if odd := [part["type"] for part in content if part["type"] != "text"]:
+            raise UserError(f"messages: a part of type {odd[0]!r} cannot be shown to this policy, only text.")
+        content = "\n".join(part["text"] for part in content)
+    message = message | {"content": content}
     if not message.get("tool_calls"):
         return message
     calls = []

@@ -1,11 +1,9 @@
 """`skyrl-trainer serve` and `train --serve`: an OpenAI-compatible HTTP server in front of our engines.
 
-/v1/models, /v1/completions and /v1/chat/completions, for a stock `openai` client (endpoint.py says what they answer).
+/v1/models, /v1/completions and /v1/chat/completions, for a stock `openai` client (answers.py says what they answer).
 With `stream` a reply comes in one piece. Errors are OpenAI's JSON with a sentence: 400 for a request that makes no
 sense, 404 for another model's name, 503 when the engine is gone for good.
 """
-
-from __future__ import annotations
 
 import json
 import socket
@@ -24,7 +22,7 @@ from starlette.routing import Route
 
 from skyrl_trainer.agent.prompt import ChatPrompt, load_chat_prompt
 from skyrl_trainer.errors import UserError
-from skyrl_trainer.run.guardian import start_guardian
+from skyrl_trainer.run.guardian import guarded
 from skyrl_trainer.run.processes import Processes, check_engines
 from skyrl_trainer.run.run import Run
 from skyrl_trainer.serve.answers import Chat, Completion, Policy, Refusal
@@ -72,11 +70,11 @@ def serve(config: Config, model_path: str, name: str, server: PolicyServer) -> N
     """Serves a model on disk under `name` until Ctrl-C, on engines of its own; one that dies is started again."""
     check_engines(config, model_path, training=False)
     prompt = load_chat_prompt(model_path)
-    start_guardian()
-    with Processes(config, model_path, rolls_out=False) as processes:
+    with guarded(), Processes(config, model_path, rolls_out=False) as processes:
         processes.wait_for_engines()
         with server.running(Policy(name, processes.engines, prompt, config.generator)):
             print(f"{name} is served at {server.url}", flush=True)
+            print(f"Its context has {config.generator.max_model_len} tokens.", flush=True)
             while True:
                 processes.watch.check(WATCH_SECONDS)
 
@@ -84,6 +82,7 @@ def serve(config: Config, model_path: str, name: str, server: PolicyServer) -> N
 def application(policy: Policy) -> Starlette:
     async def models(request: Request) -> Response:
         card = {"id": policy.name, "object": "model", "created": 0, "owned_by": "skyrl-trainer"}
+        card["max_model_len"] = policy.max_model_len
         return JSONResponse({"object": "list", "data": [card]})
 
     return Starlette(

@@ -1,11 +1,8 @@
 """Behaviour cloning of an env's expert, so that reinforcement learning has a start: `skyrl-trainer warmstart`.
 
 An expert's episode is a chat, and is learned as any other (learner/sft.py). Cloning stops when the loss has fallen to
-`target_loss`: after a number of steps one seed's clone knows half of its task and another's all of it; at a loss they
-know about the same. Same arguments, same bytes; the folder then holds a Hugging Face model and nothing else.
+`target_loss`: at a number of steps one seed's clone knows half of its task and another's all of it.
 """
-
-from __future__ import annotations
 
 import math
 import time
@@ -48,10 +45,7 @@ def warmstart(config: Config, out: Path, seconds: float = math.inf) -> str:
 def clone(
     policy: str, out: Path, conversations: Sequence[Conversation], options: Warmstart, seed: int, seconds: float
 ) -> list[float]:
-    """Writes the clone into `out`, a new folder, and returns the mean loss of every LOSS_WINDOW steps.
-
-    After `seconds` cloning stops too, which is then not the same bytes twice.
-    """
+    """Writes the clone into `out`, a new folder, and returns the mean loss of every LOSS_WINDOW steps."""
     if not conversations:
         raise UserError("There are no demonstrations to clone: set warmstart.num_demonstrations to 1 or more.")
     refuse_used(out)

@@ -2,8 +2,7 @@
 
 A pretrained model continues what it has read before: "... B681 ... B6" goes on with "81". Induction heads do that
 (Olsson et al. 2022, "In-context Learning and Induction Heads"), and a model made here has to find them first, which
-takes long where texts are long. An agent copies all the time (a result, a product's code, the name of a drawer), so the
-first two layers begin with the circuit; the rest is random as ever, and training may change all of it.
+takes long where texts are long. So the first two layers begin with the circuit; the rest is random as ever.
 
 With x_t the embedding at place t, R a random rotation and P a projection onto head_dim dimensions:
 
@@ -13,7 +12,7 @@ With x_t the embedding at place t, R a random rotation and P a projection onto h
               the place after the longest repetition of the last tokens, and adds x_j, which the tied head reads out
 
 Looking back by a number of places is the work of the rotary embedding's fast dimensions, finding text anywhere that of
-its slow ones, which hardly turn over DISTANCE tokens; a rotary base of 10^6, Qwen's, has enough of both.
+its slow ones, which hardly turn over DISTANCE tokens.
 """
 
 from __future__ import annotations

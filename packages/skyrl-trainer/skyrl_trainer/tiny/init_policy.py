@@ -1,10 +1,9 @@
 """The policy without a download: a tiny Qwen3 model and a byte-level BPE tokenizer, made from the envs' own texts.
 
-Contract: the folder is an ordinary Hugging Face model (`AutoModelForCausalLM`, `AutoTokenizer`, vLLM) and the same
-arguments give the same bytes. The tokenizer loses nothing (`decode(encode(text)) == text` for any Unicode text) and
-splits numbers digit by digit, as Qwen's does. The chat template is Qwen3's ChatML with one difference: it is stable
-under appending, so a longer conversation begins with the very text of its beginning (Qwen3's drops earlier thoughts
-and joins neighbouring tool messages, which would break "tokens in, tokens out").
+The folder is an ordinary Hugging Face model, and the same arguments give the same bytes. The tokenizer loses nothing
+and splits numbers digit by digit, as Qwen's does. The chat template is Qwen3's ChatML with one difference: a longer
+conversation begins with the very text of its beginning (Qwen3's drops earlier thoughts and joins neighbouring tool
+messages, which would break "tokens in, tokens out").
 """
 
 from __future__ import annotations
@@ -160,7 +159,7 @@ def refuse_used(out: Path) -> None:
 
 @contextmanager
 def new_folder(out: Path) -> Iterator[Path]:
-    """A folder to fill that becomes `out` when all went well, so that nobody ever finds half a model there."""
+    """A folder to fill that becomes `out` when all went well."""
     refuse_used(out)
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
@@ -180,10 +179,7 @@ def new_folder(out: Path) -> Iterator[Path]:
 
 
 def init_policy(out: Path, texts: Iterable[str], tiny: TinyConfig, seed: int) -> None:
-    """Writes the policy into `out`, a new or empty folder. Same arguments, same bytes.
-
-    `texts` train the tokenizer, `seed` makes the weights.
-    """
+    """Writes the policy into `out`, a new or empty folder; `texts` train the tokenizer, `seed` makes the weights."""
     with new_folder(out) as folder:
         tokenizer = make_tokenizer(texts, tiny.config_kwargs.get("vocab_size", DEFAULT_VOCAB_SIZE), tiny.spaces)
         model = make_model(tokenizer, tiny, seed)

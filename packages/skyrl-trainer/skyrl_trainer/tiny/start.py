@@ -1,12 +1,11 @@
 """The policy that a run starts from: a model on disk or on the hub, or the tiny one that is made here."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Self
 
 from skyrl_trainer.data import conversation_texts
 from skyrl_trainer.errors import UserError
@@ -20,7 +19,7 @@ NUM_TEXTS = 2000
 
 
 def make_tiny(config: Config, out: Path, source: Sequence[Sample]) -> None:
-    """Writes a tiny policy with random weights into `out`, a new folder, and tokens made from the source's texts."""
+    """A tiny policy with random weights, and tokens made from the source's texts, in a new folder."""
     from skyrl_trainer.tiny.init_policy import init_policy
 
     model, seed = config.trainer.policy.model, config.trainer.seed
@@ -31,8 +30,8 @@ def make_tiny(config: Config, out: Path, source: Sequence[Sample]) -> None:
 class StartPolicy:
     """`architecture` is a model that an engine can load at once; `weights()` waits for the one to start from.
 
-    Both are folders in `<run>/init` for the tiny policy, and the same model otherwise. The expert is cloned in a
-    process of its own, by the settings in `<run>/config.yaml`, and the engines start meanwhile.
+    For the tiny policy both are in `<run>/init`, and its expert is cloned in a process of its own while the engines
+    start; otherwise they are the same model.
     """
 
     def __init__(self, config: Config, run_path: Path, train_tasks: Sequence[Sample]) -> None:
@@ -68,7 +67,7 @@ class StartPolicy:
                 raise UserError(f"Cloning the expert failed ({last}); {log} has the rest.")
         return self._weights
 
-    def __enter__(self) -> StartPolicy:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *error: object) -> None:

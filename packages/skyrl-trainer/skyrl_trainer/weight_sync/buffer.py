@@ -1,11 +1,8 @@
 """The flat buffer in which weights travel between processes of one machine: a mapped file, best in memory.
 
-Every tensor has a storage of its own at an offset of a multiple of 64 bytes. The writer creates the file, readers
-open it by path and layout; once all have, the file can be unlinked: the mapping lives on, and nothing is left behind
-by a process that is killed.
+The writer creates the file, readers open it by path and layout; once all have, the file can be unlinked: the mapping
+lives on, and nothing is left behind by a process that is killed.
 """
-
-from __future__ import annotations
 
 import math
 import mmap
@@ -14,7 +11,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 import xxhash
@@ -41,7 +38,7 @@ class FlatBuffer:
             self.tensors[entry["name"]] = flat.view(shape)
 
     @classmethod
-    def create(cls, named_tensors: Iterable[tuple[str, torch.Tensor]]) -> FlatBuffer:
+    def create(cls, named_tensors: Iterable[tuple[str, torch.Tensor]]) -> Self:
         """A new file with room for these tensors; their values are not copied. UserError when nothing has room."""
         layout, end = [], 0
         for name, tensor in named_tensors:
@@ -49,7 +46,7 @@ class FlatBuffer:
             layout.append({"name": name, "dtype": dtype, "shape": list(tensor.shape), "offset": end})
             end += -(-tensor.numel() * tensor.element_size() // _ALIGNMENT) * _ALIGNMENT
         folder = folder_with_room(end)
-        handle, path = tempfile.mkstemp(prefix="skyrl-weights-", dir=folder)
+        handle, path = tempfile.mkstemp(prefix=f"{Path(tempfile.gettempdir()).name}-weights-", dir=folder)
         try:
             os.posix_fallocate(handle, 0, end)  # a full disk is an error here, not a SIGBUS later
         except OSError as error:
@@ -63,10 +60,6 @@ class FlatBuffer:
     def again(self) -> str:
         """A path that opens the file also when it has no name any more, as long as this process lives."""
         return f"/proc/{os.getpid()}/fd/{self._file.fileno()}"
-
-    @property
-    def in_memory(self) -> bool:
-        return SHARED_MEMORY in Path(self.path).parents
 
     @property
     def flat(self) -> torch.Tensor:
@@ -92,12 +85,8 @@ class FlatBuffer:
         return lambda: view
 
     def checksum(self) -> str:
-        """xxh3 over the names and bytes of all tensors: about 30 GB/s, a fraction of what loading them takes."""
-        hasher = xxhash.xxh3_64()
-        for name, tensor in self.tensors.items():
-            hasher.update(name.encode())
-            hasher.update(tensor.detach().reshape(-1).view(torch.uint8).numpy().data)
-        return hasher.hexdigest()
+        """Of all tensors, in their order: about 30 GB/s, a fraction of what loading them takes."""
+        return checksum(self.tensors.values())
 
     def unlink(self) -> None:
         """Removes the file's name; every mapping of it stays valid."""

@@ -1,16 +1,13 @@
 """The canary: after every sync, does the engine compute what the learner computes?
 
 A few prefixes of one fixed sequence, longer than two blocks of the engine's prefix cache, are given to every engine
-for one token each; the logprobs of its 20 likeliest tokens are compared with the learner's at the same positions. The
-prefixes stay in the engine's cache, so a sync that forgets to reset it is seen at the next check.
+for one token each; the logprobs of its 20 likeliest tokens are compared with the learner's. The prefixes stay in the
+engine's cache, so a sync that forgets to reset it is seen at the next check.
 
-Three things can be wrong, and all must be caught, however small a step the update was: old weights (the load was
-skipped), a stale copy of some weights (a tied head that was not packed again), and a stale cache. An absolute
-tolerance alone misses all three at a small learning rate, so the error is also held against what the update changed.
-Where the update changed no more than the noise of two implementations, the checksum of the loaded bytes decides.
+Old weights, a stale copy of some (a tied head that was not packed again) and a stale cache must be caught, however
+small the update was. So the error is also held against what the update changed; where that is no more than the noise of
+two implementations, the checksum of the loaded bytes decides.
 """
-
-from __future__ import annotations
 
 import time
 from collections.abc import Callable
@@ -108,7 +105,6 @@ class Canary:
     def _compare(
         self, outputs: list[GenerationOutput], now_TV: torch.Tensor, before_TV: torch.Tensor | None
     ) -> tuple[float, float]:
-        """The largest error of the engine's logprobs, and how far the update moved the learner's at the same tokens."""
         error, change = 0.0, 0.0
         for prefix, output in zip(self._prefixes, outputs, strict=True):
             if output.error is not None or not output.top_logprobs:
@@ -140,6 +136,5 @@ class Canary:
 
 
 def _distance(a: torch.Tensor, b: torch.Tensor) -> float:
-    """The largest absolute difference; infinite when anything is not a number."""
     distance = (a - b).abs().max()
     return float("inf") if torch.isnan(distance) else distance.item()

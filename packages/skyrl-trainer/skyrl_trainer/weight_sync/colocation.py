@@ -3,19 +3,13 @@
     awake --sleep--> asleep --(publishing)--> weights awake --(published)--> awake
 
 Before an update the engines drop weights and KV cache (level 2; level 1, which keeps the weights in the processor's
-memory, where a sync brings adapters only). After it the learner gives back what it does not hold on to, memory for the
-weights comes first, the sync fills it, and only then is the KV cache made again: both sides' peaks never meet.
-
-The states are kept on every machine, so that a wrong order is found on a CPU too; engines are told only where memory
-is shared.
+memory, where a sync brings adapters only). After it memory for the weights comes first, the sync fills it, and only
+then is the KV cache made again: both sides' peaks never meet. On a CPU the states are kept, and engines not told.
 """
-
-from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from enum import StrEnum
-from typing import Any
+from typing import Any, Literal
 
 from skyrl_trainer.errors import UserError
 from skyrl_trainer.settings import Config
@@ -23,12 +17,7 @@ from skyrl_trainer.weight_sync.shared_memory import EngineCalls
 
 ENGINE_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """Ranks that vLLM has room for: the next larger one is chosen."""
-
-
-class State(StrEnum):
-    AWAKE = "awake"
-    ASLEEP = "asleep"
-    WEIGHTS_AWAKE = "weights awake"
+State = Literal["awake", "asleep", "weights awake"]
 
 
 def shares_gpus(config: Config) -> bool:
@@ -38,7 +27,7 @@ def shares_gpus(config: Config) -> bool:
 def sync_backend(config: Config) -> str:
     """`adapter`, `nccl` or `shared_memory`, as generator.weight_sync_backend asks. UserError where it cannot be.
 
-    On GPUs that learner and engines share NCCL, which joins no two processes on one GPU, gives way, as in SkyRL.
+    NCCL joins no two processes on one GPU: where learner and engines share theirs, it gives way, as in SkyRL.
     """
     generator, place, lora = config.generator, config.trainer.placement, config.trainer.policy.model.lora
     asked = generator.weight_sync_backend
@@ -81,24 +70,24 @@ class Colocation(EngineCalls):
     def __init__(self, engines: list[Any], level: int, shared: bool, release: Callable[[], Any]) -> None:
         super().__init__(engines)
         self.level, self.shared, self.release = level, shared, release
-        self.state = State.AWAKE
+        self.state: State = "awake"
 
     def sleep(self) -> None:
         """Before the learner computes: no rollout may be under way."""
-        self._move(State.AWAKE, State.ASLEEP, "sleep", self.level)
+        self._move("awake", "asleep", "sleep", self.level)
 
     @contextmanager
     def publishing(self) -> Iterator[None]:
         """Around a weight sync. Engines that are awake (before the first update) stay so."""
-        if self.state is State.AWAKE:
+        if self.state == "awake":
             yield
             return
-        self._move(State.ASLEEP, State.WEIGHTS_AWAKE, "wake_up", ["weights"])
+        self._move("asleep", "weights awake", "wake_up", ["weights"])
         yield
-        self._move(State.WEIGHTS_AWAKE, State.AWAKE, "wake_up", ["kv_cache"])
+        self._move("weights awake", "awake", "wake_up", ["kv_cache"])
 
     def _move(self, before: State, after: State, method: str, argument: Any) -> None:
-        if self.state is not before:
+        if self.state != before:
             raise RuntimeError(f"Engines that are {self.state} cannot become {after}: they have to be {before}.")
         if self.shared:
             if method == "wake_up":

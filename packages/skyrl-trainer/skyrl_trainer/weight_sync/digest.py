@@ -4,8 +4,6 @@ For each tensor the sum of (2i + 1) w_i over its 16- or 32-bit words w, modulo 2
 Sums of integers have no order, so a GPU's are exact; all factors are odd, so a change of any one word changes the sum.
 """
 
-from __future__ import annotations
-
 import torch
 import xxhash
 

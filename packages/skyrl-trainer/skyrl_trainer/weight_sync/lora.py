@@ -4,8 +4,6 @@ An engine serves no NF4, so its base is the dequantised one: learner and engine 
 adapter travels as a peft folder in shared memory, which exists only while the engines load it.
 """
 
-from __future__ import annotations
-
 import json
 import tempfile
 import time
@@ -48,7 +46,8 @@ class AdapterSync(SharedMemorySync):
             del self._buffer  # its memory is free once the engines have let go of it, too
         tensors = {name: tensor.cpu().contiguous() for name, tensor in self._adapter()}
         size += sum(tensor.nbytes for tensor in tensors.values())
-        with tempfile.TemporaryDirectory(prefix="skyrl-adapter-", dir=folder_with_room(size)) as folder:
+        run = Path(tempfile.gettempdir()).name
+        with tempfile.TemporaryDirectory(prefix=f"{run}-adapter-", dir=folder_with_room(size)) as folder:
             rank = next(iter(tensors.values())).shape[0]
             layers = sorted({name.split(".")[-3] for name in tensors})
             settings = {"peft_type": "LORA", "r": rank, "lora_alpha": rank, "target_modules": layers}

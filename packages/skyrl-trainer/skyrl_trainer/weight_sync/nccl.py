@@ -1,14 +1,10 @@
 """Weight sync between GPUs: NCCL broadcasts from the learner's GPU to every worker of every vLLM engine.
 
 The learner (of several, number 0) is rank 0 of a group of its own; the workers of engine i follow at
-1 + i * tensor_parallel. A sync packs tensors into buckets of BUCKET_BYTES, two in flight, by vLLM's own functions; its
-workers load each bucket while the next one travels. What several learners share is gathered tensor by tensor.
-
-The checksum is one that a GPU can compute (digest.py): of what the learner sends, and of what each worker received and
-loads. NCCL waits for ever for whoever does not come, so both sides are watched: the first failure ends the sync.
+1 + i * tensor_parallel. A sync packs tensors into buckets of BUCKET_BYTES, two in flight, by vLLM's own functions. What
+several learners share is gathered tensor by tensor. The checksum (digest.py) is of what the learner sends, and of what
+each worker received. NCCL waits for ever, so both sides are watched: the first failure ends the sync.
 """
-
-from __future__ import annotations
 
 import socket
 import threading

@@ -1,13 +1,9 @@
 """Weight sync within one machine: the learner's weights lie in a flat shared buffer, and every engine loads from it.
 
-Plain CPU parameters are moved into the buffer once, so that a sync copies nothing on the learner's side. Anything else
-(on a GPU, sharded, of another process) is copied into it at every sync.
-
-Another machine of the cluster that has engines gets a buffer of its own: at every sync all bytes are put into Ray's
-object store, once, however many machines there are, and an actor on each writes them down before its engines load.
+Plain CPU parameters are moved into the buffer once; anything else is copied into it at every sync. Another machine of
+the cluster that has engines gets a buffer of its own: at every sync all bytes are put into Ray's object store, once,
+and an actor on each writes them down before its engines load.
 """
-
-from __future__ import annotations
 
 import time
 from dataclasses import dataclass, replace
@@ -20,7 +16,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from skyrl_trainer.errors import EngineLost, SyncError, UserError
 from skyrl_trainer.protocols import NamedTensors
-from skyrl_trainer.weight_sync.buffer import FlatBuffer
+from skyrl_trainer.weight_sync.buffer import SHARED_MEMORY, FlatBuffer
 
 CALL_SECONDS = 600.0
 """Longest wait for one phase of a sync on all engines."""
@@ -90,11 +86,9 @@ class Receiver:
 class SharedMemorySync(EngineCalls):
     """`named_tensors()` yields the same names, shapes and dtypes every time.
 
-    A `torch.nn.Parameter` in it that lies on the CPU is re-pointed into the buffer (its values and identity stay, so
-    optimizers do not notice). buffer: one that holds the tensors already, because other processes write into it; then
-    `named_tensors()` waits until they have.
-
-    An engine that dies is left out of the rest of a sync; once it is back, `restore` brings it to where the others are.
+    A `torch.nn.Parameter` in it that lies on the CPU is re-pointed into the buffer (its values and identity stay).
+    buffer: one that holds the tensors already, because other processes write into it: `named_tensors()` waits till they
+    have. An engine that dies is left out of the rest of a sync; `restore` brings it to where the others are.
     """
 
     def __init__(self, engines: list[Any], named_tensors: NamedTensors, buffer: FlatBuffer | None = None) -> None:
@@ -113,17 +107,14 @@ class SharedMemorySync(EngineCalls):
             self._buffer.unlink()
             for actor in self._receivers.values():
                 actor.unlink.remote()
-        if self._buffer.in_memory:
+        if self._buffer.path.startswith(str(SHARED_MEMORY)):
             for name, tensor in tensors.items():
                 if type(tensor) is torch.nn.Parameter and tensor.device.type == "cpu":
                     self._buffer.tensors[name].copy_(tensor.data)
                     tensor.data = self._buffer.tensors[name]
 
     def sync(self, version: int) -> SyncReport:
-        """Pause, start, update, finish, resume on every engine; requests in flight go on with the new weights.
-
-        Raises SyncError if an engine fails; it stays paused then.
-        """
+        """Pause, start, update, finish, resume on every engine. SyncError if one fails; it stays paused then."""
         self.version, self._living = version, list(self._engines)
         self.report = self._load(version)
         self._everywhere("resume")

@@ -1,15 +1,10 @@
 """vLLM's side of the weight sync: "skyrl_shared_memory" and "skyrl_nccl". Loaded inside vLLM's workers only.
 
-Weights go through vLLM's layerwise reload, which handles fused, sharded and packed layers as the first load did; on a
-CPU a shorter way takes over where it is proven right (cpu_load.py). A CPU engine needs one thing more: vLLM packs the
-output layer's weights into a copy of their own, which the reload of a tied embedding does not touch;
-`finish_weight_update` packs it again.
-
-An engine for LoRA has wrapped its layers, which the names in a checkpoint do not know: the wrappers step aside during
-an update of the base. After it only adapters come, by vLLM's own way.
+Weights go through vLLM's layerwise reload; on a CPU a shorter way takes over where it is proven right (cpu_load.py).
+There vLLM packs the output layer's weights into a copy, which the reload of a tied embedding does not touch:
+`finish_weight_update` packs it again. An engine for LoRA has wrapped its layers: the wrappers step aside during an
+update of the base. After it only adapters come, by vLLM's own way.
 """
-
-from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field

@@ -1,12 +1,8 @@
 """alfworld_lite: household tasks in a text room, with ALFWorld's commands and rules.
 
-The command is the last line of an action (at most 300 characters), whatever its case and spaces; what an agent writes
-in lines before it is its own affair. A command that is not admissible changes nothing, costs a step and is answered by
-"Nothing happens.", or with `feedback="explain"` by a sentence that says why. The reward is 1.0 when the task is done
-(`success`), which ends the episode, else 0.
+The command is the last line of an action (at most 300 characters), whatever its case and spaces. One that is not
+admissible changes nothing and costs a step. The reward is 1.0 when the task is done (`success`), else 0.
 """
-
-from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any, ClassVar
@@ -110,7 +106,6 @@ def _world(data: dict[str, Any], lang: str) -> World:
 
 
 def _goal(data: dict[str, Any], lang: str) -> str:
-    """The goal's sentence, in one of its two wordings; in Chinese with the Chinese names beside the English ones."""
     texts, facts = load("text.yaml")[lang], load()
     entries = facts["objects"][data["object"]], (facts["receptacles"] | facts["lamps"])[data["target"]]
     glosses = [f"（{entry['zh']}）" if lang == "zh" else "" for entry in entries]

@@ -1,12 +1,9 @@
 """An expert that knows the whole world: from any state, the next command of a short plan that succeeds.
 
-It walks straight to what it needs, even into closed receptacles: its demonstrations show how to act, not how to search.
-One that `searches` uses only what it has read: it walks from place to place, the open ones first, until it sees it.
-In a line before a command it says what it is after now, as ReAct does (Yao et al. 2022): "find one mug", when it begins
-and when it has put one down, then "clean mug".
+It walks straight to what it needs. One that `searches` uses only what it has read: it walks from place to place, the
+open ones first, until it sees it, and in a line before a command it says, as ReAct does (Yao et al. 2022), what it is
+after now: "find one mug", then "clean mug".
 """
-
-from __future__ import annotations
 
 from typing import Any
 
@@ -81,7 +78,6 @@ def _search(world: World) -> str:
 
 
 def _target(world: World, data: dict[str, Any]) -> str:
-    """The receptacle of the goal's kind that has most of what is wanted; the first of these."""
     return max(world.layout.by_kind[data["target"]], key=lambda place: len(placed(world, data, place)))
 
 

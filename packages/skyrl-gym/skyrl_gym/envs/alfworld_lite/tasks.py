@@ -4,8 +4,6 @@ Task `index` has type index % 6. It is drawn from `random.Random` of a string of
 is the same in both languages, and everywhere. train and val play in the seen layouts, test in the unseen ones.
 """
 
-from __future__ import annotations
-
 import random
 from functools import cache
 from typing import Any
@@ -92,7 +90,6 @@ def _lamps(room: Layout, target: str) -> list[tuple[str, str]]:
 
 @cache
 def _goals(room: Layout, task_type: str, closed: bool | None) -> list[tuple[str, str, list[str]]]:
-    """What a task of a type can ask for: object kind, receptacle (or lamp) kind, and where the object may lie first."""
     verb, goals = VERBS.get(task_type), []
     for thing, places in _spots(room):
         targets = list(load()["lamps"]) if task_type == LOOK else list(dict.fromkeys(map(kind_of, places)))

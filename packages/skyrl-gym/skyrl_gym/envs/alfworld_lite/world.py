@@ -1,12 +1,8 @@
 """The facts of the world, from world.yaml (receptacles, lamps, objects, layouts) and text.yaml, and its rules.
 
-A thing's name is its kind and a number, "mug 1"; a kind is one lower-case word. No fact changes in an episode.
-What a command needs is said once, in `World._list_actions`: a command that is not listed changes nothing. There is one
-hand. A door of an appliance may be open or closed when it is used; heating and cooling undo each other; cleaning is
-never undone.
+A thing's name is its kind and a number, "mug 1". What a command needs is said once, in `World._list_actions`. There is
+one hand. Heating and cooling undo each other; cleaning is never undone.
 """
-
-from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache

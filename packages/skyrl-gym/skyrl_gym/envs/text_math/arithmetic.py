@@ -1,14 +1,11 @@
 """The arithmetic problems of text_math: what each difficulty holds, how the splits are cut, and worked solutions.
 
-Every difficulty is a finite list of distinct problems in a fixed shuffled order, so that task i of a split is the same
-everywhere and the number of tasks is known. Two hashes (of our own, hence stable) decide:
+Every difficulty is a finite list of distinct problems. Two hashes (of our own, hence stable) decide:
 - the split, by a hash of the problem in canonical form, in which factors and summands are sorted: "47 + 38" and
   "38 + 47" lie in one split, in every difficulty and language;
 - the order within a split, by a hash of the problem as it is written.
 A list is built with numpy on first use and kept: half a second for the 1.2 million problems of difficulty 3, else less.
 """
-
-from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
@@ -193,7 +190,6 @@ def _chain(terms: Sequence[int]) -> list[str]:
 
 
 def _columns(sign: str, columns: list[tuple[int, int]], lang: str) -> list[str]:
-    """Adds or multiplies the two digits of each column, from the ones upwards; the last result is written whole."""
     write, carry_word, _ = _WORDS[lang]
     steps, carry = [], 0
     for number, (x, y) in enumerate(columns, start=1):
@@ -219,6 +215,5 @@ def _difference(first: int, second: int, lang: str) -> list[str]:
 
 
 def _partial(first: int, second: int) -> list[str]:
-    """The products with each digit's share of `second`, the largest first, and their sum."""
     parts = [digit * 10**place for place, digit in enumerate(_digits(second)) if digit][::-1]
     return [f"{first}×{part}={first * part}" for part in parts] + _chain([first * part for part in parts])

@@ -1,15 +1,10 @@
 """Logic puzzles with exactly one solution: knights and knaves, orders of arrival, guests of a party.
 
-At difficulty d a puzzle is about d + 2 people. A world says everything about them: who is a knight, who arrives in
-which place, who comes. The solver tries every clue in every world; a bit mask says in which ones it holds. A puzzle
-takes clues that hold in a secret world until no other is left, and then does without those that it can: one solution,
-proved, and no idle clue.
-
-A task's names follow from its index, which makes all texts of a split distinct. A hash of the masks decides the split:
-clues that mean the same, under any names and in any order, lie in one split.
+At difficulty d a puzzle is about d + 2 people. A world says everything about them, and a bit mask says in which worlds
+a clue holds. A puzzle takes clues that hold in a secret world until no other is left, and then does without those that
+it can: one solution, proved, and no idle clue. A hash of the masks decides the split: clues that mean the same, under
+any names and in any order, lie in one split.
 """
-
-from __future__ import annotations
 
 import hashlib
 import random

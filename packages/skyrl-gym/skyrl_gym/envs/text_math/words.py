@@ -1,12 +1,8 @@
-"""Word problems: stories from words.yaml, each a chain of five sentences with a step of arithmetic in each.
+"""Word problems: stories from words.yaml, each a chain of five sentences with a step or two of arithmetic in each.
 
-At difficulty d the first d sentences are told and the result of the last is asked. A few sentences bring two steps.
-
-A task is a story and one choice of its numbers, whatever the names in it. A story's choices are shuffled; the first
-tenth is val, the second test, the rest train. Every text spells its numbers, hence no two tasks have the same text.
+At difficulty d the first d sentences are told and the result of the last is asked. A task is a story and one choice of
+its numbers, whatever the names in it. A story's choices are shuffled; the first tenth is val, the second test.
 """
-
-from __future__ import annotations
 
 import operator
 from decimal import Decimal

@@ -1,14 +1,11 @@
 """tool_use: questions that need a calculator, search and wiki over a made-up world, python_exec, or a user's tools.
 
 An action is text with tool calls (skyrl_gym.parsing.parse_tool_calls) or an answer: the last `<answer>...</answer>`,
-if no `</tool_call>` comes after it. An answer ends the episode, and calls before it are not made. Every call gets a
-`<tool_response>`, errors too. An action with neither gets a note on the grammar.
+if no `</tool_call>` comes after it. An answer ends the episode, and calls before it are not made.
 
 Reward, paid with the answer: `answer` is 1.0 when it is right, and `tool_calls` 0.1 times the share of the episode's
-calls that named a tool and had fitting arguments, whatever the tool made of them; more calls never pay more.
+calls that named a tool and had fitting arguments, whatever the tool made of them.
 """
-
-from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
@@ -39,10 +36,8 @@ def python_exec(code: str) -> str:
 class ToolUseEnv(TextEnv):
     """Difficulties: 1 calculator, 2 one article, 3 two hops, 4 facts and a sum, 5 python, 6 search, wiki and 1 or 5.
 
-    Args:
-        tools: names of built-in tools, and functions or Tools of your own.
-        corpus: a jsonl file of {"title", "text"} rows for search and wiki; questions about it are options["task"].
-        defaults: render_mode and default values of reset options.
+    tools: names of built-in ones, and functions or Tools of your own. corpus: a jsonl file of {"title", "text"} rows
+    for search and wiki; questions about it are options["task"].
     """
 
     choices: ClassVar[Choices] = {"split": SPLITS, "difficulty": (1, 2, 3, 4, 5, 6), "lang": tasks.LANGS}
@@ -119,7 +114,6 @@ class ToolUseEnv(TextEnv):
         return Outcome("", parts, valid_action=True, success=right, terminated=True, info={"tool_calls": []})
 
     def expert_action(self) -> str:
-        """The calls of the plan's first round that have not yet succeeded; after the last round the answer."""
         for calls in self.task.data["plan"]:
             missing = [call for call in calls if call not in self._made]
             if missing:
@@ -137,7 +131,6 @@ class ToolUseEnv(TextEnv):
 
 
 def toolbox(tools: Sequence[Any], corpus: Corpus) -> dict[str, Tool]:
-    """The tools by name; `tools` has names of built-in ones, functions and Tools."""
     makers = (calculator, tool(corpus.search), tool(corpus.wiki), tool(python_exec, external=True))
     builtin, chosen = dict(zip(BUILTIN, makers, strict=True)), {}
     for item in tools:

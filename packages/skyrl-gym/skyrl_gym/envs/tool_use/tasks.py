@@ -1,11 +1,8 @@
 """A made-up world and the tasks about it, from the words and sentences in world.json.
 
-A fact of an entity is a number, another entity, or a nickname. Its article states it, and so does the article of the
-entity that it names. A chain asks for a fact by way of others: "the population of the city in which the founder of X
-was born". No chain of one split is in another.
+A fact of an entity is a number, another entity, or a nickname. A chain asks for a fact by way of others: "the
+population of the city in which the founder of X was born". No chain of one split is in another.
 """
-
-from __future__ import annotations
 
 import json
 import math
@@ -119,10 +116,7 @@ def count(difficulty: int, split: str) -> int:
 
 
 def draft(difficulty: int, split: str, lang: int, index: int) -> tuple[str, Plan, str]:
-    """The text, the plan and the answer of a task: the last fact of a chain, or a computation with a and b.
-
-    Each of a and b is a chain or a number; the answer has more digits than any number in the text.
-    """
+    """The text, the plan and the answer of a task: the last fact of a chain, or a computation with two of them."""
     level, texts = data()["levels"][str(difficulty)], data()["texts"]
     options, computations = chains(difficulty)[split], _computations(difficulty)
     if not computations:

@@ -1,12 +1,9 @@
 """A catalog: products, goals by split and difficulty, and search, from rows in WebShop's own JSON schema (_ROW).
 
 Of rows with one asin the first counts. A product's goals are its `instructions`; else, by WebShop's synthetic rule,
-`instruction_text` with `instruction_attributes` and each combination of options. A sentence that is not given is made
-from query and attributes. All is frozen: a price given as a range, and the price limit of a goal, come from a checksum
-of the asin. No product has goals in two splits.
+`instruction_text` with `instruction_attributes` and each combination of options. A price given as a range, and the
+price limit of a goal, come from a checksum of the asin. No product has goals in two splits.
 """
-
-from __future__ import annotations
 
 import itertools
 import json
@@ -92,12 +89,7 @@ class Catalog:
 
 @lru_cache(maxsize=4)
 def load(path: str | None, lang: str) -> Catalog:
-    """The generated catalog, or the one in a JSON file; made once a process.
-
-    Raises:
-        OSError: the file cannot be read.
-        ValueError: it is malformed; names file, row (from 1) and field, and what was expected.
-    """
+    """The generated catalog, or that of a JSON file. OSError, or ValueError with file, row (from 1), field and form."""
     if path is None:
         return Catalog(rows(lang), "the built-in catalog", lang)
     try:
@@ -112,7 +104,6 @@ def load(path: str | None, lang: str) -> Catalog:
 
 
 def _check(value: Any, form: Any, where: str, what: str) -> None:
-    """Raises ValueError unless `value` has the form, which is written as _ROW is."""
     leaf = isinstance(form, tuple)
     if not (form[0].search(value) if leaf and isinstance(value, str) else isinstance(value, type(form))):
         expected = form[1] if leaf else "a list" if isinstance(form, list) else "an object"

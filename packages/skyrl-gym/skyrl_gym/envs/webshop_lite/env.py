@@ -1,11 +1,8 @@
 """webshop_lite: find and buy in a made-up web shop what an instruction asks for; WebShop's rules without its stack.
 
 An action is `search[words]`, on the search page, or `click[text]`, where the text is a button, an asin or an option's
-value on the page. It is read as WebShop reads it: at the beginning of the first line, greedily, the argument in lower
-case. Anything else changes nothing and has reward 0. The only reward comes with the purchase (reward.py).
+value on the page, read as WebShop reads it. The only reward comes with the purchase (reward.py).
 """
-
-from __future__ import annotations
 
 import copy
 import re
@@ -100,10 +97,9 @@ def parse_action(action: str) -> tuple[str, str]:
 
 class WebShopLiteEnv(TextEnv):
     """Option `matching` is as published or by exact values; `observation` is joined by [SEP], or has marked buttons.
-    With `codes` "drawn" each visit shows products under other codes, so that a policy has to read what it clicks: the
-    few hundred codes that lead to a reward could be learned by heart. With `thoughts` "on" `think[words]` is an action,
-    too, as in ReAct, and the expert thinks before it opens a result. An `expert` that is "hasty" takes the first result
-    as it comes in half of its episodes, and in half of them it leaves out the options, drawn apart.
+    With `codes` "drawn" each visit shows products under other codes: the few hundred that pay could be learned
+    by heart. With `thoughts` "on" `think[words]` is an action too, as in ReAct, and the expert thinks before it opens a
+    result. An `expert` that is "hasty" takes the first result in half of its episodes, and in half of them no options.
 
     Argument `catalog`: a JSON file in WebShop's schema in place of the built-in products.
     """
@@ -145,8 +141,7 @@ class WebShopLiteEnv(TextEnv):
         shifts = self.np_random.integers(130, size=9).tolist() if self.options["codes"] == "drawn" else [0]
         hasty = self.options["expert"] == "hasty"
         haste = self.np_random.integers(2, size=2).astype(bool).tolist() if hasty else [False, False]
-        view = View()._asdict()
-        self.set_env_state({"view": view, "opened": [], "shifts": shifts, "thought": False, "haste": haste})
+        self.set_env_state({"view": View()._asdict(), "opened": [], "shifts": shifts, "thought": False, "haste": haste})
         return self._text
 
     def get_env_state(self) -> dict[str, Any]:
@@ -233,7 +228,6 @@ class WebShopLiteEnv(TextEnv):
         return f"click[{ui['next' if elsewhere[0] >= 10 * view.number else 'prev']}]"
 
     def _meets(self, asin: str) -> bool:
-        """Whether it is the goal's own product, or earns the whole reward with the goal's options chosen."""
         goal, products = self.task.ground_truth, self._shop.products
         strict = self.options["matching"] == "strict"
         has = all(value in products[asin].options.get(group, ()) for group, value in goal["options"].items())

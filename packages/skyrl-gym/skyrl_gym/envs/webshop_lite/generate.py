@@ -1,12 +1,9 @@
 """The built-in catalog: 1,500 made-up products as rows in WebShop's own JSON schema, which catalog.py reads.
 
-50 kinds of products in five categories, each with five clusters of six. A cluster is a product that goals are made
-from and five near misses of its kind, query and category: one without each of its three attributes, one with other
-values of its first option, and one above every price limit of its goals. Both languages have the same products and
-goals: every draw is of a pair [English, Chinese] of words.json, from one generator with a fixed seed.
+50 kinds of products in five categories, each with five clusters of six: a product that goals are made from and five
+near misses, one without each of its three attributes, one with other values of its first option, and one above every
+price limit of its goals. Every draw is of a pair [English, Chinese] of words.json, from one generator.
 """
-
-from __future__ import annotations
 
 import json
 import random
@@ -44,7 +41,6 @@ def rows(lang: str) -> list[dict[str, Any]]:
 
 
 def _cluster(rng: random.Random, kind: list[Any], attributes: tuple[int, ...]) -> list[tuple[Any, Any, int]]:
-    """Attributes, option values and price of the product that goals are made from, then of its near misses."""
     first, *rest = (list(map(tuple, words()["options"][group]["values"])) for group in kind[4])
     half, price = rng.sample(first, len(first) // 2), rng.randint(kind[2], kind[3])
     has, lacks = ([[value for value in first if (value in half) == inside], *rest] for inside in (True, False))

@@ -6,8 +6,6 @@ The published matching is generous: ("x-large", "large") and ("8", "8.5") count 
 must be in the product's list, and an option must have exactly the goal's value in the goal's group.
 """
 
-from __future__ import annotations
-
 import re
 from functools import lru_cache
 from typing import Any
@@ -41,7 +39,6 @@ def purchase(
 
 
 def _type_terms(wanted: Product, bought: Product) -> dict[str, Any]:
-    """r_type, whether it is the kind of thing that was asked for, and why; the order of the rules is as published."""
     query, category = bought.query == wanted.query, len(bought.categories & wanted.categories) >= 2
     title = len(bought.nouns & wanted.nouns) / len(wanted.nouns) if wanted.nouns else 0.2
     r_type = 1.0 if query or category or title > 0.2 else 0.5

@@ -1,0 +1,429 @@
+"""What endpoints and judges do wrong: every figure has its caveat, and the exit code tells."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from email.utils import formatdate
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from skyrl_eval import benchmarks, grade
+from skyrl_eval.benchmarks.common import Context
+from skyrl_eval.data import load
+from skyrl_eval.judge import Judge
+from skyrl_eval.store import without_login
+from skyrl_trainer.cli import main
+from tests.eval.judge_server import match
+from tests.eval.made_up import attempt, items, mmlu_pro
+from tests.eval.test_command import lines, run, sums, write
+
+NO_FIGURE, SOME_UNGRADED = 2, 3
+
+
+class Raw(NamedTuple):
+    """An answer as it goes over the wire; `cut`: the connection ends after so many bytes of the body."""
+
+    body: str
+    status: int = 200
+    after: str | None = None
+    cut: int | None = None
+
+
+def said(content: Any, finish: str | None = "stop", usage: Any = ..., **message: Any) -> Raw:
+    """A chat completion. usage: ... is a plain one, None leaves the member out."""
+    told = {"prompt_tokens": 11, "completion_tokens": 5, "total_tokens": 16} if usage is ... else usage
+    choice = {"index": 0, "message": {"role": "assistant", "content": content, **message}, "finish_reason": finish}
+    body = {"id": "1", "object": "chat.completion", "created": 1, "model": "m", "choices": [choice]}
+    return Raw(json.dumps(body | ({} if told is None else {"usage": told})))
+
+
+def no(status: int, reason: str, after: str | None = None, **more: str) -> Raw:
+    return Raw(json.dumps({"error": {"message": reason, **more}}), status, after)
+
+
+@contextmanager
+def serving(reply: Callable[[dict[str, Any]], Raw], card: dict[str, Any] | None = None) -> Iterator[tuple[str, list]]:
+    """The address, and the requests that came; `card`: of the model m in /v1/models, which is missing without it."""
+    asked: list[dict[str, Any]] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self._send(Raw(json.dumps({"data": [{"id": "m", **card}]})) if card else no(404, "no such page"))
+
+        def do_POST(self) -> None:
+            request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            asked.append(request)
+            self._send(reply(request) if "messages" in request else no(404, "no completions here"))
+
+        def _send(self, raw: Raw) -> None:
+            data = raw.body.encode("utf-8", "surrogateescape")
+            self.send_response(raw.status)
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Length", str(len(data)))
+            if raw.after is not None:
+                self.send_header("Retry-After", raw.after)
+            self.end_headers()
+            self.wfile.write(data[: raw.cut])
+            self.close_connection = True
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.daemon_threads = True
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}/v1", asked
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+def first(times: int, *faults: Callable[[], Raw]) -> Callable[[int, str, dict[str, Any]], Raw]:
+    """The faults in turn for so many times, then the right answer."""
+    return lambda number, right, request: faults[number % len(faults)]() if number < times else said(right)
+
+
+Fault = Callable[[int, str, dict[str, Any]], Raw]
+"""Of the number of the try, the right answer, and the request."""
+ENDPOINT: dict[str, tuple[Fault, str, str]] = {
+    "rate limit, more often than there are tries": (first(9, lambda: no(429, "slow", "0")), "done", ""),
+    "rate limit in decimals": (first(2, lambda: no(429, "slow", "0.2")), "done", ""),
+    "rate limit as a date": (first(1, lambda: no(429, "slow", formatdate(time.time() + 1, usegmt=True))), "done", ""),
+    "rate limit in riddles": (first(1, lambda: no(429, "slow", "soon")), "done", ""),
+    "quota": (lambda n, r, q: no(429, "no money", code="insufficient_quota"), "error", "no money"),
+    "overloaded": (first(3, lambda: no(503, "loading", "0")), "done", ""),
+    "always 500": (lambda n, r, q: no(500, "a bug", "0"), "error", "HTTP 500: a bug"),
+    "forbidden": (lambda n, r, q: no(403, "not this question"), "error", "HTTP 403: not this question"),
+    "closed in the middle": (first(1, lambda: said("#### 1")._replace(cut=20)), "done", ""),
+    "a page": (lambda n, r, q: Raw("<html>Welcome!</html>"), "error", "not an answer of OpenAI's API"),
+    "an error as an answer": (lambda n, r, q: no(200, "upstream died"), "error", "upstream died"),
+    "no choices": (lambda n, r, q: Raw('{"choices": []}'), "error", "not an answer of OpenAI's API"),
+    "a choice of nothing": (lambda n, r, q: Raw('{"choices": [null]}'), "error", "not an answer of OpenAI's API"),
+    "not UTF-8": (lambda n, r, q: Raw("\udcff\udcfe"), "error", "not an answer of OpenAI's API"),
+    "no usage": (lambda n, r, q: said(r, usage=None), "done", ""),
+    "usage of nulls": (lambda n, r, q: said(r, usage={"prompt_tokens": None, "completion_tokens": 3}), "done", ""),
+    "parts": (lambda n, r, q: said([{"type": "text", "text": r[:3]}, {"type": "text", "text": r[3:]}]), "done", ""),
+    "no reason to finish": (lambda n, r, q: said(r, finish=None), "done", ""),
+    "refusal": (lambda n, r, q: said(None, refusal="I cannot."), "refusal", ""),
+    "content filter": (lambda n, r, q: said("", "content_filter"), "content_filter", ""),
+    "tool calls": (lambda n, r, q: said(None, "tool_calls", tool_calls=[{"id": "1"}]), "tool_calls", ""),
+    "only thoughts": (lambda n, r, q: said(None, reasoning_content="Hm."), "reasoning_only", ""),
+    "nothing": (lambda n, r, q: said(""), "empty", ""),
+    "cut off": (lambda n, r, q: said("It is", "length"), "length", ""),
+    "aborted": (lambda n, r, q: said("It is", "abort"), "error", "ended the answer: abort"),
+    "little room": (
+        lambda n, r, q: no(400, "16384 is more than the context") if "max_completion_tokens" in q else said(r),
+        "done",
+        "",
+    ),
+    "no room": (lambda n, r, q: no(400, "the maximum context length is 5"), "error", "maximum context length is 5"),
+}  # fmt: skip
+
+
+def test_an_endpoint_with_every_fault_at_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """One question each: what can be mended is, what is no answer has failed, and both are said."""
+    rows, names = sums(len(ENDPOINT)), list(ENDPOINT)
+    data, seen, lock = write(tmp_path / "sums.jsonl", rows), Counter[int](), threading.Lock()
+
+    def reply(request: dict[str, Any]) -> Raw:
+        words = request["messages"][-1]["content"].split()
+        if words == ["Hello."]:
+            return said("Hello.")
+        number = int(words[2])
+        with lock:
+            seen[number] += 1
+        return ENDPOINT[names[number]][0](seen[number] - 1, f"#### {2 * number}", request)
+
+    with serving(reply) as (url, _):
+        assert run(tmp_path / "run", url, data) == SOME_UNGRADED
+    found = {line["messages"][0]["content"].split()[2]: line for line in lines(tmp_path / "run" / "attempts.jsonl")}
+    for number, (name, (_, stop, error)) in enumerate(ENDPOINT.items()):
+        made = found[str(number)]
+        assert made["stop"] == stop and error in (made["error"] or ""), (name, made)
+        assert made["stop"] != "done" or made["answer"] == f"#### {2 * number}", name
+        known = name not in ("no usage", "usage of nulls")
+        assert stop != "done" or made["prompt_tokens"] == (11 if known else None), name
+    results = json.loads((tmp_path / "run" / "results.json").read_text())
+    stops = Counter(stop for _, stop, _ in ENDPOINT.values())
+    assert results["stops"] == dict(sorted(stops.items()))
+    assert results["counts"]["correct"] == stops["done"] and results["counts"]["ungraded"] == stops["error"]
+    assert results["cost"] is None and results["uncounted"] == 2
+    assert "1 tries ended in content filter." in results["notes"]
+    out = capsys.readouterr().out
+    assert f"of {len(ENDPOINT)} tries {stops['error']} ungraded, counted as not correct; the first: The attempt" in out
+    page = (tmp_path / "run" / "report.html").read_text()
+    assert results["caveat"] in out and results["caveat"] in page and "upstream died" not in page, "it is passed on"
+    assert without_login("https://me:secret@made.up/v1") == "https://made.up/v1"
+
+
+def judgement(**changes: Any) -> str:
+    return json.dumps(json.loads(match("yes")) | changes)
+
+
+JUDGE: dict[str, tuple[Fault, float | None, int]] = {
+    "capitals": (lambda n, r, q: said(judgement(correct="Yes")), 1, 1),
+    "a full stop": (lambda n, r, q: said(judgement(correct="NO.")), 0, 1),
+    "a boolean": (lambda n, r, q: said(judgement(correct=True)), 1, 1),
+    "decimals": (lambda n, r, q: said(judgement(confidence=85.5)), 1, 1),
+    "a percentage": (lambda n, r, q: said(judgement(confidence="85%")), 1, 1),
+    "no confidence": (lambda n, r, q: said(judgement(confidence=None)), 1, 1),
+    "no answer in it": (lambda n, r, q: said(judgement(extracted_final_answer=None)), 1, 1),
+    "a number for an answer": (lambda n, r, q: said(judgement(extracted_final_answer=7)), 1, 1),
+    "one key more": (lambda n, r, q: said(judgement(mood="good")), 1, 1),
+    "a brace in its thoughts": (lambda n, r, q: said("<think>{x} or {</think>" + judgement()), 1, 1),
+    "a brace before it": (lambda n, r, q: said("The set {1, 2} fits. " + judgement()), 1, 1),
+    "a verdict in its thoughts": (lambda n, r, q: said("<think>\ncorrect: no\n</think>\ncorrect: yes"), 1, 1),
+    "a block of code": (lambda n, r, q: said("```json\n" + judgement(correct="no") + "\n```"), 0, 1),
+    "raw line ends": (lambda n, r, q: said(judgement(reasoning="a#b").replace("#", "\n")), 1, 1),
+    "no structured output": (lambda n, r, q: no(400, "?") if "response_format" in q else said(match("yes")), 1, 2),
+    "a limit of another name": (
+        lambda n, r, q: no(422, "?") if "max_completion_tokens" in q else said(match("yes")), 1, 2,
+    ),
+    "rate limit": (lambda n, r, q: no(429, "slow", "0.1") if n < 3 else said(match("yes")), 1, 4),
+    "closed in the middle": (lambda n, r, q: said("x" * 99)._replace(cut=20) if n < 1 else said(match("yes")), 1, 2),
+    "nonsense once": (lambda n, r, q: said("It depends.") if n < 1 else said(match("yes")), 1, 2),
+    "nonsense": (lambda n, r, q: said("It depends."), None, 3),
+    "nothing": (lambda n, r, q: said(None), None, 3),
+    "refusal": (lambda n, r, q: said(None, refusal="I cannot."), None, 3),
+    "thoughts that are cut off": (lambda n, r, q: said("<think>\ncorrect: no\n", "length"), None, 3),
+    "refuses the key": (lambda n, r, q: no(401, "who are you?"), None, 1),
+    "no such model": (lambda n, r, q: no(404, "no such model"), None, 1),
+    "always 500": (lambda n, r, q: no(500, "a bug", "0.01"), None, 5),
+    "a page": (lambda n, r, q: Raw("<html>Welcome!</html>"), None, 1),
+    "no choices": (lambda n, r, q: Raw('{"choices": []}'), None, 1),
+    "no usage": (lambda n, r, q: said(match("yes"), usage=None), 1, 1),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", JUDGE)
+def test_a_judges_reply_is_read_as_given_or_the_item_is_ungraded(name: str) -> None:
+    fault, score, requests = JUDGE[name]
+    item, numbers = items("hle")[0], iter(range(99))
+    with serving(lambda request: fault(next(numbers), "", request)) as (url, asked):
+        context = Context(Judge(url, "m"))
+        (found,) = grade.grade_all(benchmarks.find("hle"), [item], [attempt(item, "Answer: 7")], context)
+    assert (found.score, found.status == "ungraded", len(asked)) == (score, score is None, requests)
+    assert score is not None or (found.error and "The judge m at http" in found.error)
+    read = {"nonsense once": 2, "nonsense": 3, "nothing": 3, "refusal": 3, "thoughts that are cut off": 3}
+    if name == "no usage":
+        assert found.judge_prompt_tokens is None
+    elif score is not None or name in read:
+        assert (found.judge_prompt_tokens, found.judge_completion_tokens) == (
+            11 * read.get(name, 1),
+            5 * read.get(name, 1),
+        )
+    expected = {"decimals": 0.86, "a percentage": 0.85, "no confidence": 1.0}
+    assert name not in expected or found.confidence == expected[name]
+
+
+def test_a_judge_that_has_died_is_not_asked_for_every_item() -> None:
+    item = items("hle")[0]
+    with serving(lambda request: no(403, "gone")) as (url, asked):
+        context = Context(Judge(url, "m"))
+        tries = [attempt(item, f"Answer: {n}") for n in range(200)]
+        found = list(grade.grade_all(benchmarks.find("hle"), [item] * 200, tries, context))
+    assert {verdict.status for verdict in found} == {"ungraded"} and len(asked) < 30
+    assert "failed 8 times in a row and is asked no more" in str(found[-1].error)
+
+
+def hle_run(out: Path, url: str, judge: str, data: str, *words: str) -> int:
+    return run(out, url, data, f"--judge-url={judge}", "--judge-model=m", "--n=all", *words, bench="hle")
+
+
+def hle(count: int) -> list[dict[str, Any]]:
+    return [{"id": f"q{n}", "question": f"Q{n}?", "answer": "7", "answer_type": "exactMatch"} for n in range(count)]
+
+
+@pytest.mark.parametrize("name", ["nonsense", "refuses the key", "a page", "nothing"])
+def test_a_judge_that_cannot_be_used_is_found_before_the_model_is_asked(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "judge.jsonl").write_text('{"of": "somebody else", "and": "torn')
+    data = write(tmp_path / "hle.jsonl", hle(3))
+    with (
+        serving(lambda r: said("Answer: 7")) as (url, asked),
+        serving(lambda r: JUDGE[name][0](0, "", r)) as (judge, _),
+    ):
+        assert hle_run(tmp_path / "run", url, judge, data) == NO_FIGURE
+    captured = capsys.readouterr()
+    assert "The judge m at http" in captured.err and "Nothing was asked of the model yet." in captured.err
+    assert not asked and "%" not in captured.out and not (tmp_path / "run").exists()
+    assert (tmp_path / "judge.jsonl").read_text() == '{"of": "somebody else", "and": "torn', "it is not ours"
+
+
+def test_a_judge_that_dies_midway_leaves_a_figure_that_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data, out, alive = write(tmp_path / "hle.jsonl", hle(30)), tmp_path / "run", [6]
+
+    def judge_reply(request: dict[str, Any]) -> Raw:
+        alive[0] -= 1
+        return said(match("yes")) if alive[0] >= 0 else no(403, "your trial is over")
+
+    with serving(lambda r: said(f"Answer: {r['messages'][-1]['content']}")) as (url, _):
+        with serving(judge_reply) as (judge, _):
+            assert hle_run(out, url, judge, data) == SOME_UNGRADED
+        captured = capsys.readouterr()
+        assert "16.7 %" in captured.out and "of 30 tries 25 ungraded, counted as not correct; the first" in captured.out
+        assert "your trial is over" in captured.out
+        with serving(lambda r: said(match("yes"))) as (judge, _):
+            assert hle_run(out, url, judge, data, "--grade-only") == 0
+    assert "100.0 %" in capsys.readouterr().out
+
+
+def test_attempts_that_all_failed_are_no_figure(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data = write(tmp_path / "sums.jsonl", sums(5))
+    reply = lambda r: said("Hello.") if "Hello" in str(r) else no(403, "not today")  # noqa: E731
+    with serving(reply) as (url, _):
+        assert run(tmp_path / "run", url, data) == NO_FIGURE
+    captured = capsys.readouterr()
+    assert "no figure, of 5 tries 5 ungraded" in captured.err and "HTTP 403: not today" in captured.err
+    assert "%" not in captured.out and (tmp_path / "run" / "report.html").is_file()
+
+
+def test_items_that_always_fail_do_not_keep_the_others_from_being_scored(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data, out = write(tmp_path / "sums.jsonl", sums(24)), tmp_path / "run"
+
+    def reply(request: dict[str, Any]) -> Raw:
+        words = request["messages"][-1]["content"].split()
+        if words == ["Hello."]:
+            return said("Hello.")
+        return no(500, "a bug", "0") if int(words[2]) < 9 else said(f"#### {2 * int(words[2])}")
+
+    with serving(reply) as (url, _):
+        for _ in range(2):  # the second time nothing but these nine is left
+            assert run(out, url, data, "--concurrency=16") == SOME_UNGRADED
+            captured = capsys.readouterr()
+            assert "62.5 %" in captured.out and "of 24 tries 9 ungraded" in captured.out
+    results = json.loads((out / "results.json").read_text())
+    assert results["counts"]["correct"] == 15 and results["accuracy_graded"] == 1
+
+
+def test_an_honest_rate_limit_is_kept_to(tmp_path: Path) -> None:
+    data, lock, window = write(tmp_path / "sums.jsonl", sums(100)), threading.Lock(), [0.0, 0.0]
+
+    def reply(request: dict[str, Any]) -> Raw:
+        words = request["messages"][-1]["content"].split()
+        with lock:
+            now = time.time()
+            if now - window[0] >= 1.0:
+                window[:] = [now, 0]
+            window[1] += 1
+            if window[1] > 10:
+                left = window[0] + 1.0 - now
+                forms = ("1", f"{left:.3f}", formatdate(now + 1, usegmt=True))
+                return no(429, "10 in a second", forms[int(window[1]) % 3])
+        return said(f"#### {2 * int(words[2])}" if len(words) > 2 else "Hello.")
+
+    with serving(reply) as (url, _):
+        assert run(tmp_path / "run", url, data) == 0
+    assert json.loads((tmp_path / "run" / "results.json").read_text())["counts"]["correct"] == 100
+
+
+@pytest.mark.parametrize("card", [{"max_model_len": 512}, None])
+def test_a_server_with_little_context_is_asked_for_what_fits(card: dict[str, Any] | None, tmp_path: Path) -> None:
+    data = write(tmp_path / "sums.jsonl", sums(6))
+
+    def reply(request: dict[str, Any]) -> Raw:
+        most = request.get("max_completion_tokens", 1)
+        if most + 30 > 512:
+            return no(400, f"This model's maximum context length is 512 tokens, and {most} + 30 were requested.")
+        words = request["messages"][-1]["content"].split()
+        return said(f"#### {2 * int(words[2])}" if len(words) > 2 else "Hello.")
+
+    with serving(reply, card) as (url, asked):
+        assert run(tmp_path / "run", url, data) == 0
+    assert len([request for request in asked if "messages" in request]) == (1 + 6 if card else 1 + 12)
+
+
+def test_fewer_tries_at_more_items_count_these_tries_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data, out = write(tmp_path / "sums.jsonl", sums(12)), tmp_path / "run"
+    reply = lambda r: said(f"#### {2 * int((r['messages'][-1]['content'] + ' 0 0 0').split()[2])}")  # noqa: E731
+    with serving(reply) as (url, _):
+        assert run(out, url, data, "--n=4", "--samples=4") == 0
+        assert run(out, url, data, "--n=12", "--samples=1") == 0
+    results = json.loads((out / "results.json").read_text())
+    assert (results["accuracy"], results["samples"], results["counts"]["missing"]) == (1, 1, 0)
+    assert json.loads((out / "manifest.json").read_text())["facts"]["base_url"] == url
+    capsys.readouterr()
+    assert main(["eval", "agent", f"--out={out}", "--grade-only"]) == 0 and "100.0 %" in capsys.readouterr().out
+
+
+def test_the_seed_goes_to_a_chat_endpoint_that_takes_one(tmp_path: Path) -> None:
+    data = write(tmp_path / "sums.jsonl", sums(3))
+    for takes in (True, False):
+
+        def reply(request: dict[str, Any], takes: bool = takes) -> Raw:
+            return said("#### 0") if takes or "seed" not in request else no(422, "Extra inputs are not permitted: seed")
+
+        with serving(reply) as (url, asked):
+            assert run(tmp_path / str(takes), url, data, "--temperature=1") == 0
+        seeds = {request.get("seed") for request in asked[-3:]}
+        assert len(seeds) == 3 and None not in seeds if takes else seeds == {None}
+        notes = json.loads((tmp_path / str(takes) / "results.json").read_text())["notes"]
+        assert ("The endpoint takes no seed: the same command samples other answers." in notes) != takes
+
+
+def test_members_of_requests_and_a_choice_of_items(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [mmlu_pro(n, category="art" if n < 2 else "law") for n in range(6)]
+    data, words = write(tmp_path / "rows.jsonl", rows), ['--request={"top_p": 0.9, "reasoning_effort": "high"}']
+    with serving(lambda r: said("The answer is (B).")) as (url, asked):
+        assert run(tmp_path / "run", url, data, *words, "--only", "law", "0", bench="mmlu-pro") == 0
+        assert run(tmp_path / "run", url, data, "--only", "law", "0", bench="mmlu-pro") == NO_FIGURE
+        assert "was begun with request=" in capsys.readouterr().err
+        for wrong, sentence in ((['--request={"n": 2}'], "cannot hold n"), (["--request=[1]"], "is not JSON such as"),
+                                (["--only", "x"], "--only x is the id or the category of no item")):  # fmt: skip
+            assert run(tmp_path / "run", url, data, *wrong, bench="mmlu-pro") == NO_FIGURE
+            assert sentence in capsys.readouterr().err
+    with_members = [request for request in asked if request.get("top_p") == 0.9]
+    assert len(with_members) == 6 and {request["reasoning_effort"] for request in with_members} == {"high"}
+    assert json.loads((tmp_path / "run" / "results.json").read_text())["title"].startswith(
+        "mmlu-pro, 5 of 6 items, only 0, law"
+    )
+
+
+@pytest.mark.parametrize("words", [["--samples=0"], ["--concurrency=0"], ["--max-tokens=-1"]])
+def test_numbers_that_make_no_run_are_refused(
+    words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(tmp_path / "run", "http://127.0.0.1:9/v1", "none.jsonl", *words) == NO_FIGURE
+    option, _, value = words[0].partition("=")
+    assert f"{option} is {value}, but should be 1 or more." in capsys.readouterr().err
+
+
+def test_one_bad_row_is_left_out_and_said(tmp_path: Path) -> None:
+    rows = sums(20)
+    rows[6]["answer"] = "42"
+    found = benchmarks.find("gsm8k"), write(tmp_path / "rows.jsonl", rows)
+    read = load(*found)
+    assert len(read.items) == 19
+    assert any(note.startswith("1 rows that cannot be read are left out") and "row 7, field 'answer'" in note
+               for note in read.notes)  # fmt: skip
+
+
+def test_a_comparison_carries_the_caveats_of_both(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data, broken = write(tmp_path / "sums.jsonl", sums(4)), [True]
+
+    def reply(request: dict[str, Any]) -> Raw:
+        words = (request["messages"][-1]["content"] + " 0 0 0").split()
+        return no(403, "not today") if words[2] == "1" and broken[0] else said(f"#### {2 * int(words[2])}")
+
+    with serving(reply) as (url, _):
+        assert run(tmp_path / "a", url, data) == SOME_UNGRADED
+        broken[0] = False
+        assert run(tmp_path / "b", url, data) == 0
+    capsys.readouterr()
+    assert main(["eval", "agent", "--compare", str(tmp_path / "a"), str(tmp_path / "b")]) == 0
+    assert f"{tmp_path / 'a'}: of 4 tries 1 ungraded" in capsys.readouterr().out

@@ -1,0 +1,112 @@
+"""What a killed driver leaves: no process after seconds, no file; also when its guardian is killed with it."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from skyrl_trainer.run.guardian import PREFIX, SHARED_MEMORY, guarded, users
+
+KILLS = 10 if os.environ.get("SKYRL_TEST_FULL") else 2
+DRIVER = """
+import ray, sys, tempfile, time
+from skyrl_trainer.run.guardian import guarded
+from skyrl_trainer.run.processes import start_ray
+from skyrl_trainer.settings import Config
+from skyrl_trainer.weight_sync.buffer import FlatBuffer
+import torch
+
+with guarded():
+    print(tempfile.gettempdir(), flush=True)
+    start_ray(Config())
+    tempfile.mkdtemp(prefix="skyrl-swe-")
+    buffer = FlatBuffer.create([("w", torch.zeros(1000))])
+
+    @ray.remote
+    class Worker:
+        def start(self):
+            return tempfile.mkdtemp()
+
+    worker = Worker.remote()
+    print(ray.get(worker.start.remote()), flush=True)
+    {then}
+"""
+
+
+@pytest.fixture
+def shared(monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder for temporary files, with a path that is short enough for sockets."""
+    with tempfile.TemporaryDirectory(prefix="t-", dir="/tmp") as folder:
+        monkeypatch.setenv("TMPDIR", folder)
+        monkeypatch.setattr(tempfile, "tempdir", folder)
+        yield Path(folder)
+
+
+def start(then: str = "time.sleep(600)") -> tuple[subprocess.Popen[str], Path]:
+    """A driver, and the folder of its temporary files."""
+    driver = subprocess.Popen([sys.executable, "-c", DRIVER.replace("{then}", then)], stdout=subprocess.PIPE, text=True)
+    folder = Path(driver.stdout.readline().strip())
+    made = driver.stdout.readline().strip()
+    assert Path(made).parent == folder and folder.name.startswith(PREFIX), made
+    return driver, folder
+
+
+def of(folder: Path) -> list[tuple[int, str]]:
+    return [(pid, " ".join(psutil.Process(pid).cmdline())) for pid in users(str(folder)) if psutil.pid_exists(pid)]
+
+
+def nothing_left(folder: Path, within: float) -> bool:
+    deadline = time.monotonic() + within
+    while time.monotonic() < deadline:
+        if not of(folder) and not folder.exists() and not list(SHARED_MEMORY.glob(f"{folder.name}*")):
+            return True
+        time.sleep(0.2)
+    return False
+
+
+def test_a_killed_driver_leaves_no_process_and_no_file(shared: Path) -> None:
+    for number in range(KILLS):
+        driver, folder = start()
+        found = [line for _, line in of(folder)]
+        assert any("Agent" in line for line in found), "Ray's agents overwrite their environment, and are seen"
+        assert list(SHARED_MEMORY.glob(f"{folder.name}*"))
+        time.sleep(random.Random(number).random())
+        driver.kill()
+        driver.wait()
+        assert nothing_left(folder, within=30), of(folder)
+        assert [path.name for path in shared.iterdir() if not path.name.startswith("torchinductor_")] == []
+
+
+def test_what_a_killed_guardian_leaves_goes_at_the_next_start(shared: Path) -> None:
+    driver, folder = start()
+    guardians = [p for p in psutil.Process(driver.pid).children() if "guardian.py" in " ".join(p.cmdline())]
+    assert len(guardians) == 1
+    with guarded():
+        assert folder.exists(), "it is in use"
+    for process in (*guardians, driver):
+        process.kill()
+    driver.wait()
+    for pid, _ in of(folder):
+        os.kill(pid, signal.SIGKILL)
+    assert folder.exists() and list(SHARED_MEMORY.glob(f"{folder.name}*"))
+    with guarded():
+        assert not folder.exists() and not list(SHARED_MEMORY.glob(f"{folder.name}*"))
+
+
+def test_a_run_that_ends_has_removed_its_files_and_gives_the_folder_back(shared: Path) -> None:
+    driver, folder = start(then="ray.shutdown()")
+    assert driver.wait(60) == 0
+    assert nothing_left(folder, within=30)
+    before = os.environ["TMPDIR"], tempfile.gettempdir()
+    with guarded():
+        assert tempfile.gettempdir() == os.environ["TMPDIR"] != before[0]
+    assert (os.environ["TMPDIR"], tempfile.gettempdir()) == before
