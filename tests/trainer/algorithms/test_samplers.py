@@ -212,8 +212,9 @@ def draw(folder: Path, reward: Callable[[int, int], float], **options: Any) -> A
             "generator": {"num_generations": 2},
         }
     )
-    run = DrawnRun(config, RunFolder(config), reward)
-    rewards, metrics = Loop(run, StopSignal()).next_batch()
+    with RunFolder(config) as run_folder:
+        run = DrawnRun(config, run_folder, reward)
+        rewards, metrics = Loop(run, StopSignal()).next_batch()
     return rewards, metrics, run
 
 

@@ -74,9 +74,6 @@ class Loop:
             run.table.note(f"step {rollouts.step}: only {accepted} of {size} groups accepted ({bound})")
         rewards = run.rewards.batch(rollouts, range(accepted))
         metrics = rollout_metrics(rollouts) | run.rewards.metrics(rollouts)
-        metrics["tokens/per_second"] = metrics["tokens"] / self.seconds["time/rollout"]
-        if self.config.max_staleness:
-            metrics |= self.overlap(rewards, metrics["tokens"])
         metrics["groups/drawn"] = float(len(rollouts.groups))
         metrics["groups/rejected"] = float(len(rollouts.groups) - accepted)
         metrics["groups/missing"] = float(size - accepted)
@@ -96,6 +93,9 @@ class Loop:
 
     def learn(self, rewards: RewardBatch, metrics: StepMetrics) -> None:
         """One call of the algorithm. From here on the step counts, whatever happens."""
+        metrics["tokens/per_second"] = metrics["tokens"] / self.seconds["time/rollout"]
+        if self.config.max_staleness:
+            metrics |= self.overlap(rewards, metrics["tokens"])
         with self.phase("train"):
             self.run.colocation.sleep()
             self.whole = False
