@@ -203,8 +203,9 @@ def draw(folder: Path, reward: Callable[[int, int], float], step: int = 1, **opt
             "generator": {"num_generations": 2},
         }
     )
-    parts = DrawnRun(config, RunFolder(config), step, reward)
-    rewards, metrics = Loop(parts, StopSignal()).roll_out()
+    with RunFolder(config) as run:
+        parts = DrawnRun(config, run, step, reward)
+        rewards, metrics = Loop(parts, StopSignal()).roll_out()
     return rewards, metrics, parts
 
 
