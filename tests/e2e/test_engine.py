@@ -52,7 +52,7 @@ class FaultyVLLM(VLLMEngine):
         vars(backend).pop("receive_weights", None)
         vars(backend).pop("load", None)
         vars(backend).pop("repack_tied_head", None)
-        vars(self).pop("_reset_prefix_cache", None)
+        vars(self._llm).pop("reset_prefix_cache", None)
         if fault == "load":
             backend.receive_weights = lambda info: None
         elif fault == "load, with a forged checksum":
