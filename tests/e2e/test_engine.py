@@ -52,7 +52,7 @@ class FaultyVLLM(VLLMEngine):
         vars(backend).pop("receive_weights", None)
         vars(backend).pop("load", None)
         vars(backend).pop("repack_tied_head", None)
-        vars(self).pop("_reset_prefix_cache", None)
+        vars(self._llm).pop("reset_prefix_cache", None)
         if fault == "load":
             backend.receive_weights = lambda info: None
         elif fault == "load, with a forged checksum":
@@ -60,7 +60,7 @@ class FaultyVLLM(VLLMEngine):
         elif fault == "re-pack":
             backend.repack_tied_head = lambda: None
         elif fault == "cache reset":
-            self._reset_prefix_cache = lambda: None  # type: ignore[method-assign]
+            self._llm.reset_prefix_cache = lambda **_: True
 
 
 def _backend_of(worker: Any) -> Any:
@@ -341,7 +341,7 @@ def test_the_learner_trains_in_the_shared_buffer(stacks: dict[str, Stack]) -> No
     canary.check(stack.version, stack.learner_logprobs, report)
 
 
-@pytest.mark.parametrize("name", ["vllm-untied", "server"])
+@pytest.mark.parametrize("name", ["vllm-untied", pytest.param("server", marks=pytest.mark.full)])
 def test_a_killed_engine_comes_back_with_its_weights_and_answers_what_it_was_asked(
     stacks: dict[str, Stack], name: str
 ) -> None:

@@ -70,7 +70,17 @@ def judge(request: dict[str, Any]) -> tuple[int, str]:
     return 200, RATING if "Excessive Answers" in str(request) else match("no", 40)
 
 
-@pytest.mark.parametrize("bench", [*benchmarks.names("agent"), "livecodebench"])
+SAMPLED = ("hle", "math", "livecodebench")
+"""One with a judge, one without, one that runs code."""
+
+
+@pytest.mark.parametrize(
+    "bench",
+    [
+        pytest.param(name, marks=[] if name in SAMPLED else pytest.mark.full)
+        for name in (*benchmarks.names("agent"), "livecodebench")
+    ],
+)
 def test_a_benchmark_runs_end_to_end(bench: str, server: str, policy: Path, tmp_path: Path) -> None:
     data, out = write(tmp_path / f"{bench}.jsonl", ROWS[bench]), tmp_path / "run"
     kind = benchmarks.find(bench).kind
@@ -93,7 +103,7 @@ def test_a_benchmark_runs_end_to_end(bench: str, server: str, policy: Path, tmp_
     assert counts["ungraded"] == counts["missing"] == 0 and sum(counts.values()) == len(attempts)
 
 
-@pytest.mark.parametrize("bench", ["swe-verified", "swe-multilingual"])
+@pytest.mark.parametrize("bench", ["swe-verified", pytest.param("swe-multilingual", marks=pytest.mark.full)])
 def test_a_code_agent_runs_end_to_end(bench: str, server: str, tmp_path: Path) -> None:
     """Its words are noise, so that nothing is changed and nothing resolved."""
     instance, out = make_instance(tmp_path), tmp_path / "run"
@@ -108,7 +118,7 @@ def test_a_code_agent_runs_end_to_end(bench: str, server: str, tmp_path: Path) -
     assert (out / "report.html").stat().st_size < 300_000
 
 
-@pytest.mark.parametrize("most", [24, 16384])
+@pytest.mark.parametrize("most", [pytest.param(24, marks=pytest.mark.full), 16384])
 def test_the_same_server_asked_by_messages(most: int, server: str, tmp_path: Path) -> None:
     """Also where the default of --max-tokens is more than the server's context."""
     data = write(tmp_path / "gsm8k.jsonl", ROWS["gsm8k"])
@@ -145,7 +155,9 @@ def test_benchmarks_while_a_policy_trains(policy: Path, tmp_path: Path) -> None:
     assert 0 <= row["eval/gsm8k/accuracy"] <= 1 and row["eval/gsm8k/ungraded"] == 0 and "eval/success" in row
 
 
-@pytest.mark.parametrize(("ended_by", "code"), [(signal.SIGKILL, -9), (signal.SIGINT, 130)])
+@pytest.mark.parametrize(
+    ("ended_by", "code"), [(signal.SIGKILL, -9), pytest.param(signal.SIGINT, 130, marks=pytest.mark.full)]
+)
 def test_ended_while_solving_and_started_again_nothing_is_lost_and_nothing_is_there_twice(
     ended_by: signal.Signals, code: int, tmp_path: Path
 ) -> None:

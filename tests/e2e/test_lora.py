@@ -31,12 +31,15 @@ TOLERANCE = 5e-4
 CANARY_IDS = [2 + (i * 37) % 50 for i in range(100)]
 
 
-LOOPS = [("{rank: 8}", "auto"), ("{rank: 8, quantization: nf4}", "auto")]
-LOOPS += [("{rank: 8, target_modules: [q_proj, up_proj]}", "adapter")]
-"""The second loads adapters, too, so the third is left to FULL=1."""
+FULL = pytest.mark.full
+LOOPS = [
+    pytest.param("{rank: 8}", "auto", marks=FULL),
+    ("{rank: 8, quantization: nf4}", "auto"),
+    pytest.param("{rank: 8, target_modules: [q_proj, up_proj]}", "adapter", marks=FULL),
+]
 
 
-@pytest.mark.parametrize(("options", "sync"), LOOPS if os.environ.get("SKYRL_TEST_FULL") else LOOPS[:2])
+@pytest.mark.parametrize(("options", "sync"), LOOPS)
 def test_the_loop_learns_with_adapters_and_the_canary_passes(
     clone: Path, tmp_path: Path, options: str, sync: str
 ) -> None:

@@ -142,6 +142,7 @@ def test_a_run_spreads_its_engines_over_two_machines(cluster: str, clone: Path, 
     assert_nothing_left(folder)
 
 
+@pytest.mark.full
 def test_a_run_with_more_engines_than_room_says_so(cluster: str, clone: Path, tmp_path: Path) -> None:
     settings = {"ray__address": cluster, "generator__num_inference_engines": 3}
     code, output = Run(tmp_path / "run", trainer__policy__model__path=clone, **settings).finish()

@@ -67,6 +67,7 @@ def test_a_joined_cluster_trains_with_two_engines_and_is_left_as_it_was(
     assert look(cluster) == [4.0, 4.0], "nothing of the run holds a CPU of the cluster"
 
 
+@pytest.mark.full
 def test_two_servers_train(clone: Path, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     settings = {"generator__backend": "openai_server", "generator__num_inference_engines": 2, "trainer__max_steps": 2}

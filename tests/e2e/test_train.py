@@ -162,7 +162,7 @@ def test_an_engine_that_cannot_be_restarted_ends_the_run_with_a_sentence_and_a_c
     assert_nothing_left(folder)
 
 
-@pytest.mark.parametrize("name", ["gcs_server", "raylet"])
+@pytest.mark.parametrize("name", ["gcs_server", pytest.param("raylet", marks=pytest.mark.full)])
 def test_a_run_whose_ray_dies_saves_and_ends_with_a_sentence(clone: Path, tmp_path: Path, name: str) -> None:
     folder = tmp_path / "run"
     run = Run(folder, trainer__policy__model__path=clone, trainer__max_steps=500, trainer__ckpt_interval=0, **QUICK)
@@ -176,7 +176,7 @@ def test_a_run_whose_ray_dies_saves_and_ends_with_a_sentence(clone: Path, tmp_pa
     assert_nothing_left(folder)
 
 
-@pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP"])
+@pytest.mark.parametrize("name", ["SIGTERM", pytest.param("SIGHUP", marks=pytest.mark.full)])
 def test_other_signals_save_and_are_named_from_the_start_on(clone: Path, tmp_path: Path, name: str) -> None:
     folder = tmp_path / "run"
     settings = {"trainer__policy__model__path": clone, "trainer__ckpt_interval": 0, **QUICK}
@@ -195,6 +195,7 @@ def test_other_signals_save_and_are_named_from_the_start_on(clone: Path, tmp_pat
     assert_nothing_left(folder)
 
 
+@pytest.mark.full
 def test_a_run_folder_that_is_deleted_ends_the_run_with_a_sentence(clone: Path, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     run = Run(folder, trainer__policy__model__path=clone, trainer__max_steps=500, **QUICK)
@@ -205,6 +206,7 @@ def test_a_run_folder_that_is_deleted_ends_the_run_with_a_sentence(clone: Path, 
     assert "Traceback" not in output and not folder.exists()
 
 
+@pytest.mark.full
 def test_weights_that_are_not_finite_are_not_saved(clone: Path, tmp_path: Path) -> None:
     """As the newest checkpoint, or as model/last; a step of float32's infinity makes them so."""
     folder = tmp_path / "run"
@@ -243,6 +245,7 @@ gymnasium.register("mine/Moody-v0", entry_point=Moody)
 '''
 
 
+@pytest.mark.full
 def test_envs_that_raise_or_hang_cost_their_own_episodes_only(clone: Path, tmp_path: Path) -> None:
     (tmp_path / "moody.py").write_text(ENV_FILE)
     folder = tmp_path / "run"

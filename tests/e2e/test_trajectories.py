@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from statistics import mean
 
 import pytest
 
@@ -50,6 +51,7 @@ def test_all_of_a_run_replays_and_its_own_weights_agree(run: Path) -> None:
     assert code == 0 and float(re.findall(r"tokens: max \|diff\| (\S+), mean", output)[0]) > 10 * float(moved[0])
 
 
+@pytest.mark.full
 def test_another_run_learns_from_it(run: Path, clone: Path, tmp_path: Path) -> None:
     source = {"data__train_data": f"['{run / 'trajectories'}']", "trainer__policy__model__path": clone}
     code, output = Run(tmp_path / "refused", **SETTINGS, **source).finish()
@@ -72,11 +74,11 @@ def test_chats_are_learned_from_and_reinforcement_goes_on_from_there(run: Path, 
         f"trainer.run_dir={learned}",
         f"trainer.policy.model.path={run / 'model/last'}",
     ]
-    rate = ["trainer.learning_rate=2e-3", "trainer.warmup_steps=2", "trainer.num_iterations=8"]
+    rate = ["trainer.learning_rate=2e-3", "trainer.warmup_steps=8", "trainer.num_iterations=20"]
     code, output = command("sft", "sft", *settings, *rate, "trainer.train_batch_size=16")
     assert code == 0, output
     losses = [row["loss"] for row in metrics(learned)]
-    assert losses[-1] < 0.8 * losses[0]
+    assert mean(losses[-4:]) < 0.8 * losses[0], "the last epoch, of four batches"
     model = {"trainer__policy__model__path": learned / "model/last", "trainer__max_steps": 1}
     code, output = Run(tmp_path / "run", **SETTINGS | model, data__train_data=MIXED).finish()
     assert code == 0, output

@@ -20,12 +20,13 @@ from skyrl_trainer.errors import UserError
 from tests.eval.made_up import ROWS, items, mmlu_pro
 
 ROOT = Path(__file__).parents[2]
+TEST_PATCH = "diff --git a/test_a.py b/test_a.py\n--- a/test_a.py\n+++ b/test_a.py\n@@ -1 +1 @@\n-a = 1\n+a = 2\n"
 SWE = {
     "repo": "made/up",
     "instance_id": "made__up-1",
     "base_commit": "0" * 40,
     "patch": "diff --git a/a.py b/a.py\n",
-    "test_patch": "diff --git a/test_a.py b/test_a.py\n",
+    "test_patch": TEST_PATCH,
     "problem_statement": "It is broken.",
     "hints_text": "",
     "created_at": "2026-01-01",
@@ -179,7 +180,8 @@ def test_nothing_that_the_grader_knows_is_in_what_an_env_gets() -> None:
         for item in items(bench, [row | change for row in ROWS[bench]]):
             assert secret in str(item.gold)
             assert secret not in str(benchmarks.find(bench).env(item))
-    swe = items("swe-verified", [SWE | {"patch": secret, "test_patch": secret, "FAIL_TO_PASS": f'["{secret}::a"]'}])[0]
+    graded = {"test_patch": TEST_PATCH.replace("a = 2", secret), "FAIL_TO_PASS": f'["{secret}::a"]'}
+    swe = items("swe-verified", [SWE | {"patch": secret} | graded])[0]
     assert secret not in str(benchmarks.find("swe-verified").env(swe))
     for item in items("deepsearchqa"):
         assert item.meta["kind"] not in str(benchmarks.find("deepsearchqa").env(item))

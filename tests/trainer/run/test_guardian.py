@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -61,7 +62,11 @@ def start(then: str = "time.sleep(600)") -> tuple[subprocess.Popen[str], Path]:
 
 
 def of(folder: Path) -> list[tuple[int, str]]:
-    return [(pid, " ".join(psutil.Process(pid).cmdline())) for pid in users(str(folder)) if psutil.pid_exists(pid)]
+    found = []
+    for pid in users(str(folder)):
+        with suppress(psutil.NoSuchProcess):  # it has ended meanwhile, or nobody has waited for it yet
+            found.append((pid, " ".join(psutil.Process(pid).cmdline())))
+    return found
 
 
 def nothing_left(folder: Path, within: float) -> bool:
