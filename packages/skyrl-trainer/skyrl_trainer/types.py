@@ -287,6 +287,8 @@ class TrainingBatch:
     """int64: in which turn of its trajectory it was sampled."""
     group_N: torch.Tensor
     """int64: which sample its trajectory is a try of."""
+    fresh_N: torch.Tensor
+    """bool: sampled by the newest weights."""
     advantages_N: torch.Tensor
     rollout_logprobs_N: torch.Tensor
     old_logprobs_N: torch.Tensor | None

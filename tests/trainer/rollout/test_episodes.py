@@ -250,6 +250,25 @@ def test_waiting_for_a_place_in_the_engine_does_not_use_up_the_limit() -> None:
     assert not any(trajectory.stop_reason.failed for trajectory in asyncio.run(scenario()))
 
 
+@pytest.mark.parametrize("held", ["", "always", "for a while"])
+def test_while_the_engines_sleep_the_clock_stands_still(held: str) -> None:
+    """Engines that share the learner's devices sleep with the requests that they have."""
+
+    async def scenario() -> list[Trajectory]:
+        engine = FakeEngineClient(lambda request: 0.6)
+        config = GeneratorConfig(max_turns=1, max_model_len=4096, max_concurrency=2, episode_timeout=0.3)
+        episodes = Episodes(lambda trajectory: PROMPT, engine, EnvClient([FakeEnvWorker()]), config)
+        loop = asyncio.get_running_loop()
+        if held:
+            loop.call_later(0.05, episodes.hold, True)
+        if held == "for a while":
+            loop.call_later(0.1, episodes.hold, False)
+        return await episodes.play(shells([{}] * 6), SAMPLING, False, False)  # some begin while the clocks stand
+
+    timeouts = [trajectory.stop_reason is StopReason.TIMEOUT for trajectory in asyncio.run(scenario())]
+    assert timeouts == [held != "always"] * 6
+
+
 def test_dead_worker_is_replayed_and_given_up_after_the_third_death() -> None:
     async def scenario(kills: int) -> list[Trajectory]:
         worker, asked = FakeEnvWorker(), Counter[str]()

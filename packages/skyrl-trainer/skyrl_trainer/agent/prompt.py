@@ -14,6 +14,8 @@ from typing import Any
 from skyrl_trainer.errors import UserError
 
 THOUGHT_END = "</think>"
+LONGEST_TEXT = 2**20
+"""Characters of an observation that are read, whatever the context holds."""
 MARKER = "\x11assistant\x12"
 """Stands for the assistant's words in the dummy conversation; no text has it, and no template changes it."""
 _ASKED: list[dict[str, Any]] = [{"role": "user", "content": "."}]

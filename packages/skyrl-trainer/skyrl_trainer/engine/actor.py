@@ -7,6 +7,7 @@ may hold up the actor's event loop.
 import asyncio
 import sys
 import threading
+import time
 import warnings
 from collections import deque
 from collections.abc import Callable
@@ -50,6 +51,12 @@ FIRST_SEQS = 4
 """Sequences that an engine runs beyond max_num_seqs, for requests that go first: the canary's do not wait."""
 
 
+Spans = list[tuple[float, float]]
+"""From when to when, in seconds as time.time() counts them."""
+SHORT_REST = 0.05
+"""Seconds between two steps of a model that count as work."""
+
+
 class EngineActor:
     """The part of protocols.InferenceEngine that does not depend on who computes the tokens."""
 
@@ -74,6 +81,20 @@ class EngineActor:
         self._paused = was_restarted()
         self._asleep = False
         self._error: str | None = None
+        self._worked: Spans = []
+
+    def worked(self) -> Spans:
+        """From when to when it computed, since this was asked last."""
+        with self._lock:
+            worked, self._worked = self._worked, []
+        return worked
+
+    def _note_work(self, began: float) -> None:
+        """It has computed until now."""
+        with self._lock:
+            if self._worked and began - self._worked[-1][1] < SHORT_REST:
+                began = self._worked.pop()[0]
+            self._worked.append((began, time.time()))
 
     async def collect(self, client: str, timeout: float) -> list[GenerationOutput]:
         """At most one call a client at a time."""

@@ -43,6 +43,7 @@ class OpenAIServerEngine(EngineActor):
         super().__init__(*settings, **named_settings)
         self._url: str | None = self.engine_kwargs.get("url")
         self._running: dict[asyncio.Task[None], int] = {}  # and the blocks of the KV cache that each may come to need
+        self._began = 0.0  # when the server last had nothing to do, or was resumed, or ended a request
         self._started: asyncio.Task[None] | None = None
         self._serving = False
         self._model: str | None = None  # the adapter's name, once there is one
@@ -62,6 +63,8 @@ class OpenAIServerEngine(EngineActor):
 
     async def pause(self) -> None:
         self._paused = True
+        if self._running:
+            self._note_work(self._began)
         await self._post("/pause?mode=keep&clear_cache=false")
 
     async def init_weight_transfer(self, init_info: dict[str, Any]) -> None:
@@ -95,7 +98,7 @@ class OpenAIServerEngine(EngineActor):
     async def resume(self) -> None:
         if not self._asleep:  # the server resumes by itself when it is awake
             await self._post("/resume")
-        self._paused = False
+        self._paused, self._began = False, time.time()
         self._admit()
 
     async def sleep(self, level: int) -> None:
@@ -182,12 +185,16 @@ class OpenAIServerEngine(EngineActor):
             if guarded and sum(self._running.values()) + blocks > self._free_blocks:
                 break
             self._queue.popleft()
+            if not self._running:
+                self._began = time.time()
             task = asyncio.create_task(self._answer(client, request))
             self._running[task] = blocks
             task.add_done_callback(self._over)
 
     def _over(self, task: asyncio.Task[None]) -> None:
         del self._running[task]
+        self._note_work(self._began)
+        self._began = time.time()
         self._admit()
 
     async def _answer(self, client: str, request: GenerationRequest) -> None:

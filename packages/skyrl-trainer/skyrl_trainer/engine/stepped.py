@@ -9,6 +9,7 @@ import gc
 import os
 import sys
 import threading
+import time
 import traceback
 from abc import ABC, abstractmethod
 from collections import deque
@@ -153,7 +154,10 @@ class SteppedEngine(EngineActor, ABC):
                 future.set_exception(error)
         if self._steps:
             refused = self._admit()
+            began = time.time()
             finished = self._step() if self._in_flight else []
+            if self._in_flight:
+                self._note_work(began)
             self._deliver([(self._in_flight.pop(key)[0], output) for key, output in finished] + refused)
         return True
 

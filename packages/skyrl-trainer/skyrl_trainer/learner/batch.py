@@ -43,6 +43,8 @@ class Row:
     """int64: in which turn each of the sampled tokens was sampled; empty: all in turn 0."""
     group: int = 0
     """Which sample the trajectory is a try of."""
+    fresh: np.ndarray = field(default_factory=lambda: np.zeros(0, bool))
+    """bool: which of the sampled tokens the newest weights have sampled; empty: all."""
 
     @property
     def num_sampled(self) -> int:
@@ -80,12 +82,16 @@ def kept(trajectory: Trajectory) -> tuple[np.ndarray, tuple[int, ...]]:
     return np.concatenate([np.arange(0), *places]), tuple(starts[1:])
 
 
-def make_rows(trajectories: Sequence[Trajectory], groups: Sequence[int] | None = None) -> list[Row]:
-    """A row per trajectory, in order. groups: which sample each is a try of."""
+def make_rows(
+    trajectories: Sequence[Trajectory], groups: Sequence[int] | None = None, newest: int | None = None
+) -> list[Row]:
+    """A row per trajectory, in order. groups: which sample each is a try of. newest: the version of the weights that
+    are fresh; None: all are."""
     rows = []
     for trajectory, group in zip(trajectories, groups or [0] * len(trajectories), strict=True):
         places, later = kept(trajectory)
         sampled = [len(turn.output_ids) for turn in trajectory.turns]
+        versions = [version for turn in trajectory.turns for version in turn.weight_versions]
         rows.append(
             Row(
                 trajectory.trajectory_id,
@@ -96,6 +102,7 @@ def make_rows(trajectories: Sequence[Trajectory], groups: Sequence[int] | None =
                 later=later,
                 turns=np.repeat(np.arange(len(sampled)), sampled),
                 group=group,
+                fresh=np.array([] if newest is None else versions) == newest,
             )
         )
     return rows
@@ -184,6 +191,7 @@ def collate(rows: Sequence[Row], indices: Sequence[int], device: torch.device, d
         target_ids_N=ints([row.token_ids[row.mask] for row in chosen]),
         trajectory_N=ints([np.repeat(np.array(indices, np.int64), counts)]),
         turn_N=ints([row.turns if len(row.turns) else np.zeros(row.num_sampled, np.int64) for row in chosen]),
+        fresh_N=ints([row.fresh if len(row.fresh) else np.ones(row.num_sampled, bool) for row in chosen]),
         group_N=ints([np.repeat(np.array([row.group for row in chosen], np.int64), counts)]),
         advantages_N=floats([row.advantages[row.mask] for row in chosen]),
         rollout_logprobs_N=floats([row.rollout_logprobs[row.mask] for row in chosen]),

@@ -73,7 +73,9 @@ class GRPO(PolicyLoss):
         Raises UserError, before the optimizer moves, when a loss or a gradient is not finite.
         """
         batch = batch if reward is None else replace(batch, rewards=reward)
-        step, meter, rows = batch.rollouts.step, Meter(), make_rows(batch.trajectories, batch.group_index)
+        step, meter = batch.rollouts.step, Meter()
+        newest = step - 1 if self.settings.max_staleness else None
+        rows = make_rows(batch.trajectories, batch.group_index, newest)
         check_finite("reward", step, rows, batch.rewards)
         if old_logprob is not None:
             for row, values in zip(rows, old_logprob, strict=True):
@@ -87,7 +89,7 @@ class GRPO(PolicyLoss):
         record_advantages(advantages)
         self._prepare(rows, meter)
         learning_rate = 0.0
-        engine_measured = any(self.learner.ranks.gather(meter.knows("kl/engine_learner")))
+        engine_measured = any(self.learner.ranks.gather(meter.knows("kl/behaviour")))
         for _ in range(self.settings.num_iterations):
             for mini_batch in self._mini_batches(len(rows)):
                 learning_rate = self._optimizer_step(rows, mini_batch, meter, step, not engine_measured)
@@ -262,12 +264,15 @@ class GRPO(PolicyLoss):
         return (loss_N * weights_M[tokens.trajectory_N].to(loss_N.dtype)).sum()
 
     def _measure_engine(self, logprobs_N: torch.Tensor, batch: TrainingBatch, meter: Meter) -> None:
-        """How far the engine that sampled is from the learner, before the learner moves."""
+        """How far what sampled is from the learner, before the learner moves: the engine itself, and older weights."""
         # In float64: the KL of two implementations of one policy is far below float32's rounding of 1.
         rollout_N = batch.rollout_logprobs_N.double()
         logprobs_N = logprobs_N.detach().double()
-        meter.mean("kl/engine_learner", k3(rollout_N, logprobs_N))
-        meter.maximum("logprobs/max_diff", (logprobs_N - rollout_N).abs())
+        kl_N, fresh_N = k3(rollout_N, logprobs_N), batch.fresh_N
+        meter.mean("kl/behaviour", kl_N)
+        if fresh_N.any():
+            meter.mean("kl/engine_learner", kl_N[fresh_N])
+            meter.maximum("logprobs/max_diff", (logprobs_N - rollout_N).abs()[fresh_N])
 
     def _passes(self, rows: list[Row], indices: Sequence[int]) -> list[tuple[list[int], bool]]:
         """This learner's micro-batches, and whether each counts (see Ranks)."""

@@ -13,6 +13,7 @@ from skyrl_trainer.config import Config, flatten, load_config
 from skyrl_trainer.errors import UserError
 from skyrl_trainer.report.history import read_metrics
 from skyrl_trainer.report.page import asset, lean, write_page
+from skyrl_trainer.report.timeline import read_spans
 
 
 def write_report(run_dirs: list[Path], out: Path) -> None:
@@ -35,6 +36,7 @@ def _run(path: Path, beside: Path) -> dict[str, Any]:
         "name": path.resolve().name,
         "path": str(path),
         "metrics": {key: [[row["step"], lean(row[key])] for row in rows if key in row] for key in keys},
+        "timeline": read_spans(path),
         "settings": _settings(path, notes),
         "trajectories": _trajectories(path, beside, notes),
         "notes": notes,

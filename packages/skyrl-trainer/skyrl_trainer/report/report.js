@@ -39,6 +39,8 @@ const CHARTS = [
   { title: "Invalid actions", keys: ofAgents("invalid_actions"), short: heldOut, unit: true, about: "fraction" },
   { title: "Tokens per success", keys: ofAgents("tokens/per_success"), short: heldOut, zero: true },
   { title: "Entropy", keys: ["entropy"], always: true, about: "nats per token" },
+  { title: "Age of what is learned from", keys: ["staleness/mean", "staleness/max"], zero: true, about: "updates" },
+  { title: "Share of the time spent waiting", keys: ["idle/learner", "idle/engines"], unit: true },
   { title: "KL between engine and learner", keys: ["kl/engine_learner"], always: true },
   { title: "Largest logprob difference after a sync", keys: ["sync/max_logprob_diff"], zero: true },
   { title: "Time per phase", keys: ["time/rollout", "time/train", "time/sync", "time/eval"], zero: true, always: true,
@@ -91,6 +93,38 @@ runs.forEach((run, r) => {
 });
 const there = CHARTS.filter(each => each.always || each.keys.some(key => runs.some(run => values(run, key).length)));
 section("Curves", el("div", { class: "charts" }, there.map(curve), allKeys.length > 0 && anyMetric()));
+
+/* ---- Time line ---- */
+const DOES = [["train", "learning", "var(--c0)"], ["rollout", "waiting for episodes", "var(--line)"],
+  ["sync", "weights into the engines", "var(--c1)"], ["eval", "evaluating", "var(--c3)"]];
+function timeline(run) {
+  const gap = 60, all = step => Object.values(step).flat().filter(Array.isArray);
+  const start = step => Math.min(...all(step).map(span => span[0]));
+  const end = step => Math.max(...all(step).map(span => span[1]));
+  let steps = run.timeline.filter(step => all(step).length);
+  steps.forEach((step, k) => { if (k && start(step) - end(steps[k - 1]) > gap) steps = steps.slice(k); });
+  if (!steps.length) return null;
+  const names = [...new Set(steps.flatMap(Object.keys))].filter(name => name.startsWith("engine ")).sort();
+  const from = start(steps[0]), until = Math.max(...steps.map(end)), wide = 2 * WIDTH, left = 70, high = 22;
+  const x = at => left + (at - from) / (until - from || 1) * (wide - left - RIGHT), y = k => TOP + k * (high + 6);
+  const bar = (span, k, color, says) => svg("rect", { x: x(span[0]), width: Math.max(.5, x(span[1]) - x(span[0])),
+    y: y(k), height: high, fill: color }, svg("title", {}, `${says}, ${show(span[1] - span[0])} s`));
+  const bottom = y(names.length + 1), label = (text, k) => svg("text", { x: 0, y: y(k) + 15 }, text);
+  const box = card("chart", el("h3", {}, `Who worked when, steps ${steps[0].step} to ${last(steps).step}`),
+    el("div", { class: "legend" }, [...DOES, ["", "an engine generating", "var(--c2)"]].map(([, says, color]) =>
+      el("span", {}, el("i", { class: "box", style: `background:${color}` }), says))),
+    svg("svg", { viewBox: `0 0 ${wide} ${bottom + 24}`, role: "img", "aria-label": "time line" },
+      label("learner", 0), names.map((name, k) => label(name, k + 1)),
+      steps.map(step => [DOES.map(([name, says, color]) => (step[name] || []).map(span =>
+        bar(span, 0, color, `step ${step.step}, ${says}`))),
+      names.map((name, k) => (step[name] || []).map(span => bar(span, k + 1, "var(--c2)", name)))]),
+      steps.map(step => svg("line", { x1: x(end(step)), x2: x(end(step)), y1: TOP - 4, y2: bottom,
+        stroke: "var(--faint)", "stroke-dasharray": "2 3" })),
+      ticks(0, until - from, 8).map(tick => svg("text", { x: x(from + tick), y: bottom + 16, "text-anchor": "middle" },
+        `${tick} s`))));
+  return box;
+}
+section("Time", ...runs.map(timeline).map(each => each || note("No time line is stored.")));
 
 /* ---- Settings ---- */
 const maps = runs.map(run => new Map(run.settings.map(([name, value, isDefault]) => [name, [value, isDefault]])));

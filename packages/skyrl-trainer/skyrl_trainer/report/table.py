@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from skyrl_trainer.types import StepMetrics
 
 
-COLUMNS = {
+Columns = dict[str, tuple[str, int, str]]
+COLUMNS: Columns = {
     "step": ("step", 5, "{:.0f}"),
     "reward": ("reward/mean", 6, "{:.3f}"),
     "held-out": ("eval/success", 8, "{:.3f}"),
@@ -28,17 +29,25 @@ COLUMNS = {
     "eval": ("time/eval", 7, "{:.2f}s"),
 }
 """Title -> metric, width, format."""
+OVERLAPPED = {
+    **{title: COLUMNS[title] for title in list(COLUMNS)[:5]},
+    "age": ("staleness/mean", 4, "{:.1f}"),
+    "idle": ("idle/learner", 4, "{:.0%}"),
+    **{title: COLUMNS[title] for title in list(COLUMNS)[6:]},
+}
+"""Where rollouts go on beside the learner: how old the tokens are and how long it waited, in place of a KL that few
+tokens are fresh enough for."""
 HEADER_EVERY = 25
 
 
-def header() -> str:
-    return " ".join(f"{title:>{width}}" for title, (_, width, _) in COLUMNS.items())
+def header(columns: Columns = COLUMNS) -> str:
+    return " ".join(f"{title:>{width}}" for title, (_, width, _) in columns.items())
 
 
-def row(metrics: StepMetrics) -> str:
+def row(metrics: StepMetrics, columns: Columns = COLUMNS) -> str:
     """One line; a metric that is missing is blank, and one that is not a number says so."""
     cells = []
-    for key, width, form in COLUMNS.values():
+    for key, width, form in columns.values():
         value = metrics.get(key)
         text = "" if value is None else form.format(value) if math.isfinite(value) else str(value)
         cells.append(f"{text:>{width}}")
@@ -51,12 +60,15 @@ class LiveTable:
     A run that resumes at step 20 gives `first_step=20`: the time left is estimated from this process's steps only.
     """
 
-    def __init__(self, max_steps: int, first_step: int = 0, console: Console | None = None) -> None:
+    def __init__(
+        self, max_steps: int, first_step: int = 0, console: Console | None = None, columns: Columns = COLUMNS
+    ) -> None:
         self.console = console or Console(highlight=False)
+        self._columns = columns
         self._rows = 0
-        columns = (SpinnerColumn(), *Progress.get_default_columns(), MofNCompleteColumn(), TimeElapsedColumn())
+        parts = (SpinnerColumn(), *Progress.get_default_columns(), MofNCompleteColumn(), TimeElapsedColumn())
         self._progress = Progress(
-            *columns,
+            *parts,
             console=self.console,
             transient=True,
             disable=not self.console.is_terminal,
@@ -81,9 +93,9 @@ class LiveTable:
 
     def step(self, metrics: StepMetrics) -> None:
         if self._rows % HEADER_EVERY == 0:
-            self._print(header(), "bold")
+            self._print(header(self._columns), "bold")
         self._rows += 1
-        self._print(row(metrics), "green" if "eval/success" in metrics else "")
+        self._print(row(metrics, self._columns), "green" if "eval/success" in metrics else "")
         self._progress.update(self._task, completed=metrics["step"])
 
     def _print(self, text: str, style: str) -> None:

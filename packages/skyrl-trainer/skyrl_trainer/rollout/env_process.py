@@ -28,15 +28,13 @@ from typing import Any
 
 import gymnasium
 
-from skyrl_trainer.agent.prompt import well_formed
+from skyrl_trainer.agent.prompt import LONGEST_TEXT, well_formed
 from skyrl_trainer.errors import UserError
 from skyrl_trainer.types import Sample
 from skyrl_trainer.user_file import load_user_file
 
 Said = dict[str, Any]
 """Fields of an EnvReply; `info` as JSON."""
-LONGEST_TEXT = 2**20
-"""Characters of an observation that are read, whatever the context holds."""
 LONGEST_INFO = 2**24
 """Characters of an info as JSON."""
 LONGEST_ERROR = 1000

@@ -4,13 +4,13 @@ import asyncio
 import hashlib
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 from skyrl_trainer.agent.memory import Memory
-from skyrl_trainer.agent.prompt import ChatPrompt, first_messages
+from skyrl_trainer.agent.prompt import LONGEST_TEXT, ChatPrompt, first_messages
 from skyrl_trainer.errors import UserError
 from skyrl_trainer.rollout.env_client import RemoteEnv
-from skyrl_trainer.rollout.env_process import LONGEST_TEXT
 from skyrl_trainer.rollout.env_worker import EnvReply
 from skyrl_trainer.settings import AgentConfig
 from skyrl_trainer.types import GenerationOutput, GenerationRequest, SamplingOptions, StopReason, Trajectory, Turn
@@ -41,7 +41,7 @@ def derive_seed(*parts: object) -> int:
     return int.from_bytes(hashlib.blake2b("/".join(map(str, parts)).encode(), digest_size=6).digest(), "big")
 
 
-@dataclass
+@dataclass(eq=False)
 class Episode:
     """One episode; `run` fills in the trajectory's turns, stop reason and error."""
 
@@ -52,7 +52,11 @@ class Episode:
     slot: asyncio.Semaphore
     """A place in the engine: held from the first request until no other token will be asked for."""
     settings: EpisodeSettings
+    stands: int = 0
+    """Reasons why the clock stands still."""
     clock: asyncio.Timeout = field(init=False)
+    left: float = field(init=False)
+    """Seconds on the clock while it stands."""
     doing: str = "in its env's reset"
     held: bool = False
 
@@ -60,7 +64,8 @@ class Episode:
         """Whatever happens, the env is closed and the slot free at the end. What it raises is the engine's death."""
         start, env = time.monotonic(), self.env
         try:
-            async with asyncio.timeout(self.settings.timeout) as self.clock:
+            self.left = self.settings.timeout
+            async with asyncio.timeout(None if self.stands else self.left) as self.clock:
                 await self.play()
         except TimeoutError:
             limit = f"generator.episode_timeout={self.settings.timeout:g} seconds"
@@ -140,12 +145,28 @@ class Episode:
 
     async def _take_slot(self) -> None:
         """Waiting for a place in the engine is the rollout's business, so the episode's clock stands still."""
-        loop = asyncio.get_running_loop()
-        left = self.clock.when() - loop.time()  # type: ignore[operator]
-        self.clock.reschedule(None)
+        self.hold()
         await self.slot.acquire()
         self.held = True
-        self.clock.reschedule(loop.time() + left)
+        self.go_on()
+
+    def hold(self) -> None:
+        """Stops the clock."""
+        self.stands += 1
+        when = self.clock.when()
+        if when is not None:
+            self.left = when - asyncio.get_running_loop().time()
+            self._set_clock(None)
+
+    def go_on(self) -> None:
+        """As often as `hold`: the clock runs again."""
+        self.stands -= 1
+        if not self.stands:
+            self._set_clock(asyncio.get_running_loop().time() + self.left)
+
+    def _set_clock(self, when: float | None) -> None:
+        with suppress(RuntimeError):  # it has run out, or the episode is over and its env being closed
+            self.clock.reschedule(when)
 
     async def _ask(self, number: int, context: list[int], new_ids: list[int], new_segment: bool) -> Turn | None:
         """One turn of the policy; None when the engine refused the request."""

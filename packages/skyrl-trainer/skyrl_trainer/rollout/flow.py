@@ -69,6 +69,11 @@ class Flow:
         self.redraws = 0
         return taken
 
+    def metrics(self) -> StepMetrics:
+        """What stands behind the batch that was taken last."""
+        playing = sum(group is None for group in self.groups.values())
+        return {"flow/playing": float(playing), "flow/waiting": float(len(self.groups) - playing)}
+
 
 def staleness(batch: list[Trajectory], version: int, bound: int) -> StepMetrics:
     """`staleness/mean` and `/max`, in updates, of the sampled tokens of what is learned from in step `version` + 1.

@@ -4,10 +4,11 @@ import itertools
 import math
 import time
 import uuid
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cached_property
 from operator import itemgetter
-from typing import Any
+from typing import Any, NamedTuple
 
 import ray
 from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
@@ -15,19 +16,26 @@ from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
 from skyrl_trainer.errors import UserError
 from skyrl_trainer.rollout.episode import derive_seed
 from skyrl_trainer.rollout.pool import close_env_workers, start_env_workers
-from skyrl_trainer.rollout.rollout_worker import RolloutWorker
+from skyrl_trainer.rollout.rollout_worker import RolloutWorker, places
 from skyrl_trainer.settings import Config
 from skyrl_trainer.types import PromptBatch, RolloutBatch, Sample, SamplingOptions, Trajectory
 
 START_LIMIT = 300.0
 """Seconds that the processes have to start and load the tokenizer."""
 CHECK_INTERVAL = 2.0
-How = tuple[SamplingOptions, bool, bool, bool]
-"""The sampling options, and RolloutWorker.start's `seeded`, `in_rounds` and `first`."""
 MAX_RESTARTS = 3
 """Of one RolloutWorker before it gives anything; Ray also reports one that was only out of reach for a moment."""
 POLL_SECONDS = 10.0
 """How long one call waits in a RolloutWorker for trajectories to end."""
+
+
+class How(NamedTuple):
+    """RolloutWorker.start's arguments for all that is started together."""
+
+    sampling: SamplingOptions
+    seeded: bool
+    in_rounds: bool
+    first: bool
 
 
 class Rollouts:
@@ -53,6 +61,9 @@ class Rollouts:
         ]
         self._in_play: list[dict[str, tuple[Trajectory, How]]] = [{} for _ in self._workers]
         """What each worker plays: still empty trajectories, by their ids."""
+        _, self._places = places(config.generator)
+        self._waiting: deque[tuple[list[Trajectory], How]] = deque()
+        """Groups that no worker has a place for: they go to the one that is first to have one."""
         self._ended: dict[str, Trajectory] = {}
         """What has come back and was not yet asked for."""
         self._deaths = [0] * len(self._workers)
@@ -89,7 +100,7 @@ class Rollouts:
     ) -> None:
         """Begins to play still empty trajectories; each group (same prompt, one cache) by one engine."""
         deterministic = self._config.trainer.deterministic
-        self._start(groups, (sampling or self._sampling(eval), deterministic, deterministic, eval))
+        self._start(groups, How(sampling or self._sampling(eval), deterministic, deterministic, eval))
 
     def finished(
         self, groups: Mapping[int, list[Trajectory]], wait_for_all: bool = False
@@ -118,7 +129,7 @@ class Rollouts:
         self._news = time.monotonic()
         while True:
             new = itertools.islice(waiting, room - sum(map(len, self._in_play)))
-            self._start([[each] for each in new], (sampling, seeded, False, True))
+            self._start([[each] for each in new], How(sampling, seeded, False, True))
             if not any(self._in_play):
                 return
             self._collect(1)
@@ -128,6 +139,11 @@ class Rollouts:
     @cached_property
     def stop_token_ids(self) -> tuple[int, ...]:
         return _alive(self._workers[0], "the RolloutWorker's start")
+
+    def hold(self, held: bool) -> None:
+        """The clocks of all episodes stand still from hold(True) to hold(False): the engines are asleep."""
+        for worker in self._workers:
+            worker.hold.remote(held)
 
     def close(self) -> None:
         close_env_workers(self.env_workers)
@@ -146,15 +162,24 @@ class Rollouts:
     # The RolloutWorkers.
 
     def _start(self, groups: list[list[Trajectory]], how: How) -> None:
-        """Each group to the worker that plays the fewest."""
-        shares: list[list[Trajectory]] = [[] for _ in self._workers]
-        for group in groups:
-            index = min(range(len(shares)), key=lambda i: len(self._in_play[i]))
-            shares[index] += group
+        """Each group to the worker that plays the fewest, at once or as soon as it has a place."""
+        new = deque((group, how) for group in groups)
+        if how.in_rounds or how.first or len(self._workers) == 1:
+            return self._hand_out(new, math.inf)
+        self._waiting += new
+        self._hand_out(self._waiting, self._places)
+
+    def _hand_out(self, groups: deque[tuple[list[Trajectory], How]], places: float) -> None:
+        shares: dict[tuple[int, How], list[Trajectory]] = {}
+        while groups:
+            index = min(range(len(self._workers)), key=lambda i: len(self._in_play[i]))
+            if len(self._in_play[index]) >= places:
+                break
+            group, how = groups.popleft()
+            shares.setdefault((index, how), []).extend(group)
             self._in_play[index] |= {trajectory.trajectory_id: (trajectory, how) for trajectory in group}
-        for index, share in enumerate(shares):
-            if share:
-                self._send(index, share, how)
+        for (index, how), share in shares.items():
+            self._send(index, share, how)
 
     def _send(self, index: int, share: list[Trajectory], how: How) -> None:
         start = self._workers[index].start
@@ -168,6 +193,7 @@ class Rollouts:
         for index, playing in enumerate(self._in_play):
             if playing and index not in self._polls.values():
                 wanted = min(at_least or len(playing), len(playing))
+                wanted = 1 if self._waiting else wanted  # its place is another's
                 poll = self._workers[index].finished.remote(wanted, POLL_SECONDS, self._sent[index])
                 self._polls[poll] = index
         done, _ = ray.wait(list(self._polls), timeout=CHECK_INTERVAL)
@@ -194,6 +220,7 @@ class Rollouts:
             ended = None
         except RayTaskError as error:
             self._in_play = [{} for _ in self._workers]  # nothing more comes of them
+            self._waiting.clear()
             if isinstance(error.cause, UserError):
                 raise type(error.cause)(str(error.cause)) from None
             raise
@@ -209,6 +236,7 @@ class Rollouts:
             if playing.pop(trajectory.trajectory_id, None):
                 self._ended[trajectory.trajectory_id] = trajectory
                 self._deaths[index], self._news = 0, time.monotonic()
+        self._hand_out(self._waiting, self._places)
 
 
 def check_not_all_failed(rollouts: RolloutBatch, what: str) -> None:

@@ -21,6 +21,16 @@ from skyrl_trainer.settings import GeneratorConfig
 from skyrl_trainer.types import SamplingOptions, Trajectory
 
 
+def places(generator: GeneratorConfig) -> tuple[int, int]:
+    """How many episodes an engine has at a time, and how many are begun.
+
+    With one turn, as many requests again wait in the engine's queue: the batch is full again before we know that an
+    answer is there. And as many episodes are reset ahead of their turn, so that no slot waits for an env.
+    """
+    slots = generator.max_concurrency * (2 if generator.max_turns == 1 else 1)
+    return slots, slots + generator.max_concurrency
+
+
 class Episodes:
     """Plays trajectories on an engine client (`generate`, `generate_round`) and envs; bounds how many at a time."""
 
@@ -29,12 +39,11 @@ class Episodes:
     ) -> None:
         """prompt_of: what builds a trajectory's prompts, a ChatPrompt for example."""
         self._prompt_of, self._engine, self._envs, self._generator = prompt_of, engine, envs, generator
-        # With one turn, as many requests again wait in the engine's queue: the batch is full again before we know that
-        # an answer is there. And as many episodes are reset ahead of their turn, so that no slot waits for an env.
-        slots = generator.max_concurrency * (2 if generator.max_turns == 1 else 1)
-        started = slots + generator.max_concurrency
+        slots, started = places(generator)
         # An evaluation has places of its own: it does not wait for the episodes that play already.
         self._places = [(asyncio.Semaphore(slots), asyncio.Semaphore(started)) for _ in range(2)]
+        self._in_play: set[Episode] = set()
+        self._held = False
 
     async def play(
         self,
@@ -74,8 +83,12 @@ class Episodes:
             async with started:
                 try:
                     env = RemoteEnv(self._envs, trajectory.trajectory_id, trajectory.sample)
-                    await Episode(trajectory, env, self._prompt_of(trajectory), generate, slot, settings).run()
+                    prompt = self._prompt_of(trajectory)
+                    episode = Episode(trajectory, env, prompt, generate, slot, settings, int(self._held))
+                    self._in_play.add(episode)
+                    await episode.run()
                 finally:
+                    self._in_play.discard(episode)
                     if rounds:
                         rounds.episode_over()
             over(trajectory)
@@ -88,6 +101,13 @@ class Episodes:
             died, _ = errors.split(EngineDied)
             raise (died or errors).exceptions[0] from None
         return [task.result() for task in tasks]
+
+    def hold(self, held: bool) -> None:
+        """Every episode's clock stands still from hold(True) to hold(False): the engines are asleep."""
+        if held != self._held:
+            self._held = held
+            for episode in self._in_play:
+                episode.hold() if held else episode.go_on()
 
 
 class RolloutWorker:
@@ -151,6 +171,11 @@ class RolloutWorker:
         ended, self._ended = self._ended, []
         self._here -= {trajectory.trajectory_id for trajectory in ended}
         return ended
+
+    async def hold(self, held: bool) -> None:
+        """Episodes.hold."""
+        if self._episodes is not None:
+            self._episodes.hold(held)
 
     def _connect(self, engine: Any, envs: EnvClient) -> Episodes:
         from ray.actor import ActorHandle

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 from skyrl_trainer.learner.grpo import GRPO
+from skyrl_trainer.report.timeline import Spans
 from skyrl_trainer.rollout.flow import staleness
 from skyrl_trainer.rollout.metrics import rollout_metrics
 from skyrl_trainer.run.folder import RunFolder
@@ -38,6 +39,8 @@ class Loop:
         # The newest step in the weights, and its metrics until they are written.
         self.step, self.unfinished = run.resume()
         self.seconds: StepMetrics = {}
+        self.spans: Spans = {}
+        """Of this step's phases."""
         self.saved: object = None if self.unfinished is not None else (self.step, None)
         self.taken = time.perf_counter()
         """When the newest batch was."""
@@ -77,19 +80,16 @@ class Loop:
         metrics["groups/drawn"] = float(len(rollouts.groups))
         metrics["groups/rejected"] = float(len(rollouts.groups) - accepted)
         metrics["groups/missing"] = float(size - accepted)
+        learned = sum(trajectory.num_output_tokens for trajectory in rewards.trajectories)
+        metrics["tokens/wasted"] = 1.0 - learned / max(1.0, metrics["tokens"])
         return rewards, metrics
 
     def overlap(self, rewards: RewardBatch, tokens: float) -> StepMetrics:
         """What rolling out beside the learner comes to, since the batch before."""
         before, self.taken = self.taken, time.perf_counter()
-        groups = self.run.tries.flow.groups.values()
-        playing = sum(group is None for group in groups)
-        return staleness(rewards.trajectories, self.step, self.config.max_staleness) | {
-            "idle/learner": self.seconds["time/rollout"] / (self.taken - before),
-            "tokens/per_second": tokens / (self.taken - before),
-            "flow/playing": float(playing),
-            "flow/waiting": float(len(groups) - playing),
-        }
+        speed = {"tokens/per_second": tokens / (self.taken - before)}
+        ages = staleness(rewards.trajectories, self.step, self.config.max_staleness)
+        return speed | ages | self.run.tries.flow.metrics()
 
     def learn(self, rewards: RewardBatch, metrics: StepMetrics) -> None:
         """One call of the algorithm. From here on the step counts, whatever happens."""
@@ -118,8 +118,8 @@ class Loop:
         if self.evaluation_due():
             with self.phase("eval"), self.stop.interruptible():
                 metrics |= self.run.evaluate(self.step)
-        self.run.log(self.step, metrics | self.seconds | {"time/step": sum(self.seconds.values())})
-        self.unfinished = None
+        self.run.log(self.step, metrics | self.seconds | {"time/step": sum(self.seconds.values())}, self.spans)
+        self.unfinished, self.spans = None, {}
         if self.config.ckpt_interval and self.step and self.step % self.config.ckpt_interval == 0:
             self.save()
 
@@ -138,9 +138,10 @@ class Loop:
     def phase(self, name: str) -> Iterator[None]:
         """Shows the phase, and counts its seconds as `time/<name>`."""
         self.run.table.phase(name)
-        start = time.perf_counter()
+        start, began = time.perf_counter(), time.time()
         yield
         self.seconds[f"time/{name}"] = time.perf_counter() - start
+        self.spans[name] = [(began, time.time())]
 
 
 def train(config: Config, algorithm: GRPO | None = None, beside: Beside = nullcontext) -> int:

@@ -13,6 +13,7 @@ import signal
 import socket
 import tempfile
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -24,6 +25,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from skyrl_trainer.engine.actor import ENGINES, engine_class
 from skyrl_trainer.errors import EngineDied, UserError
+from skyrl_trainer.report.timeline import Spans
 from skyrl_trainer.rollout.manager import Rollouts
 from skyrl_trainer.run.engine_watch import EngineWatch
 from skyrl_trainer.settings import Config
@@ -126,6 +128,15 @@ class Processes:
             cause = getattr(error, "cause", error)
             reason = str(cause).strip() or type(cause).__name__
             raise EngineDied(f"An engine could not start. {reason}") from error
+
+    def worked(self) -> Spans:
+        """When each engine computed, since this was asked last; without those that do not answer."""
+        asked = {f"engine {index}": engine.worked.remote() for index, engine in enumerate(self.engines)}
+        spans: Spans = {}
+        for name, answer in asked.items():
+            with suppress(ray.exceptions.RayError):  # a dead one is the watch's to find
+                spans[name] = ray.get(answer, timeout=CONNECT_SECONDS)
+        return spans
 
     def _place_engines(self) -> list[str]:
         here, deadline = ray.get_runtime_context().get_node_id(), time.monotonic() + PLACE_SECONDS

@@ -20,7 +20,8 @@ from skyrl_trainer.learner.model import Learner, make_learner
 from skyrl_trainer.process_memory import INTERVAL, pss_gib, return_free_memory
 from skyrl_trainer.registry import load
 from skyrl_trainer.report.history import MetricsWriter
-from skyrl_trainer.report.table import LiveTable
+from skyrl_trainer.report.table import COLUMNS, OVERLAPPED, LiveTable
+from skyrl_trainer.report.timeline import Spans, write_spans
 from skyrl_trainer.rollout.store import JsonlTrajectoryStore
 from skyrl_trainer.run.checkpoint import Checkpoints, check_resumable
 from skyrl_trainer.run.folder import RunFolder
@@ -97,7 +98,9 @@ class Run:
     def __enter__(self) -> Run:
         with ExitStack() as stack:
             self.stack = stack
-            self.table = stack.enter_context(LiveTable(self.config.trainer.max_steps, self.first_step))
+            trainer = self.config.trainer
+            columns = OVERLAPPED if trainer.max_staleness else COLUMNS
+            self.table = stack.enter_context(LiveTable(trainer.max_steps, self.first_step, columns=columns))
             if len(self.held_out.tasks) < (self.config.data.val_size or 0):
                 self.table.note(f"data.val_data has {len(self.held_out.tasks)} distinct tasks: all are used")
             self.folder.write_config()
@@ -122,7 +125,11 @@ class Run:
         weights = policy.weights()
         level = 1 if sync_backend(config) == "adapter" else 2  # 2 drops the weights: an adapter brings none
         self.colocation = Colocation(
-            self.processes.engines, level, shares_gpus(config), lambda: self.learner.release_memory()
+            self.processes.engines,
+            level,
+            shares_gpus(config),
+            lambda: self.learner.release_memory(),
+            self.processes.rollouts.hold,
         )
         if self.colocation.shared:  # one after the other: neither could measure its memory beside the other
             self.processes.wait_for_engines()
@@ -215,10 +222,16 @@ class Run:
             self.learner.save_pretrained(self.folder.path / "model" / "best")
         return metrics
 
-    def log(self, step: int, metrics: StepMetrics) -> None:
+    def log(self, step: int, metrics: StepMetrics, spans: Spans) -> None:
+        """`spans`: when the driver was in each phase of this step."""
         self.folder.check()
+        worked = self.processes.worked()
+        busy = [end - start for own in worked.values() for start, end in own]
+        idle = {"idle/engines": max(0.0, 1.0 - sum(busy) / (len(worked) * metrics["time/step"]))} if worked else {}
+        idle |= {"idle/learner": metrics["time/rollout"] / metrics["time/step"]} if step else {}
+        write_spans(self.folder.path, step, spans | worked)
         restarts, self.restarts = self.processes.watch.restarts - self.restarts, self.processes.watch.restarts
-        row = {"step": float(step), **metrics, "engine_restarts": float(restarts)}
+        row = {"step": float(step), **metrics, **idle, "engine_restarts": float(restarts)}
         if step % INTERVAL == 0:
             return_free_memory()
             row["memory/pss_gib"] = pss_gib()

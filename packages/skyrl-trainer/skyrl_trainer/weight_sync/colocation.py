@@ -64,16 +64,19 @@ def adapter_kwargs(config: Config) -> dict[str, Any]:
 
 
 class Colocation(EngineCalls):
-    """`release()`: lets the learner give back memory that it holds for later. A method raises SyncError when an engine
+    """`release()`: lets the learner give back memory that it holds for later. `hold(True)`: requests sleep with their
+    engines, and the clocks of their episodes stand still until `hold(False)`. A method raises SyncError when an engine
     fails, RuntimeError when it comes at the wrong time."""
 
-    def __init__(self, engines: list[Any], level: int, shared: bool, release: Callable[[], Any]) -> None:
+    def __init__(
+        self, engines: list[Any], level: int, shared: bool, release: Callable[[], Any], hold: Callable[[bool], Any]
+    ) -> None:
         super().__init__(engines)
-        self.level, self.shared, self.release = level, shared, release
+        self.level, self.shared, self.release, self.hold = level, shared, release, hold
         self.state: State = "awake"
 
     def sleep(self) -> None:
-        """Before the learner computes: no rollout may be under way."""
+        """Before the learner computes."""
         self._move("awake", "asleep", "sleep", self.level)
 
     @contextmanager
@@ -90,6 +93,7 @@ class Colocation(EngineCalls):
         if self.state != before:
             raise RuntimeError(f"Engines that are {self.state} cannot become {after}: they have to be {before}.")
         if self.shared:
+            self.hold(after != "awake")
             if method == "wake_up":
                 self.release()
             self._everywhere(method, argument)

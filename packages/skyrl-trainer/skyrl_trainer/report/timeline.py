@@ -1,0 +1,26 @@
+"""timeline.jsonl: who worked from when to when, a line a step; the report draws it.
+
+Example: {"step": 3, "train": [[1790000000.1, 1790000001.4]], "engine 0": [[1790000000.0, 1790000000.9]]}, in seconds as
+time.time() counts them. "rollout" is the driver's wait for tries.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+FILE_NAME = "timeline.jsonl"
+DRAWN_STEPS = 16
+Spans = dict[str, list[tuple[float, float]]]
+
+
+def write_spans(run_dir: Path, step: int, spans: Spans) -> None:
+    rounded = {who: [(round(start, 3), round(end, 3)) for start, end in own] for who, own in spans.items()}
+    with (run_dir / FILE_NAME).open("a", encoding="utf-8") as file:
+        file.write(json.dumps({"step": step, **rounded}) + "\n")
+
+
+def read_spans(run_dir: Path) -> list[dict[str, Any]]:
+    """The newest DRAWN_STEPS lines; [] without a file. A line torn by a crash is left out."""
+    path = run_dir / FILE_NAME
+    lines = path.read_bytes().splitlines()[-DRAWN_STEPS:] if path.is_file() else []
+    return [json.loads(line) for line in lines if line.endswith(b"}")]

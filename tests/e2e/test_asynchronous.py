@@ -1,0 +1,91 @@
+"""Rollouts that go on while the learner learns, on the real stack."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections import Counter
+from pathlib import Path
+
+from skyrl_trainer.report.timeline import read_spans
+from skyrl_trainer.rollout.store import JsonlTrajectoryStore
+from tests.e2e.runs import Run, assert_nothing_left, metrics, processes_of
+from tests.e2e.test_train import sampled
+
+FULL = bool(os.environ.get("SKYRL_TEST_FULL"))
+STALE = {
+    "trainer__max_staleness": 2,
+    "trainer__deterministic": False,
+    "trainer__eval_before_train": False,
+    "trainer__eval_interval": 0,
+    "trainer__ckpt_interval": 2,
+    "trainer__algorithm__options": "{sampler: dynamic, max_draws: 3}",
+}
+
+
+def test_what_is_killed_or_stopped_in_flight_costs_no_task_and_repeats_none(clone: Path, tmp_path: Path) -> None:
+    """An engine, a Ctrl-C and the whole run, with refused groups, while episodes play and the learner learns."""
+    folder, settings = tmp_path / "run", {"trainer__policy__model__path": clone, "trainer__max_steps": 9, **STALE}
+    run = Run(folder, **settings)
+    run.wait_for_step(1)
+    engines = [process for process in processes_of(folder) if "ray::VLLMEngine" in " ".join(process.cmdline())]
+    engines[0].kill()
+    run.wait_for_step(3)
+    run.kill(signal.SIGINT)
+    code, output = run.finish(90)
+    assert code == 130 and "Traceback" not in output, output
+    assert_nothing_left(folder)
+    run = Run(folder, **settings)
+    run.wait_for_step(6)
+    run.kill(signal.SIGKILL)
+    run.finish()
+    code, output = Run(folder, **settings).finish()
+    assert code == 0 and "Traceback" not in output, output
+    rows = metrics(folder)[1:]
+    assert [row["step"] for row in rows] == list(range(1, 10))
+    ages = [row["staleness/max"] for row in rows]
+    assert max(ages) == 2 and all(0 <= row["staleness/mean"] <= row["staleness/max"] for row in rows)
+    assert sum(row["failed"] for row in rows) == 0 and sum(row["engine_restarts"] for row in rows) >= 1
+    assert all(row["kl/engine_learner"] < 1e-6 for row in rows if "kl/engine_learner" in row)
+    assert max(row["kl/behaviour"] for row in rows) > 1e-6, "older weights are another policy"
+    store = JsonlTrajectoryStore(folder / "trajectories")
+    groups = [group for step in store.steps() for group in store.read(step).groups]
+    names = sorted(tuple(map(int, group[0].trajectory_id.split("/")[:2])) for group in groups)
+    last = len(names) - 1
+    assert names == [(number // 8 + 1, number % 8) for number in range(last + 1)], "none lost, none twice"
+    assert max(Counter(group[0].sample.sample_id for group in groups).values()) == 1
+    assert not list((folder / "trajectories" / "waiting").glob("*.gz"))
+
+
+def test_the_engine_works_while_the_learner_learns(clone: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    settings = STALE | {"trainer__max_steps": 6, "trainer__algorithm__options": "{}", "trainer__ckpt_interval": 0}
+    code, output = Run(folder, trainer__policy__model__path=clone, **settings).finish()
+    assert code == 0, output
+    assert " age idle " in output.splitlines()[0] or " age idle " in output
+    steps = read_spans(folder)
+    generated = [span for step in steps for span in step["engine 0"]]
+    learned = [span for step in steps for span in step.get("train", [])]
+    both = [min(a[1], b[1]) - max(a[0], b[0]) for a in generated for b in learned]
+    assert len(learned) == 6 and max(both) > 0
+    assert "Who worked when" in (folder / "report.html").read_text()
+
+
+def test_in_lock_step_a_killed_run_has_the_same_bytes(clone: Path, tmp_path: Path) -> None:
+    settings = {"trainer__policy__model__path": clone, "trainer__max_steps": 6, **STALE}
+    settings |= {"trainer__max_staleness": 1, "trainer__deterministic": True}
+    code, output = Run(tmp_path / "alone", **settings).finish()
+    assert code == 0, output
+    assert max(row["staleness/max"] for row in metrics(tmp_path / "alone")[1:]) == 1
+    for step in range(1, 6) if FULL else [3]:
+        folder = tmp_path / f"killed-{step}"
+        run = Run(folder, **settings)
+        run.wait_for_step(step)
+        run.kill(signal.SIGKILL)
+        run.finish()
+        code, output = Run(folder, **settings).finish()
+        assert code == 0, output
+        for name in ("checkpoints/step_000006/learner.safetensors", "model/last/model.safetensors"):
+            assert (folder / name).read_bytes() == (tmp_path / "alone" / name).read_bytes(), (step, name)
+        for each in range(1, 7):
+            assert sampled(folder, each) == sampled(tmp_path / "alone", each), (step, each)
