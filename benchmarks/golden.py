@@ -22,7 +22,7 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parents[1]
 SETTINGS = ("trainer.max_steps=8", "data.val_size=50", "trainer.ckpt_interval=4", "trainer.logger=none")
-CLOCKS = ("time/", "memory", "tokens/per", "sync/seconds")
+CLOCKS = ("time/", "idle/", "memory", "tokens/per", "sync/seconds")
 """How metrics begin that are measured by a clock."""
 
 

@@ -15,6 +15,9 @@ from skyrl_trainer.report.history import read_metrics
 from skyrl_trainer.report.page import asset, lean, write_page
 from skyrl_trainer.report.timeline import read_spans
 
+DRAWN_STEPS = 16
+"""Of the time line: more would be too narrow."""
+
 
 def write_report(run_dirs: list[Path], out: Path) -> None:
     """Writes `out`, and each run's trajectories.html where it is older than they; what a run lacks is a gap."""
@@ -36,7 +39,7 @@ def _run(path: Path, beside: Path) -> dict[str, Any]:
         "name": path.resolve().name,
         "path": str(path),
         "metrics": {key: [[row["step"], lean(row[key])] for row in rows if key in row] for key in keys},
-        "timeline": read_spans(path),
+        "timeline": read_spans(path)[-DRAWN_STEPS:],
         "settings": _settings(path, notes),
         "trajectories": _trajectories(path, beside, notes),
         "notes": notes,

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 FILE_NAME = "timeline.jsonl"
-DRAWN_STEPS = 16
 Spans = dict[str, list[tuple[float, float]]]
 
 
@@ -20,7 +19,7 @@ def write_spans(run_dir: Path, step: int, spans: Spans) -> None:
 
 
 def read_spans(run_dir: Path) -> list[dict[str, Any]]:
-    """The newest DRAWN_STEPS lines; [] without a file. A line torn by a crash is left out."""
+    """A line each; [] without a file. One torn by a crash is left out."""
     path = run_dir / FILE_NAME
-    lines = path.read_bytes().splitlines()[-DRAWN_STEPS:] if path.is_file() else []
+    lines = path.read_bytes().splitlines() if path.is_file() else []
     return [json.loads(line) for line in lines if line.endswith(b"}")]
