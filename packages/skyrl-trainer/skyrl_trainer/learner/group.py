@@ -55,8 +55,7 @@ class LearnerProcess:
         print(f"update of step {batch.rollouts.step}", file=sys.stderr, flush=True)
         if batch.rollouts.step % INTERVAL == 0:
             return_free_memory()
-        with blaming():
-            metrics = self.algorithm.update(batch, *positional, **named)
+        metrics = self.algorithm.update(batch, *positional, **named)
         return metrics, [[turn.advantages for turn in trajectory.turns] for trajectory in batch.trajectories]
 
     def call(self, method: str, *arguments: Any) -> Any:
@@ -205,7 +204,7 @@ class LearnerGroup:
         rank = order.index(min(order))
         error, who = errors[rank], f"Learner {rank} of {self.size}"
         if isinstance(error, UserError):
-            return UserError(str(error))
+            return type(error)(str(error))
         if isinstance(error, late):
             return UserError(f"{who} did not finish {method} within {CALL_SECONDS:.0f} s.")
         if not isinstance(error, died):

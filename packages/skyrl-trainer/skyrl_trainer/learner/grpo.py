@@ -13,13 +13,14 @@ import torch
 from skyrl_trainer.algorithms.advantages import estimator
 from skyrl_trainer.algorithms.losses import SampledTokens, adapted, k3
 from skyrl_trainer.algorithms.policy_loss import PolicyLoss
-from skyrl_trainer.errors import UserError
+from skyrl_trainer.errors import NothingLearned, UserError
 from skyrl_trainer.learner.batch import Row, collate, cut, make_rows, record_advantages, set_advantages
 from skyrl_trainer.learner.checks import check_finite, check_options, check_shapes, not_finite
 from skyrl_trainer.learner.meter import Meter
 from skyrl_trainer.learner.model import Learner, Scorer
 from skyrl_trainer.settings import Config
 from skyrl_trainer.types import AdvantageBatch, LearnerState, RewardBatch, StepMetrics, TrainingBatch
+from skyrl_trainer.user_file import blaming
 
 
 class GRPO(PolicyLoss):
@@ -70,8 +71,19 @@ class GRPO(PolicyLoss):
 
         old_logprob: [sampled tokens] a trajectory, instead of what the option `correction` says. value: [sampled
         tokens + 1] a trajectory, instead of the critic's. reward: per trajectory and turn, instead of the batch's own.
-        Raises UserError, before the optimizer moves, when a loss or a gradient is not finite.
+        Raises UserError when a loss or a gradient is not finite, or a plug-in raises; NothingLearned before the first
+        optimizer step.
         """
+        before = self.learner.optimizer_steps
+        try:
+            with blaming():
+                return self._update(batch, old_logprob, value, reward)
+        except UserError as error:
+            if self.learner.optimizer_steps > before:
+                raise
+            raise NothingLearned(str(error)) from error
+
+    def _update(self, batch: RewardBatch, old_logprob: Any, value: Any, reward: Any) -> StepMetrics:
         batch = batch if reward is None else replace(batch, rewards=reward)
         step, meter, rows = batch.rollouts.step, Meter(), make_rows(batch.trajectories, batch.group_index)
         check_finite("reward", step, rows, batch.rewards)

@@ -23,6 +23,7 @@ from skyrl_trainer.errors import UserError
 from skyrl_trainer.files import written_aside
 from skyrl_trainer.learner import segments as attention
 from skyrl_trainer.learner.batch import Row, collate
+from skyrl_trainer.learner.checks import check_weights
 from skyrl_trainer.learner.cpu_linear import use_onednn
 from skyrl_trainer.learner.ranks import Ranks, reshard, whole
 from skyrl_trainer.learner.segments import Segments
@@ -295,7 +296,8 @@ class Learner(Optimized, Scorer):
         return reference
 
     def save_pretrained(self, folder: Path) -> None:
-        """Writes a Hugging Face folder, tokenizer included, aside and then renamed: never half a model."""
+        """Writes a Hugging Face folder, tokenizer included, aside and then renamed: never half a model, nor a broken
+        one (UserError)."""
         tensors: dict[str, torch.Tensor] = {}
         for name, tensor in self.named_tensors():
             full = whole(tensor.detach())
@@ -303,6 +305,7 @@ class Learner(Optimized, Scorer):
                 tensors[name] = full
         if not tensors:
             return
+        check_weights(tensors, self.optimizer_steps)
         with written_aside(folder) as aside:
             self.write(tensors, aside)
             config_file = aside / "config.json"

@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 import xxhash
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
@@ -26,6 +25,7 @@ from skyrl_trainer import __version__
 from skyrl_trainer.config import flatten, saved_config
 from skyrl_trainer.errors import UserError
 from skyrl_trainer.files import written_aside
+from skyrl_trainer.learner.checks import check_weights
 from skyrl_trainer.settings import FREE, ROUNDING, Config, leaf_fields
 from skyrl_trainer.types import LearnerState
 
@@ -56,12 +56,7 @@ class Checkpoints:
     def save(self, step: int, learner: LearnerState, extra: dict[str, Any]) -> Path:
         """Returns its folder. UserError for what is not finite, and on a full disk; what was saved is then intact."""
         tensors = {name: value.detach().cpu().contiguous() for name, value in learner.tensors.items()}
-        broken = [name for name, value in tensors.items() if not torch.isfinite(value).all()]
-        if broken:
-            raise UserError(
-                f"After step {step}, {len(broken)} of {len(tensors)} tensors of the learner ({broken[0]}, ...) are not "
-                "finite: nothing is saved. Start anew in another trainer.run_dir with a lower trainer.learning_rate."
-            )
+        check_weights(tensors, step)
         path = self._unused(step)
         with written_aside(path) as aside:
             save_file(tensors, aside / "learner.safetensors")
