@@ -284,10 +284,12 @@ def _export(args: argparse.Namespace) -> None:
     _quiet()
     import shutil
 
-    from skyrl_trainer.tiny.init_policy import new_folder
+    from skyrl_trainer.files import written_aside
+    from skyrl_trainer.tiny.init_policy import refuse_used
 
     source = _model_folder(args.run, args.which)
-    with new_folder(args.out) as folder:
+    refuse_used(args.out)
+    with written_aside(args.out) as folder:
         shutil.copytree(source, folder, dirs_exist_ok=True)
         from transformers import AutoModelForCausalLM, AutoTokenizer
 

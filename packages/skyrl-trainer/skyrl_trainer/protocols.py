@@ -1,9 +1,6 @@
-"""What the rooms expect of each other: four small protocols, each with more than one implementation.
+"""What the rooms expect of each other; an implementation is found by its methods, not by inheritance."""
 
-An implementation is found by its methods, not by inheritance.
-"""
-
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
 import torch
@@ -86,7 +83,5 @@ class RewardFunction(Protocol):
     ) -> Any: ...
 
 
-class NamedTensors(Protocol):
-    """The learner's weights under their Hugging Face names, full (gathered) and in a fixed order."""
-
-    def __call__(self) -> Iterator[tuple[str, torch.Tensor]]: ...
+NamedTensors = Callable[[], Iterator[tuple[str, torch.Tensor]]]
+"""The learner's weights under their Hugging Face names, in a fixed order."""

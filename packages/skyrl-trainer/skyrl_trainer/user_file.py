@@ -48,11 +48,10 @@ def load_user_file(setting: str, given: str, what: str) -> None:
 
 def load_plugin(config: Config) -> None:
     """Runs `trainer.algorithm.plugin_file`: every process calls this before it asks a registry for a name."""
-    if config.trainer.algorithm.plugin_file is not None:
-        setting = "trainer.algorithm.plugin_file"
-        load_user_file(
-            setting, config.trainer.algorithm.plugin_file, "trainers, engines, estimators, samplers or rewards"
-        )
+    given = config.trainer.algorithm.plugin_file
+    if given is not None:
+        what = "trainers, engines, estimators, samplers or rewards"
+        load_user_file("trainer.algorithm.plugin_file", given, what)
 
 
 @contextmanager

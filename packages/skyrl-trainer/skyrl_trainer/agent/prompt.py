@@ -67,8 +67,7 @@ class ChatPrompt:
     def first(self, instructions: str, observation: str, tools: list[dict[str, Any]] | None = None) -> list[int]:
         """Ids of the system message (if any) and the user's message, up to where the assistant begins.
 
-        tools: schemas in the form of OpenAI's chat API, which the template puts into the system message. UserError when
-        it knows no tools.
+        tools: schemas of OpenAI's chat API, which the template shows. UserError when it knows no tools.
         """
         return list(self._first(instructions, observation, json.dumps(tools or [])))
 

@@ -1,7 +1,6 @@
 """What a trajectory is worth: the env's reward, reward functions and the penalty for length, each with its weight.
 
-A function has TRL's signature (protocols.RewardFunction) and is named with its weight in
-`trainer.algorithm.reward_funcs`. It judges every trajectory that did not fail, once: what it says is stored with the
+A function (protocols.RewardFunction) judges every trajectory that did not fail, once: what it says is stored with the
 trajectory, and a resumed run reads it there.
 """
 
@@ -47,8 +46,7 @@ class Rewards:
         """Lets every function score those that it has not scored yet; whether there were any."""
         asked = False
         for name, function in self.functions.items():
-            todo = [t for t in trajectories if not t.stop_reason.failed and name not in t.scores]
-            if todo:
+            if todo := [t for t in trajectories if not t.stop_reason.failed and name not in t.scores]:
                 asked = True
                 for trajectory, score in zip(todo, call(name, function, todo), strict=True):
                     trajectory.scores[name] = score
@@ -108,10 +106,7 @@ def differ(returns: Sequence[float]) -> bool:
 
 
 def soft_penalty(tokens: int, budget: int, cache: float) -> float:
-    """From 0 to -1 over the last `cache` tokens of the budget.
-
-    DAPO's (arXiv 2503.14476, section 4.1), where the budget L_max is 20480 tokens and the cache 4096.
-    """
+    """From 0 to -1 over the last `cache` tokens of the budget (DAPO, arXiv 2503.14476, section 4.1)."""
     return max(-1.0, min(0.0, (budget - cache - tokens) / cache))
 
 

@@ -20,8 +20,8 @@ sampler_class = _SAMPLERS.get
 def permuted(index: int, size: int, key: str) -> int:
     """Where `index` goes in a pseudo-random permutation of range(size) that `key` names.
 
-    A four-round Feistel network over the next even number of bits, walked until it lands inside: no list of `size`
-    numbers is kept (a generated data source may have billions of tasks), and no library's stream is relied upon.
+    A four-round Feistel network over the next even number of bits, walked until it lands inside: a data source may have
+    billions of tasks, too many for a list.
     """
     half = max(1, ((size - 1).bit_length() + 1) // 2)
     mask = (1 << half) - 1
@@ -49,20 +49,17 @@ class UniformSampler:
     def __init__(self, source: Sequence[Sample], seed: int) -> None:
         if len(source) == 0:
             raise UserError("data.train_data holds no task; name an env or a file with at least one row.")
-        self.source = source
-        self.seed = seed
+        self.source, self.seed = source, seed
+        given = source.weights if isinstance(source, SampleSource) else ()
         self.parts: Sequence[Sequence[Sample]] = [source]
-        if isinstance(source, SampleSource) and (source.weights or self.by_source):
+        if isinstance(source, SampleSource) and (given or self.by_source):
             self.parts = source.parts
-        self.weights = (
-            source.weights if isinstance(source, SampleSource) and source.weights else [1.0] * len(self.parts)
-        )
+        self.weights = given or [1.0] * len(self.parts)
         self.drawn = [0] * len(self.parts)
         self.owed = [0.0] * len(self.parts)
         """By source: its share of all draws so far, less what it had of them."""
 
     def next_tasks(self, n: int) -> list[Sample]:
-        """The next n samples."""
         return [self._next() for _ in range(n)]
 
     def _next(self) -> Sample:
@@ -87,7 +84,6 @@ class UniformSampler:
         return [weight / sum(self.weights) for weight in self.weights]
 
     def accept(self, group: list[Trajectory], returns: list[float]) -> bool:
-        """Every group is learned from."""
         return True
 
     def state_dict(self) -> dict[str, Any]:
@@ -124,7 +120,7 @@ class CurriculumSampler(UniformSampler):
         return [each / sum(wanted) for each in wanted]
 
     def accept(self, group: list[Trajectory], returns: list[float]) -> bool:
-        """Every group is learned from, and tells how its source goes."""
+        """Tells how its source goes."""
         if group and len(self.parts) > 1:
             number = self._names.index(_source_of(group[0].sample))
             self.rates[number] += self.RATE * (sum(each.success for each in group) / len(group) - self.rates[number])
@@ -150,5 +146,4 @@ class DynamicSampler(UniformSampler):
     """
 
     def accept(self, group: list[Trajectory], returns: list[float]) -> bool:
-        """Not a group of one either, nor one of which everybody failed."""
         return differ(returns)

@@ -1,7 +1,7 @@
 """A model that somebody serves: any OpenAI-compatible endpoint, asked in the terms of the agent loop.
 
 One that takes and gives token ids (vLLM's /v1/completions) reads and writes exactly what an engine of training would.
-Any other gets chat messages: agent.message_prompt makes every message one "token" to the loop, which so stays the same.
+Any other gets chat messages (agent/message_prompt.py).
 """
 
 import os
@@ -143,7 +143,6 @@ class EndpointClient:
 
 
 def _usage(answer: dict[str, Any], known: dict[str, int]) -> dict[str, int]:
-    """The tokens that an answer counts, or that are known; "uncounted" where neither is."""
     counts = answer.get("usage") or {}
     found = {name: counts.get(name, known.get(name)) for name in ("prompt_tokens", "completion_tokens")}
     if any(type(count) is not int for count in found.values()):

@@ -90,7 +90,7 @@ class HTTPClient:
 
 
 def seconds_of(after: str, default: float) -> float:
-    """What a Retry-After header asks for: seconds, or a date."""
+    """Of a Retry-After header, which has seconds or a date."""
     with suppress(ValueError):
         return max(0.0, float(after))
     with suppress(ValueError):

@@ -1,7 +1,4 @@
-"""What a run refuses to learn from or with, a sentence each.
-
-Options that nothing would read, a plug-in's tensors of another shape, numbers that are not finite.
-"""
+"""What a run refuses to learn from or with, a sentence each."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -24,10 +24,7 @@ from skyrl_trainer.user_file import blaming
 
 
 class GRPO(PolicyLoss):
-    """Group relative policy optimization (arXiv 2402.03300) with PPO's clip; TRL's names and defaults.
-
-    Made from a configuration; `start` gives it the models, `update` learns from a rollout.
-    """
+    """Group relative policy optimization (arXiv 2402.03300) with PPO's clip; TRL's names and defaults."""
 
     learner: Learner
     reference: Scorer | None = None
@@ -54,11 +51,9 @@ class GRPO(PolicyLoss):
     def needs_gradient(self, row: Row) -> bool:
         """Where every advantage is 0 and nothing else is in the loss, the gradient is exactly zero: no pass is made.
 
-        Such a row still counts in the normaliser. Entropy, clip fraction and KLs are then means over the other rows.
+        Such a row still counts in the normaliser; entropy, clip fraction and KLs are means over the other rows.
         """
         return row.num_sampled > 0 and (self.beta > 0 or self.options.entropy_coef != 0 or bool(row.advantages.any()))
-
-    # The update.
 
     def update(
         self,
@@ -120,7 +115,7 @@ class GRPO(PolicyLoss):
         return metrics
 
     def values(self, rows: list[Row]) -> Sequence[torch.Tensor] | None:
-        """What a critic expects, for the estimator; there is none here."""
+        """Of a critic, for the estimator; there is none here."""
         return None
 
     def value_loss(self, batch: TrainingBatch, hidden_NH: torch.Tensor, meter: Meter) -> torch.Tensor | float:
@@ -133,7 +128,6 @@ class GRPO(PolicyLoss):
         return [self.learner]
 
     def state_dict(self) -> LearnerState:
-        """The learner's state, and what the algorithm itself remembers from rollout to rollout."""
         state = self.learner.state_dict()
         return LearnerState(state.tensors, {**state.numbers, "beta": self.beta})
 
@@ -152,7 +146,7 @@ class GRPO(PolicyLoss):
         return [part.tolist() for part in order.tensor_split(parts)]
 
     def _prepare(self, rows: list[Row], meter: Meter) -> None:
-        """Fills in the old and the reference log-probabilities, in a fixed order, before the first optimizer step.
+        """Fills in the old and the reference log-probabilities, before the first optimizer step.
 
         When the whole rollout is one optimizer step the old policy is the present one: its pass is not made.
         """
@@ -212,11 +206,8 @@ class GRPO(PolicyLoss):
     def _optimizer_step(
         self, rows: list[Row], mini_batch: list[int], meter: Meter, step: int, measure_engine: bool
     ) -> float:
-        """Accumulates the gradient of a mini-batch over its micro-batches, steps, and returns the learning rate.
-
-        The token weights are computed here, over the whole mini-batch, rows without a gradient included.
-        """
-        weights_M = torch.zeros(len(rows), dtype=torch.float64)
+        """Accumulates the gradient of a mini-batch over its micro-batches, steps, and returns the learning rate."""
+        weights_M = torch.zeros(len(rows), dtype=torch.float64)  # rows without a gradient included
         lengths_M = torch.tensor([float(rows[i].num_sampled) for i in mini_batch])
         weights_M[mini_batch] = check_shapes(self, lengths_M, reduction=self.reduction(lengths_M))
         weights_M = weights_M.to(self.learner.device)
@@ -241,7 +232,7 @@ class GRPO(PolicyLoss):
     def _micro_loss(
         self, batch: TrainingBatch, weights_M: torch.Tensor, meter: Meter, measure_engine: bool
     ) -> torch.Tensor:
-        """One micro-batch's share of the loss: the shares of a mini-batch add up to it."""
+        """One micro-batch's share of the mini-batch's loss."""
         hidden_NH = self.learner.hidden(batch)
         entropy_coef = self.options.entropy_coef
         logprobs_N, entropy_N = self.learner.logprobs(batch, hidden_NH, entropy_gradient=entropy_coef != 0)
@@ -274,7 +265,6 @@ class GRPO(PolicyLoss):
         return (loss_N * weights_M[tokens.trajectory_N].to(loss_N.dtype)).sum()
 
     def _measure_engine(self, logprobs_N: torch.Tensor, batch: TrainingBatch, meter: Meter) -> None:
-        """How far the engine that sampled is from the learner, before the learner moves."""
         # In float64: the KL of two implementations of one policy is far below float32's rounding of 1.
         rollout_N = batch.rollout_logprobs_N.double()
         logprobs_N = logprobs_N.detach().double()

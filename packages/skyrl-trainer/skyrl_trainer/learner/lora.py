@@ -1,8 +1,7 @@
 """LoRA (arXiv 2106.09685) and QLoRA (arXiv 2305.14314): small trained matrices beside frozen weights.
 
-With `trainer.policy.model.lora` a model computes y = W x + alpha/rank B A x in each target layer, and a role (the
-policy, a critic) is a set of A and B under its name on the one copy of W. peft puts the layers into the model in place:
-whoever holds the model need not know of them.
+A target layer computes y = W x + alpha/rank B A x, and a role (the policy, a critic) is a set of A and B under its name
+on the one copy of W. peft puts the layers into the model in place: whoever holds the model need not know of them.
 """
 
 import copy
@@ -16,6 +15,7 @@ from typing import Any, Literal
 
 import torch
 from safetensors.torch import save_file
+from transformers import BitsAndBytesConfig
 
 from skyrl_trainer.errors import UserError
 from skyrl_trainer.learner.cpu_linear import use_onednn
@@ -40,15 +40,24 @@ def checked(config: Config) -> LoRAConfig | None:
 
 
 class LoRALearner(Learner):
-    """A Learner whose weights are frozen, and whose adapter learns. A state is the adapter's alone."""
+    """A Learner whose adapter learns. A state is the adapter's alone."""
 
     def __init__(self, config: Config, model_path: str, total_optimizer_steps: int, ranks: Ranks | None = None) -> None:
         self.lora = checked(config)
         super().__init__(config, model_path, total_optimizer_steps, ranks)
 
     def loading(self) -> tuple[torch.dtype, dict[str, Any]]:
+        """nf4: linear layers in NF4 with double quantisation, all but the head."""
         dtype = self.published_dtype  # frozen weights need no masters
-        return dtype, quantized_loading(self.lora, self.device, dtype)
+        if self.lora.quantization == "none":
+            return dtype, {}
+        nf4 = BitsAndBytesConfig(
+            load_in_4bit=True,
+            bnb_4bit_quant_type="nf4",
+            bnb_4bit_use_double_quant=True,
+            bnb_4bit_compute_dtype=dtype,
+        )
+        return dtype, {"quantization_config": nf4, "device_map": {"": self.device}}
 
     def divide(self) -> None:
         """The adapter is so small that every learner has all of it."""
@@ -57,15 +66,7 @@ class LoRALearner(Learner):
     def trainable(self) -> dict[str, torch.nn.Parameter]:
         return parameters_of(self.model, POLICY)
 
-    def clip_gradients(self) -> torch.Tensor:
-        for parameter in self.parameters:
-            if parameter.grad is None:
-                parameter.grad = torch.zeros_like(parameter)
-            self.ranks.sum(parameter.grad)
-        return super().clip_gradients()
-
     def full_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """With the adapter merged in."""
         return full_tensors(self.model, POLICY)
 
     def base_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
@@ -94,26 +95,10 @@ class Reference(Scorer):
             return super().hidden(batch)
 
 
-def quantized_loading(options: LoRAConfig | None, device: torch.device, dtype: torch.dtype) -> dict[str, Any]:
-    """For `from_pretrained`: linear layers in NF4 with double quantisation, all but the head; {} for none."""
-    if options is None or options.quantization == "none":
-        return {}
-    from transformers import BitsAndBytesConfig
-
-    nf4 = BitsAndBytesConfig(
-        load_in_4bit=True,
-        bnb_4bit_quant_type="nf4",
-        bnb_4bit_use_double_quant=True,
-        bnb_4bit_compute_dtype=dtype,
-    )
-    return {"quantization_config": nf4, "device_map": {"": device}}
-
-
 def add_role(model: torch.nn.Module, name: str, options: LoRAConfig, seed: int) -> list[torch.nn.Parameter]:
-    """Freezes the base and adds an adapter under this name; returns its parameters, for an optimizer of their own.
+    """Freezes the base and adds an adapter under this name; returns its parameters. B starts at 0.
 
-    B starts at 0, so the adapter changes nothing yet. The first role stays the one that computes outside of `role`.
-    Raises UserError when target_modules does not fit the model.
+    The first role stays the one that computes outside of `role`. UserError when target_modules does not fit the model.
     """
     from peft import LoraConfig, inject_adapter_in_model
 
@@ -171,8 +156,7 @@ def full_tensors(model: torch.nn.Module, name: str | None = POLICY) -> Iterator[
         before, wrapped, last = path.rpartition(".base_layer.")
         if wrapped and last == "weight" and name is not None:
             layer: Any = model.get_submodule(before)
-            delta = layer.lora_B[name].weight.detach() @ layer.lora_A[name].weight.detach()
-            weight = torch.add(weight.detach(), delta, alpha=layer.scaling[name])
+            weight = weight.detach() + layer.get_delta_weight(name).detach()
         yield (f"{before}.{last}" if wrapped else path), weight
 
 

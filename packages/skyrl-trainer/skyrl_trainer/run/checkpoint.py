@@ -38,7 +38,7 @@ DAMAGED = (OSError, ValueError, KeyError, TypeError, AttributeError, SafetensorE
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """A checkpoint read back: `extra` is what the loop had added (sampler, ...), `version` the one that wrote it."""
+    """`extra`: what the loop had added (sampler, ...). version: of the package that wrote it."""
 
     step: int
     learner: LearnerState
@@ -54,9 +54,11 @@ class Checkpoints:
         self.keep = keep
 
     def save(self, step: int, learner: LearnerState, extra: dict[str, Any]) -> Path:
-        """Returns its folder. UserError for what is not finite, and on a full disk; what was saved is then intact."""
+        """Returns its folder. UserError for what is not finite, and on a full disk."""
         tensors = {name: value.detach().cpu().contiguous() for name, value in learner.tensors.items()}
         check_weights(tensors, step)
+        for torn in self.folder.glob(".tmp-*"):  # by a kill
+            shutil.rmtree(torn, ignore_errors=True)
         path = self._unused(step)
         with written_aside(path) as aside:
             save_file(tensors, aside / "learner.safetensors")

@@ -1,7 +1,7 @@
 """Watches the engines: one that died is waited for, brought to the policy in force, and goes on.
 
-Ray starts the new process; it is paused until the weights are in. The clients send their requests again by themselves
-(engine/client.py). Here a call that never returns hangs in every engine: it fails as soon as the process is gone.
+Ray starts the new process, paused until the weights are in; the clients send their requests again (engine/client.py).
+Here a call that never returns hangs in every engine: it fails as soon as the process is gone.
 """
 
 import time

@@ -18,8 +18,7 @@ from skyrl_trainer.agent.prompt import load_chat_prompt
 from skyrl_trainer.chats import Chat, read_chats
 from skyrl_trainer.data import FILE_SUFFIXES
 from skyrl_trainer.errors import UserError
-from skyrl_trainer.learner.batch import Row
-from skyrl_trainer.learner.group import LearnerGroup, LearnerProcess
+from skyrl_trainer.learner.group import LearnerGroup
 from skyrl_trainer.learner.lora import checked
 from skyrl_trainer.learner.model import Learner, make_learner
 from skyrl_trainer.learner.sft import SFTTrainer, fit, make_rows
@@ -75,7 +74,7 @@ class FineTuning:
         """One learner in this process, or several in Ray actors."""
         config = self.config.model_copy(deep=True)
         config.generator.temperature = 1.0  # nothing is sampled
-        self.learner: Learner | SFTGroup
+        self.learner: Learner | LearnerGroup
         if config.num_learners == 1:
             self.learner = make_learner(config, self.model, self.steps)
             self.update: Callable[..., StepMetrics] = SFTTrainer(config).start(self.learner).update
@@ -83,9 +82,9 @@ class FineTuning:
             stack.enter_context(guarded())
             start_ray(config)
             stack.callback(ray.shutdown)
-            self.learner = SFTGroup(config, SFTTrainer, self.model, self.steps)  # type: ignore[arg-type]
-            self.update = self.learner.fit
-            stack.callback(self.learner.close)
+            self.learner = group = LearnerGroup(config, SFTTrainer, self.model, self.steps)
+            self.update = lambda rows, learn=True: group.call("algorithm", "update", ray.put(rows), learn)
+            stack.callback(group.close)
         self.metrics, self.tracker = MetricsWriter(self.path), Tracker(self.config)
         stack.callback(self.metrics.close)
         stack.callback(self.tracker.close)
@@ -114,21 +113,6 @@ class FineTuning:
         if step in (1, self.steps) or step % LINE_EVERY == 0 or "eval/loss" in metrics:
             shown = [f"{name} {metrics[name]:.4g}" for name in SHOWN if name in metrics]
             print(f"step {step} of {self.steps}: {', '.join(shown)}", flush=True)
-
-
-class SFTProcess(LearnerProcess):
-    """A learner among several."""
-
-    def fit(self, rows: list[Row], learn: bool) -> Any:
-        return self.algorithm.update(rows, learn)  # type: ignore[arg-type]
-
-
-class SFTGroup(LearnerGroup):
-    process = SFTProcess
-
-    def fit(self, rows: list[Row], learn: bool = True) -> StepMetrics:
-        metrics: StepMetrics = self._everywhere("fit", ray.put(rows), learn)[0]
-        return metrics
 
 
 def _refuse(config: Config) -> None:

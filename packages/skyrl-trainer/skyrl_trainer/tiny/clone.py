@@ -45,7 +45,7 @@ def warmstart(config: Config, out: Path, seconds: float = math.inf) -> str:
 def clone(
     policy: str, out: Path, conversations: Sequence[Conversation], options: Warmstart, seed: int, seconds: float
 ) -> list[float]:
-    """Writes the clone into `out`, a new folder, and returns the mean loss of every LOSS_WINDOW steps."""
+    """Writes the clone into `out`, a new folder; returns the mean loss of every LOSS_WINDOW steps."""
     if not conversations:
         raise UserError("There are no demonstrations to clone: set warmstart.num_demonstrations to 1 or more.")
     refuse_used(out)

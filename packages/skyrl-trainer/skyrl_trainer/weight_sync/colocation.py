@@ -27,7 +27,7 @@ def shares_gpus(config: Config) -> bool:
 def sync_backend(config: Config) -> str:
     """`adapter`, `nccl` or `shared_memory`, as generator.weight_sync_backend asks. UserError where it cannot be.
 
-    NCCL joins no two processes on one GPU: where learner and engines share theirs, it gives way, as in SkyRL.
+    NCCL joins no two processes on one GPU: there it gives way, as in SkyRL.
     """
     generator, place, lora = config.generator, config.trainer.placement, config.trainer.policy.model.lora
     asked = generator.weight_sync_backend
@@ -56,7 +56,7 @@ def sync_backend(config: Config) -> str:
 
 
 def adapter_kwargs(config: Config) -> dict[str, Any]:
-    """What an engine must be started with to load adapters; nothing where it gets merged weights."""
+    """What an engine must be started with to load adapters; {} where it gets merged weights."""
     if sync_backend(config) != "adapter":
         return {}
     rank = next(rank for rank in ENGINE_RANKS if rank >= config.trainer.policy.model.lora.rank)

@@ -1,8 +1,7 @@
 """Weight sync within one machine: the learner's weights lie in a flat shared buffer, and every engine loads from it.
 
-Plain CPU parameters are moved into the buffer once; anything else is copied into it at every sync. Another machine of
-the cluster that has engines gets a buffer of its own: at every sync all bytes are put into Ray's object store, once,
-and an actor on each writes them down before its engines load.
+Another machine of the cluster that has engines gets a buffer of its own: at every sync all bytes are put into Ray's
+object store, once, and an actor on each writes them down before its engines load.
 """
 
 import time
@@ -86,9 +85,8 @@ class Receiver:
 class SharedMemorySync(EngineCalls):
     """`named_tensors()` yields the same names, shapes and dtypes every time.
 
-    A `torch.nn.Parameter` in it that lies on the CPU is re-pointed into the buffer (its values and identity stay).
-    buffer: one that holds the tensors already, because other processes write into it: `named_tensors()` waits till they
-    have. An engine that dies is left out of the rest of a sync; `restore` brings it to where the others are.
+    A `torch.nn.Parameter` in it that lies on the CPU is moved into the buffer once (its identity stays); the rest is
+    copied at every sync. buffer: one that other processes write into: `named_tensors()` waits till they have.
     """
 
     def __init__(self, engines: list[Any], named_tensors: NamedTensors, buffer: FlatBuffer | None = None) -> None:
