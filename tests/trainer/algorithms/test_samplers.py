@@ -238,7 +238,7 @@ def test_the_bound_of_draws_is_said_and_an_update_of_nothing_changes_nothing(tmp
     said = parts.table.console.file.getvalue()
     assert "step 2: only 0 of 4 groups accepted (trainer.algorithm.options.max_draws=3)" in said
     assert rewards.trajectories == []
-    parts.alone.learner = SimpleNamespace(ranks=Ranks())  # type: ignore[assignment]  # it has no model at all
+    parts.alone.learner = SimpleNamespace(ranks=Ranks(), optimizer_steps=0)  # type: ignore[assignment]  # it has no model at all
     learned = parts.algorithm.update(rewards)
     assert learned["grad_norm"] == learned["lr"] == learned["tokens/trained"] == 0
 

@@ -1,8 +1,7 @@
 """Chat prompts as token ids, made so that nothing the policy wrote is ever decoded and encoded again.
 
-The first prompt is the model's own chat template. A later observation is the template's *difference*: what the
-template puts between an assistant's words and the next thing the assistant says, encoded by itself. So the ids of
-an episode are always first + output + observation + output + ..., and a prefix of the next prompt.
+The first prompt is the model's own chat template. A later observation is what the template puts between an assistant's
+words and the next thing the assistant says, encoded by itself.
 """
 
 import json
@@ -72,8 +71,8 @@ class ChatPrompt:
         return list(self._first(instructions, observation, json.dumps(tools or [])))
 
     def conversation(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None = None) -> list[int]:
-        """Ids of any messages of OpenAI's chat API, up to where the assistant begins. UserError when the template knows
-        no tools; whatever the template raises."""
+        """Ids of any messages of OpenAI's chat API, up to where the assistant begins. UserError when the template shows
+        no tools."""
         text = self._render(messages, **({"tools": tools} if tools else {}))
         if tools and text == self._render(messages):
             raise UserError("The chat template of this policy's tokenizer shows no tools: leave `tools` out.")
@@ -84,13 +83,13 @@ class ChatPrompt:
         return self.replies([{"role": "user", "content": text}], after_ids)
 
     def replies(self, messages: list[dict[str, Any]], after_ids: list[int]) -> list[int]:
-        """The same where any messages of OpenAI's chat API stand between the two, such as the results of tools."""
+        """The same for any messages of OpenAI's chat API, such as the results of tools."""
         ids = self._replies(json.dumps(messages))
         return list(ids[1:] if after_ids and after_ids[-1] == self.end_of_turn_id else ids)
 
     def answer(self, message: dict[str, Any]) -> list[int]:
-        """Ids of an assistant's message, as the policy would have sampled it: its text as it is, to the end of its
-        turn. Tool calls are written by the template; UserError when it knows none."""
+        """Ids of an assistant's message, as the policy would have sampled it. Tool calls are written by the template;
+        UserError when it knows none."""
         text = message.get("content") or ""
         if message.get("tool_calls"):
             before, whole = self._render(_ASKED), self._render([*_ASKED, message, *_ASKED])
@@ -108,8 +107,7 @@ class ChatPrompt:
         return self._tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
 
     def without_thinking(self, ids: list[int]) -> list[int]:
-        """An output without its thoughts: the tokens behind the one that completes the last `</think>`, and behind
-        white space. An output without that tag stays as it is."""
+        """An output without its thoughts: the tokens behind the last `</think>` and white space; as it is without."""
         text = self.decode(ids)
         closings = text.count(THOUGHT_END)
         if not closings:

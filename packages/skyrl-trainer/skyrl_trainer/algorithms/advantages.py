@@ -30,10 +30,8 @@ def trajectory_returns(rewards: RewardBatch) -> torch.Tensor:
 
 
 def token_rewards(rewards: RewardBatch) -> list[torch.Tensor]:
-    """The reward of each sampled token of each trajectory, float64: a turn's sits on its last one.
-
-    A turn without a sampled token gives its reward to the token before it.
-    """
+    """The reward of each sampled token of each trajectory, float64: a turn's sits on its last one or, without any, on
+    the token before it."""
     per_token = []
     for trajectory, turn_rewards in zip(rewards.trajectories, rewards.rewards, strict=True):
         ends_U = torch.tensor([len(turn.output_ids) for turn in trajectory.turns]).cumsum(0)
@@ -110,10 +108,8 @@ def less_the_others(group_M: torch.Tensor) -> torch.Tensor:
 
 @register_estimator("grpo")
 def grpo(rewards: RewardBatch, options: Any, values: Sequence[torch.Tensor] | None = None) -> AdvantageBatch:
-    """(R_i - mean_g) / (std + 1e-4), std with n - 1 (arXiv 2402.03300).
-
-    `scale_rewards`: std of the group, of the batch, or `none` for no division (Dr.GRPO, arXiv 2503.20783).
-    """
+    """(R_i - mean_g) / (std + 1e-4), std with n - 1, of the group or the batch (arXiv 2402.03300), or without (Dr.GRPO,
+    arXiv 2503.20783)."""
     if options.scale_rewards == "none":
         return by_group(rewards, lambda group: group - group.mean())
     std_of = (lambda _: trajectory_returns(rewards).std()) if options.scale_rewards == "batch" else torch.std

@@ -55,8 +55,7 @@ class Rewards:
     def batch(self, rollouts: RolloutBatch, groups: Collection[int]) -> RewardBatch:
         """What the algorithm learns from: the trajectories of these groups that did not fail.
 
-        With `overlong_filter` one that was cut off has no sampled token in it, so that it counts in its group's
-        baseline and nothing is learned from it.
+        With `overlong_filter` one that was cut off has no sampled token, and counts in its group's baseline only.
         """
         kept = [(i, t) for i in sorted(groups) for t in rollouts.groups[i] if not t.stop_reason.failed]
         return RewardBatch(
@@ -93,7 +92,7 @@ class Rewards:
         return self.filter and trajectory.stop_reason is StopReason.LENGTH
 
     def _penalty(self, trajectory: Trajectory) -> float:
-        """Of the longest turn; all of it where the trajectory was cut off, by whatever limit."""
+        """Of the longest turn; all of it where the trajectory was cut off."""
         longest = max((len(turn.output_ids) for turn in trajectory.turns), default=0)
         longest = self.budget if trajectory.stop_reason is StopReason.LENGTH else longest
         return soft_penalty(longest, self.budget, self.budget / 5)
@@ -111,7 +110,7 @@ def soft_penalty(tokens: int, budget: int, cache: float) -> float:
 
 
 def without_sampled_tokens(trajectory: Trajectory) -> Trajectory:
-    """The same episode as if every token had been given to the policy: its loss mask is zero everywhere."""
+    """The same episode as if every token had been given to the policy."""
     turns = [
         replace(turn, prompt_ids=[*turn.prompt_ids, *turn.output_ids], output_ids=[], logprobs=[], weight_versions=[])
         for turn in trajectory.turns

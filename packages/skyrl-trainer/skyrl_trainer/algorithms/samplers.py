@@ -101,7 +101,7 @@ class UniformSampler:
 
 @register_sampler("curriculum")
 class CurriculumSampler(UniformSampler):
-    """Prefers the sources that the policy solves about half of the time, and leaves none out.
+    """Prefers the sources that the policy solves about half of the time.
 
     A source's share goes as its weight times 4 p (1 - p), but at least FLOOR; p is its success rate, 0.5 at first,
     which moves a RATE of the way to that of each group of tries.
@@ -140,10 +140,7 @@ def _source_of(sample: Sample) -> str:
 
 @register_sampler("dynamic")
 class DynamicSampler(UniformSampler):
-    """DAPO's dynamic sampling (arXiv 2503.14476, equation 11): a group whose returns are all equal teaches nothing.
-
-    The loop draws again in place of the groups that are refused, up to `max_draws` batches a step.
-    """
+    """DAPO's dynamic sampling (arXiv 2503.14476, equation 11): groups whose returns are all equal are drawn again."""
 
     def accept(self, group: list[Trajectory], returns: list[float]) -> bool:
         return differ(returns)

@@ -89,7 +89,7 @@ def _try_vllm() -> tuple[bool, str]:
 
 
 def examine() -> Iterator[tuple[str, str, str]]:
-    """("ok", "warn" or "FAIL"; subject; finding), each as soon as it is made: importing vLLM takes seconds."""
+    """("ok", "warn" or "FAIL"; subject; finding), each as soon as it is made."""
     yield "ok", "python", f"{platform.python_version()} on {platform.platform()}"
     for package in PACKAGES:
         found = version(package)

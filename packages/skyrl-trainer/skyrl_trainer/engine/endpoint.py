@@ -57,11 +57,8 @@ class EndpointClient:
         """Of episodes that are played by messages, their MessagePrompt by the trajectory's id."""
 
     async def generate(self, request: GenerationRequest) -> GenerationOutput:
-        """UserError once nobody answers any more.
-
-        The output's usage also has "uncounted" where the endpoint tells no tokens, and "ended/refusal" and the like
-        for what is no plain answer.
-        """
+        """UserError once nobody answers any more. Usage has "uncounted" where the endpoint tells no tokens, and
+        "ended/refusal" and the like for what is no plain answer."""
         said = self.conversations.get(request.request_id.rpartition("#")[0])
         try:
             ids, finish, usage = await (self._tokens(request) if said is None else self._message(request, said))
@@ -174,10 +171,7 @@ def _failed(request: GenerationRequest, reason: str) -> GenerationOutput:
 
 
 async def probe(endpoint: Endpoint, messages: bool, temperature: float) -> Endpoint:
-    """How the endpoint can be asked, for a handful of tokens. UserError where it cannot.
-
-    messages: do not ask for token ids.
-    """
+    """How the endpoint can be asked; UserError where it cannot. messages: do not ask for token ids."""
     async with endpoint.connect() as http:
         cards = await _cards(http)
         model = endpoint.model or ("".join(cards) if len(cards) == 1 else "")

@@ -15,7 +15,7 @@ from skyrl_trainer.types import AdvantageBatch, TrainingBatch, Trajectory
 
 @dataclass(slots=True)
 class Row:
-    """One trajectory; what stands behind a segment's last sampled token is cut off, nobody reads it.
+    """One trajectory, without what stands behind a segment's last sampled token.
 
     Example: token_ids [7, 8, 5, 2] with mask [0, 0, 1, 1] has num_sampled 2, and `old_logprobs` of shape [2].
     """
@@ -26,13 +26,11 @@ class Row:
     """bool, as long as token_ids."""
     rollout_logprobs: np.ndarray
     advantages: np.ndarray
-    """Zeros until `set_advantages`."""
     old_logprobs: torch.Tensor | None = None
-    """Of the sampled tokens only; None until they are known, or where the ratio is 1 by definition."""
+    """Of the sampled tokens only, as the next three; None: not known, or the ratio is 1 by definition."""
     ref_logprobs: torch.Tensor | None = None
     returns: torch.Tensor | None = None
     values: torch.Tensor | None = None
-    """A critic's, of the sampled tokens."""
     shared: int | None = None
     """How many first tokens are computed once for all rows that have them; None: what stands before the answer."""
     later: tuple[int, ...] = ()
@@ -191,7 +189,7 @@ def collate(rows: Sequence[Row], indices: Sequence[int], device: torch.device, d
 
 def _segments(rows: list[Row]) -> tuple[list[tuple[np.ndarray, int]], list[np.ndarray], list[np.ndarray]]:
     """Segments as (ids, number of the segment that it continues or -1), the places of their tokens, and, in the order
-    of the rows, where their sampled tokens are predicted. A prompt of one row alone is one piece with what follows."""
+    of the rows, where their sampled tokens are predicted. A prompt of one row is one piece with what follows."""
     times = Counter(row.prompt.tobytes() for row in rows)
     prompts: dict[bytes, tuple[int, int]] = {}  # its number and its first token
     segments: list[tuple[np.ndarray, int]] = []

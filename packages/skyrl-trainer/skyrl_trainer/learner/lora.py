@@ -60,7 +60,7 @@ class LoRALearner(Learner):
         return dtype, {"quantization_config": nf4, "device_map": {"": self.device}}
 
     def divide(self) -> None:
-        """The adapter is so small that every learner has all of it."""
+        # So small that every learner has all of it.
         add_role(self.model, POLICY, self.lora, self.config.trainer.seed)
 
     def trainable(self) -> dict[str, torch.nn.Parameter]:
@@ -70,7 +70,7 @@ class LoRALearner(Learner):
         return full_tensors(self.model, POLICY)
 
     def base_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """The frozen weights as engines get them that load the adapter."""
+        """The frozen weights, for engines that load the adapter."""
         return ((name, tensor.detach().to(self.published_dtype)) for name, tensor in full_tensors(self.model, None))
 
     def adapter_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
@@ -122,10 +122,8 @@ def add_role(model: torch.nn.Module, name: str, options: LoRAConfig, seed: int) 
 
 @contextmanager
 def role(model: torch.nn.Module, name: str | None) -> Iterator[None]:
-    """Inside, the model computes with this role's adapter, None: with none, as it was loaded.
-
-    Backward passes may follow outside, unless activations are computed again in them (gradient checkpointing).
-    """
+    """Inside, the model computes with this role's adapter, None: with none. Backward passes may follow outside, unless
+    activations are computed again in them (gradient checkpointing)."""
     before = _active(model)
     _activate(model, name)
     try:
@@ -141,10 +139,7 @@ def parameters_of(model: torch.nn.Module, name: str) -> dict[str, torch.nn.Param
 
 
 def full_tensors(model: torch.nn.Module, name: str | None = POLICY) -> Iterator[tuple[str, torch.Tensor]]:
-    """The weights under the names that they had without adapters, dequantised, in the model's order.
-
-    With the role's adapter merged in, W + alpha/rank B A; with None the base. The model is not changed.
-    """
+    """The weights under the names that they had without adapters, dequantised, the role's adapter merged in."""
     for path, parameter in model.named_parameters():
         if any(f".{matrix}." in path for matrix in MATRICES):
             continue
@@ -169,7 +164,7 @@ def adapter_tensors(model: torch.nn.Module, dtype: torch.dtype, scaled: bool) ->
 
 
 def save(model: Any, tensors: dict[str, torch.Tensor], base_path: str, folder: Path) -> None:
-    """The merged `tensors` as a model like the one before adapters and quantisation, the policy's adapter beside it."""
+    """The merged `tensors` as a model without adapters and quantisation, the policy's adapter beside it."""
     config, settings = copy.deepcopy(model.config), model.peft_config[POLICY]
     vars(config).pop("quantization_config", None)
     with torch.device("meta"):

@@ -37,8 +37,8 @@ from skyrl_trainer.types import LearnerState, TrainingBatch
 class Scorer:
     """A causal LM that gives the log-probabilities of sampled tokens.
 
-    Weights that learn are float32 masters; with `trainer.policy.model.dtype=bfloat16` the passes run under autocast,
-    because a learning rate of 1e-6 would vanish in the rounding of bfloat16 weights.
+    Weights that learn are float32 masters, for a learning rate of 1e-6 would vanish in the rounding of bfloat16: with
+    `trainer.policy.model.dtype=bfloat16` the passes run under autocast.
     """
 
     def __init__(self, config: Config, model_path: str) -> None:
@@ -64,7 +64,7 @@ class Scorer:
         self._refuse_other_architectures()
 
     def loading(self) -> tuple[torch.dtype, dict[str, Any]]:
-        """How the weights are held: their precision, and what else `from_pretrained` takes."""
+        """The weights' precision, and what else `from_pretrained` takes."""
         return torch.float32, {}
 
     @property
@@ -269,7 +269,7 @@ class Learner(Optimized, Scorer):
         return {name: p for name, p in reshard(self.model).named_parameters() if p.requires_grad}
 
     def backward(self, loss: torch.Tensor) -> None:
-        """Adds to the gradients; the loss is already normalised over the whole mini-batch."""
+        """Adds to the gradients."""
         self.accelerator.backward(loss)
 
     def step(self) -> float:
@@ -287,7 +287,7 @@ class Learner(Optimized, Scorer):
             yield name, parameter if same else parameter.detach().to(self.published_dtype)
 
     def share_weights(self) -> None:
-        """No buffer of its own: a weight sync moves these weights into its buffer (see LearnerGroup's)."""
+        """No buffer of its own: a weight sync moves these weights into its own (see LearnerGroup's)."""
 
     def transfer(self, method: str, *arguments: Any) -> Any:
         """A method of WeightSender, which sends these weights over NCCL; to be called on all learners."""
@@ -298,7 +298,6 @@ class Learner(Optimized, Scorer):
         return self._sender.call(method, *arguments)
 
     def release_memory(self) -> None:
-        """Gives the driver of the GPU what torch keeps for later."""
         torch.cuda.empty_cache()
 
     def reference(self) -> Scorer:

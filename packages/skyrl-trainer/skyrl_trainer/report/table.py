@@ -1,7 +1,4 @@
-"""What a run shows while it trains: one line a step, and on a terminal a status line that moves below.
-
-Redirected output is plain lines of the same columns, without control characters.
-"""
+"""What a run shows while it trains: one line per step, and on a terminal a status line that moves below."""
 
 from __future__ import annotations
 

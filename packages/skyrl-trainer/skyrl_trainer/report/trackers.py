@@ -18,10 +18,8 @@ if TYPE_CHECKING:
 
 
 class Tracker:
-    """`log` each step's metrics, `close` at the end. Made after the learner: accelerate's state is its to make.
-
-    A resumed run gives its checkpoint's step as `last_step`: TensorBoard then hides what it had drawn after it.
-    """
+    """Made after the learner: accelerate's state is its to make. last_step: of a resumed run's checkpoint; TensorBoard
+    hides what it had drawn after it."""
 
     def __init__(self, config: Config, last_step: int = 0) -> None:
         self._tracker = None if config.trainer.logger == "none" else _start(config, last_step)

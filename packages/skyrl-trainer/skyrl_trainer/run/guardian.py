@@ -28,7 +28,7 @@ GRACE_SECONDS = 5.0
 
 @contextmanager
 def guarded() -> Iterator[None]:
-    """Around whatever starts processes: they, and all their children to come, have temporary files of their own."""
+    """Around whatever starts processes: they, and their children, have temporary files of their own."""
     shared = Path(os.environ.get("RAY_TMPDIR") or tempfile.gettempdir())
     for leftover in shared.glob(f"{PREFIX}*"):
         with suppress(OSError), _locked(leftover):  # raises where it is in use, or somebody else's

@@ -52,8 +52,7 @@ class Node(NamedTuple):
 def place_engines(config: Config, nodes: list[Node], on_gpus: bool) -> list[str]:
     """The node of each engine: the first one while it has room, then the next. UserError when there is none left.
 
-    An engine takes a core, or as many GPUs of one machine as it is split over; what the learners will take there is
-    left to them, unless they take turns.
+    An engine takes a core, or as many GPUs as it is split over; the learners' are left to them, unless they take turns.
     """
     generator, place = config.generator, config.trainer.placement
     rooms = []

@@ -33,7 +33,7 @@ CLOSE_SECONDS = 10.0
 
 
 class PolicyServer:
-    """Takes its port at once, so that one in use is known before anything is spent; answers while `running`."""
+    """Takes its port at once; answers while `running`."""
 
     def __init__(self, host: str, port: int) -> None:
         try:

@@ -1,9 +1,7 @@
 """The policy without a download: a tiny Qwen3 model and a byte-level BPE tokenizer, made from the envs' own texts.
 
-The folder is an ordinary Hugging Face model, and the same arguments give the same bytes. The tokenizer loses nothing
-and splits numbers digit by digit, as Qwen's does. The chat template is Qwen3's ChatML with one difference: a longer
-conversation begins with the very text of its beginning (Qwen3's drops earlier thoughts and joins neighbouring tool
-messages, which would break "tokens in, tokens out").
+The same arguments give the same bytes. The chat template is Qwen3's ChatML, but a longer conversation begins with the
+very text of its beginning (Qwen3's drops earlier thoughts and joins neighbouring tool messages).
 """
 
 from __future__ import annotations
@@ -147,7 +145,7 @@ def refuse_used(out: Path) -> None:
 
 
 def init_policy(out: Path, texts: Iterable[str], tiny: TinyConfig, seed: int) -> None:
-    """Writes the policy into `out`, a new or empty folder; `texts` train the tokenizer, `seed` makes the weights."""
+    """Into `out`, a new or empty folder; `texts` train the tokenizer, `seed` makes the weights."""
     refuse_used(out)
     with written_aside(out) as folder:
         tokenizer = make_tokenizer(texts, tiny.config_kwargs.get("vocab_size", DEFAULT_VOCAB_SIZE), tiny.spaces)
