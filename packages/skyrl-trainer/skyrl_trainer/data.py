@@ -88,8 +88,7 @@ def load_samples(
 ) -> SampleSource:
     """The samples of all specs, in order. UserError names the spec, what is wrong with it and what is right.
 
-    default_env_class: plays the rows of a file that name no env_class. seed: of an env spec that has none of its own.
-    env_file: a Python file that registers environments, loaded first.
+    default_env_class: of rows that name none. seed: of specs that have none. env_file: registers environments.
     """
     if not specs:
         raise UserError("The data has no source: give an env spec such as 'text_math?split=train', or a file.")
@@ -203,11 +202,8 @@ def _parse(spec: str | dict[str, Any]) -> tuple[str, dict[str, Any]]:
 
 
 def take_exams(specs: Sequence[str | dict[str, Any]], folder: Path) -> tuple[list[str | dict[str, Any]], list[Any]]:
-    """Held-out data apart: what `load_samples` takes, and an exam for every benchmark, `skyrl_eval:gsm8k?n=50`.
-
-    The package before the colon makes it: `exam(name, options, folder)` has `run(rollouts, step)`, whose figures are
-    logged. folder: of the run.
-    """
+    """Held-out data apart: what `load_samples` takes, and the package's `exam(name, options, folder)` for every
+    benchmark, whose `run(rollouts, step)` gives figures to log. folder: of the run."""
     rest, exams = [], []
     for spec in specs:
         name, options = _parse(spec)

@@ -18,8 +18,7 @@ SUMMARY_CHARS = 80
 
 
 class Memory:
-    """One episode's. Example (full): `Memory(prompt, options, first_ids)`, then after each turn
-    `advance(turns)` is ([ids of the last observation], False)."""
+    """One episode's. Example (full): after each turn `advance(turns)` is ([ids of the last observation], False)."""
 
     def __init__(self, prompt: ChatPrompt, options: AgentConfig, first_ids: list[int]) -> None:
         self._prompt, self._options, self._first = prompt, options, first_ids

@@ -62,10 +62,8 @@ def on_sampled(rewards: RewardBatch, values: Sequence[torch.Tensor]) -> list[lis
 
 
 def whitened(rewards: RewardBatch, values: Sequence[torch.Tensor], gamma: float) -> list[list[float]]:
-    """Mean 0 and standard deviation 1 over the sampled tokens of the whole batch; exactly 0 where all are equal.
-
-    The KL penalties from each token on, discounted, come off with a mean of 0 (see `by_group`).
-    """
+    """Mean 0 and standard deviation 1 over the sampled tokens of the whole batch; exactly 0 where all are equal. The KL
+    penalties from each token on, discounted, come off with a mean of 0 (see `by_group`)."""
     all_N = torch.cat([*values, torch.zeros(0, dtype=torch.float64)])
     scale = 1 / (all_N.std() + STD_EPSILON) if differ(all_N.tolist()) else 0.0
     white = [(values_N - all_N.mean()) * scale for values_N in values]

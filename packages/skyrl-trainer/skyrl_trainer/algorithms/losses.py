@@ -48,10 +48,8 @@ def token_ratio(tokens: SampledTokens) -> torch.Tensor:
 def ppo_clip(
     ratio_N: torch.Tensor, advantages_N: torch.Tensor, epsilon_low: float, epsilon_high: float
 ) -> tuple[torch.Tensor, Reports]:
-    """-min(r A, clip(r, 1 - epsilon_low, 1 + epsilon_high) A), [N] (PPO, arXiv 1707.06347, equation 7).
-
-    `clip_fraction` is whether the clip took a token's gradient.
-    """
+    """-min(r A, clip(r, 1 - epsilon_low, 1 + epsilon_high) A), [N] (PPO, arXiv 1707.06347, equation 7), and as
+    `clip_fraction` whether the clip took a token's gradient."""
     clipped_ratio_N = ratio_N.clamp(1 - epsilon_low, 1 + epsilon_high)
     loss_N = -torch.minimum(ratio_N * advantages_N, clipped_ratio_N * advantages_N)
     too_low_N = (ratio_N < 1 - epsilon_low) & (advantages_N < 0)

@@ -18,11 +18,8 @@ sampler_class = _SAMPLERS.get
 
 
 def permuted(index: int, size: int, key: str) -> int:
-    """Where `index` goes in a pseudo-random permutation of range(size) that `key` names.
-
-    A four-round Feistel network over the next even number of bits, walked until it lands inside: a data source may have
-    billions of tasks, too many for a list.
-    """
+    """Where `index` goes in a pseudo-random permutation of range(size) that `key` names: a four-round Feistel network,
+    walked until it lands inside, for a data source may have billions of tasks, too many for a list."""
     half = max(1, ((size - 1).bit_length() + 1) // 2)
     mask = (1 << half) - 1
     while True:

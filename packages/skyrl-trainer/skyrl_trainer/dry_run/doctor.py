@@ -1,7 +1,4 @@
-"""What is installed, what hardware there is, and what would run here: `skyrl-trainer doctor`.
-
-Imports neither torch nor vLLM: what may hang or crash is tried in a process of its own.
-"""
+"""`skyrl-trainer doctor`: what is installed, what hardware there is, what would run; imports neither torch nor vLLM."""
 
 import importlib.util
 import os

@@ -1,8 +1,7 @@
 """The asyncio side of an engine: awaits single generations, talks to the actor in batches.
 
-One `submit` is outstanding at a time and takes everything that became ready during the previous one; one long-poll
-`collect` is outstanding while anything is in flight. An engine that dies is restarted by Ray; what was not answered is
-sent again, in the same order, as soon as the new process takes requests.
+One `submit` is outstanding at a time and takes everything that became ready during the previous one. An engine that
+dies is restarted by Ray; what was not answered is sent again, in the same order.
 """
 
 import asyncio
@@ -29,8 +28,7 @@ class EngineClient:
     """
 
     def __init__(self, actor: Any, client_id: str) -> None:
-        self._actor = actor
-        self._client_id = client_id
+        self._actor, self._client_id = actor, client_id
         self._outbox: list[GenerationRequest] = []
         self._waiting: dict[str, asyncio.Future[GenerationOutput]] = {}
         self._unanswered: dict[str, GenerationRequest] = {}

@@ -1,7 +1,6 @@
 """A model that somebody serves: any OpenAI-compatible endpoint, asked in the terms of the agent loop.
 
-One that takes and gives token ids (vLLM's /v1/completions) reads and writes exactly what an engine of training would.
-Any other gets chat messages (agent/message_prompt.py).
+One that does not take and give token ids, as vLLM's /v1/completions, gets chat messages (agent/message_prompt.py).
 """
 
 import os

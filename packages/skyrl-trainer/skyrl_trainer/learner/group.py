@@ -1,7 +1,6 @@
 """Several learners: the same Learner and algorithm in each of N Ray actors; the driver calls all of them alike.
 
-An update sends the whole rollout to each (learner/ranks.py says who computes what). Weights and checkpoints are put
-together by all and written by rank 0 into memory that the driver shares.
+Weights and checkpoints are put together by all and written by rank 0 into memory that the driver shares.
 """
 
 import os
@@ -93,10 +92,8 @@ class LearnerProcess:
 
 
 class LearnerGroup:
-    """What a run needs of its learner and its algorithm, done by `config.num_learners` actors.
-
-    Methods raise UserError when a learner fails, dies or takes too long, and name it; the group is of no use then.
-    """
+    """What a run needs of its learner and its algorithm. Methods raise UserError, which names the learner that failed,
+    died or took too long; the group is of no use then."""
 
     process: ClassVar[type[LearnerProcess]] = LearnerProcess
 

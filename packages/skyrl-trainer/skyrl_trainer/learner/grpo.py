@@ -1,8 +1,4 @@
-"""GRPO on a rollout: advantages, mini-batches, micro-batches, optimizer steps. `update` is all that the loop calls.
-
-The four parts of the loss come from PolicyLoss: a mixin that overrides one or two of them makes another algorithm
-(learner/compose.py).
-"""
+"""GRPO on a rollout: advantages, mini-batches, micro-batches, optimizer steps. `update` is all that the loop calls."""
 
 from collections.abc import Sequence
 from dataclasses import replace

@@ -1,7 +1,7 @@
 """LoRA (arXiv 2106.09685) and QLoRA (arXiv 2305.14314): small trained matrices beside frozen weights.
 
 A target layer computes y = W x + alpha/rank B A x, and a role (the policy, a critic) is a set of A and B under its name
-on the one copy of W. peft puts the layers into the model in place: whoever holds the model need not know of them.
+on the one copy of W. peft puts the layers into the model in place.
 """
 
 import copy
@@ -66,22 +66,50 @@ class LoRALearner(Learner):
     def trainable(self) -> dict[str, torch.nn.Parameter]:
         return parameters_of(self.model, POLICY)
 
-    def full_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
-        return full_tensors(self.model, POLICY)
+    def full_tensors(self, name: str | None = POLICY) -> Iterator[tuple[str, torch.Tensor]]:
+        """The weights under the names that they had without adapters, dequantised, the role's adapter merged in."""
+        for path, parameter in self.model.named_parameters():
+            if any(f".{matrix}." in path for matrix in MATRICES):
+                continue
+            weight: Any = parameter
+            if getattr(weight, "quant_state", None) is not None:
+                from bitsandbytes.functional import dequantize_4bit
+
+                weight = dequantize_4bit(weight.data, weight.quant_state)
+            before, wrapped, last = path.rpartition(".base_layer.")
+            if wrapped and last == "weight" and name is not None:
+                layer: Any = self.model.get_submodule(before)
+                weight = weight.detach() + layer.get_delta_weight(name).detach()
+            yield (f"{before}.{last}" if wrapped else path), weight
 
     def base_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
         """The frozen weights, for engines that load the adapter."""
-        return ((name, tensor.detach().to(self.published_dtype)) for name, tensor in full_tensors(self.model, None))
+        return ((name, tensor.detach().to(self.published_dtype)) for name, tensor in self.full_tensors(None))
 
-    def adapter_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """The adapter under peft's names, scaled, in the engine's precision."""
-        return adapter_tensors(self.model, self.published_dtype, scaled=True)
+    def adapter_tensors(self, scaled: bool = True) -> Iterator[tuple[str, torch.Tensor]]:
+        """Under peft's names, sorted: as engines get it, B times alpha/rank, or else as files have it, in float32."""
+        dtype = self.published_dtype if scaled else torch.float32
+        for path, layer in sorted(_layers(self.model)):
+            for matrix, factor in zip(MATRICES, (1.0, layer.scaling[POLICY] if scaled else 1.0), strict=True):
+                weight = getattr(layer, matrix)[POLICY].weight.detach()
+                yield f"base_model.model.{path}.{matrix}.weight", (weight * factor).to(dtype)
 
     def reference(self) -> Scorer:
         return Reference(self)
 
     def write(self, tensors: dict[str, torch.Tensor], folder: Path) -> None:
-        save(self.model, tensors, self.model_path, folder)
+        """As a model without adapters and quantisation, the policy's adapter beside it."""
+        model: Any = self.model
+        config, settings = copy.deepcopy(model.config), model.peft_config[POLICY]
+        vars(config).pop("quantization_config", None)
+        with torch.device("meta"):
+            plain = type(model)(config)
+        plain.generation_config = model.generation_config
+        plain.save_pretrained(folder, state_dict=tensors)
+        settings.base_model_name_or_path, settings.task_type = self.model_path, "CAUSAL_LM"
+        settings.save_pretrained(folder / "adapter")
+        adapter = {name: tensor.cpu().contiguous() for name, tensor in self.adapter_tensors(scaled=False)}
+        save_file(adapter, folder / "adapter" / "adapter_model.safetensors")
 
 
 class Reference(Scorer):
@@ -136,45 +164,6 @@ def parameters_of(model: torch.nn.Module, name: str) -> dict[str, torch.nn.Param
     """The adapter's, by their names in the model."""
     ends = tuple(f".{matrix}.{name}.weight" for matrix in MATRICES)
     return {path: parameter for path, parameter in model.named_parameters() if path.endswith(ends)}
-
-
-def full_tensors(model: torch.nn.Module, name: str | None = POLICY) -> Iterator[tuple[str, torch.Tensor]]:
-    """The weights under the names that they had without adapters, dequantised, the role's adapter merged in."""
-    for path, parameter in model.named_parameters():
-        if any(f".{matrix}." in path for matrix in MATRICES):
-            continue
-        weight: Any = parameter
-        if getattr(weight, "quant_state", None) is not None:
-            from bitsandbytes.functional import dequantize_4bit
-
-            weight = dequantize_4bit(weight.data, weight.quant_state)
-        before, wrapped, last = path.rpartition(".base_layer.")
-        if wrapped and last == "weight" and name is not None:
-            layer: Any = model.get_submodule(before)
-            weight = weight.detach() + layer.get_delta_weight(name).detach()
-        yield (f"{before}.{last}" if wrapped else path), weight
-
-
-def adapter_tensors(model: torch.nn.Module, dtype: torch.dtype, scaled: bool) -> Iterator[tuple[str, torch.Tensor]]:
-    """The policy's A and B under peft's names for files, sorted. scaled: B times alpha/rank."""
-    for path, layer in sorted(_layers(model)):
-        for matrix, factor in zip(MATRICES, (1.0, layer.scaling[POLICY] if scaled else 1.0), strict=True):
-            weight = getattr(layer, matrix)[POLICY].weight.detach()
-            yield f"base_model.model.{path}.{matrix}.weight", (weight * factor).to(dtype)
-
-
-def save(model: Any, tensors: dict[str, torch.Tensor], base_path: str, folder: Path) -> None:
-    """The merged `tensors` as a model without adapters and quantisation, the policy's adapter beside it."""
-    config, settings = copy.deepcopy(model.config), model.peft_config[POLICY]
-    vars(config).pop("quantization_config", None)
-    with torch.device("meta"):
-        plain = type(model)(config)
-    plain.generation_config = model.generation_config
-    plain.save_pretrained(folder, state_dict=tensors)
-    settings.base_model_name_or_path, settings.task_type = base_path, "CAUSAL_LM"
-    settings.save_pretrained(folder / "adapter")
-    pairs = adapter_tensors(model, torch.float32, scaled=False)
-    save_file({n: t.cpu().contiguous() for n, t in pairs}, folder / "adapter" / "adapter_model.safetensors")
 
 
 def _targets(model: Any, wanted: Literal["all-linear"] | list[str]) -> list[str]:

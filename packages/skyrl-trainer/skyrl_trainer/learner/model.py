@@ -45,8 +45,7 @@ class Scorer:
         temperature = config.generator.temperature
         if temperature <= 0:
             raise UserError("generator.temperature=0 leaves nothing to learn from; set it above 0 (1.0 is usual).")
-        self.config = config
-        self.model_path = model_path
+        self.config, self.model_path = config, model_path
         self.inverse_temperature = 1.0 / temperature
         self.published_dtype = getattr(torch, config.trainer.policy.model.dtype)
         self.accelerator = Accelerator(
@@ -93,20 +92,7 @@ class Scorer:
         At the temperature of the sampler, as the engine returns them. hidden_NH: of this batch, where it is known.
         """
         hidden_NH = self.hidden(batch) if hidden_NH is None else hidden_NH
-        with self.accelerator.autocast():
-            return self._score(hidden_NH, batch.target_ids_N, entropy_gradient)
-
-    @torch.no_grad()
-    def token_logprobs(self, ids: list[int]) -> torch.Tensor:
-        """log-softmax after each token of one sequence, at temperature 1: float32 [T, V] on the CPU."""
-        with self.accelerator.autocast():
-            logits_TV = self.model(torch.tensor([ids], device=self.device), use_cache=False).logits[0]
-        return logits_TV.float().log_softmax(-1).cpu()
-
-    def _score(
-        self, hidden_NH: torch.Tensor, targets_N: torch.Tensor, entropy_gradient: bool = False
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        head = self.model.get_output_embeddings()
+        head, targets_N = self.model.get_output_embeddings(), batch.target_ids_N
         chunk = max(1, LOGITS_AT_ONCE[self.device.type] // self.model.config.vocab_size)
 
         def score(hidden: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -117,15 +103,23 @@ class Scorer:
                 entropy = -(all_logprobs.exp() * all_logprobs).sum(-1)
             return all_logprobs.gather(-1, targets[:, None]).squeeze(-1), entropy
 
-        if len(targets_N) <= chunk:
-            return score(hidden_NH, targets_N)
-        # A chunk's logits are dropped after the forward pass and made again for its backward pass.
-        pieces = [
-            checkpoint(score, hidden, targets, use_reentrant=False, preserve_rng_state=False)
-            for hidden, targets in zip(hidden_NH.split(chunk), targets_N.split(chunk), strict=True)
-        ]
+        with self.accelerator.autocast():
+            if len(targets_N) <= chunk:
+                return score(hidden_NH, targets_N)
+            # A chunk's logits are dropped after the forward pass and made again for its backward pass.
+            pieces = [
+                checkpoint(score, hidden, targets, use_reentrant=False, preserve_rng_state=False)
+                for hidden, targets in zip(hidden_NH.split(chunk), targets_N.split(chunk), strict=True)
+            ]
         logprobs, entropies = zip(*pieces, strict=True)
         return torch.cat(logprobs), torch.cat(entropies)
+
+    @torch.no_grad()
+    def token_logprobs(self, ids: list[int]) -> torch.Tensor:
+        """log-softmax after each token of one sequence, at temperature 1: float32 [T, V] on the CPU."""
+        with self.accelerator.autocast():
+            logits_TV = self.model(torch.tensor([ids], device=self.device), use_cache=False).logits[0]
+        return logits_TV.float().log_softmax(-1).cpu()
 
     @torch.no_grad()
     def _refuse_other_architectures(self) -> None:
@@ -152,10 +146,7 @@ class Scorer:
 
 
 class Optimized:
-    """AdamW and its schedule over what a model learns: the optimizer's half of a learner, and of a critic.
-
-    In several learners every method must be called on all of them.
-    """
+    """AdamW and its schedule, of a learner or a critic; methods are called on all learners alike."""
 
     config: Config
     model: PreTrainedModel
@@ -242,11 +233,7 @@ class Optimized:
 
 
 class Learner(Optimized, Scorer):
-    """A Scorer that learns.
-
-    total_optimizer_steps: of the whole run, for schedules that end (linear, cosine, ...). ranks: the learners that it
-    is one of; their weights are sharded.
-    """
+    """ranks: the learners that it is one of, whose weights are sharded. total_optimizer_steps: of the whole run."""
 
     lora: Any = None
     """Its options, where an adapter learns (learner/lora.py)."""

@@ -1,7 +1,6 @@
 """One learner among several: which rows it computes, and what all of them must do together.
 
-All run the same program on the same rollout. Each computes its share of the micro-batches; gradients are summed and
-figures put together, so that all end with the same metrics.
+All run the same program on the same rollout, each its share of the micro-batches, and end with the same metrics.
 """
 
 import math

@@ -66,12 +66,7 @@ def _listed(steps: list[int]) -> str:
 
 
 def chat_row(trajectory: Trajectory) -> dict[str, Any]:
-    """One row for supervised fine-tuning; TRL's SFTTrainer takes `messages`, the rest is for choosing.
-
-    Example: {"messages": [{"role": "user", "content": "1+1?"}, {"role": "assistant", "content": "2"}], "reward": 1.0,
-    "success": True, "env": "skyrl/text_math-v0", "task": "text_math?split=train#17", "trajectory": "3/0/1",
-    "stop_reason": "terminated"}
-    """
+    """One row for supervised fine-tuning; TRL's SFTTrainer takes `messages`, the rest is for choosing."""
     return {
         "messages": [*trajectory.prompt, *completion(trajectory)],
         "reward": trajectory.total_reward,

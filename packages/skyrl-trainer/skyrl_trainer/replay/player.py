@@ -1,8 +1,7 @@
 """Plays stored episodes again: the env, made anew in an EnvWorker, gets the recorded actions.
 
-A failed episode is played to its failure, which must be the same where it was the env's own doing; what came from
-outside (a killed worker, an engine, the episode's clock) does not repeat itself, and the episode is compared up to
-there. Tools with effects outside answer from the record, unless `live`.
+A failed episode is played to its failure, which must be the same where it was the env's own doing, and did not come
+from outside (a killed worker, the episode's clock). Tools with effects outside answer from the record, unless `live`.
 """
 
 from contextlib import ExitStack

@@ -43,10 +43,7 @@ def row(metrics: StepMetrics) -> str:
 
 
 class LiveTable:
-    """`with LiveTable(50) as table: table.phase("rollout"); table.step(metrics)`.
-
-    A run that resumes at step 20 gives `first_step=20`: the time left is estimated from this process's steps only.
-    """
+    """first_step: of a run that resumes, for the time left is estimated from this process's steps only."""
 
     def __init__(self, max_steps: int, first_step: int = 0, console: Console | None = None) -> None:
         self.console = console or Console(highlight=False)

@@ -1,7 +1,4 @@
-"""`trainer.logger`: accelerate's trackers, TensorBoard's files in the run folder; `none` for no tracker.
-
-W&B and Trackio send to where they are set up to; nothing is sent unless the setting asks for it.
-"""
+"""`trainer.logger`: accelerate's trackers; nothing is sent to anybody unless the setting asks for it."""
 
 from __future__ import annotations
 

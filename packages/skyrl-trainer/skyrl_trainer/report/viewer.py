@@ -50,10 +50,7 @@ class Episode(NamedTuple):
 
 
 def write_viewer(folder: Path, out: Path, steps: list[int] | None = None) -> str:
-    """Writes `out` with a run's newest trajectories, or those of `steps`, or an evaluation's attempts; in words.
-
-    Raises UserError where the folder, a step or any readable trajectory is missing.
-    """
+    """Writes `out` with a run's newest trajectories, or those of `steps`, or an evaluation's attempts; in words."""
     for file, reader in READERS.items():
         if (folder / file).exists():
             module, function = reader.split(":")

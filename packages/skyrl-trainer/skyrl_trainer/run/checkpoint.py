@@ -13,9 +13,8 @@ import json
 import logging
 import re
 import shutil
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import xxhash
 from safetensors import SafetensorError
@@ -36,8 +35,7 @@ MANIFEST = "manifest.txt"
 DAMAGED = (OSError, ValueError, KeyError, TypeError, AttributeError, SafetensorError)
 
 
-@dataclass(frozen=True, slots=True)
-class Loaded:
+class Loaded(NamedTuple):
     """`extra`: what the loop had added (sampler, ...). version: of the package that wrote it."""
 
     step: int
@@ -71,10 +69,8 @@ class Checkpoints:
         return path
 
     def load_latest(self) -> Loaded | None:
-        """The newest whole checkpoint, or None; damaged ones that are newer are said, and left aside by another name.
-
-        Raises UserError where all are damaged.
-        """
+        """The newest whole checkpoint, or None; UserError where all are damaged. Damaged ones that are newer are said,
+        and left aside by another name."""
         damaged: list[tuple[str, Exception]] = []
         for name in reversed(self.names()):
             try:

@@ -1,7 +1,6 @@
 """Everything that runs beside the driver: Ray, the engines, the env and rollout workers; started and stopped here.
 
-A local Ray is our own and dies with the driver. With `ray.address` we join a cluster; our actors end with the driver's
-job. Engines fill the driver's machine first, where weights reach them through shared memory, then the others.
+Engines fill the driver's machine first, where weights reach them through shared memory, then a cluster's others.
 """
 
 from __future__ import annotations

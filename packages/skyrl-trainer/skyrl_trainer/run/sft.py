@@ -1,8 +1,7 @@
 """`skyrl-trainer sft`: fine-tunes on the chats of `data.train_data`, by the settings of a run, into a run folder.
 
 An optimizer step takes `trainer.train_batch_size` chats. All are gone through `trainer.num_iterations` times, in at
-most `trainer.max_steps` steps; chats in `data.val_data` give `eval/loss`. Reinforcement learning then starts from
-`trainer.policy.model.path=<folder>/model/last`.
+most `trainer.max_steps` steps; chats in `data.val_data` give `eval/loss`.
 """
 
 import math
@@ -51,8 +50,6 @@ def fine_tune(config: Config) -> str:
 
 
 class FineTuning:
-    """One run: `start` loads the model, `learn` takes all steps."""
-
     def __init__(self, config: Config, path: Path, chats: list[Chat], held_out: list[Chat]) -> None:
         self.config, self.path, self.saved = config, path, path / "model" / "last"
         self.model = config.trainer.policy.model.path
@@ -71,7 +68,6 @@ class FineTuning:
         self.steps = min(config.trainer.max_steps, math.ceil(passes * len(self.rows) / size))
 
     def start(self, stack: ExitStack) -> None:
-        """One learner in this process, or several in Ray actors."""
         config = self.config.model_copy(deep=True)
         config.generator.temperature = 1.0  # nothing is sampled
         self.learner: Learner | LearnerGroup
@@ -90,7 +86,6 @@ class FineTuning:
         stack.callback(self.tracker.close)
 
     def learn(self) -> None:
-        """All steps; metrics after each, the policy and the report every `trainer.ckpt_interval` steps."""
         trainer = self.config.trainer
         if self.held_out and trainer.eval_before_train:
             self._log({"step": 0, **self._evaluate()})

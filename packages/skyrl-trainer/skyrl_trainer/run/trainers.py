@@ -100,7 +100,7 @@ def configured(config: Config, model: str | None, funcs: Any, train: Any, held_o
 
 
 def _source(config: Config, name: str, given: Any) -> list[Any]:
-    """What `data.train_data` takes. A `datasets.Dataset` becomes a file of rows in the run folder."""
+    """A `datasets.Dataset` becomes a file of rows in the run folder."""
     if not hasattr(given, "to_json"):
         return [given] if isinstance(given, str) else list(given)
     path = config.run_path.expanduser() / "data" / f"{name}.jsonl"

@@ -1,7 +1,7 @@
 """Behaviour cloning of an env's expert, so that reinforcement learning has a start: `skyrl-trainer warmstart`.
 
-An expert's episode is a chat, and is learned as any other (learner/sft.py). Cloning stops when the loss has fallen to
-`target_loss`: at a number of steps one seed's clone knows half of its task and another's all of it.
+Cloning stops when the loss has fallen to `target_loss`: at a number of steps one seed's clone knows half of its task
+and another's all of it.
 """
 
 import math

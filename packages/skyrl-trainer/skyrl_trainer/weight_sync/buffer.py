@@ -1,7 +1,6 @@
 """The flat buffer in which weights travel between processes of one machine: a mapped file, best in memory.
 
-The writer creates the file, readers open it by path and layout; once all have, the file can be unlinked: the mapping
-lives on, and nothing is left behind by a process that is killed.
+Once all have opened it, it can be unlinked: the mapping lives on, and nothing is left behind by a kill.
 """
 
 import math

@@ -2,9 +2,8 @@
 
     awake --sleep--> asleep --(publishing)--> weights awake --(published)--> awake
 
-Before an update the engines drop weights and KV cache (level 2; level 1, which keeps the weights in the processor's
-memory, where a sync brings adapters only). After it memory for the weights comes first, the sync fills it, and only
-then is the KV cache made again: both sides' peaks never meet. On a CPU the states are kept, and engines not told.
+Memory for the weights comes first, the sync fills it, and only then is the KV cache made again: both sides' peaks never
+meet. On a CPU the states are kept, and engines not told.
 """
 
 from collections.abc import Callable, Iterator
@@ -64,8 +63,7 @@ def adapter_kwargs(config: Config) -> dict[str, Any]:
 
 
 class Colocation(EngineCalls):
-    """`release()`: lets the learner give back memory that it holds for later. A method raises SyncError when an engine
-    fails, RuntimeError when it comes at the wrong time."""
+    """`release()`: lets the learner give back memory. SyncError when an engine fails, RuntimeError at a wrong time."""
 
     def __init__(self, engines: list[Any], level: int, shared: bool, release: Callable[[], Any]) -> None:
         super().__init__(engines)

@@ -1,7 +1,6 @@
 """Weight sync within one machine: the learner's weights lie in a flat shared buffer, and every engine loads from it.
 
-Another machine of the cluster that has engines gets a buffer of its own: at every sync all bytes are put into Ray's
-object store, once, and an actor on each writes them down before its engines load.
+On another machine an actor keeps a buffer of its own, into which it writes all bytes, out of Ray's object store.
 """
 
 import time
@@ -66,7 +65,7 @@ class EngineCalls:
 
 
 class Receiver:
-    """The actor on another machine: keeps a buffer like the learner's, from which the engines there load."""
+    """The actor on another machine."""
 
     def __init__(self, layout: list[dict[str, Any]]) -> None:
         empty = [torch.empty(e["shape"], dtype=getattr(torch, e["dtype"]), device="meta") for e in layout]

@@ -1,13 +1,11 @@
 """vLLM's side of the weight sync: "skyrl_shared_memory" and "skyrl_nccl". Loaded inside vLLM's workers only.
 
-Weights go through vLLM's layerwise reload; on a CPU a shorter way takes over where it is proven right (cpu_load.py).
-There vLLM packs the output layer's weights into a copy, which the reload of a tied embedding does not touch:
-`finish_weight_update` packs it again. An engine for LoRA has wrapped its layers: the wrappers step aside during an
-update of the base. After it only adapters come, by vLLM's own way.
+On a CPU vLLM packs the output layer's weights into a copy, which the reload of a tied embedding does not touch:
+`finish_weight_update` packs it again. The wrappers of a LoRA engine's layers step aside during an update of the base.
 """
 
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -38,7 +36,7 @@ ADAPTER = 1
 @dataclass
 class SharedMemoryInitInfo(WeightTransferInitInfo):
     path: str
-    layout: list[dict[str, Any]] = field(default_factory=list)
+    layout: list[dict[str, Any]]
 
 
 @dataclass
