@@ -57,6 +57,3 @@ class AdapterSync(SharedMemorySync):
             self._everywhere("update_weights", {"adapter": folder})
             loaded = self._everywhere("finish_weight_update", version)
         return SyncReport(time.perf_counter() - start, size, checksum(tensors.values()), tuple(loaded))
-
-    def close(self) -> None:
-        """Nothing is left to remove: the base's file lost its name at the start, an adapter's folder is gone."""

@@ -160,7 +160,6 @@ class SharedMemorySync(EngineCalls):
         return SyncReport(time.perf_counter() - start, self._buffer.nbytes, checksum, tuple(loaded))
 
     def close(self) -> None:
-        self._buffer.unlink()
         for actor in self._receivers.values():
             ray.kill(actor)
 
