@@ -108,7 +108,7 @@ def set_advantages(rows: Sequence[Row], batch: AdvantageBatch, values: Sequence[
 
 
 def record_advantages(batch: AdvantageBatch) -> None:
-    """Into each turn, for people."""
+    """Into each turn of the record, for people."""
     for trajectory, advantages in zip(batch.rewards.trajectories, batch.advantages, strict=True):
         sampled = iter(value for value, bit in zip(advantages, trajectory.loss_mask(), strict=True) if bit)
         for turn in trajectory.turns:

@@ -19,7 +19,24 @@ class Tracker:
     hides what it had drawn after it."""
 
     def __init__(self, config: Config, last_step: int = 0) -> None:
-        self._tracker = None if config.trainer.logger == "none" else _start(config, last_step)
+        self._tracker: GeneralTracker | None = None
+        trainer = config.trainer
+        if trainer.logger == "none":
+            return
+        from accelerate.tracking import TensorBoardTracker, TrackioTracker, WandBTracker
+
+        if trainer.logger == "tensorboard":
+            path = str(config.run_path)
+            self._tracker = TensorBoardTracker("tensorboard", logging_dir=path, purge_step=last_step + 1)
+        else:
+            kind = WandBTracker if trainer.logger == "wandb" else TrackioTracker
+            self._tracker = kind(trainer.project_name, name=trainer.run_name, config=flatten(config))
+        try:
+            self._tracker.start()
+        except Exception as error:  # each tracker has its own kinds; one that is not installed raises ImportError
+            raise UserError(
+                f"trainer.logger={trainer.logger} cannot start: {error}; use trainer.logger=tensorboard or none."
+            ) from error
 
     def log(self, metrics: StepMetrics) -> None:
         if self._tracker:
@@ -29,22 +46,3 @@ class Tracker:
     def close(self) -> None:
         if self._tracker:
             self._tracker.finish()
-
-
-def _start(config: Config, last_step: int) -> GeneralTracker:
-    from accelerate.tracking import TensorBoardTracker, TrackioTracker, WandBTracker
-
-    trainer = config.trainer
-    tracker: GeneralTracker
-    if trainer.logger == "tensorboard":
-        tracker = TensorBoardTracker("tensorboard", logging_dir=str(config.run_path), purge_step=last_step + 1)
-    else:
-        kind = WandBTracker if trainer.logger == "wandb" else TrackioTracker
-        tracker = kind(trainer.project_name, name=trainer.run_name, config=flatten(config))
-    try:
-        tracker.start()
-    except Exception as error:  # each tracker has its own kinds; one that is not installed raises ImportError
-        raise UserError(
-            f"trainer.logger={trainer.logger} cannot start: {error}; use trainer.logger=tensorboard or none."
-        ) from error
-    return tracker
