@@ -308,11 +308,9 @@ def make_policy(folder: Path, workload: dict[str, Any], seed: int) -> str:
     data = [f"data.train_data={workload['data']}", f"trainer.seed={seed}"]
     cloning = {"num_demonstrations": workload["demonstrations"], **workload["clone"]}
     start = [f"trainer.policy.model.path={random}", f"trainer.policy.model.warmstart={json.dumps(cloning)}"]
-    for command in (
-        ["init-policy", str(random), *data],
-        ["warmstart", str(cloned), *data, *start],
-    ):
-        subprocess.run([*trainer, *command], check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    subprocess.run([*trainer, "init-policy", str(random), *data], check=True, **quiet)
+    subprocess.run([*trainer, "warmstart", str(cloned), *data, *start], check=True, **quiet)
     return str(cloned)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import threading
 from collections import Counter
 from collections.abc import Callable
@@ -78,6 +79,13 @@ def test_messages_go_through_the_loop_and_tools_with_them(tmp_path: Path, capsys
             (tmp_path / "run" / "results.json").read_bytes(),
         ) == before
         assert (len(asked), len(judged)) == spent
+        assert "100.0 %" in capsys.readouterr().out
+        manifest = json.loads((tmp_path / "run" / "manifest.json").read_text())
+        del manifest["facts"]["samples"]
+        old = shutil.copytree(tmp_path / "run", tmp_path / "old")
+        (old / "manifest.json").write_text(json.dumps(manifest))
+        assert main([*again, f"--out={old}"]) == 2, "a folder of a version that did not note them"
+        assert "was begun by an earlier version" in capsys.readouterr().err
     first, second = lines(tmp_path / "run" / "attempts.jsonl")
     assert {first["item_id"], second["item_id"]} == {"h1", "h2"}, "the one with an image is left out"
     assert (first["steps"], first["tool_calls"], first["tool_errors"], first["stop"]) == (3, 2, 0, "done")
@@ -88,7 +96,6 @@ def test_messages_go_through_the_loop_and_tools_with_them(tmp_path: Path, capsys
     assert results["title"].startswith("hle, 2 of 2 items, text only, tools: corpus.jsonl ")
     assert results["accuracy"] == 1 and results["counts"]["correct"] == 2 and results["judge"] == "j"
     assert "1 items with images are left out" in results["notes"]
-    assert "100.0 %" in capsys.readouterr().out
 
 
 def test_a_question_shows_its_image_and_a_reply_that_is_cut_counts_as_truncated(tmp_path: Path) -> None:

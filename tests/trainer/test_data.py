@@ -48,10 +48,10 @@ def test_an_env_spec_is_a_lazy_list_of_samples() -> None:
 
 
 def test_a_mapping_and_a_string_are_the_same_and_seeds_differ() -> None:
-    as_text = load_samples(["text_math?difficulty=2&split=train"], size=50)
-    as_mapping = load_samples([{"env": "text_math", "split": "train", "difficulty": 2}], size=50)
+    as_text = load_samples(["text_math?difficulty=2&split=train&size=50"])
+    as_mapping = load_samples([{"env": "text_math", "split": "train", "difficulty": 2, "size": 50}])
     assert list(as_text) == list(as_mapping)
-    other = load_samples(["text_math?difficulty=2&split=train"], size=50, seed=1)
+    other = load_samples(["text_math?difficulty=2&split=train&size=50"], seed=1)
     assert not {sample.seed for sample in as_text} & {sample.seed for sample in other}
 
 
@@ -81,7 +81,7 @@ def test_a_users_file_registers_environments(tmp_path: Path) -> None:
         "class Mine(TextMathEnv):\n    pass\n"
         "gymnasium.register('mine/other-sums-v0', Mine)\n"
     )
-    source = load_samples(["mine/other-sums-v0?difficulty=2"], env_file=str(file), size=2)
+    source = load_samples(["mine/other-sums-v0?difficulty=2&size=2"], env_file=str(file))
     assert source[0].env_id == "mine/other-sums-v0"
     assert source[0].env_file == str(file)
     assert len(load_samples(["mine/other-sums-v0"], env_file=str(file))) > 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -83,8 +84,8 @@ def test_memory_of_the_logits_grows_with_the_chunk_and_not_with_the_sequence(
     def measure(tokens: int, elements: int) -> int:
         monkeypatch.setattr(learner_module, "LOGITS_AT_ONCE", {"cpu": elements})
         hidden_NH = torch.ones(tokens, 8, requires_grad=True)
-        targets_N = torch.arange(tokens)
-        return peak(lambda: learner.backward(learner._score(hidden_NH, targets_N)[0].sum()))
+        batch: Any = SimpleNamespace(target_ids_N=torch.arange(tokens))
+        return peak(lambda: learner.backward(learner.logprobs(batch, hidden_NH)[0].sum()))
 
     short, long, larger = measure(64, 2**21), measure(256, 2**21), measure(256, 2**23)
     assert long < 1.05 * short

@@ -99,6 +99,9 @@ def run(args: argparse.Namespace) -> int:
     prices = metrics.read_prices(args.prices) if args.prices else {}
     with guarded(), _solved_before(args) if args.grade_only else _solved(args) as run:
         bench, model = run.config["bench"], run.config["model"]
+        if "samples" not in run.facts:
+            found = f"{run.folder} was begun by an earlier version"
+            raise UserError(f"{found}: grade it with that, or begin another --out.")
         context, title, samples = _context(args, run.folder), _title(run), run.facts["samples"]
         grade.grade_run(run, bench, context)
         results = grade.results(run, bench, samples, context, prices, model)

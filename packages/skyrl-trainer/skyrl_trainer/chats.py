@@ -3,8 +3,7 @@
     {"messages": [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "1+1?"},
                   {"role": "assistant", "content": "2"}]}
 
-Where an assistant's message has `tool_calls`, or the row `tools` (schemas), as in OpenAI's chat API, the model's chat
-template writes them. Other columns are ignored.
+`tool_calls` of a message and `tools` (schemas) of a row, as in OpenAI's chat API, are written by the chat template.
 """
 
 import re

@@ -2,7 +2,6 @@
 
 Exit codes: 0 done; 2 something that the user can mend, said in one sentence; 3 an evaluation with ungraded tries; 1 a
 fault of ours, with the traceback in a file; 128 and the number of the signal that stopped it, so 130 after Ctrl-C.
-Nothing heavy is imported before a command needs it.
 """
 
 import argparse
@@ -158,7 +157,7 @@ def split_settings(words: list[str]) -> tuple[str | None, list[str]]:
 
 
 def _quiet() -> None:
-    """Before anything heavy is imported: a run prints no library's bars and warnings."""
+    """Before anything heavy is imported."""
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # transformers' own bars follow it
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
@@ -284,10 +283,12 @@ def _export(args: argparse.Namespace) -> None:
     _quiet()
     import shutil
 
-    from skyrl_trainer.tiny.init_policy import new_folder
+    from skyrl_trainer.files import written_aside
+    from skyrl_trainer.tiny.init_policy import refuse_used
 
     source = _model_folder(args.run, args.which)
-    with new_folder(args.out) as folder:
+    refuse_used(args.out)
+    with written_aside(args.out) as folder:
         shutil.copytree(source, folder, dirs_exist_ok=True)
         from transformers import AutoModelForCausalLM, AutoTokenizer
 

@@ -7,8 +7,6 @@
 
 Three options belong to the spec and not to the env: `size` (how many samples it stands for), `seed` (which ones) and
 `weight` (its share of what is drawn, 1 where another spec has one; without any weight, shares are as the sizes).
-Sample i of an env is the env reset with a seed that only `seed` and i decide; files give their rows in order.
-Every mistake in a spec is found before training starts, and is a UserError that names the spec.
 """
 
 import json
@@ -16,6 +14,7 @@ import math
 import random
 import re
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -33,7 +32,7 @@ Conversation = list[dict[str, str]]
 
 
 class _Samples(Sequence[Sample]):
-    """Samples that are made, or looked up, when they are asked for: `_at(index)`, 0 <= index < len."""
+    """Samples that are made when they are asked for: `_at(index)`, 0 <= index < len."""
 
     def __getitem__(self, index: int | slice) -> Any:
         places = range(len(self))[index]
@@ -84,17 +83,12 @@ class SampleSource(_Samples):
 def load_samples(
     specs: Sequence[str | dict[str, Any]],
     default_env_class: str = "text_math",
-    size: int | None = None,
     seed: int = 0,
     env_file: str | None = None,
 ) -> SampleSource:
     """The samples of all specs, in order. UserError names the spec, what is wrong with it and what is right.
 
-    Args:
-        default_env_class: plays the rows of a file that name no env_class.
-        size: samples of an env spec that has no `size` of its own (DEFAULT_ENV_SIZE); files are never cut.
-        seed: which samples of an env spec that has no `seed` of its own.
-        env_file: a Python file that registers environments, loaded first.
+    default_env_class: of rows that name none. seed: of specs that have none. env_file: registers environments.
     """
     if not specs:
         raise UserError("The data has no source: give an env spec such as 'text_math?split=train', or a file.")
@@ -117,7 +111,7 @@ def load_samples(
         if is_file:
             parts.append(_file_samples(name, options, default_env_class, env_file))
         else:
-            parts.append(_env_samples(label, name, options, size or DEFAULT_ENV_SIZE, seed, env_file))
+            parts.append(_env_samples(label, name, options, seed, env_file))
     some = any(weight is not None for weight in weights)
     return SampleSource(parts, [1.0 if weight is None else weight for weight in weights] if some else ())
 
@@ -129,10 +123,7 @@ def tasks(config: Config, specs: Sequence[str | dict[str, Any]]) -> SampleSource
 
 
 def held_out(source: Sequence[Sample], count: int) -> list[Sample]:
-    """The first `count` samples whose tasks differ (system and user message), or all; none is counted twice.
-
-    Several sources take turns, whatever their weights.
-    """
+    """The first `count` samples whose tasks differ (system and user message), or all. Several sources take turns."""
     found: dict[tuple[str, str], Sample] = {}
     envs: dict[str, Any] = {}
     parts = source.parts if isinstance(source, SampleSource) else [source]
@@ -203,20 +194,16 @@ def _parse(spec: str | dict[str, Any]) -> tuple[str, dict[str, Any]]:
     for key, text in pairs:
         if key in options:
             raise UserError(f"Data source {spec!r} gives the option {key!r} twice; list two sources instead.")
-        try:  # 2 of "2", True of "true", and text of everything else
+        options[key] = text
+        with suppress(ValueError):  # 2 of "2", True of "true", and text of everything else
             value = json.loads(text)
-        except ValueError:
-            value = text
-        options[key] = value if isinstance(value, (int, float)) else text
+            options[key] = value if isinstance(value, (int, float)) else text
     return name, options
 
 
 def take_exams(specs: Sequence[str | dict[str, Any]], folder: Path) -> tuple[list[str | dict[str, Any]], list[Any]]:
-    """Held-out data apart: what `load_samples` takes, and an exam for every benchmark, `skyrl_eval:gsm8k?n=50`.
-
-    The package before the colon makes it: `exam(name, options, folder)` returns an object with `run(rollouts, step)`,
-    whose figures are logged. folder: of the run, for what the exam keeps.
-    """
+    """Held-out data apart: what `load_samples` takes, and the package's `exam(name, options, folder)` for every
+    benchmark, whose `run(rollouts, step)` gives figures to log. folder: of the run."""
     rest, exams = [], []
     for spec in specs:
         name, options = _parse(spec)
@@ -238,21 +225,19 @@ def _exam_of(package: str) -> Callable[..., Any] | None:
         return None
 
 
-def _env_samples(
-    label: str, name: str, options: dict[str, Any], size: int, seed: int, env_file: str | None
-) -> EnvSamples:
+def _env_samples(label: str, name: str, options: dict[str, Any], seed: int, env_file: str | None) -> EnvSamples:
     import skyrl_gym
 
-    numbers = {"size": size, "seed": seed} | {key: options.pop(key) for key in ("size", "seed") if key in options}
-    for key, least in (("size", 1), ("seed", 0)):
-        if type(numbers[key]) is not int or numbers[key] < least:
-            raise UserError(f"Data source {label!r}: {key} is {numbers[key]!r}, and must be a whole number >= {least}.")
+    size, seed = options.pop("size", DEFAULT_ENV_SIZE), options.pop("seed", seed)
+    for key, value, least in (("size", size, 1), ("seed", seed, 0)):
+        if type(value) is not int or value < least:
+            raise UserError(f"Data source {label!r}: {key} is {value!r}, and must be a whole number >= {least}.")
     try:
         env_id = skyrl_gym.resolve_env_id(name)
     except ValueError as error:
         hint = " A data file ends in .jsonl or .parquet." if "." in name or "/" in name else ""
         raise UserError(f"Data source {label!r}: {error}{hint}") from error
-    samples = EnvSamples(label, env_id, options, numbers["size"], numbers["seed"], env_file)
+    samples = EnvSamples(label, env_id, options, size, seed, env_file)
     _try(label, samples[0])
     return samples
 

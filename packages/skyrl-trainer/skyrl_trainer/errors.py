@@ -5,6 +5,10 @@ class UserError(Exception):
     """Printed without a traceback by the CLI, which then exits with 2."""
 
 
+class NothingLearned(UserError):
+    """An update was refused before the optimizer moved: the weights are still those of a whole step."""
+
+
 class SyncError(UserError):
     """The engine does not hold the learner's weights after a sync: training must stop."""
 

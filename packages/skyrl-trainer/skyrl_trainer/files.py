@@ -15,14 +15,13 @@ from skyrl_trainer.errors import UserError
 def written_aside(target: Path) -> Iterator[Path]:
     """Gives an empty folder beside `target`; what is put there is flushed and becomes `target` in one rename.
 
-    On an error the folder goes away and `target` stays as it was; a full disk is a UserError. What a process that
-    was killed here had left behind is removed, or put back, first.
+    On an error the folder goes away and `target` stays as it was; one of the disk is a UserError. What a process
+    that was killed here had left behind is removed, or put back, first.
     """
     aside, replaced = (target.parent / f".{kind}-{target.name}" for kind in ("tmp", "replaced"))
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        for leftover in target.parent.glob(f".tmp-{target.name.split('_')[0]}*"):
-            shutil.rmtree(leftover, ignore_errors=True)
+        shutil.rmtree(aside, ignore_errors=True)
         if replaced.exists() and not target.exists():
             replaced.rename(target)
         aside.mkdir()
@@ -37,8 +36,8 @@ def written_aside(target: Path) -> Iterator[Path]:
         shutil.rmtree(replaced, ignore_errors=True)
     except (OSError, SafetensorError) as error:
         raise UserError(
-            f"{target} could not be written ({error}); free some space or set trainer.run_dir to another disk. What "
-            "was saved before is intact."
+            f"{target} could not be written ({error}); free some space or name another folder (a run's is "
+            "trainer.run_dir). What was saved before is intact."
         ) from error
     finally:
         shutil.rmtree(aside, ignore_errors=True)

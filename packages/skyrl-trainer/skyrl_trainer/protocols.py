@@ -1,9 +1,6 @@
-"""What the rooms expect of each other: four small protocols, each with more than one implementation.
+"""What the rooms expect of each other; an implementation is found by its methods, not by inheritance."""
 
-An implementation is found by its methods, not by inheritance.
-"""
-
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
 import torch
@@ -12,11 +9,7 @@ from skyrl_trainer.types import GenerationOutput, GenerationRequest, Sample, Tra
 
 
 class InferenceEngine(Protocol):
-    """The methods of an engine actor; vLLM, its server and a user's have the same ones.
-
-    Requests go in by `submit` and come back by `collect`, in batches: the cost of a Ray call is shared by whatever
-    is ready when the previous call has returned. Between `start_weight_update` and `resume` nothing is generated.
-    """
+    """The methods of an engine actor. Between `start_weight_update` and `resume` nothing is generated."""
 
     def ready(self) -> dict[str, Any]:
         """Loads the model if need be; returns {"pid", "model", "max_model_len", ...}."""
@@ -57,10 +50,9 @@ class Sampler(Protocol):
     def next_tasks(self, n: int) -> list[Sample]: ...
 
     def accept(self, group: list[Trajectory], returns: list[float]) -> bool:
-        """Whether a finished group takes part in learning (dynamic sampling says no to groups of equal return).
+        """Whether a finished group takes part in learning; asked once per group, in order.
 
-        group: the tries of one task, without those that failed. returns: what each earned in all, reward functions
-        included. Asked once a group, in order.
+        group: the tries of one task, without those that failed. returns: what each earned in all.
         """
 
     def state_dict(self) -> dict[str, Any]: ...
@@ -69,11 +61,10 @@ class Sampler(Protocol):
 
 
 class RewardFunction(Protocol):
-    """TRL's signature, conversational: one number a trajectory, None where the function does not apply. May be `async`.
+    """TRL's signature: one number per trajectory, None where the function does not apply. May be `async`.
 
-    prompts, completions: a list of messages {"role", "content"} a trajectory; a completion is the policy's answers and,
-    between them, what the env said. columns: `ground_truth`, `sample_id`, `env_id` and the options of the sample (None
-    where a sample has no such option).
+    prompts, completions: a list of messages {"role", "content"} per trajectory; a completion is the policy's answers
+    and, between them, what the env said. columns: `ground_truth`, `sample_id`, `env_id` and the sample's options.
     """
 
     def __call__(
@@ -86,7 +77,5 @@ class RewardFunction(Protocol):
     ) -> Any: ...
 
 
-class NamedTensors(Protocol):
-    """The learner's weights under their Hugging Face names, full (gathered) and in a fixed order."""
-
-    def __call__(self) -> Iterator[tuple[str, torch.Tensor]]: ...
+NamedTensors = Callable[[], Iterator[tuple[str, torch.Tensor]]]
+"""The learner's weights under their Hugging Face names, in a fixed order."""

@@ -1,7 +1,4 @@
-"""YAML recipes and `a.b=c` overrides as plain assignments, each with the place where it was made.
-
-Only the form is checked here: config.py knows the settings.
-"""
+"""YAML recipes and `a.b=c` overrides as plain assignments, each with the place where it was made."""
 
 import os
 import re

@@ -1,4 +1,4 @@
-"""A registry that a setting chooses from by name. What comes with the project is imported when it is named."""
+"""A registry that a setting chooses from by name."""
 
 from collections.abc import Callable, Mapping
 from importlib import import_module
@@ -16,10 +16,7 @@ def load(place: str) -> Any:
 
 
 class Registry(Generic[T]):
-    """Example: `ESTIMATORS = Registry("trainer.algorithm.advantage_estimator")`, then `@ESTIMATORS.register("mine")`.
-
-    built_in: name -> "module:attribute", so that an option costs nobody anything who does not choose it.
-    """
+    """setting: that chooses. built_in: name -> "module:attribute", imported when it is chosen."""
 
     def __init__(self, setting: str, built_in: Mapping[str, str] | None = None) -> None:
         self.setting = setting

@@ -25,10 +25,7 @@ NOT_THE_USERS = ("<frozen", _PATHS["stdlib"], _PATHS["purelib"], str(Path(__file
 
 
 def load_user_file(setting: str, given: str, what: str) -> None:
-    """Runs the file once a process. Raises UserError with the error's file and line.
-
-    Example: load_user_file("environment.env_file", "envs.py", "environments")
-    """
+    """Runs the file once per process. UserError with the error's file and line. what: that it registers."""
     path = Path(given).expanduser().resolve()
     name = f"{PREFIX}{blake2b(str(path).encode(), digest_size=6).hexdigest()}"
     if name in sys.modules:
@@ -48,11 +45,10 @@ def load_user_file(setting: str, given: str, what: str) -> None:
 
 def load_plugin(config: Config) -> None:
     """Runs `trainer.algorithm.plugin_file`: every process calls this before it asks a registry for a name."""
-    if config.trainer.algorithm.plugin_file is not None:
-        setting = "trainer.algorithm.plugin_file"
-        load_user_file(
-            setting, config.trainer.algorithm.plugin_file, "trainers, engines, estimators, samplers or rewards"
-        )
+    given = config.trainer.algorithm.plugin_file
+    if given is not None:
+        what = "trainers, engines, estimators, samplers or rewards"
+        load_user_file("trainer.algorithm.plugin_file", given, what)
 
 
 @contextmanager

@@ -250,7 +250,8 @@ def test_the_bound_of_draws_is_said_and_an_update_of_nothing_changes_nothing(tmp
     said = run.table.console.file.getvalue()
     assert "step 2: only 0 of 4 groups accepted (trainer.algorithm.options.max_draws=3)" in said
     assert rewards.trajectories == []
-    run.alone.learner = SimpleNamespace(ranks=Ranks())  # type: ignore[assignment]  # it has no model at all
+    # It has no model at all.
+    run.alone.learner = SimpleNamespace(ranks=Ranks(), optimizer_steps=0)  # type: ignore[assignment]
     learned = run.algorithm.update(rewards)
     assert learned["grad_norm"] == learned["lr"] == learned["tokens/trained"] == 0
 

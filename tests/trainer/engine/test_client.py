@@ -98,7 +98,6 @@ def test_every_request_is_answered_once_whenever_the_engine_dies(fate: list[str]
         names = [request.request_id for request in REQUESTS]
         for batch in engine.submitted:
             assert batch == sorted(batch, key=names.index) and len({*batch}) == len(batch)
-        assert client.late_outputs <= sum(map(len, engine.submitted)) - len(REQUESTS)
 
     asyncio.run(scenario())
 

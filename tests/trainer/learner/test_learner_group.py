@@ -19,7 +19,7 @@ import torch
 from tiny_models import make_batch, make_config, save_model
 from torch.distributed.tensor import DTensor
 
-from skyrl_trainer.errors import UserError
+from skyrl_trainer.errors import NothingLearned, UserError
 from skyrl_trainer.learner import group as group_module
 from skyrl_trainer.learner import model as learner_module
 from skyrl_trainer.learner.batch import Row, make_rows
@@ -29,6 +29,7 @@ from skyrl_trainer.learner.grpo import GRPO
 from skyrl_trainer.learner.model import make_learner
 from skyrl_trainer.learner.ranks import Ranks, shares, whole
 from skyrl_trainer.run.checkpoint import Checkpoints
+from skyrl_trainer.user_file import load_plugin
 from skyrl_trainer.weight_sync.digest import Digest
 from skyrl_trainer.weight_sync.nccl import WeightSender
 
@@ -208,6 +209,28 @@ def test_a_loss_that_is_not_finite_on_one_learner_stops_all_with_its_name(group:
     with pytest.raises(UserError, match=r"loss of step 7 is not finite.* 7/2/1"):
         group.update(batch)
     group.update(make_batch(step=8))  # nobody waits for anybody
+
+
+def test_a_plugins_loss_that_raises_in_a_learners_process_is_a_sentence_with_its_file_and_line(
+    group: ProbedGroup, tmp_path: Path
+) -> None:
+    text = """
+from skyrl_trainer.plugins import PolicyLoss, register_algorithm
+
+@register_algorithm("absent_minded")
+class AbsentMinded(PolicyLoss):
+    def surrogate(self, ratio_N, tokens):
+        return tokens.weights_N * ratio_N, {}
+"""
+    (tmp_path / "absent.py").write_text(text)
+    config = two_config(algorithm={"name": "absent_minded", "plugin_file": str(tmp_path / "absent.py")})
+    load_plugin(config)
+    group._everywhere("do", lambda process: load_plugin(config))
+    load(group, config, save_model(tmp_path))
+    with pytest.raises(NothingLearned, match=r"^A plug-in failed with AttributeError: .*absent\.py, line 7\)\.$"):
+        group.update(make_batch())
+    load(group, two_config(), save_model(tmp_path))
+    group.update(make_batch())  # the processes are of use still
 
 
 def rows_of(groups: int, generations: int) -> list[Row]:

@@ -10,7 +10,7 @@ import pytest
 import torch
 from tiny_models import make_batch, make_config, save_model
 
-from skyrl_trainer.errors import UserError
+from skyrl_trainer.errors import NothingLearned, UserError
 from skyrl_trainer.learner import model as learner_module
 from skyrl_trainer.learner.batch import Row, make_rows, set_advantages
 from skyrl_trainer.learner.compose import algorithm_class, register_algorithm
@@ -242,12 +242,29 @@ def test_a_loss_that_is_not_finite_stops_before_the_optimizer_and_says_where(tmp
     batch = make_batch(step=7)
     batch.trajectories[5].turns[0].logprobs[0] = float("nan")
     before = [tensor.clone() for _, tensor in trainer.learner.named_tensors()]
-    with pytest.raises(UserError, match=r"loss of step 7 is not finite, .* 7/1/1;.*/trajectories holds them"):
+    with pytest.raises(NothingLearned, match=r"loss of step 7 is not finite, .* 7/1/1;.*/trajectories holds them"):
         trainer.update(batch)
     assert all(torch.equal(a, b) for a, (_, b) in zip(before, trainer.learner.named_tensors(), strict=True))
     assert trainer.learner.optimizer_steps == 0
     batch.trajectories[5].turns[0].logprobs[0] = -1.0
     assert trainer.update(batch)["grad_norm"] > 0  # nothing of the broken batch is left in the gradients
+
+
+def test_an_update_that_is_refused_behind_its_first_optimizer_step_has_moved_the_weights(tmp_path: Path) -> None:
+    """So that nobody saves them as a step's, where those of an update refused before it are."""
+    trainer = make_trainer(save_model(tmp_path), num_iterations=2)
+    surrogate, calls = trainer.surrogate, []
+
+    def second_fails(*arguments: Any) -> Any:
+        calls.append(arguments)
+        if len(calls) == 2:
+            raise UserError("once only")
+        return surrogate(*arguments)
+
+    trainer.surrogate = second_fails
+    with pytest.raises(UserError, match="once only") as raised:
+        trainer.update(make_batch())
+    assert trainer.learner.optimizer_steps == 1 and not isinstance(raised.value, NothingLearned)
 
 
 def test_who_earned_a_reward_that_is_no_number_is_named_and_nobody_else(tmp_path: Path) -> None:

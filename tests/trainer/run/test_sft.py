@@ -78,6 +78,13 @@ def test_adapters_and_a_models_folder_and_several_learners(capsys: pytest.Captur
     assert [row["loss"] for row in read_metrics(Path("two"))] == pytest.approx([row["loss"] for row in after], rel=1e-4)
 
 
+def test_weights_that_the_last_update_left_without_a_number_are_not_saved(capsys: pytest.CaptureFixture[str]) -> None:
+    """A step of float32's infinity makes them so, and no loss comes after it."""
+    assert sft("a", "trainer.max_steps=1", "trainer.learning_rate=1e39") == 2
+    assert "After step 1, " in (said := capsys.readouterr().err) and "are not finite: nothing is saved" in said
+    assert not Path("a/model").exists()
+
+
 @pytest.mark.parametrize(
     ("settings", "sentence"),
     [

@@ -90,6 +90,9 @@ def live(folder: Path, checkpoint: list[str], chance: random.Random, kills: floa
         saved = json.loads(checkpoint[-1])
         step = saved["step"]
         tries.load_state_dict(saved["tries"], step)
+    else:
+        tries.forget()
+        assert not list((folder / "trajectories").rglob("*.gz"))
     while step < STEPS:
         rollouts.version = step
         tries.draw(step)
@@ -99,6 +102,8 @@ def live(folder: Path, checkpoint: list[str], chance: random.Random, kills: floa
         learned = [trajectory for group in taken[0].groups[: taken[1]] for trajectory in group]
         staleness(learned, step, 2)
         if chance.random() < kills:
+            if chance.random() < 0.5:  # the update was refused, and the last whole step is saved
+                checkpoint.append(json.dumps({"step": step, "tries": tries.state_dict()}))
             raise Killed
         tries.learned(taken[0])
         step += 1

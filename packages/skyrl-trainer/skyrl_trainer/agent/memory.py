@@ -5,8 +5,8 @@
     summary       everything, but of observations older than `window` turns only the first 80 characters
     no_thinking   everything but the thoughts of earlier turns, as Qwen3's template has it
 
-What the policy wrote is never encoded again: a policy leaves tokens out, it does not make new ones. Where a context
-does not begin with the one before it, a new segment of the trajectory begins.
+Tokens are left out, what the policy wrote is never encoded again. Where a context does not begin with the one before
+it, a new segment of the trajectory begins.
 """
 
 from skyrl_trainer.agent.prompt import ChatPrompt
@@ -18,8 +18,7 @@ SUMMARY_CHARS = 80
 
 
 class Memory:
-    """One episode's. Example (full): `Memory(prompt, options, first_ids)`, then after each turn
-    `advance(turns)` is ([ids of the last observation], False)."""
+    """One episode's. Example (full): after each turn `advance(turns)` is ([ids of the last observation], False)."""
 
     def __init__(self, prompt: ChatPrompt, options: AgentConfig, first_ids: list[int]) -> None:
         self._prompt, self._options, self._first = prompt, options, first_ids

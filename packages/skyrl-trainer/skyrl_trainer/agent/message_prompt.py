@@ -1,4 +1,4 @@
-"""Prompts for a model that takes chat messages: every message is one "token", so that the agent loop stays the same."""
+"""Prompts for a model that takes chat messages: every message is one "token" to the agent loop."""
 
 from typing import Any
 

@@ -1,8 +1,8 @@
 """Chat prompts as token ids, made so that nothing the policy wrote is ever decoded and encoded again.
 
-The first prompt is the model's own chat template. A later observation is the template's *difference*: what the
-template puts between an assistant's words and the next thing the assistant says, encoded by itself. So the ids of
-an episode are always first + output + observation + output + ..., and a prefix of the next prompt.
+The first prompt is the model's own chat template. A later observation is what the template puts between an assistant's
+words and the next thing the assistant says, encoded by itself. So the ids of an episode are always first + output +
+observation + output + ..., and a prefix of the next prompt.
 """
 
 import json
@@ -63,23 +63,21 @@ class ChatPrompt:
         eos = tokenizer.eos_token_id
         self.stop_token_ids: tuple[int, ...] = tuple(dict.fromkeys(i for i in (end[0], eos) if i is not None))
         # Every try of a sample has the same first prompt, and many observations repeat.
-        self._first = lru_cache(4096)(self._encode_first)
+        self._first = lru_cache(4096)(lambda given: tuple(self.conversation(*json.loads(given))))
         self._replies = lru_cache(4096)(self._after)
 
     def first(self, instructions: str, observation: str, tools: list[dict[str, Any]] | None = None) -> list[int]:
-        """Ids of the system message (if any) and the user's message, up to where the assistant begins.
-
-        tools: schemas in the form of OpenAI's chat API, which the template puts into the system message. UserError when
-        it knows no tools.
-        """
-        return list(self._first(instructions, observation, json.dumps(tools or [])))
+        """Ids of the system message (if any) and the user's, up to where the assistant begins."""
+        return list(self._first(json.dumps([first_messages(instructions, observation), tools])))
 
     def conversation(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None = None) -> list[int]:
-        """Ids of any messages of OpenAI's chat API, up to where the assistant begins. UserError when the template knows
-        no tools; whatever the template raises."""
+        """The same for messages of OpenAI's chat API; UserError when the template shows no tools."""
         text = self._render(messages, **({"tools": tools} if tools else {}))
         if tools and text == self._render(messages):
-            raise UserError("The chat template of this policy's tokenizer shows no tools: leave `tools` out.")
+            raise UserError(
+                "The chat template of the policy's tokenizer shows no tools: take a model whose does (Qwen's), "
+                "generator.agent.tools=env, or leave `tools` out of what is asked."
+            )
         return self.encode(text)
 
     def observation(self, text: str, after_ids: list[int]) -> list[int]:
@@ -87,13 +85,12 @@ class ChatPrompt:
         return self.replies([{"role": "user", "content": text}], after_ids)
 
     def replies(self, messages: list[dict[str, Any]], after_ids: list[int]) -> list[int]:
-        """The same where any messages of OpenAI's chat API stand between the two, such as the results of tools."""
+        """The same for messages of OpenAI's chat API, such as the results of tools."""
         ids = self._replies(json.dumps(messages))
         return list(ids[1:] if after_ids and after_ids[-1] == self.end_of_turn_id else ids)
 
     def answer(self, message: dict[str, Any]) -> list[int]:
-        """Ids of an assistant's message, as the policy would have sampled it: its text as it is, to the end of its
-        turn. Tool calls are written by the template; UserError when it knows none."""
+        """Ids of an assistant's message, as if sampled; UserError when the template writes no tool calls."""
         text = message.get("content") or ""
         if message.get("tool_calls"):
             before, whole = self._render(_ASKED), self._render([*_ASKED, message, *_ASKED])
@@ -111,8 +108,7 @@ class ChatPrompt:
         return self._tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
 
     def without_thinking(self, ids: list[int]) -> list[int]:
-        """An output without its thoughts: the tokens behind the one that completes the last `</think>`, and behind
-        white space. An output without that tag stays as it is."""
+        """An output without its thoughts: the tokens behind the last `</think>` and white space; as it is without."""
         text = self.decode(ids)
         closings = text.count(THOUGHT_END)
         if not closings:
@@ -122,16 +118,6 @@ class ChatPrompt:
         while end < len(ids) and not self._tokenizer.decode(ids[end]).strip():
             end += 1
         return ids[end:]
-
-    def _encode_first(self, instructions: str, observation: str, tools: str) -> tuple[int, ...]:
-        messages, schemas = first_messages(instructions, observation), json.loads(tools)
-        text = self._render(messages)
-        if schemas and (text := self._render(messages, tools=schemas)) == self._render(messages):
-            raise UserError(
-                "generator.agent.tools is template, but the chat template of the policy's tokenizer shows no tools: "
-                "take a model whose template does (Qwen's), or generator.agent.tools=env."
-            )
-        return tuple(self.encode(text))
 
     def _after(self, messages: str) -> tuple[int, ...]:
         """Ids of what follows the assistant's words when these messages (JSON) answer it, end-of-turn token first."""

@@ -1,8 +1,7 @@
 """Advantages from rewards: estimators by name, each RewardBatch -> AdvantageBatch.
 
-An estimator of your own is a function with this signature under `@register_estimator("name")`; a recipe names it in
-`trainer.algorithm.advantage_estimator`. It gets `trainer.algorithm.options`, checked and complete (`options.gamma`).
-`values` are a critic's, of the sampled tokens of each trajectory, and None without one.
+One of your own is a function with this signature under `@register_estimator("name")`. `options` are
+`trainer.algorithm.options`, complete; `values` a critic's, of the sampled tokens of each trajectory, or None.
 """
 
 from collections.abc import Callable, Sequence
@@ -31,10 +30,8 @@ def trajectory_returns(rewards: RewardBatch) -> torch.Tensor:
 
 
 def token_rewards(rewards: RewardBatch) -> list[torch.Tensor]:
-    """The reward of each sampled token of each trajectory, float64: a turn's sits on its last one.
-
-    A turn without a sampled token gives its reward to the token before it.
-    """
+    """The reward of each sampled token of each trajectory, float64: a turn's sits on its last one or, without any, on
+    the token before it."""
     per_token = []
     for trajectory, turn_rewards in zip(rewards.trajectories, rewards.rewards, strict=True):
         ends_U = torch.tensor([len(turn.output_ids) for turn in trajectory.turns]).cumsum(0)
@@ -65,10 +62,8 @@ def on_sampled(rewards: RewardBatch, values: Sequence[torch.Tensor]) -> list[lis
 
 
 def whitened(rewards: RewardBatch, values: Sequence[torch.Tensor], gamma: float) -> list[list[float]]:
-    """Mean 0 and standard deviation 1 over the sampled tokens of the whole batch; exactly 0 where all are equal.
-
-    The KL penalties from each token on, discounted by `gamma`, come off with a mean of 0 (see `by_group`).
-    """
+    """Mean 0 and standard deviation 1 over the sampled tokens of the whole batch; exactly 0 where all are equal. The KL
+    penalties from each token on, discounted, come off with a mean of 0 (see `by_group`)."""
     all_N = torch.cat([*values, torch.zeros(0, dtype=torch.float64)])
     scale = 1 / (all_N.std() + STD_EPSILON) if differ(all_N.tolist()) else 0.0
     white = [(values_N - all_N.mean()) * scale for values_N in values]
@@ -89,10 +84,9 @@ def spread_over_tokens(rewards: RewardBatch, advantages_M: torch.Tensor) -> Adva
 
 
 def by_group(rewards: RewardBatch, advantages_of: Callable[[torch.Tensor], torch.Tensor]) -> AdvantageBatch:
-    """Applies a function of a group's returns to every group. A group of one and a group of equal returns give exactly
-    0: rounding of the mean must not be blown up by a tiny std. Failed trajectories are in none, so sizes differ.
-    A KL in the reward comes off less the others' mean, divided by nothing, as in a loss: where returns are equal its
-    noise would become advantages of size one, whatever `beta`."""
+    """Applies a function of a group's returns to every group; one of equal returns gets exactly 0, because rounding of
+    the mean must not be blown up by a tiny std. A KL in the reward comes off less the others' mean, divided by nothing:
+    where returns are equal its noise would become advantages of size one, whatever `beta`."""
     returns_M, group_M = trajectory_returns(rewards), torch.tensor(rewards.group_index)
     kl_M = torch.tensor([sum(tokens) for tokens in rewards.kl_penalties or [[]] * len(returns_M)], dtype=torch.float64)
     advantages_M = torch.zeros_like(returns_M)
@@ -112,10 +106,8 @@ def less_the_others(group_M: torch.Tensor) -> torch.Tensor:
 
 @register_estimator("grpo")
 def grpo(rewards: RewardBatch, options: Any, values: Sequence[torch.Tensor] | None = None) -> AdvantageBatch:
-    """(R_i - mean_g) / (std + 1e-4), std with n - 1 (arXiv 2402.03300).
-
-    `scale_rewards`: std of the group, of the batch, or `none` for no division (Dr.GRPO, arXiv 2503.20783).
-    """
+    """(R_i - mean_g) / (std + 1e-4), std with n - 1, of the group or the batch (arXiv 2402.03300), or without (Dr.GRPO,
+    arXiv 2503.20783)."""
     if options.scale_rewards == "none":
         return by_group(rewards, lambda group: group - group.mean())
     std_of = (lambda _: trajectory_returns(rewards).std()) if options.scale_rewards == "batch" else torch.std
@@ -139,11 +131,7 @@ def maxrl(rewards: RewardBatch, options: Any, values: Sequence[torch.Tensor] | N
 
 @register_estimator("reinforce++")
 def reinforce_pp(rewards: RewardBatch, options: Any, values: object = None) -> AdvantageBatch:
-    """The discounted return to go of each token, whitened over the batch's sampled tokens (arXiv 2501.03262).
-
-    A turn's reward sits on its last sampled token; prompts and observations are no steps in time. Where all tokens
-    have the same return the advantages are exactly 0. Option: `gamma`.
-    """
+    """The discounted return to go of each sampled token, whitened over the batch (arXiv 2501.03262)."""
     to_go = [discounted(rewards_N, options.gamma) for rewards_N in token_rewards(rewards)]
     return AdvantageBatch(rewards, whitened(rewards, to_go, options.gamma))
 
@@ -156,8 +144,8 @@ def gae(rewards: RewardBatch, options: Any, values: Sequence[torch.Tensor] | Non
 
     A step in time is a sampled token: observations between two turns are skipped, so V_{t+1} of a turn's last token is
     the value of the next turn's first. values[i]: float64 [n + 1] for n sampled tokens; the last one stands for what
-    lies behind the episode's end, and counts where the episode was truncated, not where the env ended it (be it upon a
-    cut answer). Advantages are whitened over the batch, returns are not. Options: `gamma` and `gae_lambda`.
+    lies behind the episode's end, and counts where the episode was truncated, not where the env ended it. Advantages
+    are whitened over the batch, returns are not.
     """
     if values is None:
         raise UserError("trainer.algorithm.advantage_estimator=gae needs a critic: take trainer.algorithm.name=ppo.")

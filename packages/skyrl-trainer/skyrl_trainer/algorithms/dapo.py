@@ -4,8 +4,7 @@
 
 Long answers weigh by their length. Groups with equal returns are drawn again (`sampler` is dynamic), and a trajectory
 that its token budget cut off is not learned from, though it counts in its group's baseline (`overlong_filter`). The
-soft penalty on the last fifth of the budget has a weight, 0 by default: `reward_funcs: {overlong: 1}`. The paper has no
-KL: leave `beta` at 0.
+soft penalty on the last fifth of the budget has the weight 0 by default. The paper has no KL: leave `beta` at 0.
 """
 
 from pydantic import Field

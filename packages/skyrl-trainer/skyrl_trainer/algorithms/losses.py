@@ -2,11 +2,9 @@
 
     loss = sum over sampled tokens t of   weight_t * correction_t * surrogate(ratio_t, advantage_t)
 
-All work on the sampled tokens of a micro-batch laid out flat, [N]: prompts, observations and padding are not there,
-so nothing (no NaN either) can leak from them, and padded, packed or segmented rows look the same. `trajectory_N`
-says whose token each is: "sequence" in every formula is a trajectory. The reduction is a weight for each token, from
-the lengths of all trajectories of the mini-batch: known before its first micro-batch, so the gradient does not depend
-on the cut.
+All work on the sampled tokens of a micro-batch laid out flat, [N]; "sequence" in every formula is a trajectory. The
+reduction is a weight for each token, from the lengths of all trajectories of the mini-batch: known before its first
+micro-batch, so the gradient does not depend on the cut.
 """
 
 from dataclasses import dataclass
@@ -43,17 +41,15 @@ class SampledTokens:
 
 
 def token_ratio(tokens: SampledTokens) -> torch.Tensor:
-    """r_t = exp(logp_t - old_t), [N]; of PPO (arXiv 1707.06347) and GRPO."""
+    """r_t = exp(logp_t - old_t), [N] (PPO, arXiv 1707.06347)."""
     return (tokens.logprobs_N - tokens.old_logprobs_N).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
 
 
 def ppo_clip(
     ratio_N: torch.Tensor, advantages_N: torch.Tensor, epsilon_low: float, epsilon_high: float
 ) -> tuple[torch.Tensor, Reports]:
-    """-min(r A, clip(r, 1 - epsilon_low, 1 + epsilon_high) A), of PPO (arXiv 1707.06347, equation 7).
-
-    Returns the loss of each token, [N], and as `clip_fraction` whether the clip took its gradient.
-    """
+    """-min(r A, clip(r, 1 - epsilon_low, 1 + epsilon_high) A), [N] (PPO, arXiv 1707.06347, equation 7), and as
+    `clip_fraction` whether the clip took a token's gradient."""
     clipped_ratio_N = ratio_N.clamp(1 - epsilon_low, 1 + epsilon_high)
     loss_N = -torch.minimum(ratio_N * advantages_N, clipped_ratio_N * advantages_N)
     too_low_N = (ratio_N < 1 - epsilon_low) & (advantages_N < 0)
@@ -64,14 +60,14 @@ def ppo_clip(
 def sequence_mean(lengths_M: torch.Tensor) -> torch.Tensor:
     """Mean over trajectories of the mean over their tokens (GRPO, arXiv 2402.03300): 1 / (M * length).
 
-    lengths_M: sampled tokens of each of the M trajectories of the whole mini-batch, over all learners. Returns the
-    weight that each token of a trajectory carries, float64 [M].
+    lengths_M: sampled tokens of each trajectory of the whole mini-batch, over all learners. Returns the weight of each
+    token of a trajectory, float64 [M].
     """
     return 1.0 / (lengths_M.double().clamp(min=1.0) * len(lengths_M))
 
 
 def token_mean(lengths_M: torch.Tensor) -> torch.Tensor:
-    """Mean over all tokens of the mini-batch (DAPO, arXiv 2503.14476): 1 / (sum of lengths); weights, float64 [M]."""
+    """Mean over all tokens of the mini-batch (DAPO, arXiv 2503.14476): 1 / (sum of lengths)."""
     return (1.0 / lengths_M.double().sum().clamp(min=1.0)).expand(len(lengths_M))
 
 
@@ -97,13 +93,12 @@ def k2(logprobs_N: torch.Tensor, reference_N: torch.Tensor) -> torch.Tensor:
 
 
 def k3(logprobs_N: torch.Tensor, reference_N: torch.Tensor) -> torch.Tensor:
-    """exp(-d) + d - 1: unbiased, of low variance, never negative; its gradient is not the KL's. The one in GRPO's loss
-    (arXiv 2402.03300, equation 4)."""
+    """exp(-d) + d - 1: unbiased, of low variance, never negative; its gradient is not the KL's. GRPO's (arXiv
+    2402.03300, equation 4)."""
     minus_d_N = (reference_N - logprobs_N).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
     return minus_d_N.exp() - minus_d_N - 1
 
 
 def adapted(beta: float, kl: float, target: float) -> float:
-    """The next beta, by proportional control (arXiv 1909.08593, section 2.2): at most 2 % up or down a rollout, whose
-    mean per token is `kl`."""
+    """The next beta, by proportional control (arXiv 1909.08593, section 2.2): at most 2 % up or down per rollout."""
     return beta * (1 + 0.1 * min(0.2, max(-0.2, kl / target - 1)))

@@ -1,7 +1,7 @@
 """`PolicyLoss`: the four functions of a loss as methods, and the options that it understands.
 
 GRPO is a PolicyLoss, and so is each mixin: a class of both takes what the mixin overrides (learner/compose.py).
-GSPO's ratio and sequence masks are right because a micro-batch always holds whole trajectories.
+A micro-batch always holds whole trajectories.
 """
 
 from typing import ClassVar

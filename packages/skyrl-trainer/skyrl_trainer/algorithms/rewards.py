@@ -1,7 +1,6 @@
 """What a trajectory is worth: the env's reward, reward functions and the penalty for length, each with its weight.
 
-A function has TRL's signature (protocols.RewardFunction) and is named with its weight in
-`trainer.algorithm.reward_funcs`. It judges every trajectory that did not fail, once: what it says is stored with the
+A function (protocols.RewardFunction) judges every trajectory that did not fail, once: what it says is stored with the
 trajectory, and a resumed run reads it there.
 """
 
@@ -47,8 +46,7 @@ class Rewards:
         """Lets every function score those that it has not scored yet; whether there were any."""
         asked = False
         for name, function in self.functions.items():
-            todo = [t for t in trajectories if not t.stop_reason.failed and name not in t.scores]
-            if todo:
+            if todo := [t for t in trajectories if not t.stop_reason.failed and name not in t.scores]:
                 asked = True
                 for trajectory, score in zip(todo, call(name, function, todo), strict=True):
                     trajectory.scores[name] = score
@@ -57,8 +55,7 @@ class Rewards:
     def batch(self, rollouts: RolloutBatch, groups: Collection[int]) -> RewardBatch:
         """What the algorithm learns from: the trajectories of these groups that did not fail.
 
-        With `overlong_filter` one that was cut off has no sampled token in it, so that it counts in its group's
-        baseline and nothing is learned from it.
+        With `overlong_filter` one that was cut off has no sampled token: it counts in its group's baseline only.
         """
         kept = [(i, t) for i in sorted(groups) for t in rollouts.groups[i] if not t.stop_reason.failed]
         return RewardBatch(
@@ -95,7 +92,7 @@ class Rewards:
         return self.filter and trajectory.stop_reason is StopReason.LENGTH
 
     def _penalty(self, trajectory: Trajectory) -> float:
-        """Of the longest turn; all of it where the trajectory was cut off, by whatever limit."""
+        """Of the longest turn; all of it where the trajectory was cut off."""
         longest = max((len(turn.output_ids) for turn in trajectory.turns), default=0)
         longest = self.budget if trajectory.stop_reason is StopReason.LENGTH else longest
         return soft_penalty(longest, self.budget, self.budget / 5)
@@ -108,15 +105,12 @@ def differ(returns: Sequence[float]) -> bool:
 
 
 def soft_penalty(tokens: int, budget: int, cache: float) -> float:
-    """From 0 to -1 over the last `cache` tokens of the budget.
-
-    DAPO's (arXiv 2503.14476, section 4.1), where the budget L_max is 20480 tokens and the cache 4096.
-    """
+    """From 0 to -1 over the last `cache` tokens of the budget (DAPO, arXiv 2503.14476, section 4.1)."""
     return max(-1.0, min(0.0, (budget - cache - tokens) / cache))
 
 
 def without_sampled_tokens(trajectory: Trajectory) -> Trajectory:
-    """The same episode as if every token had been given to the policy: its loss mask is zero everywhere."""
+    """The same episode as if every token had been given to the policy."""
     turns = [
         replace(turn, prompt_ids=[*turn.prompt_ids, *turn.output_ids], output_ids=[], logprobs=[], weight_versions=[])
         for turn in trajectory.turns

@@ -18,11 +18,8 @@ sampler_class = _SAMPLERS.get
 
 
 def permuted(index: int, size: int, key: str) -> int:
-    """Where `index` goes in a pseudo-random permutation of range(size) that `key` names.
-
-    A four-round Feistel network over the next even number of bits, walked until it lands inside: no list of `size`
-    numbers is kept (a generated data source may have billions of tasks), and no library's stream is relied upon.
-    """
+    """Where `index` goes in a pseudo-random permutation of range(size) that `key` names: a four-round Feistel network,
+    walked until it lands inside, for a data source may have billions of tasks, too many for a list."""
     half = max(1, ((size - 1).bit_length() + 1) // 2)
     mask = (1 << half) - 1
     while True:
@@ -49,20 +46,17 @@ class UniformSampler:
     def __init__(self, source: Sequence[Sample], seed: int) -> None:
         if len(source) == 0:
             raise UserError("data.train_data holds no task; name an env or a file with at least one row.")
-        self.source = source
-        self.seed = seed
+        self.source, self.seed = source, seed
+        given = source.weights if isinstance(source, SampleSource) else ()
         self.parts: Sequence[Sequence[Sample]] = [source]
-        if isinstance(source, SampleSource) and (source.weights or self.by_source):
+        if isinstance(source, SampleSource) and (given or self.by_source):
             self.parts = source.parts
-        self.weights = (
-            source.weights if isinstance(source, SampleSource) and source.weights else [1.0] * len(self.parts)
-        )
+        self.weights = given or [1.0] * len(self.parts)
         self.drawn = [0] * len(self.parts)
         self.owed = [0.0] * len(self.parts)
         """By source: its share of all draws so far, less what it had of them."""
 
     def next_tasks(self, n: int) -> list[Sample]:
-        """The next n samples."""
         return [self._next() for _ in range(n)]
 
     def _next(self) -> Sample:
@@ -87,7 +81,6 @@ class UniformSampler:
         return [weight / sum(self.weights) for weight in self.weights]
 
     def accept(self, group: list[Trajectory], returns: list[float]) -> bool:
-        """Every group is learned from."""
         return True
 
     def state_dict(self) -> dict[str, Any]:
@@ -105,7 +98,7 @@ class UniformSampler:
 
 @register_sampler("curriculum")
 class CurriculumSampler(UniformSampler):
-    """Prefers the sources that the policy solves about half of the time, and leaves none out.
+    """Prefers the sources that the policy solves about half of the time.
 
     A source's share goes as its weight times 4 p (1 - p), but at least FLOOR; p is its success rate, 0.5 at first,
     which moves a RATE of the way to that of each group of tries.
@@ -124,7 +117,7 @@ class CurriculumSampler(UniformSampler):
         return [each / sum(wanted) for each in wanted]
 
     def accept(self, group: list[Trajectory], returns: list[float]) -> bool:
-        """Every group is learned from, and tells how its source goes."""
+        """Tells how its source goes."""
         if group and len(self.parts) > 1:
             number = self._names.index(_source_of(group[0].sample))
             self.rates[number] += self.RATE * (sum(each.success for each in group) / len(group) - self.rates[number])
@@ -144,11 +137,7 @@ def _source_of(sample: Sample) -> str:
 
 @register_sampler("dynamic")
 class DynamicSampler(UniformSampler):
-    """DAPO's dynamic sampling (arXiv 2503.14476, equation 11): a group whose returns are all equal teaches nothing.
-
-    The loop draws again in place of the groups that are refused, up to `max_draws` batches a step.
-    """
+    """DAPO's dynamic sampling (arXiv 2503.14476, equation 11): groups whose returns are all equal are drawn again."""
 
     def accept(self, group: list[Trajectory], returns: list[float]) -> bool:
-        """Not a group of one either, nor one of which everybody failed."""
         return differ(returns)

@@ -1,7 +1,4 @@
-"""What is installed, what hardware there is, and what would run here: `skyrl-trainer doctor`.
-
-Imports neither torch nor vLLM: what may hang or crash is tried in a process of its own.
-"""
+"""`skyrl-trainer doctor`: what is installed, what hardware there is, what would run; imports neither torch nor vLLM."""
 
 import importlib.util
 import os
@@ -89,7 +86,7 @@ def _try_vllm() -> tuple[bool, str]:
 
 
 def examine() -> Iterator[tuple[str, str, str]]:
-    """("ok", "warn" or "FAIL"; subject; finding), each as soon as it is made: importing vLLM takes seconds."""
+    """("ok", "warn" or "FAIL"; subject; finding), each as soon as it is made."""
     yield "ok", "python", f"{platform.python_version()} on {platform.platform()}"
     for package in PACKAGES:
         found = version(package)

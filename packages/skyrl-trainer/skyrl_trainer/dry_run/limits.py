@@ -1,7 +1,7 @@
 """What a model takes and what the hardware can give: shapes, memory, data sheets, the physical limits of a run.
 
-Nothing is loaded and nothing is run but a measurement of this processor. Symbols in the formulas: P parameters, b bytes
-of one, B episodes in flight, c tokens that each holds on average, k bytes of the keys and values of one token.
+Symbols in the formulas: P parameters, b bytes of one, B episodes in flight, c tokens that each holds on average, k
+bytes of the keys and values of one token.
 """
 
 from __future__ import annotations
@@ -89,9 +89,8 @@ def devices(config: Config) -> tuple[range, range]:
     place, generator = config.trainer.placement, config.generator
     learners, tensor = place.policy_num_gpus_per_node, generator.inference_engine_tensor_parallel_size
     first = 0 if place.colocate_all else learners
-    return range(learners), range(
-        first, first + generator.num_inference_engines * tensor * (learners > 0 or tensor > 1)
-    )
+    engines = generator.num_inference_engines * tensor * (learners > 0 or tensor > 1)
+    return range(learners), range(first, first + engines)
 
 
 def gpus_needed(config: Config) -> int:
@@ -117,8 +116,7 @@ def adapter_size(config: Config, shape: ModelShape) -> int:
 
 
 def learner_memory(config: Config, shape: ModelShape) -> list[tuple[str, int]]:
-    """(what, bytes) of one learner. Learners share the weights; with LoRA each has all of them, frozen, in NF4 of half
-    a byte, and only the adapters, in float32, have gradients and moments."""
+    """(what, bytes) of one learner. Learners share the weights; with LoRA each has all of them, frozen."""
     trainer, lora = config.trainer, config.trainer.policy.model.lora
     chunk = LOGITS_AT_ONCE["cuda" if trainer.placement.policy_num_gpus_per_node else "cpu"]
     logits = min(chunk, trainer.micro_batch_tokens * shape.vocabulary)
@@ -152,7 +150,7 @@ def memory(config: Config, shape: ModelShape) -> list[tuple[str, int]]:
 
 
 def gpu_memory(config: Config, shape: ModelShape, gpu: Card) -> tuple[list[tuple[str, int]], list[tuple[str, int]]]:
-    """(what, bytes) of a learner, and of an engine, on one GPU. The KV cache is what an engine's share has left."""
+    """(what, bytes) of a learner, and of an engine, on one GPU."""
     generator = config.generator
     split, given = generator.inference_engine_tensor_parallel_size, generator.engine_kwargs
     weights = shape.parameters * shape.width // split
@@ -177,7 +175,7 @@ def peaks(config: Config, machine: Hardware, working_set: int) -> tuple[float, f
 
 
 def core_rates(working_set: int) -> tuple[float, float]:
-    """Bytes/s of a copy (read and write), float32 FLOP/s of a matmul: the best of many, others only slow one down."""
+    """Bytes/s of a copy (read and write), float32 FLOP/s of a matmul: the best of many."""
     import numpy as np
 
     source, matrix = np.ones(working_set // 8, np.float32), np.ones((256, 256), np.float32)
@@ -217,17 +215,21 @@ def limits(config: Config, shape: ModelShape, machine: Hardware) -> list[tuple[s
     ]
 
 
+def likely_sync_backend(config: Config) -> str:
+    """ "-" where it cannot be what was asked for, which plan.obstacles says."""
+    from skyrl_trainer.weight_sync.colocation import sync_backend  # loads torch
+
+    try:
+        return sync_backend(config)
+    except UserError:
+        return "-"
+
+
 def _sync_limit(config: Config, machine: Hardware, weights: int, bandwidth: float) -> tuple[str, float]:
     """(formula, seconds): what crosses the narrowest way."""
-    from skyrl_trainer.weight_sync.colocation import sync_backend
-
     found = card(config, machine)
     if found is None:
         return "2 P b / bandwidth, read and written", 2 * weights / bandwidth
-    try:
-        backend = sync_backend(config)
-    except UserError:  # said by obstacles
-        backend = "shared_memory"
-    if backend == "nccl":
+    if likely_sync_backend(config) == "nccl":
         return f"P b / {found[0].link / 1e9:.0f} GB/s between GPUs (NCCL)", weights / found[0].link
     return f"2 P b / {found[0].host / 1e9:.0f} GB/s, to the shared buffer and back", 2 * weights / found[0].host

@@ -1,7 +1,6 @@
-"""What a run would be, before it is one: `--dry-run`.
+"""What a run would be, before it is one: `--dry-run`. Nothing is downloaded and no model is loaded.
 
-The settings and who set them, the placement, a memory estimate, the physical limits, and each thing that would stop it.
-Nothing is downloaded and no model is loaded. Where the GPUs that a run wants are not here, known ones are assumed.
+Where the GPUs that a run wants are not here, known ones are assumed.
 """
 
 import importlib.util
@@ -14,8 +13,9 @@ from typing import Any
 
 from skyrl_trainer.algorithms.options import algorithm_name
 from skyrl_trainer.config import Resolved, flatten
+from skyrl_trainer.dry_run import limits as bounds
 from skyrl_trainer.dry_run.doctor import GIB, Hardware, hardware, require_gym
-from skyrl_trainer.dry_run.limits import PASSING, ModelShape, card, devices, gpu_memory, gpus_needed, limits, memory
+from skyrl_trainer.dry_run.limits import PASSING, ModelShape, card, devices, gpus_needed
 from skyrl_trainer.errors import UserError
 from skyrl_trainer.settings import OPTIONS, Config
 from skyrl_trainer.user_file import load_plugin
@@ -63,7 +63,7 @@ def placement(config: Config, machine: Hardware) -> list[tuple[str, str]]:
     processor = f"processor ({machine.cores} cores, shared by all)"
     on_learner, on_engines = (_gpus(gpus) or processor for gpus in (learner, engines))
     turns = ", taking turns with the learner" if engines and config.trainer.placement.colocate_all else ""
-    asked, backend = config.generator.weight_sync_backend, _sync_backend(config)
+    asked, backend = config.generator.weight_sync_backend, bounds.likely_sync_backend(config)
     why = ": learner and engines share their GPUs" if (asked, backend) == ("nccl", "shared_memory") else ""
     return [
         ("learner" if config.num_learners == 1 else f"learners ({config.num_learners})", on_learner),
@@ -72,15 +72,6 @@ def placement(config: Config, machine: Hardware) -> list[tuple[str, str]]:
         ("weights to the engines", backend + why),
         *((f"GPU {gpu}", who) for gpu, who in sorted(tenants(config).items())),
     ]
-
-
-def _sync_backend(config: Config) -> str:
-    from skyrl_trainer.weight_sync.colocation import sync_backend  # loads torch
-
-    try:
-        return sync_backend(config)
-    except UserError:
-        return "-"  # said by obstacles
 
 
 def _gpus(gpus: range) -> str:
@@ -179,7 +170,7 @@ def print_plan(resolved: Resolved) -> None:
         found += _print_memory(
             config, shape, machine, f"{shape.parameters / 1e6:,.2f} M parameters of {shape.width} bytes{note}"
         )
-        _print("\nPhysical limits", limits(config, shape, machine))
+        _print("\nPhysical limits", bounds.limits(config, shape, machine))
     else:
         print("\nMemory and limits are not known: the model is not on this machine, or of an unknown kind.")
     _print("\nWould stop a run here", [("-", sentence) for sentence in found or ["nothing found"]])
@@ -188,13 +179,13 @@ def print_plan(resolved: Resolved) -> None:
 def _print_memory(config: Config, shape: ModelShape, machine: Hardware, model: str) -> Iterator[str]:
     title, gpu, (learner, engines) = f"estimated ({model})", card(config, machine), devices(config)
     if gpu is None:
-        rows = memory(config, shape)
+        rows = bounds.memory(config, shape)
         need, have = sum(size for _, size in rows), machine.memory
         _print(f"\nMemory, {title}", _sizes([*rows, ("together", need)]))
         if need > have:
             yield f"About {need / GIB:.1f} GiB of memory are needed, and there are {have / GIB:.1f} GiB."
         return
-    of_learner, of_engine = gpu_memory(config, shape, gpu[0])
+    of_learner, of_engine = bounds.gpu_memory(config, shape, gpu[0])
     passing, have = sum(size for what, size in of_learner if what in PASSING), int(gpu[0].memory)
     kinds = {(n in learner, n in engines): n for n in reversed(range(gpus_needed(config)))}
     for (learns, generates), number in reversed(kinds.items()):

@@ -1,10 +1,7 @@
 """The asyncio side of an engine: awaits single generations, talks to the actor in batches.
 
-One `submit` is outstanding at a time and takes everything that became ready during the previous one; one long-poll
-`collect` is outstanding while anything is in flight. No timers: under load the batches grow by themselves.
-
-An engine that dies is restarted by Ray and gets its weights from the driver. The client keeps what was not answered
-and sends it again, in the same order, as soon as the new process takes requests.
+One `submit` is outstanding at a time and takes everything that became ready during the previous one. An engine that
+dies is restarted by Ray; what was not answered is sent again, in the same order.
 """
 
 import asyncio
@@ -17,7 +14,7 @@ from skyrl_trainer.errors import EngineDied, UserError
 from skyrl_trainer.types import GenerationOutput, GenerationRequest
 
 COLLECT_SECONDS = 10.0
-"""How long one `collect` waits inside the engine; a caller's own limit cuts its `generate`, not this."""
+"""How long one `collect` waits inside the engine."""
 RESTART_SECONDS = 300.0
 """How long a dead engine may take until its next process takes requests."""
 RETRY_SECONDS = 0.5
@@ -26,14 +23,12 @@ RETRY_SECONDS = 0.5
 class EngineClient:
     """Used from one event loop. `client_id` is unique among an engine's clients.
 
-    Every request gets one output. What comes a second time (an engine was only out of reach), or after its `generate`
-    was cancelled, is counted in `late_outputs`. Raises EngineDied from every waiting and later call once the engine's
-    step loop has raised, or its process is gone for good.
+    Every request gets one output. Raises EngineDied from every waiting and later call once the engine's step loop has
+    raised, or its process is gone for good.
     """
 
     def __init__(self, actor: Any, client_id: str) -> None:
-        self._actor = actor
-        self._client_id = client_id
+        self._actor, self._client_id = actor, client_id
         self._outbox: list[GenerationRequest] = []
         self._waiting: dict[str, asyncio.Future[GenerationOutput]] = {}
         self._unanswered: dict[str, GenerationRequest] = {}
@@ -43,7 +38,6 @@ class EngineClient:
         self._sender: asyncio.Task[None] | None = None
         self._collector: asyncio.Task[None] | None = None
         self._error: EngineDied | None = None
-        self.late_outputs = 0
 
     async def generate(self, request: GenerationRequest) -> GenerationOutput:
         (output,) = await self.generate_round([request])
@@ -91,9 +85,7 @@ class EngineClient:
             for output in outputs:
                 known = self._unanswered.pop(output.request_id, None)
                 future = self._waiting.pop(output.request_id, None) if known else None
-                if future is None or future.done():
-                    self.late_outputs += 1
-                else:
+                if future is not None and not future.done():  # else nobody waits any more, or it came before
                     future.set_result(output)
 
     async def _submit_again(self) -> None:

@@ -1,7 +1,6 @@
 """A model that somebody serves: any OpenAI-compatible endpoint, asked in the terms of the agent loop.
 
-One that takes and gives token ids (vLLM's /v1/completions) reads and writes exactly what an engine of training would.
-Any other gets chat messages: agent.message_prompt makes every message one "token" to the loop, which so stays the same.
+One that does not take and give token ids, as vLLM's /v1/completions, gets chat messages (agent/message_prompt.py).
 """
 
 import os
@@ -57,11 +56,8 @@ class EndpointClient:
         """Of episodes that are played by messages, their MessagePrompt by the trajectory's id."""
 
     async def generate(self, request: GenerationRequest) -> GenerationOutput:
-        """UserError once nobody answers any more.
-
-        The output's usage also has "uncounted" where the endpoint tells no tokens, and "ended/refusal" and the like
-        for what is no plain answer.
-        """
+        """UserError once nobody answers any more. Usage has "uncounted" where the endpoint tells no tokens, and
+        "ended/refusal" and the like for what is no plain answer."""
         said = self.conversations.get(request.request_id.rpartition("#")[0])
         try:
             ids, finish, usage = await (self._tokens(request) if said is None else self._message(request, said))
@@ -143,7 +139,6 @@ class EndpointClient:
 
 
 def _usage(answer: dict[str, Any], known: dict[str, int]) -> dict[str, int]:
-    """The tokens that an answer counts, or that are known; "uncounted" where neither is."""
     counts = answer.get("usage") or {}
     found = {name: counts.get(name, known.get(name)) for name in ("prompt_tokens", "completion_tokens")}
     if any(type(count) is not int for count in found.values()):
@@ -175,10 +170,7 @@ def _failed(request: GenerationRequest, reason: str) -> GenerationOutput:
 
 
 async def probe(endpoint: Endpoint, messages: bool, temperature: float) -> Endpoint:
-    """How the endpoint can be asked, for a handful of tokens. UserError where it cannot.
-
-    messages: do not ask for token ids.
-    """
+    """How the endpoint can be asked; UserError where it cannot. messages: do not ask for token ids."""
     async with endpoint.connect() as http:
         cards = await _cards(http)
         model = endpoint.model or ("".join(cards) if len(cards) == 1 else "")

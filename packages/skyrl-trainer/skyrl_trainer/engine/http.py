@@ -52,10 +52,9 @@ class HTTPClient:
         tries: int = 1,
         busy: float = 0.0,
     ) -> Any:
-        """The answer's JSON; None where it has none.
+        """The answer's JSON, or None. Raises Refused for what no other try mends, or after the last one.
 
-        limit: seconds of one try. busy: seconds in which a rate limit (429) costs no try. Raises Refused for what no
-        other try mends, or after the last one.
+        limit: seconds of one try. busy: seconds in which a rate limit (429) costs no try.
         """
         failures, number, busy_until = 0, 0, time.monotonic() + busy
         timeout = aiohttp.ClientTimeout(total=limit, sock_connect=PROBE_SECONDS)
@@ -90,7 +89,7 @@ class HTTPClient:
 
 
 def seconds_of(after: str, default: float) -> float:
-    """What a Retry-After header asks for: seconds, or a date."""
+    """Of a Retry-After header, which has seconds or a date."""
     with suppress(ValueError):
         return max(0.0, float(after))
     with suppress(ValueError):

@@ -1,11 +1,9 @@
-"""Trajectories -> micro-batches of tensors: cut by a token budget, equal prompts held once, nothing padded.
-
-Order is a function of the input alone. How a model computes such a micro-batch: learner/segments.py.
-"""
+"""Trajectories -> micro-batches of tensors: cut by a token budget, equal prompts held once, nothing padded
+(learner/segments.py computes them)."""
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice, pairwise
 
 import numpy as np
@@ -17,7 +15,7 @@ from skyrl_trainer.types import AdvantageBatch, TrainingBatch, Trajectory
 
 @dataclass(slots=True)
 class Row:
-    """One trajectory; what stands behind a segment's last sampled token is cut off, nobody reads it.
+    """One trajectory, without what stands behind a segment's last sampled token.
 
     Example: token_ids [7, 8, 5, 2] with mask [0, 0, 1, 1] has num_sampled 2, and `old_logprobs` of shape [2].
     """
@@ -28,13 +26,11 @@ class Row:
     """bool, as long as token_ids."""
     rollout_logprobs: np.ndarray
     advantages: np.ndarray
-    """Zeros until `set_advantages`."""
     old_logprobs: torch.Tensor | None = None
-    """Of the sampled tokens only; None until they are known, or where the ratio is 1 by definition."""
+    """Of the sampled tokens only, as the next three; None: not known, or the ratio is 1 by definition."""
     ref_logprobs: torch.Tensor | None = None
     returns: torch.Tensor | None = None
     values: torch.Tensor | None = None
-    """A critic's, of the sampled tokens."""
     shared: int | None = None
     """How many first tokens are computed once for all rows that have them; None: what stands before the answer."""
     later: tuple[int, ...] = ()
@@ -52,20 +48,18 @@ class Row:
 
     @property
     def prompt(self) -> np.ndarray:
-        """What the row shares with others: what stands before the first sampled token, or `shared` tokens of it."""
+        """What stands before the first sampled token, or `shared` tokens of it."""
         return self.token_ids[: int(self.mask.argmax()) if self.shared is None else self.shared]
 
     @property
     def rest(self) -> np.ndarray:
-        """What follows the prompt, without the last token, which predicts nothing; all segments of it."""
+        """What follows the prompt, without the last token, which predicts nothing."""
         return self.token_ids[len(self.prompt) : -1]
 
 
 def kept(trajectory: Trajectory) -> tuple[np.ndarray, tuple[int, ...]]:
-    """Which of `token_ids()` a row holds (int64), and where among them the second and later segments begin.
-
-    Raises UserError for a segment whose first token would have no predecessor.
-    """
+    """Which of `token_ids()` a row holds (int64), and where among them the second and later segments begin. UserError
+    for a segment that starts with a sampled token."""
     places, starts, start = list[np.ndarray](), list[int](), 0
     for segment in trajectory.segments():
         if segment[0].output_ids and not segment[0].prompt_ids:
@@ -121,7 +115,7 @@ def set_advantages(rows: Sequence[Row], batch: AdvantageBatch, values: Sequence[
 
 
 def record_advantages(batch: AdvantageBatch) -> None:
-    """Notes in each turn what its tokens were worth: the trajectory's own record, for people."""
+    """Into each turn of the record, for people."""
     for trajectory, advantages in zip(batch.rewards.trajectories, batch.advantages, strict=True):
         sampled = iter(value for value, bit in zip(advantages, trajectory.loss_mask(), strict=True) if bit)
         for turn in trajectory.turns:
@@ -130,15 +124,14 @@ def record_advantages(batch: AdvantageBatch) -> None:
 
 def with_end(row: Row) -> Row:
     """The row with one token more, so that a critic also says what it expects behind the last sampled one."""
-    return Row(
-        row.trajectory_id,
-        np.append(row.token_ids, row.token_ids[-1:]),
-        np.append(row.mask, True),
-        np.append(row.rollout_logprobs, 0.0),
-        np.append(row.advantages, 0.0),
-        later=row.later,
+    return replace(
+        row,
+        token_ids=np.append(row.token_ids, row.token_ids[-1:]),
+        mask=np.append(row.mask, True),
+        rollout_logprobs=np.append(row.rollout_logprobs, 0.0),
+        advantages=np.append(row.advantages, 0.0),
         turns=np.append(row.turns, row.turns[-1:]),
-        group=row.group,
+        old_logprobs=None,
     )
 
 
@@ -153,8 +146,8 @@ def by_prompt(rows: Sequence[Row], indices: Sequence[int]) -> list[list[int]]:
 def cut(rows: Sequence[Row], indices: Sequence[int], token_budget: int) -> list[list[int]]:
     """Cuts `indices` of rows into micro-batches of at most `token_budget` tokens, a shared prompt counted once.
 
-    Trajectories with the same prompt stand together. The longest come first, so that memory peaks at once. A row over
-    the budget is a micro-batch by itself; one without a sampled token is in none.
+    The longest come first, so that memory peaks at once. A row over the budget is a micro-batch by itself, one without
+    a sampled token in none.
     """
     micro_batches: list[list[int]] = []
     used = 0
@@ -204,7 +197,7 @@ def collate(rows: Sequence[Row], indices: Sequence[int], device: torch.device, d
 
 def _segments(rows: list[Row]) -> tuple[list[tuple[np.ndarray, int]], list[np.ndarray], list[np.ndarray]]:
     """Segments as (ids, number of the segment that it continues or -1), the places of their tokens, and, in the order
-    of the rows, where their sampled tokens are predicted. A prompt of one row alone is one piece with what follows."""
+    of the rows, where their sampled tokens are predicted. A prompt of one row is one piece with what follows."""
     times = Counter(row.prompt.tobytes() for row in rows)
     prompts: dict[bytes, tuple[int, int]] = {}  # its number and its first token
     segments: list[tuple[np.ndarray, int]] = []
@@ -235,6 +228,5 @@ def _segments(rows: list[Row]) -> tuple[list[tuple[np.ndarray, int]], list[np.nd
 
 
 def _joined(logprobs: list[torch.Tensor | None], device: torch.device, dtype: torch.dtype) -> torch.Tensor | None:
-    """One after the other; None when no row has any."""
     known = [values.to(device, dtype) for values in logprobs if values is not None]
     return torch.cat(known) if known else None

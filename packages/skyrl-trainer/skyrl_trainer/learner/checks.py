@@ -1,9 +1,6 @@
-"""What a run refuses to learn from or with, a sentence each.
+"""What a run refuses to learn from or with, a sentence each."""
 
-Options that nothing would read, a plug-in's tensors of another shape, numbers that are not finite.
-"""
-
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -66,6 +63,16 @@ def check_finite(what: str, step: int, rows: Sequence[Row], of_each: Sequence[An
     if bad:
         source = "the env or the reward function that gave it" if what == "reward" else "the estimator"
         raise UserError(f"The {what} of step {step} is not finite in trajectories {shown(bad)}: mend {source}.")
+
+
+def check_weights(tensors: Mapping[str, torch.Tensor], step: int) -> None:
+    """Raises UserError for weights, or an optimizer's state, that nobody can learn on from: they are not saved."""
+    bad = [name for name, value in tensors.items() if not torch.isfinite(value).all()]
+    if bad:
+        raise UserError(
+            f"After step {step}, {len(bad)} of {len(tensors)} tensors of the learner ({bad[0]}, ...) are not finite: "
+            "nothing is saved. Start anew in another trainer.run_dir with a lower trainer.learning_rate."
+        )
 
 
 def not_finite(

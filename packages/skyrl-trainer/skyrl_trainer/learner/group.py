@@ -1,7 +1,6 @@
 """Several learners: the same Learner and algorithm in each of N Ray actors; the driver calls all of them alike.
 
-An update sends the whole rollout to each (learner/ranks.py says who computes what). Weights and checkpoints are put
-together by all and written by rank 0 into memory that the driver shares: nobody can see how many learners there were.
+Weights and checkpoints are put together by all and written by rank 0 into memory that the driver shares.
 """
 
 import os
@@ -18,7 +17,6 @@ from torch.distributed import TCPStore
 from transformers import AutoTokenizer
 
 from skyrl_trainer.errors import UserError
-from skyrl_trainer.learner.grpo import GRPO
 from skyrl_trainer.learner.model import make_learner
 from skyrl_trainer.learner.ranks import Ranks, whole
 from skyrl_trainer.process_memory import INTERVAL, return_free_memory
@@ -42,7 +40,7 @@ class LearnerProcess:
         device = "cuda" if config.trainer.placement.policy_num_gpus_per_node else "cpu"
         self.ranks = Ranks(rank, size, TCPStore(address, port), device)
 
-    def load(self, algorithm: type[GRPO], weights: str, total_optimizer_steps: int) -> int:
+    def load(self, algorithm: type[Any], weights: str, total_optimizer_steps: int) -> int:
         """Returns the process id."""
         with blaming():
             self.algorithm = algorithm(self.config)
@@ -55,12 +53,12 @@ class LearnerProcess:
         print(f"update of step {batch.rollouts.step}", file=sys.stderr, flush=True)
         if batch.rollouts.step % INTERVAL == 0:
             return_free_memory()
-        with blaming():
-            metrics = self.algorithm.update(batch, *positional, **named)
+        metrics = self.algorithm.update(batch, *positional, **named)
         return metrics, [[turn.advantages for turn in trajectory.turns] for trajectory in batch.trajectories]
 
-    def call(self, method: str, *arguments: Any) -> Any:
-        answer = getattr(self.learner, method)(*arguments)
+    def call(self, owner: str, method: str, *arguments: Any) -> Any:
+        """owner: "learner" or "algorithm"."""
+        answer = getattr(getattr(self, owner), method)(*arguments)
         return answer if self.rank == 0 else None
 
     def share_weights(self) -> Any:
@@ -94,14 +92,13 @@ class LearnerProcess:
 
 
 class LearnerGroup:
-    """What a run needs of its learner and its algorithm, done by `config.num_learners` actors.
-
-    Methods raise UserError when a learner fails, dies or takes too long, and name it; the group is of no use then.
-    """
+    """What a run needs of its learner and its algorithm. Methods raise UserError, which names the learner that failed,
+    died or took too long; the group is of no use then."""
 
     process: ClassVar[type[LearnerProcess]] = LearnerProcess
 
-    def __init__(self, config: Config, algorithm: type[GRPO], weights: str, total_optimizer_steps: int) -> None:
+    def __init__(self, config: Config, algorithm: type[Any], weights: str, total_optimizer_steps: int) -> None:
+        """algorithm: a GRPO or an SFTTrainer."""
         self.config, self.size = config, config.num_learners
         self.tokenizer = AutoTokenizer.from_pretrained(weights)
         self.failure: UserError | None = None
@@ -123,17 +120,21 @@ class LearnerGroup:
                 turn.advantages = values
         return metrics
 
+    def call(self, owner: str, method: str, *arguments: Any) -> Any:
+        """A method of the "learner" or the "algorithm", on all; what rank 0 answers."""
+        return self._everywhere("call", owner, method, *arguments)[0]
+
     def token_logprobs(self, ids: list[int]) -> torch.Tensor:
-        return self._everywhere("call", "token_logprobs", ids)[0]
+        return self.call("learner", "token_logprobs", ids)
 
     def save_pretrained(self, folder: Path) -> None:
-        self._everywhere("call", "save_pretrained", folder.resolve())
+        self.call("learner", "save_pretrained", folder.resolve())
 
     def transfer(self, method: str, *arguments: Any) -> Any:
-        return self._everywhere("call", "transfer", method, *arguments)[0]
+        return self.call("learner", "transfer", method, *arguments)
 
     def release_memory(self) -> None:
-        self._everywhere("call", "release_memory")
+        self.call("learner", "release_memory")
 
     def share_weights(self) -> FlatBuffer:
         """The memory in which `named_tensors` will lie; to be unlinked by the caller."""
@@ -205,7 +206,7 @@ class LearnerGroup:
         rank = order.index(min(order))
         error, who = errors[rank], f"Learner {rank} of {self.size}"
         if isinstance(error, UserError):
-            return UserError(str(error))
+            return type(error)(str(error))
         if isinstance(error, late):
             return UserError(f"{who} did not finish {method} within {CALL_SECONDS:.0f} s.")
         if not isinstance(error, died):

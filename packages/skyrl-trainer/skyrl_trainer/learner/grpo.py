@@ -1,8 +1,4 @@
-"""GRPO on a rollout: advantages, mini-batches, micro-batches, optimizer steps. `update` is all that the loop calls.
-
-The four parts of the loss come from PolicyLoss: a mixin that overrides one or two of them makes another algorithm
-(learner/compose.py).
-"""
+"""GRPO on a rollout: advantages, mini-batches, micro-batches, optimizer steps. `update` is all that the loop calls."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -13,20 +9,18 @@ import torch
 from skyrl_trainer.algorithms.advantages import estimator
 from skyrl_trainer.algorithms.losses import SampledTokens, adapted, k3
 from skyrl_trainer.algorithms.policy_loss import PolicyLoss
-from skyrl_trainer.errors import UserError
+from skyrl_trainer.errors import NothingLearned, UserError
 from skyrl_trainer.learner.batch import Row, collate, cut, make_rows, record_advantages, set_advantages
 from skyrl_trainer.learner.checks import check_finite, check_options, check_shapes, not_finite
 from skyrl_trainer.learner.meter import Meter
 from skyrl_trainer.learner.model import Learner, Scorer
 from skyrl_trainer.settings import Config
 from skyrl_trainer.types import AdvantageBatch, LearnerState, RewardBatch, StepMetrics, TrainingBatch
+from skyrl_trainer.user_file import blaming
 
 
 class GRPO(PolicyLoss):
-    """Group relative policy optimization (arXiv 2402.03300) with PPO's clip; TRL's names and defaults.
-
-    Made from a configuration; `start` gives it the models, `update` learns from a rollout.
-    """
+    """Group relative policy optimization (arXiv 2402.03300) with PPO's clip; TRL's names and defaults."""
 
     learner: Learner
     reference: Scorer | None = None
@@ -53,11 +47,9 @@ class GRPO(PolicyLoss):
     def needs_gradient(self, row: Row) -> bool:
         """Where every advantage is 0 and nothing else is in the loss, the gradient is exactly zero: no pass is made.
 
-        Such a row still counts in the normaliser. Entropy, clip fraction and KLs are then means over the other rows.
+        Such a row still counts in the normaliser; entropy, clip fraction and KLs are means over the other rows.
         """
         return row.num_sampled > 0 and (self.beta > 0 or self.options.entropy_coef != 0 or bool(row.advantages.any()))
-
-    # The update.
 
     def update(
         self,
@@ -70,8 +62,19 @@ class GRPO(PolicyLoss):
 
         old_logprob: [sampled tokens] a trajectory, instead of what the option `correction` says. value: [sampled
         tokens + 1] a trajectory, instead of the critic's. reward: per trajectory and turn, instead of the batch's own.
-        Raises UserError, before the optimizer moves, when a loss or a gradient is not finite.
+        Raises UserError when a loss or a gradient is not finite, or a plug-in raises; NothingLearned before the first
+        optimizer step.
         """
+        before = self.learner.optimizer_steps
+        try:
+            with blaming():
+                return self._update(batch, old_logprob, value, reward)
+        except UserError as error:
+            if self.learner.optimizer_steps > before:
+                raise
+            raise NothingLearned(str(error)) from error
+
+    def _update(self, batch: RewardBatch, old_logprob: Any, value: Any, reward: Any) -> StepMetrics:
         batch = batch if reward is None else replace(batch, rewards=reward)
         step, meter = batch.rollouts.step, Meter()
         newest = step - 1 if self.settings.max_staleness else None
@@ -110,7 +113,7 @@ class GRPO(PolicyLoss):
         return metrics
 
     def values(self, rows: list[Row]) -> Sequence[torch.Tensor] | None:
-        """What a critic expects, for the estimator; there is none here."""
+        """Of a critic, for the estimator; there is none here."""
         return None
 
     def value_loss(self, batch: TrainingBatch, hidden_NH: torch.Tensor, meter: Meter) -> torch.Tensor | float:
@@ -123,7 +126,6 @@ class GRPO(PolicyLoss):
         return [self.learner]
 
     def state_dict(self) -> LearnerState:
-        """The learner's state, and what the algorithm itself remembers from rollout to rollout."""
         state = self.learner.state_dict()
         return LearnerState(state.tensors, {**state.numbers, "beta": self.beta})
 
@@ -142,7 +144,7 @@ class GRPO(PolicyLoss):
         return [part.tolist() for part in order.tensor_split(parts)]
 
     def _prepare(self, rows: list[Row], meter: Meter) -> None:
-        """Fills in the old and the reference log-probabilities, in a fixed order, before the first optimizer step.
+        """Fills in the old and the reference log-probabilities, before the first optimizer step.
 
         When the whole rollout is one optimizer step the old policy is the present one: its pass is not made.
         """
@@ -202,11 +204,8 @@ class GRPO(PolicyLoss):
     def _optimizer_step(
         self, rows: list[Row], mini_batch: list[int], meter: Meter, step: int, measure_engine: bool
     ) -> float:
-        """Accumulates the gradient of a mini-batch over its micro-batches, steps, and returns the learning rate.
-
-        The token weights are computed here, over the whole mini-batch, rows without a gradient included.
-        """
-        weights_M = torch.zeros(len(rows), dtype=torch.float64)
+        """Accumulates the gradient of a mini-batch over its micro-batches, steps, and returns the learning rate."""
+        weights_M = torch.zeros(len(rows), dtype=torch.float64)  # rows without a gradient included
         lengths_M = torch.tensor([float(rows[i].num_sampled) for i in mini_batch])
         weights_M[mini_batch] = check_shapes(self, lengths_M, reduction=self.reduction(lengths_M))
         weights_M = weights_M.to(self.learner.device)
@@ -231,7 +230,7 @@ class GRPO(PolicyLoss):
     def _micro_loss(
         self, batch: TrainingBatch, weights_M: torch.Tensor, meter: Meter, measure_engine: bool
     ) -> torch.Tensor:
-        """One micro-batch's share of the loss: the shares of a mini-batch add up to it."""
+        """One micro-batch's share of the mini-batch's loss."""
         hidden_NH = self.learner.hidden(batch)
         entropy_coef = self.options.entropy_coef
         logprobs_N, entropy_N = self.learner.logprobs(batch, hidden_NH, entropy_gradient=entropy_coef != 0)

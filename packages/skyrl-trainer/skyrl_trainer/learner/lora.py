@@ -1,8 +1,7 @@
 """LoRA (arXiv 2106.09685) and QLoRA (arXiv 2305.14314): small trained matrices beside frozen weights.
 
-With `trainer.policy.model.lora` a model computes y = W x + alpha/rank B A x in each target layer, and a role (the
-policy, a critic) is a set of A and B under its name on the one copy of W. peft puts the layers into the model in place:
-whoever holds the model need not know of them.
+A target layer computes y = W x + alpha/rank B A x, and a role (the policy, a critic) is a set of A and B under its name
+on the one copy of W. peft puts the layers into the model in place.
 """
 
 import copy
@@ -16,6 +15,7 @@ from typing import Any, Literal
 
 import torch
 from safetensors.torch import save_file
+from transformers import BitsAndBytesConfig
 
 from skyrl_trainer.errors import UserError
 from skyrl_trainer.learner.cpu_linear import use_onednn
@@ -40,47 +40,76 @@ def checked(config: Config) -> LoRAConfig | None:
 
 
 class LoRALearner(Learner):
-    """A Learner whose weights are frozen, and whose adapter learns. A state is the adapter's alone."""
+    """A Learner whose adapter learns. A state is the adapter's alone."""
 
     def __init__(self, config: Config, model_path: str, total_optimizer_steps: int, ranks: Ranks | None = None) -> None:
         self.lora = checked(config)
         super().__init__(config, model_path, total_optimizer_steps, ranks)
 
     def loading(self) -> tuple[torch.dtype, dict[str, Any]]:
+        """nf4: linear layers in NF4 with double quantisation, all but the head."""
         dtype = self.published_dtype  # frozen weights need no masters
-        return dtype, quantized_loading(self.lora, self.device, dtype)
+        if self.lora.quantization == "none":
+            return dtype, {}
+        nf4 = BitsAndBytesConfig(
+            load_in_4bit=True,
+            bnb_4bit_quant_type="nf4",
+            bnb_4bit_use_double_quant=True,
+            bnb_4bit_compute_dtype=dtype,
+        )
+        return dtype, {"quantization_config": nf4, "device_map": {"": self.device}}
 
     def divide(self) -> None:
-        """The adapter is so small that every learner has all of it."""
+        # So small that every learner has all of it.
         add_role(self.model, POLICY, self.lora, self.config.trainer.seed)
 
     def trainable(self) -> dict[str, torch.nn.Parameter]:
         return parameters_of(self.model, POLICY)
 
-    def clip_gradients(self) -> torch.Tensor:
-        for parameter in self.parameters:
-            if parameter.grad is None:
-                parameter.grad = torch.zeros_like(parameter)
-            self.ranks.sum(parameter.grad)
-        return super().clip_gradients()
+    def full_tensors(self, name: str | None = POLICY) -> Iterator[tuple[str, torch.Tensor]]:
+        """The weights under the names that they had without adapters, dequantised, the role's adapter merged in."""
+        for path, parameter in self.model.named_parameters():
+            if any(f".{matrix}." in path for matrix in MATRICES):
+                continue
+            weight: Any = parameter
+            if getattr(weight, "quant_state", None) is not None:
+                from bitsandbytes.functional import dequantize_4bit
 
-    def full_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """With the adapter merged in."""
-        return full_tensors(self.model, POLICY)
+                weight = dequantize_4bit(weight.data, weight.quant_state)
+            before, wrapped, last = path.rpartition(".base_layer.")
+            if wrapped and last == "weight" and name is not None:
+                layer: Any = self.model.get_submodule(before)
+                weight = weight.detach() + layer.get_delta_weight(name).detach()
+            yield (f"{before}.{last}" if wrapped else path), weight
 
     def base_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """The frozen weights as engines get them that load the adapter."""
-        return ((name, tensor.detach().to(self.published_dtype)) for name, tensor in full_tensors(self.model, None))
+        """The frozen weights, for engines that load the adapter."""
+        return ((name, tensor.detach().to(self.published_dtype)) for name, tensor in self.full_tensors(None))
 
-    def adapter_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """The adapter under peft's names, scaled, in the engine's precision."""
-        return adapter_tensors(self.model, self.published_dtype, scaled=True)
+    def adapter_tensors(self, scaled: bool = True) -> Iterator[tuple[str, torch.Tensor]]:
+        """Under peft's names, sorted: as engines get it, B times alpha/rank, or else as files have it, in float32."""
+        dtype = self.published_dtype if scaled else torch.float32
+        for path, layer in sorted(_layers(self.model)):
+            for matrix, factor in zip(MATRICES, (1.0, layer.scaling[POLICY] if scaled else 1.0), strict=True):
+                weight = getattr(layer, matrix)[POLICY].weight.detach()
+                yield f"base_model.model.{path}.{matrix}.weight", (weight * factor).to(dtype)
 
     def reference(self) -> Scorer:
         return Reference(self)
 
     def write(self, tensors: dict[str, torch.Tensor], folder: Path) -> None:
-        save(self.model, tensors, self.model_path, folder)
+        """As a model without adapters and quantisation, the policy's adapter beside it."""
+        model: Any = self.model
+        config, settings = copy.deepcopy(model.config), model.peft_config[POLICY]
+        vars(config).pop("quantization_config", None)
+        with torch.device("meta"):
+            plain = type(model)(config)
+        plain.generation_config = model.generation_config
+        plain.save_pretrained(folder, state_dict=tensors)
+        settings.base_model_name_or_path, settings.task_type = self.model_path, "CAUSAL_LM"
+        settings.save_pretrained(folder / "adapter")
+        adapter = {name: tensor.cpu().contiguous() for name, tensor in self.adapter_tensors(scaled=False)}
+        save_file(adapter, folder / "adapter" / "adapter_model.safetensors")
 
 
 class Reference(Scorer):
@@ -94,26 +123,10 @@ class Reference(Scorer):
             return super().hidden(batch)
 
 
-def quantized_loading(options: LoRAConfig | None, device: torch.device, dtype: torch.dtype) -> dict[str, Any]:
-    """For `from_pretrained`: linear layers in NF4 with double quantisation, all but the head; {} for none."""
-    if options is None or options.quantization == "none":
-        return {}
-    from transformers import BitsAndBytesConfig
-
-    nf4 = BitsAndBytesConfig(
-        load_in_4bit=True,
-        bnb_4bit_quant_type="nf4",
-        bnb_4bit_use_double_quant=True,
-        bnb_4bit_compute_dtype=dtype,
-    )
-    return {"quantization_config": nf4, "device_map": {"": device}}
-
-
 def add_role(model: torch.nn.Module, name: str, options: LoRAConfig, seed: int) -> list[torch.nn.Parameter]:
-    """Freezes the base and adds an adapter under this name; returns its parameters, for an optimizer of their own.
+    """Freezes the base and adds an adapter under this name; returns its parameters. B starts at 0.
 
-    B starts at 0, so the adapter changes nothing yet. The first role stays the one that computes outside of `role`.
-    Raises UserError when target_modules does not fit the model.
+    The first role stays the one that computes outside of `role`. UserError when target_modules does not fit the model.
     """
     from peft import LoraConfig, inject_adapter_in_model
 
@@ -137,10 +150,8 @@ def add_role(model: torch.nn.Module, name: str, options: LoRAConfig, seed: int) 
 
 @contextmanager
 def role(model: torch.nn.Module, name: str | None) -> Iterator[None]:
-    """Inside, the model computes with this role's adapter, None: with none, as it was loaded.
-
-    Backward passes may follow outside, unless activations are computed again in them (gradient checkpointing).
-    """
+    """Inside, the model computes with this role's adapter, None: with none. Backward passes may follow outside, unless
+    activations are computed again in them (gradient checkpointing)."""
     before = _active(model)
     _activate(model, name)
     try:
@@ -153,49 +164,6 @@ def parameters_of(model: torch.nn.Module, name: str) -> dict[str, torch.nn.Param
     """The adapter's, by their names in the model."""
     ends = tuple(f".{matrix}.{name}.weight" for matrix in MATRICES)
     return {path: parameter for path, parameter in model.named_parameters() if path.endswith(ends)}
-
-
-def full_tensors(model: torch.nn.Module, name: str | None = POLICY) -> Iterator[tuple[str, torch.Tensor]]:
-    """The weights under the names that they had without adapters, dequantised, in the model's order.
-
-    With the role's adapter merged in, W + alpha/rank B A; with None the base. The model is not changed.
-    """
-    for path, parameter in model.named_parameters():
-        if any(f".{matrix}." in path for matrix in MATRICES):
-            continue
-        weight: Any = parameter
-        if getattr(weight, "quant_state", None) is not None:
-            from bitsandbytes.functional import dequantize_4bit
-
-            weight = dequantize_4bit(weight.data, weight.quant_state)
-        before, wrapped, last = path.rpartition(".base_layer.")
-        if wrapped and last == "weight" and name is not None:
-            layer: Any = model.get_submodule(before)
-            delta = layer.lora_B[name].weight.detach() @ layer.lora_A[name].weight.detach()
-            weight = torch.add(weight.detach(), delta, alpha=layer.scaling[name])
-        yield (f"{before}.{last}" if wrapped else path), weight
-
-
-def adapter_tensors(model: torch.nn.Module, dtype: torch.dtype, scaled: bool) -> Iterator[tuple[str, torch.Tensor]]:
-    """The policy's A and B under peft's names for files, sorted. scaled: B times alpha/rank."""
-    for path, layer in sorted(_layers(model)):
-        for matrix, factor in zip(MATRICES, (1.0, layer.scaling[POLICY] if scaled else 1.0), strict=True):
-            weight = getattr(layer, matrix)[POLICY].weight.detach()
-            yield f"base_model.model.{path}.{matrix}.weight", (weight * factor).to(dtype)
-
-
-def save(model: Any, tensors: dict[str, torch.Tensor], base_path: str, folder: Path) -> None:
-    """The merged `tensors` as a model like the one before adapters and quantisation, the policy's adapter beside it."""
-    config, settings = copy.deepcopy(model.config), model.peft_config[POLICY]
-    vars(config).pop("quantization_config", None)
-    with torch.device("meta"):
-        plain = type(model)(config)
-    plain.generation_config = model.generation_config
-    plain.save_pretrained(folder, state_dict=tensors)
-    settings.base_model_name_or_path, settings.task_type = base_path, "CAUSAL_LM"
-    settings.save_pretrained(folder / "adapter")
-    pairs = adapter_tensors(model, torch.float32, scaled=False)
-    save_file({n: t.cpu().contiguous() for n, t in pairs}, folder / "adapter" / "adapter_model.safetensors")
 
 
 def _targets(model: Any, wanted: Literal["all-linear"] | list[str]) -> list[str]:

@@ -1,6 +1,7 @@
 """The figures of an update, put together over its micro-batches and over all learners."""
 
 from collections import Counter
+from typing import Any
 
 import torch
 
@@ -12,25 +13,23 @@ class Meter:
     """Sums and maxima over the sampled tokens of an update; a mean is formed once, at its end."""
 
     def __init__(self) -> None:
-        self._sums: dict[str, torch.Tensor] = {}
-        self._counts: dict[str, int] = {}
+        self._sums: dict[str, Any] = {}
+        self._counts: Counter[str] = Counter()
         self._maxima: dict[str, torch.Tensor] = {}
 
     def mean(self, name: str, values_N: torch.Tensor) -> None:
-        total = values_N.detach().double().sum()
-        self._sums[name] = self._sums[name] + total if name in self._sums else total
-        self._counts[name] = self._counts.get(name, 0) + values_N.numel()
+        self._sums[name] = self._sums.get(name, 0.0) + values_N.detach().double().sum()
+        self._counts[name] += values_N.numel()
 
     def maximum(self, name: str, values_N: torch.Tensor) -> None:
         if values_N.numel():
             largest = values_N.detach().max()
-            self._maxima[name] = torch.maximum(self._maxima[name], largest) if name in self._maxima else largest
+            self._maxima[name] = torch.maximum(self._maxima.get(name, largest), largest)
 
     def knows(self, name: str) -> bool:
         return name in self._sums
 
     def result(self, ranks: Ranks) -> StepMetrics:
-        """Over what all learners have seen."""
         sums: Counter[str] = Counter()
         counts: Counter[str] = Counter()
         maxima: dict[str, float] = {}

@@ -1,8 +1,7 @@
 """The model that learns, and its frozen copy: log-probabilities in, optimizer steps out. No Ray, no rollouts here.
 
-`Scorer` loads any causal LM of transformers and scores sampled tokens; `Learner` adds AdamW, the schedule, and a
-state from which a run goes on to the byte. accelerate gives device and precision; its accumulation factor stays 1,
-because the normaliser of every loss already spans the whole mini-batch.
+accelerate gives device and precision; its accumulation factor stays 1, because the normaliser of every loss already
+spans the whole mini-batch.
 """
 
 import json
@@ -14,6 +13,8 @@ from typing import Any
 import numpy as np
 import torch
 from accelerate import Accelerator
+from torch.distributed.tensor import DTensor
+from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from torch.utils.checkpoint import checkpoint
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, get_scheduler
 from transformers.modeling_layers import GradientCheckpointingLayer
@@ -23,6 +24,7 @@ from skyrl_trainer.errors import UserError
 from skyrl_trainer.files import written_aside
 from skyrl_trainer.learner import segments as attention
 from skyrl_trainer.learner.batch import Row, collate
+from skyrl_trainer.learner.checks import check_weights
 from skyrl_trainer.learner.cpu_linear import use_onednn
 from skyrl_trainer.learner.ranks import Ranks, reshard, whole
 from skyrl_trainer.learner.segments import Segments
@@ -35,16 +37,15 @@ from skyrl_trainer.types import LearnerState, TrainingBatch
 class Scorer:
     """A causal LM that gives the log-probabilities of sampled tokens.
 
-    Weights that learn are float32 masters; with `trainer.policy.model.dtype=bfloat16` the passes run under autocast,
-    because a learning rate of 1e-6 would vanish in the rounding of bfloat16 weights.
+    Weights that learn are float32 masters, for a learning rate of 1e-6 would vanish in the rounding of bfloat16: with
+    `trainer.policy.model.dtype=bfloat16` the passes run under autocast.
     """
 
     def __init__(self, config: Config, model_path: str) -> None:
         temperature = config.generator.temperature
         if temperature <= 0:
             raise UserError("generator.temperature=0 leaves nothing to learn from; set it above 0 (1.0 is usual).")
-        self.config = config
-        self.model_path = model_path
+        self.config, self.model_path = config, model_path
         self.inverse_temperature = 1.0 / temperature
         self.published_dtype = getattr(torch, config.trainer.policy.model.dtype)
         self.accelerator = Accelerator(
@@ -62,7 +63,7 @@ class Scorer:
         self._refuse_other_architectures()
 
     def loading(self) -> tuple[torch.dtype, dict[str, Any]]:
-        """How the weights are held: their precision, and what else `from_pretrained` takes."""
+        """The weights' precision, and what else `from_pretrained` takes."""
         return torch.float32, {}
 
     @property
@@ -88,25 +89,10 @@ class Scorer:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Log-probability and entropy of each sampled token of a micro-batch, [N] each.
 
-        At the temperature of the sampler, as the engine returns them. The head runs only at the positions that
-        predict a sampled token. hidden_NH: of this batch, where it is known already. The entropy has a gradient only
-        if that is asked for.
+        At the temperature of the sampler, as the engine returns them. hidden_NH: of this batch, where it is known.
         """
         hidden_NH = self.hidden(batch) if hidden_NH is None else hidden_NH
-        with self.accelerator.autocast():
-            return self._score(hidden_NH, batch.target_ids_N, entropy_gradient)
-
-    @torch.no_grad()
-    def token_logprobs(self, ids: list[int]) -> torch.Tensor:
-        """The whole distribution after each token of one sequence, at temperature 1: float32 [T, V] on the CPU."""
-        with self.accelerator.autocast():
-            logits_TV = self.model(torch.tensor([ids], device=self.device), use_cache=False).logits[0]
-        return logits_TV.float().log_softmax(-1).cpu()
-
-    def _score(
-        self, hidden_NH: torch.Tensor, targets_N: torch.Tensor, entropy_gradient: bool = False
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        head = self.model.get_output_embeddings()
+        head, targets_N = self.model.get_output_embeddings(), batch.target_ids_N
         chunk = max(1, LOGITS_AT_ONCE[self.device.type] // self.model.config.vocab_size)
 
         def score(hidden: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -117,15 +103,23 @@ class Scorer:
                 entropy = -(all_logprobs.exp() * all_logprobs).sum(-1)
             return all_logprobs.gather(-1, targets[:, None]).squeeze(-1), entropy
 
-        if len(targets_N) <= chunk:
-            return score(hidden_NH, targets_N)
-        # A chunk's logits are dropped after the forward pass and made again for its backward pass.
-        pieces = [
-            checkpoint(score, hidden, targets, use_reentrant=False, preserve_rng_state=False)
-            for hidden, targets in zip(hidden_NH.split(chunk), targets_N.split(chunk), strict=True)
-        ]
+        with self.accelerator.autocast():
+            if len(targets_N) <= chunk:
+                return score(hidden_NH, targets_N)
+            # A chunk's logits are dropped after the forward pass and made again for its backward pass.
+            pieces = [
+                checkpoint(score, hidden, targets, use_reentrant=False, preserve_rng_state=False)
+                for hidden, targets in zip(hidden_NH.split(chunk), targets_N.split(chunk), strict=True)
+            ]
         logprobs, entropies = zip(*pieces, strict=True)
         return torch.cat(logprobs), torch.cat(entropies)
+
+    @torch.no_grad()
+    def token_logprobs(self, ids: list[int]) -> torch.Tensor:
+        """log-softmax after each token of one sequence, at temperature 1: float32 [T, V] on the CPU."""
+        with self.accelerator.autocast():
+            logits_TV = self.model(torch.tensor([ids], device=self.device), use_cache=False).logits[0]
+        return logits_TV.float().log_softmax(-1).cpu()
 
     @torch.no_grad()
     def _refuse_other_architectures(self) -> None:
@@ -152,15 +146,24 @@ class Scorer:
 
 
 class Optimized:
-    """AdamW and its schedule over what a model learns: the optimizer's half of a learner, and of a critic."""
+    """AdamW and its schedule, of a learner or a critic; methods are called on all learners alike."""
 
-    def make_optimizer(self, config: Config, parameters: Iterable[Any], learning_rate: float, total_steps: int) -> None:
-        """parameters: as torch.optim takes them. total_steps: of the whole run."""
-        settings = config.trainer
+    config: Config
+    model: PreTrainedModel
+    ranks: Ranks
+    prefix = ""
+    """Of the names in a state."""
+
+    def trainable(self) -> dict[str, torch.nn.Parameter]:
+        """What the optimizer changes, by name."""
+        raise NotImplementedError
+
+    def make_optimizer(self, parts: list[list[torch.nn.Parameter]], learning_rate: float, total_steps: int) -> None:
+        """parts: sharded and whole weights apart, which no fused step takes together. total_steps: of the whole run."""
+        self.parts, settings = parts, self.config.trainer
+        groups = [{"params": part} for part in parts]
         try:
-            self.optimizer = torch.optim.AdamW(
-                parameters, lr=learning_rate, **{"fused": True, **settings.optimizer_kwargs}
-            )
+            self.optimizer = torch.optim.AdamW(groups, lr=learning_rate, **{"fused": True, **settings.optimizer_kwargs})
         except (TypeError, ValueError, RuntimeError) as error:
             raise UserError(f"trainer.optimizer_kwargs does not fit torch.optim.AdamW: {error}.") from error
         kind, warm = settings.lr_scheduler_type, settings.warmup_steps
@@ -171,10 +174,23 @@ class Optimized:
             raise UserError(
                 f"trainer.lr_scheduler_type={kind!r} cannot be used ({error}); choose one of {names}."
             ) from error
-
         if warm:  # the first step would have the rate 0, and its rollout be wasted
             self.optimizer.step()  # moves nothing, as there is no gradient
             self.scheduler.step()
+
+    def clip_gradients(self) -> torch.Tensor:
+        """Clips to `trainer.max_grad_norm`; returns the norm before. A parameter without gradient gets zeros, so that
+        momentum and decay act in a step that had nothing to learn as in any other."""
+        for parameter in (each for part in self.parts for each in part):
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+            if not isinstance(parameter, DTensor):  # every learner has all of it, and the gradient of its own rows
+                self.ranks.sum(parameter.grad)
+        norms = [whole(get_total_norm([p.grad for p in part if p.grad is not None])) for part in self.parts]
+        norm = norms[0] if len(norms) == 1 else torch.stack([each.cpu() for each in norms]).norm()
+        for part in self.parts:
+            clip_grads_with_norm_(part, self.config.trainer.max_grad_norm, norm)
+        return norm
 
     def step(self) -> float:
         """Takes the optimizer step, clears the gradients, and returns the learning rate that was used."""
@@ -182,46 +198,42 @@ class Optimized:
         self.optimizer.step()
         self.scheduler.step()
         self.clear_gradients()
+        reshard(self.model)
         return learning_rate
 
     def clear_gradients(self) -> None:
         self.optimizer.zero_grad(set_to_none=True)
 
-    def state_tensors(self, role: str, named: dict[str, torch.nn.Parameter]) -> dict[str, torch.Tensor]:
-        """Weights as `<role>model.<name>`, and what the optimizer knows of them as `<role>optimizer.<key>.<name>`."""
+    def state_dict(self) -> LearnerState:
+        """Everything that the next optimizer step depends on. No random state: nothing here draws a number."""
         tensors: dict[str, torch.Tensor] = {}
-        for name, parameter in named.items():
-            tensors[f"{role}model.{name}"] = parameter.detach()
+        for name, parameter in self.trainable().items():
+            tensors[f"{self.prefix}model.{name}"] = parameter.detach()
             for key, value in self.optimizer.state.get(parameter, {}).items():
-                tensors[f"{role}optimizer.{key}.{name}"] = value
-        return tensors
+                tensors[f"{self.prefix}optimizer.{key}.{name}"] = value
+        return LearnerState(tensors, {f"{self.prefix}scheduler": self.scheduler.state_dict()})
 
     @torch.no_grad()
-    def load_state_tensors(
-        self, role: str, named: dict[str, torch.nn.Parameter], state: LearnerState, ranks: Ranks
-    ) -> None:
-        """Puts back what `state_tensors` took, each where its weight lies, and the schedule (`<role>scheduler`)."""
+    def load_state_dict(self, state: LearnerState) -> None:
+        """Puts back what `state_dict` took, each where its weight lies."""
+        named = self.trainable()
         for name, parameter in named.items():
-            parameter.copy_(ranks.scatter(state.tensors[f"{role}model.{name}"], parameter))
+            parameter.copy_(self.ranks.scatter(state.tensors[f"{self.prefix}model.{name}"], parameter))
         self.optimizer.state.clear()
         for full_name, value in state.tensors.items():
             kind, _, rest = full_name.partition(".")
-            if kind == f"{role}optimizer":
+            if kind == f"{self.prefix}optimizer":
                 key, _, name = rest.partition(".")
-                value = ranks.scatter(value, named[name])
+                value = self.ranks.scatter(value, named[name])
                 self.optimizer.state[named[name]][key] = value.to(named[name].device, copy=True)
-        self.scheduler.load_state_dict(state.numbers[f"{role}scheduler"])
+        self.scheduler.load_state_dict(state.numbers[f"{self.prefix}scheduler"])
         # The rate of the next step, which a schedule sets only when it moves on.
         for group, learning_rate in zip(self.optimizer.param_groups, self.scheduler.get_last_lr(), strict=True):
             group["lr"] = learning_rate
 
 
 class Learner(Optimized, Scorer):
-    """A Scorer that learns.
-
-    total_optimizer_steps: of the whole run, for schedules that end (linear, cosine, ...). ranks: the learners that it
-    is one of; their weights are sharded, and methods that look at all weights must be called on all of them.
-    """
+    """ranks: the learners that it is one of, whose weights are sharded. total_optimizer_steps: of the whole run."""
 
     lora: Any = None
     """Its options, where an adapter learns (learner/lora.py)."""
@@ -233,35 +245,23 @@ class Learner(Optimized, Scorer):
         self.divide()
         self.parameters = list(self.trainable().values())
         self.total_optimizer_steps = total_optimizer_steps
-        self.make_optimizer(config, self.parameters, config.trainer.learning_rate, total_optimizer_steps)
+        self.make_optimizer([self.parameters], config.trainer.learning_rate, total_optimizer_steps)
         self.optimizer_steps = 0
         self._sender: Any = None
 
     def divide(self) -> None:
-        """Among several learners each holds a part of every weight."""
         self.ranks.shard(self.model)
 
     def trainable(self) -> dict[str, torch.nn.Parameter]:
-        """What the optimizer changes, by name."""
         return {name: p for name, p in reshard(self.model).named_parameters() if p.requires_grad}
 
     def backward(self, loss: torch.Tensor) -> None:
-        """Adds to the gradients; the loss is already normalised over the whole mini-batch."""
+        """Adds to the gradients."""
         self.accelerator.backward(loss)
 
-    def clip_gradients(self) -> torch.Tensor:
-        """Clips to `trainer.max_grad_norm`; returns the norm before. A parameter without gradient gets zeros, so that
-        momentum and decay act in a step that had nothing to learn as in any other."""
-        for parameter in self.parameters:
-            if parameter.grad is None:
-                parameter.grad = torch.zeros_like(parameter)
-        return whole(torch.nn.utils.clip_grad_norm_(self.parameters, self.config.trainer.max_grad_norm))
-
     def step(self) -> float:
-        learning_rate = super().step()
         self.optimizer_steps += 1
-        reshard(self.model)
-        return learning_rate
+        return super().step()
 
     def full_tensors(self) -> Iterable[tuple[str, torch.Tensor]]:
         return reshard(self.model).named_parameters()
@@ -274,7 +274,7 @@ class Learner(Optimized, Scorer):
             yield name, parameter if same else parameter.detach().to(self.published_dtype)
 
     def share_weights(self) -> None:
-        """No buffer of its own: a weight sync moves these weights into its buffer (see LearnerGroup's)."""
+        """No buffer of its own: a weight sync moves these weights into its own (see LearnerGroup's)."""
 
     def transfer(self, method: str, *arguments: Any) -> Any:
         """A method of WeightSender, which sends these weights over NCCL; to be called on all learners."""
@@ -285,7 +285,6 @@ class Learner(Optimized, Scorer):
         return self._sender.call(method, *arguments)
 
     def release_memory(self) -> None:
-        """Gives the driver of the GPU what torch keeps for later."""
         torch.cuda.empty_cache()
 
     def reference(self) -> Scorer:
@@ -295,7 +294,8 @@ class Learner(Optimized, Scorer):
         return reference
 
     def save_pretrained(self, folder: Path) -> None:
-        """Writes a Hugging Face folder, tokenizer included, aside and then renamed: never half a model."""
+        """Writes a Hugging Face folder, tokenizer included, aside and then renamed: never half a model, nor a broken
+        one (UserError)."""
         tensors: dict[str, torch.Tensor] = {}
         for name, tensor in self.named_tensors():
             full = whole(tensor.detach())
@@ -303,6 +303,7 @@ class Learner(Optimized, Scorer):
                 tensors[name] = full
         if not tensors:
             return
+        check_weights(tensors, self.optimizer_steps)
         with written_aside(folder) as aside:
             self.write(tensors, aside)
             config_file = aside / "config.json"
@@ -315,10 +316,8 @@ class Learner(Optimized, Scorer):
         self.model.save_pretrained(folder, state_dict=tensors)
 
     def state_dict(self) -> LearnerState:
-        """Everything that the next optimizer step depends on. No random state: nothing here draws a number."""
-        tensors = self.state_tensors("", self.trainable())
-        numbers = {"optimizer_steps": self.optimizer_steps, "scheduler": self.scheduler.state_dict()}
-        return LearnerState(tensors, numbers)
+        state = super().state_dict()
+        return LearnerState(state.tensors, {"optimizer_steps": self.optimizer_steps, **state.numbers})
 
     def load_state_dict(self, state: LearnerState) -> None:
         """Raises UserError when the state is another model's."""
@@ -328,15 +327,15 @@ class Learner(Optimized, Scorer):
         if wrong or saved - named.keys():
             odd = (wrong or sorted(saved - named.keys()))[0]
             raise UserError(f"The checkpoint is not of {self.model_path}: {odd} differs; resume with the same model.")
-        self.load_state_tensors("", named, state, self.ranks)
+        super().load_state_dict(state)
         self.optimizer_steps = int(state.numbers["optimizer_steps"])
 
 
 def make_learner(config: Config, model_path: str, total_optimizer_steps: int, ranks: Ranks | None = None) -> Learner:
     """A Learner of all weights or, with a rank in `trainer.policy.model.lora`, of an adapter."""
-    kind = load("skyrl_trainer.learner.lora:LoRALearner") if config.trainer.policy.model.lora.rank else Learner
-    learner: Learner = kind(config, model_path, total_optimizer_steps, ranks)
-    return learner
+    adapts = config.trainer.policy.model.lora.rank > 0
+    kind: type[Learner] = load("skyrl_trainer.learner.lora:LoRALearner") if adapts else Learner
+    return kind(config, model_path, total_optimizer_steps, ranks)
 
 
 def load_model(path: str, dtype: torch.dtype, **how: Any) -> PreTrainedModel:
@@ -356,7 +355,7 @@ def load_model(path: str, dtype: torch.dtype, **how: Any) -> PreTrainedModel:
 
 
 def _checkpoint_layers(model: PreTrainedModel, path: str) -> None:
-    """Around each layer by hand: transformers' own way does nothing outside train(), where dropout would be on."""
+    """By hand: transformers' own way does nothing outside train(), where dropout would be on."""
     layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
     if not layers:
         raise UserError(f"{path} ({type(model).__name__}) has no layers for trainer.gradient_checkpointing: set false.")

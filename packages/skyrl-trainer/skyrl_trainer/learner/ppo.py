@@ -2,8 +2,8 @@
 
     loss = policy loss + value_coef * 1/2 max((V - R)^2, (clip(V, V_old - c, V_old + c) - R)^2),   mean over tokens
 
-R is the return that GAE gives, V_old the critic before the rollout's first update. A critic with a body of its own has
-its own optimizer and clipping, so that `value_coef` matters only where the critic is the policy's own backbone.
+R is the return that GAE gives, V_old the critic before the rollout's first update. A critic has its own optimizer and
+clipping, so that `value_coef` matters only where it is on the policy's own backbone.
 """
 
 from __future__ import annotations
@@ -15,8 +15,6 @@ from typing import Any, Literal, Self
 
 import torch
 from pydantic import Field
-from torch.distributed.tensor import DTensor
-from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from skyrl_trainer.algorithms.losses import token_mean
 from skyrl_trainer.algorithms.options import LossOptions
@@ -25,7 +23,7 @@ from skyrl_trainer.learner import lora
 from skyrl_trainer.learner.batch import Row, with_end
 from skyrl_trainer.learner.grpo import GRPO, Meter
 from skyrl_trainer.learner.model import Learner, Optimized, Scorer
-from skyrl_trainer.learner.ranks import reshard, whole
+from skyrl_trainer.learner.ranks import reshard
 from skyrl_trainer.settings import Config
 from skyrl_trainer.types import AdvantageBatch, LearnerState, RewardBatch, StepMetrics, TrainingBatch
 
@@ -37,7 +35,7 @@ class OptionsOverPPO(LossOptions):
 
 
 class PPO(GRPO):
-    """The estimator is GAE, the reduction the mean over all tokens; the rest is GRPO's, and loss mixins fit."""
+    """The estimator is GAE, the reduction the mean over all tokens; the rest is GRPO's."""
 
     class Options(LossOptions):
         critic: Literal["model", "backbone"] = "model"
@@ -78,7 +76,6 @@ class PPO(GRPO):
         return [everyones.get(i, torch.zeros(1, dtype=torch.float64)) for i in range(len(rows))]
 
     def advantages(self, batch: RewardBatch, value: Sequence[torch.Tensor] | None) -> AdvantageBatch:
-        """GAE's; also says how much of the returns' variance the critic explained."""
         result = super().advantages(batch, value)
         if value and result.returns is not None:
             masks = [torch.tensor(t.loss_mask(), dtype=torch.bool) for t in batch.trajectories]
@@ -120,20 +117,18 @@ class Critic(Optimized):
     """The value of each state, V(prompt and tokens so far), from a body's last layer and one linear head.
 
     The body is a model of its own that starts as the policy's copy; with LoRA an adapter of its own on the policy's
-    weights; or, with `critic=backbone`, the policy itself, which the value loss then trains too. The head starts at
-    zero: a new critic expects nothing, whatever the seed.
-
-    `values(batch, hidden_NH)` with a gradient; then `clip_gradients()` and `step()` as a Learner's.
+    weights; or, with `critic=backbone`, the policy itself, which the value loss then trains too. The head starts at 0.
     """
+
+    prefix = "critic_"
 
     def __init__(self, config: Config, learner: Learner, kind: Literal["model", "backbone"], rate: float) -> None:
         """rate: the learning rate."""
-        self.config = config
-        self.ranks = learner.ranks
+        self.config, self.ranks = config, learner.ranks
         self.shares_hidden = kind == "backbone"
         self.body: Scorer = learner
         self.role: Callable[[], AbstractContextManager[object]] = nullcontext
-        body_parameters: list[tuple[str, torch.nn.Parameter]] = []
+        body: dict[str, torch.nn.Parameter] = {}
         if kind == "model" and learner.lora is not None:
             if config.trainer.gradient_checkpointing:
                 raise UserError(
@@ -141,23 +136,25 @@ class Critic(Optimized):
                     "set it to false, or trainer.algorithm.options.critic=backbone."
                 )
             lora.add_role(learner.model, "critic", learner.lora, config.trainer.seed)
-            body_parameters = list(lora.parameters_of(learner.model, "critic").items())
+            body = lora.parameters_of(learner.model, "critic")
             self.role = partial(lora.role, learner.model, "critic")
         elif kind == "model":
             self.body = Scorer(config, learner.model_path)
             self.body.model.to(learner.dtype)
             learner.ranks.shard(self.body.model)
-            body_parameters = list(self.body.model.base_model.named_parameters())  # an untied output layer has no part
+            body = dict(self.body.model.base_model.named_parameters())  # an untied output layer has no part
         hidden_size = learner.model.config.get_text_config().hidden_size
         self.head = torch.nn.Linear(hidden_size, 1, bias=True).to(learner.device, learner.dtype)
         torch.nn.init.zeros_(self.head.weight)
         torch.nn.init.zeros_(self.head.bias)
-        self.parameters = dict([*body_parameters, *((f"value.{n}", p) for n, p in self.head.named_parameters())])
-        head, body = list(self.head.parameters()), [p for _, p in body_parameters]
-        # Groups of their own, because sharded and whole weights cannot be in one fused step.
-        self.parts = [part for part in (head, body) if part]
-        groups = [{"params": part} for part in self.parts]
-        self.make_optimizer(config, groups, rate, learner.total_optimizer_steps)
+        self.model = self.body.model
+        self.parameters = body | {f"value.{name}": each for name, each in self.head.named_parameters()}
+        parts = [[*self.head.parameters()], [*body.values()]]
+        self.make_optimizer([part for part in parts if part], rate, learner.total_optimizer_steps)
+
+    def trainable(self) -> dict[str, torch.nn.Parameter]:
+        reshard(self.model)
+        return self.parameters
 
     def values(self, batch: TrainingBatch, hidden_NH: torch.Tensor | None = None) -> torch.Tensor:
         """[N]: what is expected from the state before each sampled token on. hidden_NH: the policy's, if known."""
@@ -165,30 +162,3 @@ class Critic(Optimized):
             with self.role():
                 hidden_NH = self.body.hidden(batch)
         return self.head(hidden_NH.to(self.head.weight.dtype)).squeeze(-1)
-
-    def clip_gradients(self) -> torch.Tensor:
-        """Clips to `trainer.max_grad_norm`, apart from the policy's; returns the norm before."""
-        for parameter in self.parameters.values():
-            if parameter.grad is None:
-                parameter.grad = torch.zeros_like(parameter)
-            if not isinstance(parameter, DTensor):  # every learner has all of it, and the gradient of its own rows
-                self.ranks.sum(parameter.grad)
-        norms = [whole(get_total_norm([p.grad for p in part if p.grad is not None])) for part in self.parts]
-        norm = torch.stack([each.to(self.head.weight.device) for each in norms]).norm()
-        for part in self.parts:
-            clip_grads_with_norm_(part, self.config.trainer.max_grad_norm, norm)
-        return norm
-
-    def step(self) -> float:
-        learning_rate = super().step()
-        reshard(self.body.model)
-        return learning_rate
-
-    def state_dict(self) -> LearnerState:
-        reshard(self.body.model)
-        tensors = self.state_tensors("critic_", self.parameters)
-        return LearnerState(tensors, {"critic_scheduler": self.scheduler.state_dict()})
-
-    def load_state_dict(self, state: LearnerState) -> None:
-        reshard(self.body.model)
-        self.load_state_tensors("critic_", self.parameters, state, self.ranks)

@@ -1,7 +1,6 @@
 """One learner among several: which rows it computes, and what all of them must do together.
 
-All run the same program on the same rollout: the same rows, advantages, mini-batches and token weights. Each computes
-its share of the micro-batches; gradients are summed and figures put together, so that all end with the same metrics.
+All run the same program on the same rollout, each its share of the micro-batches, and end with the same metrics.
 """
 
 import math
@@ -36,8 +35,8 @@ class Ranks:
     def passes(self, rows: Sequence[Row], indices: Sequence[int], token_budget: int) -> list[tuple[list[int], bool]]:
         """This learner's micro-batches of these rows, (indices, True) each.
 
-        All learners get equally many, because sharded weights are gathered by all at once: who has fewer repeats one
-        as (indices, False), which must count nowhere.
+        All learners get equally many, because they gather sharded weights at once: who has fewer repeats one as
+        (indices, False), which must count nowhere.
         """
         cuts = [cut(rows, share, token_budget) for share in shares(rows, indices, self.size)]
         mine = cuts[self.rank]
@@ -112,7 +111,7 @@ def shares(rows: Sequence[Row], indices: Sequence[int], size: int) -> list[list[
 
 
 def reshard(model: PreTrainedModel) -> PreTrainedModel:
-    """Drops gathered weights: only then are its parameters the optimizer's."""
+    """Drops gathered weights."""
     if isinstance(model, FSDPModule):
         model.reshard()
     return model

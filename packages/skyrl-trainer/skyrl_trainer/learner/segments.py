@@ -1,9 +1,8 @@
 """Attention over a micro-batch of segments that stand one after the other without padding.
 
-Only attention need know. A segment's tokens see the segment that it continues (a prompt that several trajectories
-share, computed once) and what stands before them in it. On a GPU, in half precision, that is one call of torch's
-variable-length attention. Elsewhere segments of like length form blocks, padded only a little and inside attention:
-a call a segment would cost more than it computes, and a mask over all tokens would compute what nobody sees.
+A segment's tokens see the segment that it continues (a prompt that several trajectories share, computed once) and what
+stands before them in it. On a GPU, in half precision, that is one call of torch's variable-length attention. Elsewhere
+segments of like length form blocks, padded only a little: a call per segment would cost more than it computes.
 """
 
 import inspect

@@ -1,9 +1,7 @@
 """Supervised fine-tuning: the same Learner, taught by what an expert said instead of by rewards.
 
 A conversation becomes token ids exactly as a rollout makes them, and a row (learner/batch.py) whose sampled tokens are
-the expert's. So micro-batches, LoRA, the optimizer and several learners are reinforcement learning's, and what is made
-here is what that starts from. The loss is the mean of -log p over the expert's tokens of a batch. No random state but
-the order of the rows, which is the seed's: same rows, same bytes.
+the expert's. The loss is the mean of -log p over the expert's tokens of a batch.
 """
 
 import json
@@ -47,7 +45,7 @@ def encode_chat(prompt: ChatPrompt, chat: Chat) -> tuple[list[int], list[bool]]:
 
 
 def make_rows(prompt: ChatPrompt, chats: Sequence[Chat]) -> list[Row]:
-    """A row per chat, in order. Raises UserError with the place of a chat that the template does not take."""
+    """A row per chat, in order. UserError for a chat that the template does not take."""
     rows, families = list[Row](), dict[str, list[Row]]()
     for chat in chats:
         try:
@@ -75,7 +73,7 @@ def share_beginning(rows: Sequence[Row]) -> None:
 
 
 class SFTTrainer:
-    """Learns from rows, as the algorithms do from rollouts: made from a configuration, given its model by `start`."""
+    """Learns from rows, as the algorithms do from rollouts."""
 
     beta: ClassVar[float] = 0.0
     """It has no reference policy."""
@@ -88,8 +86,7 @@ class SFTTrainer:
         return self
 
     def update(self, rows: Sequence[Row], learn: bool = True) -> StepMetrics:
-        """One optimizer step; without `learn` the loss alone. Raises UserError, before the optimizer moves, when the
-        loss or the gradient is not finite."""
+        """One optimizer step, unless the loss or the gradient is not finite (UserError); without `learn` the loss."""
         learner, tokens = self.learner, sum(row.num_sampled for row in rows)
         losses = [torch.zeros((), device=learner.device)]
         with torch.set_grad_enabled(learn):
@@ -120,7 +117,7 @@ def fit(
 ) -> Iterator[StepMetrics]:
     """Takes `steps` optimizer steps, each on `batch_size` rows (all, if there are fewer), and yields their metrics.
 
-    All rows in an order of the seed's, then all in another order, and so on. A terminal shows a progress bar.
+    All rows in an order of the seed's, then all in another, and so on.
     """
     generator, order = torch.Generator().manual_seed(seed), list[int]()
     size = min(batch_size, len(rows))

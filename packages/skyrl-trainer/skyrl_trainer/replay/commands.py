@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from skyrl_trainer.algorithms.rewards import completion
 from skyrl_trainer.config import Config, load_config
 from skyrl_trainer.errors import UserError
 from skyrl_trainer.replay.player import Player, compare
@@ -65,18 +66,9 @@ def _listed(steps: list[int]) -> str:
 
 
 def chat_row(trajectory: Trajectory) -> dict[str, Any]:
-    """One row for supervised fine-tuning; TRL's SFTTrainer takes `messages`, the rest is for choosing.
-
-    Example: {"messages": [{"role": "user", "content": "1+1?"}, {"role": "assistant", "content": "2"}], "reward": 1.0,
-    "success": True, "env": "skyrl/text_math-v0", "task": "text_math?split=train#17", "trajectory": "3/0/1",
-    "stop_reason": "terminated"}
-    """
-    messages = [dict(message) for message in trajectory.prompt]
-    for turn in trajectory.turns:
-        messages.append({"role": "assistant", "content": turn.action})
-        messages.append({"role": "user", "content": turn.observation})
+    """One row for supervised fine-tuning; TRL's SFTTrainer takes `messages`, the rest is for choosing."""
     return {
-        "messages": messages[:-1],  # nobody answers the last observation
+        "messages": [*trajectory.prompt, *completion(trajectory)],
         "reward": trajectory.total_reward,
         "success": trajectory.success,
         "env": trajectory.sample.env_id,

@@ -1,8 +1,7 @@
 """Plays stored episodes again: the env, made anew in an EnvWorker, gets the recorded actions.
 
-Whatever it says is compared with the record. A failed episode is played to its failure, which must be the same where it
-was the env's own doing; what came from outside (a killed worker, an engine, the episode's clock) does not repeat
-itself, and such an episode is compared up to there. Tools with effects outside answer from the record, unless `live`.
+A failed episode is played to its failure, which must be the same where it was the env's own doing, and did not come
+from outside (a killed worker, the episode's clock). Tools with effects outside answer from the record, unless `live`.
 """
 
 from contextlib import ExitStack
@@ -28,10 +27,7 @@ KEY = "replay"
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """The first thing in which an episode differs from its record.
-
-    Example: Difference(2, "reward", 1.0, 0.0) says "turn 2, reward: 1.0 was recorded, now it is 0.0".
-    """
+    """Example: Difference(2, "reward", 1.0, 0.0) says "turn 2, reward: 1.0 was recorded, now it is 0.0"."""
 
     turn: int | None
     """None: the reset."""
@@ -43,9 +39,8 @@ class Difference:
         where = "reset" if self.turn is None else f"turn {self.turn}"
         then, now, at = self.recorded, self.replayed, ""
         if isinstance(then, str) and isinstance(now, str):
-            same = next(
-                (i for i, (a, b) in enumerate(zip(then, now, strict=False)) if a != b), min(len(then), len(now))
-            )
+            unlike = (i for i, (a, b) in enumerate(zip(then, now, strict=False)) if a != b)
+            same = next(unlike, min(len(then), len(now)))
             at, start = f" from character {same}", max(0, same - EXCERPT // 3)
             then, now = then[start : start + EXCERPT], now[start : start + EXCERPT]
         return f"{where}, {self.field}{at}: {then!r} was recorded, now it is {now!r}"
@@ -100,7 +95,6 @@ class Player:
     """An EnvWorker as rollouts have them, replaced when an env takes it along. No wait is without limit."""
 
     def __init__(self, step_timeout: float) -> None:
-        """`step_timeout`: wall-clock seconds of an env call."""
         self._step_timeout = step_timeout
         # A call's own limits (env_worker.py), and as long again for the close that follows it.
         self._limit = START_LIMIT + 4 * (step_timeout + 2)
@@ -139,7 +133,6 @@ class Player:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Lets the worker close its env; one that does not is ended."""
         with self._stack:
             try:
                 if self._worker is not None:

@@ -1,7 +1,4 @@
-"""metrics.jsonl: one JSON object a step, in order, each step once, complete after every write.
-
-Not-a-number and infinities are written as null, so that every line is valid JSON, and read back as NaN.
-"""
+"""metrics.jsonl: one JSON object per step, each once; what is not finite is written as null, and read as NaN."""
 
 from __future__ import annotations
 
@@ -41,10 +38,8 @@ def read_metrics(run_dir: Path) -> list[StepMetrics]:
 
 
 class MetricsWriter:
-    """Appends rows; `last_step` is the resumed checkpoint's: what was written after it is dropped, to be done again.
-
-    With `last_step` None (a new run) an older file is kept beside as metrics.<n>.jsonl.
-    """
+    """Appends rows. What was written after `last_step`, the resumed checkpoint's, is dropped, to be done again; without
+    one (a new run) an older file is kept as metrics.<n>.jsonl."""
 
     def __init__(self, run_dir: Path, last_step: int | None = None) -> None:
         self.path = run_dir / FILE_NAME
@@ -62,7 +57,6 @@ class MetricsWriter:
             raise UserError(f"{self.path} cannot be written: {error.strerror}.") from error
 
     def write(self, metrics: StepMetrics) -> None:
-        """One row, on disk when this returns."""
         try:
             self._file.write(_line(metrics))
             self._file.flush()

@@ -1,7 +1,4 @@
-"""report.html: curves of metrics.jsonl and settings of config.yaml, of one run or of several side by side.
-
-Its run's trajectories are a page of their own beside it (report/viewer.py), to which it links.
-"""
+"""report.html: curves of metrics.jsonl and settings of config.yaml, of one run or of several side by side."""
 
 import json
 import os

@@ -1,6 +1,6 @@
 """A page: one HTML file without any request to elsewhere, made of page.html, styles, a script and data.
 
-What a model or an env wrote reaches it as JSON that cannot end its element; scripts only ever put it in as text.
+What a model or an env wrote reaches it as JSON; scripts only ever put it in as text.
 """
 
 import json

@@ -1,7 +1,4 @@
-"""What a run shows while it trains: one line a step, and on a terminal a status line that moves below.
-
-Redirected output is plain lines of the same columns, without control characters.
-"""
+"""What a run shows while it trains: one line per step, and on a terminal a status line that moves below."""
 
 from __future__ import annotations
 
@@ -55,10 +52,7 @@ def row(metrics: StepMetrics, columns: Columns = COLUMNS) -> str:
 
 
 class LiveTable:
-    """`with LiveTable(50) as table: table.phase("rollout"); table.step(metrics)`.
-
-    A run that resumes at step 20 gives `first_step=20`: the time left is estimated from this process's steps only.
-    """
+    """first_step: of a run that resumes, for the time left is estimated from this process's steps only."""
 
     def __init__(
         self, max_steps: int, first_step: int = 0, console: Console | None = None, columns: Columns = COLUMNS

@@ -1,7 +1,4 @@
-"""`trainer.logger`: accelerate's trackers, TensorBoard's files in the run folder; `none` for no tracker.
-
-W&B and Trackio send to where they are set up to; nothing is sent unless the setting asks for it.
-"""
+"""`trainer.logger`: accelerate's trackers; nothing is sent to anybody unless the setting asks for it."""
 
 from __future__ import annotations
 
@@ -18,13 +15,28 @@ if TYPE_CHECKING:
 
 
 class Tracker:
-    """`log` each step's metrics, `close` at the end. Made after the learner: accelerate's state is its to make.
-
-    A resumed run gives its checkpoint's step as `last_step`: TensorBoard then hides what it had drawn after it.
-    """
+    """Made after the learner: accelerate's state is its to make. last_step: of a resumed run's checkpoint; TensorBoard
+    hides what it had drawn after it."""
 
     def __init__(self, config: Config, last_step: int = 0) -> None:
-        self._tracker = None if config.trainer.logger == "none" else _start(config, last_step)
+        self._tracker: GeneralTracker | None = None
+        trainer = config.trainer
+        if trainer.logger == "none":
+            return
+        from accelerate.tracking import TensorBoardTracker, TrackioTracker, WandBTracker
+
+        if trainer.logger == "tensorboard":
+            path = str(config.run_path)
+            self._tracker = TensorBoardTracker("tensorboard", logging_dir=path, purge_step=last_step + 1)
+        else:
+            kind = WandBTracker if trainer.logger == "wandb" else TrackioTracker
+            self._tracker = kind(trainer.project_name, name=trainer.run_name, config=flatten(config))
+        try:
+            self._tracker.start()
+        except Exception as error:  # each tracker has its own kinds; one that is not installed raises ImportError
+            raise UserError(
+                f"trainer.logger={trainer.logger} cannot start: {error}; use trainer.logger=tensorboard or none."
+            ) from error
 
     def log(self, metrics: StepMetrics) -> None:
         if self._tracker:
@@ -34,22 +46,3 @@ class Tracker:
     def close(self) -> None:
         if self._tracker:
             self._tracker.finish()
-
-
-def _start(config: Config, last_step: int) -> GeneralTracker:
-    from accelerate.tracking import TensorBoardTracker, TrackioTracker, WandBTracker
-
-    trainer = config.trainer
-    tracker: GeneralTracker
-    if trainer.logger == "tensorboard":
-        tracker = TensorBoardTracker("tensorboard", logging_dir=str(config.run_path), purge_step=last_step + 1)
-    else:
-        kind = WandBTracker if trainer.logger == "wandb" else TrackioTracker
-        tracker = kind(trainer.project_name, name=trainer.run_name, config=flatten(config))
-    try:
-        tracker.start()
-    except Exception as error:  # each tracker has its own kinds; one that is not installed raises ImportError
-        raise UserError(
-            f"trainer.logger={trainer.logger} cannot start: {error}; use trainer.logger=tensorboard or none."
-        ) from error
-    return tracker

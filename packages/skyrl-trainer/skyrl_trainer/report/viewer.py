@@ -1,7 +1,6 @@
 """trajectories.html: every turn of a run's or an evaluation's episodes in one file, without a server.
 
-The page holds a JSON index, and one block per episode: JSON, deflated, in base64, inflated when it is opened. Whoever
-played, an adapter makes an Episode of it: `from_trajectory` here, `from_attempt` in skyrl_eval.report.
+The page holds a JSON index, and one block per episode: JSON, deflated, in base64, inflated when it is opened.
 """
 
 import base64
@@ -51,10 +50,7 @@ class Episode(NamedTuple):
 
 
 def write_viewer(folder: Path, out: Path, steps: list[int] | None = None) -> str:
-    """Writes `out` with a run's newest trajectories, or those of `steps`, or an evaluation's attempts; in words.
-
-    Raises UserError where the folder, a step or any readable trajectory is missing.
-    """
+    """Writes `out` with a run's newest trajectories, or those of `steps`, or an evaluation's attempts; in words."""
     for file, reader in READERS.items():
         if (folder / file).exists():
             module, function = reader.split(":")
@@ -82,7 +78,7 @@ def view(run: Path, out: Path, steps: Sequence[int] | None, bounds: tuple[int, i
 def write_episodes(
     out: Path, folder: Path, episodes: Iterable[Episode], total: int, notes: list[str], bounds: tuple[int, int]
 ) -> str:
-    """Writes the first of a folder's `total` episodes, `bounds` episodes and bytes at most; returns this in words."""
+    """Writes the first of a folder's `total` episodes, `bounds` episodes and bytes at most; in words."""
     style, script, name = asset("viewer.css"), asset("viewer.js"), folder.resolve().name
     room = bounds[1] - len(style) - len(script) - 8_000  # page.html, and what stands around the blocks
     rows, blocks, peaks = list[list[Any]](), list[str](), list[float]()
@@ -149,8 +145,8 @@ def from_trajectory(step: int, trajectory: Trajectory, decode: Decode | None) ->
 def token_texts(ids: list[int], decode: Decode) -> list[str]:
     """The text of each token, as long as `ids`; tokens with parts of one character have "", and the last of them all.
 
-    Example: [64, 161, 249, 121] of a byte-level tokenizer -> ["a", "", "", "国"]. (The library's DecodeStream raises
-    where the byte tokens of a line break and of an emoji follow each other in Llama 2.)
+    Example: [64, 161, 249, 121] of a byte-level tokenizer -> ["a", "", "", "国"]. (The library's DecodeStream raises on
+    some bytes of Llama 2.)
     """
     texts, run = list[str](), list[int]()
     for token in ids:

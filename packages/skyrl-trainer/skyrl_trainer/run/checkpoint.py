@@ -13,11 +13,9 @@ import json
 import logging
 import re
 import shutil
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-import torch
 import xxhash
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
@@ -26,6 +24,7 @@ from skyrl_trainer import __version__
 from skyrl_trainer.config import flatten, saved_config
 from skyrl_trainer.errors import UserError
 from skyrl_trainer.files import written_aside
+from skyrl_trainer.learner.checks import check_weights
 from skyrl_trainer.settings import FREE, ROUNDING, Config, leaf_fields
 from skyrl_trainer.types import LearnerState
 
@@ -36,9 +35,8 @@ MANIFEST = "manifest.txt"
 DAMAGED = (OSError, ValueError, KeyError, TypeError, AttributeError, SafetensorError)
 
 
-@dataclass(frozen=True, slots=True)
-class Loaded:
-    """A checkpoint read back: `extra` is what the loop had added (sampler, ...), `version` the one that wrote it."""
+class Loaded(NamedTuple):
+    """`extra`: what the loop had added (sampler, ...). version: of the package that wrote it."""
 
     step: int
     learner: LearnerState
@@ -54,14 +52,11 @@ class Checkpoints:
         self.keep = keep
 
     def save(self, step: int, learner: LearnerState, extra: dict[str, Any]) -> Path:
-        """Returns its folder. UserError for what is not finite, and on a full disk; what was saved is then intact."""
+        """Returns its folder. UserError for what is not finite, and on a full disk."""
         tensors = {name: value.detach().cpu().contiguous() for name, value in learner.tensors.items()}
-        broken = [name for name, value in tensors.items() if not torch.isfinite(value).all()]
-        if broken:
-            raise UserError(
-                f"After step {step}, {len(broken)} of {len(tensors)} tensors of the learner ({broken[0]}, ...) are not "
-                "finite: nothing is saved. Start anew in another trainer.run_dir with a lower trainer.learning_rate."
-            )
+        check_weights(tensors, step)
+        for torn in self.folder.glob(".tmp-*"):  # by a kill
+            shutil.rmtree(torn, ignore_errors=True)
         path = self._unused(step)
         with written_aside(path) as aside:
             save_file(tensors, aside / "learner.safetensors")
@@ -74,10 +69,8 @@ class Checkpoints:
         return path
 
     def load_latest(self) -> Loaded | None:
-        """The newest whole checkpoint, or None; damaged ones that are newer are said, and left aside by another name.
-
-        Raises UserError where all are damaged.
-        """
+        """The newest whole checkpoint, or None; UserError where all are damaged. Damaged ones that are newer are said,
+        and left aside by another name."""
         damaged: list[tuple[str, Exception]] = []
         for name in reversed(self.names()):
             try:

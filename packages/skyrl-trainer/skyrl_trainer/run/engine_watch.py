@@ -1,7 +1,6 @@
 """Watches the engines: one that died is waited for, brought to the policy in force, and goes on.
 
-Ray starts the new process; it is paused until the weights are in. The clients send their requests again by themselves
-(engine/client.py). Here a call that never returns hangs in every engine: it fails as soon as the process is gone.
+A call that never returns hangs in every engine: it fails as soon as the process is gone.
 """
 
 import time
@@ -36,10 +35,9 @@ class EngineWatch:
         return sum(self._deaths)
 
     def check(self, wait: float = 0.0) -> bool:
-        """Brings back every engine that died, which may take minutes; whether there was one.
+        """Brings back every engine that died, which may take minutes; whether there was one. Raises EngineDied.
 
-        wait: seconds to look for a death that was noticed elsewhere. Raises EngineDied for an engine that died more
-        than MAX_RESTARTS times or does not come back, SyncError where the new one does not get the weights.
+        wait: seconds to look for a death that was noticed elsewhere.
         """
         for name, _ in ray._private.worker._global_node.dead_processes():  # of a Ray of our own
             if name in ("gcs_server", "raylet"):

@@ -17,10 +17,7 @@ from skyrl_trainer.errors import EngineDied, UserError
 
 
 class RunFolder:
-    """Holds the lock of `path` while it is open: one writer a folder. The lock dies with its process.
-
-    Raises UserError where the folder is in use, can't be written, or holds something that is not a run.
-    """
+    """Holds the lock of `path` while it is open. UserError where it is in use or can't be written."""
 
     def __init__(self, config: Config) -> None:
         self.path = config.run_path.expanduser().resolve()

@@ -1,9 +1,9 @@
 """What is left of a run when it is over, however it ended: no process, and no temporary file.
 
-After SIGKILL of a driver some of Ray's helper processes stay. All of a run's processes put their temporary files, Ray's
-session among them, into one folder. A small process, the guardian, waits until the driver is gone, kills whatever names
-the folder in its environment or writes to a file there (Ray's agents overwrite their environment), and removes it. It
-holds the folder's lock: where it was killed, too, the next start finds the folder without one, and removes it.
+All of a run's processes put their temporary files, Ray's session among them, into one folder. A small process, the
+guardian, waits until the driver is gone, kills whatever names the folder in its environment or writes to a file there
+(Ray's agents overwrite their environment), and removes it. It holds the folder's lock: where it was killed, too, the
+next start finds the folder without one, and removes it.
 """
 
 import fcntl
@@ -28,7 +28,7 @@ GRACE_SECONDS = 5.0
 
 @contextmanager
 def guarded() -> Iterator[None]:
-    """Around whatever starts processes: they, and all their children to come, have temporary files of their own."""
+    """Around whatever starts processes: they, and their children, have temporary files of their own."""
     shared = Path(os.environ.get("RAY_TMPDIR") or tempfile.gettempdir())
     for leftover in shared.glob(f"{PREFIX}*"):
         with suppress(OSError), _locked(leftover):  # raises where it is in use, or somebody else's

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
+from skyrl_trainer.errors import NothingLearned
 from skyrl_trainer.learner.grpo import GRPO
 from skyrl_trainer.report.timeline import Spans
 from skyrl_trainer.rollout.flow import staleness
@@ -99,7 +100,11 @@ class Loop:
         with self.phase("train"):
             self.run.colocation.sleep()
             self.whole = False
-            metrics |= self.run.algorithm.update(rewards)
+            try:
+                metrics |= self.run.algorithm.update(rewards)
+            except NothingLearned:
+                self.whole = True
+                raise
             self.whole = True
         self.step, self.unfinished = rewards.rollouts.step, metrics | self.seconds
         self.run.tries.learned(rewards.rollouts)

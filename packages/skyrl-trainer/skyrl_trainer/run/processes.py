@@ -1,8 +1,6 @@
 """Everything that runs beside the driver: Ray, the engines, the env and rollout workers; started and stopped here.
 
-A local Ray is our own and dies with the driver, even when that is killed. With `ray.address` we join a cluster and
-leave it as we found it: the actors belong to the driver's job and end with it. Engines fill the driver's machine first,
-where weights reach them through shared memory, then the cluster's other machines.
+Engines fill the driver's machine first, where weights reach them through shared memory, then a cluster's others.
 """
 
 from __future__ import annotations
@@ -55,8 +53,7 @@ class Node(NamedTuple):
 def place_engines(config: Config, nodes: list[Node], on_gpus: bool) -> list[str]:
     """The node of each engine: the first one while it has room, then the next. UserError when there is none left.
 
-    An engine takes a core, or as many GPUs of one machine as it is split over; what the learners will take there is
-    left to them, unless they take turns.
+    An engine takes a core, or as many GPUs as it is split over; the learners' are left to them, unless they take turns.
     """
     generator, place = config.generator, config.trainer.placement
     rooms = []
@@ -84,10 +81,8 @@ class Processes:
         self, config: Config, model_path: str, rolls_out: bool = True, endpoint: Endpoint | None = None
     ) -> None:
         """rolls_out: whether anybody will ask for `rollouts`. endpoint: to be asked in place of engines of our own."""
-        self.config = config
-        self.model_path = model_path
-        self._rolls_out = rolls_out
-        self._endpoint = endpoint
+        self.config, self.model_path = config, model_path
+        self._rolls_out, self._endpoint = rolls_out, endpoint
 
     def __enter__(self) -> Processes:
         try:
@@ -116,7 +111,7 @@ class Processes:
             ray.shutdown()
 
     def wait_for_engines(self) -> None:
-        """Blocks until every engine has loaded the model; they load while the caller does other things."""
+        """Blocks until every engine has loaded the model."""
         try:
             ray.get(self._loading, timeout=ENGINE_START_SECONDS)
         except ray.exceptions.GetTimeoutError as error:
@@ -166,27 +161,23 @@ class Processes:
         torch.cuda.set_device(visible.index(str(kept)) if str(kept) in visible else int(kept))
 
     def _start_engine(self, index: int, node: str) -> Any:
-        generator, policy = self.config.generator, self.config.trainer.policy.model
+        generator, path = self.config.generator, Path(self.model_path)
         cls: Any = engine_class(self.config)
-        tensor_parallel = generator.inference_engine_tensor_parallel_size
-        return (
-            ray.remote(cls)
-            .options(
-                num_cpus=1,
-                num_gpus=tensor_parallel if torch.cuda.is_available() else 0,
-                max_concurrency=64,
-                max_restarts=-1,  # EngineWatch counts them
-                scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False),
-                runtime_env={"env_vars": cls.env_vars},
-            )
-            .remote(
-                model_path=str(Path(self.model_path).resolve()) if Path(self.model_path).exists() else self.model_path,
-                dtype=policy.dtype,
-                max_model_len=generator.max_model_len,
-                max_num_seqs=generator.max_concurrency,
-                seed=self.config.trainer.seed + index,
-                engine_kwargs=self._vllm_kwargs() | engine_kwargs_of(self.config, index),
-            )
+        actor = ray.remote(cls).options(
+            num_cpus=1,
+            num_gpus=generator.inference_engine_tensor_parallel_size if torch.cuda.is_available() else 0,
+            max_concurrency=64,
+            max_restarts=-1,  # EngineWatch counts them
+            scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False),
+            runtime_env={"env_vars": cls.env_vars},
+        )
+        return actor.remote(
+            model_path=str(path.resolve()) if path.exists() else self.model_path,
+            dtype=self.config.trainer.policy.model.dtype,
+            max_model_len=generator.max_model_len,
+            max_num_seqs=generator.max_concurrency,
+            seed=self.config.trainer.seed + index,
+            engine_kwargs=self._vllm_kwargs() | engine_kwargs_of(self.config, index),
         )
 
     def _vllm_kwargs(self) -> dict[str, Any]:

@@ -180,6 +180,7 @@ class Run:
         found, self.best = self.checkpoint, -1.0
         if found is None:
             step, unfinished = 0, {}
+            self.tries.forget()
         else:
             step, unfinished, self.best = found.step, found.extra["unfinished"], found.extra["best"]
             self.algorithm.load_state_dict(found.learner)

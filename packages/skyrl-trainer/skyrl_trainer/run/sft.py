@@ -1,8 +1,7 @@
 """`skyrl-trainer sft`: fine-tunes on the chats of `data.train_data`, by the settings of a run, into a run folder.
 
 An optimizer step takes `trainer.train_batch_size` chats. All are gone through `trainer.num_iterations` times, in at
-most `trainer.max_steps` steps; chats in `data.val_data` give `eval/loss`. Reinforcement learning then starts from
-`trainer.policy.model.path=<folder>/model/last`.
+most `trainer.max_steps` steps; chats in `data.val_data` give `eval/loss`.
 """
 
 import math
@@ -18,8 +17,7 @@ from skyrl_trainer.agent.prompt import load_chat_prompt
 from skyrl_trainer.chats import Chat, read_chats
 from skyrl_trainer.data import FILE_SUFFIXES
 from skyrl_trainer.errors import UserError
-from skyrl_trainer.learner.batch import Row
-from skyrl_trainer.learner.group import LearnerGroup, LearnerProcess
+from skyrl_trainer.learner.group import LearnerGroup
 from skyrl_trainer.learner.lora import checked
 from skyrl_trainer.learner.model import Learner, make_learner
 from skyrl_trainer.learner.sft import SFTTrainer, fit, make_rows
@@ -52,8 +50,6 @@ def fine_tune(config: Config) -> str:
 
 
 class FineTuning:
-    """One run: `start` loads the model, `learn` takes all steps."""
-
     def __init__(self, config: Config, path: Path, chats: list[Chat], held_out: list[Chat]) -> None:
         self.config, self.path, self.saved = config, path, path / "model" / "last"
         self.model = config.trainer.policy.model.path
@@ -72,10 +68,9 @@ class FineTuning:
         self.steps = min(config.trainer.max_steps, math.ceil(passes * len(self.rows) / size))
 
     def start(self, stack: ExitStack) -> None:
-        """One learner in this process, or several in Ray actors."""
         config = self.config.model_copy(deep=True)
         config.generator.temperature = 1.0  # nothing is sampled
-        self.learner: Learner | SFTGroup
+        self.learner: Learner | LearnerGroup
         if config.num_learners == 1:
             self.learner = make_learner(config, self.model, self.steps)
             self.update: Callable[..., StepMetrics] = SFTTrainer(config).start(self.learner).update
@@ -83,15 +78,14 @@ class FineTuning:
             stack.enter_context(guarded())
             start_ray(config)
             stack.callback(ray.shutdown)
-            self.learner = SFTGroup(config, SFTTrainer, self.model, self.steps)  # type: ignore[arg-type]
-            self.update = self.learner.fit
-            stack.callback(self.learner.close)
+            self.learner = group = LearnerGroup(config, SFTTrainer, self.model, self.steps)
+            self.update = lambda rows, learn=True: group.call("algorithm", "update", ray.put(rows), learn)
+            stack.callback(group.close)
         self.metrics, self.tracker = MetricsWriter(self.path), Tracker(self.config)
         stack.callback(self.metrics.close)
         stack.callback(self.tracker.close)
 
     def learn(self) -> None:
-        """All steps; metrics after each, the policy and the report every `trainer.ckpt_interval` steps."""
         trainer = self.config.trainer
         if self.held_out and trainer.eval_before_train:
             self._log({"step": 0, **self._evaluate()})
@@ -114,21 +108,6 @@ class FineTuning:
         if step in (1, self.steps) or step % LINE_EVERY == 0 or "eval/loss" in metrics:
             shown = [f"{name} {metrics[name]:.4g}" for name in SHOWN if name in metrics]
             print(f"step {step} of {self.steps}: {', '.join(shown)}", flush=True)
-
-
-class SFTProcess(LearnerProcess):
-    """A learner among several."""
-
-    def fit(self, rows: list[Row], learn: bool) -> Any:
-        return self.algorithm.update(rows, learn)  # type: ignore[arg-type]
-
-
-class SFTGroup(LearnerGroup):
-    process = SFTProcess
-
-    def fit(self, rows: list[Row], learn: bool = True) -> StepMetrics:
-        metrics: StepMetrics = self._everywhere("fit", ray.put(rows), learn)[0]
-        return metrics
 
 
 def _refuse(config: Config) -> None:

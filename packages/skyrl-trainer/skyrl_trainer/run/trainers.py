@@ -1,4 +1,4 @@
-"""The Python API, in TRL's shape: a trainer is an algorithm that can run a whole training by itself.
+"""The Python API, in TRL's shape: a trainer is an algorithm that can run a whole training.
 
     trainer = GRPOTrainer(model="tiny", reward_funcs=[brief], args=load_config("quickstart", []))
     trainer.train()
@@ -44,10 +44,9 @@ class GRPOTrainer(GRPO):
     ) -> None:
         """args: a configuration (`load_config`); the others replace its settings, in TRL's shape.
 
-        model: a Hugging Face folder or name, or `tiny`. reward_funcs: functions, or a dictionary with their weights;
-        without it the env's own reward is learned from, with it that is added as `args` says. train_dataset,
-        eval_dataset: what `data.train_data` takes, one or a list, or a `datasets.Dataset` with the columns of our rows.
-        Raises UserError for settings that contradict each other; nothing is loaded before `train`.
+        model: a Hugging Face folder or name, or `tiny`. reward_funcs: functions, or a dictionary with their weights,
+        added to the env's own reward. train_dataset, eval_dataset: what `data.train_data` takes, one or a list, or a
+        `datasets.Dataset` with the columns of our rows. Raises UserError for settings that contradict each other.
         """
         config = configured(args or Config(), model, reward_funcs, train_dataset, eval_dataset)
         config.trainer.algorithm.name = type(self).__dict__.get("recipe_name", type(self).__name__)
@@ -101,7 +100,7 @@ def configured(config: Config, model: str | None, funcs: Any, train: Any, held_o
 
 
 def _source(config: Config, name: str, given: Any) -> list[Any]:
-    """What `data.train_data` takes. A `datasets.Dataset` becomes a file of rows in the run folder."""
+    """A `datasets.Dataset` becomes a file of rows in the run folder."""
     if not hasattr(given, "to_json"):
         return [given] if isinstance(given, str) else list(given)
     path = config.run_path.expanduser() / "data" / f"{name}.jsonl"

@@ -52,6 +52,8 @@ class Tries:
         """Still empty trajectories."""
         self._refused: dict[int, Group] = {}
         """Since the last batch, with which they will be stored."""
+        self._taken: tuple[dict[int, Group], dict[int, Group]] = {}, {}
+        """The batch, and what was refused with it, until it has been learned from."""
         self._found: dict[int, Group] = {}
         """What an earlier process had stored and not learned from."""
         self._unplayed: dict[int, Sample] = {}
@@ -110,12 +112,13 @@ class Tries:
             return None
         rollouts = RolloutBatch(version + 1, [*taken.values(), *self._refused.values()])
         check_not_all_failed(rollouts, "step")
-        self._refused = {}
+        self._taken, self._refused = (taken, self._refused), {}
         return rollouts, len(taken)
 
     def learned(self, rollouts: RolloutBatch) -> None:
         """Stores a batch for good, with its advantages."""
         self._store.write(rollouts)
+        self._taken = {}, {}
         for first, numbers in list(self._files.items()):
             if not numbers & {*self.flow.groups, *self._refused}:
                 self._waiting.path(first).unlink(missing_ok=True)
@@ -131,15 +134,22 @@ class Tries:
 
     def state_dict(self) -> dict[str, Any]:
         """The numbers of the flow, and every group that is open, with the sampler's verdict if it has given one."""
-        accepted = {number: None if group is None else True for number, group in self.flow.groups.items()}
-        opened = {number: group[0].sample for number, group in self.flow.groups.items() if group is not None}
-        opened |= {number: group[0].sample for number, group in (self._playing | self._refused).items()}
-        verdicts = accepted | dict.fromkeys(self._refused, False)
+        taken, refused = self._taken
+        ended = taken | {number: group for number, group in self.flow.groups.items() if group is not None}
+        refused = refused | self._refused
+        opened = {number: group[0].sample for number, group in (ended | self._playing | refused).items()}
+        verdicts = dict.fromkeys(self._playing) | dict.fromkeys(ended, True) | dict.fromkeys(refused, False)
         return {
             **{name: getattr(self.flow, name) for name in COUNTERS},
             "sampler": self._sampler.state_dict(),
             "open": [[number, verdicts[number], plain_sample(opened[number])] for number in sorted(opened)],
         }
+
+    def forget(self) -> None:
+        """Deletes what a process that saved no checkpoint has stored: this run begins at the beginning."""
+        for store in (self._waiting, self._store):
+            for number in store.steps():
+                store.path(number).unlink()
 
     def load_state_dict(self, state: dict[str, Any], step: int) -> None:
         """`step`: of the checkpoint. What newer weights have sampled is deleted."""
@@ -165,7 +175,7 @@ class Tries:
         later = [number for number in self._store.steps() if number > step]
         stores = [(self._waiting, number) for number in self._waiting.steps()]
         stores += [(self._store, number) for number in later]
-        groups = chain.from_iterable(store.read(number).groups for store, number in stores) if step else ()
+        groups = chain.from_iterable(store.read(number).groups for store, number in stores)
         found = {self._number(group): group for group in groups if self._counts(group, step)}
         if found:
             self._keep(found)

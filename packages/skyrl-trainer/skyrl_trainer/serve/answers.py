@@ -1,8 +1,7 @@
 """What `skyrl-trainer serve` answers: OpenAI's completions and chat completions, out of our engines.
 
-Messages and tool schemas go through the policy's own chat template; calls in a reply come back as `tool_calls`. Every
-reply names the weights that it was sampled with: `system_fingerprint` "weights-12" is the newest of them, and
-`weight_versions` says which tokens came from which, [{"version": 12, "start": 0, "end": 31}], a list a choice.
+Every reply names the weights that it was sampled with: `system_fingerprint` "weights-12" is the newest of them, and
+`weight_versions` says which tokens came from which, [{"version": 12, "start": 0, "end": 31}], a list per choice.
 """
 
 import asyncio

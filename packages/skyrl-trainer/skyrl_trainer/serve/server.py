@@ -1,8 +1,7 @@
 """`skyrl-trainer serve` and `train --serve`: an OpenAI-compatible HTTP server in front of our engines.
 
-/v1/models, /v1/completions and /v1/chat/completions, for a stock `openai` client (answers.py says what they answer).
-With `stream` a reply comes in one piece. Errors are OpenAI's JSON with a sentence: 400 for a request that makes no
-sense, 404 for another model's name, 503 when the engine is gone for good.
+/v1/models, /v1/completions and /v1/chat/completions (answers.py); with `stream` a reply comes in one piece. Errors are
+OpenAI's JSON: 400 for a request that makes no sense, 404 for another model, 503 when the engine is gone for good.
 """
 
 import json
@@ -33,7 +32,7 @@ CLOSE_SECONDS = 10.0
 
 
 class PolicyServer:
-    """Takes its port at once, so that one in use is known before anything is spent; answers while `running`."""
+    """Takes its port at once; answers while `running`."""
 
     def __init__(self, host: str, port: int) -> None:
         try:

@@ -1,7 +1,7 @@
 """Behaviour cloning of an env's expert, so that reinforcement learning has a start: `skyrl-trainer warmstart`.
 
-An expert's episode is a chat, and is learned as any other (learner/sft.py). Cloning stops when the loss has fallen to
-`target_loss`: at a number of steps one seed's clone knows half of its task and another's all of it.
+Cloning stops when the loss has fallen to `target_loss`: at a number of steps one seed's clone knows half of its task
+and another's all of it.
 """
 
 import math
@@ -45,7 +45,7 @@ def warmstart(config: Config, out: Path, seconds: float = math.inf) -> str:
 def clone(
     policy: str, out: Path, conversations: Sequence[Conversation], options: Warmstart, seed: int, seconds: float
 ) -> list[float]:
-    """Writes the clone into `out`, a new folder, and returns the mean loss of every LOSS_WINDOW steps."""
+    """Writes the clone into `out`, a new folder; returns the mean loss of every LOSS_WINDOW steps."""
     if not conversations:
         raise UserError("There are no demonstrations to clone: set warmstart.num_demonstrations to 1 or more.")
     refuse_used(out)

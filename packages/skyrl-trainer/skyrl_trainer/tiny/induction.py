@@ -1,8 +1,8 @@
 """Weights with which a tiny model can copy from its first step on: an induction circuit, built by hand.
 
-A pretrained model continues what it has read before: "... B681 ... B6" goes on with "81". Induction heads do that
-(Olsson et al. 2022, "In-context Learning and Induction Heads"), and a model made here has to find them first, which
-takes long where texts are long. So the first two layers begin with the circuit; the rest is random as ever.
+A pretrained model continues what it has read before: "... B681 ... B6" goes on with "81" (Olsson et al. 2022,
+"In-context Learning and Induction Heads"). Here the first two layers begin with the circuit, which is long to find
+where texts are long; the rest is random.
 
 With x_t the embedding at place t, R a random rotation and P a projection onto head_dim dimensions:
 
@@ -11,8 +11,7 @@ With x_t the embedding at place t, R a random rotation and P a projection onto h
     layer 1   query A h_t and key A R^-1 h_j, the same where x_{j-1} x_{j-2} ... equal x_t x_{t-1} ...: each head finds
               the place after the longest repetition of the last tokens, and adds x_j, which the tied head reads out
 
-Looking back by a number of places is the work of the rotary embedding's fast dimensions, finding text anywhere that of
-its slow ones, which hardly turn over DISTANCE tokens.
+The rotary embedding's fast dimensions look back by a number of places, its slow ones find text anywhere.
 """
 
 from __future__ import annotations

@@ -1,22 +1,18 @@
 """The policy without a download: a tiny Qwen3 model and a byte-level BPE tokenizer, made from the envs' own texts.
 
-The folder is an ordinary Hugging Face model, and the same arguments give the same bytes. The tokenizer loses nothing
-and splits numbers digit by digit, as Qwen's does. The chat template is Qwen3's ChatML with one difference: a longer
-conversation begins with the very text of its beginning (Qwen3's drops earlier thoughts and joins neighbouring tool
-messages, which would break "tokens in, tokens out").
+The same arguments give the same bytes. The chat template is Qwen3's ChatML, but a longer conversation begins with the
+very text of its beginning (Qwen3's drops earlier thoughts and joins neighbouring tool messages).
 """
 
 from __future__ import annotations
 
 import difflib
-import shutil
-import tempfile
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from skyrl_trainer.errors import UserError
+from skyrl_trainer.files import written_aside
 from skyrl_trainer.settings import TinyConfig
 
 if TYPE_CHECKING:
@@ -60,8 +56,7 @@ def make_tokenizer(
 ) -> PreTrainedTokenizerFast:
     """A byte-level BPE of at most `vocab_size` tokens, added ones included (few texts give fewer merges).
 
-    spaces: where a word has its space, "before" it, as Qwen's, or "after" it. After it, "color: navy, ..." and
-    "click[navy]" hold the same token, which a tiny policy has only to copy.
+    spaces: where a word has its space, "before" it, as Qwen's, or "after" it (settings.TinyConfig says why).
     """
     from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
@@ -74,12 +69,9 @@ def make_tokenizer(
             f"(256 bytes and {num_added} tokens of the chat format)."
         )
     core = Tokenizer(models.BPE())
-    core.pre_tokenizer = pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.Split(Regex(_PIECES[spaces]), behavior="isolated"),
-            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-        ]
-    )
+    split = pre_tokenizers.Split(Regex(_PIECES[spaces]), behavior="isolated")
+    to_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    core.pre_tokenizer = pre_tokenizers.Sequence([split, to_bytes])
     core.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size - num_added, min_frequency=2, initial_alphabet=alphabet, show_progress=False
@@ -121,12 +113,11 @@ def make_model(tokenizer: PreTrainedTokenizerFast, tiny: TinyConfig, seed: int) 
 def _model_config(tokenizer: PreTrainedTokenizerFast, config_kwargs: dict[str, Any]) -> Qwen3Config:
     from transformers import Qwen3Config
 
-    known = Qwen3Config().to_dict()
-    for key in config_kwargs:
-        if key not in known:
-            near = difflib.get_close_matches(key, known, n=1)
-            hint = f"; did you mean {near[0]!r}?" if near else "."
-            raise UserError(f"trainer.policy.model.tiny.config_kwargs: Qwen3 has no setting {key!r}{hint}")
+    setting, known = "trainer.policy.model.tiny.config_kwargs", Qwen3Config().to_dict()
+    for key in sorted(config_kwargs.keys() - known.keys()):
+        near = difflib.get_close_matches(key, known, n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else "."
+        raise UserError(f"{setting}: Qwen3 has no setting {key!r}{hint}")
     settings = {
         **TINY_QWEN3,
         "tie_word_embeddings": True,
@@ -139,15 +130,11 @@ def _model_config(tokenizer: PreTrainedTokenizerFast, config_kwargs: dict[str, A
     }
     if settings["head_dim"] not in _HEAD_SIZES:
         sizes = ", ".join(map(str, _HEAD_SIZES))
-        raise UserError(
-            f"trainer.policy.model.tiny.config_kwargs: head_dim is {settings['head_dim']}; "
-            f"vLLM's CPU attention has {sizes}."
-        )
-    if settings["num_attention_heads"] % settings["num_key_value_heads"]:
-        raise UserError(
-            "trainer.policy.model.tiny.config_kwargs: num_attention_heads must be a multiple of num_key_value_heads, "
-            f"not {settings['num_attention_heads']} and {settings['num_key_value_heads']}."
-        )
+        raise UserError(f"{setting}: head_dim is {settings['head_dim']}; vLLM's CPU attention has {sizes}.")
+    heads, kv_heads = settings["num_attention_heads"], settings["num_key_value_heads"]
+    if heads % kv_heads:
+        wanted = "num_attention_heads must be a multiple of num_key_value_heads"
+        raise UserError(f"{setting}: {wanted}, not {heads} and {kv_heads}.")
     return Qwen3Config(**settings)
 
 
@@ -157,30 +144,10 @@ def refuse_used(out: Path) -> None:
         raise UserError(f"{out} already exists and is not empty; name another folder or remove it.")
 
 
-@contextmanager
-def new_folder(out: Path) -> Iterator[Path]:
-    """A folder to fill that becomes `out` when all went well."""
-    refuse_used(out)
-    try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        aside = Path(tempfile.mkdtemp(prefix=f".{out.name}.", dir=out.parent))
-    except OSError as error:
-        raise UserError(f"Cannot write {out}: {error.strerror}; name a folder that can be written.") from error
-    try:
-        yield aside
-        aside.chmod(0o755)
-        if out.exists():
-            out.rmdir()
-        aside.rename(out)
-    except OSError as error:
-        raise UserError(f"Cannot write {out}: {error}; free some space or name another folder.") from error
-    finally:
-        shutil.rmtree(aside, ignore_errors=True)
-
-
 def init_policy(out: Path, texts: Iterable[str], tiny: TinyConfig, seed: int) -> None:
-    """Writes the policy into `out`, a new or empty folder; `texts` train the tokenizer, `seed` makes the weights."""
-    with new_folder(out) as folder:
+    """Into `out`, a new or empty folder; `texts` train the tokenizer, `seed` makes the weights."""
+    refuse_used(out)
+    with written_aside(out) as folder:
         tokenizer = make_tokenizer(texts, tiny.config_kwargs.get("vocab_size", DEFAULT_VOCAB_SIZE), tiny.spaces)
         model = make_model(tokenizer, tiny, seed)
         model.save_pretrained(folder)

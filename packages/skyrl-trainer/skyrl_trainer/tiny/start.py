@@ -28,11 +28,8 @@ def make_tiny(config: Config, out: Path, source: Sequence[Sample]) -> None:
 
 
 class StartPolicy:
-    """`architecture` is a model that an engine can load at once; `weights()` waits for the one to start from.
-
-    For the tiny policy both are in `<run>/init`, and its expert is cloned in a process of its own while the engines
-    start; otherwise they are the same model.
-    """
+    """`architecture` is a model that an engine can load at once; `weights()` waits for the one to start from: a tiny
+    policy's expert is cloned in a process of its own while the engines start."""
 
     def __init__(self, config: Config, run_path: Path, train_tasks: Sequence[Sample]) -> None:
         model = config.trainer.policy.model

@@ -2,9 +2,8 @@
 
     awake --sleep--> asleep --(publishing)--> weights awake --(published)--> awake
 
-Before an update the engines drop weights and KV cache (level 2; level 1, which keeps the weights in the processor's
-memory, where a sync brings adapters only). After it memory for the weights comes first, the sync fills it, and only
-then is the KV cache made again: both sides' peaks never meet. On a CPU the states are kept, and engines not told.
+Memory for the weights comes first, the sync fills it, and only then is the KV cache made again: both sides' peaks never
+meet. On a CPU the states are kept, and engines not told.
 """
 
 from collections.abc import Callable, Iterator
@@ -27,7 +26,7 @@ def shares_gpus(config: Config) -> bool:
 def sync_backend(config: Config) -> str:
     """`adapter`, `nccl` or `shared_memory`, as generator.weight_sync_backend asks. UserError where it cannot be.
 
-    NCCL joins no two processes on one GPU: where learner and engines share theirs, it gives way, as in SkyRL.
+    NCCL joins no two processes on one GPU: there it gives way, as in SkyRL.
     """
     generator, place, lora = config.generator, config.trainer.placement, config.trainer.policy.model.lora
     asked = generator.weight_sync_backend
@@ -56,7 +55,7 @@ def sync_backend(config: Config) -> str:
 
 
 def adapter_kwargs(config: Config) -> dict[str, Any]:
-    """What an engine must be started with to load adapters; nothing where it gets merged weights."""
+    """What an engine must be started with to load adapters; {} where it gets merged weights."""
     if sync_backend(config) != "adapter":
         return {}
     rank = next(rank for rank in ENGINE_RANKS if rank >= config.trainer.policy.model.lora.rank)

@@ -1,8 +1,7 @@
 """Loads a flat buffer into a CPU engine of vLLM without the layerwise reload, twice as fast or better.
 
 The layerwise reload allocates every layer anew, fills it, and then packs a blocked copy; here a layer is packed
-straight from the shared buffer, on all cores, where it is proven right: after a layerwise reload every layer packed
-from the buffer gives the same outputs and every other parameter the same values.
+straight from the shared buffer, on all cores, where that is proven to give the same outputs.
 """
 
 import os
@@ -21,7 +20,6 @@ class DirectLoad:
     """`DirectLoad.proven(model, buffer)`, then `load()` at every update."""
 
     def __init__(self, model: torch.nn.Module, buffer: FlatBuffer) -> None:
-        """KeyError or ValueError when the model's parameters cannot be found in the buffer by name and shape."""
         self._pool = ThreadPoolExecutor(os.cpu_count(), thread_name_prefix="weights")
         self._packs: list[tuple[Any, Callable[[], torch.Tensor]]] = []
         self._copies: list[tuple[torch.Tensor, torch.Tensor]] = []

@@ -1,7 +1,7 @@
 """A checksum of tensors that is computed where they lie, alike on every device.
 
-For each tensor the sum of (2i + 1) w_i over its 16- or 32-bit words w, modulo 2**64, in blocks that a multiplier joins.
-Sums of integers have no order, so a GPU's are exact; all factors are odd, so a change of any one word changes the sum.
+For each tensor the sum of (2i + 1) w_i over its words w, modulo 2**64, in blocks that a multiplier joins. Sums of
+integers are exact in any order; all factors are odd, so a change of any one word changes the sum.
 """
 
 import torch

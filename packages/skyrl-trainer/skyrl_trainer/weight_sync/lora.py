@@ -1,7 +1,6 @@
-"""Weight sync of adapters: the engines get the full base once, and a small adapter at every step.
+"""Weight sync of adapters: the engines get the full base once, dequantised, and a small adapter at every step.
 
-An engine serves no NF4, so its base is the dequantised one: learner and engine then compute the same policy. The
-adapter travels as a peft folder in shared memory, which exists only while the engines load it.
+The adapter travels as a peft folder in shared memory, which exists only while the engines load it.
 """
 
 import json
@@ -22,11 +21,12 @@ class AdapterSync(SharedMemorySync):
     """The first sync carries both, and proves the base by its checksum; the reports are about the adapter."""
 
     def __init__(self, engines: list[Any], base_tensors: NamedTensors, adapter_tensors: NamedTensors) -> None:
-        """adapter_tensors: under peft's names."""
         super().__init__(engines, base_tensors)
         if self._receivers:
-            where = "needs every engine on the driver's machine"
-            raise UserError(f"generator.weight_sync_backend: adapter {where}; or set it to shared_memory.")
+            raise UserError(
+                "generator.weight_sync_backend: adapter needs every engine on the driver's machine; or set it to "
+                "shared_memory."
+            )
         self._adapter = adapter_tensors
         self._has_base = False
 
@@ -57,6 +57,3 @@ class AdapterSync(SharedMemorySync):
             self._everywhere("update_weights", {"adapter": folder})
             loaded = self._everywhere("finish_weight_update", version)
         return SyncReport(time.perf_counter() - start, size, checksum(tensors.values()), tuple(loaded))
-
-    def close(self) -> None:
-        """Nothing is left to remove: the base's file lost its name at the start, an adapter's folder is gone."""

@@ -1,9 +1,8 @@
 """Weight sync between GPUs: NCCL broadcasts from the learner's GPU to every worker of every vLLM engine.
 
 The learner (of several, number 0) is rank 0 of a group of its own; the workers of engine i follow at
-1 + i * tensor_parallel. A sync packs tensors into buckets of BUCKET_BYTES, two in flight, by vLLM's own functions. What
-several learners share is gathered tensor by tensor. The checksum (digest.py) is of what the learner sends, and of what
-each worker received. NCCL waits for ever, so both sides are watched: the first failure ends the sync.
+1 + i * tensor_parallel. vLLM's own functions pack tensors into buckets. The checksum (digest.py) is of what the learner
+sends, and of what each worker received. NCCL waits for ever, so both sides are watched for a first failure.
 """
 
 import socket
@@ -33,7 +32,7 @@ class WeightSender:
     """The learner's side, in the process (each process) that has it; methods must be called on all of them."""
 
     def __init__(self, named_tensors: NamedTensors, rank: int) -> None:
-        """rank: of this learner among several; number 0 sends, the others only take part."""
+        """rank: of this learner among several; number 0 sends, the others only help to gather."""
         self.named_tensors, self.rank, self.group = named_tensors, rank, None
         self.gpu = torch.cuda.current_device() if torch.cuda.is_available() else -1  # each thread has its own
 
@@ -61,7 +60,7 @@ class WeightSender:
         digest = Digest()
         torch.cuda.synchronize()  # buckets are packed on streams of their own
         pairs = self._full(digest)
-        if self.group is None:  # not number 0: only helps to gather
+        if self.group is None:
             deque(pairs, maxlen=0)
         else:
             packed_nccl_broadcast_producer(pairs, self.group, 0, itemgetter(1), BUCKET_BYTES, NUM_BUCKETS)

@@ -1,8 +1,6 @@
 """Weight sync within one machine: the learner's weights lie in a flat shared buffer, and every engine loads from it.
 
-Plain CPU parameters are moved into the buffer once; anything else is copied into it at every sync. Another machine of
-the cluster that has engines gets a buffer of its own: at every sync all bytes are put into Ray's object store, once,
-and an actor on each writes them down before its engines load.
+On another machine an actor keeps a buffer of its own, into which it writes all bytes, out of Ray's object store.
 """
 
 import time
@@ -67,7 +65,7 @@ class EngineCalls:
 
 
 class Receiver:
-    """The actor on another machine: keeps a buffer like the learner's, from which the engines there load."""
+    """The actor on another machine."""
 
     def __init__(self, layout: list[dict[str, Any]]) -> None:
         empty = [torch.empty(e["shape"], dtype=getattr(torch, e["dtype"]), device="meta") for e in layout]
@@ -86,9 +84,8 @@ class Receiver:
 class SharedMemorySync(EngineCalls):
     """`named_tensors()` yields the same names, shapes and dtypes every time.
 
-    A `torch.nn.Parameter` in it that lies on the CPU is re-pointed into the buffer (its values and identity stay).
-    buffer: one that holds the tensors already, because other processes write into it: `named_tensors()` waits till they
-    have. An engine that dies is left out of the rest of a sync; `restore` brings it to where the others are.
+    A `torch.nn.Parameter` in it that lies on the CPU is moved into the buffer once (its identity stays); the rest is
+    copied at every sync. buffer: one that other processes write into: `named_tensors()` waits till they have.
     """
 
     def __init__(self, engines: list[Any], named_tensors: NamedTensors, buffer: FlatBuffer | None = None) -> None:
@@ -163,7 +160,6 @@ class SharedMemorySync(EngineCalls):
         return SyncReport(time.perf_counter() - start, self._buffer.nbytes, checksum, tuple(loaded))
 
     def close(self) -> None:
-        self._buffer.unlink()
         for actor in self._receivers.values():
             ray.kill(actor)
 

@@ -1,13 +1,11 @@
 """vLLM's side of the weight sync: "skyrl_shared_memory" and "skyrl_nccl". Loaded inside vLLM's workers only.
 
-Weights go through vLLM's layerwise reload; on a CPU a shorter way takes over where it is proven right (cpu_load.py).
-There vLLM packs the output layer's weights into a copy, which the reload of a tied embedding does not touch:
-`finish_weight_update` packs it again. An engine for LoRA has wrapped its layers: the wrappers step aside during an
-update of the base. After it only adapters come, by vLLM's own way.
+On a CPU vLLM packs the output layer's weights into a copy, which the reload of a tied embedding does not touch:
+`finish_weight_update` packs it again. The wrappers of a LoRA engine's layers step aside during an update of the base.
 """
 
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -38,7 +36,7 @@ ADAPTER = 1
 @dataclass
 class SharedMemoryInitInfo(WeightTransferInitInfo):
     path: str
-    layout: list[dict[str, Any]] = field(default_factory=list)
+    layout: list[dict[str, Any]]
 
 
 @dataclass
@@ -54,7 +52,7 @@ class SharedMemoryBackend(WeightTransferEngine[SharedMemoryInitInfo, SharedMemor
     checksum: str = ""
     """Of the bytes that the last update loaded; empty when it loaded none."""
     direct: DirectLoad | None = None
-    """The short way to load, once it has been proven; until then, and where it cannot be, the layerwise reload."""
+    """Once it has been proven."""
     tried_direct = False
 
     def init_transfer_engine(self, init_info: SharedMemoryInitInfo) -> None:
@@ -74,22 +72,20 @@ class SharedMemoryBackend(WeightTransferEngine[SharedMemoryInitInfo, SharedMemor
             raise RuntimeError("update_weights was called before init_weight_transfer.")
         with ThreadPoolExecutor(1) as pool:
             checksum = pool.submit(self.buffer.checksum)
-            self.load(self.buffer)
+            if self.direct is None:
+                self.model.load_weights(iter(self.buffer.tensors.items()))  # type: ignore[operator]
+            else:
+                self.direct.load()
             self.checksum = checksum.result()
 
-    def load(self, buffer: FlatBuffer) -> None:
-        if self.direct is None:
-            self.model.load_weights(iter(buffer.tensors.items()))  # type: ignore[operator]
-        else:
-            self.direct.load()
-
     def finish_weight_update(self) -> None:
+        on_cpu = current_platform.is_cpu()
         if self.direct is None:
             finalize_layerwise_reload(self.model, self.model_config)
-        if current_platform.is_cpu() and self.model_config.hf_text_config.tie_word_embeddings:
+        if on_cpu and self.model_config.hf_text_config.tie_word_embeddings:
             self.repack_tied_head()
         again = not self.wrappers  # under adapters the base is loaded once
-        if current_platform.is_cpu() and again and not self.tried_direct and self.buffer is not None:
+        if on_cpu and again and not self.tried_direct and self.buffer is not None:
             self.direct, self.tried_direct = DirectLoad.proven(self.model, self.buffer), True
         for path, wrapper in self.wrappers.items():
             self.model.set_submodule(path, wrapper)
@@ -157,10 +153,8 @@ class WorkerExtension:
             layer, given = manager.modules[path], weights.lora_a if path in manager.packed_modules else [weights.lora_a]
             for i, (part, a) in enumerate(zip(manager.packed_modules.get(path, [path]), given, strict=True)):
                 if a is not None:
-                    held[part] = [
-                        layer.lora_a_stacked[i][slot, 0, : len(a)],
-                        layer.lora_b_stacked[i][slot, 0, :, : len(a)],
-                    ]
+                    stacked = layer.lora_a_stacked[i][slot, 0], layer.lora_b_stacked[i][slot, 0]
+                    held[part] = [stacked[0][: len(a)], stacked[1][:, : len(a)]]
         self.weight_transfer_engine.checksum = checksum(tensor for part in sorted(held) for tensor in held[part])
         self.weight_transfer_engine.shutdown()
 
