@@ -17,7 +17,15 @@ from skyrl_trainer import __version__
 from skyrl_trainer.errors import UserError
 from skyrl_trainer.learner.grpo import GRPO
 from skyrl_trainer.learner.model import Learner
-from skyrl_trainer.run.checkpoint import DAMAGED, MANIFEST, Checkpoints, _manifest, check_resumable, read_checkpoint
+from skyrl_trainer.run.checkpoint import (
+    DAMAGED,
+    MANIFEST,
+    SCHEMA,
+    Checkpoints,
+    _manifest,
+    check_resumable,
+    read_checkpoint,
+)
 from skyrl_trainer.types import LearnerState
 from tests.trainer.learner.tiny_models import make_batch, make_config, save_model
 
@@ -257,7 +265,9 @@ def test_a_checkpoint_of_another_schema_is_refused_with_the_version_that_wrote_i
     state = checkpoints.save(1, small(), {}) / "state.json"
     loaded = checkpoints.load_latest()
     assert loaded is not None and loaded.version == __version__
-    state.write_text(state.read_text().replace('"schema": 1', '"schema": 9').replace(f'"{__version__}"', '"9.1"'))
+    state.write_text(
+        state.read_text().replace(f'"schema": {SCHEMA}', '"schema": 9').replace(f'"{__version__}"', '"9.1"')
+    )
     (state.parent / MANIFEST).write_bytes(_manifest(state.parent))
     with pytest.raises(UserError, match=r"step_000001 was written by skyrl-trainer 9\.1: resume with that version"):
         checkpoints.load_latest()

@@ -30,7 +30,7 @@ from skyrl_trainer.types import LearnerState
 
 log = logging.getLogger(__name__)
 
-SCHEMA = 1
+SCHEMA = 2
 MANIFEST = "manifest.txt"
 DAMAGED = (OSError, ValueError, KeyError, TypeError, AttributeError, SafetensorError)
 
