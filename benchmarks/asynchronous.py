@@ -60,7 +60,7 @@ gymnasium.register("slow/tool_use-v0", entry_point=Slow)
 UNEVEN = '''
 import time
 
-import skyrl_trainer.rollout.manager as manager
+import skyrl_trainer.rollout.workers as workers
 from skyrl_trainer.engine.actor import register_engine
 from skyrl_trainer.engine.vllm_actor import VLLMEngine
 
@@ -78,7 +78,7 @@ class Uneven(VLLMEngine):
 
 
 if STATIC:
-    manager.places = lambda generator: (10**9, 10**9)
+    workers.places = lambda generator: (10**9, 10**9)
 '''
 QUIET = ("trainer.logger=none", "trainer.eval_interval=0", "trainer.eval_before_train=false", "trainer.ckpt_interval=0")
 BOUNDS = [0, 1, 2, 4, 8]

@@ -42,13 +42,20 @@ ROOMS = (
 """In the order in which they may know each other; `skyrl_trainer` is the ground floor, `cli` all entry points."""
 SPINE = (
     *("types", "run.loop", "run.run", "rollout.manager", "rollout.rollout_worker", "rollout.episode", "agent.prompt"),
-    *("algorithms.losses", "algorithms.policy_loss", "algorithms.advantages", "learner.grpo", "learner.batch"),
+    *(
+        "rollout.flow",
+        "algorithms.losses",
+        "algorithms.policy_loss",
+        "algorithms.advantages",
+        "learner.grpo",
+        "learner.batch",
+    ),
     "learner.model",
 )
 ONE_STEP = (
     *SPINE,
     *("rollout.env_client", "rollout.env_worker", "rollout.env_process", "rollout.pool", "rollout.store"),
-    "rollout.metrics",
+    *("rollout.metrics", "rollout.workers", "run.tries"),
     *("engine.actor", "engine.client", "engine.stepped", "engine.vllm_actor", "weight_sync.buffer"),
     *("weight_sync.shared_memory", "weight_sync.vllm_backend", "weight_sync.cpu_load", "weight_sync.canary"),
     *("weight_sync.colocation", "run.processes", "run.checkpoint", "run.engine_watch", "algorithms.options"),

@@ -244,7 +244,7 @@ def _serve(args: argparse.Namespace) -> None:
 def _eval(args: argparse.Namespace) -> None:
     _quiet()
     config, model = _policy_of(args)
-    from skyrl_trainer.run.loop import evaluate
+    from skyrl_trainer.run.held_out import evaluate
 
     metrics = evaluate(config, model)
     print(f"{model}: held-out tasks at temperature {config.generator.eval_temperature:g}")

@@ -7,7 +7,7 @@ kind of task in it. Names come from settings and tools, never from what a model 
 from collections.abc import Sequence
 from typing import Any
 
-from skyrl_trainer.types import RolloutBatch, Sample, StepMetrics, StopReason, Trajectory
+from skyrl_trainer.types import RewardBatch, RolloutBatch, Sample, StepMetrics, StopReason, Trajectory
 
 MAX_KINDS = 32
 """A batch with more kinds of tasks has no figures by kind; tools beyond as many are `unknown`."""
@@ -33,6 +33,18 @@ def rollout_metrics(batch: RolloutBatch) -> StepMetrics:
         sums = [sum(turn.reward_parts.get(part, 0.0) for turn in trajectory.turns) for trajectory in alive]
         metrics[f"reward/{part}"] = _mean(sums)
     return metrics | _by_tool(alive) | _by_kind(everyone)
+
+
+def group_metrics(batch: RewardBatch, accepted: int, wanted: int) -> StepMetrics:
+    """Of a batch whose first `accepted` groups are learned from, where `wanted` were asked for."""
+    drawn, sampled = len(batch.rollouts.groups), sum(each.num_output_tokens for each in batch.rollouts.trajectories)
+    learned = sum(trajectory.num_output_tokens for trajectory in batch.trajectories)
+    return {
+        "groups/drawn": float(drawn),
+        "groups/rejected": float(drawn - accepted),
+        "groups/missing": float(wanted - accepted),
+        "tokens/wasted": 1.0 - learned / max(1, sampled),
+    }
 
 
 def kind(sample: Sample) -> str:

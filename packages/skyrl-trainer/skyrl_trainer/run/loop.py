@@ -1,13 +1,14 @@
 """The loop, on one page: roll out, learn, publish the weights, now and then evaluate and save.
 
-    1. the sampler draws tasks         2. the agents try each of them num_generations times
-    3. the tries are stored, judged by the reward functions, and taken or refused by the sampler, which draws again
-    4. the algorithm turns them into an update of the policy
+    1. the sampler draws as many tasks as there is room for    2. the agents try each of them num_generations times
+    3. the tries are stored, judged by the reward functions, and taken or refused by the sampler, which draws others
+    4. the algorithm turns the oldest of them, a batch, into an update of the policy, while younger ones go on
     5. the engines get the weights, and a canary proves it
     6. every eval_interval steps held-out tasks; every ckpt_interval steps a checkpoint
 
-A step is a function of the checkpoint before it: killed anywhere, a run goes on from its newest checkpoint, and
-learns from the tries that were stored after it instead of making them again.
+With trainer.max_staleness=0 there is room for one batch, and a step is a function of the checkpoint before it. Killed
+anywhere, a run goes on from its newest checkpoint, and learns from the tries that were stored instead of making them
+again.
 """
 
 import time
@@ -18,11 +19,9 @@ from skyrl_trainer.errors import NothingLearned
 from skyrl_trainer.learner.grpo import GRPO
 from skyrl_trainer.report.timeline import Spans
 from skyrl_trainer.rollout.flow import staleness
-from skyrl_trainer.rollout.metrics import rollout_metrics
+from skyrl_trainer.rollout.metrics import group_metrics, rollout_metrics
 from skyrl_trainer.run.folder import RunFolder
 from skyrl_trainer.run.guardian import guarded
-from skyrl_trainer.run.held_out import HeldOut
-from skyrl_trainer.run.processes import Processes, check_engines
 from skyrl_trainer.run.run import Run
 from skyrl_trainer.run.signals import StopSignal
 from skyrl_trainer.settings import Config
@@ -78,12 +77,7 @@ class Loop:
             run.table.note(f"step {rollouts.step}: only {accepted} of {size} groups accepted ({bound})")
         rewards = run.rewards.batch(rollouts, range(accepted))
         metrics = rollout_metrics(rollouts) | run.rewards.metrics(rollouts)
-        metrics["groups/drawn"] = float(len(rollouts.groups))
-        metrics["groups/rejected"] = float(len(rollouts.groups) - accepted)
-        metrics["groups/missing"] = float(size - accepted)
-        learned = sum(trajectory.num_output_tokens for trajectory in rewards.trajectories)
-        metrics["tokens/wasted"] = 1.0 - learned / max(1.0, metrics["tokens"])
-        return rewards, metrics
+        return rewards, metrics | group_metrics(rewards, accepted, size)
 
     def overlap(self, rewards: RewardBatch, tokens: float) -> StepMetrics:
         """What rolling out beside the learner comes to, since the batch before."""
@@ -165,12 +159,3 @@ def train(config: Config, algorithm: GRPO | None = None, beside: Beside = nullco
                 Loop(run, stop, beside).train()
         print(f"Curves and transcripts: {folder.path / 'report.html'}   Policy: {folder.path / 'model'}")
     return 0
-
-
-def evaluate(config: Config, model_path: str) -> StepMetrics:
-    """Held-out success of a model on disk, as `eval/<name>`; no learner, nothing is written."""
-    check_engines(config, model_path, training=False)
-    held_out = HeldOut(config)
-    with guarded(), Processes(config, model_path) as processes:
-        processes.wait_for_engines()
-        return held_out.metrics(processes.rollouts, step=0)

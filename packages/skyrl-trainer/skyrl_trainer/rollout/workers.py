@@ -1,0 +1,175 @@
+"""The RolloutWorkers, one per engine: which of them plays what, what has come back, and what a death costs."""
+
+import itertools
+import math
+import time
+import uuid
+from collections import deque
+from collections.abc import Callable
+from functools import cached_property
+from operator import itemgetter
+from typing import Any, NamedTuple
+
+import ray
+from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
+
+from skyrl_trainer.errors import UserError
+from skyrl_trainer.rollout.pool import close_env_workers, start_env_workers
+from skyrl_trainer.rollout.rollout_worker import RolloutWorker, places
+from skyrl_trainer.settings import Config
+from skyrl_trainer.types import SamplingOptions, Trajectory
+
+START_LIMIT = 300.0
+"""Seconds that the processes have to start and load the tokenizer."""
+CHECK_INTERVAL = 2.0
+MAX_RESTARTS = 3
+"""Of one RolloutWorker before it gives anything; Ray also reports one that was only out of reach for a moment."""
+POLL_SECONDS = 10.0
+"""How long one call waits in a RolloutWorker for trajectories to end."""
+
+
+class How(NamedTuple):
+    """RolloutWorker.start's arguments for all that is started together."""
+
+    sampling: SamplingOptions
+    seeded: bool
+    in_rounds: bool
+    first: bool
+
+
+class Workers:
+    """An episode sticks to its worker, and so to its engine; all of them use the same EnvWorkers."""
+
+    def __init__(self, config: Config, engines: list[Any], tokenizer_path: str) -> None:
+        """`engines`: handles of actors with protocols.InferenceEngine's methods, made `ready` by the caller, or
+        `Endpoint`s; `tokenizer_path` is "" where those take messages.
+
+        Returns at once; `run` and `play` wait for the processes.
+        """
+        self._config = config
+        self._engines = engines
+        self.watch: Callable[[], object] = lambda: None
+        """Called every CHECK_INTERVAL seconds while episodes run: brings back engines that died."""
+        self._checked = 0.0
+        environment = config.environment
+        self.env_workers = start_env_workers(environment.num_workers, environment.step_timeout)
+        actor: Any = ray.remote(RolloutWorker).options(num_cpus=0, max_restarts=-1, max_task_retries=0)
+        run = uuid.uuid4().hex[:8]
+        self._workers = [
+            actor.remote(tokenizer_path, config.generator, f"{run}-{index}") for index in range(len(engines))
+        ]
+        self._in_play: list[dict[str, tuple[Trajectory, How]]] = [{} for _ in self._workers]
+        """What each worker plays: still empty trajectories, by their ids."""
+        _, self._places = places(config.generator)
+        self._waiting: deque[tuple[list[Trajectory], How]] = deque()
+        """Groups that no worker has a place for: they go to the one that is first to have one."""
+        self._ended: dict[str, Trajectory] = {}
+        """What has come back and was not yet asked for."""
+        self._deaths = [0] * len(self._workers)
+        """Of each worker, since it last gave something."""
+        self._sent: list[Any] = [None] * len(self._workers)
+        """What each worker's last `start` returns: Ray may run calls of an asyncio actor in another order."""
+        self._polls: dict[Any, int] = {}
+
+    @cached_property
+    def stop_token_ids(self) -> tuple[int, ...]:
+        return _alive(self._workers[0], "the RolloutWorker's start")
+
+    def hold(self, held: bool) -> None:
+        """The clocks of all episodes stand still from hold(True) to hold(False): the engines are asleep."""
+        for worker in self._workers:
+            worker.hold.remote(held)
+
+    def close(self) -> None:
+        close_env_workers(self.env_workers)
+        for worker in self._workers:
+            ray.kill(worker)
+
+    def _start(self, groups: list[list[Trajectory]], how: How) -> None:
+        """Each group to the worker that plays the fewest, at once or as soon as it has a place."""
+        new = deque((group, how) for group in groups)
+        if how.in_rounds or how.first or len(self._workers) == 1:
+            return self._hand_out(new, math.inf)
+        self._waiting += new
+        self._hand_out(self._waiting, self._places)
+
+    def _hand_out(self, groups: deque[tuple[list[Trajectory], How]], places: float) -> None:
+        shares: dict[tuple[int, How], list[Trajectory]] = {}
+        while groups:
+            index = min(range(len(self._workers)), key=lambda i: len(self._in_play[i]))
+            if len(self._in_play[index]) >= places:
+                break
+            group, how = groups.popleft()
+            shares.setdefault((index, how), []).extend(group)
+            self._in_play[index] |= {trajectory.trajectory_id: (trajectory, how) for trajectory in group}
+        for (index, how), share in shares.items():
+            self._send(index, share, how)
+
+    def _send(self, index: int, share: list[Trajectory], how: How) -> None:
+        start = self._workers[index].start
+        self._sent[index] = start.remote(self._engines[index], self.env_workers, share, *how)
+
+    def _collect(self, at_least: int | None) -> None:
+        """Takes what has ended within CHECK_INTERVAL seconds into `_ended`; looks after the engines meanwhile.
+
+        at_least: for how many trajectories a worker may wait before it answers; None: for all that it plays.
+        """
+        for index, playing in enumerate(self._in_play):
+            if playing and index not in self._polls.values():
+                wanted = min(at_least or len(playing), len(playing))
+                wanted = 1 if self._waiting else wanted  # its place is another's
+                poll = self._workers[index].finished.remote(wanted, POLL_SECONDS, self._sent[index])
+                self._polls[poll] = index
+        done, _ = ray.wait(list(self._polls), timeout=CHECK_INTERVAL)
+        self._check()
+        for ref in done:
+            self._receive(ref, self._polls.pop(ref))
+        generator = self._config.generator
+        waves = math.ceil(max(map(len, self._in_play)) / generator.max_concurrency)
+        limit = START_LIMIT + generator.episode_timeout * (waves + 1)
+        if time.monotonic() > self._news + limit:
+            raise UserError(f"Waited {limit:.0f} seconds for the episodes, in vain: a RolloutWorker hangs.")
+
+    def _check(self) -> None:
+        if time.monotonic() >= self._checked + CHECK_INTERVAL:
+            self._checked = time.monotonic()
+            self.watch()
+
+    def _receive(self, ref: Any, index: int) -> None:
+        """What a worker has answered. One that died is restarted by Ray, and plays its trajectories once more."""
+        playing = self._in_play[index]
+        try:
+            ended: list[Trajectory] | None = ray.get(ref)
+        except RayActorError:
+            ended = None
+        except RayTaskError as error:
+            self._in_play = [{} for _ in self._workers]  # nothing more comes of them
+            self._waiting.clear()
+            if isinstance(error.cause, UserError):
+                raise type(error.cause)(str(error.cause)) from None
+            raise
+        if ended is None and playing:
+            self.watch()
+            self._deaths[index] += 1
+            if self._deaths[index] > MAX_RESTARTS:
+                raise UserError(f"A RolloutWorker died {self._deaths[index]} times in a row: see its log.")
+            _alive(self._workers[index], "the episodes")
+            for how, again in itertools.groupby(playing.values(), key=itemgetter(1)):
+                self._send(index, [trajectory for trajectory, _ in again], how)
+        for trajectory in ended or ():
+            if playing.pop(trajectory.trajectory_id, None):
+                self._ended[trajectory.trajectory_id] = trajectory
+                self._deaths[index], self._news = 0, time.monotonic()
+        self._hand_out(self._waiting, self._places)
+
+
+def _alive(worker: Any, what: str) -> tuple[int, ...]:
+    """The worker's `stop_token_ids`, once Ray has started it: calls fail at once meanwhile."""
+    deadline = time.monotonic() + START_LIMIT
+    while True:
+        try:
+            return ray.get(worker.stop_token_ids.remote(), timeout=START_LIMIT)
+        except (RayActorError, GetTimeoutError) as error:
+            if time.monotonic() > deadline:
+                raise UserError(f"A RolloutWorker died while it was waited for {what}: {error}") from None
+            time.sleep(0.2)
