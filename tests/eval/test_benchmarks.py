@@ -22,8 +22,8 @@ from skyrl_eval.benchmarks.math import boxed, equivalent, number
 from skyrl_eval.judge import Judge, JudgeFailed, parse_match
 from skyrl_eval.prompts import fill
 from skyrl_eval.types import Item, Verdict
-from tests.eval.judge_server import match, served
 from tests.eval.made_up import PASSWORD, ROWS, attempt, encrypted, items
+from tests.eval.scripted_server import match, served
 
 
 def graded(item: Item, answer: str, context: Context | None = None, **fields: Any) -> Verdict:

@@ -24,8 +24,8 @@ from skyrl_eval.store import Run
 from skyrl_eval.types import Item, Verdict
 from skyrl_gym.tools import confine
 from skyrl_trainer.errors import UserError
-from tests.eval.judge_server import match, served
 from tests.eval.made_up import attempt, items
+from tests.eval.scripted_server import match, served
 
 CONFIG = {"bench": "hle", "model": "made-up", "seed": 0}
 
