@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import threading
 import time
 from collections import Counter
@@ -13,17 +14,17 @@ from typing import Any
 
 import pytest
 
-from skyrl_eval import benchmarks, grade
+from skyrl_eval import benchmarks, grade, judge
 from skyrl_eval.benchmarks.common import Context
-from skyrl_eval.data import load
 from skyrl_eval.judge import Judge
 from skyrl_eval.store import without_login
 from skyrl_trainer.cli import main
+from skyrl_trainer.engine import endpoint
 from tests.eval.made_up import attempt, items, mmlu_pro
 from tests.eval.scripted_server import Raw, match, no, said, served
-from tests.eval.test_command import lines, run, sums, write
+from tests.eval.test_command import answer_sums, lines, run, sums, write
 
-NO_FIGURE, SOME_UNGRADED = 2, 3
+NO_FIGURE, WITH_CAVEAT = 2, 3
 
 
 def first(times: int, *faults: Callable[[], Raw]) -> Callable[[int, str, dict[str, Any]], Raw]:
@@ -83,7 +84,7 @@ def test_an_endpoint_with_every_fault_at_once(tmp_path: Path, capsys: pytest.Cap
         return ENDPOINT[names[number]][0](seen[number] - 1, f"#### {2 * number}", request)
 
     with served(reply) as (url, _):
-        assert run(tmp_path / "run", url, data) == SOME_UNGRADED
+        assert run(tmp_path / "run", url, data) == WITH_CAVEAT
     found = {line["messages"][0]["content"].split()[2]: line for line in lines(tmp_path / "run" / "attempts.jsonl")}
     for number, (name, (_, stop, error)) in enumerate(ENDPOINT.items()):
         made = found[str(number)]
@@ -138,6 +139,7 @@ JUDGE: dict[str, tuple[Fault, float | None, int]] = {
     "no such model": (lambda n, r, q: no(404, "no such model"), None, 1),
     "always 500": (lambda n, r, q: no(500, "a bug", "0.01"), None, 5),
     "a page": (lambda n, r, q: Raw("<html>Welcome!</html>"), None, 1),
+    "parts": (lambda n, r, q: said([{"type": "text", "text": match("yes")}]), 1, 1),
     "no choices": (lambda n, r, q: Raw('{"choices": []}'), None, 1),
     "no usage": (lambda n, r, q: said(match("yes"), usage=None), 1, 1),
 }  # fmt: skip
@@ -191,13 +193,50 @@ def test_a_judge_that_cannot_be_used_is_found_before_the_model_is_asked(
     data = write(tmp_path / "hle.jsonl", hle(3))
     with (
         served(lambda r: said("Answer: 7")) as (url, asked),
-        served(lambda r: JUDGE[name][0](0, "", r)) as (judge, _),
+        served(lambda r: JUDGE[name][0](0, "", r)) as (other, _),
     ):
-        assert hle_run(tmp_path / "run", url, judge, data) == NO_FIGURE
+        assert hle_run(tmp_path / "run", url, other, data) == NO_FIGURE
     captured = capsys.readouterr()
     assert "The judge m at http" in captured.err and "Nothing was asked of the model yet." in captured.err
     assert not asked and "%" not in captured.out and not (tmp_path / "run").exists()
     assert (tmp_path / "judge.jsonl").read_text() == '{"of": "somebody else", "and": "torn', "it is not ours"
+
+
+def hanging(request: dict[str, Any]) -> Raw:
+    """What takes a question and never answers: for longer than a test."""
+    time.sleep(60)
+    return said("")
+
+
+@pytest.mark.parametrize("who", ["judge", "endpoint", "endpoint's list of models"])
+def test_who_never_answers_is_found_within_the_limit_which_the_sentence_names(
+    who: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert judge.FIRST[0] <= 120 and endpoint.FIRST_SECONDS <= 120
+    monkeypatch.setattr(judge, "FIRST", (0.5, *judge.FIRST[1:]))
+    monkeypatch.setattr(endpoint, "FIRST_SECONDS", 0.5)
+    data, start = write(tmp_path / "hle.jsonl", hle(3)), time.monotonic()
+    with (
+        served(lambda r: hanging(r) if who == "endpoint" else said("Answer: 7")) as (url, asked),
+        served(lambda r: said(match("yes"))) as (other, judged),
+        socket.create_server(("127.0.0.1", 0)) as silent,  # takes connections, and never answers
+    ):
+        address = f"http://127.0.0.1:{silent.getsockname()[1]}/v1"
+        url, other = (address if "list" in who else url), (address if who == "judge" else other)
+        assert hle_run(tmp_path / "run", url, other, data) == NO_FIGURE
+    assert "no answer within 0.5 seconds" in capsys.readouterr().err and time.monotonic() - start < 20
+    assert len(asked) <= 2 and len(judged) == (who != "judge"), "nobody is asked again and again"
+
+
+def test_a_judge_that_hangs_midway_is_not_waited_for_again_and_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    item, start = items("hle")[0], time.monotonic()
+    with served(hanging) as (url, asked):
+        context = Context(Judge(url, "m"))
+        monkeypatch.setattr(context.judge, "patience", (0.5, *judge.PATIENCE[1:]))
+        tries = [attempt(item, f"Answer: {n}") for n in range(200)]
+        found = list(grade.grade_all(benchmarks.find("hle"), [item] * 200, tries, context))
+    assert {verdict.status for verdict in found} == {"ungraded"} and len(asked) < 30
+    assert "no answer within 0.5 seconds" in str(found[0].error) and time.monotonic() - start < 20
 
 
 def test_a_judge_that_dies_midway_leaves_a_figure_that_says_so(
@@ -210,13 +249,13 @@ def test_a_judge_that_dies_midway_leaves_a_figure_that_says_so(
         return said(match("yes")) if alive[0] >= 0 else no(403, "your trial is over")
 
     with served(lambda r: said(f"Answer: {r['messages'][-1]['content']}")) as (url, _):
-        with served(judge_reply) as (judge, _):
-            assert hle_run(out, url, judge, data) == SOME_UNGRADED
+        with served(judge_reply) as (other, _):
+            assert hle_run(out, url, other, data) == WITH_CAVEAT
         captured = capsys.readouterr()
         assert "16.7 %" in captured.out and "of 30 tries 25 ungraded, counted as not correct; the first" in captured.out
         assert "your trial is over" in captured.out
-        with served(lambda r: said(match("yes"))) as (judge, _):
-            assert hle_run(out, url, judge, data, "--grade-only") == 0
+        with served(lambda r: said(match("yes"))) as (other, _):
+            assert hle_run(out, url, other, data, "--grade-only") == 0
     assert "100.0 %" in capsys.readouterr().out
 
 
@@ -243,7 +282,7 @@ def test_items_that_always_fail_do_not_keep_the_others_from_being_scored(
 
     with served(reply) as (url, _):
         for _ in range(2):  # the second time nothing but these nine is left
-            assert run(out, url, data, "--concurrency=16") == SOME_UNGRADED
+            assert run(out, url, data, "--concurrency=16") == WITH_CAVEAT
             captured = capsys.readouterr()
             assert "62.5 %" in captured.out and "of 24 tries 9 ungraded" in captured.out
     results = json.loads((out / "results.json").read_text())
@@ -342,14 +381,29 @@ def test_numbers_that_make_no_run_are_refused(
     assert f"{option} is {value}, but should be 1 or more." in capsys.readouterr().err
 
 
-def test_one_bad_row_is_left_out_and_said(tmp_path: Path) -> None:
-    rows = sums(20)
-    rows[6]["answer"] = "42"
-    found = benchmarks.find("gsm8k"), write(tmp_path / "rows.jsonl", rows)
-    read = load(*found)
-    assert len(read.items) == 19
-    assert any(note.startswith("1 rows that cannot be read are left out") and "row 7, field 'answer'" in note
-               for note in read.notes)  # fmt: skip
+@pytest.mark.parametrize(
+    ("bad", "reason"),
+    [
+        ('{"answer": "42"}', "row 7, field"),
+        ('{"question": "', "row 7 is not JSON"),
+        ("\udcff\udcfe", "row 7 is not JSON"),
+    ],
+)
+def test_rows_that_cannot_be_read_are_left_out_and_the_headline_and_the_exit_code_say_so(
+    bad: str, reason: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [json.dumps(row) for row in sums(20)]
+    data = tmp_path / "rows.jsonl"
+    data.write_text("\n".join([*rows[:6], bad, *rows[7:]]), errors="surrogateescape")
+    with served(answer_sums) as (url, _):
+        assert run(tmp_path / "run", url, str(data), "--n=all") == WITH_CAVEAT
+        assert main(["eval", "agent", "--grade-only", f"--out={tmp_path / 'run'}"]) == WITH_CAVEAT
+    sentence = "1 rows of the data cannot be read and are left out"
+    headlines = capsys.readouterr().out.splitlines()
+    assert len(headlines) == 2 and all("19 of 19 items" in line and f"), {sentence}. " in line for line in headlines)
+    results = json.loads((tmp_path / "run" / "results.json").read_text())
+    assert (results["caveat"], results["accuracy"]) == (sentence, 1)
+    assert any(note.startswith("1 rows that cannot be read") and reason in note for note in results["notes"])
 
 
 def test_a_comparison_carries_the_caveats_of_both(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -360,7 +414,7 @@ def test_a_comparison_carries_the_caveats_of_both(tmp_path: Path, capsys: pytest
         return no(403, "not today") if words[2] == "1" and broken[0] else said(f"#### {2 * int(words[2])}")
 
     with served(reply) as (url, _):
-        assert run(tmp_path / "a", url, data) == SOME_UNGRADED
+        assert run(tmp_path / "a", url, data) == WITH_CAVEAT
         broken[0] = False
         assert run(tmp_path / "b", url, data) == 0
     capsys.readouterr()

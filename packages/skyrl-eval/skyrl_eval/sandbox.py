@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from skyrl_gym.tools import confine
 from skyrl_trainer.errors import UserError
@@ -54,14 +55,10 @@ def run(
     image: str = "",
     memory_mib: int = 4096,
 ) -> Done:
-    """Runs a command; it and everything that it started are gone when this returns.
+    """Runs a command for so many seconds of wall clock; it and all that it started are gone when this returns.
 
-    Args:
-        binds: what it sees beside the system's programs and this interpreter.
-        seconds: of wall clock.
-
-    Raises:
-        SandboxFailed: the namespaces or the container could not be made.
+    binds: what it sees beside the system's programs and this interpreter. SandboxFailed where the namespaces or the
+    container could not be made.
     """
     environment = {"TZ": "UTC", "PYTHONHASHSEED": "0"}
     if executor == "namespace":
@@ -123,9 +120,8 @@ def _visible() -> list[str]:
 def _run(command: list[str], seconds: float) -> Done:
     timed_out = False
     with tempfile.TemporaryFile() as output:
-        process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
-        )
+        pipes: Any = {"stdin": subprocess.DEVNULL, "stdout": output, "stderr": subprocess.STDOUT}
+        process = subprocess.Popen(command, **pipes, start_new_session=True)
         try:
             process.wait(seconds)
         except subprocess.TimeoutExpired:

@@ -41,11 +41,7 @@ ACTIVATE = "conda() { :; }\n"
 
 
 def workspace(repo: str, commit: str, folder: Path, repos: Path | None = None) -> None:
-    """Checks `repo` out at `commit`, from repos/owner__name or else from GitHub, into an empty folder.
-
-    Raises:
-        SandboxFailed: the commit is not to be had.
-    """
+    """Checks `repo` out at `commit`, from repos/owner__name or else GitHub, into an empty folder. Or SandboxFailed."""
     origin = str((repos / repo.replace("/", "__")).resolve()) if repos else f"https://github.com/{repo}.git"
     upload = "git -c uploadpack.allowAnySHA1InWant=true -c safe.directory=* upload-pack"
     fetch = ["fetch", "-q", "--depth=1", "--no-tags", *(["--upload-pack", upload] if repos else []), origin, commit]
@@ -89,9 +85,8 @@ def run_tests(
 ) -> Tested:
     """The official steps in a fresh workspace (or a container of the item's image); `guarded` adds tests that fail."""
     canaries = swe_guard.canaries(gold, paths_of(gold["test_patch"]), patch) if guarded else {}
-    script = re.sub(
-        rf"(?m)^.*{START}", lambda found: "".join(canaries.values()) + found[0], gold["eval_script"], count=1
-    )
+    added = "".join(canaries.values())
+    script = re.sub(rf"(?m)^.*{START}", lambda found: added + found[0], gold["eval_script"], count=1)
     done = _run(GRADE, {"patch.diff": patch, "eval.sh": _recording(script)}, gold.get("seconds"), meta, context)
     resolved = not done.timed_out and is_resolved(gold, done.output)
     forged = guarded and resolved and swe_guard.is_forged(gold, canaries, done.output)

@@ -16,8 +16,6 @@ from skyrl_eval.types import Attempt, Item, Source, Verdict
 from skyrl_trainer.types import Sample
 
 CUE = "Answer: Let's think step by step."
-
-
 WORDS = (
     "Answer|উত্তর|उत्तर|Antwort|답변|정답|답|答案|答|答复|答曰|الإجابة|الجواب|إجابة|الإجابة النهائية"
     "|الإجابة الصحيحة|الإجابة الصحيحة هي|الإجابة هي|الجواب النهائي|Respuesta|Risposta|答え|回答|解答"

@@ -111,10 +111,7 @@ class LiveCodeBench(Benchmark):
     kind, runs_code = "code", True
     source = Source("livecodebench/code_generation_lite", "test*.jsonl", size=1055)
     prompts = ("livecodebench_system", "livecodebench_stdin", "livecodebench_functional")
-    notes = (
-        "Each test runs in a process of its own, with 6 s of wall clock; upstream runs them in one, with a stand-in "
-        "for stdin that cannot be iterated.",
-    )
+    notes = ("Each test has a process and 6 s of its own; upstream runs all in one, whose stdin cannot be iterated.",)
 
     class Row(data.Row):
         question_id: str
