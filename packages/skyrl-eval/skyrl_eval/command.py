@@ -1,7 +1,4 @@
-"""`skyrl-trainer eval agent` and `eval code`: solve, then grade, then results.json and the report.
-
-What is missing is said before anything is spent. Ctrl-C, or worse, keeps every attempt; the same command goes on.
-"""
+"""`skyrl-trainer eval agent` and `eval code`: solve, then grade, then results.json and the report."""
 
 import argparse
 import asyncio

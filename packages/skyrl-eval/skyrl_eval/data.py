@@ -88,10 +88,7 @@ def load(bench: Benchmark, spec: str | None = None, images: bool = False) -> Dat
 
 
 def subset(items: Sequence[Item], n: int | None, seed: int = 0) -> list[Item]:
-    """The first n (None: all) in the order of a hash of seed and id.
-
-    50 of them are among 150 of them, whatever the order of the file, so a larger n extends a run.
-    """
+    """The first n (None: all) in the order of a hash of seed and id: 50 of them are among 150 of them."""
     return sorted(items, key=lambda item: _digest(seed, item.item_id))[:n]
 
 

@@ -1,8 +1,4 @@
-"""From attempts to verdicts and results: nothing is sampled here.
-
-A verdict carries the hash of its grader; grading again keeps those whose grader and answer are the same, and grades the
-others. Verdicts are written in the order of the attempts, so the same attempts give the same file.
-"""
+"""From attempts to verdicts and results: nothing is sampled here, and verdicts of the same grader are kept."""
 
 import hashlib
 import inspect

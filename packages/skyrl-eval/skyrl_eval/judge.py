@@ -1,9 +1,4 @@
-"""The judge: a model behind an OpenAI-compatible endpoint that says whether an answer matches.
-
-Replies that can be read are kept, by the hash of everything that was sent, so that grading the same attempts again asks
-nobody and gives the same verdicts. A reply that cannot be read is asked for again, three times in all; then
-JudgeFailed is raised, and the verdict is "ungraded". A judge that fails eight times in a row is asked no more.
-"""
+"""The judge: a model behind an OpenAI-compatible endpoint that says whether an answer matches."""
 
 import asyncio
 import json
@@ -92,10 +87,7 @@ class Judge:
     def ask(
         self, prompt: str, parse: Callable[[str], T | None], schema: type[BaseModel] | None = None
     ) -> tuple[T, dict[str, int | None]]:
-        """What `parse` makes of the reply, and the tokens of all tries (also when remembered), as a verdict names them.
-
-        JudgeFailed where the endpoint fails, or no reply could be read.
-        """
+        """What `parse` makes of the reply, and the tokens of all tries, also of remembered ones. Or JudgeFailed."""
         asked = (self.model, prompt, schema and schema.__name__)
         known = self._replies.get(*asked)
         if known and (result := parse(known["reply"])) is not None:

@@ -1,8 +1,4 @@
-"""Figures from items, attempts and verdicts. Pure functions; what is not known is None, never 0.
-
-Two denominators: `accuracy` is over all selected items (the official one: what failed or is missing is not correct),
-`accuracy_graded` over those that somebody graded. Both take the mean over an item's samples first.
-"""
+"""Figures from items, attempts and verdicts (docs/eval): pure functions. What is not known is None, never 0."""
 
 import math
 from collections import Counter, defaultdict

@@ -1,8 +1,4 @@
-"""report.html of an evaluated run, and trajectories.html beside it.
-
-The first is below 300 KB and holds no item of the benchmark: it can be shown to others. The second holds the questions,
-so it is for those who may read the data, and says so.
-"""
+"""report.html of an evaluated run, which shows no item and can be passed on, and trajectories.html, which does."""
 
 from collections.abc import Collection
 from pathlib import Path

@@ -1,7 +1,6 @@
 """Runs what a model wrote, without the network and within limits: in namespaces of this kernel, or in a container.
 
-The namespaces need no daemon, no image and no root; skyrl_gym.tools.confine makes them. A container is for benchmarks
-whose items come with an image. A command that fails is a result; SandboxFailed means that it could not be run.
+Of skyrl_gym.tools.confine. A command that fails is a result; SandboxFailed means that it could not be run.
 """
 
 import contextlib
@@ -57,8 +56,7 @@ def run(
 ) -> Done:
     """Runs a command for so many seconds of wall clock; it and all that it started are gone when this returns.
 
-    binds: what it sees beside the system's programs and this interpreter. SandboxFailed where the namespaces or the
-    container could not be made.
+    binds: what it sees beside the system's programs and this interpreter.
     """
     environment = {"TZ": "UTC", "PYTHONHASHSEED": "0"}
     if executor == "namespace":

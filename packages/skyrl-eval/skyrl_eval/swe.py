@@ -2,10 +2,7 @@
 
 A workspace is a clone of depth 1 at the base commit: no remote, no tag, no later commit. A patch is graded in a fresh
 one, without network, by the official steps: apply it, run the item's eval script, read the log between its markers.
-The parsers and the rules of the package `swebench` decide.
-
-Two verdicts: `resolved` is the official one. `resolved_guarded` grades what of the patch can be a fix (swe_guard),
-beside tests that must fail.
+The parsers and the rules of the package `swebench` decide; swe_guard says what the guarded figure leaves out.
 """
 
 import importlib.util
@@ -59,8 +56,7 @@ def workspace(repo: str, commit: str, folder: Path, repos: Path | None = None) -
 def diff(folder: Path, commit: str, **where: Any) -> str:
     """All that was changed in a workspace, as a patch that `git apply` takes: new, binary and deleted files too.
 
-    In the sandbox (`where`: executor, image), for git runs what the workspace's configuration tells it to. "" where git
-    does not work any more.
+    In the sandbox (`where`), for git runs what the workspace's configuration tells it to. "" where git does not work.
     """
     # With an index of its own, which leaves the agent's `git diff` as it was; -p, as git reads changes off its time.
     index = "export GIT_INDEX_FILE=/out/index; cp -p .git/index /out/index 2> /dev/null; "

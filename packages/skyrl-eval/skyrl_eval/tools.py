@@ -4,9 +4,8 @@
     https://made.up/search?format=json&q={query}      any search endpoint that answers in JSON; without {query} the
                                                       request is a POST of {"q": ..., "query": ...}
 
-An endpoint's key comes from SEARCH_API_KEY, in the usual headers or in place of {key}. Its results are the first list
-in the answer whose objects have a `url` or `link`. Sites of blocked.txt, which carry the answers of benchmarks, are
-neither shown nor opened, nor is anything that is not on the public internet.
+An endpoint's key comes from SEARCH_API_KEY, in the usual headers or in place of {key}. Sites of blocked.txt, which
+carry the answers of benchmarks, are neither shown nor opened, nor is anything that is not on the public internet.
 """
 
 import hashlib

@@ -1,7 +1,6 @@
 """Benchmarks while a policy trains: `skyrl_eval:gsm8k?data=gsm8k.jsonl&n=50` among `data.val_data`.
 
-Options: `data` (as --data), `n` (50), `judge_url` and `judge_model` where a judge grades. The items are tried by the
-run's own engines and env workers, with the budgets of the run's generator, and graded as `eval agent` grades them.
+Options: `data` (as --data), `n` (50), `judge_url` and `judge_model` where a judge grades.
 """
 
 from pathlib import Path

@@ -1,7 +1,4 @@
-"""The records of an evaluation, in the order in which they flow: Item -> Attempt -> Verdict.
-
-All three are plain data and become one line of JSON each.
-"""
+"""The records of an evaluation, each a line of JSON, in the order of their flow: Item -> Attempt -> Verdict."""
 
 from dataclasses import dataclass, field
 from typing import Any

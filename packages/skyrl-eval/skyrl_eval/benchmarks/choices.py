@@ -1,7 +1,4 @@
-"""MMLU, MMLU-Pro and GPQA: questions with choices, answered in the model's own words. A letter is the answer.
-
-It is read as by openai/simple-evals and TIGER-AI-Lab/MMLU-Pro, or by one rule with --lenient.
-"""
+"""MMLU, MMLU-Pro and GPQA: a letter is the answer, read as the official scripts do, or by one rule (--lenient)."""
 
 import re
 from collections.abc import Sequence

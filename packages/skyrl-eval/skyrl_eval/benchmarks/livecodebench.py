@@ -1,7 +1,6 @@
 """LiveCodeBench: problems of programming contests; a program has to pass all public and private tests.
 
-Programs run in the sandbox, each test in a process of its own; what they ought to print never gets there: outputs are
-compared here, by the official rules.
+Programs run in the sandbox. What they ought to print never gets there: outputs are compared here.
 """
 
 import ast
