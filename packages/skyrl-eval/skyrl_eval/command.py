@@ -236,14 +236,14 @@ def _solve(args: argparse.Namespace, run: Run, processes: Processes) -> Run:
     if reached or not run.missing(args.samples):
         return run
     where = {"executor": args.executor, "repos": args.repos and str(args.repos), "tools": args.tools}
-    over = threading.Event()
-    threading.Thread(target=_progress, args=(run, args.samples, over), daemon=True).start()
     with processes:
         processes.wait_for_engines()
         rollouts = processes.rollouts
         sampling = SamplingOptions(args.max_tokens, args.temperature, stop_token_ids=rollouts.stop_token_ids)
         more = {name: value for name, value in where.items() if value}
         plugin = args.plugin and str(Path(args.plugin).expanduser().resolve())
+        over = threading.Event()
+        threading.Thread(target=_progress, args=(run, args.samples, over), daemon=True).start()
         try:
             errors = solve(run, args.samples, rollouts, sampling, args.seed, more, plugin)
         except UserError as error:  # what was made is graded all the same
