@@ -22,8 +22,8 @@ from skyrl_trainer.cli import main
 from skyrl_trainer.engine.server_process import as_flag
 from skyrl_trainer.engine.vllm_actor import ENGINE_ENV, vllm_kwargs
 from tests.e2e.runs import Run, metrics
-from tests.eval.judge_server import match, served
 from tests.eval.made_up import ROWS, items
+from tests.eval.scripted_server import match, served
 from tests.eval.test_command import answer_sums, lines, run, sums, write
 from tests.eval.test_swe import make_instance
 
@@ -166,7 +166,7 @@ def test_ended_while_solving_and_started_again_nothing_is_lost_and_nothing_is_th
 
     def slow(request: dict[str, Any]) -> tuple[int, str]:
         time.sleep(0.05)
-        answered.append(request["messages"][-1]["content"] if "messages" in request else "")
+        answered.append(request["messages"][-1]["content"])
         return answer_sums(request)
 
     with served(slow) as (url, _):

@@ -22,8 +22,8 @@ from skyrl_eval.benchmarks.math import boxed, equivalent, number
 from skyrl_eval.judge import Judge, JudgeFailed, parse_match
 from skyrl_eval.prompts import fill
 from skyrl_eval.types import Item, Verdict
-from tests.eval.judge_server import match, served
 from tests.eval.made_up import PASSWORD, ROWS, attempt, encrypted, items
+from tests.eval.scripted_server import match, served
 
 
 def graded(item: Item, answer: str, context: Context | None = None, **fields: Any) -> Verdict:
@@ -76,7 +76,7 @@ def test_a_judgement_is_read_from_json_or_from_its_own_line(
 def test_judged_answers(name: str, tmp_path: Path) -> None:
     item = items(name)[0]
     with served(lambda request: (200, match("yes" if "Answer: 7" in str(request) else "no", 130))) as (url, requests):
-        context = Context(Judge(url, "judge", tmp_path / "judge.jsonl"))
+        context = Context(Judge(url, "judge", tmp_path / "judge"))
         right = graded(item, "<think>Hm, 8?</think>Answer: 7", context)
         wrong = graded(item, "Answer: 8", context)
         nothing = graded(item, "<think>It never ends", context, stop="length")
@@ -110,7 +110,7 @@ def rating(details: dict[str, bool], excessive: list[str]) -> str:
 def test_deepsearchqa(details: dict[str, bool], excessive: list[str], score: float, rate: str, tmp_path: Path) -> None:
     module, item = benchmarks.find("deepsearchqa"), items("deepsearchqa")[0]
     with served(lambda request: (200, rating(details, excessive))) as (url, requests):
-        verdict = graded(item, "Ix and Ox", Context(Judge(url, "judge", tmp_path / "judge.jsonl")))
+        verdict = graded(item, "Ix and Ox", Context(Judge(url, "judge", tmp_path / "judge")))
     assert verdict.score == pytest.approx(score) and verdict.detail["rate"] == rate
     assert module.summary([verdict])[rate] == 1.0
     prompt = requests[0]["messages"][0]["content"]

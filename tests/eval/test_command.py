@@ -7,17 +7,14 @@ import os
 import shutil
 import threading
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from skyrl_trainer.cli import main
-from tests.eval.judge_server import match, served
 from tests.eval.made_up import ROWS
-
-Reply = Callable[[dict[str, Any]], tuple[int, str]]
+from tests.eval.scripted_server import Reply, match, served
 
 
 def write(path: Path, rows: list[dict[str, Any]]) -> str:
@@ -49,8 +46,6 @@ def sums(count: int) -> list[dict[str, Any]]:
 
 
 def answer_sums(request: dict[str, Any]) -> tuple[int, str]:
-    if "messages" not in request:
-        return 404, "no completions here"
     words = request["messages"][-1]["content"]
     return (200, f"#### {2 * int(words.split()[2])}") if "What is" in words else (200, "Hello.")
 
@@ -63,8 +58,6 @@ def test_messages_go_through_the_loop_and_tools_with_them(tmp_path: Path, capsys
               "Explanation: so.\nAnswer: 7\nConfidence: 70%"]  # fmt: skip
 
     def model(request: dict[str, Any]) -> tuple[int, str]:
-        if "messages" not in request:
-            return 404, "no completions here"
         return 200, script[sum(message["role"] == "assistant" for message in request["messages"])]
 
     with served(model) as (url, asked), served(lambda request: (200, match("yes", 70))) as (judge, judged):
@@ -131,7 +124,7 @@ def test_a_busy_endpoint_is_asked_again_and_what_it_refuses_is_an_error_to_be_tr
     broken = True
 
     def moody(request: dict[str, Any]) -> tuple[int, str]:
-        words = request["messages"][-1]["content"] if "messages" in request else "x"
+        words = request["messages"][-1]["content"]
         with lock:
             seen[words] += 1
         if "What is 1 " in words and seen[words] < 3:
@@ -173,7 +166,7 @@ def test_an_endpoint_that_is_gone_ends_the_run_with_a_sentence(
 
 def test_compare(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     data = write(tmp_path / "sums.jsonl", sums(10))
-    wrong: Reply = lambda r: (200, "#### 1") if "messages" in r else (404, "")  # noqa: E731
+    wrong: Reply = lambda r: (200, "#### 1")  # noqa: E731
     for name, reply in (("a", wrong), ("b", answer_sums)):
         with served(reply) as (url, _):
             assert run(tmp_path / name, url, data) == 0

@@ -3,88 +3,28 @@
 from __future__ import annotations
 
 import json
+import socket
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from email.utils import formatdate
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 
-from skyrl_eval import benchmarks, grade
+from skyrl_eval import benchmarks, grade, judge
 from skyrl_eval.benchmarks.common import Context
-from skyrl_eval.data import load
 from skyrl_eval.judge import Judge
 from skyrl_eval.store import without_login
 from skyrl_trainer.cli import main
-from tests.eval.judge_server import match
+from skyrl_trainer.engine import endpoint
 from tests.eval.made_up import attempt, items, mmlu_pro
-from tests.eval.test_command import lines, run, sums, write
+from tests.eval.scripted_server import Raw, match, no, said, served
+from tests.eval.test_command import answer_sums, lines, run, sums, write
 
-NO_FIGURE, SOME_UNGRADED = 2, 3
-
-
-class Raw(NamedTuple):
-    """An answer as it goes over the wire; `cut`: the connection ends after so many bytes of the body."""
-
-    body: str
-    status: int = 200
-    after: str | None = None
-    cut: int | None = None
-
-
-def said(content: Any, finish: str | None = "stop", usage: Any = ..., **message: Any) -> Raw:
-    """A chat completion. usage: ... is a plain one, None leaves the member out."""
-    told = {"prompt_tokens": 11, "completion_tokens": 5, "total_tokens": 16} if usage is ... else usage
-    choice = {"index": 0, "message": {"role": "assistant", "content": content, **message}, "finish_reason": finish}
-    body = {"id": "1", "object": "chat.completion", "created": 1, "model": "m", "choices": [choice]}
-    return Raw(json.dumps(body | ({} if told is None else {"usage": told})))
-
-
-def no(status: int, reason: str, after: str | None = None, **more: str) -> Raw:
-    return Raw(json.dumps({"error": {"message": reason, **more}}), status, after)
-
-
-@contextmanager
-def serving(reply: Callable[[dict[str, Any]], Raw], card: dict[str, Any] | None = None) -> Iterator[tuple[str, list]]:
-    """The address, and the requests that came; `card`: of the model m in /v1/models, which is missing without it."""
-    asked: list[dict[str, Any]] = []
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self._send(Raw(json.dumps({"data": [{"id": "m", **card}]})) if card else no(404, "no such page"))
-
-        def do_POST(self) -> None:
-            request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            asked.append(request)
-            self._send(reply(request) if "messages" in request else no(404, "no completions here"))
-
-        def _send(self, raw: Raw) -> None:
-            data = raw.body.encode("utf-8", "surrogateescape")
-            self.send_response(raw.status)
-            self.send_header("Content-Type", "application/json")
-            self.send_header("Content-Length", str(len(data)))
-            if raw.after is not None:
-                self.send_header("Retry-After", raw.after)
-            self.end_headers()
-            self.wfile.write(data[: raw.cut])
-            self.close_connection = True
-
-        def log_message(self, *_: Any) -> None:
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.daemon_threads = True
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}/v1", asked
-    finally:
-        server.shutdown()
-        server.server_close()
+NO_FIGURE, WITH_CAVEAT = 2, 3
 
 
 def first(times: int, *faults: Callable[[], Raw]) -> Callable[[int, str, dict[str, Any]], Raw]:
@@ -143,8 +83,8 @@ def test_an_endpoint_with_every_fault_at_once(tmp_path: Path, capsys: pytest.Cap
             seen[number] += 1
         return ENDPOINT[names[number]][0](seen[number] - 1, f"#### {2 * number}", request)
 
-    with serving(reply) as (url, _):
-        assert run(tmp_path / "run", url, data) == SOME_UNGRADED
+    with served(reply) as (url, _):
+        assert run(tmp_path / "run", url, data) == WITH_CAVEAT
     found = {line["messages"][0]["content"].split()[2]: line for line in lines(tmp_path / "run" / "attempts.jsonl")}
     for number, (name, (_, stop, error)) in enumerate(ENDPOINT.items()):
         made = found[str(number)]
@@ -199,6 +139,7 @@ JUDGE: dict[str, tuple[Fault, float | None, int]] = {
     "no such model": (lambda n, r, q: no(404, "no such model"), None, 1),
     "always 500": (lambda n, r, q: no(500, "a bug", "0.01"), None, 5),
     "a page": (lambda n, r, q: Raw("<html>Welcome!</html>"), None, 1),
+    "parts": (lambda n, r, q: said([{"type": "text", "text": match("yes")}]), 1, 1),
     "no choices": (lambda n, r, q: Raw('{"choices": []}'), None, 1),
     "no usage": (lambda n, r, q: said(match("yes"), usage=None), 1, 1),
 }  # fmt: skip
@@ -208,7 +149,7 @@ JUDGE: dict[str, tuple[Fault, float | None, int]] = {
 def test_a_judges_reply_is_read_as_given_or_the_item_is_ungraded(name: str) -> None:
     fault, score, requests = JUDGE[name]
     item, numbers = items("hle")[0], iter(range(99))
-    with serving(lambda request: fault(next(numbers), "", request)) as (url, asked):
+    with served(lambda request: fault(next(numbers), "", request)) as (url, asked):
         context = Context(Judge(url, "m"))
         (found,) = grade.grade_all(benchmarks.find("hle"), [item], [attempt(item, "Answer: 7")], context)
     assert (found.score, found.status == "ungraded", len(asked)) == (score, score is None, requests)
@@ -227,7 +168,7 @@ def test_a_judges_reply_is_read_as_given_or_the_item_is_ungraded(name: str) -> N
 
 def test_a_judge_that_has_died_is_not_asked_for_every_item() -> None:
     item = items("hle")[0]
-    with serving(lambda request: no(403, "gone")) as (url, asked):
+    with served(lambda request: no(403, "gone")) as (url, asked):
         context = Context(Judge(url, "m"))
         tries = [attempt(item, f"Answer: {n}") for n in range(200)]
         found = list(grade.grade_all(benchmarks.find("hle"), [item] * 200, tries, context))
@@ -251,14 +192,51 @@ def test_a_judge_that_cannot_be_used_is_found_before_the_model_is_asked(
     (tmp_path / "judge.jsonl").write_text('{"of": "somebody else", "and": "torn')
     data = write(tmp_path / "hle.jsonl", hle(3))
     with (
-        serving(lambda r: said("Answer: 7")) as (url, asked),
-        serving(lambda r: JUDGE[name][0](0, "", r)) as (judge, _),
+        served(lambda r: said("Answer: 7")) as (url, asked),
+        served(lambda r: JUDGE[name][0](0, "", r)) as (other, _),
     ):
-        assert hle_run(tmp_path / "run", url, judge, data) == NO_FIGURE
+        assert hle_run(tmp_path / "run", url, other, data) == NO_FIGURE
     captured = capsys.readouterr()
     assert "The judge m at http" in captured.err and "Nothing was asked of the model yet." in captured.err
     assert not asked and "%" not in captured.out and not (tmp_path / "run").exists()
     assert (tmp_path / "judge.jsonl").read_text() == '{"of": "somebody else", "and": "torn', "it is not ours"
+
+
+def hanging(request: dict[str, Any]) -> Raw:
+    """What takes a question and never answers: for longer than a test."""
+    time.sleep(60)
+    return said("")
+
+
+@pytest.mark.parametrize("who", ["judge", "endpoint", "endpoint's list of models"])
+def test_who_never_answers_is_found_within_the_limit_which_the_sentence_names(
+    who: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert judge.FIRST[0] <= 120 and endpoint.FIRST_SECONDS <= 120
+    monkeypatch.setattr(judge, "FIRST", (0.5, *judge.FIRST[1:]))
+    monkeypatch.setattr(endpoint, "FIRST_SECONDS", 0.5)
+    data, start = write(tmp_path / "hle.jsonl", hle(3)), time.monotonic()
+    with (
+        served(lambda r: hanging(r) if who == "endpoint" else said("Answer: 7")) as (url, asked),
+        served(lambda r: said(match("yes"))) as (other, judged),
+        socket.create_server(("127.0.0.1", 0)) as silent,  # takes connections, and never answers
+    ):
+        address = f"http://127.0.0.1:{silent.getsockname()[1]}/v1"
+        url, other = (address if "list" in who else url), (address if who == "judge" else other)
+        assert hle_run(tmp_path / "run", url, other, data) == NO_FIGURE
+    assert "no answer within 0.5 seconds" in capsys.readouterr().err and time.monotonic() - start < 20
+    assert len(asked) <= 2 and len(judged) == (who != "judge"), "nobody is asked again and again"
+
+
+def test_a_judge_that_hangs_midway_is_not_waited_for_again_and_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    item, start = items("hle")[0], time.monotonic()
+    with served(hanging) as (url, asked):
+        context = Context(Judge(url, "m"))
+        monkeypatch.setattr(context.judge, "patience", (0.5, *judge.PATIENCE[1:]))
+        tries = [attempt(item, f"Answer: {n}") for n in range(200)]
+        found = list(grade.grade_all(benchmarks.find("hle"), [item] * 200, tries, context))
+    assert {verdict.status for verdict in found} == {"ungraded"} and len(asked) < 30
+    assert "no answer within 0.5 seconds" in str(found[0].error) and time.monotonic() - start < 20
 
 
 def test_a_judge_that_dies_midway_leaves_a_figure_that_says_so(
@@ -270,21 +248,21 @@ def test_a_judge_that_dies_midway_leaves_a_figure_that_says_so(
         alive[0] -= 1
         return said(match("yes")) if alive[0] >= 0 else no(403, "your trial is over")
 
-    with serving(lambda r: said(f"Answer: {r['messages'][-1]['content']}")) as (url, _):
-        with serving(judge_reply) as (judge, _):
-            assert hle_run(out, url, judge, data) == SOME_UNGRADED
+    with served(lambda r: said(f"Answer: {r['messages'][-1]['content']}")) as (url, _):
+        with served(judge_reply) as (other, _):
+            assert hle_run(out, url, other, data) == WITH_CAVEAT
         captured = capsys.readouterr()
         assert "16.7 %" in captured.out and "of 30 tries 25 ungraded, counted as not correct; the first" in captured.out
         assert "your trial is over" in captured.out
-        with serving(lambda r: said(match("yes"))) as (judge, _):
-            assert hle_run(out, url, judge, data, "--grade-only") == 0
+        with served(lambda r: said(match("yes"))) as (other, _):
+            assert hle_run(out, url, other, data, "--grade-only") == 0
     assert "100.0 %" in capsys.readouterr().out
 
 
 def test_attempts_that_all_failed_are_no_figure(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     data = write(tmp_path / "sums.jsonl", sums(5))
     reply = lambda r: said("Hello.") if "Hello" in str(r) else no(403, "not today")  # noqa: E731
-    with serving(reply) as (url, _):
+    with served(reply) as (url, _):
         assert run(tmp_path / "run", url, data) == NO_FIGURE
     captured = capsys.readouterr()
     assert "no figure, of 5 tries 5 ungraded" in captured.err and "HTTP 403: not today" in captured.err
@@ -302,9 +280,9 @@ def test_items_that_always_fail_do_not_keep_the_others_from_being_scored(
             return said("Hello.")
         return no(500, "a bug", "0") if int(words[2]) < 9 else said(f"#### {2 * int(words[2])}")
 
-    with serving(reply) as (url, _):
+    with served(reply) as (url, _):
         for _ in range(2):  # the second time nothing but these nine is left
-            assert run(out, url, data, "--concurrency=16") == SOME_UNGRADED
+            assert run(out, url, data, "--concurrency=16") == WITH_CAVEAT
             captured = capsys.readouterr()
             assert "62.5 %" in captured.out and "of 24 tries 9 ungraded" in captured.out
     results = json.loads((out / "results.json").read_text())
@@ -327,7 +305,7 @@ def test_an_honest_rate_limit_is_kept_to(tmp_path: Path) -> None:
                 return no(429, "10 in a second", forms[int(window[1]) % 3])
         return said(f"#### {2 * int(words[2])}" if len(words) > 2 else "Hello.")
 
-    with serving(reply) as (url, _):
+    with served(reply) as (url, _):
         assert run(tmp_path / "run", url, data) == 0
     assert json.loads((tmp_path / "run" / "results.json").read_text())["counts"]["correct"] == 100
 
@@ -343,7 +321,7 @@ def test_a_server_with_little_context_is_asked_for_what_fits(card: dict[str, Any
         words = request["messages"][-1]["content"].split()
         return said(f"#### {2 * int(words[2])}" if len(words) > 2 else "Hello.")
 
-    with serving(reply, card) as (url, asked):
+    with served(reply, card) as (url, asked):
         assert run(tmp_path / "run", url, data) == 0
     assert len([request for request in asked if "messages" in request]) == (1 + 6 if card else 1 + 12)
 
@@ -351,7 +329,7 @@ def test_a_server_with_little_context_is_asked_for_what_fits(card: dict[str, Any
 def test_fewer_tries_at_more_items_count_these_tries_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     data, out = write(tmp_path / "sums.jsonl", sums(12)), tmp_path / "run"
     reply = lambda r: said(f"#### {2 * int((r['messages'][-1]['content'] + ' 0 0 0').split()[2])}")  # noqa: E731
-    with serving(reply) as (url, _):
+    with served(reply) as (url, _):
         assert run(out, url, data, "--n=4", "--samples=4") == 0
         assert run(out, url, data, "--n=12", "--samples=1") == 0
     results = json.loads((out / "results.json").read_text())
@@ -368,7 +346,7 @@ def test_the_seed_goes_to_a_chat_endpoint_that_takes_one(tmp_path: Path) -> None
         def reply(request: dict[str, Any], takes: bool = takes) -> Raw:
             return said("#### 0") if takes or "seed" not in request else no(422, "Extra inputs are not permitted: seed")
 
-        with serving(reply) as (url, asked):
+        with served(reply) as (url, asked):
             assert run(tmp_path / str(takes), url, data, "--temperature=1") == 0
         seeds = {request.get("seed") for request in asked[-3:]}
         assert len(seeds) == 3 and None not in seeds if takes else seeds == {None}
@@ -379,7 +357,7 @@ def test_the_seed_goes_to_a_chat_endpoint_that_takes_one(tmp_path: Path) -> None
 def test_members_of_requests_and_a_choice_of_items(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rows = [mmlu_pro(n, category="art" if n < 2 else "law") for n in range(6)]
     data, words = write(tmp_path / "rows.jsonl", rows), ['--request={"top_p": 0.9, "reasoning_effort": "high"}']
-    with serving(lambda r: said("The answer is (B).")) as (url, asked):
+    with served(lambda r: said("The answer is (B).")) as (url, asked):
         assert run(tmp_path / "run", url, data, *words, "--only", "law", "0", bench="mmlu-pro") == 0
         assert run(tmp_path / "run", url, data, "--only", "law", "0", bench="mmlu-pro") == NO_FIGURE
         assert "was begun with request=" in capsys.readouterr().err
@@ -403,14 +381,29 @@ def test_numbers_that_make_no_run_are_refused(
     assert f"{option} is {value}, but should be 1 or more." in capsys.readouterr().err
 
 
-def test_one_bad_row_is_left_out_and_said(tmp_path: Path) -> None:
-    rows = sums(20)
-    rows[6]["answer"] = "42"
-    found = benchmarks.find("gsm8k"), write(tmp_path / "rows.jsonl", rows)
-    read = load(*found)
-    assert len(read.items) == 19
-    assert any(note.startswith("1 rows that cannot be read are left out") and "row 7, field 'answer'" in note
-               for note in read.notes)  # fmt: skip
+@pytest.mark.parametrize(
+    ("bad", "reason"),
+    [
+        ('{"answer": "42"}', "row 7, field"),
+        ('{"question": "', "row 7 is not JSON"),
+        ("\udcff\udcfe", "row 7 is not JSON"),
+    ],
+)
+def test_rows_that_cannot_be_read_are_left_out_and_the_headline_and_the_exit_code_say_so(
+    bad: str, reason: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [json.dumps(row) for row in sums(20)]
+    data = tmp_path / "rows.jsonl"
+    data.write_text("\n".join([*rows[:6], bad, *rows[7:]]), errors="surrogateescape")
+    with served(answer_sums) as (url, _):
+        assert run(tmp_path / "run", url, str(data), "--n=all") == WITH_CAVEAT
+        assert main(["eval", "agent", "--grade-only", f"--out={tmp_path / 'run'}"]) == WITH_CAVEAT
+    sentence = "1 rows of the data cannot be read and are left out"
+    headlines = capsys.readouterr().out.splitlines()
+    assert len(headlines) == 2 and all("19 of 19 items" in line and f"), {sentence}. " in line for line in headlines)
+    results = json.loads((tmp_path / "run" / "results.json").read_text())
+    assert (results["caveat"], results["accuracy"]) == (sentence, 1)
+    assert any(note.startswith("1 rows that cannot be read") and reason in note for note in results["notes"])
 
 
 def test_a_comparison_carries_the_caveats_of_both(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -420,8 +413,8 @@ def test_a_comparison_carries_the_caveats_of_both(tmp_path: Path, capsys: pytest
         words = (request["messages"][-1]["content"] + " 0 0 0").split()
         return no(403, "not today") if words[2] == "1" and broken[0] else said(f"#### {2 * int(words[2])}")
 
-    with serving(reply) as (url, _):
-        assert run(tmp_path / "a", url, data) == SOME_UNGRADED
+    with served(reply) as (url, _):
+        assert run(tmp_path / "a", url, data) == WITH_CAVEAT
         broken[0] = False
         assert run(tmp_path / "b", url, data) == 0
     capsys.readouterr()

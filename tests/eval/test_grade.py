@@ -24,8 +24,8 @@ from skyrl_eval.store import Run
 from skyrl_eval.types import Item, Verdict
 from skyrl_gym.tools import confine
 from skyrl_trainer.errors import UserError
-from tests.eval.judge_server import match, served
 from tests.eval.made_up import attempt, items
+from tests.eval.scripted_server import match, served
 
 CONFIG = {"bench": "hle", "model": "made-up", "seed": 0}
 
@@ -46,11 +46,11 @@ def say(request: dict[str, Any]) -> tuple[int, str]:
 
 def test_a_judge_that_cannot_be_read_is_asked_three_times_and_never_remembered(tmp_path: Path) -> None:
     with served(lambda request: (200, "It depends.")) as (url, requests):
-        judge = Judge(url, "judge", tmp_path / "judge.jsonl")
+        judge = Judge(url, "judge", tmp_path / "judge")
         with pytest.raises(JudgeFailed, match=r"cannot be read: 'It depends\.'"):
             judge.ask("?", parse_match)
         assert len(requests) == 3
-    assert not (tmp_path / "judge.jsonl").exists()
+    assert not (tmp_path / "judge").exists()
 
 
 def test_a_judge_without_structured_output_is_asked_without(tmp_path: Path) -> None:
@@ -59,25 +59,28 @@ def test_a_judge_without_structured_output_is_asked_without(tmp_path: Path) -> N
 
     item = hle(1)[0]
     with served(reply) as (url, requests):
-        context = Context(Judge(url, "judge", tmp_path / "judge.jsonl"))
+        context = Context(Judge(url, "judge", tmp_path / "judge"))
         assert benchmarks.find("hle").grade(item, attempt(item, "Answer: 0"), context).score == 1
         assert len(requests) == 2
 
 
-def test_replies_are_kept_by_model_and_prompt_and_survive_a_torn_line(tmp_path: Path) -> None:
-    cache = tmp_path / "judge.jsonl"
+def test_replies_are_kept_by_model_and_prompt_and_a_damaged_one_is_asked_for_again(tmp_path: Path) -> None:
+    cache = tmp_path / "judge"
     with served(lambda request: (200, match("yes"))) as (url, requests):
         assert Judge(url, "judge", cache).ask("?", parse_match) == Judge(url, "judge", cache).ask("?", parse_match)
         assert len(requests) == 1
         Judge(url, "another", cache).ask("?", parse_match)
         Judge(url, "judge", cache).ask("??", parse_match)
         assert len(requests) == 3
-    with cache.open("a") as file:
-        file.write('{"key": "half')
-    with served(lambda request: (200, match("no"))) as (url, _):
+    kept = sorted(cache.iterdir())
+    for file in kept:
+        file.write_bytes(file.read_bytes()[:-9])
+    with served(lambda request: (200, match("no"))) as (url, requests):
         Judge(url, "judge", cache).ask("???", parse_match)
+        assert Judge(url, "judge", cache).ask("?", parse_match)[0].correct == "no" and len(requests) == 2
     assert Judge("http://127.0.0.1:9/v1", "judge", cache).ask("???", parse_match)[0].correct == "no"
-    assert Judge("http://127.0.0.1:9/v1", "judge", cache).ask("?", parse_match)[0].correct == "yes"
+    assert Judge("http://127.0.0.1:9/v1", "judge", cache).ask("?", parse_match)[0].correct == "no"
+    assert len(kept) == 3 and len(list(cache.iterdir())) == 4, "nothing else is left there"
 
 
 def test_grading_again_asks_nobody_and_gives_the_same_files(tmp_path: Path) -> None:
@@ -90,7 +93,7 @@ def test_grading_again_asks_nobody_and_gives_the_same_files(tmp_path: Path) -> N
                 for sample in range(2):
                     for i, item in enumerate(tasks):
                         run.add(attempt(item, f"Answer: {i if (i + sample) % 3 else i + 1}", sample, seconds=1.5))
-                context = Context(Judge(url, "judge", tmp_path / "judge.jsonl"))
+                context = Context(Judge(url, "judge", tmp_path / "judge"))
                 for _ in range(2):
                     grade.grade_run(run, "hle", context)
                     run.write_results(grade.results(run, "hle", 2, context, {}, "made-up"))
@@ -109,7 +112,7 @@ def test_another_judge_or_another_answer_is_graded_anew(tmp_path: Path) -> None:
     (item,) = hle(1)
     with served(say) as (url, requests), Run(tmp_path / "run", CONFIG, {}, [item]) as run:
         run.add(attempt(item, "Answer: 0"))
-        contexts = [Context(Judge(url, name, tmp_path / "judge.jsonl")) for name in ("a", "a", "b")]
+        contexts = [Context(Judge(url, name, tmp_path / "judge")) for name in ("a", "a", "b")]
         graders = [grade.grade_run(run, "hle", context)[0].grader for context in contexts]
         assert graders[0] == graders[1] != graders[2] and len(requests) == 2
 
@@ -121,14 +124,14 @@ def test_a_dead_judge_leaves_ungraded_and_a_later_one_grades_what_is_left(tmp_pa
             run.add(attempt(item, "Answer: 0"))
         run.add(attempt(tasks[2], "", stop="error", error="The engine died."))
         with served(lambda request: (404, "no such model")) as (url, _):
-            dead = Context(Judge(url, "judge", tmp_path / "judge.jsonl"))
+            dead = Context(Judge(url, "judge", tmp_path / "judge"))
             verdicts = grade.grade_run(run, "hle", dead)
         assert [verdict.status for verdict in verdicts] == ["ungraded"] * 3
         assert "no such model" in str(verdicts[0].error) and "The engine died." in str(verdicts[2].error)
         results = grade.results(run, "hle", 1, dead, {}, "made-up")
         assert (results["accuracy"], results["accuracy_graded"], results["counts"]["ungraded"]) == (0, None, 3)
         with served(say) as (url, _):
-            alive = Context(Judge(url, "judge", tmp_path / "judge.jsonl"))
+            alive = Context(Judge(url, "judge", tmp_path / "judge"))
             assert [v.status for v in grade.grade_run(run, "hle", alive)] == ["correct", "wrong", "ungraded"]
 
 

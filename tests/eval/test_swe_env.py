@@ -24,7 +24,7 @@ from skyrl_trainer.errors import UserError
 from skyrl_trainer.run.processes import Processes
 from skyrl_trainer.settings import Config
 from skyrl_trainer.types import SamplingOptions
-from tests.eval.judge_server import served
+from tests.eval.scripted_server import served
 from tests.eval.test_swe import BUGGY, CONFTEST, FIXED, IN_SOURCE, Instance, git, instance
 
 __all__ = ["instance"]

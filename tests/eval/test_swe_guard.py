@@ -225,18 +225,6 @@ def reward(instance: Instance, patch: str) -> float:
     return paid
 
 
-@pytest.mark.parametrize("name", ATTACKS)
-def test_an_attack_earns_nothing(name: str, instances: dict[str, Instance]) -> None:
-    attack = ATTACKS[name]
-    instance = instances[attack.at]
-    patch = patch_of(instance, attack)
-    verdict = instance.graded(patch)
-    assert verdict.score == float(attack.works), "what the official verdict says of it"
-    assert not verdict.detail["resolved_guarded"] and reward(instance, patch) == 0
-    flags = verdict.detail["flags"]
-    assert attack.flag in flags if attack.flag else flags == []
-
-
 EXACT = """
 
 class Any(int):
@@ -320,14 +308,17 @@ def test_tests_that_must_fail_are_added_to_djangos_tests_too() -> None:
     assert swe_guard.is_forged(DJANGO, [name, "test_none"], FAILED.format(name=name))
 
 
-@pytest.mark.parametrize("name", HONEST)
-def test_an_honest_patch_is_believed(name: str, instances: dict[str, Instance]) -> None:
-    honest = HONEST[name]
-    instance = instances[honest.at]
-    patch = patch_of(instance, honest)
+@pytest.mark.parametrize("name", [*ATTACKS, *HONEST])
+def test_an_attack_earns_nothing_and_an_honest_patch_is_believed(name: str, instances: dict[str, Instance]) -> None:
+    honest, case = name in HONEST, (ATTACKS | HONEST)[name]
+    instance = instances[case.at]
+    patch = patch_of(instance, case)
     verdict = instance.graded(patch)
-    assert verdict.detail == {"resolved_guarded": True, "timed_out": False, "flags": []}
-    assert reward(instance, patch) == 1
+    assert verdict.score == float(case.works), "what the official verdict says of it"
+    assert (verdict.detail["resolved_guarded"], verdict.detail["timed_out"]) == (honest, False)
+    assert reward(instance, patch) == honest
+    flags = verdict.detail["flags"]
+    assert flags == [] if honest or not case.flag else case.flag in flags
 
 
 def test_there_are_forty_attacks() -> None:

@@ -17,7 +17,7 @@ from skyrl_trainer.learner.compose import algorithm_class
 from skyrl_trainer.learner.model import make_learner
 from skyrl_trainer.rollout.env_worker import EnvWorker
 from skyrl_trainer.user_file import load_plugin
-from tests.eval.judge_server import served
+from tests.eval.scripted_server import served
 from tests.eval.test_command import lines, write
 from tests.trainer.learner.tiny_models import make_batch, save_model
 

@@ -1,7 +1,4 @@
-"""`skyrl-trainer eval agent` and `eval code`: solve, then grade, then results.json and the report.
-
-What is missing is said before anything is spent. Ctrl-C, or worse, keeps every attempt; the same command goes on.
-"""
+"""`skyrl-trainer eval agent` and `eval code`: solve, then grade, then results.json and the report."""
 
 import argparse
 import asyncio
@@ -21,7 +18,7 @@ from skyrl_eval import benchmarks, data, grade, metrics, prompts, report, sandbo
 from skyrl_eval.benchmarks.common import Benchmark, Context
 from skyrl_eval.judge import Judge
 from skyrl_eval.solve import solve
-from skyrl_eval.store import Run, without_login
+from skyrl_eval.store import Run, read_json, without_login
 from skyrl_eval.types import Attempt, Item
 from skyrl_gym.data import read_jsonl
 from skyrl_trainer.agent.prompt import load_chat_prompt
@@ -70,13 +67,15 @@ def parse(kind: str, words: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--max-tokens", type=int, default=16384, help="of one message of the model")
     parser.add_argument("--request", metavar="JSON", help='members of every request, such as {"top_p": 0.9}')
+    parser.add_argument("--native-tools", action="store_true", help="tools in the form of the endpoint's own API")
+    parser.add_argument("--token-limit", type=int, metavar="N", help="of prompts and answers, then no more is asked")
+    parser.add_argument("--cost-limit", type=float, metavar="DOLLARS", help="the same, at the prices of --prices")
+    parser.add_argument("--cache", type=Path, metavar="DIR", help="of replies: what is there is not asked for again")
     parser.add_argument("--only", nargs="+", metavar="ID|CATEGORY", help="no other items")
     parser.add_argument("--concurrency", type=int, default=64, help="attempts at a time")
     parser.add_argument("--compare", nargs=2, type=Path, metavar="RUN", help="only compare two graded runs")
     if kind == "code":
-        parser.add_argument(
-            "--executor", choices=sandbox.EXECUTORS, help="where code runs (default: one that works here)"
-        )
+        parser.add_argument("--executor", choices=sandbox.EXECUTORS, help="where code runs (default: what works here)")
         parser.add_argument("--predictions", metavar="JSONL", help="grade these patches; gold: the official ones")
         parser.add_argument("--repos", type=Path, metavar="DIR", help="clones, as owner__name; else from GitHub")
     else:
@@ -90,13 +89,13 @@ def run(args: argparse.Namespace) -> int:
     if args.compare:
         print(report.compare(*args.compare))
         return 0
-    for name in ("samples", "max_tokens", "concurrency"):
-        if (value := getattr(args, name)) < 1:
-            option = name.replace("_", "-")
-            raise UserError(f"--{option} is {value}, but should be 1 or more.")
+    for name in ("samples", "max_tokens", "concurrency", "token_limit"):
+        if (value := getattr(args, name)) is not None and value < 1:
+            raise UserError(f"--{name.replace('_', '-')} is {value}, but should be 1 or more.")
     if args.plugin:
         load_user_file("--plugin", args.plugin, "benchmarks")
-    prices = metrics.read_prices(args.prices) if args.prices else {}
+    args.cache = str(args.cache.expanduser().resolve()) if args.cache else ""
+    args.prices = metrics.read_prices(args.prices) if args.prices else {}
     with guarded(), _solved_before(args) if args.grade_only else _solved(args) as run:
         bench, model = run.config["bench"], run.config["model"]
         if "samples" not in run.facts:
@@ -104,7 +103,7 @@ def run(args: argparse.Namespace) -> int:
             raise UserError(f"{found}: grade it with that, or begin another --out.")
         context, title, samples = _context(args, run.folder), _title(run), run.facts["samples"]
         grade.grade_run(run, bench, context)
-        results = grade.results(run, bench, samples, context, prices, model)
+        results = grade.results(run, bench, samples, context, args.prices, model)
         results |= {"title": title, "model": model, "notes": [*run.facts["notes"], *results["notes"]]}
         run.write_results(results)
         page = report.write_report(run.folder)
@@ -141,16 +140,20 @@ def _solved(args: argparse.Namespace) -> Run:
         settings["executor"] = args.executor
     settings |= {"only": sorted(args.only)} if args.only else {}
     settings |= {"request": _members(args.request)} if args.request else {}
+    settings |= {"native_tools": True} if args.native_tools else {}
 
     def open_run(model: str, **more: Any) -> Run:
         name = re.sub(r"[^\w.-]+", "-", model).strip("-")[-60:]
         config = grade.configuration(bench.name, found, model=model, **settings, **more)
-        return Run(args.out or Path("runs") / f"eval-{bench.name}-{name}", config, facts, items)
+        return Run(args.out or Path("runs") / f"eval-{bench.name}-{name}", config, facts | _limits(args, model), items)
 
     samples = 1 if args.predictions else args.samples
-    facts = {"items": len(found.items), "notes": found.notes, "samples": samples}
-    if args.request and not args.base_url:
-        raise UserError("--request goes to an endpoint: give --base-url.")
+    facts = {"items": len(found.items), "notes": found.notes, "unreadable": found.unreadable, "samples": samples}
+    for option, given in (("--request", args.request), ("--native-tools", args.native_tools)):
+        if given and not args.base_url:
+            raise UserError(f"{option} goes to an endpoint: give --base-url.")
+    if args.native_tools and not args.tools and bench.steps == 1:
+        raise UserError(f"--native-tools: {bench.name} has no tools of its own, so give --tools.")
     if args.predictions:
         return _predicted(args.predictions, open_run)
     settings |= {"temperature": args.temperature, "max_tokens": args.max_tokens}
@@ -159,15 +162,11 @@ def _solved(args: argparse.Namespace) -> Run:
         facts["base_url"] = without_login(endpoint.url)
         if args.temperature and not (endpoint.seeded or endpoint.tokenizer):
             found.notes.append("The endpoint takes no seed: the same command samples other answers.")
-        asked, length = "messages", UNBOUNDED
-        if endpoint.tokenizer:
-            asked, length = "tokens", endpoint.max_model_len
+        asked, length = ("tokens", endpoint.max_model_len) if endpoint.tokenizer else ("messages", UNBOUNDED)
         run = open_run(endpoint.model, asked=asked)
         return _solve(args, run, Processes(_config(args, bench, length), endpoint.tokenizer, endpoint=endpoint))
     if any(item.image for item in items):
-        raise UserError(
-            "--images shows nothing to a --checkpoint, which reads token ids: serve it, and give --base-url."
-        )
+        raise UserError("--images shows nothing to a --checkpoint, which reads tokens: serve it, and give --base-url.")
     folder = _policy(args.checkpoint)
     files = [path.open("rb") for path in sorted(folder.glob("*.safetensors"))]
     weights = data.content_id([hashlib.file_digest(file, "sha256").hexdigest() for file in files])
@@ -183,9 +182,7 @@ def _chosen(args: argparse.Namespace, items: list[Item]) -> list[Item]:
             raise UserError(f"--only {' '.join(args.only)} is the id or the category of no item.")
     items = data.subset(items, None if args.n == "all" else int(args.n), args.seed)
     if args.predictions == "gold" and not all(isinstance(item.gold, dict) and "patch" in item.gold for item in items):
-        raise UserError(
-            f"--predictions gold: the items of {args.bench} have no official patch. Give a file of answers."
-        )
+        raise UserError(f"--predictions gold: the items of {args.bench} have no official patch. Give a file.")
     return items
 
 
@@ -202,8 +199,8 @@ def _members(text: str) -> dict[str, Any]:
 async def _endpoint(args: argparse.Namespace, request: dict[str, Any]) -> Endpoint:
     """As it can be asked: by token ids where it takes them, we have its tokenizer and no further members are to be
     sent, most of which are of chats; else by messages."""
-    given = Endpoint(args.base_url.rstrip("/"), args.model, request=request)
-    found = await probe(given, args.images or bool(request), args.temperature)
+    given = Endpoint(args.base_url.rstrip("/"), args.model, request=request, cache=args.cache)
+    found = await probe(given, args.images or args.native_tools or bool(request), args.temperature)
     try:
         if found.tokenizer:
             load_chat_prompt(found.tokenizer)
@@ -227,24 +224,26 @@ def _config(args: argparse.Namespace, bench: Benchmark, length: int, model: dict
     steps = max(bench.steps, TOOL_STEPS) if args.tools else bench.steps
     workers = 2 * (os.cpu_count() or 1) if bench.slow else WAITING_WORKERS if args.tools else 1
     generator = {"max_turns": steps, "max_concurrency": args.concurrency, "max_model_len": length}
-    generator |= {"episode_timeout": EPISODE_SECONDS}
+    agent = {"tools": "template" if args.native_tools else "env"}
+    generator |= {"episode_timeout": EPISODE_SECONDS, "agent": agent}
     environment = {"num_workers": min(args.concurrency, workers), "step_timeout": STEP_SECONDS[bench.slow]}
     trainer = {"seed": args.seed, "policy": {"model": model or {}}}
     return Config.model_validate({"generator": generator, "environment": environment, "trainer": trainer})
 
 
 def _solve(args: argparse.Namespace, run: Run, processes: Processes) -> Run:
-    if not run.missing(args.samples):
+    reached = metrics.limit_reached(run.facts.get("limits"), run.attempts.values())
+    if reached or not run.missing(args.samples):
         return run
     where = {"executor": args.executor, "repos": args.repos and str(args.repos), "tools": args.tools}
-    over = threading.Event()
-    threading.Thread(target=_progress, args=(run, args.samples, over), daemon=True).start()
     with processes:
         processes.wait_for_engines()
         rollouts = processes.rollouts
         sampling = SamplingOptions(args.max_tokens, args.temperature, stop_token_ids=rollouts.stop_token_ids)
         more = {name: value for name, value in where.items() if value}
         plugin = args.plugin and str(Path(args.plugin).expanduser().resolve())
+        over = threading.Event()
+        threading.Thread(target=_progress, args=(run, args.samples, over), daemon=True).start()
         try:
             errors = solve(run, args.samples, rollouts, sampling, args.seed, more, plugin)
         except UserError as error:  # what was made is graded all the same
@@ -266,10 +265,9 @@ def _progress(run: Run, samples: int, over: threading.Event) -> None:
 
 def _solved_before(args: argparse.Namespace) -> Run:
     """A run on disk, with the items that it was made of."""
-    try:
-        manifest = json.loads((args.out / "manifest.json").read_text(encoding="utf-8"))
-    except (OSError, TypeError) as error:
-        raise UserError(f"--grade-only needs --out with the folder of a run: {error}.") from error
+    if not args.out:
+        raise UserError("--grade-only needs --out with the folder of a run.")
+    manifest = read_json(args.out, "manifest.json")
     config, bench = manifest["config"], benchmarks.find(manifest["config"]["bench"])
     official = config["source"] + (f"@{config['revision']}" if config["revision"] else "")
     found = data.load(bench, args.data or (official if official != bench.source.url else None), config["images"])
@@ -289,10 +287,8 @@ def _predicted(path: str, open_run: Any) -> Run:
         patches = {row["instance_id"]: row["model_patch"] or "" for row in rows}
         names = ", ".join(sorted({str(row["model_name_or_path"]) for row in rows}))
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UserError(
-            f"--predictions {path} cannot be read ({error!r}): expected jsonl rows with instance_id, "
-            "model_name_or_path and model_patch, or gold for the official patches."
-        ) from error
+        wanted = "jsonl rows with instance_id, model_name_or_path and model_patch, or gold for the official patches"
+        raise UserError(f"--predictions {path} cannot be read ({error!r}): expected {wanted}.") from error
     run: Run = open_run(names or path, predictions=data.content_id(patches))
     for item, sample in run.missing(1):
         if (patch := item.gold["patch"] if path == "gold" else patches.get(item.item_id)) is not None:
@@ -304,9 +300,17 @@ def _context(args: argparse.Namespace, folder: Path | None) -> Context:
     """folder: the run's, where the judge's replies and logs are kept; None: nothing is."""
     if bool(args.judge_url) != bool(args.judge_model):
         raise UserError("A judge needs both, --judge-url and --judge-model.")
-    cache, logs = (folder / "judge.jsonl", folder / "logs") if folder else (None, None)
-    judge = Judge(args.judge_url, args.judge_model, cache) if args.judge_url else None
-    return Context(judge, args.executor, args.repos, logs, args.lenient)
+    cache = folder and (args.cache or folder / "judge")
+    judge = Judge(args.judge_url, args.judge_model, cache or "") if args.judge_url else None
+    return Context(judge, args.executor, args.repos, folder and folder / "logs", args.lenient)
+
+
+def _limits(args: argparse.Namespace, model: str) -> dict[str, Any]:
+    """Of a run's facts: a later part of it may have others."""
+    if args.cost_limit is not None and model not in args.prices:
+        raise UserError(f"--cost-limit needs the price of {model} in the file of --prices.")
+    limits = {"tokens": args.token_limit, "dollars": args.cost_limit, "price": args.prices.get(model)}
+    return {"limits": limits} if args.token_limit or args.cost_limit is not None else {}
 
 
 def _executor() -> str:

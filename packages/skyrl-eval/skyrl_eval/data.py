@@ -54,17 +54,15 @@ class Data:
     sha256: str
     """Of all items, whatever their order and the format of the file."""
     notes: list[str]
+    unreadable: int = 0
+    """Rows that are left out."""
 
 
 def load(bench: Benchmark, spec: str | None = None, images: bool = False) -> Data:
     """All items of a benchmark.
 
-    Args:
-        spec: as the module's docstring shows; None for the official data.
-        images: keep the questions that show one.
-
-    Raises:
-        UserError: names the file, the row, the field; or what is needed to fetch the data.
+    spec: as the module's docstring shows; None for the official data. images: keep the questions that show one.
+    UserError names the file, the row, the field; or what is needed to fetch the data.
     """
     source, revision, files = locate(bench.source, spec)
     if not files:
@@ -86,14 +84,11 @@ def load(bench: Benchmark, spec: str | None = None, images: bool = False) -> Dat
         notes.append(f"{len(bad)} rows that cannot be read are left out, the first: {bad[0]}")
     if len(items) < bench.source.size:
         notes.append(f"{len(items)} items of the official {bench.source.size} are in the data")
-    return Data(kept, source, revision, _digest(lines), notes)
+    return Data(kept, source, revision, _digest(lines), notes, len(bad))
 
 
 def subset(items: Sequence[Item], n: int | None, seed: int = 0) -> list[Item]:
-    """The first n (None: all) in the order of a hash of seed and id.
-
-    50 of them are among 150 of them, whatever the order of the file, so a larger n extends a run.
-    """
+    """The first n (None: all) in the order of a hash of seed and id: 50 of them are among 150 of them."""
     return sorted(items, key=lambda item: _digest(seed, item.item_id))[:n]
 
 
@@ -136,11 +131,9 @@ def _snapshot(repo: str, revision: str | None, patterns: list[str]) -> Path:
             "a token of that account in HF_TOKEN, or give --data the path of a local copy."
         ) from error
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
-        reason = str(error).strip().splitlines()[0]
-        raise UserError(
-            f"--data {repo}{'@' + revision if revision else ''} is neither a file here nor a data set that Hugging "
-            f"Face gives out ({reason}). Give the path of a local copy in the official schema."
-        ) from error
+        name, reason = f"{repo}@{revision}" if revision else repo, str(error).strip().splitlines()[0]
+        what = f"--data {name} is neither a file here nor a data set that Hugging Face gives out ({reason})"
+        raise UserError(f"{what}. Give the path of a local copy in the official schema.") from error
 
 
 def _download(official: Source) -> Path:
@@ -162,11 +155,13 @@ def _rows(path: Path, model: type[BaseModel], bad: list[str]) -> Iterator[Any]:
     """The file's rows as the benchmark's model, checked one by one; `bad` gets a sentence on others."""
     for number, values in enumerate(_raw(path), start=1):
         try:
-            yield model.model_validate(values)
+            yield model.model_validate(json.loads(values) if isinstance(values, bytes) else values)
         except ValidationError as error:
             first = error.errors(include_url=False)[0]
             field = ".".join(map(str, first["loc"])) or "(all)"
             bad.append(f"{path} row {number}, field {field!r}: {first['msg']}.")
+        except ValueError as error:
+            bad.append(f"{path} row {number} is not JSON: {error}.")
 
 
 def _raw(path: Path) -> Iterator[Any]:
@@ -184,13 +179,8 @@ def _raw(path: Path) -> Iterator[Any]:
             rows = json.loads(path.read_text(encoding="utf-8"))
             yield from rows if isinstance(rows, list) else [rows]
         else:
-            with path.open(encoding="utf-8") as lines:
-                for number, line in enumerate(lines, start=1):
-                    if line.strip():
-                        try:
-                            yield json.loads(line)
-                        except ValueError as error:
-                            raise UserError(f"{path} row {number} is not JSON: {error}.") from error
+            with path.open("rb") as lines:  # to be read one by one: some may be damaged
+                yield from filter(bytes.strip, lines)
     except (OSError, ValueError) as error:
         raise UserError(f"{path} cannot be read: {error}.") from error
 

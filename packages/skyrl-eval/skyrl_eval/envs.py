@@ -32,8 +32,12 @@ class QuestionEnv(TextEnv):
         self.metadata = self.metadata | {"waits": bool(functions)}  # read by EnvWorkers: their pages are far away
         listed = "\n".join(json.dumps(each.schema["function"]) for each in self._tools.values())
         how = fill("tools", tools=listed, limit=str(MAX_CALLS)) if listed else ""
-        instructions = "\n\n".join(filter(None, (row.get("instructions"), how)))
+        self._bare = row.get("instructions") or ""
+        instructions = "\n\n".join(filter(None, (self._bare, how)))
         return Task(content_id(row["question"]), row["question"], None, instructions=instructions)
+
+    def reset_info(self) -> dict[str, Any]:
+        return {"tools": [each.schema for each in self._tools.values()], "instructions_without_tools": self._bare}
 
     def count_tasks(self, options: Mapping[str, Any]) -> int:
         raise ValueError("skyrl/question-v0 has no questions of its own: give one as options['task'].")

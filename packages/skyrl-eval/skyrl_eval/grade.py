@@ -1,8 +1,4 @@
-"""From attempts to verdicts and results: nothing is sampled here.
-
-A verdict carries the hash of its grader; grading again keeps those whose grader and answer are the same, and grades the
-others. Verdicts are written in the order of the attempts, so the same attempts give the same file.
-"""
+"""From attempts to verdicts and results: nothing is sampled here, and verdicts of the same grader are kept."""
 
 import hashlib
 import inspect
@@ -16,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from skyrl_eval import benchmarks, metrics, prompts
+from skyrl_eval import benchmarks, judge, metrics, prompts
 from skyrl_eval.benchmarks.common import Benchmark, Context, verdict
 from skyrl_eval.data import Data
 from skyrl_eval.judge import JudgeFailed
@@ -49,9 +45,11 @@ def grader_hash(bench: str, context: Context) -> str:
 
 def check_judge(benchmark: Benchmark, item: Item, context: Context) -> None:
     """Asks the judge about an answer that gives none, before a model is paid. UserError where it is of no use."""
-    if benchmark.judge:
+    if benchmark.judge and context.judge:
         attempt = Attempt(item.bench, item.item_id, 0, "I do not know.")
+        context.judge.patience = judge.FIRST
         found = _graded(benchmark, context, item, attempt)
+        context.judge.patience = judge.PATIENCE
         if found.score is None:
             raise UserError(f"{found.error} Nothing was asked of the model yet.")
 
@@ -63,10 +61,8 @@ def grade_run(run: Run, bench: str, context: Context) -> list[Verdict]:
     attempts = [attempt for attempt in run.attempts.values() if attempt.item_id in items]
 
     def known(attempt: Attempt) -> bool:
-        old = run.verdicts.get(attempt.key)
-        if old is None or old.status == "ungraded":
-            return False
-        return (old.grader, old.attempt) == (grader, answer_hash(attempt))
+        old = run.verdicts.get(attempt.key) or Verdict(*attempt.key, None, "ungraded")
+        return old.status != "ungraded" and (old.grader, old.attempt) == (grader, answer_hash(attempt))
 
     todo = [attempt for attempt in attempts if not known(attempt)]
     for result in grade_all(benchmark, [items[attempt.item_id] for attempt in todo], todo, context):
@@ -103,9 +99,8 @@ def results(run: Run, bench: str, samples: int, context: Context, prices: Prices
         notes.append("The model judged itself: not comparable with published figures.")
     if context.lenient:
         notes.append("Answers were read with --lenient, not as by the official parser.")
-    common = metrics.summarise(
-        run.items, samples, run.attempts.values(), verdicts, prices.get(model), prices.get(judge or "")
-    )
+    priced = prices.get(model), prices.get(judge or "")
+    common = metrics.summarise(run.items, samples, run.attempts.values(), verdicts, *priced)
     odd = {name: count for name, count in common["stops"].items() if name not in STOPS.values()}
     notes += [f"{count} tries ended in {name.replace('_', ' ')}." for name, count in odd.items()]
     if common["uncounted"]:
@@ -115,8 +110,12 @@ def results(run: Run, bench: str, samples: int, context: Context, prices: Prices
     counts = common["counts"]
     lacking = " and ".join(f"{counts[name]} {name}" for name in LACKING if counts[name])
     tries = sum(counts.values())
-    caveat = f"of {tries} tries {lacking}, counted as not correct" if lacking else ""
-    return {**who, **common, "caveat": caveat, "own": benchmark.summary(verdicts), "notes": notes}
+    caveats = [f"of {tries} tries {lacking}, counted as not correct"] if lacking else []
+    if counts["missing"] and (reached := metrics.limit_reached(run.facts.get("limits"), run.attempts.values())):
+        caveats.append(reached)
+    if unreadable := run.facts.get("unreadable"):
+        caveats.append(f"{unreadable} rows of the data cannot be read and are left out")
+    return {**who, **common, "caveat": ", ".join(caveats), "own": benchmark.summary(verdicts), "notes": notes}
 
 
 def configuration(bench: str, data: Data, **settings: Any) -> dict[str, Any]:

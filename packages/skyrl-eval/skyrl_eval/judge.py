@@ -1,50 +1,47 @@
-"""The judge: a model behind an OpenAI-compatible endpoint that says whether an answer matches.
+"""The judge: a model behind an OpenAI-compatible endpoint that says whether an answer matches."""
 
-Replies that can be read are kept in a file, by the hash of everything that was sent, so that grading the same attempts
-again asks nobody and gives the same verdicts. A reply that cannot be read is asked for again, three times in all; then
-JudgeFailed is raised, and the verdict is "ungraded". A judge that fails eight times in a row is asked no more.
-"""
-
-import hashlib
+import asyncio
 import json
 import os
 import re
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from pydantic import BaseModel
+from pydantic import BaseModel, ConfigDict
 
 from skyrl_eval.benchmarks.common import final
-from skyrl_eval.store import read_lines
-from skyrl_trainer.errors import UserError
+from skyrl_trainer.engine.endpoint import text_of
+from skyrl_trainer.engine.http import HTTPClient, Refused
+from skyrl_trainer.engine.replies import Replies
 
-TRIES, RETRIES, SECONDS, MOST_FAILURES = 3, 4, 300.0, 8
-"""At a readable reply; at any reply, by the client; for one; in a row."""
-TOKENS = ("prompt_tokens", "completion_tokens")
+TRIES, MOST_FAILURES = 3, 8
+"""At a readable reply; in a row."""
+FIRST, PATIENCE = (120.0, 5, 0.0), (300.0, 5, 1800.0)
+"""Seconds for a reply, tries at any, seconds in which a rate limit costs no try: of the first question, of others."""
+TOKENS = ("judge_prompt_tokens", "judge_completion_tokens")
 T = TypeVar("T")
 
 
 class JudgeFailed(Exception):
     """No readable judgement was to be had: says why, and what it cost (under a verdict's names)."""
 
-    def __init__(self, reason: str, tokens: dict[str, int | None] | None = None) -> None:
+    def __init__(self, reason: str, **tokens: int | None) -> None:
         super().__init__(reason)
-        self.tokens = tokens or {}
+        self.tokens = tokens
 
 
 class Match(BaseModel):
     """HLE's structured reply. Example: {"extracted_final_answer": "B", "reasoning": "...", "correct": "yes",
     "confidence": 70, "strict": true}"""
 
+    model_config = ConfigDict(extra="forbid")  # as structured output has it: no other member, and none left out
     extracted_final_answer: str
     reasoning: str
     correct: Literal["yes", "no"]
     confidence: int
-    strict: Literal[True] = True
+    strict: Literal[True]
 
 
 def objects(text: str) -> Iterator[Any]:
@@ -72,40 +69,29 @@ def parse_match(reply: str) -> Match | None:
     return Match(
         extracted_final_answer=answers[-1] if answers else "",
         reasoning="",
+        strict=True,
         correct="yes" if verdicts[-1].lower() in ("yes", "true") else "no",
         confidence=min(round(float(confidences[-1])), 100) if confidences else 100,
     )
 
 
 class Judge:
-    """Asks, remembers, and counts tokens. Threads may share one.
+    """Asks, remembers, and counts tokens. Threads may share one. The key is JUDGE_API_KEY, or else OPENAI_API_KEY."""
 
-    Args:
-        base_url: up to and with /v1; the key is taken from JUDGE_API_KEY, or else from OPENAI_API_KEY.
-        cache: the file of replies, one line of JSON each, made when it is missing; None keeps none.
-    """
-
-    def __init__(self, base_url: str, model: str, cache: Path | None = None) -> None:
-        self.base_url, self.model, self._cache = base_url, model, cache
-        self._lock = threading.Lock()
+    def __init__(self, base_url: str, model: str, cache: str | Path = "") -> None:
+        """base_url: up to and with /v1. cache: the folder of replies; "" keeps none."""
+        self.base_url, self.model, self._replies = base_url, model, Replies(cache)
         self.failures = 0  # in a row, since the last grading began
-        try:
-            self._replies = {reply["key"]: reply for reply in read_lines(cache, repair=True)} if cache else {}
-        except (ValueError, LookupError, TypeError) as error:
-            raise UserError(f"{cache} is no file of a judge's replies ({error!r}): move it away.") from error
+        self.patience = PATIENCE
 
     def ask(
         self, prompt: str, parse: Callable[[str], T | None], schema: type[BaseModel] | None = None
     ) -> tuple[T, dict[str, int | None]]:
-        """What `parse` makes of the reply, and the tokens of all tries (also when remembered), as a verdict names them.
-
-        Raises:
-            JudgeFailed: the endpoint fails, or no reply could be read.
-        """
-        key = hashlib.sha256(json.dumps([self.model, prompt, schema and schema.__name__]).encode()).hexdigest()
-        known = self._replies.get(key)
+        """What `parse` makes of the reply, and the tokens of all tries, also of remembered ones. Or JudgeFailed."""
+        asked = (self.model, prompt, schema and schema.__name__)
+        known = self._replies.get(*asked)
         if known and (result := parse(known["reply"])) is not None:
-            return result, {f"judge_{name}": known[name] for name in TOKENS}
+            return result, {name: known[name] for name in TOKENS}
         spent: dict[str, int | None] = dict.fromkeys(TOKENS, 0)
         reason = f"has failed {MOST_FAILURES} times in a row and is asked no more"
         for _ in range(TRIES if self.failures < MOST_FAILURES else 0):
@@ -115,50 +101,37 @@ class Judge:
                 reason = str(error)
                 break
             for name in TOKENS:
-                count, before = getattr(usage, name, None), spent[name]
+                count, before = usage.get(name.removeprefix("judge_")), spent[name]
                 spent[name] = None if count is None or before is None else before + count
             if (result := parse(reply)) is not None:
-                self._remember({"key": key, "reply": reply, **spent})
-                return result, {f"judge_{name}": count for name, count in spent.items()}
+                self.failures = 0
+                self._replies.put({"reply": reply, **spent}, *asked)
+                return result, spent
             reason = f"says what cannot be read: {reply[:200]!r}"
         self.failures += 1
-        tokens = {f"judge_{name}": count for name, count in spent.items()}
-        raise JudgeFailed(f"The judge {self.model} at {self.base_url} {reason}.", tokens)
+        raise JudgeFailed(f"The judge {self.model} at {self.base_url} {reason}.", **spent)
 
-    @cached_property
-    def _client(self) -> Any:
-        import openai
-
-        key = os.environ.get("JUDGE_API_KEY") or os.environ.get("OPENAI_API_KEY") or "none"
-        return openai.OpenAI(base_url=self.base_url, api_key=key, max_retries=RETRIES, timeout=SECONDS)
-
-    def _request(self, prompt: str, schema: type[BaseModel] | None) -> tuple[str, Any]:
+    def _request(self, prompt: str, schema: type[BaseModel] | None) -> tuple[str, dict[str, Any]]:
         """The reply and its usage."""
-        import openai
-
-        create = self._client.chat.completions.create
-        messages = [{"role": "user", "content": prompt}]
-        request: dict[str, Any] = {"model": self.model, "messages": messages}
+        request: dict[str, Any] = {"model": self.model, "messages": [{"role": "user", "content": prompt}]}
         wishes: dict[str, Any] = {"max_completion_tokens": 4096}
         if schema:
-            strict = openai.pydantic_function_tool(schema)["function"]["parameters"]
-            form = {"name": schema.__name__, "schema": strict, "strict": True}
+            form = {"name": schema.__name__, "schema": schema.model_json_schema(), "strict": True}
             wishes["response_format"] = {"type": "json_schema", "json_schema": form}
         try:
             try:
-                done = create(**request, **wishes)
-            except (openai.BadRequestError, openai.UnprocessableEntityError):
-                done = create(**request)  # without structured output, or with another limit
-            return done.choices[0].message.content or "", done.usage
-        except openai.OpenAIError as error:
-            raise JudgeFailed(f"does not answer: {' '.join(str(error).split())[:300]}") from error
-        except (ValueError, LookupError, TypeError, AttributeError) as error:
+                answer = asyncio.run(self._post(request | wishes))
+            except Refused as error:
+                if error.status not in (400, 422):
+                    raise
+                answer = asyncio.run(self._post(request))  # without structured output, or with another limit
+            return text_of(answer["choices"][0]["message"].get("content")), answer.get("usage") or {}
+        except Refused as error:
+            raise JudgeFailed(f"does not answer: {error}") from error
+        except (LookupError, TypeError, AttributeError) as error:
             raise JudgeFailed(f"does not answer as OpenAI's API does: {error!r}") from error
 
-    def _remember(self, reply: dict[str, Any]) -> None:
-        with self._lock:
-            self.failures = 0
-            self._replies[reply["key"]] = reply
-            if self._cache:
-                with self._cache.open("a", encoding="utf-8") as file:
-                    file.write(json.dumps(reply) + "\n")
+    async def _post(self, body: dict[str, Any]) -> Any:
+        key = os.environ.get("JUDGE_API_KEY") or os.environ.get("OPENAI_API_KEY", "")
+        async with HTTPClient(self.base_url, key) as http:
+            return await http.ask("POST", "/chat/completions", body, *self.patience)

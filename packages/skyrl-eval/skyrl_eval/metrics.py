@@ -1,8 +1,4 @@
-"""Figures from items, attempts and verdicts. Pure functions; what is not known is None, never 0.
-
-Two denominators: `accuracy` is over all selected items (the official one: what failed or is missing is not correct),
-`accuracy_graded` over those that somebody graded. Both take the mean over an item's samples first.
-"""
+"""Figures from items, attempts and verdicts (docs/eval): pure functions. What is not known is None, never 0."""
 
 import math
 from collections import Counter, defaultdict
@@ -89,12 +85,9 @@ def calibration(verdicts: Sequence[Verdict]) -> dict[str, Any]:
     for pair in judged:
         tenths[min(int(pair[0] * 10), 9)].append(pair)
     curve = [[*np.mean(tenths[tenth], axis=0).round(6).tolist(), len(tenths[tenth])] for tenth in sorted(tenths)]
-    return {
-        "all_bins": calibration_error(confidences, correct),
-        "official": calibration_error(confidences, correct, official=True),
-        "judged": len(judged),
-        "curve": curve,
-    }
+    official = calibration_error(confidences, correct, official=True)
+    found = {"all_bins": calibration_error(confidences, correct), "official": official}
+    return found | {"judged": len(judged), "curve": curve}
 
 
 def read_prices(path: Path) -> Prices:
@@ -102,11 +95,9 @@ def read_prices(path: Path) -> Prices:
     try:
         return TypeAdapter(Prices).validate_json(path.read_bytes())
     except (OSError, ValidationError) as error:
-        reason = str(error).splitlines()[0]
-        raise UserError(
-            f"--prices {path}: expected JSON with dollars for a million tokens by model, such as "
-            f'{{"a-model": {{"prompt": 0.4, "completion": 1.6, "cached": 0.1}}}} ({reason}).'
-        ) from error
+        example, reason = '{"a-model": {"prompt": 0.4, "completion": 1.6}}', str(error).splitlines()[0]
+        wanted = f"expected JSON with dollars for a million tokens by model, such as {example}"
+        raise UserError(f"--prices {path}: {wanted} ({reason}).") from error
 
 
 def cost(prompt: int | None, completion: int | None, cached: int, price: Price | None) -> float | None:
@@ -115,6 +106,21 @@ def cost(prompt: int | None, completion: int | None, cached: int, price: Price |
         return None
     fresh = (prompt - cached) * price["prompt"] + cached * price.get("cached", price["prompt"])
     return (fresh + completion * price["completion"]) / 1e6
+
+
+def limit_reached(limits: Mapping[str, Any] | None, attempts: Iterable[Attempt]) -> str:
+    """Which limit (facts["limits"] of a run: tokens, dollars, price) its attempts have reached; "" for none."""
+    if not limits:
+        return ""
+    told = [(one.prompt_tokens, one.completion_tokens, one.cached_tokens) for one in attempts]
+    if any(None in counts for counts in told):
+        return "nothing more is asked: the endpoint does not tell its tokens, so no limit can be kept"
+    tokens = sum((prompt or 0) + (completion or 0) for prompt, completion, _ in told)
+    dollars = sum(cost(*counts, limits["price"]) or 0.0 for counts in told)
+    for name, spent in (("tokens", tokens), ("dollars", dollars)):
+        if limits[name] is not None and not spent < limits[name]:
+            return f"nothing more is asked: the limit of {limits[name]} {name} is reached"
+    return ""
 
 
 def summarise(
@@ -143,6 +149,7 @@ def summarise(
     spent = [(v.judge_prompt_tokens, v.judge_completion_tokens) for v in judged]
     judge_in, judge_out = (sum(pair[kind] or 0 for pair in spent) for kind in (0, 1))
     told_all = all(None not in pair for pair in spent)
+    prompt, completion, cached = (totals[name] for name in COUNTERS[3:6])
     powers = [2**e for e in range(samples.bit_length())]
     by_part: dict[str, list[float]] = defaultdict(list)
     for item, value in zip(items, means, strict=True):
@@ -163,9 +170,7 @@ def summarise(
         "totals": totals,
         "uncounted": uncounted,
         "price": price,
-        "cost": None
-        if uncounted
-        else cost(totals["prompt_tokens"], totals["completion_tokens"], totals["cached_tokens"], price),
+        "cost": None if uncounted else cost(prompt, completion, cached, price),
         "judge_tokens": [judge_in, judge_out],
         "judge_cost": cost(judge_in, judge_out, 0, judge_price) if told_all else None,
         "by_category": {name: {"items": len(v), "accuracy": mean(v)} for name, v in sorted(by_part.items())},
@@ -195,11 +200,5 @@ def compare(a: Mapping[str, float], b: Mapping[str, float]) -> dict[str, Any]:
     tail = sum(math.comb(n, i) for i in range(min(better, worse) + 1)) / 2**n
     difference = float(gaps.mean()) if common else None
     interval = None if error is None or difference is None else [difference - Z * error, difference + Z * error]
-    return {
-        "items": len(common),
-        "difference": difference,
-        "interval": interval,
-        "better": better,
-        "worse": worse,
-        "p": min(1.0, 2 * tail),
-    }
+    found = {"items": len(common), "difference": difference, "interval": interval}
+    return found | {"better": better, "worse": worse, "p": min(1.0, 2 * tail)}

@@ -1,10 +1,5 @@
-"""report.html of an evaluated run, and trajectories.html beside it.
+"""report.html of an evaluated run, which shows no item and can be passed on, and trajectories.html, which does."""
 
-The first is below 300 KB and holds no item of the benchmark: it can be shown to others. The second holds the questions,
-so it is for those who may read the data, and says so.
-"""
-
-import json
 from collections.abc import Collection
 from pathlib import Path
 from typing import Any
@@ -13,7 +8,7 @@ import numpy as np
 
 from skyrl_eval import grade, metrics
 from skyrl_eval.metrics import COUNTERS, Price
-from skyrl_eval.store import read_records
+from skyrl_eval.store import read_json, read_records
 from skyrl_eval.types import Attempt, Verdict
 from skyrl_trainer.errors import UserError
 from skyrl_trainer.report.page import asset, lean, write_page
@@ -26,15 +21,11 @@ SHORT, MAX_PARTS = 500, 400  # characters of a text, and parts of a list, on the
 
 
 def write_report(folder: Path, against: Path | None = None) -> Path:
-    """Writes both pages of a graded run, and returns the path of the first.
+    """Writes both pages of a graded run, compared with another one if given; returns the path of the first.
 
-    Args:
-        against: another run, with which the page compares this one.
-
-    Raises:
-        UserError: the folder lacks a file of a graded run, or cannot be written to.
+    UserError where the folder lacks a file of a graded run, or cannot be written to.
     """
-    manifest, results = (_read(folder, name) for name in ("manifest.json", "results.json"))
+    manifest, results = (read_json(folder, name) for name in ("manifest.json", "results.json"))
     attempts = read_records(folder, Attempt).values()
     data = {name: manifest[name] for name in ("config", "facts", "versions")}
     data |= {"results": results, "spread": _spread(attempts), "comparison": None, "trajectories": None}
@@ -53,7 +44,7 @@ def view(folder: Path, out: Path, steps: list[int] | None = None) -> str:
     if steps:
         raise UserError(f"{folder} is an evaluation, which has no steps: leave out --step.")
     attempts, verdicts = read_records(folder, Attempt), read_records(folder, Verdict)
-    price = _read(folder, "results.json").get("price") if (folder / "results.json").exists() else None
+    price = read_json(folder, "results.json").get("price") if (folder / "results.json").exists() else None
     verdicts |= {key: Verdict(*key, score=None, status="missing") for key in attempts.keys() - verdicts.keys()}
     episodes = (from_attempt(attempt, verdicts[key], price) for key, attempt in attempts.items())
     notes = ["it holds the benchmark's questions: keep to the terms of its data"]
@@ -87,14 +78,13 @@ def from_attempt(attempt: Attempt, verdict: Verdict, price: Price | None) -> Epi
 def comparison(a: Path, b: Path) -> dict[str, Any]:
     """The paired difference of two runs on the items that both have, and in what the runs differ.
 
-    Raises:
-        UserError: they are of different benchmarks or data, or have no item in common.
+    UserError where they are of different benchmarks or data, or have no item in common.
     """
-    first, second = (_read(folder, "manifest.json")["config"] for folder in (a, b))
+    first, second = (read_json(folder, "manifest.json")["config"] for folder in (a, b))
     for name in ("bench", "data_sha256"):
         if first.get(name) != second.get(name):
             raise UserError(f"{a} and {b} differ in {name} ({first.get(name)!r}, {second.get(name)!r}): no comparison.")
-    results = {folder: _read(folder, "results.json") for folder in (a, b)}
+    results = {folder: read_json(folder, "results.json") for folder in (a, b)}
     scores = [grade.item_scores(folder, one["samples"]) for folder, one in results.items()]
     found = metrics.compare(*scores)
     if not found["items"]:
@@ -114,22 +104,15 @@ def compare(a: Path, b: Path) -> str:
     write_report(b, against=a)
     interval, p = found["interval"], found["p"]
     span = f" (95 %: {100 * interval[0]:+.1f} to {100 * interval[1]:+.1f})" if interval else ""
+    exact = "" if p is None else f", McNemar's exact p = {p:.3g}"
     lines = [
         f"{b} against {a}, {found['items']} items that both have:",
         f"  difference {100 * found['difference']:+.1f} points{span}",
-        f"  better on {found['better']}, worse on {found['worse']} items"
-        + ("" if p is None else f", McNemar's exact p = {p:.3g}"),
+        f"  better on {found['better']}, worse on {found['worse']} items{exact}",
         *(f"  {caveat}" for caveat in found["caveats"]),
         *(f"  {name}: {x!r} -> {y!r}" for name, (x, y) in found["changed"].items()),
     ]
     return "\n".join([*lines, f"  page: {b / PAGE}"])
-
-
-def _read(folder: Path, name: str) -> dict[str, Any]:
-    try:
-        return dict(json.loads((folder / name).read_text(encoding="utf-8")))
-    except (OSError, ValueError) as error:
-        raise UserError(f"{folder} is not a graded run: its {name} cannot be read ({error}).") from error
 
 
 def _spread(attempts: Collection[Attempt]) -> dict[str, list[float]]:

@@ -1,7 +1,6 @@
 """Runs what a model wrote, without the network and within limits: in namespaces of this kernel, or in a container.
 
-The namespaces need no daemon, no image and no root; skyrl_gym.tools.confine makes them. A container is for benchmarks
-whose items come with an image. A command that fails is a result; SandboxFailed means that it could not be run.
+Of skyrl_gym.tools.confine. A command that fails is a result; SandboxFailed means that it could not be run.
 """
 
 import contextlib
@@ -17,6 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from skyrl_gym.tools import confine
 from skyrl_trainer.errors import UserError
@@ -54,14 +54,9 @@ def run(
     image: str = "",
     memory_mib: int = 4096,
 ) -> Done:
-    """Runs a command; it and everything that it started are gone when this returns.
+    """Runs a command for so many seconds of wall clock; it and all that it started are gone when this returns.
 
-    Args:
-        binds: what it sees beside the system's programs and this interpreter.
-        seconds: of wall clock.
-
-    Raises:
-        SandboxFailed: the namespaces or the container could not be made.
+    binds: what it sees beside the system's programs and this interpreter.
     """
     environment = {"TZ": "UTC", "PYTHONHASHSEED": "0"}
     if executor == "namespace":
@@ -123,9 +118,8 @@ def _visible() -> list[str]:
 def _run(command: list[str], seconds: float) -> Done:
     timed_out = False
     with tempfile.TemporaryFile() as output:
-        process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
-        )
+        pipes: Any = {"stdin": subprocess.DEVNULL, "stdout": output, "stderr": subprocess.STDOUT}
+        process = subprocess.Popen(command, **pipes, start_new_session=True)
         try:
             process.wait(seconds)
         except subprocess.TimeoutExpired:

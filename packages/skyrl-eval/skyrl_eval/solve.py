@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from skyrl_eval import benchmarks
+from skyrl_eval import benchmarks, metrics
 from skyrl_eval.store import Run
 from skyrl_eval.types import Attempt, Item
 from skyrl_trainer.rollout.episode import derive_seed
@@ -30,17 +30,17 @@ def solve(
     more: dict[str, Any] | None = None,
     env_file: str | None = None,
 ) -> int:
-    """Plays what the run lacks; returns how many tries ended in an error, to be tried again by the next call.
+    """Plays what the run lacks, within its limits; returns how many tries ended in an error, to be tried again.
 
-    Args:
-        rollouts: rollout.manager.Rollouts, or what has its `play`.
-        more: joins every task: tools, executor.
-        env_file: a Python file that registers envs of benchmarks.
+    rollouts: rollout.manager.Rollouts, or what has its `play`. more: joins every task: tools, executor. env_file: a
+    Python file that registers envs of benchmarks.
     """
     asked: dict[str, tuple[Item, int]] = {}
 
     def still_empty() -> Iterator[Trajectory]:
         for item, number in run.missing(samples):
+            if metrics.limit_reached(run.facts.get("limits"), run.attempts.values()):
+                return
             sample = benchmarks.find(item.bench).env(item)
             options = dict(sample.options)
             if "task" in options:

@@ -15,7 +15,7 @@ import platform
 import re
 import subprocess
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -52,9 +52,8 @@ class Run:
         self._lock = threading.Lock()
         self.attempts = read_records(folder, Attempt, repair=True)
         self.verdicts = read_records(folder, Verdict, repair=True)
-        self._files: dict[type, IO[str]] = {
-            kind: (folder / name).open("a", encoding="utf-8") for kind, name in FILES.items()
-        }
+        files = {kind: (folder / name).open("a", encoding="utf-8") for kind, name in FILES.items()}
+        self._files: Mapping[type, IO[str]] = files
 
     def missing(self, samples: int) -> list[tuple[Item, int]]:
         """What is still to be tried, in order: nothing good is there of it."""
@@ -88,15 +87,21 @@ class Run:
     def _write_manifest(self, config: dict[str, Any], facts: dict[str, Any]) -> None:
         path = self.folder / "manifest.json"
         if path.is_file():
-            old = json.loads(path.read_text(encoding="utf-8"))["config"]
+            old = read_json(self.folder, path.name)["config"]
             for name in sorted(old.keys() | config.keys()):
                 if old.get(name) != config.get(name):
-                    raise UserError(
-                        f"{self.folder} was begun with {name}={old.get(name)!r}, not with {config.get(name)!r}: give "
-                        "it what it was begun with, or choose another --out."
-                    )
+                    other = f"{name}={old.get(name)!r}, not with {config.get(name)!r}"
+                    raise UserError(f"{self.folder} was begun with {other}: give it that, or choose another --out.")
         ids = [[item.bench, item.item_id] for item in self.items]
         _replace(path, {"schema": 1, "config": config, "facts": facts, "versions": versions(), "ids": ids})
+
+
+def read_json(folder: Path, name: str) -> dict[str, Any]:
+    """A run's manifest.json or results.json. UserError where it is missing or damaged."""
+    try:
+        return dict(json.loads((folder / name).read_text(encoding="utf-8")))
+    except (OSError, ValueError) as error:
+        raise UserError(f"{folder} is not a graded run: its {name} cannot be read ({error}).") from error
 
 
 def answer_hash(attempt: Attempt) -> str:
@@ -121,22 +126,19 @@ def versions() -> dict[str, str]:
     return found
 
 
-def read_lines(path: Path, repair: bool = False) -> list[dict[str, Any]]:
-    """The JSON of a file that only grows, up to its last whole line; `repair` cuts off what a kill tore after it."""
+def read_records(folder: Path, kind: type[R], repair: bool = False) -> dict[Key, R]:
+    """A run's attempts, or its verdicts: of several of a key the last one, except that a final one stays.
+
+    repair: cuts off what a kill tore after the last whole line.
+    """
+    path, found = folder / FILES[kind], dict[Key, R]()
     content = path.read_bytes() if path.is_file() else b""
     whole = content[: content.rfind(b"\n") + 1]
     if repair and len(whole) < len(content):
         os.truncate(path, len(whole))
-    return [json.loads(line) for line in whole.splitlines()]
-
-
-def read_records(folder: Path, kind: type[R], repair: bool = False) -> dict[Key, R]:
-    """A run's attempts, or its verdicts: of several of a key the last one, except that a final one stays."""
-    path = folder / FILES[kind]
-    found: dict[Key, R] = {}
     try:
-        for line in read_lines(path, repair):
-            record = kind(**line)
+        for line in whole.splitlines():
+            record = kind(**json.loads(line))
             if not _is_final(found.get(record.key)):
                 found[record.key] = record
     except (ValueError, TypeError) as error:

@@ -2,10 +2,7 @@
 
 A workspace is a clone of depth 1 at the base commit: no remote, no tag, no later commit. A patch is graded in a fresh
 one, without network, by the official steps: apply it, run the item's eval script, read the log between its markers.
-The parsers and the rules of the package `swebench` decide.
-
-Two verdicts: `resolved` is the official one. `resolved_guarded` grades what of the patch can be a fix (swe_guard),
-beside tests that must fail.
+The parsers and the rules of the package `swebench` decide; swe_guard says what the guarded figure leaves out.
 """
 
 import importlib.util
@@ -41,11 +38,7 @@ ACTIVATE = "conda() { :; }\n"
 
 
 def workspace(repo: str, commit: str, folder: Path, repos: Path | None = None) -> None:
-    """Checks `repo` out at `commit`, from repos/owner__name or else from GitHub, into an empty folder.
-
-    Raises:
-        SandboxFailed: the commit is not to be had.
-    """
+    """Checks `repo` out at `commit`, from repos/owner__name or else GitHub, into an empty folder. Or SandboxFailed."""
     origin = str((repos / repo.replace("/", "__")).resolve()) if repos else f"https://github.com/{repo}.git"
     upload = "git -c uploadpack.allowAnySHA1InWant=true -c safe.directory=* upload-pack"
     fetch = ["fetch", "-q", "--depth=1", "--no-tags", *(["--upload-pack", upload] if repos else []), origin, commit]
@@ -63,8 +56,7 @@ def workspace(repo: str, commit: str, folder: Path, repos: Path | None = None) -
 def diff(folder: Path, commit: str, **where: Any) -> str:
     """All that was changed in a workspace, as a patch that `git apply` takes: new, binary and deleted files too.
 
-    In the sandbox (`where`: executor, image), for git runs what the workspace's configuration tells it to. "" where git
-    does not work any more.
+    In the sandbox (`where`), for git runs what the workspace's configuration tells it to. "" where git does not work.
     """
     # With an index of its own, which leaves the agent's `git diff` as it was; -p, as git reads changes off its time.
     index = "export GIT_INDEX_FILE=/out/index; cp -p .git/index /out/index 2> /dev/null; "
@@ -89,9 +81,8 @@ def run_tests(
 ) -> Tested:
     """The official steps in a fresh workspace (or a container of the item's image); `guarded` adds tests that fail."""
     canaries = swe_guard.canaries(gold, paths_of(gold["test_patch"]), patch) if guarded else {}
-    script = re.sub(
-        rf"(?m)^.*{START}", lambda found: "".join(canaries.values()) + found[0], gold["eval_script"], count=1
-    )
+    added = "".join(canaries.values())
+    script = re.sub(rf"(?m)^.*{START}", lambda found: added + found[0], gold["eval_script"], count=1)
     done = _run(GRADE, {"patch.diff": patch, "eval.sh": _recording(script)}, gold.get("seconds"), meta, context)
     resolved = not done.timed_out and is_resolved(gold, done.output)
     forged = guarded and resolved and swe_guard.is_forged(gold, canaries, done.output)

@@ -4,9 +4,8 @@
     https://made.up/search?format=json&q={query}      any search endpoint that answers in JSON; without {query} the
                                                       request is a POST of {"q": ..., "query": ...}
 
-An endpoint's key comes from SEARCH_API_KEY, in the usual headers or in place of {key}. Its results are the first list
-in the answer whose objects have a `url` or `link`. Sites of blocked.txt, which carry the answers of benchmarks, are
-neither shown nor opened, nor is anything that is not on the public internet.
+An endpoint's key comes from SEARCH_API_KEY, in the usual headers or in place of {key}. Sites of blocked.txt, which
+carry the answers of benchmarks, are neither shown nor opened, nor is anything that is not on the public internet.
 """
 
 import hashlib
@@ -104,9 +103,8 @@ class Corpus:
     def __init__(self, path: str) -> None:
         rows = list(read_jsonl(Path(path)))
         for where, row in rows:
-            if not isinstance(row, dict) or not all(
-                isinstance(row.get(name), str) for name in ("url", "title", "text")
-            ):
+            fields = [row.get(name) for name in ("url", "title", "text")] if isinstance(row, dict) else [None]
+            if not all(isinstance(value, str) for value in fields):
                 raise ValueError(f"{where}: fields 'url', 'title' and 'text' must be strings.")
         self._pages: list[Hit] = [row for _, row in rows]
         self._index = BM25([f"{page['title']} {page['text']}" for page in self._pages])
@@ -129,10 +127,8 @@ def check_provider(provider: str) -> str:
         Pages(provider).search("weather")
         content = b"" if "://" in provider else Path(provider).read_bytes()
     except (OSError, ValueError, ToolError) as error:
-        raise UserError(
-            f"--tools {provider} cannot be used ({error}). Give a search endpoint such as "
-            "'https://made.up/search?q={query}', its key in SEARCH_API_KEY, or jsonl rows of url, title and text."
-        ) from error
+        wanted = "'https://made.up/search?q={query}', its key in SEARCH_API_KEY, or jsonl rows of url, title and text"
+        raise UserError(f"--tools {provider} cannot be used ({error}): give an endpoint as {wanted}.") from error
     return f"{Path(provider).name} {hashlib.sha256(content).hexdigest()[:16]}" if content else provider
 
 

@@ -1,7 +1,6 @@
 """Benchmarks while a policy trains: `skyrl_eval:gsm8k?data=gsm8k.jsonl&n=50` among `data.val_data`.
 
-Options: `data` (as --data), `n` (50), `judge_url` and `judge_model` where a judge grades. The items are tried by the
-run's own engines and env workers, with the budgets of the run's generator, and graded as `eval agent` grades them.
+Options: `data` (as --data), `n` (50), `judge_url` and `judge_model` where a judge grades.
 """
 
 from pathlib import Path
@@ -21,15 +20,13 @@ class Exam:
     def __init__(self, name: str, options: dict[str, Any], folder: Path) -> None:
         """folder: where the judge's replies are kept. UserError where something is missing."""
         if unknown := sorted(options.keys() - {"data", "n", "judge_url", "judge_model"}):
-            raise UserError(
-                f"skyrl_eval:{name} takes the options data, n, judge_url and judge_model, not {unknown[0]}."
-            )
+            raise UserError(f"skyrl_eval:{name} takes data, n, judge_url and judge_model, not {unknown[0]}.")
         if type(n := options.get("n", 50)) is not int or n < 1:
             raise UserError(f"skyrl_eval:{name}: n={n} should be a number of items.")
         self._bench = benchmarks.find(name)
         self._items = data.subset(data.load(self._bench, options.get("data")).items, n)
         asks = options.get("judge_url") and options.get("judge_model")
-        judge = Judge(options["judge_url"], options["judge_model"], folder / "judge.jsonl") if asks else None
+        judge = Judge(options["judge_url"], options["judge_model"], folder / "judge") if asks else None
         self._context = Context(judge)
         self._bench.check(self._context)
         grade.check_judge(self._bench, self._items[0], self._context)

@@ -1,7 +1,4 @@
-"""The records of an evaluation, in the order in which they flow: Item -> Attempt -> Verdict.
-
-All three are plain data and become one line of JSON each.
-"""
+"""The records of an evaluation, each a line of JSON, in the order of their flow: Item -> Attempt -> Verdict."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -29,16 +26,26 @@ class Item:
 
 
 @dataclass(slots=True)
-class Attempt:
+class Record:
+    """What is known of one try at an item."""
+
+    bench: str
+    item_id: str
+    sample: int  # 0 to k-1: the number of the try
+
+    @property
+    def key(self) -> Key:
+        return self.bench, self.item_id, self.sample
+
+
+@dataclass(slots=True)
+class Attempt(Record):
     """What one try at an item came to. Solving writes it; grading only reads it.
 
     Example: Attempt("hle", "q7", 0, answer="Answer: B\\nConfidence: 70%", stop="done", steps=1, prompt_tokens=212,
     completion_tokens=48, seconds=3.1)
     """
 
-    bench: str
-    item_id: str
-    sample: int  # 0 to k-1: the number of the try
     answer: str  # the model's last message as it wrote it; for SWE-bench the patch
     stop: str = "done"
     """"done", "length" (tokens of a turn or of the context), "max_steps", "timeout", or "error": to be tried again.
@@ -57,21 +64,14 @@ class Attempt:
     messages: list[dict[str, Any]] = field(default_factory=list)  # the transcript, as chat messages
     urls: list[str] = field(default_factory=list)  # every address that a tool fetched
 
-    @property
-    def key(self) -> Key:
-        return self.bench, self.item_id, self.sample
-
 
 @dataclass(slots=True)
-class Verdict:
+class Verdict(Record):
     """What a grader says of an attempt.
 
     Example: Verdict("hle", "q7", 0, score=1.0, status="correct", answer="B", confidence=0.7, grader="3ab1...")
     """
 
-    bench: str
-    item_id: str
-    sample: int
     score: float | None
     """0 to 1; None: nobody knows (judge or sandbox failed), which is never counted as wrong without saying so."""
     status: str
@@ -84,10 +84,6 @@ class Verdict:
     attempt: str = ""  # the hash of the answer that was graded
     grader: str = ""  # the hash of what decides: the grader's code, the prompts, the judge's model
     error: str | None = None
-
-    @property
-    def key(self) -> Key:
-        return self.bench, self.item_id, self.sample
 
 
 @dataclass(frozen=True, slots=True)

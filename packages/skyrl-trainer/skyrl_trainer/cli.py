@@ -1,6 +1,6 @@
 """`skyrl-trainer`: train, sft, eval, serve, replay, report, view, export, init-policy, warmstart, envs, doctor.
 
-Exit codes: 0 done; 2 something that the user can mend, said in one sentence; 3 an evaluation with ungraded tries; 1 a
+Exit codes: 0 done; 2 something that the user can mend, said in one sentence; 3 an evaluation with a caveat; 1 a
 fault of ours, with the traceback in a file; 128 and the number of the signal that stopped it, so 130 after Ctrl-C.
 """
 

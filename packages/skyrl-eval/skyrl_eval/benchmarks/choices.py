@@ -1,7 +1,4 @@
-"""MMLU, MMLU-Pro and GPQA: questions with choices, answered in the model's own words. A letter is the answer.
-
-It is read as by openai/simple-evals and TIGER-AI-Lab/MMLU-Pro, or by one rule with --lenient.
-"""
+"""MMLU, MMLU-Pro and GPQA: a letter is the answer, read as the official scripts do, or by one rule (--lenient)."""
 
 import re
 from collections.abc import Sequence
@@ -16,8 +13,6 @@ from skyrl_eval.types import Attempt, Item, Source, Verdict
 from skyrl_trainer.types import Sample
 
 CUE = "Answer: Let's think step by step."
-
-
 WORDS = (
     "Answer|উত্তর|उत्तर|Antwort|답변|정답|답|答案|答|答复|答曰|الإجابة|الجواب|إجابة|الإجابة النهائية"
     "|الإجابة الصحيحة|الإجابة الصحيحة هي|الإجابة هي|الجواب النهائي|Respuesta|Risposta|答え|回答|解答"

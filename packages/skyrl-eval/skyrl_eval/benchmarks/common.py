@@ -56,19 +56,14 @@ class Benchmark:
         raise NotImplementedError
 
     def env(self, item: Item) -> Sample:
-        """The env that asks the item's question, and its options: nothing in it comes from `item.gold`.
-
-        By default the first prompt, with the question in it.
-        """
+        """The env that asks the item's question, by default in the first prompt; nothing in it is of `item.gold`."""
         return ask(item, fill(self.prompts[0], question=item.question))
 
     def check(self, context: Context) -> None:
         """UserError where grading could not work, called before anything is spent."""
         if self.judge and context.judge is None:
-            sentence = (
-                f"{self.name} is graded by a judge (officially {self.judge}): give --judge-url and --judge-model."
-            )
-            raise UserError(sentence)
+            who = f"{self.name} is graded by a judge (officially {self.judge})"
+            raise UserError(f"{who}: give --judge-url and --judge-model.")
         if self.runs_code:
             sandbox.check(context.executor)
 

@@ -7,14 +7,13 @@ from collections.abc import Sequence
 from itertools import cycle
 from typing import Any, Literal
 
-from pydantic import BaseModel, Field, ValidationError, field_validator
+from pydantic import BaseModel, Field, ValidationError, ValidationInfo, field_validator
 
 from skyrl_eval import data, metrics
 from skyrl_eval.benchmarks.common import Benchmark, Context, ask, final, verdict
 from skyrl_eval.judge import Judge, JudgeFailed, Match, objects, parse_match
 from skyrl_eval.prompts import fill, text
 from skyrl_eval.types import Attempt, Item, Source, Verdict
-from skyrl_trainer.errors import UserError
 from skyrl_trainer.types import Sample
 
 RATES = ("fully_correct", "correct_with_excessive", "partially_correct", "fully_incorrect")
@@ -90,22 +89,18 @@ class BrowseComp(MatchedAnswer):
     )
 
     class Row(data.Row):
+        canary: str
         problem: str
         answer: str
-        canary: str
         problem_topic: str = ""
 
-    def tasks(self, rows: Sequence[Row], shots: Sequence[Row]) -> list[Item]:
-        items = []
-        for number, row in enumerate(rows, start=1):
-            try:
-                problem, answer = decrypt(row.problem, row.canary), decrypt(row.answer, row.canary)
-            except ValueError as error:
-                raise UserError(
-                    f"BrowseComp row {number}, field 'problem' or 'answer': not what 'canary' opens."
-                ) from error
-            items.append(self.item(data.content_id(problem), problem, answer, category=row.problem_topic))
-        return items
+        @field_validator("problem", "answer")
+        @classmethod
+        def opened(cls, value: str, info: ValidationInfo) -> str:
+            return decrypt(value, info.data.get("canary", ""))
+
+    def item_of(self, row: Row) -> Item:
+        return self.item(data.content_id(row.problem), row.problem, row.answer, category=row.problem_topic)
 
 
 class Rating(BaseModel):

@@ -1,7 +1,6 @@
 """LiveCodeBench: problems of programming contests; a program has to pass all public and private tests.
 
-Programs run in the sandbox, each test in a process of its own; what they ought to print never gets there: outputs are
-compared here, by the official rules.
+Programs run in the sandbox. What they ought to print never gets there: outputs are compared here.
 """
 
 import ast
@@ -111,10 +110,7 @@ class LiveCodeBench(Benchmark):
     kind, runs_code = "code", True
     source = Source("livecodebench/code_generation_lite", "test*.jsonl", size=1055)
     prompts = ("livecodebench_system", "livecodebench_stdin", "livecodebench_functional")
-    notes = (
-        "Each test runs in a process of its own, with 6 s of wall clock; upstream runs them in one, with a stand-in "
-        "for stdin that cannot be iterated.",
-    )
+    notes = ("Each test has a process and 6 s of its own; upstream runs all in one, whose stdin cannot be iterated.",)
 
     class Row(data.Row):
         question_id: str

@@ -24,7 +24,7 @@ class SWEBench(Benchmark):
     name = "swe-verified"
     kind, runs_code, steps, slow = "code", True, 100, True
     source = Source("SWE-bench/SWE-bench_Verified", "data/test-*.parquet", size=500)
-    prompts = ("swebench_task", "swe_system")
+    prompts = ("swebench_task", "swe_system", "swe_system_bare")
     notes: ClassVar[tuple[str, ...]] = (
         "A regression signal, not a measure of skill: many hard tests are flawed, and frontier models know the set.",
         "Outside the official images (--executor namespace) the environment is this machine's: not comparable.",

@@ -1,5 +1,6 @@
 """Prompts for a model that takes chat messages: every message is one "token" to the agent loop."""
 
+import json
 from typing import Any
 
 from skyrl_trainer.agent.prompt import first_messages
@@ -17,22 +18,44 @@ class MessagePrompt:
         """image: a data URI that the first message shows."""
         self._messages: list[dict[str, Any]] = [{}]
         self._image = image
+        self.tools: list[dict[str, Any]] = []
+        """Schemas of the tools that go with every request, in OpenAI's form."""
 
     def first(self, instructions: str, observation: str, tools: Any = None) -> list[int]:
+        self.tools = tools or []
         *system, _ = first_messages(instructions, observation)
         image = {"type": "image_url", "image_url": {"url": self._image}}
         content = [{"type": "text", "text": observation}, image] if self._image else observation
         return [self.add(message["role"], message["content"]) for message in system] + [self.add("user", content)]
 
     def observation(self, text: str, after_ids: list[int]) -> list[int]:
-        return [self.add("user", text)]
+        """The user's message; after tool calls of the endpoint's own form, a tool's message for each of them."""
+        if not (calls := self._messages[after_ids[0]].get("tool_calls")):
+            return [self.add("user", text)]
+        inner = text.removeprefix("<tool_response>\n").removesuffix("\n</tool_response>")
+        results = inner.split("\n</tool_response>\n<tool_response>\n")
+        if len(results) != len(calls):  # the env did not answer one by one: the first message has all of it
+            results = [text] + [""] * (len(calls) - 1)
+        return [
+            self.add("tool", one, tool_call_id=call.get("id", "")) for one, call in zip(results, calls, strict=True)
+        ]
 
     def decode(self, ids: list[int]) -> str:
-        return str(self._messages[ids[0]]["content"])
+        """What the model said; tool calls of the endpoint's own form are written in the grammar of ours."""
+        message = self._messages[ids[0]]
+        calls = [_written(call["function"]) for call in message.get("tool_calls", ())]
+        return "\n".join(filter(None, [message["content"], *calls]))
 
-    def add(self, role: str, content: Any) -> int:
-        self._messages.append({"role": role, "content": content})
+    def add(self, role: str, content: Any, **more: Any) -> int:
+        self._messages.append({"role": role, "content": content, **more})
         return len(self._messages) - 1
 
     def messages(self, ids: list[int]) -> list[dict[str, Any]]:
         return [self._messages[number] for number in ids if number]
+
+
+def _written(function: dict[str, Any]) -> str:
+    """Arguments that are no JSON are left so: the env says what is wrong with them."""
+    name, arguments = json.dumps(function["name"]), function.get("arguments") or {}
+    args = arguments if isinstance(arguments, str) else json.dumps(arguments)
+    return f'<tool_call>{{"tool": {name}, "args": {args}}}</tool_call>'

@@ -11,15 +11,16 @@ from typing import Any
 from weakref import WeakValueDictionary
 
 from skyrl_trainer.engine.http import HTTPClient, Refused
+from skyrl_trainer.engine.replies import Replies
 from skyrl_trainer.errors import UserError
 from skyrl_trainer.types import GenerationOutput, GenerationRequest
 
-TRIES, REQUEST_SECONDS, FIRST_SECONDS = 6, 1800.0, 60.0
+TRIES, REQUEST_SECONDS, FIRST_SECONDS = 6, 1800.0, 120.0
 BUSY_SECONDS = 1800.0
 """How long a request waits for a rate limit to let it through."""
 MOST_FAILURES = 8
 """Failed requests in a row, no fewer than are in flight, after which it is asked whether it is there."""
-UNBOUNDED = 1 << 24
+UNBOUNDED, FAILED = 1 << 24, ("abort", "error")
 TOO_LONG = re.compile(r"context|token|length|too long", re.IGNORECASE)
 """In a refusal's reason: prompt and answer are more than its context."""
 HELLO = [{"role": "user", "content": "Hello."}]
@@ -39,6 +40,7 @@ class Endpoint:
     limit: str = "max_completion_tokens"  # what it calls the tokens of an answer
     seeded: bool = False  # whether it takes the seed of a chat
     request: dict[str, Any] = field(default_factory=dict)  # further members of every request
+    cache: str = ""  # a folder of replies: what is in there is not asked for again
     key: str = "OPENAI_API_KEY"  # the environment variable with the key
 
     def connect(self) -> HTTPClient:
@@ -49,7 +51,7 @@ class EndpointClient:
     """EngineClient's `generate`, on an endpoint."""
 
     def __init__(self, endpoint: Endpoint) -> None:
-        self._endpoint, self._http = endpoint, endpoint.connect()
+        self._endpoint, self._http, self._replies = endpoint, endpoint.connect(), Replies(endpoint.cache)
         self._in_flight = self._failures = 0
         self._answered = False
         self.conversations: WeakValueDictionary[str, Any] = WeakValueDictionary()
@@ -65,7 +67,7 @@ class EndpointClient:
             return _failed(request, str(error))
         except (ValueError, LookupError, TypeError, AttributeError) as error:
             return _failed(request, f"not an answer of OpenAI's API: {error!r}")
-        if finish in ("abort", "error"):
+        if finish in FAILED:
             return _failed(request, f"the endpoint ended the answer: {finish}")
         finish = "length" if finish == "length" else "stop"
         return GenerationOutput(request.request_id, ids, [0.0] * len(ids), [0] * len(ids), finish, usage=usage)
@@ -75,7 +77,7 @@ class EndpointClient:
         body = {"prompt": request.prompt_ids, "return_token_ids": True, "max_tokens": options.max_tokens}
         body |= {"temperature": options.temperature, "seed": request.seed}
         body |= {"stop_token_ids": list(options.stop_token_ids), "ignore_eos": True}
-        answer = await self._post("/completions", body)
+        answer = await self._reply("/completions", body, request)
         choice = answer["choices"][0]
         ids = choice["token_ids"]
         known = {"prompt_tokens": len(request.prompt_ids), "completion_tokens": len(ids)}
@@ -86,11 +88,13 @@ class EndpointClient:
         body = {"messages": said.messages(request.prompt_ids), "temperature": request.options.temperature}
         if endpoint.seeded and request.seed is not None:
             body["seed"] = request.seed
+        if said.tools:
+            body["tools"] = said.tools
         # Without a limit an answer has what is left of the context: here, less than the limit.
         limits = [{endpoint.limit: most}, {}] if most < endpoint.max_model_len else [{}]
         for limit in limits:
             try:
-                answer = await self._post("/chat/completions", body | limit)
+                answer = await self._reply("/chat/completions", body | limit, request)
                 break
             except Refused as error:
                 if error.status not in (400, 413, 422) or not TOO_LONG.search(error.reason):
@@ -102,14 +106,26 @@ class EndpointClient:
             return [said.add("assistant", "")], "length", {}  # it has outgrown the context
         choice = answer["choices"][0]
         message, finish = choice["message"], choice.get("finish_reason") or "stop"
-        text, usage = _text(message.get("content")), _usage(answer, {})
-        if odd := _oddity(message, finish, text):
+        text, usage = text_of(message.get("content")), _usage(answer, {})
+        calls = {"tool_calls": message["tool_calls"]} if said.tools and message.get("tool_calls") else {}
+        if not calls and (odd := _oddity(message, finish, text)):
             usage[f"ended/{odd}"] = 1
-        number = said.add("assistant", text or message.get("refusal") or "")
+        number = said.add("assistant", text or message.get("refusal") or "", **calls)
+        said.decode([number])  # raises now what calls of another form raise
         return [number] if finish == "length" else [number, *said.stop_token_ids], finish, usage
 
-    async def _post(self, path: str, body: dict[str, Any]) -> Any:
+    async def _reply(self, path: str, body: dict[str, Any], request: GenerationRequest) -> Any:
+        """The answer, from disk where this try at this item has asked the same before."""
         body = {"model": self._endpoint.model} | self._endpoint.request | body
+        asked = self._endpoint.url, path, body, request.request_id, request.seed
+        if (answer := self._replies.get(*asked)) is None:
+            answer = await self._post(path, body)
+            choice = answer["choices"][0]
+            if choice.get("finish_reason") not in FAILED and (choice.get("message") or choice.get("token_ids")):
+                self._replies.put(answer, *asked)
+        return answer
+
+    async def _post(self, path: str, body: dict[str, Any]) -> Any:
         self._in_flight += 1
         try:
             answer = await self._http.ask("POST", path, body, REQUEST_SECONDS, TRIES, BUSY_SECONDS)
@@ -147,7 +163,7 @@ def _usage(answer: dict[str, Any], known: dict[str, int]) -> dict[str, int]:
     return found | {"cached_tokens": details.get("cached_tokens") or 0}
 
 
-def _text(content: Any) -> str:
+def text_of(content: Any) -> str:
     """A message's content: text, or a list of parts."""
     if isinstance(content, list):
         return "".join(part.get("text") or "" for part in content)

@@ -54,7 +54,8 @@ class HTTPClient:
     ) -> Any:
         """The answer's JSON, or None. Raises Refused for what no other try mends, or after the last one.
 
-        limit: seconds of one try. busy: seconds in which a rate limit (429) costs no try.
+        limit: seconds of one try; where they pass, there is no other. busy: seconds in which a rate limit (429) costs
+        no try.
         """
         failures, number, busy_until = 0, 0, time.monotonic() + busy
         timeout = aiohttp.ClientTimeout(total=limit, sock_connect=PROBE_SECONDS)
@@ -63,7 +64,9 @@ class HTTPClient:
             try:
                 async with self._http.request(method, self.url + path, json=body, timeout=timeout) as reply:
                     text = await reply.text(errors="replace")
-            except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            except (aiohttp.ClientError, OSError) as error:
+                if type(error) is TimeoutError:  # once more would take as long once more
+                    raise Refused(0, f"no answer within {limit:g} seconds") from error
                 refused = Refused(0, f"{type(error).__name__}: {error}")
             else:
                 if reply.status == 200:
