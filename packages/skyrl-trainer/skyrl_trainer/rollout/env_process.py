@@ -8,6 +8,7 @@ process ended. The keeper ends what it left behind and writes how it ended; it k
 """
 
 import contextlib
+import ctypes
 import faulthandler
 import gc
 import json
@@ -18,9 +19,10 @@ import select
 import signal
 import socket
 import sys
+import threading
+import time
 import traceback
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -35,6 +37,7 @@ from skyrl_trainer.user_file import load_user_file
 
 Said = dict[str, Any]
 """Fields of an EnvReply; `info` as JSON."""
+LOST: Said = {"error": "This process has no such env.", "kind": "lost"}
 LONGEST_TEXT = 2**20
 """Characters of an observation that are read, whatever the context holds."""
 LONGEST_INFO = 2**24
@@ -42,6 +45,8 @@ LONGEST_INFO = 2**24
 LONGEST_ERROR = 1000
 FILE_SECONDS = 60.0
 """That a user's file may take to run: it is imported once a process, beside the limits of env calls."""
+MAX_LEFT = 100
+"""Late threads that a process may have: it ends with one more, and with it what they hold."""
 
 
 class EnvTimeout(BaseException):
@@ -87,14 +92,44 @@ def _keep(channel: socket.socket, step_timeout: float) -> None:
     os._exit(0)
 
 
+class Waiting(threading.Thread):
+    """A call of an env that waits, and the close of one that is over then. It has `said` all when it has ended."""
+
+    def __init__(self, what: str, call: Callable[[], Said], close: Callable[[], Said]) -> None:
+        super().__init__(daemon=True)
+        self.what, self.since, self._pid = what, time.monotonic(), os.getpid()
+        self.said: Said = {}
+        self._call, self._close = call, close
+        self.start()
+
+    def run(self) -> None:
+        with contextlib.suppress(EnvTimeout):
+            self.said = _tried(self.what, self._call)
+            if os.getpid() != self._pid:  # the env has forked, and this is the other one
+                os._exit(0)
+            if self.what == "close" or _over(self.said):
+                self.what, self.since = "close", time.monotonic()
+                self.said["close_error"] = _tried("close", self._close).get("error")
+
+    def leave(self) -> None:
+        """It ends when it next runs Python; one that never does is left behind."""
+        ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self.ident or 0), ctypes.py_object(EnvTimeout))
+
+
 class Envs:
-    """Many environments. A call that raises or takes longer than `step_timeout` seconds spoils its own reply only."""
+    """Many environments. A call that raises or takes longer than `step_timeout` seconds spoils its own reply only.
+
+    Calls are made one after the other, but those of an env with `metadata["waits"]` (for other machines, say) in
+    threads: they are answered at once with kind "waiting", and in truth when ("ended", "", keys) asks for them.
+    """
 
     def __init__(self, channel: socket.socket, step_timeout: float) -> None:
         self._calls, self._replies = channel.makefile("rb"), channel.makefile("wb")
         self._limit = step_timeout
         self._envs: dict[str, gymnasium.Env[Any, Any]] = {}
         self._waits: set[str] = set()
+        self._threads: dict[str, Waiting] = {}
+        self._left: list[Waiting] = []
         self._pid, self._home = os.getpid(), os.open(".", os.O_RDONLY)
         self._recursion = sys.getrecursionlimit()
         self._streams = sys.stdin, sys.stdout, sys.stderr
@@ -103,47 +138,42 @@ class Envs:
         faulthandler.enable()
         self._say({})
         while True:
-            self._play(pickle.load(self._calls))
+            for call in pickle.load(self._calls):
+                self._say(self._answer(*call))
+            self._left = [thread for thread in self._left if thread.is_alive()]
+            if len(self._left) > MAX_LEFT:
+                os._exit(1)
 
-    def _play(self, calls: list[tuple[Any, ...]]) -> None:
-        """One after the other, but steps of envs with `metadata["waits"]`, for other machines say, at once in threads.
-
-        A thread that is late is left to itself: the next steps that wait have new ones.
-        """
-        waiting = [call for call in calls if call[0] == "step" and call[1] in self._waits]
-        pool = ThreadPoolExecutor(len(waiting) or 1)
-        begun = {call[1]: pool.submit(self._step, *call[1:]).result for call in waiting}
-        pool.shutdown(wait=False)
-        for what, key, *arguments in calls:
-            said: Said = {}
-            if what == "step" and key not in self._envs:
-                said = {"error": f"no env {key} in this process", "kind": "lost"}
-            elif what == "step":
-                said = self._guarded(what, begun.get(key) or partial(self._step, key, *arguments))
-            elif what == "reset":
-                self._close(key)
-                said = self._guarded(what, partial(self._reset, key, *arguments))
-            elif what == "load":
-                self._guarded(what, partial(_load, key), FILE_SECONDS)  # the reset says what it raised
-            elif what == "shutdown":
-                list(map(self._close, list(self._envs)))
-            if what == "close" or "error" in said or said.get("terminated") or said.get("truncated"):
-                said["close_error"] = self._close(key)
-            self._say(said)
+    def _answer(self, what: str, key: str, *arguments: Any) -> Said:
+        said: Said = {}
+        if what == "reset":
+            self._close(key)
+            said = self._guarded(what, partial(self._reset, key, *arguments))
+        elif what == "step" and key not in self._envs:
+            said = LOST
+        elif what == "step":
+            said = self._call(key, what, partial(self._step, key, *arguments))
+        elif what == "ended":
+            said = {"info": json.dumps(self._ended(*arguments))}
+        elif what == "load":
+            self._guarded(what, partial(_load, key), FILE_SECONDS)  # the reset says what it raised
+        elif what == "shutdown":
+            self._shutdown()
+        return said | self._close(key) if what == "close" or _over(said) else said
 
     def _say(self, said: Said) -> None:
         self._replies.write(json.dumps(said).encode() + b"\n")
         self._replies.flush()
 
-    def _reset(self, key: str, sample: Sample) -> Said:
+    def _reset(self, key: str, sample: Sample, alone: bool = False) -> Said:
+        """alone: in a process of its own, where nobody minds that it waits."""
         if sample.env_file is not None:
             _load(sample.env_file)
-        env = gymnasium.make(sample.env_id, disable_env_checker=True)
-        self._envs[key] = env
-        if (env.metadata or {}).get("waits"):
-            self._waits.add(key)
-        observation, info = env.reset(seed=sample.seed, options=dict(sample.options))
-        return {"observation": _text(observation), "info": _info(info)}
+        env = self._envs[key] = gymnasium.make(sample.env_id, disable_env_checker=True)
+        if not (env.metadata or {}).get("waits") or alone:
+            return _begun(env, sample)
+        self._waits.add(key)
+        return self._call(key, "reset", partial(_begun, env, sample))
 
     def _step(self, key: str, action: str, recorded: list[dict[str, Any]] | None = None) -> Said:
         env = self._envs[key]
@@ -154,14 +184,61 @@ class Envs:
         said = {"observation": _text(observation), "reward": _number("reward", reward), "info": _info(info)}
         return said | {"terminated": bool(terminated), "truncated": bool(truncated)}
 
-    def _close(self, key: str) -> str | None:
+    def _call(self, key: str, what: str, call: Callable[[], Said]) -> Said:
+        if key not in self._waits:
+            return self._guarded(what, call)
+        self._threads[key] = Waiting(what, call, partial(_closed, self._envs[key]))
+        return {"kind": "waiting"}
+
+    def _ended(self, keys: list[str]) -> dict[str, Said]:
+        """By key, what the calls in threads have answered that have ended or taken too long."""
+        threads = {key: self._threads.get(key) for key in keys}
+        return {key: self._end(key, thread) for key, thread in threads.items() if self._has_ended(thread)}
+
+    def _has_ended(self, thread: Waiting | None) -> bool:
+        return thread is None or not thread.is_alive() or time.monotonic() > thread.since + self._limit
+
+    def _end(self, key: str, thread: Waiting | None) -> Said:
+        if thread is None:
+            return LOST
+        late = self._late(thread.what) if thread.is_alive() else {}
+        if late and thread.what != "close":
+            self._close(key)
+            self._left.append(self._threads.pop(key))
+            return late
+        del self._threads[key]
+        if late:
+            self._leave(thread)
+            thread.said = thread.said | {"close_error": late["error"]}
+        if thread.what == "close":
+            self._waits.discard(key)
+            self._envs.pop(key, None)
+        return thread.said
+
+    def _leave(self, thread: Waiting) -> None:
+        thread.leave()
+        self._left.append(thread)
+
+    def _close(self, key: str) -> Said:
         """What `close` raised. The env's last reference goes within its limit, too."""
-        return self._guarded("close", partial(self._drop, key)).get("error") if key in self._envs else None
+        if key not in self._envs:
+            return {}
+        if key not in self._waits:
+            return {"close_error": self._guarded("close", partial(self._drop, key)).get("error")}
+        if key in self._threads:
+            self._leave(self._threads[key])
+        self._waits.discard(key)
+        self._threads[key] = Waiting("close", dict, partial(_closed, self._envs.pop(key)))
+        return {"kind": "waiting"}
 
     def _drop(self, key: str) -> Said:
-        self._waits.discard(key)
-        self._envs.pop(key).close()
-        return {}
+        return _closed(self._envs.pop(key))
+
+    def _shutdown(self) -> None:
+        for key in list(self._envs):
+            self._close(key)
+        for thread in self._threads.values():
+            thread.join(max(0.0, thread.since + self._limit - time.monotonic()))
 
     def _guarded(self, what: str, call: Callable[[], Said], limit: float | None = None) -> Said:
         """One env call under its limit, `step_timeout` if no other is given."""
@@ -175,11 +252,14 @@ class Envs:
             finally:
                 signal.setitimer(signal.ITIMER_REAL, 0)
         except EnvTimeout:
-            setting = f"environment.step_timeout={self._limit:g} seconds"
-            return {"error": f"The env's {what} was cut off: it took longer than {setting}.", "kind": "timeout"}
+            return self._late(what)
         finally:
             signal.setitimer(signal.ITIMER_REAL, 0)  # the alarm may have interrupted the line above
             self._restore()
+
+    def _late(self, what: str) -> Said:
+        setting = f"environment.step_timeout={self._limit:g} seconds"
+        return {"error": f"The env's {what} was cut off: it took longer than {setting}.", "kind": "timeout"}
 
     def _restore(self) -> None:
         """Puts back what an env changed for everybody, or ends the process, and the env with it, if it cannot."""
@@ -195,6 +275,20 @@ class Envs:
 def _load(path: str) -> Said:
     load_user_file("environment.env_file", path, "environments")
     return {}
+
+
+def _begun(env: gymnasium.Env[Any, Any], sample: Sample) -> Said:
+    observation, info = env.reset(seed=sample.seed, options=dict(sample.options))
+    return {"observation": _text(observation), "info": _info(info)}
+
+
+def _closed(env: gymnasium.Env[Any, Any]) -> Said:
+    env.close()
+    return {}
+
+
+def _over(said: Said) -> bool:
+    return "error" in said or said.get("terminated", False) or said.get("truncated", False)
 
 
 def _interrupt(signum: int, frame: Any) -> None:

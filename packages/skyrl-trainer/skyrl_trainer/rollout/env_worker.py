@@ -20,7 +20,8 @@ from ray import cloudpickle
 
 Call = tuple[Any, ...]
 """("reset", key, sample) makes an env (closing an older one of that key) and resets it; ("step", key, action), and for
-a repeated step the tool calls that it made the first time; ("close", key) closes what is still open."""
+a repeated step the tool calls that it made the first time; ("close", key) closes what is still open; ("ended", "",
+keys) asks for the replies that "waiting" stood for: the info has the fields of those that are there, by key."""
 CRASHED = "The env hung or crashed its EnvWorker"
 START_LIMIT = 120.0
 """Seconds that a process of envs has to start, and to run a user's file."""
@@ -38,8 +39,13 @@ class EnvReply:
     info: dict[str, Any] = field(default_factory=dict)
     error: str | None = None
     kind: str = ""
-    """With an error: "raised", "timeout", "died" (its process ended in this call) or "lost" (no such env here)."""
+    """With an error: "raised", "timeout", "died" (its process ended in this call) or "lost" (no such env here).
+    Without one: "waiting", the call of an env that waits has only begun."""
     close_error: str | None = None
+
+    @classmethod
+    def read(cls, said: dict[str, Any]) -> "EnvReply":
+        return cls(**said | {"info": json.loads(said.get("info", "{}"))})
 
 
 class EnvWorker:
@@ -61,7 +67,7 @@ class EnvWorker:
         """A call of an env that has a process to itself, from its reset to its end."""
         what, key, *_ = call
         process = self._alone.setdefault(key, EnvProcess(self._fork, self._limit))
-        [reply] = process.call([call])
+        [reply] = process.call([(*call, True) if what == "reset" else call])
         if what == "close" or reply.error is not None or reply.terminated or reply.truncated:
             self._alone.pop(key, None)
             process.end()
@@ -136,4 +142,4 @@ class EnvProcess:
         said = json.loads(line) if line else {"ended": "no word"}
         if "ended" in said:
             raise EOFError(f"its process ended with {said['ended']}")
-        return EnvReply(**said | {"info": json.loads(said.get("info", "{}"))})
+        return EnvReply.read(said)
