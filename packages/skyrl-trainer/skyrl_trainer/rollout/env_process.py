@@ -2,9 +2,10 @@
 
     EnvWorker -> template, which has imported all and runs no env -> keeper -> process with envs, a session of its own
 
-The template forks a keeper and its process for every socket that the EnvWorker sends it. The process reads lists of
-calls (pickle) and writes a line of JSON per reply as soon as it has it: the first call without one was running when the
-process ended. The keeper ends what it left behind and writes how it ended; it kills it if the EnvWorker hangs up.
+The template forks a keeper and its process for every socket that the EnvWorker sends it, with a file of shared memory.
+The process reads lists of calls (pickle), notes in that file which one it is in, and writes the replies in lines of
+JSON, as many at a time as are there. The keeper ends what it left behind and writes how it ended; it kills it if the
+EnvWorker hangs up.
 """
 
 import contextlib
@@ -13,6 +14,7 @@ import faulthandler
 import gc
 import json
 import math
+import mmap
 import os
 import pickle
 import select
@@ -22,7 +24,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -37,6 +39,8 @@ from skyrl_trainer.user_file import load_user_file
 
 Said = dict[str, Any]
 """Fields of an EnvReply; `info` as JSON."""
+REPLY_SECONDS = 0.005
+"""How long a reply may lie here while the next calls are made."""
 LOST: Said = {"error": "This process has no such env.", "kind": "lost"}
 LONGEST_TEXT = 2**20
 """Characters of an observation that are read, whatever the context holds."""
@@ -59,21 +63,22 @@ def main(requests_fd: int, step_timeout: float) -> None:
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the keepers
     gc.freeze()
     with socket.socket(fileno=requests_fd) as requests:
-        while sockets := socket.recv_fds(requests, 1, 1)[1]:
+        while files := socket.recv_fds(requests, 1, 2)[1]:
             if os.fork() == 0:
                 requests.close()
-                _keep(socket.socket(fileno=sockets[0]), step_timeout)
-            os.close(sockets[0])
+                _keep(socket.socket(fileno=files[0]), mmap.mmap(files[1], 0), step_timeout)
+            for file in files:
+                os.close(file)
 
 
-def _keep(channel: socket.socket, step_timeout: float) -> None:
+def _keep(channel: socket.socket, note: mmap.mmap, step_timeout: float) -> None:
     """The keeper: never returns."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     process = os.fork()
     if process == 0:
         os.setsid()
         try:
-            Envs(channel, step_timeout).serve()
+            Envs(channel, note, step_timeout).serve()
         except BaseException:
             traceback.print_exc()
         finally:
@@ -88,28 +93,21 @@ def _keep(channel: socket.socket, step_timeout: float) -> None:
     code = os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
     ended = f"exit status {code}" if code >= 0 else signal.Signals(-code).name
     with contextlib.suppress(OSError):
-        channel.sendall(json.dumps({"ended": ended}).encode() + b"\n")
+        channel.sendall(json.dumps(ended).encode() + b"\n")
     os._exit(0)
 
 
 class Waiting(threading.Thread):
-    """A call of an env that waits, and the close of one that is over then. It has `said` all when it has ended."""
+    """A call of an env that waits; it has `said` its answer when it has ended."""
 
-    def __init__(self, what: str, call: Callable[[], Said], close: Callable[[], Said]) -> None:
+    def __init__(self, what: str, call: Callable[[], Said]) -> None:
         super().__init__(daemon=True)
-        self.what, self.since, self._pid = what, time.monotonic(), os.getpid()
-        self.said: Said = {}
-        self._call, self._close = call, close
+        self.what, self.began, self._call = what, time.monotonic(), call
         self.start()
 
     def run(self) -> None:
         with contextlib.suppress(EnvTimeout):
             self.said = _tried(self.what, self._call)
-            if os.getpid() != self._pid:  # the env has forked, and this is the other one
-                os._exit(0)
-            if self.what == "close" or _over(self.said):
-                self.what, self.since = "close", time.monotonic()
-                self.said["close_error"] = _tried("close", self._close).get("error")
 
     def leave(self) -> None:
         """It ends when it next runs Python; one that never does is left behind."""
@@ -119,12 +117,13 @@ class Waiting(threading.Thread):
 class Envs:
     """Many environments. A call that raises or takes longer than `step_timeout` seconds spoils its own reply only.
 
-    Calls are made one after the other, but those of an env with `metadata["waits"]` (for other machines, say) in
-    threads: they are answered at once with kind "waiting", and in truth when ("ended", "", keys) asks for them.
+    Calls are made one after the other, but resets and steps of envs with `metadata["waits"]` (for other machines, say)
+    in threads: they are answered at once with kind "waiting", and in truth when ("ended", "", keys) asks for them.
     """
 
-    def __init__(self, channel: socket.socket, step_timeout: float) -> None:
-        self._calls, self._replies = channel.makefile("rb"), channel.makefile("wb")
+    def __init__(self, channel: socket.socket, note: mmap.mmap, step_timeout: float) -> None:
+        self._calls, self._channel = channel.makefile("rb"), channel
+        self._note = memoryview(note).cast("I")
         self._limit = step_timeout
         self._envs: dict[str, gymnasium.Env[Any, Any]] = {}
         self._waits: set[str] = set()
@@ -136,34 +135,47 @@ class Envs:
 
     def serve(self) -> None:
         faulthandler.enable()
-        self._say({})
+        self._say([{}])
         while True:
-            for call in pickle.load(self._calls):
-                self._say(self._answer(*call))
+            self._play(pickle.load(self._calls))
             self._left = [thread for thread in self._left if thread.is_alive()]
             if len(self._left) > MAX_LEFT:
                 os._exit(1)
 
+    def _play(self, calls: list[tuple[Any, ...]]) -> None:
+        replies: list[Said] = []
+        began = time.monotonic()
+        for number, call in enumerate(calls):
+            self._note[0] = number
+            replies.append(self._answer(*call))
+            if number + 1 == len(calls) or time.monotonic() > began + REPLY_SECONDS:
+                self._say(replies)
+                replies, began = [], time.monotonic()
+
     def _answer(self, what: str, key: str, *arguments: Any) -> Said:
-        said: Said = {}
         if what == "reset":
             self._close(key)
-            said = self._guarded(what, partial(self._reset, key, *arguments))
-        elif what == "step" and key not in self._envs:
-            said = LOST
-        elif what == "step":
-            said = self._call(key, what, partial(self._step, key, *arguments))
-        elif what == "ended":
-            said = {"info": json.dumps(self._ended(*arguments))}
-        elif what == "load":
+            return self._over(key, self._guarded(what, partial(self._reset, key, *arguments)))
+        if what == "step" and key not in self._envs:
+            return LOST
+        if what == "step":
+            return self._over(key, self._call(key, what, partial(self._step, key, *arguments)))
+        if what == "ended":
+            ended = [f"{json.dumps(key)}: {_json(said)}" for key, said in self._ended(*arguments)]
+            return {"info": f"{{{', '.join(ended)}}}"}
+        if what == "load":
             self._guarded(what, partial(_load, key), FILE_SECONDS)  # the reset says what it raised
         elif what == "shutdown":
-            self._shutdown()
-        return said | self._close(key) if what == "close" or _over(said) else said
+            list(map(self._close, list(self._envs)))
+        return self._close(key)
 
-    def _say(self, said: Said) -> None:
-        self._replies.write(json.dumps(said).encode() + b"\n")
-        self._replies.flush()
+    def _over(self, key: str, said: Said) -> Said:
+        """Closes an env that has failed, or whose episode is over."""
+        over = "error" in said or said.get("terminated") or said.get("truncated")
+        return said | self._close(key) if over else said
+
+    def _say(self, replies: list[Said]) -> None:
+        self._channel.sendall(f"[{', '.join(map(_json, replies))}]\n".encode())
 
     def _reset(self, key: str, sample: Sample, alone: bool = False) -> Said:
         """alone: in a process of its own, where nobody minds that it waits."""
@@ -187,58 +199,33 @@ class Envs:
     def _call(self, key: str, what: str, call: Callable[[], Said]) -> Said:
         if key not in self._waits:
             return self._guarded(what, call)
-        self._threads[key] = Waiting(what, call, partial(_closed, self._envs[key]))
+        self._threads[key] = Waiting(what, call)
         return {"kind": "waiting"}
 
-    def _ended(self, keys: list[str]) -> dict[str, Said]:
-        """By key, what the calls in threads have answered that have ended or taken too long."""
-        threads = {key: self._threads.get(key) for key in keys}
-        return {key: self._end(key, thread) for key, thread in threads.items() if self._has_ended(thread)}
-
-    def _has_ended(self, thread: Waiting | None) -> bool:
-        return thread is None or not thread.is_alive() or time.monotonic() > thread.since + self._limit
-
-    def _end(self, key: str, thread: Waiting | None) -> Said:
-        if thread is None:
-            return LOST
-        late = self._late(thread.what) if thread.is_alive() else {}
-        if late and thread.what != "close":
-            self._close(key)
-            self._left.append(self._threads.pop(key))
-            return late
-        del self._threads[key]
-        if late:
-            self._leave(thread)
-            thread.said = thread.said | {"close_error": late["error"]}
-        if thread.what == "close":
-            self._waits.discard(key)
-            self._envs.pop(key, None)
-        return thread.said
-
-    def _leave(self, thread: Waiting) -> None:
-        thread.leave()
-        self._left.append(thread)
+    def _ended(self, keys: list[str]) -> Iterator[tuple[str, Said]]:
+        """What the calls in threads have answered that have ended or taken too long."""
+        for key in keys:
+            thread = self._threads.get(key)
+            if thread is None:
+                yield key, LOST
+            elif not thread.is_alive():
+                yield key, self._over(key, self._threads.pop(key).said)
+            elif time.monotonic() > thread.began + self._limit:
+                yield key, self._over(key, self._late(thread.what))
 
     def _close(self, key: str) -> Said:
         """What `close` raised. The env's last reference goes within its limit, too."""
+        if thread := self._threads.pop(key, None):
+            thread.leave()
+            self._left.append(thread)
         if key not in self._envs:
             return {}
-        if key not in self._waits:
-            return {"close_error": self._guarded("close", partial(self._drop, key)).get("error")}
-        if key in self._threads:
-            self._leave(self._threads[key])
-        self._waits.discard(key)
-        self._threads[key] = Waiting("close", dict, partial(_closed, self._envs.pop(key)))
-        return {"kind": "waiting"}
+        return {"close_error": self._guarded("close", partial(self._drop, key)).get("error")}
 
     def _drop(self, key: str) -> Said:
-        return _closed(self._envs.pop(key))
-
-    def _shutdown(self) -> None:
-        for key in list(self._envs):
-            self._close(key)
-        for thread in self._threads.values():
-            thread.join(max(0.0, thread.since + self._limit - time.monotonic()))
+        self._waits.discard(key)
+        self._envs.pop(key).close()
+        return {}
 
     def _guarded(self, what: str, call: Callable[[], Said], limit: float | None = None) -> Said:
         """One env call under its limit, `step_timeout` if no other is given."""
@@ -282,13 +269,8 @@ def _begun(env: gymnasium.Env[Any, Any], sample: Sample) -> Said:
     return {"observation": _text(observation), "info": _info(info)}
 
 
-def _closed(env: gymnasium.Env[Any, Any]) -> Said:
-    env.close()
-    return {}
-
-
-def _over(said: Said) -> bool:
-    return "error" in said or said.get("terminated", False) or said.get("truncated", False)
+def _json(said: Said) -> str:
+    return f"[{json.dumps(said | {'info': None})}, {said.get('info', '{}')}]"
 
 
 def _interrupt(signum: int, frame: Any) -> None:
@@ -339,11 +321,14 @@ def _number(name: str, value: Any) -> float:
 def _info(info: Any) -> str:
     if not isinstance(info, dict):
         raise UserError(f"The env gave an info that is a {type(info).__name__}, and it must be a dict.")
-    info = plain(info)
-    parts = info.get("reward_parts")
-    for name, part in parts.items() if isinstance(parts, dict) else ():
-        parts[name] = _number(f"reward_parts[{name!r}]", part)
-    text = json.dumps(info)
+    if isinstance(parts := info.get("reward_parts"), dict):
+        info = info | {"reward_parts": {name: _number(f"reward_parts[{name!r}]", part) for name, part in parts.items()}}
+    try:
+        text = json.dumps(info)
+    except (TypeError, ValueError):  # holds other things than JSON's
+        text = "\\ud"
+    if "\\ud" in text:  # or may hold half a character
+        text = json.dumps(plain(info))
     if len(text) > LONGEST_INFO:
         raise UserError(f"The env gave an info of {len(text)} characters, and {LONGEST_INFO} are the most.")
     return text

@@ -7,6 +7,8 @@ all others with "lost": their envs are to be made anew (env_client.py says where
 """
 
 import json
+import mmap
+import os
 import socket
 import subprocess
 import sys
@@ -44,8 +46,10 @@ class EnvReply:
     close_error: str | None = None
 
     @classmethod
-    def read(cls, said: dict[str, Any]) -> "EnvReply":
-        return cls(**said | {"info": json.loads(said.get("info", "{}"))})
+    def read(cls, said: tuple[dict[str, Any], dict[str, Any]]) -> "EnvReply":
+        """Of its other fields and its info."""
+        fields, fields["info"] = said
+        return cls(**fields)
 
 
 class EnvWorker:
@@ -79,8 +83,8 @@ class EnvWorker:
             process.call([("shutdown", "")])
             process.end()
 
-    def _fork(self) -> socket.socket:
-        """A new process of envs: our end of its channel."""
+    def _fork(self, note: int) -> socket.socket:
+        """A new process of envs, which writes its notes into the file `note`: our end of its channel."""
         with self._forking:
             if self._template is None or self._template.poll() is not None:
                 self._requests, theirs = socket.socketpair()
@@ -89,40 +93,45 @@ class EnvWorker:
                     self._template = subprocess.Popen([sys.executable, "-c", code], pass_fds=[theirs.fileno()])
             ours, theirs = socket.socketpair()
             with theirs:
-                socket.send_fds(self._requests, [b"."], [theirs.fileno()])
+                socket.send_fds(self._requests, [b"."], [theirs.fileno(), note])
         return ours
 
 
 class EnvProcess:
     """A process of envs, as its EnvWorker sees it: it starts with its first call, and anew after its end."""
 
-    def __init__(self, fork: Callable[[], socket.socket], step_timeout: float) -> None:
+    def __init__(self, fork: Callable[[int], socket.socket], step_timeout: float) -> None:
         self._fork = fork
         self._patience = 2 * step_timeout + 2  # a call has its limit, and so has the close that follows it
         self._channel: socket.socket | None = None
         self._lock = threading.Lock()
+        self._file = os.fdopen(os.memfd_create("note"), "r+b")
+        self._file.truncate(mmap.PAGESIZE)
+        self._note = memoryview(mmap.mmap(self._file.fileno(), 0)).cast("I")
 
     def call(self, calls: list[Call]) -> list[EnvReply]:
         replies: list[EnvReply] = []
         with self._lock:
+            self._note[0] = 0
             try:
                 if self._channel is None:
-                    self._channel = self._fork()
+                    self._channel = self._fork(self._file.fileno())
                     self._lines = self._channel.makefile("rb")
                     self._loaded: set[str | None] = {None}
-                    self._reply(START_LIMIT)
+                    self._read(START_LIMIT)
                 for file in {call[2].env_file for call in calls if call[0] == "reset"} - self._loaded:
                     self._loaded.add(file)
                     self._channel.sendall(cloudpickle.dumps([("load", file)]))
-                    self._reply(START_LIMIT)
+                    self._read(START_LIMIT)
                 self._channel.sendall(cloudpickle.dumps(calls))
                 while len(replies) < len(calls):
-                    replies.append(self._reply(self._patience))
+                    replies += self._read(self._patience)
             except (OSError, ValueError, TypeError, EOFError) as error:
                 self.end()
-                replies.append(EnvReply(error=f"{CRASHED}: {error}.", kind="died"))
+                culprit = min(max(self._note[0], len(replies)), len(calls) - 1)
                 lost = EnvReply(error="The env's process has ended.", kind="lost")
                 replies += [lost] * (len(calls) - len(replies))
+                replies[culprit] = EnvReply(error=f"{CRASHED}: {error}.", kind="died")
         return replies
 
     def end(self) -> None:
@@ -132,14 +141,14 @@ class EnvProcess:
             self._channel.close()
             self._channel = None
 
-    def _reply(self, seconds: float) -> EnvReply:
+    def _read(self, seconds: float) -> list[EnvReply]:
         assert self._channel is not None
         self._channel.settimeout(seconds)
         try:
             line = self._lines.readline()
         except TimeoutError:
             raise TimeoutError(f"its process was silent for {seconds:g} seconds") from None
-        said = json.loads(line) if line else {"ended": "no word"}
-        if "ended" in said:
-            raise EOFError(f"its process ended with {said['ended']}")
-        return EnvReply.read(said)
+        said = json.loads(line) if line else "no word"
+        if isinstance(said, str):
+            raise EOFError(f"its process ended with {said}")
+        return list(map(EnvReply.read, said))
