@@ -105,17 +105,14 @@ class EnvProcess:
         self._patience = 2 * step_timeout + 2  # a call has its limit, and so has the close that follows it
         self._channel: socket.socket | None = None
         self._lock = threading.Lock()
-        self._file = os.fdopen(os.memfd_create("note"), "r+b")
-        self._file.truncate(mmap.PAGESIZE)
-        self._note = memoryview(mmap.mmap(self._file.fileno(), 0)).cast("I")
+        self._note = memoryview(bytes(4)).cast("I")
 
     def call(self, calls: list[Call]) -> list[EnvReply]:
         replies: list[EnvReply] = []
         with self._lock:
-            self._note[0] = 0
             try:
                 if self._channel is None:
-                    self._channel = self._fork(self._file.fileno())
+                    self._channel = self._start()
                     self._lines = self._channel.makefile("rb")
                     self._loaded: set[str | None] = {None}
                     self._read(START_LIMIT)
@@ -123,6 +120,7 @@ class EnvProcess:
                     self._loaded.add(file)
                     self._channel.sendall(cloudpickle.dumps([("load", file)]))
                     self._read(START_LIMIT)
+                self._note[0] = 0
                 self._channel.sendall(cloudpickle.dumps(calls))
                 while len(replies) < len(calls):
                     replies += self._read(self._patience)
@@ -133,6 +131,12 @@ class EnvProcess:
                 replies += [lost] * (len(calls) - len(replies))
                 replies[culprit] = EnvReply(error=f"{CRASHED}: {error}.", kind="died")
         return replies
+
+    def _start(self) -> socket.socket:
+        with os.fdopen(os.memfd_create("note"), "r+b") as file:
+            file.truncate(mmap.PAGESIZE)
+            self._note = memoryview(mmap.mmap(file.fileno(), 0)).cast("I")
+            return self._fork(file.fileno())
 
     def end(self) -> None:
         """Hangs up: its keeper kills it."""
