@@ -32,8 +32,8 @@ SAYS = {
     "exit_3": "hung or crashed its EnvWorker: its process ended with exit status 3.",
     "kill": "hung or crashed its EnvWorker: its process ended with SIGKILL.",
     "null": "hung or crashed its EnvWorker: its process ended with SIGSEGV.",
-    "hang": "The env's step was cut off: it took longer than environment.step_timeout=1 seconds.",
-    "hang_in_c": "hung or crashed its EnvWorker: its process was silent for 4 seconds.",
+    "hang": "The env's step was cut off: it took longer than environment.step_timeout=2 seconds.",
+    "hang_in_c": "hung or crashed its EnvWorker: its process was silent for 6 seconds.",
     "nan": "The env's step gave reward nan, and it must be a finite number.",
     "part_text": "The env's step gave reward_parts['a'] 'much', and it must be a finite number.",
     "observation_bytes": "The env gave an observation that is a bytes, and it must be a str.",
@@ -72,7 +72,7 @@ def rollouts(folder: Path) -> Iterator[Rollouts]:
 def make_rollouts(folder: Path) -> Rollouts:
     config = Config(
         generator={"max_turns": 6, "max_model_len": 2048, "max_concurrency": 64, "max_completion_length": 16},
-        environment={"num_workers": 1, "step_timeout": 1.0},
+        environment={"num_workers": 1, "step_timeout": 2.0},
     )
     return Rollouts(config, [ray.remote(FakeEngine).options(num_cpus=0).remote()], str(folder / "tokenizer"))
 
