@@ -5,13 +5,16 @@
 
 Steps per second of whole episodes, resets included, over all difficulties; the expert's actions are worked out before
 the clock starts, and episodes that call python_exec are left out. python_exec is measured by itself, interleaved with
-an unprotected `python -I -c` of the same code. The last line is one JSON object: {"<env>": steps/s, ...,
-"python_exec": calls/s, "python_exec_over_bare": ratio, "peers": {...}}; null is what is not there or was not asked for.
+an unprotected `python -I -c` of the same code. `waiting` is the training side's: 256 envs of one EnvWorker of which
+every step waits a second, in seconds a turn (the median of 5). The last line is one JSON object: {"<env>": steps/s,
+..., "python_exec": calls/s, "python_exec_over_bare": ratio, "waiting": seconds, "peers": {...}}; null is what is not
+there or was not asked for.
 """
 
 from __future__ import annotations
 
 import argparse
+import asyncio
 import itertools
 import json
 import statistics
@@ -26,6 +29,25 @@ from typing import Any
 ROUNDS, SECONDS, EPISODES = 5, 0.3, 200
 CODE = "print(sum(i * i for i in range(10)))"
 ROW = {"prompt": [{"role": "user", "content": "How many are 4 dozen?"}], "reward_spec": {"ground_truth": "48"}}
+WAITING = """
+import time
+
+import gymnasium
+
+
+class Waiting(gymnasium.Env):
+    metadata = {"render_modes": [], "waits": True}
+
+    def reset(self, *, seed=None, options=None):
+        return "", {}
+
+    def step(self, action):
+        time.sleep(1.0)
+        return action, 0.0, False, False, {}
+
+
+gymnasium.register("bench/Waiting-v0", Waiting)
+"""
 PEERS = {"gem": ["gem-llm", "datasets", "pylatexenc"], "reasoning_gym": ["reasoning-gym"], "textarena": ["textarena"]}
 
 
@@ -87,6 +109,39 @@ def python_exec() -> tuple[float | None, float | None]:
         ours.append(middle - start)
         bare.append(time.perf_counter() - middle)
     return 1 / statistics.median(ours), statistics.median(bare) / statistics.median(ours)
+
+
+def waiting() -> float | None:
+    """Seconds a turn of 256 envs, of which every step waits one."""
+    try:
+        import ray
+
+        from skyrl_trainer.rollout.env_client import EnvClient, RemoteEnv
+        from skyrl_trainer.rollout.pool import close_env_workers, start_env_workers
+        from skyrl_trainer.types import Sample
+    except ImportError:
+        return None
+
+    async def turns(workers: list[Any], sample: Sample) -> list[float]:
+        client, seconds = EnvClient(workers), []
+        envs = [RemoteEnv(client, f"{i}", sample) for i in range(256)]
+        await asyncio.gather(*(env.reset() for env in envs))
+        for _ in range(ROUNDS):
+            began = time.perf_counter()
+            replies = await asyncio.gather(*(env.step("x") for env in envs))
+            seconds.append(time.perf_counter() - began)
+            assert [reply.observation for reply in replies] == ["x"] * len(envs)
+        return seconds
+
+    ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False)
+    with tempfile.NamedTemporaryFile("w", suffix=".py") as file:
+        file.write(WAITING)
+        file.flush()
+        workers = start_env_workers(1, step_timeout=30.0)
+        seconds = asyncio.run(turns(workers, Sample("bench", "bench/Waiting-v0", 0, env_file=file.name)))
+        close_env_workers(workers)
+    ray.shutdown()
+    return statistics.median(seconds)
 
 
 # The next three run in the peers' own interpreter.
@@ -169,6 +224,8 @@ def main() -> None:
         print(f"{name:<24}{result[name]:>12,} steps/s")
     result["python_exec"], result["python_exec_over_bare"] = python_exec()
     print(f"python_exec: {result['python_exec']} calls/s, {result['python_exec_over_bare']} times a bare interpreter")
+    result["waiting"] = waiting()
+    print(f"256 envs that wait one second each step: {result['waiting']} seconds a turn")
     result["peers"] = {name: measure_peer(name) for name in PEERS} if chosen.peers else None
     for name, rates in (result["peers"] or {}).items():
         print(f"{name:<24}{rates}")

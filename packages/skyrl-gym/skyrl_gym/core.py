@@ -157,15 +157,15 @@ class TextEnv(gymnasium.Env[str, str]):
             self.options, index = self._from_task_id(task_id, options)
             task = self.make_task(self.options, index)
         else:
-            self.options = self.defaults | self._checked(options)
-            if row is not None:
-                task = self.task_from_row(row, self.options)
+            self.options = chosen = self.defaults | self._checked(options)
+            if row is None:
+                task = self.make_task(chosen, int(self.np_random.integers(self.count_tasks(chosen))))
             else:
-                task = self.make_task(self.options, int(self.np_random.integers(self.count_tasks(self.options))))
+                task = self.task_from_row(row, chosen)
         self._task, self._finished = task, False
         self._screen = observation = self.begin(task)
         info = {"instructions": task.instructions, "task_id": task.task_id, **self.reset_info()}
-        return observation, self._with_admissible(info)
+        return observation, info | self._admissible()
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
         """Applies an action. `truncated` is always False: step limits are Gymnasium's TimeLimit."""
@@ -180,15 +180,11 @@ class TextEnv(gymnasium.Env[str, str]):
         self.recorded = None
         self._finished = outcome.terminated
         reward = float(sum(outcome.reward_parts.values()))
-        info: dict[str, Any] = {
-            **outcome.info,
-            "reward_parts": outcome.reward_parts,
-            "valid_action": outcome.valid_action,
-            "success": outcome.success,
-        }
+        info = outcome.info | {"reward_parts": outcome.reward_parts}
+        info |= {"valid_action": outcome.valid_action, "success": outcome.success}
         if self.render_mode is not None:
             self._screen = f"> {action}\n{outcome.observation}\nreward {reward:g} {outcome.reward_parts}"
-        return outcome.observation, reward, outcome.terminated, False, self._with_admissible(info)
+        return outcome.observation, reward, outcome.terminated, False, info | self._admissible()
 
     def feed_external(self, calls: Sequence[Mapping[str, Any]]) -> None:
         """Lets tools with effects outside answer the next step's calls from a record instead of running.
@@ -208,16 +204,9 @@ class TextEnv(gymnasium.Env[str, str]):
 
     def get_state(self) -> dict[str, Any]:
         """The whole state of the episode as plain data, which `json` can carry; wrappers' state is not in it."""
-        return copy.deepcopy(
-            {
-                "task": dataclasses.asdict(self.task),
-                "options": self.options,
-                "np_random": self.np_random.bit_generator.state,
-                "finished": self._finished,
-                "screen": self._screen,
-                "env": self.get_env_state(),
-            }
-        )
+        episode = {"task": dataclasses.asdict(self.task), "options": self.options, "env": self.get_env_state()}
+        generator = {"np_random": self.np_random.bit_generator.state}
+        return copy.deepcopy(episode | generator | {"finished": self._finished, "screen": self._screen})
 
     def set_state(self, state: dict[str, Any]) -> None:
         """Continues exactly where `get_state` was called, in this or another instance or process."""
@@ -261,8 +250,6 @@ class TextEnv(gymnasium.Env[str, str]):
             raise ValueError(f"There is no task {task_id!r}: its index must be below {count}.")
         return resolved, int(index)
 
-    def _with_admissible(self, info: dict[str, Any]) -> dict[str, Any]:
+    def _admissible(self) -> dict[str, Any]:
         actions = self.admissible_actions()
-        if actions is not None:
-            info["admissible_actions"] = actions
-        return info
+        return {} if actions is None else {"admissible_actions": actions}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import threading
@@ -14,9 +15,11 @@ import pytest
 import ray
 
 from skyrl_trainer.errors import UserError
-from skyrl_trainer.rollout.env_worker import EnvWorker
+from skyrl_trainer.rollout.env_client import EnvClient, RemoteEnv
+from skyrl_trainer.rollout.env_worker import EnvReply, EnvWorker
 from skyrl_trainer.rollout.manager import Rollouts
 from skyrl_trainer.rollout.metrics import rollout_metrics
+from skyrl_trainer.rollout.pool import close_env_workers, start_env_workers
 from skyrl_trainer.settings import Config
 from skyrl_trainer.types import PromptBatch, RolloutBatch, Sample, SamplingOptions, StopReason, Trajectory
 from tests.trainer import fakes
@@ -72,27 +75,46 @@ gymnasium.register("test/Scripted-v0", Scripted)
 '''
 
 
-WAITING = """
+WAITING = '''
+import random
 import time
 
 import gymnasium
 
 
 class Waiting(gymnasium.Env):
+    """Waits in every step, or does in step 2 what the option `do` says; ends after three."""
+
     metadata = {"render_modes": [], "waits": True}
 
     def reset(self, *, seed=None, options=None):
-        return "go", {}
+        super().reset(seed=seed)
+        self.options, self.count = options, 0
+        return f"go {self.np_random.integers(1000)}", {}
 
     def step(self, action):
-        if action == "raise":
+        self.count += 1
+        do = self.options.get("do") if self.count == 2 else None
+        if do == "raise":
             raise ValueError("nobody answered")
-        time.sleep(8 if action == "hang" else 0.5)
-        return action, 1.0, False, False, {}
+        time.sleep(1000 if do == "hang" else random.random() * 2 * self.options["seconds"])
+        over = self.count == 3
+        return f"{self.np_random.integers(1000)} {action}", float(over), over, False, {"success": over}
+
+    def close(self):
+        if self.options.get("do") == "close":
+            raise OSError("nobody is there")
+
+
+class Even(Waiting):
+    def step(self, action):
+        time.sleep(1.0)
+        return action, 0.0, False, False, {}
 
 
 gymnasium.register("test/Waiting-v0", Waiting)
-"""
+gymnasium.register("test/Even-v0", Even)
+'''
 
 
 LOADED = """
@@ -124,10 +146,10 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.fixture(scope="module")
 def rollouts(cluster: Path) -> Iterator[Rollouts]:
-    """Two EnvWorkers, with half a second for an env call."""
+    """Two EnvWorkers, with two seconds for an env call: a loaded machine must not make a good env late."""
     config = Config(
         generator={"max_turns": 6, "max_model_len": 2048, "max_concurrency": 8, "max_completion_length": 16},
-        environment={"num_workers": 2, "step_timeout": 0.5},
+        environment={"num_workers": 2, "step_timeout": 2.0},
     )
     engine = ray.remote(FakeEngine).options(num_cpus=0).remote()
     made = Rollouts(config, [engine], str(cluster / "tokenizer"))
@@ -170,7 +192,7 @@ def test_every_episode_is_played_and_closed(rollouts: Rollouts, cluster: Path) -
     ("step", "do", "says"),
     [
         (10, "raise", "ValueError: no such move (envs.py, line"),
-        (11, "hang", "environment.step_timeout=0.5 seconds"),
+        (11, "hang", "environment.step_timeout=2 seconds"),
         (12, "hang in C", "hung or crashed its EnvWorker"),
         (13, "crash", "hung or crashed its EnvWorker"),
     ],
@@ -210,8 +232,15 @@ def test_ten_megabytes_end_their_episode_at_once_and_no_other(rollouts: Rollouts
 def test_killed_worker_is_replaced_and_its_episodes_go_on(rollouts: Rollouts, cluster: Path) -> None:
     options = [{"sleep": 0.1}] * 8
     undisturbed = rollouts.run(batch(cluster, options, step=20))
-    pid = process_id(rollouts.env_workers[0])
-    threading.Timer(0.7, os.kill, (pid, signal.SIGKILL)).start()
+    pid, [engine] = process_id(rollouts.env_workers[0]), rollouts._engines
+    enough = len(ray.get(engine.asked.remote())) + 10
+
+    def kill_midway() -> None:
+        while len(ray.get(engine.asked.remote())) < enough:
+            time.sleep(0.01)
+        os.kill(pid, signal.SIGKILL)
+
+    threading.Thread(target=kill_midway, daemon=True).start()
     done = rollouts.run(batch(cluster, options, step=20))
     assert [t.token_ids() for t in done.trajectories] == [t.token_ids() for t in undisturbed.trajectories]
     assert rollout_metrics(done)["env_replays"] > 0
@@ -252,19 +281,99 @@ def test_play_hands_over_each_trajectory_once_and_takes_no_more_than_may_be_in_p
     assert sorted(back) == sorted(f"{killed}/{number}" for number in range(40))
 
 
-def test_envs_that_wait_do_so_all_at_once_and_one_that_fails_fails_alone(tmp_path: Path) -> None:
-    (tmp_path / "waiting.py").write_text(WAITING)
-    worker = EnvWorker(step_timeout=3.0)
-    keys = [f"k{i}" for i in range(32)]
-    sample = Sample("s", "test/Waiting-v0", 0, env_file=str(tmp_path / "waiting.py"))
-    worker.call_many([("reset", key, sample) for key in keys])
+def waiting(folder: Path, options: list[dict[str, Any]], step: int, env: str = "test/Waiting-v0") -> PromptBatch:
+    (folder / "waiting.py").write_text(WAITING)
+    file = str(folder / "waiting.py")
+    return PromptBatch(step, [Sample(f"w{i}", env, i, option, env_file=file) for i, option in enumerate(options)], 1)
+
+
+def test_256_envs_that_wait_a_second_take_a_turn_in_under_two(cluster: Path) -> None:
+    workers = start_env_workers(1, step_timeout=10.0)
+    samples = waiting(cluster, [{}] * 256, 60, "test/Even-v0").samples
+
+    async def one_turn() -> tuple[float, list[EnvReply]]:
+        client = EnvClient(workers)
+        envs = [RemoteEnv(client, f"even/{i}", sample) for i, sample in enumerate(samples)]
+        await asyncio.gather(*(env.reset() for env in envs))
+        seconds = []
+        for _ in range(3):  # the best of them, as others use this machine, too
+            began = time.monotonic()
+            replies = await asyncio.gather(*(env.step(str(i)) for i, env in enumerate(envs)))
+            seconds.append(time.monotonic() - began)
+        await asyncio.gather(*(env.close() for env in envs))
+        return min(seconds), replies
+
+    seconds, replies = asyncio.run(one_turn())
+    close_env_workers(workers)
+    assert [reply.observation for reply in replies] == [str(i) for i in range(256)]
+    assert seconds < 2.0
+
+
+def test_of_64_envs_that_wait_those_that_hang_or_raise_fail_within_the_limit_and_no_other(
+    rollouts: Rollouts, cluster: Path
+) -> None:
+    options: list[dict[str, Any]] = [{"seconds": 0.05} for _ in range(64)]
+    for number, do in enumerate(["hang", "raise"] * 3):
+        options[2 * number]["do"] = do
     began = time.monotonic()
-    replies = worker.call_many([("step", key, key) for key in keys])
-    assert [reply.observation for reply in replies] == keys and time.monotonic() - began < 8, "not 16 seconds"
-    replies = worker.call_many([("step", f"k{i}", action) for i, action in enumerate(["a", "raise", "hang", "b"])])
-    assert [reply.kind for reply in replies] == ["", "raised", "timeout", ""]
-    assert "nobody answered" in str(replies[1].error) and "step_timeout=3 seconds" in str(replies[2].error)
+    done = rollouts.run(waiting(cluster, options, 61))
+    assert time.monotonic() - began < 30.0
+    assert reasons(done) == ["do" in option for option in options]
+    for trajectory, option in zip(done.trajectories, options, strict=True):
+        error, seconds = str(trajectory.error), trajectory.metrics["seconds"]
+        assert {"hang": "step_timeout=2 seconds", "raise": "nobody answered"}.get(option.get("do", ""), "") in error
+        assert trajectory.success or len(trajectory.turns) == 2
+        assert option.get("do") != "hang" or trajectory.turns[1].seconds["env"] >= 2.0
+        assert seconds < 20.0
+    assert rollout_metrics(done)["stop/env_error"] == 6 and rollout_metrics(done).get("env_replays", 0.0) == 0.0
+
+
+def test_envs_that_wait_answer_the_same_whoever_is_first_and_their_closes_are_counted(
+    rollouts: Rollouts, cluster: Path
+) -> None:
+    options = [{"seconds": 0.1, "do": "close"} for _ in range(16)]
+    first, again = (rollouts.run(waiting(cluster, options, 62)) for _ in range(2))
+    assert [t.token_ids() for t in first.trajectories] == [t.token_ids() for t in again.trajectories]
+    assert all(t.success and t.metrics["env_close_errors"] == 1.0 for t in first.trajectories)
+
+
+def test_who_waits_holds_up_no_env_that_does_not(tmp_path: Path) -> None:
+    (tmp_path / "envs.py").write_text(ENV_FILE)
+    worker = EnvWorker(step_timeout=60.0)
+    [late] = waiting(tmp_path, [{"do": "hang", "seconds": 0.0}], 63).samples
+    [plain] = batch(tmp_path, [{}], 63).samples
+    ask(worker, [("reset", "late", late)])
+    worker.call_many([("reset", "plain", plain)])
+    ask(worker, [("step", "late", "a")])
+    began = time.monotonic()
+    replies = worker.call_many([("step", "late", "b"), ("step", "plain", "b"), ("ended", "", ["late"])])
+    assert time.monotonic() - began < 30.0
+    assert [reply.kind for reply in replies] == ["waiting", "", ""] and replies[1].observation.startswith("now")
+    assert replies[2].info == {}
     worker.shutdown()
+
+
+def test_threads_that_never_come_back_are_bounded(tmp_path: Path) -> None:
+    """A process with more than 100 of them ends, and who was in it begins again."""
+    worker = EnvWorker(step_timeout=0.5)
+    [good, *bad] = waiting(tmp_path, [{"seconds": 0.0}] + [{"do": "hang", "seconds": 0.0}] * 101, 64).samples
+    replies = ask(worker, [("reset", "good", good), *[("reset", f"k{i}", sample) for i, sample in enumerate(bad)]])
+    for _ in range(2):
+        replies = ask(worker, [("step", f"k{i}", "a") for i in range(101)])
+    assert all(reply.kind == "timeout" for reply in replies)
+    assert ask(worker, [("step", "good", "a")])[0].kind == "lost"
+    worker.shutdown()
+
+
+def ask(worker: EnvWorker, calls: list[Any]) -> list[EnvReply]:
+    """The replies of calls that all wait."""
+    assert {reply.kind for reply in worker.call_many(calls)} <= {"waiting", "died", "lost"}
+    ended: dict[str, Any] = {}
+    while len(ended) < len(calls):
+        [reply] = worker.call_many([("ended", "", [key for _, key, _ in calls if key not in ended])])
+        ended |= reply.info
+        time.sleep(0.01)
+    return [EnvReply.read(ended[key]) for _, key, _ in calls]
 
 
 def test_env_workers_never_load_torch(rollouts: Rollouts) -> None:

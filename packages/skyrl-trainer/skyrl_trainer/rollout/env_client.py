@@ -16,7 +16,7 @@ RESTART_LIMIT seconds is given up, and the run ends when none is left.
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Generic, TypeVar
 
 from ray.exceptions import RayActorError
@@ -28,6 +28,8 @@ from skyrl_trainer.types import Sample
 RESTART_LIMIT = 60.0
 """Seconds that a dead EnvWorker is waited for."""
 RETRY_SECONDS = 0.02
+ASK_SECONDS = 0.02
+"""Between two questions for all the calls of envs that wait."""
 MAX_SHARED_DEATHS = 2
 MAX_BATCH = 64
 """Items of one call: enough to make its cost small, and few enough that the first answers are soon there."""
@@ -61,8 +63,8 @@ class Coalescer(Generic[Item, Reply]):
         self._drain = None
 
 
-async def settle(futures: list[asyncio.Future[Reply]], call: Awaitable[list[Reply]]) -> None:
-    """Gives each future its reply, or all of them what the call raised; those that were cancelled are left alone."""
+async def settle(futures: list[asyncio.Future[Reply]], call: Awaitable[Sequence[Reply | None]]) -> None:
+    """Gives each future its reply, if there is one, or all of them what the call raised; not those cancelled."""
     try:
         replies = await call
     except Exception as error:
@@ -71,7 +73,7 @@ async def settle(futures: list[asyncio.Future[Reply]], call: Awaitable[list[Repl
                 future.set_exception(error)
         return
     for future, reply in zip(futures, replies, strict=True):
-        if not future.done():
+        if reply is not None and not future.done():
             future.set_result(reply)
 
 
@@ -87,16 +89,41 @@ class Host:
         self.gone = False
         self._unsure: list[str] = []
         """Keys of envs that were lost, or live on if the worker was only out of reach."""
+        self._waiting: dict[str, asyncio.Future[EnvReply]] = {}
+        self._asking: asyncio.Task[None] | None = None
 
     async def call(self, alone: bool, *call: Any) -> EnvReply:
         """alone: in a process of its own. A dead worker has lost the env."""
         try:
-            return await (self._handle.alone.remote(call) if alone else self._shared(call))
+            reply: EnvReply = await (self._handle.alone.remote(call) if alone else self._shared(call))
+            return await self._ended(call[1]) if reply.kind == "waiting" else reply
         except RayActorError as error:
             self._unsure.append(call[1])
             if self.recovery is None:
                 self.recovery = asyncio.create_task(self._recover())
             return EnvReply(error=str(error).splitlines()[0], kind="lost")
+
+    async def _ended(self, key: str) -> EnvReply:
+        future = self._waiting[key] = asyncio.get_running_loop().create_future()
+        if self._asking is None:
+            self._asking = asyncio.create_task(self._ask())
+        return await future
+
+    async def _ask(self) -> None:
+        """One question for all that wait, again and again until none does."""
+        while self._waiting:
+            await asyncio.sleep(ASK_SECONDS)
+            asked = {key: future for key, future in self._waiting.items() if not future.done()}
+            await settle(list(asked.values()), self._answers(list(asked)))
+            self._waiting = {key: future for key, future in self._waiting.items() if not future.done()}
+        self._asking = None
+
+    async def _answers(self, keys: list[str]) -> list[EnvReply | None]:
+        """None where a call has not ended."""
+        reply = await self._shared(("ended", "", keys))
+        if reply.error is not None:
+            return [EnvReply(error=reply.error, kind="lost")] * len(keys)
+        return [EnvReply.read(reply.info[key]) if key in reply.info else None for key in keys]
 
     async def _recover(self) -> None:
         deadline = time.monotonic() + RESTART_LIMIT

@@ -2,25 +2,29 @@
 
     EnvWorker -> template, which has imported all and runs no env -> keeper -> process with envs, a session of its own
 
-The template forks a keeper and its process for every socket that the EnvWorker sends it. The process reads lists of
-calls (pickle) and writes a line of JSON per reply as soon as it has it: the first call without one was running when the
-process ended. The keeper ends what it left behind and writes how it ended; it kills it if the EnvWorker hangs up.
+The template forks a keeper and its process for every socket that the EnvWorker sends it, with a file of shared memory.
+The process reads lists of calls (pickle), notes in that file which one it is in, and writes the replies in lines of
+JSON, as many at a time as are there. The keeper ends what it left behind and writes how it ended; it kills it if the
+EnvWorker hangs up.
 """
 
 import contextlib
+import ctypes
 import faulthandler
 import gc
 import json
 import math
+import mmap
 import os
 import pickle
 import select
 import signal
 import socket
 import sys
+import threading
+import time
 import traceback
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -35,11 +39,16 @@ from skyrl_trainer.user_file import load_user_file
 
 Said = dict[str, Any]
 """Fields of an EnvReply; `info` as JSON."""
+REPLY_SECONDS = 0.005
+"""How long a reply may lie here while the next calls are made."""
+LOST: Said = {"error": "This process has no such env.", "kind": "lost"}
 LONGEST_INFO = 2**24
 """Characters of an info as JSON."""
 LONGEST_ERROR = 1000
 FILE_SECONDS = 60.0
 """That a user's file may take to run: it is imported once a process, beside the limits of env calls."""
+MAX_LEFT = 100
+"""Late threads that a process may have: it ends with one more, and with it what they hold."""
 
 
 class EnvTimeout(BaseException):
@@ -52,21 +61,22 @@ def main(requests_fd: int, step_timeout: float) -> None:
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the keepers
     gc.freeze()
     with socket.socket(fileno=requests_fd) as requests:
-        while sockets := socket.recv_fds(requests, 1, 1)[1]:
+        while files := socket.recv_fds(requests, 1, 2)[1]:
             if os.fork() == 0:
                 requests.close()
-                _keep(socket.socket(fileno=sockets[0]), step_timeout)
-            os.close(sockets[0])
+                _keep(socket.socket(fileno=files[0]), mmap.mmap(files[1], 0), step_timeout)
+            for file in files:
+                os.close(file)
 
 
-def _keep(channel: socket.socket, step_timeout: float) -> None:
+def _keep(channel: socket.socket, note: mmap.mmap, step_timeout: float) -> None:
     """The keeper: never returns."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     process = os.fork()
     if process == 0:
         os.setsid()
         try:
-            Envs(channel, step_timeout).serve()
+            Envs(channel, note, step_timeout).serve()
         except BaseException:
             traceback.print_exc()
         finally:
@@ -81,67 +91,99 @@ def _keep(channel: socket.socket, step_timeout: float) -> None:
     code = os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
     ended = f"exit status {code}" if code >= 0 else signal.Signals(-code).name
     with contextlib.suppress(OSError):
-        channel.sendall(json.dumps({"ended": ended}).encode() + b"\n")
+        channel.sendall(json.dumps(ended).encode() + b"\n")
     os._exit(0)
 
 
-class Envs:
-    """Many environments. A call that raises or takes longer than `step_timeout` seconds spoils its own reply only."""
+class Waiting(threading.Thread):
+    """A call of an env that waits; it has `said` its answer when it has ended."""
 
-    def __init__(self, channel: socket.socket, step_timeout: float) -> None:
-        self._calls, self._replies = channel.makefile("rb"), channel.makefile("wb")
+    def __init__(self, what: str, call: Callable[[], Said]) -> None:
+        super().__init__(daemon=True)
+        self.what, self.began, self._call = what, time.monotonic(), call
+        self.start()
+
+    def run(self) -> None:
+        with contextlib.suppress(EnvTimeout):
+            self.said = _tried(self.what, self._call)
+
+    def leave(self) -> None:
+        """It ends when it next runs Python; one that never does is left behind."""
+        ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self.ident or 0), ctypes.py_object(EnvTimeout))
+
+
+class Envs:
+    """Many environments. A call that raises or takes longer than `step_timeout` seconds spoils its own reply only.
+
+    Calls are made one after the other, but resets and steps of envs with `metadata["waits"]` (for other machines, say)
+    in threads: they are answered at once with kind "waiting", and in truth when ("ended", "", keys) asks for them.
+    """
+
+    def __init__(self, channel: socket.socket, note: mmap.mmap, step_timeout: float) -> None:
+        self._calls, self._channel = channel.makefile("rb"), channel
+        self._note = memoryview(note).cast("I")
         self._limit = step_timeout
         self._envs: dict[str, gymnasium.Env[Any, Any]] = {}
         self._waits: set[str] = set()
+        self._threads: dict[str, Waiting] = {}
+        self._left: list[Waiting] = []
         self._pid, self._home = os.getpid(), os.open(".", os.O_RDONLY)
         self._recursion = sys.getrecursionlimit()
         self._streams = sys.stdin, sys.stdout, sys.stderr
 
     def serve(self) -> None:
         faulthandler.enable()
-        self._say({})
+        self._say([{}])
         while True:
             self._play(pickle.load(self._calls))
+            self._left = [thread for thread in self._left if thread.is_alive()]
+            if len(self._left) > MAX_LEFT:
+                os._exit(1)
 
     def _play(self, calls: list[tuple[Any, ...]]) -> None:
-        """One after the other, but steps of envs with `metadata["waits"]`, for other machines say, at once in threads.
+        replies: list[Said] = []
+        began = time.monotonic()
+        for number, call in enumerate(calls):
+            self._note[0] = number
+            replies.append(self._answer(*call))
+            if number + 1 == len(calls) or time.monotonic() > began + REPLY_SECONDS:
+                self._say(replies)
+                replies, began = [], time.monotonic()
 
-        A thread that is late is left to itself: the next steps that wait have new ones.
-        """
-        waiting = [call for call in calls if call[0] == "step" and call[1] in self._waits]
-        pool = ThreadPoolExecutor(len(waiting) or 1)
-        begun = {call[1]: pool.submit(self._step, *call[1:]).result for call in waiting}
-        pool.shutdown(wait=False)
-        for what, key, *arguments in calls:
-            said: Said = {}
-            if what == "step" and key not in self._envs:
-                said = {"error": f"no env {key} in this process", "kind": "lost"}
-            elif what == "step":
-                said = self._guarded(what, begun.get(key) or partial(self._step, key, *arguments))
-            elif what == "reset":
-                self._close(key)
-                said = self._guarded(what, partial(self._reset, key, *arguments))
-            elif what == "load":
-                self._guarded(what, partial(_load, key), FILE_SECONDS)  # the reset says what it raised
-            elif what == "shutdown":
-                list(map(self._close, list(self._envs)))
-            if what == "close" or "error" in said or said.get("terminated") or said.get("truncated"):
-                said["close_error"] = self._close(key)
-            self._say(said)
+    def _answer(self, what: str, key: str, *arguments: Any) -> Said:
+        if what == "reset":
+            self._close(key)
+            return self._over(key, self._guarded(what, partial(self._reset, key, *arguments)))
+        if what == "step" and key not in self._envs:
+            return LOST
+        if what == "step":
+            return self._over(key, self._call(key, what, partial(self._step, key, *arguments)))
+        if what == "ended":
+            ended = [f"{json.dumps(key)}: {_json(said)}" for key, said in self._ended(*arguments)]
+            return {"info": f"{{{', '.join(ended)}}}"}
+        if what == "load":
+            self._guarded(what, partial(_load, key), FILE_SECONDS)  # the reset says what it raised
+        elif what == "shutdown":
+            list(map(self._close, list(self._envs)))
+        return self._close(key)
 
-    def _say(self, said: Said) -> None:
-        self._replies.write(json.dumps(said).encode() + b"\n")
-        self._replies.flush()
+    def _over(self, key: str, said: Said) -> Said:
+        """Closes an env that has failed, or whose episode is over."""
+        over = "error" in said or said.get("terminated") or said.get("truncated")
+        return said | self._close(key) if over else said
 
-    def _reset(self, key: str, sample: Sample) -> Said:
+    def _say(self, replies: list[Said]) -> None:
+        self._channel.sendall(f"[{', '.join(map(_json, replies))}]\n".encode())
+
+    def _reset(self, key: str, sample: Sample, alone: bool = False) -> Said:
+        """alone: in a process of its own, where nobody minds that it waits."""
         if sample.env_file is not None:
             _load(sample.env_file)
-        env = gymnasium.make(sample.env_id, disable_env_checker=True)
-        self._envs[key] = env
-        if (env.metadata or {}).get("waits"):
-            self._waits.add(key)
-        observation, info = env.reset(seed=sample.seed, options=dict(sample.options))
-        return {"observation": _text(observation), "info": _info(info)}
+        env = self._envs[key] = gymnasium.make(sample.env_id, disable_env_checker=True)
+        if not (env.metadata or {}).get("waits") or alone:
+            return _begun(env, sample)
+        self._waits.add(key)
+        return self._call(key, "reset", partial(_begun, env, sample))
 
     def _step(self, key: str, action: str, recorded: list[dict[str, Any]] | None = None) -> Said:
         env = self._envs[key]
@@ -152,9 +194,31 @@ class Envs:
         said = {"observation": _text(observation), "reward": _number("reward", reward), "info": _info(info)}
         return said | {"terminated": bool(terminated), "truncated": bool(truncated)}
 
-    def _close(self, key: str) -> str | None:
+    def _call(self, key: str, what: str, call: Callable[[], Said]) -> Said:
+        if key not in self._waits:
+            return self._guarded(what, call)
+        self._threads[key] = Waiting(what, call)
+        return {"kind": "waiting"}
+
+    def _ended(self, keys: list[str]) -> Iterator[tuple[str, Said]]:
+        """What the calls in threads have answered that have ended or taken too long."""
+        for key in keys:
+            thread = self._threads.get(key)
+            if thread is None:
+                yield key, LOST
+            elif not thread.is_alive():
+                yield key, self._over(key, self._threads.pop(key).said)
+            elif time.monotonic() > thread.began + self._limit:
+                yield key, self._over(key, self._late(thread.what))
+
+    def _close(self, key: str) -> Said:
         """What `close` raised. The env's last reference goes within its limit, too."""
-        return self._guarded("close", partial(self._drop, key)).get("error") if key in self._envs else None
+        if thread := self._threads.pop(key, None):
+            thread.leave()
+            self._left.append(thread)
+        if key not in self._envs:
+            return {}
+        return {"close_error": self._guarded("close", partial(self._drop, key)).get("error")}
 
     def _drop(self, key: str) -> Said:
         self._waits.discard(key)
@@ -173,11 +237,14 @@ class Envs:
             finally:
                 signal.setitimer(signal.ITIMER_REAL, 0)
         except EnvTimeout:
-            setting = f"environment.step_timeout={self._limit:g} seconds"
-            return {"error": f"The env's {what} was cut off: it took longer than {setting}.", "kind": "timeout"}
+            return self._late(what)
         finally:
             signal.setitimer(signal.ITIMER_REAL, 0)  # the alarm may have interrupted the line above
             self._restore()
+
+    def _late(self, what: str) -> Said:
+        setting = f"environment.step_timeout={self._limit:g} seconds"
+        return {"error": f"The env's {what} was cut off: it took longer than {setting}.", "kind": "timeout"}
 
     def _restore(self) -> None:
         """Puts back what an env changed for everybody, or ends the process, and the env with it, if it cannot."""
@@ -193,6 +260,15 @@ class Envs:
 def _load(path: str) -> Said:
     load_user_file("environment.env_file", path, "environments")
     return {}
+
+
+def _begun(env: gymnasium.Env[Any, Any], sample: Sample) -> Said:
+    observation, info = env.reset(seed=sample.seed, options=dict(sample.options))
+    return {"observation": _text(observation), "info": _info(info)}
+
+
+def _json(said: Said) -> str:
+    return f"[{json.dumps(said | {'info': None})}, {said.get('info', '{}')}]"
 
 
 def _interrupt(signum: int, frame: Any) -> None:
@@ -243,11 +319,14 @@ def _number(name: str, value: Any) -> float:
 def _info(info: Any) -> str:
     if not isinstance(info, dict):
         raise UserError(f"The env gave an info that is a {type(info).__name__}, and it must be a dict.")
-    info = plain(info)
-    parts = info.get("reward_parts")
-    for name, part in parts.items() if isinstance(parts, dict) else ():
-        parts[name] = _number(f"reward_parts[{name!r}]", part)
-    text = json.dumps(info)
+    if isinstance(parts := info.get("reward_parts"), dict):
+        info = info | {"reward_parts": {name: _number(f"reward_parts[{name!r}]", part) for name, part in parts.items()}}
+    try:
+        text = json.dumps(info)
+    except (TypeError, ValueError):  # holds other things than JSON's
+        text = "\\ud"
+    if "\\ud" in text:  # or may hold half a character
+        text = json.dumps(plain(info))
     if len(text) > LONGEST_INFO:
         raise UserError(f"The env gave an info of {len(text)} characters, and {LONGEST_INFO} are the most.")
     return text

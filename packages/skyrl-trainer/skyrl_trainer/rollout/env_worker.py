@@ -7,6 +7,8 @@ all others with "lost": their envs are to be made anew (env_client.py says where
 """
 
 import json
+import mmap
+import os
 import socket
 import subprocess
 import sys
@@ -20,7 +22,8 @@ from ray import cloudpickle
 
 Call = tuple[Any, ...]
 """("reset", key, sample) makes an env (closing an older one of that key) and resets it; ("step", key, action), and for
-a repeated step the tool calls that it made the first time; ("close", key) closes what is still open."""
+a repeated step the tool calls that it made the first time; ("close", key) closes what is still open; ("ended", "",
+keys) asks for the replies that "waiting" stood for: the info has the fields of those that are there, by key."""
 CRASHED = "The env hung or crashed its EnvWorker"
 START_LIMIT = 120.0
 """Seconds that a process of envs has to start, and to run a user's file."""
@@ -38,8 +41,15 @@ class EnvReply:
     info: dict[str, Any] = field(default_factory=dict)
     error: str | None = None
     kind: str = ""
-    """With an error: "raised", "timeout", "died" (its process ended in this call) or "lost" (no such env here)."""
+    """With an error: "raised", "timeout", "died" (its process ended in this call) or "lost" (no such env here).
+    Without one: "waiting", the call of an env that waits has only begun."""
     close_error: str | None = None
+
+    @classmethod
+    def read(cls, said: tuple[dict[str, Any], dict[str, Any]]) -> "EnvReply":
+        """Of its other fields and its info."""
+        fields, fields["info"] = said
+        return cls(**fields)
 
 
 class EnvWorker:
@@ -61,7 +71,7 @@ class EnvWorker:
         """A call of an env that has a process to itself, from its reset to its end."""
         what, key, *_ = call
         process = self._alone.setdefault(key, EnvProcess(self._fork, self._limit))
-        [reply] = process.call([call])
+        [reply] = process.call([(*call, True) if what == "reset" else call])
         if what == "close" or reply.error is not None or reply.terminated or reply.truncated:
             self._alone.pop(key, None)
             process.end()
@@ -73,8 +83,8 @@ class EnvWorker:
             process.call([("shutdown", "")])
             process.end()
 
-    def _fork(self) -> socket.socket:
-        """A new process of envs: our end of its channel."""
+    def _fork(self, note: int) -> socket.socket:
+        """A new process of envs, which writes its notes into the file `note`: our end of its channel."""
         with self._forking:
             if self._template is None or self._template.poll() is not None:
                 self._requests, theirs = socket.socketpair()
@@ -83,41 +93,50 @@ class EnvWorker:
                     self._template = subprocess.Popen([sys.executable, "-c", code], pass_fds=[theirs.fileno()])
             ours, theirs = socket.socketpair()
             with theirs:
-                socket.send_fds(self._requests, [b"."], [theirs.fileno()])
+                socket.send_fds(self._requests, [b"."], [theirs.fileno(), note])
         return ours
 
 
 class EnvProcess:
     """A process of envs, as its EnvWorker sees it: it starts with its first call, and anew after its end."""
 
-    def __init__(self, fork: Callable[[], socket.socket], step_timeout: float) -> None:
+    def __init__(self, fork: Callable[[int], socket.socket], step_timeout: float) -> None:
         self._fork = fork
         self._patience = 2 * step_timeout + 2  # a call has its limit, and so has the close that follows it
         self._channel: socket.socket | None = None
         self._lock = threading.Lock()
+        self._note = memoryview(bytes(4)).cast("I")
 
     def call(self, calls: list[Call]) -> list[EnvReply]:
         replies: list[EnvReply] = []
         with self._lock:
             try:
                 if self._channel is None:
-                    self._channel = self._fork()
+                    self._channel = self._start()
                     self._lines = self._channel.makefile("rb")
                     self._loaded: set[str | None] = {None}
-                    self._reply(START_LIMIT)
+                    self._read(START_LIMIT)
                 for file in {call[2].env_file for call in calls if call[0] == "reset"} - self._loaded:
                     self._loaded.add(file)
                     self._channel.sendall(cloudpickle.dumps([("load", file)]))
-                    self._reply(START_LIMIT)
+                    self._read(START_LIMIT)
+                self._note[0] = 0
                 self._channel.sendall(cloudpickle.dumps(calls))
                 while len(replies) < len(calls):
-                    replies.append(self._reply(self._patience))
+                    replies += self._read(self._patience)
             except (OSError, ValueError, TypeError, EOFError) as error:
                 self.end()
-                replies.append(EnvReply(error=f"{CRASHED}: {error}.", kind="died"))
+                culprit = min(max(self._note[0], len(replies)), len(calls) - 1)
                 lost = EnvReply(error="The env's process has ended.", kind="lost")
                 replies += [lost] * (len(calls) - len(replies))
+                replies[culprit] = EnvReply(error=f"{CRASHED}: {error}.", kind="died")
         return replies
+
+    def _start(self) -> socket.socket:
+        with os.fdopen(os.memfd_create("note"), "r+b") as file:
+            file.truncate(mmap.PAGESIZE)
+            self._note = memoryview(mmap.mmap(file.fileno(), 0)).cast("I")
+            return self._fork(file.fileno())
 
     def end(self) -> None:
         """Hangs up: its keeper kills it."""
@@ -126,14 +145,14 @@ class EnvProcess:
             self._channel.close()
             self._channel = None
 
-    def _reply(self, seconds: float) -> EnvReply:
+    def _read(self, seconds: float) -> list[EnvReply]:
         assert self._channel is not None
         self._channel.settimeout(seconds)
         try:
             line = self._lines.readline()
         except TimeoutError:
             raise TimeoutError(f"its process was silent for {seconds:g} seconds") from None
-        said = json.loads(line) if line else {"ended": "no word"}
-        if "ended" in said:
-            raise EOFError(f"its process ended with {said['ended']}")
-        return EnvReply(**said | {"info": json.loads(said.get("info", "{}"))})
+        said = json.loads(line) if line else "no word"
+        if isinstance(said, str):
+            raise EOFError(f"its process ended with {said}")
+        return list(map(EnvReply.read, said))

@@ -40,16 +40,10 @@ class AlfworldLiteEnv(TextEnv):
             index = index * len(TYPES) + TYPES.index(options["task_type"])
         data = make_data(split, difficulty, index)
         places = {thing: place for place, things in data["contents"].items() for thing in things}
-        return Task(
-            task_id=self.task_id(options, index),
-            text=f"{_world(data, lang).room_view()}\n{_goal(data, lang)}",
-            ground_truth={thing: place for thing, place in places.items() if kind_of(thing) == data["object"]},
-            difficulty=difficulty,
-            lang=lang,
-            split=split,
-            instructions=load("text.yaml")[lang]["instructions"],
-            data=data,
-        )
+        wanted = {thing: place for thing, place in places.items() if kind_of(thing) == data["object"]}
+        text = f"{_world(data, lang).room_view()}\n{_goal(data, lang)}"
+        task_id, instructions = self.task_id(options, index), load("text.yaml")[lang]["instructions"]
+        return Task(task_id, text, wanted, difficulty, lang, split, instructions, data)
 
     def reset_info(self) -> dict[str, Any]:
         return {"task_type": self.task.data["type"]}

@@ -75,16 +75,9 @@ class TextMathEnv(TextEnv):
                 "options['task']: field 'reward_spec.ground_truth' must be a number, a word, a list or a set, such as "
                 f"85, '3/4', 'yes', '1, 2' or '{{1, 2}}' (skyrl_gym.answers), got {truth!r:.60}."
             )
-        return Task(
-            task_id=row_id(prompt),
-            text="\n\n".join(said["user"]),
-            ground_truth=truth,
-            difficulty=options["difficulty"],
-            lang=options["lang"],
-            split=options["split"],
-            instructions="\n\n".join(said["system"]),
-            data={"hashes": hashes},
-        )
+        text, instructions = ("\n\n".join(said[role]) for role in ("user", "system"))
+        split, difficulty, lang = options["split"], options["difficulty"], options["lang"]
+        return Task(row_id(prompt), text, truth, difficulty, lang, split, instructions, {"hashes": hashes})
 
     def begin(self, task: Task) -> str:
         return task.text
@@ -93,13 +86,8 @@ class TextMathEnv(TextEnv):
         hashes = self.task.data.get("hashes", False)
         answer, truth = _read(action, hashes), _read(boxed(self.task.ground_truth), hashes)
         well_formed, correct = type(answer) is type(truth), answer == truth
-        return Outcome(
-            observation="",
-            reward_parts={"correct": CORRECT * correct, "format": FORMAT * well_formed},
-            valid_action=well_formed,
-            success=correct,
-            terminated=True,
-        )
+        parts = {"correct": CORRECT * correct, "format": FORMAT * well_formed}
+        return Outcome("", parts, well_formed, success=correct, terminated=True)
 
     def expert_action(self) -> str:
         r"""`\boxed{85}`, or with option solution="worked" the steps before it; a dataset row has no steps."""

@@ -99,12 +99,8 @@ class ToolUseEnv(TextEnv):
         planned = [call for calls in self.task.data["plan"] for call in calls]
         self._made += [x for call in made if "result" in call and (x := [call["tool"], call["args"]]) in planned]
         neither = tasks.data()["texts"]["neither"][tasks.LANGS.index(self.task.lang)]
-        return Outcome(
-            observation=responses(made) or neither,
-            reward_parts={"answer": 0.0, "tool_calls": 0.0},
-            valid_action=0 < len(made) == accepted,
-            info={"tool_calls": made},
-        )
+        parts, valid = {"answer": 0.0, "tool_calls": 0.0}, 0 < len(made) == accepted
+        return Outcome(responses(made) or neither, parts, valid, info={"tool_calls": made})
 
     def _judge(self, answer: str) -> Outcome:
         from skyrl_gym.answers import same
