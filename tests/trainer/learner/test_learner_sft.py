@@ -19,10 +19,10 @@ from transformers import AutoModelForCausalLM
 from skyrl_trainer.errors import UserError
 from skyrl_trainer.learner import model as learner_module
 from skyrl_trainer.learner.batch import Row, collate
+from skyrl_trainer.learner.group import LearnerGroup, LearnerProcess
 from skyrl_trainer.learner.model import Learner
 from skyrl_trainer.learner.ranks import whole
 from skyrl_trainer.learner.sft import SFTTrainer, fit, share_beginning
-from skyrl_trainer.run.sft import SFTGroup, SFTProcess
 
 LOAD_MODEL = learner_module.load_model
 
@@ -148,12 +148,12 @@ def test_the_order_is_the_seeds_and_every_pass_has_each_chat_once() -> None:
     assert len(list(fit(update, rows, 64, 2, seed=0))) == 2 and [len(batch) for batch in seen] == [10, 10]
 
 
-class Probe(SFTProcess):
+class Probe(LearnerProcess):
     def do(self, function: Any, *arguments: Any) -> Any:
         return function(self, *arguments)
 
 
-class ProbedGroup(SFTGroup):
+class ProbedGroup(LearnerGroup):
     process = Probe
 
 
@@ -176,15 +176,16 @@ def test_two_learners_are_one(tmp_path: Path) -> None:
     path, rows = save_model(tmp_path / "model"), make_rows(count=9)
     share_beginning(rows)
     config = make_config(trainer={"placement": {"policy_num_nodes": 2}, "micro_batch_tokens": 60})
-    group = ProbedGroup(config, SFTTrainer, path, 10)  # type: ignore[arg-type]
+    group = ProbedGroup(config, SFTTrainer, path, 10)
     alone = SFTTrainer(config).start(Learner(config, path, 10))
     expected = after(SFTTrainer(config).start(Learner(config, path, 10)), rows)
     for loss, found in group._everywhere("do", lambda process: after(process.algorithm, rows)):
         assert loss == pytest.approx(expected[0], rel=1e-5)
         assert (found - expected[1]).norm() <= 1e-5 * expected[1].norm()
     for part in (rows[:5], rows[5:]):
-        assert group.fit(part) == pytest.approx(alone.update(part), rel=1e-4, abs=1e-6)
-    assert group.fit(rows, learn=False) == pytest.approx(alone.update(rows, learn=False), rel=1e-4)
+        assert group.call("algorithm", "update", part) == pytest.approx(alone.update(part), rel=1e-4, abs=1e-6)
+    looked = group.call("algorithm", "update", rows, False)
+    assert looked == pytest.approx(alone.update(rows, learn=False), rel=1e-4)
     group.save_pretrained(tmp_path / "two")
     group.close()
     start, two = (AutoModelForCausalLM.from_pretrained(folder).state_dict() for folder in (path, tmp_path / "two"))

@@ -5,8 +5,7 @@
     summary       everything, but of observations older than `window` turns only the first 80 characters
     no_thinking   everything but the thoughts of earlier turns, as Qwen3's template has it
 
-Tokens are left out, what the policy wrote is never encoded again. Where a context does not begin with the one before
-it, a new segment of the trajectory begins.
+What the policy wrote is never encoded again. A context that does not begin with the one before it is a new segment.
 """
 
 from skyrl_trainer.agent.prompt import ChatPrompt

@@ -3,8 +3,7 @@
     loss = -(1 / number of tokens) sum_t min(r_t A_t, clip(r_t, 1 - 0.2, 1 + 0.28) A_t)         (equation 8)
 
 Long answers weigh by their length. Groups with equal returns are drawn again (`sampler` is dynamic), and a trajectory
-that its token budget cut off is not learned from, though it counts in its group's baseline (`overlong_filter`). The
-soft penalty on the last fifth of the budget has the weight 0 by default. The paper has no KL: leave `beta` at 0.
+that its token budget cut off is not learned from, though it counts in its group's baseline (`overlong_filter`).
 """
 
 from pydantic import Field

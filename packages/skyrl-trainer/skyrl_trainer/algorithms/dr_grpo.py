@@ -1,9 +1,6 @@
 """Dr. GRPO, GRPO done right (arXiv 2503.20783, section 3.2): nothing divides by a length or a standard deviation.
 
-    loss = sum over tokens of PPO's clipped loss / (trajectories * most tokens a trajectory may have),  A = R - mean_g
-
-The most is max_completion_length * max_turns, or max_model_len where that is less. `scale_rewards` is none, and
-another is refused.
+loss = sum over tokens of PPO's clipped loss / (trajectories * most tokens a trajectory may have),  A = R - mean_g
 """
 
 from typing import Literal

@@ -1,7 +1,7 @@
 """What `trainer.algorithm.name` can name: a loss over GRPO or, with `_ppo` behind its name, over PPO.
 
-A loss is a mixin of algorithms/. One of your own is registered by `@register_algorithm("mine")`; `mine` and `mine_ppo`
-can be named then. A class that is a GRPO is taken as it is.
+One of your own is registered by `@register_algorithm("mine")`; `mine` and `mine_ppo` can be named then. A class that is
+a GRPO is taken as it is.
 """
 
 from skyrl_trainer.algorithms.policy_loss import PolicyLoss

@@ -1,7 +1,7 @@
 """Supervised fine-tuning: the same Learner, taught by what an expert said instead of by rewards.
 
-A conversation becomes token ids exactly as a rollout makes them, and a row (learner/batch.py) whose sampled tokens are
-the expert's. The loss is the mean of -log p over the expert's tokens of a batch.
+A conversation becomes token ids exactly as a rollout makes them. The loss is the mean of -log p over the expert's
+tokens of a batch.
 """
 
 import json

@@ -1,7 +1,6 @@
 """Plays stored episodes again: the env, made anew in an EnvWorker, gets the recorded actions.
 
-A failed episode is played to its failure, which must be the same where it was the env's own doing, and did not come
-from outside (a killed worker, the episode's clock). Tools with effects outside answer from the record, unless `live`.
+Tools with effects outside answer from the record, unless `live`.
 """
 
 from contextlib import ExitStack

@@ -1,7 +1,4 @@
-"""A page: one HTML file without any request to elsewhere, made of page.html, styles, a script and data.
-
-What a model or an env wrote reaches it as JSON; scripts only ever put it in as text.
-"""
+"""A page: one HTML file without any request to elsewhere, made of page.html, styles, a script and data."""
 
 import json
 import math

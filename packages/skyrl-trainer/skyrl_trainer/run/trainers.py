@@ -46,7 +46,7 @@ class GRPOTrainer(GRPO):
 
         model: a Hugging Face folder or name, or `tiny`. reward_funcs: functions, or a dictionary with their weights,
         added to the env's own reward. train_dataset, eval_dataset: what `data.train_data` takes, one or a list, or a
-        `datasets.Dataset` with the columns of our rows. Raises UserError for settings that contradict each other.
+        `datasets.Dataset` with the columns of our rows.
         """
         config = configured(args or Config(), model, reward_funcs, train_dataset, eval_dataset)
         config.trainer.algorithm.name = type(self).__dict__.get("recipe_name", type(self).__name__)

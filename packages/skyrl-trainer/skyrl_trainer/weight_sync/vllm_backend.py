@@ -72,11 +72,14 @@ class SharedMemoryBackend(WeightTransferEngine[SharedMemoryInitInfo, SharedMemor
             raise RuntimeError("update_weights was called before init_weight_transfer.")
         with ThreadPoolExecutor(1) as pool:
             checksum = pool.submit(self.buffer.checksum)
-            if self.direct is None:
-                self.model.load_weights(iter(self.buffer.tensors.items()))  # type: ignore[operator]
-            else:
-                self.direct.load()
+            self.load(self.buffer)
             self.checksum = checksum.result()
+
+    def load(self, buffer: FlatBuffer) -> None:
+        if self.direct is None:
+            self.model.load_weights(iter(buffer.tensors.items()))  # type: ignore[operator]
+        else:
+            self.direct.load()
 
     def finish_weight_update(self) -> None:
         on_cpu = current_platform.is_cpu()
