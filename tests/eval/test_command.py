@@ -17,6 +17,8 @@ from skyrl_trainer.cli import main
 from tests.eval.judge_server import match, served
 from tests.eval.made_up import ROWS
 
+pytestmark = pytest.mark.usefixtures("one_ray")
+
 Reply = Callable[[dict[str, Any]], tuple[int, str]]
 
 

@@ -25,6 +25,8 @@ from tests.eval.judge_server import match
 from tests.eval.made_up import attempt, items, mmlu_pro
 from tests.eval.test_command import lines, run, sums, write
 
+pytestmark = pytest.mark.usefixtures("one_ray")
+
 NO_FIGURE, SOME_UNGRADED = 2, 3
 
 
