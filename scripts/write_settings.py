@@ -44,6 +44,7 @@ MARKS = {FREE: " ●", ROUNDING: " ○"}
 SIGNS = {"gt": "above", "ge": "at least", "lt": "below", "le": "at most"}
 
 
+@cache
 def algorithms() -> dict[str, type[PolicyLoss]]:
     """The registered classes of this package, not those of a plug-in; GRPO, whose options all have, first."""
     found = {name: algorithm_class(name) for name in ALGORITHMS.built_in}
