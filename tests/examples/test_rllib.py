@@ -10,7 +10,7 @@ import pytest
 
 EXAMPLE = Path(__file__).parents[2] / "examples/rllib_ppo.py"
 FULL = os.environ.get("SKYRL_TEST_FULL") == "1"
-ARGUMENTS = [] if FULL else ["webshop_lite", "--steps", "20000"]
+ARGUMENTS = [] if FULL else ["webshop_lite"]
 
 
 @pytest.mark.timeout(3600 if FULL else 1800)
