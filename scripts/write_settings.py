@@ -8,6 +8,7 @@ from __future__ import annotations
 import inspect
 import json
 from dataclasses import asdict, is_dataclass
+from functools import cache
 from pathlib import Path
 from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin
@@ -43,21 +44,28 @@ MARKS = {FREE: " ●", ROUNDING: " ○"}
 SIGNS = {"gt": "above", "ge": "at least", "lt": "below", "le": "at most"}
 
 
+@cache
 def algorithms() -> dict[str, type[PolicyLoss]]:
     """The registered classes of this package, not those of a plug-in; GRPO, whose options all have, first."""
     found = {name: algorithm_class(name) for name in ALGORITHMS.built_in}
     return dict(sorted(found.items(), key=lambda item: (item[0] != "grpo", item[0])))
 
 
+@cache
+def fields_of(cls: type[PolicyLoss]) -> dict[str, FieldInfo]:
+    """The algorithm's options; each look makes a class and reads docstrings from source files."""
+    return options_class(cls).model_fields
+
+
 def option_fields(option: str) -> dict[str, FieldInfo]:
     """The option's field in each algorithm that has it."""
-    known = {name: options_class(cls).model_fields for name, cls in algorithms().items() if option not in cls.ignores}
+    known = {name: fields_of(cls) for name, cls in algorithms().items() if option not in cls.ignores}
     return {name: fields[option] for name, fields in known.items() if option in fields}
 
 
 def options() -> dict[str, FieldInfo]:
     """Of all algorithms: the field of the first one that has it."""
-    names = dict.fromkeys(name for cls in algorithms().values() for name in options_class(cls).model_fields)
+    names = dict.fromkeys(name for cls in algorithms().values() for name in fields_of(cls))
     return {name: next(iter(option_fields(name).values())) for name in names}
 
 

@@ -2,6 +2,8 @@
 
 import os
 import signal
+import tempfile
+from collections.abc import Iterator
 
 import pytest
 from hypothesis import settings
@@ -19,3 +21,26 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         left = [item for item in items if item.get_closest_marker("full")]
         config.hook.pytest_deselected(items=left)
         items[:] = [item for item in items if item not in left]
+
+
+@pytest.fixture(scope="module")
+def one_ray() -> Iterator[None]:
+    """The evaluations of a file that this process runs share the Ray that the first of them starts."""
+    import ray
+
+    from skyrl_trainer.run import processes
+
+    start, stop = processes.start_ray, ray.shutdown
+    with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory(prefix="ray-") as folder:
+
+        def start_once(config: processes.Config) -> None:
+            if not ray.is_initialized():
+                with pytest.MonkeyPatch.context() as outside:  # the evaluation's own temporary files end with it
+                    outside.setenv("TMPDIR", folder)
+                    outside.setattr(tempfile, "tempdir", folder)
+                    start(config)
+
+        patch.setattr(processes, "start_ray", start_once)
+        patch.setattr(ray, "shutdown", lambda: None)
+        yield
+        stop()

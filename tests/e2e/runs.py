@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -34,14 +35,34 @@ SMALL = {
 }
 
 
+# One turn and many, history that is rewritten, and every token in the gradient (the clone solves no household task).
+MIXED = {
+    "data__train_data": "['text_math?split=train&difficulty=1', 'alfworld_lite?split=train']",
+    "generator__max_model_len": 2048,
+    "generator__max_turns": 3,
+    "generator__agent": "{memory: window, window: 1}",
+    "trainer__algorithm__options__entropy_coef": 0.001,
+    "trainer__max_steps": 6,
+    "trainer__train_batch_size": 4,
+}
+
+QUICK = {"trainer__eval_before_train": False, "trainer__eval_interval": 0, **TRANSFORMERS}
+"""For runs that are ended after a step or two."""
+
+
+def train(folder: Path, **settings: object) -> list[str]:
+    """The words of the command."""
+    chosen = {**SMALL, "trainer.run_dir": folder, **{k.replace("__", "."): v for k, v in settings.items()}}
+    return ["train", *(f"{k}={v}" for k, v in chosen.items())]
+
+
 class Run:
     """One process of `skyrl-trainer train` in `folder`."""
 
     def __init__(self, folder: Path, *options: str, **settings: object) -> None:
         self.folder = folder
-        chosen = {**SMALL, "trainer.run_dir": folder, **{k.replace("__", "."): v for k, v in settings.items()}}
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "skyrl_trainer", "train", *options, *(f"{k}={v}" for k, v in chosen.items())],
+            [sys.executable, "-m", "skyrl_trainer", *train(folder, **settings), *options],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -97,3 +118,10 @@ def assert_nothing_left(folder: Path, within: float = 30) -> None:
     while left := processes_of(folder):
         assert time.monotonic() < deadline, [(process.pid, process.cmdline()) for process in left]
         time.sleep(0.2)
+
+
+def kill_engine(folder: Path) -> None:
+    """Of a server, the process that answers."""
+    lines = {process.pid: " ".join(process.cmdline()) for process in processes_of(folder)}
+    servers = [pid for pid, line in lines.items() if "openai.api_server" in line]
+    os.kill((servers or [pid for pid, line in lines.items() if re.match(r"ray::\w+Engine", line)])[0], signal.SIGKILL)

@@ -7,10 +7,12 @@ import signal
 from collections import Counter
 from pathlib import Path
 
+import pytest
+
 from skyrl_trainer.report.timeline import read_spans
 from skyrl_trainer.rollout.store import JsonlTrajectoryStore
-from tests.e2e.runs import Run, assert_nothing_left, metrics, processes_of
-from tests.e2e.test_train import sampled
+from tests.e2e.runs import Run, assert_nothing_left, kill_engine, metrics
+from tests.e2e.test_resume import sampled
 
 FULL = bool(os.environ.get("SKYRL_TEST_FULL"))
 STALE = {
@@ -23,13 +25,13 @@ STALE = {
 }
 
 
+@pytest.mark.timeout(1200)  # four starts of a run's engine, each of which may be slow
 def test_what_is_killed_or_stopped_in_flight_costs_no_task_and_repeats_none(clone: Path, tmp_path: Path) -> None:
     """An engine, a Ctrl-C and the whole run, with refused groups, while episodes play and the learner learns."""
     folder, settings = tmp_path / "run", {"trainer__policy__model__path": clone, "trainer__max_steps": 9, **STALE}
     run = Run(folder, **settings)
     run.wait_for_step(1)
-    engines = [process for process in processes_of(folder) if "ray::VLLMEngine" in " ".join(process.cmdline())]
-    engines[0].kill()
+    kill_engine(folder)
     run.wait_for_step(3)
     run.kill(signal.SIGINT)
     code, output = run.finish(90)
@@ -71,6 +73,7 @@ def test_the_engine_works_while_the_learner_learns(clone: Path, tmp_path: Path) 
     assert "Who worked when" in (folder / "report.html").read_text()
 
 
+@pytest.mark.timeout(1200)
 def test_in_lock_step_a_killed_run_has_the_same_bytes(clone: Path, tmp_path: Path) -> None:
     settings = {"trainer__policy__model__path": clone, "trainer__max_steps": 6, **STALE}
     settings |= {"trainer__max_staleness": 1, "trainer__deterministic": True}

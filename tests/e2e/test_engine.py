@@ -159,9 +159,13 @@ def stacks(cluster: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
         stack.sync.close()
 
 
-@pytest.fixture(params=["vllm-tied", "vllm-untied", "server", "transformers"])
+@pytest.fixture(params=["vllm-tied", pytest.param("vllm-untied", marks=pytest.mark.full), "server", "transformers"])
 def stack(request: pytest.FixtureRequest, stacks: dict[str, Stack]) -> Stack:
     return stacks[request.param]
+
+
+each = pytest.mark.parametrize("stack", ["vllm-tied", "vllm-untied", "server", "transformers"], indirect=True)
+"""Also the one that differs from another in how weights are loaded only."""
 
 
 @pytest.fixture
@@ -245,6 +249,7 @@ def test_top_logprobs_are_the_likeliest_tokens(stack: Stack) -> None:
         assert output.top_logprobs[0][token] == pytest.approx(logprob, abs=TOLERANCE)
 
 
+@each
 def test_a_sync_in_the_middle_of_generation_keeps_requests_and_marks_every_token(stack: Stack) -> None:
     requests = requests_of(24, 200)
 
@@ -294,6 +299,7 @@ def test_an_engine_that_sleeps_around_a_sync_keeps_its_requests_and_generates_no
         assert not new or (expected - torch.tensor(output.logprobs)[new]).abs().max() < TOLERANCE
 
 
+@each
 @pytest.mark.parametrize("scale", [0.05, 1e-3, 1e-6])
 def test_the_canary_passes_after_a_sync_of_any_size(stack: Stack, scale: float) -> None:
     canary = stack.canary()

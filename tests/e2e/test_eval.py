@@ -21,21 +21,21 @@ from skyrl_trainer.agent.prompt import load_chat_prompt
 from skyrl_trainer.cli import main
 from skyrl_trainer.engine.server_process import as_flag
 from skyrl_trainer.engine.vllm_actor import ENGINE_ENV, vllm_kwargs
-from tests.e2e.runs import Run, metrics
+from tests.e2e.runs import TRANSFORMERS, Run, metrics
 from tests.eval.made_up import ROWS, items
 from tests.eval.scripted_server import match, served
 from tests.eval.test_command import answer_sums, lines, run, sums, write
 from tests.eval.test_swe import make_instance
 
+pytestmark = pytest.mark.usefixtures("one_ray")
+
 RATING = json.dumps({"Answer Correctness": {"Correctness Details": {"x": False}, "Excessive Answers": []}})
 
 
 @pytest.fixture(scope="module")
-def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("policy") / "random"
-    command = ["init-policy", str(folder), "data.train_data=text_math?split=train&difficulty=1"]
-    subprocess.run([sys.executable, "-m", "skyrl_trainer", *command], check=True, capture_output=True)
-    return folder
+def policy(clone: Path) -> Path:
+    """What the clone began as."""
+    return clone.with_name("random")
 
 
 @pytest.fixture(scope="module")
@@ -140,12 +140,14 @@ def test_a_model_folder_is_served_and_evaluated(policy: Path, tmp_path: Path) ->
     assert config["asked"] == "tokens" and len(config["weights"]) == 16
 
 
+@pytest.mark.full  # tests/eval/test_training.py has all but the engine, which the tests above have
 def test_benchmarks_while_a_policy_trains(policy: Path, tmp_path: Path) -> None:
     spec = f"skyrl_eval:gsm8k?data={write(tmp_path / 'gsm8k.jsonl', ROWS['gsm8k'])}&n=2"
     trained = Run(
         tmp_path / "run",
         trainer__policy__model__path=policy,
         trainer__max_steps=0,
+        **TRANSFORMERS,
         generator__max_model_len=512,
         data__val_data=json.dumps(["text_math?split=val&difficulty=1", spec]),
     )

@@ -131,7 +131,9 @@ def test_each_machine_has_its_own_buffer_and_every_engine_the_learners_weights(
     sync.close()
 
 
-def test_a_run_spreads_its_engines_over_two_machines(cluster: str, clone: Path, tmp_path: Path) -> None:
+def test_a_run_spreads_its_engines_over_two_machines_and_leaves_them_as_they_were(
+    cluster: str, clone: Path, tmp_path: Path
+) -> None:
     folder = tmp_path / "run"
     settings = {"ray__address": cluster, "generator__num_inference_engines": 2, **TRANSFORMERS}
     code, output = Run(folder, trainer__policy__model__path=clone, trainer__max_steps=2, **settings).finish()
@@ -140,6 +142,9 @@ def test_a_run_spreads_its_engines_over_two_machines(cluster: str, clone: Path, 
     assert [row["step"] for row in rows] == [0, 1, 2]
     assert all(row["sync/max_logprob_diff"] < 5e-4 for row in rows)
     assert_nothing_left(folder)
+    ray.init(address=cluster, log_to_driver=False, logging_level="ERROR")
+    assert ray.cluster_resources()["CPU"] == ray.available_resources()["CPU"] == 2
+    ray.shutdown()
 
 
 @pytest.mark.full

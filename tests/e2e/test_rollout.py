@@ -1,4 +1,4 @@
-"""Rollouts on the real stack: vLLM, Ray, text_math."""
+"""Rollouts on the real stack: vLLM, Ray, a turn and many; the learner scores the tokens as the engine sampled them."""
 
 from __future__ import annotations
 
@@ -10,27 +10,36 @@ from typing import Any
 
 import pytest
 import ray
+import torch
 
 from skyrl_trainer.engine.vllm_actor import ENGINE_ENV, VLLMEngine
 from skyrl_trainer.errors import EngineDied
+from skyrl_trainer.learner.batch import collate, make_rows
+from skyrl_trainer.learner.model import Learner
 from skyrl_trainer.rollout.manager import Rollouts
 from skyrl_trainer.rollout.metrics import rollout_metrics
 from skyrl_trainer.rollout.store import JsonlTrajectoryStore
-from skyrl_trainer.settings import Config
-from skyrl_trainer.types import PromptBatch, Sample
-from tests.trainer.fakes import tiny_policy
+from skyrl_trainer.settings import Config, TinyConfig
+from skyrl_trainer.tiny.init_policy import init_policy
+from skyrl_trainer.types import PromptBatch, Sample, SamplingOptions
 
 SAMPLES = [Sample(f"s{i}", "skyrl/text_math-v0", i, {"split": "train", "difficulty": 1 + i % 4}) for i in range(8)]
+LONG = [Sample(f"t{i}", "skyrl/tool_use-v0", i, {"difficulty": 1 + i % 6}) for i in range(4)] + [
+    Sample(f"w{i}", "skyrl/webshop_lite-v0", i) for i in range(2)
+]
+"""Envs whose answers to anything are longer than what a summary keeps of them."""
+LENGTH = 2048
 
 
 @pytest.fixture(scope="module")
 def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Any, str]]:
-    policy = tiny_policy(tmp_path_factory.mktemp("policy"))
+    folder = tmp_path_factory.mktemp("policy") / "tiny"
+    init_policy(folder, ["Answer the question. go to countertop 1"], TinyConfig(), seed=0)
     ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False)
     made = ray.remote(VLLMEngine).options(runtime_env={"env_vars": ENGINE_ENV}, max_concurrency=64, num_cpus=0)
-    actor = made.remote(policy, "float32", 256, 16, 0, {})
+    actor = made.remote(str(folder), "float32", LENGTH, 16, 0, {})
     ray.get(actor.ready.remote(), timeout=120)
-    yield actor, policy
+    yield actor, str(folder)
     ray.shutdown()
 
 
@@ -71,7 +80,36 @@ def test_evaluation_is_greedy(rollouts: Rollouts) -> None:
         assert group[0].token_ids() == group[1].token_ids()
 
 
+@pytest.mark.parametrize(
+    "agent",
+    [{"tools": "template"}, {"memory": "window", "window": 1}, {"memory": "summary", "window": 1}],
+    ids=["full", "window", "summary"],
+)
+def test_engine_and_learner_agree_on_every_sampled_token(engine: tuple[Any, str], agent: dict[str, Any]) -> None:
+    actor, policy = engine
+    generator = {"max_model_len": LENGTH, "max_concurrency": 16, "max_turns": 5, "agent": agent}
+    config = Config.model_validate({"generator": generator, "trainer": {"deterministic": True}})
+    rollouts = Rollouts(config, [actor], policy)
+    try:
+        done = rollouts.run(PromptBatch(1, LONG, 2), sampling=SamplingOptions(max_tokens=24)).trajectories
+    finally:
+        rollouts.close()
+    assert all(len(t.turns) > 1 and not t.stop_reason.failed for t in done)
+    assert all((len(t.segments()) > 1) == ("memory" in agent) for t in done if len(t.turns) > 3)
+    learner, rows = Learner(config, policy, 1), make_rows(done)
+    batch = collate(rows, range(len(rows)), learner.device, learner.dtype)
+    with torch.no_grad():
+        logprobs_N, _ = learner.logprobs(batch)
+    assert (logprobs_N - batch.rollout_logprobs_N).abs().max() < 5e-4
+    tools = [t for t in done if t.sample.env_id == "skyrl/tool_use-v0"]
+    system = tools[0].prompt[0]["content"]
+    assert ("calculator" in system) == ("tools" not in agent)
+    learner_text = learner.tokenizer.decode(tools[0].turns[0].prompt_ids)
+    assert '"calculator"' in learner_text and Path(policy).is_dir()
+
+
 def test_death_of_the_engine_is_one_sentence(rollouts: Rollouts, engine: tuple[Any, str]) -> None:
+    """Last: the engine does not survive it."""
     os.kill(ray.get(engine[0].ready.remote())["pid"], signal.SIGKILL)
     with pytest.raises(EngineDied, match="engine's process died"):
         rollouts.run(PromptBatch(4, SAMPLES, 4))

@@ -16,6 +16,8 @@ from skyrl_trainer.cli import main
 from tests.eval.made_up import ROWS
 from tests.eval.scripted_server import Reply, match, served
 
+pytestmark = pytest.mark.usefixtures("one_ray")
+
 
 def write(path: Path, rows: list[dict[str, Any]]) -> str:
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))

@@ -24,6 +24,8 @@ from tests.eval.made_up import attempt, items, mmlu_pro
 from tests.eval.scripted_server import Raw, match, no, said, served
 from tests.eval.test_command import answer_sums, lines, run, sums, write
 
+pytestmark = pytest.mark.usefixtures("one_ray")
+
 NO_FIGURE, WITH_CAVEAT = 2, 3
 
 

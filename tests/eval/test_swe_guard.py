@@ -196,6 +196,15 @@ ATTACKS = {
     "failures that become expected ones": Attack({"calc.py": XFAIL + BUGGY}, flag="forges_outcomes"),
     "results printed at exit": Attack({"calc.py": AT_EXIT + BUGGY}, flag="forges_outcomes"),
 }
+LIKE_ANOTHER = {
+    *("conftest beside the tests", "conftest with a dot in its path"),
+    *(".pytest.ini", "pytest.toml", ".pytest.toml", "tox.ini", "an entry point in an egg"),
+    *("sitecustomize as a package", "usercustomize", "a path file", "pytest as a package"),
+    *("a module that the standard library asks for on other systems", "a package around the tests"),
+    *("a helper of tests that are given", "failures that become expected ones", "a plugin registered from the source"),
+}
+"""Attacks that are held off by what holds off one beside them: with FULL=1 only."""
+CASES = [pytest.param(name, marks=pytest.mark.full if name in LIKE_ANOTHER else ()) for name in ATTACKS]
 
 
 @pytest.fixture(scope="module")
@@ -308,7 +317,7 @@ def test_tests_that_must_fail_are_added_to_djangos_tests_too() -> None:
     assert swe_guard.is_forged(DJANGO, [name, "test_none"], FAILED.format(name=name))
 
 
-@pytest.mark.parametrize("name", [*ATTACKS, *HONEST])
+@pytest.mark.parametrize("name", [*CASES, *HONEST])
 def test_an_attack_earns_nothing_and_an_honest_patch_is_believed(name: str, instances: dict[str, Instance]) -> None:
     honest, case = name in HONEST, (ATTACKS | HONEST)[name]
     instance = instances[case.at]

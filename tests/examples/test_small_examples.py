@@ -21,6 +21,8 @@ from tests.eval.scripted_server import served
 from tests.eval.test_command import lines, write
 from tests.trainer.learner.tiny_models import make_batch, save_model
 
+pytestmark = pytest.mark.usefixtures("one_ray")
+
 EXAMPLES = Path(__file__).parents[2] / "examples"
 LINES = {"my_loss.py": 12, "my_env.py": 50, "my_benchmark.py": 40, "transformers_engine.py": 250}
 
