@@ -23,7 +23,7 @@ from skyrl_trainer.rollout.stored import StoredRollouts, stored_folders
 from skyrl_trainer.run.checkpoint import Checkpoints
 from skyrl_trainer.run.folder import RunFolder
 from skyrl_trainer.run.run import Run
-from skyrl_trainer.types import PromptBatch, RolloutBatch, Sample, StopReason, Trajectory
+from skyrl_trainer.types import RolloutBatch, Sample, StopReason, Trajectory
 from tests.trainer.fakes import tiny_policy, tiny_tokenizer
 from tests.trainer.recorded import FAMILIES, record
 
@@ -167,11 +167,13 @@ def test_stored_groups_come_instead_of_rollouts_in_the_samplers_order(run: Path,
     sampler = sampler_class("uniform")(stored.samples, 0)
     seen = []
     for step in (1, 2, 3, 4):  # two epochs
-        batch = PromptBatch(step, sampler.next_tasks(2), 2)
-        rollouts = stored.run(batch)
-        assert [group[0].sample for group in rollouts.groups] == batch.samples
+        samples = sampler.next_tasks(2)
+        tasks = {i: stored.new_group(f"{step}/{i}", sample, 2) for i, sample in enumerate(samples)}
+        stored.start(list(tasks.values()))
+        rollouts = RolloutBatch(step, list(stored.finished(tasks, wait_for_all=True).values()))
+        assert [group[0].sample for group in rollouts.groups] == samples
         assert {t.trajectory_id for t in rollouts.trajectories} == {f"{step}/{i}/{j}" for i in (0, 1) for j in (0, 1)}
-        seen += [int(sample.sample_id[-1]) + 2 * ("000002" in sample.sample_id) for sample in batch.samples]
+        seen += [int(sample.sample_id[-1]) + 2 * ("000002" in sample.sample_id) for sample in samples]
         for number, group in zip(seen[-2:], rollouts.groups, strict=True):
             for trajectory, original in zip(group, deepcopy(groups[number]), strict=True):
                 assert trajectory.scores == {} and not any(turn.advantages for turn in trajectory.turns)

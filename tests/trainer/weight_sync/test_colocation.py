@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from skyrl_trainer.errors import NothingLearned, UserError
 from skyrl_trainer.run.loop import Loop
 from skyrl_trainer.run.run import Run
 from skyrl_trainer.settings import Config
@@ -22,7 +23,10 @@ class Recorded(Colocation):
 
     def __init__(self, level: int = 2, shared: bool = True, calls: list[Any] | None = None) -> None:
         self.calls: list[Any] = [] if calls is None else calls
-        super().__init__([], level, shared, lambda: self.calls.append("release"))
+        super().__init__([], level, shared, lambda: self.calls.append("release"), self._hold)
+
+    def _hold(self, held: bool) -> None:
+        self.calls.append("clocks stand" if held else "clocks go")
 
     def _everywhere(self, method: str, *arguments: Any) -> list[Any]:
         self.calls.append((method, *arguments))
@@ -38,7 +42,10 @@ def test_a_whole_turn_frees_everything_and_takes_weights_before_the_cache(level:
         assert colocation.state == "weights awake"
         colocation.calls.append("sync")
     assert colocation.state == "awake"
-    assert colocation.calls == [("sleep", level), "release", WAKE_WEIGHTS, "sync", "release", WAKE_CACHE]
+    assert colocation.calls == [
+        *(("sleep", level), "clocks stand", "release", WAKE_WEIGHTS, "clocks stand"),
+        *("sync", "release", WAKE_CACHE, "clocks go"),
+    ]
 
 
 def test_before_the_first_update_a_sync_finds_the_engines_awake() -> None:
@@ -96,13 +103,12 @@ class OneStep:
         self.config = Config()
         self.colocation = Recorded(calls=calls)
         self.algorithm = SimpleNamespace(update=record("update", {}))
-        self.sampler = SimpleNamespace(state_dict=dict)
+        self.tries = SimpleNamespace(learned=record("store", None), state_dict=dict)
         report = SimpleNamespace(engine_checksums=["same"])
         self.sync = SimpleNamespace(sync=record("sync", report), report=report)
         self.processes = SimpleNamespace(watch=SimpleNamespace(check=lambda wait: False))
         self.canary = SimpleNamespace(check=record("canary", {}))
         self.learner = SimpleNamespace(token_logprobs=None)
-        self.store = SimpleNamespace(write=record("store", None))
         self.table = SimpleNamespace(phase=lambda name: None)
         self.evaluate = record("evaluate", {})
         self.log = record("log", None)
@@ -118,5 +124,25 @@ def test_in_a_step_engines_sleep_while_the_learner_computes_and_are_awake_for_th
     trainer.seconds = {"time/rollout": 1.0}
     trainer.learn(RewardBatch(RolloutBatch(10, []), [], [], []), {"tokens": 1.0})
     trainer.publish_and_log()
+    calls = [call for call in calls if not str(call).startswith("clocks")]
     turn = [("sleep", 2), "update", "store", "release", WAKE_WEIGHTS, "sync", "release", WAKE_CACHE]
     assert calls == [*turn, "canary", "evaluate", "log", "save"]
+
+
+@pytest.mark.parametrize(("error", "saved"), [(NothingLearned("refused"), True), (UserError("half-way"), False)])
+def test_the_last_whole_step_is_saved_unless_an_update_was_cut_in_two(error: Exception, saved: bool) -> None:
+    calls: list[Any] = []
+    run: Any = OneStep(calls)
+    run.stack = SimpleNamespace(enter_context=lambda context: None)
+
+    def fails(rewards: Any) -> Any:
+        raise error
+
+    run.algorithm.update = fails
+    trainer = Loop(run, SimpleNamespace(interruptible=nullcontext))  # type: ignore[arg-type]
+    trainer.seconds, trainer.unfinished = {"time/rollout": 1.0}, None
+    batch = RewardBatch(RolloutBatch(10, []), [], [], [])
+    trainer.next_batch = lambda: (batch, {"tokens": 1.0})  # type: ignore[method-assign]
+    with pytest.raises(UserError):
+        trainer.train()
+    assert ("save" in calls) is saved

@@ -92,8 +92,8 @@ class Colocation(EngineCalls):
         if self.state != before:
             raise RuntimeError(f"Engines that are {self.state} cannot become {after}: they have to be {before}.")
         if self.shared:
-            self.hold(after != "awake")
             if method == "wake_up":
                 self.release()
             self._everywhere(method, argument)
+            self.hold(after != "awake")
         self.state = after
