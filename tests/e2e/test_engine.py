@@ -249,6 +249,31 @@ def test_top_logprobs_are_the_likeliest_tokens(stack: Stack) -> None:
         assert output.top_logprobs[0][token] == pytest.approx(logprob, abs=TOLERANCE)
 
 
+def test_a_request_that_goes_first_does_not_wait_for_the_queue(stack: Stack) -> None:
+    """In its order it would enter when 97 of the 160 before it have left the engine's 64 seats."""
+
+    async def run() -> int:
+        client = EngineClient(stack.actor, f"queue-{time.monotonic_ns()}")
+        crowd = [asyncio.ensure_future(client.generate(request)) for request in requests_of(160, 60)]
+        await asyncio.sleep(0.15)
+        urgent = GenerationRequest("urgent", [5] * 8, SamplingOptions(max_tokens=4), first=True)
+        await asyncio.wait_for(client.generate(urgent), 120)
+        left = sum(task.done() for task in crowd)
+        await asyncio.wait_for(asyncio.gather(*crowd), 120)
+        return left
+
+    assert asyncio.run(run()) < 97
+
+
+def test_an_engine_says_when_it_worked(stack: Stack) -> None:
+    ray.get(stack.actor.worked.remote())
+    began = time.time()
+    stack.generate(requests_of(8, 20))
+    spans, ended = ray.get(stack.actor.worked.remote()), time.time()
+    assert spans and spans == sorted(spans) and all(began <= start < end <= ended for start, end in spans)
+    assert ray.get(stack.actor.worked.remote()) == []
+
+
 @each
 def test_a_sync_in_the_middle_of_generation_keeps_requests_and_marks_every_token(stack: Stack) -> None:
     requests = requests_of(24, 200)

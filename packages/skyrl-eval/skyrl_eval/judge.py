@@ -52,7 +52,7 @@ def objects(text: str) -> Iterator[Any]:
 
 
 def parse_match(reply: str) -> Match | None:
-    """The judgement in a reply: its JSON, or else the last line that begins with "correct:" and goes on with yes or no.
+    """The judgement in a reply: its JSON, or else the last line that is "correct:" and yes or no.
 
     So "incorrect: yes" is no judgement, and "**Correct:** yes" is one. Values are read as judges write them ("Yes",
     true, 85.5, "85%"); without a confidence it is 100, as the prompt says.

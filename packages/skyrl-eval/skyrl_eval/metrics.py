@@ -188,7 +188,7 @@ def mean(values: Sequence[float]) -> float | None:
 
 
 def compare(a: Mapping[str, float], b: Mapping[str, float]) -> dict[str, Any]:
-    """Two runs on the items that both have (mean scores by item): the paired difference b - a, and McNemar's test.
+    """Two runs on the items of both (mean scores by item): the paired difference b - a, and McNemar's test.
 
     Example: compare({"q1": 1, "q2": 0}, {"q1": 1, "q2": 1})["difference"] == 0.5
     """

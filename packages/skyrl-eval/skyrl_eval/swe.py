@@ -54,7 +54,7 @@ def workspace(repo: str, commit: str, folder: Path, repos: Path | None = None) -
 
 
 def diff(folder: Path, commit: str, **where: Any) -> str:
-    """All that was changed in a workspace, as a patch that `git apply` takes: new, binary and deleted files too.
+    """All changes of a workspace as a patch that `git apply` takes: new, binary and deleted files too.
 
     In the sandbox (`where`), for git runs what the workspace's configuration tells it to. "" where git does not work.
     """

@@ -1,4 +1,4 @@
-"""Benchmarks while a policy trains: `skyrl_eval:gsm8k?data=gsm8k.jsonl&n=50` among `data.val_data`.
+"""Benchmarks while a policy trains: `skyrl_eval:gsm8k?n=50&data=...` in `data.val_data`.
 
 Options: `data` (as --data), `n` (50), `judge_url` and `judge_model` where a judge grades.
 """

@@ -36,7 +36,7 @@ class Column(enum.IntEnum):
 
 
 class DiscreteActions(gymnasium.Wrapper[Features, np.int64, str, str], RecordConstructorArgs):
-    """Action i is `actions[i]`, an admissible action; an index that has none is the action "", which is invalid.
+    """Action i is `actions[i]`, an admissible one; an index that has none is "", which is invalid.
 
     n: the number of indices. width: of a row of the observation; the fewer, the more words share a place.
     ValueError where the environment lists no admissible actions, or more than n.

@@ -40,7 +40,7 @@ class Tool:
 
 
 def tool(function: Callable[..., Any], *, external: bool = False) -> Tool:
-    """Makes a Tool of a function with a docstring and type hints; a decorator. A parameter with a default is optional.
+    """A decorator: a Tool of a function with a docstring and type hints. A parameter with a default is optional.
 
     TypeError: a hint is missing or is none of str, int, float, bool, list[...], Literal[...] and X | None.
     """
@@ -86,7 +86,7 @@ def run_call(
 
 
 def responses(calls: Sequence[Mapping[str, Any]], *notes: str) -> str:
-    """What the model reads of calls that `run_call` ran, and of notes: each in tags, as Qwen's templates have them.
+    """What the model reads of calls that `run_call` ran, and of notes: in tags, as in Qwen's templates.
 
     Example: responses([{"tool": "add", "args": {"x": 1}, "result": "2"}]) == "<tool_response>\\n2\\n</tool_response>"
     """

@@ -4,9 +4,8 @@
     GSPO-token:  s_t = sg[s] exp(logp_t - sg[logp_t])                           (equation 14; sg: no gradient)
 
 Both have the same value, and the same gradient where a trajectory has one advantage and one correction: `tis` and `mis`
-weigh its tokens differently. Where advantages differ inside one (a critic's, say) only the token form is defined, so it
-is taken; `gspo_token` takes it always. The range is meant for thousands of tokens: on short trajectories it clips
-nearly everything, so watch `clip_fraction`.
+weigh its tokens differently. Where advantages differ inside one (a critic's) only the token form is defined, so it is
+taken; `gspo_token` takes it always. The range is for thousands of tokens: short trajectories are nearly all clipped.
 """
 
 import torch

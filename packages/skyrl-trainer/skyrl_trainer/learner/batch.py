@@ -79,8 +79,8 @@ def kept(trajectory: Trajectory) -> tuple[np.ndarray, tuple[int, ...]]:
 def make_rows(
     trajectories: Sequence[Trajectory], groups: Sequence[int] | None = None, newest: int | None = None
 ) -> list[Row]:
-    """A row per trajectory, in order. groups: which sample each is a try of. newest: the version of the weights that
-    are fresh; None: all are."""
+    """A row per trajectory, in order. groups: which sample each is a try of. newest: the version of fresh weights;
+    None: all are."""
     rows = []
     for trajectory, group in zip(trajectories, groups or [0] * len(trajectories), strict=True):
         places, later = kept(trajectory)

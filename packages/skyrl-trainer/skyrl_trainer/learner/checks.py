@@ -17,7 +17,7 @@ BY_GROUP = ("grpo", "rloo", "maxrl")
 
 
 def check_options(config: Config, options: Any, own_estimator: str | None) -> None:
-    """Raises UserError for options that contradict each other, and for those that would change or train nothing.
+    """UserError for options that contradict each other, or would change or train nothing.
 
     own_estimator: the algorithm's, where the recipe does not choose.
     """

@@ -62,8 +62,7 @@ class GRPO(PolicyLoss):
 
         old_logprob: [sampled tokens] a trajectory, instead of what the option `correction` says. value: [sampled
         tokens + 1] a trajectory, instead of the critic's. reward: per trajectory and turn, instead of the batch's own.
-        Raises UserError when a loss or a gradient is not finite, or a plug-in raises; NothingLearned before the first
-        optimizer step.
+        Raises UserError for a loss or gradient that is not finite, NothingLearned before the first optimizer step.
         """
         before = self.learner.optimizer_steps
         try:

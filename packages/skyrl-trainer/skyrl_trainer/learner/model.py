@@ -25,7 +25,6 @@ from skyrl_trainer.files import written_aside
 from skyrl_trainer.learner import segments as attention
 from skyrl_trainer.learner.batch import Row, collate
 from skyrl_trainer.learner.checks import check_weights
-from skyrl_trainer.learner.cpu_linear import use_onednn
 from skyrl_trainer.learner.ranks import Ranks, reshard, whole
 from skyrl_trainer.learner.segments import Segments
 from skyrl_trainer.process_memory import LOGITS_AT_ONCE
@@ -57,6 +56,8 @@ class Scorer:
         self.model = load_model(model_path, dtype, **how).to(self.device)
         # Not train(): dropout would put noise in every ratio, and there is no other difference.
         self.model.eval()
+        from skyrl_trainer.learner.cpu_linear import use_onednn
+
         use_onednn(self.model)
         if config.trainer.gradient_checkpointing:
             _checkpoint_layers(self.model, model_path)

@@ -1,8 +1,8 @@
-"""Attention over a micro-batch of segments that stand one after the other without padding.
+"""Attention over a micro-batch of segments, one after the other without padding.
 
-A segment's tokens see the segment that it continues (a prompt that several trajectories share, computed once) and what
-stands before them in it. On a GPU, in half precision, that is one call of torch's variable-length attention. Elsewhere
-segments of like length form blocks, padded only a little: a call per segment would cost more than it computes.
+A segment's tokens see the segment that it continues (a prompt that several trajectories share) and those before them.
+On a GPU, in half precision, that is one call of torch's variable-length attention. Elsewhere segments of like length
+form blocks, padded a little: a call per segment would cost more than it computes.
 """
 
 import inspect

@@ -115,7 +115,7 @@ class SFTTrainer:
 def fit(
     update: Callable[[list[Row]], StepMetrics], rows: Sequence[Row], batch_size: int, steps: int, seed: int
 ) -> Iterator[StepMetrics]:
-    """Takes `steps` optimizer steps, each on `batch_size` rows (all, if there are fewer), and yields their metrics.
+    """`steps` optimizer steps, each on `batch_size` rows (all, if there are fewer); yields their metrics.
 
     All rows in an order of the seed's, then all in another, and so on.
     """

@@ -113,7 +113,7 @@ class Waiting(threading.Thread):
 
 
 class Envs:
-    """Many environments. A call that raises or takes longer than `step_timeout` seconds spoils its own reply only.
+    """Many envs. A call that raises or takes longer than `step_timeout` seconds spoils its own reply only.
 
     Calls are made one after the other, but resets and steps of envs with `metadata["waits"]` (for other machines, say)
     in threads: they are answered at once with kind "waiting", and in truth when ("ended", "", keys) asks for them.

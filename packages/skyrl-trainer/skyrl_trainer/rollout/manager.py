@@ -16,8 +16,8 @@ class Rollouts(Workers):
     def run(self, batch: PromptBatch, eval: bool = False, sampling: SamplingOptions | None = None) -> RolloutBatch:
         """Plays every sample `num_generations` times; blocks until all episodes are back, failed ones included.
 
-        `eval` takes generator.eval_temperature, and places of its own beside what plays already; `sampling` replaces
-        the recipe's options altogether. Raises EngineDied when an engine is gone, UserError when every episode failed.
+        `eval` takes generator.eval_temperature, and places beside what plays already; `sampling` replaces the recipe's
+        options. Raises EngineDied when an engine is gone, UserError when every episode failed.
         """
         name = f"{'eval/' if eval else ''}{batch.step}"
         groups = {

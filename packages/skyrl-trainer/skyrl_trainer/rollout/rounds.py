@@ -8,7 +8,7 @@ from skyrl_trainer.types import GenerationOutput, GenerationRequest
 
 
 class Rounds:
-    """Sends requests in rounds: when every living episode waits for tokens, all go at once, in trajectory order.
+    """When every living episode waits for tokens, all requests go at once, in trajectory order.
 
     So the engine's batches, and with them the last bit of every logit, do not depend on how fast an env answers.
     """

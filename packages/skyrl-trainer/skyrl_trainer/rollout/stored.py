@@ -1,7 +1,7 @@
-"""Training from stored trajectories, `data.train_data: [runs/x/trajectories]`, in place of rollouts.
+"""Training from stored trajectories, `data.train_data: [runs/x]`, in place of rollouts.
 
-Each stored group is a task; the sampler draws them as any others: a resumed run goes on where it was, and after the
-last group it goes round in another order. The tokens come from another policy, so a correction has to be chosen.
+Each stored group is a task; the sampler draws them as any others, after the last group in another order. The tokens
+come from another policy, so a correction has to be chosen.
 """
 
 import pickle

@@ -7,8 +7,7 @@
     6. every eval_interval steps held-out tasks; every ckpt_interval steps a checkpoint
 
 With trainer.max_staleness=0 there is room for one batch, and a step is a function of the checkpoint before it. Killed
-anywhere, a run goes on from its newest checkpoint, and learns from the tries that were stored instead of making them
-again.
+anywhere, a run goes on from its newest checkpoint, and learns from the tries that were stored after it.
 """
 
 import time
@@ -38,9 +37,8 @@ class Loop:
         self.beside = beside
         # The newest step in the weights, and its metrics until they are written.
         self.step, self.unfinished = run.resume()
-        self.seconds: StepMetrics = {}
+        self.seconds: StepMetrics = {}  # and when: of this step's phases
         self.spans: Spans = {}
-        """Of this step's phases."""
         self.saved: object = None if self.unfinished is not None else (self.step, None)
         self.taken = time.perf_counter()
         """When the newest batch was."""

@@ -51,7 +51,7 @@ class Node(NamedTuple):
 
 
 def place_engines(config: Config, nodes: list[Node], on_gpus: bool) -> list[str]:
-    """The node of each engine: the first one while it has room, then the next. UserError when there is none left.
+    """The node of each engine: the first while it has room, then the next; UserError when none is left.
 
     An engine takes a core, or as many GPUs as it is split over; the learners' are left to them, unless they take turns.
     """

@@ -1,8 +1,8 @@
 """The tries of tasks on their way from the draw to the batch that is learned from, and through a resume.
 
-A group of tries is stored as soon as it has ended, before a reward function sees it, in `trajectories/waiting`; with
-its batch it moves to the step's file once it has been learned from. A checkpoint names the groups that are open. A
-resumed run takes those that are stored, and plays the others again under the same names and seeds.
+A group of tries is stored as soon as it has ended, before a reward function sees it, in `trajectories/waiting`, and
+once it has been learned from in the step's file. A checkpoint names the open groups. A resumed run takes those that are
+stored, and plays the others again under the same names and seeds.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ class Tries:
             self._refused[number] = group
 
     def take(self, version: int) -> tuple[RolloutBatch, int] | None:
-        """The next batch and how many of its groups are accepted, which come first; None while one is not there yet.
+        """The next batch, and how many of its groups are accepted: these come first. None while it is not there.
 
         Raises UserError when every single episode of it failed.
         """

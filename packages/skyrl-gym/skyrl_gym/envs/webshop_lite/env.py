@@ -198,7 +198,7 @@ class WebShopLiteEnv(TextEnv):
         return [f"click[{text}]" for text in self._clicks]
 
     def expert_action(self) -> str:
-        """Searches in the instruction's own words, opens the first result that meets all of it, picks options and buys.
+        """Searches in the instruction's words, opens the first result that meets it, picks options and buys.
 
         Where the first page has none such, it searches for the name of the goal's own product instead. One that thinks
         first goes through the results: `think[B274962152 no, B103257123 yes]`.
