@@ -63,7 +63,7 @@ class InvalidActionBudget(TextWrapper, RecordConstructorArgs):
 
 
 class RecordEpisodes(TextWrapper, RecordConstructorArgs):
-    """Appends each episode to a jsonl file when it ends, or when the next begins, or at `close`: the spec with the
+    """Appends each episode to a jsonl file when it ends, the next begins, or at `close`: the spec with the
     wrappers below this one, the arguments of `reset`, every action, observation and reward. `replay` reads it."""
 
     def __init__(self, env: gymnasium.Env[str, str], path: str | Path) -> None:

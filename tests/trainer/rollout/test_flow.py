@@ -24,18 +24,24 @@ def simulate(flow: Flow, chance: random.Random, refused: float) -> tuple[list[li
     learned: list[list[int]] = []
     gone: list[int] = []
     begun: dict[int, int] = {}
+    refusals = 0
     for version in range(flow.steps):
         while (taken := flow.take(version)) is None:
             begun |= dict.fromkeys(flow.draw(flow.room(version)), version)
+            ahead = min(version + flow.max_staleness + 1, flow.steps) - version
+            assert len(flow.groups) + flow.lost == ahead * flow.size, "as many are open as may be"
             playing = [number for number, done in flow.groups.items() if done is None]
             assert playing, "waits for nothing"
             for number in chance.sample(playing, chance.randint(1, len(playing))):
                 accepted = chance.random() >= refused
                 flow.finish(number, group(number, [begun[number], version]), accepted)
                 gone += [] if accepted else [number]
+                refusals += not accepted
         trajectories = [trajectory for each in taken.values() for trajectory in each]
         metrics = staleness(trajectories, version, flow.max_staleness)
         assert not taken or 0 <= metrics["staleness/mean"] <= metrics["staleness/max"] <= flow.max_staleness
+        assert len(taken) == flow.size or refusals > (flow.max_draws - 1) * flow.size, "short for its own refusals"
+        refusals = 0
         learned.append(list(taken))
     return learned, gone
 

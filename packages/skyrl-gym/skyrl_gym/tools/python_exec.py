@@ -81,7 +81,7 @@ class Sandbox:
         return ExecResult("", "The sandbox's server died twice during this call.", 0.0)
 
     def start(self) -> dict[str, str]:
-        """Starts the server unless it runs. Returns the layers of protection, each "on" (with a version) or "missing";
+        """Starts the server unless it runs; the layers of protection, each "on" (with a version) or "missing";
         raises RuntimeError for a missing one unless `unsafe`, ValueError for limits within which no code can run, and
         OSError where the server cannot be started."""
         with self._lock:

@@ -162,7 +162,7 @@ class OpenAIServerEngine(EngineActor):
     # Requests.
 
     async def _post(self, path: str, body: dict[str, Any] | None = None, limit: float = CALL_SECONDS) -> Any:
-        """The JSON of the answer (None if it has none). ValueError for a request that the server refuses; EngineDied
+        """The answer's JSON or None. ValueError for a request that the server refuses; EngineDied
         when it fails or is gone: one of ours that dies takes us along before."""
         self._check_alive()
         try:

@@ -92,7 +92,7 @@ class LearnerProcess:
 
 
 class LearnerGroup:
-    """What a run needs of its learner and its algorithm. Methods raise UserError, which names the learner that failed,
+    """What a run needs of learner and algorithm. Methods raise UserError, which names the learner that failed,
     died or took too long; the group is of no use then."""
 
     process: ClassVar[type[LearnerProcess]] = LearnerProcess

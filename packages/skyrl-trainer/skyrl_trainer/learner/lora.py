@@ -150,7 +150,7 @@ def add_role(model: torch.nn.Module, name: str, options: LoRAConfig, seed: int) 
 
 @contextmanager
 def role(model: torch.nn.Module, name: str | None) -> Iterator[None]:
-    """Inside, the model computes with this role's adapter, None: with none. Backward passes may follow outside, unless
+    """Inside, the model computes with this role's adapter, or none. Backward passes may follow outside, unless
     activations are computed again in them (gradient checkpointing)."""
     before = _active(model)
     _activate(model, name)

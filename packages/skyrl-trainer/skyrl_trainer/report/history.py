@@ -38,7 +38,7 @@ def read_metrics(run_dir: Path) -> list[StepMetrics]:
 
 
 class MetricsWriter:
-    """Appends rows. What was written after `last_step`, the resumed checkpoint's, is dropped, to be done again; without
+    """Appends rows. What was written after `last_step`, the resumed checkpoint's, is dropped; without
     one (a new run) an older file is kept as metrics.<n>.jsonl."""
 
     def __init__(self, run_dir: Path, last_step: int | None = None) -> None:

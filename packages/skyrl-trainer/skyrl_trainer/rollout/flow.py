@@ -32,6 +32,8 @@ class Flow:
     """Places of refused groups, for others."""
     redraws: int = 0
     """Of these, since the last batch."""
+    lost: int = 0
+    """Places of refused groups that were not given back, since the last batch."""
     groups: dict[int, Group | None] = field(default_factory=dict)
     """By number, oldest first, all that are drawn and neither taken nor refused; None while one plays."""
 
@@ -53,9 +55,11 @@ class Flow:
             self.groups[number] = group
             return
         del self.groups[number]
-        if self.redraws < (self.max_draws - 1) * self.size:
-            self.redraws += 1
-            self.given_back += 1
+        if self.redraws == (self.max_draws - 1) * self.size:
+            self.lost += 1
+            return
+        self.redraws += 1
+        self.given_back += 1
 
     def take(self, version: int) -> dict[int, Group] | None:
         """The next batch, by number; None while one that belongs to it plays or is still to be drawn."""
@@ -65,7 +69,9 @@ class Flow:
             return None
         for number in taken:
             del self.groups[number]
-        self.redraws = 0
+        # A batch uses up `size` places: those that it lacks are lost, the others belong to batches that come.
+        self.given_back += max(0, self.lost - (self.size - len(taken)))
+        self.redraws = self.lost = 0
         return taken
 
     def metrics(self) -> StepMetrics:

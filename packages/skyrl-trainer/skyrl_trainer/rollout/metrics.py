@@ -16,7 +16,7 @@ UNKNOWN = "unknown"
 
 
 def rollout_metrics(batch: RolloutBatch) -> StepMetrics:
-    """Figures of a batch, docs/metrics.md. Means are over the episodes that did not fail; `success` counts failed ones
+    """Figures of a batch (docs/metrics.md): means over the episodes that did not fail; `success` counts failed ones
     as unsolved. Example: {"success": 0.5, "turns/mean": 3.0, "tools/search/calls": 1.5, "stop/terminated": 4.0, ...}
     """
     everyone = batch.trajectories
@@ -77,7 +77,7 @@ def _figures(everyone: Sequence[Trajectory]) -> StepMetrics:
 
 
 def _by_tool(alive: Sequence[Trajectory]) -> StepMetrics:
-    """Calls an episode and the share of them that failed. A tool's name is the policy's to invent, so one counts only
+    """Calls per episode and the share that failed. A policy may invent a tool's name: one counts only
     if a call of the batch had arguments that fit."""
     calls = _calls(alive)
     known = sorted({str(call.get("tool")) for call in calls if call.get("args") is not None})[:MAX_KINDS]

@@ -1,8 +1,7 @@
 """RolloutWorker: an asyncio Ray actor that plays many episodes at once with one engine.
 
-One coroutine a trajectory, and no barrier between turns: each waits for its own tokens and its own env only. The
-exception is a rollout in rounds, for an engine that must see the same requests in the same order in every run: there
-all episodes start together.
+One coroutine per trajectory, and no barrier between turns: each waits for its own tokens and its own env only. But in
+rounds (rollout/rounds.py) all episodes start together.
 """
 
 import asyncio
@@ -22,11 +21,9 @@ from skyrl_trainer.types import SamplingOptions, Trajectory
 
 
 def places(generator: GeneratorConfig) -> tuple[int, int]:
-    """How many episodes an engine has at a time, and how many are begun.
-
-    With one turn, as many requests again wait in the engine's queue: the batch is full again before we know that an
-    answer is there. And as many episodes are reset ahead of their turn, so that no slot waits for an env.
-    """
+    """How many episodes an engine has at a time, and how many are begun: as many more are reset ahead of their turn, so
+    that no slot waits for an env. With one turn, as many requests again wait in the engine's queue: the batch is full
+    again before we know that an answer is there."""
     slots = generator.max_concurrency * (2 if generator.max_turns == 1 else 1)
     return slots, slots + generator.max_concurrency
 
@@ -59,11 +56,8 @@ class Episodes:
         An episode that fails comes back with its reason. Only the engine's death (EngineDied), or a UserError, ends all
         of them; the other episodes are then cancelled and their envs closed.
 
-        Args:
-            seeded: every request has a generator of its own.
-            in_rounds: as rollout/rounds.py does it.
-            first: the engine takes its requests before others.
-            over: called with each trajectory when it has ended.
+        seeded: every request has a generator of its own. in_rounds: as rollout/rounds.py does it. first: the engine
+        takes its requests before others. over: called with each trajectory when it has ended.
         """
         generator = self._generator
         # In rounds everybody waits for everybody, so the limit covers as many waves as the engine needs for all.

@@ -40,8 +40,7 @@ class Loop:
         self.seconds: StepMetrics = {}  # and when: of this step's phases
         self.spans: Spans = {}
         self.saved: object = None if self.unfinished is not None else (self.step, None)
-        self.taken = time.perf_counter()
-        """When the newest batch was."""
+        self.taken = time.perf_counter()  # when the newest batch was
         self.whole = True
         """False while an update is under way: weights between two steps are not worth a checkpoint."""
 

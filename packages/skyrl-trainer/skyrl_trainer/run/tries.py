@@ -21,7 +21,7 @@ from skyrl_trainer.run.signals import StopSignal
 from skyrl_trainer.settings import Config
 from skyrl_trainer.types import RolloutBatch, Sample
 
-COUNTERS = ("drawn", "given_back", "redraws")
+COUNTERS = ("drawn", "given_back", "redraws", "lost")
 """The fields of a Flow that a checkpoint keeps beside its groups."""
 
 

@@ -28,7 +28,7 @@ class View(NamedTuple):
 
 
 def shifted(asin: str, shifts: Sequence[int]) -> str:
-    """The asin, behind its first letter, with its digits and capital letters moved on, each by its place's shift.
+    """The asin behind its first letter, digits and capital letters moved on, each by its place's shift.
 
     Example: "B1A9Z", (1, 2) gives "B2C0B".
     """
