@@ -32,6 +32,8 @@ from skyrl_trainer.weight_sync.shared_memory import SharedMemorySync
 
 TOLERANCE = 5e-4
 VOCAB = 300
+BRIEF = GenerationRequest("brief", [5] * 8, SamplingOptions(max_tokens=4))
+"""When it is answered, what was asked before it is under way."""
 CANARY_IDS = [2 + (i * 37) % (VOCAB - 2) for i in range(100)]
 
 
@@ -281,7 +283,7 @@ def test_a_sync_in_the_middle_of_generation_keeps_requests_and_marks_every_token
     async def run() -> list[GenerationOutput]:
         client = EngineClient(stack.actor, f"middle-{time.monotonic_ns()}")
         generation = asyncio.ensure_future(client.generate_round(requests))
-        await asyncio.sleep(0.15)
+        await asyncio.wait_for(client.generate(BRIEF), 120)
         stack.perturb(0.05)
         await asyncio.to_thread(stack.push)
         return await asyncio.wait_for(generation, 120)
@@ -305,7 +307,7 @@ def test_an_engine_that_sleeps_around_a_sync_keeps_its_requests_and_generates_no
     async def run() -> list[GenerationOutput]:
         client = EngineClient(stack.actor, f"asleep-{time.monotonic_ns()}")
         generation = asyncio.ensure_future(client.generate_round(requests))
-        await asyncio.sleep(0.15)
+        await asyncio.wait_for(client.generate(BRIEF), 120)
         await stack.actor.sleep.remote(2)
         await asyncio.to_thread(stack.perturb, 0.05)
         await stack.actor.wake_up.remote(["weights"])
