@@ -124,8 +124,9 @@ def slow_tools(median: float, p99: float, args: argparse.Namespace) -> list[str]
     path = (args.out / f"slow_{median:g}.py").resolve()
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(ENV_FILE.replace("MEDIAN", str(median)).replace("P99", str(p99)))
+    still = "trainer.learning_rate=1e-7"  # the same policy throughout: a better or worse one calls its tools otherwise
     data = [f"data.{split}_data=['slow/tool_use-v0?split={split}&difficulty=1']" for split in ("train", "val")]
-    return [f"environment.env_file={path}", "environment.step_timeout=60", *data]
+    return [f"environment.env_file={path}", "environment.step_timeout=60", still, *data]
 
 
 def rollout_seconds(recipe: str, tasks: int, *settings: str) -> float:
