@@ -5,6 +5,7 @@ time.time() counts them. "rollout" is the driver's wait for tries.
 """
 
 import json
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,9 @@ def write_spans(run_dir: Path, step: int, spans: Spans) -> None:
 
 
 def read_spans(run_dir: Path) -> list[dict[str, Any]]:
-    """A line each; [] without a file. One torn by a crash is left out."""
-    path = run_dir / FILE_NAME
-    lines = path.read_bytes().splitlines() if path.is_file() else []
-    return [json.loads(line) for line in lines if line.endswith(b"}")]
+    """A line each; [] without a file. One torn by a crash, with what a resumed run wrote behind it, is left out."""
+    path, spans = run_dir / FILE_NAME, []
+    for line in path.read_bytes().splitlines() if path.is_file() else []:
+        with suppress(ValueError):
+            spans.append(json.loads(line))
+    return spans

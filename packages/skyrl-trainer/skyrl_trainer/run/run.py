@@ -230,13 +230,13 @@ class Run:
         busy = [end - start for own in worked.values() for start, end in own]
         idle = {"idle/engines": max(0.0, 1.0 - sum(busy) / (len(worked) * metrics["time/step"]))} if worked else {}
         idle |= {"idle/learner": metrics["time/rollout"] / metrics["time/step"]} if step else {}
-        write_spans(self.folder.path, step, spans | worked)
         restarts, self.restarts = self.processes.watch.restarts - self.restarts, self.processes.watch.restarts
         row = {"step": float(step), **metrics, **idle, "engine_restarts": float(restarts)}
         if step % INTERVAL == 0:
             return_free_memory()
             row["memory/pss_gib"] = pss_gib()
-        self.metrics.write(row)
+        self.metrics.write(row)  # first: it says in a sentence that the disk is full
+        write_spans(self.folder.path, step, spans | worked)
         self.tracker.log(row)
         self.table.step(row)
 
