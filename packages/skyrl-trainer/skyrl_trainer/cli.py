@@ -175,7 +175,7 @@ def _train(args: argparse.Namespace) -> int:
         return 0
     for sentence in obstacles(resolved.config, hardware()):
         raise UserError(sentence)
-    from skyrl_trainer.run.loop import train
+    from skyrl_trainer.run.commands import train
 
     if args.serve is None:
         return train(resolved.config)
@@ -244,7 +244,7 @@ def _serve(args: argparse.Namespace) -> None:
 def _eval(args: argparse.Namespace) -> None:
     _quiet()
     config, model = _policy_of(args)
-    from skyrl_trainer.run.held_out import evaluate
+    from skyrl_trainer.run.commands import evaluate
 
     metrics = evaluate(config, model)
     print(f"{model}: held-out tasks at temperature {config.generator.eval_temperature:g}")

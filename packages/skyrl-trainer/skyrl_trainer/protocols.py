@@ -42,7 +42,7 @@ class InferenceEngine(Protocol):
         """Takes memory back for "weights" (after level 2 they hold nothing until the next update) or "kv_cache"."""
 
     def worked(self) -> list[tuple[float, float]]:
-        """From when to when it computed, by time.time(), since this was asked last."""
+        """When it computed, by time.time(), since this was asked last."""
 
     def shutdown(self) -> None: ...
 

@@ -51,8 +51,6 @@ FIRST_SEQS = 4
 """Sequences that an engine runs beyond max_num_seqs, for requests that go first: the canary's do not wait."""
 
 
-Spans = list[tuple[float, float]]
-"""From when to when, in seconds as time.time() counts them."""
 SHORT_REST = 0.05
 """Seconds between two steps of a model that count as work."""
 
@@ -81,10 +79,10 @@ class EngineActor:
         self._paused = was_restarted()
         self._asleep = False
         self._error: str | None = None
-        self._worked: Spans = []
+        self._worked: list[tuple[float, float]] = []
 
-    def worked(self) -> Spans:
-        """From when to when it computed, since this was asked last."""
+    def worked(self) -> list[tuple[float, float]]:
+        """When it computed, by time.time(), since this was asked last."""
         with self._lock:
             worked, self._worked = self._worked, []
         return worked

@@ -36,9 +36,7 @@ class Replies:
                 json.dump(reply, aside)
             os.replace(aside.name, path)
         except OSError as error:
-            raise UserError(
-                f"{path.parent} cannot keep a reply ({error}): free some space, or name another."
-            ) from error
+            raise UserError(f"{path.parent} cannot keep a reply ({error}): free some space.") from error
 
     def _path(self, asked: tuple[Any, ...]) -> Path:
         return Path(self._folder, hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest())

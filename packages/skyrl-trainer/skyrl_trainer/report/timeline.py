@@ -20,7 +20,7 @@ def write_spans(run_dir: Path, step: int, spans: Spans) -> None:
 
 
 def read_spans(run_dir: Path) -> list[dict[str, Any]]:
-    """A line each; [] without a file. One torn by a crash, with what a resumed run wrote behind it, is left out."""
+    """A line each; [] without a file. One torn by a crash is left out, with what stands behind it."""
     path, spans = run_dir / FILE_NAME, []
     for line in path.read_bytes().splitlines() if path.is_file() else []:
         with suppress(ValueError):

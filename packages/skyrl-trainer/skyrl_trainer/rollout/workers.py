@@ -119,7 +119,9 @@ class Workers:
                 poll = self._workers[index].finished.remote(wanted, POLL_SECONDS, self._sent[index])
                 self._polls[poll] = index
         done, _ = ray.wait(list(self._polls), timeout=CHECK_INTERVAL)
-        self._check()
+        if time.monotonic() >= self._checked + CHECK_INTERVAL:
+            self._checked = time.monotonic()
+            self.watch()
         for ref in done:
             self._receive(ref, self._polls.pop(ref))
         generator = self._config.generator
@@ -127,11 +129,6 @@ class Workers:
         limit = START_LIMIT + generator.episode_timeout * (waves + 1)
         if time.monotonic() > self._news + limit:
             raise UserError(f"Waited {limit:.0f} seconds for the episodes, in vain: a RolloutWorker hangs.")
-
-    def _check(self) -> None:
-        if time.monotonic() >= self._checked + CHECK_INTERVAL:
-            self._checked = time.monotonic()
-            self.watch()
 
     def _receive(self, ref: Any, index: int) -> None:
         """What a worker has answered. One that died is restarted by Ray, and plays its trajectories once more."""

@@ -3,8 +3,6 @@
 from skyrl_trainer.data import EnvSamples, held_out, take_exams, tasks
 from skyrl_trainer.rollout.manager import Rollouts
 from skyrl_trainer.rollout.metrics import rollout_metrics
-from skyrl_trainer.run.guardian import guarded
-from skyrl_trainer.run.processes import Processes, check_engines
 from skyrl_trainer.settings import Config
 from skyrl_trainer.types import PromptBatch, RolloutBatch, Sample, StepMetrics
 
@@ -37,12 +35,3 @@ class HeldOut:
             found |= exam.run(rollouts, step)
         accuracies = [value for name, value in found.items() if name.endswith("/accuracy")]
         return found if self.tasks else found | {"eval/success": sum(accuracies) / len(accuracies)}
-
-
-def evaluate(config: Config, model_path: str) -> StepMetrics:
-    """Held-out success of a model on disk, as `eval/<name>`; no learner, nothing is written."""
-    check_engines(config, model_path, training=False)
-    held_out = HeldOut(config)
-    with guarded(), Processes(config, model_path) as processes:
-        processes.wait_for_engines()
-        return held_out.metrics(processes.rollouts, step=0)

@@ -15,15 +15,11 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 from skyrl_trainer.errors import NothingLearned
-from skyrl_trainer.learner.grpo import GRPO
 from skyrl_trainer.report.timeline import Spans
 from skyrl_trainer.rollout.flow import staleness
 from skyrl_trainer.rollout.metrics import group_metrics, rollout_metrics
-from skyrl_trainer.run.folder import RunFolder
-from skyrl_trainer.run.guardian import guarded
 from skyrl_trainer.run.run import Run
 from skyrl_trainer.run.signals import StopSignal
-from skyrl_trainer.settings import Config
 from skyrl_trainer.types import RewardBatch, StepMetrics
 
 Beside = Callable[[Run], AbstractContextManager[object]]
@@ -138,21 +134,3 @@ class Loop:
         yield
         self.seconds[f"time/{name}"] = time.perf_counter() - start
         self.spans[name] = [(began, time.time())]
-
-
-def train(config: Config, algorithm: GRPO | None = None, beside: Beside = nullcontext) -> int:
-    """Runs or resumes what `config` asks for; returns the exit code. Raises UserError with a sentence.
-
-    algorithm: instead of a new one of the class that `trainer.algorithm.name` is registered for. beside: entered once
-    the engines have their first weights, left before they are stopped.
-    """
-    with guarded(), StopSignal() as stop, RunFolder(config) as folder:
-        run = Run(config, folder, algorithm)
-        if run.complete:
-            print(f"The run in {folder.path} is complete. For a new one give another trainer.run_dir.")
-        else:
-            with run:
-                stop.at_once = False
-                Loop(run, stop, beside).train()
-        print(f"Curves and transcripts: {folder.path / 'report.html'}   Policy: {folder.path / 'model'}")
-    return 0

@@ -224,7 +224,6 @@ class Run:
         return metrics
 
     def log(self, step: int, metrics: StepMetrics, spans: Spans) -> None:
-        """`spans`: when the driver was in each phase of this step."""
         self.folder.check()
         worked = self.processes.worked()
         busy = [end - start for own in worked.values() for start, end in own]
@@ -235,7 +234,7 @@ class Run:
         if step % INTERVAL == 0:
             return_free_memory()
             row["memory/pss_gib"] = pss_gib()
-        self.metrics.write(row)  # first: it says in a sentence that the disk is full
+        self.metrics.write(row)  # first: it names a full disk
         write_spans(self.folder.path, step, spans | worked)
         self.tracker.log(row)
         self.table.step(row)

@@ -19,7 +19,7 @@ from skyrl_trainer.learner.grpo import GRPO
 from skyrl_trainer.learner.ppo import PPO
 from skyrl_trainer.protocols import RewardFunction
 from skyrl_trainer.report.history import read_metrics
-from skyrl_trainer.run.loop import train
+from skyrl_trainer.run.commands import train
 from skyrl_trainer.settings import Config
 from skyrl_trainer.types import StepMetrics
 from skyrl_trainer.user_file import load_plugin
