@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 from pathlib import Path
 from typing import Any
@@ -85,3 +86,9 @@ def test_a_benchmark_of_ones_own_goes_the_whole_way(tmp_path: Path, capsys: pyte
     assert "--base-url" in capsys.readouterr().err
     assert main(["eval", "code", *words[2:], f"--base-url={url}"]) == 2
     assert "capitals is a benchmark of `eval agent`" in capsys.readouterr().err
+
+
+def test_look_ahead_on_copies_plays_better_than_the_random_policy_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(EXAMPLES)
+    alone, ahead = importlib.import_module("look_ahead").compare(episodes=4, n=8)
+    assert ahead > alone + 0.2

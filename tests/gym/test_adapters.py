@@ -86,7 +86,7 @@ def test_skyrls_tutorial_as_a_gymnasium_environment(multiply, tmp_path, monkeypa
     observation, reward, terminated, truncated, info = env.step("\\boxed{408}")
     assert (observation, reward, terminated, truncated) == ("", 1.0, True, False)
     assert (info["success"], info["valid_action"], info["reward_parts"]) == (True, True, {"reward": 1.0})
-    with pytest.raises(ValueError, match="played from dataset rows"):
+    with pytest.raises(ValueError, match="This environment plays rows of a dataset"):
         env.reset()
     plain = SkyRLEnv.reset
     monkeypatch.setattr(

@@ -241,6 +241,8 @@ def test_spellings_of_a_command_and_what_is_not_one():
         assert env.step(action)[:2] == ("Nothing happens.", 0.0)
     observation, *_, info = env.step(f"I think that I need it.\n\n  GO  to {place.upper()}\n")
     assert info["valid_action"] and place in observation
+    for stop in (".", "。", " . "):
+        assert env.step("look" + stop)[4]["valid_action"]
     held = env.step(env.unwrapped.expert_action()) and env.unwrapped.get_state()["env"]["held"]
     for put in ("in/on", "in", "on"):
         assert env.step(f"put {held} {put} {place}")[4]["valid_action"]

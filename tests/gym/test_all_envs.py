@@ -3,10 +3,12 @@
 Run as a script, it prints the digests of episodes: `python test_all_envs.py ID OPTIONS SEEDS`.
 """
 
+import copy
 import hashlib
 import itertools
 import json
 import os
+import pickle
 import random
 import re
 import statistics
@@ -174,6 +176,37 @@ def test_a_saved_state_goes_on_alike(env_id, options):
             assert results[0] == results[1] and one.get_state() == other.get_state()
             if results[0][2]:
                 break
+
+
+@every_case
+def test_a_copy_and_a_pickle_go_on_alike_and_hold_no_shared_data(env_id, options):
+    """At any point of an episode, and with the wrappers of gymnasium.make."""
+    env, rng = gym.make(env_id), random.Random(env_id)
+    for seed in range(SEEDS // 4):
+        env.reset(seed=seed, options=varied(env, options, seed))
+        while True:
+            packed = pickle.dumps(env)
+            twins = [copy.deepcopy(env), pickle.loads(packed)]
+            assert len(packed) < 64 << 10 and len(json.dumps(env.unwrapped.get_state())) < 64 << 10
+            action = env.unwrapped.expert_action() if rng.random() < 0.7 else "nothing"
+            result, before = env.step(action), env.unwrapped.get_state()
+            for twin in twins:
+                assert twin.step(action) == result and twin.unwrapped.get_state() == before
+                twin.step("nothing"), twin.unwrapped.reset(seed=1, options=options)  # which leaves the first alone
+            assert env.unwrapped.get_state() == before
+            if result[2] or result[3]:
+                break
+
+
+@every_case
+def test_to_ask_the_expert_changes_nothing(env_id, options):
+    for expert in gym.make(env_id).unwrapped.choices.get("expert", (None,)):
+        one, other = (gym.make(env_id, **({"expert": expert} if expert else {})).unwrapped for _ in range(2))
+        for seed in range(SEEDS // 4):
+            for env in (one, other):
+                env.reset(seed=seed, options=varied(env, options, seed))
+            asked = [one.expert_action() for _ in range(30)]
+            assert len(set(asked)) == 1 and one.get_state() == other.get_state()
 
 
 @every_case

@@ -50,9 +50,10 @@ def test_an_index_without_an_action_costs_a_step_and_changes_nothing(env_id, opt
     env = DiscreteActions(gym.make(env_id, max_episode_steps=3, **options))
     env.reset(seed=1)
     before, state = env.actions, env.unwrapped.get_env_state()
-    for index in (len(env.actions), np.int64(63), -1):
+    for step, index in enumerate((len(env.actions), np.int64(63), -1), start=1):
         _, reward, terminated, truncated, info = env.step(index)
         assert (reward, terminated, info["valid_action"]) == (0.0, False, False)
+        state |= {"turn": step} if "turn" in state else {}
         assert env.actions == before and env.unwrapped.get_env_state() == state
     assert truncated
 

@@ -60,6 +60,7 @@ class TestLastBoxed:
             ("} \\boxed{你好\x00}", "你好\x00"),
             ("\\boxed{}", ""),
             ("boxed{5} \\boxed 5", None),
+            ("\\boxed {5} \\boxed\n{6}", "6"),
             ("", None),
             ("\\boxed{" + "7" * 10_000 + "}", "7" * 10_000),
             ("\\boxed{" + "7" * 10_001 + "}", None),

@@ -175,6 +175,17 @@ def test_every_episode_is_closed_once_however_it_goes_on(search):
     assert SearchEnv.closed == [1, 2, 1, 0, 2]
 
 
+def test_rows_as_an_argument_and_prompts_of_several_roles(search):
+    chat = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Capital of Italy?"}]
+    shown = [{"role": "assistant", "content": "Rome"}, {"role": "user", "content": "And of France?"}]
+    env = gym.make(search, rows=[QUESTION | {"prompt": chat + shown}])
+    observation, info = env.reset(seed=0)
+    assert observation == "user: Capital of Italy?\n\nassistant: Rome\n\nuser: And of France?"
+    assert info["instructions"] == "Be brief."
+    envs = skyrl_gym.make_vec(search, 2, rows=[QUESTION], autoreset_mode="SameStep")
+    assert list(envs.reset(seed=0)[0]) == list(envs.step(("<answer>", "<answer>"))[0]) == ["Capital of Italy?"] * 2
+
+
 def test_metrics_of_many_episodes_are_averaged():
     episodes = [{"searches": 1, "found": True, "last": "a"}, {"searches": 2, "found": False}, {"hops": 3.0}]
     assert SearchEnv.aggregate_metrics(episodes) == {"searches": 1.5, "found": 0.5, "hops": 3.0}

@@ -1,5 +1,7 @@
 """Vector environments give what single ones give, in both modes and every way of resetting."""
 
+import json
+
 import gymnasium as gym
 import pytest
 from gymnasium.vector import AutoresetMode
@@ -70,3 +72,18 @@ def test_shared_memory_is_refused():
         gym.make_vec(GUESS, num_envs=2, vectorization_mode="async")
     with pytest.raises(ValueError, match="valid ones are 'sync' and 'async'"):
         skyrl_gym.make_vec(GUESS, 2, "threads")
+
+
+def test_an_environment_of_rows_goes_on_with_its_rows_where_nobody_gives_options(tmp_path):
+    rows = [{"prompt": f"{n} + 1 = ?", "ground_truth": n + 1} for n in range(20)]
+    (tmp_path / "rows.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    for given in (rows, str(tmp_path / "rows.jsonl")):
+        envs = skyrl_gym.make_vec("gsm8k", 2, rows=given, autoreset_mode="SameStep")
+        questions, asked = envs.reset(seed=0)[0], set()
+        for _ in range(12):
+            asked |= set(questions)
+            questions, rewards, *_ = envs.step(tuple(f"\\boxed{{{int(x.split()[0]) + 1}}}" for x in questions))
+            assert rewards.tolist() == [1.1, 1.1]
+        assert len(asked) > 5
+    with pytest.raises(ValueError, match=r"rows='train.jsonl'.*options=\{'task': row\}"):
+        skyrl_gym.make_vec("gsm8k", 2).reset(seed=0)

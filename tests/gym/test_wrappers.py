@@ -7,6 +7,7 @@ import gymnasium as gym
 import pytest
 from gymnasium.utils.env_checker import check_env
 
+import skyrl_gym
 from skyrl_gym import HistoryWindow, InvalidActionBudget, RecordEpisodes, replay
 from skyrl_gym.__main__ import main
 from tests.gym.test_all_envs import GUESS, IDS, ROWS
@@ -76,5 +77,28 @@ def test_demonstrations_are_chats_of_solved_tasks(env_id, tmp_path, capsys):
         roles = [message["role"] for message in demo["messages"] if message["role"] != "system"]
         assert roles == ["user", "assistant"] * (len(roles) // 2)
         assert demo["env_id"] == env_id and demo["task_id"].startswith("val:") and demo["reward"] > 0
+    assert all(demo["success"] for demo in demos) and demos == list(
+        skyrl_gym.demonstrations(env_id, 10, {"split": "val", "lang": "zh"})
+    )
     assert main(["demos", env_id, "--n", "0", "--out", str(out)]) == main(["demos", "nothing"]) == 2
     assert "n is 0, expected 1 to " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "env_id, options",
+    [
+        ("webshop_lite", ["expert=hasty", "codes=drawn"]),
+        ("alfworld_lite", ["expert=searches", "difficulty=3"]),
+    ],
+)
+def test_demonstrations_of_an_expert_that_may_fail_are_written_and_are_always_the_same(
+    env_id, options, tmp_path, capsys
+):
+    written, given = [], [part for option in options for part in ("--option", option)]
+    for name in ("one.jsonl", "two.jsonl"):
+        assert main(["demos", env_id, "--n", "24", "--out", str(tmp_path / name), *given]) == 0
+        written.append((tmp_path / name).read_text(encoding="utf-8"))
+    demos = [json.loads(line) for line in written[0].splitlines()]
+    failed = sum(not demo["success"] for demo in demos)
+    assert written[0] == written[1] and len(demos) == 24 and 0 < failed < 24
+    assert f"The expert failed in {failed} of them" in capsys.readouterr().err

@@ -1,15 +1,25 @@
 r"""Final answers, compared exactly: numbers, words, ordered lists and sets.
 
-    85   +085   85.0   8,500/100   \frac{170}{2}    one number                     Fraction(85)
-    1 3/4   1\frac34   7/4   1.75   175%            one number, and so is $1.75    Fraction(7, 4)
+    85   +085   85.0   ８５   8,500/100   85 km     one number                     Fraction(85)
+    1 3/4   1\frac34   7/4   1.75   175%   百分之175  one number, and so is $1.75    Fraction(7, 4)
     Knight   "knight"   \text{knight}.              one word, without case         "knight"
     1, 2    (1, 2)    [1, 2]                        a list: the order counts       (Fraction(1), Fraction(2))
     {1, 2}  {2, 1, 2}  \{1,2\}                      a set                          frozenset of the same two
+    (0, 1]  \left(0, 1\right]                       an interval, half open         ("(", Fraction(0), Fraction(1), "]")
 
-- Lists and sets hold answers and may be nested up to four deep. (5) is 5. Intervals are not told from lists.
+    answer   = number | word | list | set | interval | "(" answer ")" | "{" answer "}" ;
+    list     = answer , { "," , answer } | "(" list ")" | "[" list "]" ;
+    set      = "{" list "}" | "{" "}" | "\{" [ list ] "\}" ;
+    interval = "(" , answer , "," , answer , "]" | "[" , answer , "," , answer , ")" ;
+    number   = [ sign ] , ( amount | [ whole , " " ] , amount , "/" , amount ) , [ "%" | unit ] ;
+    amount   = digits , [ "." , digits ] ;
+
+- Lists and sets hold answers and may be nested up to four deep. (5) and {5} are 5, as LaTeX's braces only group; the
+  set of one is \{5\}. Open and closed intervals are not told from lists: (0, 1) is [0, 1].
 - 1,000 is a thousand: in a number that stands alone, a comma before each group of three digits is no separator.
 - A percent sign divides by a hundred, so 50% is 1/2 and is not 50.
-- The currency signs $ ¥ ￥ € £ are ignored. Other units are not: "5 apples" is a word answer, not the number 5.
+- Currency signs ($ ¥ ￥ € £) and the units of _UNITS are taken off a number, and nothing is converted: 5 km is 5, and
+  so is 5 m. Other words are no units: "5 apples" is a word answer, not the number 5. Full-width signs are plain ones.
 - White space, LaTeX's spacing and grouping, quotes around a word and a full stop at the end are ignored.
 - No arithmetic is done beyond one fraction: "2 + 3" and "1e3" are words.
 - Nothing, unbalanced brackets, a zero denominator and more than 1,000 characters are not an answer.
@@ -25,21 +35,30 @@ Answer: TypeAlias = "Fraction | str | tuple[Answer, ...] | frozenset[Answer]"
 
 LONGEST = 1000
 _DEEPEST = 4
-_CLOSING = {"(": ")", "[": "]", "{": "}"}
+_CLOSING = {"(": ")", "[": "]", "{": "}", "⦃": "⦄"}  # the last pair stands for LaTeX's \{ and \}
 _SIGNS = str.maketrans(
-    {"−": "-", "，": ", ", "、": ", ", "（": "(", "）": ")", "％": "%", "。": ".", **dict.fromkeys("$¥￥€£", " ")}
+    {chr(wide): chr(wide - 0xFEE0) for wide in range(0xFF01, 0xFF5F)}
+    | {"−": "-", "，": ", ", "、": ", ", "。": ".", **dict.fromkeys("$¥￥€£", " ")}
 )
 _LATEX = [
+    (re.compile(r"\\{"), "⦃"),
+    (re.compile(r"\\}"), "⦄"),
     (re.compile(r"\\(?:left|right|[,!])"), ""),
     (re.compile(r"\\(?:text|mathrm|textbf|mathbf)\s*\{([^{}]*)\}"), r"\1"),
     (re.compile(r"\\[dt]?frac\s*\{([^{}]*)\}\s*\{([^{}]*)\}"), r" \1/\2"),
     (re.compile(r"\\[dt]?frac\s*([0-9])\s*([0-9])"), r" \1/\2"),
-    (re.compile(r"\\([$%{} ])"), r"\1"),
+    (re.compile(r"\\([$% ])"), r"\1"),
 ]
 _AMOUNT = r"(?:[0-9]{1,3}(?:,[0-9]{3})+(?:\.[0-9]*)?|[0-9]+(?:\.[0-9]*)?|\.[0-9]+)"
 _NUMBER = re.compile(
     rf"(?P<sign>[+-]?) ?(?:(?P<whole>[0-9]+) (?=[0-9.]+ ?/))?(?P<top>{_AMOUNT})"
-    rf"(?: ?/ ?(?P<below>{_AMOUNT}))? ?(?P<percent>%?)"
+    rf"(?: ?/ ?(?P<below>{_AMOUNT}))? ?(?P<percent>%|percent)?"
+)
+_UNITS = re.compile(
+    r"(?<=[0-9.]) ?(?:dollars?|cents?|yuan|euros?|(?:square |cubic )?(?:km|cm|mm|m|(?:kilo|centi|milli)?met(?:er|re)s?)"
+    r"(?:\^?[23²³])?|kg|g|(?:kilo)?grams?|ml|l|lit(?:er|re)s?|degrees?|°C?|seconds?|minutes?|hours?|days?|weeks?|months?"
+    r"|years?|美?元|角|分|[个只本人次张辆棵条件页岁年天秒升吨度]|小时|分钟|[平立]?方?[千厘毫]?米|公里|千?克|公斤|毫升)$",
+    re.IGNORECASE,
 )
 
 
@@ -54,6 +73,8 @@ def canonical(text: str) -> Answer | None:
     if "\\" in text:
         for pattern, replacement in _LATEX:
             text = pattern.sub(replacement, text)
+    if "百分之" in text:
+        text = re.sub(r"百分之 *([0-9./]+)", r"\1%", text)
     return _parse(" ".join(text.split()), _DEEPEST)
 
 
@@ -66,8 +87,14 @@ def same(given: str, truth: str) -> bool:
 def _parse(text: str, depth: int) -> Answer | None:
     text = text.removesuffix(".").rstrip()
     number = _NUMBER.fullmatch(text)
+    if number is None and (unit := _UNITS.search(text)):
+        number = _NUMBER.fullmatch(text, 0, unit.start())
     if number:
         return _number(number)
+    if (text[:1], text[-1:]) in (("(", "]"), ("[", ")")):
+        ends = [_parse(part, depth - 1) for part in _split(text[1:-1]) or ()] if depth else []
+        known = [end for end in ends if end is not None]
+        return (text[0], *known, text[-1]) if len(known) == len(ends) == 2 else None
     bracket = text[:1] if _CLOSING.get(text[:1]) == text[-1:] else ""
     parts = _split(text[1:-1]) if bracket else None
     if parts is None:  # no bracket, or as in "(1) or (2)"
@@ -76,11 +103,11 @@ def _parse(text: str, depth: int) -> Answer | None:
         return None
     if not bracket and len(parts) == 1:
         return text.strip("\"'“”‘’ ").casefold() or None
-    if bracket == "(" and len(parts) == 1:
+    if len(parts) == 1 and (bracket == "(" or (bracket == "{" and parts != [""])):
         return _parse(parts[0], depth - 1)
     items = [_parse(part, depth - 1) for part in parts] if parts != [""] else []
     answers = tuple(item for item in items if item is not None)
-    return None if len(answers) < len(items) else frozenset(answers) if bracket == "{" else answers
+    return None if len(answers) < len(items) else frozenset(answers) if bracket in ("{", "⦃") else answers
 
 
 def _number(match: re.Match[str]) -> Fraction | None:
@@ -96,7 +123,7 @@ def _split(text: str) -> list[str] | None:
     for position, character in enumerate(text):
         if character in _CLOSING:
             open_brackets.append(_CLOSING[character])
-        elif character in ")]}":
+        elif character in ")]}⦄":
             if not open_brackets or open_brackets.pop() != character:
                 return None
         elif character == "," and not open_brackets:

@@ -13,12 +13,14 @@ A subclass gives `choices`, `count_tasks`, `make_task`, `begin`, `act` and `expe
 import copy
 import dataclasses
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, ClassVar
 
 import gymnasium
 from gymnasium import logger
 from gymnasium.error import ResetNeeded
 
+from skyrl_gym.data import load_rows
 from skyrl_gym.spaces import UnicodeText
 
 Choices = dict[str, tuple[Any, ...]]
@@ -253,3 +255,23 @@ class TextEnv(gymnasium.Env[str, str]):
     def _admissible(self) -> dict[str, Any]:
         actions = self.admissible_actions()
         return {} if actions is None else {"admissible_actions": actions}
+
+
+class RowsOnly(TextEnv):
+    """Has no tasks of its own: an episode plays options["task"], or one of the argument `rows`, a list or a file of
+    skyrl_gym.data.load_rows. Where environments are reset without options, as in vectors of them, `rows` is needed."""
+
+    def __init__(self, *, rows: Any = None, **arguments: Any) -> None:
+        super().__init__(**arguments)
+        self._rows: list[Any] = load_rows(rows) if isinstance(rows, str | Path) else list(rows or ())
+
+    def count_tasks(self, options: Mapping[str, Any]) -> int:
+        if not self._rows:
+            raise ValueError(
+                "This environment plays rows of a dataset: gymnasium.make(id, rows='train.jsonl'), or "
+                "env.reset(options={'task': row}) with a row of skyrl_gym.data.load_rows('train.jsonl')."
+            )
+        return len(self._rows)
+
+    def make_task(self, options: Mapping[str, Any], index: int) -> Task:
+        return self.task_from_row(self._rows[index], options)

@@ -1,9 +1,9 @@
 r"""What is read out of a model's text.
 
-Grammar of a boxed answer: `\boxed{`, then text in which braces are balanced, then `}`. Of several boxes the one that
-opens last counts, among those that are closed: `\boxed{1} or \boxed{2}` answers 2, a box cut off by the end of the
-text is not an answer, nor is one of more than 10,000 characters, and of nested boxes the innermost opens last. A
-backslash does not escape a brace.
+Grammar of a boxed answer: `\boxed`, white space or none, `{`, text in which braces are balanced, `}`. Of several boxes
+the one that opens last counts, among those that are closed: `\boxed{1} or \boxed{2}` answers 2, a box cut off by the
+end of the text is not an answer, nor is one of more than 10,000 characters, and of nested boxes the innermost opens
+last. A backslash does not escape a brace.
 
 A final answer is a box or `<answer>`, text, `</answer>`, where the first `</answer>` closes. The same rule holds for
 both together: the one that opens last counts, among those that are closed. So `<answer>\boxed{5}</answer>` answers 5.
@@ -15,7 +15,7 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-_OPEN = "\\boxed{"
+_OPEN = re.compile(r"\\boxed\s*{")
 _LONGEST = 10_000
 _READ = 100_000  # bounds the time that a hostile text takes to some milliseconds
 
@@ -38,8 +38,9 @@ def _last_between(text: str, opening: str, closing: str) -> tuple[int, int]:
 
 def _last_box(text: str) -> tuple[int, int]:
     end = len(text)
-    while (start := text.rfind(_OPEN, 0, end)) >= 0:
-        begin = start + len(_OPEN)
+    while (start := text.rfind("\\boxed", 0, end)) >= 0:
+        opened = _OPEN.match(text, start)
+        begin = opened.end() if opened else end
         close = _closing_brace(text, begin, min(end, begin + _LONGEST + 1))
         if close is not None:
             return begin, close

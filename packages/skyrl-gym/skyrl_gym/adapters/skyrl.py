@@ -1,4 +1,4 @@
-"""A BaseTextEnv as a TextEnv that is played from dataset rows: `reset(options={"task": row})`.
+"""A BaseTextEnv as a TextEnv that is played from dataset rows: `reset(options={"task": row})`, or argument `rows`.
 
 What becomes what: docs/environments/README.md. A state is saved as the actions so far, which restores classes that are
 deterministic. An episode that does not end is closed by the next `reset` or by `close`.
@@ -8,24 +8,29 @@ import copy
 from functools import partial
 from typing import Any, ClassVar
 
-from skyrl_gym.core import Choices, Outcome, Task, TextEnv
+from skyrl_gym.core import Choices, Outcome, RowsOnly, Task
 from skyrl_gym.data import read_row, row_id
 from skyrl_gym.envs import create
 
 
-class SkyRLEnv(TextEnv):
+class SkyRLEnv(RowsOnly):
     """`extras` is added to every row's, for example {"max_turns": 3}; other arguments are for the class."""
 
     choices: ClassVar[Choices] = {}
 
-    def __init__(self, env_class: Any, env_kwargs: Any, extras: Any = None, render_mode: Any = None, **kwargs: Any):
-        super().__init__(render_mode=render_mode)
+    def __init__(
+        self,
+        env_class: Any,
+        env_kwargs: Any,
+        extras: Any = None,
+        rows: Any = None,
+        render_mode: Any = None,
+        **kwargs: Any,
+    ):
+        super().__init__(rows=rows, render_mode=render_mode)
         self._create = partial(create, env_class, **{"env_config": {}, **env_kwargs, **kwargs})
         self._extras = extras or {}
         self._env: Any = None
-
-    def count_tasks(self, options: Any) -> int:
-        raise ValueError("This environment is played from dataset rows: reset(options={'task': row}).")
 
     def task_from_row(self, row: Any, options: Any) -> Task:
         row = read_row(row, "options['task']")
@@ -71,4 +76,7 @@ class SkyRLEnv(TextEnv):
 
 
 def _contents(messages: list[dict[str, str]], system: bool = False) -> str:
-    return "\n\n".join(message["content"] for message in messages if (message["role"] == "system") == system)
+    """What the messages say; who says it, too, where the agent is to read more than one role."""
+    said = [message for message in messages if (message["role"] == "system") == system]
+    form = "{content}" if len({message["role"] for message in said}) < 2 else "{role}: {content}"
+    return "\n\n".join(form.format_map(message) for message in said)

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 from skyrl_gym.bm25 import BM25, terms
 from skyrl_gym.data import read_jsonl
@@ -14,10 +14,13 @@ LONGEST_QUERY, MOST_RESULTS, SNIPPET = 120, 10, 160
 
 
 class Corpus:
-    """Articles (title, text) with distinct titles. `search` and `wiki` are tools."""
+    """Articles (title, text) with distinct titles. `search` and `wiki` are tools.
 
-    def __init__(self, articles: Sequence[tuple[str, str]]) -> None:
-        self.articles = articles
+    made_by: a function and its arguments that make the same corpus, which a pickle holds in place of the articles.
+    """
+
+    def __init__(self, articles: Sequence[tuple[str, str]], made_by: Any = None) -> None:
+        self.articles, self._made_by = articles, made_by or (Corpus, (articles,))
         self._numbers = {title.casefold(): number for number, (title, _) in enumerate(articles)}
 
     @classmethod
@@ -34,7 +37,13 @@ class Corpus:
             articles[title.casefold()] = (title, row["text"])
         if not articles:
             raise ValueError(f"The corpus {path} has no rows; expected jsonl rows with 'title' and 'text'.")
-        return cls(list(articles.values()))
+        return cls(list(articles.values()), (cls.load, (path,)))
+
+    def __deepcopy__(self, memo: Any) -> Self:
+        return self  # it never changes
+
+    def __reduce__(self) -> Any:
+        return self._made_by
 
     @cached_property
     def _texts(self) -> BM25:

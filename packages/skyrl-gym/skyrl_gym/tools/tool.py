@@ -8,10 +8,13 @@
 A call's arguments are checked against the schema. Whatever goes wrong is a sentence for the model; no call raises.
 """
 
+import contextlib
 import difflib
 import inspect
 import json
 import math
+import pkgutil
+import re
 import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
@@ -37,6 +40,14 @@ class Tool:
     """In the form of OpenAI's chat API, which chat templates take too."""
     external: bool
     """Its results depend on more than the arguments, for example on a process; a replay feeds the recorded ones."""
+
+    def __reduce__(self) -> Any:
+        """The name of a decorated function stands for its Tool, so that pickle would not find the function by it."""
+        place = f"{self.function.__module__}:{getattr(self.function, '__qualname__', '')}"
+        with contextlib.suppress(ValueError, AttributeError):  # a function within another has no such name
+            if pkgutil.resolve_name(place) is self:
+                return pkgutil.resolve_name, (place,)
+        return Tool, (self.name, self.function, self.schema, self.external)
 
 
 def tool(function: Callable[..., Any], *, external: bool = False) -> Tool:
@@ -91,7 +102,9 @@ def responses(calls: Sequence[Mapping[str, Any]], *notes: str) -> str:
     Example: responses([{"tool": "add", "args": {"x": 1}, "result": "2"}]) == "<tool_response>\\n2\\n</tool_response>"
     """
     texts = [call["result"] if "result" in call else f"Error: {call['error']}" for call in calls]
-    return "\n".join(f"<tool_response>\n{text}\n</tool_response>" for text in (*texts, *notes))
+    # A text that holds the tags could pass for the end of its response and the beginning of another.
+    safe = [re.sub("<(?=/?tool_response>)", "&lt;", text) for text in (*texts, *notes)]
+    return "\n".join(f"<tool_response>\n{text}\n</tool_response>" for text in safe)
 
 
 def _answer_of(call: dict[str, Any], recorded: list[Mapping[str, Any]]) -> Mapping[str, Any]:

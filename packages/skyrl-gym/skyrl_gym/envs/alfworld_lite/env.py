@@ -4,6 +4,7 @@ The command is the last line of an action (at most 300 characters), whatever its
 admissible changes nothing and costs a step. The reward is 1.0 when the task is done (`success`), else 0.
 """
 
+import random
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
@@ -53,7 +54,8 @@ class AlfworldLiteEnv(TextEnv):
         return task.text
 
     def act(self, action: str) -> Outcome:
-        world, data, tail = self._world, self.task.data, action[-_LONGEST:].strip()
+        world, data, tail = self._world, self.task.data, action[-_LONGEST:].rstrip(" \t\r\n.。").lstrip()
+        world.turn += 1
         words = tail.rpartition("\n")[2].lower().split()
         if words[:1] == ["put"] and words[3:4] in (["in/on"], ["in"], ["on"]):
             words[0], words[3] = "move", "to"
@@ -70,9 +72,10 @@ class AlfworldLiteEnv(TextEnv):
         return Outcome(observation, {"success": float(success)}, valid, success, terminated=success, info=info)
 
     def expert_action(self) -> str:
-        """Of the expert that searches, now and then a slip: how to go on after one is to be seen, too."""
-        searches = self.options["expert"] == "searches"
-        slipped = slip(self._world, self.task.data) if searches and self.np_random.random() < SLIPS else None
+        """Of the expert that searches, now and then a slip: how to go on after one is to be seen, too.
+        Task and turn decide where, so that to ask changes nothing."""
+        searches, draw = self.options["expert"] == "searches", random.Random(f"{self.task.task_id} {self._world.turn}")
+        slipped = slip(self._world, self.task.data) if searches and draw.random() < SLIPS else None
         return slipped or next_command(self._world, self.task.data, searches)
 
     def admissible_actions(self) -> list[str]:

@@ -7,7 +7,7 @@ one hand. Heating and cooling undo each other; cleaning is never undone.
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import yaml
 
@@ -49,6 +49,11 @@ class Layout:
     openable: frozenset[str]
     go: dict[str | None, tuple[str, ...]]
     """The sorted "go to ..." commands by where one stands (None: the middle of the room): every step lists them."""
+    key: tuple[Any, ...]
+    """The arguments of `layout`, which a pickle holds in place of the rest."""
+
+    def __reduce__(self) -> Any:
+        return layout, self.key
 
 
 @cache
@@ -60,17 +65,17 @@ def layout(room: str, group: str, number: int, most: int) -> Layout:
     openable = frozenset(place for place in places if load()["receptacles"][kind_of(place)]["opens"])
     commands = sorted(f"go to {place}" for place in places)
     go = {at: tuple(command for command in commands if command != f"go to {at}") for at in (None, *places)}
-    return Layout(room, places, by_kind, openable, go)
+    return Layout(room, places, by_kind, openable, go, (room, group, number, most))
 
 
 class World:
     """A room in some state. `lamps` (the lamp beside a place) and `contents` (the objects in it) are by place."""
 
-    STATE = ("at", "held", "contents", "open", "lit", "marks", "walking")
+    STATE = ("at", "held", "contents", "open", "lit", "marks", "walking", "turn")
     """The attributes that change in an episode; all of them plain data."""
 
     def __init__(self, layout: Layout, lamps: dict[str, str], contents: dict[str, list[str]], lang: str) -> None:
-        self.layout, self.lamps, self.texts = layout, lamps, load("text.yaml")[lang]
+        self.layout, self.lamps, self.lang = layout, lamps, lang
         self.at: str | None = None
         self.held: str | None = None
         self.contents = {place: sorted(contents.get(place, ())) for place in layout.places}
@@ -78,7 +83,12 @@ class World:
         self.lit: list[str] = []
         self.marks: dict[str, list[str]] = {}
         self.walking = False  # whether all that was done since a thing was last changed was to go and to open
+        self.turn = 0  # how many actions there were, admissible or not
         self.actions = self._list_actions()
+
+    @property
+    def texts(self) -> dict[str, Any]:
+        return cast(dict[str, Any], load("text.yaml")[self.lang])
 
     def set_state(self, state: dict[str, Any]) -> None:
         for name in self.STATE:

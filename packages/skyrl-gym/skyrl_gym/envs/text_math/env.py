@@ -12,7 +12,7 @@ from types import ModuleType
 from typing import Any, ClassVar
 
 from skyrl_gym.answers import Answer, canonical
-from skyrl_gym.core import SPLITS, Choices, Outcome, Task, TextEnv
+from skyrl_gym.core import SPLITS, Choices, Outcome, RowsOnly, Task, TextEnv
 from skyrl_gym.data import ROLES, read_row, row_id
 from skyrl_gym.envs.text_math import arithmetic, logic, words
 from skyrl_gym.parsing import last_answer
@@ -100,11 +100,5 @@ class TextMathEnv(TextEnv):
         return "; ".join([*steps, answer])
 
 
-class RowsEnv(TextMathEnv):
+class RowsEnv(RowsOnly, TextMathEnv):
     """text_math without tasks of its own: every episode plays a dataset row."""
-
-    def count_tasks(self, options: Mapping[str, Any]) -> int:
-        raise ValueError(
-            "This environment plays rows of a dataset: env.reset(options={'task': row}), with a row of "
-            "skyrl_gym.data.load_rows('train.jsonl')."
-        )

@@ -1,13 +1,15 @@
 """Word problems: stories from words.yaml, each a chain of five sentences with a step or two of arithmetic in each.
 
 At difficulty d the first d sentences are told and the result of the last is asked. A task is a story and one choice of
-its numbers, whatever the names in it. A story's choices are shuffled; the first tenth is val, the second test.
+its numbers, whatever the names in it. The numbers of the first sentence decide the split, whichever way round they
+stand: they are multiplied. Of these pairs, shuffled, the first tenth is val's and the second test's.
 """
 
 import operator
 from decimal import Decimal
 from fractions import Fraction
 from functools import cache
+from itertools import product
 from math import gcd, prod
 from pathlib import Path
 from typing import Any
@@ -45,8 +47,9 @@ def shuffled(number: int, size: int) -> int:
 def count(split: str, difficulty: int) -> int:
     """How many tasks there are: every story gives as many as the one with the fewest choices, a million at most."""
     stories = wording("words.yaml")["stories"]
-    sizes = [prod(map(len, _numbers(story, difficulty).values())) for story in stories]
-    return min(MOST, len(stories) * min(len(_places(split, size)) for size in sizes))
+    rest = [_rest(story, difficulty).values() for story in stories]
+    sizes = [len(_pairs(which, split)) * prod(map(len, values)) for which, values in enumerate(rest)]
+    return min(MOST, len(stories) * min(sizes))
 
 
 def make(split: str, difficulty: int, lang: str, index: int) -> tuple[str, str, list[str]]:
@@ -54,16 +57,15 @@ def make(split: str, difficulty: int, lang: str, index: int) -> tuple[str, str, 
     data = wording("words.yaml")
     turn, which = divmod(index, len(data["stories"]))
     story = data["stories"][which]
-    numbers = _numbers(story, difficulty)
-    size = prod(map(len, numbers.values()))
-    place = _places(split, size)[turn]
-    choice, values = shuffled(place, size), {}
-    for name, choices in numbers.items():
+    rest, pairs = _rest(story, difficulty), _pairs(which, split)
+    choice, place = divmod(shuffled(turn, len(pairs) * prod(map(len, rest.values()))), len(pairs))
+    values = dict(zip(_numbers(story, 1), pairs[place], strict=True))
+    for name, choices in rest.items():
         choice, digit = divmod(choice, len(choices))
         values[name] = choices[digit]
     told, names, fractions = story["steps"][:difficulty], data["names"][lang], story.get("fractions", False)
     shown = {name: _show(value, fractions) for name, value in values.items()}
-    shown |= {"name": names[place % len(names)], "other": names[(place + 1) % len(names)]}
+    shown |= {"name": names[turn % len(names)], "other": names[(turn + 1) % len(names)]}
     sentences = [step[lang].split(" | ") for step in told]
     parts = [*(sentence[0] for sentence in sentences), sentences[-1][1], _ASK[lang]]
     steps = []
@@ -77,9 +79,21 @@ def make(split: str, difficulty: int, lang: str, index: int) -> tuple[str, str, 
     return SPACE[lang].join(parts).format(**shown), _show(values["it"], fractions), steps
 
 
-def _places(split: str, size: int) -> range:
-    tenth = size // 10
-    return {"val": range(tenth), "test": range(tenth, 2 * tenth), "train": range(2 * tenth, size)}[split]
+@cache
+def _pairs(which: int, split: str) -> list[tuple[Fraction, ...]]:
+    """What a split's first sentences of a story may name."""
+    pairs = list(product(*_numbers(wording("words.yaml")["stories"][which], 1).values()))
+    either = sorted({tuple(sorted(pair)) for pair in pairs})
+    tenth = len(either) // 10
+    begin, end = {"val": (0, tenth), "test": (tenth, 2 * tenth), "train": (2 * tenth, len(either))}[split]
+    mine = {either[shuffled(place, len(either))] for place in range(begin, end)}
+    return [pair for pair in pairs if tuple(sorted(pair)) in mine]
+
+
+def _rest(story: dict[str, Any], difficulty: int) -> dict[str, tuple[Fraction, ...]]:
+    """What each number may be that is named after the first sentence."""
+    first = _numbers(story, 1)
+    return {name: values for name, values in _numbers(story, difficulty).items() if name not in first}
 
 
 def _numbers(story: dict[str, Any], difficulty: int) -> dict[str, tuple[Fraction, ...]]:

@@ -44,13 +44,20 @@ class ToolUseEnv(TextEnv):
 
     def __init__(self, *, tools: Sequence[Any] = BUILTIN, corpus: str | Path | None = None, **defaults: Any) -> None:
         super().__init__(**defaults)
-        self._own_corpus = None if corpus is None else Corpus.load(corpus)
-        self._tools = {lang: toolbox(tools, self._own_corpus or tasks.corpus(lang)) for lang in tasks.LANGS}
-        self.tools = [item.schema for item in self._tools["en"].values()]
+        self._own_corpus, self._chosen = None if corpus is None else Corpus.load(corpus), tools
+        self._toolboxes: dict[tuple[str, str], dict[str, Tool]] = {}
+        self._tools = self._toolbox(self.defaults)
+        self.tools = [item.schema for item in self._tools.values()]
         listed = "\n".join(json.dumps(schema["function"], ensure_ascii=False) for schema in self.tools)
         texts = tasks.data()["texts"]
         self._instructions = [text.format(tools=listed, limit=MAX_CALLS) for text in texts["instructions"]]
         self._bare = [text.format(limit=MAX_CALLS) for text in texts["instructions_without_tools"]]
+
+    def _toolbox(self, options: Mapping[str, Any]) -> dict[str, Tool]:
+        world = options["lang"], options["split"]
+        if world not in self._toolboxes:
+            self._toolboxes[world] = toolbox(self._chosen, self._own_corpus or tasks.corpus(*world))
+        return self._toolboxes[world]
 
     def reset_info(self) -> dict[str, Any]:
         """For a chat template that lists tools itself: their schemas, and the instructions without them."""
@@ -65,7 +72,7 @@ class ToolUseEnv(TextEnv):
         split, difficulty, lang = options["split"], options["difficulty"], options["lang"]
         text, plan, answer = tasks.draft(difficulty, split, tasks.LANGS.index(lang), index)
         for name in [name for calls in plan for name, _ in calls]:
-            if name not in self._tools[lang] or (self._own_corpus and name in ("search", "wiki")):
+            if name not in self._tools or (self._own_corpus and name in ("search", "wiki")):
                 but = "this environment has other tools or another corpus"
                 raise ValueError(f"Difficulty {difficulty} needs the tool {name!r} over the built-in corpus; {but}.")
         instructions = self._instructions[tasks.LANGS.index(lang)]
@@ -92,7 +99,7 @@ class ToolUseEnv(TextEnv):
         answer = last_answer(action)
         if answer is not None:
             return self._judge(answer)
-        made = [run_call(self._tools[self.task.lang], call, self.recorded) for call in parse_tool_calls(action)]
+        made = [run_call(self._tools, call, self.recorded) for call in parse_tool_calls(action)]
         accepted = sum(call["args"] is not None for call in made)
         self._calls += len(made)
         self._accepted += accepted
@@ -121,6 +128,7 @@ class ToolUseEnv(TextEnv):
         return {"calls": self._calls, "accepted": self._accepted, "made": self._made}
 
     def set_env_state(self, state: dict[str, Any]) -> None:
+        self._tools = self._toolbox(self.options)
         self._calls, self._accepted = state["calls"], state["accepted"]
         self._made: list[list[Any]] = state["made"]
         """The planned calls [tool, args] that have succeeded."""

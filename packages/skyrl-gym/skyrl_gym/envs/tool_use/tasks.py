@@ -1,7 +1,8 @@
-"""A made-up world and the tasks about it, from the words and sentences in world.json.
+"""Made-up worlds and the tasks about them, from the words and sentences in world.json.
 
 A fact of an entity is a number, another entity, or a nickname. A chain asks for a fact by way of others: "the
-population of the city in which the founder of X was born". No chain of one split is in another.
+population of the city in which the founder of X was born". Each split has a world of its own: no name of one is in
+another, so that no fact asked for in one can have been learned in another.
 """
 
 import json
@@ -20,7 +21,7 @@ from skyrl_gym.tools.search import Corpus
 LANGS = ("en", "zh")
 Plan = list[list[list[Any]]]
 """The expert's rounds of calls [tool, args]; the calls of a round do not need each other's results."""
-_NUMBERS = {"train": range(8000), "val": range(8000, 9000), "test": range(9000, 10_000)}  # pairs, where no chains are
+_NUMBERS = {"train": range(8000), "val": range(8000, 9000), "test": range(9000, 10_000)}
 
 
 @dataclass(slots=True, eq=False)
@@ -44,13 +45,13 @@ def data() -> Any:
 
 
 @cache
-def world() -> list[Entity]:
-    rng, kinds = random.Random("skyrl_gym tool_use 1"), data()["kinds"]
-    groups = {kind: [Entity(kind, names) for names in _names(rng, rule, rule["count"])] for kind, rule in kinds.items()}
+def world(split: str) -> list[Entity]:
+    rng, kinds = random.Random(f"skyrl_gym tool_use 2 {split}"), data()["kinds"]
+    groups = {kind: [Entity(kind, x) for x in _names(rule, rule["count"], split)] for kind, rule in kinds.items()}
     for kind, group in groups.items():
         for name, rule in kinds[kind]["fields"].items():
             targets = rng.sample(groups[rule["to"]], len(groups[rule["to"]])) if "to" in rule else []
-            nicknames = _names(rng, rule, len(group)) if "pools" in rule else []
+            nicknames = _names(rule, kinds[kind]["count"], split) if "pools" in rule else []
             for number, entity in enumerate(group):
                 if targets:
                     fitting = [to for to in targets if "where" not in rule or to.facts[rule["where"]] is entity]
@@ -70,9 +71,10 @@ def world() -> list[Entity]:
 
 
 @cache
-def corpus(language: str) -> Corpus:
-    lang = LANGS.index(language)
-    return Corpus([(entity.names[lang], ("" if lang else " ").join(entity.says[lang])) for entity in world()])
+def corpus(language: str, split: str) -> Corpus:
+    lang, entities = LANGS.index(language), world(split)
+    articles = [(entity.names[lang], ("" if lang else " ").join(entity.says[lang])) for entity in entities]
+    return Corpus(articles, (corpus, (language, split)))
 
 
 def walk(chain: Chain, lang: int) -> tuple[str, Plan, Any]:
@@ -91,19 +93,29 @@ def walk(chain: Chain, lang: int) -> tuple[str, Plan, Any]:
 
 
 @cache
-def chains(difficulty: int) -> dict[str, list[Chain]]:
-    """By split; the answer of none is in its phrase. Facts of one name lie side by side."""
+def chains(difficulty: int, split: str) -> list[Chain]:
+    """The answer of none is in its phrase. Facts of one name lie side by side."""
     level, found = data()["levels"][str(difficulty)], []
-    for (hops, by_nick), entity in product(level["chains"], world()):
+    for (hops, by_nick), entity in product(level["chains"], world(split)):
         for path in _paths(entity.kind, hops) if not by_nick or "nick" in entity.facts else ():
             walks = [walk((entity, path, by_nick), lang) for lang in range(len(LANGS))]
             fits = isinstance(walks[0][2], int) or not level["computations"]
             if fits and all(_shown(value, lang) not in phrase for lang, (phrase, _, value) in enumerate(walks)):
                 found.append((entity, path, by_nick))
     random.Random(f"chains {difficulty}").shuffle(found)
-    tenth = len(found) // 10
-    splits = {"val": found[:tenth], "test": found[tenth : 2 * tenth], "train": found[2 * tenth :]}
-    return {name: sorted(part, key=lambda chain: chain[1][-1]) for name, part in splits.items()}
+    return sorted(found, key=lambda chain: chain[1][-1])
+
+
+def _pair(number: int) -> tuple[int, int]:
+    """The numbers of a computation without facts; 899 and 300 have no common factor, so that the pairs differ."""
+    return 101 + number % 899, 401 + number * 7 % 300
+
+
+@cache
+def _pairs(split: str) -> list[tuple[int, int]]:
+    """Those of test that train has the other way round are left out: their products are the same."""
+    turned = {_pair(number)[::-1] for number in _NUMBERS["train"]} if split == "test" else set()
+    return [pair for pair in map(_pair, _NUMBERS[split]) if pair not in turned]
 
 
 def _computations(difficulty: int) -> list[tuple[str, Any]]:
@@ -111,22 +123,21 @@ def _computations(difficulty: int) -> list[tuple[str, Any]]:
 
 
 def count(difficulty: int, split: str) -> int:
-    bases = chains(difficulty)[split] if data()["levels"][str(difficulty)]["chains"] else _NUMBERS[split]
-    return len(bases) * max(len(_computations(difficulty)), 1)
+    bases = len(chains(difficulty, split) if data()["levels"][str(difficulty)]["chains"] else _pairs(split))
+    return bases * max(len(_computations(difficulty)), 1)
 
 
 def draft(difficulty: int, split: str, lang: int, index: int) -> tuple[str, Plan, str]:
     """The text, the plan and the answer of a task: the last fact of a chain, or a computation with two of them."""
     level, texts = data()["levels"][str(difficulty)], data()["texts"]
-    options, computations = chains(difficulty)[split], _computations(difficulty)
+    options, computations = chains(difficulty, split), _computations(difficulty)
     if not computations:
         phrase, plan, value = walk(options[index], lang)
         return texts["find"][lang].format(phrase), plan, _shown(value, lang)
     index, kind = divmod(index, len(computations))
     group, rule = computations[kind]
-    number = index if options else _NUMBERS[split][index]
-    phrase, plan, a = walk(options[index], lang) if options else (str(101 + number % 899), [], 101 + number % 899)
-    b = 401 + number * 7 % 300  # 899 and 300 have no common factor: the pairs of numbers differ
+    a, b = _pair(index) if options else _pairs(split)[index]
+    phrase, plan, a = walk(options[index], lang) if options else (str(a), [], a)
     other, more, b = walk(options[(index + 1) % len(options)], lang) if "both" in level else (str(b), [], b)
     rounds: Plan = [(one or []) + (two or []) for one, two in zip_longest(plan, more)]
     text = texts["let"][lang].format(a=phrase, b=other) + rule["asks"][lang]
@@ -145,11 +156,15 @@ def _paths(kind: str, hops: int) -> Iterator[tuple[str, ...]]:
             yield from ((name, *rest) for rest in _paths(rule["to"], hops - 1))
 
 
-def _names(rng: random.Random, rule: dict[str, Any], number: int) -> list[list[str]]:
-    """Distinct combinations of words, each in every language."""
+def _names(rule: dict[str, Any], count: int, split: str) -> list[list[str]]:
+    """Combinations of words, each in every language: `count` for train, a quarter for each other split; all differ."""
     pools = [[word.split("=") for word in data()["pools"][pool].split()] for pool in rule["pools"]]
-    combinations = rng.sample(list(product(*pools)), number)
-    return [[rule["name"][lang].format(*(word[lang] for word in words)) for lang in (0, 1)] for words in combinations]
+    combinations = list(product(*pools))
+    random.Random(f"names {rule['pools']}").shuffle(combinations)
+    part = -(-count // 4)
+    mine = {"train": slice(count), "val": slice(count, count + part), "test": slice(count + part, count + 2 * part)}
+    chosen = combinations[mine[split]]
+    return [[rule["name"][lang].format(*(word[lang] for word in words)) for lang in (0, 1)] for words in chosen]
 
 
 def _shown(value: Any, lang: int) -> str:

@@ -65,8 +65,9 @@ class Product:
 class Catalog:
     """Products by asin, goals (sentence and ground truth) by split and difficulty, search, and the words of pages."""
 
-    def __init__(self, raw: list[dict[str, Any]], source: str, lang: str) -> None:
-        self.source, self.ui = source, words()["ui"][lang]
+    def __init__(self, raw: list[dict[str, Any]], path: str | None, lang: str) -> None:
+        self.path, self.lang, self.ui = path, lang, words()["ui"][lang]
+        self.source = source = path or "the built-in catalog"
         self.products: dict[str, Product] = {}
         goals = []
         for number, row in enumerate(raw, start=1):
@@ -75,6 +76,9 @@ class Catalog:
                 goals.append(_goals(row, product, f"{source} row {number}", self.ui))
         self.goals, self._asins = _split([each for each in goals if each]), list(self.products)
         self.search = lru_cache(maxsize=1 << 13)(self._search)
+
+    def __reduce__(self) -> Any:
+        return load, (self.path, self.lang)  # a copy is this one, and a pickle does not hold the products
 
     @cached_property
     def _index(self) -> BM25:
@@ -91,7 +95,7 @@ class Catalog:
 def load(path: str | None, lang: str) -> Catalog:
     """The generated catalog, or that of a JSON file. OSError, or ValueError with file, row (from 1), field and form."""
     if path is None:
-        return Catalog(rows(lang), "the built-in catalog", lang)
+        return Catalog(rows(lang), None, lang)
     try:
         raw = json.loads(Path(path).read_text(encoding="utf-8"))
     except ValueError as error:
