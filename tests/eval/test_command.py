@@ -188,6 +188,8 @@ def test_compare(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         (["agent", "--base-url=http://127.0.0.1:9/v1", "--data=HLE"], "graded by a judge (officially o3-mini"),
         (["agent", "--base-url=x", "--data=HLE", "--judge-url=x"], "A judge needs both"),
         (["agent", "--base-url=x", "--bench=gsm8k", "--data=DATA", "--n=0"], "--n is '0'"),
+        (["agent", "--base-url=x", "--bench=gsm8k", "--data=DATA", "--n=²"], "--n is '²'"),
+        (["agent", "--base-url=x", "--temperature=nan"], "--temperature is nan, but should be 0 or more."),
         (
             ["agent", "--checkpoint=none", "--bench=gsm8k", "--data=DATA"],
             "neither a run with a saved policy nor a model",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import socket
 import threading
 import time
@@ -36,6 +37,7 @@ def first(times: int, *faults: Callable[[], Raw]) -> Callable[[int, str, dict[st
 
 Fault = Callable[[int, str, dict[str, Any]], Raw]
 """Of the number of the try, the right answer, and the request."""
+CACHED = {"prompt_tokens": 11, "completion_tokens": 5, "prompt_tokens_details": {"cached_tokens": math.inf}}
 ENDPOINT: dict[str, tuple[Fault, str, str]] = {
     "rate limit, more often than there are tries": (first(9, lambda: no(429, "slow", "0")), "done", ""),
     "rate limit in decimals": (first(2, lambda: no(429, "slow", "0.2")), "done", ""),
@@ -53,6 +55,9 @@ ENDPOINT: dict[str, tuple[Fault, str, str]] = {
     "not UTF-8": (lambda n, r, q: Raw("\udcff\udcfe"), "error", "not an answer of OpenAI's API"),
     "no usage": (lambda n, r, q: said(r, usage=None), "done", ""),
     "usage of nulls": (lambda n, r, q: said(r, usage={"prompt_tokens": None, "completion_tokens": 3}), "done", ""),
+    "usage below zero": (lambda n, r, q: said(r, usage={"prompt_tokens": -11, "completion_tokens": 5}), "done", ""),
+    "infinitely many tokens in the cache": (lambda n, r, q: said(r, usage=CACHED), "done", ""),
+    "nested too deep": (lambda n, r, q: Raw("[" * 100_000), "error", "not an answer of OpenAI's API"),
     "parts": (lambda n, r, q: said([{"type": "text", "text": r[:3]}, {"type": "text", "text": r[3:]}]), "done", ""),
     "no reason to finish": (lambda n, r, q: said(r, finish=None), "done", ""),
     "refusal": (lambda n, r, q: said(None, refusal="I cannot."), "refusal", ""),
@@ -92,13 +97,13 @@ def test_an_endpoint_with_every_fault_at_once(tmp_path: Path, capsys: pytest.Cap
         made = found[str(number)]
         assert made["stop"] == stop and error in (made["error"] or ""), (name, made)
         assert made["stop"] != "done" or made["answer"] == f"#### {2 * number}", name
-        known = name not in ("no usage", "usage of nulls")
+        known = "usage" not in name
         assert stop != "done" or made["prompt_tokens"] == (11 if known else None), name
     results = json.loads((tmp_path / "run" / "results.json").read_text())
     stops = Counter(stop for _, stop, _ in ENDPOINT.values())
     assert results["stops"] == dict(sorted(stops.items()))
     assert results["counts"]["correct"] == stops["done"] and results["counts"]["ungraded"] == stops["error"]
-    assert results["cost"] is None and results["uncounted"] == 2
+    assert results["cost"] is None and results["uncounted"] == 3
     assert "1 tries ended in content filter." in results["notes"]
     out = capsys.readouterr().out
     assert f"of {len(ENDPOINT)} tries {stops['error']} ungraded, counted as not correct; the first: The attempt" in out
@@ -144,6 +149,10 @@ JUDGE: dict[str, tuple[Fault, float | None, int]] = {
     "parts": (lambda n, r, q: said([{"type": "text", "text": match("yes")}]), 1, 1),
     "no choices": (lambda n, r, q: Raw('{"choices": []}'), None, 1),
     "no usage": (lambda n, r, q: said(match("yes"), usage=None), 1, 1),
+    "usage as text": (lambda n, r, q: said(match("yes"), usage={"prompt_tokens": "11"}), 1, 1),
+    "a confidence beyond all numbers": (lambda n, r, q: said(judgement(confidence=10**400)), 1, 1),
+    "nested too deep": (lambda n, r, q: said('{"correct":' * 50_000), None, 3),
+    "a number for a message": (lambda n, r, q: said(7), None, 1),
 }  # fmt: skip
 
 
@@ -156,8 +165,9 @@ def test_a_judges_reply_is_read_as_given_or_the_item_is_ungraded(name: str) -> N
         (found,) = grade.grade_all(benchmarks.find("hle"), [item], [attempt(item, "Answer: 7")], context)
     assert (found.score, found.status == "ungraded", len(asked)) == (score, score is None, requests)
     assert score is not None or (found.error and "The judge m at http" in found.error)
-    read = {"nonsense once": 2, "nonsense": 3, "nothing": 3, "refusal": 3, "thoughts that are cut off": 3}
-    if name == "no usage":
+    read = {"nonsense once": 2, "nonsense": 3, "nothing": 3, "refusal": 3}
+    read |= {"thoughts that are cut off": 3, "nested too deep": 3}
+    if "usage" in name:
         assert found.judge_prompt_tokens is None
     elif score is not None or name in read:
         assert (found.judge_prompt_tokens, found.judge_completion_tokens) == (
@@ -341,7 +351,8 @@ def test_fewer_tries_at_more_items_count_these_tries_alone(tmp_path: Path, capsy
     assert main(["eval", "agent", f"--out={out}", "--grade-only"]) == 0 and "100.0 %" in capsys.readouterr().out
 
 
-def test_the_seed_goes_to_a_chat_endpoint_that_takes_one(tmp_path: Path) -> None:
+def test_the_seed_goes_to_a_chat_endpoint_that_takes_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "a key from a file\r\n")
     data = write(tmp_path / "sums.jsonl", sums(3))
     for takes in (True, False):
 
@@ -357,7 +368,7 @@ def test_the_seed_goes_to_a_chat_endpoint_that_takes_one(tmp_path: Path) -> None
 
 
 def test_members_of_requests_and_a_choice_of_items(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    rows = [mmlu_pro(n, category="art" if n < 2 else "law") for n in range(6)]
+    rows = [mmlu_pro(n, category="art \ud800" if n < 2 else "law") for n in range(6)]
     data, words = write(tmp_path / "rows.jsonl", rows), ['--request={"top_p": 0.9, "reasoning_effort": "high"}']
     with served(lambda r: said("The answer is (B).")) as (url, asked):
         assert run(tmp_path / "run", url, data, *words, "--only", "law", "0", bench="mmlu-pro") == 0

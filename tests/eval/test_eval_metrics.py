@@ -133,10 +133,10 @@ def test_prices_are_read_and_a_wrong_file_is_named(tmp_path: Path) -> None:
     path = tmp_path / "prices.json"
     path.write_text('{"m": {"prompt": 1, "completion": 2.5}}')
     assert metrics.read_prices(path) == {"m": {"prompt": 1.0, "completion": 2.5}}
-    path.write_text('{"m": {"prompt": 1}}')
-    for wrong in (path, tmp_path / "absent.json"):
-        with pytest.raises(UserError, match=rf"--prices {wrong}: expected JSON"):
-            metrics.read_prices(wrong)
+    for wrong in ('{"m": {"prompt": 1}}', '{"m": {"prompt": -1, "completion": 1}}', '{"m": {"prompt": NaN}}', None):
+        path.unlink() if wrong is None else path.write_text(wrong)
+        with pytest.raises(UserError, match=rf"--prices {path}: expected JSON"):
+            metrics.read_prices(path)
 
 
 def test_cached_tokens_have_their_own_price() -> None:

@@ -199,7 +199,10 @@ def test_two_runs_are_compared_in_words_and_on_the_page(tmp_path: Path) -> None:
         compare(a, made_run(tmp_path / "c", 5, data_sha256="other"))
 
 
-def test_a_folder_that_is_no_graded_run_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("content", [None, "null", "[]", "7", "{}", '{"config": 5}', "[" * 100_000])
+def test_a_folder_that_is_no_graded_run_is_refused(content: str | None, tmp_path: Path) -> None:
+    if content is not None:
+        (tmp_path / "manifest.json").write_text(content)
     with pytest.raises(UserError, match=r"is not a graded run: its manifest\.json cannot be read"):
         write_report(tmp_path)
 

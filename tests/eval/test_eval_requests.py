@@ -16,6 +16,8 @@ from tests.eval.made_up import ROWS
 from tests.eval.scripted_server import Raw, match, no, said, served
 from tests.eval.test_command import answer_sums, lines, run, sums, write
 
+pytestmark = pytest.mark.usefixtures("one_ray")
+
 NO_FIGURE, WITH_CAVEAT = 2, 3
 
 
@@ -63,6 +65,18 @@ def test_native_tool_calls_go_through_the_loop_like_ours(tmp_path: Path) -> None
     shown = from_attempt(Attempt(**made), Verdict(*Attempt(**made).key, 1.0, "correct"), None)
     assert made["messages"][2]["content"] == shown.turns[0]["action"] == written
     assert json.loads((tmp_path / "run" / "manifest.json").read_text())["config"]["native_tools"] is True
+
+
+def test_a_server_without_a_tool_parser_is_found_before_any_question(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    reason = '"auto" tool choice requires --enable-auto-tool-choice and --tool-call-parser to be set'  # vLLM's
+    corpus = write(tmp_path / "corpus.jsonl", [{"url": "https://made.up/g", "title": "Glorp", "text": "Seven legs."}])
+    with served(lambda request: no(400, reason) if "tools" in request else said("#### 0")) as (url, asked):
+        words = [f"--tools={corpus}", "--native-tools"]
+        assert run(tmp_path / "run", url, write(tmp_path / "sums.jsonl", sums(3)), *words) == NO_FIGURE
+    assert f"--base-url {url}, --model m: HTTP 400: {reason}" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists() and "What is" not in str(asked)
 
 
 @pytest.mark.parametrize(

@@ -176,6 +176,8 @@ def test_a_run_is_refused_when_its_configuration_changed_and_extended_by_more_it
     tasks = hle(5)
     with Run(tmp_path, CONFIG, {"note": 1}, tasks[:2]) as run:
         run.add(attempt(tasks[0], "Answer: 0"))
+    with pytest.raises(UserError, match=r"cannot be written .*: choose another --out"):
+        Run(tmp_path / "manifest.json" / "run", CONFIG, {}, tasks)
     with pytest.raises(UserError, match="begun with model='made-up', not with 'other'"):
         Run(tmp_path, CONFIG | {"model": "other"}, {}, tasks)
     with Run(tmp_path, CONFIG, {"note": 2}, tasks) as run:

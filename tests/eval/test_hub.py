@@ -22,6 +22,7 @@ FILES = {
     "data/test-00000.jsonl": json.dumps(mmlu_pro(1)),
     "data/validation-00000.jsonl": json.dumps(mmlu_pro(9, cot_content="The answer is (B).")),
     "data/train-00000.jsonl": json.dumps(mmlu_pro(5)),
+    "tasks/train-00000.jsonl": '{"prompt": "1 + 1 = ?", "ground_truth": "2"}\n' * 3,
     "README.md": "# Made up",
 }
 LOAD = """
@@ -38,6 +39,18 @@ for token, name, *spec in map(str.split, sys.argv[1:]):
         found = data.load(bench, *spec)
         asked = found.items[0].meta["asked"].count("Question:")
         print(found.source, found.revision, [item.item_id for item in found.items], asked)
+    except UserError as error:
+        print(error)
+"""
+
+TRAIN = """
+import sys
+from skyrl_trainer.data import load_samples
+from skyrl_trainer.errors import UserError
+for spec in sys.argv[1:]:
+    try:
+        samples = load_samples([spec])
+        print(len(samples), samples[2].sample_id.rpartition("/")[2], samples[2].env_id, samples[2].ground_truth)
     except UserError as error:
         print(error)
 """
@@ -94,3 +107,17 @@ def test_data_sets_of_the_hub(hub: str, tmp_path: Path) -> None:
     assert "HF_TOKEN is not set: you may not read the gated data set cais/hle" in gated
     assert "The token in HF_TOKEN may not read" in refused
     assert "--data no/such@v1 is neither a file here nor a data set" in absent
+
+
+def test_training_data_of_the_hub(hub: str, tmp_path: Path) -> None:
+    more = {"HF_ENDPOINT": hub, "HF_HOME": str(tmp_path), "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    asked = ("made/up?split=tasks/train", "hf:made/up@v2?split=tasks", "made/up", "made/up?split=no", "no/such")
+    command = [sys.executable, "-c", TRAIN, *asked, "made/up?n=3", "made/up-v0"]
+    done = subprocess.run(command, env=os.environ | more, capture_output=True, text=True, timeout=120)
+    first, revision, schema, empty, absent, option, env = done.stdout.splitlines()
+    assert first == revision.replace("@v2", "") == "3 up#2 skyrl/text_math-v0 2"
+    assert "field 'prompt' is missing" in schema
+    assert empty == "Data source 'made/up' has no file *no*.jsonl or *no*.parquet on Hugging Face."
+    assert "no/such is neither a file here nor a data set that Hugging Face gives out" in absent
+    assert option == "Data source 'made/up' is a data set, whose only option is split; got n."
+    assert "made/up-v0" in env and "Hugging Face" not in env

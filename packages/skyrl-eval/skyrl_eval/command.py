@@ -5,12 +5,14 @@ import asyncio
 import contextlib
 import hashlib
 import json
+import math
 import os
 import re
 import sys
 import threading
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -89,9 +91,10 @@ def run(args: argparse.Namespace) -> int:
     if args.compare:
         print(report.compare(*args.compare))
         return 0
-    for name in ("samples", "max_tokens", "concurrency", "token_limit"):
-        if (value := getattr(args, name)) is not None and value < 1:
-            raise UserError(f"--{name.replace('_', '-')} is {value}, but should be 1 or more.")
+    for name in ("samples", "max_tokens", "concurrency", "token_limit", "temperature"):
+        least = 0 if name == "temperature" else 1
+        if (value := getattr(args, name)) is not None and not least <= value < math.inf:
+            raise UserError(f"--{name.replace('_', '-')} is {value}, but should be {least} or more.")
     if args.plugin:
         load_user_file("--plugin", args.plugin, "benchmarks")
     args.cache = str(args.cache.expanduser().resolve()) if args.cache else ""
@@ -123,7 +126,7 @@ def _solved(args: argparse.Namespace) -> Run:
     if sum(map(bool, (args.base_url, args.checkpoint, args.predictions))) != 1:
         what = "--base-url and --model, or --checkpoint" + (", or --predictions" if args.kind == "code" else "")
         raise UserError(f"Say once what is to be evaluated: {what}.")
-    if args.n != "all" and not (args.n.isdigit() and int(args.n)):
+    if args.n != "all" and not (re.fullmatch("[0-9]{1,9}", args.n) and int(args.n)):
         raise UserError(f"--n is {args.n!r}, but should be a number of items, or all.")
     bench = benchmarks.find(args.bench)
     if bench.kind != args.kind:
@@ -200,7 +203,10 @@ async def _endpoint(args: argparse.Namespace, request: dict[str, Any]) -> Endpoi
     """As it can be asked: by token ids where it takes them, we have its tokenizer and no further members are to be
     sent, most of which are of chats; else by messages."""
     given = Endpoint(args.base_url.rstrip("/"), args.model, request=request, cache=args.cache)
-    found = await probe(given, args.images or args.native_tools or bool(request), args.temperature)
+    # With a tool, if there will be some: a server that reads no calls says so now.
+    shown = {"tools": [{"type": "function", "function": {"name": "search"}}]} if args.native_tools else {}
+    messages = args.images or args.native_tools or bool(request)
+    found = replace(await probe(replace(given, request=shown | request), messages, args.temperature), request=request)
     try:
         if found.tokenizer:
             load_chat_prompt(found.tokenizer)

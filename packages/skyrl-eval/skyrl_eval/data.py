@@ -24,6 +24,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from skyrl_eval.types import Item, Source
 from skyrl_trainer.errors import UserError
+from skyrl_trainer.hub import snapshot
 
 if TYPE_CHECKING:
     from skyrl_eval.benchmarks.common import Benchmark
@@ -109,31 +110,13 @@ def locate(official: Source, spec: str | None) -> tuple[str, str | None, list[Pa
             raise UserError(f"--data {spec} is not a file here that ends in {', '.join(SUFFIXES)}.")
     if spec is None and official.url:
         return official.url, None, [_download(official)]
-    repo, _, revision = (spec or official.repo).removeprefix("hf:").partition("@")
+    name = (spec or official.repo).removeprefix("hf:")
     patterns = [pattern for pattern in (official.files, official.shots) if pattern] or ["*"]
-    folder = _snapshot(repo, revision or None, patterns)
+    folder = snapshot(name, patterns, "--data")
     found = sorted(file for file in folder.rglob("*") if file.suffix in SUFFIXES)
     names = {file: file.relative_to(folder).as_posix() for file in found}
-    return repo, folder.name, [file for file in found if any(fnmatch(names[file], p) for p in patterns)]
-
-
-def _snapshot(repo: str, revision: str | None, patterns: list[str]) -> Path:
-    """The data set's files, in the cache of Hugging Face; the folder's name is the commit."""
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
-
-    try:
-        return Path(snapshot_download(repo, repo_type="dataset", revision=revision, allow_patterns=patterns))
-    except GatedRepoError as error:
-        token = "The token in HF_TOKEN may not" if os.environ.get("HF_TOKEN") else "HF_TOKEN is not set: you may not"
-        raise UserError(
-            f"{token} read the gated data set {repo}. Accept its terms at https://huggingface.co/datasets/{repo}, put "
-            "a token of that account in HF_TOKEN, or give --data the path of a local copy."
-        ) from error
-    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
-        name, reason = f"{repo}@{revision}" if revision else repo, str(error).strip().splitlines()[0]
-        what = f"--data {name} is neither a file here nor a data set that Hugging Face gives out ({reason})"
-        raise UserError(f"{what}. Give the path of a local copy in the official schema.") from error
+    files = [file for file in found if any(fnmatch(names[file], p) for p in patterns)]
+    return name.partition("@")[0], folder.name, files
 
 
 def _download(official: Source) -> Path:
@@ -160,7 +143,7 @@ def _rows(path: Path, model: type[BaseModel], bad: list[str]) -> Iterator[Any]:
             first = error.errors(include_url=False)[0]
             field = ".".join(map(str, first["loc"])) or "(all)"
             bad.append(f"{path} row {number}, field {field!r}: {first['msg']}.")
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             bad.append(f"{path} row {number} is not JSON: {error}.")
 
 

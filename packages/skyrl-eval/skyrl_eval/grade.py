@@ -44,7 +44,7 @@ def grader_hash(bench: str, context: Context) -> str:
 
 
 def check_judge(benchmark: Benchmark, item: Item, context: Context) -> None:
-    """Asks the judge about an answer that gives none, before a model is paid. UserError where it is of no use."""
+    """Asks the judge about an answer that gives none, before a model is paid. UserError where it is no use."""
     if benchmark.judge and context.judge:
         attempt = Attempt(item.bench, item.item_id, 0, "I do not know.")
         context.judge.patience = judge.FIRST
@@ -119,7 +119,7 @@ def results(run: Run, bench: str, samples: int, context: Context, prices: Prices
 
 
 def configuration(bench: str, data: Data, **settings: Any) -> dict[str, Any]:
-    """A run's identity: benchmark, data, prompts, and what else decides the attempts (model, sampling, seed, tools)."""
+    """A run's identity: benchmark, data, prompts, and what else decides the attempts."""
     hashes = {name: prompts.digest(name) for name in benchmarks.find(bench).prompts}
     found = {"bench": bench, "source": data.source, "revision": data.revision, "data_sha256": data.sha256}
     return found | {"prompts": hashes} | settings

@@ -12,7 +12,7 @@ from typing import Any, Literal, TypeVar
 from pydantic import BaseModel, ConfigDict
 
 from skyrl_eval.benchmarks.common import final
-from skyrl_trainer.engine.endpoint import text_of
+from skyrl_trainer.engine.endpoint import text_of, usage_of
 from skyrl_trainer.engine.http import HTTPClient, Refused
 from skyrl_trainer.engine.replies import Replies
 
@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 
 class JudgeFailed(Exception):
-    """No readable judgement was to be had: says why, and what it cost (under a verdict's names)."""
+    """No readable judgement was to be had: says why, and what it cost."""
 
     def __init__(self, reason: str, **tokens: int | None) -> None:
         super().__init__(reason)
@@ -33,8 +33,7 @@ class JudgeFailed(Exception):
 
 
 class Match(BaseModel):
-    """HLE's structured reply. Example: {"extracted_final_answer": "B", "reasoning": "...", "correct": "yes",
-    "confidence": 70, "strict": true}"""
+    """HLE's structured reply."""
 
     model_config = ConfigDict(extra="forbid")  # as structured output has it: no other member, and none left out
     extracted_final_answer: str
@@ -47,7 +46,7 @@ class Match(BaseModel):
 def objects(text: str) -> Iterator[Any]:
     """The JSON objects in a text, whatever else is in it."""
     for brace in re.finditer(r"\{", text):
-        with suppress(ValueError):
+        with suppress(ValueError, RecursionError):
             yield json.JSONDecoder(strict=False).raw_decode(text, brace.start())[0]
 
 
@@ -71,7 +70,7 @@ def parse_match(reply: str) -> Match | None:
         reasoning="",
         strict=True,
         correct="yes" if verdicts[-1].lower() in ("yes", "true") else "no",
-        confidence=min(round(float(confidences[-1])), 100) if confidences else 100,
+        confidence=round(min(float(confidences[-1]), 100)) if confidences else 100,
     )
 
 
@@ -125,7 +124,7 @@ class Judge:
                 if error.status not in (400, 422):
                     raise
                 answer = asyncio.run(self._post(request))  # without structured output, or with another limit
-            return text_of(answer["choices"][0]["message"].get("content")), answer.get("usage") or {}
+            return text_of(answer["choices"][0]["message"].get("content")), usage_of(answer, {})
         except Refused as error:
             raise JudgeFailed(f"does not answer: {error}") from error
         except (LookupError, TypeError, AttributeError) as error:

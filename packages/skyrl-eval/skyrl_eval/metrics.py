@@ -4,10 +4,10 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NotRequired
+from typing import Annotated, Any, NotRequired
 
 import numpy as np
-from pydantic import TypeAdapter, ValidationError
+from pydantic import Field, TypeAdapter, ValidationError
 from typing_extensions import TypedDict
 
 from skyrl_eval.types import Attempt, Item, Verdict
@@ -16,14 +16,15 @@ from skyrl_trainer.errors import UserError
 COUNTERS = ("steps", "tool_calls", "tool_errors", "prompt_tokens", "completion_tokens", "cached_tokens", "seconds")
 STATUSES = ("correct", "wrong", "unparsed", "truncated", "ungraded", "missing")
 Z = 1.959964
+Dollars = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
 class Price(TypedDict):
     """US dollars for a million tokens. Example: {"prompt": 0.4, "completion": 1.6, "cached": 0.1}"""
 
-    prompt: float
-    completion: float
-    cached: NotRequired[float]
+    prompt: Dollars
+    completion: Dollars
+    cached: NotRequired[Dollars]
 
 
 Prices = dict[str, Price]
@@ -31,7 +32,7 @@ Prices = dict[str, Price]
 
 
 def wilson(p: float, n: int) -> tuple[float, float]:
-    """The 95 % interval of a share p of n. Example: wilson(0.2, 200) == (0.150, 0.261), rounded."""
+    """The 95 % interval of a share p of n. Example: wilson(0.2, 200) == (0.150, 0.261)."""
     if n == 0:
         return 0.0, 1.0
     centre, scale = p + Z * Z / (2 * n), 1 + Z * Z / n
@@ -91,7 +92,7 @@ def calibration(verdicts: Sequence[Verdict]) -> dict[str, Any]:
 
 
 def read_prices(path: Path) -> Prices:
-    """Prices by model. Example of a file: {"made-up-7b": {"prompt": 0.4, "completion": 1.6, "cached": 0.1}}"""
+    """Prices by model."""
     try:
         return TypeAdapter(Prices).validate_json(path.read_bytes())
     except (OSError, ValidationError) as error:

@@ -117,8 +117,6 @@ def compare(a: Path, b: Path) -> str:
 
 def _spread(attempts: Collection[Attempt]) -> dict[str, list[float]]:
     """Median, 95th percentile and maximum over attempts."""
-    if not attempts:
-        return {}
     columns = {name: metrics.values_of(attempts, name) for name in COUNTERS}
     marks = (0.5, 0.95, 1.0)
     return {name: np.quantile(each, marks, method="inverted_cdf").tolist() for name, each in columns.items() if each}

@@ -30,7 +30,7 @@ def solve(
     more: dict[str, Any] | None = None,
     env_file: str | None = None,
 ) -> int:
-    """Plays what the run lacks, within its limits; returns how many tries ended in an error, to be tried again.
+    """Plays what the run lacks, within its limits; returns how many tries ended in an error.
 
     rollouts: rollout.manager.Rollouts, or what has its `play`. more: joins every task: tools, executor. env_file: a
     Python file that registers envs of benchmarks.

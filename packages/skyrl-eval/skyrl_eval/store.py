@@ -36,18 +36,18 @@ class Run:
         config: everything that decides what is asked and how: benchmark, data's fingerprint, model, sampling, seed,
             tools, prompt hashes. A folder that was begun with another one is refused.
         facts: what is worth knowing and may differ between parts of a run: server, judge, notes.
-
-    Example: Run(Path("runs/hle"), {"bench": "hle", "model": "Qwen/Qwen3-8B", ...}, {"server": "vllm 0.32"}, items)
     """
 
     def __init__(self, folder: Path, config: dict[str, Any], facts: dict[str, Any], items: Sequence[Item]) -> None:
         self.folder, self.items, self.config, self.facts = folder, list(items), config, facts
-        folder.mkdir(parents=True, exist_ok=True)
-        self._own = (folder / "lock").open("w")
         try:
+            folder.mkdir(parents=True, exist_ok=True)
+            self._own = (folder / "lock").open("w")
             fcntl.flock(self._own, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             raise UserError(f"Another process works in {folder}: wait for it, or choose another --out.") from error
+        except (OSError, ValueError) as error:
+            raise UserError(f"{folder} cannot be written ({error}): choose another --out.") from error
         self._write_manifest(json.loads(json.dumps(config)), facts)
         self._lock = threading.Lock()
         self.attempts = read_records(folder, Attempt, repair=True)
@@ -97,11 +97,14 @@ class Run:
 
 
 def read_json(folder: Path, name: str) -> dict[str, Any]:
-    """A run's manifest.json or results.json. UserError where it is missing or damaged."""
+    """A run's manifest.json or results.json. UserError where it is missing, damaged or something else."""
     try:
-        return dict(json.loads((folder / name).read_text(encoding="utf-8")))
-    except (OSError, ValueError) as error:
-        raise UserError(f"{folder} is not a graded run: its {name} cannot be read ({error}).") from error
+        found: dict[str, Any] = json.loads((folder / name).read_text(encoding="utf-8"))
+        found["config" if name == "manifest.json" else "counts"].keys()
+        return found
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        reason = f"{type(error).__name__}: {error}"
+        raise UserError(f"{folder} is not a graded run: its {name} cannot be read ({reason}).") from error
 
 
 def answer_hash(attempt: Attempt) -> str:
@@ -153,6 +156,6 @@ def _is_final(record: Attempt | Verdict | None) -> bool:
 
 def _replace(path: Path, content: dict[str, Any]) -> None:
     """Writes the file aside and renames it: a kill leaves the old one or the new one."""
-    aside = path.with_suffix(".tmp")
-    aside.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    aside, text = path.with_suffix(".tmp"), json.dumps(content, indent=1, ensure_ascii=False) + "\n"
+    aside.write_text(text, encoding="utf-8", errors="backslashreplace")  # half a character is written as JSON does
     os.replace(aside, path)

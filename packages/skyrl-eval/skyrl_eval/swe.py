@@ -79,7 +79,7 @@ class Tested(NamedTuple):
 def run_tests(
     gold: Mapping[str, Any], meta: Mapping[str, Any], patch: str, context: Any, guarded: bool = False
 ) -> Tested:
-    """The official steps in a fresh workspace (or a container of the item's image); `guarded` adds tests that fail."""
+    """The official steps in a fresh workspace; `guarded` adds tests that fail."""
     canaries = swe_guard.canaries(gold, paths_of(gold["test_patch"]), patch) if guarded else {}
     added = "".join(canaries.values())
     script = re.sub(rf"(?m)^.*{START}", lambda found: added + found[0], gold["eval_script"], count=1)
@@ -100,7 +100,7 @@ def guarded(gold: Mapping[str, Any], meta: Mapping[str, Any], patch: str, contex
 
 
 def _run(script: str, files: dict[str, str], seconds: Any, meta: Any, context: Any, binds: Any = ()) -> sandbox.Done:
-    """Runs a script around APPLY at the base commit, in a fresh workspace or the item's image, with files in /eval."""
+    """Runs a script around APPLY in a fresh workspace or the item's image, with files in /eval."""
     with tempfile.TemporaryDirectory(prefix="skyrl-swe-") as name:
         folder = Path(name)
         (folder / "eval").mkdir()

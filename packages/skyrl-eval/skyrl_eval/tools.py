@@ -29,6 +29,7 @@ from skyrl_trainer.errors import UserError
 
 SECONDS, MOST_BYTES, RESULTS, SNIPPET, PAGE = 20.0, 4 << 20, 8, 300, 3500
 HEADERS = {"User-Agent": "Mozilla/5.0 (compatible; skyrl-eval)", "Content-Type": "application/json"}
+BLOCKED = re.findall(r"(?m)^[^#\s].*", Path(__file__).with_name("blocked.txt").read_text(encoding="utf-8"))
 Hit = dict[str, str]
 """Example: {"url": "https://made.up/glorp", "title": "Glorp", "text": "A glorp has seven legs."}"""
 
@@ -137,17 +138,11 @@ def is_blocked(url: str) -> bool:
     parts = urlsplit(re.sub(r"^(?!https?://)", "https://", url.strip().lower()))
     host, path = (parts.hostname or "").rstrip("."), re.sub("/+", "/", unquote(parts.path))
     names = [host.split(".", start)[-1] for start in range(host.count(".") + 1)]
-    return any(f"{name}{path}/".startswith(f"{site}/") for name in names for site in _blocked())
-
-
-@cache
-def _blocked() -> list[str]:
-    lines = Path(__file__).with_name("blocked.txt").read_text(encoding="utf-8").splitlines()
-    return [line for line in lines if line and not line.startswith("#")]
+    return any(f"{name}{path}/".startswith(f"{site}/") for name in names for site in BLOCKED)
 
 
 def on_the_internet(host: str) -> bool:
-    """Whether all addresses of a host (with or without a port) are public: no model reaches into our networks."""
+    """Whether all addresses of a host (with or without a port) are public."""
     found = socket.getaddrinfo(urlsplit(f"//{host}").hostname, None)
     return all(ipaddress.ip_address(entry[4][0]).is_global for entry in found)
 

@@ -73,7 +73,7 @@ class Verdict(Record):
     """
 
     score: float | None
-    """0 to 1; None: nobody knows (judge or sandbox failed), which is never counted as wrong without saying so."""
+    """0 to 1; None: nobody knows (judge or sandbox failed)."""
     status: str
     """"correct", "wrong", "unparsed" (no answer found), "truncated" (cut off, and not correct) or "ungraded"."""
     answer: str = ""  # what the grader took for the answer

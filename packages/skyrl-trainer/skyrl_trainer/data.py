@@ -4,6 +4,7 @@
     {"env": "text_math", "split": "train"}      the same as a mapping
     skyrl_eval:gsm8k?data=gsm8k.jsonl&n=50      held-out data only: a benchmark, by the `exam` of the package named
     data/train.jsonl  data/train.parquet        rows in SkyRL's format; a row's env_class, else the default one
+    openai/gsm8k?split=train  hf:a/b@revision   such files of a data set on Hugging Face, whose names hold the split's
 
 Three options belong to the spec and not to the env: `size` (how many samples it stands for), `seed` (which ones) and
 `weight` (its share of what is drawn, 1 where another spec has one; without any weight, shares are as the sizes).
@@ -16,12 +17,14 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from fnmatch import fnmatch
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl
 
 from skyrl_trainer.errors import UserError
+from skyrl_trainer.hub import is_dataset_id, snapshot
 from skyrl_trainer.settings import Config
 from skyrl_trainer.types import Sample
 from skyrl_trainer.user_file import load_user_file
@@ -94,9 +97,8 @@ def load_samples(
         raise UserError("The data has no source: give an env spec such as 'text_math?split=train', or a file.")
     if env_file:
         load_user_file("environment.env_file", env_file, "environments")
-    parts: list[Sequence[Sample]] = []
+    parts: dict[str, Sequence[Sample]] = {}
     weights: list[float | None] = []
-    seen: set[str] = set()
     for spec in specs:
         name, options = _parse(spec)
         weight = options.pop("weight", None)
@@ -105,15 +107,19 @@ def load_samples(
         weights.append(weight)
         is_file = name.endswith(FILE_SUFFIXES) or Path(name).expanduser().is_file()
         label = name + "?" * bool(options) + "&".join(f"{key}={options[key]}" for key in sorted(options))
-        if label in seen:
+        if label in parts:
             raise UserError(f"Data source {label!r} is listed twice; set the share of an env by its `weight` option.")
-        seen.add(label)
         if is_file:
-            parts.append(_file_samples(name, options, default_env_class, env_file))
+            if options:
+                raise UserError(f"Data source {name!r} is a file, which takes no options; got {', '.join(options)}.")
+            parts[label] = _row_samples(name, [Path(name).expanduser()], default_env_class, env_file)
+        elif is_dataset_id(name):
+            parts[label] = _row_samples(name, _hub_files(name, **options), default_env_class, env_file)
         else:
-            parts.append(_env_samples(label, name, options, seed, env_file))
+            parts[label] = _env_samples(label, name, options, seed, env_file)
     some = any(weight is not None for weight in weights)
-    return SampleSource(parts, [1.0 if weight is None else weight for weight in weights] if some else ())
+    of_all = [1.0 if weight is None else weight for weight in weights]
+    return SampleSource(list(parts.values()), of_all if some else ())
 
 
 def tasks(config: Config, specs: Sequence[str | dict[str, Any]]) -> SampleSource:
@@ -208,7 +214,8 @@ def take_exams(specs: Sequence[str | dict[str, Any]], folder: Path) -> tuple[lis
     for spec in specs:
         name, options = _parse(spec)
         package, _, bench = name.partition(":")
-        make = _exam_of(package) if bench and not ("/" in bench or re.search(r"-v\d+$", bench)) else None
+        is_env = not bench or "/" in bench or re.search(r"-v\d+$", bench)
+        make = None if is_env else _exam_of(package)
         if make is None:  # an env, or a file
             rest.append(spec)
         else:
@@ -242,13 +249,23 @@ def _env_samples(label: str, name: str, options: dict[str, Any], seed: int, env_
     return samples
 
 
-def _file_samples(path: str, options: dict[str, Any], default_env_class: str, env_file: str | None) -> list[Sample]:
+def _hub_files(name: str, split: str = "train", **other: object) -> list[Path]:
+    if other:
+        raise UserError(f"Data source {name!r} is a data set, whose only option is split; got {', '.join(other)}.")
+    patterns = [f"*{split}*{suffix}" for suffix in FILE_SUFFIXES]
+    folder = snapshot(name, patterns, "Data source")
+    names = sorted(file.relative_to(folder).as_posix() for file in folder.rglob("*"))  # earlier calls left more
+    files = [folder / file for file in names if any(fnmatch(file, pattern) for pattern in patterns)]
+    if not files:
+        raise UserError(f"Data source {name!r} has no file {' or '.join(patterns)} on Hugging Face.")
+    return files
+
+
+def _row_samples(path: str, files: Sequence[Path], default_env_class: str, env_file: str | None) -> list[Sample]:
     import skyrl_gym
 
-    if options:
-        raise UserError(f"Data source {path!r} is a file, which takes no options; got {', '.join(options)}.")
     try:
-        rows = skyrl_gym.data.load_rows(Path(path).expanduser())
+        rows = [row for file in files for row in skyrl_gym.data.load_rows(file)]
     except (OSError, ValueError, ImportError) as error:
         raise UserError(str(error)) from error
     samples = []

@@ -3,7 +3,6 @@
 A package of yours offers its own by an entry point of the group `skyrl_eval.benchmarks` that names its module.
 """
 
-import difflib
 from functools import cache
 from importlib.metadata import entry_points
 from typing import TypeVar
@@ -17,7 +16,7 @@ __all__ = ["Benchmark", "Context", "Sample", "ask", "final", "find", "last", "na
 B = TypeVar("B", bound=type[Benchmark])
 HERE = "skyrl_eval.benchmarks"
 BENCHMARKS: Registry[type[Benchmark]] = Registry(
-    "--bench",
+    "benchmark",
     {
         "hle": f"{HERE}.judged:HLE",
         "browsecomp": f"{HERE}.judged:BrowseComp",
@@ -41,12 +40,8 @@ def register_benchmark(benchmark: B) -> B:
 
 
 def find(name: str) -> Benchmark:
-    """The benchmark of this name; UserError with the nearest names where there is none."""
+    """The benchmark of this name; UserError with all names where there is none."""
     _load_installed()
-    if name not in BENCHMARKS.names:
-        near = difflib.get_close_matches(name, BENCHMARKS.names, n=2)
-        hint = f" Did you mean {' or '.join(near)}?" if near else ""
-        raise UserError(f"There is no benchmark {name!r}.{hint} The list: {', '.join(BENCHMARKS.names)}.")
     return BENCHMARKS.get(name)()
 
 

@@ -125,7 +125,7 @@ class MMLUPro(Choices):
         cot_content: str = ""
 
         def asked(self) -> str:
-            """The question, its choices without those that are "N/A" (always the last ones), and the cue."""
+            """The question, its choices without those that are "N/A", and the cue."""
             choices = [text for text in self.options if text != "N/A"]
             lines = [f"{chr(65 + place)}. {text}" for place, text in enumerate(choices)]
             return "\n".join(("Question:", self.question, "Options:", *lines, CUE))

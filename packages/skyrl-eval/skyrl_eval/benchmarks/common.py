@@ -1,4 +1,4 @@
-"""What a benchmark is: attributes, four functions, and a name under which it is registered. And what several share."""
+"""What a benchmark is: attributes, four functions, and a name under which it is registered."""
 
 from __future__ import annotations
 

@@ -62,8 +62,7 @@ class HLE(MatchedAnswer):
         category: str = ""
 
     def item_of(self, row: Row) -> Item:
-        meta = {"category": row.category, "answer_type": row.answer_type}
-        return self.item(row.id, row.question, row.answer, row.image or "", **meta)
+        return self.item(row.id, row.question, row.answer, row.image or "", category=row.category)
 
     def env(self, item: Item) -> Sample:
         return ask(item, item.question, text("hle_system"))
