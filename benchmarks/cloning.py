@@ -39,7 +39,7 @@ def continued(run: Path, seconds: float, folder: Path) -> float:
         "trainer.policy.model.path": run / "init/cloned",
         "trainer.policy.model.warmstart.num_demonstrations": DEMONSTRATIONS,
         "trainer.policy.model.warmstart.epochs": 1000,
-        "trainer.policy.model.warmstart.target_loss": 0,
+        "trainer.policy.model.warmstart.target_exact_match": 1,
     }
     words = [f"{name}={value}" for name, value in settings.items()]
     skyrl("warmstart", str(folder / "cloned"), recipe, *words, "--seconds", str(seconds))

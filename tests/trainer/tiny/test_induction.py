@@ -39,6 +39,17 @@ def test_same_seed_same_weights_and_the_callers_generator_is_left_alone():
     assert torch.equal(before, torch.get_rng_state())
 
 
+def test_weights_do_not_depend_on_the_number_of_threads():
+    """Last bits of the circuit's weights did, and made other clones: one that solved half of its task, or nothing."""
+    tokenizer, threads, made = make_tokenizer(["some text"], 300), torch.get_num_threads(), []
+    for number in (1, 2):
+        torch.set_num_threads(number)
+        made.append(make_model(tokenizer, TinyConfig(induction=True), 0).state_dict())
+        assert torch.get_num_threads() == number
+    torch.set_num_threads(threads)
+    assert all(torch.equal(made[0][name], made[1][name]) for name in made[0])
+
+
 def test_odd_shapes():
     tokenizer = make_tokenizer(["some text"], 300)
     for config in ({"hidden_size": 24}, {"num_attention_heads": 2, "num_key_value_heads": 1}, {"head_dim": 64}):

@@ -10,8 +10,9 @@ import pytest
 
 from skyrl_trainer.data import conversation_texts, load_samples
 from skyrl_trainer.errors import UserError
+from skyrl_trainer.learner.sft import LIKELY
 from skyrl_trainer.settings import TinyConfig, Warmstart
-from skyrl_trainer.tiny.clone import clone
+from skyrl_trainer.tiny.clone import STEPS_PER_LOOK, clone
 from skyrl_trainer.tiny.init_policy import init_policy
 
 SMALL = {"hidden_size": 64, "num_hidden_layers": 2, "intermediate_size": 128, "num_attention_heads": 2}
@@ -36,10 +37,8 @@ def warmstart(policy: Path, out: Path, *more: str) -> subprocess.CompletedProces
 def test_a_clone_learns_leaves_only_a_model_and_is_the_same_each_time(policy: Path, tmp_path: Path) -> None:
     first = warmstart(policy, tmp_path / "a")
     assert first.returncode == 0, first.stderr
-    loss_before, loss_after = (
-        float(part.rstrip(".")) for part in first.stdout.split("loss ")[1].split(". ")[0].split(" -> ")
-    )
-    assert loss_after < 0.5 * loss_before
+    # A guess among the vocabulary's 512 tokens is 6.2 nats.
+    assert float(first.stdout.split("loss ")[1].split(",")[0]) < 3.0
     files = {path.name for path in (tmp_path / "a").iterdir()}
     assert files == {path.name for path in policy.iterdir()}
     second = warmstart(policy, tmp_path / "b")
@@ -48,12 +47,13 @@ def test_a_clone_learns_leaves_only_a_model_and_is_the_same_each_time(policy: Pa
         assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
 
 
-def test_cloning_stops_at_the_target_loss_and_when_its_time_is_up(policy: Path, tmp_path: Path) -> None:
+def test_cloning_stops_when_it_repeats_enough_episodes_and_when_its_time_is_up(policy: Path, tmp_path: Path) -> None:
     talk = [[{"role": "user", "content": "1 + 1?"}, {"role": "assistant", "content": "2"}]]
-    options = Warmstart(epochs=200, batch_size=1, target_loss=0.5)
-    losses = clone(str(policy), tmp_path / "a", talk, options, seed=0, seconds=60)
-    assert losses[-1] <= 0.5 < losses[-2]
-    assert len(clone(str(policy), tmp_path / "b", talk, options, seed=0, seconds=0)) == 1
+    options = Warmstart(epochs=200, batch_size=1, target_exact_match=0.99)
+    steps, loss, match = clone(str(policy), tmp_path / "a", talk, options, seed=0, seconds=60)
+    assert (match, steps % STEPS_PER_LOOK) == (1.0, 0) and steps < 200
+    assert loss < 2 * -LIKELY, "two tokens, each more likely than not"
+    assert clone(str(policy), tmp_path / "b", talk, options, seed=0, seconds=0)[0] == STEPS_PER_LOOK
 
 
 def test_bad_input_is_one_sentence(policy: Path, tmp_path: Path) -> None:

@@ -1,11 +1,13 @@
 """Behaviour cloning of an env's expert, so that reinforcement learning has a start: `skyrl-trainer warmstart`.
 
-Cloning stops when the loss has fallen to `target_loss`: at a number of steps one seed's clone knows half of its task
-and another's all of it.
+Cloning stops when greedy decoding would repeat more than `target_exact_match` of the expert's episodes. The loss does
+not tell: at 0.07 nats per token one seed's clone of tool_use solved half of the held-out tasks, another's one in
+thirteen.
 """
 
 import math
 import time
+from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import mean
@@ -20,9 +22,10 @@ from skyrl_trainer.learner.model import Learner
 from skyrl_trainer.learner.sft import SFTTrainer, fit, make_rows
 from skyrl_trainer.settings import Config, Warmstart
 from skyrl_trainer.tiny.init_policy import refuse_used
+from skyrl_trainer.types import StepMetrics
 
-LOSS_WINDOW = 10
-"""Optimizer steps in one reading of the loss."""
+STEPS_PER_LOOK = 10
+"""Optimizer steps whose demonstrations say how much the clone knows: they were new to it in its first pass."""
 WARMUP_STEPS = 20
 MICRO_BATCH_TOKENS = 4096
 """Larger tensors cost more time in the C library."""
@@ -35,17 +38,18 @@ def warmstart(config: Config, out: Path, seconds: float = math.inf) -> str:
         raise UserError("trainer.policy.model.path: name the policy to clone into; `init-policy` makes a tiny one.")
     source = tasks(config, config.data.train_data)
     conversations = list(demonstrations(source, model.warmstart.num_demonstrations, seed))
-    losses = clone(model.path, out, conversations, model.warmstart, seed, seconds)
+    steps, loss, match = clone(model.path, out, conversations, model.warmstart, seed, seconds)
     return (
-        f"Cloned {len(conversations)} expert episodes in {time.monotonic() - started:.0f} s: "
-        f"loss {losses[0]:.3f} -> {losses[-1]:.3f}. The policy is in {out}."
+        f"Cloned {len(conversations)} expert episodes in {time.monotonic() - started:.0f} s and {steps} steps: "
+        f"loss {loss:.3f}, {match:.2f} of the last episodes word for word. The policy is in {out}."
     )
 
 
 def clone(
     policy: str, out: Path, conversations: Sequence[Conversation], options: Warmstart, seed: int, seconds: float
-) -> list[float]:
-    """Writes the clone into `out`, a new folder; returns the mean loss of every LOSS_WINDOW steps."""
+) -> tuple[int, float, float]:
+    """Writes the clone into `out`, a new folder. Returns the steps made, and at the end the loss in nats per token of
+    the expert and the share of episodes that greedy decoding would repeat."""
     if not conversations:
         raise UserError("There are no demonstrations to clone: set warmstart.num_demonstrations to 1 or more.")
     refuse_used(out)
@@ -64,13 +68,12 @@ def clone(
     rows = make_rows(load_chat_prompt(policy), [Chat(f"episode {i}", talk) for i, talk in enumerate(conversations)])
     learner = Learner(config, policy, steps)
     trainer = SFTTrainer(config).start(learner)
-    losses, window = list[float](), list[float]()
+    latest = deque[StepMetrics](maxlen=STEPS_PER_LOOK)
     for metrics in fit(trainer.update, rows, options.batch_size, steps, seed):
-        window.append(metrics["loss"])
-        if len(window) == min(LOSS_WINDOW, steps):
-            losses.append(mean(window))
-            window = []
-            if losses[-1] <= options.target_loss or time.monotonic() > deadline:
-                break
+        latest.append(metrics)
+        match = mean(one["exact_match"] for one in latest)
+        enough = match > options.target_exact_match or time.monotonic() > deadline
+        if enough and metrics["step"] % STEPS_PER_LOOK == 0:
+            break
     learner.save_pretrained(out)
-    return losses
+    return int(metrics["step"]), mean(one["loss"] for one in latest), match

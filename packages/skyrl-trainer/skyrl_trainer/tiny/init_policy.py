@@ -91,7 +91,7 @@ def make_tokenizer(
 
 
 def make_model(tokenizer: PreTrainedTokenizerFast, tiny: TinyConfig, seed: int) -> Qwen3ForCausalLM:
-    """A float32 Qwen3 with tied embeddings; the caller's random state is left as it was."""
+    """A float32 Qwen3 with tied embeddings; the caller's random state and number of threads are left as they were."""
     import torch
     from transformers import GenerationConfig, Qwen3ForCausalLM
 
@@ -99,11 +99,14 @@ def make_model(tokenizer: PreTrainedTokenizerFast, tiny: TinyConfig, seed: int) 
 
     rope = {"rope_parameters": INDUCTION_ROPE} if tiny.induction else {}
     config = _model_config(tokenizer, rope | tiny.config_kwargs)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # a matrix product's last bits depend on it
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = Qwen3ForCausalLM(config).float()
         if tiny.induction:
             add_induction(model)
+    torch.set_num_threads(threads)
     model.generation_config = GenerationConfig(
         eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id, do_sample=True
     )
