@@ -4,16 +4,17 @@ Once all have opened it, it can be unlinked: the mapping lives on, and nothing i
 """
 
 import math
-import mmap
 import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Self
 
 import torch
 import xxhash
+from torch import Tensor
 
 from skyrl_trainer.errors import UserError
 
@@ -28,21 +29,22 @@ class FlatBuffer:
         """Maps an existing file. `layout`: a {"name", "dtype", "shape", "offset"} per tensor."""
         self.path, self.layout = path, layout
         self._file = open(path, "r+b")  # noqa: SIM115, stays open for `again`
-        self._map = mmap.mmap(self._file.fileno(), 0)
-        self.tensors: dict[str, torch.Tensor] = {}
+        self.flat = torch.from_file(path, shared=True, size=os.path.getsize(path), dtype=torch.uint8)
+        """Every byte of the file, gaps included."""
+        self.tensors: dict[str, Tensor] = {}
         for entry in layout:
-            shape, dtype = entry["shape"], getattr(torch, entry["dtype"])
-            flat = torch.frombuffer(self._map, dtype=dtype, count=math.prod(shape), offset=entry["offset"])
-            self.tensors[entry["name"]] = flat.view(shape)
+            start, dtype = entry["offset"], getattr(torch, entry["dtype"])
+            part = self.flat[start : start + math.prod(entry["shape"]) * dtype.itemsize]
+            self.tensors[entry["name"]] = part.view(dtype).view(entry["shape"])
 
     @classmethod
-    def create(cls, named_tensors: Iterable[tuple[str, torch.Tensor]]) -> Self:
+    def create(cls, named_tensors: Iterable[tuple[str, Tensor]]) -> Self:
         """A new file with room for these tensors; their values are not copied. UserError when nothing has room."""
         layout, end = [], 0
         for name, tensor in named_tensors:
             dtype = str(tensor.dtype).removeprefix("torch.")
             layout.append({"name": name, "dtype": dtype, "shape": list(tensor.shape), "offset": end})
-            end += -(-tensor.numel() * tensor.element_size() // _ALIGNMENT) * _ALIGNMENT
+            end += -(-tensor.nbytes // _ALIGNMENT) * _ALIGNMENT
         folder = folder_with_room(end)
         handle, path = tempfile.mkstemp(prefix=f"{Path(tempfile.gettempdir()).name}-weights-", dir=folder)
         try:
@@ -60,25 +62,17 @@ class FlatBuffer:
         return f"/proc/{os.getpid()}/fd/{self._file.fileno()}"
 
     @property
-    def flat(self) -> torch.Tensor:
-        """Every byte of the file, gaps included: uint8, writable and shared."""
-        return torch.frombuffer(self._map, dtype=torch.uint8)
-
-    @property
     def nbytes(self) -> int:
-        return sum(tensor.numel() * tensor.element_size() for tensor in self.tensors.values())
+        return sum(tensor.nbytes for tensor in self.tensors.values())
 
-    def joined(self, names: list[str]) -> Callable[[], torch.Tensor]:
+    def joined(self, names: list[str]) -> Callable[[], Tensor]:
         """Gives these tensors stacked along the first dimension: without a copy where they are neighbours."""
         tensors = [self.tensors[name] for name in names]
-        end = tensors[0].data_ptr()
-        for tensor in tensors:
-            if tensor.data_ptr() != end or tensor.dtype != tensors[0].dtype or tensor.shape[1:] != tensors[0].shape[1:]:
-                return lambda: torch.cat(tensors)
-            end += tensor.numel() * tensor.element_size()
-        start = self.flat.data_ptr()
-        flat = self.flat[tensors[0].data_ptr() - start : end - start].view(tensors[0].dtype)
-        view = flat.view(-1, *tensors[0].shape[1:])
+        first = tensors[0]
+        alike = all((each.dtype, each.shape[1:]) == (first.dtype, first.shape[1:]) for each in tensors)
+        if not alike or any(a.data_ptr() + a.nbytes != b.data_ptr() for a, b in pairwise(tensors)):
+            return lambda: torch.cat(tensors)
+        view = first.as_strided((sum(map(len, tensors)), *first.shape[1:]), first.stride())
         return lambda: view
 
     def checksum(self) -> str:
@@ -90,7 +84,12 @@ class FlatBuffer:
         Path(self.path).unlink(missing_ok=True)
 
 
-def checksum(tensors: Iterable[torch.Tensor]) -> str:
+def empty_tensors(layout: list[dict[str, Any]], device: str = "cpu") -> dict[str, Tensor]:
+    """Of a buffer's names, shapes and dtypes."""
+    return {e["name"]: torch.empty(e["shape"], dtype=getattr(torch, e["dtype"]), device=device) for e in layout}
+
+
+def checksum(tensors: Iterable[Tensor]) -> str:
     """xxh3 over the bytes, in the given order."""
     hasher = xxhash.xxh3_64()
     for tensor in tensors:

@@ -1,12 +1,11 @@
 """The canary: after every sync, does the engine compute what the learner computes?
 
-A few prefixes of one fixed sequence, longer than two blocks of the engine's prefix cache, are given to every engine
-for one token each; the logprobs of its 20 likeliest tokens are compared with the learner's. The prefixes stay in the
-engine's cache, so a sync that forgets to reset it is seen at the next check.
+Every engine gets a few prefixes of one fixed sequence, longer than two blocks of its prefix cache, for one token each;
+the logprobs of its 20 likeliest tokens are compared with the learner's. The prefixes stay in the engine's cache, so a
+sync that forgets to reset it is seen at the next check.
 
-Old weights, a stale copy of some (a tied head that was not packed again) and a stale cache must be caught, however
-small the update was. So the error is also held against what the update changed; where that is no more than the noise of
-two implementations, the checksum of the loaded bytes decides.
+Old weights, or a stale copy of some, must be caught however small the update was. So the error is also held against
+what the update changed; where that is less than the noise of two implementations, the checksum of the bytes decides.
 """
 
 import time
@@ -15,6 +14,7 @@ from typing import Any
 
 import ray
 import torch
+from torch import Tensor
 
 from skyrl_trainer.errors import EngineDied, EngineLost, SyncError
 from skyrl_trainer.types import GenerationOutput, GenerationRequest, SamplingOptions, StepMetrics
@@ -26,8 +26,7 @@ CHECK_SECONDS = 120.0
 TOLERANCE = {"float32": 5e-4, "bfloat16": 0.2}
 """By the weights' precision: how far two right implementations may be apart in a logprob."""
 VISIBLE = 2.0
-"""An update is visible when it changed a logprob by more than this many tolerances; then a tenth of the change is the
-limit of the error. (In float32 two implementations differ by up to a fifth of the default tolerance.)"""
+"""An update that changed a logprob by more than this many tolerances is visible: the error's limit is a tenth of it."""
 
 
 class Canary:
@@ -40,22 +39,22 @@ class Canary:
         self._prefixes = [prompt_ids[: len(prompt_ids) - i] for i in range(NUM_PREFIXES)]
         self._prompt_ids = prompt_ids
         self._tolerance = tolerance
-        self._before: torch.Tensor | None = None
+        self._before: Tensor | None = None
         self._failures = 0
 
     def check(
         self,
         version: int,
-        learner_logprobs: Callable[[list[int]], torch.Tensor],
+        learner_logprobs: Callable[[list[int]], Tensor],
         report: SyncReport,
         only: int | None = None,
     ) -> StepMetrics:
         """`learner_logprobs(ids)`: log-softmax after each token of `ids`, shape (T, V), position t given ids[:t + 1].
 
-        only: a single engine, which was restored between two syncs. Returns the largest error, and the largest change
-        since the previous check of all (0.0 at the first). Raises SyncError; EngineLost when an engine dies meanwhile.
+        only: an engine that was restored between two syncs. Returns the largest error, and the largest change since the
+        previous check of all (0.0 at the first). Raises SyncError; EngineLost when an engine dies meanwhile.
         """
-        numbers = list(range(len(self._engines))) if only is None else [only]
+        numbers = range(len(self._engines)) if only is None else [only]
         engines = [self._engines[number] for number in numbers]
         try:
             self._ask(engines)
@@ -73,8 +72,9 @@ class Canary:
         for index, outputs in zip(numbers, answers, strict=True):
             if any(output.weight_versions != [version] for output in outputs):
                 raise SyncError(f"Engine {index} still samples with another version of the policy than {version}.")
+            where = f"engine {index}, version {version}"
             error, change = self._compare(outputs, now_TV, before_TV)
-            self._judge(f"engine {index}, version {version}", error, change, report.engine_checksums[index], report)
+            self._judge(where, error, change, report.engine_checksums[index], report)
             worst, largest = max(worst, error), max(largest, change)
         return {"sync/max_logprob_diff": worst, "sync/canary_change": largest}
 
@@ -85,11 +85,12 @@ class Canary:
     def _ask(self, engines: list[Any]) -> None:
         """Gives every prefix to every engine."""
         options = SamplingOptions(max_tokens=1, top_logprobs=TOP_LOGPROBS)
-        requests = [GenerationRequest(str(i), each, options, i, first=True) for i, each in enumerate(self._prefixes)]
+        numbered = enumerate(self._prefixes)
+        requests = [GenerationRequest(str(i), ids, options, i, first=True) for i, ids in numbered]
         ray.get([engine.submit.remote(self._client, requests) for engine in engines], timeout=CHECK_SECONDS)
 
     def _answers(self, engines: list[Any]) -> list[list[GenerationOutput]]:
-        """One output a prefix, for every engine; in the order of the prefixes."""
+        """One output per prefix and engine, in the order of the prefixes."""
         deadline = time.monotonic() + CHECK_SECONDS
         replies: list[list[GenerationOutput]] = []
         for engine in engines:
@@ -103,7 +104,7 @@ class Canary:
         return replies
 
     def _compare(
-        self, outputs: list[GenerationOutput], now_TV: torch.Tensor, before_TV: torch.Tensor | None
+        self, outputs: list[GenerationOutput], now_TV: Tensor, before_TV: Tensor | None
     ) -> tuple[float, float]:
         error, change = 0.0, 0.0
         for prefix, output in zip(self._prefixes, outputs, strict=True):
@@ -124,9 +125,8 @@ class Canary:
                 f"Weight sync failed ({where}): the engine loaded other bytes (checksum {loaded or 'of nothing'}) "
                 f"than the learner holds ({report.checksum}). {advice}"
             )
-        limit = self._tolerance
-        if change > VISIBLE * self._tolerance:
-            limit = min(limit, change / 10)
+        visible = change > VISIBLE * self._tolerance
+        limit = min(self._tolerance, change / 10) if visible else self._tolerance
         if error >= limit:
             raise SyncError(
                 f"Weight sync failed ({where}): the engine's logprobs differ from the learner's by {error:.2e}, "
@@ -135,6 +135,6 @@ class Canary:
             )
 
 
-def _distance(a: torch.Tensor, b: torch.Tensor) -> float:
+def _distance(a: Tensor, b: Tensor) -> float:
     distance = (a - b).abs().max()
     return float("inf") if torch.isnan(distance) else distance.item()

@@ -11,9 +11,12 @@ from typing import Any, Self
 
 import torch
 from vllm.model_executor.layers.linear import LinearBase, UnquantizedLinearMethod
-from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
+from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
 
 from skyrl_trainer.weight_sync.buffer import FlatBuffer
+
+Source = Callable[[], torch.Tensor]
+"""Gives what the buffer holds at the moment."""
 
 
 class DirectLoad:
@@ -21,40 +24,32 @@ class DirectLoad:
 
     def __init__(self, model: torch.nn.Module, buffer: FlatBuffer) -> None:
         self._pool = ThreadPoolExecutor(os.cpu_count(), thread_name_prefix="weights")
-        self._packs: list[tuple[Any, Callable[[], torch.Tensor]]] = []
-        self._copies: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self._packs: list[tuple[Any, Source]] = []
+        self._copies: list[tuple[torch.Tensor, Source]] = []
         self._heads: list[Any] = []
-        unused = set(buffer.tensors)
-        fused = getattr(model, "packed_modules_mapping", {})
-        seen: set[int] = set()
-        for path, layer in model.named_modules():
-            for name, parameter in layer.named_parameters(recurse=False):
-                parent, dot, leaf = path.rpartition(".")
-                parts = [f"{parent}{dot}{part}.{name}" for part in fused.get(leaf, [leaf])]
-                packed = name == "weight" and isinstance(layer, LinearBase) and parameter.numel() == 0
-                if id(parameter) in seen and not packed:
-                    continue  # a tied head: the embedding's own parameter
-                seen.add(id(parameter))
-                source = buffer.joined(parts)
-                unused -= set(parts)
-                if not packed:
-                    self._plan_copy(layer, parameter, source())
-                    continue
+        unused, fused = set(buffer.tensors), getattr(model, "packed_modules_mapping", {})
+        for path, parameter in model.named_parameters():  # a tied head is not in it: it is the embedding's own
+            where, _, name = path.rpartition(".")
+            parent, dot, leaf = where.rpartition(".")
+            parts = [f"{parent}{dot}{part}.{name}" for part in fused.get(leaf, [leaf])]
+            source: Source = buffer.joined(parts)
+            unused -= set(parts)
+            layer: Any = model.get_submodule(where)
+            if name == "weight" and isinstance(layer, LinearBase) and parameter.numel() == 0:
                 expected = (sum(layer.output_partition_sizes), layer.input_size_per_partition)
-                if type(layer.quant_method) is not UnquantizedLinearMethod or tuple(source().shape) != expected:
+                if type(layer.quant_method) is not UnquantizedLinearMethod or source().shape != expected:
                     raise ValueError("not a plain linear layer")
                 self._packs.append((layer, source))
+                continue
+            is_vocabulary = isinstance(layer, VocabParallelEmbedding)
+            target = parameter.data[: len(source())] if is_vocabulary else parameter.data  # vLLM pads vocabularies
+            if target.shape != source().shape:
+                raise ValueError("another shape")
+            self._copies.append((target, source))
+            if isinstance(layer, ParallelLMHead) and hasattr(layer, "cpu_linear"):
+                self._heads.append(layer)
         if unused:
             raise ValueError(f"no place for {sorted(unused)}")
-
-    def _plan_copy(self, layer: Any, parameter: torch.Tensor, source: torch.Tensor) -> None:
-        is_vocabulary = isinstance(layer, VocabParallelEmbedding)
-        target = parameter.data[: len(source)] if is_vocabulary else parameter.data  # vLLM pads vocabularies
-        if target.shape != source.shape:
-            raise ValueError("another shape")
-        self._copies.append((target, source))
-        if is_vocabulary and hasattr(layer, "cpu_linear") and type(layer) is not VocabParallelEmbedding:
-            self._heads.append(layer)
 
     @classmethod
     @torch.no_grad()
@@ -62,11 +57,11 @@ class DirectLoad:
         """None where the buffer, which `model` has just loaded, does not give the same layers."""
         try:
             direct = cls(model, buffer)
-        except (KeyError, ValueError, AttributeError):
+        except (KeyError, ValueError, TypeError, AttributeError):
             return None
         generator = torch.Generator().manual_seed(0)
-        for target, copied in direct._copies:
-            if not torch.equal(target, copied.to(target.dtype)):
+        for target, source in direct._copies:
+            if not torch.equal(target, source().to(target.dtype)):
                 return None
         for layer, source in direct._packs:
             probe = torch.randn(8, layer.input_size_per_partition, generator=generator).to(layer.weight.dtype)
@@ -81,14 +76,13 @@ class DirectLoad:
     def load(self) -> None:
         work = [self._pool.submit(_pack, layer, source) for layer, source in self._packs]
         for target, source in self._copies:
-            target.copy_(source)
-        for head in self._heads:
-            work.append(self._pool.submit(head.quant_method.process_weights_after_loading, head))
+            target.copy_(source())
+        work += [self._pool.submit(head.quant_method.process_weights_after_loading, head) for head in self._heads]
         for job in work:
             job.result()
 
 
-def _pack(layer: Any, source: Callable[[], torch.Tensor]) -> None:
+def _pack(layer: Any, source: Source) -> None:
     """Packs a weight; the layer's emptied parameter stays, for it carries what a layerwise reload needs."""
     kept = layer.weight
     layer.weight = torch.nn.Parameter(source().to(kept.dtype), requires_grad=False)

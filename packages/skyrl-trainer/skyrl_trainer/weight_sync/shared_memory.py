@@ -14,7 +14,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from skyrl_trainer.errors import EngineLost, SyncError, UserError
 from skyrl_trainer.protocols import NamedTensors
-from skyrl_trainer.weight_sync.buffer import SHARED_MEMORY, FlatBuffer
+from skyrl_trainer.weight_sync.buffer import SHARED_MEMORY, FlatBuffer, empty_tensors
 
 CALL_SECONDS = 600.0
 """Longest wait for one phase of a sync on all engines."""
@@ -41,7 +41,7 @@ class EngineCalls:
         return self._each(method, [engine and getattr(engine, method).remote(*arguments) for engine in self._living])
 
     def _each(self, method: str, calls: list[Any]) -> list[Any]:
-        """One answer an engine; None from one that is gone."""
+        """An answer per engine; None from one that is gone."""
         answers: list[Any] = []
         for index, call in enumerate(calls):
             try:
@@ -68,8 +68,7 @@ class Receiver:
     """The actor on another machine."""
 
     def __init__(self, layout: list[dict[str, Any]]) -> None:
-        empty = [torch.empty(e["shape"], dtype=getattr(torch, e["dtype"]), device="meta") for e in layout]
-        self._buffer = FlatBuffer.create(zip((e["name"] for e in layout), empty, strict=True))
+        self._buffer = FlatBuffer.create(empty_tensors(layout, "meta").items())
 
     def path(self) -> str:
         return self._buffer.again
@@ -135,11 +134,11 @@ class SharedMemorySync(EngineCalls):
     def _open(self) -> None:
         paths = {node: self._wait("path", [actor.path.remote()])[0] for node, actor in self._receivers.items()}
         layout = self._buffer.layout
-        infos = [{"path": paths.get(node, self._buffer.again), "layout": layout} for node in self._nodes]
-        pairs = zip(self._living, infos, strict=True)
-        self._each(
-            "init_weight_transfer", [engine and engine.init_weight_transfer.remote(info) for engine, info in pairs]
-        )
+        calls = []
+        for engine, node in zip(self._living, self._nodes, strict=True):
+            info = {"path": paths.get(node, self._buffer.again), "layout": layout}
+            calls.append(engine and engine.init_weight_transfer.remote(info))
+        self._each("init_weight_transfer", calls)
 
     def _load(self, version: int) -> SyncReport:
         """Everything but the resuming."""

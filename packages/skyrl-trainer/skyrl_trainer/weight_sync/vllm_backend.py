@@ -153,8 +153,9 @@ class WorkerExtension:
         adapter, slot = manager.get_adapter(ADAPTER), manager.lora_index_to_id.index(ADAPTER)
         held: dict[str, list[torch.Tensor]] = {}
         for path, weights in adapter.loras.items():
-            layer, given = manager.modules[path], weights.lora_a if path in manager.packed_modules else [weights.lora_a]
-            for i, (part, a) in enumerate(zip(manager.packed_modules.get(path, [path]), given, strict=True)):
+            layer, parts = manager.modules[path], manager.packed_modules.get(path)
+            given = weights.lora_a if parts else [weights.lora_a]
+            for i, (part, a) in enumerate(zip(parts or [path], given, strict=True)):
                 if a is not None:
                     stacked = layer.lora_a_stacked[i][slot, 0], layer.lora_b_stacked[i][slot, 0]
                     held[part] = [stacked[0][: len(a)], stacked[1][:, : len(a)]]
