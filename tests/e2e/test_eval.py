@@ -44,7 +44,8 @@ def server(policy: Path) -> Iterator[str]:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    kwargs = vllm_kwargs(str(policy), "float32", 4096, 64, 0, {"port": port, "served_model_name": "tiny"})
+    ours = {"port": port, "served_model_name": "tiny", "enable_auto_tool_choice": True, "tool_call_parser": "hermes"}
+    kwargs = vllm_kwargs(str(policy), "float32", 4096, 64, 0, ours)
     for name in ("skip_tokenizer_init", "weight_transfer_config", "worker_extension_cls"):
         del kwargs[name]
     flags = [as_flag(name, value) for name, value in kwargs.items()]
@@ -131,6 +132,19 @@ def test_the_same_server_asked_by_messages(most: int, server: str, tmp_path: Pat
     )
 
 
+def test_tool_calls_that_the_same_server_reads(server: str, tmp_path: Path) -> None:
+    """Its words are noise, so the server holds it to one call, until what is found has filled its context."""
+    pages = [{"url": f"https://made.up/{n}", "title": "Glorp", "text": "Seven legs. " * 30} for n in range(8)]
+    corpus, data = write(tmp_path / "corpus.jsonl", pages), write(tmp_path / "gsm8k.jsonl", ROWS["gsm8k"])
+    call = '<tool_call>\n{"name": "search", "arguments": {"query": "legs"}}\n</tool_call>'
+    words = [f"--data={data}", f"--base-url={server}", "--bench=gsm8k", "--n=1", f"--tools={corpus}", "--native-tools"]
+    held = json.dumps({"structured_outputs": {"choice": [call]}})
+    assert main(["eval", "agent", *words, f"--request={held}", f"--out={tmp_path / 'run'}"]) == 0
+    (attempt,) = lines(tmp_path / "run" / "attempts.jsonl")
+    assert 0 < attempt["tool_calls"] <= attempt["steps"] and attempt["tool_errors"] == 0
+    assert attempt["stop"] == "length" and "Seven legs." in attempt["messages"][2]["content"]
+
+
 def test_a_model_folder_is_served_and_evaluated(policy: Path, tmp_path: Path) -> None:
     data = write(tmp_path / "gsm8k.jsonl", ROWS["gsm8k"])
     words = [f"--data={data}", f"--checkpoint={policy}", "--bench=gsm8k", "--max-tokens=24"]
@@ -174,7 +188,8 @@ def test_ended_while_solving_and_started_again_nothing_is_lost_and_nothing_is_th
     with served(slow) as (url, _):
         words = ["eval", "agent", "--bench=gsm8k", f"--data={data}", f"--base-url={url}", "--model=m", f"--out={out}"]
         process = subprocess.Popen([sys.executable, "-m", "skyrl_trainer", *words, "--concurrency=4"])
-        while not (out / "attempts.jsonl").is_file() or len(lines(out / "attempts.jsonl")) < 20:
+        attempts = out / "attempts.jsonl"
+        while not attempts.is_file() or attempts.read_text().count("\n") < 20:  # the last line may be torn
             assert process.poll() is None
             time.sleep(0.01)
         process.send_signal(ended_by)

@@ -41,7 +41,7 @@ if os.environ.get("SKYRL_TEST_FULL"):
         row = {"prompt": [{"role": "user", "content": task["question"]}], "reward_spec": {"ground_truth": "tests"}}
         rows.write_text(f"{json.dumps(row | task)}\n" * 2)
         expert.write_text(EXPERT)
-        cloning = {"num_demonstrations": 2, "batch_size": 2, "epochs": 200, "target_loss": 0.01}
+        cloning = {"num_demonstrations": 2, "batch_size": 2, "epochs": 200, "target_exact_match": 1.0}
         settings = {
             "data.train_data": [str(rows)],
             "data.val_data": [str(rows)],

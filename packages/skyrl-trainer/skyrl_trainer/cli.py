@@ -4,9 +4,7 @@ Exit codes: 0 done; 2 something that the user can mend, said in one sentence; 3 
 fault of ours, with the traceback in a file; 128 and the number of the signal that stopped it, so 130 after Ctrl-C.
 """
 
-import argparse
 import errno
-import logging
 import math
 import os
 import re
@@ -14,7 +12,8 @@ import signal
 import sys
 import tempfile
 import traceback
-from collections.abc import Sequence
+from argparse import ArgumentParser, Namespace
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -29,8 +28,10 @@ SETTINGS = "a recipe (quickstart, or the path of a YAML file), then settings suc
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    words = list(sys.argv[1:] if argv is None else argv)
-    args = _parse(words)
+    # Before anything heavy is imported; transformers' own bars follow the first.
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    args = _parse(list(sys.argv[1:] if argv is None else argv))
     try:
         with StopSignal(), blaming():
             return int(args.command(args) or 0)
@@ -57,46 +58,41 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
 
 
-def _parse(words: list[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="skyrl-trainer", description=__doc__.splitlines()[0] if __doc__ else None)
+def _parse(words: list[str]) -> Namespace:
+    parser = ArgumentParser(prog="skyrl-trainer", description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--version", action="version", version=f"skyrl-trainer {__version__}")
     if words[:1] == ["eval"] and words[1:2] in (["agent"], ["code"]):
-        args: argparse.Namespace = import_module("skyrl_eval.command").parse(words[1], words[2:])
+        args: Namespace = import_module("skyrl_eval.command").parse(words[1], words[2:])
         return args
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
-    train = commands.add_parser("train", help="learn by reinforcement; goes on where the run folder left off")
-    train.add_argument("settings", nargs="*", metavar="RECIPE a.b=c", help=SETTINGS)
+    def add(name: str, command: Callable[..., Any], text: str) -> ArgumentParser:
+        added = commands.add_parser(name, help=text)
+        added.set_defaults(command=command)
+        return added
+
+    train = add("train", _train, "learn by reinforcement; goes on where the run folder left off")
     train.add_argument("--dry-run", action="store_true", help="show settings, placement, memory, limits; run nothing")
     train.add_argument("--serve", type=int, metavar="PORT", help="also answer OpenAI's API there; 0 takes a free port")
-    train.set_defaults(command=_train)
+    sft = add("sft", _sft, "learn from chats, the rows of data.train_data, before reinforcement does")
 
-    sft = commands.add_parser("sft", help="learn from chats, the rows of data.train_data, before reinforcement does")
-    sft.add_argument("settings", nargs="*", metavar="RECIPE a.b=c", help=SETTINGS)
-    sft.set_defaults(command=_sft)
-
-    evaluate = commands.add_parser("eval", help="held-out evaluation; `eval agent` and `eval code` run benchmarks")
+    evaluate = add("eval", _eval, "held-out evaluation; `eval agent` and `eval code` run benchmarks")
     _target_arguments(evaluate, which="best")
-    evaluate.set_defaults(command=_eval)
-
-    serve = commands.add_parser("serve", help="an OpenAI-compatible endpoint of a run's policy or of any model")
+    serve = add("serve", _serve, "an OpenAI-compatible endpoint of a run's policy or of any model")
     _target_arguments(serve, which="last")
     serve.add_argument("--host", default=LOCALHOST, help="0.0.0.0 lets everybody ask who can reach this machine")
     serve.add_argument("--port", type=int, default=8000, help="0 takes a free one")
-    serve.set_defaults(command=_serve)
 
-    _looking_commands(commands)
-    init = commands.add_parser("init-policy", help="make a tiny policy and its tokenizer, without a download")
-    init.set_defaults(command=_init_policy)
-    clone = commands.add_parser("warmstart", help="clone the expert of data.train_data into trainer.policy.model.path")
-    clone.set_defaults(command=_warmstart)
+    _looking_commands(add)
+    init = add("init-policy", _init_policy, "make a tiny policy and its tokenizer, without a download")
+    clone = add("warmstart", _warmstart, "clone the expert of data.train_data into trainer.policy.model.path")
+    clone.add_argument("--seconds", type=float, default=math.inf, help="stop after so many; default: no limit")
     for command in (init, clone):
         command.add_argument("out", type=Path, metavar="DIR", help="new folder of the policy")
+    for command in (train, sft, init, clone):
         command.add_argument("settings", nargs="*", metavar="RECIPE a.b=c", help=SETTINGS)
-    clone.add_argument("--seconds", type=float, default=math.inf, help="stop after so many; default: no limit")
-
-    commands.add_parser("envs", help="the environments that are registered").set_defaults(command=_envs)
-    commands.add_parser("doctor", help="what is installed, and what would run").set_defaults(command=_doctor)
+    add("envs", _envs, "the environments that are registered")
+    add("doctor", _doctor, "what is installed, and what would run")
 
     args, rest = parser.parse_known_args(words)
     # argparse ends a list of settings at the first option: those after it are settings all the same.
@@ -107,30 +103,26 @@ def _parse(words: list[str]) -> argparse.Namespace:
     return args
 
 
-def _looking_commands(commands: Any) -> None:
+def _looking_commands(add: Callable[..., ArgumentParser]) -> None:
     """What reads run folders."""
-    report = commands.add_parser("report", help="write report.html: curves and settings, also of runs side by side")
+    report = add("report", _report, "write report.html: curves and settings, also of runs side by side")
     report.add_argument("runs", nargs="+", type=Path, metavar="RUN")
     report.add_argument("-o", "--out", type=Path, help="default: report.html (compare.html) in the first run's folder")
-    report.set_defaults(command=_report)
 
-    replay = commands.add_parser("replay", help="play stored trajectories again and compare; score their tokens")
+    replay = add("replay", _replay, "play stored trajectories again and compare; score their tokens")
     replay.add_argument("run", type=Path, metavar="RUN", help="a run folder, or a folder of stored trajectories")
     replay.add_argument("--step", type=int, metavar="N", help="default: every stored step")
     replay.add_argument("--index", default="all", metavar="I", help="a trajectory's number in its step; default: all")
     replay.add_argument("--live", action="store_true", help="run tools with effects outside again, as python_exec")
     replay.add_argument("--recompute", metavar="MODEL", help="score the tokens, too, with a model or a checkpoint")
-    replay.set_defaults(command=lambda args: import_module("skyrl_trainer.replay.commands").run(args))
 
     text = "write trajectories.html: every turn, token and tool call, also of an evaluation; without a server"
-    view = commands.add_parser("view", help=text)
+    view = add("view", _view, text)
     view.add_argument("run", type=Path, metavar="RUN")
     view.add_argument("--step", type=int, nargs="+", metavar="N", help="default: the newest that fit")
     view.add_argument("-o", "--out", type=Path, metavar="FILE", help="default: trajectories.html in the run's folder")
-    view.set_defaults(command=_view)
 
-    export = commands.add_parser("export", help="a run's policy as a Hugging Face folder, or its trajectories as chats")
-    export.set_defaults(command=_export)
+    export = add("export", _export, "a run's policy as a Hugging Face folder, or its trajectories as chats")
     export.add_argument("run", type=Path, metavar="RUN")
     what = export.add_mutually_exclusive_group(required=True)
     what.add_argument("--out", type=Path, metavar="DIR", help="copy the policy there, and try to load it")
@@ -141,7 +133,7 @@ def _looking_commands(commands: Any) -> None:
     export.add_argument("--only-success", action="store_true", help="only trajectories that solved their task")
 
 
-def _target_arguments(parser: argparse.ArgumentParser, which: str) -> None:
+def _target_arguments(parser: ArgumentParser, which: str) -> None:
     parser.add_argument("target", metavar="RUN|MODEL", help="a run folder, a Hugging Face folder or a model's name")
     parser.add_argument("settings", nargs="*", metavar="RECIPE a.b=c", help=f"{SETTINGS}; a run has its own recipe")
     parser.add_argument("--which", choices=("last", "best"), default=which, help="of a run's policies")
@@ -156,15 +148,7 @@ def split_settings(words: list[str]) -> tuple[str | None, list[str]]:
     return (recipes[0] if recipes else None), overrides
 
 
-def _quiet() -> None:
-    """Before anything heavy is imported."""
-    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # transformers' own bars follow it
-    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
-    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
-
-
-def _train(args: argparse.Namespace) -> int:
-    _quiet()
+def _train(args: Namespace) -> int:
     from skyrl_trainer.config import resolve
     from skyrl_trainer.dry_run.doctor import hardware
     from skyrl_trainer.dry_run.plan import obstacles, print_plan
@@ -184,8 +168,7 @@ def _train(args: argparse.Namespace) -> int:
     return train(resolved.config, beside=PolicyServer(LOCALHOST, args.serve).beside)
 
 
-def _sft(args: argparse.Namespace) -> None:
-    _quiet()
+def _sft(args: Namespace) -> None:
     from skyrl_trainer.config import load_config
     from skyrl_trainer.dry_run.plan import model_shape
     from skyrl_trainer.run.sft import fine_tune
@@ -195,8 +178,7 @@ def _sft(args: argparse.Namespace) -> None:
     print(fine_tune(config))
 
 
-def _init_policy(args: argparse.Namespace) -> None:
-    _quiet()
+def _init_policy(args: Namespace) -> None:
     from skyrl_trainer.config import load_config
     from skyrl_trainer.data import tasks
     from skyrl_trainer.tiny.start import make_tiny
@@ -206,15 +188,14 @@ def _init_policy(args: argparse.Namespace) -> None:
     print(f"A new policy is in {args.out}.")
 
 
-def _warmstart(args: argparse.Namespace) -> None:
-    _quiet()
+def _warmstart(args: Namespace) -> None:
     from skyrl_trainer.config import load_config
     from skyrl_trainer.tiny.clone import warmstart
 
     print(warmstart(load_config(*split_settings(args.settings)), args.out, args.seconds))
 
 
-def _policy_of(args: argparse.Namespace) -> tuple[Any, str]:
+def _policy_of(args: Namespace) -> tuple[Any, str]:
     from skyrl_trainer.config import load_config
     from skyrl_trainer.dry_run.doctor import require_gym
     from skyrl_trainer.dry_run.plan import model_shape
@@ -232,8 +213,7 @@ def _policy_of(args: argparse.Namespace) -> tuple[Any, str]:
     return config, model
 
 
-def _serve(args: argparse.Namespace) -> None:
-    _quiet()
+def _serve(args: Namespace) -> None:
     config, model = _policy_of(args)
     from skyrl_trainer.serve.server import PolicyServer, serve
 
@@ -241,8 +221,7 @@ def _serve(args: argparse.Namespace) -> None:
     serve(config, model, target.resolve().name if target.is_dir() else model, PolicyServer(args.host, args.port))
 
 
-def _eval(args: argparse.Namespace) -> None:
-    _quiet()
+def _eval(args: Namespace) -> None:
     config, model = _policy_of(args)
     from skyrl_trainer.run.commands import evaluate
 
@@ -252,7 +231,7 @@ def _eval(args: argparse.Namespace) -> None:
         print(f"  {name:<20}  {value:.6g}")
 
 
-def _report(args: argparse.Namespace) -> None:
+def _report(args: Namespace) -> None:
     from skyrl_trainer.report.html import write_report
 
     out = args.out or args.runs[0] / ("report.html" if len(args.runs) == 1 else "compare.html")
@@ -260,7 +239,13 @@ def _report(args: argparse.Namespace) -> None:
     print(out)
 
 
-def _view(args: argparse.Namespace) -> None:
+def _replay(args: Namespace) -> int:
+    from skyrl_trainer.replay.commands import run
+
+    return run(args)
+
+
+def _view(args: Namespace) -> None:
     from skyrl_trainer.report.viewer import write_viewer
 
     out = args.out or args.run / "trajectories.html"
@@ -274,13 +259,12 @@ def _model_folder(run: Path, which: str) -> Path:
     return folder
 
 
-def _export(args: argparse.Namespace) -> None:
+def _export(args: Namespace) -> None:
     if args.trajectories:
         from skyrl_trainer.replay.commands import export_chat
 
         print(export_chat(args.run, args.trajectories, args.step, args.min_reward, args.only_success))
         return
-    _quiet()
     import shutil
 
     from skyrl_trainer.files import written_aside
@@ -300,14 +284,14 @@ def _export(args: argparse.Namespace) -> None:
     print(f"{args.out}: {model.num_parameters() / 1e6:.2f} M parameters, loads in transformers")
 
 
-def _envs(args: argparse.Namespace) -> int:
+def _envs(args: Namespace) -> int:
     from skyrl_trainer.dry_run.doctor import require_gym
 
     require_gym()
     return int(import_module("skyrl_gym.__main__").main([]) or 0)
 
 
-def _doctor(args: argparse.Namespace) -> int:
+def _doctor(args: Namespace) -> int:
     from skyrl_trainer.dry_run.doctor import examine
 
     failed = False

@@ -1,6 +1,7 @@
 """A registry that a setting chooses from by name."""
 
 from collections.abc import Callable, Mapping
+from difflib import get_close_matches
 from importlib import import_module
 from typing import Any, Generic, TypeVar
 
@@ -37,12 +38,11 @@ class Registry(Generic[T]):
         return add
 
     def get(self, name: str) -> T:
-        """Raises UserError with the valid names."""
+        """Raises UserError with the valid names and the nearest."""
         if name not in self._entries:
             if name not in self.built_in:
-                names = ", ".join(self.names)
-                raise UserError(
-                    f"{self.setting}={name!r} is not registered; choose one of {names}, or register your own."
-                )
+                hint = "".join(f" Did you mean {near}?" for near in get_close_matches(name, self.names, n=1))
+                names = f"choose one of {', '.join(self.names)}, or register your own"
+                raise UserError(f"{self.setting}={name!r} is not registered; {names}.{hint}")
             self._entries[name] = load(self.built_in[name])
         return self._entries[name]

@@ -25,7 +25,8 @@ class Section(BaseModel):
 
 class DataConfig(Section):
     train_data: list[str | dict[str, Any]] = ["text_math?split=train"]
-    """Env ids with options (`text_math?split=train&difficulty=2`), or jsonl and parquet files in SkyRL's row format."""
+    """Env ids with options (`text_math?split=train&difficulty=2`), or jsonl and parquet files in SkyRL's row format, on
+    disk or of a data set on Hugging Face (`owner/name?split=train`)."""
     val_data: Free[list[str | dict[str, Any]]] = ["text_math?split=val"]
     """The same, for held-out evaluation; and benchmarks, `skyrl_eval:gsm8k?data=gsm8k.jsonl&n=50`."""
     val_size: Free[int | None] = Field(default=None, gt=0)
@@ -71,8 +72,8 @@ class Warmstart(Section):
 
     num_demonstrations: int = Field(default=4000, ge=0)
     """Expert episodes to clone; 0 for none."""
-    target_loss: float = Field(default=0.3, ge=0)
-    """Nats per token of the expert, at which cloning stops; 0 goes through all epochs."""
+    target_exact_match: float = Field(default=0.2, ge=0, le=1)
+    """Share of the expert's episodes that greedy decoding would repeat word for word, above which cloning stops."""
     epochs: float = Field(default=8.0, gt=0)
     """Passes over the demonstrations, at most."""
     learning_rate: float = Field(default=1e-3, gt=0)

@@ -12,6 +12,7 @@ Shape suffixes used across the project:
     V  vocabulary                                           K   keys that a query sees; the canary's likeliest tokens
     H  hidden size; heads, where D follows it               D   width of a head
     R  tokens that a segment continues                      F   rotary frequencies
+    1  a batch of one, where a model wants a batch
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # for the annotations alone: an EnvWorker unpickles a Sample and must not load torch for it
-    import torch
+    from torch import Tensor
 
 StepMetrics = dict[str, float]
 """One step's figures by name, for example {"step": 3, "reward/mean": 0.61, "time/rollout": 1.9}."""
@@ -74,7 +75,7 @@ class SamplingOptions:
     min_tokens: int = 0
     """Benchmarks force a length with it: no stop token is sampled before."""
     top_logprobs: int = 0
-    """How many alternatives a position to return beside the sampled token (the canary asks for some)."""
+    """How many alternatives to return per position, beside the sampled token: for the canary."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +160,7 @@ class Turn:
     new_segment: bool = False
     """The memory policy has rewritten history before this turn: `prompt_ids` is the whole context that was read."""
     advantages: list[float] = field(default_factory=list)
-    """One a sampled token, once the trajectory has been learned from."""
+    """One per sampled token, once the trajectory has been learned from."""
     seconds: dict[str, float] = field(default_factory=dict)
     """Wall-clock seconds of {"generate", "env"}."""
 
@@ -212,11 +213,11 @@ class Trajectory:
 
     def loss_mask(self) -> list[int]:
         """1 on every token that the policy sampled, 0 on prompts and observations; as long as `token_ids()`."""
-        return [bit for turn in self.turns for bit in (*(0 for _ in turn.prompt_ids), *(1 for _ in turn.output_ids))]
+        return [bit for turn in self.turns for bit in [0] * len(turn.prompt_ids) + [1] * len(turn.output_ids)]
 
     def rollout_logprobs(self) -> list[float]:
         """The engine's logprobs, 0.0 where the mask is 0; as long as `token_ids()`."""
-        return [x for turn in self.turns for x in (*(0.0 for _ in turn.prompt_ids), *turn.logprobs)]
+        return [x for turn in self.turns for x in [0.0] * len(turn.prompt_ids) + turn.logprobs]
 
 
 @dataclass(slots=True)
@@ -244,9 +245,9 @@ class RewardBatch:
     group_index: list[int]
     """Which sample each of them belongs to."""
     rewards: list[list[float]]
-    """Per trajectory, per turn."""
+    """Per trajectory and turn."""
     kl_penalties: list[list[float]] | None = None
-    """Per trajectory, per sampled token: what the KL to the reference policy takes off its reward."""
+    """Per trajectory and sampled token: what the KL to the reference policy takes off its reward."""
 
 
 @dataclass(slots=True)
@@ -263,40 +264,39 @@ class AdvantageBatch:
 class TrainingBatch:
     """A micro-batch, ready for the device: P tokens in S segments, one after the other, without padding.
 
-    A segment is a whole trajectory; where trajectories of the micro-batch begin with the same prompt (what stands
-    before the first sampled token), the prompt is a segment, so that it goes through the model once, and what follows
-    it in each of them is another. N: the sampled tokens, trajectory by trajectory, in order.
+    A segment is a whole trajectory; where several begin with the same prompt (what stands before the first sampled
+    token), the prompt is a segment, which goes through the model once, and what follows it in each is another.
 
     Example: prompt [7, 8] and the answers [5, 2] and [6] have ids_P [7, 8, 5] (a last token predicts nothing, so it is
     left out), places_P [0, 1, 2], lengths_S [2, 1], prefix_S [-1, 0], target_ids_N [5, 2, 6], and predictors_N
     [1, 2, 1]: both first tokens are predicted at the prompt's last position.
     """
 
-    ids_P: torch.Tensor
-    places_P: torch.Tensor
+    ids_P: Tensor
+    places_P: Tensor
     """int64: where a token stands in its trajectory."""
     lengths_S: list[int]
     prefix_S: list[int]
     """The number of the segment that this one continues; -1: it begins a trajectory."""
-    predictors_N: torch.Tensor
+    predictors_N: Tensor
     """int64: at which of the P tokens each sampled token is predicted."""
-    target_ids_N: torch.Tensor
-    trajectory_N: torch.Tensor
+    target_ids_N: Tensor
+    trajectory_N: Tensor
     """int64: whose token it is: "sequence" in every formula is a trajectory."""
-    turn_N: torch.Tensor
+    turn_N: Tensor
     """int64: in which turn of its trajectory it was sampled."""
-    group_N: torch.Tensor
+    group_N: Tensor
     """int64: which sample its trajectory is a try of."""
-    fresh_N: torch.Tensor
+    fresh_N: Tensor
     """bool: sampled by the newest weights."""
-    advantages_N: torch.Tensor
-    rollout_logprobs_N: torch.Tensor
-    old_logprobs_N: torch.Tensor | None
+    advantages_N: Tensor
+    rollout_logprobs_N: Tensor
+    old_logprobs_N: Tensor | None
     """None: the first update of a rollout, whose ratio is 1 by definition."""
-    ref_logprobs_N: torch.Tensor | None
-    returns_N: torch.Tensor | None
+    ref_logprobs_N: Tensor | None
+    returns_N: Tensor | None
     """What the critic is to predict; None without one."""
-    values_N: torch.Tensor | None
+    values_N: Tensor | None
     """What the critic predicted before the first update of this rollout."""
 
 
@@ -304,5 +304,5 @@ class TrainingBatch:
 class LearnerState:
     """What a learner needs to go on: tensors by name, and numbers that JSON keeps exactly."""
 
-    tensors: dict[str, torch.Tensor]
+    tensors: dict[str, Tensor]
     numbers: dict[str, Any]

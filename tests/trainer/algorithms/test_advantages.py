@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from typing import Any
 
 import pytest
@@ -135,8 +134,8 @@ def ragged_turns(seed: int, terminated: bool) -> tuple[RewardBatch, list[torch.T
         n = count(5)
         turns.append(Turn([1] * count(4), [2] * n, [0.0] * n, [0] * n, ""))
         rewards.append(float(torch.randn(1, generator=draw)))
-    turns[-1].terminated = terminated
-    trajectory = Trajectory("0/0/0", Sample("0", "e", 0), 0, 0, turns)
+    ended = StopReason.TERMINATED if terminated else StopReason.TRUNCATED
+    trajectory = Trajectory("0/0/0", Sample("0", "e", 0), 0, 0, turns, ended)
     batch = RewardBatch(RolloutBatch(0, [[trajectory]]), [trajectory], [0], [rewards])
     return batch, [torch.randn(trajectory.num_output_tokens + 1, generator=draw, dtype=torch.float64)]
 
@@ -225,17 +224,20 @@ def test_credit_reaches_the_beginning_of_a_long_answer() -> None:
     assert min(right) == max(right) > 0 > min(wrong) == max(wrong)
 
 
-def test_what_the_env_ended_is_not_bootstrapped_and_what_was_cut_off_is() -> None:
-    """A cut answer that the env judged is over, in one turn as in many; a full context or the last turn is not."""
-    values = [torch.tensor([0.0, 0.0, 0.5], dtype=torch.float64)]
-    for turns, terminated in itertools.product(([1.0], [0.0, 1.0]), (True, False)):
+@pytest.mark.parametrize("turns", [[1.0], [0.0, 1.0]])
+@pytest.mark.parametrize(("ended", "expected"), [("LENGTH", 1.0), ("TRUNCATED", 1.5), ("MAX_TURNS", 1.5)])
+def test_an_answer_that_a_token_budget_cut_is_over_in_one_turn_as_in_many(
+    turns: list[float], ended: str, expected: float
+) -> None:
+    """Whether the env judged it or nobody did; what only stopped has the critic's value behind it."""
+    for judged in {False, ended == "LENGTH"}:
         batch = batch_of([[turns]])
-        batch.trajectories[0].stop_reason = StopReason.LENGTH
-        last = Turn([1], [2, 3], [0.0, 0.0], [0, 0], "", terminated=terminated)
-        batch.trajectories[0].turns = [*batch.trajectories[0].turns[1:], last]
-        expected = [torch.cat([torch.zeros(2 * len(turns) - 2, dtype=torch.float64), values[0]])]
-        returns = estimator("gae")(batch, options_of_ppo(), expected).returns
-        assert returns is not None and returns[0][-1] == (1.0 if terminated else 1.5)
+        (trajectory,) = batch.trajectories
+        trajectory.stop_reason = StopReason[ended]
+        trajectory.turns[-1] = Turn([1], [2, 3], [0.0, 0.0], [0, 0], "", terminated=judged)
+        values = [torch.tensor([0.0] * 2 * len(turns) + [0.5], dtype=torch.float64)]
+        returns = estimator("gae")(batch, options_of_ppo(), values).returns
+        assert returns is not None and returns[0][-1] == expected
 
 
 def test_beta_adapts_by_at_most_a_fifth_of_a_tenth() -> None:

@@ -268,9 +268,9 @@ def test_a_single_source_of_data_needs_no_list() -> None:
             "trainer.logger is \"nobody\" (command line), but should be 'tensorboard', 'wandb', 'trackio' or 'none'.",
         ),
         (
-            "trainer.policy.model.warmstart.target_los=0.1",
-            "trainer.policy.model.warmstart.target_los (command line) is not a setting; did you mean "
-            "trainer.policy.model.warmstart.target_loss?",
+            "trainer.policy.model.warmstart.target_exact_matc=0.1",
+            "trainer.policy.model.warmstart.target_exact_matc (command line) is not a setting; did you mean "
+            "trainer.policy.model.warmstart.target_exact_match?",
         ),
         (
             "trainer.policy.model.warmstart={num_demonstrations: -1}",

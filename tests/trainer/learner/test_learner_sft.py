@@ -90,7 +90,10 @@ def test_loss_and_gradient_are_the_cross_entropy_of_transformers(
         loss, found = after(trainer, rows)
         assert loss == pytest.approx(expected.item(), rel=1e-12)
         assert (found - wanted).norm() <= 1e-10 * wanted.norm()
-        assert trainer.update(rows, learn=False) == {"loss": pytest.approx(expected.item(), rel=1e-12)}
+        assert trainer.update(rows, learn=False) == {
+            "loss": pytest.approx(expected.item(), rel=1e-12),
+            "exact_match": 0,
+        }
 
 
 def test_a_shared_beginning_is_computed_once(tmp_path: Path) -> None:
@@ -103,6 +106,22 @@ def test_a_shared_beginning_is_computed_once(tmp_path: Path) -> None:
     assert together.prefix_S == [-1] + [0] * len(rows)
     with torch.no_grad():
         torch.testing.assert_close(learner.logprobs(apart)[0], learner.logprobs(together)[0], rtol=0, atol=1e-5)
+
+
+def test_exact_match_is_the_share_of_chats_that_greedy_decoding_repeats(tmp_path: Path) -> None:
+    config, rows = make_config(trainer={"learning_rate": 1e-2, "micro_batch_tokens": 60}), make_rows(count=4)
+    learner = Learner(config, save_model(tmp_path), 100)
+    trainer = SFTTrainer(config).start(learner)
+    while trainer.update(rows[:1], learn=False)["exact_match"] < 1:
+        assert learner.optimizer_steps < 100
+        trainer.update(rows[:1])
+    repeated = []
+    with torch.no_grad():
+        for row in rows:
+            greedy = learner.model(torch.from_numpy(row.token_ids)[None]).logits[0, :-1].argmax(-1).numpy()
+            repeated.append((greedy == row.token_ids[1:])[row.mask[1:]].all())
+    assert repeated == [True, False, False, False]
+    assert trainer.update(rows, learn=False)["exact_match"] == 0.25
 
 
 def test_a_loss_that_is_not_finite_names_the_chats_and_changes_nothing(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import ray
 
@@ -132,6 +133,23 @@ gymnasium.register("test/Loaded-v0", Loaded)
 """
 
 
+LEAVES = """
+import subprocess
+
+import gymnasium
+
+
+class Leaves(gymnasium.Env):
+    def reset(self, *, seed=None, options=None):
+        daemon = "sleep 600 > /dev/null 2>&1 & echo $!"  # a session and an environment of its own; its parent ends
+        said = subprocess.run(daemon, shell=True, env={}, start_new_session=True, capture_output=True, text=True)
+        return said.stdout, {}
+
+
+gymnasium.register("test/Leaves-v0", Leaves)
+"""
+
+
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     folder = tmp_path_factory.mktemp("rollout")
@@ -167,7 +185,14 @@ def batch(folder: Path, options: list[dict[str, Any]], step: int = 1, file: str 
 
 
 def process_id(worker: Any) -> int:
-    return ray.get(worker.__ray_call__.remote(lambda worker: os.getpid()))
+    """Of one that may be starting again."""
+    deadline = time.monotonic() + 60
+    while True:
+        try:
+            return ray.get(worker.__ray_call__.remote(lambda worker: os.getpid()))
+        except ray.exceptions.ActorUnavailableError:
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
 
 
 def reasons(done: RolloutBatch) -> list[bool]:
@@ -388,3 +413,14 @@ def test_processes_of_envs_load_neither_ray_nor_torch(tmp_path: Path) -> None:
     [reply] = worker.call_many([("reset", "key", sample)])
     worker.shutdown()
     assert reply.info == {"ray": False, "torch": False, "pydantic": False}
+
+
+def test_what_an_env_has_started_ends_with_its_process(tmp_path: Path) -> None:
+    (tmp_path / "leaves.py").write_text(LEAVES)
+    worker = EnvWorker(step_timeout=30.0)
+    sample = Sample("s", "test/Leaves-v0", 0, env_file=str(tmp_path / "leaves.py"))
+    [reply] = worker.call_many([("reset", "key", sample)])
+    daemon = psutil.Process(int(reply.observation))
+    assert daemon.name() == "sleep"
+    worker.shutdown()
+    assert psutil.wait_procs([daemon], timeout=30)[0] == [daemon]

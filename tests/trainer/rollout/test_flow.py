@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import math
+import os
 import random
+from collections.abc import Iterator
+from heapq import heappop, heappush
+from statistics import NormalDist
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from skyrl_trainer.rollout.flow import Flow, staleness
 from skyrl_trainer.types import Sample, Trajectory, Turn
+
+SCHEDULES = 3000 if os.environ.get("SKYRL_TEST_FULL") else 300
 
 
 def group(number: int, versions: list[int]) -> list[Trajectory]:
@@ -67,6 +75,50 @@ def test_every_group_is_learned_from_once_or_refused_and_none_is_too_old(
         assert learned == [list(range(step * size, (step + 1) * size)) for step in range(steps)], "oldest first"
 
 
+class Greedy(Flow):
+    """Learns from what has ended first, as systems do that do not wait for the oldest."""
+
+    def take(self, version: int) -> dict[int, list[Trajectory]] | None:
+        self.groups = dict(sorted(self.groups.items(), key=lambda item: item[1] is None))
+        return super().take(version)
+
+
+def lengths_learned(flow: Flow, chance: random.Random, refused: float) -> Iterator[float]:
+    """What the first half of a run learns from, on a pool where an episode lasts as long as it is: the quantiles of
+    the lengths, which are log-normal. Groups wait for a slot, and the learner takes time meanwhile."""
+    now, update, spread, tries = 0.0, chance.uniform(0, 5), chance.uniform(0.2, 2), chance.randint(1, 4)
+    free, playing = [0.0] * chance.randint(1, 12), list[tuple[float, int]]()
+    drawn: dict[int, int] = {}
+    lengths: dict[int, list[float]] = {}
+    for version in range(math.ceil(flow.steps / 2)):
+        while (taken := flow.take(version)) is None:
+            for number in flow.draw(flow.room(version)):
+                drawn[number], lengths[number] = version, [chance.random() for _ in range(tries)]
+                end = max(now, heappop(free)) + math.exp(spread * NormalDist().inv_cdf(max(lengths[number])))
+                heappush(free, end)
+                heappush(playing, (end, number))
+            end, number = heappop(playing)
+            now = max(now, end)
+            flow.finish(number, group(number, [drawn[number], version]), chance.random() >= refused)
+        if not isinstance(flow, Greedy):
+            staleness([trajectory for each in taken.values() for trajectory in each], version, flow.max_staleness)
+        yield from (length for number in taken for length in lengths[number])
+        now += update
+
+
+@pytest.mark.parametrize("flow", [Flow, Greedy])
+def test_the_lengths_that_are_learned_from_are_those_that_were_drawn(flow: type[Flow]) -> None:
+    """Kolmogorov and Smirnov's test at 1 %, which finds those of a greedy one; no token is beyond the bound."""
+    chance, seen = random.Random(0), list[float]()
+    for _ in range(SCHEDULES):
+        size, bound, steps = chance.randint(1, 6), chance.randint(1, 5), chance.randint(2, 12)
+        seen += lengths_learned(flow(size, bound, steps, max_draws=4), chance, chance.choice([0.0, 0.0, 0.3]))
+    quantiles, ranks = np.sort(seen), np.arange(len(seen))
+    distance = max(np.abs(quantiles - ranks / len(seen)).max(), np.abs(quantiles - (ranks + 1) / len(seen)).max())
+    print(f"{flow.__name__}: {SCHEDULES} schedules, {len(seen)} episodes, {distance * math.sqrt(len(seen)):.2f}")
+    assert (distance * math.sqrt(len(seen)) < 1.628) == (flow is Flow)
+
+
 def test_without_staleness_a_batch_is_drawn_when_the_one_before_was_learned_from() -> None:
     flow = Flow(size=2, max_staleness=0, steps=3, max_draws=1)
     assert list(flow.draw(flow.room(0))) == [0, 1] and flow.room(0) == 0
@@ -96,6 +148,8 @@ def test_a_batch_that_costs_too_many_draws_is_learned_from_as_it_is() -> None:
 
 
 def test_a_token_beyond_the_bound_is_an_error() -> None:
-    assert staleness(group(0, [3, 5, 5, 5]), 5, 2) == {"staleness/mean": 0.5, "staleness/max": 2.0}
+    ages = {"staleness/0": 0.6, "staleness/1": 0.0, "staleness/2": 0.4}
+    metrics = staleness(group(0, [3, 5, 5, 5]) + group(1, [3]), 5, 2)
+    assert metrics == {"staleness/mean": 0.8, "staleness/max": 2, "staleness/span": 1.0, **ages}
     with pytest.raises(AssertionError, match="3 updates old"):
         staleness(group(0, [2, 5]), 5, 2)

@@ -85,12 +85,15 @@ def test_names_of_envs() -> None:
 
 @given(st.lists(st.tuples(st.text(max_size=6), st.integers(0, 60)), max_size=80))
 def test_the_number_of_names_is_bounded_whatever_a_policy_writes(calls: list[tuple[str, int]]) -> None:
-    """Only tools with a fitting call have names, and too many kinds have none."""
+    """Only tools with a fitting call have names, too many kinds have none, and parts of rewards beyond as many."""
     batch = [
         tried(str(i), [turn(1, ({"tool": name, "args": None, "error": "no"}, FITS))], difficulty=difficulty)
         for i, (name, difficulty) in enumerate(calls)
     ]
+    parts = [Turn([1], [2], [0.0], [0], "", reward_parts={f"p{n}": 1.0}) for n in range(MAX_KINDS + 1)]
+    batch.append(tried("parts", parts))
     found = figures(*batch)
+    assert len([key for key in found if key.startswith("reward/p")]) <= MAX_KINDS
     named = {key.split("/")[1] for key in found if key.count("/") == 2 and key.startswith("tools/")}
     assert named <= {"calculator", "unknown"}
     kinds = {key.split("/")[2] for key in found if key.startswith("agency/")}

@@ -1,10 +1,12 @@
-"""Tries under staleness: killed and resumed at random points, each task is learned from once, or refused."""
+"""The loop with its tries: killed, stopped and resumed at random points, each task is learned from once, or refused."""
 
 from __future__ import annotations
 
 import json
 import random
+import signal
 from collections.abc import Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,12 +16,14 @@ import pytest
 from skyrl_trainer.algorithms.rewards import Rewards
 from skyrl_trainer.algorithms.samplers import CurriculumSampler
 from skyrl_trainer.data import SampleSource
-from skyrl_trainer.rollout.flow import staleness
+from skyrl_trainer.errors import NothingLearned, UserError
+from skyrl_trainer.report.timeline import Spans
 from skyrl_trainer.rollout.store import JsonlTrajectoryStore
-from skyrl_trainer.run.signals import StopSignal
+from skyrl_trainer.run.loop import Loop
+from skyrl_trainer.run.signals import Stopped, StopSignal
 from skyrl_trainer.run.tries import Tries
 from skyrl_trainer.settings import Config
-from skyrl_trainer.types import Sample, StopReason, Trajectory, Turn
+from skyrl_trainer.types import RewardBatch, Sample, StepMetrics, StopReason, Trajectory, Turn
 
 SIZE, STEPS, TRIES = 3, 12, 2
 
@@ -29,10 +33,10 @@ class Killed(BaseException):
 
 
 class RandomEnds:
-    """In place of Rollouts: groups end in a random order; now and then the process is killed while it waits."""
+    """In place of Rollouts: groups end in a random order, with tokens of the weights that were published meanwhile."""
 
-    def __init__(self, chance: random.Random, kills: float) -> None:
-        self.chance, self.kills, self.version = chance, kills, 0
+    def __init__(self, run: FakeRun) -> None:
+        self.run, self.chance, self.version, self.broken = run, run.chance, 0, False
         self.begun: dict[str, int] = {}
 
     def new_group(self, name: str, sample: Sample, size: int) -> list[Trajectory]:
@@ -42,93 +46,155 @@ class RandomEnds:
         self.begun |= {trajectory.trajectory_id: self.version for group in groups for trajectory in group}
 
     def finished(self, groups: Mapping[int, list[Trajectory]], wait_for_all: bool) -> dict[int, list[Trajectory]]:
-        if self.chance.random() < self.kills:
-            raise Killed
-        number = self.chance.choice(list(groups)[: 2 * SIZE])
-        for each in groups[number]:
+        self.run.disturbed()
+        ended = list(groups) if wait_for_all else [self.chance.choice(list(groups)[: 2 * SIZE])]
+        for each in (each for number in ended for each in groups[number]):
             versions = [self.begun[each.trajectory_id], self.version]
-            won = float(self.chance.random() < 0.5)
+            chance = random.Random(f"{each.trajectory_id} {versions}")
+            won = float(chance.random() < 0.5)
             each.turns = [Turn([1], [2, 3], [-0.5, -0.5], versions, "x", reward=won, info={"success": bool(won)})]
-            if self.chance.random() < 0.05:
+            if chance.random() < (1.0 if self.broken and self.version else 0.05):
                 each.stop_reason = StopReason.ENV_ERROR
-        return {number: groups[number]}
+        return {number: groups[number] for number in ended}
 
 
 class Refusing(CurriculumSampler):
-    """A curriculum that refuses groups whose returns are equal, as dynamic sampling does."""
+    """A curriculum that refuses groups whose returns are equal, as dynamic sampling does; groups that failed, too."""
 
     def accept(self, group: list[Trajectory], returns: list[float]) -> bool:
         super().accept(group, returns)
         return len(set(returns)) > 1
 
 
-def config(folder: Path) -> Config:
-    return Config.model_validate(
-        {
-            "trainer": {
-                "run_dir": str(folder), "train_batch_size": SIZE, "max_staleness": 2, "max_steps": STEPS,
-            },
-            "generator": {"num_generations": TRIES},
-        }
-    )  # fmt: skip
+class FakeRun:
+    """What a Loop needs of a Run: real tries, and neither engines nor a learner. One process of a run: at each moment
+    it may be killed, get one Ctrl-C or two, or (while it learns) lose its learner or have an update refused."""
+
+    def __init__(
+        self, config: Config, checkpoints: list[str], chance: random.Random, often: float, sampler: Any = Refusing
+    ) -> None:
+        self.config, self.checkpoints, self.chance, self.often = config, checkpoints, chance, often
+        self.stop, self.over = StopSignal(), False
+        self.stop.at_once = False
+        self.stack, self.algorithm = ExitStack(), self
+        self.table = SimpleNamespace(phase=lambda name: None, note=lambda text: None)
+        self.colocation = SimpleNamespace(sleep=lambda: None)
+        self.alone = SimpleNamespace(options=SimpleNamespace(max_draws=4, overlong_filter=False))
+        self.rewards = Rewards(config, self.alone.options)
+        parts = [[Sample(f"{kind}#{i}", "test/None-v0", i) for i in range(500)] for kind in ("a", "b")]
+        store = JsonlTrajectoryStore(config.run_path / "trajectories")
+        self.tries = Tries(config, 4, sampler(SampleSource(parts), 0), self.rewards, store)
+        self.tries.rollouts = self.rollouts = RandomEnds(self)
+
+    def disturbed(self, *errors: BaseException) -> None:
+        """errors: which may be raised here besides."""
+        if self.chance.random() >= self.often:
+            return
+        what = self.chance.choice(["one signal", "two signals", Killed(), *errors])
+        self.over = isinstance(what, Killed)
+        if isinstance(what, BaseException):
+            raise what
+        for _ in range(1 + (what == "two signals")):
+            self.stop._handle(signal.SIGINT, None)
+
+    def resume(self) -> tuple[int, StepMetrics | None]:
+        if not self.checkpoints:
+            self.tries.forget()
+            assert not list((self.config.run_path / "trajectories").rglob("*.gz"))
+            return 0, {}
+        saved = json.loads(self.checkpoints[-1])
+        self.tries.load_state_dict(saved["tries"], saved["step"])
+        return saved["step"], saved["unfinished"]
+
+    def publish(self, step: int) -> StepMetrics:
+        self.rollouts.version = step
+        self.disturbed()
+        return {}
+
+    def update(self, rewards: RewardBatch) -> StepMetrics:
+        self.disturbed(NothingLearned("not finite"), UserError("Learner 1 of 2 died during update"))
+        return {}
+
+    def evaluate(self, step: int) -> StepMetrics:
+        self.disturbed()
+        return {}
+
+    def log(self, step: int, metrics: StepMetrics, spans: Spans) -> None:
+        assert metrics.get("staleness/max", 0) <= self.config.trainer.max_staleness
+
+    def save(self, step: int, state: dict[str, Any]) -> None:
+        if not self.over:
+            self.disturbed()
+            self.checkpoints.append(json.dumps({"step": step, **state}))
 
 
-def made(folder: Path, rollouts: Any) -> Tries:
-    parts = [[Sample(f"{kind}#{i}", "test/None-v0", i) for i in range(500)] for kind in ("a", "b")]
-    rewards = Rewards(config(folder), SimpleNamespace(overlong_filter=False))
+def make_config(folder: Path, bound: int, in_order: bool = False) -> Config:
+    folder.mkdir(exist_ok=True)
+    trainer = {"run_dir": str(folder), "train_batch_size": SIZE, "max_steps": STEPS, "ckpt_interval": 3}
+    trainer |= {"max_staleness": bound, "deterministic": in_order, "eval_before_train": False, "eval_interval": 0}
+    return Config.model_validate({"trainer": trainer, "generator": {"num_generations": TRIES}})
+
+
+def assert_each_was_learned_from_once(folder: Path, last: dict[str, Any]) -> None:
+    """Or refused. last: the checkpoint of the last step."""
     store = JsonlTrajectoryStore(folder / "trajectories")
-    tries = Tries(config(folder), 4, Refusing(SampleSource(parts), 0), rewards, store)
-    tries.rollouts = rollouts
-    return tries
-
-
-def live(folder: Path, checkpoint: list[str], chance: random.Random, kills: float) -> None:
-    """One process: from the newest checkpoint to its end or death; saves every third step."""
-    rollouts = RandomEnds(chance, kills)
-    tries, step = made(folder, rollouts), 0
-    if checkpoint:
-        saved = json.loads(checkpoint[-1])
-        step = saved["step"]
-        tries.load_state_dict(saved["tries"], step)
-    else:
-        tries.forget()
-        assert not list((folder / "trajectories").rglob("*.gz"))
-    while step < STEPS:
-        rollouts.version = step
-        tries.draw(step)
-        while (taken := tries.take(step)) is None:
-            tries.collect(StopSignal())
-            tries.draw(step)
-        learned = [trajectory for group in taken[0].groups[: taken[1]] for trajectory in group]
-        staleness(learned, step, 2)
-        if chance.random() < kills:
-            if chance.random() < 0.5:  # the update was refused, and the last whole step is saved
-                checkpoint.append(json.dumps({"step": step, "tries": tries.state_dict()}))
-            raise Killed
-        tries.learned(taken[0])
-        step += 1
-        if step % 3 == 0:
-            checkpoint.append(json.dumps({"step": step, "tries": tries.state_dict()}))
-
-
-@pytest.mark.parametrize("seed", range(20))
-def test_a_killed_run_learns_from_every_task_once(tmp_path: Path, seed: int) -> None:
-    chance, checkpoint, deaths = random.Random(seed), list[str](), 0
-    while True:
-        try:
-            live(tmp_path, checkpoint, chance, kills=0.04 if deaths < 20 else 0.0)
-            break
-        except Killed:
-            deaths += 1
-    assert deaths
-    store = JsonlTrajectoryStore(tmp_path / "trajectories")
     assert store.steps() == list(range(1, STEPS + 1))
     everyone = [group for step in store.steps() for group in store.read(step).groups]
     assert all(len(group) == TRIES for group in everyone)
     numbers = [SIZE * (int(group[0].trajectory_id.split("/")[0]) - 1) + int(group[0].trajectory_id.split("/")[1])
                for group in everyone]  # fmt: skip
     assert len(numbers) == len(set(numbers)), "none twice"
-    last = json.loads(checkpoint[-1])["tries"]
-    assert sorted(numbers) == list(range(last["drawn"])), "none left"
+    assert sorted(numbers) == list(range(last["tries"]["drawn"])), "none left"
     tasks = [group[0].sample.sample_id for group in everyone]
     assert len(tasks) == len(set(tasks)), "no task twice before an epoch is over"
+
+
+def lives(config: Config, chance: random.Random, often: float) -> tuple[int, dict[str, Any]]:
+    """As many processes as it takes to come to the last step; how many ended before, and the last checkpoint."""
+    checkpoints, ends, last = list[str](), 0, dict[str, Any]()
+    while last.get("step") != STEPS or last["unfinished"] is not None:
+        run = FakeRun(config, checkpoints, chance, often if ends < 20 else 0.0)
+        try:
+            Loop(run, run.stop).train()  # type: ignore[arg-type]
+        except (Killed, Stopped, UserError):
+            ends += 1
+        last = json.loads(checkpoints[-1]) if checkpoints else {}
+    return ends, last
+
+
+@pytest.mark.parametrize(("bound", "in_order"), [(0, False), (1, True), (2, False)])
+@pytest.mark.parametrize("seed", range(20))
+def test_a_run_that_is_killed_and_stopped_learns_from_every_task_once(
+    tmp_path: Path, seed: int, bound: int, in_order: bool
+) -> None:
+    """And from the same tries as one that is left alone, without staleness and in lock-step."""
+    alone, disturbed = (make_config(tmp_path / name, bound, in_order) for name in ("alone", "disturbed"))
+    ends, last = lives(disturbed, random.Random(seed), often=0.08)
+    assert ends
+    assert_each_was_learned_from_once(disturbed.run_path, last)
+    if bound < 2:
+        assert lives(alone, random.Random(seed), often=0.0)[0] == 0
+        stores = [JsonlTrajectoryStore(config.run_path / "trajectories") for config in (alone, disturbed)]
+        for step in range(1, STEPS + 1):
+            assert stores[0].read(step).groups == stores[1].read(step).groups, step
+
+
+@pytest.mark.parametrize("bound", [0, 2])
+@pytest.mark.parametrize("sampler", [CurriculumSampler, Refusing])
+def test_tasks_whose_every_episode_failed_are_tried_again_when_the_env_is_mended(
+    tmp_path: Path, bound: int, sampler: Any
+) -> None:
+    """Or others in the place of those that were refused: no step learns from nothing."""
+    config, checkpoints, chance = make_config(tmp_path, bound), list[str](), random.Random(0)
+    for broken in (True, True, False):
+        run = FakeRun(config, checkpoints, chance, often=0.0, sampler=sampler)
+        run.rollouts.broken = broken
+        if broken:
+            with pytest.raises(UserError, match=r"All \d+ episodes of step [2-5] failed"):
+                Loop(run, run.stop).train()  # type: ignore[arg-type]
+        else:
+            Loop(run, run.stop).train()  # type: ignore[arg-type]
+    store = JsonlTrajectoryStore(tmp_path / "trajectories")
+    alive = [[each for each in store.read(step).trajectories if not each.stop_reason.failed] for step in store.steps()]
+    assert all(alive)
+    assert_each_was_learned_from_once(tmp_path, json.loads(checkpoints[-1]))

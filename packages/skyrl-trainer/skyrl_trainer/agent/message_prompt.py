@@ -34,6 +34,8 @@ class MessagePrompt:
             return [self.add("user", text)]
         inner = text.removeprefix("<tool_response>\n").removesuffix("\n</tool_response>")
         results = inner.split("\n</tool_response>\n<tool_response>\n")
+        for escaped in ("&lt;tool_response>", "&lt;/tool_response>"):  # a message of its own needs no escape
+            results = [result.replace(escaped, escaped.replace("&lt;", "<")) for result in results]
         if len(results) != len(calls):  # the env did not answer one by one: the first message has all of it
             results = [text] + [""] * (len(calls) - 1)
         return [

@@ -1,20 +1,21 @@
 """Advantages from rewards: estimators by name, each RewardBatch -> AdvantageBatch.
 
 One of your own is a function with this signature under `@register_estimator("name")`. `options` are
-`trainer.algorithm.options`, complete; `values` a critic's, of the sampled tokens of each trajectory, or None.
+`trainer.algorithm.options`, complete; `values` a critic's, per sampled token of each trajectory, or None.
 """
 
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from skyrl_trainer.algorithms.rewards import differ
 from skyrl_trainer.errors import UserError
 from skyrl_trainer.registry import Registry
-from skyrl_trainer.types import AdvantageBatch, RewardBatch
+from skyrl_trainer.types import AdvantageBatch, RewardBatch, StopReason
 
-Estimator = Callable[[RewardBatch, Any, Sequence[torch.Tensor] | None], AdvantageBatch]
+Estimator = Callable[[RewardBatch, Any, Sequence[Tensor] | None], AdvantageBatch]
 
 STD_EPSILON = 1e-4
 """Added to the standard deviation, as in TRL."""
@@ -24,14 +25,13 @@ register_estimator = _ESTIMATORS.register
 estimator = _ESTIMATORS.get
 
 
-def trajectory_returns(rewards: RewardBatch) -> torch.Tensor:
+def trajectory_returns(rewards: RewardBatch) -> Tensor:
     """The sum of the rewards of each trajectory, float64 [M]."""
     return torch.tensor([sum(turns) for turns in rewards.rewards], dtype=torch.float64)
 
 
-def token_rewards(rewards: RewardBatch) -> list[torch.Tensor]:
-    """The reward of each sampled token of each trajectory, float64: a turn's sits on its last one or, without any, on
-    the token before it."""
+def token_rewards(rewards: RewardBatch) -> list[Tensor]:
+    """Per sampled token, float64: a turn's reward is its last token's or, without any, the token's before it."""
     per_token = []
     for trajectory, turn_rewards in zip(rewards.trajectories, rewards.rewards, strict=True):
         ends_U = torch.tensor([len(turn.output_ids) for turn in trajectory.turns]).cumsum(0)
@@ -42,7 +42,7 @@ def token_rewards(rewards: RewardBatch) -> list[torch.Tensor]:
     return per_token
 
 
-def discounted(values_N: torch.Tensor, factor: float) -> torch.Tensor:
+def discounted(values_N: Tensor, factor: float) -> Tensor:
     """y_t = x_t + factor * y_{t+1}, from the end; float64 [N]."""
     later, backwards = 0.0, []
     for value in reversed(values_N.tolist()):
@@ -51,17 +51,16 @@ def discounted(values_N: torch.Tensor, factor: float) -> torch.Tensor:
     return torch.tensor(backwards[::-1], dtype=torch.float64)
 
 
-def on_sampled(rewards: RewardBatch, values: Sequence[torch.Tensor]) -> list[list[float]]:
+def on_sampled(rewards: RewardBatch, values: Sequence[Tensor]) -> list[list[float]]:
     """Numbers of the sampled tokens of each trajectory, laid out over all its tokens with 0.0 elsewhere."""
     rows = []
     for trajectory, values_N in zip(rewards.trajectories, values, strict=True):
-        row_T = torch.zeros(len(trajectory.token_ids()), dtype=torch.float64)
-        row_T[torch.tensor(trajectory.loss_mask(), dtype=torch.bool)] = values_N
-        rows.append(row_T.tolist())
+        sampled = iter(values_N.tolist())
+        rows.append([next(sampled) if bit else 0.0 for bit in trajectory.loss_mask()])
     return rows
 
 
-def whitened(rewards: RewardBatch, values: Sequence[torch.Tensor], gamma: float) -> list[list[float]]:
+def whitened(rewards: RewardBatch, values: Sequence[Tensor], gamma: float) -> list[list[float]]:
     """Mean 0 and standard deviation 1 over the sampled tokens of the whole batch; exactly 0 where all are equal. The KL
     penalties from each token on, discounted, come off with a mean of 0 (see `by_group`)."""
     all_N = torch.cat([*values, torch.zeros(0, dtype=torch.float64)])
@@ -74,19 +73,15 @@ def whitened(rewards: RewardBatch, values: Sequence[torch.Tensor], gamma: float)
     return on_sampled(rewards, white)
 
 
-def spread_over_tokens(rewards: RewardBatch, advantages_M: torch.Tensor) -> AdvantageBatch:
+def spread_over_tokens(rewards: RewardBatch, advantages_M: Tensor) -> AdvantageBatch:
     """Gives every sampled token of a trajectory the trajectory's advantage."""
-    per_token = [
-        [advantage * bit for bit in trajectory.loss_mask()]
-        for trajectory, advantage in zip(rewards.trajectories, advantages_M.tolist(), strict=True)
-    ]
-    return AdvantageBatch(rewards, per_token)
+    pairs = zip(rewards.trajectories, advantages_M.tolist(), strict=True)
+    return AdvantageBatch(rewards, [[value * bit for bit in trajectory.loss_mask()] for trajectory, value in pairs])
 
 
-def by_group(rewards: RewardBatch, advantages_of: Callable[[torch.Tensor], torch.Tensor]) -> AdvantageBatch:
-    """Applies a function of a group's returns to every group; one of equal returns gets exactly 0, because rounding of
-    the mean must not be blown up by a tiny std. A KL in the reward comes off less the others' mean, divided by nothing:
-    where returns are equal its noise would become advantages of size one, whatever `beta`."""
+def by_group(rewards: RewardBatch, advantages_of: Callable[[Tensor], Tensor]) -> AdvantageBatch:
+    """Applies a function of a group's returns to every group. Equal returns give exactly 0: a tiny std would blow up
+    the mean's rounding. A KL in the reward comes off less the others' mean and undivided, for the same reason."""
     returns_M, group_M = trajectory_returns(rewards), torch.tensor(rewards.group_index)
     kl_M = torch.tensor([sum(tokens) for tokens in rewards.kl_penalties or [[]] * len(returns_M)], dtype=torch.float64)
     advantages_M = torch.zeros_like(returns_M)
@@ -100,14 +95,13 @@ def by_group(rewards: RewardBatch, advantages_of: Callable[[torch.Tensor], torch
     return spread_over_tokens(rewards, advantages_M)
 
 
-def less_the_others(group_M: torch.Tensor) -> torch.Tensor:
+def less_the_others(group_M: Tensor) -> Tensor:
     return group_M - (group_M.sum() - group_M) / (len(group_M) - 1)
 
 
 @register_estimator("grpo")
-def grpo(rewards: RewardBatch, options: Any, values: Sequence[torch.Tensor] | None = None) -> AdvantageBatch:
-    """(R_i - mean_g) / (std + 1e-4), std with n - 1, of the group or the batch (arXiv 2402.03300), or without (Dr.GRPO,
-    arXiv 2503.20783)."""
+def grpo(rewards: RewardBatch, options: Any, values: object = None) -> AdvantageBatch:
+    """(R_i - mean_g) / (std + 1e-4), std with n - 1, of the group or the batch (arXiv 2402.03300), or undivided."""
     if options.scale_rewards == "none":
         return by_group(rewards, lambda group: group - group.mean())
     std_of = (lambda _: trajectory_returns(rewards).std()) if options.scale_rewards == "batch" else torch.std
@@ -115,13 +109,13 @@ def grpo(rewards: RewardBatch, options: Any, values: Sequence[torch.Tensor] | No
 
 
 @register_estimator("rloo")
-def rloo(rewards: RewardBatch, options: Any, values: Sequence[torch.Tensor] | None = None) -> AdvantageBatch:
+def rloo(rewards: RewardBatch, options: Any, values: object = None) -> AdvantageBatch:
     """R_i minus the mean return of the others of its group (arXiv 2402.14740)."""
     return by_group(rewards, less_the_others)
 
 
 @register_estimator("maxrl")
-def maxrl(rewards: RewardBatch, options: Any, values: Sequence[torch.Tensor] | None = None) -> AdvantageBatch:
+def maxrl(rewards: RewardBatch, options: Any, values: object = None) -> AdvantageBatch:
     """(R_i - mean_g) / (mean_g + 1e-4), of returns from 0 up (arXiv 2602.02710): a rare success weighs more."""
     if (least := min(trajectory_returns(rewards).tolist(), default=0.0)) < 0:
         name = "trainer.algorithm.advantage_estimator"
@@ -137,22 +131,22 @@ def reinforce_pp(rewards: RewardBatch, options: Any, values: object = None) -> A
 
 
 @register_estimator("gae")
-def gae(rewards: RewardBatch, options: Any, values: Sequence[torch.Tensor] | None = None) -> AdvantageBatch:
+def gae(rewards: RewardBatch, options: Any, values: Sequence[Tensor] | None = None) -> AdvantageBatch:
     """Generalized advantage estimation (arXiv 1506.02438, equations 11 to 16), with a critic's values.
 
         delta_t = r_t + gamma V_{t+1} - V_t,    A_t = delta_t + gamma lambda A_{t+1},    return_t = A_t + V_t
 
-    A step in time is a sampled token: observations between two turns are skipped, so V_{t+1} of a turn's last token is
-    the value of the next turn's first. values[i]: float64 [n + 1] for n sampled tokens; the last one stands for what
-    lies behind the episode's end, and counts where the episode was truncated, not where the env ended it. Advantages
-    are whitened over the batch, returns are not.
+    A step in time is a sampled token: V_{t+1} of a turn's last token is the value of the next turn's first. values[i]:
+    float64 [n + 1] for n sampled tokens; the last stands for what lies behind the episode's end, and counts where it
+    was truncated, not where the env ended it or a token budget cut it off. Advantages are whitened over the batch,
+    returns are not.
     """
     if values is None:
         raise UserError("trainer.algorithm.advantage_estimator=gae needs a critic: take trainer.algorithm.name=ppo.")
     advantages, returns = [], []
     for trajectory, rewards_N, values_N1 in zip(rewards.trajectories, token_rewards(rewards), values, strict=True):
         values_N1 = values_N1.double().clone()
-        if trajectory.turns and trajectory.turns[-1].terminated:
+        if trajectory.stop_reason in (StopReason.TERMINATED, StopReason.LENGTH):
             values_N1[-1] = 0.0
         delta_N = rewards_N + options.gamma * values_N1[1:] - values_N1[:-1]
         advantages_N = discounted(delta_N, options.gamma * options.gae_lambda)

@@ -4,8 +4,7 @@
 what the learner's weights give before the first update: the clip is around them, and w corrects for their age
 (decoupled PPO; AReaL, arXiv 2505.24298, equation 5). With `bypass` the old log-probabilities are the engine's: there is
 nothing to correct, and a forward pass is saved.
-Truncated importance sampling of a sequence weighs it by its probability ratio, which is the product: a geometric mean
-hardly leaves 1 on a long answer, and no cap of a product's size ever holds it. A mask's range is for a mean per token.
+A sequence's truncated weight is the product over its tokens: their geometric mean hardly leaves 1 on a long answer.
 """
 
 from typing import Any

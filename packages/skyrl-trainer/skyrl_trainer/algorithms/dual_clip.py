@@ -1,8 +1,6 @@
 """Dual clip (arXiv 1912.09729, equation 5): bounds the loss of an unlikely token that became likely and was bad.
 
-    for A_t < 0:  loss_t = min(the base's loss_t, -delta A_t),   delta = 3
-
-The rest is its base's.
+for A_t < 0:  loss_t = min(the base's loss_t, -delta A_t),   delta = 3
 """
 
 import torch

@@ -1,4 +1,4 @@
-"""GSPO, group sequence policy optimization (arXiv 2507.18071): one ratio a trajectory, in PPO's clip of 3e-4 and 4e-4.
+"""GSPO, group sequence policy optimization (arXiv 2507.18071): one ratio per trajectory, clipped at 3e-4 and 4e-4.
 
     s = exp(mean over the trajectory's tokens of (logp_t - old_t))              (equation 7)
     GSPO-token:  s_t = sg[s] exp(logp_t - sg[logp_t])                           (equation 14; sg: no gradient)
@@ -29,7 +29,8 @@ class GSPOLossMixin(PolicyLoss):
         token_form_N = ratio_N.detach() * (tokens.logprobs_N - tokens.logprobs_N.detach()).exp()
         _, place_N = tokens.trajectory_N.unique(return_inverse=True)
         any_N = torch.zeros_like(tokens.advantages_N).scatter(0, place_N, tokens.advantages_N)[place_N]
-        differs_N = trajectory_mean((tokens.advantages_N != any_N).to(ratio_N.dtype), tokens.trajectory_N) > 0
+        unlike_N = (tokens.advantages_N != any_N).to(ratio_N.dtype)
+        differs_N = trajectory_mean(unlike_N, tokens.trajectory_N) > 0
         return torch.where(differs_N | self.always_token_form, token_form_N, ratio_N)
 
 

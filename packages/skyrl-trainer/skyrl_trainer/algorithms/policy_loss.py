@@ -6,7 +6,7 @@ A micro-batch always holds whole trajectories.
 
 from typing import ClassVar
 
-import torch
+from torch import Tensor
 
 from skyrl_trainer.algorithms.corrections import correct, correction_range
 from skyrl_trainer.algorithms.losses import Reports, SampledTokens, k1, k2, k3, ppo_clip, sequence_mean, token_ratio
@@ -33,21 +33,21 @@ class PolicyLoss:
         self.epsilon = self.options.epsilon
         self.epsilon_high = self.epsilon if self.options.epsilon_high is None else self.options.epsilon_high
 
-    def ratio(self, tokens: SampledTokens) -> torch.Tensor:
+    def ratio(self, tokens: SampledTokens) -> Tensor:
         return token_ratio(tokens)
 
-    def surrogate(self, ratio_N: torch.Tensor, tokens: SampledTokens) -> tuple[torch.Tensor, Reports]:
+    def surrogate(self, ratio_N: Tensor, tokens: SampledTokens) -> tuple[Tensor, Reports]:
         """The loss of each token, and what it reports: `clip_fraction`, and metrics of a loss's own."""
         return ppo_clip(ratio_N, tokens.advantages_N, self.epsilon, self.epsilon_high)
 
-    def reduction(self, lengths_M: torch.Tensor) -> torch.Tensor:
+    def reduction(self, lengths_M: Tensor) -> Tensor:
         """The weight of each token of a trajectory, from the lengths of the whole mini-batch."""
         return sequence_mean(lengths_M)
 
-    def correction(self, tokens: SampledTokens) -> tuple[torch.Tensor, Reports]:
+    def correction(self, tokens: SampledTokens) -> tuple[Tensor, Reports]:
         """The weight of each token for the engine's error, without a gradient, and what it reports."""
         return correct(self.correction_range, tokens)
 
-    def kl(self, ratio_N: torch.Tensor, logprobs_N: torch.Tensor, reference_N: torch.Tensor) -> torch.Tensor:
+    def kl(self, ratio_N: Tensor, logprobs_N: Tensor, reference_N: Tensor) -> Tensor:
         kl_N = self.kl_estimator(logprobs_N, reference_N)
         return kl_N * ratio_N if self.kl_form == "ratio" else kl_N

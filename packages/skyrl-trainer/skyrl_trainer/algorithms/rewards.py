@@ -53,10 +53,8 @@ class Rewards:
         return asked
 
     def batch(self, rollouts: RolloutBatch, groups: Collection[int]) -> RewardBatch:
-        """What the algorithm learns from: the trajectories of these groups that did not fail.
-
-        With `overlong_filter` one that was cut off has no sampled token: it counts in its group's baseline only.
-        """
+        """What the algorithm learns from: the trajectories of these groups that did not fail. With `overlong_filter`
+        one that was cut off has no sampled token: it counts in its group's baseline only."""
         kept = [(i, t) for i in sorted(groups) for t in rollouts.groups[i] if not t.stop_reason.failed]
         return RewardBatch(
             rollouts=rollouts,

@@ -10,6 +10,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import NamedTuple
 
+import psutil
+
 from skyrl_trainer.errors import UserError
 
 GIB = 2**30
@@ -32,8 +34,7 @@ class Hardware(NamedTuple):
 
 
 def hardware() -> Hardware:
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    limit = Path("/sys/fs/cgroup/memory.max")
+    memory, limit = psutil.virtual_memory().total, Path("/sys/fs/cgroup/memory.max")
     if limit.is_file() and (text := limit.read_text().strip()).isdigit():
         memory = min(memory, int(text))
     return Hardware(len(os.sched_getaffinity(0)), memory, tuple(_gpus()))
@@ -45,10 +46,10 @@ def _gpus() -> Iterator[Gpu]:
     command = ["nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader,nounits"]
     command += [f"--id={visible}"] if visible else []
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
+        listed = subprocess.check_output(command, stderr=subprocess.DEVNULL, text=True, timeout=20)
     except (OSError, subprocess.SubprocessError):
         return
-    for line in done.stdout.splitlines() if visible != "" else ():
+    for line in listed.splitlines() if visible != "" else ():
         name, _, mebibytes = line.rpartition(",")
         yield Gpu(name.strip(), int(mebibytes) * 2**20)
 
@@ -82,7 +83,7 @@ def _try_vllm() -> tuple[bool, str]:
         return False, "does not import: no answer within 180 s"
     output = done.stderr if done.returncode else done.stdout
     last = (output.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
-    return (False, f"does not import: {last}") if done.returncode else (True, last)
+    return done.returncode == 0, f"does not import: {last}" if done.returncode else last
 
 
 def examine() -> Iterator[tuple[str, str, str]]:

@@ -72,16 +72,22 @@ class ModelShape(NamedTuple):
         hidden, layers, heads = config["hidden_size"], config["num_hidden_layers"], config["num_attention_heads"]
         size, middle = config.get("head_dim") or hidden // heads, config["intermediate_size"]
         query, kv = heads * size, (config.get("num_key_value_heads") or heads) * size
-        embedding, width = config["vocab_size"] * hidden, 4 if dtype == "float32" else 2
-        active = layers * hidden * (2 * query + 2 * kv + 3 * middle) + embedding
-        lookup = 0 if config.get("tie_word_embeddings", True) else embedding
+        vocabulary, width = config["vocab_size"], 4 if dtype == "float32" else 2
         others = {"q_proj": query, "k_proj": kv, "v_proj": kv, "o_proj": query}
         others |= dict.fromkeys(("gate_proj", "up_proj", "down_proj"), middle)
-        sides = {name: layers * (hidden + other) for name, other in others.items()}
-        kv_bytes, matrices = 2 * layers * kv * width, active - embedding
-        kept = 8 * hidden + 2 * query + 2 * kv + 4 * middle
-        vocabulary = config["vocab_size"]
-        return cls(active + lookup, active, vocabulary, width, kv_bytes, matrices, sides, layers, hidden, kept)
+        matrices, embedding = layers * hidden * sum(others.values()), vocabulary * hidden
+        return cls(
+            parameters=matrices + embedding * (1 if config.get("tie_word_embeddings", True) else 2),
+            active=matrices + embedding,
+            vocabulary=vocabulary,
+            width=width,
+            kv_bytes=2 * layers * kv * width,
+            matrices=matrices,
+            sides={name: layers * (hidden + other) for name, other in others.items()},
+            layers=layers,
+            hidden=hidden,
+            kept=8 * hidden + 2 * query + 2 * kv + 4 * middle,
+        )
 
 
 def devices(config: Config) -> tuple[range, range]:
@@ -169,8 +175,8 @@ def peaks(config: Config, machine: Hardware, working_set: int) -> tuple[float, f
     code = f"from skyrl_trainer.dry_run.limits import core_rates; print(*core_rates({working_set // machine.cores}))"
     single = dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"), "1")
     environ = {**os.environ, **single, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, timeout=60, env=environ)
-    bandwidth, flops = (float(rate) * machine.cores for rate in done.stdout.split())
+    rates = subprocess.check_output([sys.executable, "-c", code], timeout=60, env=environ).split()
+    bandwidth, flops = (float(rate) * machine.cores for rate in rates)
     return bandwidth, flops, f"{machine.cores} x the best moment of one core, measured just now"
 
 
@@ -188,21 +194,26 @@ def core_rates(working_set: int) -> tuple[float, float]:
 def limits(config: Config, shape: ModelShape, machine: Hardware) -> list[tuple[str, str]]:
     """(what, figure): no run on this hardware decodes, trains or syncs faster."""
     trainer, generator = config.trainer, config.generator
-    episodes, slots = trainer.train_batch_size * generator.num_generations, generator.max_concurrency
-    flying = min(episodes, slots * generator.num_inference_engines)
+    episodes = trainer.train_batch_size * generator.num_generations
+    flying = min(episodes, generator.max_concurrency * generator.num_inference_engines)
     longest = min(generator.max_model_len, generator.max_completion_length * generator.max_turns)
     context = longest / 2
     read = shape.active * shape.width * generator.num_inference_engines + flying * context * shape.kv_bytes
     bandwidth, flops, source = peaks(config, machine, int(min(max(read, 2**22), 2**28)))
     on_gpus, used = gpus_needed(config) > 0, max(1, gpus_needed(config))
-    learners, engines = config.num_learners if on_gpus else 1, max(1, len(devices(config)[1]))
+    learners = config.num_learners if on_gpus else 1
+    engines = max(1, len(devices(config)[1]))
     flops /= shape.width / 2 if on_gpus else 1  # TF32 runs at half of bfloat16's rate
-    reading, computing = read / (bandwidth * engines), 2 * shape.active * flying / (flops * engines)
+    reading = read / (bandwidth * engines)
+    computing = 2 * shape.active * flying / (flops * engines)
     adapter = adapter_size(config, shape)
-    work, formula = (4 * shape.active + 6 * adapter, "4 P + 6 P_lora") if adapter else (6 * shape.active, "6 P")
-    decode, train = flying / max(reading, computing), flops * learners / (work * trainer.num_iterations)
+    work, formula = 6 * shape.active, "6 P"
+    if adapter:
+        work, formula = 4 * shape.active + 6 * adapter, "4 P + 6 P_lora"
+    decode = flying / max(reading, computing)
+    train = flops * learners / (work * trainer.num_iterations)
     way, sync = _sync_limit(config, machine, shape.parameters * shape.width, bandwidth)
-    step = (episodes * longest / decode, episodes * generator.max_model_len / train, sync)
+    generating, learning = episodes * longest / decode, episodes * generator.max_model_len / train
     rates = f"{bandwidth * used / 1e9:,.1f} GB/s, {flops * used / 1e9:,.0f} GFLOP/s"
     bound = f"B = {flying}, c = {context:.0f}; bound by {'memory' if reading > computing else 'arithmetic'}"
     law = f"B / max((P b + B c k) / bandwidth, 2 P B / FLOP/s) with {bound}"
@@ -211,7 +222,10 @@ def limits(config: Config, shape: ModelShape, machine: Hardware) -> list[tuple[s
         ("decode, at most", f"{decode:,.0f} tokens/s: {law}"),
         ("train, at most", f"{train:,.0f} tokens/s: FLOP/s / ({formula}), an epoch"),
         ("weight sync, at least", f"{sync:.4f} s: {way}"),
-        ("a step at full length, at least", "{:.1f} s decode + {:.1f} s train + {:.2f} s sync".format(*step)),
+        (
+            "a step at full length, at least",
+            f"{generating:.1f} s decode + {learning:.1f} s train + {sync:.2f} s sync",
+        ),
     ]
 
 

@@ -44,7 +44,8 @@ def model_shape(config: Config) -> ModelShape | None:
     if model.path == "tiny":
         from skyrl_trainer.tiny.init_policy import DEFAULT_VOCAB_SIZE, TINY_QWEN3
 
-        return ModelShape.of({**TINY_QWEN3, "vocab_size": DEFAULT_VOCAB_SIZE, **model.tiny.config_kwargs}, model.dtype)
+        made = {**TINY_QWEN3, "vocab_size": DEFAULT_VOCAB_SIZE, **model.tiny.config_kwargs}
+        return ModelShape.of(made, model.dtype)
     file = config_file(config)
     if file is None:
         return ModelShape.of(KNOWN[model.path], model.dtype) if model.path in KNOWN else None
@@ -134,7 +135,9 @@ def settings(resolved: Resolved) -> Iterator[tuple[str, str]]:
     with suppress(UserError):  # said by obstacles
         values[OPTIONS] = algorithm_options(resolved.config)
     for name, value in values.items():
-        entries = {f"{name}.{option}": chosen for option, chosen in value.items()} if name == OPTIONS else {name: value}
+        entries = {name: value}
+        if name == OPTIONS:
+            entries = {f"{name}.{option}": chosen for option, chosen in value.items()}
         for each, chosen in entries.items():
             text = json.dumps(chosen, ensure_ascii=False)
             yield each, f"{text:<28}  {resolved.sources.get(each, 'default')}"
@@ -142,16 +145,19 @@ def settings(resolved: Resolved) -> Iterator[tuple[str, str]]:
 
 def _load_data(config: Config) -> None:
     require_gym()
-    from skyrl_trainer.data import load_samples, take_exams
+    from skyrl_trainer.data import take_exams, tasks
     from skyrl_trainer.rollout.stored import stored_folders
 
-    for name, specs in (("data.train_data", config.data.train_data), ("data.val_data", config.data.val_data)):
-        try:
-            rest, exams = take_exams(specs, config.run_path) if name == "data.val_data" else (specs, [])
-            if (rest or not exams) and (name == "data.val_data" or not stored_folders(specs)):
-                load_samples(rest, config.environment.env_class, env_file=config.environment.env_file)
-        except UserError as error:
-            raise UserError(f"{name}: {error}") from None
+    name = "data.train_data"
+    try:
+        if not stored_folders(config.data.train_data):
+            tasks(config, config.data.train_data)
+        name = "data.val_data"
+        rest, exams = take_exams(config.data.val_data, config.run_path)
+        if rest or not exams:
+            tasks(config, rest)
+    except UserError as error:
+        raise UserError(f"{name}: {error}") from None
 
 
 def print_plan(resolved: Resolved) -> None:

@@ -170,10 +170,10 @@ ENGINES: Registry[type[EngineActor]] = Registry(
 
 
 def register_engine(name: str) -> Callable[[E], E]:
-    """A class decorator: `generator.backend: name` takes this engine, given `generator.engine_kwargs` as they are."""
+    """A class decorator: `generator.backend: name` takes this engine, given `generator.engine_kwargs`."""
 
     def register(engine: E) -> E:
-        ray.cloudpickle.register_pickle_by_value(sys.modules[engine.__module__])  # its process cannot import the file
+        ray.cloudpickle.register_pickle_by_value(sys.modules[engine.__module__])  # it cannot import the file
         ENGINES.register(name)(engine)
         return engine
 

@@ -81,7 +81,7 @@ class EndpointClient:
         choice = answer["choices"][0]
         ids = choice["token_ids"]
         known = {"prompt_tokens": len(request.prompt_ids), "completion_tokens": len(ids)}
-        return ids, choice["finish_reason"], _usage(answer, known)
+        return ids, choice["finish_reason"], usage_of(answer, known)
 
     async def _message(self, request: GenerationRequest, said: Any) -> tuple[list[int], str, dict[str, int]]:
         endpoint, most = self._endpoint, request.options.max_tokens
@@ -106,7 +106,7 @@ class EndpointClient:
             return [said.add("assistant", "")], "length", {}  # it has outgrown the context
         choice = answer["choices"][0]
         message, finish = choice["message"], choice.get("finish_reason") or "stop"
-        text, usage = text_of(message.get("content")), _usage(answer, {})
+        text, usage = text_of(message.get("content")), usage_of(answer, {})
         calls = {"tool_calls": message["tool_calls"]} if said.tools and message.get("tool_calls") else {}
         if not calls and (odd := _oddity(message, finish, text)):
             usage[f"ended/{odd}"] = 1
@@ -154,20 +154,20 @@ class EndpointClient:
         return self._answered
 
 
-def _usage(answer: dict[str, Any], known: dict[str, int]) -> dict[str, int]:
+def usage_of(answer: dict[str, Any], known: dict[str, int]) -> dict[str, int]:
     counts = answer.get("usage") or {}
-    found = {name: counts.get(name, known.get(name)) for name in ("prompt_tokens", "completion_tokens")}
-    if any(type(count) is not int for count in found.values()):
+    found: dict[str, Any] = {name: counts.get(name, known.get(name)) for name in ("prompt_tokens", "completion_tokens")}
+    if not all(type(count) is int and count >= 0 for count in found.values()):
         return {"uncounted": 1}
-    details = counts.get("prompt_tokens_details") or {}
-    return found | {"cached_tokens": details.get("cached_tokens") or 0}
+    cached = (counts.get("prompt_tokens_details") or {}).get("cached_tokens")
+    return found | {"cached_tokens": cached if type(cached) is int else 0}
 
 
 def text_of(content: Any) -> str:
-    """A message's content: text, or a list of parts."""
+    """A message's content: text, or a list of parts. TypeError or AttributeError for what is neither."""
     if isinstance(content, list):
         return "".join(part.get("text") or "" for part in content)
-    return content or ""
+    return "" + (content or "")
 
 
 def _oddity(message: dict[str, Any], finish: str, text: str) -> str:

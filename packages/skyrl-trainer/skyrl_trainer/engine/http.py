@@ -40,7 +40,7 @@ class HTTPClient:
         self.url = url.rstrip("/")
         how: Any = {"limit": 0, "keepalive_timeout": keep_alive}
         connector = aiohttp.UnixConnector(socket, **how) if socket else aiohttp.TCPConnector(**how)
-        headers = {"Authorization": f"Bearer {key}"} if key else {}
+        headers = {"Authorization": f"Bearer {key.strip()}"} if key else {}
         self._http = aiohttp.ClientSession(connector=connector, headers=headers)
 
     async def ask(
@@ -102,12 +102,12 @@ def seconds_of(after: str, default: float) -> float:
 
 def reason_of(text: str) -> str:
     """What an error's JSON says, in at most 300 characters."""
-    with suppress(ValueError, TypeError, KeyError):
+    with suppress(ValueError, TypeError, KeyError, RecursionError):
         text = str(json.loads(text)["error"]["message"])
     return " ".join(text.split())[:300] or "nothing"
 
 
 def _json_of(text: str) -> Any:
-    with suppress(ValueError):
+    with suppress(ValueError, RecursionError):
         return json.loads(text)
     return None

@@ -12,7 +12,7 @@ from skyrl_trainer.errors import UserError
 
 
 class Replies:
-    """A folder with a JSON file per reply, named by the hash of what was asked; processes and threads may share it.
+    """A folder with a JSON file per reply, named by the hash of what was asked; processes may share it.
 
     Example: Replies(Path("cache")).put({"text": "2"}, "a-model", "1+1?"), then get("a-model", "1+1?")["text"] == "2"
     """

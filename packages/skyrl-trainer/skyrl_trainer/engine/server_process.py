@@ -1,4 +1,4 @@
-"""vLLM's OpenAI-compatible server as a process of ours, with a guard that ends it when we are gone, however we ended.
+"""vLLM's OpenAI-compatible server as a process of ours, with a guard that ends it when we are gone.
 
 It listens on a Unix socket in a folder that only we can open: its control endpoints obey anybody who asks.
 """
@@ -77,7 +77,7 @@ def as_flag(name: str, value: Any) -> str:
 
 
 def check_servers(urls: Any, num_engines: int, model: str, training: bool) -> None:
-    """Raises UserError unless each URL is a server that we can use: it has the model, our endpoints, takes weights."""
+    """Raises UserError unless each URL is a server that has the model and our endpoints, and takes weights."""
     name = "generator.engine_kwargs.urls"
     if not isinstance(urls, list) or len(urls) != num_engines:
         raise UserError(f"{name} is {urls!r}, but should be a list of generator.num_inference_engines={num_engines}.")

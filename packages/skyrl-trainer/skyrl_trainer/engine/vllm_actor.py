@@ -43,7 +43,7 @@ CPU_KV_CACHE_BYTES = 2**30
 
 
 class VLLMEngine(SteppedEngine):
-    """See protocols.InferenceEngine. `engine_kwargs` go to vLLM's EngineArgs as they are and win over our choices."""
+    """See protocols.InferenceEngine. `engine_kwargs` go to vLLM's EngineArgs and win over our choices."""
 
     env_vars = ENGINE_ENV
 

@@ -1,5 +1,4 @@
-"""Trajectories -> micro-batches of tensors: cut by a token budget, equal prompts held once, nothing padded
-(learner/segments.py computes them)."""
+"""Trajectories -> micro-batches of tensors: cut by a token budget, equal prompts held once, nothing padded."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -8,6 +7,7 @@ from itertools import islice, pairwise
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from skyrl_trainer.errors import UserError
 from skyrl_trainer.types import AdvantageBatch, TrainingBatch, Trajectory
@@ -26,11 +26,11 @@ class Row:
     """bool, as long as token_ids."""
     rollout_logprobs: np.ndarray
     advantages: np.ndarray
-    old_logprobs: torch.Tensor | None = None
+    old_logprobs: Tensor | None = None
     """Of the sampled tokens only, as the next three; None: not known, or the ratio is 1 by definition."""
-    ref_logprobs: torch.Tensor | None = None
-    returns: torch.Tensor | None = None
-    values: torch.Tensor | None = None
+    ref_logprobs: Tensor | None = None
+    returns: Tensor | None = None
+    values: Tensor | None = None
     shared: int | None = None
     """How many first tokens are computed once for all rows that have them; None: what stands before the answer."""
     later: tuple[int, ...] = ()
@@ -58,14 +58,11 @@ class Row:
 
 
 def kept(trajectory: Trajectory) -> tuple[np.ndarray, tuple[int, ...]]:
-    """Which of `token_ids()` a row holds (int64), and where among them the second and later segments begin. UserError
-    for a segment that starts with a sampled token."""
+    """Which of `token_ids()` a row holds (int64), and where among them the second and later segments begin."""
     places, starts, start = list[np.ndarray](), list[int](), 0
     for segment in trajectory.segments():
         if segment[0].output_ids and not segment[0].prompt_ids:
-            raise UserError(
-                f"Trajectory {trajectory.trajectory_id} starts with a sampled token; its prompt needs at least one."
-            )
+            raise UserError(f"Trajectory {trajectory.trajectory_id} starts with a sampled token: it needs a prompt.")
         lengths = [n for turn in segment for n in (len(turn.prompt_ids), len(turn.output_ids))]
         while lengths and not lengths[-1]:  # a turn without a token, and the prompt before it
             del lengths[-2:]
@@ -79,8 +76,7 @@ def kept(trajectory: Trajectory) -> tuple[np.ndarray, tuple[int, ...]]:
 def make_rows(
     trajectories: Sequence[Trajectory], groups: Sequence[int] | None = None, newest: int | None = None
 ) -> list[Row]:
-    """A row per trajectory, in order. groups: which sample each is a try of. newest: the version of fresh weights;
-    None: all are."""
+    """A row per trajectory, in order. groups: whose tries they are. newest: fresh weights' version; None: all are."""
     rows = []
     for trajectory, group in zip(trajectories, groups or [0] * len(trajectories), strict=True):
         places, later = kept(trajectory)
@@ -102,8 +98,8 @@ def make_rows(
     return rows
 
 
-def set_advantages(rows: Sequence[Row], batch: AdvantageBatch, values: Sequence[torch.Tensor] | None = None) -> None:
-    """Fills in the advantages, and with a critic the returns and its values, [sampled tokens + 1] a trajectory."""
+def set_advantages(rows: Sequence[Row], batch: AdvantageBatch, values: Sequence[Tensor] | None = None) -> None:
+    """Fills in the advantages, and with a critic the returns and its values, per sampled token and behind the end."""
     for i, (row, trajectory) in enumerate(zip(rows, batch.rewards.trajectories, strict=True)):
         sampled = np.array(trajectory.loss_mask(), dtype=bool)
         row.advantages = np.zeros(len(row.mask))
@@ -146,8 +142,7 @@ def by_prompt(rows: Sequence[Row], indices: Sequence[int]) -> list[list[int]]:
 def cut(rows: Sequence[Row], indices: Sequence[int], token_budget: int) -> list[list[int]]:
     """Cuts `indices` of rows into micro-batches of at most `token_budget` tokens, a shared prompt counted once.
 
-    The longest come first, so that memory peaks at once. A row over the budget is a micro-batch by itself, one without
-    a sampled token in none.
+    The longest come first, so that memory peaks at once. A row over the budget is a micro-batch by itself.
     """
     micro_batches: list[list[int]] = []
     used = 0
@@ -169,10 +164,10 @@ def collate(rows: Sequence[Row], indices: Sequence[int], device: torch.device, d
     segments, places_P, predictors = _segments(chosen)
     counts = [row.num_sampled for row in chosen]
 
-    def floats(values: list[np.ndarray]) -> torch.Tensor:
+    def floats(values: list[np.ndarray]) -> Tensor:
         return torch.from_numpy(np.concatenate(values)).to(device, dtype)
 
-    def ints(values: list[np.ndarray]) -> torch.Tensor:
+    def ints(values: list[np.ndarray]) -> Tensor:
         return torch.from_numpy(np.concatenate(values)).to(device)
 
     return TrainingBatch(
@@ -196,8 +191,8 @@ def collate(rows: Sequence[Row], indices: Sequence[int], device: torch.device, d
 
 
 def _segments(rows: list[Row]) -> tuple[list[tuple[np.ndarray, int]], list[np.ndarray], list[np.ndarray]]:
-    """Segments as (ids, number of the segment that it continues or -1), the places of their tokens, and, in the order
-    of the rows, where their sampled tokens are predicted. A prompt of one row is one piece with what follows."""
+    """Segments as (ids, number of the segment that it continues or -1), the places of their tokens, and, by row, where
+    its sampled tokens are predicted. A prompt of one row is one piece with what follows."""
     times = Counter(row.prompt.tobytes() for row in rows)
     prompts: dict[bytes, tuple[int, int]] = {}  # its number and its first token
     segments: list[tuple[np.ndarray, int]] = []
@@ -227,6 +222,6 @@ def _segments(rows: list[Row]) -> tuple[list[tuple[np.ndarray, int]], list[np.nd
     return segments, places_P, predictors
 
 
-def _joined(logprobs: list[torch.Tensor | None], device: torch.device, dtype: torch.dtype) -> torch.Tensor | None:
+def _joined(logprobs: list[Tensor | None], device: torch.device, dtype: torch.dtype) -> Tensor | None:
     known = [values.to(device, dtype) for values in logprobs if values is not None]
     return torch.cat(known) if known else None

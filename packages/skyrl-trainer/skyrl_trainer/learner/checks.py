@@ -11,8 +11,15 @@ from skyrl_trainer.learner.batch import Row
 from skyrl_trainer.learner.ranks import Ranks
 from skyrl_trainer.settings import OPTIONS, Config
 
-READS = {"grpo": {"scale_rewards"}, "rloo": {}, "maxrl": {}, "reinforce++": {"gamma"}, "gae": {"gamma", "gae_lambda"}}
-"""What each of our estimators reads of the options that not all read. One of the user's may read any."""
+SOME_READ = {"scale_rewards", "gamma", "gae_lambda"}
+"""Options that not all estimators read. One of the user's may read any."""
+READS = {
+    "grpo": {"scale_rewards"},
+    "rloo": set[str](),
+    "maxrl": set[str](),
+    "reinforce++": {"gamma"},
+    "gae": {"gamma", "gae_lambda"},
+}
 BY_GROUP = ("grpo", "rloo", "maxrl")
 
 
@@ -26,18 +33,20 @@ def check_options(config: Config, options: Any, own_estimator: str | None) -> No
     estimator = f"trainer.algorithm.advantage_estimator={name}"
     if options.correction == "bypass" and config.generator.top_p < 1:
         raise UserError(
-            f"{OPTIONS}.correction=bypass needs generator.top_p=1, because the engine's logprobs are renormalised over "
-            "the nucleus and the learner's are not; change one of them."
+            f"{OPTIONS}.correction=bypass needs generator.top_p=1: the engine's logprobs are renormalised over the "
+            "nucleus and the learner's are not. Change one of them."
         )
     if options.kl_target is not None and options.beta == 0:
         raise UserError(f"{OPTIONS}.kl_target adapts beta, which is 0: give it a value to start at.")
     if chosen.advantage_estimator not in (name, "grpo"):
-        asked = f"trainer.algorithm.advantage_estimator={chosen.advantage_estimator}"
-        raise UserError(f"{asked} has no effect with {chosen.name}, whose estimator is always {name}: leave it out.")
-    for option in sorted(chosen.options.keys() & {"scale_rewards", "gamma", "gae_lambda"} - set(READS.get(name, ()))):
-        if name in READS:
-            reads = " and ".join(sorted(READS[name])) or "none of them"
-            raise UserError(f"{OPTIONS}.{option} has no effect with {estimator}, which reads {reads}: leave it out.")
+        raise UserError(
+            f"trainer.algorithm.advantage_estimator={chosen.advantage_estimator} has no effect with {chosen.name}, "
+            f"whose estimator is always {name}: leave it out."
+        )
+    read = READS.get(name, SOME_READ)
+    for option in sorted(chosen.options.keys() & SOME_READ - read):
+        reads = " and ".join(sorted(read)) or "none of them"
+        raise UserError(f"{OPTIONS}.{option} has no effect with {estimator}, which reads {reads}: leave it out.")
     compares = f"{OPTIONS}.sampler=dynamic" if options.sampler == "dynamic" else estimator
     if tries == 1 and (options.sampler == "dynamic" or name in BY_GROUP):
         raise UserError(

@@ -8,25 +8,26 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch import Tensor
 
 
 class _OneDNNLinear(torch.autograd.Function):
     """y = x W^T; x: [..., in], W: [out, in]."""
 
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
         ctx.save_for_backward(x, weight)
         return _matmul(x, weight)
 
     @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor | None]:
         x, weight = ctx.saved_tensors
         grad = grads[0]
         learned = ctx.needs_input_grad[1]  # not below LoRA's adapters
         return _matmul(grad, weight.t()), _matmul(grad.flatten(0, -2).t(), x.flatten(0, -2).t()) if learned else None
 
 
-def _matmul(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+def _matmul(x: Tensor, weight: Tensor) -> Tensor:
     return torch.ops.mkldnn._linear_pointwise(x, weight, None, "none", [], "")
 
 
@@ -39,7 +40,7 @@ def use_onednn(model: torch.nn.Module) -> None:
             module.forward = partial(_forward, module)  # type: ignore[method-assign]
 
 
-def _forward(module: torch.nn.Linear, x: torch.Tensor) -> torch.Tensor:
+def _forward(module: torch.nn.Linear, x: Tensor) -> Tensor:
     plain = x.dtype == module.weight.dtype == torch.float32 and not torch.is_autocast_enabled("cpu")
     if plain and x.device.type == "cpu":
         return _OneDNNLinear.apply(x, module.weight)

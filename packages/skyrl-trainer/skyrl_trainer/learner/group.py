@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
+from functools import partialmethod
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -23,7 +24,7 @@ from skyrl_trainer.process_memory import INTERVAL, return_free_memory
 from skyrl_trainer.settings import Config
 from skyrl_trainer.types import LearnerState, RewardBatch, StepMetrics
 from skyrl_trainer.user_file import blaming, load_plugin
-from skyrl_trainer.weight_sync.buffer import FlatBuffer
+from skyrl_trainer.weight_sync.buffer import FlatBuffer, empty_tensors
 
 CALL_SECONDS = 4 * 3600.0
 """Limit of one call to all learners, the longest being an update."""
@@ -84,16 +85,14 @@ class LearnerProcess:
                 buffer.tensors[name].copy_(full)
 
     def read_state(self, path: str, layout: list[dict[str, Any]], numbers: dict[str, Any]) -> None:
-        if self.rank == 0:
-            tensors = FlatBuffer(path, layout).tensors
-        else:  # perhaps on another machine: the values come from rank 0
-            tensors = {e["name"]: torch.empty(e["shape"], dtype=getattr(torch, e["dtype"])) for e in layout}
+        # The others are perhaps on another machine: their values come from rank 0.
+        tensors = FlatBuffer(path, layout).tensors if self.rank == 0 else empty_tensors(layout)
         self.algorithm.load_state_dict(LearnerState(tensors, numbers))
 
 
 class LearnerGroup:
-    """What a run needs of learner and algorithm. Methods raise UserError, which names the learner that failed,
-    died or took too long; the group is of no use then."""
+    """What a run needs of learner and algorithm. A method's UserError names the learner that failed; the group is of no
+    use then."""
 
     process: ClassVar[type[LearnerProcess]] = LearnerProcess
 
@@ -124,17 +123,12 @@ class LearnerGroup:
         """A method of the "learner" or the "algorithm", on all; what rank 0 answers."""
         return self._everywhere("call", owner, method, *arguments)[0]
 
-    def token_logprobs(self, ids: list[int]) -> torch.Tensor:
-        return self.call("learner", "token_logprobs", ids)
+    token_logprobs = partialmethod(call, "learner", "token_logprobs")
+    transfer = partialmethod(call, "learner", "transfer")
+    release_memory = partialmethod(call, "learner", "release_memory")
 
     def save_pretrained(self, folder: Path) -> None:
         self.call("learner", "save_pretrained", folder.resolve())
-
-    def transfer(self, method: str, *arguments: Any) -> Any:
-        return self.call("learner", "transfer", method, *arguments)
-
-    def release_memory(self) -> None:
-        self.call("learner", "release_memory")
 
     def share_weights(self) -> FlatBuffer:
         """The memory in which `named_tensors` will lie; to be unlinked by the caller."""
@@ -202,7 +196,8 @@ class LearnerGroup:
     def _explained(self, method: str, errors: list[Exception | None]) -> UserError:
         """Blames a learner that died, or else one with an error that nobody foresaw, or any, or one that is late."""
         died, late = ray.exceptions.RayActorError, ray.exceptions.GetTimeoutError
-        order = [(e is None, isinstance(e, late), isinstance(e, UserError), not isinstance(e, died)) for e in errors]
+        last_to_blame = (type(None), late, UserError)
+        order = [([isinstance(e, kind) for kind in last_to_blame], not isinstance(e, died)) for e in errors]
         rank = order.index(min(order))
         error, who = errors[rank], f"Learner {rank} of {self.size}"
         if isinstance(error, UserError):
@@ -211,18 +206,18 @@ class LearnerGroup:
             return UserError(f"{who} did not finish {method} within {CALL_SECONDS:.0f} s.")
         if not isinstance(error, died):
             return UserError(f"{who} failed in {method}: {type(error).__name__}: {error}")
-        said = self._last_words(rank) or str(error).strip().splitlines()[-1].strip()
+        said = self._end_of_log(rank) or str(error).strip().splitlines()[-1].strip()
         return UserError(
             f"{who} died during {method}; the last that it said: {said}. The same command goes on from the newest "
             "checkpoint; if the memory was full, lower trainer.micro_batch_tokens."
         )
 
-    def _last_words(self, rank: int) -> str:
+    def _end_of_log(self, rank: int) -> str:
         """The last line of the process's log, if it is on this machine."""
         with suppress(AttributeError, IndexError, OSError, StopIteration):
             logs = Path(ray._private.worker._global_node.get_logs_dir_path())
-            said = next(logs.glob(f"worker-*-{self.pids[rank]}.err")).read_text(errors="replace")
-            return [line for line in said.splitlines() if line.strip()][-1].strip()
+            log = next(logs.glob(f"worker-*-{self.pids[rank]}.err"))
+            return log.read_text(errors="replace").strip().splitlines()[-1].strip()
         return ""
 
 

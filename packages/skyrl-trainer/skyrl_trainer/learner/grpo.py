@@ -5,6 +5,7 @@ from dataclasses import replace
 from typing import Any, ClassVar, Self
 
 import torch
+from torch import Tensor
 
 from skyrl_trainer.algorithms.advantages import estimator
 from skyrl_trainer.algorithms.losses import SampledTokens, adapted, k3
@@ -31,7 +32,7 @@ class GRPO(PolicyLoss):
         """Raises UserError for settings that contradict each other; nothing is loaded before `start`."""
         super().__init__(config)
         self.settings = config.trainer
-        self._estimate = estimator(self.estimator_name or config.trainer.algorithm.advantage_estimator)
+        self._estimate = estimator(self.estimator_name or self.settings.algorithm.advantage_estimator)
         check_options(config, self.options, self.estimator_name)
 
     def start(self, learner: Learner, reference: Scorer | None = None) -> Self:
@@ -41,28 +42,26 @@ class GRPO(PolicyLoss):
         self.learner, self.reference = learner, reference
         return self
 
-    def advantages(self, batch: RewardBatch, value: Sequence[torch.Tensor] | None) -> AdvantageBatch:
+    def advantages(self, batch: RewardBatch, value: Sequence[Tensor] | None) -> AdvantageBatch:
         return self._estimate(batch, self.options, value)
 
     def needs_gradient(self, row: Row) -> bool:
         """Where every advantage is 0 and nothing else is in the loss, the gradient is exactly zero: no pass is made.
-
-        Such a row still counts in the normaliser; entropy, clip fraction and KLs are means over the other rows.
-        """
+        Such a row still counts in the normaliser, but not in the means of entropy, clip fraction and KLs."""
         return row.num_sampled > 0 and (self.beta > 0 or self.options.entropy_coef != 0 or bool(row.advantages.any()))
 
     def update(
         self,
         batch: RewardBatch,
-        old_logprob: Sequence[torch.Tensor] | None = None,
-        value: Sequence[torch.Tensor] | None = None,
+        old_logprob: Sequence[Tensor] | None = None,
+        value: Sequence[Tensor] | None = None,
         reward: list[list[float]] | None = None,
     ) -> StepMetrics:
         """Learns from one rollout: `num_iterations` epochs of `num_mini_batches` optimizer steps.
 
-        old_logprob: [sampled tokens] a trajectory, instead of what the option `correction` says. value: [sampled
-        tokens + 1] a trajectory, instead of the critic's. reward: per trajectory and turn, instead of the batch's own.
-        Raises UserError for a loss or gradient that is not finite, NothingLearned before the first optimizer step.
+        Each of these replaces what is there: old_logprob, [N] per trajectory, the option `correction`; value, [N1] per
+        trajectory, the critic's; reward, per trajectory and turn, the batch's own. Raises UserError for a loss or
+        gradient that is not finite, NothingLearned before the first optimizer step.
         """
         before = self.learner.optimizer_steps
         try:
@@ -111,12 +110,12 @@ class GRPO(PolicyLoss):
             metrics["kl/beta"] = self.beta
         return metrics
 
-    def values(self, rows: list[Row]) -> Sequence[torch.Tensor] | None:
-        """Of a critic, for the estimator; there is none here."""
+    def values(self, rows: list[Row]) -> Sequence[Tensor] | None:
+        """Of a critic, for the estimator: PPO has one."""
         return None
 
-    def value_loss(self, batch: TrainingBatch, hidden_NH: torch.Tensor, meter: Meter) -> torch.Tensor | float:
-        """A critic's loss of each token; there is none here."""
+    def value_loss(self, batch: TrainingBatch, hidden_NH: Tensor, meter: Meter) -> Tensor | float:
+        """A critic's, per token."""
         return 0.0
 
     @property
@@ -139,14 +138,11 @@ class GRPO(PolicyLoss):
         if parts <= 1:
             return [list(range(num_rows))] if num_rows else []
         generator = torch.Generator().manual_seed((self.settings.seed << 32) + self.learner.optimizer_steps)
-        order = torch.randperm(num_rows, generator=generator)
-        return [part.tolist() for part in order.tensor_split(parts)]
+        return [part.tolist() for part in torch.randperm(num_rows, generator=generator).tensor_split(parts)]
 
     def _prepare(self, rows: list[Row], meter: Meter) -> None:
-        """Fills in the old and the reference log-probabilities, before the first optimizer step.
-
-        When the whole rollout is one optimizer step the old policy is the present one: its pass is not made.
-        """
+        """Fills in the old and the reference log-probabilities, before the first optimizer step. Where the rollout is
+        one optimizer step the old policy is the present one: its pass is not made."""
         chosen = [i for i, row in enumerate(rows) if self.needs_gradient(row)]
         if self.settings.num_iterations * self.settings.num_mini_batches > 1 or self.options.correction == "bypass":
             self._score_old(rows, chosen, meter)
@@ -187,7 +183,7 @@ class GRPO(PolicyLoss):
     @torch.no_grad()
     def _score(self, model: Scorer, rows: list[Row], indices: Sequence[int], name: str, meter: Meter) -> None:
         """Sets the field `name` of the rows to the model's log-probabilities."""
-        scored: dict[int, torch.Tensor] = {}
+        scored: dict[int, Tensor] = {}
         for micro_batch, counts in self._passes(rows, indices):
             batch = self._collate(rows, micro_batch)
             logprobs_N, _ = model.logprobs(batch)
@@ -226,9 +222,7 @@ class GRPO(PolicyLoss):
         learning_rates = [model.step() for model in self.models]
         return learning_rates[0]
 
-    def _micro_loss(
-        self, batch: TrainingBatch, weights_M: torch.Tensor, meter: Meter, measure_engine: bool
-    ) -> torch.Tensor:
+    def _micro_loss(self, batch: TrainingBatch, weights_M: Tensor, meter: Meter, measure_engine: bool) -> Tensor:
         """One micro-batch's share of the mini-batch's loss."""
         hidden_NH = self.learner.hidden(batch)
         entropy_coef = self.options.entropy_coef
@@ -261,7 +255,7 @@ class GRPO(PolicyLoss):
             self._measure_engine(logprobs_N, batch, meter)
         return (loss_N * weights_M[tokens.trajectory_N].to(loss_N.dtype)).sum()
 
-    def _measure_engine(self, logprobs_N: torch.Tensor, batch: TrainingBatch, meter: Meter) -> None:
+    def _measure_engine(self, logprobs_N: Tensor, batch: TrainingBatch, meter: Meter) -> None:
         """How far what sampled is from the learner, before the learner moves: the engine itself, and older weights."""
         # In float64: the KL of two implementations of one policy is far below float32's rounding of 1.
         rollout_N = batch.rollout_logprobs_N.double()

@@ -1,7 +1,6 @@
 """LoRA (arXiv 2106.09685) and QLoRA (arXiv 2305.14314): small trained matrices beside frozen weights.
 
-A target layer computes y = W x + alpha/rank B A x, and a role (the policy, a critic) is a set of A and B under its name
-on the one copy of W. peft puts the layers into the model in place.
+A target layer computes y = W x + alpha/rank B A x; a role (the policy, a critic) is a set of A and B under its name.
 """
 
 import copy
@@ -15,6 +14,7 @@ from typing import Any, Literal
 
 import torch
 from safetensors.torch import save_file
+from torch import Tensor
 from transformers import BitsAndBytesConfig
 
 from skyrl_trainer.errors import UserError
@@ -66,7 +66,7 @@ class LoRALearner(Learner):
     def trainable(self) -> dict[str, torch.nn.Parameter]:
         return parameters_of(self.model, POLICY)
 
-    def full_tensors(self, name: str | None = POLICY) -> Iterator[tuple[str, torch.Tensor]]:
+    def full_tensors(self, name: str | None = POLICY) -> Iterator[tuple[str, Tensor]]:
         """The weights under the names that they had without adapters, dequantised, the role's adapter merged in."""
         for path, parameter in self.model.named_parameters():
             if any(f".{matrix}." in path for matrix in MATRICES):
@@ -82,11 +82,11 @@ class LoRALearner(Learner):
                 weight = weight.detach() + layer.get_delta_weight(name).detach()
             yield (f"{before}.{last}" if wrapped else path), weight
 
-    def base_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+    def base_tensors(self) -> Iterator[tuple[str, Tensor]]:
         """The frozen weights, for engines that load the adapter."""
         return ((name, tensor.detach().to(self.published_dtype)) for name, tensor in self.full_tensors(None))
 
-    def adapter_tensors(self, scaled: bool = True) -> Iterator[tuple[str, torch.Tensor]]:
+    def adapter_tensors(self, scaled: bool = True) -> Iterator[tuple[str, Tensor]]:
         """Under peft's names, sorted: as engines get it, B times alpha/rank, or else as files have it, in float32."""
         dtype = self.published_dtype if scaled else torch.float32
         for path, layer in sorted(_layers(self.model)):
@@ -97,7 +97,7 @@ class LoRALearner(Learner):
     def reference(self) -> Scorer:
         return Reference(self)
 
-    def write(self, tensors: dict[str, torch.Tensor], folder: Path) -> None:
+    def write(self, tensors: dict[str, Tensor], folder: Path) -> None:
         """As a model without adapters and quantisation, the policy's adapter beside it."""
         model: Any = self.model
         config, settings = copy.deepcopy(model.config), model.peft_config[POLICY]
@@ -118,16 +118,14 @@ class Reference(Scorer):
     def __init__(self, learner: Learner) -> None:
         vars(self).update(vars(learner))
 
-    def hidden(self, batch: TrainingBatch) -> torch.Tensor:
+    def hidden(self, batch: TrainingBatch) -> Tensor:
         with role(self.model, None):
             return super().hidden(batch)
 
 
 def add_role(model: torch.nn.Module, name: str, options: LoRAConfig, seed: int) -> list[torch.nn.Parameter]:
-    """Freezes the base and adds an adapter under this name; returns its parameters. B starts at 0.
-
-    The first role stays the one that computes outside of `role`. UserError when target_modules does not fit the model.
-    """
+    """Freezes the base and adds an adapter, whose B starts at 0; returns its parameters. The first role stays the one
+    that computes outside of `role`. UserError when target_modules does not fit the model."""
     from peft import LoraConfig, inject_adapter_in_model
 
     active = _active(model) or name
@@ -150,8 +148,8 @@ def add_role(model: torch.nn.Module, name: str, options: LoRAConfig, seed: int) 
 
 @contextmanager
 def role(model: torch.nn.Module, name: str | None) -> Iterator[None]:
-    """Inside, the model computes with this role's adapter, or none. Backward passes may follow outside, unless
-    activations are computed again in them (gradient checkpointing)."""
+    """Inside, the model computes with this role's adapter, or none. Backward passes may follow outside, but not with
+    gradient checkpointing."""
     before = _active(model)
     _activate(model, name)
     try:
@@ -172,7 +170,8 @@ def _targets(model: Any, wanted: Literal["all-linear"] | list[str]) -> list[str]
     linear = {
         path.replace(".base_layer", "")
         for path, module in model.named_modules()
-        if isinstance(module, torch.nn.Linear) and module is not head and not any(f".{m}" in path for m in MATRICES)
+        if isinstance(module, torch.nn.Linear) and module is not head
+        if not any(f".{matrix}" in path for matrix in MATRICES)
     }
     ends = sorted({path.rpartition(".")[2] for path in linear})
     chosen = ends if wanted == "all-linear" else wanted

@@ -1,8 +1,4 @@
-"""The model that learns, and its frozen copy: log-probabilities in, optimizer steps out. No Ray, no rollouts here.
-
-accelerate gives device and precision; its accumulation factor stays 1, because the normaliser of every loss already
-spans the whole mini-batch.
-"""
+"""The model that learns, and its frozen copy: log-probabilities in, optimizer steps out. No Ray, no rollouts here."""
 
 import json
 from collections.abc import Iterable, Iterator
@@ -13,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 from accelerate import Accelerator
+from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from torch.utils.checkpoint import checkpoint
@@ -50,7 +47,7 @@ class Scorer:
         self.accelerator = Accelerator(
             cpu=config.trainer.placement.policy_num_gpus_per_node == 0,
             mixed_precision="bf16" if self.published_dtype == torch.bfloat16 else "no",
-            gradient_accumulation_steps=1,
+            gradient_accumulation_steps=1,  # a loss's normaliser spans the whole mini-batch already
         )
         dtype, how = self.loading()
         self.model = load_model(model_path, dtype, **how).to(self.device)
@@ -76,7 +73,7 @@ class Scorer:
         """In which losses are computed: float32, or the weights' own where that is more."""
         return torch.promote_types(next(self.model.parameters()).dtype, torch.float32)
 
-    def hidden(self, batch: TrainingBatch) -> torch.Tensor:
+    def hidden(self, batch: TrainingBatch) -> Tensor:
         """What the last layer says where each sampled token is predicted, [N, H]."""
         segments = Segments(batch.lengths_S, batch.prefix_S, self.device)
         with self.accelerator.autocast():
@@ -86,17 +83,15 @@ class Scorer:
         return hidden_1PH[0].index_select(0, batch.predictors_N)
 
     def logprobs(
-        self, batch: TrainingBatch, hidden_NH: torch.Tensor | None = None, entropy_gradient: bool = False
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Log-probability and entropy of each sampled token of a micro-batch, [N] each.
-
-        At the temperature of the sampler, as the engine returns them. hidden_NH: of this batch, where it is known.
-        """
+        self, batch: TrainingBatch, hidden_NH: Tensor | None = None, entropy_gradient: bool = False
+    ) -> tuple[Tensor, Tensor]:
+        """Log-probability and entropy of each sampled token, [N] each, at the temperature of the sampler, as the engine
+        returns them. hidden_NH: of this batch, where it is known."""
         hidden_NH = self.hidden(batch) if hidden_NH is None else hidden_NH
         head, targets_N = self.model.get_output_embeddings(), batch.target_ids_N
         chunk = max(1, LOGITS_AT_ONCE[self.device.type] // self.model.config.vocab_size)
 
-        def score(hidden: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        def score(hidden: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
             logits = head(hidden)
             logits = (logits if logits.dtype == torch.float64 else logits.float()) * self.inverse_temperature
             all_logprobs = logits.log_softmax(-1)
@@ -116,7 +111,7 @@ class Scorer:
         return torch.cat(logprobs), torch.cat(entropies)
 
     @torch.no_grad()
-    def token_logprobs(self, ids: list[int]) -> torch.Tensor:
+    def token_logprobs(self, ids: list[int]) -> Tensor:
         """log-softmax after each token of one sequence, at temperature 1: float32 [T, V] on the CPU."""
         with self.accelerator.autocast():
             logits_TV = self.model(torch.tensor([ids], device=self.device), use_cache=False).logits[0]
@@ -141,8 +136,7 @@ class Scorer:
         if not torch.allclose(ours_N, torch.cat(theirs).to(ours_N.dtype), rtol=0.0, atol=rounding):
             raise UserError(
                 f"{self.model_path} ({type(self.model).__name__}) changes its logits after the output layer (a soft "
-                "cap or a scale) or has attention of its own, which this learner does not compute; choose a model "
-                "without."
+                "cap or a scale) or has attention of its own, which this learner does not compute; take another model."
             )
 
 
@@ -179,9 +173,9 @@ class Optimized:
             self.optimizer.step()  # moves nothing, as there is no gradient
             self.scheduler.step()
 
-    def clip_gradients(self) -> torch.Tensor:
-        """Clips to `trainer.max_grad_norm`; returns the norm before. A parameter without gradient gets zeros, so that
-        momentum and decay act in a step that had nothing to learn as in any other."""
+    def clip_gradients(self) -> Tensor:
+        """Clips to `trainer.max_grad_norm`; returns the norm before. A parameter without gradient gets zeros: momentum
+        and decay act also in a step that had nothing to learn."""
         for parameter in (each for part in self.parts for each in part):
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
@@ -207,7 +201,7 @@ class Optimized:
 
     def state_dict(self) -> LearnerState:
         """Everything that the next optimizer step depends on. No random state: nothing here draws a number."""
-        tensors: dict[str, torch.Tensor] = {}
+        tensors: dict[str, Tensor] = {}
         for name, parameter in self.trainable().items():
             tensors[f"{self.prefix}model.{name}"] = parameter.detach()
             for key, value in self.optimizer.state.get(parameter, {}).items():
@@ -256,7 +250,7 @@ class Learner(Optimized, Scorer):
     def trainable(self) -> dict[str, torch.nn.Parameter]:
         return {name: p for name, p in reshard(self.model).named_parameters() if p.requires_grad}
 
-    def backward(self, loss: torch.Tensor) -> None:
+    def backward(self, loss: Tensor) -> None:
         """Adds to the gradients."""
         self.accelerator.backward(loss)
 
@@ -264,10 +258,10 @@ class Learner(Optimized, Scorer):
         self.optimizer_steps += 1
         return super().step()
 
-    def full_tensors(self) -> Iterable[tuple[str, torch.Tensor]]:
+    def full_tensors(self) -> Iterable[tuple[str, Tensor]]:
         return reshard(self.model).named_parameters()
 
-    def named_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+    def named_tensors(self) -> Iterator[tuple[str, Tensor]]:
         """The weights under their Hugging Face names, in a fixed order, tied ones once, in the engine's precision."""
         for name, parameter in self.full_tensors():
             # The parameter itself where it can be: the weight sync then moves it into shared memory.
@@ -295,9 +289,8 @@ class Learner(Optimized, Scorer):
         return reference
 
     def save_pretrained(self, folder: Path) -> None:
-        """Writes a Hugging Face folder, tokenizer included, aside and then renamed: never half a model, nor a broken
-        one (UserError)."""
-        tensors: dict[str, torch.Tensor] = {}
+        """Writes a Hugging Face folder, tokenizer included: never half a model, nor a broken one (UserError)."""
+        tensors: dict[str, Tensor] = {}
         for name, tensor in self.named_tensors():
             full = whole(tensor.detach())
             if self.ranks.rank == 0:  # the others only take part
@@ -308,12 +301,11 @@ class Learner(Optimized, Scorer):
         with written_aside(folder) as aside:
             self.write(tensors, aside)
             config_file = aside / "config.json"
-            settings = json.loads(config_file.read_text())
-            settings["dtype"] = self.config.trainer.policy.model.dtype
+            settings = json.loads(config_file.read_text()) | {"dtype": self.config.trainer.policy.model.dtype}
             config_file.write_text(json.dumps(settings, indent=2, sort_keys=True) + "\n")
             self.tokenizer.save_pretrained(aside)
 
-    def write(self, tensors: dict[str, torch.Tensor], folder: Path) -> None:
+    def write(self, tensors: dict[str, Tensor], folder: Path) -> None:
         self.model.save_pretrained(folder, state_dict=tensors)
 
     def state_dict(self) -> LearnerState:

@@ -2,8 +2,7 @@
 
     loss = policy loss + value_coef * 1/2 max((V - R)^2, (clip(V, V_old - c, V_old + c) - R)^2),   mean over tokens
 
-R is the return that GAE gives, V_old the critic before the rollout's first update. A critic has its own optimizer and
-clipping, so that `value_coef` matters only where it is on the policy's own backbone.
+R is the return that GAE gives, V_old the critic before the rollout's first update.
 """
 
 from __future__ import annotations

@@ -10,6 +10,7 @@ from typing import TypeVar
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
@@ -28,7 +29,8 @@ class Ranks:
     def __init__(self, rank: int = 0, size: int = 1, store: dist.Store | None = None, device: str = "cpu") -> None:
         self.rank, self.size, self.device = rank, size, torch.device(device)
         if size > 1:
-            backend, limit = "gloo" if device == "cpu" else "cpu:gloo,cuda:nccl", timedelta(seconds=COLLECTIVE_SECONDS)
+            backend = "gloo" if device == "cpu" else "cpu:gloo,cuda:nccl"
+            limit = timedelta(seconds=COLLECTIVE_SECONDS)
             dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=limit)
             self.mesh = init_device_mesh(device, (size,))
 
@@ -50,11 +52,11 @@ class Ranks:
             dist.all_gather_object(values, value)
         return values
 
-    def exchange(self, known: dict[int, torch.Tensor]) -> dict[int, torch.Tensor]:
+    def exchange(self, known: dict[int, Tensor]) -> dict[int, Tensor]:
         """What each learner computed for its own rows, for all."""
         return {i: values for part in self.gather(known) for i, values in part.items()}
 
-    def sum(self, value: torch.Tensor) -> torch.Tensor:
+    def sum(self, value: Tensor) -> Tensor:
         """Over all learners, in place."""
         if self.size > 1:
             dist.all_reduce(value)
@@ -75,7 +77,7 @@ class Ranks:
             model(torch.zeros(1, 1, dtype=torch.int64, device=self.device))
         model.reshard()
 
-    def scatter(self, value: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    def scatter(self, value: Tensor, like: Tensor) -> Tensor:
         """The first learner's `value`, sharded as the parameter `like` is if it has its shape."""
         if self.size == 1:
             return value
@@ -117,6 +119,6 @@ def reshard(model: PreTrainedModel) -> PreTrainedModel:
     return model
 
 
-def whole(tensor: torch.Tensor) -> torch.Tensor:
+def whole(tensor: Tensor) -> Tensor:
     """A sharded tensor put together, on the CPU (all learners must ask); any other as it is."""
     return tensor.full_tensor().cpu() if isinstance(tensor, DTensor) else tensor

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 from torch.nn.attention.varlen import varlen_attn
 from torch.nn.functional import embedding, scaled_dot_product_attention
 from transformers import AttentionInterface
@@ -41,18 +42,18 @@ class Segments:
         self.before_starts_S = self.starts_S[numbers_S]
         self.longest = int((self.lengths_S + self.before_S).max())
 
-    def ragged_attention(self, heads_PHD: list[torch.Tensor], scaling: float | None) -> torch.Tensor:
+    def ragged_attention(self, heads_PHD: list[Tensor], scaling: float | None) -> Tensor:
         """[P, H, D] of query, key, value to [P, H, D]; half precision on a GPU. Queries stand at their keys' end."""
         query, key, value = heads_PHD
         keys, sizes = self._ragged
         if keys is not None:  # the gradient of an embedding sums in float32, in a fixed order; an index's does not
             key, value = (embedding(keys, x.flatten(1)).unflatten(1, x.shape[1:]) for x in (key, value))
         out_PHD = varlen_attn(query, key, value, **sizes, scale=scaling, **_CAUSAL)
-        assert isinstance(out_PHD, torch.Tensor)  # a tuple is for those who ask for more
+        assert isinstance(out_PHD, Tensor)  # a tuple is for those who ask for more
         return out_PHD
 
     @cached_property
-    def _ragged(self) -> tuple[torch.Tensor | None, dict[str, Any]]:
+    def _ragged(self) -> tuple[Tensor | None, dict[str, Any]]:
         """Which token is which key, all segments' one after the other (None: each its own); how they divide."""
         counts = self.lengths_S, self.lengths_S + self.before_S
         q, k = (self._tensor(np.append(0, count_S.cumsum())).int() for count_S in counts)
@@ -61,23 +62,24 @@ class Segments:
         keys = np.concatenate([np.r_[first : first + n, start : start + own] for first, n, start, own in spans])
         return self._tensor(keys) if self.before_S.any() else None, sizes
 
-    def padded_attention(self, heads_PHD: list[torch.Tensor], scaling: float | None) -> torch.Tensor:
+    def padded_attention(self, heads_PHD: list[Tensor], scaling: float | None) -> Tensor:
         """The same, block by block."""
         visible, tokens, places_P = self._padded
         blocks = []
         for x_PHD, which in zip(heads_PHD, (0, 1, 1), strict=True):  # one gather for all blocks: one sum of gradients
             rows = x_PHD.index_select(0, torch.cat([block[which].flatten() for block in tokens]))
             parts = rows.split([block[which].numel() for block in tokens])
-            blocks.append([p.unflatten(0, b[which].shape).transpose(1, 2) for p, b in zip(parts, tokens, strict=True)])
+            pairs = zip(parts, tokens, strict=True)
+            blocks.append([part.unflatten(0, block[which].shape).transpose(1, 2) for part, block in pairs])
         attend = partial(scaled_dot_product_attention, scale=scaling, enable_gqa=True)
         outs_BHTD = [attend(q, k, v, m, is_causal=m is None) for q, k, v, m in zip(*blocks, visible, strict=True)]
         return torch.cat([out.transpose(1, 2).flatten(0, 1) for out in outs_BHTD]).index_select(0, places_P)
 
     @cached_property
-    def _padded(self) -> tuple[list[torch.Tensor | None], list[tuple[torch.Tensor, torch.Tensor]], torch.Tensor]:
+    def _padded(self) -> tuple[list[Tensor | None], list[tuple[Tensor, Tensor]], Tensor]:
         """A block: which key a query sees (bool [B, 1, T, K]; None: those before it), and which tokens are its queries
         [B, T] and keys [B, K], padded with any. Last, where among all blocks' queries each token stands, [P]."""
-        visible: list[torch.Tensor | None] = []
+        visible: list[Tensor | None] = []
         tokens, places_P, end = [], np.empty(self.lengths_S.sum(), np.int64), 0
         for chosen_B in self._alike():
             own_B, before_B = self.lengths_S[chosen_B, None], self.before_S[chosen_B, None]
@@ -108,14 +110,14 @@ class Segments:
 
 def attention(
     module: torch.nn.Module,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    attention_mask: torch.Tensor | None,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
     segments: Segments | None = None,
     scaling: float | None = None,
     **kwargs: Any,
-) -> tuple[torch.Tensor, None]:
+) -> tuple[Tensor, None]:
     """What transformers calls in every layer: heads [1, H, P, D] in, [1, P, H, D] out; plain without `segments`."""
     if segments is None:
         return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **kwargs)

@@ -25,6 +25,9 @@ from skyrl_trainer.process_memory import INTERVAL, return_free_memory
 from skyrl_trainer.settings import Config
 from skyrl_trainer.types import StepMetrics
 
+LIKELY = math.log(0.5)
+"""A token more likely than all others together is the one that greedy decoding takes."""
+
 
 def encode_chat(prompt: ChatPrompt, chat: Chat) -> tuple[list[int], list[bool]]:
     """The ids of a chat as a rollout would have them, and whether each is the assistant's.
@@ -86,19 +89,27 @@ class SFTTrainer:
         return self
 
     def update(self, rows: Sequence[Row], learn: bool = True) -> StepMetrics:
-        """One optimizer step, unless the loss or the gradient is not finite (UserError); without `learn` the loss."""
+        """One optimizer step, unless the loss or the gradient is not finite (UserError); without `learn` the metrics.
+
+        `exact_match` is the share of rows that greedy decoding would repeat token for token: those whose every token is
+        more likely than not.
+        """
         learner, tokens = self.learner, sum(row.num_sampled for row in rows)
-        losses = [torch.zeros((), device=learner.device)]
+        # The loss, and how many rows have a token that is not likely.
+        sums = torch.zeros(2, dtype=torch.float64, device=learner.device)
         with torch.set_grad_enabled(learn):
             for indices, counts in learner.ranks.passes(rows, range(len(rows)), self.micro_batch_tokens):
-                logprobs_N, _ = learner.logprobs(collate(rows, indices, learner.device, learner.dtype))
+                batch = collate(rows, indices, learner.device, learner.dtype)
+                logprobs_N, _ = learner.logprobs(batch)
                 loss = (-1.0 if counts else 0.0) / tokens * logprobs_N.sum()
                 if learn:
                     learner.backward(loss)
-                losses.append(loss.detach())
-        loss = learner.ranks.sum(torch.stack(losses).sum())
+                sums[0] += loss.detach()
+                sums[1] += len(batch.trajectory_N[logprobs_N <= LIKELY].unique()) if counts else 0
+        loss, other = learner.ranks.sum(sums)
+        metrics = {"loss": loss.item(), "exact_match": 1.0 - other.item() / len(rows)}
         if not learn:
-            return {"loss": loss.item()}
+            return metrics
         grad_norm = learner.clip_gradients()
         if not (loss.isfinite() and grad_norm.isfinite()):
             learner.clear_gradients()
@@ -106,7 +117,7 @@ class SFTTrainer:
                 f"The loss or the gradient of the chats {shown([row.trajectory_id for row in rows])} is not finite; "
                 "lower trainer.learning_rate or trainer.max_grad_norm."
             )
-        metrics = {"loss": loss.item(), "lr": learner.step(), "grad_norm": grad_norm.item()}
+        metrics |= {"lr": learner.step(), "grad_norm": grad_norm.item()}
         if learner.optimizer_steps % INTERVAL == 0:
             return_free_memory()
         return metrics | {"tokens/trained": float(tokens)}

@@ -31,7 +31,6 @@ def run(args: argparse.Namespace) -> int:
             total, same = total + len(trajectories), same + found
     print(f"{same} of {total} identical", flush=True)
     if args.recompute:
-        os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # transformers' own bars follow it
         from skyrl_trainer.replay.recompute import load_scorer, report
 
         scorer, tokenizer = load_scorer(config, args.recompute)

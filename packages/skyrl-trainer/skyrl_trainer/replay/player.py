@@ -104,18 +104,17 @@ class Player:
         """The replies to the reset and the recorded actions; the last has an error where the env failed."""
         answered, failure = repeated(trajectory)
         turns = trajectory.turns[: len(answered) + (failure is not None)]
-        steps: list[Call] = [("step", KEY, t.action, *(() if live else (t.tool_calls,))) for t in turns]
+        calls: list[Call] = [("reset", KEY, trajectory.sample)]
+        calls += [("step", KEY, t.action, *(() if live else (t.tool_calls,))) for t in turns]
         if self._worker is None:
             self._start()
         replies: list[EnvReply] = []
         try:
-            [reply] = ray.get(self._worker.call_many.remote([("reset", KEY, trajectory.sample)]), timeout=self._limit)
-            replies.append(reply)
-            for step in steps:
+            for call in calls:
+                [reply] = ray.get(self._worker.call_many.remote([call]), timeout=self._limit)
+                replies.append(reply)
                 if reply.error is not None or reply.terminated or reply.truncated:
                     break
-                [reply] = ray.get(self._worker.call_many.remote([step]), timeout=self._limit)
-                replies.append(reply)
         except (RayActorError, GetTimeoutError):
             ray.kill(self._worker)
             self._worker = None

@@ -4,7 +4,9 @@ In float32, by the learner's own pass and at the run's temperature, from the rec
 sampled by the weights after step N - 1.
 """
 
+import heapq
 from collections.abc import Iterator, Sequence
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +46,7 @@ def load_scorer(config: Config, model: str) -> tuple[Scorer, Any]:
 
 @torch.no_grad()
 def score(trajectories: Sequence[Trajectory], scorer: Scorer) -> list[np.ndarray]:
-    """The log-probability of every sampled token now, in order: one array [sampled tokens] a trajectory."""
+    """The log-probability of every sampled token now, in order: an array per trajectory."""
     rows = make_rows(trajectories)
     scored: dict[int, np.ndarray] = {}
     for indices in cut(rows, range(len(rows)), scorer.config.trainer.micro_batch_tokens):
@@ -56,21 +58,19 @@ def score(trajectories: Sequence[Trajectory], scorer: Scorer) -> list[np.ndarray
 
 
 def report(trajectories: Sequence[Trajectory], scorer: Scorer, tokenizer: Any) -> Iterator[str]:
-    moved: list[tuple[float, str]] = []
-    diffs = []
+    tokens: list[tuple[float, str, int, float, float]] = []  # |diff|, where, the token, recorded, now
     for trajectory, now in zip(trajectories, score(trajectories, scorer), strict=True):
-        before = np.array([x for turn in trajectory.turns for x in turn.logprobs])
-        diff = np.abs(now - before)
-        diffs.append(diff)
-        yield f"  {trajectory.trajectory_id:<16}  {len(diff):>6} tokens  max |diff| {max(diff, default=0.0):.2e}"
-        places = [(t, i, token) for t, turn in enumerate(trajectory.turns) for i, token in enumerate(turn.output_ids)]
-        for k in np.argsort(-diff, kind="stable")[:WORST]:
-            turn, i, token = places[k]
-            where = f"{trajectory.trajectory_id}, turn {turn}, token {i}"
-            text = f"  {where}: {tokenizer.decode([token])!r} recorded {before[k]:.6f}, now {now[k]:.6f}"
-            moved.append((float(diff[k]), text))
-    moved.sort(key=lambda pair: -pair[0])
-    yield from ["moved most:", *(text for _, text in moved[:WORST])] if moved else []
-    every = np.concatenate([*diffs, np.zeros(0)])
-    largest, mean = max(every, default=0.0), every.mean() if len(every) else 0.0
-    yield f"{len(every)} tokens: max |diff| {largest:.2e}, mean {mean:.2e}"
+        name, first = trajectory.trajectory_id, len(tokens)
+        scores = iter(now.tolist())
+        for t, turn in enumerate(trajectory.turns):
+            for i, (token, before) in enumerate(zip(turn.output_ids, turn.logprobs, strict=True)):
+                after = next(scores)
+                tokens.append((abs(after - before), f"{name}, turn {t}, token {i}", token, before, after))
+        largest = max((moved[0] for moved in tokens[first:]), default=0.0)
+        yield f"  {name:<16}  {len(tokens) - first:>6} tokens  max |diff| {largest:.2e}"
+    if tokens:
+        yield "moved most:"
+    for _, where, token, before, after in heapq.nlargest(WORST, tokens, key=itemgetter(0)):
+        yield f"  {where}: {tokenizer.decode([token])!r} recorded {before:.6f}, now {after:.6f}"
+    diffs = np.array([moved[0] for moved in tokens] or [0.0])
+    yield f"{len(tokens)} tokens: max |diff| {diffs.max():.2e}, mean {diffs.mean():.2e}"

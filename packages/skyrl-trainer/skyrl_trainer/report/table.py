@@ -32,7 +32,7 @@ OVERLAPPED = {
     "idle": ("idle/learner", 4, "{:.0%}"),
     **{title: COLUMNS[title] for title in list(COLUMNS)[6:]},
 }
-"""Where rollouts go on beside the learner: how old the tokens are and how long it waited, in place of a KL that few
+"""Where rollouts go on beside the learner: the tokens' age and its wait, in place of a KL that few
 tokens are fresh enough for."""
 HEADER_EVERY = 25
 

@@ -135,10 +135,19 @@ def from_trajectory(step: int, trajectory: Trajectory, decode: Decode | None) ->
         made["context"] = decode(turn.prompt_ids) if decode and turn.new_segment else None
         turns.append(made)
     outcome = "failed" if stop.failed else "success" if trajectory.success else "no success"
-    env = [sample.env_id.removeprefix("skyrl/"), sample.options.get("difficulty")]
-    figures = [trajectory.total_reward, outcome, stop, len(turns), trajectory.num_output_tokens]
+    row = [
+        trajectory.trajectory_id,
+        step,
+        sample.sample_id,
+        sample.env_id.removeprefix("skyrl/"),
+        sample.options.get("difficulty"),
+        trajectory.total_reward,
+        outcome,
+        stop,
+        len(turns),
+        trajectory.num_output_tokens,
+    ]
     facts = {"right answer": sample.ground_truth, **trajectory.scores, "seconds": trajectory.metrics.get("seconds")}
-    row = [trajectory.trajectory_id, step, sample.sample_id, *env, *figures]
     return Episode(row, trajectory.prompt, turns, facts, {}, trajectory.error)
 
 

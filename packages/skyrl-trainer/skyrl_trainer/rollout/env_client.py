@@ -10,8 +10,7 @@ the record) and goes on. Where, and when it fails instead:
     the whole EnvWorker (killed, out of reach)                    the same, on whichever EnvWorker is there
     the episode's own process, or its EnvWorker under it          it fails
 
-So an env is not blamed for a death that it was only near to: by itself, it lives. An EnvWorker that is not back after
-RESTART_LIMIT seconds is given up, and the run ends when none is left.
+So an env is not blamed for a death that it was only near to: by itself, it lives.
 """
 
 import asyncio

@@ -4,8 +4,8 @@
 
 The template forks a keeper and its process for every socket that the EnvWorker sends it, with a file of shared memory.
 The process reads lists of calls (pickle), notes in that file which one it is in, and writes the replies in lines of
-JSON, as many at a time as are there. The keeper ends what it left behind and writes how it ended; it kills it if the
-EnvWorker hangs up.
+JSON, as many at a time as are there. The keeper writes how it ended and ends what it left behind, daemons too; it kills
+it if the EnvWorker hangs up.
 """
 
 import contextlib
@@ -45,6 +45,7 @@ LOST: Said = {"error": "This process has no such env.", "kind": "lost"}
 LONGEST_INFO = 2**24
 """Characters of an info as JSON."""
 LONGEST_ERROR = 1000
+LARGEST_REWARD = 1e9  # its square in a critic's loss is finite, in float32
 FILE_SECONDS = 60.0
 """That a user's file may take to run: it is imported once a process, beside the limits of env calls."""
 MAX_LEFT = 100
@@ -70,7 +71,8 @@ def main(requests_fd: int, step_timeout: float) -> None:
 
 
 def _keep(channel: socket.socket, note: mmap.mmap, step_timeout: float) -> None:
-    """The keeper: never returns."""
+    """The keeper: never returns. Orphans become its children."""
+    ctypes.CDLL(None).prctl(36, 1)  # PR_SET_CHILD_SUBREAPER
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     process = os.fork()
     if process == 0:
@@ -84,14 +86,22 @@ def _keep(channel: socket.socket, note: mmap.mmap, step_timeout: float) -> None:
     poll = select.poll()
     poll.register(os.pidfd_open(process), select.POLLIN)
     poll.register(channel, 0)  # that the other side has hung up is always told
-    poll.poll()
+    look = os.WEXITED | os.WNOHANG | os.WNOWAIT
+    while not poll.poll(1000):
+        while (ended := os.waitid(os.P_ALL, 0, look)) and ended.si_pid != process:
+            os.waitpid(ended.si_pid, 0)
     for kill in (os.killpg, os.kill):
         with contextlib.suppress(ProcessLookupError):
             kill(process, signal.SIGKILL)
     code = os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
-    ended = f"exit status {code}" if code >= 0 else signal.Signals(-code).name
+    how = f"exit status {code}" if code >= 0 else signal.Signals(-code).name
     with contextlib.suppress(OSError):
-        channel.sendall(json.dumps(ended).encode() + b"\n")
+        channel.sendall(json.dumps(how).encode() + b"\n")
+    with contextlib.suppress(OSError):
+        while children := Path(f"/proc/self/task/{os.getpid()}/children").read_text().split():
+            for child in children:
+                os.kill(int(child), signal.SIGKILL)
+            os.waitpid(-1, 0)
     os._exit(0)
 
 
@@ -311,8 +321,8 @@ def _number(name: str, value: Any) -> float:
         number = math.nan if isinstance(value, str) else float(value)
     except (TypeError, ValueError, OverflowError):
         number = math.nan
-    if not math.isfinite(number):
-        raise UserError(f"The env's step gave {name} {repr(value)[:100]}, and it must be a finite number.")
+    if not abs(number) <= LARGEST_REWARD:
+        raise UserError(f"The env's step gave {name} {repr(value)[:100]}, and it must be a number up to 1e9.")
     return number
 
 
@@ -320,7 +330,8 @@ def _info(info: Any) -> str:
     if not isinstance(info, dict):
         raise UserError(f"The env gave an info that is a {type(info).__name__}, and it must be a dict.")
     if isinstance(parts := info.get("reward_parts"), dict):
-        info = info | {"reward_parts": {name: _number(f"reward_parts[{name!r}]", part) for name, part in parts.items()}}
+        parts = {str(name)[:100]: _number(f"reward_parts[{name!r}]", part) for name, part in parts.items()}
+        info = info | {"reward_parts": parts}
     try:
         text = json.dumps(info)
     except (TypeError, ValueError):  # holds other things than JSON's
@@ -333,7 +344,7 @@ def _info(info: Any) -> str:
 
 
 def plain(value: Any) -> Any:
-    """An info as JSON has it, so that it can be sent, stored and read back anywhere; other objects as their repr."""
+    """An info as JSON has it; other objects as their repr."""
     if value is None:
         return None
     if isinstance(value, str):

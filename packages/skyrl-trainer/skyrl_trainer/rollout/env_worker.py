@@ -14,6 +14,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -121,7 +122,8 @@ class EnvProcess:
                     self._channel.sendall(cloudpickle.dumps([("load", file)]))
                     self._read(START_LIMIT)
                 self._note[0] = 0
-                self._channel.sendall(cloudpickle.dumps(calls))
+                with suppress(BrokenPipeError):  # its last words are read below
+                    self._channel.sendall(cloudpickle.dumps(calls))
                 while len(replies) < len(calls):
                     replies += self._read(self._patience)
             except (OSError, ValueError, TypeError, EOFError) as error:

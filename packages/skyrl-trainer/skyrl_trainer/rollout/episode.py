@@ -16,7 +16,7 @@ from skyrl_trainer.settings import AgentConfig
 from skyrl_trainer.types import GenerationOutput, GenerationRequest, SamplingOptions, StopReason, Trajectory, Turn
 
 LONGEST_TOKEN = 256
-"""Characters that one token may stand for (runs of spaces): a longer text cannot fit, and is not even encoded."""
+"""Characters that one token may stand for (runs of spaces): a longer text cannot fit, and is not encoded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ class EpisodeSettings:
     max_model_len: int
     """Tokens of prompts, outputs and observations together."""
     timeout: float
-    """Wall-clock seconds of the whole episode: reset, queues, tokens, steps. Waiting for a slot does not count."""
+    """Seconds of the whole episode: reset, queues, tokens, steps. Waiting for a slot does not count."""
     seeded: bool
     """Give every request a generator of its own."""
     first: bool
@@ -61,7 +61,7 @@ class Episode:
     held: bool = False
 
     async def run(self) -> None:
-        """Whatever happens, the env is closed and the slot free at the end. What it raises is the engine's death."""
+        """Whatever happens, the env is closed and the slot free at the end. It raises the engine's death only."""
         start, env = time.monotonic(), self.env
         try:
             self.left = self.settings.timeout

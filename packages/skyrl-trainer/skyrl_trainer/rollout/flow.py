@@ -33,7 +33,7 @@ class Flow:
     redraws: int = 0
     """Of these, since the last batch."""
     lost: int = 0
-    """Places of refused groups that were not given back, since the last batch."""
+    """Places of refused groups not given back, since the last batch."""
     groups: dict[int, Group | None] = field(default_factory=dict)
     """By number, oldest first, all that are drawn and neither taken nor refused; None while one plays."""
 
@@ -50,7 +50,7 @@ class Flow:
         return numbers
 
     def finish(self, number: int, group: Group, accepted: bool) -> None:
-        """A group has ended. One that the sampler refuses gives its place back, as often as `max_draws` allows."""
+        """A group has ended. A refused one gives its place back, as often as `max_draws` allows."""
         if accepted:
             self.groups[number] = group
             return
@@ -81,14 +81,15 @@ class Flow:
 
 
 def staleness(batch: list[Trajectory], version: int, bound: int) -> StepMetrics:
-    """`staleness/mean` and `/max`, in updates, of the sampled tokens of what is learned from in step `version` + 1.
-
-    Raises AssertionError for a token that is older than the bound: `Flow` makes that impossible.
-    """
-    versions = Counter(each for trajectory in batch for turn in trajectory.turns for each in turn.weight_versions)
-    if not versions:
+    """How many updates old what step `version` + 1 learns from is: the mean over its sampled tokens, the oldest and
+    the share of each age; `span`: updates that came in during an episode, on average.
+    A token beyond the bound is an AssertionError: `Flow` makes that impossible."""
+    episodes = [[each for turn in trajectory.turns for each in turn.weight_versions] for trajectory in batch]
+    ages = Counter(version - each for versions in episodes for each in versions)
+    if not ages:
         return {}
-    oldest = version - min(versions)
+    oldest, tokens, spans = max(ages), ages.total(), [max(each) - min(each) for each in episodes if each]
     assert oldest <= bound, f"a token is {oldest} updates old, beyond trainer.max_staleness={bound}"
-    mean = sum((version - each) * count for each, count in versions.items()) / versions.total()
-    return {"staleness/mean": mean, "staleness/max": float(oldest)}
+    metrics = {f"staleness/{age}": ages[age] / tokens for age in range(bound + 1)}
+    mean = sum(age * count for age, count in ages.items()) / tokens
+    return metrics | {"staleness/mean": mean, "staleness/max": oldest, "staleness/span": sum(spans) / len(spans)}

@@ -6,7 +6,8 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from skyrl_trainer.errors import UserError
 from skyrl_trainer.rollout.episode import derive_seed
-from skyrl_trainer.rollout.workers import How, Workers
+from skyrl_trainer.rollout.rollout_worker import How
+from skyrl_trainer.rollout.workers import Workers
 from skyrl_trainer.types import PromptBatch, RolloutBatch, Sample, SamplingOptions, Trajectory
 
 
@@ -46,7 +47,7 @@ class Rollouts(Workers):
     def finished(
         self, groups: Mapping[int, list[Trajectory]], wait_for_all: bool = False
     ) -> dict[int, list[Trajectory]]:
-        """Of these groups, which were started, those that have ended, played: waits for one of them, or for all."""
+        """Of these groups, which were started, those that have ended: waits for one of them, or for all."""
         self._news = time.monotonic()
         while True:
             over = {

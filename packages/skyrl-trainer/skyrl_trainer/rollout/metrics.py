@@ -10,7 +10,7 @@ from typing import Any
 from skyrl_trainer.types import RewardBatch, RolloutBatch, Sample, StepMetrics, StopReason, Trajectory
 
 MAX_KINDS = 32
-"""A batch with more kinds of tasks has no figures by kind; tools beyond as many are `unknown`."""
+"""A batch with more kinds of tasks has no figures by kind; more tools are `unknown`, more parts of rewards left out."""
 UNKNOWN = "unknown"
 """In place of a tool's name: calls that could not be read, or whose tool no call of the batch fits."""
 
@@ -29,7 +29,8 @@ def rollout_metrics(batch: RolloutBatch) -> StepMetrics:
         "env_replays": sum(trajectory.metrics.get("env_replays", 0.0) for trajectory in everyone),
         "env_close_errors": sum(trajectory.metrics.get("env_close_errors", 0.0) for trajectory in everyone),
     }
-    for part in sorted({part for trajectory in alive for turn in trajectory.turns for part in turn.reward_parts}):
+    parts = {part for trajectory in alive for turn in trajectory.turns for part in turn.reward_parts}
+    for part in sorted(parts)[:MAX_KINDS]:
         sums = [sum(turn.reward_parts.get(part, 0.0) for turn in trajectory.turns) for trajectory in alive]
         metrics[f"reward/{part}"] = _mean(sums)
     return metrics | _by_tool(alive) | _by_kind(everyone)
@@ -93,7 +94,7 @@ def _by_tool(alive: Sequence[Trajectory]) -> StepMetrics:
 
 
 def _by_kind(everyone: Sequence[Trajectory]) -> StepMetrics:
-    """The figures of each kind of task, where there is more than one; a stop reason that nobody had is left out."""
+    """The figures of each kind of task, where there are several; a stop reason that nobody had is left out."""
     kinds: dict[str, list[Trajectory]] = {}
     for trajectory in everyone:
         kinds.setdefault(kind(trajectory.sample), []).append(trajectory)

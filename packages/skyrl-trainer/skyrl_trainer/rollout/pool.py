@@ -1,4 +1,4 @@
-"""Starts and ends the EnvWorkers. Ray restarts one that dies; who calls it notices and goes on (env_client.py)."""
+"""Starts and ends the EnvWorkers. Ray restarts one that dies; who calls it goes on (env_client.py)."""
 
 import contextlib
 from typing import Any
@@ -10,7 +10,7 @@ from skyrl_trainer.rollout.env_worker import EnvWorker
 CLOSE_SECONDS = 5.0
 """How long envs may take to close."""
 MAX_ALONE = 64
-"""Calls at a time to envs of one EnvWorker that have a process of their own; the others' come one after the other."""
+"""Calls at a time to envs of one EnvWorker that have processes of their own; the others' come in turn."""
 
 
 def start_env_workers(number: int, step_timeout: float) -> list[Any]:

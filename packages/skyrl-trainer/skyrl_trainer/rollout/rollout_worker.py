@@ -10,7 +10,7 @@ import math
 import os
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from skyrl_trainer.agent.prompt import load_chat_prompt
 from skyrl_trainer.errors import EngineDied
@@ -26,6 +26,15 @@ def places(generator: GeneratorConfig) -> tuple[int, int]:
     again before we know that an answer is there."""
     slots = generator.max_concurrency * (2 if generator.max_turns == 1 else 1)
     return slots, slots + generator.max_concurrency
+
+
+class How(NamedTuple):
+    """What Episodes.play is told of what starts together."""
+
+    sampling: SamplingOptions
+    seeded: bool
+    in_rounds: bool
+    first: bool
 
 
 class Episodes:
@@ -119,29 +128,19 @@ class RolloutWorker:
         self._ended: list[Trajectory] = []
         self._error: Exception | None = None
         self._news = asyncio.Event()
-        gc.freeze()  # a full collection would go through all that the libraries made, a quarter of a second
+        gc.freeze()  # a full collection goes through all that the libraries made, a quarter of a second
 
     async def stop_token_ids(self) -> tuple[int, ...]:
         from skyrl_trainer.agent.message_prompt import MessagePrompt
 
         return (self._prompt or MessagePrompt).stop_token_ids
 
-    async def start(
-        self,
-        engine: Any,
-        env_workers: list[Any],
-        trajectories: list[Trajectory],
-        sampling: SamplingOptions,
-        seeded: bool,
-        in_rounds: bool,
-        first: bool,
-    ) -> None:
-        """Begins to play those that are not here yet. `engine`: an actor's handle, or an engine.endpoint.Endpoint."""
-        # Handles of actors come with every call, the same ones: Ray does not restart an actor that it made with them.
+    async def start(self, engine: Any, env_workers: list[Any], trajectories: list[Trajectory], how: How) -> None:
+        """Begins to play those that are not here yet. `engine`: an actor's handle, or an Endpoint."""
+        # Handles come with every call, the same ones: Ray does not restart an actor that it made with them.
         new = [trajectory for trajectory in trajectories if trajectory.trajectory_id not in self._here]
         self._here |= {trajectory.trajectory_id for trajectory in new}
-        share = (new, sampling, seeded, in_rounds, first, self._over)
-        self._tasks.add(asyncio.create_task(self._play(engine, env_workers, share)))
+        self._tasks.add(asyncio.create_task(self._play(engine, env_workers, (new, *how, self._over))))
 
     async def finished(self, at_least: int, timeout: float, started: None) -> list[Trajectory] | None:
         """Waits until so many trajectories have ended, and returns all that have; [] after `timeout` seconds.

@@ -44,7 +44,7 @@ class JsonlTrajectoryStore:
         return self._folder / f"step_{step:06d}.jsonl.gz"
 
     def write(self, batch: RolloutBatch) -> None:
-        """Replaces the step's file, if there is one (a resumed run repeats a step)."""
+        """Replaces the step's file, if there is one: a resumed run repeats it."""
         lines: list[str] = []
         size = omitted = 0
         for number, group in enumerate(batch.groups):
@@ -85,7 +85,7 @@ class JsonlTrajectoryStore:
                     entry = json.loads(line)
                     if number == 1 and (not isinstance(entry, dict) or entry.get("schema") != SCHEMA):
                         raise UserError(
-                            f"{path} is not a trajectory file of schema {SCHEMA}: it was written by another version."
+                            f"{path} is not a trajectory file of schema {SCHEMA}: another version wrote it."
                         )
                     yield entry
         except FileNotFoundError:
@@ -96,7 +96,7 @@ class JsonlTrajectoryStore:
             ) from error
 
     def header(self, step: int) -> dict[str, Any]:
-        """The file's first line; the others are not read."""
+        """The file's first line."""
         header = next(self.lines(step), {})
         if not all(isinstance(header.get(name), int) for name in ("step", "groups", "trajectories")):
             raise UserError(f"{self.path(step)} has no header: the file is damaged, delete it.")

@@ -8,33 +8,24 @@ from collections import deque
 from collections.abc import Callable
 from functools import cached_property
 from operator import itemgetter
-from typing import Any, NamedTuple
+from typing import Any
 
 import ray
 from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
 
 from skyrl_trainer.errors import UserError
 from skyrl_trainer.rollout.pool import close_env_workers, start_env_workers
-from skyrl_trainer.rollout.rollout_worker import RolloutWorker, places
+from skyrl_trainer.rollout.rollout_worker import How, RolloutWorker, places
 from skyrl_trainer.settings import Config
-from skyrl_trainer.types import SamplingOptions, Trajectory
+from skyrl_trainer.types import Trajectory
 
 START_LIMIT = 300.0
 """Seconds that the processes have to start and load the tokenizer."""
 CHECK_INTERVAL = 2.0
 MAX_RESTARTS = 3
-"""Of one RolloutWorker before it gives anything; Ray also reports one that was only out of reach for a moment."""
+"""Of one RolloutWorker before it gives anything; Ray also reports one that was out of reach for a moment."""
 POLL_SECONDS = 10.0
 """How long one call waits in a RolloutWorker for trajectories to end."""
-
-
-class How(NamedTuple):
-    """RolloutWorker.start's arguments for all that is started together."""
-
-    sampling: SamplingOptions
-    seeded: bool
-    in_rounds: bool
-    first: bool
 
 
 class Workers:
@@ -104,8 +95,7 @@ class Workers:
             self._send(index, share, how)
 
     def _send(self, index: int, share: list[Trajectory], how: How) -> None:
-        start = self._workers[index].start
-        self._sent[index] = start.remote(self._engines[index], self.env_workers, share, *how)
+        self._sent[index] = self._workers[index].start.remote(self._engines[index], self.env_workers, share, how)
 
     def _collect(self, at_least: int | None) -> None:
         """Takes what has ended within CHECK_INTERVAL seconds into `_ended`; looks after the engines meanwhile.
@@ -131,7 +121,7 @@ class Workers:
             raise UserError(f"Waited {limit:.0f} seconds for the episodes, in vain: a RolloutWorker hangs.")
 
     def _receive(self, ref: Any, index: int) -> None:
-        """What a worker has answered. One that died is restarted by Ray, and plays its trajectories once more."""
+        """What a worker has answered. One that died is started again, and plays its trajectories once more."""
         playing = self._in_play[index]
         try:
             ended: list[Trajectory] | None = ray.get(ref)

@@ -100,7 +100,7 @@ class Checkpoints:
 
 
 def read_checkpoint(path: Path) -> Loaded:
-    """Raises one of DAMAGED where the folder is not a whole checkpoint, UserError where it is not this version's."""
+    """Raises one of DAMAGED where the folder is no whole checkpoint, UserError where another version's."""
     manifest = path / MANIFEST
     if manifest.exists() and manifest.read_bytes() != _manifest(path):
         raise ValueError(f"its files do not match {MANIFEST}")

@@ -20,7 +20,7 @@ FOREVER = 1e8
 
 
 class EngineWatch:
-    """`restore(index)` gives a restarted, paused engine its weights and resumes it; by default it is only resumed."""
+    """`restore(index)` gives a restarted, paused engine its weights and resumes it; by default only that."""
 
     def __init__(self, engines: list[Any]) -> None:
         self._engines = engines

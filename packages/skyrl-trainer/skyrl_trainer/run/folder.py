@@ -27,17 +27,16 @@ class RunFolder:
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             self._lock = open(self.path / ".lock", "a+")
-        except OSError as error:
-            raise UserError(
-                f"The run folder {self.path} can't be written ({error.strerror}): give another trainer.run_dir."
-            ) from error
-        try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
+        except BlockingIOError as error:
             self._lock.seek(0)
             raise UserError(
                 f"The run folder {self.path} is in use by process {self._lock.read().strip() or 'unknown'}: "
                 "wait for it, stop it, or give another trainer.run_dir."
+            ) from error
+        except OSError as error:
+            raise UserError(
+                f"The run folder {self.path} can't be written ({error.strerror}): give another trainer.run_dir."
             ) from error
         self._lock.truncate(0)
         self._lock.write(f"{os.getpid()}\n")
@@ -53,7 +52,7 @@ class RunFolder:
         self._lock.close()
 
     def check(self) -> None:
-        """Raises UserError where the folder was deleted, and the lock with it: it may be another run's by now."""
+        """Raises UserError where the folder was deleted, and the lock with it."""
         lock = self.path / ".lock"
         if not (lock.exists() and os.path.samestat(lock.stat(), os.fstat(self._lock.fileno()))):
             raise UserError(f"The run folder {self.path} was deleted or replaced during the run: start the run again.")

@@ -83,15 +83,12 @@ def users(folder: str, *but: int) -> list[int]:
     for process in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):  # it ended, or belongs to somebody else
             known = folder.encode() in (process / "environ").read_bytes()
-            known = known or any(os.readlink(file).startswith(folder) for file in _written(process))
+            files = (process / "fd").iterdir()  # whoever only reads a log is none of ours
+            written = (os.readlink(file) for file in files if file.lstat().st_mode & stat.S_IWUSR)
+            known = known or any(name.startswith(folder) for name in written)
             if known and int(process.name) not in but:
                 found.append(int(process.name))
     return found
-
-
-def _written(process: Path) -> list[Path]:
-    """The files that it has open for writing: whoever only reads a log is none of ours."""
-    return [file for file in (process / "fd").iterdir() if file.lstat().st_mode & stat.S_IWUSR]
 
 
 def main() -> None:

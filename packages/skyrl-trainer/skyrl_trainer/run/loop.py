@@ -38,7 +38,7 @@ class Loop:
         self.saved: object = None if self.unfinished is not None else (self.step, None)
         self.taken = time.perf_counter()  # when the newest batch was
         self.whole = True
-        """False while an update is under way: weights between two steps are not worth a checkpoint."""
+        """False during an update, and in lock-step until what plays beside it has ended: no checkpoint then."""
 
     def train(self) -> None:
         """Trains until `trainer.max_steps`. A signal raises Stopped once a checkpoint is saved."""
@@ -54,7 +54,7 @@ class Loop:
                 self.save()
 
     def next_batch(self) -> tuple[RewardBatch, StepMetrics]:
-        """Waits for the oldest tries, a batch of them; others go on playing, and new ones begin as there is room."""
+        """Waits for a batch, the oldest tries; others go on playing, and new ones begin as there is room."""
         run, size = self.run, self.config.train_batch_size
         self.seconds = {}
         with self.phase("rollout"):
@@ -62,7 +62,7 @@ class Loop:
                 pass  # or not: a signal may have come during the update
             run.tries.draw(self.step)
             while (taken := run.tries.take(self.step)) is None:
-                run.tries.collect(self.stop)
+                run.tries.collect(self.stop.interruptible())
                 run.tries.draw(self.step)
         rollouts, accepted = taken
         if accepted < size:
@@ -92,15 +92,15 @@ class Loop:
             except NothingLearned:
                 self.whole = True
                 raise
-            self.whole = True
         self.step, self.unfinished = rewards.rollouts.step, metrics | self.seconds
         self.run.tries.learned(rewards.rollouts)
 
     def publish_and_log(self) -> None:
         """Brings the engines to this step's weights, evaluates where that is due, and writes the step's metrics."""
         with self.phase("sync"):
-            if self.config.max_staleness and self.config.deterministic:  # in lock-step: no update meets an episode
-                self.run.tries.drain(self.stop)
+            if self.config.max_staleness and self.config.deterministic:  # lock-step: no update meets an episode
+                self.run.tries.drain()
+            self.whole = True
             synced = self.run.publish(self.step)
         if self.config.max_staleness and not self.config.deterministic:
             self.run.tries.draw(self.step)

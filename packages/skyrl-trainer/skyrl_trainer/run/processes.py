@@ -80,7 +80,7 @@ class Processes:
     def __init__(
         self, config: Config, model_path: str, rolls_out: bool = True, endpoint: Endpoint | None = None
     ) -> None:
-        """rolls_out: whether anybody will ask for `rollouts`. endpoint: to be asked in place of engines of our own."""
+        """rolls_out: whether anybody will ask for `rollouts`. endpoint: in place of engines of our own."""
         self.config, self.model_path = config, model_path
         self._rolls_out, self._endpoint = rolls_out, endpoint
 
@@ -229,7 +229,7 @@ class _Keeper:
 
 
 def check_engines(config: Config, model_path: str, training: bool) -> None:
-    """Raises UserError where servers that the user named are not what the run needs; asks them, starts nothing."""
+    """Raises UserError where servers that the user named are not what the run needs; starts nothing."""
     generator = config.generator
     engine_class(config)
     urls = generator.engine_kwargs.get("urls")

@@ -9,15 +9,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from itertools import chain
 from typing import Any
 
 from skyrl_trainer.algorithms.rewards import Rewards
+from skyrl_trainer.errors import UserError
 from skyrl_trainer.protocols import Sampler
 from skyrl_trainer.rollout.flow import Flow, Group
 from skyrl_trainer.rollout.manager import check_not_all_failed
 from skyrl_trainer.rollout.store import JsonlTrajectoryStore, plain_sample
-from skyrl_trainer.run.signals import StopSignal
 from skyrl_trainer.settings import Config
 from skyrl_trainer.types import RolloutBatch, Sample
 
@@ -57,7 +58,7 @@ class Tries:
         self._found: dict[int, Group] = {}
         """What an earlier process had stored and not learned from."""
         self._unplayed: dict[int, Sample] = {}
-        """What an earlier process had drawn, and no group is stored of."""
+        """Drawn by an earlier process, or all failed: the next draw has them played."""
         self._files: dict[int, set[int]] = {}
         """The groups of each waiting file, which is named for the first of them."""
 
@@ -77,14 +78,14 @@ class Tries:
         batch, place = divmod(number, self.flow.size)
         return f"{batch + 1}/{place}"
 
-    def drain(self, stop: StopSignal) -> None:
-        """Until nothing plays."""
+    def drain(self) -> None:
+        """Until nothing plays; a signal waits."""
         while self._playing:
-            self.collect(stop)
+            self.collect(nullcontext())
 
-    def collect(self, stop: StopSignal) -> None:
-        """Waits until a group has ended (without staleness: all); stores and judges it, accepts it or refuses it."""
-        with stop.interruptible():
+    def collect(self, interruptible: AbstractContextManager[object]) -> None:
+        """Waits until a group has ended (without staleness: all); stores, judges, accepts or refuses it."""
+        with interruptible:
             ended = {number: self._found.pop(number) for number in self._playing if number in self._found}
             if not ended:
                 ended = self.rollouts.finished(self._playing, wait_for_all=self._in_order)
@@ -111,7 +112,13 @@ class Tries:
         if taken is None:
             return None
         rollouts = RolloutBatch(version + 1, [*taken.values(), *self._refused.values()])
-        check_not_all_failed(rollouts, "step")
+        try:
+            check_not_all_failed(rollouts, "step")
+        except UserError:
+            # A resumed run tries these once more, and others in the places that it lacked.
+            self.flow.given_back += self.flow.size - len(taken)
+            self._unplayed |= {number: group[0].sample for number, group in taken.items()}
+            raise
         self._taken, self._refused = (taken, self._refused), {}
         return rollouts, len(taken)
 
@@ -133,12 +140,13 @@ class Tries:
     # A checkpoint, and what was stored after it.
 
     def state_dict(self) -> dict[str, Any]:
-        """The numbers of the flow, and every group that is open, with the sampler's verdict if it has given one."""
+        """The numbers of the flow, and every open group with the sampler's verdict, if it has given one."""
         taken, refused = self._taken
         ended = taken | {number: group for number, group in self.flow.groups.items() if group is not None}
         refused = refused | self._refused
         opened = {number: group[0].sample for number, group in (ended | self._playing | refused).items()}
-        verdicts = dict.fromkeys(self._playing) | dict.fromkeys(ended, True) | dict.fromkeys(refused, False)
+        opened |= self._unplayed
+        verdicts = dict.fromkeys(opened) | dict.fromkeys(ended, True) | dict.fromkeys(refused, False)
         return {
             **{name: getattr(self.flow, name) for name in COUNTERS},
             "sampler": self._sampler.state_dict(),
@@ -156,7 +164,8 @@ class Tries:
         for name in COUNTERS:
             setattr(self.flow, name, state[name])
         self._sampler.load_state_dict(state["sampler"])
-        self._found = self._stored(step)
+        refused = {number for number, accepted, _ in state["open"] if accepted is False}
+        self._found = self._stored(step, refused)
         for number, accepted, entry in state["open"]:
             sample = Sample(**entry)
             group = self._found.get(number)
@@ -170,13 +179,13 @@ class Tries:
         self.flow.groups |= dict.fromkeys(self._unplayed)
         self.flow.groups = dict(sorted(self.flow.groups.items()))
 
-    def _stored(self, step: int) -> dict[int, Group]:
-        """Whole groups by number, of which no token is newer than the checkpoint; moves them to one waiting file."""
+    def _stored(self, step: int, refused: set[int]) -> dict[int, Group]:
+        """Whole groups by number, with no token newer than the checkpoint; moves them to one waiting file."""
         later = [number for number in self._store.steps() if number > step]
         stores = [(self._waiting, number) for number in self._waiting.steps()]
         stores += [(self._store, number) for number in later]
         groups = chain.from_iterable(store.read(number).groups for store, number in stores)
-        found = {self._number(group): group for group in groups if self._counts(group, step)}
+        found = {self._number(group): group for group in groups if self._counts(group, step, refused)}
         if found:
             self._keep(found)
         for store, number in stores:
@@ -184,11 +193,11 @@ class Tries:
                 store.path(number).unlink()
         return found
 
-    def _counts(self, group: Group, step: int) -> bool:
-        """Not one whose every try failed or whose reward is no number: the env may be mended."""
+    def _counts(self, group: Group, step: int, refused: set[int]) -> bool:
+        """Not one whose tries all failed or whose reward is no number, unless refused: the env may be mended."""
         newest = max((version for each in group for turn in each.turns for version in turn.weight_versions), default=0)
-        usable = len(group) == self._size and newest <= step and not all(each.stop_reason.failed for each in group)
-        return usable and all(math.isfinite(each.total_reward) for each in group)
+        sound = all(math.isfinite(t.total_reward) for t in group) and not all(t.stop_reason.failed for t in group)
+        return len(group) == self._size and newest <= step and (sound or self._number(group) in refused)
 
     def _number(self, group: Group) -> int:
         batch, place, _ = map(int, group[0].trajectory_id.split("/"))

@@ -71,13 +71,13 @@ class Policy:
 
     async def complete(self, request: Completion) -> dict[str, Any]:
         given = request.prompt
-        outputs, answer = await self._generate(request, self._prompt.encode(given) if isinstance(given, str) else given)
-        texts = [self._text(request, output) for output in outputs]
-        answer["choices"] = [
-            {"index": index, "text": text, "logprobs": None, "finish_reason": finish}
-            for index, (text, finish) in enumerate(texts)
-        ]
-        return answer | {"object": "text_completion"}
+        ids = self._prompt.encode(given) if isinstance(given, str) else given
+        outputs, answer = await self._generate(request, ids)
+        choices = []
+        for index, output in enumerate(outputs):
+            text, finish = self._text(request, output)
+            choices.append({"index": index, "text": text, "logprobs": None, "finish_reason": finish})
+        return answer | {"object": "text_completion", "choices": choices}
 
     async def chat(self, request: Chat) -> dict[str, Any]:
         try:
@@ -87,8 +87,8 @@ class Policy:
         except Exception as error:  # templates are programs, and raise what they like
             raise Refusal(400, f"The chat template cannot render these messages: {error}") from error
         outputs, answer = await self._generate(request, ids)
-        answer["choices"] = [self._choice(request, index, output) for index, output in enumerate(outputs)]
-        return answer | {"object": "chat.completion"}
+        choices = [self._choice(request, index, output) for index, output in enumerate(outputs)]
+        return answer | {"object": "chat.completion", "choices": choices}
 
     def _choice(self, request: Chat, index: int, output: GenerationOutput) -> dict[str, Any]:
         text, finish = self._text(request, output)
@@ -97,10 +97,8 @@ class Policy:
         if calls:
             before, finish = text.partition("<tool_call>")[0].strip(), "tool_calls"
             functions = [{"name": call.tool, "arguments": json.dumps(call.args)} for call in calls]
-            message |= {
-                "content": before or None,
-                "tool_calls": [{"id": f"call_{i}", "type": "function", "function": f} for i, f in enumerate(functions)],
-            }
+            made = [{"id": f"call_{i}", "type": "function", "function": f} for i, f in enumerate(functions)]
+            message |= {"content": before or None, "tool_calls": made}
         logprobs = {"content": self._tokens_of(text, output)} if request.logprobs else None
         return {"index": index, "message": message, "logprobs": logprobs, "finish_reason": finish}
 
@@ -111,8 +109,7 @@ class Policy:
             if length >= len(text):
                 break
             token = self._prompt.decode([number])
-            entry = {"token": token, "logprob": logprob, "bytes": list(token.encode())}
-            tokens.append(entry | {"top_logprobs": []})
+            tokens.append({"token": token, "logprob": logprob, "bytes": list(token.encode()), "top_logprobs": []})
             length += len(token)
         return tokens
 
@@ -163,15 +160,11 @@ def _for_template(message: dict[str, Any]) -> dict[str, Any]:
         if odd := [part["type"] for part in content if part["type"] != "text"]:
             raise UserError(f"messages: a part of type {odd[0]!r} cannot be shown to this policy, only text.")
         content = "\n".join(part["text"] for part in content)
-    message = message | {"content": content}
-    if not message.get("tool_calls"):
-        return message
-    calls = []
-    for call in message["tool_calls"]:
+    told, calls = message | {"content": content}, []
+    for call in message.get("tool_calls") or ():
         function = call["function"]
-        arguments = function["arguments"]
-        calls.append({**call, "function": {**function, "arguments": json.loads(arguments)}})
-    return message | {"tool_calls": calls}
+        calls.append(call | {"function": function | {"arguments": json.loads(function["arguments"])}})
+    return told | {"tool_calls": calls} if calls else told
 
 
 def versions_of(output: GenerationOutput) -> list[dict[str, int]]:

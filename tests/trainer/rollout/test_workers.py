@@ -1,0 +1,96 @@
+"""RolloutWorkers that die while groups are in flight, as with staleness: each group comes back once, and no other."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import ray
+
+from skyrl_trainer.rollout.manager import Rollouts
+from skyrl_trainer.settings import Config
+from skyrl_trainer.types import Sample, Trajectory
+from tests.trainer import fakes
+from tests.trainer.fakes import FakeEngine, tiny_tokenizer
+
+ENV_FILE = """
+import time
+
+import gymnasium
+
+
+class Slow(gymnasium.Env):
+    metadata = {"render_modes": [], "waits": True}
+
+    def reset(self, *, seed=None, options=None):
+        self.count = 0
+        return "go", {}
+
+    def step(self, action):
+        self.count += 1
+        time.sleep(0.2)
+        return "on", 0.0, self.count == 4, False, {}
+
+
+gymnasium.register("test/Slow-v0", Slow)
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    folder = tmp_path_factory.mktemp("workers")
+    tiny_tokenizer().save_pretrained(folder / "tokenizer")
+    (folder / "env.py").write_text(ENV_FILE)
+    ray.cloudpickle.register_pickle_by_value(fakes)  # its module is not installed where the actors run
+    ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False)
+    yield folder
+    ray.shutdown()
+
+
+@pytest.fixture
+def rollouts(folder: Path) -> Iterator[Rollouts]:
+    """Two engines; an episode takes a second or more."""
+    generator = {"max_turns": 6, "max_model_len": 512, "max_concurrency": 4, "max_completion_length": 4}
+    config = Config.model_validate({"generator": generator, "environment": {"num_workers": 1}})
+    engines = [ray.remote(FakeEngine).options(num_cpus=0).remote() for _ in range(2)]
+    made = Rollouts(config, engines, str(folder / "tokenizer"))
+    assert made.stop_token_ids
+    yield made
+    made.close()
+
+
+def kill(worker: Any) -> None:
+    os.kill(ray.get(worker.__ray_call__.remote(lambda worker: os.getpid())), signal.SIGKILL)
+
+
+def start(rollouts: Rollouts, folder: Path, numbers: range) -> dict[int, list[Trajectory]]:
+    samples = {i: Sample(f"s{i}", "test/Slow-v0", i, env_file=str(folder / "env.py")) for i in numbers}
+    groups = {i: rollouts.new_group(f"1/{i}", sample, 2) for i, sample in samples.items()}
+    rollouts.start(list(groups.values()))
+    return groups
+
+
+@pytest.mark.parametrize("pause", [0.0, 1.0])
+def test_a_worker_that_dies_while_nobody_asks_loses_no_group(rollouts: Rollouts, folder: Path, pause: float) -> None:
+    """The driver learns when it dies; it draws others before it asks for any."""
+    groups = start(rollouts, folder, range(4))
+    done = rollouts.finished(groups)
+    groups = {number: group for number, group in groups.items() if number not in done}
+    kill(rollouts._workers[0])
+    time.sleep(pause)  # before Ray notices, or while it restarts the worker
+    groups |= start(rollouts, folder, range(4, 8))
+    while len(done) < 8:
+        ended = rollouts.finished(groups)
+        assert not ended.keys() & done.keys(), "none twice"
+        groups = {number: group for number, group in groups.items() if number not in ended}
+        done |= ended
+    assert {number: [t.trajectory_id for t in group] for number, group in done.items()} == {
+        number: [f"1/{number}/0", f"1/{number}/1"] for number in range(8)
+    }
+    assert all(len(each.turns) == 4 and not each.stop_reason.failed for group in done.values() for each in group)
+    assert not any(rollouts._in_play) and not rollouts._ended
