@@ -145,11 +145,16 @@ def test_tool_calls_that_the_same_server_reads(server: str, tmp_path: Path) -> N
     assert attempt["stop"] == "length" and "Seven legs." in attempt["messages"][2]["content"]
 
 
-def test_a_model_folder_is_served_and_evaluated(policy: Path, tmp_path: Path) -> None:
-    data = write(tmp_path / "gsm8k.jsonl", ROWS["gsm8k"])
+def test_a_model_folder_is_served_and_evaluated(
+    policy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Also a question that is longer than the model's context: it is no wrong answer, and the reader is told."""
+    long = {"question": "How much is 1 + 1? " * 2000, "answer": "#### 2"}
+    data = write(tmp_path / "gsm8k.jsonl", [*ROWS["gsm8k"], long])
     words = [f"--data={data}", f"--checkpoint={policy}", "--bench=gsm8k", "--max-tokens=24"]
-    assert main(["eval", "agent", *words, f"--out={tmp_path / 'run'}"]) == 0
-    assert len(lines(tmp_path / "run/attempts.jsonl")) == 2
+    assert main(["eval", "agent", *words, f"--out={tmp_path / 'run'}"]) == 3
+    assert "The first prompt has 4096 tokens or more, too many for a context of 4096" in capsys.readouterr().err
+    assert [line["stop"] for line in lines(tmp_path / "run/attempts.jsonl")].count("error") == 1
     config = json.loads((tmp_path / "run" / "manifest.json").read_text())["config"]
     assert config["asked"] == "tokens" and len(config["weights"]) == 16
 

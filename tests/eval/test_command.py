@@ -194,6 +194,7 @@ def test_compare(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
             ["agent", "--checkpoint=none", "--bench=gsm8k", "--data=DATA"],
             "neither a run with a saved policy nor a model",
         ),
+        (["agent", "--base-url=x", "--bench=gsm8k", "--data=deep.json"], "deep.json cannot be read: maximum recursion"),
         (["agent", "--grade-only"], "--grade-only needs --out"),
         (["agent", "--grade-only", "--out=none"], "none/manifest.json"),
         (["agent", "--base-url=x", "--bench=gsm8k", "--data=DATA", "--tools=none.jsonl"], "--tools none.jsonl cannot"),
@@ -213,6 +214,7 @@ def test_what_is_missing_is_one_sentence(
     swe |= {"problem_statement": "?", "FAIL_TO_PASS": "[]", "PASS_TO_PASS": "[]", "eval_script": "true"}
     files = {"DATA": write(tmp_path / "d.jsonl", sums(3)), "HLE": write(tmp_path / "h.jsonl", ROWS["hle"])}
     files |= {"SWE": write(tmp_path / "s.jsonl", [swe]), "LCB": write(tmp_path / "l.jsonl", ROWS["livecodebench"])}
+    (tmp_path / "deep.json").write_text("[" * 10**5)
     for name, path in files.items():
         words = [word.replace(name, path) for word in words]
     assert main(["eval", *words]) == 2

@@ -85,6 +85,7 @@ def test_a_server_without_a_tool_parser_is_found_before_any_question(
         (["--base-url=http://127.0.0.1:9/v1", "--native-tools"], "gsm8k has no tools of its own, so give --tools."),
         (["--checkpoint=x", "--native-tools"], "--native-tools goes to an endpoint: give --base-url."),
         (["--base-url=http://127.0.0.1:9/v1", "--token-limit=0"], "--token-limit is 0, but should be 1 or more."),
+        (["--base-url=http://127.0.0.1:9/v1", f"--request={'[' * 10**5}"], "is not JSON such as"),
     ],
 )
 def test_options_that_fit_nothing_are_refused(

@@ -192,7 +192,7 @@ def _chosen(args: argparse.Namespace, items: list[Item]) -> list[Item]:
 def _members(text: str) -> dict[str, Any]:
     try:
         found = dict(json.loads(text))
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, RecursionError) as error:
         raise UserError(f'--request {text} is not JSON such as {{"top_p": 0.9}}: {error}.') from error
     if taken := sorted(OURS & found.keys()):
         raise UserError(f"--request cannot hold {taken[0]}, which the evaluation sets itself.")
@@ -258,7 +258,8 @@ def _solve(args: argparse.Namespace, run: Run, processes: Processes) -> Run:
         finally:
             over.set()
     if errors:
-        print(f"{errors} attempts ended in an error: the same command tries them again.", file=sys.stderr)
+        first = next(attempt.error for attempt in run.attempts.values() if attempt.stop == "error")
+        print(f"{errors} attempts ended in an error; the same command tries them again. One: {first}", file=sys.stderr)
     return run
 
 

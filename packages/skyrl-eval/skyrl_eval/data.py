@@ -164,7 +164,7 @@ def _raw(path: Path) -> Iterator[Any]:
         else:
             with path.open("rb") as lines:  # to be read one by one: some may be damaged
                 yield from filter(bytes.strip, lines)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise UserError(f"{path} cannot be read: {error}.") from error
 
 

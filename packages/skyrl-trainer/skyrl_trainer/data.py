@@ -201,7 +201,7 @@ def _parse(spec: str | dict[str, Any]) -> tuple[str, dict[str, Any]]:
         if key in options:
             raise UserError(f"Data source {spec!r} gives the option {key!r} twice; list two sources instead.")
         options[key] = text
-        with suppress(ValueError):  # 2 of "2", True of "true", and text of everything else
+        with suppress(ValueError, RecursionError):  # 2 of "2", True of "true", and text of everything else
             value = json.loads(text)
             options[key] = value if isinstance(value, (int, float)) else text
     return name, options
