@@ -119,7 +119,7 @@ def test_a_code_agent_runs_end_to_end(bench: str, server: str, tmp_path: Path) -
     assert (out / "report.html").stat().st_size < 300_000
 
 
-@pytest.mark.parametrize("most", [pytest.param(24, marks=pytest.mark.full), 16384])
+@pytest.mark.parametrize("most", [24, pytest.param(16384, marks=pytest.mark.full)])
 def test_the_same_server_asked_by_messages(most: int, server: str, tmp_path: Path) -> None:
     """Also where the default of --max-tokens is more than the server's context."""
     data = write(tmp_path / "gsm8k.jsonl", ROWS["gsm8k"])

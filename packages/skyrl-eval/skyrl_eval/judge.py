@@ -45,9 +45,10 @@ class Match(BaseModel):
 
 def objects(text: str) -> Iterator[Any]:
     """The JSON objects in a text, whatever else is in it."""
-    for brace in re.finditer(r"\{", text):
-        with suppress(ValueError, RecursionError):
-            yield json.JSONDecoder(strict=False).raw_decode(text, brace.start())[0]
+    with suppress(RecursionError):  # what is nested so deeply is no judgement, and every brace in it would be tried
+        for brace in re.finditer(r"\{", text):
+            with suppress(ValueError):
+                yield json.JSONDecoder(strict=False).raw_decode(text, brace.start())[0]
 
 
 def parse_match(reply: str) -> Match | None:

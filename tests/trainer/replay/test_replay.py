@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import ray
 
 from skyrl_trainer.cli import main
 from skyrl_trainer.replay.player import Difference, Player, compare
@@ -39,6 +40,17 @@ def stored(tmp_path_factory: pytest.TempPathFactory) -> JsonlTrajectoryStore:
     return store
 
 
+@pytest.fixture(scope="module")
+def one_ray() -> Iterator[None]:
+    """For the players of this file; the first test starts its own, as a command does."""
+    ray.init("local", include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+    stop = ray.shutdown
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ray, "shutdown", lambda: None)
+        yield
+    stop()
+
+
 def test_all_families_are_identical(stored: JsonlTrajectoryStore, capfd: pytest.CaptureFixture[str]) -> None:
     run = str(stored.path(1).parent.parent)
     assert main(["replay", run, "--step", "1"]) == 0
@@ -47,6 +59,7 @@ def test_all_families_are_identical(stored: JsonlTrajectoryStore, capfd: pytest.
     assert capfd.readouterr().out.startswith(f"step 1: {4 * len(FAMILIES)} of {4 * len(FAMILIES)}\n")
 
 
+@pytest.mark.usefixtures("one_ray")
 def test_tools_with_effects_outside_answer_from_the_record_unless_live(stored: JsonlTrajectoryStore) -> None:
     told_time = [t for t in stored.read(1).trajectories if any(CLOCK in turn.action for turn in t.turns)]
     told_time = [t for t in told_time if t.sample.env_id == "skyrl/tool_use-v0"]
@@ -56,6 +69,7 @@ def test_tools_with_effects_outside_answer_from_the_record_unless_live(stored: J
         assert difference is not None and (difference.turn, difference.field) == (first, "observation")
 
 
+@pytest.mark.usefixtures("one_ray")
 def test_a_call_that_is_not_in_the_record_is_a_difference(stored: JsonlTrajectoryStore) -> None:
     trajectory = next(t for t in stored.read(1).trajectories if any(CLOCK in turn.action for turn in t.turns))
     number = next(i for i, turn in enumerate(trajectory.turns) if CLOCK in turn.action)
@@ -76,6 +90,7 @@ TAMPERED = [
 ]
 
 
+@pytest.mark.usefixtures("one_ray")
 def test_the_first_difference_is_named(stored: JsonlTrajectoryStore) -> None:
     longest = max(stored.read(1).trajectories, key=lambda t: (t.sample.env_id, len(t.turns)))
     tampered = []
@@ -90,6 +105,7 @@ def test_the_first_difference_is_named(stored: JsonlTrajectoryStore) -> None:
         assert (difference.turn, difference.field, difference.recorded) == wanted
 
 
+@pytest.mark.usefixtures("one_ray")
 def test_differing_trajectories_are_named_and_the_exit_code_is_1(
     stored: JsonlTrajectoryStore, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -154,6 +170,7 @@ FAILURES: list[tuple[str, StopReason, str | None, bool]] = [
 ]
 
 
+@pytest.mark.usefixtures("one_ray")
 def test_a_failed_episode_is_played_to_its_failure(moody: Sample) -> None:
     prompt = [{"role": "user", "content": "start"}]
     episodes = []
@@ -168,6 +185,7 @@ def test_a_failed_episode_is_played_to_its_failure(moody: Sample) -> None:
     assert set(differences[1::2]) == {None}, "the next episode does not suffer"
 
 
+@pytest.mark.usefixtures("one_ray")
 def test_an_engine_error_is_played_up_to_its_last_answer_and_a_failed_reset_fails_again(moody: Sample) -> None:
     cut = Trajectory("1/0/0", moody, 0, 0, [OK, OK], StopReason.ENGINE_ERROR, "The engine is gone.")
     error = "The env's reset raised ValueError: no such room (moody.py, line 10)"
