@@ -1,9 +1,12 @@
 """The six task types, how a task is drawn, and when it is done.
 
 Task `index` has type index % 6. It is drawn from `random.Random` of a string of split, difficulty and index, so that it
-is the same in both languages, and everywhere. train and val play in the seen layouts, test in the unseen ones.
+is the same in both languages, and everywhere. train and val play in the seen layouts, test in the unseen ones. A hash
+of goal, layout and relevant places, with which a task could be remembered, says whether it is train's or val's; a task
+is drawn until it is of the wanted split.
 """
 
+import hashlib
 import random
 from functools import cache
 from typing import Any
@@ -28,14 +31,15 @@ def make_data(split: str, difficulty: int, index: int) -> dict[str, Any]:
     """A task as plain data: where it plays, its goal, and where everything lies."""
     level, task_type = load()["levels"][difficulty], TYPES[index % len(TYPES)]
     rng = random.Random(f"alfworld_lite:{split}:{difficulty}:{index}")
-    kind, group = rng.choice(_ROOMS.get(task_type, tuple(load()["rooms"]))), "unseen" if split == "test" else "seen"
-    where = (kind, group, rng.randrange(len(load()["rooms"][kind][group])), level["most"])
+    while True:
+        where, thing, target, found, lamp = _draw(rng, split, task_type, level)
+        relevant = [*sorted(map(kind_of, found)), *(kind_of(place) for place, _ in lamp if task_type == LOOK)]
+        if split == "test" or _held_out(task_type, thing, target, *where[:3], *relevant) == (split == "val"):
+            break
     room = layout(*where)
-    thing, target, sources = rng.choice(_goals(room, task_type, level["closed"]))
-    lamps = _lamps(room, target)
     contents: dict[str, list[str]] = {}
-    for number in range(1, 3 if task_type == TWO else 2):
-        contents.setdefault(rng.choice(sources), []).append(f"{thing} {number}")
+    for number, place in enumerate(found, start=1):
+        contents.setdefault(place, []).append(f"{thing} {number}")
     numbers: dict[str, int] = {}
     spots = [spot for spot in _spots(room) if spot[0] != thing]
     for _ in range(level["others"]):
@@ -47,10 +51,25 @@ def make_data(split: str, difficulty: int, index: int) -> dict[str, Any]:
         "object": thing,
         "target": target,
         "layout": list(where),
-        "lamps": dict([rng.choice(lamps)] if lamps else []),
+        "lamps": dict(lamp),
         "contents": contents,
         "phrase": rng.randrange(2),
     }
+
+
+def _draw(rng: random.Random, split: str, task_type: str, level: dict[str, Any]) -> tuple[Any, ...]:
+    """A layout, an object kind, what it is to be put in or seen by, where such objects lie, and the lamp, if any."""
+    group, kind = "unseen" if split == "test" else "seen", rng.choice(_ROOMS.get(task_type, tuple(load()["rooms"])))
+    where = (kind, group, rng.randrange(len(load()["rooms"][kind][group])), level["most"])
+    thing, target, sources = rng.choice(_goals(layout(*where), task_type, level["closed"]))
+    lamps = _lamps(layout(*where), target)
+    found = [rng.choice(sources) for _ in range(2 if task_type == TWO else 1)]
+    return where, thing, target, found, [rng.choice(lamps)] if lamps else []
+
+
+def _held_out(*form: Any) -> bool:
+    """Whether a task of this form is val's: every tenth. Places of one kind count as one, whatever their numbers."""
+    return hashlib.blake2b(" ".join(map(str, form)).encode(), digest_size=4).digest()[0] % 10 == 0
 
 
 def reached(world: World, data: dict[str, Any]) -> bool:
