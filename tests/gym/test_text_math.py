@@ -7,11 +7,13 @@ import json
 import os
 import random
 import re
+import signal
 import subprocess
 import sys
 import time
 import warnings
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from fractions import Fraction
 from pathlib import Path
 
@@ -597,3 +599,51 @@ def test_rows_with_any_exact_answer():
         assert env.step(env.unwrapped.expert_action())[1] == 1.1
         env.reset(options={"task": row})
         assert env.step(f"So\n#### {truth}\n")[1] == (1.1 if name == "gsm8k" else 0.0)
+
+
+def expression_row(truth, field="reward_spec", name="method"):
+    return {"prompt": "Expand (x + 1)^2.", field: {name: "math_verify", "ground_truth": truth}}
+
+
+def test_a_row_may_ask_for_math_verify():
+    env = make()
+    for truth, answer, right in (
+        ("x^2+2x+1", "(x+1)^2", True),
+        ("x^2+2x+1", "(x+1)^3", False),
+        ("0.5", "\\frac{1}{2}", True),
+        ("\\sqrt{8}", "2\\sqrt{2}", True),
+        (4, "5", False),
+    ):
+        for row in (expression_row(truth), expression_row(truth, "reward_model", "style")):
+            env.reset(options={"task": row})
+            assert env.step(env.unwrapped.expert_action())[4]["success"]
+            env.reset(options={"task": row})
+            parts = env.step(f"So \\boxed{{{answer}}}")[4]["reward_parts"]
+            assert parts == {"correct": float(right), "format": 0.1}
+    env.reset(options={"task": expression_row("x")})
+    assert env.step("x")[1] == 0.0
+    env.reset(options={"task": expression_row("x")})
+    assert env.step("\\boxed{" + "x" * 1001 + "}")[1] == 0.0
+    env.reset(options={"task": expression_row("x")})
+    start = time.monotonic()
+    assert env.step("\\boxed{9^{9^{9^{9}}}}")[1] == 0.1 and time.monotonic() - start < 20
+
+
+def test_math_verify_leaves_an_alarm_that_was_set_and_works_in_threads():
+    env, rang = make(), []
+    signal.signal(signal.SIGALRM, lambda *_: rang.append(1))
+    signal.setitimer(signal.ITIMER_REAL, 2.0)
+    env.reset(options={"task": expression_row("x+y")})
+    assert env.step("\\boxed{y+x}")[1] == 1.1
+    assert signal.getitimer(signal.ITIMER_REAL)[0] > 0
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    env.reset(options={"task": expression_row("x+y")})
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(env.step, "\\boxed{y+x}").result()[1] == 1.1
+    assert not rang
+
+
+def test_without_math_verify_a_row_that_asks_for_it_says_so(monkeypatch):
+    monkeypatch.setitem(sys.modules, "math_verify", None)
+    with pytest.raises(ImportError, match="asks for 'math_verify': `pip install math-verify`"):
+        make().reset(options={"task": expression_row("x")})

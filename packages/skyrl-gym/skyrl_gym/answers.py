@@ -30,7 +30,9 @@ r"""Final answers, compared exactly: numbers, words, ordered lists and sets.
 from __future__ import annotations
 
 import re
+import signal
 from fractions import Fraction
+from threading import current_thread, main_thread
 from typing import TypeAlias
 
 Answer: TypeAlias = "Fraction | str | tuple[Answer, ...] | frozenset[Answer]"
@@ -88,6 +90,21 @@ def same(given: str, truth: str) -> bool:
     """Whether two texts state the same answer; False where either states none."""
     answer = canonical(given)
     return answer is not None and answer == canonical(truth)
+
+
+def verified(given: str, truth: str) -> bool:
+    """Whether math-verify takes the two for the same; ImportError where it is not installed.
+
+    Its limits, five seconds each way, are alarms: there are none outside the main thread, and one that was set stays.
+    """
+    from math_verify import parse, verify
+
+    seconds, alarm = 5 * (current_thread() is main_thread()), signal.getitimer(signal.ITIMER_REAL)
+    try:
+        sides = [parse(f"\\boxed{{{text}}}", parsing_timeout=seconds) for text in (truth, given)]
+        return bool(verify(*sides, timeout_seconds=seconds))
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, *alarm)
 
 
 def _parse(text: str, depth: int) -> Answer | None:
