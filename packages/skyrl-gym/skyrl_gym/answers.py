@@ -93,10 +93,8 @@ def same(given: str, truth: str) -> bool:
 
 
 def verified(given: str, truth: str) -> bool:
-    """Whether math-verify takes the two for the same; ImportError where it is not installed.
-
-    Its limits, five seconds each way, are alarms: there are none outside the main thread, and one that was set stays.
-    """
+    """Whether math-verify takes the two for the same; ImportError without it. Its limits of five seconds are alarms:
+    it has none outside the main thread, and an alarm that was set stays."""
     from math_verify import parse, verify
 
     seconds, alarm = 5 * (current_thread() is main_thread()), signal.getitimer(signal.ITIMER_REAL)
@@ -126,8 +124,7 @@ def _parse(text: str, depth: int) -> Answer | None:
         return None
     if not bracket and len(parts) == 1:
         word = text.strip("\"'“”‘’ ").casefold()
-        plain = word.isalpha() or not _SUM.fullmatch(word)
-        return (word if plain else _in_order(re.sub("[{}]", "", word))) or None
+        return (word if word.isalpha() or not _SUM.fullmatch(word) else _in_order(word)) or None
     if len(parts) == 1 and (bracket == "(" or (bracket == "{" and parts != [""])):
         return _parse(parts[0], depth - 1)
     items = [_parse(part, depth - 1) for part in parts] if parts != [""] else []
@@ -137,7 +134,7 @@ def _parse(text: str, depth: int) -> Answer | None:
 
 def _in_order(expression: str) -> str:
     """Its terms sorted, and the factors of each: "y*2 - x^{2}" is "2*y-x^2"."""
-    terms = re.findall(rf"([+-]?) ?({_TERM})", expression)
+    terms = re.findall(rf"([+-]?) ?({_TERM})", re.sub("[{}]", "", expression))
     plain = [(sign or "+") + "*".join(sorted(re.findall(_FACTOR, term))) for sign, term in terms]
     return "".join(sorted(plain)).removeprefix("+")
 

@@ -2,8 +2,7 @@
 
 Task `index` has type index % 6. It is drawn from `random.Random` of a string of split, difficulty and index, so that it
 is the same in both languages, and everywhere. train and val play in the seen layouts, test in the unseen ones. A hash
-of goal, layout and relevant places, with which a task could be remembered, says whether it is train's or val's; a task
-is drawn until it is of the wanted split.
+of goal, layout and the kinds of places that matter gives every tenth task to val: it is drawn until it is of its split.
 """
 
 import hashlib
@@ -34,7 +33,9 @@ def make_data(split: str, difficulty: int, index: int) -> dict[str, Any]:
     while True:
         where, thing, target, found, lamp = _draw(rng, split, task_type, level)
         relevant = [*sorted(map(kind_of, found)), *(kind_of(place) for place, _ in lamp if task_type == LOOK)]
-        if split == "test" or _held_out(task_type, thing, target, *where[:3], *relevant) == (split == "val"):
+        form = " ".join(map(str, (task_type, thing, target, *where[:3], *relevant)))
+        held_out = hashlib.blake2b(form.encode(), digest_size=4).digest()[0] % 10 == 0
+        if split == "test" or held_out == (split == "val"):
             break
     room = layout(*where)
     contents: dict[str, list[str]] = {}
@@ -65,11 +66,6 @@ def _draw(rng: random.Random, split: str, task_type: str, level: dict[str, Any])
     lamps = _lamps(layout(*where), target)
     found = [rng.choice(sources) for _ in range(2 if task_type == TWO else 1)]
     return where, thing, target, found, [rng.choice(lamps)] if lamps else []
-
-
-def _held_out(*form: Any) -> bool:
-    """Whether a task of this form is val's: every tenth. Places of one kind count as one, whatever their numbers."""
-    return hashlib.blake2b(" ".join(map(str, form)).encode(), digest_size=4).digest()[0] % 10 == 0
 
 
 def reached(world: World, data: dict[str, Any]) -> bool:

@@ -91,8 +91,7 @@ class TextMathEnv(TextEnv):
     def act(self, action: str) -> Outcome:
         hashes, truth = self.task.data.get("hashes", False), self.task.ground_truth
         if self.task.data.get("verify"):
-            given = last_answer(action, hashes=hashes) or ""
-            well_formed = 0 < len(given) <= LONGEST
+            well_formed = 0 < len(given := last_answer(action, hashes=hashes) or "") <= LONGEST
             correct = well_formed and verified(given, str(truth))
         else:
             answer, right = _read(action, hashes), _read(boxed(truth), hashes)
