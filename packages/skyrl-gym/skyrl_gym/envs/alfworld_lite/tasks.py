@@ -31,13 +31,12 @@ def make_data(split: str, difficulty: int, index: int) -> dict[str, Any]:
     level, task_type = load()["levels"][difficulty], TYPES[index % len(TYPES)]
     rng = random.Random(f"alfworld_lite:{split}:{difficulty}:{index}")
     while True:
-        where, thing, target, found, lamp = _draw(rng, split, task_type, level)
+        room, thing, target, found, lamp = _draw(rng, split, task_type, level)
         relevant = [*sorted(map(kind_of, found)), *(kind_of(place) for place, _ in lamp if task_type == LOOK)]
-        form = " ".join(map(str, (task_type, thing, target, *where[:3], *relevant)))
+        form = " ".join(map(str, (task_type, thing, target, *room.key[:3], *relevant)))
         held_out = hashlib.blake2b(form.encode(), digest_size=4).digest()[0] % 10 == 0
         if split == "test" or held_out == (split == "val"):
             break
-    room = layout(*where)
     contents: dict[str, list[str]] = {}
     for number, place in enumerate(found, start=1):
         contents.setdefault(place, []).append(f"{thing} {number}")
@@ -51,7 +50,7 @@ def make_data(split: str, difficulty: int, index: int) -> dict[str, Any]:
         "type": task_type,
         "object": thing,
         "target": target,
-        "layout": list(where),
+        "layout": list(room.key),
         "lamps": dict(lamp),
         "contents": contents,
         "phrase": rng.randrange(2),
@@ -61,11 +60,10 @@ def make_data(split: str, difficulty: int, index: int) -> dict[str, Any]:
 def _draw(rng: random.Random, split: str, task_type: str, level: dict[str, Any]) -> tuple[Any, ...]:
     """A layout, an object kind, what it is to be put in or seen by, where such objects lie, and the lamp, if any."""
     group, kind = "unseen" if split == "test" else "seen", rng.choice(_ROOMS.get(task_type, tuple(load()["rooms"])))
-    where = (kind, group, rng.randrange(len(load()["rooms"][kind][group])), level["most"])
-    thing, target, sources = rng.choice(_goals(layout(*where), task_type, level["closed"]))
-    lamps = _lamps(layout(*where), target)
-    found = [rng.choice(sources) for _ in range(2 if task_type == TWO else 1)]
-    return where, thing, target, found, [rng.choice(lamps)] if lamps else []
+    room = layout(kind, group, rng.randrange(len(load()["rooms"][kind][group])), level["most"])
+    thing, target, sources = rng.choice(_goals(room, task_type, level["closed"]))
+    lamps, found = _lamps(room, target), [rng.choice(sources) for _ in range(2 if task_type == TWO else 1)]
+    return room, thing, target, found, [rng.choice(lamps)] if lamps else []
 
 
 def reached(world: World, data: dict[str, Any]) -> bool:
