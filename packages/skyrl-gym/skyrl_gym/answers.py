@@ -3,6 +3,7 @@ r"""Final answers, compared exactly: numbers, words, ordered lists and sets.
     85   +085   85.0   ８５   8,500/100   85 km     one number                     Fraction(85)
     1 3/4   1\frac34   7/4   1.75   175%   百分之175  one number, and so is $1.75    Fraction(7, 4)
     Knight   "knight"   \text{knight}.              one word, without case         "knight"
+    x^2+3y   3*y + x^{2}                            one expression                 "3*y+x^2"
     1, 2    (1, 2)    [1, 2]                        a list: the order counts       (Fraction(1), Fraction(2))
     {1, 2}  {2, 1, 2}  \{1,2\}                      a set                          frozenset of the same two
     (0, 1]  \left(0, 1\right]                       an interval, half open         ("(", Fraction(0), Fraction(1), "]")
@@ -21,14 +22,17 @@ r"""Final answers, compared exactly: numbers, words, ordered lists and sets.
 - Currency signs ($ ¥ ￥ € £) and the units of _UNITS are taken off a number, and nothing is converted: 5 km is 5, and
   so is 5 m. Other words are no units: "5 apples" is a word answer, not the number 5. Full-width signs are plain ones.
 - White space, LaTeX's spacing and grouping, quotes around a word and a full stop at the end are ignored.
-- No arithmetic is done beyond one fraction: "2 + 3" and "1e3" are words.
+- Of sums and products the order does not count. Beyond that, and one fraction, nothing is worked out: "2 + 3" and "1e3"
+  are words, and 2x + 3x is not 5x, or else a question to simplify would be its own answer.
 - Nothing, unbalanced brackets, a zero denominator and more than 1,000 characters are not an answer.
 """
 
 from __future__ import annotations
 
 import re
+import signal
 from fractions import Fraction
+from threading import current_thread, main_thread
 from typing import TypeAlias
 
 Answer: TypeAlias = "Fraction | str | tuple[Answer, ...] | frozenset[Answer]"
@@ -48,7 +52,11 @@ _LATEX = [
     (re.compile(r"\\[dt]?frac\s*\{([^{}]*)\}\s*\{([^{}]*)\}"), r" \1/\2"),
     (re.compile(r"\\[dt]?frac\s*([0-9])\s*([0-9])"), r" \1/\2"),
     (re.compile(r"\\([$% ])"), r"\1"),
+    (re.compile(r"\\(?:cdot|times)"), "*"),
 ]
+_FACTOR = r"(?:[0-9]++(?:\.[0-9]++)?|[a-z]++(?:\^(?:[0-9]++|\{[0-9]++\}))?)(?:/[0-9]++)?"
+_TERM = rf"{_FACTOR}(?:(?: ?\* ?|(?<=[0-9}}]) ?(?=[a-z])){_FACTOR})*"
+_SUM = re.compile(rf"[+-]? ?{_TERM}(?: ?[+-] ?{_TERM})*")
 _AMOUNT = r"(?:[0-9]{1,3}(?:,[0-9]{3})+(?:\.[0-9]*)?|[0-9]+(?:\.[0-9]*)?|\.[0-9]+)"
 _NUMBER = re.compile(
     rf"(?P<sign>[+-]?) ?(?:(?P<whole>[0-9]+) (?=[0-9.]+ ?/))?(?P<top>{_AMOUNT})"
@@ -84,6 +92,19 @@ def same(given: str, truth: str) -> bool:
     return answer is not None and answer == canonical(truth)
 
 
+def verified(given: str, truth: str) -> bool:
+    """Whether math-verify takes the two for the same; ImportError without it. Its limits of five seconds are alarms:
+    it has none outside the main thread, and an alarm that was set stays."""
+    from math_verify import parse, verify
+
+    seconds, alarm = 5 * (current_thread() is main_thread()), signal.getitimer(signal.ITIMER_REAL)
+    try:
+        sides = [parse(f"\\boxed{{{text}}}", parsing_timeout=seconds) for text in (truth, given)]
+        return bool(verify(*sides, timeout_seconds=seconds))
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, *alarm)
+
+
 def _parse(text: str, depth: int) -> Answer | None:
     text = text.removesuffix(".").rstrip()
     number = _NUMBER.fullmatch(text)
@@ -102,12 +123,20 @@ def _parse(text: str, depth: int) -> Answer | None:
     if parts is None or depth == 0:
         return None
     if not bracket and len(parts) == 1:
-        return text.strip("\"'“”‘’ ").casefold() or None
+        word = text.strip("\"'“”‘’ ").casefold()
+        return (word if word.isalpha() or not _SUM.fullmatch(word) else _in_order(word)) or None
     if len(parts) == 1 and (bracket == "(" or (bracket == "{" and parts != [""])):
         return _parse(parts[0], depth - 1)
     items = [_parse(part, depth - 1) for part in parts] if parts != [""] else []
     answers = tuple(item for item in items if item is not None)
     return None if len(answers) < len(items) else frozenset(answers) if bracket in ("{", "⦃") else answers
+
+
+def _in_order(expression: str) -> str:
+    """Its terms sorted, and the factors of each: "y*2 - x^{2}" is "2*y-x^2"."""
+    terms = re.findall(rf"([+-]?) ?({_TERM})", re.sub("[{}]", "", expression))
+    plain = [(sign or "+") + "*".join(sorted(re.findall(_FACTOR, term))) for sign, term in terms]
+    return "".join(sorted(plain)).removeprefix("+")
 
 
 def _number(match: re.Match[str]) -> Fraction | None:

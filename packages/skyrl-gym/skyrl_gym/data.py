@@ -82,9 +82,7 @@ def ground_truth(row: Mapping[str, Any]) -> Any:
 
 def _require(fine: bool, where: str, field: str, expected: str, value: Any) -> None:
     if not fine:
-        text = repr(value)
-        shown = f"{text[:60]}..." if len(text) > 60 else text
-        raise ValueError(f"{where}: field '{field}' must be {expected}, got {shown}.")
+        raise ValueError(f"{where}: field '{field}' must be {expected}, got {value!r:.60}.")
 
 
 def row_id(content: Any) -> str:

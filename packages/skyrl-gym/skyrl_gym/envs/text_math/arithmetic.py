@@ -4,7 +4,7 @@ Every difficulty is a finite list of distinct problems. Two hashes (of our own, 
 - the split, by a hash of the problem in canonical form, in which factors and summands are sorted: "47 + 38" and
   "38 + 47" lie in one split, in every difficulty and language;
 - the order within a split, by a hash of the problem as it is written.
-A list is built with numpy on first use and kept: half a second for the 1.2 million problems of difficulty 3, else less.
+A list is built with numpy on first use and kept: half a second for the 1.2 million problems of difficulty 4, else less.
 """
 
 from bisect import bisect_right
@@ -142,14 +142,14 @@ _TWO, _THREE = (10, 99), (100, 999)
 LEVELS: dict[int, Callable[[], list[Block]]] = {
     1: lambda: [(SUM, _grid(_TWO, _TWO))],
     2: lambda: [(SUM, _grid(_TWO, _TWO)), _differences(*_TWO)],
-    3: lambda: [(SUM, _grid(_THREE, _THREE)), _differences(*_THREE)],
-    4: lambda: [(PRODUCT, _grid((2, 9), (2, 9)))],
-    5: lambda: [(PRODUCT, _grid(_TWO, (2, 9)))],
+    3: lambda: [(PRODUCT, _grid(_TWO, (2, 9)))],
+    4: lambda: [(SUM, _grid(_THREE, _THREE)), _differences(*_THREE)],
+    5: lambda: [(PRODUCT_SUM, _grid(_TWO, (2, 9), _TWO)), _product_differences()],
     6: lambda: [(PRODUCT, _grid(_TWO, _TWO))],
-    7: lambda: [(PRODUCT_SUM, _grid(_TWO, (2, 9), _TWO)), _product_differences()],
+    7: lambda: [(PRODUCT, _grid(_THREE, _TWO))],
     8: lambda: [_chains()],
 }
-"""The difficulties; docs/environments/text_math.md describes them."""
+"""The difficulties, by how much work they are on paper; docs/environments/text_math.md describes them."""
 
 
 # Worked solutions.

@@ -8,10 +8,11 @@ and 1.0 for the right one (`correct`). The episode ends after the step, whatever
 from __future__ import annotations
 
 from collections.abc import Mapping
+from importlib.util import find_spec
 from types import ModuleType
 from typing import Any, ClassVar
 
-from skyrl_gym.answers import Answer, canonical
+from skyrl_gym.answers import LONGEST, Answer, canonical, verified
 from skyrl_gym.core import SPLITS, Choices, Outcome, RowsOnly, Task, TextEnv
 from skyrl_gym.data import ROLES, read_row, row_id
 from skyrl_gym.envs.text_math import arithmetic, logic, words
@@ -68,8 +69,11 @@ class TextMathEnv(TextEnv):
             raise ValueError(
                 "options['task']: text_math takes a prompt of system and user messages; field 'prompt' has others."
             )
-        hashes = row.get("data_source") == "openai/gsm8k"
-        answer = _read(boxed(truth), hashes) if type(truth) in (str, int, float) else None
+        hashes, spec = row.get("data_source") == "openai/gsm8k", row["reward_spec"]
+        verify, known = "math_verify" in (spec.get("method"), spec.get("style")), type(truth) in (str, int, float)
+        if verify and find_spec("math_verify") is None:
+            raise ImportError("options['task']: the row asks for 'math_verify': `pip install math-verify`.")
+        answer = truth if verify and known else _read(boxed(truth), hashes) if known else None
         if answer is None or (isinstance(answer, str) and not isinstance(truth, str)):
             raise ValueError(
                 "options['task']: field 'reward_spec.ground_truth' must be a number, a word, a list or a set, such as "
@@ -77,15 +81,21 @@ class TextMathEnv(TextEnv):
             )
         text, instructions = ("\n\n".join(said[role]) for role in ("user", "system"))
         split, difficulty, lang = options["split"], options["difficulty"], options["lang"]
-        return Task(row_id(prompt), text, truth, difficulty, lang, split, instructions, {"hashes": hashes})
+        return Task(
+            row_id(prompt), text, truth, difficulty, lang, split, instructions, {"hashes": hashes, "verify": verify}
+        )
 
     def begin(self, task: Task) -> str:
         return task.text
 
     def act(self, action: str) -> Outcome:
-        hashes = self.task.data.get("hashes", False)
-        answer, truth = _read(action, hashes), _read(boxed(self.task.ground_truth), hashes)
-        well_formed, correct = type(answer) is type(truth), answer == truth
+        hashes, truth = self.task.data.get("hashes", False), self.task.ground_truth
+        if self.task.data.get("verify"):
+            well_formed = 0 < len(given := last_answer(action, hashes=hashes) or "") <= LONGEST
+            correct = well_formed and verified(given, str(truth))
+        else:
+            answer, right = _read(action, hashes), _read(boxed(truth), hashes)
+            well_formed, correct = type(answer) is type(right), answer == right
         parts = {"correct": CORRECT * correct, "format": FORMAT * well_formed}
         return Outcome("", parts, well_formed, success=correct, terminated=True)
 
