@@ -6,8 +6,6 @@
 In a folder, files whose names begin with "validation" or "dev" hold worked examples, all others items.
 """
 
-from __future__ import annotations
-
 import csv
 import hashlib
 import json
@@ -59,7 +57,7 @@ class Data:
     """Rows that are left out."""
 
 
-def load(bench: Benchmark, spec: str | None = None, images: bool = False) -> Data:
+def load(bench: "Benchmark", spec: str | None = None, images: bool = False) -> Data:
     """All items of a benchmark.
 
     spec: as the module's docstring shows; None for the official data. images: keep the questions that show one.

@@ -4,8 +4,6 @@ A line is on the disk before the next step builds on it; one that a kill has tor
 again. An attempt that ended in an error may be tried again, any other is final: it is there once, whatever happens.
 """
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import hashlib
@@ -19,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import IO, Any, TypeVar
+from typing import IO, Any, Self, TypeVar
 
 from skyrl_eval.types import Attempt, Item, Key, Verdict
 from skyrl_trainer.errors import UserError
@@ -77,7 +75,7 @@ class Run:
     def write_results(self, results: dict[str, Any]) -> None:
         _replace(self.folder / "results.json", results)
 
-    def __enter__(self) -> Run:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -1,7 +1,5 @@
 """What a benchmark is: attributes, four functions, and a name under which it is registered."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -24,7 +22,7 @@ QUESTION_ENV = "skyrl_eval:skyrl/question-v0"
 class Context:
     """What graders work with beside the attempt."""
 
-    judge: Judge | None = None
+    judge: "Judge | None" = None
     executor: str = "namespace"  # where code runs: "namespace", "docker" or "podman"
     repos: Path | None = None  # a folder with clones, owner__name each; else they are fetched from GitHub
     logs: Path | None = None  # where test output is kept

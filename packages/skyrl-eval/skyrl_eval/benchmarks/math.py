@@ -1,9 +1,7 @@
 r"""MATH and GSM8K: an expression in the last \boxed{}, compared by math-verify; a whole number, compared as text."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
 from pydantic import AliasChoices, Field, model_validator
 
@@ -57,7 +55,7 @@ class MATH(Benchmark):
         unique_id: str = ""
 
         @model_validator(mode="after")
-        def has_answer(self) -> MATH.Row:
+        def has_answer(self) -> Self:
             if not (self.answer or boxed(self.solution)):
                 raise ValueError("field 'answer' is missing, and field 'solution' has no \\boxed{}")
             return self

@@ -4,14 +4,12 @@ Symbols in the formulas: P parameters, b bytes of one, B episodes in flight, c t
 bytes of the keys and values of one token.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess
 import sys
 from timeit import repeat
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 from skyrl_trainer.dry_run.doctor import Hardware
 from skyrl_trainer.errors import UserError
@@ -67,7 +65,7 @@ class ModelShape(NamedTuple):
     """Numbers that one layer keeps of a token for its backward pass, about."""
 
     @classmethod
-    def of(cls, config: dict[str, Any], dtype: str) -> ModelShape:
+    def of(cls, config: dict[str, Any], dtype: str) -> Self:
         """From a config.json of the dense Llama, Qwen2 and Qwen3 kind (norms and biases left out: below 0.1 %)."""
         hidden, layers, heads = config["hidden_size"], config["num_hidden_layers"], config["num_attention_heads"]
         size, middle = config.get("head_dim") or hidden // heads, config["intermediate_size"]

@@ -1,13 +1,11 @@
 """The client of servers that answer in JSON over HTTP: tries, pauses between them, limits, and what an error says."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import time
 from contextlib import suppress
 from email.utils import parsedate_to_datetime
-from typing import Any
+from typing import Any, Self
 
 import aiohttp
 
@@ -84,7 +82,7 @@ class HTTPClient:
     async def close(self) -> None:
         await self._http.close()
 
-    async def __aenter__(self) -> HTTPClient:
+    async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(self, *_: object) -> None:

@@ -5,8 +5,6 @@
 R is the return that GAE gives, V_old the critic before the rollout's first update.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
@@ -50,7 +48,7 @@ class PPO(GRPO):
     """Weight of the value loss; matters with critic=backbone only."""
     estimator_name = "gae"
     reduction = staticmethod(token_mean)
-    critic: Critic
+    critic: "Critic"
     explained_variance = 0.0
 
     def start(self, learner: Learner, reference: Scorer | None = None) -> Self:
@@ -100,7 +98,7 @@ class PPO(GRPO):
         return self.value_coef * loss_N
 
     @property
-    def models(self) -> list[Learner | Critic]:
+    def models(self) -> "list[Learner | Critic]":
         return [self.learner, self.critic]
 
     def state_dict(self) -> LearnerState:

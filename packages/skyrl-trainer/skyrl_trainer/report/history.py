@@ -1,16 +1,11 @@
 """metrics.jsonl: one JSON object per step, each once; what is not finite is written as null, and read as NaN."""
 
-from __future__ import annotations
-
 import json
 import math
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from skyrl_trainer.errors import UserError
-
-if TYPE_CHECKING:
-    from skyrl_trainer.types import StepMetrics
+from skyrl_trainer.types import StepMetrics
 
 FILE_NAME = "metrics.jsonl"
 

@@ -1,16 +1,12 @@
 """What a run shows while it trains: one line per step, and on a terminal a status line that moves below."""
 
-from __future__ import annotations
-
 import math
-from typing import TYPE_CHECKING
+from typing import Self
 
 from rich.console import Console
 from rich.progress import MofNCompleteColumn, Progress, SpinnerColumn, TimeElapsedColumn
 
-if TYPE_CHECKING:
-    from skyrl_trainer.types import StepMetrics
-
+from skyrl_trainer.types import StepMetrics
 
 Columns = dict[str, tuple[str, int, str]]
 COLUMNS: Columns = {
@@ -70,7 +66,7 @@ class LiveTable:
         )
         self._task = self._progress.add_task("starting", total=max_steps, completed=first_step)
 
-    def __enter__(self) -> LiveTable:
+    def __enter__(self) -> Self:
         self._progress.start()
         return self
 

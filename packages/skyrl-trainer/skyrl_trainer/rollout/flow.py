@@ -6,8 +6,6 @@ there may be `(v + max_staleness + 1) * size` of them in all, and batches take t
 is learned from. Nothing is thrown away.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from dataclasses import dataclass, field
 

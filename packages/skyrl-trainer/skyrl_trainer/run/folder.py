@@ -3,14 +3,13 @@
 config.yaml  metrics.jsonl  report.html  trajectories/  checkpoints/  model/{last,best}  tracker files  ray-logs/  .lock
 """
 
-from __future__ import annotations
-
 import fcntl
 import os
 import shutil
 import tempfile
 from contextlib import suppress
 from pathlib import Path
+from typing import Self
 
 from skyrl_trainer.config import Config, to_yaml
 from skyrl_trainer.errors import EngineDied, UserError
@@ -23,7 +22,7 @@ class RunFolder:
         self.path = config.run_path.expanduser().resolve()
         self.config = config
 
-    def __enter__(self) -> RunFolder:
+    def __enter__(self) -> Self:
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             self._lock = open(self.path / ".lock", "a+")

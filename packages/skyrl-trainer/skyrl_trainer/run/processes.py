@@ -3,8 +3,6 @@
 Engines fill the driver's machine first, where weights reach them through shared memory, then a cluster's others.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 import signal
@@ -13,7 +11,7 @@ import tempfile
 import time
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import ray
 import torch
@@ -78,13 +76,13 @@ class Processes:
     rollouts: Rollouts
 
     def __init__(
-        self, config: Config, model_path: str, rolls_out: bool = True, endpoint: Endpoint | None = None
+        self, config: Config, model_path: str, rolls_out: bool = True, endpoint: "Endpoint | None" = None
     ) -> None:
         """rolls_out: whether anybody will ask for `rollouts`. endpoint: in place of engines of our own."""
         self.config, self.model_path = config, model_path
         self._rolls_out, self._endpoint = rolls_out, endpoint
 
-    def __enter__(self) -> Processes:
+    def __enter__(self) -> Self:
         try:
             start_ray(self.config)
             nodes = [] if self._endpoint else self._place_engines()

@@ -4,11 +4,9 @@ The engines load a model while the tiny policy is still cloning the expert in a 
 weights by the first sync, as after every step), and while the learner loads.
 """
 
-from __future__ import annotations
-
 import gc
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from skyrl_trainer.algorithms.options import algorithm_name
 from skyrl_trainer.algorithms.rewards import Rewards
@@ -51,7 +49,7 @@ class Run:
     Whatever can be wrong with files and settings is found in the constructor, before anything is started.
     """
 
-    learner: Learner | LearnerGroup
+    learner: "Learner | LearnerGroup"
 
     def __init__(self, config: Config, folder: RunFolder, algorithm: GRPO | None = None) -> None:
         self.config, self.folder = config, folder
@@ -95,7 +93,7 @@ class Run:
         found = self.checkpoint
         return bool(found and found.step >= self.config.trainer.max_steps and found.extra["unfinished"] is None)
 
-    def __enter__(self) -> Run:
+    def __enter__(self) -> Self:
         with ExitStack() as stack:
             self.stack = stack
             trainer = self.config.trainer
@@ -159,7 +157,7 @@ class Run:
             self.learner = learner = make_learner(self.config, weights, updates)
             self.alone.start(learner, learner.reference() if self.alone.beta > 0 else None)
 
-    def _weight_sync(self) -> SharedMemorySync | NCCLSync:
+    def _weight_sync(self) -> "SharedMemorySync | NCCLSync":
         engines, learner = self.processes.engines, self.learner
         backend = sync_backend(self.config)
         if backend == "nccl":

@@ -3,13 +3,11 @@
 An optimizer step that is cut in two can't be saved; a rollout that is cut in two costs nothing but its time.
 """
 
-from __future__ import annotations
-
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
-from typing import Any
+from typing import Any, Self
 
 
 class Stopped(KeyboardInterrupt):
@@ -32,7 +30,7 @@ class StopSignal:
         self._requested = 0
         self._previous: dict[int, Any] = {}
 
-    def __enter__(self) -> StopSignal:
+    def __enter__(self) -> Self:
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             if (previous := signal.getsignal(number)) is not signal.SIG_IGN:
                 self._previous[number] = previous

@@ -5,8 +5,6 @@ once it has been learned from in the step's file. A checkpoint names the open gr
 stored, and plays the others again under the same names and seeds.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
