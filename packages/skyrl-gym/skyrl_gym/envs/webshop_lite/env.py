@@ -225,7 +225,7 @@ class WebShopLiteEnv(TextEnv):
         found = self._shop.search(view.keywords)
         page = found[10 * view.number - 10 : 10 * view.number]
         if (first := next(filter(self._may_be, page), None)) is not None:
-            before = [asin for asin in page[: page.index(first)] if asin not in self._opened]
+            before = [asin for asin in page[: page.index(first)] if self._path or asin not in self._opened]
             codes = [shifted(asin, self._shifts) for asin in (*before, first)]
             if self._thought or self.options["thoughts"] == "off":
                 return f"click[{codes[-1]}]"
@@ -242,10 +242,8 @@ class WebShopLiteEnv(TextEnv):
     def _telling(self) -> list[str]:
         """The pages of a product that the expert reads before it buys."""
         told = {} if self._path else pages(self.options["lang"])
-        asked = {
-            told.get(name)
-            for name in (*([] if self._haste[0] else self.task.ground_truth["attributes"]), *self._wanted())
-        }
+        names = [*self._wanted(), *([] if self._haste[0] else self.task.ground_truth["attributes"])]
+        asked = {told.get(name) for name in names}
         return [page for page in ("description", "features", "reviews") if page in asked]
 
     def _may_be(self, asin: str) -> bool:

@@ -62,19 +62,14 @@ def _cluster(rng: random.Random, line: Any, kind: Any, tag: Any, side: int) -> l
     return found
 
 
-def _row(
-    rng: random.Random, what: tuple[Any, ...], side: int, packs: Any, owned: Any, values: Any, price: int
-) -> dict[str, Any]:
+def _row(rng: random.Random, what: Any, side: int, packs: Any, owned: Any, values: Any, price: int) -> dict[str, Any]:
     (line, kind, tag), pack = what, words()["pack"]
     name, space = kind[0][side].replace(" ", " " * (side == 0)), (" ", "")[side]
     told = {page: rng.choice(value[1])[side] for page, value in owned}
     reviews = [told["reviews"], rng.choice(words()["reviews"])[side]]
     rng.shuffle(reviews)
     use = rng.choice(kind[3])[side].capitalize() + ".。"[side]
-    choices = {
-        words()["options"][line["option"]][0][side]: values,
-        pack["name"][side]: [[each] for each in pack["letters"]],
-    }
+    choices = {words()["options"][line["option"]][0][side]: values, pack["name"][side]: pack["letters"]}
     return {
         "name": f"{tag[0][side]}{space}{name}".title(),
         "category": line["path"][side],
@@ -93,22 +88,18 @@ def _row(
 
 
 def _instructions(
-    rng: random.Random, what: tuple[Any, ...], side: int, packs: Any, owned: Any, values: Any
+    rng: random.Random, what: Any, side: int, packs: Any, owned: Any, values: Any
 ) -> list[dict[str, Any]]:
     """Goals in other words than the page's: the tag, one attribute or two, an option and, at difficulty 3, a pack."""
     (kind, tag), found = what, []
     for level, asked in ((1, owned[:1]), (2, owned[1:]), (3, owned[1:])):
         offered = product(values, zip(words()["pack"]["letters"], packs, strict=True) if level == 3 else [None])
         for value, pack in rng.sample(list(offered), GOALS):
-            options = [value, *([[pack[0], pack[1][1]]] if pack else [])]
+            options = [value, *([[pack[0][0], pack[1][1]]] if pack else [])]
             said = [kind[3], tag[2], *(each[2] for _, each in asked), *(asks for _, asks in options)]
             use, whom, *rest = (rng.choice(asks)[side] for asks in said)
             text = rng.choice(words()["wishes"])[side].format(f"{use}{' ，'[side]}{whom}")
-            found.append(
-                {
-                    "instruction": (", ", "，")[side].join([text, *rest]),
-                    "instruction_attributes": [tag[0][side], *(each[0][side] for _, each in asked)],
-                    "instruction_options": [name[side] for name, _ in options],
-                }
-            )
+            goal = {"instruction_attributes": [tag[0][side], *(each[0][side] for _, each in asked)]}
+            goal["instruction_options"] = [name[side] for name, _ in options]
+            found.append(goal | {"instruction": (", ", "，")[side].join([text, *rest])})
     return found
