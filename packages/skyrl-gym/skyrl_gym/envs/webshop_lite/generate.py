@@ -68,7 +68,7 @@ def _row(rng: random.Random, what: Any, side: int, packs: Any, owned: Any, value
     told = {page: rng.choice(value[1])[side] for page, value in owned}
     reviews = [told["reviews"], rng.choice(words()["reviews"])[side]]
     rng.shuffle(reviews)
-    use = rng.choice(kind[3])[side].capitalize() + ".。"[side]
+    use = (", ", "，")[side].join(each[side] for each in kind[3]).capitalize() + ".。"[side]
     choices = {words()["options"][line["option"]][0][side]: values, pack["name"][side]: pack["letters"]}
     return {
         "name": f"{tag[0][side]}{space}{name}".title(),
