@@ -182,7 +182,8 @@ def meanings(what: str) -> dict[str, str]:
         "tag": [(tag[0], tag[2]) for tag in words()["tags"]],
         "kind": [((kind[0][0], kind[0][1].replace(" ", "")), kind[3]) for kind in kinds],
         "option": values,
-        "page": [([" ".join(say) for say in zip(*value[1], strict=True)], value[2]) for value in facets],
+        "page": [(["|".join(say) for say in zip(*value[1], strict=True)], value[2]) for value in facets],
+        "pack": [((str(number), str(number)), phrases) for number, phrases in words()["pack"]["values"]],
     }[what]
     return {phrase[side]: name[side] for name, phrases in named for phrase in phrases for side in (0, 1)}
 
@@ -197,7 +198,7 @@ def title(asked: Wish) -> str:
 
 
 def title_and_page(asked: Wish) -> str:
-    return " ".join([title(asked), *understood(asked, "page")])
+    return " ".join([title(asked), *understood(asked, "page")])  # which are parted by "|"
 
 
 def titled(asked: Wish, found: list[Result]) -> list[Result]:
@@ -212,27 +213,38 @@ def meant(asked: Wish, values: list[str]) -> str | None:
     return next((value for value in values if value in understood(asked, "option")), GIVE_UP)
 
 
-def matched(history: History) -> str:
-    """Opens every page of four products, and buys the one whose pages share most words with the instruction."""
-    (observation, info), asked, step = history[-1], wish(history), len(history) - 2
-    if info["page"] == "search":
-        return f"search[{title(asked)}]"
-    order, buttons = titled(asked, results(history[1][0]))[:4], info["clickables"]
-    number, place = divmod(step, 8)
-    if number < len(order):  # opens it, reads a page and goes back, three times, and goes back to the results
-        page = buttons[1] if place in (2, 4, 6, 7) else buttons[place // 2 - 4]
-        return f"click[{page if place else order[number].code}]"
+def shared_words(asked: Wish, pages: list[str]) -> int:
+    """How many words of the instruction a product's pages have."""
+    return len({*terms(" ".join(pages))} & {*terms(" ".join(asked.parts))} - {*words()["stop_words"]})
 
-    def score(number: int) -> tuple[bool, int]:
-        seen = history[8 * number + 2 : 8 * number + 10]
-        texts = [" ".join(shown(text)[2:]) for text, info in seen if info["page"] not in ("item", "results")]
-        common = {*terms(" ".join(texts))} & {*terms(" ".join(asked.parts))} - {*words()["stop_words"]}
-        return GIVE_UP not in [meant(asked, values) for values, _ in groups(*seen[0])], len(common)
 
-    if info["page"] == "results":
-        return f"click[{order[max(range(len(order)), key=score)].code}]"
-    wanted = [meant(asked, values) for values, chosen in groups(observation, info) if not chosen]
-    return f"click[{[*wanted, buttons[-1]][0]}]"
+def all_pages(
+    score: Callable[[Wish, list[str]], int], choose: Callable[[Wish, list[str], list[str]], str | None]
+) -> Policy:
+    """Opens every page of the four products of the right title, and buys the one whose pages score most."""
+
+    def policy(history: History) -> str:
+        (observation, info), asked = history[-1], wish(history)
+        if info["page"] == "search":
+            return f"search[{title(asked)}]"
+        order, buttons = titled(asked, results(history[1][0]))[:4], info["clickables"]
+        number, place = divmod(len(history) - 2, 8)
+        if number < len(order):  # opens it, reads a page and goes back, three times, and goes back to the results
+            page = buttons[1] if place in (2, 4, 6, 7) else buttons[place // 2 - 4]
+            return f"click[{page if place else order[number].code}]"
+        read = [history[8 * n + 2 : 8 * n + 10] for n in range(len(order))]
+        pages = [[" ".join(shown(text)[2:]) for text, info in each if info["page"] != "item"][:3] for each in read]
+        scores = [
+            (GIVE_UP not in [meant(asked, values) for values, _ in groups(*each[0])], score(asked, texts))
+            for each, texts in zip(read, pages, strict=True)
+        ]
+        best = scores.index(max(scores))
+        if info["page"] == "results":
+            return f"click[{order[best].code}]"
+        wanted = [choose(asked, values, pages[best]) for values, chosen in groups(observation, info) if not chosen]
+        return f"click[{[*wanted, buttons[-1]][0]}]"
+
+    return policy
 
 
 CHEATS: dict[str, dict[str, Policy]] = {
@@ -247,7 +259,7 @@ CHEATS: dict[str, dict[str, Policy]] = {
         "knows all words, first of the right title": shopper(title, titled, meant),
         "knows all words, cheapest of the right title": shopper(title, lambda *x: cheapest(x[0], titled(*x)), meant),
         "knows all words, searches for the pages' own": shopper(title_and_page, titled, meant),
-        "knows titles and options, matches pages by words": matched,
+        "knows titles and options, matches pages by words": all_pages(shared_words, lambda *x: meant(*x[:2])),
     },
 }
 """Of each family: what it is called in the table, and the cheat."""
@@ -297,7 +309,7 @@ def write(family: str, found: dict[str, dict[str, float]], episodes: int) -> Non
     kept = [each for each in sections if not each.startswith(f"## {family}\n")]
     said = f"Success in {episodes:,} episodes of the val split, by language and difficulty."
     new = f"## {family}\n\n{said}\n\n{table(found)}\n\n"
-    PAGE.write_text(head + "".join(sorted([*kept, new])).rstrip() + "\n", encoding="utf-8")
+    PAGE.write_text(f"{head.rstrip()}\n\n{''.join(sorted([*kept, new])).rstrip()}\n", encoding="utf-8")
 
 
 def main() -> None:

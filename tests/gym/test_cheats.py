@@ -1,11 +1,25 @@
 """benchmarks/cheats.py: no cheat of the panel, nor chance, passes its bar; the expert solves all."""
 
 import os
+import re
 
 import gymnasium as gym
 import pytest
 
-from benchmarks.cheats import CHEATS, LANGS, at_random, matched, results, success, table, wish, write
+from benchmarks.cheats import (
+    CHEATS,
+    LANGS,
+    all_pages,
+    at_random,
+    meant,
+    results,
+    success,
+    table,
+    titled,
+    understood,
+    wish,
+    write,
+)
 
 FULL = os.environ.get("SKYRL_TEST_FULL") == "1"
 EPISODES = 1000 if FULL else 40
@@ -40,15 +54,33 @@ def test_what_a_cheat_of_the_shop_reads_off_its_pages():
     assert results(page) == [("B123456789", "Summer Foot Cream", 12.99), ("B987654321", "Winter Lip Balm", 8.99)]
 
 
-def test_a_cheat_that_matches_words_reads_four_products_and_then_buys():
-    env = gym.make("skyrl/webshop_lite-v0", split="val", difficulty=3)
-    history, over = [env.reset(seed=3)], False
-    while not over:
-        observation, _, over, truncated, info = env.step(matched(history))
-        assert info["valid_action"] and not truncated
-        history.append((observation, info))
-    pages = [info["page"] for _, info in history]
-    assert all(pages.count(page) >= 3 for page in ("description", "features", "reviews"))
+def stated(asked, pages):
+    """How many of the wishes the pages state, in one of the two sentences for each."""
+    return sum(any(say in " ".join(pages) for say in says.split("|")) for says in understood(asked, "page"))
+
+
+def meant_or_packed(asked, values, pages):
+    numbers = understood(asked, "pack")
+    held = [x for x in values if numbers and re.search(rf"{x}\D*{numbers[0]}(?!\d)", pages[1].lower())]
+    return held[0] if held else meant(asked, values)
+
+
+@pytest.mark.parametrize("lang", LANGS)
+@pytest.mark.parametrize("difficulty", [1, 2, 3])
+def test_whoever_knows_the_words_and_reads_four_products_solves_what_is_among_them(difficulty, lang):
+    """From what the pages show alone, so they say all that is needed; a fifth would take more steps than there are."""
+    env, reader, missed = gym.make("skyrl/webshop_lite-v0", split="val"), all_pages(stated, meant_or_packed), 0
+    for seed in range(1000 if FULL else 60):
+        history, over = [env.reset(seed=seed, options={"difficulty": difficulty, "lang": lang})], False
+        while not over:
+            observation, _, over, truncated, info = env.step(reader(history))
+            assert info["valid_action"] and not truncated
+            history.append((observation, info))
+        four = titled(wish(history), results(history[1][0]))[:4]
+        there = env.unwrapped.task.ground_truth["asin"] in [each.code for each in four]
+        assert info["success"] == there
+        missed += not there
+    assert 0 < missed < seed / 3
 
 
 def test_the_page_keeps_other_families_and_replaces_its_own(tmp_path, monkeypatch):
@@ -57,4 +89,5 @@ def test_the_page_keeps_other_families_and_replaces_its_own(tmp_path, monkeypatc
     monkeypatch.setattr("benchmarks.cheats.PAGE", page)
     write("webshop_lite", {"random": {"en:1": 0.0}}, 1000)
     written = page.read_text()
-    assert "Its table." in written and "old" not in written and table({"random": {"en:1": 0.0}}) in written
+    assert written.startswith("# Cheats\n\nText.\n\n## another\n\nIts table.\n\n## webshop_lite\n\n")
+    assert "old" not in written and written.endswith(table({"random": {"en:1": 0.0}}) + "\n")
