@@ -2,7 +2,7 @@
 
 Of rows with one asin the first counts. A product's goals are its `instructions`; else, by WebShop's synthetic rule,
 `instruction_text` with `instruction_attributes` and each combination of options. A price given as a range, and the
-price limit of a goal, come from a checksum of the asin. No product has goals in two splits.
+price limit of a goal, come from a checksum of the asin. No product has goals in two splits; built-in rows say which.
 """
 
 import itertools
@@ -73,8 +73,9 @@ class Catalog:
         for number, row in enumerate(raw, start=1):
             if row["asin"] not in self.products:
                 product = self.products[row["asin"]] = Product(row, self.ui)
-                goals.append(_goals(row, product, f"{source} row {number}", self.ui))
-        self.goals, self._asins = _split([each for each in goals if each]), list(self.products)
+                found = _goals(row, product, f"{source} row {number}", self.ui)
+                goals.append((found, row["split"] if path is None else None))
+        self.goals, self._asins = _split([each for each in goals if each[0]]), list(self.products)
         self.search = lru_cache(maxsize=1 << 13)(self._search)
 
     def __reduce__(self) -> Any:
@@ -157,14 +158,18 @@ def price_limit(price: float, key: str) -> float | None:
     return pairs[int(_share(key) * len(pairs))] if pairs else None
 
 
-def _split(products: list[list[Any]]) -> dict[tuple[str, int], list[tuple[str, dict[str, Any]]]]:
-    """Of products in a shuffled order seven tenths to train, two to val, one to test; difficulty by what is asked."""
+def _split(products: list[tuple[list[Any], str | None]]) -> dict[tuple[str, int], list[tuple[str, dict[str, Any]]]]:
+    """Of products in a shuffled order seven tenths to train, two to val, one to test, where none is given.
+
+    The difficulty is by what is asked; of the built-in goals, which name a tag besides, it is one less.
+    """
     found: dict[tuple[str, int], list[Any]] = {(split, level): [] for split in SPLITS for level in (1, 2, 3)}
     random.Random("webshop_lite splits 1").shuffle(products)
-    for place, goals in enumerate(products):
-        split = SPLITS[(10 * place >= 7 * len(products)) + (10 * place >= 9 * len(products))]
+    for place, (goals, given) in enumerate(products):
+        split = given or SPLITS[(10 * place >= 7 * len(products)) + (10 * place >= 9 * len(products))]
         for text, truth in goals:
-            found[split, min(max(len(truth["attributes"]) + len(truth["options"]) - 1, 1), 3)].append((text, truth))
+            asked = len(truth["attributes"]) + len(truth["options"]) - (1 if given is None else 2)
+            found[split, min(max(asked, 1), 3)].append((text, truth))
     return found
 
 

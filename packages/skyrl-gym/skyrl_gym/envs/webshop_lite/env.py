@@ -14,7 +14,8 @@ from typing import Any, ClassVar, NamedTuple
 
 from skyrl_gym.core import Choices, Outcome, Task, TextEnv
 from skyrl_gym.envs.webshop_lite.catalog import Catalog, load
-from skyrl_gym.envs.webshop_lite.reward import purchase
+from skyrl_gym.envs.webshop_lite.generate import pages
+from skyrl_gym.envs.webshop_lite.reward import has_attribute, purchase
 
 
 class View(NamedTuple):
@@ -97,9 +98,10 @@ def parse_action(action: str) -> tuple[str, str]:
 
 class WebShopLiteEnv(TextEnv):
     """Option `matching` is as published or by exact values; `observation` is joined by [SEP], or has marked buttons.
-    With `codes` "drawn" each visit shows products under other codes: the few hundred that pay could be learned
-    by heart. With `thoughts` "on" `think[words]` is an action too, as in ReAct, and the expert thinks before it opens a
-    result. An `expert` that is "hasty" takes the first result in half of its episodes, and in half of them no options.
+    With `codes` "drawn" each visit shows products under other codes: those that pay could be learned by heart. With
+    `thoughts` "on" `think[words]` is an action too, as in ReAct, and the expert thinks before it opens a result. An
+    `expert` that is "hasty" takes the first result that could be it, unread, in half of its episodes, and in a third of
+    them no options.
 
     Argument `catalog`: a JSON file in WebShop's schema in place of the built-in products.
     """
@@ -131,7 +133,8 @@ class WebShopLiteEnv(TextEnv):
         split, difficulty, lang = options["split"], options["difficulty"], options["lang"]
         shop = load(self._path, lang)
         text, truth = copy.deepcopy(shop.goals[split, difficulty][index])
-        rules = shop.ui["rules"] + (shop.ui["think"] if options["thoughts"] == "on" else "")
+        rules = shop.ui["rules"] + shop.ui["own"] * (self._path is None)
+        rules += shop.ui["think"] * (options["thoughts"] == "on")
         return Task(f"{split}:{difficulty}:{lang}:{index}", text, truth, difficulty, lang, split, rules)
 
     def reset_info(self) -> dict[str, Any]:
@@ -140,7 +143,7 @@ class WebShopLiteEnv(TextEnv):
     def begin(self, task: Task) -> str:
         shifts = self.np_random.integers(130, size=9).tolist() if self.options["codes"] == "drawn" else [0]
         hasty = self.options["expert"] == "hasty"
-        haste = self.np_random.integers(2, size=2).astype(bool).tolist() if hasty else [False, False]
+        haste = (self.np_random.integers(6, size=2) < (3, 2)).tolist() if hasty else [False, False]
         self.set_env_state({"view": View()._asdict(), "opened": [], "shifts": shifts, "thought": False, "haste": haste})
         return self._text
 
@@ -179,8 +182,9 @@ class WebShopLiteEnv(TextEnv):
             return Outcome(self._shop.ui["thought"], parts, True, info=self._page_info())
         if view is None:
             return Outcome(f"{self._shop.ui[problem]}\n{self._text}", parts, False, info=self._page_info())
-        if view.page == "item" and view.asin not in self._opened:
-            self._opened.append(view.asin)
+        seen = view.asin if view.page == "item" else f"{view.asin} {view.page}"
+        if view.asin and seen not in self._opened:
+            self._opened.append(seen)
         self._show(view)
         if view.page != "done":
             return Outcome(self._text, parts, True, info=self._page_info())
@@ -198,34 +202,61 @@ class WebShopLiteEnv(TextEnv):
         return [f"click[{text}]" for text in self._clicks]
 
     def expert_action(self) -> str:
-        """Searches in the instruction's words, opens the first result that meets it, picks options and buys.
+        """Searches for the title, reads the results that could be it until one is, picks options and buys.
 
-        Where the first page has none such, it searches for the name of the goal's own product instead. One that thinks
-        first goes through the results: `think[B274962152 no, B103257123 yes]`.
+        In a user's catalog, where it is not known which page tells what, it searches in the instruction's words up to
+        the last that matters, and opens the first result that meets it; where none of the first ten does, it searches
+        for a title, too. One that thinks first goes through the results: `think[B274962152 no, B103257123 yes]`.
         """
         view, goal, ui = self._view, self.task.ground_truth, self._shop.ui
         if view.page == "search":
             asked = self._shop.products[goal["asin"]]
+            if self._path is None:
+                return f"search[{asked.name.lower()}]"
             words = _up_to(self.task.text.lower(), [*goal["attributes"], asked.query, *goal["options"].values()])
             return f"search[{words if any(map(self._meets, self._shop.search(words)[:10])) else asked.name}]"
-        any_result, no_options = self._haste
-        if view.page == "item" and (any_result or self._meets(view.asin)):
-            wanted, offered = {} if no_options else goal["options"], self._shop.products[view.asin].options
+        if view.page == "item" and self._may_be(view.asin):
+            wanted, offered = self._wanted(), self._shop.products[view.asin].options
+            unread = [page for page in self._telling() if f"{view.asin} {page}" not in self._opened]
             missing = [v for g, v in wanted.items() if v in offered.get(g, ()) and (g, v) not in view.options]
-            return f"click[{missing[0] if missing else ui['buy']}]"
+            return f"click[{[*(ui[page] for page in unread), *missing, ui['buy']][0]}]"
         if view.page != "results":
             return f"click[{ui['prev']}]"
         found = self._shop.search(view.keywords)
         page = found[10 * view.number - 10 : 10 * view.number]
-        if (first := next((asin for asin in page if any_result or self._meets(asin)), None)) is not None:
-            codes = [shifted(asin, self._shifts) for asin in page[: page.index(first) + 1]]
+        if (first := next(filter(self._may_be, page), None)) is not None:
+            before = [asin for asin in page[: page.index(first)] if self._path or asin not in self._opened]
+            codes = [shifted(asin, self._shifts) for asin in (*before, first)]
             if self._thought or self.options["thoughts"] == "off":
                 return f"click[{codes[-1]}]"
             return f"think[{ui['list'].join([*(f'{code} no' for code in codes[:-1]), f'{codes[-1]} yes'])}]"
-        elsewhere = [place for place, asin in enumerate(found) if self._meets(asin)]
+        elsewhere = [place for place, asin in enumerate(found) if self._may_be(asin)]
         if not elsewhere:
             return f"click[{ui['back']}]"
         return f"click[{ui['next' if elsewhere[0] >= 10 * view.number else 'prev']}]"
+
+    def _wanted(self) -> dict[str, str]:
+        options: dict[str, str] = {} if self._haste[1] else self.task.ground_truth["options"]
+        return options
+
+    def _telling(self) -> list[str]:
+        """The pages of a product that the expert reads before it buys."""
+        told = {} if self._path else pages(self.options["lang"])
+        names = [*self._wanted(), *([] if self._haste[0] else self.task.ground_truth["attributes"])]
+        asked = {told.get(name) for name in names}
+        return [page for page in ("description", "features", "reviews") if page in asked]
+
+    def _may_be(self, asin: str) -> bool:
+        """Whether nothing that the expert has seen of a product speaks against it."""
+        goal, products, told = self.task.ground_truth, self._shop.products, pages(self.options["lang"])
+        if self._path:
+            return self._haste[0] or self._meets(asin)
+        product, opened = products[asin], self._opened
+        if product.name != products[goal["asin"]].name or product.price > goal["price_upper"]:
+            return False
+        read = [name for name in goal["attributes"] if f"{asin} {told.get(name)}" in opened]
+        offered = asin not in opened or all(v in product.options.get(g, ()) for g, v in self._wanted().items())
+        return offered and all(has_attribute(product, name, True) for name in read)
 
     def _meets(self, asin: str) -> bool:
         goal, products = self.task.ground_truth, self._shop.products

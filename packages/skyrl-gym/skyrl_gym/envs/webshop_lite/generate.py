@@ -1,20 +1,22 @@
-"""The built-in catalog: 1,500 made-up products as rows in WebShop's own JSON schema, which catalog.py reads.
+"""The built-in catalog: 2,400 made-up products as rows in WebShop's own JSON schema, which catalog.py reads.
 
-50 kinds of products in five categories, each with five clusters of six: a product that goals are made from and five
-near misses, one without each of its three attributes, one with other values of its first option, and one above every
-price limit of its goals. Every draw is of a pair [English, Chinese] of words.json, from one generator.
+40 kinds of products, each for ten tags such as "seaside": a cluster of six products with one title. Goals are made from
+four of them, which offer the same options and which no price limit divides: only their pages tell them apart. The other
+two are like one of the four, but one lacks the options that are asked for, and one is above the limit. All goals of a
+cluster are in one split. Every draw is of a pair [English, Chinese] of words.json, from one generator.
 """
 
 import json
 import random
 from functools import cache
-from itertools import combinations, product
+from itertools import product
 from pathlib import Path
 from typing import Any
 
-CLUSTERS = 5
-GOALS = {1: 7, 2: 7, 3: 6}
-"""Goals of a cluster by how many attributes they name: 20, so 5,000 in all."""
+from skyrl_gym.core import SPLITS
+
+GOALS = 4
+"""Of a product at each difficulty: 1,600 products, so 19,200 goals in all."""
 
 
 @cache
@@ -23,68 +25,81 @@ def words() -> dict[str, Any]:
     return json.loads(Path(__file__).with_name("words.json").read_text(encoding="utf-8"))
 
 
+@cache
+def pages(lang: str) -> dict[str, str]:
+    """Which page of a product tells an attribute, and what the values of the option "pack" mean."""
+    side, facets = ("en", "zh").index(lang), words()["facets"].values()
+    told = {value[0][side]: facet["page"] for facet in facets for value in facet["values"]}
+    return told | {words()["pack"]["name"][side]: "features"}
+
+
 def rows(lang: str) -> list[dict[str, Any]]:
-    """The rows, in an order that says nothing about clusters."""
-    rng, side = random.Random("webshop_lite catalog 1"), ("en", "zh").index(lang)
-    kinds = [line | {"kind": kind} for line in words()["lines"] for kind in line["kinds"]]
-    asins = iter(rng.sample(range(10**8, 10**9), len(kinds) * CLUSTERS * 6))
+    """The rows, in an order that says nothing about clusters; the field `split` is ours."""
+    rng, side = random.Random("webshop_lite catalog 2"), ("en", "zh").index(lang)
     found: list[dict[str, Any]] = []
-    for kind in kinds:
-        brands, used = iter(rng.sample(words()["brands"], CLUSTERS * 6)), set[Any]()
-        for attributes in rng.sample(list(combinations(range(8), 3)), CLUSTERS):
-            drafts = _cluster(rng, kind["kind"], attributes)
-            cluster = [{"asin": f"B{next(asins)}"} | _row(rng, kind, next(brands), side, *draft) for draft in drafts]
-            cluster[0]["instructions"] = _instructions(rng, kind, used, side, *drafts[0][:2])
-            found += cluster
+    for line, kind in [(each, kind) for each in words()["lines"] for kind in each["kinds"]]:
+        for place, tag in enumerate(rng.sample(words()["tags"], 10)):
+            split = SPLITS[max(place // 2 - 2, 0)]  # six tags of a kind to train, two to val and two to test
+            found += [{"split": split} | row for row in _cluster(rng, line, kind, tag, side)]
     rng.shuffle(found)
+    asins = rng.sample(range(10**8, 10**9), len(found))
+    return [{"asin": f"B{number}"} | row for number, row in zip(asins, found, strict=True)]
+
+
+def _cluster(rng: random.Random, line: Any, kind: Any, tag: Any, side: int) -> list[dict[str, Any]]:
+    """One facet tells the four apart, two others only together: the goals of difficulty 1, and those of 2 and 3."""
+    facets = [words()["facets"][name] for name in rng.sample(line["facets"], 3)]
+    alone, one, other = ([(facet["page"], value) for value in rng.sample(facet["values"], 4)] for facet in facets)
+    owned = [[alone[n], one[n // 2], other[n % 2]] for n in range(4)]
+    values, packs = rng.sample(words()["options"][line["option"]][1], 8), rng.sample(words()["pack"]["values"], 3)
+    # A price limit is a multiple of ten that is more than 10 and at most 40 above the price (catalog.price_limit).
+    tens, near, far = 10 * rng.randint(kind[1] // 10, kind[2] // 10), rng.choice(owned), rng.choice(owned)
+    drafts = [(each, values[:4], tens + rng.randint(2, 9)) for each in owned]
+    drafts += [(near, values[4:], tens + rng.randint(2, 9)), (far, values[:4], tens + rng.randint(42, 55))]
+    found = [_row(rng, (line, kind, tag), side, packs, *draft) for draft in drafts]
+    for row, each in zip(found, owned, strict=False):
+        row["instructions"] = _instructions(rng, (kind, tag), side, packs, each, values[:4])
     return found
 
 
-def _cluster(rng: random.Random, kind: list[Any], attributes: tuple[int, ...]) -> list[tuple[Any, Any, int]]:
-    first, *rest = (list(map(tuple, words()["options"][group]["values"])) for group in kind[4])
-    half, price = rng.sample(first, len(first) // 2), rng.randint(kind[2], kind[3])
-    has, lacks = ([[value for value in first if (value in half) == inside], *rest] for inside in (True, False))
-    near = [(attributes, lacks)]
-    for lost, other in zip(attributes, rng.sample(sorted({*range(8)} - {*attributes}), 3), strict=True):
-        near.append((tuple(other if each == lost else each for each in attributes), has))
-    # A price limit lies more than 10 and at most 40 above the price (catalog.price_limit).
-    priced = [(*draft, price + rng.randint(-3, 9)) for draft in near]
-    return [(attributes, has, price), *priced, (attributes, has, price + rng.randint(42, 60))]
-
-
-def _row(rng: random.Random, kind: Any, brand: Any, side: int, owned: Any, values: Any, price: int) -> dict[str, Any]:
-    """A product. The title tells one of its attributes, the description another, a bullet point the third."""
-    attributes, name = [kind["attributes"][n] for n in owned], kind["kind"][side].replace(" ", " " * (side == 0))
-    titled, described, featured = rng.sample(attributes, 3)
-    bullets = [pair[side] for pair in rng.sample(kind["features"], 2)] + [featured[2 + side]]
-    rng.shuffle(bullets)
-    series, text = rng.choice(words()["series"])[side], rng.choice(kind["texts"])[side].format(type=name)
-    groups = [words()["options"][group]["name"][side] for group in kind["kind"][4]]
-    choices = [[{"value": pair[side]} for pair in pairs] for pairs in values]
+def _row(rng: random.Random, what: Any, side: int, packs: Any, owned: Any, values: Any, price: int) -> dict[str, Any]:
+    (line, kind, tag), pack = what, words()["pack"]
+    name, space = kind[0][side].replace(" ", " " * (side == 0)), (" ", "")[side]
+    told = {page: rng.choice(value[1])[side] for page, value in owned}
+    reviews = [told["reviews"], rng.choice(words()["reviews"])[side]]
+    rng.shuffle(reviews)
+    use = (", ", "，")[side].join(each[side] for each in kind[3]).capitalize() + ".。"[side]
+    choices = {words()["options"][line["option"]][0][side]: values, pack["name"][side]: pack["letters"]}
     return {
-        "name": f"{brand[side]} {name.title()} {series}{(', ', '，')[side]}{titled[side]}",
-        "category": kind["category"][side],
+        "name": f"{tag[0][side]}{space}{name}".title(),
+        "category": line["path"][side],
         "query": name,
-        "product_category": f"{kind['path'][side]} › {name.title()}",
-        "full_description": f"{text}{(' ', '')[side]}{described[2 + side]}",
-        "small_description": bullets,
+        "product_category": f"{line['path'][side]} › {name.title()}",
+        "full_description": space.join([use, tag[1][0][side], told["description"]]),
+        "small_description": [pack["says"][side].format(*(each[0] for each in packs)), told["features"]],
         "pricing": f"${price - 0.01:.2f}",
-        "customization_options": dict(zip(groups, choices, strict=True)),
-        "Attributes": [attribute[side] for attribute in attributes],
-        "nouns": [brand[side], *kind["kind"][side].split()],
+        "customization_options": {group: [{"value": x[0][side]} for x in each] for group, each in choices.items()},
+        "Attributes": [tag[0][side], *(value[0][side] for _, value in owned)],
+        "nouns": kind[0][side].split(),
         "rating": f"{rng.randint(31, 49) / 10}",
-        "reviews": [pair[side] for pair in rng.sample(words()["reviews"], 2)],
+        "reviews": reviews,
         "instructions": [],
     }
 
 
-def _instructions(rng: random.Random, kind: Any, used: set[Any], side: int, owned: Any, values: Any) -> list[Any]:
-    """Goals that no other cluster of the kind has: n attributes, and the first option, or all of them for n = 3."""
-    found = []
-    for level, count in GOALS.items():
-        candidates = product(combinations(owned, level), product(*values[: 1 if level < 3 else None]))
-        for goal in rng.sample([goal for goal in candidates if goal not in used], count):
-            used.add(goal)
-            attributes, options = [kind["attributes"][n][side] for n in goal[0]], [pair[side] for pair in goal[1]]
-            found.append({"instruction_attributes": attributes, "instruction_options": options})
+def _instructions(
+    rng: random.Random, what: Any, side: int, packs: Any, owned: Any, values: Any
+) -> list[dict[str, Any]]:
+    """Goals in other words than the page's: the tag, one attribute or two, an option and, at difficulty 3, a pack."""
+    (kind, tag), found = what, []
+    for level, asked in ((1, owned[:1]), (2, owned[1:]), (3, owned[1:])):
+        offered = product(values, zip(words()["pack"]["letters"], packs, strict=True) if level == 3 else [None])
+        for value, pack in rng.sample(list(offered), GOALS):
+            options = [value, *([[pack[0][0], pack[1][1]]] if pack else [])]
+            said = [kind[3], tag[2], *(each[2] for _, each in asked), *(asks for _, asks in options)]
+            use, whom, *rest = (rng.choice(asks)[side] for asks in said)
+            text = rng.choice(words()["wishes"])[side].format(f"{use}{' ，'[side]}{whom}")
+            goal = {"instruction_attributes": [tag[0][side], *(each[0][side] for _, each in asked)]}
+            goal["instruction_options"] = [name[side] for name, _ in options]
+            found.append(goal | {"instruction": (", ", "，")[side].join([text, *rest])})
     return found
