@@ -3,7 +3,9 @@
     python examples/rllib_ppo.py [webshop_lite] [alfworld_lite] [--steps 60000] [--seed 0]
 
 The policy reads the vectors of `skyrl_gym.adapters.discrete` and chooses among the admissible actions. One network
-scores every action of a state, so that what is learned about an action holds in whichever place it is listed.
+scores every action of a state, so that what is learned about an action holds in whichever place it is listed. It sees
+which words occur and not what they mean: in the built-in shop, whose goals say everything in other words, it learns
+nothing, and so its shop has a catalog of its own.
 
 It trains on the train split, then plays 1,000 episodes of val, always with the highest score, and so does a policy that
 chooses evenly among the same actions. The last line is one JSON object, {env: {"random": success, "ppo": success,
@@ -13,8 +15,11 @@ chooses evenly among the same actions. The last line is one JSON object, {env: {
 import argparse
 import json
 import os
+import random
 import shutil
+import tempfile
 import time
+from pathlib import Path
 
 os.environ["RAY_USAGE_STATS_ENABLED"] = "0"  # nothing leaves this machine
 
@@ -42,6 +47,21 @@ TRAINING = {
     "webshop_lite": dict(gamma=0.95, lr=2e-3, train_batch_size_per_learner=2048, entropy_coeff=0.01),
     "alfworld_lite": dict(gamma=0.97, lr=5e-4, train_batch_size_per_learner=4096, entropy_coeff=ENTROPY),
 }
+
+KINDS = ["mug", "lamp", "scarf", "kettle", "pillow", "basket", "tray", "candle", "vase", "blanket"]
+ATTRIBUTES = ["wooden", "woollen", "scented", "handmade", "washable", "heavy", "slim", "striped", "quilted", "padded"]
+COLORS = ["red", "blue", "green", "black", "white", "grey", "pink", "brown", "orange", "purple"]
+
+
+def write_catalog(path: Path, products: int = 600) -> None:
+    """Products in WebShop's schema; their goals are by its synthetic rule, in the words of the page."""
+    rng, rows = random.Random(0), []
+    for number in range(products):
+        kind, attribute = rng.choice(KINDS), rng.choice(ATTRIBUTES)
+        row = {"asin": f"B{number:09d}", "name": f"{attribute} {kind}", "query": kind, "Attributes": [attribute]}
+        row |= {"category": "home", "product_category": f"Home › {kind}", "pricing": f"${rng.randint(10, 90)}.00"}
+        rows.append(row | {"customization_options": {"color": [{"value": each} for each in rng.sample(COLORS, 6)]}})
+    path.write_text(json.dumps(rows))
 
 
 def make_env(name: str, split: str) -> DiscreteActions:
@@ -118,4 +138,7 @@ if __name__ == "__main__":
     if unknown := set(args.envs) - set(ENVS):
         parser.error(f"there is no {unknown.pop()!r} here; choose from {', '.join(ENVS)}")
     ray.init(address="local", num_cpus=1, include_dashboard=False, logging_level="ERROR")
-    print(json.dumps({name: train(name, args.steps or STEPS[name], args.seed) for name in args.envs or ENVS}))
+    with tempfile.TemporaryDirectory() as folder:
+        ENVS["webshop_lite"]["catalog"] = path = Path(folder) / "catalog.json"
+        write_catalog(path)
+        print(json.dumps({name: train(name, args.steps or STEPS[name], args.seed) for name in args.envs or ENVS}))
