@@ -1,7 +1,5 @@
 """Python files of the user's that register things: environments, or plug-ins of the algorithms."""
 
-from __future__ import annotations
-
 import sys
 import traceback
 from collections.abc import Iterator
@@ -43,7 +41,7 @@ def load_user_file(setting: str, given: str, what: str) -> None:
         raise UserError(f"{setting}: {given} failed with {cause(error)}.") from error
 
 
-def load_plugin(config: Config) -> None:
+def load_plugin(config: "Config") -> None:
     """Runs `trainer.algorithm.plugin_file`: every process calls this before it asks a registry for a name."""
     given = config.trainer.algorithm.plugin_file
     if given is not None:

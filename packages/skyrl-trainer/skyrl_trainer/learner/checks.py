@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 from skyrl_trainer.errors import UserError
-from skyrl_trainer.learner.batch import Row
+from skyrl_trainer.learner.batch import Row, collate
 from skyrl_trainer.learner.ranks import Ranks
 from skyrl_trainer.settings import OPTIONS, Config
 
@@ -107,3 +107,26 @@ def not_finite(
 
 def shown(ids: list[str]) -> str:
     return ", ".join(ids[:8]) + (f" and {len(ids) - 8} more" if len(ids) > 8 else "")
+
+
+@torch.no_grad()
+def check_architecture(scorer: Any) -> None:
+    """Some models change logits behind the head, or attend in a way of their own: wrong, and silently so."""
+    vocabulary = scorer.model.config.vocab_size
+    rows = []
+    for answer in ([5, 6, 7], [8]):
+        ids = np.array([1, 2, 3, *answer]) % vocabulary
+        mask = np.arange(len(ids)) >= 3
+        rows.append(Row("check", ids, mask, np.zeros(len(ids)), np.zeros(len(ids))))
+    ours_N, _ = scorer.logprobs(collate(rows, [0, 1], scorer.device, scorer.dtype))
+    theirs = []
+    for row in rows:
+        ids_1T = torch.from_numpy(row.token_ids)[None].to(scorer.device)
+        logits_TV = scorer.model(ids_1T, use_cache=False).logits[0].float() * scorer.inverse_temperature
+        theirs.append(logits_TV.log_softmax(-1)[2:-1].gather(1, ids_1T[0, 3:, None])[:, 0])
+    rounding = 1e-3 if scorer.published_dtype == torch.float32 else 5e-2
+    if not torch.allclose(ours_N, torch.cat(theirs).to(ours_N.dtype), rtol=0.0, atol=rounding):
+        raise UserError(
+            f"{scorer.model_path} ({type(scorer.model).__name__}) changes its logits after the output layer (a soft "
+            "cap or a scale) or has attention of its own, which this learner does not compute; take another model."
+        )

@@ -2,26 +2,22 @@
 
 import json
 from collections.abc import Iterable, Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from accelerate import Accelerator
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from torch.utils.checkpoint import checkpoint
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, get_scheduler
-from transformers.modeling_layers import GradientCheckpointingLayer
+from transformers import AutoTokenizer, PreTrainedModel, get_scheduler
 from transformers.trainer_utils import SchedulerType
 
 from skyrl_trainer.errors import UserError
 from skyrl_trainer.files import written_aside
-from skyrl_trainer.learner import segments as attention
-from skyrl_trainer.learner.batch import Row, collate
-from skyrl_trainer.learner.checks import check_weights
+from skyrl_trainer.learner.checks import check_architecture, check_weights
+from skyrl_trainer.learner.loading import checkpoint_layers, load_model
 from skyrl_trainer.learner.ranks import Ranks, reshard, whole
 from skyrl_trainer.learner.segments import Segments
 from skyrl_trainer.process_memory import LOGITS_AT_ONCE
@@ -57,8 +53,8 @@ class Scorer:
 
         use_onednn(self.model)
         if config.trainer.gradient_checkpointing:
-            _checkpoint_layers(self.model, model_path)
-        self._refuse_other_architectures()
+            checkpoint_layers(self.model, model_path)
+        check_architecture(self)
 
     def loading(self) -> tuple[torch.dtype, dict[str, Any]]:
         """The weights' precision, and what else `from_pretrained` takes."""
@@ -116,28 +112,6 @@ class Scorer:
         with self.accelerator.autocast():
             logits_TV = self.model(torch.tensor([ids], device=self.device), use_cache=False).logits[0]
         return logits_TV.float().log_softmax(-1).cpu()
-
-    @torch.no_grad()
-    def _refuse_other_architectures(self) -> None:
-        """Some models change logits behind the head, or attend in a way of their own: wrong, and silently so."""
-        vocabulary = self.model.config.vocab_size
-        rows = []
-        for answer in ([5, 6, 7], [8]):
-            ids = np.array([1, 2, 3, *answer]) % vocabulary
-            mask = np.arange(len(ids)) >= 3
-            rows.append(Row("check", ids, mask, np.zeros(len(ids)), np.zeros(len(ids))))
-        ours_N, _ = self.logprobs(collate(rows, [0, 1], self.device, self.dtype))
-        theirs = []
-        for row in rows:
-            ids_1T = torch.from_numpy(row.token_ids)[None].to(self.device)
-            logits_TV = self.model(ids_1T, use_cache=False).logits[0].float() * self.inverse_temperature
-            theirs.append(logits_TV.log_softmax(-1)[2:-1].gather(1, ids_1T[0, 3:, None])[:, 0])
-        rounding = 1e-3 if self.published_dtype == torch.float32 else 5e-2
-        if not torch.allclose(ours_N, torch.cat(theirs).to(ours_N.dtype), rtol=0.0, atol=rounding):
-            raise UserError(
-                f"{self.model_path} ({type(self.model).__name__}) changes its logits after the output layer (a soft "
-                "cap or a scale) or has attention of its own, which this learner does not compute; take another model."
-            )
 
 
 class Optimized:
@@ -329,28 +303,3 @@ def make_learner(config: Config, model_path: str, total_optimizer_steps: int, ra
     adapts = config.trainer.policy.model.lora.rank > 0
     kind: type[Learner] = load("skyrl_trainer.learner.lora:LoRALearner") if adapts else Learner
     return kind(config, model_path, total_optimizer_steps, ranks)
-
-
-def load_model(path: str, dtype: torch.dtype, **how: Any) -> PreTrainedModel:
-    """A causal language model with the learner's attention; UserError where there is none. how: for transformers."""
-    try:
-        model = AutoModelForCausalLM.from_pretrained(path, dtype=dtype, attn_implementation=attention.NAME, **how)
-    except (OSError, ValueError) as error:
-        reason = str(error).splitlines()[0]
-        raise UserError(
-            f"trainer.policy.model.path={path!r} could not be loaded as a causal language model ({reason}); give a "
-            "Hugging Face folder or name."
-        ) from error
-    for module in model.modules():  # a 4-bit layer on some CPUs would turn to bfloat16 at its first pass
-        if "support_avx512bf16_for_cpu" in vars(module):
-            vars(module)["support_avx512bf16_for_cpu"] = False
-    return model
-
-
-def _checkpoint_layers(model: PreTrainedModel, path: str) -> None:
-    """By hand: transformers' own way does nothing outside train(), where dropout would be on."""
-    layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
-    if not layers:
-        raise UserError(f"{path} ({type(model).__name__}) has no layers for trainer.gradient_checkpointing: set false.")
-    for layer in layers:
-        layer.forward = partial(checkpoint, layer.forward, use_reentrant=False, preserve_rng_state=False)

@@ -1,17 +1,14 @@
 """`trainer.logger`: accelerate's trackers; nothing is sent to anybody unless the setting asks for it."""
 
-from __future__ import annotations
-
 import math
 from typing import TYPE_CHECKING
 
 from skyrl_trainer.config import Config, flatten
 from skyrl_trainer.errors import UserError
+from skyrl_trainer.types import StepMetrics
 
 if TYPE_CHECKING:
     from accelerate.tracking import GeneralTracker
-
-    from skyrl_trainer.types import StepMetrics
 
 
 class Tracker:

@@ -14,8 +14,6 @@ With x_t the embedding at place t, R a random rotation and P a projection onto h
 The rotary embedding's fast dimensions look back by a number of places, its slow ones find text anywhere.
 """
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING
 
 import torch
@@ -40,7 +38,7 @@ NOISE = 0.1
 """By which the layers' random outputs are scaled, so that the circuit is heard."""
 
 
-def add_induction(model: Qwen3ForCausalLM) -> None:
+def add_induction(model: "Qwen3ForCausalLM") -> None:
     """Builds the circuit into a model of two layers or more, in place; it draws from torch's global generator."""
     config, layers = model.config, model.model.layers
     if len(layers) < 2:
@@ -90,7 +88,7 @@ def _blocks(heads: int, dim: int) -> list[slice]:
     return [slice(i * dim, (i + 1) * dim) for i in range(heads)]
 
 
-def _sharpen(attention: Qwen3Attention, sharpness: float) -> None:
+def _sharpen(attention: "Qwen3Attention", sharpness: float) -> None:
     attention.q_norm.weight.fill_(sharpness**0.5)
     attention.k_norm.weight.fill_(sharpness**0.5)
 

@@ -4,8 +4,6 @@ The same arguments give the same bytes. The chat template is Qwen3's ChatML, but
 very text of its beginning (Qwen3's drops earlier thoughts and joins neighbouring tool messages).
 """
 
-from __future__ import annotations
-
 import difflib
 from collections.abc import Iterable
 from pathlib import Path
@@ -53,7 +51,7 @@ _HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
 
 def make_tokenizer(
     texts: Iterable[str], vocab_size: int = DEFAULT_VOCAB_SIZE, spaces: str = "before"
-) -> PreTrainedTokenizerFast:
+) -> "PreTrainedTokenizerFast":
     """A byte-level BPE of at most `vocab_size` tokens, added ones included (few texts give fewer merges).
 
     spaces: where a word has its space, "before" it, as Qwen's, or "after" it (settings.TinyConfig says why).
@@ -90,7 +88,7 @@ def make_tokenizer(
     )
 
 
-def make_model(tokenizer: PreTrainedTokenizerFast, tiny: TinyConfig, seed: int) -> Qwen3ForCausalLM:
+def make_model(tokenizer: "PreTrainedTokenizerFast", tiny: TinyConfig, seed: int) -> "Qwen3ForCausalLM":
     """A float32 Qwen3 with tied embeddings; the caller's random state and number of threads are left as they were."""
     import torch
     from transformers import GenerationConfig, Qwen3ForCausalLM
@@ -113,7 +111,7 @@ def make_model(tokenizer: PreTrainedTokenizerFast, tiny: TinyConfig, seed: int) 
     return model
 
 
-def _model_config(tokenizer: PreTrainedTokenizerFast, config_kwargs: dict[str, Any]) -> Qwen3Config:
+def _model_config(tokenizer: "PreTrainedTokenizerFast", config_kwargs: dict[str, Any]) -> "Qwen3Config":
     from transformers import Qwen3Config
 
     setting, known = "trainer.policy.model.tiny.config_kwargs", Qwen3Config().to_dict()

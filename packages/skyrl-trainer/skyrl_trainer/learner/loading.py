@@ -1,0 +1,37 @@
+"""A transformers model as the learner needs it: its attention, and layers that are checkpointed outside train()."""
+
+from functools import partial
+from typing import Any
+
+import torch
+from torch.utils.checkpoint import checkpoint
+from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers.modeling_layers import GradientCheckpointingLayer
+
+from skyrl_trainer.errors import UserError
+from skyrl_trainer.learner import segments as attention
+
+
+def load_model(path: str, dtype: torch.dtype, **how: Any) -> PreTrainedModel:
+    """A causal language model with the learner's attention; UserError where there is none. how: for transformers."""
+    try:
+        model = AutoModelForCausalLM.from_pretrained(path, dtype=dtype, attn_implementation=attention.NAME, **how)
+    except (OSError, ValueError) as error:
+        reason = str(error).splitlines()[0]
+        raise UserError(
+            f"trainer.policy.model.path={path!r} could not be loaded as a causal language model ({reason}); give a "
+            "Hugging Face folder or name."
+        ) from error
+    for module in model.modules():  # a 4-bit layer on some CPUs would turn to bfloat16 at its first pass
+        if "support_avx512bf16_for_cpu" in vars(module):
+            vars(module)["support_avx512bf16_for_cpu"] = False
+    return model
+
+
+def checkpoint_layers(model: PreTrainedModel, path: str) -> None:
+    """By hand: transformers' own way does nothing outside train(), where dropout would be on."""
+    layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
+    if not layers:
+        raise UserError(f"{path} ({type(model).__name__}) has no layers for trainer.gradient_checkpointing: set false.")
+    for layer in layers:
+        layer.forward = partial(checkpoint, layer.forward, use_reentrant=False, preserve_rng_state=False)
