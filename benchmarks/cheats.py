@@ -84,10 +84,10 @@ def table(found: dict[str, dict[str, float]]) -> str:
 def write(family: str, found: dict[str, dict[str, float]], episodes: int) -> None:
     """Puts the family's section into the page, in place of the one there."""
     head, *sections = re.split(r"(?m)^(?=## )", PAGE.read_text(encoding="utf-8"))
-    kept = [each for each in sections if not each.startswith(f"## {family}\n")]
+    kept = [each.rstrip() for each in sections if not each.startswith(f"## {family}\n")]
     said = f"Success in {episodes:,} episodes of the val split, by language and difficulty."
-    new = f"## {family}\n\n{said}\n\n{table(found)}\n\n"
-    PAGE.write_text(f"{head.rstrip()}\n\n{''.join(sorted([*kept, new])).rstrip()}\n", encoding="utf-8")
+    new = f"## {family}\n\n{said}\n\n{table(found)}"
+    PAGE.write_text("\n\n".join([head.rstrip(), *sorted([*kept, new])]) + "\n", encoding="utf-8")
 
 
 def main() -> None:

@@ -106,3 +106,5 @@ def test_the_page_keeps_other_families_and_replaces_its_own(tmp_path, monkeypatc
     written = page.read_text()
     assert written.startswith("# Cheats\n\nText.\n\n## another\n\nIts table.\n\n## webshop_lite\n\n")
     assert "old" not in written and written.endswith(table({"random": {"en:1": 0.0}}) + "\n")
+    write("words", {"expert": {"en:1": 1.0}}, 200)
+    assert page.read_text().startswith(f"{written}\n## words\n\nSuccess in 200 episodes")
