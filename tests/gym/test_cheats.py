@@ -1,47 +1,62 @@
-"""benchmarks/cheats.py: no cheat of the panel, nor chance, passes its bar; the expert solves all."""
+"""No cheat of the panel, nor chance, passes its bar; the expert solves all."""
 
+import contextlib
+import io
 import os
 import re
+from types import SimpleNamespace
 
-import gymnasium as gym
 import pytest
 
-from benchmarks.cheats import (
-    CHEATS,
-    LANGS,
-    all_pages,
-    at_random,
-    meant,
-    results,
-    success,
-    table,
-    titled,
-    understood,
-    wish,
-    write,
-)
+from benchmarks.cheat_policies import all_pages, at_random, found, meant, results, titled, understood, wish
+from benchmarks.cheats import HIGHEST, LANGS, WITH_COMMANDS, cheats, made, success, table, write
 
 FULL = os.environ.get("SKYRL_TEST_FULL") == "1"
-EPISODES = 1000 if FULL else 40
-HIGHEST = {family: 3 for family in CHEATS}
-every_cell = pytest.mark.parametrize(
-    "family, difficulty, lang",
-    [(name, level + 1, lang) for name, top in HIGHEST.items() for level in range(top) for lang in LANGS],
-)
+CELLS = [
+    (family, level, lang)
+    for family, top in HIGHEST.items()
+    for level in range(1, top + 1)
+    for side, lang in enumerate(LANGS)
+    if FULL or (top - level) % 2 == side  # every level in one language, the highest in English
+]
 
 
-def allowed(bar):
+def episodes_of(family):
+    """As many as the page's tables have; for a sample, fewer."""
+    return (1000 if family == "webshop_lite" else 200) if FULL else 20
+
+
+def allowed(bar, episodes):
     """The bar, and for a sample three standard errors more."""
-    return bar if FULL else bar + 3 * (bar * (1 - bar) / EPISODES) ** 0.5
+    return bar if FULL else bar + 3 * (bar * (1 - bar) / episodes) ** 0.5
 
 
-@every_cell
+@pytest.fixture(autouse=True)
+def programs_that_run_here(monkeypatch):
+    """A sandbox costs more than all else; the expert's programs of tool_use need none."""
+
+    def run_here(code):
+        with contextlib.redirect_stdout(io.StringIO()) as printed:
+            exec(code, {})
+        return SimpleNamespace(output=printed.getvalue(), error=None)
+
+    monkeypatch.setattr("skyrl_gym.tools.python_exec.shared_sandbox", lambda: SimpleNamespace(run=run_here))
+
+
+@pytest.mark.parametrize("family, difficulty, lang", CELLS)
 def test_no_cheat_passes_its_bar_and_the_expert_solves_all(family, difficulty, lang):
-    bar = 0.15 if difficulty == HIGHEST[family] else 0.30
-    for name, policy in CHEATS[family].items():
-        assert success(family, difficulty, lang, policy, EPISODES) <= allowed(bar), name
-    assert success(family, difficulty, lang, at_random, EPISODES) <= allowed(0.02)
-    assert success(family, difficulty, lang, None, EPISODES) == 1.0
+    episodes, bar = episodes_of(family), 0.15 if difficulty == HIGHEST[family] else 0.30
+    for name, policy in cheats(family, difficulty, lang, episodes).items():
+        assert success(family, difficulty, lang, policy, episodes) <= allowed(bar, episodes), name
+    if family in WITH_COMMANDS:
+        assert success(family, difficulty, lang, at_random, episodes) <= allowed(0.02, episodes)
+    assert success(family, difficulty, lang, None, episodes) == 1.0
+
+
+def test_what_is_found_is_copied_from_the_first_article_alone():
+    answers = [("seen", {}), ("<tool_response>\nVelmora: 7 of 12.\nTardun: 9.\n</tool_response>", {})]
+    for place, text in enumerate(("Velmora", "7", "12", "none")):
+        assert f"<answer>{text}</answer>" in found(lambda _, place=place: place)(answers)
 
 
 SEARCH = "Instruction: [SEP] find me a salve for july, of metal, and price lower than 40.00 dollars [SEP] Search bar"
@@ -69,9 +84,9 @@ def meant_or_packed(asked, values, pages):
 @pytest.mark.parametrize("difficulty", [1, 2, 3])
 def test_whoever_knows_the_words_and_reads_four_products_solves_what_is_among_them(difficulty, lang):
     """From what the pages show alone, so they say all that is needed; a fifth would take more steps than there are."""
-    env, reader, missed = gym.make("skyrl/webshop_lite-v0", split="val"), all_pages(stated, meant_or_packed), 0
-    for seed in range(1000 if FULL else 60):
-        history, over = [env.reset(seed=seed, options={"difficulty": difficulty, "lang": lang})], False
+    env, reader, missed = made("webshop_lite", difficulty, lang), all_pages(stated, meant_or_packed), 0
+    for seed in range(1000 if FULL else 30):
+        history, over = [env.reset(seed=seed)], False
         while not over:
             observation, _, over, truncated, info = env.step(reader(history))
             assert info["valid_action"] and not truncated
@@ -91,3 +106,5 @@ def test_the_page_keeps_other_families_and_replaces_its_own(tmp_path, monkeypatc
     written = page.read_text()
     assert written.startswith("# Cheats\n\nText.\n\n## another\n\nIts table.\n\n## webshop_lite\n\n")
     assert "old" not in written and written.endswith(table({"random": {"en:1": 0.0}}) + "\n")
+    write("words", {"expert": {"en:1": 1.0}}, 200)
+    assert page.read_text().startswith(f"{written}\n## words\n\nSuccess in 200 episodes")

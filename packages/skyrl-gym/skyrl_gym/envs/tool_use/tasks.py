@@ -1,8 +1,8 @@
 """Made-up worlds and the tasks about them, from the words and sentences in world.json.
 
 A fact of an entity is a number, another entity, or a nickname. A chain asks for a fact by way of others: "the
-population of the city in which the founder of X was born". Each split has a world of its own: no name of one is in
-another, so that no fact asked for in one can have been learned in another.
+population of the city in which the founder of X was born". Numbers without `asks` are never asked for. Each split has
+a world of its own: no name of one is in another, so that no fact asked for in one can have been learned in another.
 """
 
 import json
@@ -32,7 +32,7 @@ class Entity:
     names: list[str]
     facts: dict[str, Any] = field(default_factory=dict)
     says: tuple[list[str], list[str]] = field(default_factory=lambda: ([], []))
-    """The sentences of its article, in each language: its own facts, then those that name it."""
+    """The sentences of its article, in each language: its own, the first one first, then those that name it."""
 
 
 Chain = tuple[Entity, tuple[str, ...], bool]
@@ -53,6 +53,7 @@ def world(split: str) -> list[Entity]:
             targets = rng.sample(groups[rule["to"]], len(groups[rule["to"]])) if "to" in rule else []
             nicknames = _names(rule, kinds[kind]["count"], split) if "pools" in rule else []
             for number, entity in enumerate(group):
+                place = rng.randint(min(1, len(entity.facts)), len(entity.facts))
                 if targets:
                     fitting = [to for to in targets if "where" not in rule or to.facts[rule["where"]] is entity]
                     value: Any = fitting[number % len(fitting)]
@@ -63,7 +64,7 @@ def world(split: str) -> list[Entity]:
                     value = start + rng.randint(*rule["range"])
                 for lang, says in enumerate(entity.says):
                     sentence = rule["says"][lang].format(name=entity.names[lang], value=_shown(value, lang))
-                    says.insert(len(entity.facts), sentence)
+                    says.insert(place, sentence)
                     if targets:
                         value.says[lang].append(rule["back"][lang].format(value=entity.names[lang]))
                 entity.facts[name] = value
@@ -150,7 +151,7 @@ def draft(difficulty: int, split: str, lang: int, index: int) -> tuple[str, Plan
 
 def _paths(kind: str, hops: int) -> Iterator[tuple[str, ...]]:
     for name, rule in data()["kinds"][kind]["fields"].items():
-        if hops == 1 and "pools" not in rule:
+        if hops == 1 and "asks" in rule and "pools" not in rule:
             yield (name,)
         elif hops > 1 and "to" in rule:
             yield from ((name, *rest) for rest in _paths(rule["to"], hops - 1))
