@@ -102,7 +102,7 @@ class Episode:
             return self.stop(StopReason.ENV_ERROR, reply.error)
         new_ids, new_segment = self._begin(reply), False
         if len(new_ids) >= self.settings.max_model_len:
-            room = f"a context of {self.settings.max_model_len} (generator.max_model_len, or all that the model has)"
+            room = f"the context, generator.max_model_len={self.settings.max_model_len}"
             error = f"The first prompt has {len(new_ids)} tokens or more, too many for {room}."
             return self.stop(StopReason.ENGINE_ERROR, error)
         memory = Memory(self.prompt, self.settings.agent, new_ids)
