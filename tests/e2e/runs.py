@@ -59,10 +59,11 @@ def train(folder: Path, **settings: object) -> list[str]:
 class Run:
     """One process of `skyrl-trainer train` in `folder`."""
 
-    def __init__(self, folder: Path, *options: str, **settings: object) -> None:
+    def __init__(self, folder: Path, *options: str, cwd: Path | None = None, **settings: object) -> None:
         self.folder = folder
         self.process = subprocess.Popen(
             [sys.executable, "-m", "skyrl_trainer", *train(folder, **settings), *options],
+            cwd=cwd,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

@@ -11,7 +11,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,8 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 from examples.transformers_engine import TransformersEngine
 from skyrl_trainer.engine.client import EngineClient
 from skyrl_trainer.engine.openai_server import OpenAIServerEngine
-from skyrl_trainer.engine.vllm_actor import ENGINE_ENV, VLLMEngine
+from skyrl_trainer.engine.vllm_actor import VLLMEngine
+from skyrl_trainer.engine.vllm_args import ENGINE_ENV
 from skyrl_trainer.errors import EngineDied, SyncError
 from skyrl_trainer.run.engine_watch import EngineWatch
 from skyrl_trainer.types import GenerationOutput, GenerationRequest, SamplingOptions
@@ -194,6 +195,25 @@ def learner_scores(stack: Stack, prompt: list[int], output: list[int], temperatu
     with torch.no_grad():
         logits = stack.learner(torch.tensor([prompt + output])).logits[0, len(prompt) - 1 : -1]
     return (logits / temperature).log_softmax(-1)[torch.arange(len(output)), torch.tensor(output)]
+
+
+def test_a_request_that_streams_is_read_while_it_is_sampled(stacks: dict[str, Stack]) -> None:
+    stack = stacks["vllm-tied"]
+    (plain,) = requests_of(1, 200)
+    request, seen = replace(plain, streams=True), list[list[int]]()
+
+    async def run() -> GenerationOutput:
+        client = EngineClient(stack.actor, "streams")
+        answering = asyncio.ensure_future(client.generate(request))
+        while not answering.done():
+            seen.append(await stack.actor.written.remote(request.request_id, len(seen[-1]) if seen else 0))
+        return await asyncio.wait_for(answering, 120)
+
+    output = asyncio.run(run())
+    assert len({len(ids) for ids in seen}) > 2, "in several pieces"
+    assert all(ids == output.output_ids[: len(ids)] for ids in seen)
+    assert (output.output_ids, output.logprobs) == next((o.output_ids, o.logprobs) for o in stack.generate([plain]))
+    assert ray.get(stack.actor.written.remote(request.request_id, -1)) == [], "nothing of it is kept"
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])

@@ -20,7 +20,7 @@ from skyrl_eval import benchmarks
 from skyrl_trainer.agent.tokenizer import load_chat_prompt
 from skyrl_trainer.cli import main
 from skyrl_trainer.engine.server_process import as_flag
-from skyrl_trainer.engine.vllm_actor import ENGINE_ENV, vllm_kwargs
+from skyrl_trainer.engine.vllm_args import ENGINE_ENV, vllm_kwargs
 from tests.e2e.runs import TRANSFORMERS, Run, metrics
 from tests.eval.made_up import ROWS, items
 from tests.eval.scripted_server import match, served

@@ -15,7 +15,8 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from skyrl_trainer.engine.openai_server import OpenAIServerEngine
-from skyrl_trainer.engine.vllm_actor import ENGINE_ENV, VLLMEngine
+from skyrl_trainer.engine.vllm_actor import VLLMEngine
+from skyrl_trainer.engine.vllm_args import ENGINE_ENV
 from skyrl_trainer.errors import SyncError
 from skyrl_trainer.learner.model import make_learner
 from skyrl_trainer.run.engine_watch import EngineWatch

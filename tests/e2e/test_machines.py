@@ -20,8 +20,10 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from examples.transformers_engine import TransformersEngine
-from skyrl_trainer.engine.vllm_actor import ENGINE_ENV, VLLMEngine
+from skyrl_trainer.engine.vllm_actor import VLLMEngine
+from skyrl_trainer.engine.vllm_args import ENGINE_ENV
 from skyrl_trainer.errors import SyncError
+from skyrl_trainer.weight_sync import machines
 from skyrl_trainer.weight_sync.canary import Canary
 from skyrl_trainer.weight_sync.nccl import NCCLSync
 from skyrl_trainer.weight_sync.shared_memory import SharedMemorySync
@@ -83,6 +85,10 @@ def path_of(engine: Any) -> str:
     return engine._buffer.path
 
 
+def is_paused(engine: Any) -> bool:
+    return engine._paused
+
+
 @torch.no_grad()
 def perturb(learner: torch.nn.Module, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
@@ -91,7 +97,7 @@ def perturb(learner: torch.nn.Module, seed: int) -> None:
 
 
 def test_each_machine_has_its_own_buffer_and_every_engine_the_learners_weights(
-    joined: list[str], tmp_path: Path
+    joined: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     torch.manual_seed(0)
     sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
@@ -116,12 +122,19 @@ def test_each_machine_has_its_own_buffer_and_every_engine_the_learners_weights(
     def logprobs(ids: list[int]) -> torch.Tensor:
         return learner(torch.tensor([ids])).logits[0].log_softmax(-1)
 
+    def write_seen(*arguments: Any) -> set[str]:
+        paused.extend(ray.get([engine.__ray_call__.remote(is_paused) for engine in engines]))
+        return write(*arguments)
+
+    paused, write = list[bool](), machines.write
+    monkeypatch.setattr(machines, "write", write_seen)
     for version in (1, 2, 3):
         perturb(learner, version)
         report = sync.sync(version)
         assert report.engine_checksums == (report.checksum,) * 3
         found = canary.check(version, logprobs, report)
         assert found["sync/max_logprob_diff"] < 1e-4 and (version == 1 or found["sync/canary_change"] > 0.01)
+    assert paused == [False] * 9, "the engines go on while the weights are on their way"
 
     for receiver in sync._receivers.values():
         ray.kill(receiver)
@@ -131,6 +144,7 @@ def test_each_machine_has_its_own_buffer_and_every_engine_the_learners_weights(
     sync.close()
 
 
+@pytest.mark.full  # test_clusters.py has a whole run on four nodes
 def test_a_run_spreads_its_engines_over_two_machines_and_leaves_them_as_they_were(
     cluster: str, clone: Path, tmp_path: Path
 ) -> None:

@@ -12,7 +12,8 @@ import pytest
 import ray
 import torch
 
-from skyrl_trainer.engine.vllm_actor import ENGINE_ENV, VLLMEngine
+from skyrl_trainer.engine.vllm_actor import VLLMEngine
+from skyrl_trainer.engine.vllm_args import ENGINE_ENV
 from skyrl_trainer.errors import EngineDied
 from skyrl_trainer.learner.batch import collate, make_rows
 from skyrl_trainer.learner.model import Learner

@@ -31,9 +31,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     # Before anything heavy is imported; transformers' own bars follow the first.
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
-    args = _parse(list(sys.argv[1:] if argv is None else argv))
     try:
         with StopSignal(), blaming():
+            args = _parse(list(sys.argv[1:] if argv is None else argv))
             return int(args.command(args) or 0)
     except UserError as error:
         print(f"skyrl-trainer: {error}", file=sys.stderr)
@@ -90,9 +90,14 @@ def _parse(words: list[str]) -> Namespace:
     for command in (init, clone):
         command.add_argument("out", type=Path, metavar="DIR", help="new folder of the policy")
     for command in (train, sft, init, clone):
-        command.add_argument("settings", nargs="*", metavar="RECIPE a.b=c", help=SETTINGS)
+        chosen = command.add_argument("settings", nargs="*", metavar="RECIPE a.b=c", help=SETTINGS)
+        chosen.completer = _recipes_and_settings  # type: ignore[attr-defined]
     add("envs", _envs, "the environments that are registered")
-    add("doctor", _doctor, "what is installed, and what would run")
+    doctor = add("doctor", _doctor, "what is installed, and what would run")
+    text = "what each node of the cluster at ray.address (default: auto) has, and what of this run would be there"
+    doctor.add_argument("--cluster", nargs="*", metavar="RECIPE a.b=c", help=text)
+    if "_ARGCOMPLETE" in os.environ:  # set by the shell, which asks what could come next
+        import_module("argcomplete").autocomplete(parser)
 
     args, rest = parser.parse_known_args(words)
     # argparse ends a list of settings at the first option: those after it are settings all the same.
@@ -103,14 +108,29 @@ def _parse(words: list[str]) -> Namespace:
     return args
 
 
+def _folder(text: str) -> Path:
+    """A run folder; of one on an object store the local folder, which gets what is there."""
+    if "://" not in text:
+        return Path(text)
+    fetched: Callable[[str], Path] = import_module("skyrl_trainer.run.remote").fetched
+    return fetched(text)
+
+
+def _recipes_and_settings(**_: Any) -> list[str]:
+    from skyrl_trainer.config import leaf_fields
+
+    recipes = (Path(__file__).parent / "recipes").glob("*.yaml")
+    return [*(recipe.stem for recipe in recipes), *(f"{name}=" for name in leaf_fields())]
+
+
 def _looking_commands(add: Callable[..., ArgumentParser]) -> None:
     """What reads run folders."""
     report = add("report", _report, "write report.html: curves and settings, also of runs side by side")
-    report.add_argument("runs", nargs="+", type=Path, metavar="RUN")
+    report.add_argument("runs", nargs="+", type=_folder, metavar="RUN")
     report.add_argument("-o", "--out", type=Path, help="default: report.html (compare.html) in the first run's folder")
 
     replay = add("replay", _replay, "play stored trajectories again and compare; score their tokens")
-    replay.add_argument("run", type=Path, metavar="RUN", help="a run folder, or a folder of stored trajectories")
+    replay.add_argument("run", type=_folder, metavar="RUN", help="a run folder, or a folder of stored trajectories")
     replay.add_argument("--step", type=int, metavar="N", help="default: every stored step")
     replay.add_argument("--index", default="all", metavar="I", help="a trajectory's number in its step; default: all")
     replay.add_argument("--live", action="store_true", help="run tools with effects outside again, as python_exec")
@@ -118,23 +138,26 @@ def _looking_commands(add: Callable[..., ArgumentParser]) -> None:
 
     text = "write trajectories.html: every turn, token and tool call, also of an evaluation; without a server"
     view = add("view", _view, text)
-    view.add_argument("run", type=Path, metavar="RUN")
+    view.add_argument("run", type=_folder, metavar="RUN")
     view.add_argument("--step", type=int, nargs="+", metavar="N", help="default: the newest that fit")
     view.add_argument("-o", "--out", type=Path, metavar="FILE", help="default: trajectories.html in the run's folder")
 
     export = add("export", _export, "a run's policy as a Hugging Face folder, or its trajectories as chats")
-    export.add_argument("run", type=Path, metavar="RUN")
+    export.add_argument("run", type=_folder, metavar="RUN")
     what = export.add_mutually_exclusive_group(required=True)
     what.add_argument("--out", type=Path, metavar="DIR", help="copy the policy there, and try to load it")
     what.add_argument("--trajectories", type=Path, metavar="JSONL", help="write the trajectories as chat messages")
     export.add_argument("--which", choices=("last", "best"), default="last", help="of a run's policies")
+    export.add_argument("--card", action="store_true", help="with --out: also a model card with the run's curve")
+    export.add_argument("--push", metavar="OWNER/NAME", help="with --out: also put the folder on Hugging Face, private")
     export.add_argument("--step", type=int, metavar="N", help="of trajectories; default: every stored step")
     export.add_argument("--min-reward", type=float, metavar="X", help="only trajectories that earned so much")
     export.add_argument("--only-success", action="store_true", help="only trajectories that solved their task")
 
 
 def _target_arguments(parser: ArgumentParser, which: str) -> None:
-    parser.add_argument("target", metavar="RUN|MODEL", help="a run folder, a Hugging Face folder or a model's name")
+    text = "a run folder, a Hugging Face folder or a model's name"
+    parser.add_argument("target", type=_folder, metavar="RUN|MODEL", help=text)
     parser.add_argument("settings", nargs="*", metavar="RECIPE a.b=c", help=f"{SETTINGS}; a run has its own recipe")
     parser.add_argument("--which", choices=("last", "best"), default=which, help="of a run's policies")
 
@@ -170,7 +193,7 @@ def _train(args: Namespace) -> int:
 
 def _sft(args: Namespace) -> None:
     from skyrl_trainer.config import load_config
-    from skyrl_trainer.dry_run.plan import model_shape
+    from skyrl_trainer.run.model_shape import model_shape
     from skyrl_trainer.run.sft import fine_tune
 
     config = load_config(*split_settings(args.settings))
@@ -198,15 +221,15 @@ def _warmstart(args: Namespace) -> None:
 def _policy_of(args: Namespace) -> tuple[Any, str]:
     from skyrl_trainer.config import load_config
     from skyrl_trainer.dry_run.doctor import require_gym
-    from skyrl_trainer.dry_run.plan import model_shape
+    from skyrl_trainer.run.model_shape import model_shape
 
     recipe, overrides = split_settings(args.settings)
-    model = args.target
-    own = Path(args.target) / "config.yaml"
+    model = str(args.target)
+    own = args.target / "config.yaml"
     if own.is_file():
         if recipe:
             raise UserError(f"{args.target} is a run with its own settings; leave out the recipe {recipe!r}.")
-        recipe, model = str(own), str(_model_folder(Path(args.target), args.which))
+        recipe, model = str(own), str(_model_folder(args.target, args.which))
     config = load_config(recipe, [*overrides, f"trainer.policy.model.path={model}"])
     require_gym()
     model_shape(config)  # raises where there is no such model
@@ -217,8 +240,8 @@ def _serve(args: Namespace) -> None:
     config, model = _policy_of(args)
     from skyrl_trainer.serve.server import PolicyServer, serve
 
-    target = Path(args.target)
-    serve(config, model, target.resolve().name if target.is_dir() else model, PolicyServer(args.host, args.port))
+    name = args.target.resolve().name if args.target.is_dir() else model
+    serve(config, model, name, PolicyServer(args.host, args.port))
 
 
 def _eval(args: Namespace) -> None:
@@ -261,17 +284,25 @@ def _model_folder(run: Path, which: str) -> Path:
 
 def _export(args: Namespace) -> None:
     if args.trajectories:
+        if args.card or args.push:
+            raise UserError("--card and --push belong to a policy: give --out DIR in the place of --trajectories.")
         from skyrl_trainer.replay.commands import export_chat
 
         print(export_chat(args.run, args.trajectories, args.step, args.min_reward, args.only_success))
         return
     import shutil
 
+    from skyrl_trainer import hub
     from skyrl_trainer.files import written_aside
+    from skyrl_trainer.report.card import check_card, write_card
     from skyrl_trainer.tiny.init_policy import refuse_used
 
     source = _model_folder(args.run, args.which)
     refuse_used(args.out)
+    if args.card:
+        check_card(args.run)
+    if args.push:
+        hub.push(args.push)
     with written_aside(args.out) as folder:
         shutil.copytree(source, folder, dirs_exist_ok=True)
         from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -281,7 +312,11 @@ def _export(args: Namespace) -> None:
             AutoTokenizer.from_pretrained(folder)
         except Exception as error:  # transformers and safetensors raise many kinds
             raise UserError(f"The policy in {source} does not load, so nothing was exported: {error}") from error
+        if args.card:
+            write_card(args.run, args.which, folder)
     print(f"{args.out}: {model.num_parameters() / 1e6:.2f} M parameters, loads in transformers")
+    if args.push:
+        print(hub.push(args.push, args.out))
 
 
 def _envs(args: Namespace) -> int:
@@ -294,8 +329,15 @@ def _envs(args: Namespace) -> int:
 def _doctor(args: Namespace) -> int:
     from skyrl_trainer.dry_run.doctor import examine
 
+    found = examine()
+    if args.cluster is not None:
+        from skyrl_trainer.config import load_config
+        from skyrl_trainer.dry_run.cluster import examine_cluster
+
+        recipe, overrides = split_settings(args.cluster)
+        found = examine_cluster(load_config(recipe, ["ray.address=auto", *overrides]))
     failed = False
-    for mark, subject, text in examine():
+    for mark, subject, text in found:
         print(f"{mark:<4}  {subject:<14} {text}", flush=True)
         failed |= mark == "FAIL"
     return int(failed)

@@ -11,6 +11,13 @@ from safetensors import SafetensorError
 from skyrl_trainer.errors import UserError
 
 
+def local_folder(name: str) -> Path:
+    """Of a folder's name; of an address, `s3://bucket/runs/a`, the folder on this machine that stands in for it."""
+    kind, is_address, rest = name.partition("://")
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
+    return cache / "skyrl-trainer" / kind / rest.strip("/") if is_address else Path(name)
+
+
 @contextmanager
 def written_aside(target: Path) -> Iterator[Path]:
     """Gives an empty folder beside `target`; what is put there is flushed and becomes `target` in one rename.

@@ -1,4 +1,4 @@
-"""Data sets on Hugging Face, by files: `owner/name`, `owner/name@revision`, either with `hf:` before it."""
+"""Hugging Face: data sets by files (`owner/name`, `owner/name@revision`, either after `hf:`), and models put there."""
 
 import os
 from pathlib import Path
@@ -24,8 +24,30 @@ def snapshot(name: str, patterns: list[str], asked_by: str) -> Path:
             f"a token of that account in HF_TOKEN, or give {asked_by} the path of a local copy."
         ) from error
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
-        reason = str(error).strip().splitlines()[0]
         raise UserError(
             f"{asked_by} {name.removeprefix('hf:')} is neither a file here nor a data set that Hugging Face gives out "
-            f"({reason}). Give the path of a local copy in the same schema."
+            f"({_first_line(error)}). Give the path of a local copy in the same schema."
         ) from error
+
+
+def push(repo: str, folder: Path | None = None) -> str:
+    """The address of the model repository `owner/name`: made, private, where there is none; a policy's files go there.
+
+    UserError where it cannot be written to; without a folder, before there is anything to be lost.
+    """
+    from huggingface_hub import HfApi
+
+    try:
+        address = HfApi().create_repo(repo, private=True, exist_ok=True)
+        if folder:
+            HfApi().upload_folder(repo_id=address.repo_id, folder_path=folder, commit_message="From skyrl-trainer")
+    except Exception as error:  # the hub's kinds, and those of its HTTP client
+        raise UserError(
+            f"--push {repo} failed ({_first_line(error)}): it needs owner/name, the network, and a token in HF_TOKEN "
+            f"that may write there.{f' The policy stays in {folder}.' if folder else ''}"
+        ) from error
+    return str(address)
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().splitlines()[0]

@@ -10,6 +10,8 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, field_validator, model_validator
 from pydantic.fields import FieldInfo
 
+from skyrl_trainer.files import local_folder
+
 OPTIONS, TINY = "trainer.algorithm.options", "trainer.policy.model.tiny"
 T = TypeVar("T")
 FREE, ROUNDING = "free", "rounding"
@@ -121,12 +123,12 @@ class AlgorithmConfig(Section):
 
 class TrainerConfig(Section):
     run_dir: Free[str] = "runs/{run_name}"
-    """Everything that the run writes; a second start in the same folder resumes it."""
+    """Everything that the run writes; a second start in the same folder resumes it. On a disk, or `s3://bucket/...`."""
     run_name: Free[str] = "run"
     """Names the run folder, and the run at a tracker."""
     project_name: Free[str] = "skyrl"
     """The project at a tracker."""
-    logger: Free[Literal["tensorboard", "wandb", "trackio", "none"]] = "tensorboard"
+    logger: Free[Literal["tensorboard", "wandb", "trackio", "mlflow", "swanlab", "prometheus", "none"]] = "tensorboard"
     """A tracker; metrics.jsonl and report.html are always written."""
     seed: int = 0
     """Of tasks, sampling and the tiny policy."""
@@ -241,9 +243,14 @@ class Config(Section):
     ray: RayConfig = RayConfig()
 
     @property
+    def run_address(self) -> str:
+        """The run folder as it is named, `{run_name}` filled in."""
+        return self.trainer.run_dir.replace("{run_name}", self.trainer.run_name)
+
+    @property
     def run_path(self) -> Path:
-        """The run folder, `{run_name}` filled in."""
-        return Path(self.trainer.run_dir.replace("{run_name}", self.trainer.run_name))
+        """Where the run works: its folder, or the local one that stands in for an address."""
+        return local_folder(self.run_address)
 
     @property
     def num_learners(self) -> int:

@@ -92,6 +92,8 @@ class GenerationRequest:
     """A generator of its own for this request, so that its tokens do not depend on its neighbours."""
     first: bool = False
     """To be taken before those that wait in the engine's queue."""
+    streams: bool = False
+    """Somebody reads the tokens while they are sampled."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,6 +189,7 @@ class Trajectory:
     """The messages before the first turn: the env's instructions (if any) and its first observation."""
     scores: dict[str, float | None] = field(default_factory=dict)
     """What each reward function gave, without its weight; None where it does not apply."""
+    encoded: list[bytes] = field(default_factory=list, repr=False, compare=False)  # by rollout.store, where played
 
     @property
     def total_reward(self) -> float:

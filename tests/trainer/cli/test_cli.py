@@ -14,9 +14,10 @@ import skyrl_trainer.cli as cli
 from skyrl_trainer.config import load_config, resolve
 from skyrl_trainer.dry_run.doctor import Gpu, Hardware, require_gym
 from skyrl_trainer.dry_run.limits import ModelShape, limits, memory
-from skyrl_trainer.dry_run.plan import model_shape, obstacles, placement, print_plan
+from skyrl_trainer.dry_run.plan import obstacles, placement, print_plan
 from skyrl_trainer.errors import UserError
 from skyrl_trainer.run.folder import RunFolder
+from skyrl_trainer.run.model_shape import model_shape
 
 LAPTOP = Hardware(cores=2, memory=8 * 2**30, gpus=())
 EIGHT_H200 = Hardware(96, 2**40, (Gpu("NVIDIA H200", 141 * 10**9),) * 8)

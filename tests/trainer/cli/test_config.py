@@ -265,7 +265,8 @@ def test_a_single_source_of_data_needs_no_list() -> None:
         ),
         (
             "trainer.logger=nobody",
-            "trainer.logger is \"nobody\" (command line), but should be 'tensorboard', 'wandb', 'trackio' or 'none'.",
+            "trainer.logger is \"nobody\" (command line), but should be 'tensorboard', 'wandb', 'trackio', 'mlflow', "
+            "'swanlab', 'prometheus' or 'none'.",
         ),
         (
             "trainer.policy.model.warmstart.target_exact_matc=0.1",
@@ -336,7 +337,7 @@ def test_a_broken_recipe_is_refused_with_its_line(tmp_path: Path, text: str, sen
 
 def test_a_missing_recipe_names_those_that_there_are() -> None:
     assert refusal("no-such-recipe").startswith(
-        "There is no recipe 'no-such-recipe', neither as a file nor bundled (alfworld_lite, mixture, quickstart, "
+        "There is no recipe 'no-such-recipe', neither as a file nor bundled (alfworld_lite, kuhn_poker, mixture, nim, "
     )
 
 

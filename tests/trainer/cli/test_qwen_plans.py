@@ -14,13 +14,14 @@ from skyrl_trainer.config import load_config, resolve
 from skyrl_trainer.dry_run import plan
 from skyrl_trainer.dry_run.doctor import Gpu, Hardware
 from skyrl_trainer.dry_run.limits import CARDS, ModelShape, adapter_size, card, gpu_memory, learner_memory, limits
+from skyrl_trainer.run.model_shape import QWEN_1_5B, model_shape
 from skyrl_trainer.weight_sync.colocation import shares_gpus, sync_backend
 
 LAPTOP = Hardware(cores=2, memory=8 * 2**30, gpus=())
 EIGHT_H200 = Hardware(96, 2**40, (Gpu("NVIDIA H200", 141 * 10**9),) * 8)
 RECIPES = ("qwen_1gpu", "qwen_8gpu_colocated", "qwen_8gpu_split")
 P, P_LORA = 1_543_569_408, 36_929_536
-SHAPE = ModelShape.of(plan.QWEN_1_5B, "bfloat16")
+SHAPE = ModelShape.of(QWEN_1_5B, "bfloat16")
 
 
 @pytest.fixture(autouse=True)
@@ -32,7 +33,7 @@ def test_the_shape_is_qwens() -> None:
     assert SHAPE.parameters == SHAPE.active == P and SHAPE.kv_bytes == 28 * 1024
     assert pytest.approx(1_543_714_304, rel=1e-4) == P, "as published, with norms and biases"
     config = load_config("qwen_1gpu", [])
-    assert plan.model_shape(config) == SHAPE
+    assert model_shape(config) == SHAPE
     assert adapter_size(config, SHAPE) == P_LORA == 28 * 32 * (2 * 3072 + 2 * 1792 + 3 * 10496)
 
 
@@ -188,7 +189,7 @@ def test_gae_beside_the_default_algorithm_is_ppo(capsys: pytest.CaptureFixture[s
 
 def test_a_model_on_this_machine_is_not_taken_from_the_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "config.json"
-    file.write_text(json.dumps({**plan.QWEN_1_5B, "num_hidden_layers": 1}))
+    file.write_text(json.dumps({**QWEN_1_5B, "num_hidden_layers": 1}))
     monkeypatch.setattr("huggingface_hub.try_to_load_from_cache", lambda *_: str(file))
-    shape = plan.model_shape(load_config("qwen_1gpu", []))
+    shape = model_shape(load_config("qwen_1gpu", []))
     assert shape is not None and shape.layers == 1

@@ -6,6 +6,7 @@ Its tokens are random, so text that was decoded and encoded again would be other
 from __future__ import annotations
 
 import copy
+import json
 import os
 import sys
 import time
@@ -16,6 +17,8 @@ import psutil
 import pytest
 import ray
 
+import skyrl_gym  # noqa: F401
+from skyrl_trainer.agent.task import Play
 from skyrl_trainer.errors import UserError
 from skyrl_trainer.replay.player import Player, compare
 from skyrl_trainer.rollout.manager import Rollouts
@@ -70,7 +73,7 @@ def exits(task):
 
 
 def hangs(task):
-    time.sleep(60)
+    time.sleep(600)
 
 
 def dies_by_signal(task):
@@ -236,7 +239,7 @@ def play(
     """The trajectories, and the requests by their ids."""
     config = Config()
     config.trainer.deterministic = True
-    config.environment.step_timeout = 5.0
+    config.environment.step_timeout = 30.0  # the first agents import their clients: seconds, on a busy machine
     settings = {"max_turns": 4, "max_completion_length": 8, "max_model_len": 1024, "agent": agent} | more
     for name, value in settings.items():
         setattr(config.generator, name, value)
@@ -374,9 +377,9 @@ def test_what_an_agent_does_costs_its_own_episode_alone(
     assert errors["raises"].startswith("The agent raised KeyError: 'lost' (") and "agents.py, line" in errors["raises"]
     assert errors["never_asks"] == "The agent ended before it asked the model anything."
     assert "its process ended with exit status 3" in errors["exits"]
-    assert "it took longer than environment.step_timeout=5 seconds" in errors["hangs"]
+    assert "it took longer than environment.step_timeout=30 seconds" in errors["hangs"]
     assert "its process ended with SIGKILL" in errors["dies_by_signal"]
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while left := [p for p in psutil.process_iter(["cmdline"]) if p.info["cmdline"] == ["sleep", "4242"]]:
         assert time.monotonic() < deadline, left
         time.sleep(0.1)
@@ -411,6 +414,19 @@ def test_parsers_by_name_are_loaded_where_the_episodes_are_played(folder: Path) 
     assert_faithful(trajectory, asked)
     with pytest.raises(UserError, match="does not suit this model"):
         play(folder, agent | {"tools": "hermes+deepseek_r1"}, tasks("messages"))
+
+
+def test_env_steps_between_two_questions_get_each_its_own_calls_in_a_replay() -> None:
+    sample = Sample("t#3", "skyrl/tool_use-v0", 3, {"split": "train", "difficulty": 3})
+    code = {"name": "python_exec", "arguments": {"code": "import time; print(time.perf_counter_ns())"}}
+    action = f"<tool_call>\n{json.dumps(code)}\n</tool_call>"
+    first, again = Play(sample), Play(sample)
+    first.reset()
+    told = [first.step(action)[0] for _ in range(2)]
+    assert told[0] != told[1]
+    again.reset()
+    again.recorded = first.earned()[1]["tool_calls"]
+    assert [again.step(action)[0] for _ in range(2)] == told
 
 
 def test_a_stored_episode_of_an_agent_is_played_again(

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from skyrl_trainer.errors import UserError
-from skyrl_trainer.rollout.store import JsonlTrajectoryStore
+from skyrl_trainer.rollout.store import JsonlTrajectoryStore, encoded
 from skyrl_trainer.types import RolloutBatch, Sample, StopReason, Trajectory, Turn
 
 JSON = st.recursive(st.none() | st.booleans() | st.integers() | st.text(), lambda inner: st.lists(inner, max_size=2))
@@ -152,3 +152,18 @@ def test_a_run_folder_that_is_gone_is_not_made_again(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"cannot be written to .*No such file or directory"):
         JsonlTrajectoryStore(tmp_path / "run" / "trajectories").write(one())
     assert not (tmp_path / "run").exists()
+
+
+def test_what_a_rollout_worker_encoded_is_written_as_it_is_and_gives_the_same_file(tmp_path: Path) -> None:
+    batches = [one(), one()]
+    for trajectory in batches[1].trajectories:
+        trajectory.encoded = encoded(trajectory)
+        trajectory.turns[0].advantages, trajectory.turns[0].reward = [0.5], 2.0  # known later
+    batches[0].trajectories[0].turns[0].advantages, batches[0].trajectories[0].turns[0].reward = [0.5], 2.0
+    files = []
+    for batch in batches:
+        JsonlTrajectoryStore(tmp_path).write(batch)
+        files.append(JsonlTrajectoryStore(tmp_path).path(3).read_bytes())
+        assert JsonlTrajectoryStore(tmp_path).read(3) == batch
+    assert files[0] == files[1] and batches[1].trajectories[0].encoded[0] in files[1]
+    assert not JsonlTrajectoryStore(tmp_path).read(3).trajectories[0].encoded

@@ -23,9 +23,9 @@ from skyrl_trainer.run.checkpoint import (
     SCHEMA,
     Checkpoints,
     _manifest,
-    check_resumable,
     read_checkpoint,
 )
+from skyrl_trainer.run.resume import check_resumable
 from skyrl_trainer.types import LearnerState
 from tests.trainer.learner.tiny_models import make_batch, make_config, save_model
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from skyrl_trainer.errors import UserError
-from skyrl_trainer.run.processes import Node, place_engines
+from skyrl_trainer.run.cluster import Node, place_engines
 from skyrl_trainer.settings import Config
 
 CPUS = [Node("driver", 2, 0), Node("b", 4, 0)]
@@ -25,9 +25,11 @@ APART: dict[str, Any] = {"colocate_all": False, "policy_num_gpus_per_node": 4}
 @pytest.mark.parametrize(
     ("wanted", "nodes", "placed"),
     [
-        (config(1), CPUS, "d"),
-        (config(3), CPUS, "ddb"),
+        (config(1), CPUS, "b"),  # of processors the emptiest, and the driver's last
+        (config(2), CPUS, "bb"),
+        (config(3), CPUS, "dbb"),
         (config(6), CPUS, "ddbbbb"),
+        (config(2), [Node("driver", 1.5, 0), Node("b", 0.5, 0), Node("c", 1, 0)], "dc"),
         (config(8, policy_num_gpus_per_node=8), GPUS, "dddddddd"),
         (config(9, policy_num_gpus_per_node=8), GPUS, "ddddddddb"),
         (config(4, **APART), GPUS, "dddd"),
@@ -37,7 +39,9 @@ APART: dict[str, Any] = {"colocate_all": False, "policy_num_gpus_per_node": 4}
         (config(4, 3, policy_num_gpus_per_node=1), GPUS, "ddbb"),
     ],
 )
-def test_engines_fill_the_drivers_machine_first(wanted: Config, nodes: list[Node], placed: str) -> None:
+def test_engines_fill_machines_with_gpus_and_are_spread_over_others(
+    wanted: Config, nodes: list[Node], placed: str
+) -> None:
     assert "".join(node[0] for node in place_engines(wanted, nodes, nodes is GPUS)) == placed
 
 
@@ -52,3 +56,9 @@ def test_engines_fill_the_drivers_machine_first(wanted: Config, nodes: list[Node
 def test_too_few_places_are_a_sentence(wanted: Config, nodes: list[Node], said: str) -> None:
     with pytest.raises(UserError, match=said):
         place_engines(wanted, nodes, nodes is GPUS)
+
+
+def test_with_adapters_the_drivers_machine_is_filled_first() -> None:
+    wanted = config(3)
+    wanted.generator.weight_sync_backend, wanted.trainer.policy.model.lora.rank = "adapter", 8
+    assert place_engines(wanted, CPUS, on_gpus=False) == ["driver", "driver", "b"]

@@ -105,7 +105,7 @@ class OneStep:
         self.algorithm = SimpleNamespace(update=record("update", {}))
         self.tries = SimpleNamespace(learned=record("store", None), state_dict=dict)
         report = SimpleNamespace(engine_checksums=["same"])
-        self.sync = SimpleNamespace(sync=record("sync", report), report=report)
+        self.sync = SimpleNamespace(sync=record("sync", report), report=report, away=set())
         self.processes = SimpleNamespace(watch=SimpleNamespace(check=lambda wait: False))
         self.canary = SimpleNamespace(check=record("canary", {}))
         self.learner = SimpleNamespace(token_logprobs=None)

@@ -9,11 +9,12 @@ import re
 import subprocess
 import sys
 from timeit import repeat
-from typing import Any, NamedTuple, Self
+from typing import NamedTuple
 
 from skyrl_trainer.dry_run.doctor import Hardware
 from skyrl_trainer.errors import UserError
 from skyrl_trainer.process_memory import LOGITS_AT_ONCE
+from skyrl_trainer.run.model_shape import ModelShape
 from skyrl_trainer.settings import Config
 
 
@@ -44,48 +45,6 @@ VLLM_SHARE = 0.92
 """Of a GPU's memory, that vLLM takes if engine_kwargs.gpu_memory_utilization does not say."""
 PASSING = ("learner: activations of a micro-batch", "learner: logits of a chunk, log-softmax, gradient")
 """What a learner holds only while it computes."""
-
-
-class ModelShape(NamedTuple):
-    parameters: int
-    active: int
-    """Parameters that a token is multiplied with: all but input embeddings that are not also the head."""
-    vocabulary: int
-    width: int
-    """Bytes of one number."""
-    kv_bytes: int
-    """Of the keys and values of one token, over all layers."""
-    matrices: int
-    """Parameters of the linear layers below the head."""
-    sides: dict[str, int]
-    """Linear layers by the ends of their names: rows plus columns, over all layers."""
-    layers: int
-    hidden: int
-    kept: int
-    """Numbers that one layer keeps of a token for its backward pass, about."""
-
-    @classmethod
-    def of(cls, config: dict[str, Any], dtype: str) -> Self:
-        """From a config.json of the dense Llama, Qwen2 and Qwen3 kind (norms and biases left out: below 0.1 %)."""
-        hidden, layers, heads = config["hidden_size"], config["num_hidden_layers"], config["num_attention_heads"]
-        size, middle = config.get("head_dim") or hidden // heads, config["intermediate_size"]
-        query, kv = heads * size, (config.get("num_key_value_heads") or heads) * size
-        vocabulary, width = config["vocab_size"], 4 if dtype == "float32" else 2
-        others = {"q_proj": query, "k_proj": kv, "v_proj": kv, "o_proj": query}
-        others |= dict.fromkeys(("gate_proj", "up_proj", "down_proj"), middle)
-        matrices, embedding = layers * hidden * sum(others.values()), vocabulary * hidden
-        return cls(
-            parameters=matrices + embedding * (1 if config.get("tie_word_embeddings", True) else 2),
-            active=matrices + embedding,
-            vocabulary=vocabulary,
-            width=width,
-            kv_bytes=2 * layers * kv * width,
-            matrices=matrices,
-            sides={name: layers * (hidden + other) for name, other in others.items()},
-            layers=layers,
-            hidden=hidden,
-            kept=8 * hidden + 2 * query + 2 * kv + 4 * middle,
-        )
 
 
 def devices(config: Config) -> tuple[range, range]:

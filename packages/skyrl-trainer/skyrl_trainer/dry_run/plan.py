@@ -5,57 +5,19 @@ Where the GPUs that a run wants are not here, known ones are assumed.
 
 import importlib.util
 import json
-import re
 from collections.abc import Iterator
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 from skyrl_trainer.algorithms.options import algorithm_name
 from skyrl_trainer.config import Resolved, flatten
 from skyrl_trainer.dry_run import limits as bounds
 from skyrl_trainer.dry_run.doctor import GIB, Hardware, hardware, require_gym
-from skyrl_trainer.dry_run.limits import PASSING, ModelShape, card, devices, gpus_needed
+from skyrl_trainer.dry_run.limits import PASSING, card, devices, gpus_needed
 from skyrl_trainer.errors import UserError
+from skyrl_trainer.run.model_shape import KNOWN, ModelShape, config_file, model_shape
 from skyrl_trainer.settings import OPTIONS, Config
 from skyrl_trainer.user_file import load_plugin
-
-QWEN_1_5B = {"hidden_size": 1536, "num_hidden_layers": 28, "num_attention_heads": 12, "num_key_value_heads": 2}
-QWEN_1_5B |= {"intermediate_size": 8960, "vocab_size": 151_936}
-KNOWN: dict[str, dict[str, Any]] = dict.fromkeys(("Qwen/Qwen2.5-1.5B-Instruct", "Qwen/Qwen2.5-1.5B"), QWEN_1_5B)
-"""Shapes of the recipes' models, for a plan before the model has been downloaded."""
-
-
-def config_file(config: Config) -> Path | None:
-    """The model's config.json; None where it is not downloaded yet."""
-    path = config.trainer.policy.model.path
-    file = Path(path).expanduser() / "config.json"
-    if not file.parent.is_dir() and re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", path):
-        from huggingface_hub import try_to_load_from_cache
-
-        found = try_to_load_from_cache(path, "config.json")
-        return Path(found) if isinstance(found, str) else None
-    return file
-
-
-def model_shape(config: Config) -> ModelShape | None:
-    """None where it can't be known here: not downloaded yet, or of another kind. UserError where there is no model."""
-    model = config.trainer.policy.model
-    if model.path == "tiny":
-        from skyrl_trainer.tiny.init_policy import DEFAULT_VOCAB_SIZE, TINY_QWEN3
-
-        made = {**TINY_QWEN3, "vocab_size": DEFAULT_VOCAB_SIZE, **model.tiny.config_kwargs}
-        return ModelShape.of(made, model.dtype)
-    file = config_file(config)
-    if file is None:
-        return ModelShape.of(KNOWN[model.path], model.dtype) if model.path in KNOWN else None
-    try:
-        return ModelShape.of(json.loads(file.read_text()), model.dtype)
-    except KeyError:
-        return None
-    except (OSError, ValueError):
-        what = f"{file} is not a model's config.json" if file.parent.is_dir() else f"there is no folder {file.parent}"
-        raise UserError(f"trainer.policy.model.path: {what}.") from None
 
 
 def placement(config: Config, machine: Hardware) -> list[tuple[str, str]]:
@@ -105,15 +67,17 @@ def obstacles(config: Config, machine: Hardware) -> Iterator[str]:
     if generator.backend in ("vllm", "openai_server") and importlib.util.find_spec("vllm") is None:
         backend = f"generator.backend is {generator.backend}, but vLLM is not installed"
         yield f"{backend}: install skyrl-trainer[cpu] or skyrl-trainer[gpu]."
-    if logger != "none" and importlib.util.find_spec(logger) is None:
+    wheel, module = ("'ray[default]'", "aiohttp_cors") if logger == "prometheus" else (logger, logger)
+    if logger != "none" and importlib.util.find_spec(module) is None:
         yield (
-            f"trainer.logger is {logger}, which is not installed: run `pip install {logger}`, "
+            f"trainer.logger is {logger}, which is not installed: run `pip install {wheel}`, "
             "or use trainer.logger=tensorboard or none."
         )
     from skyrl_trainer.learner import lora  # loads torch
+    from skyrl_trainer.run.cluster import check_here
     from skyrl_trainer.weight_sync.colocation import sync_backend
 
-    for check in (model_shape, _load_data, _find_agent, algorithm_options, lora.checked, sync_backend):
+    for check in (model_shape, _load_data, _find_agent, algorithm_options, lora.checked, sync_backend, check_here):
         try:
             check(config)
         except UserError as error:

@@ -26,6 +26,10 @@ LOAD_SECONDS = 900.0
 """Longest wait for a model to load."""
 CALL_SECONDS = 300.0
 """Longest wait for a step to end plus a command to run: a large model's weights are loaded well within it."""
+FIRST_SEQS = 4
+"""Sequences that an engine runs beyond max_num_seqs, for requests that go first: the canary's do not wait."""
+SHORT_REST = 0.05
+"""Seconds between two steps of a model that count as work."""
 
 
 def was_restarted() -> bool:
@@ -45,14 +49,6 @@ class Mailbox:
         """In the event loop of the one who waits."""
         if self.waiter is not None and not self.waiter.done():
             self.waiter.set_result(None)
-
-
-FIRST_SEQS = 4
-"""Sequences that an engine runs beyond max_num_seqs, for requests that go first: the canary's do not wait."""
-
-
-SHORT_REST = 0.05
-"""Seconds between two steps of a model that count as work."""
 
 
 class EngineActor:

@@ -68,7 +68,9 @@ class HTTPClient:
                 refused = Refused(0, f"{type(error).__name__}: {error}")
             else:
                 if reply.status == 200:
-                    return _json_of(text)
+                    with suppress(ValueError, RecursionError):
+                        return json.loads(text)
+                    return None
                 refused = Refused(reply.status, reason_of(text))
                 if not refused.passes or '"insufficient_quota"' in text:  # no waiting mends OpenAI's
                     raise refused
@@ -79,14 +81,11 @@ class HTTPClient:
             await asyncio.sleep(min(pause, LONGEST_PAUSE))
             number = min(number + 1, 6)
 
-    async def close(self) -> None:
-        await self._http.close()
-
     async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        await self.close()
+        await self._http.close()
 
 
 def seconds_of(after: str, default: float) -> float:
@@ -103,9 +102,3 @@ def reason_of(text: str) -> str:
     with suppress(ValueError, TypeError, KeyError, RecursionError):
         text = str(json.loads(text)["error"]["message"])
     return " ".join(text.split())[:300] or "nothing"
-
-
-def _json_of(text: str) -> Any:
-    with suppress(ValueError, RecursionError):
-        return json.loads(text)
-    return None

@@ -10,6 +10,7 @@ import os
 import sys
 import threading
 import time
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -17,14 +18,8 @@ import torch
 from skyrl_trainer.engine.actor import CALL_SECONDS, LOAD_SECONDS, EngineActor, refusal
 from skyrl_trainer.engine.http import PROBE_SECONDS, HTTPClient, Refused
 from skyrl_trainer.engine.server_process import ServerProcess
-from skyrl_trainer.engine.vllm_actor import (
-    STALE_CACHE,
-    blocks_of,
-    joint_checksum,
-    kv_token_bytes,
-    sampling_params,
-    vllm_kwargs,
-)
+from skyrl_trainer.engine.vllm_actor import STALE_CACHE, blocks_of, joint_checksum, sampling_params
+from skyrl_trainer.engine.vllm_args import kv_token_bytes, vllm_kwargs
 from skyrl_trainer.errors import EngineDied, SyncError
 from skyrl_trainer.types import GenerationOutput, GenerationRequest
 
@@ -53,7 +48,7 @@ class OpenAIServerEngine(EngineActor):
         if self._started is None:
             self._started = asyncio.create_task(self._start())
         await asyncio.shield(self._started)
-        server = {"url": self._url} if self._url else {"server_pid": self._server.pid}
+        server = {"url": self._url} if self._url else {"server_pid": self._server.process.pid}
         return {"pid": os.getpid(), "model": self.model_path, "max_model_len": self.max_model_len, **server}
 
     async def submit(self, client: str, requests: list[GenerationRequest]) -> None:
@@ -123,7 +118,7 @@ class OpenAIServerEngine(EngineActor):
         self._http = HTTPClient(self._url or "http://engine", socket=socket, keep_alive=IDLE_SECONDS)
         deadline = time.monotonic() + LOAD_SECONDS
         while not await self._healthy():
-            if not self._url and self._server.ended:
+            if not self._url and self._server.process.poll() is not None:
                 raise EngineDied(f"The server of {self.model_path} did not start: {self._server.last_words()}")
             if self._url or time.monotonic() > deadline:
                 limit = "" if self._url else f" within {LOAD_SECONDS:.0f} s"
@@ -146,14 +141,13 @@ class OpenAIServerEngine(EngineActor):
         return self._server.socket
 
     async def _healthy(self) -> bool:
-        try:
+        with suppress(Refused):
             await self._http.ask("GET", "/health")
-        except Refused:
-            return False
-        return True
+            return True
+        return False
 
     def _follow_into_death(self) -> None:
-        self._server.wait()
+        self._server.process.wait()
         if self._serving:
             print(f"The server of {self.model_path} died: {self._server.last_words()}", file=sys.stderr, flush=True)
             self._server.end()

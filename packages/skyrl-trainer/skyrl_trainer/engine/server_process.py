@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from skyrl_trainer.engine.http import HTTPClient, Refused
-from skyrl_trainer.engine.vllm_actor import ENGINE_ENV
+from skyrl_trainer.engine.vllm_args import ENGINE_ENV
 from skyrl_trainer.errors import UserError
 
 SERVER_ENV = {**ENGINE_ENV, "VLLM_SERVER_DEV_MODE": "1", "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1"}
@@ -41,7 +41,7 @@ class ServerProcess:
         flags = [f"--uds={self.socket}", "--enable-scale-out", "--max-logprobs=32", "--disable-uvicorn-access-log"]
         flags += [as_flag(name, value) for name, value in engine_args.items()]
         with (self._folder / "log").open("wb") as log:
-            self._server = subprocess.Popen(
+            self.process = subprocess.Popen(
                 [sys.executable, "-m", "vllm.entrypoints.openai.api_server", *flags],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -49,14 +49,6 @@ class ServerProcess:
                 env=os.environ | SERVER_ENV,
                 process_group=self._guard.pid,
             )
-        self.pid = self._server.pid
-
-    @property
-    def ended(self) -> bool:
-        return self._server.poll() is not None
-
-    def wait(self) -> None:
-        self._server.wait()
 
     def last_words(self) -> str:
         """The last line of its log that names an error."""

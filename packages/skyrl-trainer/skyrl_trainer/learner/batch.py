@@ -115,7 +115,7 @@ def record_advantages(batch: AdvantageBatch) -> None:
     for trajectory, advantages in zip(batch.rewards.trajectories, batch.advantages, strict=True):
         sampled = iter(value for value, bit in zip(advantages, trajectory.loss_mask(), strict=True) if bit)
         for turn in trajectory.turns:
-            turn.advantages = list(islice(sampled, len(turn.output_ids)))
+            turn.advantages[:] = islice(sampled, len(turn.output_ids))  # a role's turns share it with the episode's
 
 
 def with_end(row: Row) -> Row:

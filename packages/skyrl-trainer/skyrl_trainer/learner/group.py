@@ -55,7 +55,8 @@ class LearnerProcess:
         if batch.rollouts.step % INTERVAL == 0:
             return_free_memory()
         metrics = self.algorithm.update(batch, *positional, **named)
-        return metrics, [[turn.advantages for turn in trajectory.turns] for trajectory in batch.trajectories]
+        answered = () if self.rank else batch.trajectories
+        return metrics, [[turn.advantages for turn in trajectory.turns] for trajectory in answered]
 
     def call(self, owner: str, method: str, *arguments: Any) -> Any:
         """owner: "learner" or "algorithm"."""
@@ -116,7 +117,7 @@ class LearnerGroup:
         metrics, advantages = self._everywhere("update", ray.put(batch), others, named)[0]
         for trajectory, of_turns in zip(batch.trajectories, advantages, strict=True):
             for turn, values in zip(trajectory.turns, of_turns, strict=True):
-                turn.advantages = values
+                turn.advantages[:] = values
         return metrics
 
     def call(self, owner: str, method: str, *arguments: Any) -> Any:

@@ -11,7 +11,7 @@ from skyrl_trainer.algorithms.rewards import completion
 from skyrl_trainer.config import Config, load_config
 from skyrl_trainer.errors import UserError
 from skyrl_trainer.replay.player import Player, compare
-from skyrl_trainer.rollout.store import open_store
+from skyrl_trainer.rollout.stored import open_store
 from skyrl_trainer.types import Trajectory
 
 

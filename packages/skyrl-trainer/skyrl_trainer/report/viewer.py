@@ -20,9 +20,8 @@ from tokenizers import Tokenizer
 from skyrl_trainer.config import load_config
 from skyrl_trainer.errors import UserError
 from skyrl_trainer.report.page import asset, lean, write_page
-from skyrl_trainer.rollout.store import TURN_FIELDS
 from skyrl_trainer.rollout.store import JsonlTrajectoryStore as Store
-from skyrl_trainer.types import Trajectory
+from skyrl_trainer.types import Trajectory, Turn
 
 PAGE = "trajectories.html"
 READERS = {"attempts.jsonl": "skyrl_eval.report:view"}
@@ -128,7 +127,7 @@ def from_trajectory(step: int, trajectory: Trajectory, decode: Decode | None) ->
     """The record as it is stored, with the text of each sampled token, and of a context that is not the history."""
     sample, stop, turns = trajectory.sample, trajectory.stop_reason, list[dict[str, Any]]()
     for turn in trajectory.turns:
-        made = {name: getattr(turn, name) for name in TURN_FIELDS} | {"prompt_ids": len(turn.prompt_ids)}
+        made = {name: getattr(turn, name) for name in Turn.__slots__} | {"prompt_ids": len(turn.prompt_ids)}
         for name in ("logprobs", "advantages"):
             made[name] = lean([float(f"{x:.5g}") for x in made[name]])
         made["texts"] = token_texts(turn.output_ids, decode) if decode else []

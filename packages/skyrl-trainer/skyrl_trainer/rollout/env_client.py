@@ -9,6 +9,7 @@ the record) and goes on. Where, and when it fails instead:
     the same in this env's own call, or for the second time       begin again in a process of their own
     the whole EnvWorker (killed, out of reach)                    the same, on whichever EnvWorker is there
     the episode's own process, or its EnvWorker under it          it fails
+    the EnvWorker's node, or it had to leave a crowded one        begin again on another, as often as that happens
 
 So an env is not blamed for a death that it was only near to: by itself, it lives.
 """
@@ -85,7 +86,8 @@ class Host:
         self.episodes = 0
         self.recovery: asyncio.Task[None] | None = None
         """Under way while the worker is dead."""
-        self.gone = False
+        self.gone = self.replaced = False
+        """Replaced by another: its node died, or was crowded."""
         self._unsure: list[str] = []
         """Keys of envs that were lost, or live on if the worker was only out of reach."""
         self._waiting: dict[str, asyncio.Future[EnvReply]] = {}
@@ -132,7 +134,7 @@ class Host:
                 await asyncio.wait_for(closing, RESTART_LIMIT)
                 break
             except (RayActorError, TimeoutError):
-                self.gone = time.monotonic() > deadline
+                self.gone = self.gone or time.monotonic() > deadline
                 await asyncio.sleep(RETRY_SECONDS)
         self._unsure, self.recovery = [], None
 
@@ -141,11 +143,18 @@ class EnvClient:
     """All EnvWorkers, as one RolloutWorker uses them."""
 
     def __init__(self, handles: list[Any]) -> None:
-        self._hosts = [Host(handle) for handle in handles]
+        self._hosts: dict[Any, Host] = {}
+        self.use(handles)
+
+    def use(self, handles: list[Any]) -> None:
+        """From now on these."""
+        for handle in self._hosts.keys() - handles:
+            self._hosts[handle].gone = self._hosts[handle].replaced = True
+        self._hosts = {handle: self._hosts.get(handle) or Host(handle) for handle in handles}
 
     async def place(self) -> Host:
         """The living worker with the fewest episodes; waits for one if all are dead. UserError when none comes back."""
-        while hosts := [host for host in self._hosts if not host.gone]:
+        while hosts := [host for host in self._hosts.values() if not host.gone]:
             if living := [host for host in hosts if host.recovery is None]:
                 return min(living, key=lambda host: host.episodes)
             await asyncio.wait([host.recovery for host in hosts if host.recovery], return_when=asyncio.FIRST_COMPLETED)
@@ -199,8 +208,12 @@ class RemoteEnv:
                 reply = await self._host.call(self._alone, "step", self._key, action)
             if reply.kind not in ("died", "lost"):
                 break
+            host = self._leave()
+            if (self._alone or self._deaths) and host and host.recovery:  # it matters whose fault it was
+                await asyncio.wait([host.recovery])
+            if host and host.replaced:
+                continue
             self._deaths += 1
-            self._leave()
             if self._alone:
                 break
             self._alone = reply.kind == "died" or self._deaths == MAX_SHARED_DEATHS

@@ -16,7 +16,7 @@ from skyrl_trainer.rollout.env_worker import EnvReply
 from skyrl_trainer.settings import AgentConfig
 from skyrl_trainer.types import GenerationOutput, GenerationRequest, SamplingOptions, StopReason, Trajectory, Turn
 
-if TYPE_CHECKING:  # loaded for a user's agent alone
+if TYPE_CHECKING:  # loaded for users' agents and self-play alone
     from skyrl_trainer.agent.conversation import Conversation
 
     Context = Memory | Conversation
@@ -92,8 +92,7 @@ class Episode:
             metrics["env_close_errors"] = 1.0
 
     def stop(self, reason: StopReason, error: str | None = None) -> None:
-        self.trajectory.stop_reason = reason
-        self.trajectory.error = error
+        self.trajectory.stop_reason, self.trajectory.error = reason, error
 
     def release(self) -> None:
         if self.held:
@@ -140,7 +139,7 @@ class Episode:
         self.trajectory.prompt = first_messages(instructions, reply.observation)
         if self._too_long(instructions + reply.observation):
             return Memory(self.prompt, self.settings.agent, [0] * self.settings.max_model_len)
-        if self.trajectory.sample.agent is not None:
+        if "messages" in (reply.info.get("request") or ()):
             from skyrl_trainer.agent.conversation import Conversation
 
             return Conversation(self.prompt, reply.info["request"])

@@ -82,8 +82,8 @@ def staleness(batch: list[Trajectory], version: int, bound: int) -> StepMetrics:
     """How many updates old what step `version` + 1 learns from is: the mean over its sampled tokens, the oldest and
     the share of each age; `span`: updates that came in during an episode, on average.
     A token beyond the bound is an AssertionError: `Flow` makes that impossible."""
-    episodes = [[each for turn in trajectory.turns for each in turn.weight_versions] for trajectory in batch]
-    ages = Counter(version - each for versions in episodes for each in versions)
+    episodes = [sum((Counter(turn.weight_versions) for turn in each.turns), Counter[int]()) for each in batch]
+    ages = Counter({version - each: count for each, count in sum(episodes, Counter[int]()).items()})
     if not ages:
         return {}
     oldest, tokens, spans = max(ages), ages.total(), [max(each) - min(each) for each in episodes if each]

@@ -13,10 +13,12 @@ MAX_ALONE = 64
 """Calls at a time to envs of one EnvWorker that have processes of their own; the others' come in turn."""
 
 
-def start_env_workers(number: int, step_timeout: float, agent: str | list[str] | None = None) -> list[Any]:
-    """Handles of so many actors. step_timeout: wall-clock seconds of one env call. agent: `generator.agent.run`."""
+def start_env_workers(
+    number: int, step_timeout: float, agent: str | list[str] | None = None, **where: Any
+) -> list[Any]:
+    """So many actors. step_timeout: seconds of one env call. agent: `generator.agent.run`. where: Ray's options."""
     options = {"num_cpus": 0, "max_restarts": -1, "max_task_retries": 0, "concurrency_groups": {"alone": MAX_ALONE}}
-    actor: Any = ray.remote(**options)(EnvWorker)
+    actor: Any = ray.remote(**options | where)(EnvWorker)
     return [actor.remote(step_timeout, agent) for _ in range(number)]
 
 

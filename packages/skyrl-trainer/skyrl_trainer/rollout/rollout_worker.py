@@ -14,8 +14,10 @@ from typing import Any, NamedTuple
 
 from skyrl_trainer.agent.tokenizer import load_chat_prompt
 from skyrl_trainer.errors import EngineDied
+from skyrl_trainer.registry import load
 from skyrl_trainer.rollout.env_client import EnvClient, RemoteEnv
 from skyrl_trainer.rollout.episode import Episode, EpisodeSettings
+from skyrl_trainer.rollout.store import encoded
 from skyrl_trainer.settings import GeneratorConfig
 from skyrl_trainer.types import SamplingOptions, Trajectory
 
@@ -48,8 +50,9 @@ class Episodes:
         slots, started = places(generator)
         # An evaluation has places of its own: it does not wait for the episodes that play already.
         self._places = [(asyncio.Semaphore(slots), asyncio.Semaphore(started)) for _ in range(2)]
-        self._in_play: set[Episode] = set()
-        self._held = False
+        traced = "OTEL_EXPORTER_OTLP_ENDPOINT" in os.environ
+        self._episode = load("skyrl_trainer.rollout.tracing:TracedEpisode") if traced else Episode
+        self._in_play, self._held = set[Episode](), False
 
     async def play(
         self,
@@ -87,7 +90,7 @@ class Episodes:
                 try:
                     env = RemoteEnv(self._envs, trajectory.trajectory_id, trajectory.sample)
                     prompt = self._prompt_of(trajectory)
-                    episode = Episode(trajectory, env, prompt, generate, slot, settings, int(self._held))
+                    episode = self._episode(trajectory, env, prompt, generate, slot, settings, int(self._held))
                     self._in_play.add(episode)
                     await episode.run()
                 finally:
@@ -123,11 +126,9 @@ class RolloutWorker:
         # A restarted worker must not get what its predecessor asked for.
         self._client_id = f"{client_id}-{os.getpid()}"
         self._episodes: Episodes | None = None
-        self._tasks: set[Any] = set()
-        self._here: set[str] = set()  # ids of what is in play or has ended, until it is collected
-        self._ended: list[Trajectory] = []
+        self._ended, self._here = list[Trajectory](), set[str]()  # ids: of what is in play or was not collected
         self._error: Exception | None = None
-        self._news = asyncio.Event()
+        self._tasks, self._news = set[Any](), asyncio.Event()
         gc.freeze()  # a full collection goes through all that the libraries made, a quarter of a second
 
     async def stop_token_ids(self) -> tuple[int, ...]:
@@ -194,6 +195,7 @@ class RolloutWorker:
         return Episodes(prompt_of, client, envs, self._generator)
 
     def _over(self, trajectory: Trajectory) -> None:
+        trajectory.encoded = encoded(trajectory)  # here is a core of its own for it
         self._ended.append(trajectory)
         self._news.set()
 

@@ -2,14 +2,13 @@
 
 `trajectories/step_000003.jsonl.gz`: the first line is the header {"schema": 1, "step": 3, "groups": 32,
 "trajectories": 256, "omitted": 0}, every other line one trajectory with its group's number. Token ids and logprobs
-are JSON numbers, written so that reading gives the same floats back, bit by bit. Every step keeps its file; a file
-holds at most `max_bytes` of lines, and the header counts the trajectories that did not fit.
+are JSON numbers, and reading gives the same floats back, bit by bit; RolloutWorkers compress most. Every step keeps
+its file of at most `max_bytes` of lines before that, and the header counts the trajectories that did not fit.
 """
 
 import contextlib
 import gzip
 import json
-import os
 import re
 import zlib
 from collections.abc import Iterator
@@ -18,12 +17,17 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Self
 
+from pydantic_core import to_json
+
 from skyrl_trainer.errors import UserError
+from skyrl_trainer.files import flush
 from skyrl_trainer.types import RolloutBatch, Sample, StopReason, Trajectory, Turn
 
 SCHEMA = 1
-TURN_FIELDS = tuple(field.name for field in fields(Turn))
-TRAJECTORY_FIELDS = tuple(field.name for field in fields(Trajectory))
+NUMBERS = ("prompt_ids", "output_ids", "logprobs", "weight_versions")
+"""Of a turn: they change no more once it was played."""
+OTHERS = tuple(field.name for field in fields(Turn) if field.name not in (*NUMBERS, "advantages"))
+TRAJECTORY_FIELDS = tuple(field.name for field in fields(Trajectory) if field.name not in ("turns", "encoded"))
 SAMPLE_FIELDS = tuple(field.name for field in fields(Sample))
 
 
@@ -31,12 +35,10 @@ class JsonlTrajectoryStore:
     """In a folder, which is made when the first step is written; what was written is read back exactly."""
 
     def __init__(self, folder: Path, max_bytes: int = 256 * 2**20) -> None:
-        """`max_bytes`: of a file's lines before compression."""
-        self._folder = Path(folder)
-        self._max_bytes = max_bytes
+        self._folder, self._max_bytes = Path(folder), max_bytes
 
     def inside(self, name: str) -> Self:
-        """Another one, in a folder of this one's."""
+        """Another one, in a folder of this one's, for files that do not stay."""
         self._folder.mkdir(exist_ok=True)
         return type(self)(self._folder / name, self._max_bytes)
 
@@ -45,27 +47,22 @@ class JsonlTrajectoryStore:
 
     def write(self, batch: RolloutBatch) -> None:
         """Replaces the step's file, if there is one: a resumed run repeats it."""
-        lines: list[str] = []
-        size = omitted = 0
+        lines, size = list[bytes](), 0
         for number, group in enumerate(batch.groups):
             for trajectory in group:
-                line = json.dumps({"group": number, **_to_dict(trajectory)}, default=_plain, separators=(",", ":"))
-                if size + len(line) > self._max_bytes:
-                    omitted += 1
-                    continue
-                size += len(line)
-                lines.append(line)
+                members = _line(number, trajectory)
+                length = sum(int.from_bytes(member[-4:], "little") for member in members)  # each ends with its own
+                if size + length <= self._max_bytes:
+                    size += length
+                    lines.append(b"".join(members))
         header = {"schema": SCHEMA, "step": batch.step, "groups": len(batch.groups)}
-        header |= {"trajectories": len(lines), "omitted": omitted}
+        header |= {"trajectories": len(lines), "omitted": len(batch.trajectories) - len(lines)}
         path = self.path(batch.step)
         aside = path.with_name(f".{path.name}")  # of a process that was killed, too
         try:
             self._folder.mkdir(exist_ok=True)
-            with aside.open("wb") as raw:
-                with gzip.GzipFile("", "wb", compresslevel=1, fileobj=raw, mtime=0) as packed:
-                    packed.write("\n".join([json.dumps(header), *lines, ""]).encode())
-                raw.flush()
-                os.fsync(raw.fileno())
+            aside.write_bytes(b"".join([_member(json.dumps(header) + "\n"), *lines]))
+            flush(aside)
             aside.replace(path)
         except OSError as error:
             with contextlib.suppress(OSError):
@@ -77,8 +74,7 @@ class JsonlTrajectoryStore:
 
     def lines(self, step: int) -> Iterator[dict[str, Any]]:
         """The file's objects one by one, header first; a damaged file is a UserError that names the line."""
-        path = self.path(step)
-        number = 0
+        path, number = self.path(step), 0
         try:
             with gzip.open(path, "rt", encoding="utf-8") as file:
                 for number, line in enumerate(file, 1):
@@ -105,10 +101,9 @@ class JsonlTrajectoryStore:
     def trajectories(self, step: int) -> Iterator[tuple[int, Trajectory]]:
         """Each with its group's number, read one by one."""
         header, count = self.header(step), 0
-        groups = range(header["groups"])
         for count, entry in enumerate(islice(self.lines(step), 1, None), 1):
             try:
-                group, trajectory = groups[entry.pop("group")], _from_dict(entry)
+                group, trajectory = range(header["groups"])[entry.pop("group")], _from_dict(entry)
             except (KeyError, TypeError, ValueError, IndexError) as error:
                 where = f"{self.path(step)}, line {count + 1}"
                 raise UserError(f"{where}, is not a trajectory: {error!r}; the file is damaged, delete it.") from error
@@ -131,27 +126,31 @@ class JsonlTrajectoryStore:
         return sorted(int(match[1]) for match in found if match)
 
 
-def open_store(path: Path) -> JsonlTrajectoryStore:
-    """The trajectories of a run, or of their folder itself. Raises UserError where there are none."""
-    for folder in (path / "trajectories", path):
-        store = JsonlTrajectoryStore(folder)
-        if store.steps():
-            return store
-    raise UserError(f"{path} holds no stored trajectories: give a run folder, or a folder with step_*.jsonl.gz files.")
+def encoded(trajectory: Trajectory) -> list[bytes]:
+    """How each turn begins in a file, a gzip member each, by an encoder that is ten times as fast as json."""
+    return [_member(_numbers({name: getattr(turn, name) for name in NUMBERS})[:-1]) for turn in trajectory.turns]
 
 
-def _to_dict(trajectory: Trajectory) -> dict[str, Any]:
-    entry = {name: getattr(trajectory, name) for name in TRAJECTORY_FIELDS}
+def _line(group: int, trajectory: Trajectory) -> list[bytes]:
+    """A line's gzip members: those of `encoded`, and between them what was known later, or costs little."""
+    entry = {"group": group} | {name: getattr(trajectory, name) for name in TRAJECTORY_FIELDS}
     entry["sample"] = {name: getattr(trajectory.sample, name) for name in SAMPLE_FIELDS}
-    turns = [{name: getattr(turn, name) for name in TURN_FIELDS} for turn in entry.pop("turns")]
-    return entry | {"turns": turns}  # last, where a person finds them
+    text, members = _dumps(entry)[:-1] + ',"turns":[', list[bytes]()  # last, where a person finds them
+    for turn, numbers in zip(trajectory.turns, trajectory.encoded or encoded(trajectory), strict=True):
+        members += _member(text), numbers
+        others = _dumps({name: getattr(turn, name) for name in OTHERS})
+        text = f',"advantages":{_numbers(turn.advantages)},{others[1:]},'
+    return [*members, _member(text.removesuffix(",") + "]}\n")]
+
+
+def _member(text: str) -> bytes:
+    return gzip.compress(text.encode(), 1, mtime=0)
 
 
 def plain_sample(sample: Sample) -> dict[str, Any]:
     """As JSON has it, for a checkpoint."""
     entry = {name: getattr(sample, name) for name in SAMPLE_FIELDS}
-    plain: dict[str, Any] = json.loads(json.dumps(entry, default=_plain))
-    return plain
+    return dict(json.loads(json.dumps(entry, default=_plain)))
 
 
 def _from_dict(entry: dict[str, Any]) -> Trajectory:
@@ -160,6 +159,13 @@ def _from_dict(entry: dict[str, Any]) -> Trajectory:
     return Trajectory(sample=sample, turns=turns, stop_reason=reason, **entry)
 
 
+def _numbers(value: Any) -> str:
+    return to_json(value, inf_nan_mode="constants", fallback=_plain).decode()
+
+
 def _plain(value: Any) -> Any:
     """Arrays and numpy's scalars of a data row as numbers and lists; any other object as its repr."""
     return value.tolist() if hasattr(value, "tolist") else repr(value)
+
+
+_dumps = json.JSONEncoder(default=_plain, separators=(",", ":")).encode

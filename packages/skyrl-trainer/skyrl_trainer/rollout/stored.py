@@ -1,4 +1,4 @@
-"""Training from stored trajectories, `data.train_data: [runs/x]`, in place of rollouts.
+"""Trajectories that are stored already: opened, and trained on in place of rollouts by `data.train_data: [runs/x]`.
 
 Each stored group is a task; the sampler draws them as any others, after the last group in another order. The tokens
 come from another policy, so a correction has to be chosen.
@@ -14,9 +14,18 @@ from typing import Any
 from skyrl_trainer.agent.prompt import ChatPrompt
 from skyrl_trainer.config import load_config
 from skyrl_trainer.errors import UserError
-from skyrl_trainer.rollout.store import JsonlTrajectoryStore, open_store
+from skyrl_trainer.rollout.store import JsonlTrajectoryStore
 from skyrl_trainer.settings import OPTIONS, Config
 from skyrl_trainer.types import Sample, Trajectory
+
+
+def open_store(path: Path) -> JsonlTrajectoryStore:
+    """The trajectories of a run, or of their folder itself. Raises UserError where there are none."""
+    for folder in (path / "trajectories", path):
+        store = JsonlTrajectoryStore(folder)
+        if store.steps():
+            return store
+    raise UserError(f"{path} holds no stored trajectories: give a run folder, or a folder with step_*.jsonl.gz files.")
 
 
 def stored_folders(specs: Sequence[str | dict[str, Any]]) -> list[Path]:

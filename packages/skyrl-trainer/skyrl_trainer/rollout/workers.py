@@ -40,13 +40,11 @@ class Workers:
         self.watch: Callable[[], object] = lambda: None
         """Called every CHECK_INTERVAL seconds while episodes run: brings back engines that died."""
         self._checked = 0.0
-        environment, agent = config.environment, config.generator.agent
-        self.env_workers = start_env_workers(environment.num_workers, environment.step_timeout, agent.run)
-        actor: Any = ray.remote(RolloutWorker).options(num_cpus=0, max_restarts=-1, max_task_retries=0)
-        run = uuid.uuid4().hex[:8]
-        self._workers = [
-            actor.remote(tokenizer_path, config.generator, f"{run}-{index}") for index in range(len(engines))
-        ]
+        self._new = tokenizer_path, config.generator, uuid.uuid4().hex[:8]
+        self.env_workers = self._start_env_workers()
+        self._workers = [self._start_worker(index) for index in range(len(engines))]
+        self._present = list(range(len(engines)))
+        """Who gets something to play."""
         self._in_play: list[dict[str, tuple[Trajectory, How]]] = [{} for _ in self._workers]
         """What each worker plays: still empty trajectories, by their ids."""
         _, self._places = places(config.generator)
@@ -59,6 +57,15 @@ class Workers:
         self._sent: list[Any] = [None] * len(self._workers)
         """What each worker's last `start` returns: Ray may run calls of an asyncio actor in another order."""
         self._polls: dict[Any, int] = {}
+
+    def _start_env_workers(self) -> list[Any]:
+        environment, agent = self._config.environment, self._config.generator.agent
+        return start_env_workers(environment.num_workers, environment.step_timeout, agent.run)
+
+    def _start_worker(self, index: int, **where: Any) -> Any:
+        """where: Ray's options."""
+        actor: Any = ray.remote(RolloutWorker).options(num_cpus=0, max_restarts=-1, max_task_retries=0, **where)
+        return actor.remote(*self._new)
 
     @cached_property
     def stop_token_ids(self) -> tuple[int, ...]:
@@ -85,7 +92,7 @@ class Workers:
     def _hand_out(self, groups: deque[tuple[list[Trajectory], How]], places: float) -> None:
         shares: dict[tuple[int, How], list[Trajectory]] = {}
         while groups:
-            index = min(range(len(self._workers)), key=lambda i: len(self._in_play[i]))
+            index = min(self._present, key=lambda i: len(self._in_play[i]))
             if len(self._in_play[index]) >= places:
                 break
             group, how = groups.popleft()
@@ -112,7 +119,7 @@ class Workers:
         if time.monotonic() >= self._checked + CHECK_INTERVAL:
             self._checked = time.monotonic()
             self.watch()
-        for ref in done:
+        for ref in filter(self._polls.__contains__, done):  # not of one that has been given up
             self._receive(ref, self._polls.pop(ref))
         generator = self._config.generator
         waves = math.ceil(max(map(len, self._in_play)) / generator.max_concurrency)
@@ -134,18 +141,22 @@ class Workers:
                 raise type(error.cause)(str(error.cause)) from None
             raise
         if ended is None and playing:
-            self.watch()
-            self._deaths[index] += 1
-            if self._deaths[index] > MAX_RESTARTS:
-                raise UserError(f"A RolloutWorker died {self._deaths[index]} times in a row: see its log.")
-            _alive(self._workers[index], "the episodes")
-            for how, again in itertools.groupby(playing.values(), key=itemgetter(1)):
-                self._send(index, [trajectory for trajectory, _ in again], how)
+            self._play_again(index)
         for trajectory in ended or ():
             if playing.pop(trajectory.trajectory_id, None):
                 self._ended[trajectory.trajectory_id] = trajectory
                 self._deaths[index], self._news = 0, time.monotonic()
         self._hand_out(self._waiting, self._places)
+
+    def _play_again(self, index: int) -> None:
+        """A worker has died: once more all that it played."""
+        self.watch()
+        self._deaths[index] += 1
+        if self._deaths[index] > MAX_RESTARTS:
+            raise UserError(f"A RolloutWorker died {self._deaths[index]} times in a row: see its log.")
+        _alive(self._workers[index], "the episodes")
+        for how, again in itertools.groupby(self._in_play[index].values(), key=itemgetter(1)):
+            self._send(index, [trajectory for trajectory, _ in again], how)
 
 
 def _alive(worker: Any, what: str) -> tuple[int, ...]:

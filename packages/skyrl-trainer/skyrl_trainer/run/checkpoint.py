@@ -1,4 +1,4 @@
-"""Checkpoints that are whole or not there, and the refusal to go on from one with settings that cannot.
+"""Checkpoints that are whole or not there.
 
     checkpoints/step_000010/learner.safetensors   weights and optimizer, comparable byte by byte
                             state.json            schema, step, numbers of the learner, what the loop adds
@@ -21,11 +21,9 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from skyrl_trainer import __version__
-from skyrl_trainer.config import flatten, saved_config
 from skyrl_trainer.errors import UserError
 from skyrl_trainer.files import written_aside
 from skyrl_trainer.learner.checks import check_weights
-from skyrl_trainer.settings import FREE, ROUNDING, Config, leaf_fields
 from skyrl_trainer.types import LearnerState
 
 log = logging.getLogger(__name__)
@@ -122,30 +120,3 @@ def _manifest(path: Path) -> bytes:
             digest = hashlib.file_digest(file, xxhash.xxh3_128)  # type: ignore[arg-type]
             lines += f"{digest.hexdigest()} {file.tell()} {name}\n"
     return lines.encode()
-
-
-OPEN_ENDED_SCHEDULES = ("constant", "constant_with_warmup", "inverse_sqrt")
-"""Their learning rate does not depend on `trainer.max_steps`, so a run may be made longer or shorter."""
-
-
-def check_resumable(saved: dict[str, Any], config: Config, version: str = __version__) -> None:
-    """Raises UserError, naming the settings, when a run that `version` saved (Config.model_dump) cannot go on."""
-    try:
-        before = flatten(saved_config(saved))
-    except UserError as error:
-        raise UserError(
-            f"The checkpoint's configuration is not one of this version. {error} It was written by skyrl-trainer "
-            f"{version}: resume with that, or start anew in another trainer.run_dir."
-        ) from error
-    marks = {FREE} if config.trainer.deterministic else {FREE, ROUNDING}
-    free = {name for name, field in leaf_fields().items() if marks & set(field.metadata)}
-    if config.trainer.lr_scheduler_type in OPEN_ENDED_SCHEDULES:
-        free.add("trainer.max_steps")
-    now = flatten(config)
-    changed = [name for name in now if name not in free and before[name] != now[name]]
-    if changed:
-        differences = "; ".join(f"{name} was {before[name]!r}, is {now[name]!r}" for name in changed)
-        raise UserError(
-            f"This run cannot go on with other settings ({differences}); restore them, or start anew in "
-            "another trainer.run_dir."
-        )

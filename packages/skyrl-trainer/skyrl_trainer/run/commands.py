@@ -8,6 +8,7 @@ from skyrl_trainer.run.guardian import guarded
 from skyrl_trainer.run.held_out import HeldOut
 from skyrl_trainer.run.loop import Beside, Loop
 from skyrl_trainer.run.processes import Processes, check_engines
+from skyrl_trainer.run.remote import mirrored
 from skyrl_trainer.run.run import Run
 from skyrl_trainer.run.signals import StopSignal
 from skyrl_trainer.settings import Config
@@ -20,7 +21,7 @@ def train(config: Config, algorithm: GRPO | None = None, beside: Beside = nullco
     algorithm: instead of a new one of the class that `trainer.algorithm.name` is registered for. beside: entered once
     the engines have their first weights, left before they are stopped. kind: of the run, which may do more.
     """
-    with guarded(), StopSignal() as stop, RunFolder(config) as folder:
+    with guarded(), StopSignal() as stop, RunFolder(config) as folder, mirrored(config, kind) as kind:
         run = kind(config, folder, algorithm)
         if run.complete:
             print(f"The run in {folder.path} is complete. For a new one give another trainer.run_dir.")

@@ -24,6 +24,8 @@ class EngineWatch:
 
     def __init__(self, engines: list[Any]) -> None:
         self._engines = engines
+        self.away: set[int] = set()
+        """Engines that nobody waits for: in a cluster (run/cluster.py)."""
         self._deaths = [0] * len(engines)
         self._calls: dict[Any, int] = {}
         self.restore: Callable[[int], None] = lambda index: ray.get(engines[index].resume.remote())
@@ -61,19 +63,22 @@ class EngineWatch:
 
     def _bring_back(self, index: int) -> None:
         while True:
-            self._deaths[index] += 1
-            if self._deaths[index] > MAX_RESTARTS:
-                raise EngineDied(
-                    f"Engine {index} died {self._deaths[index]} times in this run, and was restarted {MAX_RESTARTS} "
-                    "times: see ray-logs in the run's folder; if memory ran out, lower generator.max_concurrency "
-                    "or engine_kwargs.kv_cache_memory_bytes."
-                )
+            self._count(index)
             self._wait_ready(index)
             self._hang(index)
             try:
                 return self.restore(index)
             except (EngineLost, RayActorError):
                 self._calls = {call: i for call, i in self._calls.items() if i != index}
+
+    def _count(self, index: int) -> None:
+        self._deaths[index] += 1
+        if self._deaths[index] > MAX_RESTARTS:
+            raise EngineDied(
+                f"Engine {index} died {self._deaths[index]} times in this run, and was restarted {MAX_RESTARTS} "
+                "times: see ray-logs in the run's folder; if memory ran out, lower generator.max_concurrency "
+                "or engine_kwargs.kv_cache_memory_bytes."
+            )
 
     def _wait_ready(self, index: int) -> None:
         deadline = time.monotonic() + RESTART_SECONDS

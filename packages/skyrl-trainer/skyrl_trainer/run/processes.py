@@ -1,22 +1,17 @@
 """Everything that runs beside the driver: Ray, the engines, the env and rollout workers; started and stopped here.
 
-Engines fill the driver's machine first, where weights reach them through shared memory, then a cluster's others.
+On this machine, or where run/cluster.py puts them.
 """
 
-import logging
 import os
 import signal
-import socket
 import tempfile
-import time
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import ray
 import torch
-from ray._private.authentication.authentication_token_setup import maybe_enable_token_auth_if_token_available
-from ray._private.state import available_resources_per_node
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from skyrl_trainer.engine.actor import ENGINES, engine_class
@@ -33,41 +28,10 @@ if TYPE_CHECKING:
 
 OBJECT_STORE_BYTES = 256 * 2**20
 """Of a Ray of our own: only rollouts pass through it, weights do not."""
-CONNECT_SECONDS = 10.0
-"""Limit of reaching `ray.address`."""
-PLACE_SECONDS = 20.0
-"""How long processes of an earlier run may take to give their places back."""
+WORKED_SECONDS = 10.0
+"""Limit of an engine's answer to when it computed."""
 ENGINE_START_SECONDS = 600.0
 """Limit of loading the model into every engine."""
-
-
-class Node(NamedTuple):
-    """A machine of the cluster and what is free on it."""
-
-    node_id: str
-    cpus: float
-    gpus: float
-
-
-def place_engines(config: Config, nodes: list[Node], on_gpus: bool) -> list[str]:
-    """The node of each engine: the first while it has room, then the next; UserError when none is left.
-
-    An engine takes a core, or as many GPUs as it is split over; the learners' are left to them, unless they take turns.
-    """
-    generator, place = config.generator, config.trainer.placement
-    rooms = []
-    for number, node in enumerate(nodes):
-        learns = number < place.policy_num_nodes and not place.colocate_all
-        gpus = node.gpus - (place.policy_num_gpus_per_node if learns else 0)
-        rooms.append(gpus // generator.inference_engine_tensor_parallel_size if on_gpus else node.cpus)
-    placed = [node.node_id for node, room in zip(nodes, rooms, strict=True) for _ in range(int(max(0, room)))]
-    if len(placed) < generator.num_inference_engines:
-        what = "GPUs left by the learners" if on_gpus else "cores"
-        raise UserError(
-            f"There is room for {len(placed)} of {generator.num_inference_engines} engines: the free {what} of "
-            f"{len(nodes)} machines are too few. Lower generator.num_inference_engines, or join a larger cluster."
-        )
-    return placed[: generator.num_inference_engines]
 
 
 class Processes:
@@ -77,23 +41,29 @@ class Processes:
     rollouts: Rollouts
 
     def __init__(
-        self, config: Config, model_path: str, rolls_out: bool = True, endpoint: "Endpoint | None" = None
+        self, config: Config, model: str, plays: bool = True, learns: bool = False, endpoint: "Endpoint | None" = None
     ) -> None:
-        """rolls_out: whether anybody will ask for `rollouts`. endpoint: in place of engines of our own."""
-        self.config, self.model_path = config, model_path
-        self._rolls_out, self._endpoint = rolls_out, endpoint
+        """plays: whether `rollouts` are wanted. learns: whether engines get weights. endpoint: instead of engines."""
+        self.config, self.model_path, self._learns = config, model, learns
+        self._plays, self._endpoint = plays, endpoint
 
     def __enter__(self) -> Self:
         try:
             start_ray(self.config)
-            nodes = [] if self._endpoint else self._place_engines()
+            number = 0 if self._endpoint else self.config.generator.num_inference_engines
+            places = None
+            if self.config.ray.address:
+                places = load("skyrl_trainer.run.cluster:Places")(self.config, self.model_path, number, self._learns)
+            elif number and torch.cuda.is_available():
+                load("skyrl_trainer.run.cluster:find_places")(self.config)
             self._keep_a_gpu()
-            self.engines = [self._start_engine(index, node) for index, node in enumerate(nodes)]
+            self.engines = [self._start_engine(i, places.engines[i] if places else {}) for i in range(number)]
             self._loading = [engine.ready.remote() for engine in self.engines]
-            self.watch = EngineWatch(self.engines)
-            if self._rolls_out:
+            self.watch = places.watch(self.engines) if places else EngineWatch(self.engines)
+            if self._plays:
                 engines = [self._endpoint] if self._endpoint else self.engines
-                self.rollouts = Rollouts(self.config, engines, self.model_path)
+                make = places.rollouts if places else Rollouts
+                self.rollouts = make(self.config, engines, self.model_path)
                 self.rollouts.watch = self.watch.check
         except BaseException:
             ray.shutdown()
@@ -102,7 +72,7 @@ class Processes:
 
     def __exit__(self, *error: object) -> None:
         try:
-            if self._rolls_out:
+            if self._plays:
                 self.rollouts.close()
             for engine in self.engines:
                 ray.kill(engine)
@@ -129,24 +99,8 @@ class Processes:
         spans: Spans = {}
         for name, answer in asked.items():
             with suppress(ray.exceptions.RayError):  # a dead one is the watch's to find
-                spans[name] = ray.get(answer, timeout=CONNECT_SECONDS)
+                spans[name] = ray.get(answer, timeout=WORKED_SECONDS)
         return spans
-
-    def _place_engines(self) -> list[str]:
-        here, deadline = ray.get_runtime_context().get_node_id(), time.monotonic() + PLACE_SECONDS
-        while True:
-            free = available_resources_per_node()
-            alive = {node["NodeID"]: node["Resources"] for node in ray.nodes() if node["Alive"]}
-            nodes = []
-            for node_id in sorted(alive, key=lambda node_id: (node_id != here, node_id)):
-                left = free.get(node_id, alive[node_id])
-                nodes.append(Node(node_id, left.get("CPU", 0.0), left.get("GPU", 0.0)))
-            try:
-                return place_engines(self.config, nodes, torch.cuda.is_available())
-            except UserError:
-                if time.monotonic() > deadline:
-                    raise
-            time.sleep(0.5)
 
     def _keep_a_gpu(self) -> None:
         """For a single learner, which is this process: Ray would give its GPU to an engine."""
@@ -159,7 +113,7 @@ class Processes:
         visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
         torch.cuda.set_device(visible.index(str(kept)) if str(kept) in visible else int(kept))
 
-    def _start_engine(self, index: int, node: str) -> Any:
+    def _start_engine(self, index: int, where: dict[str, Any]) -> Any:
         generator, path = self.config.generator, Path(self.model_path)
         cls: Any = engine_class(self.config)
         actor = ray.remote(cls).options(
@@ -167,8 +121,8 @@ class Processes:
             num_gpus=generator.inference_engine_tensor_parallel_size if torch.cuda.is_available() else 0,
             max_concurrency=64,
             max_restarts=-1,  # EngineWatch counts them
-            scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False),
             runtime_env={"env_vars": cls.env_vars},
+            **where,
         )
         return actor.remote(
             model_path=str(path.resolve()) if path.exists() else self.model_path,
@@ -208,7 +162,7 @@ def start_ray(config: Config) -> None:
         ray._private.worker.listen_error_messages = lambda *_: None
     try:
         if address:
-            _prepare_to_join(address)
+            load("skyrl_trainer.run.cluster:prepare")(address)
         ray.init(address=address or "local", log_to_driver=False, logging_level="ERROR", namespace="skyrl", **local)
         signal.signal(signal.SIGTERM, on_sigterm)  # Ray has put its own in the place
     except Exception as error:  # Ray raises a plain Exception when its processes do not come up in time
@@ -228,17 +182,17 @@ class _Keeper:
 
 
 def check_engines(config: Config, model_path: str, training: bool) -> None:
-    """Raises UserError where servers or an agent that the user named are not what the run needs; starts nothing."""
+    """Raises UserError where servers, an agent or this machine are not what the run needs; starts nothing."""
     generator = config.generator
     if generator.agent.run or generator.agent.tools not in ("env", "template"):
         load("skyrl_trainer.agent.agent_env:check_agent")(config)
     engine_class(config)
+    load("skyrl_trainer.run.cluster:check_here")(config, training)
     urls = generator.engine_kwargs.get("urls")
     if urls is not None and generator.backend != "openai_server":
         raise UserError(f"generator.engine_kwargs.urls needs generator.backend=openai_server, not {generator.backend}.")
     if urls is not None:
-        from skyrl_trainer.engine.server_process import check_servers
-
+        check_servers = load("skyrl_trainer.engine.server_process:check_servers")
         check_servers(urls, generator.num_inference_engines, model_path, training)
 
 
@@ -247,13 +201,3 @@ def engine_kwargs_of(config: Config, index: int) -> dict[str, Any]:
     given = dict(config.generator.engine_kwargs)
     urls = given.pop("urls", None)
     return given | ({"url": urls[index]} if urls else {})
-
-
-def _prepare_to_join(address: str) -> None:
-    """Raises OSError at once if nothing listens there, where Ray would try for many minutes."""
-    host, _, port = address.rpartition(":")
-    if port.isdigit() and "/" not in host:
-        socket.create_connection((host, int(port)), CONNECT_SECONDS).close()
-    # Ray looks for its token by itself for the address "auto" only; a cluster without tokens ignores ours.
-    logging.getLogger("ray").setLevel(logging.ERROR)
-    maybe_enable_token_auth_if_token_available(warn_if_disabled=False)

@@ -5,7 +5,7 @@ weights by the first sync, as after every step), and while the learner loads.
 """
 
 import gc
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from typing import TYPE_CHECKING, Any, Self
 
 from skyrl_trainer.algorithms.options import algorithm_name
@@ -21,7 +21,7 @@ from skyrl_trainer.report.history import MetricsWriter
 from skyrl_trainer.report.table import COLUMNS, OVERLAPPED, LiveTable
 from skyrl_trainer.report.timeline import Spans, write_spans
 from skyrl_trainer.rollout.store import JsonlTrajectoryStore
-from skyrl_trainer.run.checkpoint import Checkpoints, check_resumable
+from skyrl_trainer.run.checkpoint import Checkpoints
 from skyrl_trainer.run.folder import RunFolder
 from skyrl_trainer.run.held_out import HeldOut, tasks
 from skyrl_trainer.run.processes import Processes, check_engines
@@ -66,7 +66,7 @@ class Run:
         self.checkpoints = Checkpoints(path, trainer.max_ckpts_to_keep)
         self.checkpoint = self.checkpoints.load_latest()
         if self.checkpoint:
-            check_resumable(self.checkpoint.extra["config"], config, self.checkpoint.version)
+            self.checkpoint = load("skyrl_trainer.run.resume:resumable")(self.checkpoint, config)
         self.first_step = self.checkpoint.step if self.checkpoint else 0
         self.replayed = self._stored_rollouts()
         self.train_tasks = self.replayed.samples if self.replayed else tasks(config, config.data.train_data)
@@ -118,30 +118,25 @@ class Run:
         self.table.phase("making the policy")
         policy = self.stack.enter_context(StartPolicy(config, self.folder.path, self.train_tasks))
         self.table.phase("starting Ray and the engines")
-        self.processes = self.stack.enter_context(Processes(config, policy.architecture))
+        self.processes = self.stack.enter_context(Processes(config, policy.architecture, learns=True))
         self.table.phase("cloning the expert")
         weights = policy.weights()
         level = 1 if sync_backend(config) == "adapter" else 2  # 2 drops the weights: an adapter brings none
-        self.colocation = Colocation(
-            self.processes.engines,
-            level,
-            shares_gpus(config),
-            lambda: self.learner.release_memory(),
-            self.processes.rollouts.hold,
-        )
+        engines, hold = self.processes.engines, self.processes.rollouts.hold
+        self.colocation = Colocation(engines, level, shares_gpus(config), lambda: self.learner.release_memory(), hold)
         if self.colocation.shared:  # one after the other: neither could measure its memory beside the other
             self.processes.wait_for_engines()
             self.colocation.sleep()
         self.table.phase("loading the policy")
-        updates = trainer.max_steps * trainer.num_iterations * trainer.num_mini_batches
-        self._start_learner(weights, updates)
+        self._start_learner(weights, trainer.max_steps * trainer.num_iterations * trainer.num_mini_batches)
         if self.replayed:
             self.replayed.check(self.learner.tokenizer)
         self.table.phase("waiting for the engines")
         self.processes.wait_for_engines()
         self.sync = self._weight_sync()
         self.stack.callback(self.sync.close)
-        self.canary = Canary(self.processes.engines, self._canary_prompt(), TOLERANCE[trainer.policy.model.dtype])
+        self.canary = Canary(engines, self._canary_prompt(), TOLERANCE[trainer.policy.model.dtype])
+        self.sync.away = self.canary.away = self.processes.watch.away
         self.processes.watch.restore = self._restore
         self.tries.rollouts = self.replayed or self.processes.rollouts
         self.restarts = 0
@@ -189,15 +184,15 @@ class Run:
         self.metrics = MetricsWriter(self.folder.path, last_step=written if found else None)
         from skyrl_trainer.report.trackers import Tracker
 
-        self.tracker = Tracker(self.config, last_step=written)
         self.stack.callback(self.metrics.close)
-        self.stack.callback(self.tracker.close)
+        self.tracker = self.stack.enter_context(closing(Tracker(self.config, last_step=written)))
         return step, unfinished
 
     def publish(self, step: int) -> StepMetrics:
         """The learner's weights into every engine, proved by the canary. Raises SyncError."""
         with self.colocation.publishing():
-            lost = None in self.sync.sync(version=step).engine_checksums
+            loaded = self.sync.sync(version=step).engine_checksums
+        lost = bool({index for index, each in enumerate(loaded) if each is None} - self.sync.away)
         while True:  # as often as an engine may die
             self.processes.watch.check(LOST_SECONDS if lost else 0.0)
             try:
@@ -234,7 +229,7 @@ class Run:
             row["memory/pss_gib"] = pss_gib()
         self.metrics.write(row)  # first: it names a full disk
         write_spans(self.folder.path, step, spans | worked)
-        self.tracker.log(row)
+        self.tracker.log(row, worked)
         self.table.step(row)
 
     def save(self, step: int, loop_state: dict[str, Any]) -> None:
@@ -250,5 +245,4 @@ class Run:
     def _canary_prompt(self) -> list[int]:
         """A fixed sequence, longer than two blocks of the engine's prefix cache."""
         wanted = min(CANARY_TOKENS, self.config.generator.max_model_len - 1)
-        ids = self.learner.tokenizer.encode(CANARY_TEXT * wanted, add_special_tokens=False)
-        return ids[:wanted]
+        return list(self.learner.tokenizer.encode(CANARY_TEXT * wanted, add_special_tokens=False)[:wanted])

@@ -112,6 +112,8 @@ class FineTuning:
 
 def _refuse(config: Config) -> None:
     path, gpus = config.run_path.expanduser(), config.trainer.placement.policy_num_gpus_per_node
+    if "://" in config.run_address:
+        raise UserError(f"sft writes to a disk only: give another trainer.run_dir than {config.run_address}.")
     if any((path / name).exists() for name in (FILE_NAME, "init", "model", "checkpoints")):
         raise UserError(f"{path} holds a run already, which sft does not go on with: give another trainer.run_dir.")
     if not config.trainer.max_steps:

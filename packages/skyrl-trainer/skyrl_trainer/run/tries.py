@@ -8,7 +8,9 @@ stored, and plays the others again under the same names and seeds.
 import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from itertools import chain
+from pathlib import Path
 from typing import Any
 
 from skyrl_trainer.algorithms.rewards import Rewards
@@ -67,7 +69,7 @@ class Tries:
         self._unplayed = {}
         for number, sample in drawn.items():
             self._playing[number] = self.rollouts.new_group(self._name(number), sample, self._size)
-            if number in self._found and self._found[number][0].sample != sample:
+            if number in self._found and not _tries_of(sample, self._found[number]):
                 del self._found[number]
         self.rollouts.start([self._playing[number] for number in drawn if number not in self._found])
 
@@ -167,7 +169,7 @@ class Tries:
         for number, accepted, entry in state["open"]:
             sample = Sample(**entry)
             group = self._found.get(number)
-            known = group is not None and group[0].sample == sample
+            known = group is not None and _tries_of(sample, group)
             if accepted is None or not known:
                 self._unplayed |= {} if accepted is False else {number: sample}
             elif accepted:
@@ -200,3 +202,13 @@ class Tries:
     def _number(self, group: Group) -> int:
         batch, place, _ = map(int, group[0].trajectory_id.split("/"))
         return (batch - 1) * self.flow.size + place
+
+
+def _tries_of(sample: Sample, group: Group) -> bool:
+    """Whether they tried it. Where its file lay elsewhere then, they get its name of today."""
+    then = group[0].sample
+    same = Path(then.sample_id).name == Path(sample.sample_id).name
+    same = same and replace(then, sample_id=sample.sample_id, env_file=sample.env_file) == sample
+    for each in group if same else []:
+        each.sample = sample
+    return same

@@ -24,9 +24,10 @@ from pathlib import Path
 import gymnasium
 
 sys.path += [path for path in {paths!r} if path not in sys.path]
-pickle.loads(Path({given!r}).read_bytes())  # its imports may take longer than a reset has
+given = Path(__file__).with_name({given!r})  # wherever the run folder lies by now
+pickle.loads(given.read_bytes())  # its imports may take longer than a reset has
 gymnasium.registry.pop({env_id!r}, None)
-gymnasium.register({env_id!r}, "skyrl_gym.adapters.trl_env:TRLEnv", kwargs={{"given": {given!r}}})
+gymnasium.register({env_id!r}, "skyrl_gym.adapters.trl_env:TRLEnv", kwargs={{"given": str(given)}})
 """
 EMPTY = [{"role": "user", "content": ""}]
 NO_COLUMNS = ("prompt", "completion", "completion_ids")
@@ -61,7 +62,7 @@ def write_environment(folder: Path, factory: Any, tools: Sequence[Callable[..., 
     except Exception as error:
         raise UserError(f"environment_factory or tools cannot be sent to another process: {error}.") from error
     file = folder.resolve() / "environment.py"
-    file.write_text(ENV_FILE.format(paths=sys.path, env_id=ENV_ID, given=str(given)), encoding="utf-8")
+    file.write_text(ENV_FILE.format(paths=sys.path, env_id=ENV_ID, given=given.name), encoding="utf-8")
     return str(file)
 
 

@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from skyrl_gym.data import beside
 from skyrl_trainer.errors import UserError
 from skyrl_trainer.files import written_aside
 from skyrl_trainer.settings import TinyConfig
@@ -32,17 +33,7 @@ _PIECES = {
 
 CHAT_TEMPLATE = (Path(__file__).parent / "chat_template.jinja").read_text().strip()
 DEFAULT_VOCAB_SIZE = 512
-TINY_QWEN3: dict[str, Any] = {
-    "hidden_size": 128,
-    "intermediate_size": 384,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 32,
-    "max_position_embeddings": 4096,
-    # Three times the usual: so small a model then clones in three quarters of the steps.
-    "initializer_range": 0.06,
-}
+TINY_QWEN3: dict[str, Any] = beside(__file__, "qwen3.yaml")
 INDUCTION_ROPE = {"rope_type": "default", "rope_theta": 1e6}
 """Qwen's base: the copying circuit needs slow frequencies as well as fast ones."""
 # What vLLM's CPU attention (0.32) has kernels for.

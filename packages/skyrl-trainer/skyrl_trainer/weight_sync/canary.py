@@ -25,8 +25,9 @@ TOP_LOGPROBS = 20
 CHECK_SECONDS = 120.0
 TOLERANCE = {"float32": 5e-4, "bfloat16": 0.2}
 """By the weights' precision: how far two right implementations may be apart in a logprob."""
-VISIBLE = 2.0
-"""An update that changed a logprob by more than this many tolerances is visible: the error's limit is a tenth of it."""
+VISIBLE, NOISE = 2.0, 4.0
+"""An update that changed a logprob by more than VISIBLE tolerances is visible: the error's limit is a tenth of it, but
+not less than NOISE times the largest error that passed."""
 
 
 class Canary:
@@ -36,11 +37,14 @@ class Canary:
         if len(prompt_ids) <= NUM_PREFIXES:
             raise ValueError(f"The canary's sequence has {len(prompt_ids)} tokens; give it more than two cache blocks.")
         self._engines = engines
+        self.away: set[int] = set()
+        """As EngineCalls has it."""
         self._prefixes = [prompt_ids[: len(prompt_ids) - i] for i in range(NUM_PREFIXES)]
         self._prompt_ids = prompt_ids
         self._tolerance = tolerance
         self._before: Tensor | None = None
-        self._failures = 0
+        self._noise = 0.0
+        self._client = "canary"
 
     def check(
         self,
@@ -54,14 +58,14 @@ class Canary:
         only: an engine that was restored between two syncs. Returns the largest error, and the largest change since the
         previous check of all (0.0 at the first). Raises SyncError; EngineLost when an engine dies meanwhile.
         """
-        numbers = range(len(self._engines)) if only is None else [only]
+        numbers = [only] if only is not None else [n for n in range(len(self._engines)) if n not in self.away]
         engines = [self._engines[number] for number in numbers]
         try:
             self._ask(engines)
             now_TV = learner_logprobs(self._prompt_ids).detach().float().cpu()  # while the engines compute
             answers = self._answers(engines)
         except ray.exceptions.RayActorError as lost:
-            self._failures += 1  # the others' answers are left behind, under the old name
+            self._client += "+"  # the others' answers are left behind, under the old name
             raise EngineLost(f"An engine died under the canary, after a weight sync: {lost}") from lost
         except ray.exceptions.RayError as failed:
             raise EngineDied(f"An engine failed under the canary, after a weight sync: {failed}") from failed
@@ -72,15 +76,12 @@ class Canary:
         for index, outputs in zip(numbers, answers, strict=True):
             if any(output.weight_versions != [version] for output in outputs):
                 raise SyncError(f"Engine {index} still samples with another version of the policy than {version}.")
-            where = f"engine {index}, version {version}"
             error, change = self._compare(outputs, now_TV, before_TV)
+            where = f"engine {index}, version {version}"
             self._judge(where, error, change, report.engine_checksums[index], report)
             worst, largest = max(worst, error), max(largest, change)
+        self._noise = max(self._noise, worst)
         return {"sync/max_logprob_diff": worst, "sync/canary_change": largest}
-
-    @property
-    def _client(self) -> str:
-        return f"canary-{self._failures}"
 
     def _ask(self, engines: list[Any]) -> None:
         """Gives every prefix to every engine."""
@@ -126,7 +127,7 @@ class Canary:
                 f"than the learner holds ({report.checksum}). {advice}"
             )
         visible = change > VISIBLE * self._tolerance
-        limit = min(self._tolerance, change / 10) if visible else self._tolerance
+        limit = min(self._tolerance, max(change / 10, NOISE * self._noise)) if visible else self._tolerance
         if error >= limit:
             raise SyncError(
                 f"Weight sync failed ({where}): the engine's logprobs differ from the learner's by {error:.2e}, "

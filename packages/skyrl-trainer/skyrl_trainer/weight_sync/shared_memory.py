@@ -1,23 +1,25 @@
 """Weight sync within one machine: the learner's weights lie in a flat shared buffer, and every engine loads from it.
 
-On another machine an actor keeps a buffer of its own, into which it writes all bytes, out of Ray's object store.
+Engines of other machines load from a buffer of their own machine (weight_sync/machines.py).
 """
 
 import time
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
 import ray
 import torch
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from skyrl_trainer.errors import EngineLost, SyncError, UserError
 from skyrl_trainer.protocols import NamedTensors
-from skyrl_trainer.weight_sync.buffer import SHARED_MEMORY, FlatBuffer, empty_tensors
+from skyrl_trainer.registry import load
+from skyrl_trainer.weight_sync.buffer import SHARED_MEMORY, FlatBuffer
 
 CALL_SECONDS = 600.0
 """Longest wait for one phase of a sync on all engines."""
+GONE_SECONDS = 5.0
+"""Between the first and the last sign that another machine is gone."""
 
 
 @dataclass(frozen=True)
@@ -36,6 +38,8 @@ class EngineCalls:
     def __init__(self, engines: list[Any]) -> None:
         self._engines = engines
         self._living = list(engines)  # None in the place of those that are left out
+        self.away: set[int] = set()
+        """Engines that are not asked: they come back by themselves (run/cluster.py)."""
 
     def _everywhere(self, method: str, *arguments: Any) -> list[Any]:
         return self._each(method, [engine and getattr(engine, method).remote(*arguments) for engine in self._living])
@@ -64,22 +68,6 @@ class EngineCalls:
             raise SyncError(f"Weight sync failed in {method}: no answer within {CALL_SECONDS:.0f} s.") from error
 
 
-class Receiver:
-    """The actor on another machine."""
-
-    def __init__(self, layout: list[dict[str, Any]]) -> None:
-        self._buffer = FlatBuffer.create(empty_tensors(layout, "meta").items())
-
-    def path(self) -> str:
-        return self._buffer.again
-
-    def write(self, data: np.ndarray) -> None:
-        np.copyto(self._buffer.flat.numpy(), data)
-
-    def unlink(self) -> None:
-        self._buffer.unlink()
-
-
 class SharedMemorySync(EngineCalls):
     """`named_tensors()` yields the same names, shapes and dtypes every time.
 
@@ -89,20 +77,19 @@ class SharedMemorySync(EngineCalls):
 
     def __init__(self, engines: list[Any], named_tensors: NamedTensors, buffer: FlatBuffer | None = None) -> None:
         super().__init__(engines)
+        self._nodes = [""] * len(engines)
         self.version: int | None = None
         """The newest that was given to the engines."""
         self.report = SyncReport(0.0, 0, "", ())
         self._named_tensors = named_tensors
         tensors = dict(named_tensors())
         self._buffer = buffer or FlatBuffer.create(tensors.items())
-        self._nodes = self._wait("node", [engine.__ray_call__.remote(_node) for engine in engines])
-        self._receivers = {node: _receiver(node, self._buffer.layout) for node in {*self._nodes} - {_node(None)}}
+        self._receivers: dict[str, Any] = {}
+        """By node; none of the driver's."""
         try:
             self._open()
         finally:
             self._buffer.unlink()
-            for actor in self._receivers.values():
-                actor.unlink.remote()
         if self._buffer.path.startswith(str(SHARED_MEMORY)):
             for name, tensor in tensors.items():
                 if type(tensor) is torch.nn.Parameter and tensor.device.type == "cpu":
@@ -110,8 +97,9 @@ class SharedMemorySync(EngineCalls):
                     tensor.data = self._buffer.tensors[name]
 
     def sync(self, version: int) -> SyncReport:
-        """Pause, start, update, finish, resume on every engine. SyncError if one fails; it stays paused then."""
-        self.version, self._living = version, list(self._engines)
+        """Send, pause, start, update, finish, resume on every engine. SyncError if one fails; it stays paused then."""
+        self.version = version
+        self._living = [None if index in self.away else engine for index, engine in enumerate(self._engines)]
         self.report = self._load(version)
         self._everywhere("resume")
         return self.report
@@ -132,24 +120,34 @@ class SharedMemorySync(EngineCalls):
         return self.report
 
     def _open(self) -> None:
-        paths = {node: self._wait("path", [actor.path.remote()])[0] for node, actor in self._receivers.items()}
-        layout = self._buffer.layout
-        infos = [{"path": paths.get(node, self._buffer.again), "layout": layout} for node in self._nodes]
+        nodes, here, layout = self._everywhere("__ray_call__", node_of), node_of(None), self._buffer.layout
+        self._nodes = [new or old for new, old in zip(nodes, self._nodes, strict=True)]
+        paths = {here: self._buffer.again, None: ""}
+        if others := {*nodes} - paths.keys():
+            paths |= load("skyrl_trainer.weight_sync.machines:open_buffers")(self._receivers, others, layout)
+        infos = [{"path": paths[node], "layout": layout} for node in nodes]
         each = zip(self._living, infos, strict=True)
         calls = [engine and engine.init_weight_transfer.remote(info) for engine, info in each]
         self._each("init_weight_transfer", calls)
 
+    def _others(self, nodes: Collection[str]) -> set[str]:
+        """Of these nodes, those of living engines."""
+        return {node for engine, node in zip(self._living, self._nodes, strict=True) if engine and node in nodes}
+
     def _load(self, version: int) -> SyncReport:
         """Everything but the resuming."""
-        start = time.perf_counter()
+        start, gone = time.perf_counter(), set[str]()
+        self._fill()  # the engines go on meanwhile
+        if others := self._others(self._receivers):
+            write = load("skyrl_trainer.weight_sync.machines:write")
+            gone = write(self._receivers, others, self._buffer.flat.numpy())
         self._everywhere("pause")
-        self._fill()
-        if self._receivers:
-            data = ray.put(self._buffer.flat.numpy())
-            try:
-                self._wait("write", [actor.write.remote(data) for actor in self._receivers.values()])
-            except EngineLost as lost:  # not an engine: nobody would bring it back
-                raise SyncError(f"Weight sync failed in write: another machine's buffer is gone ({lost}).") from lost
+        deadline = time.monotonic() + GONE_SECONDS
+        while self._others(gone):  # a node's processes do not end at the same moment
+            if time.monotonic() > deadline:
+                raise SyncError("Weight sync failed in write: a machine's buffer is gone, and its engines are not.")
+            time.sleep(0.2)
+            self._everywhere("pause")
         self._everywhere("start_weight_update")
         updates = [engine and engine.update_weights.remote({}) for engine in self._living]
         checksum = self._buffer.checksum()  # while the engines load
@@ -171,10 +169,5 @@ class SharedMemorySync(EngineCalls):
                 target.copy_(tensor)
 
 
-def _node(_: Any) -> str:
+def node_of(_: Any) -> str:
     return ray.get_runtime_context().get_node_id()
-
-
-def _receiver(node: str, layout: list[dict[str, Any]]) -> Any:
-    where = NodeAffinitySchedulingStrategy(node, soft=False)
-    return ray.remote(Receiver).options(num_cpus=0, scheduling_strategy=where).remote(layout)  # type: ignore[attr-defined]

@@ -1,0 +1,48 @@
+#!/bin/bash
+# A Ray cluster over the nodes of a SLURM job, and a run that joins it:
+#   sbatch --nodes=4 --gpus-per-node=8 examples/cluster/slurm.sh qwen_8gpu_split trainer.run_name=mine
+# The run folder must lie on a store that every node sees. SLURM warns two minutes before it ends the job: the run saves,
+# and the job is queued again and resumes (delete --requeue where you do not want that).
+#SBATCH --job-name=skyrl
+#SBATCH --ntasks-per-node=1
+#SBATCH --exclusive
+#SBATCH --requeue
+#SBATCH --signal=B:TERM@120
+set -euo pipefail
+shared=${SKYRL_SHARED:-$PWD}
+port=${SKYRL_RAY_PORT:-6379}
+[ $# -gt 0 ] || { echo "Name a recipe: sbatch slurm.sh RECIPE [a.b=c ...]" >&2; exit 2; }
+
+mapfile -t nodes < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
+head=$(srun --nodes=1 --ntasks=1 -w "${nodes[0]}" hostname --ip-address | awk '{print $1}')
+steps=()
+trap 'kill "${steps[@]}" 2>/dev/null || true' EXIT
+# --block keeps Ray in the foreground, so that the step ends with it. The run itself is on the first node.
+srun --nodes=1 --ntasks=1 --overlap -w "${nodes[0]}" \
+    ray start --head --node-ip-address="$head" --port="$port" --include-dashboard=false --block &
+steps+=($!)
+for node in "${nodes[@]:1}"; do
+    srun --nodes=1 --ntasks=1 --overlap -w "$node" ray start --address="$head:$port" --block &
+    steps+=($!)
+done
+for try in $(seq 60); do
+    [ "$(ray status --address="$head:$port" 2>/dev/null | grep -c '^ 1 node_')" -ge "${#nodes[@]}" ] && break
+    [ "$try" -lt 60 ] || { echo "Not all ${#nodes[@]} nodes joined Ray at $head:$port within five minutes." >&2; exit 1; }
+    sleep "${SKYRL_POLL:-5}"
+done
+
+srun --nodes=1 --ntasks=1 --overlap -w "${nodes[0]}" \
+    skyrl-trainer train "$@" ray.address="$head:$port" trainer.run_dir="$shared/runs/${SLURM_JOB_ID}" &
+run=$!
+stopped=0
+trap 'stopped=1; kill -TERM "$run"' TERM  # SLURM's warning: the run saves a checkpoint and ends
+status=0
+wait "$run" || status=$?
+while kill -0 "$run" 2>/dev/null; do
+    status=0
+    wait "$run" || status=$?
+done
+if [ "$stopped" = 1 ]; then
+    scontrol requeue "$SLURM_JOB_ID"
+fi
+exit "$status"

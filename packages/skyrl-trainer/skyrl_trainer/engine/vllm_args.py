@@ -1,0 +1,75 @@
+"""What vLLM is started with, in an actor or in a server of its own."""
+
+from typing import Any
+
+import torch
+
+from skyrl_trainer.engine.actor import FIRST_SEQS
+
+_CPU_ENV = {
+    # The sampler's compilation would stall the first request for many seconds, for no gain on a CPU.
+    "TORCH_COMPILE_DISABLE": "1",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    # A second OpenMP thread spins: it halves the throughput, or worse, beside any other busy process.
+    "OMP_NUM_THREADS": "1",
+    # Every number of running sequences is a shape of its own; kernels of 64 shapes are as fast as of 1,024.
+    "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "64",
+    # Each sync packs every layer into new memory: with huge pages the kernel clears it in fewer, larger pieces.
+    "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",
+}
+ENGINE_ENV: dict[str, str] = {
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    "VLLM_LOGGING_LEVEL": "ERROR",
+    "VLLM_NO_USAGE_STATS": "1",
+    **({} if torch.cuda.is_available() else _CPU_ENV),
+}
+"""Environment variables that have to be set before `import vllm`."""
+
+PREFILL_TOKENS = 16384
+"""Prompt tokens admitted before one step: bounds the memory of a prefill."""
+CPU_BLOCK = 32
+"""Tokens in a block of the KV cache on a CPU."""
+CPU_KV_CACHE_BYTES = 2**30
+"""Largest KV cache that is chosen by default on a CPU; `engine_kwargs.kv_cache_memory_bytes` chooses another."""
+
+
+def vllm_kwargs(
+    model_path: str, dtype: str, max_model_len: int, max_num_seqs: int, seed: int, engine_kwargs: dict[str, Any]
+) -> dict[str, Any]:
+    """vLLM's EngineArgs for an engine in process or in a server; `engine_kwargs` win."""
+    kwargs: dict[str, Any] = {
+        "model": model_path,
+        "dtype": dtype,
+        "max_model_len": max_model_len,
+        "max_num_seqs": max_num_seqs + FIRST_SEQS,
+        "seed": seed,
+        "skip_tokenizer_init": True,
+        "generation_config": "vllm",
+        "logprobs_mode": "processed_logprobs",
+        "enable_prefix_caching": True,
+        "disable_log_stats": True,
+        "weight_transfer_config": {"backend": "skyrl_shared_memory"},
+        # Imported in every worker process: registers the backend above, adds `loaded_checksum`.
+        "worker_extension_cls": "skyrl_trainer.weight_sync.vllm_backend.WorkerExtension",
+    }
+    if torch.cuda.is_available():
+        return kwargs | engine_kwargs
+    # A KV cache for every sequence at full length, but at most CPU_KV_CACHE_BYTES; whole prefills.
+    block, one = CPU_BLOCK, kv_token_bytes(model_path, dtype)
+    blocks_of_one = -(-max_model_len // block) + 1
+    wanted = ((max_num_seqs + FIRST_SEQS) * blocks_of_one + 1) * block * one
+    floor = 2 * blocks_of_one * block * one
+    size = engine_kwargs.get("kv_cache_memory_bytes") or max(floor, min(wanted, CPU_KV_CACHE_BYTES))
+    kwargs |= {"enforce_eager": True, "distributed_executor_backend": "uni", "block_size": block}
+    kwargs |= {"kv_cache_memory_bytes": size, "max_num_batched_tokens": max(size // one, max_model_len, PREFILL_TOKENS)}
+    return kwargs | engine_kwargs
+
+
+def kv_token_bytes(model_path: str, dtype: str) -> int:
+    """Bytes that one token takes in the KV cache."""
+    from transformers import AutoConfig
+
+    config = AutoConfig.from_pretrained(model_path).get_text_config()
+    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    return 2 * config.num_hidden_layers * heads * head_dim * getattr(torch, dtype).itemsize

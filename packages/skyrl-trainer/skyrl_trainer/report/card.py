@@ -1,0 +1,84 @@
+"""`skyrl-trainer export --card`: README.md as Hugging Face reads it, with a run's figures, settings and curve."""
+
+import json
+import math
+from importlib.util import find_spec
+from pathlib import Path
+
+from skyrl_trainer import __version__
+from skyrl_trainer.config import Config, flatten, load_config
+from skyrl_trainer.errors import UserError
+from skyrl_trainer.report.history import read_metrics
+from skyrl_trainer.types import StepMetrics
+
+SUCCESS, REWARD = "eval/success", "reward/mean"
+TEXT = """
+# {values[trainer.run_name]}
+
+`{values[trainer.policy.model.path]}`, trained by reinforcement learning (`{values[trainer.algorithm.name]}`) on {tasks}
+with skyrl-trainer {version}: the {which} policy of its run, of step {step} out of {values[trainer.max_steps]}.
+
+![Held-out success and mean reward over the steps](curve.png)
+
+| metric | at first | at step {step} |
+|---|---|---|
+{figures}
+
+`eval/...`: held-out tasks at temperature {values[generator.eval_temperature]:g}; `reward/mean`: tries in training.
+
+Settings that are not the defaults:
+
+```yaml
+{settings}
+```
+"""
+
+
+def check_card(run: Path) -> None:
+    """UserError where no card can be made, before anything is copied."""
+    if find_spec("matplotlib") is None:
+        raise UserError("--card draws a curve, which needs matplotlib: run `pip install 'skyrl-trainer[card]'`.")
+    if not (run / "config.yaml").is_file() or not any(REWARD in row for row in read_metrics(run)):
+        raise UserError(f"--card needs a run of reinforcement learning: config.yaml and metrics.jsonl in {run}.")
+
+
+def write_card(run: Path, which: str, folder: Path) -> None:
+    """Writes README.md and curve.png beside the policy in `folder`; which: "last" or "best", as it was exported."""
+    from huggingface_hub import ModelCardData
+
+    rows, values = read_metrics(run), flatten(load_config(str(run / "config.yaml"), []))
+    best = max(rows, key=lambda row: row.get(SUCCESS, -math.inf))  # the first of the highest, as the run keeps it
+    chosen = best if which == "best" else rows[-1]
+    figures = [
+        f"| `{key}` | {next(row[key] for row in rows if key in row):.4g} | {chosen.get(key, math.nan):.4g} |"
+        for key in (*sorted(key for key in chosen if key.startswith("eval/")), REWARD)
+    ]
+    default, model = flatten(Config()), values["trainer.policy.model.path"]
+    text = TEXT.format(
+        values=values,
+        version=__version__,
+        which=which,
+        step=int(chosen["step"]),
+        tasks=", ".join(f"`{source}`" for source in values["data.train_data"]),
+        figures="\n".join(figures),
+        settings="\n".join(f"{key}: {json.dumps(value)}" for key, value in values.items() if value != default[key]),
+    )
+    data = ModelCardData(
+        base_model=None if model == "tiny" or Path(model).exists() else model,
+        library_name="transformers",
+        pipeline_tag="text-generation",
+        tags=["reinforcement-learning", values["trainer.algorithm.name"], "skyrl-trainer"],
+    )
+    (folder / "README.md").write_text(f"---\n{data.to_yaml()}\n---\n{text}", encoding="utf-8")
+    _draw(rows, folder / "curve.png")
+
+
+def _draw(rows: list[StepMetrics], out: Path) -> None:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(9, 3.2), layout="constrained")
+    for axis, key in zip(figure.subplots(1, 2), (SUCCESS, REWARD), strict=True):
+        points = [row for row in rows if math.isfinite(row.get(key, math.nan))]
+        axis.plot([row["step"] for row in points], [row[key] for row in points])
+        axis.set(title=key, xlabel="step")
+    figure.savefig(out, dpi=120)

@@ -1,0 +1,43 @@
+"""`trainer.logger=prometheus`: a step's metrics on the port on which Ray serves those of its own processes.
+
+`ray_skyrl_metric{key="reward/mean", run="quickstart"}` has the value in metrics.jsonl; `key="step"` is the step. One
+label holds the name, because names like `agency/<env>/<difficulty>/success` are made by the data. `prometheus.json` in
+the run folder names the machines' ports, for Prometheus' file_sd_configs.
+"""
+
+import json
+import math
+from collections.abc import Mapping
+
+from ray.util.metrics import Gauge
+
+from skyrl_trainer.config import Config
+
+FILE_NAME = "prometheus.json"
+
+
+class PrometheusTracker:
+    """Of the driver, and of what it knows of each engine: what accelerate's trackers offer."""
+
+    def __init__(self, config: Config) -> None:
+        self._path, self._run = config.run_path / FILE_NAME, config.trainer.run_name
+        self._shown: set[str] = set()
+
+    def start(self) -> None:
+        """Raises ImportError where Ray cannot serve metrics."""
+        import ray.dashboard.optional_deps
+
+        self._gauge = Gauge("skyrl_metric", "A key of metrics.jsonl, of the newest step.", ("key", "run"))
+        ports = [(node["NodeManagerAddress"], node["MetricsExportPort"]) for node in ray.nodes() if node["Alive"]]
+        targets = [f"{host}:{port}" for host, port in ports if port > 0]
+        self._path.write_text(json.dumps([{"targets": targets, "labels": {"run": self._run}}]))
+
+    def log(self, values: Mapping[str, float], step: int) -> None:
+        """A key that this step lacks has no number: the last one would look like this step's."""
+        shown = {**dict.fromkeys(self._shown, math.nan), **values, "step": float(step)}
+        for key, value in shown.items():
+            self._gauge.set(value, {"key": key, "run": self._run})
+        self._shown = set(shown)
+
+    def finish(self) -> None:
+        self._path.unlink(missing_ok=True)

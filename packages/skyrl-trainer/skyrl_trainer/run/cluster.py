@@ -1,0 +1,349 @@
+"""A Ray cluster as a place to run (`ray.address`): what its nodes have, what goes where, and what their deaths cost.
+
+    node dies  -> its EnvWorkers start on others; its engines are away: the others play their episodes
+    node joins -> EnvWorkers move there from crowded nodes; an engine that is away starts there, and gets the weights
+                  and a RolloutWorker
+
+An engine that is away starts wherever Ray finds its cores or GPUs. A run waits for it only while no other is there.
+"""
+
+import importlib.metadata
+import logging
+import os
+import platform
+import shutil
+import socket
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import psutil
+import ray
+import torch
+from ray._private.authentication.authentication_token_setup import maybe_enable_token_auth_if_token_available
+from ray._private.state import available_resources_per_node
+from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from skyrl_trainer.errors import EngineDied, EngineLost, UserError
+from skyrl_trainer.rollout.elastic import ElasticRollouts, at, spread
+from skyrl_trainer.run.engine_watch import RESTART_SECONDS, EngineWatch
+from skyrl_trainer.run.model_shape import model_shape
+from skyrl_trainer.run.processes import OBJECT_STORE_BYTES
+from skyrl_trainer.settings import Config
+from skyrl_trainer.weight_sync.buffer import SHARED_MEMORY
+from skyrl_trainer.weight_sync.colocation import shares_gpus, sync_backend
+from skyrl_trainer.weight_sync.shared_memory import node_of
+
+CONNECT_SECONDS = 10.0
+"""Limit of reaching `ray.address`."""
+PLACE_SECONDS = 20.0
+"""How long processes of an earlier run may take to give their places back."""
+LOOK_SECONDS = 120.0
+"""Limit of a node's answer to what it has: a process starts there."""
+PACKAGES = ("ray", "torch", "transformers", "vllm", "peft", "gymnasium", "skyrl-trainer", "skyrl-gym")
+ROOM = 1.05  # of its size, what a flat buffer asks for (weight_sync/buffer.py)
+GRPC_GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\4\0\0\0\0\0"
+
+
+class Node(NamedTuple):
+    """A machine of the cluster and what is free on it."""
+
+    node_id: str
+    cpus: float
+    gpus: float
+    cores: float = 0.0
+    """All that it has, used or not."""
+    name: str = ""
+    store: float = 0.0  # bytes of its object store
+
+
+def prepare(address: str) -> None:
+    """Before ray.init, which would try for minutes. Raises OSError at once if Ray does not listen there."""
+    host, _, port = address.rpartition(":")
+    if port.isdigit() and "/" not in host:
+        with socket.create_connection((host, int(port)), CONNECT_SECONDS) as head:
+            head.sendall(GRPC_GREETING)
+            if "RAY_USE_TLS" not in os.environ and head.recv(9)[3:4] != b"\4":  # a frame of settings
+                raise OSError("another program has that port")
+    # Ray looks for its token by itself for the address "auto" only; a cluster without tokens ignores ours.
+    logging.getLogger("ray").setLevel(logging.ERROR)
+    maybe_enable_token_auth_if_token_available(warn_if_disabled=False)
+
+
+def living() -> list[Node]:
+    """The cluster's nodes, this process' first."""
+    here, free, found = ray.get_runtime_context().get_node_id(), available_resources_per_node(), []
+    for node in sorted(ray.nodes(), key=lambda node: (node["NodeID"] != here, node["NodeID"])):
+        if node["Alive"]:
+            has, name = node["Resources"], f"{node['NodeName']} ({node['NodeID'][:8]})"
+            left = free.get(node["NodeID"], has)
+            store = has.get("object_store_memory", 0)
+            found.append(Node(node["NodeID"], left.get("CPU", 0), left.get("GPU", 0), has.get("CPU", 0), name, store))
+    return found
+
+
+def place_engines(config: Config, nodes: list[Node], on_gpus: bool) -> list[str]:
+    """The node of each engine; UserError where there is no room.
+
+    An engine takes a core, or as many GPUs as it is split over; the learners' are left to them, unless they take turns.
+    """
+    generator, place = config.generator, config.trainer.placement
+    rooms: dict[str, float] = {}
+    for number, node in enumerate(nodes):
+        learns = number < place.policy_num_nodes and not place.colocate_all
+        gpus = node.gpus - (place.policy_num_gpus_per_node if learns else 0)
+        room = gpus // generator.inference_engine_tensor_parallel_size if on_gpus else node.cpus
+        rooms[node.node_id] = max(0, room // 1)
+    placed = [node for node, room in rooms.items() for _ in range(int(room))]
+    if len(placed) < generator.num_inference_engines:
+        what = "GPUs left by the learners" if on_gpus else "cores"
+        each = ", ".join(f"{rooms[node.node_id]:.0f} on {node.name}" for node in nodes)
+        raise UserError(
+            f"There is room for {len(placed)} of {generator.num_inference_engines} engines: the free {what} of "
+            f"{len(nodes)} machines are too few ({each}). Lower generator.num_inference_engines, or join a larger "
+            "cluster."
+        )
+    # A GPU is as fast on any node, and adapters stay on the driver's; cores of a node share its memory: spread.
+    if on_gpus or sync_backend(config) == "adapter":
+        return placed[: generator.num_inference_engines]
+    return sorted(spread([""] * generator.num_inference_engines, rooms), key=list(rooms).index)
+
+
+def find_places(config: Config) -> list[str]:
+    """`place_engines` in this cluster."""
+    deadline = time.monotonic() + PLACE_SECONDS
+    while True:
+        try:
+            return place_engines(config, living(), torch.cuda.is_available())
+        except UserError:
+            if time.monotonic() > deadline:
+                raise
+        time.sleep(0.5)
+
+
+def cores_each(nodes: list[Node], engines: int, env_workers: int) -> float:
+    """What an EnvWorker reserves: a core, or less where there would not be as much once the largest node has died.
+
+    `nodes`: before the engines, which take a core each. 0 on a single machine.
+    """
+    left = sum(node.cpus for node in nodes) - max(node.cpus for node in nodes) - engines
+    return min(1.0, max(0, int(10 * left / env_workers)) / 10)
+
+
+class Places:
+    """Where a run's processes go."""
+
+    def __init__(self, config: Config, model_path: str, engines: int, learns: bool) -> None:
+        """Raises UserError where a node could not do its part, or all together have too little room."""
+        self._config, self._nodes = config, find_places(config) if engines else []
+        check_nodes(config, model_path, self._nodes, learns)
+        nodes, workers = living(), config.environment.num_workers
+        self._env_nodes = spread([""] * workers, {node.node_id: node.cores for node in nodes})
+        self._cores = cores_each(nodes, engines, workers)
+        self.engines = [at(node) for node in self._nodes]
+        """Ray's options for each."""
+
+    def watch(self, engines: list[Any]) -> "ClusterWatch":
+        config = self._config
+        shared = shares_gpus(config) or sync_backend(config) == "nccl"
+        self._watch = ClusterWatch(engines, self._nodes, waits=config.trainer.deterministic or shared)
+        return self._watch
+
+    def rollouts(self, config: Config, engines: list[Any], model_path: str) -> ElasticRollouts:
+        made = ElasticRollouts(config, engines, model_path, self._nodes, self._env_nodes, self._cores)
+        self._watch.rollouts = made
+        return made
+
+
+class ClusterWatch(EngineWatch):
+    """An engine that died is `away`: nobody waits for it while another is there, and its episodes are played by others.
+
+    A death with the whole node is not held against the engine. Looks after the EnvWorkers' nodes, too.
+    """
+
+    def __init__(self, engines: list[Any], nodes: list[str], waits: bool) -> None:
+        """nodes: of the engines. waits: for every engine, where each episode is to be played by its own, or a sync
+        needs all."""
+        self._waits, self._nodes, self._seen = waits, nodes, set[str]()
+        self._coming: dict[int, Any] = {}
+        self.rollouts: ElasticRollouts | None = None
+        super().__init__(engines)
+
+    def check(self, wait: float = 0.0) -> bool:
+        nodes = {node.node_id: node.cores for node in living()}
+        if nodes.keys() != self._seen and self.rollouts:
+            self._seen = set(nodes)
+            self.rollouts.settle(nodes)
+        found, deadline = super().check(wait), time.monotonic() + RESTART_SECONDS
+        while self.away:
+            for index in sorted(self.away):
+                self._come_back(index)
+            if len(self.away) < len(self._engines):
+                break
+            if time.monotonic() > deadline:
+                raise EngineDied(
+                    f"All {len(self._engines)} engines died, and none was back after {RESTART_SECONDS:.0f} s: the "
+                    "cluster has no room for one any more. Join nodes to it and start the run again; it goes on."
+                )
+            time.sleep(0.2)
+        if self.rollouts:
+            self.rollouts.welcome()
+        return found
+
+    def _bring_back(self, index: int) -> None:
+        if not self._waits:
+            self._coming[index] = self._engines[index].ready.remote()
+            self.away.add(index)
+            if self.rollouts:
+                self.rollouts.leave(index)
+            return
+        deaths = self._deaths[index]
+        super()._bring_back(index)
+        if self._moved(index):
+            self._deaths[index] = deaths
+
+    def _moved(self, index: int) -> bool:
+        """Whether the node of an engine, which is ready again, died with it."""
+        died = self._nodes[index] not in {node.node_id for node in living()}
+        self._nodes[index] = ray.get(self._engines[index].__ray_call__.remote(node_of), timeout=CONNECT_SECONDS)
+        return died
+
+    def _come_back(self, index: int) -> None:
+        """An engine that is away, if it is ready."""
+        call = self._coming[index]
+        if not ray.wait([call], timeout=0)[0]:
+            return
+        try:
+            ray.get(call)
+            if not self._moved(index):
+                self._count(index)
+            self._hang(index)
+            self.restore(index)
+        except (EngineLost, RayActorError, GetTimeoutError):  # calls fail at once until Ray has found a place for it
+            self._calls = {call: i for call, i in self._calls.items() if i != index}
+            self._coming[index] = self._engines[index].ready.remote()
+            return
+        except RayTaskError as error:
+            raise EngineDied(f"Engine {index} died and could not be restarted. {error.cause}") from error
+        self.away.remove(index)
+        if self.rollouts:
+            self.rollouts.come_back(index, self._nodes[index])
+
+
+class Found(NamedTuple):
+    """What a node says of itself."""
+
+    python: str
+    packages: dict[str, str]
+    """Versions; without a build's `+cpu`."""
+    memory: int
+    """Bytes that are free."""
+    shared_memory: int
+    """Bytes that are free in /dev/shm; then in the temporary folder."""
+    temporary: int
+    store_shares: bool
+    """Whether Ray's object store lies in /dev/shm, too."""
+    missing: list[str]
+
+
+def look(files: list[str]) -> Found:
+    """Of the machine that this runs on; `missing` of these files."""
+    return Found(
+        platform.python_version(),
+        {name: _version(name) for name in PACKAGES},
+        psutil.virtual_memory().available,
+        shutil.disk_usage(SHARED_MEMORY).free if SHARED_MEMORY.is_dir() else 0,
+        shutil.disk_usage(tempfile.gettempdir()).free,
+        f"--plasma_directory={SHARED_MEMORY}" in psutil.Process(os.getppid()).cmdline(),  # the raylet's
+        [file for file in files if not Path(file).exists()],
+    )
+
+
+def _version(package: str) -> str:
+    try:
+        return importlib.metadata.version(package).partition("+")[0]
+    except importlib.metadata.PackageNotFoundError:
+        return "none"
+
+
+def differences(name: str, found: Found, ours: Found) -> Iterator[str]:
+    """A sentence for each thing that is not as on the driver's node."""
+    if found.python != ours.python:
+        yield f"{name} has Python {found.python}, and the driver {ours.python}: install the same"
+    for package, version in ours.packages.items():
+        if found.packages[package] != version:
+            yield f"{name} has {package} {found.packages[package]}, and the driver {version}: install the same"
+    for file in found.missing:
+        yield f"{name} does not see {Path(file).parent}: put it into a folder that all machines share"
+
+
+def buffer_bytes(config: Config) -> int:
+    """Of the weights in a flat buffer, about; 0 where there is none, or the model is not known yet."""
+    shape = model_shape(config)
+    return shape.parameters * shape.width if shape and sync_backend(config) != "nccl" else 0
+
+
+def shortage(name: str, found: Found, weights: int, store: int) -> list[str]:
+    """A sentence where a flat buffer has no room. store: bytes of /dev/shm that Ray's object store may yet take;
+    without them its processes die of a bus error."""
+    buffer = int(ROOM * weights)
+    outside = found.shared_memory <= buffer  # then the buffer goes to the temporary folder
+    fits = found.temporary > buffer if outside else found.shared_memory >= buffer + store
+    if not weights or (fits and found.shared_memory >= store):
+        return []
+    shared = found.shared_memory >> 20
+    other = found.temporary >> 20
+    has = f"{name} has {shared:,} MiB free in /dev/shm and {other:,} in its temporary folder"
+    needs = f"{buffer >> 20:,} for the weights and {store >> 20:,} of /dev/shm for Ray's object store"
+    way = ", or set TMPDIR to a folder with room" * (outside and found.shared_memory >= store)
+    return [f"{has}, and needs {needs}: free some, enlarge /dev/shm (docker run --shm-size){way}"]
+
+
+def check_here(config: Config, learns: bool = True) -> None:
+    """Raises UserError where a run without a cluster has no room for its weights."""
+    if config.ray.address or not learns:
+        return
+    found = look([])
+    store = OBJECT_STORE_BYTES if found.shared_memory >= OBJECT_STORE_BYTES else 0  # else Ray puts it elsewhere, too
+    if wrong := shortage(f"This machine ({platform.node()})", found, buffer_bytes(config), store):
+        raise UserError(f"{wrong[0]}.")
+
+
+Examined = tuple[Node, Found | str, list[str]]
+"""A node, what it found, or why it could not look, and what would stop a run there."""
+
+
+def examine(config: Config, places: list[str], files: list[Path], learns: bool) -> Iterator[Examined]:
+    """The driver's node first. places: of the engines. files: to be seen. learns: engines get weights."""
+    paths = [str(file.resolve()) for file in files if file.exists()]
+    nodes, ours = living(), look([])
+    weights = buffer_bytes(config) if learns else 0
+    asked = []
+    for node in nodes:
+        there = NodeAffinitySchedulingStrategy(node.node_id, soft=False)
+        task: Any = ray.remote(look).options(num_cpus=0, max_retries=0, scheduling_strategy=there)
+        asked.append((node, task.remote(paths)))
+    deadline = time.monotonic() + LOOK_SECONDS
+    for node, call in asked:
+        name = f"node {node.name}"
+        try:
+            found = ray.get(call, timeout=max(0.0, deadline - time.monotonic()))
+        except RayError as error:
+            reason = f"{name} cannot run a task of this project: {str(error).strip().splitlines()[-1]}"
+            yield node, reason, [reason]
+            continue
+        wrong = list(differences(name, found, ours))
+        if node == nodes[0] or node.node_id in places:
+            passes = found.store_shares and {*places} - {nodes[0].node_id} and weights <= node.store
+            wrong += shortage(name, found, weights, weights if passes else 0)
+        yield node, found, wrong
+
+
+def check_nodes(config: Config, model_path: str, places: list[str], learns: bool) -> None:
+    """Raises UserError with all that `examine` finds."""
+    files = [Path(model_path) / "config.json"] + [config.run_path.expanduser() / "config.yaml"] * learns
+    if wrong := [sentence for _, _, found in examine(config, places, files, learns) for sentence in found]:
+        raise UserError(f"This cluster cannot take the run: {'; '.join(wrong)}.")

@@ -1,0 +1,88 @@
+"""What a model takes, from its config.json alone."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any, NamedTuple, Self
+
+from skyrl_trainer.errors import UserError
+from skyrl_trainer.settings import Config
+
+QWEN_1_5B = {"hidden_size": 1536, "num_hidden_layers": 28, "num_attention_heads": 12, "num_key_value_heads": 2}
+QWEN_1_5B |= {"intermediate_size": 8960, "vocab_size": 151_936}
+KNOWN: dict[str, dict[str, Any]] = dict.fromkeys(("Qwen/Qwen2.5-1.5B-Instruct", "Qwen/Qwen2.5-1.5B"), QWEN_1_5B)
+"""Shapes of the recipes' models, for a plan before the model has been downloaded."""
+
+
+class ModelShape(NamedTuple):
+    parameters: int
+    active: int
+    """Parameters that a token is multiplied with: all but input embeddings that are not also the head."""
+    vocabulary: int
+    width: int
+    """Bytes of one number."""
+    kv_bytes: int
+    """Of the keys and values of one token, over all layers."""
+    matrices: int
+    """Parameters of the linear layers below the head."""
+    sides: dict[str, int]
+    """Linear layers by the ends of their names: rows plus columns, over all layers."""
+    layers: int
+    hidden: int
+    kept: int
+    """Numbers that one layer keeps of a token for its backward pass, about."""
+
+    @classmethod
+    def of(cls, config: dict[str, Any], dtype: str) -> Self:
+        """From a config.json of the dense Llama, Qwen2 and Qwen3 kind (norms and biases left out: below 0.1 %)."""
+        hidden, layers, heads = config["hidden_size"], config["num_hidden_layers"], config["num_attention_heads"]
+        size, middle = config.get("head_dim") or hidden // heads, config["intermediate_size"]
+        query, kv = heads * size, (config.get("num_key_value_heads") or heads) * size
+        vocabulary, width = config["vocab_size"], 4 if dtype == "float32" else 2
+        others = {"q_proj": query, "k_proj": kv, "v_proj": kv, "o_proj": query}
+        others |= dict.fromkeys(("gate_proj", "up_proj", "down_proj"), middle)
+        matrices, embedding = layers * hidden * sum(others.values()), vocabulary * hidden
+        return cls(
+            parameters=matrices + embedding * (1 if config.get("tie_word_embeddings", True) else 2),
+            active=matrices + embedding,
+            vocabulary=vocabulary,
+            width=width,
+            kv_bytes=2 * layers * kv * width,
+            matrices=matrices,
+            sides={name: layers * (hidden + other) for name, other in others.items()},
+            layers=layers,
+            hidden=hidden,
+            kept=8 * hidden + 2 * query + 2 * kv + 4 * middle,
+        )
+
+
+def config_file(config: Config) -> Path | None:
+    """The model's config.json; None where it is not downloaded yet."""
+    path = config.trainer.policy.model.path
+    file = Path(path).expanduser() / "config.json"
+    if not file.parent.is_dir() and re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", path):
+        from huggingface_hub import try_to_load_from_cache
+
+        found = try_to_load_from_cache(path, "config.json")
+        return Path(found) if isinstance(found, str) else None
+    return file
+
+
+def model_shape(config: Config) -> ModelShape | None:
+    """None where it can't be known here: not downloaded yet, or of another kind. UserError where there is no model."""
+    model = config.trainer.policy.model
+    if model.path == "tiny":
+        from skyrl_trainer.tiny.init_policy import DEFAULT_VOCAB_SIZE, TINY_QWEN3
+
+        made = {**TINY_QWEN3, "vocab_size": DEFAULT_VOCAB_SIZE, **model.tiny.config_kwargs}
+        return ModelShape.of(made, model.dtype)
+    file = config_file(config)
+    if file is None:
+        return ModelShape.of(KNOWN[model.path], model.dtype) if model.path in KNOWN else None
+    try:
+        return ModelShape.of(json.loads(file.read_text()), model.dtype)
+    except KeyError:
+        return None
+    except (OSError, ValueError):
+        what = f"{file} is not a model's config.json" if file.parent.is_dir() else f"there is no folder {file.parent}"
+        raise UserError(f"trainer.policy.model.path: {what}.") from None

@@ -1,0 +1,191 @@
+"""A run folder on an object store, at any address that fsspec knows: s3://bucket/runs/a.
+
+The run works in a local folder (files.local_folder). At the start that gets what the store has, unless its own newest
+checkpoint is as new. After every checkpoint and at the end, what changed goes up: files, then the markers of folders,
+then deletions. A folder there counts only with its marker, which is deleted before a file beside it is replaced: so
+wherever a process is killed, the checkpoint before is whole. A store has no locks. The run that was started last owns
+the folder, by owner.txt; one that finds another's name there writes nothing more.
+"""
+
+import json
+import logging
+import os
+import re
+import shutil
+import socket
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import fsspec
+
+from skyrl_gym.openenv import in_thread
+from skyrl_trainer.errors import UserError
+from skyrl_trainer.files import local_folder
+from skyrl_trainer.run.checkpoint import MANIFEST
+from skyrl_trainer.run.folder import RunFolder
+from skyrl_trainer.run.run import Run
+from skyrl_trainer.settings import Config
+
+MARKERS = {"checkpoints": MANIFEST, "model": "config.json", "init": "config.json"}
+REPLACED = ("checkpoints", "trajectories", "model", "metrics*.jsonl", "timeline.jsonl", "config.yaml", "report.html")
+"""What a fetch replaces here; of the rest it brings what is missing."""
+OWNER, RECORD = "owner.txt", ".uploaded.json"
+WAIT_SECONDS, SLOWEST = 120.0, 2**20
+"""Limit of a call, and the bytes per second that its files may take beyond it."""
+
+
+class Unreachable(UserError):
+    """A call of the store failed, or did not return in time."""
+
+
+class Store:
+    """The folder at `address`, and the local one that stands in for it. UserError where fsspec cannot open it."""
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+        self.local = local_folder(address)
+        self._owner = f"process {os.getpid()} on {socket.gethostname()}".encode()
+        options = {}
+        if address.startswith("file:"):
+            options["auto_mkdir"] = True
+        try:
+            self._files, root = fsspec.core.url_to_fs(address, use_listings_cache=False, **options)
+        except (ImportError, ValueError) as error:
+            raise UserError(f"The run folder {address} cannot be opened here: {error}.") from error
+        self._root = root.rstrip("/") + "/"
+        record = self.local / RECORD
+        self._sent: dict[str, list[int]] = json.loads(record.read_text()) if record.exists() else {}
+
+    def fetch(self, checkpoints: bool = True) -> None:
+        """Where this machine has no checkpoint, or an older one. checkpoints: with the newest, or what readers want."""
+        found = self._ask("find", self._root, detail=True)
+        sizes = {path[len(self._root) :]: about["size"] for path, about in found.items()}
+        names = [name for name in sizes if _marker(name) in (None, *sizes) and name != OWNER]
+        here = (path.relative_to(self.local).as_posix() for path in self.local.glob(f"checkpoints/step_*/{MANIFEST}"))
+        ours = max(here, key=_age, default="")
+        theirs = max((name for name in names if name.endswith(MANIFEST)), key=_age, default="")
+        same = ours == theirs and (self.local / ours).read_bytes() == self._read(ours) if ours else False
+        if same or _age(ours) > _age(theirs) or not (theirs if checkpoints else names):
+            return
+        newest = theirs.removesuffix(MANIFEST)
+        names = [n for n in names if not n.startswith("checkpoints/") or (checkpoints and n.startswith(newest))]
+        aside = self.local / ".fetched"
+        shutil.rmtree(aside, ignore_errors=True)
+        there = [self._root + name for name in names]
+        copies = [str(aside / name) for name in names]
+        self._ask("get", there, copies, size=sum(sizes[name] for name in names))
+        for path in (path for pattern in REPLACED for path in self.local.glob(pattern)):
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+        for name in sorted(names, key=theirs.__eq__):  # until its marker is there, no checkpoint is
+            path = self.local / name
+            if not path.exists():
+                path.parent.mkdir(parents=True, exist_ok=True)
+                self._sent[name] = _stat((aside / name).rename(path))
+
+    def claim(self) -> None:
+        """From now on the folder is this run's."""
+        self._ask("pipe_file", self._root + OWNER, self._owner)
+
+    def upload(self) -> None:
+        """What has changed. Raises UserError where the folder is another run's by now, Unreachable as `fetch`."""
+        if (owner := self._read(OWNER)) != self._owner:
+            raise UserError(f"{self.address} is now of {owner.decode()}: this run ends, and stays in {self.local}.")
+        now = {name: _stat(path) for name, path in self._local_files()}
+        changed = {name for name, stat in now.items() if self._sent.get(name) != stat}
+        markers = {str(_marker(name)) for name in changed} & now.keys()
+        try:
+            self._delete(markers & self._sent.keys())
+            for part in (changed - markers, markers):
+                here = [str(self.local / name) for name in part]
+                there = [self._root + name for name in part]
+                self._ask("put", here, there, size=sum(now[name][0] for name in part))
+                self._sent |= {name: now[name] for name in part}
+            self._delete(sorted(self._sent.keys() - now.keys(), key=lambda name: name != _marker(name)))
+        finally:
+            (self.local / RECORD).write_text(json.dumps(self._sent))
+
+    def try_upload(self) -> None:
+        """The same where something else goes on, and another upload follows."""
+        try:
+            self.upload()
+        except Unreachable as error:
+            logging.getLogger(__name__).warning("%s The next upload sends it, too.", error)
+
+    def _local_files(self) -> Iterator[tuple[str, Path]]:
+        """Neither hidden ones, nor what was found to be damaged, nor links to what lies elsewhere."""
+        for path in self.local.rglob("*"):
+            name = path.relative_to(self.local).as_posix()
+            if path.is_file() and not path.is_symlink() and not re.search(r"(^|/)(\.|damaged-)", name):
+                yield name, path
+
+    def _delete(self, names: Iterable[str]) -> None:
+        for name in list(names):
+            if self._ask("exists", self._root + name):
+                self._ask("rm_file", self._root + name)
+            del self._sent[name]
+
+    def _read(self, name: str) -> bytes:
+        return bytes(self._ask("cat_file", self._root + name))
+
+    def _ask(self, call: str, *arguments: Any, size: int = 0, **more: Any) -> Any:
+        """What fsspec's `call` returns."""
+        try:
+            answer = in_thread(partial(getattr(self._files, call), *arguments, **more))
+            return answer.result(WAIT_SECONDS + size / SLOWEST)
+        except Exception as error:  # each store has its own kinds
+            what = f"{type(error).__name__}: {error}".rstrip(": .")
+            raise Unreachable(
+                f"The run folder {self.address} could not be reached ({what}): check the address, your credentials and "
+                f"the network. What the run has written is in {self.local}."
+            ) from error
+
+
+def _marker(name: str) -> str | None:
+    """Of the folder that a file lies in: model/last/config.json of model/last/tokenizer.json."""
+    room, folder, *rest = [*name.split("/"), ""]
+    return f"{room}/{folder}/{MARKERS[room]}" if room in MARKERS and any(rest) else None
+
+
+def _age(name: str) -> list[int]:
+    return [int(number) for number in re.findall(r"\d+", name)]
+
+
+def _stat(path: Path) -> list[int]:
+    return [path.stat().st_size, path.stat().st_mtime_ns]
+
+
+@contextmanager
+def mirrored(config: Config, kind: type[Run]) -> Iterator[type[Run]]:
+    """Around a run that has its local folder's lock. Gives a kind of run that uploads its checkpoints, or `kind`."""
+    if "://" not in config.run_address:
+        yield kind
+        return
+    store = Store(config.run_address)
+    store.fetch()
+    store.claim()
+    print(f"{store.address}: the run works in {store.local}, and uploads its checkpoints.")
+
+    class Uploading(kind):  # type: ignore[misc, valid-type]
+        def save(self, step: int, loop_state: dict[str, Any]) -> None:
+            super().save(step, loop_state)
+            store.try_upload()
+
+    try:
+        yield Uploading
+    except BaseException:
+        store.try_upload()
+        raise
+    store.upload()
+
+
+def fetched(address: str) -> Path:
+    """The local folder, with what the store has of the run but its checkpoints."""
+    store = Store(address)
+    with RunFolder(Config.model_validate({"trainer": {"run_dir": address}})) as folder:
+        store.fetch(checkpoints=False)
+    if not (folder.path / "config.yaml").exists():
+        raise UserError(f"There is no run at {address}.")
+    return folder.path

@@ -1,0 +1,71 @@
+"""Weight sync to other machines: one actor on each writes the bytes, out of Ray's object store, into a flat buffer of
+its own, from which all engines there load. So a node gets the weights once, however many engines it has.
+"""
+
+from typing import Any
+
+import numpy as np
+import ray
+from ray.exceptions import RayActorError, RayTaskError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from skyrl_trainer.errors import EngineLost, SyncError
+from skyrl_trainer.weight_sync.buffer import FlatBuffer, empty_tensors
+
+OPEN_SECONDS = 120.0
+"""Limit of starting a process on another machine, with a buffer of its own."""
+WRITE_SECONDS = 600.0
+"""Limit of sending all weights."""
+
+
+class Receiver:
+    """The actor on another machine."""
+
+    def __init__(self, layout: list[dict[str, Any]]) -> None:
+        self._layout = layout
+        self._buffer: FlatBuffer | None = None
+
+    def path(self) -> str:
+        """Opens the buffer, which has no name any more, as long as this process lives."""
+        if self._buffer is None:
+            self._buffer = FlatBuffer.create(empty_tensors(self._layout, "meta").items())
+            self._buffer.unlink()
+        return self._buffer.again
+
+    def write(self, data: np.ndarray) -> None:
+        assert self._buffer is not None
+        np.copyto(self._buffer.flat.numpy(), data)
+
+
+def open_buffers(receivers: dict[str, Any], nodes: set[str], layout: list[dict[str, Any]]) -> dict[str, str]:
+    """The path of each node's buffer. Raises EngineLost where a node is gone, SyncError where it has no room.
+
+    receivers: by node; those that are missing are started.
+    """
+    for node in nodes - receivers.keys():
+        where = NodeAffinitySchedulingStrategy(node, soft=False)
+        actor: Any = ray.remote(Receiver).options(num_cpus=0, scheduling_strategy=where)
+        receivers[node] = actor.remote(layout)
+    paths = {}
+    for node in nodes:
+        try:
+            paths[node] = ray.get(receivers[node].path.remote(), timeout=OPEN_SECONDS)
+        except RayTaskError as error:
+            raise SyncError(f"Node {node[:8]} cannot take the weights. {error.cause}") from error
+        except RayActorError as error:
+            del receivers[node]
+            raise EngineLost(f"Node {node[:8]} is gone: {error}") from error
+    return paths
+
+
+def write(receivers: dict[str, Any], nodes: set[str], data: np.ndarray) -> set[str]:
+    """Sends the bytes to these nodes, each once; the nodes that are gone."""
+    shared, gone = ray.put(data), set[str]()
+    calls = {node: receivers[node].write.remote(shared) for node in nodes}
+    for node, call in calls.items():
+        try:
+            ray.get(call, timeout=WRITE_SECONDS)
+        except RayActorError:
+            del receivers[node]
+            gone.add(node)
+    return gone

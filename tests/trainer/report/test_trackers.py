@@ -1,0 +1,58 @@
+"""What MLflow and SwanLab are told through accelerate's trackers; the two libraries are played by recorders.
+
+W&B and Trackio are called in the same way, and TensorBoard's files are read in test_report.py.
+"""
+
+from __future__ import annotations
+
+import sys
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from accelerate import PartialState
+
+from skyrl_trainer.config import flatten, load_config
+from skyrl_trainer.report.trackers import Tracker
+
+
+class Recorder(SimpleNamespace):
+    """A module whose functions note their calls."""
+
+    def __init__(self, *names: str, **more: Any) -> None:
+        self.calls: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = []
+        super().__init__(**{name: self._noted(name) for name in names}, **more)
+
+    def _noted(self, name: str) -> Any:
+        def note(*words: Any, **named: Any) -> Any:
+            self.calls.append((name, words, named))
+            return [] if name == "search_experiments" else self
+
+        return note
+
+
+def learned(monkeypatch: pytest.MonkeyPatch, library: str, played: Recorder) -> tuple[dict[str, Any], Any]:
+    """The recorder's calls by name after a run of one step, and all settings."""
+    PartialState(cpu=True)  # the learner's to make
+    monkeypatch.setitem(sys.modules, library, played)
+    config = load_config(None, [f"trainer.logger={library}", "trainer.run_name=mine", "trainer.project_name=sums"])
+    tracker = Tracker(config)
+    tracker.log({"step": 3.0, "loss": 0.5, "kl": float("nan")})
+    tracker.close()
+    return {name: (words, named) for name, words, named in played.calls}, flatten(config)
+
+
+def test_mlflow_gets_the_run_its_settings_and_figures(monkeypatch: pytest.MonkeyPatch) -> None:
+    limits = SimpleNamespace(MAX_PARAM_VAL_LENGTH=6000, MAX_PARAMS_TAGS_PER_BATCH=100)
+    names = ("search_experiments", "create_experiment", "start_run", "log_params", "log_metrics", "end_run")
+    played = Recorder(*names, utils=SimpleNamespace(validation=limits))
+    calls, settings = learned(monkeypatch, "mlflow", played)
+    assert calls["create_experiment"][1]["name"] == "sums" and calls["start_run"][1]["run_name"] == "mine"
+    assert calls["log_params"][0] == (settings,)
+    assert calls["log_metrics"] == (({"loss": 0.5},), {"step": 3}) and "end_run" in calls
+
+
+def test_swanlab_gets_the_run_its_settings_and_figures(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls, settings = learned(monkeypatch, "swanlab", Recorder("init", "log", "finish", config={}))
+    assert calls["init"][1] == {"project": "sums", "experiment_name": "mine", "config": settings}
+    assert calls["log"] == (({"loss": 0.5},), {"step": 3}) and "finish" in calls

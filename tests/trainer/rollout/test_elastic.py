@@ -1,0 +1,87 @@
+"""What a cluster's comings and goings cost episodes: nothing but time."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import time
+from pathlib import Path
+
+import pytest
+import ray
+
+from skyrl_trainer.rollout.elastic import ElasticRollouts
+from skyrl_trainer.rollout.env_client import EnvClient, RemoteEnv
+from skyrl_trainer.settings import Config
+from skyrl_trainer.types import Sample
+from tests.trainer.fakes import FakeEngine, FakeEnvWorker, tiny_tokenizer
+from tests.trainer.rollout.test_workers import ENV_FILE, start
+
+
+@pytest.mark.parametrize("agent", [None, "my.py:agent"])  # an agent has a process of its own from the start
+def test_an_episode_outlives_any_number_of_replaced_env_workers(agent: str | None) -> None:
+    async def play() -> list[str]:
+        workers = [FakeEnvWorker(restart=1e9) for _ in range(6)]
+        client = EnvClient(workers[:1])
+        env = RemoteEnv(client, "1/0/0", Sample("s", "fake/env", 0, {"turns": 6}, agent=agent))
+        said = [(await env.reset()).observation]
+        for worker, successor in itertools.pairwise(workers):
+            worker.kill()
+            step = asyncio.create_task(env.step("go"))
+            await asyncio.sleep(0.05)  # the driver learns of the node's death later
+            client.use([successor])
+            reply = await asyncio.wait_for(step, 10)
+            assert reply.error is None, reply.error
+            said.append(reply.observation)
+        assert env.replays == 5 and (await env.step("go")).terminated
+        return said
+
+    said = asyncio.run(play())
+    assert [text.rpartition(" ")[0] for text in said] == [f"turn {number}" for number in range(6)]
+
+
+def test_others_play_what_an_engine_that_is_away_had_and_it_plays_again_when_it_is_back(
+    two_cores: None, tmp_path: Path
+) -> None:
+    tiny_tokenizer().save_pretrained(tmp_path / "tokenizer")
+    (tmp_path / "env.py").write_text(ENV_FILE)
+    generator = {"max_turns": 6, "max_model_len": 512, "max_concurrency": 8, "max_completion_length": 4}
+    config = Config.model_validate({"generator": generator, "environment": {"num_workers": 2}})
+    engines = [ray.remote(FakeEngine).options(num_cpus=0).remote() for _ in range(2)]
+    here = ray.get_runtime_context().get_node_id()
+    rollouts = ElasticRollouts(config, engines, str(tmp_path / "tokenizer"), [here] * 2, [here] * 2, 0.0)
+    assert rollouts.stop_token_ids
+    before = ray.get(
+        [
+            worker.__ray_call__.remote(lambda worker: os.getpid())
+            for worker in [*rollouts._workers, *rollouts.env_workers]
+        ]
+    )
+    groups = start(rollouts, tmp_path, range(4))
+    rollouts.leave(0)
+    rollouts.settle({here: 2.0})  # nothing changes
+    assert not rollouts._in_play[0] and len(rollouts._in_play[1]) == 8
+    done = rollouts.finished(groups, wait_for_all=True)
+    rollouts.come_back(0, here)
+    deadline = time.monotonic() + 60
+    while 0 not in rollouts._present and time.monotonic() < deadline:
+        rollouts.welcome()
+        time.sleep(0.05)
+    groups = start(rollouts, tmp_path, range(4, 8))
+    assert len(rollouts._in_play[0]) == len(rollouts._in_play[1]) == 4
+    rollouts._env_nodes[0] = "dead"
+    rollouts.settle({here: 2.0})
+    done |= rollouts.finished(groups, wait_for_all=True)
+    assert {number: [t.trajectory_id for t in group] for number, group in done.items()} == {
+        number: [f"1/{number}/0", f"1/{number}/1"] for number in range(8)
+    }
+    assert all(len(each.turns) == 4 and not each.stop_reason.failed for group in done.values() for each in group)
+    after = ray.get(
+        [
+            worker.__ray_call__.remote(lambda worker: os.getpid())
+            for worker in [*rollouts._workers, *rollouts.env_workers]
+        ]
+    )
+    assert [old == new for old, new in zip(before, after, strict=True)] == [False, True, False, True]
+    rollouts.close()
