@@ -17,7 +17,7 @@ from skyrl_trainer.serve.server import PolicyServer
 from skyrl_trainer.settings import AgentConfig, GeneratorConfig
 from skyrl_trainer.tiny.init_policy import CHAT_TEMPLATE
 from tests.trainer.fakes import CHATML, tiny_tokenizer
-from tests.trainer.serve.test_serve_answers import CALL, SayingEngine
+from tests.trainer.serve.test_serve_answers import CALL, Growing, SayingEngine
 
 KEY = "sk-secret"
 CALCULATOR = {
@@ -29,8 +29,9 @@ HELLO: list[Any] = [{"role": "user", "content": "12 + 34 = ?"}]
 
 
 @pytest.fixture
-def engine() -> SayingEngine:
-    return SayingEngine(tiny_tokenizer())
+def engine(request: pytest.FixtureRequest) -> SayingEngine:
+    """The parameter: one whose answers grow."""
+    return (Growing if getattr(request, "param", False) else SayingEngine)(tiny_tokenizer())
 
 
 @pytest.fixture
@@ -110,6 +111,18 @@ def test_a_stream_is_the_same_message(client: anthropic.Anthropic, engine: Sayin
     assert (message.stop_reason, message.usage.output_tokens) == ("tool_use", whole.usage.output_tokens)
     assert message.usage.input_tokens == whole.usage.input_tokens
     assert kinds[0] == "message_start" and kinds[-1] == "message_stop" and kinds.count("content_block_stop") == 2
+
+
+@pytest.mark.parametrize("engine", [True], indirect=True)
+def test_a_message_is_told_while_it_is_sampled(client: anthropic.Anthropic, engine: Growing) -> None:
+    engine.text = f"So, let us see: {CALL}"
+    with client.messages.stream(model="tiny-run", max_tokens=300, messages=HELLO, tools=[CALCULATOR]) as stream:
+        events = list(stream)
+        message = stream.get_final_message()
+    text, use = message.content
+    assert (text.text, use.input, message.stop_reason) == ("So, let us see:", {"expression": "2+2"}, "tool_use")
+    assert len([event for event in events if event.type == "text"]) > 2
+    assert message.usage.input_tokens == len(engine.seen[0].prompt_ids)
 
 
 def test_thoughts_are_a_block_of_their_own() -> None:

@@ -17,7 +17,8 @@ import pytest
 
 from skyrl_trainer.agent.chat_api import application
 from skyrl_trainer.agent.prompt import ChatPrompt
-from skyrl_trainer.errors import UserError
+from skyrl_trainer.agent.streaming import settled
+from skyrl_trainer.errors import EngineDied, UserError
 from skyrl_trainer.serve.answers import Policy
 from skyrl_trainer.serve.server import PolicyServer
 from skyrl_trainer.settings import GeneratorConfig
@@ -56,8 +57,9 @@ class SayingEngine:
 
 
 @pytest.fixture
-def engine() -> SayingEngine:
-    return SayingEngine(tiny_tokenizer())
+def engine(request: pytest.FixtureRequest) -> SayingEngine:
+    """The parameter: one whose answers grow."""
+    return (Growing if getattr(request, "param", False) else SayingEngine)(tiny_tokenizer())
 
 
 @pytest.fixture
@@ -144,6 +146,59 @@ def test_a_stream_has_the_same_text_and_calls(client: openai.OpenAI, engine: Say
     assert chunks[-1].choices[0].finish_reason == "tool_calls"
     text = client.completions.create(model="tiny-run", prompt="x", stream=True, max_tokens=300)
     assert "".join(chunk.choices[0].text for chunk in text) == engine.text
+
+
+class Growing(SayingEngine):
+    """Whose tokens are there one by one, each at a call of `written`."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        super().__init__(tokenizer)
+        self.calls, self.dies = 0, False
+        self.written = SimpleNamespace(remote=self._written)
+
+    async def _written(self, request_id: str, known: int) -> list[int]:
+        await asyncio.sleep(0.001)
+        self.calls += 1
+        return self._tokenizer.encode(self.text, add_special_tokens=False)[: self.calls]
+
+    async def _collect(self, client: str, timeout: float) -> list[GenerationOutput]:
+        while self.calls <= len(self._tokenizer.encode(self.text, add_special_tokens=False)):
+            await asyncio.sleep(0.001)
+        if self.dies:
+            raise EngineDied("The engine is gone.")
+        return await super()._collect(client, timeout)
+
+
+@pytest.mark.parametrize("engine", [True], indirect=True)
+def test_a_reply_is_told_while_it_is_sampled(client: openai.OpenAI, engine: Growing) -> None:
+    engine.text = "twelve and = more 46 x"
+    given: Any = {"model": "tiny-run", "stream": True, "max_tokens": 300}
+    chunks = list(client.chat.completions.create(messages=HELLO, **given))
+    told = [chunk.choices[0].delta.content or "" for chunk in chunks]
+    assert "".join(told) == engine.text and len([text for text in told if text]) > 2
+    assert len({chunk.id for chunk in chunks}) == 1
+    assert [chunk.choices[0].finish_reason for chunk in chunks] == [*[None] * (len(chunks) - 1), "stop"]
+    engine.calls = 0
+    ended = list(client.completions.create(prompt="x", stop="= more", **given))
+    assert "".join(chunk.choices[0].text for chunk in ended) == "twelve and " and len(ended) > 2, "no part of the stop"
+    engine.calls, engine.text = 0, f"So, let us see: {CALL}"
+    chunks = list(client.chat.completions.create(messages=HELLO, tools=TOOLS, **given))
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == "So, let us see:"
+    assert chunks[-1].choices[0].delta.tool_calls[0].function.name == "calculator" and len(chunks) > 2
+
+
+@pytest.mark.parametrize("engine", [True], indirect=True)
+def test_an_engine_that_dies_while_it_streams_is_an_error_in_the_stream(client: openai.OpenAI, engine: Growing) -> None:
+    engine.text, engine.dies = "twelve and more", True
+    stream = client.chat.completions.create(model="tiny-run", messages=HELLO, stream=True)
+    with pytest.raises(openai.APIError, match="The engine is gone"):
+        list(stream)
+
+
+def test_what_is_settled_of_a_text() -> None:
+    assert settled("a b ", []) == "a b" and settled("ab\ufffd", []) == "ab"
+    assert settled("ab <tool", ["<tool_call>"]) == "ab" and settled("a <b", ["<tool_call>"]) == "a <b"
+    assert settled("ab <tool_call> c", ["<tool_call>"]) == "ab" and settled("12 +", ["+3"]) == "12"
 
 
 def test_another_models_name_is_404_and_names_the_one_served(client: openai.OpenAI) -> None:

@@ -1,10 +1,13 @@
 """Anthropic's messages as chat completions: what is asked, and the answer to it."""
 
 import json
-from collections.abc import Iterator
+import secrets
+from collections.abc import AsyncIterator
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, Field
+
+from skyrl_trainer.agent.streaming import Answering, Streamed, Told, event_of, rest_of
 
 Json = dict[str, Any]
 KINDS = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
@@ -43,18 +46,17 @@ class Tool(BaseModel):
     input_schema: Json = Field(serialization_alias="parameters")
 
 
-class Messages(BaseModel):
+class Messages(Streamed):
     """A request; members that are not here are ignored."""
 
     model: str
     max_tokens: int = Field(gt=0)
     messages: list[Message] = Field(min_length=1)
-    system: Blocks = []
-    tools: list[Tool] = []
-    stop_sequences: list[str] = []
+    system: Blocks = Field([])
+    tools: list[Tool] = Field([])
+    stop_sequences: list[str] = Field([])
     temperature: float | None = Field(None, ge=0, le=1)
     top_p: float = Field(1.0, gt=0, le=1)
-    stream: bool = False
 
 
 def asked(request: Messages) -> Json:
@@ -63,7 +65,7 @@ def asked(request: Messages) -> Json:
     for message in request.messages:
         told += _told(message)
     tools = [{"type": "function", "function": tool.model_dump(by_alias=True)} for tool in request.tools]
-    same = request.model_dump(include={"model", "max_tokens", "temperature", "top_p"})
+    same = request.model_dump(include={"model", "max_tokens", "temperature", "top_p", "stream"})
     return same | {"messages": told, "tools": tools or None, "stop": request.stop_sequences}
 
 
@@ -110,22 +112,42 @@ def error_of(status: int, sentence: str) -> Json:
     return {"type": "error", "error": {"type": kind, "message": sentence}}
 
 
-def streamed(answer: Json) -> str:
-    """The whole answer as the events of a stream."""
-    return "".join(f"event: {event['type']}\ndata: {json.dumps(event)}\n\n" for event in _events(answer))
-
-
-def _events(answer: Json) -> Iterator[Json]:
-    ended = {name: answer[name] for name in ("stop_reason", "stop_sequence")}
-    begun = answer | {"content": [], "usage": answer["usage"] | {"output_tokens": 0}, **dict.fromkeys(ended)}
-    yield {"type": "message_start", "message": begun}
+async def streamed(given: Messages, told: Told, answering: Answering) -> AsyncIterator[str]:
+    """The events of a stream: the first text as it is told, the rest of the answer when it is there."""
+    said = ""
+    async for text in told:
+        if not said:
+            begun = {"id": f"msg_{secrets.token_hex(12)}", "type": "message", "role": "assistant", "model": given.model}
+            yield _started(begun | {"usage": {"input_tokens": 0}})
+            yield _event("content_block_start", index=0, content_block={"type": "text", "text": ""})
+        said += text
+        yield _event("content_block_delta", index=0, delta={"type": "text_delta", "text": text})
+    try:
+        answer = await answering
+    except Exception as error:  # it has begun: there is no status any more
+        yield event_of(error_of(503, str(error)), "error")
+        return
+    if not said:
+        yield _started(answer)
     for index, block in enumerate(answer["content"]):
         name = {"tool_use": "input"}.get(block["type"], block["type"])
-        empty = block | {name: type(block[name])()}
-        yield {"type": "content_block_start", "index": index, "content_block": empty}
+        if index or not said:
+            yield _event("content_block_start", index=index, content_block=block | {name: type(block[name])()})
+        else:
+            block = block | {name: rest_of(block[name], said)}
         as_json = {"type": "input_json_delta", "partial_json": json.dumps(block[name])}
         delta = as_json if name == "input" else {"type": f"{name}_delta", name: block[name]}
-        yield {"type": "content_block_delta", "index": index, "delta": delta}
-        yield {"type": "content_block_stop", "index": index}
-    yield {"type": "message_delta", "delta": ended, "usage": answer["usage"]}
-    yield {"type": "message_stop"}
+        yield _event("content_block_delta", index=index, delta=delta)
+        yield _event("content_block_stop", index=index)
+    ended = {name: answer[name] for name in ("stop_reason", "stop_sequence")}
+    yield _event("message_delta", delta=ended, usage=answer["usage"])
+    yield _event("message_stop")
+
+
+def _started(message: Json) -> str:
+    empty: Json = {"content": [], "stop_reason": None, "stop_sequence": None}
+    return _event("message_start", message=message | empty | {"usage": message["usage"] | {"output_tokens": 0}})
+
+
+def _event(kind: str, **members: Any) -> str:
+    return event_of({"type": kind, **members}, kind)

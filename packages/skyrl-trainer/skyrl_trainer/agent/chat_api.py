@@ -5,29 +5,34 @@ is served (serve/answers.py), or one episode of a user's agent (agent/agent_env.
 other words (anthropic_api.py).
 """
 
+import asyncio
 import json
+import secrets
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from functools import partial
 from typing import Any, Protocol
 
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import Field, ValidationError
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from skyrl_gym.parsing import ToolCall, parse_tool_calls
 from skyrl_trainer.agent import anthropic_api
+from skyrl_trainer.agent.streaming import Answering, Streamed, Told, after, event_of, rest_of
 
 MAX_CHOICES = 16
+CALL = "<tool_call>"
+"""How a call of a tool begins in our grammar."""
 KINDS = {401: "authentication_error", 429: "rate_limit_error"}
-JsonFunction = Callable[[Any], Awaitable[dict[str, Any]]]
+JsonFunction = Callable[[Any], Coroutine[Any, Any, dict[str, Any]]]
 Choice = dict[str, Any]
 """Example: {"index": 0, "message": {"role": "assistant", "content": "46"}, "finish_reason": "stop", ...}"""
 
 
-class Common(BaseModel):
+class Common(Streamed):
     """What both kinds of requests have; members that are not here are ignored, as OpenAI's servers do."""
 
     model: str
@@ -38,7 +43,6 @@ class Common(BaseModel):
     seed: int | None = Field(None, ge=0)
     n: int = Field(1, gt=0, le=MAX_CHOICES)
     stop: str | list[str] | None = None
-    stream: bool = False
 
     @property
     def stops(self) -> list[str]:
@@ -84,7 +88,7 @@ def message_of(text: str) -> dict[str, Any]:
     calls = [call for call in parse_tool_calls(text) if isinstance(call, ToolCall)]
     if not calls:
         return {"role": "assistant", "content": text}
-    before = text.partition("<tool_call>")[0].strip()
+    before = text.partition(CALL)[0].strip()
     functions = [{"name": call.tool, "arguments": json.dumps(call.args)} for call in calls]
     made = [{"id": f"call_{i}", "type": "function", "function": f} for i, f in enumerate(functions)]
     return {"role": "assistant", "content": before or None, "tool_calls": made}
@@ -153,7 +157,9 @@ def application(backend: Backend, key: str = "", more: Mapping[str, JsonFunction
         return await backend.chat(request)
 
     async def messages(request: anthropic_api.Messages) -> dict[str, Any]:
-        return anthropic_api.answer_of(await chat(Chat(**anthropic_api.asked(request))))
+        same = Chat(**anthropic_api.asked(request))
+        same.tells_for(request)
+        return anthropic_api.answer_of(await chat(same))
 
     routes: dict[str, tuple[Callable[[bytes], Any], JsonFunction]] = {
         "/v1/completions": (Completion.model_validate_json, backend.complete),
@@ -176,7 +182,14 @@ async def _answer(
         if key and keys[0] != f"Bearer {key}" and keys[1] != key:
             raise Refusal(401, "The key is wrong: send `Authorization: Bearer` or `x-api-key` with the one given.")
         given = read(await request.body())
-        reply = await answer(given)
+        if not getattr(given, "stream", False):
+            return JSONResponse(await answer(given))
+        answering = asyncio.create_task(answer(given))
+        told = given.told(answering)
+        if first := await anext(told, ""):
+            told = after(first, told)
+        else:  # complete, or a refusal, which has a status of its own
+            await answering
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"])) or "the body"
@@ -186,9 +199,7 @@ async def _answer(
         return JSONResponse(error_of(400, f"The body is no JSON that can be read: {error}."), 400)
     except Refusal as error:
         return JSONResponse(error_of(error.status, str(error)), error.status)
-    if getattr(given, "stream", False):
-        return Response(streamed(reply), media_type="text/event-stream")
-    return JSONResponse(reply)
+    return StreamingResponse(streamed(given, told, answering), media_type="text/event-stream")
 
 
 def _error_of(status: int, sentence: str) -> dict[str, Any]:
@@ -196,11 +207,26 @@ def _error_of(status: int, sentence: str) -> dict[str, Any]:
     return {"error": {"message": sentence, "type": kind, "code": status}}
 
 
-def _streamed(reply: dict[str, Any]) -> str:
-    """The whole reply as one event."""
+async def _streamed(given: Common, told: Told, answering: Answering) -> AsyncIterator[str]:
+    chat = isinstance(given, Chat)
+    head = {"id": f"cmpl-{secrets.token_hex(12)}", "created": int(time.time()), "model": given.model}
+    head["object"] = "chat.completion.chunk" if chat else "text_completion"
+    said = ""
+    async for text in told:
+        said += text
+        new = {"delta": {"role": "assistant", "content": text}} if chat else {"text": text}
+        yield event_of(head | {"choices": [{"index": 0, **new, "finish_reason": None}]})
+    try:
+        reply = await answering
+    except Refusal as error:
+        yield event_of(_error_of(error.status, str(error)))
+        return
     for choice in reply["choices"]:
         if message := choice.pop("message", None):
             calls = [{"index": index, **call} for index, call in enumerate(message.get("tool_calls", []))]
             choice["delta"] = message | ({"tool_calls": calls} if calls else {})
-    kind = "chat.completion.chunk" if reply["object"] == "chat.completion" else reply["object"]
-    return f"data: {json.dumps(reply | {'object': kind})}\n\ndata: [DONE]\n\n"
+            choice["delta"]["content"] = rest_of(message["content"], said)
+        else:
+            choice["text"] = rest_of(choice["text"], said)
+    yield event_of(reply | head)
+    yield "data: [DONE]\n\n"

@@ -1,4 +1,5 @@
-"""The contexts of a user's agent, which writes its own histories: as token ids, in which what the policy sampled stays.
+"""The contexts of a user's agent, which writes its own histories, or of the roles of self-play: as token ids, in which
+what the policy sampled stays.
 
 Each request is messages. Where one of them is an answer of the policy in this episode, its ids are taken from the
 record; all else is the chat template's. A request whose ids begin with an earlier context and its answer continues that
@@ -23,7 +24,7 @@ class Conversation:
     """
 
     def __init__(self, prompt: ChatPrompt, request: dict[str, Any]) -> None:
-        """request: the first, {"messages", "tools", "max_tokens", "logprobs", "stop"}."""
+        """request: the first, {"messages", "tools", "max_tokens", "logprobs", "stop"}, or {"messages", "role"}."""
         self._prompt = prompt
         self._answers: dict[str, list[int]] = {}
         """Ids of what the policy has answered: by the answer alone, and by all that stood before it."""
@@ -42,7 +43,8 @@ class Conversation:
         """What the next output follows."""
 
     def said(self, turn: Turn) -> str:
-        """The turn's answer as the agent gets it, in JSON: the message, why it ended, and how many tokens it took."""
+        """The turn's answer as the agent gets it, in JSON: the message, why it ended, and how many tokens it took.
+        One that asks for a `role` gets the plain text."""
         stop, logprobs = self._cut_at_stop(turn), None
         message = parsed(self._prompt, turn.action, turn.output_ids, self._request.get("tools") or None)
         if self._request.get("logprobs"):
@@ -54,7 +56,7 @@ class Conversation:
         for key in (_key(message), self._path(len(self._request["messages"]), message)):
             self._answers[key] = turn.output_ids
         usage = {"prompt_tokens": len(self.context), "completion_tokens": len(turn.output_ids)}
-        return json.dumps({"choice": choice, "usage": usage})
+        return turn.action if "role" in self._request else json.dumps({"choice": choice, "usage": usage})
 
     def _cut_at_stop(self, turn: Turn) -> str | None:
         """Ends the turn with the token that completes one of the request's stop strings, as if none had followed, and

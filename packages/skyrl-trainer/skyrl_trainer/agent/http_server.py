@@ -22,7 +22,7 @@ class HTTPServer:
         try:
             self._socket = socket.create_server((host, port), backlog=512)
         except (OSError, OverflowError) as error:
-            raise UserError(f"Nobody can listen on {host}:{port} ({error}): give another port or host.") from None
+            raise UserError(f"Nobody can listen on {host}:{port} ({error}); port 0 takes a free one.") from None
         self.url = f"http://{host}:{self._socket.getsockname()[1]}/v1"
 
     @contextmanager

@@ -68,7 +68,10 @@ class Play:
             feed(self.recorded)
         observation, reward, terminated, truncated, info = self._env.step(action)
         self._reward += float(reward)
-        self._calls += info.get("tool_calls") or []
+        calls = info.get("tool_calls") or []
+        self._calls += calls
+        if self.recorded is not None:  # the rest is for the steps to come, until the next answer
+            self.recorded = self.recorded[len(calls) :]
         for part, value in (info.get("reward_parts") or {}).items():
             self._parts[part] = self._parts.get(part, 0.0) + value
         self._info = {key: value for key, value in info.items() if key not in ("tool_calls", "reward_parts")}

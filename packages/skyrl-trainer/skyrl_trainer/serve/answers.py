@@ -7,12 +7,14 @@ Every reply names the weights that it was sampled with: `system_fingerprint` "we
 import asyncio
 import itertools
 import secrets
+from contextlib import suppress
 from typing import Any
 
 from skyrl_trainer.agent import chat_api
-from skyrl_trainer.agent.chat_api import Chat, Choice, Common, Completion, Refusal
-from skyrl_trainer.agent.parsers import parsed
+from skyrl_trainer.agent.chat_api import CALL, Chat, Choice, Common, Completion, Refusal
+from skyrl_trainer.agent.parsers import ParsingPrompt, parsed
 from skyrl_trainer.agent.prompt import ChatPrompt
+from skyrl_trainer.agent.streaming import settled
 from skyrl_trainer.engine.client import EngineClient
 from skyrl_trainer.errors import UserError
 from skyrl_trainer.settings import GeneratorConfig
@@ -28,7 +30,8 @@ class Policy:
     def __init__(self, name: str, engines: list[Any], prompt: ChatPrompt, generator: GeneratorConfig) -> None:
         self.name, self.limits = name, {"max_model_len": generator.max_model_len}
         self._prompt, self._generator = prompt, generator
-        self._clients = itertools.cycle([EngineClient(engine, f"serve-{secrets.token_hex(4)}") for engine in engines])
+        clients = [(engine, EngineClient(engine, f"serve-{secrets.token_hex(4)}")) for engine in engines]
+        self._engines = itertools.cycle(clients)
 
     async def complete(self, request: Completion) -> dict[str, Any]:
         given = request.prompt
@@ -83,11 +86,17 @@ class Policy:
         seed = secrets.randbits(48) if request.seed is None else request.seed
         name = f"cmpl-{secrets.token_hex(12)}"
         # Seeded always: engines on a CPU only keep seeded requests from pushing each other out of the cache.
-        asked = [GenerationRequest(f"{name}-{i}", ids, options, seed + i) for i in range(request.n)]
+        streams = request.stream and request.n == 1 and not isinstance(self._prompt, ParsingPrompt)
+        asked = [GenerationRequest(f"{name}-{i}", ids, options, seed + i, streams=streams) for i in range(request.n)]
+        engine, client = next(self._engines)
+        following = asyncio.create_task(self._follow(engine, asked[0], request)) if streams else None
         try:
-            outputs = await asyncio.wait_for(next(self._clients).generate_round(asked), ANSWER_SECONDS)
+            outputs = await asyncio.wait_for(client.generate_round(asked), ANSWER_SECONDS)
         except (UserError, TimeoutError) as error:
             raise Refusal(503, str(error) or f"No answer within {ANSWER_SECONDS:.0f} s.") from error
+        finally:
+            if following is not None:
+                following.cancel()
         if failed := [output.error for output in outputs if output.error is not None]:
             raise Refusal(400, failed[0])
         count = sum(len(output.output_ids) for output in outputs)
@@ -96,6 +105,16 @@ class Policy:
         usage = {"prompt_tokens": len(ids), "completion_tokens": count}
         told = {"system_fingerprint": f"weights-{newest}", "weight_versions": spans}
         return outputs, chat_api.answer_of(name, self.name, usage) | told
+
+    async def _follow(self, engine: Any, asked: GenerationRequest, request: Common) -> None:
+        """Tells the answer's text while it grows, but for what may become the beginning of something else."""
+        ends = [*request.stops, *([CALL] if isinstance(request, Chat) else [])]
+        ids: list[int] = []
+        with suppress(Exception):  # an engine that cannot, or that dies: what is left comes in one piece
+            while True:
+                if more := await engine.written.remote(asked.request_id, len(ids)):
+                    ids = more
+                    request.tell(settled(self._prompt.decode(ids), ends))
 
 
 def versions_of(output: GenerationOutput) -> list[dict[str, int]]:

@@ -1,8 +1,7 @@
 """`skyrl-trainer serve` and `train --serve`: an OpenAI-compatible HTTP server in front of our engines.
 
-/v1/models, /v1/completions, /v1/chat/completions (answers.py) and Anthropic's /v1/messages; with `stream` a reply comes
-in one piece. Errors are the dialect's JSON: 400 for a request that makes no sense, 404 for another model, 503 when the
-engine is gone for good.
+/v1/models, /v1/completions, /v1/chat/completions (answers.py) and Anthropic's /v1/messages. Errors are the dialect's
+JSON: 400 for a request that makes no sense, 404 for another model, 503 when the engine is gone for good.
 """
 
 from collections.abc import Iterator
@@ -40,7 +39,7 @@ def serve(config: Config, model_path: str, name: str, server: PolicyServer) -> N
     """Serves a model on disk under `name` until Ctrl-C, on engines of its own; one that dies is started again."""
     check_engines(config, model_path, training=False)
     prompt = with_parsers(load_chat_prompt(model_path), config.generator.agent)
-    with guarded(), Processes(config, model_path, rolls_out=False) as processes:
+    with guarded(), Processes(config, model_path, plays=False) as processes:
         processes.wait_for_engines()
         with server.running(application(Policy(name, processes.engines, prompt, config.generator))):
             print(f"{name} is served at {server.url}", flush=True)
