@@ -1,5 +1,5 @@
 """`python -m skyrl_gym` lists the environments; `play ENV` plays one; `demos ENV` writes the expert's
-episodes; `serve ENV` serves one by the OpenEnv protocol."""
+episodes; `serve ENV` serves one by the OpenEnv protocol; `baseline ENV` says what an agent reaches in one."""
 
 import argparse
 import json
@@ -8,8 +8,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import gymnasium
 import yaml
 
+from skyrl_gym.baseline import Episode, episodes, figures, make_agent
 from skyrl_gym.play import demonstrations, play
 from skyrl_gym.registry import list_envs, resolve_env_id
 
@@ -38,6 +40,21 @@ def _write_demos(env_id: str, n: int, out: Path, options: dict[str, Any]) -> Non
         print(f"The expert failed in {n - solved} of them; `success` in {out} says which.", file=sys.stderr)
 
 
+def _baseline(args: argparse.Namespace, options: dict[str, Any]) -> None:
+    if args.episodes < 2:
+        raise ValueError(f"--episodes is {args.episodes}, expected 2 or more.")
+    env_id, played = resolve_env_id(args.env), list[Episode]()
+    agent = make_agent(args.agent, args.model, env_id, options)
+    try:
+        played.extend(episodes(gymnasium.make(env_id), agent, range(args.episodes), options))
+    finally:  # those before an endpoint's fault count, too
+        if len(played) > 1:
+            found = figures(played)
+            print(f"{env_id}, {args.agent}, {len(played)} episodes, {found['steps']:.2f} steps each")
+            for name in ("success", "reward"):
+                print("{:<8}{:.3f}, 95 %: {:.3f} to {:.3f}".format(name, found[name], *found[f"{name}_95"]))
+
+
 def _serve(args: argparse.Namespace) -> None:
     try:
         from skyrl_gym.openenv.server import Limits, prepared, write_manifest
@@ -62,7 +79,7 @@ def _option(text: str) -> tuple[str, Any]:
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m skyrl_gym", description="Lists the environments.")
-    commands = parser.add_subparsers(dest="command", metavar="{play,demos,serve}")
+    commands = parser.add_subparsers(dest="command", metavar="{play,demos,serve,baseline}")
     player = commands.add_parser("play", help="play an environment in the terminal")
     player.add_argument("--seed", type=int, help="picks the task")
     player.add_argument("--task-id")
@@ -76,9 +93,15 @@ def main(arguments: list[str] | None = None) -> int:
     server.add_argument("--max-sessions", type=int, default=1024, help="at once (default 1024)")
     server.add_argument("--idle-seconds", type=float, default=600.0, help="after which a session ends (default 600)")
     server.add_argument("--write-openenv", type=Path, metavar="FOLDER", help="write openenv.yaml there, and end")
-    for command in (player, writer, server):
+    scorer = commands.add_parser("baseline", help="what an agent reaches in an environment, with 95 % intervals")
+    scorer.add_argument(
+        "--agent", default="expert", help="random, first, expert (default), or http://... of an endpoint"
+    )
+    scorer.add_argument("--model", help="an endpoint's; its key is $OPENAI_API_KEY")
+    scorer.add_argument("--episodes", type=int, default=100, help="tasks, drawn by the seeds 0, 1, ... (default 100)")
+    for command in (player, writer, server, scorer):
         command.add_argument("env", help="an id, or a short name such as text_math")
-    for command in (player, writer):
+    for command in (player, writer, scorer):
         command.add_argument("--difficulty", type=int)
         command.add_argument("--split")
         command.add_argument("--lang")
@@ -95,6 +118,8 @@ def main(arguments: list[str] | None = None) -> int:
         options = {name: value for name, value in (named | dict(args.option)).items() if value is not None}
         if args.command == "play":
             play(args.env, args.seed, options)
+        elif args.command == "baseline":
+            _baseline(args, options)
         else:
             _write_demos(args.env, args.n, args.out, options)
     except (ValueError, RuntimeError, OSError) as error:

@@ -1,0 +1,114 @@
+"""What simple agents reach in an environment: `random`, `first`, `expert`, or a model behind an endpoint.
+
+`random` takes any admissible action, and `first` the first. Where an environment lists none, they do what its expert
+does in another task, any or always the first one: the form of their actions is right, and what they say is not.
+"""
+
+import json
+import os
+import random
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from http.client import HTTPException
+from statistics import fmean, stdev
+from typing import Any
+from urllib.request import Request, urlopen
+
+import gymnasium
+
+from skyrl_gym.core import TextEnv
+
+Z = 1.959964
+"""Standard deviations in a 95 % interval of the normal distribution."""
+History = list[tuple[str, dict[str, Any]]]
+"""Observation and info, of the reset and of every step since."""
+Agent = Callable[[Any, History], str]
+"""From an environment and its episode's history to the next action."""
+Episode = tuple[bool, float, int]
+"""Success, the sum of its rewards, steps."""
+
+
+def episodes(env: Any, agent: Agent, seeds: Iterable[int], options: dict[str, Any] | None = None) -> Iterator[Episode]:
+    for seed in seeds:
+        history, total, over = [env.reset(seed=seed, options=options)], 0.0, False
+        while not over:
+            observation, reward, terminated, truncated, info = env.step(agent(env, history))
+            history.append((observation, info))
+            total, over = total + float(reward), terminated or truncated
+        yield bool(history[-1][1].get("success")), total, len(history) - 1
+
+
+def wilson(p: float, n: int) -> tuple[float, float]:
+    """The 95 % interval of a share p of n. Example: wilson(0.2, 200) == (0.150, 0.261)."""
+    if n == 0:
+        return 0.0, 1.0
+    centre, scale = p + Z * Z / (2 * n), 1 + Z * Z / n
+    half = Z * (p * (1 - p) / n + Z * Z / (4 * n * n)) ** 0.5
+    return max(0.0, (centre - half) / scale), min(1.0, (centre + half) / scale)
+
+
+def figures(played: Sequence[Episode]) -> dict[str, Any]:
+    """Means of two episodes or more, with 95 % intervals: Wilson's of success, the normal one of reward."""
+    success, reward, steps = (list(map(float, column)) for column in zip(*played, strict=True))
+    n, p, mean = len(played), fmean(success), fmean(reward)
+    error = Z * stdev(reward) / n**0.5
+    found = {"success": p, "success_95": list(wilson(p, n)), "reward": mean, "reward_95": [mean - error, mean + error]}
+    return {"episodes": n, **found, "steps": fmean(steps)}
+
+
+def expert(env: Any, history: History) -> str:
+    if getattr(type(env.unwrapped), "expert_action", TextEnv.expert_action) is TextEnv.expert_action:
+        raise ValueError(f"{env.spec.id} has no expert: ask a model, --agent http://... --model NAME.")
+    return str(env.unwrapped.expert_action())
+
+
+def make_agent(name: str, model: str | None, env_id: str, options: dict[str, Any]) -> Agent:
+    """Raises ValueError where `name` is no agent, or an endpoint is without a model, or a model without an endpoint."""
+    if name.startswith(("http://", "https://")) != bool(model):
+        raise ValueError("An endpoint and a model go together: --agent http://127.0.0.1:8000/v1 --model NAME.")
+    if model:
+        return _endpoint(f"{name.rstrip('/')}/chat/completions", model)
+    others = {option: value for option, value in options.items() if option != "task_id"}
+    agents = {"expert": expert, "first": _unseeing(lambda actions: actions[0], env_id, others)}
+    agents["random"] = _unseeing(random.Random(0).choice, env_id, others)
+    if name not in agents:
+        raise ValueError(f"--agent is {name!r}, expected random, first, expert, or an endpoint's address, http://...")
+    return agents[name]
+
+
+def _unseeing(pick: Callable[[Sequence[Any]], Any], env_id: str, options: dict[str, Any]) -> Agent:
+    other, over = gymnasium.make(env_id), True
+
+    def agent(env: Any, history: History) -> str:
+        nonlocal over
+        if actions := history[-1][1].get("admissible_actions"):
+            return str(pick(actions))
+        if (over or len(history) == 1) and isinstance(text_env := other.unwrapped, TextEnv):
+            index = pick(range(text_env.num_tasks(options)))
+            other.reset(options=options | {"task_id": text_env.task_id(text_env.defaults | options, index)})
+        action = expert(other, history)
+        _, _, terminated, truncated, _ = other.step(action)
+        over = terminated or truncated
+        return action
+
+    return agent
+
+
+def _endpoint(url: str, model: str) -> Agent:
+    messages: list[dict[str, str]] = []
+    headers = {"Content-Type": "application/json", "Authorization": f"Bearer {os.environ.get('OPENAI_API_KEY', '-')}"}
+
+    def agent(env: Any, history: History) -> str:
+        if len(history) == 1:
+            told = history[0][1].get("instructions")
+            messages[:] = [{"role": "system", "content": told}] if told else []
+        messages.append({"role": "user", "content": history[-1][0]})
+        request = Request(url, json.dumps({"model": model, "messages": messages}).encode(), headers)
+        try:
+            with urlopen(request, timeout=300) as reply:
+                said = json.load(reply)["choices"][0]["message"]["content"] or ""
+        except (OSError, HTTPException, ValueError, LookupError, TypeError) as error:
+            raise ValueError(f"{url} gave no chat completion of {model!r}: {type(error).__name__}, {error}") from error
+        messages.append({"role": "assistant", "content": str(said)})
+        return str(said)
+
+    return agent

@@ -1,0 +1,131 @@
+"""`python -m skyrl_gym baseline`: figures of simple agents and of models behind endpoints; a mistake is a sentence."""
+
+import re
+
+import gymnasium as gym
+import pytest
+
+import skyrl_gym
+from skyrl_gym.__main__ import main
+from skyrl_gym.baseline import episodes, expert, figures, make_agent
+from tests.eval.scripted_server import no, served
+
+
+def said(capsys, *words):
+    assert main(["baseline", *words]) == 0
+    return capsys.readouterr().out
+
+
+def test_intervals_are_wilsons_and_the_normal_one():
+    found = figures([(k < 40, float(k < 40) + 0.1, 1 + k % 2) for k in range(200)])
+    assert found["success_95"] == pytest.approx([0.1505, 0.2609], abs=1e-4)  # the textbook's, of 40 in 200
+    assert found["reward"] == pytest.approx(0.3)
+    assert found["reward_95"] == pytest.approx([0.2444, 0.3556], abs=1e-4)  # 1.96 x 0.401 / sqrt(200)
+    assert (found["episodes"], found["success"], found["steps"]) == (200, 0.2, 1.5)
+
+
+@pytest.mark.parametrize("env", ["text_math", "tool_use", "webshop_lite", "alfworld_lite", "code_lite", "sql_lite"])
+def test_the_expert_solves_all_and_who_does_not_read_next_to_nothing(capsys, env):
+    assert "success 1.000, 95 %: 0.722 to 1.000" in said(capsys, env, "--episodes", "10", "--split", "val")
+    for agent in ("random", "first"):
+        words = [env, "--episodes", "4", "--agent", agent, "--difficulty", "2", "--lang", "zh"]
+        out = said(capsys, *words)
+        assert float(out.partition("success ")[2].partition(",")[0]) <= 0.25
+        assert said(capsys, *words) == out
+
+
+def test_first_and_random_take_what_is_admissible_and_else_follow_the_expert_of_another_task():
+    env = gym.make("skyrl/alfworld_lite-v0")
+    history = [env.reset(seed=1)]
+    actions = history[0][1]["admissible_actions"]
+    assert make_agent("first", None, env.spec.id, {})(env, history) == actions[0]
+    random = make_agent("random", None, env.spec.id, {})
+    drawn = {random(env, history) for _ in range(300)}
+    assert drawn == set(actions)
+    env = gym.make("skyrl/text_math-v0", difficulty=3)
+    seen = {name: set() for name in ("first", "random")}
+    for name, answers in seen.items():
+        agent = make_agent(name, None, env.spec.id, {"difficulty": 3, "task_id": "train:arithmetic:3:en:5"})
+        for seed in range(20):
+            action = agent(env, [env.reset(seed=seed)])
+            answers.add(action)
+            assert env.step(action)[4]["reward_parts"]["format"] == 0.1
+    env.reset(options={"task_id": "train:arithmetic:3:en:0"})
+    assert seen["first"] == {expert(env, [])} and len(seen["random"]) > 15
+
+
+def test_a_model_behind_an_endpoint_sees_the_whole_episode_and_earns_what_it_should(capsys, monkeypatch):
+    monkeypatch.setenv("OPENAI_API_KEY", "a key")
+    env = gym.make(skyrl_gym.resolve_env_id("tool_use"))
+
+    def model(request):
+        talk = request["messages"]
+        if len(talk) == 2:
+            model.seed += 1
+            assert env.reset(seed=model.seed)[0] == talk[1]["content"] and talk[0]["role"] == "system"
+        else:
+            assert [each["role"] for each in talk[1:]] == ["user", "assistant"] * (len(talk) // 2 - 1) + ["user"]
+            assert env.step(talk[-2]["content"])[0] == talk[-1]["content"]
+        return 200, env.unwrapped.expert_action() if model.seed < 3 else "I do not know."
+
+    model.seed = -1
+    with served(model) as (url, asked):
+        out = said(capsys, "tool_use", "--agent", url, "--model", "m", "--episodes", "4")
+    assert "4 episodes" in out and "success 0.750, 95 %: 0.301 to 0.954" in out
+    assert {request["model"] for request in asked} == {"m"}
+
+
+def test_what_was_played_before_an_endpoint_fails_is_said(capsys):
+    answers = iter([(200, "\\boxed{1}")] * 3)
+    with served(lambda _: next(answers, no(429, "too many"))) as (url, _):
+        assert main(["baseline", "text_math", "--agent", f"{url}/", "--model", "m"]) == 2
+    out, err = capsys.readouterr()
+    assert "3 episodes" in out
+    assert (
+        err == f"{url}/chat/completions gave no chat completion of 'm': HTTPError, HTTP Error 429: Too Many Requests\n"
+    )
+
+
+@pytest.mark.parametrize(
+    "words, sentence",
+    [
+        (["text_math", "--agent", "rnd"], "--agent is 'rnd', expected random, first, expert, or an endpoint's address"),
+        (["text_math", "--agent", "http://127.0.0.1:9"], "An endpoint and a model go together"),
+        (["text_math", "--model", "m"], "An endpoint and a model go together"),
+        (
+            ["text_math", "--agent", "http://127.0.0.1:9", "--model", "m"],
+            "no chat completion of 'm': URLError, .*refused",
+        ),
+        (["text_math", "--agent", "http://a b", "--model", "m"], "http://a b/chat/completions gave no chat completion"),
+        (["text_math", "--episodes", "1"], "--episodes is 1, expected 2 or more"),
+        (["text_math", "--difficulty", "99"], "valid values are 1, 2"),
+        (["text_maths"], "no environment 'text_maths'. Did you mean text_math"),
+        (["gsm8k", "--agent", "first"], "plays rows of a dataset"),
+    ],
+)
+def test_a_mistake_is_one_sentence(capsys, words, sentence):
+    assert main(["baseline", *words]) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and err.count("\n") == 1
+    assert re.search(sentence, err), err
+
+
+def test_an_environment_without_an_expert_is_named(capsys, monkeypatch):
+    class Silent(gym.Env):
+        action_space = observation_space = gym.spaces.Text(9)
+
+        def reset(self, *, seed=None, options=None):
+            return "", {}
+
+        def step(self, action):
+            return "", 0.0, True, False, {}
+
+    gym.register("Silent-v0", Silent, disable_env_checker=True)
+    try:
+        for agent in ("expert", "first", "random"):
+            assert main(["baseline", "Silent-v0", "--agent", agent]) == 2
+            assert capsys.readouterr().err.startswith("Silent-v0 has no expert")
+        env = gym.make("Silent-v0")
+        assert list(episodes(env, lambda *_: "x", range(2))) == [(False, 0.0, 1)] * 2
+    finally:
+        del gym.registry["Silent-v0"]
