@@ -24,11 +24,11 @@ from functools import cache
 from itertools import cycle, pairwise
 from typing import Any, NamedTuple
 
+from skyrl_gym.baseline import History
 from skyrl_gym.bm25 import terms
 from skyrl_gym.envs.webshop_lite.generate import words
 from skyrl_gym.tools.search import LONGEST_QUERY
 
-History = list[tuple[str, dict[str, Any]]]
 Policy = Callable[[History], str]
 
 

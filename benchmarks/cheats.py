@@ -20,6 +20,8 @@ import gymnasium as gym
 import skyrl_gym  # noqa: F401  # registers the environments
 from benchmarks.cheat_policies import CHEATS, PLAYERS, Policy, at_random, best_constants
 from benchmarks.cheat_programs import PROGRAMS, QUERIES, any_query, random_program, sql
+from skyrl_gym.baseline import episodes as play
+from skyrl_gym.baseline import expert
 
 PAGE = Path(__file__).parents[1] / "docs/environments/cheats.md"
 LANGS = ("en", "zh")
@@ -46,13 +48,17 @@ CHANCE: dict[str, Policy] = {
 """What it is to do anything at all, where there is more to do than to answer a question."""
 
 
+def place(family: str, difficulty: int, lang: str) -> tuple[str, dict[str, Any]]:
+    """The environment's id and its options, on the val split; some families are an option of text_math."""
+    options = {"split": "val", "difficulty": difficulty, "lang": lang}
+    if f"skyrl/{family}-v0" in gym.registry:
+        return f"skyrl/{family}-v0", options
+    return "skyrl/text_math-v0", options | {"family": family}
+
+
 def made(family: str, difficulty: int, lang: str) -> Any:
-    """The environment, on the val split; some families are an option of text_math."""
-    known = f"skyrl/{family}-v0" in gym.registry
-    options: dict[str, Any] = {"split": "val", "difficulty": difficulty, "lang": lang} | (
-        {} if known else {"family": family}
-    )
-    return gym.make(f"skyrl/{family if known else 'text_math'}-v0", **options)
+    env_id, options = place(family, difficulty, lang)
+    return gym.make(env_id, **options)
 
 
 def cheats(family: str, difficulty: int, lang: str, episodes: int) -> dict[str, Policy]:
@@ -66,16 +72,9 @@ def cheats(family: str, difficulty: int, lang: str, episodes: int) -> dict[str, 
 
 def success(family: str, difficulty: int, lang: str, policy: Policy | None, episodes: int) -> float:
     """The share of episodes that a policy solves; None is the expert."""
-    env, solved = made(family, difficulty, lang), 0
-    for seed in range(episodes):
-        history, over = [env.reset(seed=seed)], False
-        while not over:
-            action = policy(history) if policy else env.unwrapped.expert_action()
-            observation, _, terminated, truncated, info = env.step(action)
-            history.append((observation, info))
-            over = terminated or truncated
-        solved += info["success"]
-    return solved / episodes
+    agent = expert if policy is None else lambda _, history: policy(history)
+    played = play(made(family, difficulty, lang), agent, range(episodes))
+    return sum(solved for solved, _, _ in played) / episodes
 
 
 def measured(family: str, episodes: int) -> dict[str, dict[str, float]]:

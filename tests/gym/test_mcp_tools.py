@@ -18,6 +18,7 @@ import gymnasium as gym
 import pytest
 
 import skyrl_gym
+from skyrl_gym.envs.tool_use.env import ToolUseEnv
 from skyrl_gym.parsing import ToolCall
 from skyrl_gym.tools.mcp import McpServer
 from skyrl_gym.tools.tool import run_call
@@ -99,6 +100,14 @@ def played(env, *actions):
     _, reward, terminated, _, _ = env.step("<answer>5</answer>")
     assert terminated and reward >= 1
     return heard
+
+
+@pytest.mark.parametrize("waits", [False, True])
+def test_a_kind_of_ones_own_says_itself_whether_it_waits(waits):
+    class Own(ToolUseEnv):
+        metadata = ToolUseEnv.metadata | {"waits": waits}
+
+    assert Own().metadata["waits"] is waits
 
 
 def test_an_official_server_over_stdio(folder, token):
@@ -320,6 +329,7 @@ def test_copies_have_sessions_of_their_own(plain, token):
     env.close()
 
 
+@pytest.mark.usefixtures("clean_registry")
 def test_a_registry_file_may_name_a_server(plain, tmp_path):
     entry = {"id": "mine/with_mcp-v0", "entry_point": "skyrl_gym.envs.tool_use.env:ToolUseEnv", "description": "d"}
     file = tmp_path / "envs.yaml"

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import skyrl_gym
-from skyrl_gym import UnicodeText, registry
+from skyrl_gym import UnicodeText
 from skyrl_gym.__main__ import main
 from skyrl_gym.data import load_rows
 from skyrl_gym.parsing import last_answer
@@ -201,16 +201,6 @@ envs:
     kwargs: {difficulty: 4}
     max_episode_steps: 3
 """
-
-
-@pytest.fixture
-def clean_registry(monkeypatch):
-    """What a test registers is gone after it."""
-    monkeypatch.setattr(registry, "_entries", dict(registry._entries))
-    before = set(gym.registry)
-    yield
-    for env_id in set(gym.registry) - before:
-        del gym.registry[env_id]
 
 
 @pytest.mark.usefixtures("clean_registry")

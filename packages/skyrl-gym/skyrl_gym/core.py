@@ -101,8 +101,8 @@ class TextEnv(gymnasium.Env[str, str]):
         raise ValueError(f"{type(self).__name__} cannot be given a dataset row as options['task'].")
 
     def begin(self, task: Task) -> str:
-        """Sets the state up for a new episode and returns the first observation."""
-        raise NotImplementedError
+        """Sets the state up for a new episode and returns the first observation, by default the task's text."""
+        return task.text
 
     def act(self, action: str) -> Outcome:
         """Applies any string at all, however malformed; never raises."""

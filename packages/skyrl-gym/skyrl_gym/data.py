@@ -15,11 +15,21 @@ message. The ground truth may also be in veRL's `reward_model` or in the row its
 import hashlib
 import json
 from collections.abc import Iterator, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 PROMPTS = ("prompt", "question_content", "text")
 ROLES = ("system", "user", "assistant", "tool")
+
+
+@cache
+def beside(module: str, name: str) -> Any:
+    """What the YAML or JSON file `name` beside a module's `__file__` holds; read once a process."""
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    return yaml.load(Path(module).with_name(name).read_text(encoding="utf-8"), loader)
 
 
 def read_list(path: str, what: str) -> list[Any]:

@@ -39,6 +39,8 @@ def demonstrations(env_id: str, n: int, options: dict[str, Any] | None = None) -
 
 
 def _expert_episode(env: gymnasium.Env[str, str], seed: int | None, options: dict[str, Any] | None) -> dict[str, Any]:
+    if (options or {}).get("opponent", "perfect") not in ("random", "perfect"):  # a chat is one role's
+        options = {**(options or {}), "opponent": "random"}
     observation, info = env.reset(seed=seed, options=options)
     task_id, total, done = info["task_id"], 0.0, False
     messages = [{"role": "system", "content": info["instructions"]}] if info["instructions"] else []

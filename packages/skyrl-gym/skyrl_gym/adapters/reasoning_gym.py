@@ -57,9 +57,6 @@ class ReasoningGymEnv(TextEnv):
         task_id, split, data = self.task_id(options, index), options["split"], {"place": place}
         return Task(task_id, entry["question"], entry["answer"], 1, "en", split, INSTRUCTIONS, data)
 
-    def begin(self, task: Task) -> str:
-        return task.text
-
     def act(self, action: str) -> Outcome:
         answer, dataset, score = last_answer(action), _dataset(*self._source), 0.0
         if answer is not None:

@@ -8,13 +8,12 @@ in SkyRL's format; else a task of the split is drawn.
 import inspect
 import json
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 from zlib import crc32
 
 import gymnasium
-import yaml
 
+from skyrl_gym.data import beside
 from skyrl_gym.registry import resolve_env_id
 
 KINDS = {"integer": int, "number": float, "boolean": bool, "array": list}
@@ -70,8 +69,7 @@ def environment_factory(env_id: str, **arguments: Any) -> type[TextEnvironment]:
     """A class of environments with their tools as methods; the arguments are those of gymnasium.make."""
     env_id = resolve_env_id(env_id)
     env = gymnasium.make(env_id, **arguments).unwrapped
-    file = Path(__file__).with_name("trl_tools.yaml")
-    known = yaml.safe_load(file.read_text(encoding="utf-8"))
+    known = beside(__file__, "trl_tools.yaml")
     bases = [base.__name__ for base in type(env).__mro__]
     told = known[next((name for name in bases if name in known), "TextEnv")]
     own = {tool["function"]["name"]: tool["function"] for tool in getattr(env, "tools", ())}

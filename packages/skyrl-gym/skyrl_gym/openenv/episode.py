@@ -13,19 +13,12 @@ import gymnasium
 from gymnasium.spaces import Text
 
 from skyrl_gym.core import TextEnv
+from skyrl_gym.data import beside
 from skyrl_gym.openenv import TRUNCATED
 
 Said = dict[str, Any]
 
-_TEXT = {"type": "string", "description": "the action, as the instructions ask for it"}
-_ACTION = {"type": "object", "properties": {"text": _TEXT}, "required": ["text"]}
-_SEEN = {"text": {"type": "string"}, "metadata": {"type": "object"}}
-_STATE = {"episode_id": {"type": ["string", "null"]}, "step_count": {"type": "integer"}}
-SCHEMA = {
-    "action": _ACTION,
-    "observation": {"type": "object", "properties": _SEEN},
-    "state": {"type": "object", "properties": _STATE},
-}
+SCHEMA = beside(__file__, "schema.json")
 _ACT = {"name": "act", "description": "Takes one action; returns what it led to."}
 
 
@@ -39,7 +32,7 @@ class Episode:
             raise ValueError(f"{env_id} acts by {space}, and only text can be served.")
         own = [dict(schema["function"]) for schema in getattr(self._env.unwrapped, "tools", ())]
         self.tools = [each | {"inputSchema": each.pop("parameters")} for each in own]
-        self.tools.append(_ACT | {"inputSchema": _ACTION})
+        self.tools.append(_ACT | {"inputSchema": SCHEMA["action"]})
         """As MCP lists them: the environment's own, and `act`, which takes any action."""
         self.waits = bool((self._env.metadata or {}).get("waits"))
         self._state: Said = {"episode_id": None, "step_count": 0}
@@ -51,6 +44,8 @@ class Episode:
         seed, named = options.pop("seed", None), options.pop("episode_id", None)
         if seed is not None and (type(seed) is not int or seed < 0):
             raise ValueError(f"seed is {seed!r}, and must be a whole number of at least 0.")
+        if any(isinstance(value, str) and "://" in value for value in options.values()):  # not a row's text
+            raise ValueError("An option names an address: a server does not ask others for those who ask it.")
         env, number = self._env.unwrapped, options.get("task_id")
         if type(number) is int and isinstance(env, TextEnv):
             options["task_id"] = env.task_id(env.defaults | options, number)

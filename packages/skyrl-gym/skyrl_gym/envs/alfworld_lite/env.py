@@ -56,7 +56,7 @@ class AlfworldLiteEnv(TextEnv):
 
     def make_task(self, options: Mapping[str, Any], index: int) -> Task:
         """With a task type, the index counts the tasks of that type; the index of a task id counts all of them."""
-        split, difficulty, lang = options["split"], options["difficulty"], options["lang"]
+        split, difficulty, lang = (options[name] for name in self.id_options)
         if self._file:
             data = self._given(options)[index]
             index = given(self._file)[split].index(data)

@@ -6,10 +6,9 @@ one hand. Heating and cooling undo each other; cleaning is never undone.
 
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 from typing import Any, cast
 
-import yaml
+from skyrl_gym.data import beside
 
 TOOLS = {"heat": ("microwave", "hot"), "cool": ("fridge", "cool"), "clean": ("sinkbasin", "clean")}
 """The receptacle kind that each command needs, and the mark that it leaves on an object."""
@@ -25,8 +24,7 @@ def kind_of(name: str) -> str:
 @cache
 def load(name: str = "world.yaml") -> dict[str, Any]:
     """A data file of this environment."""
-    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-    return yaml.load(Path(__file__).with_name(name).read_text(encoding="utf-8"), loader)
+    return cast(dict[str, Any], beside(__file__, name))
 
 
 def fits(thing: str, place: str) -> bool:

@@ -131,7 +131,8 @@ def _called(setup: str, code: str, calls: list[str], rows: bool) -> list[Any]:
     head, *lines = _run(CALLS, setup, code, calls, rows).output.split("\n")
     if isinstance(loaded := _found(head), Failure):
         return [loaded._replace(kind="load" if loaded.kind == "raised" else loaded.kind) for _ in calls]
-    return [_found(line) for line, _ in zip([*lines, *[""] * len(calls)], calls, strict=False)]
+    lines += [""] * len(calls)
+    return [_found(line) for line, _ in zip(lines, calls, strict=False)]
 
 
 def _found(line: str) -> Any:

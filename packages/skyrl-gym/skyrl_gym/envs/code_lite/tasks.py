@@ -10,17 +10,16 @@ several programs in a row whose tests tell it from every program with a step lef
 
 import random
 from collections.abc import Callable, Iterator
-from functools import cache, lru_cache
+from functools import cache, lru_cache, partial
 from hashlib import blake2b
-from pathlib import Path
 from string import Template
 from textwrap import indent
 from typing import Any, NamedTuple
 
-import yaml
-
+from skyrl_gym.data import beside
 from skyrl_gym.envs.text_math.words import shuffled
 
+data = partial(beside, __file__, "steps.yaml")
 LEVELS = (1, 2, 3, 4, 5)
 RESIDUES = {"train": range(8), "val": range(8, 9), "test": range(9, 10)}
 MOST, SHOWN, HIDDEN, DRAWN, LONGEST = 1_000_000, 3, 16, 40, 200
@@ -42,12 +41,6 @@ class Step(NamedTuple):
     ks: tuple[Any, ...]
     says: dict[str, str]
     code: str
-
-
-@cache
-def data() -> Any:
-    """steps.yaml, read once a process."""
-    return yaml.safe_load(Path(__file__).with_name("steps.yaml").read_text(encoding="utf-8"))
 
 
 @cache

@@ -46,8 +46,7 @@ class SqlLiteEnv(TextEnv):
 
     def _made(self, task_id: str, query: str, options: Mapping[str, Any], frame: str, *shown: str, **data: Any) -> Task:
         split, level, lang = (options[name] for name in self.id_options)
-        rules = self._says("instructions", lang)
-        rules = rules.format(most=MAX_CALLS, rows=SHOWN_ROWS)
+        rules = self._says("instructions", lang).format(most=MAX_CALLS, rows=SHOWN_ROWS)
         text = self._says(frame, lang).format(*shown)
         return Task(task_id, text, query, level, lang, split, rules, data)
 
@@ -63,19 +62,10 @@ class SqlLiteEnv(TextEnv):
         if level >= 4:
             frame, look_up = "tables", list(draft.tables)
             shown = ", ".join(tasks.world()["domains"][draft.domain])
-        return self._made(
-            self.task_id(options, index),
-            draft.sql,
-            options,
-            frame,
-            shown,
-            question,
-            domain=draft.domain,
-            planted=[list(constant) for constant in draft.planted],
-            numbers=list(numbers),
-            ordered=draft.ordered,
-            look_up=look_up,
-        )
+        planted = [list(constant) for constant in draft.planted]
+        data = {"domain": draft.domain, "planted": planted, "numbers": list(numbers), "ordered": draft.ordered}
+        task_id = self.task_id(options, index)
+        return self._made(task_id, draft.sql, options, frame, shown, question, **data, look_up=look_up)
 
     def task_from_row(self, row: Mapping[str, Any], options: Mapping[str, Any]) -> Task:
         where = "options['task']"
@@ -177,7 +167,8 @@ def _shown(result: Result) -> dict[str, str]:
     lines = [" | ".join(" ".join(cell.split("\n")) for cell in row) for row in [result["columns"], *rows]]
     count = f"({len(rows)} rows)" if not result["more"] else f"(the first {len(rows)} rows; there are more)"
     text = "\n".join(lines)
-    return {"result": f"{text[:MAX_OUTPUT]}{'... (cut)' if len(text) > MAX_OUTPUT else ''}\n{count}"}
+    cut = "... (cut)" if len(text) > MAX_OUTPUT else ""
+    return {"result": f"{text[:MAX_OUTPUT]}{cut}\n{count}"}
 
 
 @lru_cache(maxsize=4)

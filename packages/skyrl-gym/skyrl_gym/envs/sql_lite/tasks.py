@@ -11,14 +11,12 @@ import random
 import re
 import sqlite3
 from contextlib import closing
-from functools import cache, lru_cache
+from functools import cache, lru_cache, partial
 from itertools import permutations, product
 from math import prod
-from pathlib import Path
 from typing import Any, NamedTuple
 
-import yaml
-
+from skyrl_gym.data import beside
 from skyrl_gym.envs.sql_lite.queries import answer
 from skyrl_gym.envs.sql_lite.results import MOST_ROWS, Result, same
 from skyrl_gym.envs.text_math.words import shuffled
@@ -28,6 +26,7 @@ COUNTS = {"train": 9_985, "val": 995, "test": 995}
 """Tasks of each split, in each difficulty. A fifth is a prime, so that the candidates of a task are of all tables."""
 LEAST, TRIES = 4, 12
 """A task has at least so many databases; so many are tried."""
+world = partial(beside, __file__, "world.yaml")
 _SLOT = re.compile(r"\{([\w.]+)\}")
 _ABOVE = (("t", "p"), ("p", "g"), ("t", "o"))
 """Which role's table belongs to which other's."""
@@ -52,11 +51,6 @@ class Draft(NamedTuple):
     domain: str
     planted: Planted
     tables: list[str]
-
-
-@cache
-def world() -> Any:
-    return yaml.safe_load(Path(__file__).with_name("world.yaml").read_text(encoding="utf-8"))
 
 
 @cache

@@ -85,9 +85,6 @@ class TextMathEnv(TextEnv):
             row_id(prompt), text, truth, difficulty, lang, split, instructions, {"hashes": hashes, "verify": verify}
         )
 
-    def begin(self, task: Task) -> str:
-        return task.text
-
     def act(self, action: str) -> Outcome:
         hashes, truth = self.task.data.get("hashes", False), self.task.ground_truth
         if self.task.data.get("verify"):

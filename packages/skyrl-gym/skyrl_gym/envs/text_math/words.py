@@ -8,14 +8,14 @@ stand: they are multiplied. Of these pairs, shuffled, the first tenth is val's a
 import operator
 from decimal import Decimal
 from fractions import Fraction
-from functools import cache
+from functools import cache, partial
 from itertools import product
 from math import gcd, prod
-from pathlib import Path
 from typing import Any
 
-import yaml
+from skyrl_gym.data import beside
 
+wording = partial(beside, __file__)
 LEVELS = (1, 2, 3, 4, 5)
 MOST = 1_000_000
 SPACE = {"en": " ", "zh": ""}
@@ -27,12 +27,6 @@ _OPERATIONS = {
     "/": ("{}÷{}", operator.truediv),
     "%": ("{}×{}%", lambda x, y: x * y / 100),
 }
-
-
-@cache
-def wording(name: str) -> Any:
-    """The data file `name` beside this module; read once a process."""
-    return yaml.safe_load(Path(__file__).with_name(name).read_text(encoding="utf-8"))
 
 
 def shuffled(number: int, size: int) -> int:

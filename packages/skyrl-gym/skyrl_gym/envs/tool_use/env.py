@@ -49,7 +49,7 @@ class ToolUseEnv(TextEnv):
         self._own_corpus = None if corpus is None else Corpus.load(corpus)
         self._given = [_server(item) if isinstance(item, Mapping) else item for item in tools]
         self._servers = [item for item in self._given if isinstance(item, McpServer)]
-        self.metadata = self.metadata | {"waits": bool(self._servers)}  # read by EnvWorkers
+        self.metadata = self.metadata | ({"waits": True} if self._servers else {})
         self._tools: dict[str, Tool] = {}
         if not self._servers:
             self._offer()
@@ -93,7 +93,7 @@ class ToolUseEnv(TextEnv):
         return tasks.count(options["difficulty"], options["split"])
 
     def make_task(self, options: Mapping[str, Any], index: int) -> Task:
-        split, difficulty, lang = options["split"], options["difficulty"], options["lang"]
+        split, difficulty, lang = (options[name] for name in self.id_options)
         text, plan, answer = tasks.draft(difficulty, split, tasks.LANGS.index(lang), index)
         for name in [name for calls in plan for name, _ in calls]:
             if name not in self._tools or (self._own_corpus and name in ("search", "wiki")):
@@ -110,7 +110,7 @@ class ToolUseEnv(TextEnv):
             raise ValueError("options['task']: field 'prompt' must be system messages, or none, and one user message.")
         if isinstance(truth, bool) or not isinstance(truth, str | int | float):
             raise ValueError("options['task']: field 'reward_spec.ground_truth' must be a string or a number.")
-        split, difficulty, lang = options["split"], options["difficulty"], options["lang"]
+        split, difficulty, lang = (options[name] for name in self.id_options)
         *said, text = (message["content"] for message in prompt)
         instructions = "\n\n".join([*said, self._instructions[tasks.LANGS.index(lang)]])
         return Task(row_id(prompt), text, str(truth), difficulty, lang, split, instructions, {"plan": []})

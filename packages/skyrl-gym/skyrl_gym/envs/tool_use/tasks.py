@@ -5,19 +5,19 @@ population of the city in which the founder of X was born". Numbers without `ask
 a world of its own: no name of one is in another, so that no fact asked for in one can have been learned in another.
 """
 
-import json
 import math
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from itertools import product, zip_longest
-from pathlib import Path
 from typing import Any
 
+from skyrl_gym.data import beside
 from skyrl_gym.tools.calculator import calculate
 from skyrl_gym.tools.search import Corpus
 
+data = partial(beside, __file__, "world.json")
 LANGS = ("en", "zh")
 Plan = list[list[list[Any]]]
 """The expert's rounds of calls [tool, args]; the calls of a round do not need each other's results."""
@@ -37,11 +37,6 @@ class Entity:
 
 Chain = tuple[Entity, tuple[str, ...], bool]
 """Where it starts, the facts to follow, and whether the start is given by its nickname."""
-
-
-@cache
-def data() -> Any:
-    return json.loads(Path(__file__).with_name("world.json").read_text(encoding="utf-8"))
 
 
 @cache

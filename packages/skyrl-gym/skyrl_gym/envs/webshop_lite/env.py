@@ -130,15 +130,12 @@ class WebShopLiteEnv(TextEnv):
         return len(shop.goals[wanted])
 
     def make_task(self, options: Mapping[str, Any], index: int) -> Task:
-        split, difficulty, lang = options["split"], options["difficulty"], options["lang"]
+        split, difficulty, lang = (options[name] for name in self.id_options)
         shop = load(self._path, lang)
         text, truth = copy.deepcopy(shop.goals[split, difficulty][index])
         rules = shop.ui["rules"] + shop.ui["own"] * (self._path is None)
         rules += shop.ui["think"] * (options["thoughts"] == "on")
-        return Task(f"{split}:{difficulty}:{lang}:{index}", text, truth, difficulty, lang, split, rules)
-
-    def reset_info(self) -> dict[str, Any]:
-        return self._page_info()
+        return Task(self.task_id(options, index), text, truth, difficulty, lang, split, rules)
 
     def begin(self, task: Task) -> str:
         shifts = self.np_random.integers(130, size=9).tolist() if self.options["codes"] == "drawn" else [0]
@@ -165,7 +162,8 @@ class WebShopLiteEnv(TextEnv):
         parts = (self._shop.ui["instruction"], self.task.text, text)
         self._view, self._text = view, ("\n" if rich else " [SEP] ").join(parts)[:60_000]
 
-    def _page_info(self) -> dict[str, Any]:
+    def reset_info(self) -> dict[str, Any]:
+        """Of every page, so that the infos of steps have it, too."""
         page = self._view.page
         return {"page": page, "has_search_bar": page == "search", "clickables": list(self._clicks)}
 
@@ -179,21 +177,21 @@ class WebShopLiteEnv(TextEnv):
         parts = {"attributes": 0.0, "options": 0.0, "price": 0.0}
         self._thought = name == "think" and self.options["thoughts"] == "on"
         if self._thought:
-            return Outcome(self._shop.ui["thought"], parts, True, info=self._page_info())
+            return Outcome(self._shop.ui["thought"], parts, True, info=self.reset_info())
         if view is None:
-            return Outcome(f"{self._shop.ui[problem]}\n{self._text}", parts, False, info=self._page_info())
+            return Outcome(f"{self._shop.ui[problem]}\n{self._text}", parts, False, info=self.reset_info())
         seen = view.asin if view.page == "item" else f"{view.asin} {view.page}"
         if view.asin and seen not in self._opened:
             self._opened.append(seen)
         self._show(view)
         if view.page != "done":
-            return Outcome(self._text, parts, True, info=self._page_info())
+            return Outcome(self._text, parts, True, info=self.reset_info())
         goal, products = self.task.ground_truth, self._shop.products
         strict = self.options["matching"] == "strict"
         parts, terms = purchase(goal, products[goal["asin"]], products[view.asin], dict(view.options), strict)
         reward = sum(parts.values())
         text = f"{self._text} {self._shop.ui['score'].format(reward)}"
-        return Outcome(text, parts, True, reward == 1, True, self._page_info() | terms)
+        return Outcome(text, parts, True, reward == 1, True, self.reset_info() | terms)
 
     def admissible_actions(self) -> list[str]:
         """Every click on the page; on the search page the instruction, cut at its punctuation, as searches."""

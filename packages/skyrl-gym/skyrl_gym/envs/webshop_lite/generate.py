@@ -6,23 +6,17 @@ two are like one of the four, but one lacks the options that are asked for, and 
 cluster are in one split. Every draw is of a pair [English, Chinese] of words.json, from one generator.
 """
 
-import json
 import random
-from functools import cache
+from functools import cache, partial
 from itertools import product
-from pathlib import Path
 from typing import Any
 
 from skyrl_gym.core import SPLITS
+from skyrl_gym.data import beside
 
+words = partial(beside, __file__, "words.json")
 GOALS = 4
 """Of a product at each difficulty: 1,600 products, so 19,200 goals in all."""
-
-
-@cache
-def words() -> dict[str, Any]:
-    """The data file beside this module."""
-    return json.loads(Path(__file__).with_name("words.json").read_text(encoding="utf-8"))
 
 
 @cache
