@@ -35,7 +35,7 @@ from skyrl_eval.store import Run
 from skyrl_trainer.agent.tokenizer import load_chat_prompt
 from skyrl_trainer.engine.endpoint import Endpoint, probe
 from skyrl_trainer.engine.server_process import as_flag
-from skyrl_trainer.engine.vllm_actor import ENGINE_ENV, vllm_kwargs
+from skyrl_trainer.engine.vllm_args import ENGINE_ENV, vllm_kwargs
 from skyrl_trainer.rollout.manager import Rollouts
 from skyrl_trainer.run.processes import Processes
 from skyrl_trainer.settings import Config

@@ -42,9 +42,6 @@ class QuestionEnv(TextEnv):
     def count_tasks(self, options: Mapping[str, Any]) -> int:
         raise ValueError("skyrl/question-v0 has no questions of its own: give one as options['task'].")
 
-    def begin(self, task: Task) -> str:
-        return task.text
-
     def act(self, action: str) -> Outcome:
         calls = parse_tool_calls(final(action)) if self._tools else []  # none in its thoughts
         made = [run_call(self._tools, call, self.recorded) for call in calls]

@@ -33,9 +33,9 @@ def grader_hash(bench: str, context: Context) -> str:
     """Of everything that decides a verdict: the code of graders and of the sandbox, the prompts, the judge."""
     benchmark, here, confined = benchmarks.find(bench), Path(__file__).parent, Path(confine.__file__)
     kinds = [kind for kind in type(benchmark).__mro__ if issubclass(kind, Benchmark)]
-    code = ("judge.py", "sandbox.py", "swe.py", "swe_guard.py")
+    code = ("judge.py", "sandbox.py", "swe.py", "swe_guard.py", "swe_pytest.sh")
     files = [*(Path(inspect.getfile(kind)) for kind in kinds), *(here / name for name in code)]
-    files += [confined, confined.with_name("sandbox_policy.json")]
+    files += [confined, confined.with_name("sandbox_policy.json"), *sorted(here.glob("swe_steps/*"))]
     parts = [path.read_text(encoding="utf-8") for path in files] + [prompts.text(name) for name in benchmark.prompts]
     parts.append(context.judge.model if context.judge else context.executor)
     parts.append(f"lenient {context.lenient}")

@@ -18,8 +18,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
-from skyrl_eval import prompts, sandbox
-from skyrl_eval.swe_env import BUDGET, NO_CALL, ShellEnv, submits
+from skyrl_eval import sandbox
+from skyrl_eval.swe_env import NO_CALL, ShellEnv, submits
 from skyrl_gym.core import Choices, Outcome, Task
 from skyrl_gym.tools.tool import responses
 
@@ -60,8 +60,7 @@ class HarborEnv(ShellEnv):
         if (builds := BUILDS.search(steps)) and options["image"] == "refused":
             raise ValueError(f"{file} has {builds[0]!r:.80}, and no image is built: see to it, and give image=ignored.")
         data = {"folder": str(folder), "work": ["/app", *WORKDIR.findall(steps)][-1]}
-        listed = "\n".join(json.dumps(item.schema["function"]) for item in self._tools.values())
-        instructions = prompts.fill("harbor_system", tools=listed, work=data["work"], **BUDGET)
+        instructions = self._prompt("harbor_system", work=data["work"])
         text = (folder / "instruction.md").read_text(encoding="utf-8")
         return Task(self.task_id(options, index), text, None, instructions=instructions, data=data)
 

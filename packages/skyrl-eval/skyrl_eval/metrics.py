@@ -11,11 +11,11 @@ from pydantic import Field, TypeAdapter, ValidationError
 from typing_extensions import TypedDict
 
 from skyrl_eval.types import Attempt, Item, Verdict
+from skyrl_gym.baseline import Z, wilson
 from skyrl_trainer.errors import UserError
 
 COUNTERS = ("steps", "tool_calls", "tool_errors", "prompt_tokens", "completion_tokens", "cached_tokens", "seconds")
 STATUSES = ("correct", "wrong", "unparsed", "truncated", "ungraded", "missing")
-Z = 1.959964
 Dollars = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
@@ -29,15 +29,6 @@ class Price(TypedDict):
 
 Prices = dict[str, Price]
 """By model."""
-
-
-def wilson(p: float, n: int) -> tuple[float, float]:
-    """The 95 % interval of a share p of n. Example: wilson(0.2, 200) == (0.150, 0.261)."""
-    if n == 0:
-        return 0.0, 1.0
-    centre, scale = p + Z * Z / (2 * n), 1 + Z * Z / n
-    half = Z * math.sqrt(p * (1 - p) / n + Z * Z / (4 * n * n))
-    return max(0.0, (centre - half) / scale), min(1.0, (centre + half) / scale)
 
 
 def clustered_error(means: Sequence[float], clusters: Sequence[str]) -> float | None:

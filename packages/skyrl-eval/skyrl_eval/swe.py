@@ -21,27 +21,16 @@ from skyrl_trainer.errors import UserError
 
 EXIT_CODE = ">>>>> Test Exit Code"
 SECONDS = 1800.0
-APPLY = """for apply in "git apply --verbose" "git apply --verbose --3way" "git apply --verbose --reject" \\
-    "patch --batch --forward --fuzz=5 -p1 -i"; do
-  if $apply /eval/patch.diff; then applied=yes; break; fi
-  git checkout -- . ; git clean -fd
-done
-"""
-GRADE = """cd /testbed || exit 0
-%s
-[ -n "$applied" ] || git apply --check --reverse /eval/patch.diff || { echo ">>>>> Patch Apply Failed"; exit 0; }
-bash /eval/eval.sh
-exit 0
-"""
-ACTIVATE = "conda() { :; }\n"
-"""Stands in for conda's script where there is no image: the interpreter on PATH is the environment."""
+STEPS = Path(__file__).with_name("swe_steps")
+"""Scripts: of the official steps, and of a workspace's beginning. The sandbox has them as /steps."""
 
 
 def workspace(repo: str, commit: str, folder: Path, repos: Path | None = None) -> None:
     """Checks `repo` out at `commit`, from repos/owner__name or else GitHub, into an empty folder. Or SandboxFailed."""
     origin = str((repos / repo.replace("/", "__")).resolve()) if repos else f"https://github.com/{repo}.git"
     upload = "git -c uploadpack.allowAnySHA1InWant=true -c safe.directory=* upload-pack"
-    fetch = ["fetch", "-q", "--depth=1", "--no-tags", *(["--upload-pack", upload] if repos else []), origin, commit]
+    served = ["--upload-pack", upload] if repos else []
+    fetch = ["fetch", "-q", "--depth=1", "--no-tags", *served, origin, commit]
     for step in (["init", "-q"], fetch, ["checkout", "-q", "--detach", "FETCH_HEAD"]):
         command = ["git", "-c", "core.logAllRefUpdates=false", *step]
         try:
@@ -83,7 +72,7 @@ def run_tests(
     canaries = swe_guard.canaries(gold, paths_of(gold["test_patch"]), patch) if guarded else {}
     added = "".join(canaries.values())
     script = re.sub(rf"(?m)^.*{START}", lambda found: added + found[0], gold["eval_script"], count=1)
-    done = _run(GRADE, {"patch.diff": patch, "eval.sh": _recording(script)}, gold.get("seconds"), meta, context)
+    done = _run("grade.sh", {"patch.diff": patch, "eval.sh": _recording(script)}, gold.get("seconds"), meta, context)
     resolved = not done.timed_out and is_resolved(gold, done.output)
     forged = guarded and resolved and swe_guard.is_forged(gold, canaries, done.output)
     return Tested(resolved and not forged, done.timed_out, done.output, forged)
@@ -93,27 +82,27 @@ def guarded(gold: Mapping[str, Any], meta: Mapping[str, Any], patch: str, contex
     """What of a patch can be a fix, "" where nothing can or is applied; and what is to be looked at by hand."""
     with tempfile.TemporaryDirectory(prefix="skyrl-swe-") as out:
         binds: list[sandbox.Bind] = [(Path(out), "/out", True)]
-        done = _run(swe_guard.CHANGES, {"patch.diff": patch}, None, meta, context, binds)
+        done = _run("changes.sh", {"patch.diff": patch}, None, meta, context, binds)
         if done.code:
             raise SandboxFailed(f"What the patch changes cannot be told: {done.output.strip()[-300:]}")
         return swe_guard.split(Path(out), paths_of(gold["test_patch"]), gold["eval_script"])
 
 
 def _run(script: str, files: dict[str, str], seconds: Any, meta: Any, context: Any, binds: Any = ()) -> sandbox.Done:
-    """Runs a script around APPLY in a fresh workspace or the item's image, with files in /eval."""
+    """Runs one of STEPS in a fresh workspace or the item's image, with files in /eval."""
     with tempfile.TemporaryDirectory(prefix="skyrl-swe-") as name:
         folder = Path(name)
         (folder / "eval").mkdir()
-        for file, text in (files | {"run.sh": script % APPLY, "activate": ACTIVATE}).items():
+        for file, text in files.items():
             (folder / "eval" / file).write_bytes(text.encode("utf-8", "surrogateescape"))
-        binds = [*binds, (folder / "eval", "/eval", False)]
+        binds = [*binds, (folder / "eval", "/eval", False), (STEPS, "/steps", False)]
         if context.executor == "namespace":
             (folder / "testbed").mkdir()
             workspace(meta["repo"], meta["base_commit"], folder / "testbed", context.repos)
-            activate = (folder / "eval/activate", "/opt/miniconda3/bin/activate", False)
+            activate = (STEPS / "activate", "/opt/miniconda3/bin/activate", False)
             binds += [(folder / "testbed", "/testbed", True), activate]
         where = {"executor": context.executor, "image": meta["container"]}
-        return sandbox.run(("bash", "/eval/run.sh"), binds, seconds=seconds or SECONDS, **where)
+        return sandbox.run(("bash", f"/steps/{script}"), binds, seconds=seconds or SECONDS, **where)
 
 
 def _recording(script: str) -> str:
@@ -156,19 +145,8 @@ def paths_of(patch: str) -> set[str]:
 
 def pytest_script(commit: str, test_patch: str, tests: Sequence[str]) -> str:
     """An eval script of the official shape for a repository whose tests pytest runs."""
+    form = STEPS.with_name("swe_pytest.sh").read_text(encoding="utf-8")
     graded = " ".join(sorted(map(shlex.quote, paths_of(test_patch))))
-    patch, files = test_patch.rstrip("\n"), " ".join(sorted({test.split("::")[0] for test in tests}))
-    return f"""#!/bin/bash
-set -uxo pipefail
-source /opt/miniconda3/bin/activate
-conda activate testbed
-cd /testbed
-git checkout {commit} {graded}
-git apply -v - <<'EOF_114329324912'
-{patch}
-EOF_114329324912
-: '{START}'
-pytest -rA {files}
-: '{END}'
-git checkout {commit} {graded}
-"""
+    files = " ".join(sorted({test.split("::")[0] for test in tests}))
+    patch = test_patch.rstrip("\n")
+    return form.format(commit=commit, graded=graded, patch=patch, files=files, START=START, END=END)

@@ -26,10 +26,6 @@ BUDGET = {"limit": str(MAX_CALLS), "seconds": f"{SECONDS:.0f}"}  # calls of an a
 # The code is printed by an outer shell, whose own is 0: that of the sandbox is then never the command's.
 SHELL = """[ -f /opt/miniconda3/bin/activate ] && . /opt/miniconda3/bin/activate testbed 2> /dev/null
 bash -c "$0"; code=$?; [ $code = 0 ] || echo "[exit code $code]"; exit 0"""
-# An official image's tree, what is built in it too, under one commit of its own: the image's git knows later ones.
-SNAPSHOT = """set -e; cd /testbed; git ls-files -z > /tmp/files; cp -a . /out; cd /out; rm -rf .git; git init -q
-git add -f --pathspec-from-file=/tmp/files --pathspec-file-nul
-git -c user.name=base -c user.email=base@base commit -qm base; git rev-parse HEAD"""
 NO_CALL = (
     'No tool call was found. Write <tool_call>{"tool": "<name>", "args": {...}}</tool_call>; submit ends the task.'
 )
@@ -46,6 +42,11 @@ class ShellEnv(TextEnv):
         self._tools = {name: tool(getattr(self, name)) for name in self.tool_names}
         self._folder: tempfile.TemporaryDirectory[str] | None = None
         self._failure: sandbox.SandboxFailed | None = None
+
+    def _prompt(self, name: str, **values: str) -> str:
+        """The prompt that lists the tools."""
+        listed = "\n".join(json.dumps(each.schema["function"]) for each in self._tools.values())
+        return prompts.fill(name, tools=listed, **values, **BUDGET)
 
     def submit(self) -> str:
         """Ends the task: what is there is judged."""
@@ -137,8 +138,7 @@ class SWEEnv(ShellEnv):
             swe.check()  # now, not once the agent has done its work
         data = {name: row.get(name) for name in ("repo", "base_commit", "container", "executor", "repos")}
         task_id = f"swe:{row['repo']}:{row['base_commit'][:12]}"
-        listed = "\n".join(json.dumps(item.schema["function"]) for item in self._tools.values())
-        instructions = prompts.fill("swe_system", tools=listed, **BUDGET)
+        instructions = self._prompt("swe_system")
         split = options["split"]
         return Task(task_id, row["question"], row.get("tests"), split=split, instructions=instructions, data=data)
 
@@ -239,7 +239,8 @@ def submits(made: Sequence[Mapping[str, Any]]) -> bool:
 
 def snapshot(folder: Path, binds: Sequence[sandbox.Bind] = (), **where: Any) -> str:
     """Copies the /testbed of an image (or of `binds`) into the folder, and returns its only commit."""
-    done = sandbox.run(("bash", "-c", SNAPSHOT), [*binds, (folder, "/out", True)], seconds=600, **where)
+    binds = [*binds, (folder, "/out", True), (swe.STEPS, "/steps", False)]
+    done = sandbox.run(("bash", "/steps/snapshot.sh"), binds, seconds=600, **where)
     if done.code:
         raise sandbox.SandboxFailed(f"The image's /testbed cannot be copied: {done.output.strip()[-300:]}")
     return done.output.split()[-1]

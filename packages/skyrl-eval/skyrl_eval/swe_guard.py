@@ -14,19 +14,6 @@ from typing import Any
 from skyrl_eval import sandbox
 
 START, END = ">>>>> Start Test Output", ">>>>> End Test Output"
-# %s: the official steps. -f, for a patch can say what git ignores; and a nested .git would hide the folder around it.
-CHANGES = """. /opt/miniconda3/bin/activate testbed 2> /dev/null; cd / || exit 1
-python -I > /out/modules <<< '
-import pkgutil
-print(*[name for place, name, _ in pkgutil.iter_modules() if "/testbed" not in str(place)])'
-own() { git --git-dir=/tmp/own/.git --work-tree=/testbed "$@"; }
-tree() { find . -mindepth 2 -name .git -prune -exec rm -rf {} +; own add -Af . && own write-tree; }
-git init -q /tmp/own; cd /testbed && before=$(tree) || exit 1
-%s
-after=$(tree) && own ls-tree -r -z --name-only $after > /out/files &&
-own diff-tree -r -z --no-renames $before $after > /out/changes &&
-own diff-tree -p --binary --no-renames $before $after > /out/patch
-"""
 LOADED = re.compile(
     r"(.*/)?(conftest\.py|\.?pytest\.(ini|toml)|tox\.ini|setup\.(py|cfg)|pyproject\.toml|\.coveragerc"
     r"|(site|user)customize\.py|\.git(attributes|modules)|[^/]+\.(pth|pyc|egg-link)|[^/]+\.(dist-info|egg-info|egg)/.*)"
@@ -42,7 +29,7 @@ UNUSUAL = {
 
 
 def split(out: Path, graded: set[str], script: str) -> tuple[str, list[str]]:
-    """The part that can be a fix, and the flags, of what CHANGES wrote to `out`. `graded`: the test patch's files."""
+    """The part that can be a fix, and the flags, of what changes.sh wrote to `out`. graded: the test patch's files."""
     written = {name: sandbox.read_back(out / name) for name in ("modules", "files", "changes", "patch")}
     command = script.partition(START)[2].partition(END)[0]
     named = {str(PurePosixPath(word)) for word in re.findall(r"[^\s'\";|&]+", command)}

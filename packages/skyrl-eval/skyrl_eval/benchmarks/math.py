@@ -8,6 +8,7 @@ from pydantic import AliasChoices, Field, model_validator
 from skyrl_eval import data
 from skyrl_eval.benchmarks.common import Benchmark, Context, final, last, verdict
 from skyrl_eval.types import Attempt, Item, Source, Verdict
+from skyrl_gym.answers import verified
 
 
 def boxed(text: str) -> str:
@@ -23,12 +24,9 @@ def boxed(text: str) -> str:
 
 
 def equivalent(gold: str, answer: str) -> bool:
-    """Whether math-verify takes the two for the same. Its time limits are signals: call it in the main thread."""
-    from math_verify import parse, verify
-
-    if not (gold.strip() and answer.strip()):  # two missing answers are not the same answer
-        return False
-    return gold.strip() == answer.strip() or verify(parse(f"\\boxed{{{gold}}}"), parse(f"\\boxed{{{answer}}}"))
+    """Whether the two are the same text, or math-verify takes them for the same; two missing answers are not."""
+    told = gold.strip() and answer.strip()
+    return bool(told) and (gold.strip() == answer.strip() or verified(answer, gold))
 
 
 def number(text: str) -> str:
