@@ -1,4 +1,4 @@
-"""Learning curves: the tiny policy on the quick-start task with PPO, GRPO, SAPO, GSPO and DAPO, three seeds each.
+"""Learning curves: the tiny policy on the quick-start task by PPO, GRPO, SAPO, GSPO, DAPO and CISPO, three seeds each.
 
     python benchmarks/learning_matrix.py [--seeds 0 1 2] [--algorithms ...] [--out runs/learning_matrix] [--report-only]
     python benchmarks/learning_matrix.py --seeds 100 --set sapo:trainer.learning_rate=2e-4 --out runs/try1     (tuning)
@@ -39,8 +39,9 @@ TUNED: dict[str, dict[str, Any]] = {
     },
     "gspo": {"trainer.learning_rate": 2e-4, "trainer.algorithm.options": {"epsilon": 0.05, "epsilon_high": 0.05}},
     "dapo": {"trainer.learning_rate": 2e-4},
+    "cispo": {"trainer.learning_rate": 2e-4},
 }
-"""Tuned on seed 100, then frozen; on top of the recipe and of COMMON."""
+"""Tuned on seed 100 (but for cispo, which has what most have), then frozen; on top of the recipe and of COMMON."""
 PLACES = {"trainer.run_dir", "trainer.policy.model.path"}
 """Settings that say where things are, and do not count when settings are compared."""
 RUN_SECONDS = 4 * 3600.0  # limit of one run

@@ -38,7 +38,8 @@ from typing import Any
 import ray
 
 from skyrl_trainer.data import load_samples
-from skyrl_trainer.engine.vllm_actor import ENGINE_ENV, VLLMEngine
+from skyrl_trainer.engine.vllm_actor import VLLMEngine
+from skyrl_trainer.engine.vllm_args import ENGINE_ENV
 from skyrl_trainer.rollout.manager import Rollouts
 from skyrl_trainer.settings import Config, TinyConfig
 from skyrl_trainer.tiny.demonstrations import conversation_texts

@@ -20,7 +20,8 @@ import ray
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from skyrl_trainer.engine.vllm_actor import ENGINE_ENV, VLLMEngine
+from skyrl_trainer.engine.vllm_actor import VLLMEngine
+from skyrl_trainer.engine.vllm_args import ENGINE_ENV
 from skyrl_trainer.weight_sync.shared_memory import SharedMemorySync
 
 ROUNDS = 11
