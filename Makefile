@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help setup train test lint clean
+.PHONY: help setup train test lint docs clean
 export PYTHON
 bin := .venv/bin
 ifdef FULL
@@ -12,7 +12,9 @@ help: ## this list; ARGS="a.b=c" goes on to skyrl-trainer or pytest
 setup: ## .venv with everything in it; PYTHON=... chooses the interpreter
 	@scripts/setup.sh
 
-train: setup ## trains a small policy: runs/quickstart
+train: ## trains a small policy: runs/quickstart
+	@echo "make train: sets up .venv (once), then trains a small policy to add two-digit numbers; 5 to 11 minutes on 2 cores"
+	@scripts/setup.sh
 	$(bin)/skyrl-trainer train quickstart $(ARGS)
 
 lint: setup ## ruff and mypy
@@ -21,8 +23,17 @@ lint: setup ## ruff and mypy
 	$(bin)/mypy
 
 test: lint ## lint and all tests; FULL=1 runs the sizes that the issues name
+ifdef FULL
+	@bash -c 'python=python3; source scripts/pip_settings.sh; \
+	  $(bin)/uv pip install --quiet --python $(bin)/python -c requirements/constraints.txt -r requirements/full.txt'
+endif
 	OMP_NUM_THREADS=1 $(bin)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)
 
+docs: setup ## the documentation site: site/index.html
+	@$(bin)/python -c "import mkdocs_awesome_nav, mkdocs_jupyter" 2>/dev/null || bash -c 'python=python3; \
+	  source scripts/pip_settings.sh; $(bin)/uv pip install --python $(bin)/python -e "packages/skyrl-trainer[docs]"'
+	NO_MKDOCS_2_WARNING=1 $(bin)/python -m mkdocs build
+
 clean: ## removes .venv and caches, leaves runs/
-	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis dist packages/*/dist
+	rm -rf .venv site .mypy_cache .ruff_cache .pytest_cache .hypothesis dist packages/*/dist
 	find packages tests benchmarks -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true

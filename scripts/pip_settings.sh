@@ -1,4 +1,4 @@
-# Sourced: tells uv what pip was told about indexes, local wheels and certificates, which uv does not read itself.
+# Sourced: tells uv what pip was told about indexes, local wheels, proxies and certificates, which uv does not read.
 # Needs $python, an interpreter whose pip is asked for its configuration; without pip only PIP_* variables count.
 
 pip_configuration="$("$python" -m pip config list 2>/dev/null || true)" # `pip config get` reads one file only
@@ -21,6 +21,8 @@ pass_on UV_DEFAULT_INDEX "$(pip_setting index-url)"
 pass_on UV_INDEX "$(pip_setting extra-index-url)"
 pass_on UV_FIND_LINKS "$(pip_setting find-links | tr ' ' ',')"
 pass_on UV_INSECURE_HOST "$(pip_setting trusted-host)"
+pass_on HTTPS_PROXY "$(pip_setting proxy)"
+pass_on HTTP_PROXY "$(pip_setting proxy)"
 pass_on SSL_CERT_FILE "$(pip_setting cert)"
 pass_on UV_INDEX_STRATEGY unsafe-best-match # as pip does: the best version of all indexes
 pass_on UV_HTTP_TIMEOUT 180

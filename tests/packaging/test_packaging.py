@@ -4,21 +4,28 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tarfile
+import tomllib
 import zipfile
 from pathlib import Path
 
 import pytest
+from packaging.metadata import Metadata
+from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
+from trove_classifiers import classifiers
 
 ROOT = Path(__file__).parents[2]
 GYM, TRAINER = ROOT / "packages/skyrl-gym", ROOT / "packages/skyrl-trainer"
+HOME = "https://example.org/owner/name"
 
 
 def run(*command: str | Path, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
     environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}
+    environment["PROJECT_URL"] = HOME
     return subprocess.run(
         [str(part) for part in command],
         cwd=cwd,
@@ -121,6 +128,54 @@ def test_foreign_skyrl_gym_never_satisfies_the_trainer(built: Path) -> None:
     specifier = SpecifierSet(required[1].strip())
     assert specifier.contains("1!0.1.0")
     assert not any(specifier.contains(version, prereleases=True) for version in ("0.4.0", "0.9", "2.0", "999.0"))
+
+
+@pytest.mark.parametrize("name", ["skyrl_gym", "skyrl_trainer"])
+def test_the_metadata_is_what_an_index_asks_for(built: Path, name: str) -> None:
+    wheel = wheel_contents(only(built / "sdist", f"{name}-*.whl"))
+    (text,) = (value for path, value in wheel.items() if path.endswith("/METADATA"))
+    found = Metadata.from_email(text)  # raises for what the specification does not allow
+    assert found.author and found.summary and found.keywords and found.license_expression == "Apache-2.0"
+    assert set(found.classifiers or ()) <= classifiers and len(found.classifiers or ()) > 8
+    assert found.project_urls == {"Repository": HOME, "Issues": f"{HOME}/issues"} | {
+        kind: f"{HOME}/blob/main/{path}" for kind, path in (("Changelog", "CHANGELOG.md"), ("Documentation", "docs/"))
+    }
+    assert all((ROOT / url.split("/main/")[1]).exists() for url in found.project_urls.values() if "/main/" in url)
+    assert found.description_content_type == "text/markdown" and "pip install" in (found.description or "")
+
+
+@pytest.mark.parametrize("package", [GYM, TRAINER], ids=lambda path: path.name)
+def test_all_is_every_extra_but_the_builds_of_vllm(package: Path) -> None:
+    project = tomllib.loads((package / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"]
+    named = {extra for each in extras["all"] for extra in Requirement(each).extras} - {"all"}
+    assert extras.keys() - {"all", "cpu", "gpu", "mcp", "server"} == named - {"mcp", "server"}
+    assert package == GYM or "skyrl-gym[all]" in extras["all"]
+    for extra in extras:
+        assert f"`{extra}`" in (package / "README.md").read_text(), f"the long description says nothing of {extra}"
+
+
+def test_both_packages_have_the_same_build_hook() -> None:
+    """Each sdist has to carry it at the place where its pyproject.toml names it, which cannot be outside the sdist."""
+    assert (GYM / "hatch_build.py").read_bytes() == (TRAINER / "hatch_build.py").read_bytes()
+
+
+def test_another_name_for_a_distribution_is_one_command(tmp_path: Path) -> None:
+    for folder in ("packages", "scripts"):
+        shutil.copytree(ROOT / folder, tmp_path / folder, ignore=shutil.ignore_patterns("__pycache__"))
+    checked(sys.executable, "scripts/name_distribution.py", "skyrl-gym", "other-gym", cwd=tmp_path)
+    gym, trainer = (
+        tomllib.loads((tmp_path / "packages" / name / "pyproject.toml").read_text())["project"]
+        for name in ("skyrl-gym", "skyrl-trainer")
+    )
+    assert gym["name"] == "other-gym" and trainer["name"] == "skyrl-trainer"
+    assert any(each.startswith("other-gym>=") for each in trainer["dependencies"])
+    assert trainer["optional-dependencies"]["mcp"] == ["other-gym[mcp]"]
+    doctor = (tmp_path / "packages/skyrl-trainer/skyrl_trainer/dry_run/doctor.py").read_text()
+    assert 'version("other-gym")' in doctor and "pip install packages/skyrl-gym" in doctor
+    assert run(sys.executable, "scripts/name_distribution.py", "skyrl-gym", "-", cwd=tmp_path).returncode == 1
+    refused = run(sys.executable, "scripts/name_distribution.py", "skyrl-gym", "third", cwd=tmp_path)
+    assert "No distribution here is called 'skyrl-gym'." in refused.stderr
 
 
 def test_readme_example_of_environments_runs_from_the_wheel_alone(built: Path, tmp_path: Path) -> None:
