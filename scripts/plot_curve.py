@@ -2,9 +2,11 @@
 
     python scripts/plot_curve.py runs/seed0 runs/seed1 --out docs/curve.svg
     python scripts/plot_curve.py --matrix runs/learning_matrix --out docs/algorithms
+    python scripts/plot_curve.py --staleness runs/k0 runs/k2 runs/k8 --out docs/staleness.png
 
 The first draws held-out success and reward of runs, the README's picture. The second draws what
 benchmarks/learning_matrix.py made: learning.png, every algorithm's held-out success, and a picture of each algorithm.
+The third draws what it made at several bounds of `trainer.max_staleness`, and prints the table.
 Needs matplotlib, which nothing else here does.
 """
 
@@ -18,7 +20,7 @@ from typing import Any
 
 from skyrl_trainer.report.history import read_metrics
 
-COLORS = ("#3067d6", "#d9722e", "#1f9d74", "#a04fc4", "#b8a01c")
+COLORS = ("#3067d6", "#d9722e", "#1f9d74", "#a04fc4", "#b8a01c", "#c2456b")
 STYLE: dict[str, Any] = {"axes.spines.top": False, "axes.spines.right": False, "font.size": 11, "axes.grid": True}
 
 
@@ -92,16 +94,45 @@ def plot_matrix(folder: Path, out: Path) -> None:
         draw(out / f"{name}.png", 1, one(name), 6)
 
 
+def plot_staleness(matrices: list[Path], out: Path) -> None:
+    """Held-out success by algorithm, a panel for each matrix; the table has the mean at the end and each seed's."""
+    found: list[dict[str, list[dict[float, float]]]] = []
+    for matrix in matrices:
+        runs = sorted(path.parent for path in matrix.glob("*/seed*/metrics.jsonl") if path.parents[1].name != "clone")
+        curves: dict[str, list[dict[float, float]]] = {}
+        for run in runs:
+            curves.setdefault(run.parent.name, []).append(curve(run, "eval/success"))
+        found.append(curves)
+    for name in found[0]:
+        ends = [[list(points.values())[-1] for points in curves[name]] for curves in found]
+        cells = [f"{mean(each):.3f} ({', '.join(f'{end:.3f}' for end in each)})" for each in ends]
+        print(f"| {name} | {' | '.join(cells)} |")
+
+    def fill(*axes: Any) -> None:
+        for axis, matrix, curves in zip(axes, matrices, found, strict=True):
+            for color, (name, seeds) in zip(COLORS, sorted(curves.items()), strict=False):
+                steps = sorted(set.intersection(*map(set, seeds)))
+                means = [mean(points[step] for points in seeds) for step in steps]
+                axis.plot(steps, means, color=color, marker="o", ms=3, lw=1.6, label=name)
+            axis.set(title=f"{matrix.name}: held-out success", xlabel="step", ylim=(0, 1.03))
+        axes[-1].legend(frameon=False, loc="lower right")
+
+    draw(out, len(matrices), fill, 4.2 * len(matrices))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="run folders, or one folder of a matrix")
     parser.add_argument(
         "--matrix", action="store_true", help="what benchmarks/learning_matrix.py made; --out: a folder"
     )
+    parser.add_argument("--staleness", action="store_true", help="matrices at several bounds, one folder for each")
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
     if args.matrix:
         plot_matrix(args.runs[0], args.out)
+    elif args.staleness:
+        plot_staleness(args.runs, args.out)
     else:
         plot_runs(args.runs, args.out)
 

@@ -52,7 +52,7 @@ def test_an_env_of_ones_own_is_played_by_its_expert_in_an_env_worker() -> None:
     check_env(gymnasium.make("mine/backwards-v0").unwrapped, skip_render_check=True)
     talk = next(demonstrations(samples, 1, seed=0))
     assert talk[-1]["role"] == "assistant"
-    worker = EnvWorker(step_timeout=5.0)
+    worker = EnvWorker(step_timeout=60.0)
     for index in range(20):
         (reply,) = worker.call_many([("reset", "key", samples[index])])
         word = reply.observation.removeprefix("Backwards: ")
