@@ -24,6 +24,20 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = [item for item in items if item not in left]
 
 
+@pytest.fixture
+def clean_registry(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The environments that a test registers are gone after it."""
+    import gymnasium
+
+    from skyrl_gym import registry
+
+    monkeypatch.setattr(registry, "_entries", dict(registry._entries))
+    before = set(gymnasium.registry)
+    yield
+    for env_id in set(gymnasium.registry) - before:
+        del gymnasium.registry[env_id]
+
+
 @pytest.fixture(scope="module")
 def one_ray() -> Iterator[None]:
     """The evaluations of a file that this process runs share the Ray that the first of them starts."""

@@ -11,9 +11,9 @@ import pytest
 import skyrl_gym
 from skyrl_gym.data import load_rows
 from skyrl_gym.envs.base_text_env import BaseTextEnv, BaseTextEnvStepOutput
+from tests.docs.blocks import blocks
 
-PAGE = (Path(__file__).parent / "skyrl_overview.md").read_text(encoding="utf-8")
-DATASET, ENVIRONMENT = re.findall(r"^```python\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE)
+DATASET, ENVIRONMENT = (block.text for block in blocks(Path(__file__).parent / "skyrl_overview.md", "python"))
 assert "\n     data = {" in DATASET and "\n   def step" in ENVIRONMENT, "a formatter has changed what is printed"
 
 

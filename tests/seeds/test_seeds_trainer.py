@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -14,9 +13,10 @@ from datasets import Dataset
 from skyrl_trainer import GRPOTrainer
 from skyrl_trainer.cli import main
 from skyrl_trainer.data import load_samples
+from tests.docs.blocks import blocks, commands
 
 ROOT = Path(__file__).parents[2]
-PAGE = (Path(__file__).parent / "skyrl_overview.md").read_text()
+PAGE = Path(__file__).parent / "skyrl_overview.md"
 THEIRS = "uv run --isolated --extra vllm -m skyrl_train.entrypoints.main_base"
 ROWS = [{"question": f"Ann has {n} pears and eats one. How many?", "answer": f"{n} - 1\n#### {n - 1}"} for n in (3, 5)]
 
@@ -32,18 +32,9 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def words(block: str) -> list[str]:
-    """The arguments as a shell reads them once the comments between its lines, and what follows `...`, are gone."""
-    lines = [line.strip() for line in block.splitlines()]
-    kept = [line for line in lines if line and not line.startswith(("#", "..."))]
-    script = "printf '%s\\0' " + " ".join(line.rstrip("\\") for line in kept)
-    out = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True).stdout
-    return out[:-1].split("\0")
-
-
 def test_the_printed_command_is_a_run_of_ours(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (block,) = re.findall(r"```bash\n(.*?)```", PAGE, re.DOTALL)
-    said = words(block)
+    (block,) = blocks(PAGE, "bash")
+    (said,) = commands(block.text)
     length = len(THEIRS.split())
     assert " ".join(said[:length]) == THEIRS and len(said) == length + 19
     assert main(["train", *said[length:], "--dry-run"]) == 0
