@@ -13,7 +13,7 @@ setup: ## .venv with everything in it; PYTHON=... chooses the interpreter
 	@scripts/setup.sh
 
 train: ## trains a small policy: runs/quickstart
-	@echo "make train: sets up .venv (once), then trains a small policy to add two-digit numbers; 5 to 11 minutes on 2 cores"
+	@echo "make train: sets up .venv (once), then trains a small policy to add two-digit numbers for 3 to 8 minutes"
 	@scripts/setup.sh
 	$(bin)/skyrl-trainer train quickstart $(ARGS)
 
@@ -22,7 +22,7 @@ lint: setup ## ruff and mypy
 	$(bin)/ruff format --check .
 	$(bin)/mypy
 
-test: lint ## lint and all tests; FULL=1 runs the sizes that the issues name
+test: lint ## lint and all tests; FULL=1: the sizes that a release is held to
 ifdef FULL
 	@bash -c 'python=python3; source scripts/pip_settings.sh; \
 	  $(bin)/uv pip install --quiet --python $(bin)/python -c requirements/constraints.txt -r requirements/full.txt'

@@ -45,9 +45,9 @@ a family's words and forms, are the [cheats](cheats.md). A cell is the success w
 and the steps of an episode.
 
 ```bash
-python -m skyrl_gym baseline text_math --agent random --split val --difficulty 3 --lang zh    # a cell
-python -m benchmarks.baselines --write                                                       # all of them
-python -m benchmarks.baselines --agent http://127.0.0.1:8000/v1 --model NAME --write          # a model's column
+python -m skyrl_gym baseline text_math --agent random --split val --difficulty 3 --lang zh --episodes 200
+python -m benchmarks.baselines --write                                                           # all of them
+python -m benchmarks.baselines --agent http://127.0.0.1:8000/v1 --model NAME --write              # a model's column
 ```
 """
 TAIL = """

@@ -50,7 +50,7 @@ make_venv() { # creates .venv and sets $uv
   rm -rf .venv
   if uv --version >/dev/null 2>&1; then
     uv=uv
-    uv venv --quiet --python "$python" .venv
+    uv venv --quiet --seed --python "$python" .venv
     return
   fi
   "$python" -m venv .venv || die "$python cannot create virtual environments. Install its venv module" \
