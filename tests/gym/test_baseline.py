@@ -81,9 +81,8 @@ def test_what_was_played_before_an_endpoint_fails_is_said(capsys):
         assert main(["baseline", "text_math", "--agent", f"{url}/", "--model", "m"]) == 2
     out, err = capsys.readouterr()
     assert "3 episodes" in out
-    assert (
-        err == f"{url}/chat/completions gave no chat completion of 'm': HTTPError, HTTP Error 429: Too Many Requests\n"
-    )
+    what = "gave no answer of OpenAI's API (HTTPError: HTTP Error 429: Too Many Requests)"
+    assert err == f"{url}/chat/completions {what}\n"
 
 
 @pytest.mark.parametrize(
@@ -94,9 +93,10 @@ def test_what_was_played_before_an_endpoint_fails_is_said(capsys):
         (["text_math", "--model", "m"], "An endpoint and a model go together"),
         (
             ["text_math", "--agent", "http://127.0.0.1:9", "--model", "m"],
-            "no chat completion of 'm': URLError, .*refused",
+            r"no answer of OpenAI's API \(URLError: .*refused",
         ),
-        (["text_math", "--agent", "http://a b", "--model", "m"], "http://a b/chat/completions gave no chat completion"),
+        (["text_math", "--agent", "http://a b", "--model", "m"], "http://a b/chat/completions gave no answer"),
+        (["kuhn_poker", "--option", "opponent=http://a:b/v1"], "opponent http://a:b/v1: .*InvalidURL.*serve a policy"),
         (["text_math", "--episodes", "1"], "--episodes is 1, expected 2 or more"),
         (["text_math", "--difficulty", "99"], "valid values are 1, 2"),
         (["text_maths"], "no environment 'text_maths'. Did you mean text_math"),
@@ -129,3 +129,38 @@ def test_an_environment_without_an_expert_is_named(capsys, monkeypatch):
         assert list(episodes(env, lambda *_: "x", range(2))) == [(False, 0.0, 1)] * 2
     finally:
         del gym.registry["Silent-v0"]
+
+
+def test_in_self_play_each_role_is_asked_without_the_others_card(capsys):
+    def model(request):
+        talk = request["messages"]
+        assert [each["role"] for each in talk].count("system") == 1
+        cards = {word for each in talk for word in re.findall(r"card: ([JQK])", each["content"])}
+        assert len(cards) == 1, talk
+        return 200, "check"
+
+    with served(model) as (url, asked):
+        said(capsys, "kuhn_poker", "--agent", url, "--model", "m", "--episodes", "6", "--option", "opponent=self")
+    assert len(asked) >= 12
+
+
+@pytest.mark.parametrize("command", [[], *([each] for each in ("play", "demos", "serve", "baseline"))])
+def test_every_command_explains_itself(capsys, command):
+    with pytest.raises(SystemExit) as ended:
+        main([*command, "--help"])
+    assert ended.value.code == 0 and "usage:" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "words, sentence",
+    [
+        (["play", "text_math", "--option", "x=[1"], "'x=[1' has no value of YAML: put it in quotes"),
+        (["play", "text_math", "--seed", "-1"], "seed"),
+    ],
+)
+def test_a_wrong_word_is_no_traceback(capsys, words, sentence):
+    try:
+        code = main(words)
+    except SystemExit as ended:
+        code = ended.code
+    assert code == 2 and sentence.lower() in capsys.readouterr().err.lower()

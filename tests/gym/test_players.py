@@ -198,7 +198,20 @@ def test_self_play_gives_each_role_its_own_context_and_reward(name, lang):
 @every_game
 def test_a_text_that_is_no_move_loses_the_stake(name):
     env = gym.make(f"skyrl/{name}-v0").unwrapped
-    for action in ("", "B 9", "Check or bet", "call", "B 0", "A -1", "B 1 1", "過牌", "x" * 10**6):
+    for action in (
+        "",
+        "B 9",
+        "Check or bet",
+        "call",
+        "B 0",
+        "A -1",
+        "B 1 1",
+        "過牌",
+        "x" * 10**6,
+        "recheck",
+        "AB 1",
+        "不 B",
+    ):
         env.reset(seed=3)
         if env.game.parse(action) != "illegal":
             continue
@@ -219,8 +232,14 @@ def test_the_perfect_opponent_never_loses_from_where_it_can_win_and_a_random_one
         env = gym.make("skyrl/nim-v0", opponent=opponent, expert="random", difficulty=2).unwrapped
         for seed in range(200):
             env.reset(seed=seed)
-            while not (step := env.step(env.expert_action()))[2]:
-                pass
+            over = False
+            while not over:
+                action = env.expert_action()
+                left, mine = Nim(), env.role == env.game.agent_selection
+                left.reset(options={"deal": env.game.deal, "moves": [*env.game.moves, env.game.parse(action)]})
+                step = env.step(action)
+                over = step[2]
+                assert mine and (opponent == "random" or not nim_sum(left.heaps) or not nim_sum(env.game.heaps))
             results.append(step[-1]["success"])
     assert np.mean(won["perfect"]) < 0.15 < 0.3 < np.mean(won["random"])
 
@@ -280,7 +299,30 @@ def test_a_pool_of_served_policies_plays_the_other_role_and_the_seed_draws_one()
         server.shutdown()
     assert records[0] == records[1] and {body["model"] for body in records[0][1]} == {"past", "newer"}
     assert len({body["seed"] for body in records[0][1]}) > 10
-    with pytest.raises(RuntimeError, match=r"opponent http://127.0.0.1:1/v1 gave no answer .*serve a policy there"):
+    with pytest.raises(RuntimeError, match=r"opponent http://127.0.0.1:1/v1: .*gave no answer .*serve a policy there"):
         env.reset(seed=1, options={"opponent": "http://127.0.0.1:1/v1", "task_id": "train:1:en:1"})
     with pytest.raises(ValueError, match="option 'opponent' is 'best'; valid values are 'random', 'perfect', 'self'"):
         env.reset(options={"opponent": "perfect,best"})
+
+
+def test_an_opponent_whose_first_text_is_no_move_has_lost(monkeypatch):
+    monkeypatch.setattr("skyrl_gym.players.pool.ask", lambda *_: "nonsense")
+    env = gym.make("skyrl/kuhn_poker-v0", opponent="http://127.0.0.1:1/v1").unwrapped
+    for seed in range(12):
+        observation, _ = env.reset(seed=seed)
+        if env.role == ROLES[1]:
+            assert "The other gives up." in observation
+            observation, reward, over, _, info = env.step(env.expert_action())
+            assert (reward, over, info["success"]) == (env.game.stake, True, True)
+            return
+    raise AssertionError("no seed gave the second role")
+
+
+@pytest.mark.parametrize("action", ["我选择过牌", "答案:过牌。", "过牌", "check 过牌"])
+def test_chinese_needs_no_blank_before_a_move(action):
+    game = KuhnPoker("zh")
+    game.reset(seed=0)
+    assert game.parse(action) == "check"
+    nim = Nim("zh")
+    nim.reset(options={"deal": [3, 2, 1]})
+    assert nim.parse("我选B 1") == "B 1" and nim.parse("AB 1") == "illegal"

@@ -106,8 +106,8 @@ class HarborEnv(ShellEnv):
         self.close()
         self._folder = tempfile.TemporaryDirectory(prefix="skyrl-harbor-", ignore_cleanup_errors=True)
         work, temporary = Path(self._folder.name, "work"), Path(self._folder.name, "tmp")
-        given, left_out = Path(self.task.data["folder"], "environment"), shutil.ignore_patterns("Dockerfile")
-        shutil.copytree(given, work, symlinks=True, ignore=left_out)
+        shutil.copytree(Path(self.task.data["folder"], "environment"), work, symlinks=True)
+        (work / "Dockerfile").unlink(missing_ok=True)
         temporary.mkdir()
         self._binds = [(work, self.task.data["work"], True), (temporary, "/tmp", True)]
         self._steps, self._commands = state["steps"], list[str]()

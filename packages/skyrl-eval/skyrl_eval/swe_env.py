@@ -8,9 +8,10 @@ Reward, with `submit` or at the step limit: 1.0 if the task gives its tests and 
 (swe.guarded) passes them, so that editing tests or what loads them never pays; else 0.0. info has its `flags`.
 """
 
+import functools
 import json
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any, ClassVar
 
@@ -80,6 +81,19 @@ class ShellEnv(TextEnv):
             self._folder = None
 
 
+def _as_named(work: Callable[..., str]) -> Callable[..., str]:
+    """A tool whose errors name a file as the agent does, not where it lies outside the sandbox."""
+
+    @functools.wraps(work)
+    def told(self: Any, path: str, *arguments: Any, **named: Any) -> str:
+        try:
+            return work(self, path, *arguments, **named)
+        except OSError as error:
+            raise ToolError(f"{path}: {error.strerror}.") from error
+
+    return told
+
+
 class SWEEnv(ShellEnv):
     """The tasks are benchmarks' (swe_verified.env), each given as options["task"]:
 
@@ -101,6 +115,7 @@ class SWEEnv(ShellEnv):
         binds = [(self._path / "testbed", "/testbed", True), (self._path / "tmp", "/tmp", True)]
         return self._shell(command, binds, "/testbed", **self._where)
 
+    @_as_named
     def view(self, path: str, start: int = 1) -> str:
         """Shows 200 numbered lines of a file from line `start` on, or the entries of a folder."""
         place = self._place(path)
@@ -111,6 +126,7 @@ class SWEEnv(ShellEnv):
         shown = [f"{number:6}  {line}" for number, line in enumerate(lines, start=1)][first - 1 : first - 1 + LINES]
         return cut("\n".join(shown) + f"\n[lines {first} to {first + len(shown) - 1} of {len(lines)}]")
 
+    @_as_named
     def replace(self, path: str, old: str, new: str) -> str:
         """Replaces `old`, which must stand in the file exactly once, by `new`; an empty `old` makes a new file."""
         place = self._place(path)

@@ -74,7 +74,10 @@ def _option(text: str) -> tuple[str, Any]:
     name, equals, value = text.partition("=")
     if not equals:
         raise argparse.ArgumentTypeError(f"{text!r} is not NAME=VALUE, for example solution=worked")
-    return name, yaml.safe_load(value)
+    try:
+        return name, yaml.safe_load(value)
+    except yaml.YAMLError as error:
+        raise argparse.ArgumentTypeError(f"{text!r} has no value of YAML: put it in quotes, {name}='...'") from error
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -93,7 +96,7 @@ def main(arguments: list[str] | None = None) -> int:
     server.add_argument("--max-sessions", type=int, default=1024, help="at once (default 1024)")
     server.add_argument("--idle-seconds", type=float, default=600.0, help="after which a session ends (default 600)")
     server.add_argument("--write-openenv", type=Path, metavar="FOLDER", help="write openenv.yaml there, and end")
-    scorer = commands.add_parser("baseline", help="what an agent reaches in an environment, with 95 % intervals")
+    scorer = commands.add_parser("baseline", help="what an agent reaches in an environment, with 95 %% intervals")
     scorer.add_argument(
         "--agent", default="expert", help="random, first, expert (default), or http://... of an endpoint"
     )
@@ -122,7 +125,7 @@ def main(arguments: list[str] | None = None) -> int:
             _baseline(args, options)
         else:
             _write_demos(args.env, args.n, args.out, options)
-    except (ValueError, RuntimeError, OSError) as error:
+    except (ValueError, RuntimeError, OSError, ImportError, gymnasium.error.Error) as error:
         print(error, file=sys.stderr)
         return 2
     except KeyboardInterrupt:

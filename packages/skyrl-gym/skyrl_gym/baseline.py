@@ -4,21 +4,20 @@
 does in another task, any or always the first one: the form of their actions is right, and what they say is not.
 """
 
-import json
-import os
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from http.client import HTTPException
 from statistics import fmean, stdev
 from typing import Any
-from urllib.request import Request, urlopen
 
 import gymnasium
 
+from skyrl_gym.chat_client import reply
 from skyrl_gym.core import TextEnv
 
 Z = 1.959964
 """Standard deviations in a 95 % interval of the normal distribution."""
+ANSWER_SECONDS = 300.0
+"""Limit of an endpoint's answer."""
 History = list[tuple[str, dict[str, Any]]]
 """Observation and info, of the reset and of every step since."""
 Agent = Callable[[Any, History], str]
@@ -66,7 +65,7 @@ def make_agent(name: str, model: str | None, env_id: str, options: dict[str, Any
     if name.startswith(("http://", "https://")) != bool(model):
         raise ValueError("An endpoint and a model go together: --agent http://127.0.0.1:8000/v1 --model NAME.")
     if model:
-        return _endpoint(f"{name.rstrip('/')}/chat/completions", model)
+        return _endpoint(name, model)
     others = {option: value for option, value in options.items() if option != "task_id"}
     agents = {"expert": expert, "first": _unseeing(lambda actions: actions[0], env_id, others)}
     agents["random"] = _unseeing(random.Random(0).choice, env_id, others)
@@ -95,20 +94,16 @@ def _unseeing(pick: Callable[[Sequence[Any]], Any], env_id: str, options: dict[s
 
 def _endpoint(url: str, model: str) -> Agent:
     messages: list[dict[str, str]] = []
-    headers = {"Content-Type": "application/json", "Authorization": f"Bearer {os.environ.get('OPENAI_API_KEY', '-')}"}
 
     def agent(env: Any, history: History) -> str:
+        observation, info = history[-1]
         if len(history) == 1:
-            told = history[0][1].get("instructions")
+            told = info.get("instructions")
             messages[:] = [{"role": "system", "content": told}] if told else []
-        messages.append({"role": "user", "content": history[-1][0]})
-        request = Request(url, json.dumps({"model": model, "messages": messages}).encode(), headers)
-        try:
-            with urlopen(request, timeout=300) as reply:
-                said = json.load(reply)["choices"][0]["message"]["content"] or ""
-        except (OSError, HTTPException, ValueError, LookupError, TypeError) as error:
-            raise ValueError(f"{url} gave no chat completion of {model!r}: {type(error).__name__}, {error}") from error
-        messages.append({"role": "assistant", "content": str(said)})
-        return str(said)
+        messages.append({"role": "user", "content": observation})
+        own = (info.get("request") or {}).get("messages")  # of the role that acts, which knows no other's cards
+        said = reply(url, model, own or messages, ANSWER_SECONDS)
+        messages.append({"role": "assistant", "content": said})
+        return said
 
     return agent

@@ -76,3 +76,10 @@ def test_a_role_that_never_acted_failed_episodes_and_other_envs() -> None:
     assert found.trajectories[1] is plain
     reordered = batch([[plain], [alone]])
     assert reordered.group_index == [0, 1] and reordered.rewards == [[3.0], [1.0]]
+
+
+def test_an_answer_that_was_too_long_is_held_against_its_own_role_alone() -> None:
+    cut = two_tries()[0]
+    cut.stop_reason = StopReason.LENGTH  # in B's last turn
+    found = batch([[cut]], env=0.0, overlong=1.0)
+    assert [part.stop_reason for part in found.trajectories] == [StopReason.TERMINATED, StopReason.LENGTH]

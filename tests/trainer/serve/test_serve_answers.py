@@ -153,7 +153,7 @@ class Growing(SayingEngine):
 
     def __init__(self, tokenizer: Any) -> None:
         super().__init__(tokenizer)
-        self.calls, self.dies = 0, False
+        self.calls, self.dies, self.final = 0, False, ""
         self.written = SimpleNamespace(remote=self._written)
 
     async def _written(self, request_id: str, known: int) -> list[int]:
@@ -166,7 +166,10 @@ class Growing(SayingEngine):
             await asyncio.sleep(0.001)
         if self.dies:
             raise EngineDied("The engine is gone.")
-        return await super()._collect(client, timeout)
+        done = await super()._collect(client, timeout)
+        for each in done if self.final else []:  # as after a new start
+            each.output_ids[:-1] = self._tokenizer.encode(self.final, add_special_tokens=False)
+        return done
 
 
 @pytest.mark.parametrize("engine", [True], indirect=True)
@@ -185,6 +188,25 @@ def test_a_reply_is_told_while_it_is_sampled(client: openai.OpenAI, engine: Grow
     chunks = list(client.chat.completions.create(messages=HELLO, tools=TOOLS, **given))
     assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == "So, let us see:"
     assert chunks[-1].choices[0].delta.tool_calls[0].function.name == "calculator" and len(chunks) > 2
+
+
+@pytest.mark.parametrize("engine", [True], indirect=True)
+def test_the_clients_own_stream_joins_the_chunks_to_the_reply(client: openai.OpenAI, engine: Growing) -> None:
+    engine.text = f"\n\nLet me look it up. {CALL}"
+    with client.chat.completions.stream(model="tiny-run", messages=HELLO, tools=TOOLS, max_tokens=300) as stream:
+        message = stream.get_final_completion().choices[0].message
+    assert (message.role, message.content) == ("assistant", "\n\nLet me look it up.")
+    assert message.tool_calls and message.tool_calls[0].function.name == "calculator"
+
+
+@pytest.mark.parametrize("engine", [True], indirect=True)
+def test_an_answer_that_is_another_than_was_told_is_an_error_in_the_stream(
+    client: openai.OpenAI, engine: Growing
+) -> None:
+    engine.text, engine.final = "Hello there, you two and you", "Goodbye"
+    stream = client.chat.completions.create(model="tiny-run", messages=HELLO, stream=True)
+    with pytest.raises(openai.APIError, match="its new answer is another one: ask again"):
+        list(stream)
 
 
 @pytest.mark.parametrize("engine", [True], indirect=True)
@@ -213,6 +235,14 @@ def test_another_models_name_is_404_and_names_the_one_served(client: openai.Open
         ("chat/completions", {"model": "tiny-run", "messages": []}, "messages: "),
         ("chat/completions", {"model": "tiny-run", "messages": HELLO, "temperature": -1}, "temperature: "),
         ("chat/completions", {"model": "tiny-run", "messages": [{"role": "tool", "tool_calls": [1]}]}, "messages"),
+        (
+            "chat/completions",
+            {
+                "model": "tiny-run",
+                "messages": [{"role": "assistant", "tool_calls": [{"function": {"arguments": "{"}}]}],
+            },
+            "messages.0: its tool_calls are not OpenAI's",
+        ),
         (
             "chat/completions",
             {"model": "tiny-run", "messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]},

@@ -54,9 +54,11 @@ class PlayersEnv(TextEnv):
 
     def act(self, action: str) -> Outcome:
         mover = self.game.agent_selection
-        self._say(action)
+        if not self.game.over:  # or else the other gave up before our first move
+            self._say(action)
         valid = self.game.moves[-1] != ILLEGAL
-        observation, rewards, over = self._next(), self.game.rewards, self.game.over
+        observation, over = self._next(), self.game.over
+        rewards = self.game.payoffs() if over else self.game.rewards
         both = self._opponent == "self"
         info = {"role": mover, "rewards": rewards} | self.reset_info() if both else {}
         parts = {"game": rewards[ROLES[0] if both else self.role]}
@@ -88,6 +90,8 @@ class PlayersEnv(TextEnv):
         return pool.ask(player, self._talks[self.game.agent_selection], int(self.np_random.integers(1 << 31)))
 
     def expert_action(self) -> str:
+        if self.game.over:
+            return ""
         # To ask changes nothing, and the draws are others than those with which the opponent will answer.
         generator, moves = self.np_random, len(self.game.moves)
         bits: Any = generator.bit_generator

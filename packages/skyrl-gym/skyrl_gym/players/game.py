@@ -9,6 +9,7 @@
 A game is a deal, what chance has decided before the first move, and the moves made since; all else follows from them.
 """
 
+import re
 from collections.abc import Iterator
 from typing import Any, ClassVar
 
@@ -59,9 +60,10 @@ class Game:
         raise NotImplementedError
 
     def parse(self, action: str) -> str:
-        """The move that a text ends in, or ILLEGAL."""
-        end = " ".join(["", *action[-100:].lower().split()])
-        return next((move for move in self.legal() if end.endswith(f" {self.spelled(move)}".lower())), ILLEGAL)
+        """The move that a text ends in, or ILLEGAL. Chinese needs no blank before it."""
+        end = " ".join(action[-100:].lower().split()).rstrip(" .。")
+        forms = {move: rf"(?<![a-z0-9]){re.escape(self.spelled(move).lower())}$" for move in self.legal()}
+        return next((move for move, form in forms.items() if re.search(form, end)), ILLEGAL)
 
     def gave_up(self) -> str:
         return "对方认输。" if self.lang == "zh" else "The other gives up."

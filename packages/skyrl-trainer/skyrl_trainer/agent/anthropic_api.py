@@ -124,6 +124,8 @@ async def streamed(given: Messages, told: Told, answering: Answering) -> AsyncIt
         yield _event("content_block_delta", index=0, delta={"type": "text_delta", "text": text})
     try:
         answer = await answering
+        if said:
+            answer["content"][0]["text"] = rest_of(answer["content"][0].get("text"), said)
     except Exception as error:  # it has begun: there is no status any more
         yield event_of(error_of(503, str(error)), "error")
         return
@@ -133,14 +135,13 @@ async def streamed(given: Messages, told: Told, answering: Answering) -> AsyncIt
         name = {"tool_use": "input"}.get(block["type"], block["type"])
         if index or not said:
             yield _event("content_block_start", index=index, content_block=block | {name: type(block[name])()})
-        else:
-            block = block | {name: rest_of(block[name], said)}
         as_json = {"type": "input_json_delta", "partial_json": json.dumps(block[name])}
         delta = as_json if name == "input" else {"type": f"{name}_delta", name: block[name]}
         yield _event("content_block_delta", index=index, delta=delta)
         yield _event("content_block_stop", index=index)
     ended = {name: answer[name] for name in ("stop_reason", "stop_sequence")}
-    yield _event("message_delta", delta=ended, usage=answer["usage"])
+    weights = {name: answer[name] for name in ("system_fingerprint", "weight_versions") if name in answer}
+    yield _event("message_delta", delta=ended, usage=answer["usage"], **weights)
     yield _event("message_stop")
 
 

@@ -88,7 +88,7 @@ def message_of(text: str) -> dict[str, Any]:
     calls = [call for call in parse_tool_calls(text) if isinstance(call, ToolCall)]
     if not calls:
         return {"role": "assistant", "content": text}
-    before = text.partition(CALL)[0].strip()
+    before = text.partition(CALL)[0].rstrip()  # its beginning may have been told
     functions = [{"name": call.tool, "arguments": json.dumps(call.args)} for call in calls]
     made = [{"id": f"call_{i}", "type": "function", "function": f} for i, f in enumerate(functions)]
     return {"role": "assistant", "content": before or None, "tool_calls": made}
@@ -137,6 +137,11 @@ def check(request: Chat) -> None:
                 )
         if not isinstance(message.get("role"), str):
             raise Refusal(400, f"messages.{number} has no role: it is system, user, assistant or tool.")
+        try:
+            for_template(message)
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            what = "its tool_calls are not OpenAI's, which have arguments as a JSON text"
+            raise Refusal(400, f"messages.{number}: {what} ({error!r}).") from error
     if request.messages[-1]["role"] == "assistant":
         raise Refusal(400, "The last message is the assistant's: end with a user's or a tool's, which it answers.")
     for number, tool in enumerate(request.tools or ()):
@@ -213,20 +218,27 @@ async def _streamed(given: Common, told: Told, answering: Answering) -> AsyncIte
     head["object"] = "chat.completion.chunk" if chat else "text_completion"
     said = ""
     async for text in told:
+        role = {} if said else {"role": "assistant"}
         said += text
-        new = {"delta": {"role": "assistant", "content": text}} if chat else {"text": text}
+        new = {"delta": role | {"content": text}} if chat else {"text": text}
         yield event_of(head | {"choices": [{"index": 0, **new, "finish_reason": None}]})
     try:
         reply = await answering
-    except Refusal as error:
-        yield event_of(_error_of(error.status, str(error)))
+        choices = [_untold(choice, said) for choice in reply["choices"]]
+    except Exception as error:  # it has begun: there is no status any more
+        yield event_of(_error_of(getattr(error, "status", 503), str(error)))
         return
-    for choice in reply["choices"]:
-        if message := choice.pop("message", None):
-            calls = [{"index": index, **call} for index, call in enumerate(message.get("tool_calls", []))]
-            choice["delta"] = message | ({"tool_calls": calls} if calls else {})
-            choice["delta"]["content"] = rest_of(message["content"], said)
-        else:
-            choice["text"] = rest_of(choice["text"], said)
-    yield event_of(reply | head)
+    yield event_of(reply | head | {"choices": choices})
     yield "data: [DONE]\n\n"
+
+
+def _untold(choice: Choice, said: str) -> Choice:
+    """As the last chunk of a stream has it."""
+    if "message" not in choice:
+        return choice | {"text": rest_of(choice["text"], said)}
+    delta = choice["message"] | {"content": rest_of(choice["message"]["content"], said)}
+    if "tool_calls" in delta:
+        delta["tool_calls"] = [{"index": index, **call} for index, call in enumerate(delta["tool_calls"])]
+    if said:
+        del delta["role"]  # clients join the chunks' texts
+    return {name: value for name, value in choice.items() if name != "message"} | {"delta": delta}

@@ -44,8 +44,12 @@ def settled(text: str, ends: list[str]) -> str:
 
 
 def rest_of(text: str | None, said: str) -> str | None:
-    """What has not been said of it."""
-    return text if not said else (text or "").removeprefix(said) if (text or "").startswith(said) else ""
+    """What has not been said of it. ValueError where it does not begin with what has."""
+    if not said:
+        return text
+    if not (text or "").startswith(said):
+        raise ValueError("The engine died while it answered, and its new answer is another one: ask again.")
+    return (text or "").removeprefix(said)
 
 
 async def after(first: str, rest: Told) -> Told:

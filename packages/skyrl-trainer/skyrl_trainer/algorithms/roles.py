@@ -6,7 +6,7 @@ it: {"role": "player_1", "rewards": {"player_0": 1.0, "player_1": -1.0}}.
 
 from dataclasses import replace
 
-from skyrl_trainer.types import Trajectory, Turn
+from skyrl_trainer.types import StopReason, Trajectory, Turn
 
 NEXT_ROLE = 1 << 20
 """From the number of a role's groups to that of the next role's; no batch has as many groups."""
@@ -33,5 +33,7 @@ def by_role(kept: list[tuple[int, Trajectory]]) -> list[tuple[int, Trajectory]]:
                     turns[-1].reward += turn.info["rewards"][role]
             if turns:
                 turns[-1].info["success"] = sum(turn.reward for turn in turns) > 0
-                parts.append((group + number * NEXT_ROLE, replace(episode, turns=turns)))
+                cut = episode.stop_reason is StopReason.LENGTH and order[-1].info["role"] != role
+                why = StopReason.TERMINATED if cut else episode.stop_reason  # the other's answer was too long
+                parts.append((group + number * NEXT_ROLE, replace(episode, turns=turns, stop_reason=why)))
     return parts

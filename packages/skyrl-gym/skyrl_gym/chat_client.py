@@ -1,0 +1,26 @@
+"""Questions to OpenAI-compatible endpoints, with the standard library alone; the key is $OPENAI_API_KEY."""
+
+import json
+import os
+from collections.abc import Callable
+from http.client import HTTPException
+from typing import Any
+from urllib.request import Request, urlopen
+
+
+def fetched(url: str, body: dict[str, Any] | None, seconds: float, part: Callable[[Any], Any]) -> Any:
+    """A part of the JSON at the address, asked by POST where there is a body. RuntimeError where it is not there."""
+    headers = {"Content-Type": "application/json", "Authorization": f"Bearer {os.environ.get('OPENAI_API_KEY', '-')}"}
+    data = None if body is None else json.dumps(body).encode()
+    try:
+        with urlopen(Request(url, data, headers), timeout=seconds) as answer:
+            return part(json.load(answer))
+    except (OSError, HTTPException, ValueError, LookupError, TypeError) as error:
+        raise RuntimeError(f"{url} gave no answer of OpenAI's API ({type(error).__name__}: {error})") from error
+
+
+def reply(url: str, model: str, messages: list[dict[str, str]], seconds: float, **sampling: Any) -> str:
+    """What the model says next in a chat. url: up to /v1."""
+    body = {"model": model, "messages": messages, **sampling}
+    path = f"{url.rstrip('/')}/chat/completions"
+    return str(fetched(path, body, seconds, lambda answer: answer["choices"][0]["message"]["content"]) or "")
