@@ -15,7 +15,7 @@ for try in $(seq "${SKYRL_TRIES:-5}"); do
     run=$!
     trap 'kill -TERM "$run" 2>/dev/null' TERM INT
     if [ -n "${SKYRL_NOTICE:-}" ]; then
-        (while kill -0 "$run" 2>/dev/null; do bash -c "$SKYRL_NOTICE" && kill -TERM "$run"; sleep "${SKYRL_POLL:-5}"; done) &
+        (while kill -0 "$run" 2>/dev/null; do bash -c "$SKYRL_NOTICE" && { kill -TERM "$run"; break; }; sleep "${SKYRL_POLL:-5}"; done) &
         watch=$!
     fi
     status=0

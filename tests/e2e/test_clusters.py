@@ -74,7 +74,8 @@ def until(folder: Path, enough: Callable[[set[str]], bool], after: int = 0, seco
     while True:
         for line in (folder / "timeline.jsonl").read_text().splitlines(keepends=True):
             row = json.loads(line) if line.endswith("\n") else {"step": 0}
-            if row["step"] > after and enough({name for name in row if name.startswith("engine")}):
+            worked = {name for name, spans in row.items() if name.startswith("engine") and spans}
+            if row["step"] > after and enough(worked):
                 return int(row["step"])
         assert time.monotonic() < deadline, f"not {enough} within {seconds:.0f} s"
         time.sleep(0.5)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import random
+import re
 import shutil
 import signal
 import time
@@ -106,7 +107,7 @@ def test_a_run_on_a_store_goes_on_from_there_on_a_machine_that_never_saw_it(
     shutil.rmtree(tmp_path / "one")  # what is left is in the store
     last = start("two")
     code, output = last.finish(600)
-    assert code == 0 and ("step 2" in output or number == signal.SIGTERM), output
+    assert code == 0 and (re.search("step [24]", output) or number == signal.SIGTERM), output
     assert f"{address}: the run works in {last.folder}" in output
     assert checksum(last.folder) == checksum(tmp_path / "bucket" / "run") == checksum(undisturbed)
     assert_nothing_left(last.folder)

@@ -26,14 +26,23 @@ FAKES = {
         echo "scontrol $*" >> "$LOG"
         [ "$1" != show ] || printf 'first\nsecond\nthird\n'""",
     "hostname": "echo 10.0.0.1 fe80::1",
+    "pkill": 'echo "pkill $*" >> "$LOG"',
     "ray": r"""
         echo "ray $*" >> "$LOG"
+        if [ "$1" = status ] && grep -q '^pkill' "$LOG"; then exit 1; fi
         if [ "$1" = status ]; then grep '^ray start' "$LOG" | sed 's/.*/ 1 node_ab/'; fi
         case "$*" in *--block*) exec sleep 60 ;; esac""",
     "skyrl-trainer": r"""
         echo "skyrl-trainer $*" >> "$LOG"
         code=$(head -n1 "$CODES"); sed -i 1d "$CODES"
-        [ "$code" != wait ] || { trap 'echo saved >> "$LOG"; exit 143' TERM; while :; do sleep 0.05; done; }
+        if [ "$code" = wait ]; then
+            trap 'echo TERM >> "$LOG"; stop=1' TERM
+            echo ready >> "$LOG"
+            until [ -n "$stop" ]; do sleep 0.05; done
+            for _ in $(seq 10); do sleep 0.05; done
+            echo saved >> "$LOG"
+            code=143
+        fi
         exit "$code" """,
 }
 
@@ -85,8 +94,7 @@ def test_slurm_starts_a_node_each_and_the_run_on_the_first(machine: Path) -> Non
 
 def test_slurm_saves_and_queues_again_when_it_is_warned(machine: Path) -> None:
     job = start(machine, "slurm.sh", "quickstart", codes="wait")
-    wait_for(machine, "skyrl-trainer train")
-    time.sleep(0.3)
+    wait_for(machine, "ready")
     job.send_signal(signal.SIGTERM)
     job.communicate(timeout=60)
     log = (machine / "log").read_text()
@@ -118,11 +126,12 @@ def test_ray_start_says_head_join_and_train(machine: Path) -> None:
 def test_spot_saves_when_the_notice_comes(machine: Path) -> None:
     notice = f"test -e {machine / 'notice'}"
     run = start(machine, "spot.sh", "/shared/run", "quickstart", codes="wait", SKYRL_NOTICE=notice)
-    wait_for(machine, "skyrl-trainer train quickstart trainer.run_dir=/shared/run")
-    time.sleep(0.3)
+    wait_for(machine, "ready")
     (machine / "notice").touch()
     run.communicate(timeout=60)
-    assert run.returncode == 143 and "saved" in (machine / "log").read_text()
+    log = (machine / "log").read_text()
+    assert "skyrl-trainer train quickstart trainer.run_dir=/shared/run" in log
+    assert run.returncode == 143 and "saved" in log and log.count("TERM") == 1, "a second one would cut the save"
 
 
 def test_spot_starts_a_run_again_that_had_saved(machine: Path) -> None:
@@ -195,12 +204,11 @@ def test_the_skypilot_file_has_what_it_runs() -> None:
 def test_the_skypilot_lines_run_on_both_nodes(machine: Path) -> None:
     (machine / "examples").symlink_to(CLUSTER.parent)
     task = yaml.safe_load((CLUSTER / "sky.yaml").read_text())
-    (machine / "sky.sh").write_text(task["run"].replace("sleep infinity", "sleep 0"))
+    (machine / "sky.sh").write_text(task["run"].replace("sleep 10", "sleep 0.1"))
     shared = {"SKYPILOT_NODE_IPS": "10.0.0.1\n10.0.0.2", "SKYPILOT_NUM_NODES": "2", "SKYPILOT_TASK_ID": "t1"}
     other = start(machine, str(machine / "sky.sh"), **shared, SKYPILOT_NODE_RANK="1")
-    assert other.wait(60) == 0
     first = start(machine, str(machine / "sky.sh"), **shared, SKYPILOT_NODE_RANK="0")
-    assert first.wait(60) == 0
+    assert first.wait(60) == 0 and other.wait(60) == 0, "the job ends when its first node has"
     log = (machine / "log").read_text()
-    assert "ray start --address=10.0.0.1:6380" in log and "ray start --head --port=6380" in log
-    assert "skyrl-trainer train qwen_8gpu_split ray.address=127.0.0.1:6380 trainer.run_dir=/runs/t1" in log
+    assert "ray start --address=10.0.0.1:6379" in log and "ray start --head --port=6379" in log
+    assert "skyrl-trainer train qwen_8gpu_split ray.address=127.0.0.1:6379 trainer.run_dir=/runs/t1" in log

@@ -335,7 +335,8 @@ def _doctor(args: Namespace) -> int:
         from skyrl_trainer.dry_run.cluster import examine_cluster
 
         recipe, overrides = split_settings(args.cluster)
-        found = examine_cluster(load_config(recipe, ["ray.address=auto", *overrides]))
+        config = load_config(recipe, overrides)
+        found = examine_cluster(config if config.ray.address else load_config(recipe, [*overrides, "ray.address=auto"]))
     failed = False
     for mark, subject, text in found:
         print(f"{mark:<4}  {subject:<14} {text}", flush=True)

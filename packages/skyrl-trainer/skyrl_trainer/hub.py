@@ -50,4 +50,4 @@ def push(repo: str, folder: Path | None = None) -> str:
 
 
 def _first_line(error: Exception) -> str:
-    return str(error).strip().splitlines()[0]
+    return (str(error).strip() or type(error).__name__).splitlines()[0]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import platform
 import re
 import socket
@@ -23,6 +24,7 @@ from skyrl_trainer.dry_run.plan import obstacles
 from skyrl_trainer.errors import UserError
 from skyrl_trainer.rollout.elastic import spread
 from skyrl_trainer.run.cluster import Found, Node, check_here, cores_each, differences, look, place_engines, shortage
+from skyrl_trainer.run.model_shape import model_shape
 from skyrl_trainer.run.processes import check_engines, start_ray
 from skyrl_trainer.settings import Config
 from tests.trainer.fakes import tiny_policy
@@ -185,3 +187,37 @@ def test_a_port_that_is_taken_is_said_before_anything_starts(
     said = capsys.readouterr().err
     assert f"Nobody can listen on 127.0.0.1:{port} (" in said and said.endswith("port 0 takes a free one.\n"), said
     assert not folder.exists() and not ray.is_initialized()
+
+
+def test_the_first_process_of_a_container_has_no_parent_to_look_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.getppid", lambda: 0)
+    assert look([]).store_shares is False
+
+
+def test_engines_on_gpus_need_cores_too() -> None:
+    nodes = [Node("a", 0, 8, 8, "head (aaaa)"), Node("b", 2, 8, 8, "other (bbbb)")]
+    two = Config.model_validate({"generator": {"num_inference_engines": 2}, "trainer": {"placement": {}}})
+    assert place_engines(two, nodes, on_gpus=True) == ["b", "b"]
+
+
+def test_a_ray_client_is_refused() -> None:
+    with pytest.raises(UserError, match="a Ray client cannot place engines: give HOST:PORT"):
+        start_ray(Config.model_validate({"ray": {"address": "ray://head:10001"}}))
+
+
+@pytest.mark.parametrize("text", ["[]", '{"num_attention_heads": null}', '{"num_attention_heads": 0}'])
+def test_a_models_file_that_describes_none_is_a_sentence(tmp_path: Path, text: str) -> None:
+    (tmp_path / "config.json").write_text(text)
+    filled = text.replace("{", '{"hidden_size": 8, "num_hidden_layers": 1, "intermediate_size": 8, "vocab_size": 9, ')
+    (tmp_path / "config.json").write_text(filled)
+    config = Config.model_validate({"trainer": {"policy": {"model": {"path": str(tmp_path)}}}})
+    with pytest.raises(UserError, match=r"trainer\.policy\.model\.path: .*config\.json is not a model's"):
+        model_shape(config)
+
+
+def test_a_mixture_of_experts_is_not_weighed_as_if_it_were_dense(tmp_path: Path) -> None:
+    dense = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1, "intermediate_size": 8}
+    config = Config.model_validate({"trainer": {"policy": {"model": {"path": str(tmp_path)}}}})
+    for more, known in (({}, True), ({"num_experts": 8}, False)):
+        (tmp_path / "config.json").write_text(json.dumps(dense | {"vocab_size": 9} | more))
+        assert (model_shape(config) is not None) == known

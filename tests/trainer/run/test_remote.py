@@ -305,7 +305,7 @@ def test_a_run_uploads_each_checkpoint_goes_on_without_the_network_and_says_so_a
             pass
         assert "/bucket/runs/a/checkpoints/step_000004/manifest.txt" in MemoryFileSystem.store
         assert f"memory://bucket/runs/a: the run works in {folder}" in capsys.readouterr().out
-        assert MemoryFileSystem.store["/bucket/runs/a/" + OWNER].getvalue().endswith(b"on one")
+        assert b" on one, " in MemoryFileSystem.store["/bucket/runs/a/" + OWNER].getvalue()
         with mirrored(load_config(None, [f"trainer.run_dir={folder}"]), Saving) as kind:  # type: ignore[arg-type]
             assert kind is Saving, "on a disk nothing is wrapped"
 
@@ -386,3 +386,52 @@ def test_links_and_what_is_damaged_stay_here(machine: Any, tmp_path: Path) -> No
     store.claim()
     store.upload()
     assert not [name for name in MemoryFileSystem.store if "damaged" in name or "given" in name or "/." in name]
+
+
+def test_a_torn_record_of_what_was_sent_sends_it_again(machine: Any) -> None:
+    one = uploaded(machine("one").store(), 2)
+    (one.local / ".uploaded.json").write_text('{"config.yaml": [1')
+    again = machine("one").store()
+    again.fetch()
+    again.claim()
+    again.upload()
+    two = machine("two").store()
+    two.fetch()
+    assert Checkpoints(two.local, 2).load_latest().step == 2
+
+
+def test_checkpoints_that_other_machines_left_are_deleted(machine: Any) -> None:
+    for number, step in enumerate((2, 4, 6)):
+        store = machine(f"machine{number}").store()
+        store.fetch()
+        uploaded(store, step, step + 1)
+    there = {path.split("/")[-2] for path in MemoryFileSystem.store if path.endswith("manifest.txt")}
+    assert there == {"step_000006", "step_000007"}
+
+
+def test_a_call_that_did_not_return_in_time_is_waited_for_before_the_next(
+    machine: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would write over what the next upload sends."""
+    one, go_on = uploaded(machine("one").store(), 2), threading.Event()
+    save(one.local, 4)
+    put = one._files.put
+    monkeypatch.setattr(one._files, "put", lambda *given, **more: (go_on.wait(20), put(*given, **more)))
+    monkeypatch.setattr(remote, "WAIT_SECONDS", 0.1)
+    with pytest.raises(Unreachable, match="TimeoutError"):
+        one.upload()
+    with pytest.raises(Unreachable, match="an earlier call still runs"):
+        one.upload()
+    go_on.set()
+    assert one._late is not None and one._late.result(20)
+    monkeypatch.setattr(remote, "WAIT_SECONDS", 20.0)
+    one.upload()
+    two = machine("two").store()
+    two.fetch()
+    assert Checkpoints(two.local, 2).load_latest().step == 4
+
+
+@pytest.mark.parametrize("address", ["ftp://no-such-host.invalid/a", "github://a/b", "nosuch://a/b"])
+def test_an_address_that_cannot_be_opened_is_a_sentence(machine: Any, address: str) -> None:
+    with pytest.raises(UserError, match=f"The run folder {address} cannot be opened here: .+[.]$"):
+        machine("one").store(address)

@@ -2,6 +2,7 @@
 
 import tempfile
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import ray
@@ -28,8 +29,14 @@ def examine_cluster(config: Config) -> Iterator[tuple[str, str, str]]:
         except UserError as error:
             yield "FAIL", "engines", str(error)
         envs = spread([""] * config.environment.num_workers, {node.node_id: node.cores for node in nodes})
-        with tempfile.NamedTemporaryFile(dir=path, prefix=".doctor-") as marker:
-            files = [Path(marker.name), Path(config.trainer.policy.model.path) / "config.json"]
+        with ExitStack() as stack:
+            files = [Path(config.trainer.policy.model.path) / "config.json"]
+            if "://" not in config.run_address:
+                try:
+                    marker = stack.enter_context(tempfile.NamedTemporaryFile(dir=path, prefix=".doctor-"))
+                    files.append(Path(marker.name))
+                except OSError as error:
+                    yield "FAIL", "trainer.run_dir", f"{config.run_path} cannot be made: {path}: {error.strerror}"
             for node, found, wrong in examine(config, places, files, learns=True):
                 for sentence in wrong:
                     yield "FAIL", node.name, sentence

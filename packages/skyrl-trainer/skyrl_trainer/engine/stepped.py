@@ -18,7 +18,7 @@ from concurrent.futures import Future
 from typing import Any
 
 from skyrl_trainer.engine.actor import CALL_SECONDS, LOAD_SECONDS, EngineActor, refusal
-from skyrl_trainer.errors import EngineDied, UserError
+from skyrl_trainer.errors import EngineDied, EngineLost, UserError
 from skyrl_trainer.process_memory import INTERVAL, return_free_memory
 from skyrl_trainer.types import GenerationOutput, GenerationRequest
 
@@ -116,6 +116,8 @@ class SteppedEngine(EngineActor, ABC):
 
     def _call(self, command: Callable[[], Any], timeout: float = CALL_SECONDS) -> Any:
         future: Future[Any] = Future()
+        if self._thread is None:
+            raise EngineLost(f"The engine of {self.model_path} was started again and has not loaded yet.")
         with self._lock:
             self._check_alive()
             self._commands.append((command, future))

@@ -48,7 +48,8 @@ def write_card(run: Path, which: str, folder: Path) -> None:
 
     rows, values = read_metrics(run), flatten(load_config(str(run / "config.yaml"), []))
     best = max(rows, key=lambda row: row.get(SUCCESS, -math.inf))  # the first of the highest, as the run keeps it
-    chosen = best if which == "best" else rows[-1]
+    saved = max((int(path.name[5:11]) for path in run.glob("checkpoints/step_*")), default=math.inf)
+    chosen = best if which == "best" else [row for row in rows if row["step"] <= saved][-1]
     figures = [
         f"| `{key}` | {next(row[key] for row in rows if key in row):.4g} | {chosen.get(key, math.nan):.4g} |"
         for key in (*sorted(key for key in chosen if key.startswith("eval/")), REWARD)

@@ -50,6 +50,7 @@ def at(node: str) -> dict[str, Any]:
 
 
 def _use(worker: RolloutWorker, env_workers: list[Any]) -> None:
+    worker._env_workers = env_workers
     if worker._episodes is not None:
         worker._episodes._envs.use(env_workers)
 

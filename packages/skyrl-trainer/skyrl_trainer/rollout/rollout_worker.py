@@ -128,6 +128,7 @@ class RolloutWorker:
         self._episodes: Episodes | None = None
         self._ended, self._here = list[Trajectory](), set[str]()  # ids: of what is in play or was not collected
         self._error: Exception | None = None
+        self._env_workers: list[Any] | None = None  # newer than those that come with a call (rollout/elastic.py)
         self._tasks, self._news = set[Any](), asyncio.Event()
         gc.freeze()  # a full collection goes through all that the libraries made, a quarter of a second
 
@@ -202,7 +203,7 @@ class RolloutWorker:
     async def _play(self, engine: Any, env_workers: list[Any], share: tuple[Any, ...]) -> None:
         try:
             if self._episodes is None:
-                self._episodes = self._connect(engine, EnvClient(env_workers))
+                self._episodes = self._connect(engine, EnvClient(self._env_workers or env_workers))
             await self._episodes.play(*share)
         except Exception as error:
             self._error = error

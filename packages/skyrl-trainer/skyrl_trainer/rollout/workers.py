@@ -69,7 +69,7 @@ class Workers:
 
     @cached_property
     def stop_token_ids(self) -> tuple[int, ...]:
-        return _alive(self._workers[0], "the RolloutWorker's start")
+        return _alive(self._workers[self._present[0]], "the RolloutWorker's start")
 
     def hold(self, held: bool) -> None:
         """The clocks of all episodes stand still from hold(True) to hold(False): the engines are asleep."""

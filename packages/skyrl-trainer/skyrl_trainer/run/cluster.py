@@ -63,7 +63,9 @@ class Node(NamedTuple):
 def prepare(address: str) -> None:
     """Before ray.init, which would try for minutes. Raises OSError at once if Ray does not listen there."""
     host, _, port = address.rpartition(":")
-    if port.isdigit() and "/" not in host:
+    if "://" in host:
+        raise ValueError("a Ray client cannot place engines: give HOST:PORT of the head, on one of its machines")
+    if port.isdigit():
         with socket.create_connection((host, int(port)), CONNECT_SECONDS) as head:
             head.sendall(GRPC_GREETING)
             if "RAY_USE_TLS" not in os.environ and head.recv(9)[3:4] != b"\4":  # a frame of settings
@@ -95,11 +97,11 @@ def place_engines(config: Config, nodes: list[Node], on_gpus: bool) -> list[str]
     for number, node in enumerate(nodes):
         learns = number < place.policy_num_nodes and not place.colocate_all
         gpus = node.gpus - (place.policy_num_gpus_per_node if learns else 0)
-        room = gpus // generator.inference_engine_tensor_parallel_size if on_gpus else node.cpus
+        room = min(node.cpus, gpus // generator.inference_engine_tensor_parallel_size) if on_gpus else node.cpus
         rooms[node.node_id] = max(0, room // 1)
     placed = [node for node, room in rooms.items() for _ in range(int(room))]
     if len(placed) < generator.num_inference_engines:
-        what = "GPUs left by the learners" if on_gpus else "cores"
+        what = "GPUs left by the learners, and cores," if on_gpus else "cores"
         each = ", ".join(f"{rooms[node.node_id]:.0f} on {node.name}" for node in nodes)
         raise UserError(
             f"There is room for {len(placed)} of {generator.num_inference_engines} engines: the free {what} of "
@@ -200,10 +202,9 @@ class ClusterWatch(EngineWatch):
             if self.rollouts:
                 self.rollouts.leave(index)
             return
-        deaths = self._deaths[index]
+        deaths, self._deaths[index] = self._deaths[index], 0
         super()._bring_back(index)
-        if self._moved(index):
-            self._deaths[index] = deaths
+        self._deaths[index] = deaths + (0 if self._moved(index) else self._deaths[index])
 
     def _moved(self, index: int) -> bool:
         """Whether the node of an engine, which is ready again, died with it."""
@@ -257,7 +258,7 @@ def look(files: list[str]) -> Found:
         psutil.virtual_memory().available,
         shutil.disk_usage(SHARED_MEMORY).free if SHARED_MEMORY.is_dir() else 0,
         shutil.disk_usage(tempfile.gettempdir()).free,
-        f"--plasma_directory={SHARED_MEMORY}" in psutil.Process(os.getppid()).cmdline(),  # the raylet's
+        _store_shares(),
         [file for file in files if not Path(file).exists()],
     )
 
@@ -267,6 +268,14 @@ def _version(package: str) -> str:
         return importlib.metadata.version(package).partition("+")[0]
     except importlib.metadata.PackageNotFoundError:
         return "none"
+
+
+def _store_shares() -> bool:
+    """In a task of Ray's, whose parent is the raylet."""
+    try:
+        return f"--plasma_directory={SHARED_MEMORY}" in psutil.Process(os.getppid()).cmdline()
+    except psutil.Error:  # the first process of a container has no parent there
+        return False
 
 
 def differences(name: str, found: Found, ours: Found) -> Iterator[str]:
@@ -344,6 +353,8 @@ def examine(config: Config, places: list[str], files: list[Path], learns: bool) 
 
 def check_nodes(config: Config, model_path: str, places: list[str], learns: bool) -> None:
     """Raises UserError with all that `examine` finds."""
-    files = [Path(model_path) / "config.json"] + [config.run_path.expanduser() / "config.yaml"] * learns
+    files = [Path(model_path) / "config.json"]
+    if learns and "://" not in config.run_address:  # of an address each node has a folder of its own
+        files.append(config.run_path.expanduser() / "config.yaml")
     if wrong := [sentence for _, _, found in examine(config, places, files, learns) for sentence in found]:
         raise UserError(f"This cluster cannot take the run: {'; '.join(wrong)}.")

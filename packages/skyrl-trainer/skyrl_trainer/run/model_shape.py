@@ -34,7 +34,12 @@ class ModelShape(NamedTuple):
 
     @classmethod
     def of(cls, config: dict[str, Any], dtype: str) -> Self:
-        """From a config.json of the dense Llama, Qwen2 and Qwen3 kind (norms and biases left out: below 0.1 %)."""
+        """From a config.json of the dense Llama, Qwen2 and Qwen3 kind (norms and biases left out: below 0.1 %).
+
+        KeyError where it is of another.
+        """
+        if {"num_experts", "num_local_experts", "n_routed_experts"} & config.keys():
+            raise KeyError("experts")
         hidden, layers, heads = config["hidden_size"], config["num_hidden_layers"], config["num_attention_heads"]
         size, middle = config.get("head_dim") or hidden // heads, config["intermediate_size"]
         query, kv = heads * size, (config.get("num_key_value_heads") or heads) * size
@@ -83,6 +88,6 @@ def model_shape(config: Config) -> ModelShape | None:
         return ModelShape.of(json.loads(file.read_text()), model.dtype)
     except KeyError:
         return None
-    except (OSError, ValueError):
+    except (OSError, ValueError, TypeError, AttributeError, ZeroDivisionError):
         what = f"{file} is not a model's config.json" if file.parent.is_dir() else f"there is no folder {file.parent}"
         raise UserError(f"trainer.policy.model.path: {what}.") from None

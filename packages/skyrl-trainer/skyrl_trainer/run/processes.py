@@ -95,7 +95,8 @@ class Processes:
 
     def worked(self) -> Spans:
         """When each engine computed, since this was asked last; without those that do not answer."""
-        asked = {f"engine {index}": engine.worked.remote() for index, engine in enumerate(self.engines)}
+        there = [index for index in range(len(self.engines)) if index not in self.watch.away]
+        asked = {f"engine {index}": self.engines[index].worked.remote() for index in there}
         spans: Spans = {}
         for name, answer in asked.items():
             with suppress(ray.exceptions.RayError):  # a dead one is the watch's to find

@@ -13,8 +13,10 @@ import os
 import re
 import shutil
 import socket
+import uuid
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from concurrent.futures import Future
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -47,23 +49,30 @@ class Store:
     def __init__(self, address: str) -> None:
         self.address = address
         self.local = local_folder(address)
-        self._owner = f"process {os.getpid()} on {socket.gethostname()}".encode()
+        self._owner = f"process {os.getpid()} on {socket.gethostname()}, {uuid.uuid4().hex[:8]}".encode()
+        self._late: Future[Any] | None = None
+        """A call that did not return in time: what it writes may still come."""
         options = {}
         if address.startswith("file:"):
             options["auto_mkdir"] = True
         try:
             self._files, root = fsspec.core.url_to_fs(address, use_listings_cache=False, **options)
-        except (ImportError, ValueError) as error:
-            raise UserError(f"The run folder {address} cannot be opened here: {error}.") from error
+        except Exception as error:  # each store has its own kinds
+            what = str(error).strip() or type(error).__name__
+            raise UserError(f"The run folder {address} cannot be opened here: {what.splitlines()[0]}.") from error
         self._root = root.rstrip("/") + "/"
-        record = self.local / RECORD
-        self._sent: dict[str, list[int]] = json.loads(record.read_text()) if record.exists() else {}
+        self._sent: dict[str, list[int]] = {}
+        with suppress(OSError, ValueError):  # none there, or a torn one: all is sent once more
+            self._sent = json.loads((self.local / RECORD).read_text())
 
     def fetch(self, checkpoints: bool = True) -> None:
         """Where this machine has no checkpoint, or an older one. checkpoints: with the newest, or what readers want."""
         found = self._ask("find", self._root, detail=True)
         sizes = {path[len(self._root) :]: about["size"] for path, about in found.items()}
         names = [name for name in sizes if _marker(name) in (None, *sizes) and name != OWNER]
+        for name in sizes:  # what other machines left: the next upload deletes it, after its own is there
+            if name.startswith("checkpoints/"):
+                self._sent.setdefault(name, [])
         here = (path.relative_to(self.local).as_posix() for path in self.local.glob(f"checkpoints/step_*/{MANIFEST}"))
         ours = max(here, key=_age, default="")
         theirs = max((name for name in names if name.endswith(MANIFEST)), key=_age, default="")
@@ -105,7 +114,9 @@ class Store:
                 self._sent |= {name: now[name] for name in part}
             self._delete(sorted(self._sent.keys() - now.keys(), key=lambda name: name != _marker(name)))
         finally:
-            (self.local / RECORD).write_text(json.dumps(self._sent))
+            with suppress(OSError):
+                (self.local / f"{RECORD}.new").write_text(json.dumps(self._sent))
+                (self.local / f"{RECORD}.new").replace(self.local / RECORD)
 
     def try_upload(self) -> None:
         """The same where something else goes on, and another upload follows."""
@@ -133,8 +144,10 @@ class Store:
     def _ask(self, call: str, *arguments: Any, size: int = 0, **more: Any) -> Any:
         """What fsspec's `call` returns."""
         try:
-            answer = in_thread(partial(getattr(self._files, call), *arguments, **more))
-            return answer.result(WAIT_SECONDS + size / SLOWEST)
+            if self._late is not None and not self._late.done():
+                raise TimeoutError("an earlier call still runs")
+            self._late = in_thread(partial(getattr(self._files, call), *arguments, **more))
+            return self._late.result(WAIT_SECONDS + size / SLOWEST)
         except Exception as error:  # each store has its own kinds
             what = f"{type(error).__name__}: {error}".rstrip(": .")
             raise Unreachable(

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import ray
-from ray.exceptions import RayActorError, RayTaskError
+from ray.exceptions import RayError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from skyrl_trainer.errors import EngineLost, SyncError
@@ -52,20 +52,27 @@ def open_buffers(receivers: dict[str, Any], nodes: set[str], layout: list[dict[s
             paths[node] = ray.get(receivers[node].path.remote(), timeout=OPEN_SECONDS)
         except RayTaskError as error:
             raise SyncError(f"Node {node[:8]} cannot take the weights. {error.cause}") from error
-        except RayActorError as error:
-            del receivers[node]
+        except RayError as error:  # it died, or there is no room for it, or it is silent
+            ray.kill(receivers.pop(node))
             raise EngineLost(f"Node {node[:8]} is gone: {error}") from error
     return paths
 
 
 def write(receivers: dict[str, Any], nodes: set[str], data: np.ndarray) -> set[str]:
     """Sends the bytes to these nodes, each once; the nodes that are gone."""
-    shared, gone = ray.put(data), set[str]()
+    gone = set[str]()
+    try:
+        shared = ray.put(data)
+    except RayError as error:
+        size = f"{data.nbytes >> 20:,} MiB of weights"
+        raise SyncError(f"Ray's object store has no room for {size}: raise --object-store-memory.") from error
     calls = {node: receivers[node].write.remote(shared) for node in nodes}
     for node, call in calls.items():
         try:
             ray.get(call, timeout=WRITE_SECONDS)
-        except RayActorError:
-            del receivers[node]
+        except RayTaskError as error:
+            raise SyncError(f"Node {node[:8]} could not take the weights. {error.cause}") from error
+        except RayError:
+            ray.kill(receivers.pop(node))
             gone.add(node)
     return gone

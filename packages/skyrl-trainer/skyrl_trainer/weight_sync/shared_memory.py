@@ -60,6 +60,8 @@ class EngineCalls:
             return ray.get(calls, timeout=CALL_SECONDS)
         except ray.exceptions.RayTaskError as error:
             cause = error.cause
+            if isinstance(cause, EngineLost):
+                raise EngineLost(str(cause)) from error
             reason = str(cause) if isinstance(cause, UserError) else f"{type(cause).__name__}: {cause}"
             raise SyncError(f"Weight sync failed in {method}: {reason}") from error
         except ray.exceptions.RayActorError as error:
