@@ -27,7 +27,7 @@ ifdef FULL
 	@bash -c 'python=python3; source scripts/pip_settings.sh; \
 	  $(bin)/uv pip install --quiet --python $(bin)/python -c requirements/constraints.txt -r requirements/full.txt'
 endif
-	OMP_NUM_THREADS=1 $(bin)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)
+	OMP_NUM_THREADS=1 $(bin)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 docs: setup ## the documentation site: site/index.html
 	@$(bin)/python -c "import mkdocs_awesome_nav, mkdocs_jupyter" 2>/dev/null || bash -c 'python=python3; \

@@ -55,13 +55,11 @@ def test_what_is_killed_or_stopped_in_flight_costs_no_task_and_repeats_none(clon
     run.finish()
     code, output = Run(folder, **settings).finish()
     assert code == 0 and "Traceback" not in output and " age idle " in output, output
-    steps = read_spans(folder)
-    generated = [span for step in steps for span in step["engine 0"]]
-    learned = [span for step in steps for span in step.get("train", [])]
-    assert max(min(a[1], b[1]) - max(a[0], b[0]) for a in generated for b in learned) > 0, "both at a time"
+    assert any(step.get("engine 0") for step in read_spans(folder))
     assert "Who worked when" in (folder / "report.html").read_text()
     rows = metrics(folder)[1:]
     assert [row["step"] for row in rows] == list(range(1, 10))
+    assert max(row["flow/playing"] for row in rows) > 0, "it learned while others played"
     learned_from = [row for row in rows if row["groups/missing"] < 8]  # others: neither age nor KL
     assert all(0 <= row["staleness/mean"] <= row["staleness/max"] for row in learned_from)
     ages = [row["staleness/max"] for row in learned_from]

@@ -39,6 +39,7 @@ def doctor(nodes: Nodes, *settings: object) -> tuple[int, str]:
             return done.returncode, said
 
 
+@pytest.mark.full  # test_elastic.py, test_cluster_units.py and test_machines.py have its parts
 def test_a_node_that_dies_in_a_run_costs_no_episode_and_one_that_joins_is_used(
     four: Nodes, clone: Path, tmp_path: Path
 ) -> None:

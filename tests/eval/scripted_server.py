@@ -72,7 +72,7 @@ def served(reply: Reply, card: dict[str, Any] | None = None) -> Iterator[tuple[s
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     server.daemon_threads = True
-    threading.Thread(target=server.serve_forever, daemon=True).start()
+    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
     try:
         yield f"http://127.0.0.1:{server.server_port}/v1", asked
     finally:

@@ -79,7 +79,7 @@ def test_the_judge_asks_its_endpoint_and_gives_none_where_it_hears_no_mark(
             pass
 
     server = HTTPServer(("127.0.0.1", 0), Endpoint)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
+    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
     monkeypatch.setenv("JUDGE_URL", f"http://127.0.0.1:{server.server_port}/v1")
     monkeypatch.setenv("JUDGE_MODEL", "any")
     given: dict[str, Any] = {name: [[{"content": "text"}]] * 2 for name in ("prompts", "completions", "completion_ids")}

@@ -33,7 +33,7 @@ class OtherServer(BaseHTTPRequestHandler):
 def other() -> Iterator[HTTPServer]:
     server = HTTPServer(("127.0.0.1", 0), OtherServer)
     server.answers = {}  # type: ignore[attr-defined]
-    threading.Thread(target=server.serve_forever, daemon=True).start()
+    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
     yield server
     server.shutdown()
 

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from examples.transformers_engine import TransformersEngine
+from skyrl_trainer.errors import EngineLost
 from skyrl_trainer.types import GenerationOutput, GenerationRequest, SamplingOptions
 from skyrl_trainer.weight_sync.buffer import FlatBuffer
 from tests.trainer.learner.tiny_models import save_model
@@ -55,3 +56,9 @@ def test_requests_wait_out_the_sleep_and_a_sync_in_it(engine: TransformersEngine
     assert len(outputs["r"].output_ids) == 200 and outputs["r"].weight_versions[-1] == 7
     assert outputs["later"].weight_versions == [7] * 4
     assert torch.equal(engine._model.model.norm.weight, tensors["model.norm.weight"])
+
+
+def test_one_that_has_not_loaded_takes_no_command(tmp_path: Path) -> None:
+    """A process that took a dead one's place: nobody would ever carry it out."""
+    with pytest.raises(EngineLost, match="has not loaded yet"):
+        TransformersEngine(save_model(tmp_path), "float32", 4096, 8, 0, {}).pause()

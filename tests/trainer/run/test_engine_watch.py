@@ -15,6 +15,7 @@ import ray
 from skyrl_trainer.engine.actor import was_restarted
 from skyrl_trainer.errors import EngineDied, EngineLost
 from skyrl_trainer.run.engine_watch import MAX_RESTARTS, EngineWatch
+from skyrl_trainer.weight_sync.shared_memory import EngineCalls
 from tests.trainer.fakes import FakeEngine
 
 
@@ -101,3 +102,21 @@ def test_one_that_keeps_dying_is_given_up_with_a_sentence(engines: list[Any]) ->
     kill(engines[0])
     with pytest.raises(EngineDied, match=f"Engine 0 died {MAX_RESTARTS + 1} times"):
         watch.check(wait=10)
+
+
+class Pausing:
+    def __init__(self, loaded: bool) -> None:
+        self.loaded = loaded
+
+    def pause(self) -> bool:
+        if not self.loaded:
+            raise EngineLost("It was started again and has not loaded yet.")
+        return True
+
+
+def test_a_sync_leaves_out_an_engine_that_was_started_again_and_has_not_loaded(cluster: None) -> None:
+    made = [ray.remote(Pausing).options(num_cpus=0).remote(loaded) for loaded in (True, False)]
+    calls = EngineCalls(made)
+    assert calls._everywhere("pause") == [True, None] and calls._living == [made[0], None]
+    for engine in made:
+        ray.kill(engine)
