@@ -70,6 +70,8 @@ class TextEnv(gymnasium.Env[str, str]):
     """The reset options beside `task_id` and `task`, each with its valid values; the first is the default."""
     id_options: ClassVar[tuple[str, ...]] = ("split", "difficulty", "lang")
     """Those of `choices` that a task id spells before its index: all that decide which task an index is."""
+    kept: ClassVar[tuple[str, ...]] = ()
+    """The attributes, of plain data, that `begin` and `act` keep between steps."""
 
     def __init__(self, *, render_mode: str | None = None, **defaults: Any) -> None:
         if render_mode not in (None, "ansi"):
@@ -121,11 +123,13 @@ class TextEnv(gymnasium.Env[str, str]):
         return {}
 
     def get_env_state(self) -> dict[str, Any]:
-        """What `begin` and `act` keep between steps, as plain data."""
-        return {}
+        """What `begin` and `act` keep between steps, as plain data: by default the attributes of `kept`."""
+        return {name: getattr(self, name) for name in self.kept}
 
     def set_env_state(self, state: dict[str, Any]) -> None:
         """The inverse of `get_env_state`; `self.task` is already set."""
+        for name in self.kept:
+            setattr(self, name, state[name])
 
     def task_id(self, options: Mapping[str, Any], index: int) -> str:
         """The id of task `index`, for `make_task`."""

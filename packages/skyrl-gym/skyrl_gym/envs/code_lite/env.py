@@ -29,6 +29,7 @@ class CodeLiteEnv(TextEnv):
     """Difficulties 1 to 5: functions of two to six steps. A row's kind of task is in the row."""
 
     choices: ClassVar[Choices] = {"split": SPLITS, "difficulty": tasks.LEVELS, "lang": ("en", "zh")}
+    kept: ClassVar[tuple[str, ...]] = ("tries",)
 
     def count_tasks(self, options: Mapping[str, Any]) -> int:
         return tasks.count(options["split"], options["difficulty"])
@@ -60,13 +61,13 @@ class CodeLiteEnv(TextEnv):
         return Task(row_id(prompt), *texts, "\n\n".join([*said["system"], says["instructions"]]), data)
 
     def begin(self, task: Task) -> str:
-        self._tries = 0
+        self.tries = 0
         return task.text
 
     def act(self, action: str) -> Outcome:
-        self._tries += 1
+        self.tries += 1
         code, says = last_code(action), tasks.data()["texts"][self.task.lang]
-        parts = {"correct": 0.0, "format": FORMAT * (code is not None and self._tries == 1)}
+        parts = {"correct": 0.0, "format": FORMAT * (code is not None and self.tries == 1)}
         if code is None:
             return Outcome(says["no_block"], parts, valid_action=False, info={"tool_calls": []})
         failure = self._judged(code)
@@ -106,12 +107,6 @@ class CodeLiteEnv(TextEnv):
         if not self.task.ground_truth:
             raise ValueError("This row has no reference solution: it lacks the field 'code'.")
         return f"```python\n{self.task.ground_truth}\n```"
-
-    def get_env_state(self) -> dict[str, Any]:
-        return {"tries": self._tries}
-
-    def set_env_state(self, state: dict[str, Any]) -> None:
-        self._tries = state["tries"]
 
 
 class RowsEnv(RowsOnly, CodeLiteEnv):

@@ -34,6 +34,7 @@ class SqlLiteEnv(TextEnv):
     """
 
     choices: ClassVar[Choices] = {"split": SPLITS, "difficulty": (1, 2, 3, 4, 5), "lang": tasks.LANGS}
+    kept: ClassVar[tuple[str, ...]] = ("looked",)
 
     def __init__(self, *, databases: str | PathLike[str] | None = None, **defaults: Any) -> None:
         super().__init__(**defaults)
@@ -100,7 +101,7 @@ class SqlLiteEnv(TextEnv):
 
     def begin(self, task: Task) -> str:
         sandbox().start()
-        self._looked = False
+        self.looked = False
         return task.text
 
     def act(self, action: str) -> Outcome:
@@ -108,7 +109,7 @@ class SqlLiteEnv(TextEnv):
         if answer is not None:
             return self._judge(_bare(answer))
         made = self._look([_bare(text.partition("</sql>")[0]) for text in action.split("<sql>")[1:]])
-        self._looked = self._looked or any("result" in call for call in made)
+        self.looked = self.looked or any("result" in call for call in made)
         valid = 0 < len(made) == sum("result" in call for call in made)
         observation = responses(made) or self._says("neither", self.task.lang)
         return Outcome(observation, {"answer": 0.0, "format": 0.0}, valid, info={"tool_calls": made})
@@ -137,16 +138,10 @@ class SqlLiteEnv(TextEnv):
 
     def expert_action(self) -> str:
         """At difficulties 4 and 5 looks up the columns of the tables that matter first."""
-        if self.task.data["look_up"] and not self._looked:
+        if self.task.data["look_up"] and not self.looked:
             ask_for = "<sql>SELECT sql FROM sqlite_master WHERE name = '{}'</sql>"
             return "\n".join(map(ask_for.format, self.task.data["look_up"]))
         return f"<answer>{self.task.ground_truth}</answer>"
-
-    def get_env_state(self) -> dict[str, Any]:
-        return {"looked": self._looked}
-
-    def set_env_state(self, state: dict[str, Any]) -> None:
-        self._looked = state["looked"]
 
 
 def _lines(schema: Result) -> str:
@@ -155,8 +150,7 @@ def _lines(schema: Result) -> str:
 
 def _bare(query: str) -> str:
     """Without a code fence around it."""
-    begin = _FENCE.match(query)
-    return query[begin.end() if begin else 0 :].strip().removesuffix("```").strip()
+    return _FENCE.sub("", query, count=1).strip().removesuffix("```").strip()
 
 
 def _shown(result: Result) -> dict[str, str]:

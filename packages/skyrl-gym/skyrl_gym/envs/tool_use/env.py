@@ -43,6 +43,10 @@ class ToolUseEnv(TextEnv):
     """
 
     choices: ClassVar[Choices] = {"split": SPLITS, "difficulty": (1, 2, 3, 4, 5, 6), "lang": tasks.LANGS}
+    kept: ClassVar[tuple[str, ...]] = ("calls", "accepted", "made")
+    calls = accepted = 0
+    made: list[list[Any]]
+    """The planned calls [tool, args] that have succeeded."""
 
     def __init__(self, *, tools: Sequence[Any] = BUILTIN, corpus: str | Path | None = None, **defaults: Any) -> None:
         super().__init__(**defaults)
@@ -125,10 +129,10 @@ class ToolUseEnv(TextEnv):
             return self._judge(answer)
         made = [run_call(self._tools, call, self.recorded) for call in parse_tool_calls(action)]
         accepted = sum(call["args"] is not None for call in made)
-        self._calls += len(made)
-        self._accepted += accepted
+        self.calls += len(made)
+        self.accepted += accepted
         planned = [call for calls in self.task.data["plan"] for call in calls]
-        self._made += [x for call in made if "result" in call and (x := [call["tool"], call["args"]]) in planned]
+        self.made += [x for call in made if "result" in call and (x := [call["tool"], call["args"]]) in planned]
         neither = tasks.data()["texts"]["neither"][tasks.LANGS.index(self.task.lang)]
         parts, valid = {"answer": 0.0, "tool_calls": 0.0}, 0 < len(made) == accepted
         return Outcome(responses(made) or neither, parts, valid, info={"tool_calls": made})
@@ -138,27 +142,22 @@ class ToolUseEnv(TextEnv):
 
         self.close()
         right = same(answer, self.task.ground_truth)
-        parts = {"answer": 1.0 * right, "tool_calls": 0.1 * self._accepted / max(self._calls, 1)}
+        parts = {"answer": 1.0 * right, "tool_calls": 0.1 * self.accepted / max(self.calls, 1)}
         return Outcome("", parts, valid_action=True, success=right, terminated=True, info={"tool_calls": []})
 
     def expert_action(self) -> str:
         for calls in self.task.data["plan"]:
-            missing = [call for call in calls if call not in self._made]
+            missing = [call for call in calls if call not in self.made]
             if missing:
                 objects = [json.dumps({"tool": name, "args": args}, ensure_ascii=False) for name, args in missing]
                 return "\n".join(f"<tool_call>{text}</tool_call>" for text in objects)
         return f"<answer>{self.task.ground_truth}</answer>"
 
-    def get_env_state(self) -> dict[str, Any]:
-        return {"calls": self._calls, "accepted": self._accepted, "made": self._made}
-
     def set_env_state(self, state: dict[str, Any]) -> None:
         if not self._tools:  # a state of an instance that knew the servers' tools
             self._offer()
         self._tools = self._toolbox(self.options)
-        self._calls, self._accepted = state["calls"], state["accepted"]
-        self._made: list[list[Any]] = state["made"]
-        """The planned calls [tool, args] that have succeeded."""
+        super().set_env_state(state)
 
 
 def _server(item: Mapping[str, Any]) -> McpServer:
