@@ -21,6 +21,7 @@ from skyrl_gym.tools.python_exec import Limits, Sandbox
 Result = dict[str, Any]
 MOST_ROWS, MOST_MIB = 10_000, 128
 """Of a result that is compared; of all databases of a task."""
+PROGRAM = Path(queries.__file__).read_text(encoding="utf-8")
 
 
 @cache
@@ -29,19 +30,14 @@ def sandbox() -> Sandbox:
     return Sandbox(Limits(20.0, 3, memory_mib=512 + MOST_MIB, output_bytes=32 << 20, folder_mib=2 * MOST_MIB))
 
 
-@cache
-def _program() -> str:
-    return f"{Path(queries.__file__).read_text(encoding='utf-8')}\nprint(json.dumps(answers("
-
-
 def ask(databases: Sequence[bytes], asked: Sequence[str], most: int = MOST_ROWS) -> list[list[Result]]:
     """For each database the result of each query (queries.answer). Raises as Sandbox.start does."""
     files = {f"{number}.sqlite": content for number, content in enumerate(databases)}
-    done = sandbox().run(f"{_program()}{list(files)!r}, {list(asked)!r}, {most})))", files)
+    call = f"answers({list(files)!r}, {list(asked)!r}, {most})"
+    done = sandbox().run(f"{PROGRAM}\nprint(json.dumps({call}))", files)
     if done.error:
         return [[{"error": done.error.splitlines()[-1]} for _ in asked] for _ in databases]
-    found: list[list[Result]] = json.loads(done.output)
-    return found
+    return json.loads(done.output)
 
 
 def same(given: Sequence[Result], truth: Sequence[Result], ordered: bool) -> bool:

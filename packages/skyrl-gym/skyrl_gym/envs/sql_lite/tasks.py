@@ -153,13 +153,9 @@ def _draft(pattern: dict[str, Any], domain: str, tables: dict[str, str], picked:
         sql = sql.replace(f"{tables['t']}.", "")
     way = _digest(sql)[1] % 2
     texts = tuple(filled(pattern[lang][way], side) for side, lang in enumerate(LANGS, 1))
-    planted = [
-        (tables[slot[0]], option.column, option.constant)
-        for slot, option in picked.items()
-        if option.constant is not None
-    ]
-    ordered = "ordered" in pattern
-    return Draft(sql, texts, ordered, domain, tuple(planted), list(tables.values()))
+    fixed = [(slot, option) for slot, option in picked.items() if option.constant is not None]
+    planted = tuple((tables[slot[0]], option.column, option.constant) for slot, option in fixed)
+    return Draft(sql, texts, "ordered" in pattern, domain, planted, list(tables.values()))
 
 
 def _digest(sql: str) -> bytes:
