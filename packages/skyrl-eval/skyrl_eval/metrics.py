@@ -36,12 +36,10 @@ def clustered_error(means: Sequence[float], clusters: Sequence[str]) -> float | 
 
     With every item a cluster of its own it is the usual one. None for fewer than two clusters.
     """
-    values = np.asarray(means)
-    sums: dict[str, float] = defaultdict(float)
-    for residual, cluster in zip(values - values.mean(), clusters, strict=True):
-        sums[cluster] += residual
+    values, (_, places) = np.asarray(means), np.unique(clusters, return_inverse=True)
+    sums = np.bincount(places, values - values.mean())
     m = len(sums)
-    return None if m < 2 else math.sqrt(m / (m - 1) * sum(s * s for s in sums.values())) / len(values)
+    return None if m < 2 else math.sqrt(m / (m - 1) * (sums @ sums)) / len(values)
 
 
 def pass_at_k(n: int, c: int, k: int) -> float:
@@ -64,8 +62,7 @@ def calibration_error(confidences: Sequence[float], correct: Sequence[float], of
         return None
     order = np.argsort(np.asarray(confidences), kind="stable")
     gaps = (np.asarray(confidences) - np.asarray(correct, dtype=float))[order]
-    starts = [100 * i for i in range(max(n // 100, 1))]
-    bins = [gaps[a:b] for a, b in zip(starts, [*starts[1:], n], strict=True)]
+    bins = np.split(gaps, range(100, n - 99, 100))  # the last one has the rest, too
     return math.sqrt(sum(len(part) / n * part.mean() ** 2 for part in (bins[:-1] if official else bins)))
 
 
