@@ -156,8 +156,7 @@ class SWEEnv(ShellEnv):
         data = {name: row.get(name) for name in ("repo", "base_commit", "container", "executor", "repos")}
         task_id = f"swe:{row['repo']}:{row['base_commit'][:12]}"
         instructions = self._prompt("swe_system")
-        split = options["split"]
-        return Task(task_id, row["question"], row.get("tests"), split=split, instructions=instructions, data=data)
+        return Task(task_id, row["question"], row.get("tests"), instructions=instructions, data=data)
 
     def count_tasks(self, options: Mapping[str, Any]) -> int:
         raise ValueError("skyrl/swe-v0 has no tasks of its own: give one as options['task'] (docs/eval/README.md).")

@@ -30,7 +30,8 @@ SPLITS = ("train", "val", "test")
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Task:
-    """What is to be done. Everything in it is plain data (JSON), so that a state can be saved.
+    """What is to be done. Everything in it is plain data (JSON), so that a state can be saved. `reset` fills in
+    difficulty, language and split, where these are options of the environment.
 
     Example: Task("val:1:en:7", "47 + 38 = ?", 85)
     """
@@ -168,7 +169,9 @@ class TextEnv(gymnasium.Env[str, str]):
                 task = self.make_task(chosen, int(self.np_random.integers(self.count_tasks(chosen))))
             else:
                 task = self.task_from_row(row, chosen)
-        self._task, self._finished = task, False
+        own = {name: self.options[name] for name in ("difficulty", "lang", "split") if name in self.options}
+        self._task = task = dataclasses.replace(task, **own)
+        self._finished = False
         self._screen = observation = self.begin(task)
         info = {"instructions": task.instructions, "task_id": task.task_id, **self.reset_info()}
         return observation, info | self._admissible()

@@ -54,8 +54,8 @@ class ReasoningGymEnv(TextEnv):
     def make_task(self, options: Mapping[str, Any], index: int) -> Task:
         place = INDICES[options["split"]][index]
         entry = _dataset(*self._source)[place]
-        task_id, split, data = self.task_id(options, index), options["split"], {"place": place}
-        return Task(task_id, entry["question"], entry["answer"], 1, "en", split, INSTRUCTIONS, data)
+        task_id, data = self.task_id(options, index), {"place": place}
+        return Task(task_id, entry["question"], entry["answer"], instructions=INSTRUCTIONS, data=data)
 
     def act(self, action: str) -> Outcome:
         answer, dataset, score = last_answer(action), _dataset(*self._source), 0.0

@@ -41,9 +41,8 @@ class PlayersEnv(TextEnv):
         """Plays `role` of a game with this deal. truth: what the role is not to be told."""
         game = self.game_class(options["lang"])
         game.reset(options={"deal": deal})
-        difficulty, lang, split = (options[name] for name in ("difficulty", "lang", "split"))
-        data, task_id = {"deal": deal, "role": role}, self.task_id(options, index)
-        return Task(task_id, game.observe(role), truth, difficulty, lang, split, game.rules[lang], data)
+        data, rules = {"deal": deal, "role": role}, game.rules[options["lang"]]
+        return Task(self.task_id(options, index), game.observe(role), truth, instructions=rules, data=data)
 
     def begin(self, task: Task) -> str:
         opponents = self.options["opponent"].split(",")

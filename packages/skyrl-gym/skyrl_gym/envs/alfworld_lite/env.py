@@ -68,7 +68,7 @@ class AlfworldLiteEnv(TextEnv):
         wanted = {thing: place for thing, place in places.items() if kind_of(thing) == data["object"]}
         text = f"{world_of(data, lang).room_view()}\n{_goal(data, lang)}"
         task_id, instructions = self.task_id(options, index), load("text.yaml")[lang]["instructions"]
-        return Task(task_id, text, wanted, difficulty, lang, split, instructions, data)
+        return Task(task_id, text, wanted, instructions=instructions, data=data)
 
     def reset_info(self) -> dict[str, Any]:
         return {"task_type": self.task.data["type"]}

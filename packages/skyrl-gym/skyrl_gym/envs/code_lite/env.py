@@ -40,15 +40,14 @@ class CodeLiteEnv(TextEnv):
         text = tasks.text(lang, name, parts, tests[: tasks.SHOWN])
         solution, instructions = tasks.source(name, parts), tasks.data()["texts"][lang]["instructions"]
         data = {"kind": "own", "tests": tests, "shown": tasks.SHOWN, "setup": ""}
-        return Task(self.task_id(options, index), text, solution, difficulty, lang, split, instructions, data)
+        return Task(self.task_id(options, index), text, solution, instructions=instructions, data=data)
 
     def task_from_row(self, row: Mapping[str, Any], options: Mapping[str, Any]) -> Task:
         row = read_row(row, "options['task']")
         prompt, data = row["prompt"], read_tests(row)
         if any(message["role"] not in ("system", "user") for message in prompt):
             raise ValueError("options['task']: field 'prompt' may have system and user messages only.")
-        split, difficulty, lang = (options[name] for name in self.id_options)
-        says = tasks.data()["texts"][lang]
+        says = tasks.data()["texts"][options["lang"]]
         said = {role: [each["content"] for each in prompt if each["role"] == role] for role in ("system", "user")}
         asked = list(said["user"])
         if data["kind"] == "asserts":
@@ -57,8 +56,8 @@ class CodeLiteEnv(TextEnv):
             asked.append(says["stdin"])
         if row.get("starter_code"):
             asked.append(f"{says['starter']}\n```python\n{row['starter_code']}\n```")
-        texts = ("\n\n".join(asked), row.get("code"), difficulty, lang, split)
-        return Task(row_id(prompt), *texts, "\n\n".join([*said["system"], says["instructions"]]), data)
+        text, instructions = "\n\n".join(asked), "\n\n".join([*said["system"], says["instructions"]])
+        return Task(row_id(prompt), text, row.get("code"), instructions=instructions, data=data)
 
     def begin(self, task: Task) -> str:
         self.tries = 0

@@ -46,10 +46,9 @@ class SqlLiteEnv(TextEnv):
         return str(tasks.world()["texts"][name][tasks.LANGS.index(lang)])
 
     def _made(self, task_id: str, query: str, options: Mapping[str, Any], frame: str, *shown: str, **data: Any) -> Task:
-        split, level, lang = (options[name] for name in self.id_options)
-        rules = self._says("instructions", lang).format(most=MAX_CALLS, rows=SHOWN_ROWS)
-        text = self._says(frame, lang).format(*shown)
-        return Task(task_id, text, query, level, lang, split, rules, data)
+        rules = self._says("instructions", options["lang"]).format(most=MAX_CALLS, rows=SHOWN_ROWS)
+        text = self._says(frame, options["lang"]).format(*shown)
+        return Task(task_id, text, query, instructions=rules, data=data)
 
     def count_tasks(self, options: Mapping[str, Any]) -> int:
         return tasks.COUNTS[options["split"]]

@@ -59,7 +59,7 @@ class TextMathEnv(TextEnv):
         else:
             text, answer, steps = _FAMILIES[family].make(split, difficulty, lang, index)
             data = {"steps": steps}
-        return Task(self.task_id(options, index), text, answer, difficulty, lang, split, data=data)
+        return Task(self.task_id(options, index), text, answer, data=data)
 
     def task_from_row(self, row: Mapping[str, Any], options: Mapping[str, Any]) -> Task:
         row = read_row(row, "options['task']")
@@ -80,10 +80,8 @@ class TextMathEnv(TextEnv):
                 f"85, '3/4', 'yes', '1, 2' or '{{1, 2}}' (skyrl_gym.answers), got {truth!r:.60}."
             )
         text, instructions = ("\n\n".join(said[role]) for role in ("user", "system"))
-        split, difficulty, lang = options["split"], options["difficulty"], options["lang"]
-        return Task(
-            row_id(prompt), text, truth, difficulty, lang, split, instructions, {"hashes": hashes, "verify": verify}
-        )
+        data = {"hashes": hashes, "verify": verify}
+        return Task(row_id(prompt), text, truth, instructions=instructions, data=data)
 
     def act(self, action: str) -> Outcome:
         hashes, truth = self.task.data.get("hashes", False), self.task.ground_truth

@@ -104,8 +104,7 @@ class ToolUseEnv(TextEnv):
                 but = "this environment has other tools or another corpus"
                 raise ValueError(f"Difficulty {difficulty} needs the tool {name!r} over the built-in corpus; {but}.")
         instructions = self._instructions[tasks.LANGS.index(lang)]
-        task_id = self.task_id(options, index)
-        return Task(task_id, text, answer, difficulty, lang, split, instructions, {"plan": plan})
+        return Task(self.task_id(options, index), text, answer, instructions=instructions, data={"plan": plan})
 
     def task_from_row(self, row: Mapping[str, Any], options: Mapping[str, Any]) -> Task:
         row = read_row(row, "options['task']")
@@ -114,10 +113,9 @@ class ToolUseEnv(TextEnv):
             raise ValueError("options['task']: field 'prompt' must be system messages, or none, and one user message.")
         if isinstance(truth, bool) or not isinstance(truth, str | int | float):
             raise ValueError("options['task']: field 'reward_spec.ground_truth' must be a string or a number.")
-        split, difficulty, lang = (options[name] for name in self.id_options)
         *said, text = (message["content"] for message in prompt)
-        instructions = "\n\n".join([*said, self._instructions[tasks.LANGS.index(lang)]])
-        return Task(row_id(prompt), text, str(truth), difficulty, lang, split, instructions, {"plan": []})
+        instructions = "\n\n".join([*said, self._instructions[tasks.LANGS.index(options["lang"])]])
+        return Task(row_id(prompt), text, str(truth), instructions=instructions, data={"plan": []})
 
     def begin(self, task: Task) -> str:
         self.set_env_state({"calls": 0, "accepted": 0, "made": []})

@@ -135,7 +135,7 @@ class WebShopLiteEnv(TextEnv):
         text, truth = copy.deepcopy(shop.goals[split, difficulty][index])
         rules = shop.ui["rules"] + shop.ui["own"] * (self._path is None)
         rules += shop.ui["think"] * (options["thoughts"] == "on")
-        return Task(self.task_id(options, index), text, truth, difficulty, lang, split, rules)
+        return Task(self.task_id(options, index), text, truth, instructions=rules)
 
     def begin(self, task: Task) -> str:
         shifts = self.np_random.integers(130, size=9).tolist() if self.options["codes"] == "drawn" else [0]
