@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from difflib import get_close_matches
-from importlib import import_module
+from pkgutil import resolve_name
 from typing import Any, Generic, TypeVar
 
 from skyrl_trainer.errors import UserError
@@ -10,10 +10,8 @@ from skyrl_trainer.errors import UserError
 T = TypeVar("T")
 
 
-def load(place: str) -> Any:
-    """What a place names. Example: load("skyrl_trainer.learner.ppo:PPO")"""
-    module, _, name = place.partition(":")
-    return getattr(import_module(module), name)
+load: Callable[[str], Any] = resolve_name
+"""What a place names. Example: load("skyrl_trainer.learner.ppo:PPO")"""
 
 
 class Registry(Generic[T]):

@@ -9,7 +9,6 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import lru_cache
-from importlib import import_module
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,6 +18,7 @@ from tokenizers import Tokenizer
 
 from skyrl_trainer.config import load_config
 from skyrl_trainer.errors import UserError
+from skyrl_trainer.registry import load
 from skyrl_trainer.report.page import asset, lean, write_page
 from skyrl_trainer.rollout.store import JsonlTrajectoryStore as Store
 from skyrl_trainer.types import Trajectory, Turn
@@ -52,8 +52,7 @@ def write_viewer(folder: Path, out: Path, steps: list[int] | None = None) -> str
     """Writes `out` with a run's newest trajectories, or those of `steps`, or an evaluation's attempts; in words."""
     for file, reader in READERS.items():
         if (folder / file).exists():
-            module, function = reader.split(":")
-            return str(getattr(import_module(module), function)(folder, out, steps))
+            return str(load(reader)(folder, out, steps))
     return view(folder, out, steps)
 
 
