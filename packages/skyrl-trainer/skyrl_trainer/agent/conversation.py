@@ -10,8 +10,8 @@ import json
 from bisect import bisect_left
 from typing import Any
 
-from skyrl_trainer.agent.chat_api import for_template, tokens_of
-from skyrl_trainer.agent.parsers import parsed
+from skyrl_trainer.agent.chat_api import for_template
+from skyrl_trainer.agent.parsers import choice_of
 from skyrl_trainer.agent.prompt import MARKER, ChatPrompt
 from skyrl_trainer.types import Turn
 
@@ -45,15 +45,11 @@ class Conversation:
     def said(self, turn: Turn) -> str:
         """The turn's answer as the agent gets it, in JSON: the message, why it ended, and how many tokens it took.
         One that asks for a `role` gets the plain text."""
-        stop, logprobs = self._cut_at_stop(turn), None
-        message = parsed(self._prompt, turn.action, turn.output_ids, self._request.get("tools") or None)
-        if self._request.get("logprobs"):
-            logprobs = tokens_of(self._prompt.decode, turn.action, turn.output_ids, turn.logprobs)
+        stop, tools = self._cut_at_stop(turn), self._request.get("tools") or None
         self.at_stop = stop is not None or turn.output_ids[-1] in self._prompt.stop_token_ids
-        finish = "tool_calls" if "tool_calls" in message else "stop" if self.at_stop else "length"
-        why = {"finish_reason": finish, "stop_reason": stop}
-        choice = {"index": 0, "message": message, "logprobs": logprobs} | why
-        for key in (_key(message), self._path(len(self._request["messages"]), message)):
+        logprobs, finish = self._request.get("logprobs"), "stop" if self.at_stop else "length"
+        choice = choice_of(self._prompt, turn.action, turn, tools, logprobs, finish, stop)
+        for key in (_key(choice["message"]), self._path(len(self._request["messages"]), choice["message"])):
             self._answers[key] = turn.output_ids
         usage = {"prompt_tokens": len(self.context), "completion_tokens": len(turn.output_ids)}
         return turn.action if "role" in self._request else json.dumps({"choice": choice, "usage": usage})

@@ -10,10 +10,11 @@ import json
 from pathlib import Path
 from typing import Any
 
-from skyrl_trainer.agent.chat_api import message_of
+from skyrl_trainer.agent.chat_api import Choice, message_of, tokens_of
 from skyrl_trainer.agent.prompt import ChatPrompt
 from skyrl_trainer.errors import UserError
 from skyrl_trainer.settings import AgentConfig
+from skyrl_trainer.types import GenerationOutput, Turn
 
 Message = dict[str, Any]
 Tools = list[dict[str, Any]] | None
@@ -113,3 +114,13 @@ def parsed(prompt: ChatPrompt, text: str, ids: list[int], tools: Tools) -> Messa
         return prompt.read(text, ids, tools)
     except Exception:  # parsers are programs, and a policy may write what it likes
         return plain
+
+
+def choice_of(
+    prompt: ChatPrompt, text: str, output: GenerationOutput | Turn, tools: Tools, logprobs: Any, finish: str, stop: Any
+) -> Choice:
+    """text: of the output, up to the string `stop` if it ended at one. logprobs: whether they are asked for."""
+    message, ids = parsed(prompt, text, output.output_ids, tools), output.output_ids
+    tokens = tokens_of(prompt.decode, text, ids, output.logprobs) if logprobs else None
+    why = {"finish_reason": "tool_calls" if "tool_calls" in message else finish, "stop_reason": stop}
+    return {"index": 0, "message": message, "logprobs": tokens, **why}

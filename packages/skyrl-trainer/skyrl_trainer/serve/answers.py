@@ -12,7 +12,7 @@ from typing import Any
 
 from skyrl_trainer.agent import chat_api
 from skyrl_trainer.agent.chat_api import CALL, Chat, Choice, Common, Completion, Refusal
-from skyrl_trainer.agent.parsers import ParsingPrompt, parsed
+from skyrl_trainer.agent.parsers import ParsingPrompt, choice_of
 from skyrl_trainer.agent.prompt import ChatPrompt
 from skyrl_trainer.agent.streaming import settled
 from skyrl_trainer.engine.client import EngineClient
@@ -53,17 +53,12 @@ class Policy:
         except Exception as error:  # templates are programs, and raise what they like
             raise Refusal(400, f"The chat template cannot render these messages: {error}") from error
         outputs, answer = await self._generate(request, ids)
-        choices = [self._choice(request, index, output) for index, output in enumerate(outputs)]
+        choices = list[Choice]()
+        for index, output in enumerate(outputs):
+            text, finish, stop = self._text(request, output)
+            choice = choice_of(self._prompt, text, output, request.tools or [], request.logprobs, finish, stop)
+            choices.append(choice | {"index": index})
         return answer | {"object": "chat.completion", "choices": choices}
-
-    def _choice(self, request: Chat, index: int, output: GenerationOutput) -> Choice:
-        text, finish, stop = self._text(request, output)
-        message, logprobs = parsed(self._prompt, text, output.output_ids, request.tools or []), None
-        if request.logprobs:
-            logprobs = chat_api.tokens_of(self._prompt.decode, text, output.output_ids, output.logprobs)
-        finish = "tool_calls" if "tool_calls" in message else finish
-        why = {"finish_reason": finish, "stop_reason": stop}  # the string that it ended at, as vLLM's server says it
-        return {"index": index, "message": message, "logprobs": logprobs, **why}
 
     def _text(self, request: Common, output: GenerationOutput) -> tuple[str, str, str | None]:
         """The output's text up to the request's first stop string, why it ends, and at which string."""
