@@ -77,15 +77,15 @@ class Rewards:
     def metrics(self, rollouts: RolloutBatch) -> StepMetrics:
         """`reward/total` (weighted, penalty included), `reward/<function>` without its weight, overlong counters."""
         alive = [trajectory for trajectory in rollouts.trajectories if not trajectory.stop_reason.failed]
-        metrics = {"reward/total": _mean([sum(self.per_turn(trajectory)) for trajectory in alive])}
+        metrics = {"reward/total": mean([sum(self.per_turn(trajectory)) for trajectory in alive])}
         for name in self.functions:
             scores = [trajectory.scores[name] for trajectory in alive]
-            metrics[f"reward/{name}"] = _mean([score for score in scores if score is not None])
+            metrics[f"reward/{name}"] = mean([score for score in scores if score is not None])
             metrics[f"reward/{name}/none"] = float(scores.count(None))
         if self.filter:
             metrics["overlong/filtered"] = float(sum(map(self._cut_off, alive)))
         if self.weights["overlong"]:
-            metrics["overlong/penalty"] = _mean([self._penalty(trajectory) for trajectory in alive])
+            metrics["overlong/penalty"] = mean([self._penalty(trajectory) for trajectory in alive])
         return metrics
 
     def _cut_off(self, trajectory: Trajectory) -> bool:
@@ -159,5 +159,5 @@ def call(name: str, function: RewardFunction, trajectories: list[Trajectory]) ->
     return [None if value is None else float(value) for value in values]
 
 
-def _mean(values: list[float]) -> float:
+def mean(values: Sequence[float]) -> float:
     return sum(values) / len(values) if values else 0.0

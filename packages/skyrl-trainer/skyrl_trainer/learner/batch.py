@@ -164,25 +164,22 @@ def collate(rows: Sequence[Row], indices: Sequence[int], device: torch.device, d
     segments, places_P, predictors = _segments(chosen)
     counts = [row.num_sampled for row in chosen]
 
-    def floats(values: list[np.ndarray]) -> Tensor:
+    def joined(values: list[np.ndarray], dtype: torch.dtype | None = None) -> Tensor:
         return torch.from_numpy(np.concatenate(values)).to(device, dtype)
 
-    def ints(values: list[np.ndarray]) -> Tensor:
-        return torch.from_numpy(np.concatenate(values)).to(device)
-
     return TrainingBatch(
-        ids_P=ints([ids for ids, _ in segments]),
-        places_P=ints(places_P),
+        ids_P=joined([ids for ids, _ in segments]),
+        places_P=joined(places_P),
         lengths_S=[len(ids) for ids, _ in segments],
         prefix_S=[prefix for _, prefix in segments],
-        predictors_N=ints(predictors),
-        target_ids_N=ints([row.token_ids[row.mask] for row in chosen]),
-        trajectory_N=ints([np.repeat(np.array(indices, np.int64), counts)]),
-        turn_N=ints([row.turns if len(row.turns) else np.zeros(row.num_sampled, np.int64) for row in chosen]),
-        fresh_N=ints([row.fresh if len(row.fresh) else np.ones(row.num_sampled, bool) for row in chosen]),
-        group_N=ints([np.repeat(np.array([row.group for row in chosen], np.int64), counts)]),
-        advantages_N=floats([row.advantages[row.mask] for row in chosen]),
-        rollout_logprobs_N=floats([row.rollout_logprobs[row.mask] for row in chosen]),
+        predictors_N=joined(predictors),
+        target_ids_N=joined([row.token_ids[row.mask] for row in chosen]),
+        trajectory_N=joined([np.repeat(np.array(indices, np.int64), counts)]),
+        turn_N=joined([row.turns if len(row.turns) else np.zeros(row.num_sampled, np.int64) for row in chosen]),
+        fresh_N=joined([row.fresh if len(row.fresh) else np.ones(row.num_sampled, bool) for row in chosen]),
+        group_N=joined([np.repeat(np.array([row.group for row in chosen], np.int64), counts)]),
+        advantages_N=joined([row.advantages[row.mask] for row in chosen], dtype),
+        rollout_logprobs_N=joined([row.rollout_logprobs[row.mask] for row in chosen], dtype),
         old_logprobs_N=_joined([row.old_logprobs for row in chosen], device, dtype),
         ref_logprobs_N=_joined([row.ref_logprobs for row in chosen], device, dtype),
         returns_N=_joined([row.returns for row in chosen], device, dtype),

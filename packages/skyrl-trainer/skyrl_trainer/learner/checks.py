@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from skyrl_trainer.errors import UserError
 from skyrl_trainer.learner.batch import Row, collate
@@ -55,7 +56,7 @@ def check_options(config: Config, options: Any, own_estimator: str | None) -> No
         )
 
 
-def check_shapes(algorithm: object, wanted: torch.Tensor, **parts: torch.Tensor) -> torch.Tensor:
+def check_shapes(algorithm: object, wanted: Tensor, **parts: Tensor) -> Tensor:
     """Returns the last of `parts`, which methods of these names gave. Broadcast, a mean would count once per token."""
     for name, values in parts.items():
         if values.shape != wanted.shape:
@@ -74,7 +75,7 @@ def check_finite(what: str, step: int, rows: Sequence[Row], of_each: Sequence[An
         raise UserError(f"The {what} of step {step} is not finite in trajectories {shown(bad)}: mend {source}.")
 
 
-def check_weights(tensors: Mapping[str, torch.Tensor], step: int) -> None:
+def check_weights(tensors: Mapping[str, Tensor], step: int) -> None:
     """Raises UserError for weights, or an optimizer's state, that nobody can learn on from: they are not saved."""
     bad = [name for name, value in tensors.items() if not torch.isfinite(value).all()]
     if bad:
@@ -87,7 +88,7 @@ def check_weights(tensors: Mapping[str, torch.Tensor], step: int) -> None:
 def not_finite(
     rows: Sequence[Row],
     passes: list[tuple[list[int], bool]],
-    losses: list[torch.Tensor],
+    losses: list[Tensor],
     step: int,
     ranks: Ranks,
     config: Config,

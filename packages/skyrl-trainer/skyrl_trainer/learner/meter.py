@@ -4,6 +4,7 @@ from collections import Counter
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from skyrl_trainer.learner.ranks import Ranks
 from skyrl_trainer.types import StepMetrics
@@ -15,13 +16,13 @@ class Meter:
     def __init__(self) -> None:
         self._sums: dict[str, Any] = {}
         self._counts: Counter[str] = Counter()
-        self._maxima: dict[str, torch.Tensor] = {}
+        self._maxima: dict[str, Tensor] = {}
 
-    def mean(self, name: str, values_N: torch.Tensor) -> None:
+    def mean(self, name: str, values_N: Tensor) -> None:
         self._sums[name] = self._sums.get(name, 0.0) + values_N.detach().double().sum()
         self._counts[name] += values_N.numel()
 
-    def maximum(self, name: str, values_N: torch.Tensor) -> None:
+    def maximum(self, name: str, values_N: Tensor) -> None:
         if values_N.numel():
             largest = values_N.detach().max()
             self._maxima[name] = torch.maximum(self._maxima.get(name, largest), largest)

@@ -12,6 +12,7 @@ from typing import Any, Literal, Self
 
 import torch
 from pydantic import Field
+from torch import Tensor
 
 from skyrl_trainer.algorithms.losses import token_mean
 from skyrl_trainer.algorithms.options import LossOptions
@@ -61,10 +62,10 @@ class PPO(GRPO):
         return row.num_sampled > 0
 
     @torch.no_grad()
-    def values(self, rows: list[Row]) -> Sequence[torch.Tensor]:
+    def values(self, rows: list[Row]) -> Sequence[Tensor]:
         """V before each sampled token of each trajectory and behind its last one, float64 [n + 1]."""
         longer = [with_end(row) if row.num_sampled else row for row in rows]
-        known: dict[int, torch.Tensor] = {}
+        known: dict[int, Tensor] = {}
         for indices, counts in self._passes(longer, range(len(longer))):
             values_N = self.critic.values(self._collate(longer, indices)).double().cpu()
             if counts:
@@ -72,7 +73,7 @@ class PPO(GRPO):
         everyones = self.learner.ranks.exchange(known)
         return [everyones.get(i, torch.zeros(1, dtype=torch.float64)) for i in range(len(rows))]
 
-    def advantages(self, batch: RewardBatch, value: Sequence[torch.Tensor] | None) -> AdvantageBatch:
+    def advantages(self, batch: RewardBatch, value: Sequence[Tensor] | None) -> AdvantageBatch:
         result = super().advantages(batch, value)
         if value and result.returns is not None:
             masks = [torch.tensor(t.loss_mask(), dtype=torch.bool) for t in batch.trajectories]
@@ -86,7 +87,7 @@ class PPO(GRPO):
         metrics = super().update(*args, **kwargs)
         return metrics | {"value/explained_variance": self.explained_variance}
 
-    def value_loss(self, batch: TrainingBatch, hidden_NH: torch.Tensor, meter: Meter) -> torch.Tensor:
+    def value_loss(self, batch: TrainingBatch, hidden_NH: Tensor, meter: Meter) -> Tensor:
         assert batch.values_N is not None and batch.returns_N is not None
         value_N, old_N, returns_N = self.critic.values(batch, hidden_NH), batch.values_N, batch.returns_N
         moved_N, clip = value_N - old_N, self.value_clip
@@ -153,7 +154,7 @@ class Critic(Optimized):
         reshard(self.model)
         return self.parameters
 
-    def values(self, batch: TrainingBatch, hidden_NH: torch.Tensor | None = None) -> torch.Tensor:
+    def values(self, batch: TrainingBatch, hidden_NH: Tensor | None = None) -> Tensor:
         """[N]: what is expected from the state before each sampled token on. hidden_NH: the policy's, if known."""
         if hidden_NH is None or not self.shares_hidden:
             with self.role():

@@ -7,6 +7,7 @@ kind of task in it. Names come from settings and tools, never from what a model 
 from collections.abc import Sequence
 from typing import Any
 
+from skyrl_trainer.algorithms.rewards import mean
 from skyrl_trainer.types import RewardBatch, RolloutBatch, Sample, StepMetrics, StopReason, Trajectory
 
 MAX_KINDS = 32
@@ -23,7 +24,7 @@ def rollout_metrics(batch: RolloutBatch) -> StepMetrics:
     alive = _alive(everyone)
     lengths = [trajectory.num_output_tokens for trajectory in alive]
     metrics = _figures(everyone) | {
-        "length/mean": _mean(lengths),
+        "length/mean": mean(lengths),
         "length/max": float(max(lengths, default=0)),
         "tokens": float(sum(trajectory.num_output_tokens for trajectory in everyone)),
         "env_replays": sum(trajectory.metrics.get("env_replays", 0.0) for trajectory in everyone),
@@ -32,7 +33,7 @@ def rollout_metrics(batch: RolloutBatch) -> StepMetrics:
     parts = {part for trajectory in alive for turn in trajectory.turns for part in turn.reward_parts}
     for part in sorted(parts)[:MAX_KINDS]:
         sums = [sum(turn.reward_parts.get(part, 0.0) for turn in trajectory.turns) for trajectory in alive]
-        metrics[f"reward/{part}"] = _mean(sums)
+        metrics[f"reward/{part}"] = mean(sums)
     return metrics | _by_tool(alive) | _by_kind(everyone)
 
 
@@ -64,11 +65,11 @@ def _figures(everyone: Sequence[Trajectory]) -> StepMetrics:
         "episodes": float(len(everyone)),
         "failed": float(len(everyone) - len(alive)),
         "success": solved / len(everyone) if everyone else 0.0,
-        "reward/mean": _mean([trajectory.total_reward for trajectory in alive]),
-        "turns/mean": _mean([len(trajectory.turns) for trajectory in alive]),
+        "reward/mean": mean([trajectory.total_reward for trajectory in alive]),
+        "turns/mean": mean([len(trajectory.turns) for trajectory in alive]),
         "tools/calls": len(calls) / len(alive) if alive else 0.0,
-        "tools/errors": _mean(["error" in call for call in calls]),
-        "invalid_actions": _mean([turn.info.get("valid_action") is False for turn in turns]),
+        "tools/errors": mean(["error" in call for call in calls]),
+        "invalid_actions": mean([turn.info.get("valid_action") is False for turn in turns]),
     }
     if solved:
         figures["tokens/per_success"] = sum(trajectory.num_output_tokens for trajectory in everyone) / solved
@@ -89,7 +90,7 @@ def _by_tool(alive: Sequence[Trajectory]) -> StepMetrics:
     metrics: StepMetrics = {}
     for name, failed in sorted(failures.items()):
         metrics[f"tools/{name}/calls"] = len(failed) / len(alive)
-        metrics[f"tools/{name}/errors"] = _mean(failed)
+        metrics[f"tools/{name}/errors"] = mean(failed)
     return metrics
 
 
@@ -115,7 +116,3 @@ def _alive(everyone: Sequence[Trajectory]) -> list[Trajectory]:
 def _calls(trajectories: Sequence[Trajectory]) -> list[dict[str, Any]]:
     calls = [call for trajectory in trajectories for turn in trajectory.turns for call in turn.tool_calls]
     return [call for call in calls if isinstance(call, dict)]  # a user's env may report anything
-
-
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values) if values else 0.0
