@@ -180,7 +180,10 @@ def take_exams(specs: Sequence[str | dict[str, Any]], folder: Path) -> tuple[lis
         name, options = _parse(spec)
         package, _, bench = name.partition(":")
         is_env = not bench or "/" in bench or re.search(r"-v\d+$", bench)
-        make = None if is_env else _exam_of(package)
+        make: Callable[..., Any] | None = None
+        if not is_env and all(part.isidentifier() for part in package.split(".")):
+            with suppress(ModuleNotFoundError):
+                make = getattr(import_module(package), "exam", None)
         if make is None:  # an env, or a file
             rest.append(spec)
         else:
@@ -188,19 +191,11 @@ def take_exams(specs: Sequence[str | dict[str, Any]], folder: Path) -> tuple[lis
     return rest, exams
 
 
-def _exam_of(package: str) -> Callable[..., Any] | None:
-    if not all(part.isidentifier() for part in package.split(".")):
-        return None
-    try:
-        return getattr(import_module(package), "exam", None)
-    except ModuleNotFoundError:
-        return None
-
-
 def _env_samples(label: str, name: str, options: dict[str, Any], seed: int, env_file: str | None) -> EnvSamples:
     import skyrl_gym
 
-    size, seed = options.pop("size", DEFAULT_ENV_SIZE), options.pop("seed", seed)
+    size = options.pop("size", DEFAULT_ENV_SIZE)
+    seed = options.pop("seed", seed)
     for key, value, least in (("size", size, 1), ("seed", seed, 0)):
         if type(value) is not int or value < least:
             raise UserError(f"Data source {label!r}: {key} is {value!r}, and must be a whole number >= {least}.")

@@ -1,15 +1,13 @@
 """`trainer.logger`: accelerate's trackers and Prometheus; nothing is sent to anybody unless the setting asks for it."""
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from skyrl_trainer.config import Config, flatten
 from skyrl_trainer.errors import UserError
+from skyrl_trainer.registry import load
 from skyrl_trainer.report.timeline import Spans
 from skyrl_trainer.types import StepMetrics
-
-if TYPE_CHECKING:
-    from accelerate.tracking import GeneralTracker
 
 
 class Tracker:
@@ -17,31 +15,28 @@ class Tracker:
     hides what it had drawn after it."""
 
     def __init__(self, config: Config, last_step: int = 0) -> None:
-        self._tracker: GeneralTracker | Any = None
+        self._tracker: Any = None
         trainer = config.trainer
         self._prometheus = trainer.logger == "prometheus"
         if trainer.logger == "none":
             return
-        from accelerate.tracking import MLflowTracker, SwanLabTracker, TensorBoardTracker, TrackioTracker, WandBTracker
+        from accelerate.tracking import LOGGER_TYPE_TO_CLASS
 
         project, name, values = trainer.project_name, trainer.run_name, flatten(config)
+        given: dict[str, Any] = {"name": name, "config": values}
         if trainer.logger == "tensorboard":
-            path = str(config.run_path)
-            self._tracker = TensorBoardTracker("tensorboard", logging_dir=path, purge_step=last_step + 1)
+            project, given = "tensorboard", {"logging_dir": str(config.run_path), "purge_step": last_step + 1}
         elif trainer.logger == "mlflow":
-            self._tracker = MLflowTracker(project, run_name=name)
+            given = {"run_name": name}
         elif trainer.logger == "swanlab":
-            self._tracker = SwanLabTracker(project, experiment_name=name, config=values)
-        elif self._prometheus:
-            from skyrl_trainer.report.prometheus import PrometheusTracker
-
-            self._tracker = PrometheusTracker(config)
+            given = {"experiment_name": name, "config": values}
+        if self._prometheus:
+            self._tracker = load("skyrl_trainer.report.prometheus:PrometheusTracker")(config)
         else:
-            kind = WandBTracker if trainer.logger == "wandb" else TrackioTracker
-            self._tracker = kind(project, name=name, config=values)
+            self._tracker = LOGGER_TYPE_TO_CLASS[trainer.logger](project, **given)
         try:
             self._tracker.start()
-            if isinstance(self._tracker, MLflowTracker):
+            if trainer.logger == "mlflow":
                 self._tracker.store_init_configuration(values)
         except Exception as error:  # each tracker has its own kinds; one that is not installed raises ImportError
             raise UserError(
