@@ -57,15 +57,11 @@ def _plan(world: World, data: dict[str, Any], searches: bool) -> str:
 def _fetch(world: World, data: dict[str, Any]) -> str:
     """Towards holding an object of the task's kind that is not yet where it belongs; one at hand is preferred."""
     done = placed(world, data, _target(world, data)) if data["target"] in world.layout.by_kind else []
-    spots = [
-        (place != world.at, place, name)
-        for place, names in world.contents.items()
-        for name in names
-        if kind_of(name) == data["object"] and name not in done
-    ]
-    if not spots:
+    things = [(place, name) for place, names in world.contents.items() for name in names if name not in done]
+    wanted = [(place, name) for place, name in things if kind_of(name) == data["object"]]
+    if not wanted:
         return "look"
-    _, place, name = min(spots, key=lambda spot: spot[0])
+    place, name = min(wanted, key=lambda spot: spot[0] != world.at)
     return _at(world, place, f"take {name} from {place}", inside=True)
 
 

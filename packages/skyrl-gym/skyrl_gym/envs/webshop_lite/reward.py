@@ -23,12 +23,9 @@ def purchase(
     """
     terms = _type_terms(wanted, bought)
     attributes = sum(has_attribute(bought, attribute, strict) for attribute in goal["attributes"])
-    options = sum(
-        chosen.get(group) == value
-        if strict
-        else any(_alike(*map(normalize_color, (own, value))) for own in chosen.values())
-        for group, value in goal["options"].items()
-    )
+    colors = [normalize_color(own) for own in chosen.values()]
+    like = [any(_alike(own, normalize_color(value)) for own in colors) for value in goal["options"].values()]
+    options = len(goal["options"].items() & chosen.items()) if strict else sum(like)
     in_price, asked = bought.price <= goal["price_upper"], len(goal["attributes"]) + len(goal["options"]) + 1
     parts = {"attributes": terms["r_type"] * attributes / asked, "options": terms["r_type"] * options / asked}
     # The rest of the whole and not a share of its own: sevenths and the like would add up to 0.9999999999999999.
