@@ -228,7 +228,7 @@ def reward(instance: Instance, patch: str) -> float:
     env = SWEEnv()
     task = benchmarks.find("swe-verified").env(instance.item).options["task"]
     env.reset(seed=0, options={"task": task | {"repos": str(instance.repos), "tests": instance.item.gold}})
-    env.patch = patch
+    env._patch = patch
     paid = float(env._resolved()[0])
     env.close()
     return paid

@@ -36,14 +36,13 @@ class HarborEnv(ShellEnv):
     choices: ClassVar[Choices] = {"image": ("refused", "ignored")}
     id_options: ClassVar[tuple[str, ...]] = ()
     tool_names: ClassVar[tuple[str, ...]] = ("bash", "submit")
-    kept: ClassVar[tuple[str, ...]] = ("steps", "commands")
 
     def __init__(self, *, steps: int = 50, **defaults: Any) -> None:
         super().__init__(steps=steps, **defaults)
 
     def bash(self, command: str) -> str:
         """Runs a bash command; returns stdout and stderr, and the exit code where it is not 0."""
-        self.commands.append(command)
+        self._commands.append(command)
         return self._shell(command, self._binds, self.task.data["work"])
 
     def _checked(self, options: Mapping[str, Any]) -> dict[str, Any]:
@@ -73,8 +72,8 @@ class HarborEnv(ShellEnv):
     def act(self, action: str) -> Outcome:
         made = self._made(action)
         submitted = submits(made)
-        self.steps += 1
-        reward = self._reward() if submitted or self.steps == self._limit else 0.0
+        self._steps += 1
+        reward = self._reward() if submitted or self._steps == self._limit else 0.0
         valid = bool(made) and all(call["args"] is not None for call in made)
         said = responses(made, *([] if made else [NO_CALL]))
         return Outcome(said, {"tests": reward}, valid, reward >= 1, submitted, {"tool_calls": made})
@@ -99,6 +98,9 @@ class HarborEnv(ShellEnv):
         calls = {"tool": "bash", "args": {"command": file.read_text(encoding="utf-8")}}, {"tool": "submit"}
         return "\n".join(f"<tool_call>{json.dumps(call)}</tool_call>" for call in calls)
 
+    def get_env_state(self) -> dict[str, Any]:
+        return {"steps": self._steps, "commands": self._commands}
+
     def set_env_state(self, state: dict[str, Any]) -> None:
         """The commands are run again, in a fresh folder."""
         self.close()
@@ -108,7 +110,7 @@ class HarborEnv(ShellEnv):
         (work / "Dockerfile").unlink(missing_ok=True)
         temporary.mkdir()
         self._binds = [(work, self.task.data["work"], True), (temporary, "/tmp", True)]
-        self.steps, self.commands = state["steps"], list[str]()
+        self._steps, self._commands = state["steps"], list[str]()
         for command in state["commands"]:
             self.bash(command)
 

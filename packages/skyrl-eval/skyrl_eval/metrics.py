@@ -36,10 +36,12 @@ def clustered_error(means: Sequence[float], clusters: Sequence[str]) -> float | 
 
     With every item a cluster of its own it is the usual one. None for fewer than two clusters.
     """
-    values, (_, places) = np.asarray(means), np.unique(clusters, return_inverse=True)
-    sums = np.bincount(places, values - values.mean())
+    values = np.asarray(means)
+    sums: dict[str, float] = defaultdict(float)
+    for residual, cluster in zip(values - values.mean(), clusters, strict=True):
+        sums[cluster] += residual
     m = len(sums)
-    return None if m < 2 else math.sqrt(m / (m - 1) * (sums @ sums)) / len(values)
+    return None if m < 2 else math.sqrt(m / (m - 1) * sum(s * s for s in sums.values())) / len(values)
 
 
 def pass_at_k(n: int, c: int, k: int) -> float:
@@ -62,7 +64,8 @@ def calibration_error(confidences: Sequence[float], correct: Sequence[float], of
         return None
     order = np.argsort(np.asarray(confidences), kind="stable")
     gaps = (np.asarray(confidences) - np.asarray(correct, dtype=float))[order]
-    bins = np.split(gaps, range(100, n - 99, 100))  # the last one has the rest, too
+    starts = [100 * i for i in range(max(n // 100, 1))]
+    bins = [gaps[a:b] for a, b in zip(starts, [*starts[1:], n], strict=True)]
     return math.sqrt(sum(len(part) / n * part.mean() ** 2 for part in (bins[:-1] if official else bins)))
 
 

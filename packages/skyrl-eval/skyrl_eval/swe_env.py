@@ -105,11 +105,10 @@ class SWEEnv(ShellEnv):
 
     choices: ClassVar[Choices] = {"split": ("train", "val", "test"), "difficulty": (1,), "lang": ("en",)}
     tool_names: ClassVar[tuple[str, ...]] = ("bash", "view", "replace", "submit")
-    kept: ClassVar[tuple[str, ...]] = ("steps", "patch")
 
     def __init__(self, *, steps: int = 100, **defaults: Any) -> None:
         super().__init__(steps=steps, **defaults)
-        self.steps, self.patch = 0, ""
+        self._steps, self._patch = 0, ""
 
     def bash(self, command: str) -> str:
         """Runs a bash command in /testbed; returns stdout and stderr, and the exit code where it is not 0."""
@@ -173,22 +172,27 @@ class SWEEnv(ShellEnv):
         made = self._made(action)
         submitted = submits(made)
         notes = [] if made else [NO_CALL]
-        self.steps += 1
-        over = submitted or self.steps == self._limit
+        self._steps += 1
+        over = submitted or self._steps == self._limit
         info: dict[str, Any] = {"tool_calls": made}
-        patch = self._diff() if any(call["args"] is not None for call in made) else self.patch
+        patch = self._diff() if any(call["args"] is not None for call in made) else self._patch
         if len(patch) > LONGEST_PATCH:
             notes.append(f"Your changes have {len(patch)} characters, more than {LONGEST_PATCH}: they do not count.")
             info["patch_too_long"], patch = len(patch), ""
-        if over or self.steps == 1 or self.patch != patch:
+        if over or self._steps == 1 or self._patch != patch:
             info["submission"] = patch
-        self.patch = patch
+        self._patch = patch
         resolved = False
         if over:
             resolved, info["flags"] = self._resolved()
-        valid = bool(made) and all(call["args"] is not None for call in made)
-        said = "" if submitted else responses(made, *notes)
-        return Outcome(said, {"resolved": float(resolved)}, valid, resolved, submitted, info)
+        return Outcome(
+            observation="" if submitted else responses(made, *notes),
+            reward_parts={"resolved": float(resolved)},
+            valid_action=bool(made) and all(call["args"] is not None for call in made),
+            success=resolved,
+            terminated=submitted,
+            info=info,
+        )
 
     def _diff(self) -> str:
         return swe.diff(self._path / "testbed", self._commit, **self._where)
@@ -196,10 +200,10 @@ class SWEEnv(ShellEnv):
     def _resolved(self) -> tuple[bool, list[str]]:
         """Whether what of the patch can be a fix passes the task's tests, in a fresh workspace; its flags."""
         tests, data = self.task.ground_truth, self.task.data
-        if not tests or not self.patch:
+        if not tests or not self._patch:
             return False, []
         context = Context(executor=self._where["executor"], repos=self._repos)
-        clean, flags = swe.guarded(tests, data, self.patch, context)
+        clean, flags = swe.guarded(tests, data, self._patch, context)
         return bool(clean) and swe.run_tests(tests, data, clean, context, guarded=True).resolved, flags
 
     def _place(self, path: str) -> Path:
@@ -220,6 +224,9 @@ class SWEEnv(ShellEnv):
             raise ToolError(f"{path} has more than {LONGEST_FILE} bytes: use bash.")
         return place.read_bytes().decode("utf-8", "surrogateescape")
 
+    def get_env_state(self) -> dict[str, Any]:
+        return {"steps": self._steps, "patch": self._patch}
+
     def set_env_state(self, state: dict[str, Any]) -> None:
         """A fresh workspace with the patch applied; what git ignores and what is in /tmp is not brought back."""
         self.close()
@@ -235,9 +242,9 @@ class SWEEnv(ShellEnv):
             swe.workspace(data["repo"], self._commit, self._path / "testbed", self._repos)
         else:
             self._commit = snapshot(self._path / "testbed", **self._where)
-        super().set_env_state(state)
-        if self.patch:
-            (self._path / "tmp/patch.diff").write_bytes(self.patch.encode("utf-8", "surrogateescape"))
+        self._steps, self._patch = state["steps"], state["patch"]
+        if self._patch:
+            (self._path / "tmp/patch.diff").write_bytes(self._patch.encode("utf-8", "surrogateescape"))
             self.bash("git apply --whitespace=nowarn /tmp/patch.diff; rm /tmp/patch.diff")
 
 

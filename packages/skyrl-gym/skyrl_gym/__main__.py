@@ -23,8 +23,9 @@ def _table() -> str:
         reward = "{:g} to {:g}".format(*entry.reward_range) if entry.reward_range else "-"
         rows.append((entry.id, steps, reward, " ".join(entry.splits) or "-", entry.description))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = ("  ".join(map(str.ljust, row, widths)) for row in rows)
-    return "\n".join(map(str.rstrip, lines))
+    return "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
+    )
 
 
 def _write_demos(env_id: str, n: int, out: Path, options: dict[str, Any]) -> None:
@@ -109,15 +110,16 @@ def main(arguments: list[str] | None = None) -> int:
         command.add_argument("--lang")
         command.add_argument("--option", type=_option, action="append", default=[], help="another: NAME=VALUE")
     args = parser.parse_args(arguments)
-    given = {name: getattr(args, name, None) for name in ("task_id", "difficulty", "split", "lang")}
-    given |= dict(getattr(args, "option", ()))
-    options = {name: value for name, value in given.items() if value is not None}
     try:
         if args.command is None:
             print(_table())
-        elif args.command == "serve":
+            return 0
+        if args.command == "serve":
             _serve(args)
-        elif args.command == "play":
+            return 0
+        named = {name: getattr(args, name, None) for name in ("task_id", "difficulty", "split", "lang")}
+        options = {name: value for name, value in (named | dict(args.option)).items() if value is not None}
+        if args.command == "play":
             play(args.env, args.seed, options)
         elif args.command == "baseline":
             _baseline(args, options)

@@ -94,8 +94,10 @@ def load_registry(path: str | Path) -> list[EnvEntry]:
             raise ValueError(f"{entry.source}: field 'id': {entry.id!r} is already registered by {owner}; rename one.")
         new[entry.id] = entry
     for entry in new.values():
-        told: dict[str, Any] = {"max_episode_steps": entry.max_episode_steps, "kwargs": dict(entry.kwargs)}
-        gymnasium.register(entry.id, entry.entry_point, vector_entry_point=f"skyrl_gym.vector:{entry.id}", **told)
+        vector, limit = f"skyrl_gym.vector:{entry.id}", entry.max_episode_steps
+        gymnasium.register(
+            entry.id, entry.entry_point, max_episode_steps=limit, vector_entry_point=vector, kwargs=dict(entry.kwargs)
+        )
         _entries[entry.id] = entry
     return entries
 

@@ -33,11 +33,18 @@ class Repeated(RowsOnly):
 
 
 class SkyRLEnv(Repeated):
-    """`extras` is added to every row's, for example {"max_turns": 3}. `rows` and `render_mode` are ours, all other
-    arguments the class's."""
+    """`extras` is added to every row's, for example {"max_turns": 3}; other arguments are for the class."""
 
-    def __init__(self, env_class: Any, env_kwargs: Any, extras: Any = None, **kwargs: Any) -> None:
-        super().__init__(rows=kwargs.pop("rows", None), render_mode=kwargs.pop("render_mode", None))
+    def __init__(
+        self,
+        env_class: Any,
+        env_kwargs: Any,
+        extras: Any = None,
+        rows: Any = None,
+        render_mode: Any = None,
+        **kwargs: Any,
+    ):
+        super().__init__(rows=rows, render_mode=render_mode)
         self._create = partial(create, env_class, **{"env_config": {}, **env_kwargs, **kwargs})
         self._extras = extras or {}
         self._env: Any = None

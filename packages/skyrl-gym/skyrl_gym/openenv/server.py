@@ -44,8 +44,8 @@ CODES = {
     "UNKNOWN_TYPE": (404, -32601),
     "VALIDATION_ERROR": (422, -32602),
     "CAPACITY_REACHED": (503, -32000),
-    "EXECUTION_ERROR": (500, -32000),
 }
+OTHER = (500, -32000)
 """HTTP's status and JSON-RPC's code of each of the protocol's codes."""
 
 
@@ -161,7 +161,7 @@ class Server:
                 said = await self._played(path, _read(body) | dict(request.query_params))
         except Refused as error:
             code, sentence = error.args
-            said, status = {"detail": sentence}, CODES[code][0]
+            said, status = {"detail": sentence}, CODES.get(code, OTHER)[0]
         return Response(_json(said), status, media_type="application/json")
 
     async def _body(self, request: Request) -> bytearray:
@@ -221,7 +221,7 @@ class Server:
             return reply | {"result": await self._called(method, params, name)}
         except Refused as error:
             code, sentence = error.args
-            return reply | {"error": {"code": CODES[code][1], "message": sentence}}
+            return reply | {"error": {"code": CODES.get(code, OTHER)[1], "message": sentence}}
 
     async def _called(self, method: Any, params: Said, name: str | None) -> Said:
         if not isinstance(method, str):
@@ -265,12 +265,13 @@ def _object(value: Any) -> Said:
     return value
 
 
+def _json(reply: Said) -> str:
+    return json.dumps(reply, default=_plain)
+
+
 def _plain(value: Any) -> Any:
     """A figure of numpy's as a number, anything else that JSON has not as its repr."""
     return value.tolist() if hasattr(value, "tolist") else repr(value)[:1000]
-
-
-_json = partial(json.dumps, default=_plain)
 
 
 def application(env_id: str, limits: Limits = Limits(), key: str | None = None) -> ASGIApp:

@@ -87,8 +87,9 @@ _OPERATORS: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
     ast.Mod: operator.mod,
     ast.Pow: lambda base, exponent: Fraction(_short(base, _whole(exponent))) ** _whole(exponent),
 }
-_FUNCTIONS: dict[str, Callable[..., Any]] = {"abs": abs, "min": min, "max": max}
-_FUNCTIONS |= {"floor": math.floor, "ceil": math.ceil, "sqrt": _root}
+_FUNCTIONS: dict[str, Callable[..., Any]] = dict(
+    abs=abs, min=min, max=max, floor=math.floor, ceil=math.ceil, sqrt=_root
+)
 _FUNCTIONS |= {"round": lambda value: round(value), "gcd": lambda *values: math.gcd(*map(_whole, values))}
 
 

@@ -17,8 +17,18 @@ from skyrl_trainer.errors import UserError
 from skyrl_trainer.protocols import RewardFunction
 
 ENV_ID = "trl/environment-v0"
-ENV_FILE = Path(__file__).with_name("trl_environment.txt")
-"""What the environment's Python file says, but for the names in braces."""
+ENV_FILE = """import pickle
+import sys
+from pathlib import Path
+
+import gymnasium
+
+sys.path += [path for path in {paths!r} if path not in sys.path]
+given = Path(__file__).with_name({given!r})  # wherever the run folder lies by now
+pickle.loads(given.read_bytes())  # its imports may take longer than a reset has
+gymnasium.registry.pop({env_id!r}, None)
+gymnasium.register({env_id!r}, "skyrl_gym.adapters.trl_env:TRLEnv", kwargs={{"given": str(given)}})
+"""
 EMPTY = [{"role": "user", "content": ""}]
 NO_COLUMNS = ("prompt", "completion", "completion_ids")
 NOT_PASSED = {"environments", "log_extra", "log_metric"}
@@ -52,8 +62,7 @@ def write_environment(folder: Path, factory: Any, tools: Sequence[Callable[..., 
     except Exception as error:
         raise UserError(f"environment_factory or tools cannot be sent to another process: {error}.") from error
     file = folder.resolve() / "environment.py"
-    text = ENV_FILE.read_text(encoding="utf-8")
-    file.write_text(text.format(paths=sys.path, env_id=ENV_ID, given=given.name), encoding="utf-8")
+    file.write_text(ENV_FILE.format(paths=sys.path, env_id=ENV_ID, given=given.name), encoding="utf-8")
     return str(file)
 
 

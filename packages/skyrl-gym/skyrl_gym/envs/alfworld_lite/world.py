@@ -6,7 +6,7 @@ one hand. Heating and cooling undo each other; cleaning is never undone.
 
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, cast
 
 from skyrl_gym.data import beside
 
@@ -21,9 +21,10 @@ def kind_of(name: str) -> str:
     return name.partition(" ")[0]
 
 
-def load(name: str = "world.yaml") -> Any:
+@cache
+def load(name: str = "world.yaml") -> dict[str, Any]:
     """A data file of this environment."""
-    return beside(__file__, name)
+    return cast(dict[str, Any], beside(__file__, name))
 
 
 def fits(thing: str, place: str) -> bool:
@@ -73,7 +74,7 @@ class World:
     """The attributes that change in an episode; all of them plain data."""
 
     def __init__(self, layout: Layout, lamps: dict[str, str], contents: dict[str, list[str]], lang: str) -> None:
-        self.layout, self.lamps, self.texts = layout, lamps, load("text.yaml")[lang]
+        self.layout, self.lamps, self.lang = layout, lamps, lang
         self.at: str | None = None
         self.held: str | None = None
         self.contents = {place: sorted(contents.get(place, ())) for place in layout.places}
@@ -83,6 +84,10 @@ class World:
         self.walking = False  # whether all that was done since a thing was last changed was to go and to open
         self.turn = 0  # how many actions there were, admissible or not
         self.actions = self._list_actions()
+
+    @property
+    def texts(self) -> dict[str, Any]:
+        return cast(dict[str, Any], load("text.yaml")[self.lang])
 
     def set_state(self, state: dict[str, Any]) -> None:
         for name in self.STATE:
