@@ -80,7 +80,8 @@ def _chat(where: str, row: Any) -> Chat:
         found = ChatRow.model_validate(row).model_dump(exclude_none=True)
     except ValidationError as error:
         wrong = error.errors()[0]
-        name, problem = ".".join(map(str, wrong["loc"])) or "the row", wrong["msg"].removeprefix("Value error, ")
+        name = ".".join(map(str, wrong["loc"])) or "the row"
+        problem = wrong["msg"].removeprefix("Value error, ")
         if wrong["type"] == "missing":
             problem = "is missing"
         elif wrong["type"] != "value_error":

@@ -61,7 +61,8 @@ def options_class(algorithm: type) -> type[LossOptions]:
 
 def read_options(algorithm: type, config: Config) -> Any:
     """The options, checked against those that the class knows. Raises UserError, which lists what there is."""
-    known, given, name = options_class(algorithm), config.trainer.algorithm.options, algorithm_name(config)
+    known, given = options_class(algorithm), config.trainer.algorithm.options
+    name = algorithm_name(config)
     names = sorted(known.model_fields.keys() - algorithm.ignores)  # type: ignore[attr-defined]
     for option in sorted(given.keys() - set(names)):
         near = difflib.get_close_matches(option, names, 1, 0.5)

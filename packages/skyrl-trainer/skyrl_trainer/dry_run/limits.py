@@ -50,7 +50,8 @@ PASSING = ("learner: activations of a micro-batch", "learner: logits of a chunk,
 def devices(config: Config) -> tuple[range, range]:
     """GPUs of the learner and of the engines; none in either where the run is on the CPU."""
     place, generator = config.trainer.placement, config.generator
-    learners, tensor = place.policy_num_gpus_per_node, generator.inference_engine_tensor_parallel_size
+    learners = place.policy_num_gpus_per_node
+    tensor = generator.inference_engine_tensor_parallel_size
     first = 0 if place.colocate_all else learners
     engines = generator.num_inference_engines * tensor * (learners > 0 or tensor > 1)
     return range(learners), range(first, first + engines)
@@ -170,7 +171,8 @@ def limits(config: Config, shape: ModelShape, machine: Hardware) -> list[tuple[s
     decode = flying / max(reading, computing)
     train = flops * learners / (work * trainer.num_iterations)
     way, sync = _sync_limit(config, machine, shape.parameters * shape.width, bandwidth)
-    generating, learning = episodes * longest / decode, episodes * generator.max_model_len / train
+    generating = episodes * longest / decode
+    learning = episodes * generator.max_model_len / train
     rates = f"{bandwidth * used / 1e9:,.1f} GB/s, {flops * used / 1e9:,.0f} GFLOP/s"
     bound = f"B = {flying}, c = {context:.0f}; bound by {'memory' if reading > computing else 'arithmetic'}"
     law = f"B / max((P b + B c k) / bandwidth, 2 P B / FLOP/s) with {bound}"

@@ -154,7 +154,8 @@ def print_plan(resolved: Resolved) -> None:
 
 
 def _print_memory(config: Config, shape: ModelShape, machine: Hardware, model: str) -> Iterator[str]:
-    title, gpu, (learner, engines) = f"estimated ({model})", card(config, machine), devices(config)
+    title, gpu = f"estimated ({model})", card(config, machine)
+    learner, engines = devices(config)
     if gpu is None:
         rows = bounds.memory(config, shape)
         need, have = sum(size for _, size in rows), machine.memory

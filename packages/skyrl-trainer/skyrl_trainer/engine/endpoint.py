@@ -51,7 +51,8 @@ class EndpointClient:
     """EngineClient's `generate`, on an endpoint."""
 
     def __init__(self, endpoint: Endpoint) -> None:
-        self._endpoint, self._http, self._replies = endpoint, endpoint.connect(), Replies(endpoint.cache)
+        self._endpoint, self._http = endpoint, endpoint.connect()
+        self._replies = Replies(endpoint.cache)
         self._in_flight = self._failures = 0
         self._answered = False
         self.conversations: WeakValueDictionary[str, Any] = WeakValueDictionary()

@@ -85,7 +85,8 @@ class VLLMEngine(SteppedEngine):
         if request.options.top_logprobs:
             spans = map(slice, flat.start_indices, flat.end_indices)
             top = [dict(zip(flat.token_ids[span], flat.logprobs[span], strict=True)) for span in spans]
-        finish, usage = completion.finish_reason, {"cached_tokens": output.num_cached_tokens or 0}
+        finish = completion.finish_reason
+        usage = {"cached_tokens": output.num_cached_tokens or 0}
         return GenerationOutput(
             request.request_id,
             list(completion.token_ids),

@@ -89,7 +89,8 @@ class PPO(GRPO):
 
     def value_loss(self, batch: TrainingBatch, hidden_NH: Tensor, meter: Meter) -> Tensor:
         assert batch.values_N is not None and batch.returns_N is not None
-        value_N, old_N, returns_N = self.critic.values(batch, hidden_NH), batch.values_N, batch.returns_N
+        value_N = self.critic.values(batch, hidden_NH)
+        old_N, returns_N = batch.values_N, batch.returns_N
         moved_N, clip = value_N - old_N, self.value_clip
         error_N = (value_N - returns_N).square()
         clipped_error_N = (old_N + moved_N.clamp(-clip, clip) - returns_N).square()

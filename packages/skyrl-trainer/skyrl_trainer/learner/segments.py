@@ -36,7 +36,8 @@ class Segments:
 
     def __init__(self, lengths_S: Sequence[int], prefix_S: Sequence[int], device: torch.device) -> None:
         self._tensor = partial(torch.as_tensor, device=device)
-        self.lengths_S, numbers_S = np.array(lengths_S, dtype=np.int64), np.array(prefix_S, dtype=np.int64)
+        self.lengths_S = np.array(lengths_S, dtype=np.int64)
+        numbers_S = np.array(prefix_S, dtype=np.int64)
         self.starts_S = self.lengths_S.cumsum() - self.lengths_S
         self.before_S = np.where(numbers_S < 0, 0, self.lengths_S[numbers_S])  # as long as what it continues
         self.before_starts_S = self.starts_S[numbers_S]

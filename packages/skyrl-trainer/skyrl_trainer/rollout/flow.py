@@ -86,7 +86,8 @@ def staleness(batch: list[Trajectory], version: int, bound: int) -> StepMetrics:
     ages = Counter({version - each: count for each, count in sum(episodes, Counter[int]()).items()})
     if not ages:
         return {}
-    oldest, tokens, spans = max(ages), ages.total(), [max(each) - min(each) for each in episodes if each]
+    oldest, tokens = max(ages), ages.total()
+    spans = [max(each) - min(each) for each in episodes if each]
     assert oldest <= bound, f"a token is {oldest} updates old, beyond trainer.max_staleness={bound}"
     metrics = {f"staleness/{age}": ages[age] / tokens for age in range(bound + 1)}
     mean = sum(age * count for age, count in ages.items()) / tokens

@@ -34,7 +34,8 @@ class Rollouts(Workers):
 
     def new_group(self, name: str, sample: Sample, size: int) -> list[Trajectory]:
         """Still empty trajectories, `name`/0 and on, with the seeds that their names stand for."""
-        seed, sample = self._config.trainer.seed, replace(sample, agent=self._config.generator.agent.run)
+        seed = self._config.trainer.seed
+        sample = replace(sample, agent=self._config.generator.agent.run)
         ids = [f"{name}/{generation}" for generation in range(size)]
         return [Trajectory(each, sample, number, derive_seed(seed, each)) for number, each in enumerate(ids)]
 
@@ -68,7 +69,8 @@ class Rollouts(Workers):
         They are taken from the iterable as there is room. seeded: every request has a generator of its own. Raises
         EngineDied when an engine is gone, UserError when an endpoint answers no more.
         """
-        waiting, room = iter(trajectories), self._config.generator.max_concurrency * len(self._workers)
+        waiting = iter(trajectories)
+        room = self._config.generator.max_concurrency * len(self._workers)
         self._news = time.monotonic()
         while True:
             new = itertools.islice(waiting, room - sum(map(len, self._in_play)))

@@ -38,7 +38,8 @@ class Rounds:
         if self._waiting and len(self._waiting) == self._living:
             round_ = [self._waiting[order] for order in sorted(self._waiting)]
             self._waiting = {}
-            requests, futures = [request for request, _ in round_], [future for _, future in round_]
+            requests = [request for request, _ in round_]
+            futures = [future for _, future in round_]
             task = asyncio.create_task(settle(futures, self._client.generate_round(requests)))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)

@@ -71,7 +71,8 @@ class StoredRollouts:
     def _stored(self, empty: list[Trajectory]) -> list[Trajectory]:
         group: list[Trajectory] = pickle.loads(zlib.decompress(self._packed[empty[0].sample.sample_id]))
         for trajectory, named in zip(group, empty, strict=True):
-            trajectory.trajectory_id, trajectory.sample, trajectory.scores = named.trajectory_id, named.sample, {}
+            trajectory.trajectory_id, trajectory.sample = named.trajectory_id, named.sample
+            trajectory.scores = {}
             for turn in trajectory.turns:
                 turn.advantages = []
         return group

@@ -28,7 +28,8 @@ def sync_backend(config: Config) -> str:
 
     NCCL joins no two processes on one GPU: there it gives way, as in SkyRL.
     """
-    generator, place, lora = config.generator, config.trainer.placement, config.trainer.policy.model.lora
+    generator, place = config.generator, config.trainer.placement
+    lora = config.trainer.policy.model.lora
     asked = generator.weight_sync_backend
     if asked == "adapter" or (asked == "auto" and lora.quantization == "nf4"):
         limits = (

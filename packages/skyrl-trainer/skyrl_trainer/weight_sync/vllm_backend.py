@@ -115,7 +115,8 @@ class NCCLBackend(NCCLWeightTransferEngine):
         super().start_weight_update()
 
     def receive_weights(self, update_info: NCCLWeightTransferUpdateInfo) -> None:
-        digest, columns = Digest(), (update_info.names, update_info.dtype_names, update_info.shapes)
+        digest = Digest()
+        columns = update_info.names, update_info.dtype_names, update_info.shapes
 
         def load(pairs: list[tuple[str, torch.Tensor]]) -> None:
             for name, tensor in pairs:
