@@ -39,7 +39,8 @@ def rollout_metrics(batch: RolloutBatch) -> StepMetrics:
 
 def group_metrics(batch: RewardBatch, accepted: int, wanted: int) -> StepMetrics:
     """Of a batch whose first `accepted` groups are learned from, where `wanted` were asked for."""
-    drawn, sampled = len(batch.rollouts.groups), sum(each.num_output_tokens for each in batch.rollouts.trajectories)
+    drawn = len(batch.rollouts.groups)
+    sampled = sum(each.num_output_tokens for each in batch.rollouts.trajectories)
     learned = sum(trajectory.num_output_tokens for trajectory in batch.trajectories)
     return {
         "groups/drawn": float(drawn),

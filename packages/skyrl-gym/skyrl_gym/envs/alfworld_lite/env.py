@@ -98,7 +98,8 @@ class AlfworldLiteEnv(TextEnv):
     def expert_action(self) -> str:
         """Of the expert that searches, now and then a slip: how to go on after one is to be seen, too.
         Task and turn decide where, so that to ask changes nothing."""
-        searches, draw = self.options["expert"] == "searches", random.Random(f"{self.task.task_id} {self._world.turn}")
+        searches = self.options["expert"] == "searches"
+        draw = random.Random(f"{self.task.task_id} {self._world.turn}")
         slipped = slip(self._world, self.task.data) if searches and draw.random() < SLIPS else None
         return slipped or next_command(self._world, self.task.data, searches)
 

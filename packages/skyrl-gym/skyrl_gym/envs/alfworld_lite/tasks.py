@@ -59,7 +59,8 @@ def make_data(split: str, difficulty: int, index: int) -> dict[str, Any]:
 
 def _draw(rng: random.Random, split: str, task_type: str, level: dict[str, Any]) -> tuple[Any, ...]:
     """A layout, an object kind, what it is to be put in or seen by, where such objects lie, and the lamp, if any."""
-    group, kind = "unseen" if split == "test" else "seen", rng.choice(_ROOMS.get(task_type, tuple(load()["rooms"])))
+    group = "unseen" if split == "test" else "seen"
+    kind = rng.choice(_ROOMS.get(task_type, tuple(load()["rooms"])))
     room = layout(kind, group, rng.randrange(len(load()["rooms"][kind][group])), level["most"])
     thing, target, sources = rng.choice(_goals(room, task_type, level["closed"]))
     lamps, found = _lamps(room, target), [rng.choice(sources) for _ in range(2 if task_type == TWO else 1)]

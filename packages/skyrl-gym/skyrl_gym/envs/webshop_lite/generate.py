@@ -45,7 +45,8 @@ def _cluster(rng: random.Random, line: Any, kind: Any, tag: Any, side: int) -> l
     facets = [words()["facets"][name] for name in rng.sample(line["facets"], 3)]
     alone, one, other = ([(facet["page"], value) for value in rng.sample(facet["values"], 4)] for facet in facets)
     owned = [[alone[n], one[n // 2], other[n % 2]] for n in range(4)]
-    values, packs = rng.sample(words()["options"][line["option"]][1], 8), rng.sample(words()["pack"]["values"], 3)
+    values = rng.sample(words()["options"][line["option"]][1], 8)
+    packs = rng.sample(words()["pack"]["values"], 3)
     # A price limit is a multiple of ten that is more than 10 and at most 40 above the price (catalog.price_limit).
     tens, near, far = 10 * rng.randint(kind[1] // 10, kind[2] // 10), rng.choice(owned), rng.choice(owned)
     drafts = [(each, values[:4], tens + rng.randint(2, 9)) for each in owned]
