@@ -5,7 +5,9 @@
     python scripts/write_figures.py --run NAME     # measures docs/figures/NAME.json again, on this machine
 
 A mark in a page names the figure before it: `0.94<!--rollout.efficiency-->` is figures.efficiency of
-docs/figures/rollout.json. A format may follow, as in `<!--make_test.tests:,-->`. Fields of a file:
+docs/figures/rollout.json. A format may follow, as in `<!--make_test.tests:,-->`. A whole table stands between
+`<!-- table figures/scale.json steps -->` and `<!-- end -->`: figures.steps of that file, a list of rows.
+Fields of a file:
 
     command    makes the figures; its last line of output is one JSON object
     date       and commit: when, and of which code
@@ -28,6 +30,7 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 FIGURES = ROOT / "docs/figures"
 MARK = re.compile(r"[\d.,e+-]+<!--(\w+)\.([\w.]+)(?::([^>\s]+))?-->")
+TABLE = re.compile(r"<!-- table (\S*figures/(\w+)\.json) (\S+) -->\n.*?<!-- end -->", re.DOTALL)
 FIELDS = {"command", "date", "commit", "machine", "measures", "figures"}
 
 
@@ -47,14 +50,27 @@ def names() -> list[str]:
     return sorted(path.stem for path in FIGURES.glob("*.json"))
 
 
-def figure(name: str, place: str, spec: str | None) -> str:
+def found_in(name: str, place: str) -> Any:
     """place: keys joined by dots."""
     found = load(name)["figures"]
     for key in place.split("."):
         if not isinstance(found, dict) or key not in found:
             raise ValueError(f"docs/figures/{name}.json has no figure {place}.")
         found = found[key]
+    return found
+
+
+def figure(name: str, place: str, spec: str | None) -> str:
+    found = found_in(name, place)
     return format(float(found), ",.0f" if spec == "," else spec) if spec else found
+
+
+def table(path: str, name: str, place: str) -> str:
+    """Between its marks, and behind it when it was measured. path: of the file, as the page names it."""
+    head, *rows = found_in(name, place)
+    lines = ["| " + " | ".join(cells) + " |" for cells in (head, ["---"] * len(head), *rows)]
+    made = "Measured on {date} at {commit}".format_map(load(name))
+    return "\n".join([f"<!-- table {path} {place} -->", "", *lines, "", f"{made} ([how]({path})).", "<!-- end -->"])
 
 
 def written(text: str) -> str:
@@ -63,12 +79,13 @@ def written(text: str) -> str:
     def again(mark: re.Match[str]) -> str:
         return figure(mark[1], mark[2], mark[3]) + mark[0][mark[0].index("<!--") :]
 
-    return MARK.sub(again, text)
+    return TABLE.sub(lambda mark: table(*mark.groups()), MARK.sub(again, text))
 
 
 def pages() -> list[Path]:
     found = [*ROOT.glob("README*.md"), *sorted((ROOT / "docs").rglob("*.md"))]
-    return [path for path in found if MARK.search(path.read_text(encoding="utf-8"))]
+    texts = {path: path.read_text(encoding="utf-8") for path in found}
+    return [path for path, text in texts.items() if MARK.search(text) or TABLE.search(text)]
 
 
 def older() -> list[str]:

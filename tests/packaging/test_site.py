@@ -86,7 +86,7 @@ def test_a_file_of_figures_says_how_they_were_made(name: str) -> None:
     assert found.keys() == write_figures.FIELDS and found["figures"]
     assert re.fullmatch(r"20\d\d-\d\d-\d\d", found["date"]) and re.fullmatch(r"[0-9a-f]{7,}", found["commit"])
     assert found["measures"] and all((ROOT / path).exists() for path in found["measures"])
-    scripts = re.findall(r"benchmarks/\w+\.py", found["command"])
+    scripts = re.findall(r"(?<!/)(?:benchmarks|examples)/\w+\.py", found["command"])
     assert scripts or re.search(r"\bmake t|skyrl-trainer train ", found["command"])
     assert all((ROOT / script).exists() for script in scripts)
     assert any(f"figures/{name}.json" in page.read_text(encoding="utf-8") for page in write_figures.pages())
@@ -101,6 +101,17 @@ def test_another_figure_than_that_of_the_file_is_written_again() -> None:
         write_figures.written("0.5<!--rollout.efficient-->")
     with pytest.raises(ValueError, match=r"There is no docs/figures/roll\.json; valid names: agents, "):
         write_figures.written("0.5<!--roll.efficiency-->")
+
+
+def test_a_table_is_written_from_its_file_with_its_date() -> None:
+    mark = "<!-- table ../figures/scale.json errors -->\n{}<!-- end -->"
+    text = write_figures.written(mark.format("| a | b |\n"))
+    assert text == write_figures.written(mark.format("")) and text.startswith(mark.format("")[:44])
+    head, *rows = write_figures.load("scale")["figures"]["errors"]
+    assert text.count("\n| ") == len(rows) + 2 and f"| {' | '.join(head)} |" in text
+    assert re.search(r"Measured on 20\d\d-\d\d-\d\d at \w+ \(\[how\]\(\.\./figures/scale\.json\)\)\.", text)
+    with pytest.raises(ValueError, match=r"scale\.json has no figure error\."):
+        write_figures.written(mark.format("").replace("errors", "error"))
 
 
 def test_a_benchmark_that_is_run_again_gives_its_file_the_last_line(
