@@ -89,7 +89,8 @@ def commands() -> list[str]:
 
 def test_the_workflow_has_the_keys_that_every_workflow_needs() -> None:
     found = workflow()
-    assert set(found["on"]) == {"push", "pull_request"} and found["permissions"] == {"contents": "read"}
+    assert set(found["on"]) == {"push", "pull_request", "workflow_call"}  # the last by release.yml
+    assert found["permissions"] == {"contents": "read"}
     for name, job in found["jobs"].items():
         assert {"runs-on", "timeout-minutes", "steps"} <= job.keys(), name
         for step in job["steps"]:
