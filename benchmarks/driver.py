@@ -246,7 +246,7 @@ def main() -> None:
         config = Config.model_validate({"trainer": trainer, "generator": {"num_generations": 8}})
         run = FakeRun(config, args)
         gc.collect()
-        gc.freeze()  # as a run does
+        gc.set_threshold(50_000, 20, 50)  # as a run does
         profile = cProfile.Profile()
         train = (
             partial(profile.runcall, Loop(run, StopSignal()).train) if args.profile else Loop(run, StopSignal()).train

@@ -1,9 +1,9 @@
 """The fault drill: episodes of many turns on the real stack while its processes are killed at random.
 
-    python benchmarks/faults.py [--episodes 1000] [--env-kills 20] [--engine-kills 3] [--seed 0]
+    python benchmarks/faults.py [--episodes 1000] [--env-kills 20] [--engine-kills 3] [--worker-kills 2] [--seed 0]
 
 A tiny random policy on two vLLM engines plays a scripted env in steps of 100 episodes. Meanwhile SIGKILL goes to
-EnvWorkers and engines, and 2 % of the envs raise, hang, or hang where no Python code can interrupt them.
+EnvWorkers, engines and RolloutWorkers, and 2 % of the envs raise, hang, or hang where no Python code interrupts them.
 
 The last line printed is one JSON object: every dispatched episode is `returned` once, none `duplicated` or `lost`;
 `wrong` are those whose record is not what an undisturbed env answers to the same actions, whose tokens are not all of
@@ -64,12 +64,18 @@ class Drill(gymnasium.Env[str, str]):
 gymnasium.register("drill/Drill-v0", Drill)
 
 
+def planned(args: argparse.Namespace) -> Counter[str]:
+    """How many of each kind are to be killed."""
+    return Counter(EnvWorker=args.env_kills, VLLMEngine=args.engine_kills, RolloutWorker=args.worker_kills)
+
+
 def kill(args: argparse.Namespace, dispatched: set[str], over: threading.Event, kills: Counter[str]) -> None:
     """SIGKILL at random times to random processes of this drill, somewhat ahead of the share that was dispatched."""
-    rng, todo = random.Random(f"kills {args.seed}"), ["EnvWorker"] * args.env_kills + ["VLLMEngine"] * args.engine_kills
+    rng, todo = random.Random(f"kills {args.seed}"), list(planned(args).elements())
     rng.shuffle(todo)
+    number = len(todo)
     while todo and not over.wait(rng.uniform(0.0, 2 * args.every)):
-        ahead = kills.total() > 1.2 * len(dispatched) / args.episodes * (args.env_kills + args.engine_kills)
+        ahead = kills.total() > 1.2 * len(dispatched) / args.episodes * number
         if not ahead and (victims := _processes(todo[-1])):  # none: all of them are being restarted
             with contextlib.suppress(psutil.NoSuchProcess):
                 rng.choice(victims).kill()
@@ -160,6 +166,7 @@ def main() -> None:
     parser.add_argument("--episodes", type=int, default=1000)
     parser.add_argument("--env-kills", type=int, default=20)
     parser.add_argument("--engine-kills", type=int, default=3)
+    parser.add_argument("--worker-kills", type=int, default=2)
     parser.add_argument("--every", type=float, default=3.0, help="seconds from one kill to the next, on average")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
@@ -167,7 +174,7 @@ def main() -> None:
         found = drill(args, Path(folder))
     print(json.dumps(found))
     good = found["returned"] == found["dispatched"] and not found["duplicated"] + found["lost"] + found["wrong"]
-    enough = sum(found["kills"].values()) == args.env_kills + args.engine_kills
+    enough = Counter(found["kills"]) == planned(args)
     sys.exit(not (good and enough and found["longest_wait"] <= found["limit"]))
 
 

@@ -158,8 +158,8 @@ def test_what_a_rollout_worker_encoded_is_written_as_it_is_and_gives_the_same_fi
     batches = [one(), one()]
     for trajectory in batches[1].trajectories:
         trajectory.encoded = encoded(trajectory)
-        trajectory.turns[0].advantages, trajectory.turns[0].reward = [0.5], 2.0  # known later
-    batches[0].trajectories[0].turns[0].advantages, batches[0].trajectories[0].turns[0].reward = [0.5], 2.0
+    for trajectory in (*batches[0].trajectories, *batches[1].trajectories):
+        trajectory.turns[0].advantages, trajectory.scores = [0.5], {"brief": 0.25}  # known later
     files = []
     for batch in batches:
         JsonlTrajectoryStore(tmp_path).write(batch)

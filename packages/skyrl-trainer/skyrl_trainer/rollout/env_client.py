@@ -153,7 +153,7 @@ class EnvClient:
         self._hosts = {handle: self._hosts.get(handle) or Host(handle) for handle in handles}
 
     async def place(self) -> Host:
-        """The living worker with the fewest episodes; waits for one if all are dead. UserError when none comes back."""
+        """The living worker with the fewest episodes; waits if all are dead. UserError when none comes back."""
         while hosts := [host for host in self._hosts.values() if not host.gone]:
             if living := [host for host in hosts if host.recovery is None]:
                 return min(living, key=lambda host: host.episodes)

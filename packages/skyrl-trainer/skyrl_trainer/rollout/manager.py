@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from skyrl_trainer.errors import UserError
 from skyrl_trainer.rollout.episode import derive_seed
+from skyrl_trainer.rollout.flow import Group
 from skyrl_trainer.rollout.rollout_worker import How
 from skyrl_trainer.rollout.workers import Workers
 from skyrl_trainer.types import PromptBatch, RolloutBatch, Sample, SamplingOptions, Trajectory
@@ -32,23 +33,19 @@ class Rollouts(Workers):
         check_not_all_failed(rollouts, "evaluation at step" if eval else "step")
         return rollouts
 
-    def new_group(self, name: str, sample: Sample, size: int) -> list[Trajectory]:
+    def new_group(self, name: str, sample: Sample, size: int) -> Group:
         """Still empty trajectories, `name`/0 and on, with the seeds that their names stand for."""
         seed = self._config.trainer.seed
         sample = replace(sample, agent=self._config.generator.agent.run)
         ids = [f"{name}/{generation}" for generation in range(size)]
         return [Trajectory(each, sample, number, derive_seed(seed, each)) for number, each in enumerate(ids)]
 
-    def start(
-        self, groups: list[list[Trajectory]], eval: bool = False, sampling: SamplingOptions | None = None
-    ) -> None:
+    def start(self, groups: list[Group], eval: bool = False, sampling: SamplingOptions | None = None) -> None:
         """Begins to play still empty trajectories; each group (same prompt, one cache) by one engine."""
         deterministic = self._config.trainer.deterministic
         self._start(groups, How(sampling or self._sampling(eval), deterministic, deterministic, eval))
 
-    def finished(
-        self, groups: Mapping[int, list[Trajectory]], wait_for_all: bool = False
-    ) -> dict[int, list[Trajectory]]:
+    def finished(self, groups: Mapping[int, Group], wait_for_all: bool = False) -> dict[int, Group]:
         """Of these groups, which were started, those that have ended: waits for one of them, or for all."""
         self._news = time.monotonic()
         while True:

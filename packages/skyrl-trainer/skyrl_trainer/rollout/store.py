@@ -2,14 +2,13 @@
 
 `trajectories/step_000003.jsonl.gz`: the first line is the header {"schema": 1, "step": 3, "groups": 32,
 "trajectories": 256, "omitted": 0}, every other line one trajectory with its group's number. Token ids and logprobs
-are JSON numbers, and reading gives the same floats back, bit by bit; RolloutWorkers compress most. Every step keeps
-its file of at most `max_bytes` of lines before that, and the header counts the trajectories that did not fit.
+are JSON numbers, and reading gives the same floats back, bit by bit; RolloutWorkers compress most. A file has at most
+`max_bytes` of lines before that, and its header counts those that did not fit.
 """
 
 import contextlib
 import gzip
 import json
-import re
 import zlib
 from collections.abc import Iterator
 from dataclasses import fields
@@ -122,24 +121,28 @@ class JsonlTrajectoryStore:
 
     def steps(self) -> list[int]:
         """The steps with a file, in order."""
-        found = (re.fullmatch(r"step_(\d+)\.jsonl\.gz", path.name) for path in self._folder.glob("step_*.jsonl.gz"))
-        return sorted(int(match[1]) for match in found if match)
+        found = (path.name[5:-9] for path in self._folder.glob("step_*.jsonl.gz"))
+        return sorted(map(int, filter(str.isdecimal, found)))
 
 
 def encoded(trajectory: Trajectory) -> list[bytes]:
-    """How each turn begins in a file, a gzip member each, by an encoder that is ten times as fast as json."""
-    return [_member(_numbers({name: getattr(turn, name) for name in NUMBERS})[:-1]) for turn in trajectory.turns]
+    """What playing settles of each turn, a gzip member each; numbers by an encoder ten times as fast."""
+    members = []
+    for turn in trajectory.turns:
+        numbers = {name: getattr(turn, name) for name in NUMBERS}
+        others = {name: getattr(turn, name) for name in OTHERS}
+        members += [_member(f'{_numbers(numbers)[:-1]},{_dumps(others)[1:-1]},"advantages":')]
+    return members
 
 
 def _line(group: int, trajectory: Trajectory) -> list[bytes]:
-    """A line's gzip members: those of `encoded`, and between them what was known later, or costs little."""
+    """A line's gzip members: those of `encoded`, and between them what was known later."""
     entry = {"group": group} | {name: getattr(trajectory, name) for name in TRAJECTORY_FIELDS}
     entry["sample"] = {name: getattr(trajectory.sample, name) for name in SAMPLE_FIELDS}
     text, members = _dumps(entry)[:-1] + ',"turns":[', list[bytes]()  # last, where a person finds them
-    for turn, numbers in zip(trajectory.turns, trajectory.encoded or encoded(trajectory), strict=True):
-        members += _member(text), numbers
-        others = _dumps({name: getattr(turn, name) for name in OTHERS})
-        text = f',"advantages":{_numbers(turn.advantages)},{others[1:]},'
+    for turn, settled in zip(trajectory.turns, trajectory.encoded or encoded(trajectory), strict=True):
+        members += _member(text), settled
+        text = _numbers(turn.advantages) + "},"
     return [*members, _member(text.removesuffix(",") + "]}\n")]
 
 

@@ -103,8 +103,8 @@ class Run:
                 self.table.note(f"data.val_data has {len(self.held_out.tasks)} distinct tasks: all are used")
             self.folder.write_config()
             self._start_processes()
-            gc.freeze()  # a full collection would go through all that the libraries made, a quarter of a second
-            stack.callback(gc.unfreeze)
+            stack.callback(gc.set_threshold, *gc.get_threshold())
+            gc.set_threshold(50_000, 20, 50)  # each goes through every token in memory
             self.stack = stack.pop_all()
         return self
 
