@@ -147,6 +147,7 @@ def drill(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
             batch = PromptBatch(step, samples[start : start + size], TRIES)
             dispatched |= {f"{step}/{i}/{j}" for i in range(len(batch.samples)) for j in range(TRIES)}
             done += processes.rollouts.run(batch).trajectories
+            processes.watch.new_step()
             print(f"step {step}: {len(done)} episodes are back, {kills.total()} kills", flush=True)
         over.set()
         killer.join()

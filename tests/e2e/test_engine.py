@@ -424,7 +424,7 @@ def test_a_killed_engine_comes_back_with_its_weights_and_answers_what_it_was_ask
     outputs = asyncio.run(run())
     assert [output.output_ids for output in outputs] == [output.output_ids for output in undisturbed]
     assert all({*output.weight_versions} == {stack.version} for output in outputs)
-    assert watch.restarts == 1 and not watch.check()
+    assert watch.new_step() == 1 and not watch.check()
     stack.perturb(1e-3)
     canary.check(stack.version + 1, stack.learner_logprobs, stack.push())
 

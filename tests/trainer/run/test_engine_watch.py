@@ -14,7 +14,8 @@ import ray
 
 from skyrl_trainer.engine.actor import was_restarted
 from skyrl_trainer.errors import EngineDied, EngineLost
-from skyrl_trainer.run.engine_watch import MAX_RESTARTS, EngineWatch
+from skyrl_trainer.run import engine_watch
+from skyrl_trainer.run.engine_watch import EngineWatch
 from skyrl_trainer.weight_sync.shared_memory import EngineCalls
 from tests.trainer.fakes import FakeEngine
 
@@ -69,12 +70,12 @@ def test_an_engine_that_died_is_restarted_paused_and_restored(engines: list[Any]
         ray.get(engines[index].resume.remote())
 
     watch.restore = restore
-    assert not watch.check() and watch.restarts == 0
+    assert not watch.check() and watch.new_step() == 0
     pid = kill(engines[1])
     start = time.monotonic()
     assert watch.check(wait=10)
     assert time.monotonic() - start < 20
-    assert restored == [(1, True)] and watch.restarts == 1
+    assert restored == [(1, True)] and watch.new_step() == 1
     assert state(engines[1])["pid"] != pid and not state(engines[1])["paused"]
     assert not watch.check() and not state(engines[0])["paused"]
 
@@ -91,16 +92,21 @@ def test_one_that_dies_while_it_is_restored_is_restored_again(engines: list[Any]
     watch.restore = restore
     kill(engines[0])
     assert watch.check(wait=10)
-    assert tries == [0, 0] and watch.restarts == 2 and not watch.check(wait=0.5)
+    assert tries == [0, 0] and watch.new_step() == 2 and not watch.check(wait=0.5)
 
 
-def test_one_that_keeps_dying_is_given_up_with_a_sentence(engines: list[Any]) -> None:
+def test_one_that_keeps_dying_in_one_step_is_given_up_with_a_sentence(
+    engines: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine_watch, "MAX_RESTARTS", 1)
     watch = EngineWatch(engines)
-    for _ in range(MAX_RESTARTS):
+    for _ in range(2):
         kill(engines[0])
-        assert watch.check(wait=10)
+        assert watch.check(wait=10) and watch.new_step() == 1
     kill(engines[0])
-    with pytest.raises(EngineDied, match=f"Engine 0 died {MAX_RESTARTS + 1} times"):
+    assert watch.check(wait=10)
+    kill(engines[0])
+    with pytest.raises(EngineDied, match="Engine 0 died 2 times in one step"):
         watch.check(wait=10)
 
 

@@ -90,7 +90,7 @@ def living() -> list[Node]:
 def place_engines(config: Config, nodes: list[Node], on_gpus: bool) -> list[str]:
     """The node of each engine; UserError where there is no room.
 
-    An engine takes a core, or as many GPUs as it is split over; the learners' are left to them, unless they take turns.
+    An engine takes a core, or as many GPUs as it is split over; the learners' are left to them, unless in turns.
     """
     generator, place = config.generator, config.trainer.placement
     rooms: dict[str, float] = {}
@@ -161,7 +161,7 @@ class Places:
 
 
 class ClusterWatch(EngineWatch):
-    """An engine that died is `away`: nobody waits for it while another is there, and its episodes are played by others.
+    """An engine that died is `away`: nobody waits for it while another is there, and others play its episodes.
 
     A death with the whole node is not held against the engine. Looks after the EnvWorkers' nodes, too.
     """
@@ -223,7 +223,7 @@ class ClusterWatch(EngineWatch):
                 self._count(index)
             self._hang(index)
             self.restore(index)
-        except (EngineLost, RayActorError, GetTimeoutError):  # calls fail at once until Ray has found a place for it
+        except (EngineLost, RayActorError, GetTimeoutError):  # calls fail until Ray has found a place for it
             self._calls = {call: i for call, i in self._calls.items() if i != index}
             self._coming[index] = self._engines[index].ready.remote()
             return

@@ -13,7 +13,7 @@ from ray.exceptions import ActorDiedError, GetTimeoutError, RayActorError, RayTa
 from skyrl_trainer.errors import EngineDied, EngineLost, UserError
 
 MAX_RESTARTS = 3
-"""Of one engine in a run: one that dies again and again has a reason that a restart does not mend."""
+"""Of one engine in a step: one that dies again and again has a reason that a restart does not mend."""
 RESTART_SECONDS = 300.0
 """Limit of one restart: a new process, the model loaded again."""
 FOREVER = 1e8
@@ -32,9 +32,10 @@ class EngineWatch:
         for index in range(len(engines)):
             self._hang(index)
 
-    @property
-    def restarts(self) -> int:
-        return sum(self._deaths)
+    def new_step(self) -> int:
+        """How many died in the step that ends; in the next each may die as often."""
+        deaths, self._deaths = sum(self._deaths), [0] * len(self._deaths)
+        return deaths
 
     def check(self, wait: float = 0.0) -> bool:
         """Brings back every engine that died, which may take minutes; whether there was one. Raises EngineDied.
@@ -75,7 +76,7 @@ class EngineWatch:
         self._deaths[index] += 1
         if self._deaths[index] > MAX_RESTARTS:
             raise EngineDied(
-                f"Engine {index} died {self._deaths[index]} times in this run, and was restarted {MAX_RESTARTS} "
+                f"Engine {index} died {self._deaths[index]} times in one step, and was restarted {MAX_RESTARTS} "
                 "times: see ray-logs in the run's folder; if memory ran out, lower generator.max_concurrency "
                 "or engine_kwargs.kv_cache_memory_bytes."
             )

@@ -104,7 +104,7 @@ class Run:
             self.folder.write_config()
             self._start_processes()
             stack.callback(gc.set_threshold, *gc.get_threshold())
-            gc.set_threshold(50_000, 20, 50)  # each goes through every token in memory
+            gc.set_threshold(50_000, 20, 50)  # each goes through all tokens
             self.stack = stack.pop_all()
         return self
 
@@ -139,7 +139,6 @@ class Run:
         self.sync.away = self.canary.away = self.processes.watch.away
         self.processes.watch.restore = self._restore
         self.tries.rollouts = self.replayed or self.processes.rollouts
-        self.restarts = 0
 
     def _start_learner(self, weights: str, updates: int) -> None:
         """One in this process, or several in actors."""
@@ -222,7 +221,7 @@ class Run:
         busy = [end - start for own in worked.values() for start, end in own]
         idle = {"idle/engines": max(0.0, 1.0 - sum(busy) / (len(worked) * metrics["time/step"]))} if worked else {}
         idle |= {"idle/learner": metrics["time/rollout"] / metrics["time/step"]} if step else {}
-        restarts, self.restarts = self.processes.watch.restarts - self.restarts, self.processes.watch.restarts
+        restarts = self.processes.watch.new_step()
         row = {"step": float(step), **metrics, **idle, "engine_restarts": float(restarts)}
         if step % INTERVAL == 0:
             return_free_memory()

@@ -40,7 +40,7 @@ class Tries:
     ) -> None:
         """check: called before anything is stored.
 
-        `rollouts`, set before the first draw, is a rollout.manager.Rollouts, or what has its `start` and `finished`.
+        `rollouts`, set before the first draw, is a rollout.manager.Rollouts or a StoredRollouts.
         """
         trainer = config.trainer
         self.flow = Flow(trainer.train_batch_size, trainer.max_staleness, trainer.max_steps, max_draws)
