@@ -20,6 +20,6 @@ def test_every_episode_comes_back_exactly_once_while_processes_are_killed() -> N
     found = json.loads(done.stdout.splitlines()[-1])
     assert found["dispatched"] == found["returned"] == 1000
     assert found["duplicated"] == found["lost"] == found["wrong"] == 0
-    assert found["kills"] == {"EnvWorker": 20, "VLLMEngine": 3}
+    assert found["kills"] == {"EnvWorker": 20, "VLLMEngine": 3, "RolloutWorker": 2}
     assert found["replays"] > 0 and found["longest_wait"] <= found["limit"]
     assert done.returncode == 0
