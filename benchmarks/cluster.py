@@ -12,8 +12,8 @@ The last line printed is one JSON object: every dispatched episode is `returned`
 answer. `equal`: after each sync every engine's checksum was the learner's, but for engines that were away. `sent`:
 bytes that a node's object store took in per sync, of the weights' bytes. The exit code is 1 if one is not as it should.
 
-`--learn` trains the quick start through the command line, on a cluster whose nodes are killed and on one that is left
-alone, from the same clone: `success` of held-out tasks at the end, `disturbed` and `undisturbed`.
+`--learn` trains the quick start with vLLM through the command line, on a cluster that is left alone and on one whose
+nodes are killed, from the same clone: `success` of held-out tasks at the end, `disturbed` and `undisturbed`.
 """
 
 from __future__ import annotations
