@@ -126,7 +126,7 @@ class JsonlTrajectoryStore:
 
 
 def encoded(trajectory: Trajectory) -> list[bytes]:
-    """What playing settles of each turn, a gzip member each; numbers by an encoder ten times as fast."""
+    """What playing settles of each turn, a gzip member each; numbers by an encoder ten times as fast as json."""
     members = []
     for turn in trajectory.turns:
         numbers = {name: getattr(turn, name) for name in NUMBERS}

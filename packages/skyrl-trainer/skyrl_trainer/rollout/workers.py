@@ -20,12 +20,12 @@ from skyrl_trainer.settings import Config
 from skyrl_trainer.types import Trajectory
 
 START_LIMIT = 300.0
-"""Seconds that the processes have to start and load the tokenizer."""
+"""Seconds that processes have to start and load the tokenizer."""
 CHECK_INTERVAL = 2.0
 MAX_RESTARTS = 3
 """Of one RolloutWorker before it gives anything; Ray also reports one that was out of reach for a moment."""
 POLL_SECONDS = 10.0
-"""How long one call waits in a RolloutWorker for trajectories to end."""
+"""How long a call waits in a RolloutWorker for trajectories to end."""
 
 
 class Workers:

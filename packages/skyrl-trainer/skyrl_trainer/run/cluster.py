@@ -90,7 +90,7 @@ def living() -> list[Node]:
 def place_engines(config: Config, nodes: list[Node], on_gpus: bool) -> list[str]:
     """The node of each engine; UserError where there is no room.
 
-    An engine takes a core, or as many GPUs as it is split over; the learners' are left to them, unless in turns.
+    An engine takes a core, or as many GPUs as it is split over; the learners' are left to them, unless they take turns.
     """
     generator, place = config.generator, config.trainer.placement
     rooms: dict[str, float] = {}

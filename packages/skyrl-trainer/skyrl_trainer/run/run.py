@@ -104,7 +104,7 @@ class Run:
             self.folder.write_config()
             self._start_processes()
             stack.callback(gc.set_threshold, *gc.get_threshold())
-            gc.set_threshold(50_000, 20, 50)  # each goes through all tokens
+            gc.set_threshold(50_000, 20, 50)  # fewer passes over all tokens in memory
             self.stack = stack.pop_all()
         return self
 
@@ -208,7 +208,7 @@ class Run:
             self.canary.check(self.sync.version, self.learner.token_logprobs, report, only=index)
 
     def evaluate(self, step: int) -> StepMetrics:
-        """Success on the held-out tasks, each tried once; keeps the policy if it is the best so far."""
+        """Success on the held-out tasks, each tried once; keeps the policy if it is the best."""
         metrics = self.held_out.metrics(self.processes.rollouts, step)
         if metrics["eval/success"] > self.best:
             self.best = metrics["eval/success"]

@@ -140,7 +140,7 @@ class Tries:
     # A checkpoint, and what was stored after it.
 
     def state_dict(self) -> dict[str, Any]:
-        """The numbers of the flow, and every open group with the sampler's verdict, if it has given one."""
+        """The numbers of the flow, and every open group with the sampler's verdict, if given."""
         taken, refused = self._taken
         ended = taken | {number: group for number, group in self.flow.groups.items() if group is not None}
         refused = refused | self._refused
