@@ -258,6 +258,7 @@ def main() -> None:
     args = parser.parse_args()
     case = CASES[args.env]
     case = replace(case, tokens=args.tokens or case.tokens, trajectories=args.trajectories or case.trajectories)
+    os.environ.setdefault("RAY_worker_niceness", "0")  # as a run has it
     ray.init("local", include_dashboard=False, log_to_driver=False, num_cpus=4)
     try:
         with tempfile.TemporaryDirectory() as folder:

@@ -5,18 +5,21 @@ It asks the policy as it would ask any OpenAI endpoint, and plays the task's own
 
 from openai import AsyncOpenAI
 
+# Made once for all episodes: each new client reads the certificates, which takes as long as several turns.
+CLIENT = AsyncOpenAI(base_url="http://of-the-episode", api_key="of the episode")
+
 
 async def agent(task):
-    async with AsyncOpenAI() as client:  # finds OPENAI_BASE_URL and OPENAI_API_KEY
-        observation, info = task.reset()
-        messages = [{"role": "user", "content": observation}]
-        if info.get("instructions"):
-            messages.insert(0, {"role": "system", "content": info["instructions"]})
-        over = False
-        while not over:
-            reply = await client.chat.completions.create(model=task.model, messages=messages)
-            said = reply.choices[0].message.content
-            messages.append({"role": "assistant", "content": said})
-            observation, _, terminated, truncated, _ = task.step(said)
-            messages.append({"role": "user", "content": observation})
-            over = terminated or truncated
+    client = CLIENT.with_options(base_url=task.base_url, api_key=task.api_key)
+    observation, info = task.reset()
+    messages = [{"role": "user", "content": observation}]
+    if info.get("instructions"):
+        messages.insert(0, {"role": "system", "content": info["instructions"]})
+    over = False
+    while not over:
+        reply = await client.chat.completions.create(model=task.model, messages=messages)
+        said = reply.choices[0].message.content
+        messages.append({"role": "assistant", "content": said})
+        observation, _, terminated, truncated, _ = task.step(said)
+        messages.append({"role": "user", "content": observation})
+        over = terminated or truncated

@@ -91,6 +91,10 @@ class TextEnv(gymnasium.Env[str, str]):
 
     # What a subclass gives.
 
+    @classmethod
+    def preload(cls, options: Mapping[str, Any]) -> None:
+        """Reads what all episodes with these `options` share: for the processes that are forked from this one."""
+
     def count_tasks(self, options: Mapping[str, Any]) -> int:
         """How many distinct tasks there are under these options (complete, checked)."""
         raise NotImplementedError

@@ -28,8 +28,10 @@ ROLES = ("system", "user", "assistant", "tool")
 @cache
 def beside(module: str, name: str) -> Any:
     """What the YAML or JSON file `name` beside a module's `__file__` holds; read once a process."""
-    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-    return yaml.load(Path(module).with_name(name).read_text(encoding="utf-8"), loader)
+    text = Path(module).with_name(name).read_text(encoding="utf-8")
+    if name.endswith(".json"):
+        return json.loads(text)  # ten times as fast
+    return yaml.load(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader))
 
 
 def read_list(path: str, what: str) -> list[Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -417,3 +418,22 @@ def test_a_learner_leaves_cores_to_engines_that_go_on_beside_it(
             make_config(trainer={"max_staleness": staleness}, generator={"num_inference_engines": engines}), path, 1
         )
         assert torch.get_num_threads() == wanted
+
+
+def test_an_update_leaves_no_tensor_to_the_garbage_collector(tmp_path: Path) -> None:
+    """Which a run calls seldom (run/run.py): a GPU's memory must not wait for it."""
+    trainer = make_trainer(save_model(tmp_path), algorithm={"options": {"beta": 0.1}})
+
+    def tensors() -> int:
+        return sum(issubclass(type(each), torch.Tensor) for each in gc.get_objects())
+
+    trainer.update(make_batch(step=1))  # makes what stays: the optimizer's state
+    gc.collect()
+    before = tensors()
+    gc.disable()
+    try:
+        for step in range(2, 6):
+            trainer.update(make_batch(seed=step, step=step))
+        assert tensors() <= before
+    finally:
+        gc.enable()

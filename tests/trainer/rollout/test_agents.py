@@ -47,7 +47,7 @@ def ask(task, content="hello", **more):
 
 def does(task):
     what = task.options.get("do", task.sample_id)
-    if what not in ("never_asks", "forks", "quotes", "messages"):
+    if what not in ("never_asks", "forks", "quotes", "messages", "finds_the_shop"):
         ask(task)
     return globals()[what](task)
 
@@ -58,6 +58,15 @@ def never_asks(task):
 
 def returns_reward(task):
     return {"reward": 0.5, "success": True}
+
+
+def finds_the_shop(task):
+    """Whether all products have been read before it was forked."""
+    from skyrl_gym.envs.webshop_lite.catalog import load
+
+    there = load.cache_info().currsize
+    ask(task, task.reset()[0])
+    return float(there)
 
 
 def returns_text(task):
@@ -234,11 +243,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory, two_cores: None) -> Path:
 
 
 def play(
-    folder: Path, agent: dict[str, Any], samples: list[Sample], tries: int = 1, **more: Any
+    folder: Path, agent: dict[str, Any], samples: list[Sample], tries: int = 1, in_rounds: bool = True, **more: Any
 ) -> tuple[list[Trajectory], dict[str, GenerationRequest]]:
     """The trajectories, and the requests by their ids."""
     config = Config()
-    config.trainer.deterministic = True
+    config.trainer.deterministic = in_rounds
     config.environment.step_timeout = 30.0  # the first agents import their clients: seconds, on a busy machine
     settings = {"max_turns": 4, "max_completion_length": 8, "max_model_len": 1024, "agent": agent} | more
     for name, value in settings.items():
@@ -404,6 +413,15 @@ def test_a_command_finds_its_endpoint_and_its_task_and_prints_its_reward(folder:
         StopReason.ENV_ERROR,
         f"The agent {Path(sys.executable).name} ended with exit status 3.",
     )
+
+
+def test_what_the_episodes_of_an_env_share_is_read_once(folder: Path) -> None:
+    """The shop's products take nearly a second: the first episodes read them, and tell it."""
+    samples = [Sample("finds_the_shop", "skyrl/webshop_lite-v0", seed, {"split": "val"}) for seed in range(4)]
+    one_by_one = {"in_rounds": False, "max_concurrency": 1, "max_model_len": 2048}
+    found, _ = play(folder, {"run": f"{folder}/agents.py:does"}, samples, **one_by_one)
+    assert [each.error for each in found] == [None] * 4
+    assert (found[0].total_reward, found[-1].total_reward) == (0.0, 1.0)
 
 
 @pytest.mark.full

@@ -1,6 +1,6 @@
 """search and wiki over articles: the built-in ones, or those of a user's jsonl file of {"title", "text"} rows."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
@@ -11,17 +11,26 @@ from skyrl_gym.data import read_jsonl
 from skyrl_gym.tools.tool import ToolError
 
 LONGEST_QUERY, MOST_RESULTS, SNIPPET = 120, 10, 160
+Articles = Sequence[tuple[str, str]]
 
 
 class Corpus:
     """Articles (title, text) with distinct titles. `search` and `wiki` are tools.
 
+    articles: or a function that returns them, called when they are first read.
     made_by: a function and its arguments that make the same corpus, which a pickle holds in place of the articles.
     """
 
-    def __init__(self, articles: Sequence[tuple[str, str]], made_by: Any = None) -> None:
-        self.articles, self._made_by = articles, made_by or (Corpus, (articles,))
-        self._numbers = {title.casefold(): number for number, (title, _) in enumerate(articles)}
+    def __init__(self, articles: Articles | Callable[[], Articles], made_by: Any = None) -> None:
+        self._given, self._made_by = articles, made_by or (Corpus, (articles,))
+
+    @cached_property
+    def articles(self) -> Articles:
+        return self._given() if callable(self._given) else self._given
+
+    @cached_property
+    def _numbers(self) -> dict[str, int]:
+        return {title.casefold(): number for number, (title, _) in enumerate(self.articles)}
 
     @classmethod
     def load(cls, path: str | Path) -> Self:

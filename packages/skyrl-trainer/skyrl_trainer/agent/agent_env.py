@@ -71,6 +71,7 @@ def check_agent(config: "Config") -> None:
 def prepare(given: str) -> Callable[[], None]:
     """In the process from which those of the episodes are forked; returns what is to be called before each fork."""
     global early
+    os.environ.setdefault("DEFER_PYDANTIC_BUILD", "false")  # openai builds its models now, and not in each episode
     with suppress(UserError):  # each episode says it
         find_agent(given)
     early = EarlyImports()
@@ -102,7 +103,7 @@ class AgentEnv(gymnasium.Env[str, str]):
         threading.Thread(target=self._run, daemon=True).start()
         event = self._events.get()
         if early is not None:
-            early.tell()
+            early.tell(self._play.env)
         if not isinstance(event, tuple):
             raise UserError(f"{self._of_error(event) or 'The agent ended'} before it asked the model anything.")
         request, self._future = event

@@ -61,10 +61,15 @@ class Play:
         self._env = gymnasium.make(sample.env_id, disable_env_checker=True)
         return self._env.reset(seed=sample.seed, options=dict(sample.options))
 
+    @property
+    def env(self) -> Any:
+        """Without its wrappers; None before it has begun."""
+        return self._env and self._env.unwrapped
+
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
         if self._env is None:
             raise UserError("The agent steps its task's env before task.reset().")
-        if self.recorded is not None and (feed := getattr(self._env.unwrapped, "feed_external", None)):
+        if self.recorded is not None and (feed := getattr(self.env, "feed_external", None)):
             feed(self.recorded)
         observation, reward, terminated, truncated, info = self._env.step(action)
         self._reward += float(reward)

@@ -31,6 +31,10 @@ class CodeLiteEnv(TextEnv):
     choices: ClassVar[Choices] = {"split": SPLITS, "difficulty": tasks.LEVELS, "lang": ("en", "zh")}
     kept: ClassVar[tuple[str, ...]] = ("tries",)
 
+    @classmethod
+    def preload(cls, options: Mapping[str, Any]) -> None:
+        tasks.count(options["split"], options["difficulty"])
+
     def count_tasks(self, options: Mapping[str, Any]) -> int:
         return tasks.count(options["split"], options["difficulty"])
 

@@ -58,6 +58,11 @@ class ToolUseEnv(TextEnv):
         if not self._servers:
             self._offer()
 
+    @classmethod
+    def preload(cls, options: Mapping[str, Any]) -> None:
+        if tasks.chains(options["difficulty"], options["split"]):
+            tasks.corpus(options["lang"], options["split"]).search("")
+
     def _offer(self) -> None:
         """Finds the tools and words the instructions."""
         found = ((item.tools() if isinstance(item, McpServer) else [item]) for item in self._given)

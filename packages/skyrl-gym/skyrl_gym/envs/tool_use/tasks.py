@@ -68,8 +68,11 @@ def world(split: str) -> list[Entity]:
 
 @cache
 def corpus(language: str, split: str) -> Corpus:
-    lang, entities = LANGS.index(language), world(split)
-    articles = [(entity.names[lang], ("" if lang else " ").join(entity.says[lang])) for entity in entities]
+    lang = LANGS.index(language)
+
+    def articles() -> list[tuple[str, str]]:
+        return [(entity.names[lang], ("" if lang else " ").join(entity.says[lang])) for entity in world(split)]
+
     return Corpus(articles, (corpus, (language, split)))
 
 
@@ -92,7 +95,7 @@ def walk(chain: Chain, lang: int) -> tuple[str, Plan, Any]:
 def chains(difficulty: int, split: str) -> list[Chain]:
     """The answer of none is in its phrase. Facts of one name lie side by side."""
     level, found = data()["levels"][str(difficulty)], []
-    for (hops, by_nick), entity in product(level["chains"], world(split)):
+    for (hops, by_nick), entity in product(level["chains"], world(split) if level["chains"] else ()):
         for path in _paths(entity.kind, hops) if not by_nick or "nick" in entity.facts else ():
             walks = [walk((entity, path, by_nick), lang) for lang in range(len(LANGS))]
             fits = isinstance(walks[0][2], int) or not level["computations"]

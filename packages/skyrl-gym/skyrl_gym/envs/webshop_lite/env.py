@@ -122,6 +122,10 @@ class WebShopLiteEnv(TextEnv):
         if self._path:
             load(self._path, self.defaults["lang"])  # so that a malformed file is told at once
 
+    @classmethod
+    def preload(cls, options: Mapping[str, Any]) -> None:
+        load(None, options["lang"]).search("")
+
     def count_tasks(self, options: Mapping[str, Any]) -> int:
         shop, wanted = load(self._path, options["lang"]), (options["split"], options["difficulty"])
         if not shop.goals[wanted]:
