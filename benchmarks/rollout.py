@@ -88,7 +88,7 @@ class Case:
 
 CASES = {
     "text_math": Case("skyrl/text_math-v0", (1, 2, 3, 4), 1, 256, 64, 512),
-    "tool_use": Case("bench/Busy-v0", (3, 4), TURNS, 4096, 32, 64),
+    "tool_use": Case("bench/Busy-v0", (3, 4), TURNS, 6144, 32, 64),
 }
 
 
@@ -188,7 +188,8 @@ def child(model: str, prompts: str, concurrency: int, tokens: int) -> None:
 def measure(args: argparse.Namespace, case: Case, folder: Path) -> dict[str, Any]:
     (folder / "busy.py").write_text(ENV_FILE)
     model = folder / "policy"
-    init_policy(model, conversation_texts(load_samples([f"{args.env}?split=train"]), 500, 0), TinyConfig(), 0)
+    tiny = TinyConfig(config_kwargs={"max_position_embeddings": 8192})  # few random answers make a context of 5,000
+    init_policy(model, conversation_texts(load_samples([f"{args.env}?split=train"]), 500, 0), tiny, 0)
     config = Config(
         generator={"max_concurrency": args.concurrency, "max_model_len": case.max_model_len, "max_turns": case.turns},
         trainer={"deterministic": args.deterministic},
