@@ -69,7 +69,7 @@ def check_agent(config: "Config") -> None:
 
 
 def prepare(given: str) -> Callable[[], None]:
-    """In the process from which those of the episodes are forked; returns what is to be called before each fork."""
+    """In the process from which the episodes' are forked; returns what is called before each fork."""
     global early
     os.environ.setdefault("DEFER_PYDANTIC_BUILD", "false")  # openai builds its models now, and not in each episode
     with suppress(UserError):  # each episode says it
@@ -102,8 +102,6 @@ class AgentEnv(gymnasium.Env[str, str]):
         os.environ.update(names | {"SKYRL_TASK": json.dumps(task.told(), default=repr)})
         threading.Thread(target=self._run, daemon=True).start()
         event = self._events.get()
-        if early is not None:
-            early.tell(self._play.env)
         if not isinstance(event, tuple):
             raise UserError(f"{self._of_error(event) or 'The agent ended'} before it asked the model anything.")
         request, self._future = event
@@ -132,6 +130,8 @@ class AgentEnv(gymnasium.Env[str, str]):
         self._play.recorded = recorded
 
     def close(self) -> None:
+        if early is not None:
+            early.tell(self._play.env)
         self._future.cancel()
         self._stack.close()
         self._play.close()

@@ -1,8 +1,6 @@
-"""Modules that agents import on their way, as SDKs do, and the data that the episodes of an env share: the first
-episode's process tells the one that it was forked from, which imports and reads them, so that no later episode pays for
-them again."""
+"""Modules that agents import on their way, and data that the episodes of an env share: an episode's process tells the
+one that it was forked from, which has them for all later ones."""
 
-import fcntl
 import gc
 import json
 import os
@@ -12,23 +10,24 @@ from importlib import import_module
 from typing import Any
 
 LONGEST = 2**16
-"""Bytes that a pipe takes at once."""
+"""Bytes that a pipe holds."""
 
 
 class EarlyImports:
     def __init__(self) -> None:
         self._known = set(sys.modules)
+        """Modules by name; env classes that have preloaded, with their options, as JSON."""
         self._read, self._write = os.pipe()
-        fcntl.fcntl(self._write, fcntl.F_SETPIPE_SZ, LONGEST)
         os.set_blocking(self._read, False)
         os.set_blocking(self._write, False)
 
     def tell(self, env: Any) -> None:
-        """In an episode's process. env: None, or what it plays. Whoever comes later tells nothing new."""
-        new = sorted(set(sys.modules) - self._known)
+        """In an episode's process. env: None, or what it has played."""
         owner = next((each for each in type(env).__mro__ if "preload" in vars(each)), object)
-        options = getattr(env, "options", {})
-        told = json.dumps([new, owner.__module__, owner.__name__, options], default=repr).encode() + b"\n"
+        options = {} if owner is object else env.options | {"task": None}
+        data = json.dumps([owner.__module__, owner.__name__, options], default=repr)
+        new = sorted({*sys.modules, data} - self._known)
+        told = json.dumps(new).encode() + b"\n"
         if new and len(told) < LONGEST:
             with suppress(OSError):  # it is full: others have told
                 os.write(self._write, told)
@@ -36,12 +35,17 @@ class EarlyImports:
     def learn(self) -> None:
         """In the process that is forked. What fails here is said by the episode that needs it."""
         with suppress(BlockingIOError):
-            first, *_ = os.read(self._read, LONGEST).splitlines()
-            new, module, owner, options = json.loads(first)
-            for name in new:
-                with suppress(Exception):
-                    import_module(name)
-            with suppress(Exception):  # as skyrl_gym.core.TextEnv has it; no env is made here
-                getattr(import_module(module), owner).preload(options)
-            self._known |= set(sys.modules)
+            for told in os.read(self._read, LONGEST).splitlines():
+                with suppress(ValueError):  # the last may be cut short
+                    self._take(sorted({*json.loads(told)} - self._known))
             gc.freeze()
+
+    def _take(self, new: list[str]) -> None:
+        for name in new:
+            with suppress(Exception):
+                if name.startswith("["):  # no env is made
+                    module, owner, options = json.loads(name)
+                    getattr(import_module(module), owner).preload(options)
+                else:
+                    import_module(name)
+        self._known |= {*new, *sys.modules}

@@ -321,10 +321,9 @@ def _text(observation: Any) -> str:
 
 
 def _number(name: str, value: Any) -> float:
-    try:
+    number = math.nan
+    with contextlib.suppress(TypeError, ValueError, OverflowError):
         number = math.nan if isinstance(value, str) else float(value)
-    except (TypeError, ValueError, OverflowError):
-        number = math.nan
     if not abs(number) <= LARGEST_REWARD:
         raise UserError(f"The env's step gave {name} {repr(value)[:100]}, and it must be a number up to 1e9.")
     return number
@@ -336,10 +335,9 @@ def _info(info: Any) -> str:
     if isinstance(parts := info.get("reward_parts"), dict):
         parts = {str(name)[:100]: _number(f"reward_parts[{name!r}]", part) for name, part in parts.items()}
         info = info | {"reward_parts": parts}
-    try:
+    text = "\\ud"
+    with contextlib.suppress(TypeError, ValueError):  # it may hold other things
         text = json.dumps(info)
-    except (TypeError, ValueError):  # holds other things than JSON's
-        text = "\\ud"
     if "\\ud" in text:  # or may hold half a character
         text = json.dumps(plain(info))
     if len(text) > LONGEST_INFO:
