@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import re
 import signal
@@ -13,9 +14,10 @@ import pytest
 
 from skyrl_trainer.report.timeline import read_spans
 from skyrl_trainer.rollout.store import JsonlTrajectoryStore
-from tests.e2e.runs import Run, assert_nothing_left, kill_engine, kill_one, metrics
+from tests.e2e.runs import TRANSFORMERS, Run, assert_nothing_left, kill_engine, kill_one, metrics
 from tests.e2e.test_resume import sampled
 
+FULL = bool(os.environ.get("SKYRL_TEST_FULL"))
 STALE = {
     "trainer__max_staleness": 2,
     "trainer__deterministic": False,
@@ -39,8 +41,10 @@ def assert_each_task_once(folder: Path) -> None:
 
 @pytest.mark.timeout(1200)  # four starts of a run's engine, each of which may be slow
 def test_what_is_killed_or_stopped_in_flight_costs_no_task_and_repeats_none(clone: Path, tmp_path: Path) -> None:
-    """An engine, a Ctrl-C and the whole run, with refused groups, while episodes play and the learner learns."""
+    """An engine, a Ctrl-C and the whole run, with refused groups, while episodes play and the learner learns; vLLM's
+    engine in a full run."""
     folder, settings = tmp_path / "run", {"trainer__policy__model__path": clone, "trainer__max_steps": 9, **STALE}
+    settings |= {} if FULL else TRANSFORMERS
     run = Run(folder, **settings)
     run.wait_for_step(1)
     kill_engine(folder)
