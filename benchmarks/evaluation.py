@@ -35,7 +35,7 @@ from skyrl_eval.store import Run
 from skyrl_trainer.agent.tokenizer import load_chat_prompt
 from skyrl_trainer.engine.endpoint import Endpoint, probe
 from skyrl_trainer.engine.server_process import as_flag
-from skyrl_trainer.engine.vllm_args import ENGINE_ENV, vllm_kwargs
+from skyrl_trainer.engine.vllm_args import engine_env, vllm_kwargs
 from skyrl_trainer.rollout.manager import Rollouts
 from skyrl_trainer.run.processes import Processes
 from skyrl_trainer.settings import Config
@@ -62,7 +62,9 @@ def server(model: Path, concurrency: int) -> Iterator[str]:
     flags = [as_flag(name, value) for name, value in kwargs.items()]
     command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", *flags]
     quiet = subprocess.DEVNULL
-    process = subprocess.Popen(command, env=os.environ | ENGINE_ENV, stdout=quiet, stderr=quiet, start_new_session=True)
+    process = subprocess.Popen(
+        command, env=os.environ | engine_env(), stdout=quiet, stderr=quiet, start_new_session=True
+    )
     try:
         for _ in range(600):
             try:

@@ -39,7 +39,7 @@ import ray
 
 from skyrl_trainer.data import load_samples
 from skyrl_trainer.engine.vllm_actor import VLLMEngine
-from skyrl_trainer.engine.vllm_args import ENGINE_ENV
+from skyrl_trainer.engine.vllm_args import engine_env
 from skyrl_trainer.rollout.manager import Rollouts
 from skyrl_trainer.settings import Config, TinyConfig
 from skyrl_trainer.tiny.demonstrations import conversation_texts
@@ -139,7 +139,7 @@ class Fastest:
     """vLLM's own `LLM` in a child process that waits for a line before every measurement."""
 
     def __init__(self, model: Path, prompts: Path, threads: int, concurrency: int, tokens: int) -> None:
-        env = os.environ | ENGINE_ENV | {"OMP_NUM_THREADS": str(threads)}
+        env = os.environ | engine_env() | {"OMP_NUM_THREADS": str(threads)}
         command = [sys.executable, __file__, "--child", str(model), str(prompts), str(concurrency), str(tokens)]
         self._process = subprocess.Popen(
             command, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
@@ -194,7 +194,9 @@ def measure(args: argparse.Namespace, case: Case, folder: Path) -> dict[str, Any
         generator={"max_concurrency": args.concurrency, "max_model_len": case.max_model_len, "max_turns": case.turns},
         trainer={"deterministic": args.deterministic},
     )
-    engine_class = ray.remote(VLLMEngine).options(runtime_env={"env_vars": ENGINE_ENV}, max_concurrency=64, num_cpus=0)
+    engine_class = ray.remote(VLLMEngine).options(
+        runtime_env={"env_vars": engine_env()}, max_concurrency=64, num_cpus=0
+    )
     engine = engine_class.remote(str(model), "float32", case.max_model_len, args.concurrency, 0, {})
     rollouts = Rollouts(config, [engine], str(model))
     loops = {"loop": rollouts}

@@ -21,7 +21,7 @@ import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from skyrl_trainer.engine.vllm_actor import VLLMEngine
-from skyrl_trainer.engine.vllm_args import ENGINE_ENV
+from skyrl_trainer.engine.vllm_args import engine_env
 from skyrl_trainer.weight_sync.shared_memory import SharedMemorySync
 
 ROUNDS = 11
@@ -39,7 +39,7 @@ def measure(size: str, shape: dict[str, int]) -> tuple[float, float]:
     learner = Qwen3ForCausalLM(config).float()
     with tempfile.TemporaryDirectory() as folder:
         learner.save_pretrained(Path(folder))
-        actor: Any = ray.remote(VLLMEngine).options(max_concurrency=64, runtime_env={"env_vars": ENGINE_ENV})
+        actor: Any = ray.remote(VLLMEngine).options(max_concurrency=64, runtime_env={"env_vars": engine_env()})
         engine = actor.remote(folder, "float32", 256, 64, 0, {})
         ray.get(engine.ready.remote(), timeout=600)
     sync = SharedMemorySync([engine], learner.named_parameters)

@@ -40,7 +40,9 @@ class _Sequence:
 class TransformersEngine(SteppedEngine):
     """See protocols.InferenceEngine. `engine_kwargs` go to `AutoModelForCausalLM.from_pretrained`."""
 
-    env_vars = {"OMP_NUM_THREADS": "1"}
+    @staticmethod
+    def env_vars() -> dict[str, str]:
+        return {"OMP_NUM_THREADS": "1"}
 
     def _load(self) -> None:
         from transformers import AutoModelForCausalLM

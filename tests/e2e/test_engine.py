@@ -24,7 +24,7 @@ from examples.transformers_engine import TransformersEngine
 from skyrl_trainer.engine.client import EngineClient
 from skyrl_trainer.engine.openai_server import OpenAIServerEngine
 from skyrl_trainer.engine.vllm_actor import VLLMEngine
-from skyrl_trainer.engine.vllm_args import ENGINE_ENV
+from skyrl_trainer.engine.vllm_args import engine_env
 from skyrl_trainer.errors import EngineDied, SyncError
 from skyrl_trainer.run.engine_watch import EngineWatch
 from skyrl_trainer.types import GenerationOutput, GenerationRequest, SamplingOptions
@@ -151,7 +151,7 @@ def stacks(cluster: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
         folder = tmp_path_factory.mktemp(name)
         learner = make_model(folder, tied)
         actor = ray.remote(engine_class).options(
-            max_concurrency=64, max_restarts=1, runtime_env={"env_vars": ENGINE_ENV}
+            max_concurrency=64, max_restarts=1, runtime_env={"env_vars": engine_env()}
         )
         loading[name] = (actor.remote(str(folder), "float32", 512, 64, 0, {}), learner)
     ray.get([actor.ready.remote() for actor, _ in loading.values()], timeout=300)

@@ -20,7 +20,7 @@ from skyrl_eval import benchmarks
 from skyrl_trainer.agent.tokenizer import load_chat_prompt
 from skyrl_trainer.cli import main
 from skyrl_trainer.engine.server_process import as_flag
-from skyrl_trainer.engine.vllm_args import ENGINE_ENV, vllm_kwargs
+from skyrl_trainer.engine.vllm_args import engine_env, vllm_kwargs
 from tests.e2e.runs import TRANSFORMERS, Run, metrics
 from tests.eval.made_up import ROWS, items
 from tests.eval.scripted_server import match, served
@@ -51,7 +51,9 @@ def server(policy: Path) -> Iterator[str]:
     flags = [as_flag(name, value) for name, value in kwargs.items()]
     command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", *flags]
     quiet = subprocess.DEVNULL
-    process = subprocess.Popen(command, env=os.environ | ENGINE_ENV, stdout=quiet, stderr=quiet, start_new_session=True)
+    process = subprocess.Popen(
+        command, env=os.environ | engine_env(), stdout=quiet, stderr=quiet, start_new_session=True
+    )
     try:
         deadline = time.monotonic() + 120
         while True:

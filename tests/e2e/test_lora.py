@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM
 
 from skyrl_trainer.engine.openai_server import OpenAIServerEngine
 from skyrl_trainer.engine.vllm_actor import VLLMEngine
-from skyrl_trainer.engine.vllm_args import ENGINE_ENV
+from skyrl_trainer.engine.vllm_args import engine_env
 from skyrl_trainer.errors import SyncError
 from skyrl_trainer.learner.model import make_learner
 from skyrl_trainer.run.engine_watch import EngineWatch
@@ -77,7 +77,7 @@ class Stack:
         config = Config.model_validate({"trainer": {"policy": {"model": {"lora": settings}}}})
         init_policy(folder, ["17 + 25 = 42"], TinyConfig(config_kwargs={"hidden_size": 64, "num_hidden_layers": 2}), 0)
         self.learner = make_learner(config, str(folder), 1)
-        options = {"max_concurrency": 64, "max_restarts": 1, "runtime_env": {"env_vars": ENGINE_ENV}}
+        options = {"max_concurrency": 64, "max_restarts": 1, "runtime_env": {"env_vars": engine_env()}}
         actor: Any = ray.remote(engine_class).options(**options)
         self.actor = actor.remote(str(folder), "float32", 256, 16, 0, adapter_kwargs(config))
         ray.get(self.actor.ready.remote(), timeout=300)

@@ -21,7 +21,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from examples.transformers_engine import TransformersEngine
 from skyrl_trainer.engine.vllm_actor import VLLMEngine
-from skyrl_trainer.engine.vllm_args import ENGINE_ENV
+from skyrl_trainer.engine.vllm_args import engine_env
 from skyrl_trainer.errors import SyncError
 from skyrl_trainer.weight_sync import machines
 from skyrl_trainer.weight_sync.canary import Canary
@@ -109,7 +109,7 @@ def test_each_machine_has_its_own_buffer_and_every_engine_the_learners_weights(
             max_concurrency=8,
             num_cpus=0,
             scheduling_strategy=NodeAffinitySchedulingStrategy(joined[node], soft=False),
-            runtime_env={"env_vars": ENGINE_ENV},
+            runtime_env={"env_vars": engine_env()},
         )
         engines.append(actor.remote(str(tmp_path), "float32", 256, 8, 0, {}))
     ray.get([engine.ready.remote() for engine in engines], timeout=280)

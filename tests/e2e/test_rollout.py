@@ -13,7 +13,7 @@ import ray
 import torch
 
 from skyrl_trainer.engine.vllm_actor import VLLMEngine
-from skyrl_trainer.engine.vllm_args import ENGINE_ENV
+from skyrl_trainer.engine.vllm_args import engine_env
 from skyrl_trainer.errors import EngineDied
 from skyrl_trainer.learner.batch import collate, make_rows
 from skyrl_trainer.learner.model import Learner
@@ -37,7 +37,7 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Any, str]
     folder = tmp_path_factory.mktemp("policy") / "tiny"
     init_policy(folder, ["Answer the question. go to countertop 1"], TinyConfig(), seed=0)
     ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False)
-    made = ray.remote(VLLMEngine).options(runtime_env={"env_vars": ENGINE_ENV}, max_concurrency=64, num_cpus=0)
+    made = ray.remote(VLLMEngine).options(runtime_env={"env_vars": engine_env()}, max_concurrency=64, num_cpus=0)
     actor = made.remote(str(folder), "float32", LENGTH, 16, 0, {})
     ray.get(actor.ready.remote(), timeout=120)
     yield actor, str(folder)
@@ -73,6 +73,12 @@ def test_deterministic_rollouts_have_the_same_tokens_and_are_read_back_as_they_w
     store = JsonlTrajectoryStore(tmp_path)
     store.write(first)
     assert store.read(3) == first
+
+
+def test_a_rollout_worker_that_has_played_with_vllm_has_not_loaded_torch(rollouts: Rollouts) -> None:
+    rollouts.run(PromptBatch(3, SAMPLES[:1], 1))
+    loaded = rollouts._workers[0].__ray_call__.remote(lambda worker: "torch" in __import__("sys").modules)
+    assert not ray.get(loaded, timeout=60)
 
 
 def test_evaluation_is_greedy(rollouts: Rollouts) -> None:

@@ -35,8 +35,7 @@ class TextEnvironment:
         seed, options = row.get("seed"), self._options(row)
         if seed is None and not {"task", "task_id"} & options.keys():
             # The tries of a row, each played by an instance of its own, must meet one task.
-            text = json.dumps(row, sort_keys=True, default=str)
-            seed = crc32(text.encode()) + self._resets
+            seed = crc32(json.dumps(row, sort_keys=True, default=str).encode()) + self._resets
         self._resets += 1
         observation, info = self.env.reset(seed=seed, options=options)
         self.reward, self.done = 0.0, False

@@ -1,9 +1,8 @@
 """A user's agent as an environment: what it asks the model is observed, and the model's answer is the action.
 
 The agent runs as it would against any OpenAI-compatible endpoint: a function `agent(task)` of a Python file, async or
-not, or a command, which finds OPENAI_BASE_URL, OPENAI_API_KEY and SKYRL_TASK. Its endpoint is in the same process,
-which the rollout gives to this episode alone (rollout/env_worker.py), and which ends with it, the agent and all that it
-has started included. Its requests are answered one after the other, in the order in which they come.
+not, or a command, which finds OPENAI_BASE_URL, OPENAI_API_KEY and SKYRL_TASK. Its endpoint is in the same process, this
+episode's alone, which ends with it and with all that it has started; requests are answered in their order.
 
 The reward is what the task's own env gave while the agent played it (`task.reset`, `task.step`; for a command
 /env/reset and /env/step of its endpoint), and what the agent returns, or prints in its last line: a number, or

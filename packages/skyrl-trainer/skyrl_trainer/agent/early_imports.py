@@ -29,7 +29,7 @@ class EarlyImports:
         new = sorted({*sys.modules, data} - self._known)
         told = json.dumps(new).encode() + b"\n"
         if new and len(told) < LONGEST:
-            with suppress(OSError):  # it is full: others have told
+            with suppress(OSError):  # full: others have told
                 os.write(self._write, told)
 
     def learn(self) -> None:

@@ -12,7 +12,7 @@ BY_NAME = ("TokenizersBackend", "PreTrainedTokenizerFast", "Qwen2Tokenizer", "Qw
 
 
 def load_tokenizer(path: str) -> Any:
-    """What AutoTokenizer gives, which imports torch: 3 s and 340 MB of a rollout worker that needs it for nothing."""
+    """What AutoTokenizer gives, which imports torch: 3 s and 340 MB of a RolloutWorker."""
     import transformers
 
     folder, settings = Path(path), dict[str, Any]()

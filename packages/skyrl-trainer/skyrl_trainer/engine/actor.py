@@ -12,7 +12,7 @@ import warnings
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, TypeVar
+from typing import Any, TypeVar
 
 import ray
 
@@ -54,8 +54,10 @@ class Mailbox:
 class EngineActor:
     """The part of protocols.InferenceEngine that does not depend on who computes the tokens."""
 
-    env_vars: ClassVar[dict[str, str]] = {}
-    """The environment variables that its process needs."""
+    @staticmethod
+    def env_vars() -> dict[str, str]:
+        """The environment variables that its process needs."""
+        return {}
 
     def __init__(
         self,
@@ -137,9 +139,7 @@ class EngineActor:
 
     def _seat(self, running: int) -> bool:
         """Whether the next request of the queue may be one of those that run."""
-        if not self._queue:
-            return False
-        return running < self.max_num_seqs + FIRST_SEQS * self._queue[0][1].first
+        return bool(self._queue) and running < self.max_num_seqs + FIRST_SEQS * self._queue[0][1].first
 
     def _room(self, request: GenerationRequest) -> int:
         """Tokens that an answer can have; ValueError when there is room for none."""

@@ -13,13 +13,11 @@ import time
 from contextlib import suppress
 from typing import Any
 
-import torch
-
 from skyrl_trainer.engine.actor import CALL_SECONDS, LOAD_SECONDS, EngineActor, refusal
 from skyrl_trainer.engine.http import PROBE_SECONDS, HTTPClient, Refused
 from skyrl_trainer.engine.server_process import ServerProcess
 from skyrl_trainer.engine.vllm_actor import STALE_CACHE, blocks_of, joint_checksum, sampling_params
-from skyrl_trainer.engine.vllm_args import kv_token_bytes, vllm_kwargs
+from skyrl_trainer.engine.vllm_args import has_gpu, kv_token_bytes, vllm_kwargs
 from skyrl_trainer.errors import EngineDied, SyncError
 from skyrl_trainer.types import GenerationOutput, GenerationRequest
 
@@ -133,7 +131,7 @@ class OpenAIServerEngine(EngineActor):
     def _launch(self) -> str:
         """Starts the server; the path of its socket."""
         kwargs = vllm_kwargs(*self.settings)
-        if kwargs.get("kv_cache_memory_bytes") and not torch.cuda.is_available():
+        if kwargs.get("kv_cache_memory_bytes") and not has_gpu():
             self._block_size = kwargs["block_size"]
             block_bytes = self._block_size * kv_token_bytes(self.model_path, kwargs["dtype"])
             self._free_blocks = kwargs["kv_cache_memory_bytes"] // block_bytes - 1  # vLLM keeps a null block

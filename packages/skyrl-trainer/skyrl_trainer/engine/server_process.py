@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from skyrl_trainer.engine.http import HTTPClient, Refused
-from skyrl_trainer.engine.vllm_args import ENGINE_ENV
+from skyrl_trainer.engine.vllm_args import engine_env
 from skyrl_trainer.errors import UserError
 
-SERVER_ENV = {**ENGINE_ENV, "VLLM_SERVER_DEV_MODE": "1", "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1"}
+SERVER_ENV = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1"}
 """The first for the endpoints of the weight transfer, the second for those that load an adapter."""
 GUARD = """
 import os, shutil, sys
@@ -46,7 +46,7 @@ class ServerProcess:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                env=os.environ | SERVER_ENV,
+                env=os.environ | engine_env() | SERVER_ENV,
                 process_group=self._guard.pid,
             )
 

@@ -9,7 +9,7 @@ import asyncio
 from typing import Any
 
 from skyrl_trainer.engine.stepped import SteppedEngine
-from skyrl_trainer.engine.vllm_args import ENGINE_ENV, PREFILL_TOKENS, vllm_kwargs
+from skyrl_trainer.engine.vllm_args import PREFILL_TOKENS, engine_env, vllm_kwargs
 from skyrl_trainer.errors import SyncError
 from skyrl_trainer.types import GenerationOutput, GenerationRequest
 
@@ -19,7 +19,7 @@ STALE_CACHE = "vLLM could not reset its prefix cache after a weight update: it w
 class VLLMEngine(SteppedEngine):
     """See protocols.InferenceEngine. `engine_kwargs` go to vLLM's EngineArgs and win over our choices."""
 
-    env_vars = ENGINE_ENV
+    env_vars = staticmethod(engine_env)
 
     def _load(self) -> None:
         from vllm import EngineArgs, LLMEngine

@@ -2,8 +2,6 @@
 
 from typing import Any
 
-import torch
-
 from skyrl_trainer.engine.actor import FIRST_SEQS
 
 _CPU_ENV = {
@@ -17,20 +15,26 @@ _CPU_ENV = {
     # Each sync packs every layer into new memory: with huge pages the kernel clears it in fewer, larger pieces.
     "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",
 }
-ENGINE_ENV: dict[str, str] = {
-    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-    "VLLM_LOGGING_LEVEL": "ERROR",
-    "VLLM_NO_USAGE_STATS": "1",
-    **({} if torch.cuda.is_available() else _CPU_ENV),
-}
-"""Environment variables that have to be set before `import vllm`."""
+_ENV = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_LOGGING_LEVEL": "ERROR", "VLLM_NO_USAGE_STATS": "1"}
 
 PREFILL_TOKENS = 16384
-"""Prompt tokens admitted before one step: bounds the memory of a prefill."""
+"""Prompt tokens admitted before one step: a prefill's memory."""
 CPU_BLOCK = 32
-"""Tokens in a block of the KV cache on a CPU."""
+"""Tokens of a KV cache's block, on a CPU."""
 CPU_KV_CACHE_BYTES = 2**30
-"""Largest KV cache that is chosen by default on a CPU; `engine_kwargs.kv_cache_memory_bytes` chooses another."""
+"""Largest KV cache on a CPU, where `engine_kwargs.kv_cache_memory_bytes` is not given."""
+
+
+def has_gpu() -> bool:
+    """A RolloutWorker imports this module, and not torch's 180 MB."""
+    import torch
+
+    return torch.cuda.is_available()
+
+
+def engine_env() -> dict[str, str]:
+    """Environment variables that have to be set before `import vllm`."""
+    return _ENV | ({} if has_gpu() else _CPU_ENV)
 
 
 def vllm_kwargs(
@@ -52,7 +56,7 @@ def vllm_kwargs(
         # Imported in every worker process: registers the backend above, adds `loaded_checksum`.
         "worker_extension_cls": "skyrl_trainer.weight_sync.vllm_backend.WorkerExtension",
     }
-    if torch.cuda.is_available():
+    if has_gpu():
         return kwargs | engine_kwargs
     # A KV cache for every sequence at full length, but at most CPU_KV_CACHE_BYTES; whole prefills.
     block, one = CPU_BLOCK, kv_token_bytes(model_path, dtype)
@@ -67,6 +71,7 @@ def vllm_kwargs(
 
 def kv_token_bytes(model_path: str, dtype: str) -> int:
     """Bytes that one token takes in the KV cache."""
+    import torch
     from transformers import AutoConfig
 
     config = AutoConfig.from_pretrained(model_path).get_text_config()

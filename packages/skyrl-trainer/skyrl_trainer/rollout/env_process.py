@@ -4,7 +4,7 @@
 
 The template forks a keeper and its process for every socket that the EnvWorker sends it, with a file of shared memory.
 The process reads lists of calls (pickle), notes in that file which one it is in, and writes the replies in lines of
-JSON, as many at a time as are there. The keeper writes how it ended and ends what it left behind, daemons too; it kills
+JSON. The keeper writes how it ended and ends what it left behind, daemons too; it kills
 it if the EnvWorker hangs up.
 """
 

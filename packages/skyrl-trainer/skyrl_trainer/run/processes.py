@@ -122,7 +122,7 @@ class Processes:
             num_gpus=generator.inference_engine_tensor_parallel_size if torch.cuda.is_available() else 0,
             max_concurrency=64,
             max_restarts=-1,  # EngineWatch counts them
-            runtime_env={"env_vars": cls.env_vars},
+            runtime_env={"env_vars": cls.env_vars()},
             **where,
         )
         return actor.remote(
