@@ -7,6 +7,8 @@ import inspect
 import json
 import pickle
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -250,6 +252,16 @@ def test_trls_trainer_trains_two_steps(env_id: str, tmp_path: Path, monkeypatch:
     trainer.train()
     rewarded = f"rewards/{type(trainer.environments[0]).__name__}/mean"
     assert [rewarded in logs for logs in trainer.state.log_history] == [True, True, False]
+
+
+@pytest.mark.full
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("task", ["text_math", "tool_use"])
+def test_a_policy_learns_by_the_tools_in_trls_trainer(task: str, tmp_path: Path) -> None:
+    command = [sys.executable, "benchmarks/trl_environments.py", task, "--clone", str(tmp_path / "clone")]
+    run = subprocess.run(command, cwd=Path(__file__).parents[2], check=True, stdout=subprocess.PIPE, text=True)
+    found = json.loads(run.stdout.splitlines()[-1])
+    assert found["before"] > 0.1 and found["after"] > found["before"] + 0.1, found
 
 
 # TRL's environments here.
