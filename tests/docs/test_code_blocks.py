@@ -4,8 +4,8 @@ Python runs as it stands, after the page's blocks before it, and plays with the 
 Recipes, registries and rows go through their loaders; Prometheus' own configuration finds the file that a run writes.
 Commands run in this process: what trains is a `--dry-run`, and what would start an engine or ask a model is checked up
 to there (UP_TO). A GRPOTrainer is made and does not train: tests/e2e/test_train.py and test_trl_scripts.py let those
-blocks train. Scripts of the repository read their arguments and do no more. LEFT_OUT has the block that runs in a
-virtual environment of its own, in a full run, and why.
+blocks train. Scripts of the repository read their arguments and do no more. LEFT_OUT has the blocks that need
+packages that only a full run installs, and why.
 """
 
 from __future__ import annotations
@@ -58,6 +58,9 @@ PAGES = [str(page.relative_to(ROOT)) for page in EVERY if blocks(page, *LANGUAGE
 LEFT_OUT = {
     "docs/agents/your-environment.md": {
         "from openenv.core": "openenv-core does not fit beside our versions: the full run's test below",
+    },
+    "docs/environments/task_sets.md": {
+        "textarena_games": "only a full run installs TextArena: tests/examples/test_textarena.py trains with it",
     },
 }
 """Of a page, what stands in a block, and why it is not executed with the page's others."""
