@@ -55,7 +55,7 @@ def server(policy: Path) -> Iterator[str]:
         command, env=os.environ | engine_env(), stdout=quiet, stderr=quiet, start_new_session=True
     )
     try:
-        deadline = time.monotonic() + 120
+        deadline = time.monotonic() + 300
         while True:
             assert process.poll() is None and time.monotonic() < deadline
             try:

@@ -39,7 +39,7 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Any, str]
     ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False)
     made = ray.remote(VLLMEngine).options(runtime_env={"env_vars": engine_env()}, max_concurrency=64, num_cpus=0)
     actor = made.remote(str(folder), "float32", LENGTH, 16, 0, {})
-    ray.get(actor.ready.remote(), timeout=120)
+    ray.get(actor.ready.remote(), timeout=300)
     yield actor, str(folder)
     ray.shutdown()
 
