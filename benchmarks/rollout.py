@@ -194,9 +194,8 @@ def measure(args: argparse.Namespace, case: Case, folder: Path) -> dict[str, Any
         generator={"max_concurrency": args.concurrency, "max_model_len": case.max_model_len, "max_turns": case.turns},
         trainer={"deterministic": args.deterministic},
     )
-    engine_class = ray.remote(VLLMEngine).options(
-        runtime_env={"env_vars": engine_env()}, max_concurrency=64, num_cpus=0
-    )
+    runtime_env = {"env_vars": engine_env()}
+    engine_class = ray.remote(VLLMEngine).options(runtime_env=runtime_env, max_concurrency=64, num_cpus=0)
     engine = engine_class.remote(str(model), "float32", case.max_model_len, args.concurrency, 0, {})
     rollouts = Rollouts(config, [engine], str(model))
     loops = {"loop": rollouts}

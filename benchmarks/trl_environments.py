@@ -14,12 +14,12 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import re
 import tempfile
 import time
 from pathlib import Path
-from statistics import mean
 from typing import Any
 
 from skyrl_trainer.tiny.init_policy import CHAT_TEMPLATE
@@ -80,38 +80,55 @@ def demonstration(environment: Any, seed: int) -> list[dict[str, Any]]:
 
 def cloned(out: Path, kind: type[Any], task: dict[str, Any], seed: int) -> None:
     """Writes the clone of the expert into `out`."""
-    import torch
-
-    from skyrl_trainer.agent.tokenizer import load_chat_prompt
-    from skyrl_trainer.chats import Chat
-    from skyrl_trainer.config import load_config
-    from skyrl_trainer.learner.model import Learner
-    from skyrl_trainer.learner.sft import SFTTrainer, fit, make_rows
-    from skyrl_trainer.settings import TinyConfig
+    from skyrl_trainer.settings import TinyConfig, Warmstart
+    from skyrl_trainer.tiny.clone import clone
     from skyrl_trainer.tiny.init_policy import init_policy, make_tokenizer
 
-    environment = kind()
+    environment, start = kind(), out.parent / "random"
     talks = [demonstration(environment, 10_000 + number) for number in range(DEMONSTRATIONS)]
     writer = make_tokenizer([])
     writer.chat_template = TEMPLATE
     texts = [writer.apply_chat_template(talk, tokenize=False) for talk in talks[:2000]]
-    init_policy(out.parent / "random", texts, TinyConfig.model_validate(task["tiny"]), seed)
-    (out.parent / "random" / "chat_template.jinja").write_text(TEMPLATE)
-    prompt = load_chat_prompt(str(out.parent / "random"))
-    rows = make_rows(prompt, [Chat(f"episode {i}", talk) for i, talk in enumerate(talks)])
-    print(f"demonstrations of {mean(len(row.token_ids) for row in rows):.0f} tokens, the first:", texts[0], sep="\n")
-    torch.set_num_threads(1)
-    config = load_config("quickstart", ["trainer.learning_rate=1e-3", "trainer.warmup_steps=20"])
-    steps = 8 * len(rows) // task["batch"]
-    learner = Learner(config, str(out.parent / "random"), steps)
-    trainer, latest = SFTTrainer(config).start(learner), []
-    for metrics in fit(trainer.update, rows, task["batch"], steps, seed):
-        latest.append(metrics["exact_match"])
-        if metrics["step"] % 50 == 0:
-            print(f"step {metrics['step']} loss {metrics['loss']:.3f} match {mean(latest[-10:]):.2f}", flush=True)
-        if metrics["step"] % 10 == 0 and mean(latest[-10:]) > task["match"]:
-            break
-    learner.save_pretrained(out)
+    init_policy(start, texts, TinyConfig.model_validate(task["tiny"]), seed)
+    (start / "chat_template.jinja").write_text(TEMPLATE)
+    print("the first demonstration:", texts[0], sep="\n", flush=True)
+    options = Warmstart(target_exact_match=task["match"], batch_size=task["batch"])
+    steps, loss, match = clone(str(start), out, talks, options, seed, math.inf)
+    print(f"cloned in {steps} steps: loss {loss:.3f}, {match:.2f} word for word", flush=True)
+
+
+def rows(split: str, count: int) -> Any:
+    """As many tasks as TRL's data set."""
+    from datasets import Dataset
+
+    asked = [{"role": "user", "content": ""}]
+    return Dataset.from_list([{"prompt": asked, "split": split, "seed": seed} for seed in range(count)])
+
+
+def config(task: dict[str, Any], args: argparse.Namespace, folder: Path) -> Any:
+    from trl import GRPOConfig
+
+    return GRPOConfig(
+        str(folder.parent / "trl"),
+        use_cpu=True,
+        bf16=False,
+        report_to=[],
+        save_strategy="no",
+        logging_steps=1,
+        seed=args.seed,
+        max_steps=args.steps * MINI_BATCHES,
+        learning_rate=task["learning_rate"],
+        warmup_steps=5,
+        per_device_train_batch_size=args.completions // MINI_BATCHES,
+        steps_per_generation=MINI_BATCHES,
+        adam_beta2=0.99,
+        per_device_eval_batch_size=HELD_OUT,
+        num_generations=GENERATIONS,
+        num_generations_eval=1,
+        max_completion_length=task["tokens"],
+        max_tool_calling_iterations=task["calls"],
+        gradient_checkpointing=False,
+    )
 
 
 def main() -> None:
@@ -123,9 +140,8 @@ def main() -> None:
     parser.add_argument("--clone", type=Path, help="a folder that an earlier call made, or where to make it")
     args = parser.parse_args()
     os.environ |= {"TRL_EXPERIMENTAL_SILENCE": "1", "OMP_NUM_THREADS": "1"}
-    from datasets import Dataset
     from transformers import AutoModelForCausalLM, AutoTokenizer
-    from trl import GRPOConfig, GRPOTrainer
+    from trl import GRPOTrainer
     from trl.chat_template_utils import qwen3_template
 
     from skyrl_gym.adapters.trl import environment_factory
@@ -136,39 +152,14 @@ def main() -> None:
     folder = args.clone or Path(tempfile.mkdtemp(prefix="trl-environments-")) / "clone"
     if not folder.exists():
         cloned(folder, kind, task, args.seed)
-
-    def rows(split: str, first: int, count: int) -> Any:
-        asked = [{"role": "user", "content": ""}]
-        return Dataset.from_list([{"prompt": asked, "split": split, "seed": first + i} for i in range(count)])
-
     tokenizer = AutoTokenizer.from_pretrained(folder)
     tokenizer.response_template = qwen3_template
     trainer = GRPOTrainer(
         model=AutoModelForCausalLM.from_pretrained(folder, dtype="float32"),
-        args=GRPOConfig(
-            str(folder.parent / "trl"),
-            use_cpu=True,
-            bf16=False,
-            report_to=[],
-            save_strategy="no",
-            logging_steps=1,
-            seed=args.seed,
-            max_steps=args.steps * MINI_BATCHES,
-            learning_rate=task["learning_rate"],
-            warmup_steps=5,
-            per_device_train_batch_size=args.completions // MINI_BATCHES,
-            steps_per_generation=MINI_BATCHES,
-            adam_beta2=0.99,
-            per_device_eval_batch_size=HELD_OUT,
-            num_generations=GENERATIONS,
-            num_generations_eval=1,
-            max_completion_length=task["tokens"],
-            max_tool_calling_iterations=task["calls"],
-            gradient_checkpointing=False,
-        ),
+        args=config(task, args, folder),
         processing_class=tokenizer,
-        train_dataset=rows("train", 0, args.steps * args.completions // GENERATIONS),
-        eval_dataset=rows("val", 0, HELD_OUT),
+        train_dataset=rows("train", args.steps * args.completions // GENERATIONS),
+        eval_dataset=rows("val", HELD_OUT),
         environment_factory=kind,
     )
     before, started = trainer.evaluate(), time.monotonic()

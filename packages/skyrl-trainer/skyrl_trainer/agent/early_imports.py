@@ -16,7 +16,7 @@ LONGEST = 2**16
 class EarlyImports:
     def __init__(self) -> None:
         self._known = set(sys.modules)
-        """Modules by name; env classes that have preloaded, with their options, as JSON."""
+        """Modules by name; env classes that have preloaded, with options, as JSON."""
         self._read, self._write = os.pipe()
         os.set_blocking(self._read, False)
         os.set_blocking(self._write, False)
@@ -29,11 +29,11 @@ class EarlyImports:
         new = sorted({*sys.modules, data} - self._known)
         told = json.dumps(new).encode() + b"\n"
         if new and len(told) < LONGEST:
-            with suppress(OSError):  # full: others have told
+            with suppress(OSError):  # full: others told
                 os.write(self._write, told)
 
     def learn(self) -> None:
-        """In the process that is forked. What fails here is said by the episode that needs it."""
+        """In the process that is forked. What fails is said by the episode that needs it."""
         with suppress(BlockingIOError):
             for told in os.read(self._read, LONGEST).splitlines():
                 with suppress(ValueError):  # the last may be cut short

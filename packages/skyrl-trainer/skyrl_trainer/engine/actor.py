@@ -56,7 +56,7 @@ class EngineActor:
 
     @staticmethod
     def env_vars() -> dict[str, str]:
-        """The environment variables that its process needs."""
+        """That its process needs."""
         return {}
 
     def __init__(

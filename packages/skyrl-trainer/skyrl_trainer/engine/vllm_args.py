@@ -18,7 +18,7 @@ _CPU_ENV = {
 _ENV = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_LOGGING_LEVEL": "ERROR", "VLLM_NO_USAGE_STATS": "1"}
 
 PREFILL_TOKENS = 16384
-"""Prompt tokens admitted before one step: a prefill's memory."""
+"""Prompt tokens admitted before one step: bounds a prefill's memory."""
 CPU_BLOCK = 32
 """Tokens of a KV cache's block, on a CPU."""
 CPU_KV_CACHE_BYTES = 2**30
@@ -26,7 +26,7 @@ CPU_KV_CACHE_BYTES = 2**30
 
 
 def has_gpu() -> bool:
-    """A RolloutWorker imports this module, and not torch's 180 MB."""
+    """torch is imported here, for a RolloutWorker has none."""
     import torch
 
     return torch.cuda.is_available()

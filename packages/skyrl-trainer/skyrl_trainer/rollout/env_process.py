@@ -4,8 +4,7 @@
 
 The template forks a keeper and its process for every socket that the EnvWorker sends it, with a file of shared memory.
 The process reads lists of calls (pickle), notes in that file which one it is in, and writes the replies in lines of
-JSON. The keeper writes how it ended and ends what it left behind, daemons too; it kills
-it if the EnvWorker hangs up.
+JSON. The keeper writes how it ended and ends what it left behind, daemons too; it kills it if the EnvWorker hangs up.
 """
 
 import contextlib
@@ -336,7 +335,7 @@ def _info(info: Any) -> str:
         parts = {str(name)[:100]: _number(f"reward_parts[{name!r}]", part) for name, part in parts.items()}
         info = info | {"reward_parts": parts}
     text = "\\ud"
-    with contextlib.suppress(TypeError, ValueError):  # it may hold other things
+    with contextlib.suppress(TypeError, ValueError):  # not where it holds other things
         text = json.dumps(info)
     if "\\ud" in text:  # or may hold half a character
         text = json.dumps(plain(info))

@@ -105,7 +105,8 @@ class GRPOTrainer(GRPO):
     def _config(self, args: Any, rows: Any, tools: bool) -> Config:
         """The configuration that `args` stands for, with the name of this algorithm."""
         if is_trls(args):
-            known = None if isinstance(rows, str | list) or not hasattr(rows, "__len__") else len(rows)
+            counted = hasattr(rows, "__len__") and not isinstance(rows, str | list)
+            known = len(rows) if counted else None
             config = translated(args, type(self), self.by_loss, known, tools)
         elif isinstance(args, Config | None):
             config = (args or Config()).model_copy(deep=True)
