@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 import skyrl_gym  # noqa: F401
 from skyrl_gym.bm25 import terms
 from skyrl_gym.envs.webshop_lite.catalog import Product, load, price_limit
-from skyrl_gym.envs.webshop_lite.env import parse_action, shifted
+from skyrl_gym.envs.webshop_lite.env import parse_action
 from skyrl_gym.envs.webshop_lite.generate import pages, words
 from skyrl_gym.envs.webshop_lite.reward import normalize_color, purchase, token_set_ratio
 
@@ -356,51 +356,57 @@ def test_a_malformed_catalog_names_file_row_and_field(tmp_path, change, message)
         make(catalog=str(path))
 
 
-def test_shifted_codes_stay_different_and_of_their_form():
-    assert shifted("B1A9Z", (1, 2)) == "B2C0B"
-    codes = {shifted(f"B{number}", (129, 7, 3)) for number in range(10**8, 10**8 + 1000)}
-    assert len(codes) == 1000 and all(re.fullmatch(CODE, code) for code in codes)
+@LANGS
+def test_numbered_results_are_the_same_shop_without_codes(lang):
+    env, plain = make(lang=lang, codes="numbered"), make(lang=lang)
+    for seed in range(5):
+        texts = []
+        for one in (env, plain):
+            one.reset(seed=seed)
+            texts.append(one.step(one.unwrapped.expert_action())[0])
+        results = re.split(CODE, texts[1])
+        assert texts[0] == results[0] + "".join(f"{n}{text}" for n, text in enumerate(results[1:], 1))
+        numbered, coded = (one.step(one.unwrapped.expert_action())[0] for one in (env, plain))
+        assert numbered == coded and finish(env)[0] == 1.0
 
 
 @LANGS
-def test_drawn_codes_are_the_same_shop_under_other_codes(lang):
-    env = make(lang=lang, codes="drawn")
-    task = {"task_id": f"train:1:{lang}:3"}
-
-    def visit(seed):
-        env.reset(seed=seed, options=task)
-        action = env.unwrapped.expert_action()
-        results = env.step(action)[0]
-        assert env.unwrapped.expert_action().removeprefix("click[").rstrip("]") in results
-        return results, finish(env)
-
-    pages = [visit(seed)[0] for seed in (1, 2)]
-    assert pages[0] == visit(1)[0] and pages[0] != pages[1], "drawn from the seed"
-    assert len({re.sub(CODE, "B", page) for page in pages}) == 1
-    assert all(len({*re.findall(CODE, page)}) == 10 for page in pages)
-    assert all(visit(seed)[1][0] == 1.0 for seed in range(5))
-    assert not {*re.findall(CODE, pages[0])} & {*env.unwrapped._shop.products}
+def test_pages_go_without_the_instruction(lang):
+    env, plain = make(lang=lang, observation="page"), make(lang=lang)
+    first, action = env.reset(seed=3)[0], env.unwrapped.expert_action()
+    assert first == plain.reset(seed=3)[0]
+    instruction = first.rsplit(" [SEP] ", 1)[0]
+    assert f"{instruction} [SEP] {env.step(action)[0]}" == plain.step(action)[0]
+    assert finish(env)[0] == 1.0
 
 
 @LANGS
-def test_an_expert_that_thinks_goes_through_the_results_and_opens_the_last_it_named(lang):
+def test_an_expert_that_thinks_says_what_it_wants_which_results_could_be_it_and_what_it_reads(lang):
     env = make(lang=lang, thoughts="on")
-    no = 0
+    no = read = 0
     for seed in range(20):
         env.reset(seed=seed)
-        results, _ = play(env, env.unwrapped.expert_action())
-        thought = env.unwrapped.expert_action()
-        observation, reward, terminated, _, info = env.step(thought)
-        assert observation == {"en": "OK.", "zh": "好。"}[lang] and info["valid_action"]
-        assert reward == 0.0 and not terminated
-        assert info["page"] == "results" and env.unwrapped.expert_action() != thought
-        named = re.findall(rf"({CODE}) (no|yes)", thought)
-        assert [code for code, _ in named] == re.findall(CODE, results)[: len(named)], "in the page's order"
-        assert [verdict for _, verdict in named] == ["no"] * (len(named) - 1) + ["yes"]
-        assert env.unwrapped.expert_action() == f"click[{named[-1][0]}]"
-        no += len(named) - 1
-        assert finish(env)[0] == 1.0
-    assert no > 0
+        goal, info, done = env.unwrapped.task.ground_truth, {"page": "search"}, False
+        while not done:
+            page, action = info["page"], env.unwrapped.expert_action()
+            observation, reward, done, _, info = env.step(action)
+            if not action.startswith("think["):
+                continue
+            assert observation == {"en": "OK.", "zh": "好。"}[lang] and info["valid_action"] and info["page"] == page
+            assert not done and reward == 0.0 and env.unwrapped.expert_action() != action
+            if page == "search":
+                assert all(value in action for value in goal["options"].values())
+            elif page == "results":
+                named = re.findall(rf"({CODE}) (no|yes)", action)
+                assert named[-1][1] == "yes"
+                assert [code.lower() for code, _ in named] == info["clickables"][2 : len(named) + 2]
+                first = next(code for code, verdict in named if verdict == "yes")
+                assert env.unwrapped.expert_action() == f"click[{first}]"
+                no += sum(verdict == "no" for _, verdict in named)
+            else:
+                read += action.endswith(": no]")
+        assert reward == 1.0
+    assert no > 0 and read > 0
     env = make(lang=lang)
     env.reset(seed=0)
     assert not env.step("think[hm]")[-1]["valid_action"] and "think" not in env.reset(seed=0)[1]["instructions"]

@@ -88,7 +88,7 @@ def test_demonstrations_are_chats_of_solved_tasks(env_id, tmp_path, capsys):
 @pytest.mark.parametrize(
     "env_id, options",
     [
-        ("webshop_lite", ["expert=hasty", "codes=drawn"]),
+        ("webshop_lite", ["expert=hasty", "codes=numbered"]),
         ("alfworld_lite", ["expert=searches", "difficulty=3"]),
     ],
 )

@@ -6,9 +6,8 @@ value on the page, read as WebShop reads it. The only reward comes with the purc
 
 import copy
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import lru_cache
-from itertools import cycle
 from os import PathLike
 from typing import Any, ClassVar, NamedTuple
 
@@ -28,22 +27,9 @@ class View(NamedTuple):
     options: tuple[tuple[str, str], ...] = ()
 
 
-def shifted(asin: str, shifts: Sequence[int]) -> str:
-    """The asin behind its first letter, digits and capital letters moved on, each by its place's shift.
-
-    Example: "B1A9Z", (1, 2) gives "B2C0B".
-    """
-    moved = list(asin)
-    for place, shift in zip(range(1, len(asin)), cycle(shifts)):
-        for first, count in (("0", 10), ("A", 26)):
-            if 0 <= (number := ord(asin[place]) - ord(first)) < count:
-                moved[place] = chr(ord(first) + (number + shift) % count)
-    return "".join(moved)
-
-
 @lru_cache(maxsize=1 << 12)
 def render(
-    catalog: Catalog, view: View, rich: bool, opened: tuple[str, ...], shifts: tuple[int, ...]
+    catalog: Catalog, view: View, rich: bool, opened: tuple[str, ...], numbered: bool
 ) -> tuple[str, dict[str, View]]:
     """A view's text, plain or with buttons marked, and where each text leads that can be clicked.
 
@@ -65,9 +51,9 @@ def render(
         if view.number > 1:
             button(ui["prev"], view._replace(number=view.number - 1))
         button(ui["next"], view._replace(number=view.number + 1))
-        for product in map(catalog.products.__getitem__, found[10 * view.number - 10 : 10 * view.number]):
-            code = shifted(product.asin, shifts)
-            button(code, view._replace(page="item", asin=product.asin), product.asin in opened)
+        for place, asin in enumerate(found[10 * view.number - 10 : 10 * view.number], 10 * view.number - 9):
+            product = catalog.products[asin]
+            button(f"{place}" if numbered else asin, view._replace(page="item", asin=asin), asin in opened)
             lines += [product.name, product.price_tag]
     elif view.page == "item":
         product = catalog.products[view.asin]
@@ -97,11 +83,11 @@ def parse_action(action: str) -> tuple[str, str]:
 
 
 class WebShopLiteEnv(TextEnv):
-    """Option `matching` is as published or by exact values; `observation` is joined by [SEP], or has marked buttons.
-    With `codes` "drawn" each visit shows products under other codes: those that pay could be learned by heart. With
-    `thoughts` "on" `think[words]` is an action too, as in ReAct, and the expert thinks before it opens a result. An
-    `expert` that is "hasty" takes the first result that could be it, unread, in half of its episodes, and in a third of
-    them no options.
+    """Option `matching` is as published or by exact values; `observation` is joined by [SEP], has marked buttons, or
+    ("page") says the instruction on the search page alone. With `codes` "numbered" results are clicked by number:
+    asins that pay could be learned by heart. With `thoughts` "on" `think[words]` is an action too, as in ReAct, and the
+    expert thinks. An `expert` that is "hasty" takes the first result that could be it, unread, in half of its episodes,
+    and in a third of them no options.
 
     Argument `catalog`: a JSON file in WebShop's schema in place of the built-in products.
     """
@@ -110,8 +96,8 @@ class WebShopLiteEnv(TextEnv):
         **TextEnv.choices,
         "difficulty": (1, 2, 3),
         "matching": ("webshop", "strict"),
-        "observation": ("text", "text_rich"),
-        "codes": ("catalog", "drawn"),
+        "observation": ("text", "text_rich", "page"),
+        "codes": ("catalog", "numbered"),
         "thoughts": ("off", "on"),
         "expert": ("careful", "hasty"),
     }
@@ -142,28 +128,27 @@ class WebShopLiteEnv(TextEnv):
         return Task(self.task_id(options, index), text, truth, instructions=rules)
 
     def begin(self, task: Task) -> str:
-        shifts = self.np_random.integers(130, size=9).tolist() if self.options["codes"] == "drawn" else [0]
         hasty = self.options["expert"] == "hasty"
         haste = (self.np_random.integers(6, size=2) < (3, 2)).tolist() if hasty else [False, False]
-        self.set_env_state({"view": View()._asdict(), "opened": [], "shifts": shifts, "thought": False, "haste": haste})
+        self.set_env_state({"view": View()._asdict(), "opened": [], "thought": False, "haste": haste})
         return self._text
 
     def get_env_state(self) -> dict[str, Any]:
         options = [list(pair) for pair in self._view.options]
         view = self._view._asdict() | {"options": options}
-        own = {"shifts": self._shifts, "thought": self._thought, "haste": self._haste}
-        return {"view": view, "opened": self._opened, **own}
+        return {"view": view, "opened": self._opened, "thought": self._thought, "haste": self._haste}
 
     def set_env_state(self, state: dict[str, Any]) -> None:
         self._shop, self._opened = load(self._path, self.options["lang"]), list(state["opened"])
-        self._shifts, self._thought, self._haste = list(state["shifts"]), bool(state["thought"]), list(state["haste"])
+        self._thought, self._haste = bool(state["thought"]), list(state["haste"])
         self._show(View(**state["view"] | {"options": tuple(map(tuple, state["view"]["options"]))}))
 
     def _show(self, view: View) -> None:
         rich = self.options["observation"] == "text_rich"
         opened = tuple(self._opened) if rich else ()
-        text, self._clicks = render(self._shop, view, rich, opened, tuple(self._shifts))
-        parts = (self._shop.ui["instruction"], self.task.text, text)
+        text, self._clicks = render(self._shop, view, rich, opened, self.options["codes"] == "numbered")
+        brief = self.options["observation"] == "page" and view.page != "search"
+        parts = (text,) if brief else (self._shop.ui["instruction"], self.task.text, text)
         self._view, self._text = view, ("\n" if rich else " [SEP] ").join(parts)[:60_000]
 
     def reset_info(self) -> dict[str, Any]:
@@ -206,17 +191,18 @@ class WebShopLiteEnv(TextEnv):
     def expert_action(self) -> str:
         """Searches for the title, reads the results that could be it until one is, picks options and buys.
 
-        In a user's catalog, where it is not known which page tells what, it searches in the instruction's words up to
-        the last that matters, and opens the first result that meets it; where none of the first ten does, it searches
-        for a title, too. One that thinks first goes through the results: `think[B274962152 no, B103257123 yes]`.
+        In a user's catalog, where it is not known which page tells what, it searches for the whole instruction and
+        opens the first result that meets it; where none of the first ten does, it searches for a title, too.
         """
         view, goal, ui = self._view, self.task.ground_truth, self._shop.ui
+        if self.options["thoughts"] == "on" and not self._thought and (words := self._thoughts()):
+            return f"think[{ui['list'].join(words)}]"
         if view.page == "search":
             asked = self._shop.products[goal["asin"]]
             if self._path is None:
                 return f"search[{asked.name.lower()}]"
-            words = _up_to(self.task.text.lower(), [*goal["attributes"], asked.query, *goal["options"].values()])
-            return f"search[{words if any(map(self._meets, self._shop.search(words)[:10])) else asked.name}]"
+            found = self._shop.search(self.task.text[:1000].lower())[:10]
+            return f"search[{self.task.text if any(map(self._meets, found)) else asked.name}]"
         if view.page == "item" and self._may_be(view.asin):
             wanted, offered = self._wanted(), self._shop.products[view.asin].options
             unread = [page for page in self._telling() if f"{view.asin} {page}" not in self._opened]
@@ -224,28 +210,52 @@ class WebShopLiteEnv(TextEnv):
             return f"click[{[*(ui[page] for page in unread), *missing, ui['buy']][0]}]"
         if view.page != "results":
             return f"click[{ui['prev']}]"
-        found = self._shop.search(view.keywords)
-        page = found[10 * view.number - 10 : 10 * view.number]
-        if (first := next(filter(self._may_be, page), None)) is not None:
-            before = [asin for asin in page[: page.index(first)] if self._path or asin not in self._opened]
-            codes = [shifted(asin, self._shifts) for asin in (*before, first)]
-            if self._thought or self.options["thoughts"] == "off":
-                return f"click[{codes[-1]}]"
-            return f"think[{ui['list'].join([*(f'{code} no' for code in codes[:-1]), f'{codes[-1]} yes'])}]"
-        elsewhere = [place for place, asin in enumerate(found) if self._may_be(asin)]
+        if found := [code for code, could in self._results().items() if could]:
+            return f"click[{found[0]}]"
+        hits = self._shop.search(view.keywords)
+        elsewhere = [place for place, asin in enumerate(hits) if self._may_be(asin)]
         if not elsewhere:
             return f"click[{ui['back']}]"
         return f"click[{ui['next' if elsewhere[0] >= 10 * view.number else 'prev']}]"
+
+    def _results(self) -> dict[str, bool]:
+        items = [(text, to.asin) for text, to in self._clicks.items() if to.page == "item"]
+        return {text.upper(): self._may_be(asin) for text, asin in items}
+
+    def _thoughts(self) -> list[str]:
+        """What it looks for in the shop's words, which results could be it, or what a page says.
+
+        Example: "seaside desk lamp", "ready made", "silver"; then "1 yes", "2 no", "3 yes"; then "fitter job: no".
+        """
+        goal, page, told = self.task.ground_truth, self._view.page, pages(self.options["lang"])
+        if page == "results":
+            found = self._results()
+            while found and (self._opened or not [*found.values()][-1]):
+                found.popitem()
+            return [f"{code} {'yes' if could else 'no'}" for code, could in found.items()]
+        if self._path or page == "item":
+            return []
+        products, options = self._shop.products, self._wanted().items()
+        asked = [name for name in self._asked() if name in told]
+        if page == "search":
+            known = [value for group, value in options if group not in told]
+            return [products[goal["asin"]].name.lower(), *asked, *known]
+        asks = page in map(told.get, asked)
+        read = [name for name in products[self._view.asin].attributes if asks and told.get(name) == page]
+        verdicts = [f"{name}: {'yes' if name in asked else 'no'}" for name in read]
+        return verdicts + [value for group, value in options if told.get(group) == page]
 
     def _wanted(self) -> dict[str, str]:
         options: dict[str, str] = {} if self._haste[1] else self.task.ground_truth["options"]
         return options
 
+    def _asked(self) -> list[str]:
+        return [] if self._haste[0] else self.task.ground_truth["attributes"]
+
     def _telling(self) -> list[str]:
         """The pages of a product that the expert reads before it buys."""
         told = {} if self._path else pages(self.options["lang"])
-        names = [*self._wanted(), *([] if self._haste[0] else self.task.ground_truth["attributes"])]
-        asked = {told.get(name) for name in names}
+        asked = {told.get(name) for name in [*self._wanted(), *self._asked()]}
         return [page for page in ("description", "features", "reviews") if page in asked]
 
     def _may_be(self, asin: str) -> bool:
@@ -266,13 +276,3 @@ class WebShopLiteEnv(TextEnv):
         has = all(value in products[asin].options.get(group, ()) for group, value in goal["options"].items())
         parts, _ = purchase(goal, products[goal["asin"]], products[asin], goal["options"], strict)
         return asin == goal["asin"] or (has and sum(parts.values()) == 1)
-
-
-def _up_to(text: str, parts: list[str]) -> str:
-    """The text up to the end of the last of its parts; the parts, joined, if one is not there.
-
-    Example: "find me wool socks with color: red, and price ..." and ["wool", "socks", "red"] give
-    "find me wool socks with color: red".
-    """
-    found = all(part in text for part in parts)
-    return text[: max(text.find(part) + len(part) for part in parts)] if found else " ".join(parts)
