@@ -1,6 +1,5 @@
 """report.html of an evaluated run, which shows no item and can be passed on, and trajectories.html, which does."""
 
-from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +27,10 @@ def write_report(folder: Path, against: Path | None = None) -> Path:
     manifest, results = (read_json(folder, name) for name in ("manifest.json", "results.json"))
     attempts = read_records(folder, Attempt).values()
     data = {name: manifest[name] for name in ("config", "facts", "versions")}
-    data |= {"results": results, "spread": _spread(attempts), "comparison": None, "trajectories": None}
+    columns = {name: metrics.values_of(attempts, name) for name in COUNTERS}
+    marks = (0.5, 0.95, 1.0)  # median, 95th percentile and maximum
+    spread = {name: np.quantile(each, marks, method="inverted_cdf").tolist() for name, each in columns.items() if each}
+    data |= {"results": results, "spread": spread, "comparison": None, "trajectories": None}
     if against:
         data["comparison"] = comparison(against, folder)
     if attempts:
@@ -113,10 +115,3 @@ def compare(a: Path, b: Path) -> str:
         *(f"  {name}: {x!r} -> {y!r}" for name, (x, y) in found["changed"].items()),
     ]
     return "\n".join([*lines, f"  page: {b / PAGE}"])
-
-
-def _spread(attempts: Collection[Attempt]) -> dict[str, list[float]]:
-    """Median, 95th percentile and maximum over attempts."""
-    columns = {name: metrics.values_of(attempts, name) for name in COUNTERS}
-    marks = (0.5, 0.95, 1.0)
-    return {name: np.quantile(each, marks, method="inverted_cdf").tolist() for name, each in columns.items() if each}

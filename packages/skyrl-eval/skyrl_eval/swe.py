@@ -72,7 +72,10 @@ def run_tests(
     canaries = swe_guard.canaries(gold, paths_of(gold["test_patch"]), patch) if guarded else {}
     added = "".join(canaries.values())
     script = re.sub(rf"(?m)^.*{START}", lambda found: added + found[0], gold["eval_script"], count=1)
-    done = _run("grade.sh", {"patch.diff": patch, "eval.sh": _recording(script)}, gold.get("seconds"), meta, context)
+    # After the tests it also says how their command ended, as upstream has it.
+    lines = rf"SWEBENCH_TEST_EXIT_CODE=$?\n\g<0>\necho '{EXIT_CODE}': $SWEBENCH_TEST_EXIT_CODE"
+    script = re.sub(rf"(?m)^.*{END}.*", lines, script.strip(), count=1) + "\n"
+    done = _run("grade.sh", {"patch.diff": patch, "eval.sh": script}, gold.get("seconds"), meta, context)
     resolved = not done.timed_out and is_resolved(gold, done.output)
     forged = guarded and resolved and swe_guard.is_forged(gold, canaries, done.output)
     return Tested(resolved and not forged, done.timed_out, done.output, forged)
@@ -103,12 +106,6 @@ def _run(script: str, files: dict[str, str], seconds: Any, meta: Any, context: A
             binds += [(folder / "testbed", "/testbed", True), activate]
         where = {"executor": context.executor, "image": meta["container"]}
         return sandbox.run(("bash", f"/steps/{script}"), binds, seconds=seconds or SECONDS, **where)
-
-
-def _recording(script: str) -> str:
-    """The eval script, which after the tests also says how their command ended, as upstream has it."""
-    lines = rf"SWEBENCH_TEST_EXIT_CODE=$?\n\g<0>\necho '{EXIT_CODE}': $SWEBENCH_TEST_EXIT_CODE"
-    return re.sub(rf"(?m)^.*{END}.*", lines, script.strip(), count=1) + "\n"
 
 
 def is_resolved(instance: Mapping[str, Any], log: str) -> bool:

@@ -111,7 +111,8 @@ def load_samples(
             if options:
                 raise UserError(f"Data source {name!r} is a file, which takes no options; got {', '.join(options)}.")
             parts[label] = _row_samples(name, [Path(name).expanduser()], default_env_class, env_file)
-        elif _is_dataset_id(name):
+        # An env's id of this form ends in a version, as in a/b-v0.
+        elif name.startswith("hf:") or re.fullmatch(r"[\w.-]+/[\w.-]+(@[\w.-]+)?(?<!-v\d)(?<!-v\d\d)", name):
             parts[label] = _row_samples(name, _hub_files(name, **options), default_env_class, env_file)
         else:
             parts[label] = _env_samples(label, name, options, seed, env_file)
@@ -207,11 +208,6 @@ def _env_samples(label: str, name: str, options: dict[str, Any], seed: int, env_
     samples = EnvSamples(label, env_id, options | own, size, seed, env_file)
     _try(label, samples[0])
     return samples
-
-
-def _is_dataset_id(name: str) -> bool:
-    """Whether the name can only be a data set's: an env's id of this form ends in a version, as in a/b-v0."""
-    return name.startswith("hf:") or bool(re.fullmatch(r"[\w.-]+/[\w.-]+(@[\w.-]+)?(?<!-v\d)(?<!-v\d\d)", name))
 
 
 def _hub_files(name: str, split: str = "train", **other: object) -> list[Path]:

@@ -7,7 +7,7 @@ docs/configuration.md and the JSON schema are made from it. A field exists when 
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, PositiveFloat, field_validator, model_validator
 from pydantic.fields import FieldInfo
 
 from skyrl_trainer.files import local_folder
@@ -79,8 +79,8 @@ class Warmstart(Section):
     """Share of the expert's episodes that greedy decoding would repeat word for word, above which cloning stops."""
     epochs: float = Field(default=8.0, gt=0)
     """Passes over the demonstrations, at most."""
-    learning_rate: float = Field(default=1e-3, gt=0)
-    """AdamW's."""
+    optimizer: dict[Literal["adamw", "muon"], PositiveFloat] = Field({"adamw": 1e-3}, min_length=1, max_length=1)
+    """Its name and learning rate; `muon` is for long episodes."""
     batch_size: int = Field(default=32, gt=0)
     """Demonstrations per optimizer step."""
 

@@ -164,6 +164,8 @@ def test_the_last_override_wins_and_an_override_beats_the_recipe(tmp_path: Path)
         (["lora={quantization: nf4}"], {"lora.rank": 32, "lora.quantization": "nf4"}),
         (["lora={rank: 16}", "lora={}"], {"lora.rank": 0}),
         (["warmstart={num_demonstrations: 5}"], {"warmstart.num_demonstrations": 5, "warmstart.epochs": 8.0}),
+        (["warmstart.optimizer={muon: 1.0e-3}"], {"warmstart.optimizer": {"muon": 0.001}}),
+        (["warmstart={learning_rate: 2.0e-3}"], {"warmstart.optimizer": {"adamw": 0.002}}),  # an earlier run's
         (["tiny.config_kwargs.hidden_size=64"], {"tiny.config_kwargs": {"hidden_size": 64}}),
         (
             ["tiny_kwargs={vocab_size: 1024, induction: true}", "tiny_kwargs.spaces=after"],

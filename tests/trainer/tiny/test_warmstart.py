@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import random
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from skyrl_trainer.cli import main
 from skyrl_trainer.data import load_samples
 from skyrl_trainer.errors import UserError
 from skyrl_trainer.learner.sft import LIKELY
-from skyrl_trainer.settings import TinyConfig, Warmstart
-from skyrl_trainer.tiny.clone import STEPS_PER_LOOK, clone
+from skyrl_trainer.settings import Config, TinyConfig, Warmstart
+from skyrl_trainer.tiny.clone import STEPS_PER_LOOK, WARMUP_STEPS, MuonLearner, beginnings, clone
 from skyrl_trainer.tiny.demonstrations import conversation_texts
 from skyrl_trainer.tiny.init_policy import init_policy
 
@@ -30,7 +32,7 @@ def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def words(policy: Path, out: Path, *more: str) -> list[str]:
     settings = [f"data.train_data={SPEC}", f"trainer.policy.model.path={policy}"]
-    cloning = {"num_demonstrations": 64, "epochs": 20, "batch_size": 32, "learning_rate": 3e-3}
+    cloning = {"num_demonstrations": 64, "epochs": 20, "batch_size": 32, "optimizer": "{adamw: 3.0e-3}"}
     settings += [f"trainer.policy.model.warmstart.{name}={value}" for name, value in cloning.items()]
     return ["warmstart", str(out), *settings, *more]
 
@@ -56,6 +58,54 @@ def test_cloning_stops_when_it_repeats_enough_episodes_and_when_its_time_is_up(p
     assert (match, steps % STEPS_PER_LOOK) == (1.0, 0) and steps < 200
     assert loss < 2 * -LIKELY, "two tokens, each more likely than not"
     assert clone(str(policy), tmp_path / "b", talk, options, seed=0, seconds=0)[0] == STEPS_PER_LOOK
+
+
+def test_with_muon_the_first_pass_shows_beginnings_alone(policy: Path, tmp_path: Path) -> None:
+    """The second answers are digits by chance, of some 2 nats a digit: whoever is shown them has a loss of that."""
+    rng, talks = random.Random(0), []
+    for number in range(180):
+        said = zip(["user", "assistant"] * 2, ["1 + 1?", "2", "and now?", str(rng.randrange(10**8))], strict=True)
+        talks.append([{"role": role, "content": text} for role, text in said][: 2 if number % 5 < 2 else 4])
+    assert beginnings(talks) == [talk[:2] for talk in talks]
+    options = Warmstart(epochs=1, batch_size=2, optimizer={"muon": 1e-3}, target_exact_match=1)
+    assert clone(str(policy), tmp_path / "a", talks, options, seed=0, seconds=60)[1] < 0.5
+    assert clone(str(policy), tmp_path / "b", talks, options.model_copy(update={"epochs": 1.5}), 0, 60)[1] > 1.0
+    options = options.model_copy(update={"optimizer": {"adamw": 1e-3}})
+    assert clone(str(policy), tmp_path / "c", talks, options, seed=0, seconds=60)[1] > 1.0
+
+
+def test_muon_learns_matrices_adamw_the_rest_and_the_rates_end_at_zero(policy: Path, tmp_path: Path) -> None:
+    """Two steps as torch's two optimizers take them, each on copies of its own weights."""
+    learner = MuonLearner(Config(), str(policy), total_optimizer_steps=90)
+    named = dict(learner.model.named_parameters())
+    copies = {name: weight.detach().clone().requires_grad_() for name, weight in named.items()}
+    matrices = [weight for name, weight in copies.items() if "_proj" in name]
+    others = [weight for name, weight in copies.items() if "_proj" not in name]
+    muon = torch.optim.Muon(matrices, weight_decay=0.0, adjust_lr_fn="match_rms_adamw")
+    adamw = torch.optim.AdamW(others)
+    rates = []
+    for step in range(90):
+        for name, weight in named.items():
+            weight.grad = torch.randn(weight.shape, generator=torch.Generator().manual_seed(step))
+            copies[name].grad = weight.grad.clone()
+        rates.append(learner.step())
+        if step < 2:
+            muon.param_groups[0]["lr"], adamw.param_groups[0]["lr"] = 2 * rates[-1], rates[-1]
+            muon.step()
+            adamw.step()
+            assert all(torch.allclose(named[name], copies[name], rtol=1e-4, atol=1e-8) for name in named)
+            assert all(weight.grad is None for weight in named.values())
+    peak = Config().trainer.learning_rate
+    assert rates[0] == peak / WARMUP_STEPS and rates[30] == rates[60] == peak and rates[-1] == pytest.approx(peak / 30)
+
+
+def test_a_clone_by_muon_is_the_same_again(policy: Path, tmp_path: Path) -> None:
+    talks = [[{"role": "user", "content": "1 + 1?"}, {"role": "assistant", "content": "2"}]] * 8
+    options = Warmstart(epochs=200, batch_size=8, optimizer={"muon": 1e-3}, target_exact_match=0.99)
+    results = [clone(str(policy), tmp_path / name, talks, options, seed=0, seconds=60) for name in "ab"]
+    assert results[0] == results[1] and results[0][2] == 1.0
+    a, b = (tmp_path / name / "model.safetensors" for name in "ab")
+    assert a.read_bytes() == b.read_bytes()
 
 
 def test_bad_input_is_one_sentence(policy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,8 +1,7 @@
 """reasoning-gym's data sets as environments of one turn; needs the extra `reasoning-gym`.
 
-Each data set is registered under its own name, by the import that such a name brings about:
-`gymnasium.make("skyrl_gym.adapters.reasoning_gym:leg_counting")`, or as a source of tasks, for a run,
-"skyrl_gym.adapters.reasoning_gym:leg_counting?split=val&size=500". The reward is its own `score_answer`, from 0 to 1.
+Each data set has its own name: `gymnasium.make("skyrl_gym.adapters.reasoning_gym:leg_counting")`, or as a run's source
+of tasks "skyrl_gym.adapters.reasoning_gym:leg_counting?split=val&size=500". The reward is its `score_answer`, 0 to 1.
 """
 
 import json

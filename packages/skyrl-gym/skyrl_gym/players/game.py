@@ -65,9 +65,6 @@ class Game:
         forms = {move: rf"(?<![a-z0-9]){re.escape(self.spelled(move).lower())}$" for move in self.legal()}
         return next((move for move, form in forms.items() if re.search(form, end)), ILLEGAL)
 
-    def gave_up(self) -> str:
-        return "对方认输。" if self.lang == "zh" else "The other gives up."
-
     def spelled(self, move: str) -> str:
         """A move as the roles write it."""
         return move
@@ -123,7 +120,8 @@ class Game:
         """What the role reads before its next move: the opening or how its last one was answered, and the table."""
         told = [] if agent in map(self.mover, range(len(self.moves))) else [self.opening(agent)]
         if self.moves and self.mover(len(self.moves) - 1) != agent:
-            told.append(self.gave_up() if self.moves[-1] == ILLEGAL else self.news(len(self.moves) - 1, agent))
+            gave_up = "对方认输。" if self.lang == "zh" else "The other gives up."
+            told.append(gave_up if self.moves[-1] == ILLEGAL else self.news(len(self.moves) - 1, agent))
         return " ".join([*told, self.table(agent)])
 
     def last(self, observe: bool = True) -> tuple[str | None, float, bool, bool, dict[str, Any]]:

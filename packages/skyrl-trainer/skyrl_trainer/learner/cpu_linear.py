@@ -1,7 +1,7 @@
 """Linear layers on a CPU through oneDNN instead of the BLAS that torch was built with.
 
 torch's float32 `F.linear` goes to MKL, which keeps to AVX2 on CPUs of other makers; oneDNN, which torch ships too, uses
-whatever the CPU has: 2.4 times the speed on an AVX-512 machine (`benchmarks/learner.py`). Both are float32.
+whatever the CPU has: 2.4 times the speed on an AVX-512 machine (`benchmarks/learner.py`).
 """
 
 from functools import partial

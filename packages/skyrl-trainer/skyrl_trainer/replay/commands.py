@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from skyrl_trainer.algorithms.rewards import completion
-from skyrl_trainer.config import Config, load_config
+from skyrl_trainer.config import load_config
 from skyrl_trainer.errors import UserError
 from skyrl_trainer.replay.player import Player, compare
 from skyrl_trainer.rollout.stored import open_store
@@ -17,7 +17,8 @@ from skyrl_trainer.types import Trajectory
 
 def run(args: argparse.Namespace) -> int:
     """Exit code 0 where every episode was identical to its record, 1 otherwise."""
-    config, total, same = run_config(args.run), 0, 0
+    files = [path for path in (args.run / "config.yaml", args.run.parent / "config.yaml") if path.is_file()]
+    config, total, same = load_config(str(files[0]) if files else None, []), 0, 0
     with Player(config.environment.step_timeout) as player:
         for step, trajectories in stored(args.run, args.step, args.index):
             found = 0
@@ -37,11 +38,6 @@ def run(args: argparse.Namespace) -> int:
         for step, trajectories in stored(args.run, args.step, args.index):
             print(f"step {step}, scored by {args.recompute}:", *report(trajectories, scorer, tokenizer), sep="\n")
     return int(same < total)
-
-
-def run_config(run: Path) -> Config:
-    files = [path for path in (run / "config.yaml", run.parent / "config.yaml") if path.is_file()]
-    return load_config(str(files[0]) if files else None, [])
 
 
 def stored(run: Path, step: int | None, index: str = "all") -> Iterator[tuple[int, list[Trajectory]]]:

@@ -1,6 +1,5 @@
 """Rollouts on a cluster (`ray.address`), whose nodes come and go: EnvWorkers are spread over them, and each
-RolloutWorker is beside its engine. run/cluster.py says when something has changed.
-"""
+RolloutWorker is beside its engine."""
 
 import itertools
 import time

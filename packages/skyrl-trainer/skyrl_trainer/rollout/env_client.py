@@ -10,8 +10,6 @@ the record) and goes on. Where, and when it fails instead:
     the whole EnvWorker (killed, out of reach)                    the same, on whichever EnvWorker is there
     the episode's own process, or its EnvWorker under it          it fails
     the EnvWorker's node, or it had to leave a crowded one        begin again on another, as often as that happens
-
-So an env is not blamed for a death that it was only near to: by itself, it lives.
 """
 
 import asyncio

@@ -125,7 +125,7 @@ class Episode:
                 return self.stop(StopReason.LENGTH if cut else over)
             if number + 1 == self.settings.max_turns:
                 return self.stop(StopReason.LENGTH if cut else StopReason.MAX_TURNS)
-            if self._too_long(reply.observation) or self._sampled_all():
+            if self._is_full(reply.observation):
                 return self.stop(StopReason.LENGTH)
             new_ids, new_segment = memory.advance(self.trajectory.turns)
             if len(memory.context) >= self.settings.max_model_len:
@@ -137,7 +137,7 @@ class Episode:
         if self.settings.agent.tools == "template" and reply.info.get("tools"):
             tools, instructions = reply.info["tools"], reply.info.get("instructions_without_tools", instructions)
         self.trajectory.prompt = first_messages(instructions, reply.observation)
-        if self._too_long(instructions + reply.observation):
+        if self._is_full(instructions + reply.observation):
             return Memory(self.prompt, self.settings.agent, [0] * self.settings.max_model_len)
         if "messages" in (reply.info.get("request") or ()):
             from skyrl_trainer.agent.conversation import Conversation
@@ -145,12 +145,10 @@ class Episode:
             return Conversation(self.prompt, reply.info["request"])
         return Memory(self.prompt, self.settings.agent, self.prompt.first(instructions, reply.observation, tools))
 
-    def _too_long(self, text: str) -> bool:
-        return len(text) > min(LONGEST_TEXT, LONGEST_TOKEN * self.settings.max_model_len)
-
-    def _sampled_all(self) -> bool:
+    def _is_full(self, text: str) -> bool:
+        too_long = len(text) > min(LONGEST_TEXT, LONGEST_TOKEN * self.settings.max_model_len)
         budget = self.settings.agent.max_episode_tokens
-        return budget is not None and self.trajectory.num_output_tokens >= budget
+        return too_long or (budget is not None and self.trajectory.num_output_tokens >= budget)
 
     async def _take_slot(self) -> None:
         """Waiting for a place in the engine is the rollout's business, so the episode's clock stands still."""

@@ -3,7 +3,7 @@
 A group is the tries of one task; groups are numbered as they are drawn. While the engines hold version v of the weights
 there may be `(v + max_staleness + 1) * size` of them in all, and batches take the oldest: fewer than
 `(max_staleness + 1) * size` stand before one that is drawn, so that at most `max_staleness` updates are made before it
-is learned from. Nothing is thrown away.
+is learned from.
 """
 
 from collections import Counter

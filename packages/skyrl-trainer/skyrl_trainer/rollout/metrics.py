@@ -18,8 +18,7 @@ UNKNOWN = "unknown"
 
 def rollout_metrics(batch: RolloutBatch) -> StepMetrics:
     """Figures of a batch (docs/metrics.md): means over the episodes that did not fail; `success` counts failed ones
-    as unsolved. Example: {"success": 0.5, "turns/mean": 3.0, "tools/search/calls": 1.5, "stop/terminated": 4.0, ...}
-    """
+    as unsolved. Example: {"success": 0.5, "turns/mean": 3.0, "tools/search/calls": 1.5, "stop/terminated": 4.0, ...}"""
     everyone = batch.trajectories
     alive = _alive(everyone)
     lengths = [trajectory.num_output_tokens for trajectory in alive]

@@ -1,7 +1,6 @@
 """OpenTelemetry spans, with OTEL_EXPORTER_OTLP_ENDPOINT: `episode`; in it `reset`, `turn`; in that `generate`, `step`.
 
-Each RolloutWorker sends its own to that endpoint, over HTTP, in batches and from a thread. The SDK's other variables
-count as well: OTEL_TRACES_SAMPLER and OTEL_TRACES_SAMPLER_ARG for a share of the episodes, OTEL_SERVICE_NAME.
+Each RolloutWorker sends its own to that endpoint, over HTTP, in batches and from a thread; docs/observability.md.
 """
 
 import os

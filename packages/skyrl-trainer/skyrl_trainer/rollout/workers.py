@@ -33,8 +33,7 @@ class Workers:
 
     def __init__(self, config: Config, engines: list[Any], tokenizer_path: str) -> None:
         """`engines`: handles of actors with protocols.InferenceEngine's methods, made `ready` by the caller, or
-        `Endpoint`s; `tokenizer_path` is "" where those take messages. Does not wait for the processes.
-        """
+        `Endpoint`s; `tokenizer_path` is "" where those take messages. Does not wait for the processes."""
         self._config = config
         self._engines = engines
         self.watch: Callable[[], object] = lambda: None

@@ -2,8 +2,8 @@
 
 All of a run's processes put their temporary files, Ray's session among them, into one folder. A small process, the
 guardian, waits until the driver is gone, kills whatever names the folder in its environment or writes to a file there
-(Ray's agents overwrite their environment), and removes it. It holds the folder's lock: where it was killed, too, the
-next start finds the folder without one, and removes it.
+(Ray's agents overwrite their environment), and removes it. It holds the folder's lock: where it was killed, the
+next start removes the folder.
 """
 
 import fcntl

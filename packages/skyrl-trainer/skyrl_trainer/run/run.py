@@ -135,7 +135,9 @@ class Run:
         self.processes.wait_for_engines()
         self.sync = self._weight_sync()
         self.stack.callback(self.sync.close)
-        self.canary = Canary(engines, self._canary_prompt(), TOLERANCE[trainer.policy.model.dtype])
+        length = min(CANARY_TOKENS, config.generator.max_model_len - 1)
+        ids = self.learner.tokenizer.encode(CANARY_TEXT * length, add_special_tokens=False)
+        self.canary = Canary(engines, list(ids[:length]), TOLERANCE[trainer.policy.model.dtype])
         self.sync.away = self.canary.away = self.processes.watch.away
         self.processes.watch.restore = self._restore
         self.tries.rollouts = self.replayed or self.processes.rollouts
@@ -240,8 +242,3 @@ class Run:
         from skyrl_trainer.report.html import write_report
 
         write_report([self.folder.path], self.folder.path / "report.html")
-
-    def _canary_prompt(self) -> list[int]:
-        """A fixed sequence, longer than two blocks of the engine's prefix cache."""
-        wanted = min(CANARY_TOKENS, self.config.generator.max_model_len - 1)
-        return list(self.learner.tokenizer.encode(CANARY_TEXT * wanted, add_special_tokens=False)[:wanted])

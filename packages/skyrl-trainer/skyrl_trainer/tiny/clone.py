@@ -1,14 +1,14 @@
 """Behaviour cloning of an env's expert, so that reinforcement learning has a start: `skyrl-trainer warmstart`.
 
 Cloning stops when greedy decoding would repeat more than `target_exact_match` of the expert's episodes. The loss does
-not tell: at 0.07 nats per token one seed's clone of tool_use solved half of the held-out tasks, another's one in
-thirteen.
+not tell: at 0.07 nats per token one clone of tool_use solved half of its tasks, another one in thirteen.
 """
 
 import math
 import time
 from collections import deque
 from collections.abc import Sequence
+from itertools import chain
 from pathlib import Path
 from statistics import mean
 
@@ -26,7 +26,7 @@ from skyrl_trainer.tiny.init_policy import refuse_used
 from skyrl_trainer.types import StepMetrics
 
 STEPS_PER_LOOK = 10
-"""Optimizer steps whose demonstrations say how much the clone knows: they were new to it in its first pass."""
+"""Optimizer steps whose demonstrations say how much the clone knows."""
 WARMUP_STEPS = 20
 MICRO_BATCH_TOKENS = 4096
 """Larger tensors cost more time in the C library."""
@@ -49,8 +49,8 @@ def warmstart(config: Config, out: Path, seconds: float = math.inf) -> str:
 def clone(
     policy: str, out: Path, conversations: Sequence[Conversation], options: Warmstart, seed: int, seconds: float
 ) -> tuple[int, float, float]:
-    """Writes the clone into `out`, a new folder. Returns the steps made, and at the end the loss in nats per token of
-    the expert and the share of episodes that greedy decoding would repeat."""
+    """Writes the clone into `out`, a new folder. Returns the steps made, and at the end the loss in nats per token and
+    the share of episodes that greedy decoding would repeat."""
     if not conversations:
         raise UserError("There are no demonstrations to clone: set warmstart.num_demonstrations to 1 or more.")
     refuse_used(out)
@@ -59,22 +59,56 @@ def clone(
         # Batches of a tiny model gain little from more threads, lose much on a busy machine, and change bytes by them.
         torch.set_num_threads(1)
     steps = max(1, round(options.epochs * len(conversations) / options.batch_size))
+    ((optimizer, rate),) = options.optimizer.items()
     settings = {
-        "learning_rate": options.learning_rate,
+        "learning_rate": rate,
         "warmup_steps": min(WARMUP_STEPS, steps // 10),
         "micro_batch_tokens": MICRO_BATCH_TOKENS,
         "placement": {"policy_num_gpus_per_node": int(torch.cuda.is_available())},
     }
     config = Config.model_validate({"trainer": settings})
-    rows = make_rows(load_chat_prompt(policy), [Chat(f"episode {i}", talk) for i, talk in enumerate(conversations)])
-    learner = Learner(config, policy, steps)
+    short = beginnings(conversations) if optimizer == "muon" else []
+    chats = [[Chat(f"episode {i}", talk) for i, talk in enumerate(talks)] for talks in (short, conversations)]
+    early, rows = (make_rows(load_chat_prompt(policy), each) for each in chats)
+    learner = {"adamw": Learner, "muon": MuonLearner}[optimizer](config, policy, steps)
     trainer = SFTTrainer(config).start(learner)
     latest = deque[StepMetrics](maxlen=STEPS_PER_LOOK)
-    for metrics in fit(trainer.update, rows, options.batch_size, steps, seed):
+    first = min(steps, len(early) // options.batch_size)
+    passes = ((early, first), (rows, steps - first))
+    lessons = (fit(trainer.update, part, options.batch_size, number, seed) for part, number in passes)
+    for metrics in chain(*lessons):
         latest.append(metrics)
-        match = mean(one["exact_match"] for one in latest)
-        enough = match > options.target_exact_match or time.monotonic() > deadline
-        if enough and metrics["step"] % STEPS_PER_LOOK == 0:
+        done, match = learner.optimizer_steps, mean(one["exact_match"] for one in latest)
+        knows = match > options.target_exact_match and done > first
+        if (knows or time.monotonic() > deadline) and done % STEPS_PER_LOOK == 0:
             break
     learner.save_pretrained(out)
-    return int(metrics["step"]), mean(one["loss"] for one in latest), match
+    return learner.optimizer_steps, mean(one["loss"] for one in latest), match
+
+
+def beginnings(talks: Sequence[Conversation]) -> list[Conversation]:
+    """Of each as many turns as the shortest third of them has, for a first pass."""
+    ends = [[i for i, each in enumerate(talk, start=1) if each["role"] == "assistant"] for talk in talks]
+    turns = sorted(map(len, ends))[len(ends) // 3]
+    return [talk[: end[:turns][-1]] for talk, end in zip(talks, ends, strict=True)]
+
+
+class MuonLearner(Learner):
+    """The layers' matrices learn by Muon (Jordan et al. 2024), scaled to AdamW's updates (Liu et al. 2025, section 2.2)
+    and at twice its rate, all else by AdamW. The rates fall to 0 in the last third of the steps."""
+
+    def make_optimizer(self, parts: list[list[torch.nn.Parameter]], learning_rate: float, total_steps: int) -> None:
+        mine = [p for p in self.model.base_model.layers.parameters() if p.ndim == 2]
+        self.muon = torch.optim.Muon(mine, learning_rate, weight_decay=0.0, adjust_lr_fn="match_rms_adamw")
+        others = [[p for p in part if p not in {*mine}] for part in parts]
+        super().make_optimizer(others, learning_rate, total_steps)
+        self.parts = parts
+        self.scheduler = torch.optim.lr_scheduler.LambdaLR(
+            self.optimizer, lambda step: min((step + 1) / WARMUP_STEPS, 1.0, 3.0 - 3.0 * step / total_steps)
+        )
+
+    def step(self) -> float:
+        self.muon.param_groups[0]["lr"] = 2.0 * self.scheduler.get_last_lr()[0]
+        self.muon.step()
+        self.muon.zero_grad()
+        return super().step()

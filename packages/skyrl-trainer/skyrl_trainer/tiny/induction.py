@@ -10,8 +10,6 @@ With x_t the embedding at place t, R a random rotation and P a projection onto h
               h_t = x_t + R x_{t-1} + R^2 x_{t-2} + ...            (the last few tokens, told apart by R)
     layer 1   query A h_t and key A R^-1 h_j, the same where x_{j-1} x_{j-2} ... equal x_t x_{t-1} ...: each head finds
               the place after the longest repetition of the last tokens, and adds x_j, which the tied head reads out
-
-The rotary embedding's fast dimensions look back by a number of places, its slow ones find text anywhere.
 """
 
 from typing import TYPE_CHECKING

@@ -1,6 +1,5 @@
 """Weight sync to other machines: one actor on each writes the bytes, out of Ray's object store, into a flat buffer of
-its own, from which all engines there load. So a node gets the weights once, however many engines it has.
-"""
+its own, from which all engines there load. So a node gets the weights once, however many engines it has."""
 
 from typing import Any
 

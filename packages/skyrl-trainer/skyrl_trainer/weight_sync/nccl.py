@@ -1,8 +1,8 @@
 """Weight sync between GPUs: NCCL broadcasts from the learner's GPU to every worker of every vLLM engine.
 
 The learner (of several, number 0) is rank 0 of a group of its own; the workers of engine i follow at
-1 + i * tensor_parallel. vLLM's own functions pack tensors into buckets. The checksum (digest.py) is of what the learner
-sends, and of what each worker received. NCCL waits for ever, so both sides are watched for a first failure.
+1 + i * tensor_parallel. The checksum (digest.py) is of what the learner sends, and of what each worker received. NCCL
+waits for ever, so both sides are watched for a first failure.
 """
 
 import socket

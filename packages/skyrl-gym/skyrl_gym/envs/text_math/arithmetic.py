@@ -4,7 +4,6 @@ Every difficulty is a finite list of distinct problems. Two hashes (of our own, 
 - the split, by a hash of the problem in canonical form, in which factors and summands are sorted: "47 + 38" and
   "38 + 47" lie in one split, in every difficulty and language;
 - the order within a split, by a hash of the problem as it is written.
-A list is built with numpy on first use and kept: half a second for the 1.2 million problems of difficulty 4, else less.
 """
 
 from bisect import bisect_right

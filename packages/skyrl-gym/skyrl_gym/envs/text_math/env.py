@@ -2,7 +2,7 @@ r"""text_math: one question with one exact answer, in one step. Families: arithm
 
 The answer is the last complete `\boxed{...}` or `<answer>...</answer>` of the action (skyrl_gym.parsing), read as
 skyrl_gym.answers says. The reward is 0.1 for an answer of the right kind (`format`: a number, a word, a list or a set)
-and 1.0 for the right one (`correct`). The episode ends after the step, whatever the answer.
+and 1.0 for the right one (`correct`).
 """
 
 from __future__ import annotations

@@ -141,6 +141,9 @@ class WebShopLiteEnv(TextEnv):
     def set_env_state(self, state: dict[str, Any]) -> None:
         self._shop, self._opened = load(self._path, self.options["lang"]), list(state["opened"])
         self._thought, self._haste = bool(state["thought"]), list(state["haste"])
+        goal = self.task.ground_truth
+        self._asked: list[str] = [] if self._haste[0] else goal["attributes"]
+        self._wanted: dict[str, str] = {} if self._haste[1] else goal["options"]
         self._show(View(**state["view"] | {"options": tuple(map(tuple, state["view"]["options"]))}))
 
     def _show(self, view: View) -> None:
@@ -204,7 +207,7 @@ class WebShopLiteEnv(TextEnv):
             found = self._shop.search(self.task.text[:1000].lower())[:10]
             return f"search[{self.task.text if any(map(self._meets, found)) else asked.name}]"
         if view.page == "item" and self._may_be(view.asin):
-            wanted, offered = self._wanted(), self._shop.products[view.asin].options
+            wanted, offered = self._wanted, self._shop.products[view.asin].options
             unread = [page for page in self._telling() if f"{view.asin} {page}" not in self._opened]
             missing = [v for g, v in wanted.items() if v in offered.get(g, ()) and (g, v) not in view.options]
             return f"click[{[*(ui[page] for page in unread), *missing, ui['buy']][0]}]"
@@ -235,8 +238,8 @@ class WebShopLiteEnv(TextEnv):
             return [f"{code} {'yes' if could else 'no'}" for code, could in found.items()]
         if self._path or page == "item":
             return []
-        products, options = self._shop.products, self._wanted().items()
-        asked = [name for name in self._asked() if name in told]
+        products, options = self._shop.products, self._wanted.items()
+        asked = [name for name in self._asked if name in told]
         if page == "search":
             known = [value for group, value in options if group not in told]
             return [products[goal["asin"]].name.lower(), *asked, *known]
@@ -245,17 +248,10 @@ class WebShopLiteEnv(TextEnv):
         verdicts = [f"{name}: {'yes' if name in asked else 'no'}" for name in read]
         return verdicts + [value for group, value in options if told.get(group) == page]
 
-    def _wanted(self) -> dict[str, str]:
-        options: dict[str, str] = {} if self._haste[1] else self.task.ground_truth["options"]
-        return options
-
-    def _asked(self) -> list[str]:
-        return [] if self._haste[0] else self.task.ground_truth["attributes"]
-
     def _telling(self) -> list[str]:
         """The pages of a product that the expert reads before it buys."""
         told = {} if self._path else pages(self.options["lang"])
-        asked = {told.get(name) for name in [*self._wanted(), *self._asked()]}
+        asked = {told.get(name) for name in [*self._wanted, *self._asked]}
         return [page for page in ("description", "features", "reviews") if page in asked]
 
     def _may_be(self, asin: str) -> bool:
@@ -267,7 +263,7 @@ class WebShopLiteEnv(TextEnv):
         if product.name != products[goal["asin"]].name or product.price > goal["price_upper"]:
             return False
         read = [name for name in goal["attributes"] if f"{asin} {told.get(name)}" in opened]
-        offered = asin not in opened or all(v in product.options.get(g, ()) for g, v in self._wanted().items())
+        offered = asin not in opened or all(v in product.options.get(g, ()) for g, v in self._wanted.items())
         return offered and all(has_attribute(product, name, True) for name in read)
 
     def _meets(self, asin: str) -> bool:

@@ -3,7 +3,7 @@
 40 kinds of products, each for ten tags such as "seaside": a cluster of six products with one title. Goals are made from
 four of them, which offer the same options and which no price limit divides: only their pages tell them apart. The other
 two are like one of the four, but one lacks the options that are asked for, and one is above the limit. All goals of a
-cluster are in one split. Every draw is of a pair [English, Chinese] of words.json, from one generator.
+cluster are in one split.
 """
 
 import random
