@@ -357,17 +357,26 @@ def test_a_malformed_catalog_names_file_row_and_field(tmp_path, change, message)
 
 
 @LANGS
-def test_numbered_results_are_the_same_shop_without_codes(lang):
-    env, plain = make(lang=lang, codes="numbered"), make(lang=lang)
+def test_numbered_results_are_the_same_shop_without_codes_in_an_order_of_the_episodes_own(lang):
+    env, plain, ui, moved = make(lang=lang, codes="numbered"), make(lang=lang), load(None, lang).ui, 0
     for seed in range(5):
-        texts = []
+        shown = []
         for one in (env, plain):
             one.reset(seed=seed)
-            texts.append(one.step(one.unwrapped.expert_action())[0])
-        results = re.split(CODE, texts[1])
-        assert texts[0] == results[0] + "".join(f"{n}{text}" for n, text in enumerate(results[1:], 1))
-        numbered, coded = (one.step(one.unwrapped.expert_action())[0] for one in (env, plain))
-        assert numbered == coded and finish(env)[0] == 1.0
+            texts = one.step(one.unwrapped.expert_action())[0].split(" [SEP] ")
+            shown.append(texts[texts.index(ui["next"]) + 1 :])
+        numbered, coded = shown
+        assert numbered[::3] == [str(number) for number in range(1, 11)] and all(
+            re.fullmatch(CODE, code) for code in coded[::3]
+        )
+        title = numbered[1]  # of six products
+        assert numbered[1:18:3] == coded[1:18:3] == [title] * 6
+        assert sorted(numbered[2:18:3]) == sorted(coded[2:18:3])
+        moved += numbered[2:18:3] != coded[2:18:3]
+        env.step(f"click[{ui['next']}]")
+        again = env.step(f"click[{ui['prev']}]")[0].split(" [SEP] ")
+        assert again[-30:] == numbered and finish(env)[0] == 1.0
+    assert moved > 0
 
 
 @LANGS
@@ -381,9 +390,9 @@ def test_pages_go_without_the_instruction(lang):
 
 
 @LANGS
-def test_an_expert_that_thinks_says_what_it_wants_which_results_could_be_it_and_what_it_reads(lang):
+def test_an_expert_that_thinks_says_what_it_wants_and_what_it_reads(lang):
     env = make(lang=lang, thoughts="on")
-    no = read = 0
+    yes = no = 0
     for seed in range(20):
         env.reset(seed=seed)
         goal, info, done = env.unwrapped.task.ground_truth, {"page": "search"}, False
@@ -396,17 +405,12 @@ def test_an_expert_that_thinks_says_what_it_wants_which_results_could_be_it_and_
             assert not done and reward == 0.0 and env.unwrapped.expert_action() != action
             if page == "search":
                 assert all(value in action for value in goal["options"].values())
-            elif page == "results":
-                named = re.findall(rf"({CODE}) (no|yes)", action)
-                assert named[-1][1] == "yes"
-                assert [code.lower() for code, _ in named] == info["clickables"][2 : len(named) + 2]
-                first = next(code for code, verdict in named if verdict == "yes")
-                assert env.unwrapped.expert_action() == f"click[{first}]"
-                no += sum(verdict == "no" for _, verdict in named)
-            else:
-                read += action.endswith(": no]")
+                continue
+            wanted, read, verdict = re.fullmatch(r"think\[(.+)\? (.+) (yes|no)\]", action).groups()
+            assert wanted in goal["attributes"] and (verdict == "yes") == (wanted == read)
+            yes, no = yes + (verdict == "yes"), no + (verdict == "no")
         assert reward == 1.0
-    assert no > 0 and read > 0
+    assert yes == 20 and no > 0
     env = make(lang=lang)
     env.reset(seed=0)
     assert not env.step("think[hm]")[-1]["valid_action"] and "think" not in env.reset(seed=0)[1]["instructions"]

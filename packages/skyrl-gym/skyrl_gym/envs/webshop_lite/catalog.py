@@ -75,7 +75,7 @@ class Catalog:
                 found = _goals(row, product, f"{source} row {number}", self.ui)
                 goals.append((found, row["split"] if path is None else None))
         self.goals, self._asins = _split([each for each in goals if each[0]]), list(self.products)
-        self.search = lru_cache(maxsize=1 << 13)(self._search)
+        self._hits = lru_cache(maxsize=1 << 13)(self._search)
 
     def __reduce__(self) -> Any:
         return load, (self.path, self.lang)  # a copy is this one, and a pickle does not hold the products
@@ -84,6 +84,14 @@ class Catalog:
     def _index(self) -> BM25:
         texts = ([p.name, *p.description, *p.features[:1], *p.group_of] for p in self.products.values())
         return BM25([" ".join(text) for text in texts])
+
+    def search(self, keywords: str, order: int | None = None) -> list[str]:
+        """Asins; a number orders those of one title."""
+        hits, rng = self._hits(keywords), random.Random(order)
+        if order is None:
+            return hits
+        names = [self.products[asin].name for asin in hits]
+        return sorted(hits, key=lambda asin: (names.index(self.products[asin].name), rng.random()))
 
     def _search(self, keywords: str) -> list[str]:
         """The asins of at most 50 products, best first; of a longer query the first 1,000 characters count."""

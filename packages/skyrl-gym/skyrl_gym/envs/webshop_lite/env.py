@@ -29,7 +29,7 @@ class View(NamedTuple):
 
 @lru_cache(maxsize=1 << 12)
 def render(
-    catalog: Catalog, view: View, rich: bool, opened: tuple[str, ...], numbered: bool
+    catalog: Catalog, view: View, rich: bool, opened: tuple[str, ...], order: int | None
 ) -> tuple[str, dict[str, View]]:
     """A view's text, plain or with buttons marked, and where each text leads that can be clicked.
 
@@ -46,14 +46,14 @@ def render(
         return ui[view.page], clicks
     button(ui["back"], View())
     if view.page == "results":
-        found = catalog.search(view.keywords)
+        found = catalog.search(view.keywords, order)
         lines.append(ui["page"].format(view.number, len(found)))
         if view.number > 1:
             button(ui["prev"], view._replace(number=view.number - 1))
         button(ui["next"], view._replace(number=view.number + 1))
         for place, asin in enumerate(found[10 * view.number - 10 : 10 * view.number], 10 * view.number - 9):
             product = catalog.products[asin]
-            button(f"{place}" if numbered else asin, view._replace(page="item", asin=asin), asin in opened)
+            button(asin if order is None else f"{place}", view._replace(page="item", asin=asin), asin in opened)
             lines += [product.name, product.price_tag]
     elif view.page == "item":
         product = catalog.products[view.asin]
@@ -84,8 +84,8 @@ def parse_action(action: str) -> tuple[str, str]:
 
 class WebShopLiteEnv(TextEnv):
     """Option `matching` is as published or by exact values; `observation` is joined by [SEP], has marked buttons, or
-    ("page") says the instruction on the search page alone. With `codes` "numbered" results are clicked by number:
-    asins that pay could be learned by heart. With `thoughts` "on" `think[words]` is an action too, as in ReAct, and the
+    ("page") says the instruction on the search page alone. With `codes` "numbered" results have numbers, those of one
+    title in an order of the episode's own. With `thoughts` "on" `think[words]` is an action, as in ReAct, and the
     expert thinks. An `expert` that is "hasty" takes the first result that could be it, unread, in half of its episodes,
     and in a third of them no options.
 
@@ -130,17 +130,21 @@ class WebShopLiteEnv(TextEnv):
     def begin(self, task: Task) -> str:
         hasty = self.options["expert"] == "hasty"
         haste = (self.np_random.integers(6, size=2) < (3, 2)).tolist() if hasty else [False, False]
-        self.set_env_state({"view": View()._asdict(), "opened": [], "thought": False, "haste": haste})
+        order = int(self.np_random.integers(1 << 31)) if self.options["codes"] == "numbered" else None
+        state = {"view": View()._asdict(), "opened": [], "thought": False, "haste": haste, "order": order}
+        self.set_env_state(state)
         return self._text
 
     def get_env_state(self) -> dict[str, Any]:
         options = [list(pair) for pair in self._view.options]
         view = self._view._asdict() | {"options": options}
-        return {"view": view, "opened": self._opened, "thought": self._thought, "haste": self._haste}
+        kept = {"thought": self._thought, "haste": self._haste, "order": self._order}
+        return {"view": view, "opened": self._opened, **kept}
 
     def set_env_state(self, state: dict[str, Any]) -> None:
         self._shop, self._opened = load(self._path, self.options["lang"]), list(state["opened"])
         self._thought, self._haste = bool(state["thought"]), list(state["haste"])
+        self._order: int | None = state["order"]
         goal = self.task.ground_truth
         self._asked: list[str] = [] if self._haste[0] else goal["attributes"]
         self._wanted: dict[str, str] = {} if self._haste[1] else goal["options"]
@@ -149,7 +153,7 @@ class WebShopLiteEnv(TextEnv):
     def _show(self, view: View) -> None:
         rich = self.options["observation"] == "text_rich"
         opened = tuple(self._opened) if rich else ()
-        text, self._clicks = render(self._shop, view, rich, opened, self.options["codes"] == "numbered")
+        text, self._clicks = render(self._shop, view, rich, opened, self._order)
         brief = self.options["observation"] == "page" and view.page != "search"
         parts = (text,) if brief else (self._shop.ui["instruction"], self.task.text, text)
         self._view, self._text = view, ("\n" if rich else " [SEP] ").join(parts)[:60_000]
@@ -194,8 +198,8 @@ class WebShopLiteEnv(TextEnv):
     def expert_action(self) -> str:
         """Searches for the title, reads the results that could be it until one is, picks options and buys.
 
-        In a user's catalog, where it is not known which page tells what, it searches for the whole instruction and
-        opens the first result that meets it; where none of the first ten does, it searches for a title, too.
+        In a user's catalog it searches for the whole instruction and opens the first result that meets it; where
+        none of ten does, it searches for a title, too.
         """
         view, goal, ui = self._view, self.task.ground_truth, self._shop.ui
         if self.options["thoughts"] == "on" and not self._thought and (words := self._thoughts()):
@@ -213,39 +217,30 @@ class WebShopLiteEnv(TextEnv):
             return f"click[{[*(ui[page] for page in unread), *missing, ui['buy']][0]}]"
         if view.page != "results":
             return f"click[{ui['prev']}]"
-        if found := [code for code, could in self._results().items() if could]:
-            return f"click[{found[0]}]"
-        hits = self._shop.search(view.keywords)
+        if found := [text for text, to in self._clicks.items() if to.page == "item" and self._may_be(to.asin)]:
+            return f"click[{found[0].upper()}]"
+        hits = self._shop.search(view.keywords, self._order)
         elsewhere = [place for place, asin in enumerate(hits) if self._may_be(asin)]
         if not elsewhere:
             return f"click[{ui['back']}]"
         return f"click[{ui['next' if elsewhere[0] >= 10 * view.number else 'prev']}]"
 
-    def _results(self) -> dict[str, bool]:
-        items = [(text, to.asin) for text, to in self._clicks.items() if to.page == "item"]
-        return {text.upper(): self._may_be(asin) for text, asin in items}
-
     def _thoughts(self) -> list[str]:
-        """What it looks for in the shop's words, which results could be it, or what a page says.
+        """What it looks for in the shop's words, or what a page says of that.
 
-        Example: "seaside desk lamp", "ready made", "silver"; then "1 yes", "2 no", "3 yes"; then "fitter job: no".
+        Example: "seaside desk lamp", "ready made", "silver"; then "ready made? fitter job no".
         """
         goal, page, told = self.task.ground_truth, self._view.page, pages(self.options["lang"])
-        if page == "results":
-            found = self._results()
-            while found and (self._opened or not [*found.values()][-1]):
-                found.popitem()
-            return [f"{code} {'yes' if could else 'no'}" for code, could in found.items()]
-        if self._path or page == "item":
+        if self._path or page in ("results", "item"):
             return []
         products, options = self._shop.products, self._wanted.items()
         asked = [name for name in self._asked if name in told]
         if page == "search":
             known = [value for group, value in options if group not in told]
             return [products[goal["asin"]].name.lower(), *asked, *known]
-        asks = page in map(told.get, asked)
-        read = [name for name in products[self._view.asin].attributes if asks and told.get(name) == page]
-        verdicts = [f"{name}: {'yes' if name in asked else 'no'}" for name in read]
+        read = [name for name in products[self._view.asin].attributes if told.get(name) == page]
+        here = [name for name in asked if told[name] == page]
+        verdicts = [f"{wanted}? {name} {'yes' if name == wanted else 'no'}" for wanted in here for name in read]
         return verdicts + [value for group, value in options if told.get(group) == page]
 
     def _telling(self) -> list[str]:
