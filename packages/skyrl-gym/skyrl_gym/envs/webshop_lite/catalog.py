@@ -87,10 +87,10 @@ class Catalog:
 
     def search(self, keywords: str, order: int | None = None) -> list[str]:
         """Asins; a number orders those of one title."""
-        hits, rng = self._hits(keywords), random.Random(order)
+        hits = self._hits(keywords)
         if order is None:
             return hits
-        names = [self.products[asin].name for asin in hits]
+        rng, names = random.Random(order), [self.products[asin].name for asin in hits]
         return sorted(hits, key=lambda asin: (names.index(self.products[asin].name), rng.random()))
 
     def _search(self, keywords: str) -> list[str]:
