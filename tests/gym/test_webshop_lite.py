@@ -406,9 +406,9 @@ def test_an_expert_that_thinks_says_what_it_wants_and_what_it_reads(lang):
             if page == "search":
                 assert all(value in action for value in goal["options"].values())
                 continue
-            wanted, read, verdict = re.fullmatch(r"think\[(.+)\? (.+) (yes|no)\]", action).groups()
-            assert wanted in goal["attributes"] and (verdict == "yes") == (wanted == read)
-            yes, no = yes + (verdict == "yes"), no + (verdict == "no")
+            differs, read = re.fullmatch(r"think\[(not |不是)?(.+)\]", action).groups()
+            assert (read in goal["attributes"]) == (differs is None)
+            yes, no = yes + (differs is None), no + (differs is not None)
         assert reward == 1.0
     assert yes == 20 and no > 0
     env = make(lang=lang)

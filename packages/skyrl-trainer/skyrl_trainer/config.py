@@ -2,6 +2,7 @@
 
 import difflib
 import json
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import reduce
@@ -130,8 +131,8 @@ def wrong_value(
     """One sentence on the first of the values that is wrong; prefix: of the setting, before a value's name."""
     places = [(".".join(map(str, item["loc"])) + ".", item["msg"]) for item in error.errors()]
     name = next(name for name in values if places[0][0].startswith(f"{name}."))
-    texts = (text.removeprefix("Input should be ") for at, text in places if at.startswith(f"{name}."))
-    wanted = " or ".join(text.removeprefix("String should match pattern ") for text in texts)
+    idle = r"^(Input|String|Dictionary) should (be|match pattern|have) | after validation.*"
+    wanted = " or ".join(re.sub(idle, "", text) for at, text in places if at.startswith(f"{name}."))
     value = json.dumps(values[name], ensure_ascii=False, default=str)
     source = f" ({sources[name]})" if name in sources else ""
     return UserError(f"{prefix}{name} is {value}{source}, but should be {wanted}.")

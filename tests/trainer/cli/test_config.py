@@ -253,6 +253,11 @@ def test_a_single_source_of_data_needs_no_list() -> None:
         ("trainer.max_steps=-1", "trainer.max_steps is -1 (command line), but should be greater than or equal to 0."),
         ("generator.top_p=2", "generator.top_p is 2 (command line), but should be less than or equal to 1."),
         (
+            "trainer.policy.model.warmstart.optimizer.muon=1.0",
+            'trainer.policy.model.warmstart.optimizer is {"adamw": 0.001, "muon": 1.0} (command line), '
+            "but should be at most 1 item.",
+        ),
+        (
             "trainer.policy.model.tiny_kwargs.spaces=none",
             "trainer.policy.model.tiny.spaces is \"none\" (command line), but should be 'before' or 'after'.",
         ),

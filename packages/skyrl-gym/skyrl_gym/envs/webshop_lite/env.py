@@ -131,8 +131,7 @@ class WebShopLiteEnv(TextEnv):
         hasty = self.options["expert"] == "hasty"
         haste = (self.np_random.integers(6, size=2) < (3, 2)).tolist() if hasty else [False, False]
         order = int(self.np_random.integers(1 << 31)) if self.options["codes"] == "numbered" else None
-        state = {"view": View()._asdict(), "opened": [], "thought": False, "haste": haste, "order": order}
-        self.set_env_state(state)
+        self.set_env_state({"view": View()._asdict(), "opened": [], "thought": False, "haste": haste, "order": order})
         return self._text
 
     def get_env_state(self) -> dict[str, Any]:
@@ -228,7 +227,7 @@ class WebShopLiteEnv(TextEnv):
     def _thoughts(self) -> list[str]:
         """What it looks for in the shop's words, or what a page says of that.
 
-        Example: "seaside desk lamp", "ready made", "silver"; then "ready made? fitter job no".
+        Example: "seaside desk lamp", "ready made", "silver"; then "not fitter job" or "ready made".
         """
         goal, page, told = self.task.ground_truth, self._view.page, pages(self.options["lang"])
         if self._path or page in ("results", "item"):
@@ -238,9 +237,9 @@ class WebShopLiteEnv(TextEnv):
         if page == "search":
             known = [value for group, value in options if group not in told]
             return [products[goal["asin"]].name.lower(), *asked, *known]
-        read = [name for name in products[self._view.asin].attributes if told.get(name) == page]
-        here = [name for name in asked if told[name] == page]
-        verdicts = [f"{wanted}? {name} {'yes' if name == wanted else 'no'}" for wanted in here for name in read]
+        here = page in {told[name] for name in asked}
+        read = [name for name in products[self._view.asin].attributes if here and told.get(name) == page]
+        verdicts = [name if name in asked else self._shop.ui["not"].format(name) for name in read]
         return verdicts + [value for group, value in options if told.get(group) == page]
 
     def _telling(self) -> list[str]:
