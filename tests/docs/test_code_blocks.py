@@ -61,6 +61,8 @@ LEFT_OUT = {
     },
     "docs/environments/task_sets.md": {
         "textarena_games": "only a full run installs TextArena: tests/examples/test_textarena.py trains with it",
+        "from verifiers_tasksets": "only a full run installs verifiers: tests/examples/test_verifiers.py",
+        "-m venv /tmp/verifiers": "as above",
     },
 }
 """Of a page, what stands in a block, and why it is not executed with the page's others."""
