@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import socket
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -15,6 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import ray
 import torch
@@ -394,7 +396,8 @@ def test_the_learner_trains_in_the_shared_buffer(stacks: dict[str, Stack]) -> No
     canary.check(stack.version, stack.learner_logprobs, report)
 
 
-@pytest.mark.parametrize("name", ["vllm-untied", pytest.param("server", marks=pytest.mark.full)])
+@pytest.mark.full  # test_resume.py kills one in a run, which has the same bytes after it
+@pytest.mark.parametrize("name", ["vllm-untied", "server"])
 def test_a_killed_engine_comes_back_with_its_weights_and_answers_what_it_was_asked(
     stacks: dict[str, Stack], name: str
 ) -> None:
@@ -444,6 +447,19 @@ def dies(stack: Stack, kill: Callable[[], None]) -> str:
         return str(caught.value)
 
     return asyncio.run(run())
+
+
+def test_our_server_leaves_idle_connections_open(stacks: dict[str, Stack]) -> None:
+    """A request on one that it closes at that moment would be lost: on a busy machine an engine died of it."""
+    process = psutil.Process(ray.get(stacks["server"].actor.ready.remote())["server_pid"])
+    (path,) = (flag.removeprefix("--uds=") for flag in process.cmdline() if flag.startswith("--uds="))
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.settimeout(30)
+        connection.connect(path)
+        for pause in (6, 0):  # vLLM's own limit is 5 seconds
+            connection.sendall(b"GET /health HTTP/1.1\r\nHost: engine\r\n\r\n")
+            assert b"200 OK" in connection.recv(1 << 16)
+            time.sleep(pause)
 
 
 def test_an_exception_in_the_step_thread_reaches_every_caller(stacks: dict[str, Stack]) -> None:

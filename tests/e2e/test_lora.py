@@ -154,6 +154,7 @@ def test_requests_in_flight_go_on_with_the_new_adapter(stack: Stack) -> None:
         assert new_T[-1] and (ours_T - torch.tensor(output.logprobs))[new_T].abs().max() < TOLERANCE
 
 
+@pytest.mark.full  # test_resume.py kills an engine
 def test_a_killed_engine_gets_the_base_again_and_then_the_adapter(stack: Stack) -> None:
     stack.move(0.2)
     stack.publish()

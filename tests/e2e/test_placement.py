@@ -90,6 +90,7 @@ def test_a_cluster_that_is_not_there_is_a_sentence(
     assert "ray.address" in said and "Traceback" not in said, said
 
 
+@pytest.mark.full  # test_learner_group.py has their gradients and checkpoints, test_sft.py a run of them
 def test_two_learners_train_over_gloo(clone: Path, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     settings = {"trainer__placement__policy_num_nodes": 2, "trainer__max_steps": 2, **QUICK}

@@ -89,7 +89,7 @@ def test_evaluation_is_greedy(rollouts: Rollouts) -> None:
 
 @pytest.mark.parametrize(
     "agent",
-    [{"tools": "template"}, {"memory": "window:1"}, {"memory": "summary:1"}],
+    [{"tools": "template"}, pytest.param({"memory": "window:1"}, marks=pytest.mark.full), {"memory": "summary:1"}],
     ids=["full", "window", "summary"],
 )
 def test_engine_and_learner_agree_on_every_sampled_token(engine: tuple[Any, str], agent: dict[str, Any]) -> None:

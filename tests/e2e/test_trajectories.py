@@ -74,6 +74,7 @@ def learned(finished: Path, tmp_path: Path, command: Command) -> Path:
     return folder
 
 
+@pytest.mark.full  # tests/trainer/run/test_sft.py learns from chats
 def test_a_policy_learns_from_what_a_run_has_exported(learned: Path) -> None:
     losses = [row["loss"] for row in metrics(learned)]
     assert mean(losses[-6:]) < 0.8 * losses[0], "the last epoch, of six batches"

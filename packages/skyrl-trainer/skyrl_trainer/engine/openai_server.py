@@ -23,8 +23,7 @@ from skyrl_trainer.types import GenerationOutput, GenerationRequest
 
 GENERATE_SECONDS = 3600.0
 """Longest wait for one generation; an episode has a shorter limit of its own."""
-IDLE_SECONDS = 2.0
-"""A connection is not used again after so long: the server closes idle ones after 5 seconds."""
+IDLE_SECONDS = 2.0  # others' servers close idle connections after 5
 ADAPTER = "policy"
 """The name under which the server knows the adapter that we train."""
 

@@ -18,6 +18,7 @@ from skyrl_trainer.errors import UserError
 
 SERVER_ENV = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1"}
 """The first for the endpoints of the weight transfer, the second for those that load an adapter."""
+IDLE_ENV = {"VLLM_HTTP_TIMEOUT_KEEP_ALIVE": "86400"}  # seconds
 GUARD = """
 import os, shutil, sys
 if os.fork():
@@ -46,7 +47,7 @@ class ServerProcess:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                env=os.environ | engine_env() | SERVER_ENV,
+                env=os.environ | engine_env() | SERVER_ENV | IDLE_ENV,
                 process_group=self._guard.pid,
             )
 
