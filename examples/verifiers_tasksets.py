@@ -59,16 +59,20 @@ def register(name, limit=None, **config):
     if not taskset.bounded and limit is None:
         raise ValueError(f"The taskset {name!r} has no end: give a limit.")
     found = list(taskset if limit is None else taskset.take(limit))
+    if len(found) < 10:
+        raise ValueError(f"The taskset {name!r} has {len(found)} tasks, and 10 are needed for three splits.")
     if needs := " and ".join(missing(taskset, found[0])):
         raise ValueError(f"The taskset {name!r} needs {needs}: only tasks of one turn are played here.")
     parts = [[task for i, task in enumerate(found) if i % 10 in places] for places in (range(8), [8], [9])]
     tasks = dict(zip(SPLITS, parts, strict=True))
-    gymnasium.register(f"verifiers/{name.split('/')[-1]}-v0", VerifiersTask, kwargs={"tasks": tasks})
+    short = name.split("/")[-1].split("@")[0]
+    gymnasium.register(f"verifiers/{short}-v0", VerifiersTask, kwargs={"tasks": tasks})
 
 
 def missing(taskset, task):
     """What its episodes need beyond a prompt and an answer."""
-    hooks = [task.setup, task.finalize, *task.hooks("reward"), *task.hooks("metric")]
+    judges = [judge.score for judge in task.plugged_judges()]
+    hooks = [task.setup, task.finalize, *task.hooks("reward"), *task.hooks("metric"), *judges]
     own = [hook for hook in hooks if getattr(hook, "__func__", None) not in (vf.Task.setup, vf.Task.finalize)]
     empty = inspect.Parameter.empty
     runtimes = [inspect.signature(hook).parameters.get("runtime") for hook in own]
@@ -76,5 +80,5 @@ def missing(taskset, task):
         yield "a runtime"
     if task.toolsets(task.config) or taskset.toolsets(taskset.config):
         yield "tools"
-    if not task.data.prompt:
-        yield "a user who speaks first"
+    if not task.data.prompt_text:
+        yield "a prompt in text"

@@ -55,6 +55,7 @@ CONFINED = SUMS.replace(
     "trace: vf.Trace) -> float:\n        return float(trace",
     "trace: vf.Trace, runtime: vf.Runtime) -> float:\n        return float(trace",
 )
+SILENT = SUMS.replace("prompt=f", "description=f")
 MINE = 'from verifiers_tasksets import register\n\nregister("sums", most=1000)\n'
 
 
@@ -73,7 +74,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("tasksets")
     text = (ROOT / "examples/verifiers_tasksets.py").read_text()
     files = {"verifiers_tasksets": text, "my_tasksets": MINE, "sums": SUMS, "endless": "import itertools\n" + ENDLESS}
-    for name, content in (files | {"confined": CONFINED}).items():
+    for name, content in (files | {"confined": CONFINED, "silent": SILENT}).items():
         (folder / f"{name}.py").write_text(content)
     return folder
 
@@ -123,13 +124,15 @@ def test_the_datas_own_answers_are_paid_by_the_tasksets_own_rewards(address: str
     ("call", "sentence"),
     [
         ('register("endless")', "The taskset 'endless' has no end: give a limit."),
+        ('register("endless", limit=5)', "The taskset 'endless' has 5 tasks, and 10 are needed for three splits."),
+        ('register("silent")', "The taskset 'silent' needs a prompt in text: only tasks of one turn are played here."),
         ('register("confined")', "The taskset 'confined' needs a runtime: only tasks of one turn are played here."),
     ],
 )
 def test_what_cannot_be_played_is_refused(python: Path, folder: Path, call: str, sentence: str) -> None:
     done = run(python, "-c", f"from verifiers_tasksets import register; {call}", cwd=folder)
     assert done.stderr.splitlines()[-1] == f"ValueError: {sentence}"
-    checked(python, "-c", "from verifiers_tasksets import register; register('endless', limit=5)", cwd=folder)
+    checked(python, "-c", "from verifiers_tasksets import register; register('endless', limit=10)", cwd=folder)
 
 
 def test_a_policy_is_trained_on_one(address: str, tmp_path: Path) -> None:

@@ -17,8 +17,8 @@ from skyrl_trainer.engine.vllm_args import engine_env
 from skyrl_trainer.errors import UserError
 
 SERVER_ENV = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1"}
-"""The first for the endpoints of the weight transfer, the second for those that load an adapter."""
-IDLE_ENV = {"VLLM_HTTP_TIMEOUT_KEEP_ALIVE": "86400"}  # seconds
+"""For the endpoints of the weight transfer, and for those that load an adapter."""
+IDLE_ENV = {"VLLM_HTTP_TIMEOUT_KEEP_ALIVE": "86400"}  # else one closes in use
 GUARD = """
 import os, shutil, sys
 if os.fork():
