@@ -37,8 +37,10 @@ class VerifiersTask(TextEnv):
     def act(self, action):
         task = self._tasks[self.task.data["split"]][self.task.data["index"]]
         told = vf.TraceTask(type=type(task).__name__, data=task.data, key=task.key, hash=task.hash)
-        said = [vf.UserMessage(content=task.data.prompt_text), vf.AssistantMessage(content=action)]
-        nodes = [vf.MessageNode(message=said[0]), vf.MessageNode(message=said[1], parent=0, sampled=True)]
+        rules = [vf.SystemMessage(content=self.task.instructions)] if self.task.instructions else []
+        said = [*rules, vf.UserMessage(content=self.task.text), vf.AssistantMessage(content=action)]
+        nodes = [vf.MessageNode(message=each, parent=i - 1 if i else None) for i, each in enumerate(said)]
+        nodes[-1].sampled = True
         state = {"task": told, "nodes": nodes, "is_completed": True, "ok": True}
         trace = vf.Trace(agent=vf.AgentInfo(config=vf.AgentConfig()), **state)
         asyncio.run(task.score(trace))

@@ -35,6 +35,7 @@ class SumTask(vf.Task[SumData, vf.State, vf.TaskConfig]):
 
     @vf.metric
     async def length(self, trace: vf.Trace) -> float:
+        assert [message.role for message in trace.messages] == ["system", "user", "assistant"]
         return float(len(trace.last_reply))
 
 class SumConfig(vf.TasksetConfig):
