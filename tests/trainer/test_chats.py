@@ -57,6 +57,14 @@ def test_chats_are_tokenized_as_at_rollout() -> None:
     assert taught_text(prompt, ids, taught) == "\n3<|im_end|>2<|im_end|>"
 
 
+def test_an_answer_of_weight_0_stands_there_and_is_not_learned(tmp_path: Path) -> None:
+    prompt = prompt_of("ours")
+    weighed = [*CHAT[:2], {**CHAT[2], "weight": 0}, CHAT[3], {**CHAT[4], "weight": 1}]
+    ids, taught = encode_chat(prompt, read_chats(write(tmp_path / "chats.jsonl", {"messages": weighed}))[0])
+    assert ids == encode_chat(prompt, Chat("", CHAT))[0]
+    assert taught_text(prompt, ids, taught) == "2<|im_end|>"
+
+
 @pytest.mark.parametrize("template", TEMPLATES)
 def test_tools_and_their_calls_and_results_are_the_templates(template: str) -> None:
     """An answer after the results of two calls: what the template makes of the whole."""
@@ -137,8 +145,13 @@ def test_rows_of_jsonl_and_parquet(tmp_path: Path) -> None:
     [
         ([1], "the row is '[1]', but should be a valid dictionary."),
         ({"prompt": "?"}, "messages is missing."),
-        ({"messages": CHAT[:2]}, "the row should have a system's or user's message first, and an assistant's after it"),
+        (
+            {"messages": CHAT[:2]},
+            "the row should have a system's or user's message first, and an assistant's to learn after it",
+        ),
         ({"messages": CHAT[2:]}, "the row should have a system's or user's message first"),
+        ({"messages": [CHAT[1], {**CHAT[2], "weight": 0}]}, "the row should have a system's or user's message first"),
+        ({"messages": [CHAT[1], {**CHAT[2], "weight": 2}]}, "messages.1.weight is '2', but should be 0 or 1."),
         (
             {"messages": [{"role": "agent", "content": "?"}]},
             "messages.0.role is 'agent', but should be 'system', 'user'",

@@ -3,7 +3,7 @@
     {"messages": [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "1+1?"},
                   {"role": "assistant", "content": "2"}]}
 
-`tool_calls` of a message and `tools` (schemas) of a row, as in OpenAI's chat API, are written by the chat template.
+`tool_calls` of a message and `tools` (schemas) of a row are as in OpenAI's API. An answer of `weight` 0 is not learned.
 """
 
 import re
@@ -29,6 +29,7 @@ class Message(BaseModel, extra="allow"):
     role: Literal["system", "user", "assistant", "tool"]
     content: str | None = None
     tool_calls: list[Call] | None = None
+    weight: Literal[0, 1] | None = None
 
     @model_validator(mode="after")
     def _says_something(self) -> Self:
@@ -45,9 +46,9 @@ class ChatRow(BaseModel):
 
     @model_validator(mode="after")
     def _is_answered(self) -> Self:
-        roles = [message.role for message in self.messages]
-        if "assistant" not in roles[1:] or roles[0] == "assistant":
-            raise ValueError("should have a system's or user's message first, and an assistant's after it")
+        learned = [each for each in self.messages[1:] if each.role == "assistant" and each.weight != 0]
+        if self.messages[0].role == "assistant" or not learned:
+            raise ValueError("should have a system's or user's message first, and an assistant's to learn after it")
         return self
 
 

@@ -250,7 +250,7 @@ def _row_samples(path: str, files: Sequence[Path], default_env_class: str, env_f
 
 
 def _try(label: str, sample: Sample) -> None:
-    """One reset now, so that an unknown option is a sentence at the start and not a failed episode later."""
+    """One reset now, so that an unknown option is a sentence at the start."""
     try:
         first_texts(sample, {})
     except Exception as error:

@@ -30,7 +30,7 @@ LIKELY = math.log(0.5)
 
 
 def encode_chat(prompt: ChatPrompt, chat: Chat) -> tuple[list[int], list[bool]]:
-    """The ids of a chat as a rollout would have them, and whether each is the assistant's.
+    """The ids of a chat as a rollout would have them, and whether each is learned.
 
     Example: user "1+1?", assistant "2" gives the ids of "<|im_start|>user\\n1+1?<|im_end|>\\n<|im_start|>assistant\\n",
     all False, then those of "2<|im_end|>", all True.
@@ -42,7 +42,7 @@ def encode_chat(prompt: ChatPrompt, chat: Chat) -> tuple[list[int], list[bool]]:
             before = prompt.replies(said[:-1], ids) if ids else prompt.conversation(said[:-1], chat.tools)
             output = answer_ids(prompt, message)
             ids += before + output
-            taught += [False] * len(before) + [True] * len(output)
+            taught += [False] * len(before) + [message.get("weight") != 0] * len(output)
             said = []
     return ids, taught
 
@@ -104,8 +104,7 @@ class SFTTrainer:
     def update(self, rows: Sequence[Row], learn: bool = True) -> StepMetrics:
         """One optimizer step, unless the loss or the gradient is not finite (UserError); without `learn` the metrics.
 
-        `exact_match` is the share of rows that greedy decoding would repeat token for token: those whose every token is
-        more likely than not.
+        `exact_match` is the share of rows that greedy decoding would repeat token for token.
         """
         learner, tokens = self.learner, sum(row.num_sampled for row in rows)
         # The loss, and how many rows have a token that is not likely.

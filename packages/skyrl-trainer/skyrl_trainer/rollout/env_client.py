@@ -184,7 +184,7 @@ class RemoteEnv:
         self._past.append((action, reply.info.get("tool_calls") or []))
         return reply
 
-    async def close(self, timeout: float = 1.0) -> None:
+    async def close(self, timeout: float = 5.0) -> None:
         """Tells the worker to close what is still open; an env that is over or failed has been closed there.
 
         Behind a slow env the worker closes it after `timeout`, when nobody waits any more.

@@ -83,7 +83,7 @@ class DirectLoad:
 
 
 def _pack(layer: Any, source: Source) -> None:
-    """Packs a weight; the layer's emptied parameter stays, for it carries what a layerwise reload needs."""
+    """Packs a weight; the layer's emptied parameter stays, for a layerwise reload."""
     kept = layer.weight
     layer.weight = torch.nn.Parameter(source().to(kept.dtype), requires_grad=False)
     layer.quant_method.process_weights_after_loading(layer)
