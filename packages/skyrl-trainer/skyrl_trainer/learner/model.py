@@ -12,7 +12,6 @@ from torch.distributed.tensor import DTensor
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from torch.utils.checkpoint import checkpoint
 from transformers import AutoTokenizer, PreTrainedModel, get_scheduler
-from transformers.trainer_utils import SchedulerType
 
 from skyrl_trainer.errors import UserError
 from skyrl_trainer.files import written_aside
@@ -139,10 +138,7 @@ class Optimized:
         try:
             self.scheduler: Any = get_scheduler(kind, self.optimizer, warm, total_steps + (warm > 0))
         except (TypeError, ValueError) as error:
-            names = ", ".join(each.value for each in SchedulerType)
-            raise UserError(
-                f"trainer.lr_scheduler_type={kind!r} cannot be used ({error}); choose one of {names}."
-            ) from error
+            raise UserError(f"trainer.lr_scheduler_type={kind!r} cannot be used: {error}.") from error
         if warm:  # the first step would have the rate 0, and its rollout be wasted
             self.optimizer.step()  # moves nothing, as there is no gradient
             self.scheduler.step()
