@@ -86,8 +86,8 @@ class WebShopLiteEnv(TextEnv):
     """Option `matching` is as published or by exact values; `observation` is joined by [SEP], has marked buttons, or
     ("page") says the instruction on the search page alone. With `codes` "numbered" results have numbers, those of one
     title in an order of the episode's own. With `thoughts` "on" `think[words]` is an action, as in ReAct, and the
-    expert thinks. An `expert` that is "hasty" takes the first result that could be it, unread, in half of its episodes,
-    and in a third of them no options.
+    expert thinks. A "hasty" `expert` minds a price on the product's page; in two thirds of its episodes it takes the
+    first result that could be it, unread, and in a third no options.
 
     Argument `catalog`: a JSON file in WebShop's schema in place of the built-in products.
     """
@@ -129,7 +129,7 @@ class WebShopLiteEnv(TextEnv):
 
     def begin(self, task: Task) -> str:
         hasty = self.options["expert"] == "hasty"
-        haste = (self.np_random.integers(6, size=2) < (3, 2)).tolist() if hasty else [False, False]
+        haste = (self.np_random.integers(6, size=2) < (4, 2)).tolist() if hasty else [False, False]
         order = int(self.np_random.integers(1 << 31)) if self.options["codes"] == "numbered" else None
         self.set_env_state({"view": View()._asdict(), "opened": [], "thought": False, "haste": haste, "order": order})
         return self._text
@@ -227,7 +227,7 @@ class WebShopLiteEnv(TextEnv):
     def _thoughts(self) -> list[str]:
         """What it looks for in the shop's words, or what a page says of that.
 
-        Example: "seaside desk lamp", "ready made", "silver"; then "not fitter job" or "ready made".
+        Example: "seaside desk lamp", "ready made", "silver", "60"; then "not fitter job" or "ready made".
         """
         goal, page, told = self.task.ground_truth, self._view.page, pages(self.options["lang"])
         if self._path or page in ("results", "item"):
@@ -236,7 +236,7 @@ class WebShopLiteEnv(TextEnv):
         asked = [name for name in self._asked if name in told]
         if page == "search":
             known = [value for group, value in options if group not in told]
-            return [products[goal["asin"]].name.lower(), *asked, *known]
+            return [products[goal["asin"]].name.lower(), *asked, *known, f"{goal['price_upper']:.0f}"]
         here = page in {told[name] for name in asked}
         read = [name for name in products[self._view.asin].attributes if here and told.get(name) == page]
         verdicts = [name if name in asked else self._shop.ui["not"].format(name) for name in read]
@@ -254,7 +254,8 @@ class WebShopLiteEnv(TextEnv):
         if self._path:
             return self._haste[0] or self._meets(asin)
         product, opened = products[asin], self._opened
-        if product.name != products[goal["asin"]].name or product.price > goal["price_upper"]:
+        seen = asin in opened or self.options["expert"] == "careful"
+        if product.name != products[goal["asin"]].name or (seen and product.price > goal["price_upper"]):
             return False
         read = [name for name in goal["attributes"] if f"{asin} {told.get(name)}" in opened]
         offered = asin not in opened or all(v in product.options.get(g, ()) for g, v in self._wanted.items())
