@@ -15,7 +15,7 @@ from skyrl_trainer.data import load_samples
 from skyrl_trainer.errors import UserError
 from skyrl_trainer.learner.sft import LIKELY
 from skyrl_trainer.settings import Config, TinyConfig, Warmstart
-from skyrl_trainer.tiny.clone import STEPS_PER_LOOK, WARMUP_STEPS, MuonLearner, beginnings, clone
+from skyrl_trainer.tiny.clone import STEPS_PER_LOOK, WARMUP_STEPS, MuonLearner, clone, drills
 from skyrl_trainer.tiny.demonstrations import conversation_texts
 from skyrl_trainer.tiny.init_policy import init_policy
 
@@ -60,18 +60,27 @@ def test_cloning_stops_when_it_repeats_enough_episodes_and_when_its_time_is_up(p
     assert clone(str(policy), tmp_path / "b", talk, options, seed=0, seconds=0)[0] == STEPS_PER_LOOK
 
 
-def test_with_muon_the_first_pass_shows_beginnings_alone(policy: Path, tmp_path: Path) -> None:
-    """The second answers are digits by chance, of some 2 nats a digit: whoever is shown them has a loss of that."""
+def test_with_muon_the_first_pass_shows_drills_alone_and_the_next_whole_talks_too(policy: Path, tmp_path: Path) -> None:
+    """Last answers are digits by chance, of some 2 nats a digit: whoever is shown them has a loss of that."""
     rng, talks = random.Random(0), []
-    for number in range(180):
-        said = zip(["user", "assistant"] * 2, ["1 + 1?", "2", "and now?", str(rng.randrange(10**8))], strict=True)
-        talks.append([{"role": role, "content": text} for role, text in said][: 2 if number % 5 < 2 else 4])
-    assert beginnings(talks) == [talk[:2] for talk in talks]
+    for _ in range(180):
+        said = ["1 + 1?", "2", "and now?", "7", "again?", "2", "so?", "7", "last?", str(rng.randrange(10**24))]
+        talks.append([{"role": ["user", "assistant"][i % 2], "content": text} for i, text in enumerate(said)])
+    assert drills(talks) == [talk[:8] for talk in talks], "the third answer begins as the first one does"
     options = Warmstart(epochs=1, batch_size=2, optimizer={"muon": 1e-3}, target_exact_match=1)
     assert clone(str(policy), tmp_path / "a", talks, options, seed=0, seconds=60)[1] < 0.5
     assert clone(str(policy), tmp_path / "b", talks, options.model_copy(update={"epochs": 1.5}), 0, 60)[1] > 1.0
     options = options.model_copy(update={"optimizer": {"adamw": 1e-3}})
     assert clone(str(policy), tmp_path / "c", talks, options, seed=0, seconds=60)[1] > 1.0
+
+
+def test_a_drill_has_the_first_turn_a_later_one_of_its_kind_and_what_stands_around_that() -> None:
+    said = ["think[a]", "look", "open", "think[b]", "back", "look", "open", "think[c]"]
+    talk = [{"role": "system", "content": "rules"}]
+    for n, text in enumerate(said):
+        talk += [{"role": "user", "content": f"page {n}"}, {"role": "assistant", "content": text}]
+    assert drills([talk]) == [talk[:3] + talk[5:11], talk[:3] + talk[13:]]
+    assert drills([talk[:3], talk[:5]]) == [], "nothing like the first turn follows"
 
 
 def test_muon_learns_matrices_adamw_the_rest_and_the_rates_end_at_zero(policy: Path, tmp_path: Path) -> None:
