@@ -86,13 +86,16 @@ def clone(
 
 
 def drills(talks: Sequence[Conversation]) -> list[Conversation]:
-    """To learn first: a talk's first turn, then a later one of the same first word (`think`) with its neighbours."""
+    """To learn first: a talk's first turn, then a later one of the same first word (`think`) with what stands near."""
     found = list[Conversation]()
     for talk in talks:
         ends = [i for i, each in enumerate(talk, start=1) if each["role"] == "assistant"]
         words = [talk[end - 1]["content"].partition("[")[0] for end in ends]
-        again = [n for n in range(2, len(ends)) if words[n] == words[0]]
-        found += [talk[: ends[0]] + talk[ends[n - 2] : ends[: n + 2][-1]] for n in again]
+        again = [talk[ends[n - 2] : ends[: n + 3][-1]] for n in range(2, len(ends)) if words[n] == words[0]]
+        first = talk[: ends[0]]
+        # No first turn is learned twice: the clone's visits would begin as the longest talks do.
+        known = [*first[:-1], first[-1] | {"weight": 0}]
+        found += [first + again[0], *(known + later for later in again[1:])] if again else [first]
     return found
 
 

@@ -8,7 +8,7 @@ from skyrl_trainer.data import SampleSource, first_texts
 from skyrl_trainer.errors import UserError
 from skyrl_trainer.types import Sample
 
-Conversation = list[dict[str, str]]
+Conversation = list[dict[str, Any]]
 
 
 def demonstrations(source: Sequence[Sample], count: int, seed: int) -> Iterator[Conversation]:

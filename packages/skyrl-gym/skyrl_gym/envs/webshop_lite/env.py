@@ -195,7 +195,7 @@ class WebShopLiteEnv(TextEnv):
         return [f"click[{text}]" for text in self._clicks]
 
     def expert_action(self) -> str:
-        """Searches for the title, reads the results that could be it until one is, picks options and buys.
+        """Searches for the title, picks options and reads in the results that could be it until one is, and buys.
 
         In a user's catalog it searches for the whole instruction and opens the first result that meets it; where
         none of ten does, it searches for a title, too.
@@ -211,9 +211,11 @@ class WebShopLiteEnv(TextEnv):
             return f"search[{self.task.text if any(map(self._meets, found)) else asked.name}]"
         if view.page == "item" and self._may_be(view.asin):
             wanted, offered = self._wanted, self._shop.products[view.asin].options
-            unread = [page for page in self._telling() if f"{view.asin} {page}" not in self._opened]
+            told = {} if self._path else pages(self.options["lang"])
+            telling = {told[name] for name in (*wanted, *self._asked) if name in told}
+            unread = [ui[page] for page in sorted(telling) if f"{view.asin} {page}" not in self._opened]
             missing = [v for g, v in wanted.items() if v in offered.get(g, ()) and (g, v) not in view.options]
-            return f"click[{[*(ui[page] for page in unread), *missing, ui['buy']][0]}]"
+            return f"click[{[*missing, *unread, ui['buy']][0]}]"
         if view.page != "results":
             return f"click[{ui['prev']}]"
         if found := [text for text, to in self._clicks.items() if to.page == "item" and self._may_be(to.asin)]:
@@ -241,12 +243,6 @@ class WebShopLiteEnv(TextEnv):
         read = [name for name in products[self._view.asin].attributes if here and told.get(name) == page]
         verdicts = [name if name in asked else self._shop.ui["not"].format(name) for name in read]
         return verdicts + [value for group, value in options if told.get(group) == page]
-
-    def _telling(self) -> list[str]:
-        """The pages of a product that the expert reads before it buys."""
-        told = {} if self._path else pages(self.options["lang"])
-        asked = {told.get(name) for name in [*self._wanted, *self._asked]}
-        return [page for page in ("description", "features", "reviews") if page in asked]
 
     def _may_be(self, asin: str) -> bool:
         """Whether nothing that the expert has seen of a product speaks against it."""
