@@ -1,4 +1,4 @@
-"""Behaviour cloning of an env's expert, so that reinforcement learning has a start: `skyrl-trainer warmstart`.
+"""Behaviour cloning of an env's expert, so that RL has a start: `skyrl-trainer warmstart`.
 
 Cloning stops when greedy decoding would repeat more than `target_exact_match` of the expert's episodes.
 """
@@ -86,7 +86,7 @@ def clone(
 
 
 def drills(talks: Sequence[Conversation]) -> list[Conversation]:
-    """To learn first: a talk's first turn, then a later one of the same first word (`think`) with what stands near."""
+    """To learn first: a talk's first turn, then a later one of the same first word (`think`), and what is near."""
     found = list[Conversation]()
     for talk in talks:
         ends = [i for i, each in enumerate(talk, start=1) if each["role"] == "assistant"]
