@@ -418,18 +418,16 @@ def test_an_expert_that_thinks_says_what_it_wants_and_what_it_reads(lang):
 
 @LANGS
 def test_a_hasty_expert_leaves_out_options_in_a_third_and_reading_in_two_thirds_of_its_episodes(lang):
-    """And it reads after it has picked the options, so that the purchase follows what was read."""
-    env, told = make(lang=lang, expert="hasty"), {"description", "features", "reviews"}
+    env = make(lang=lang, expert="hasty")
     read = chosen = solved = 0
     for seed in range(600):
         env.reset(seed=seed)
-        info, seen, clicked = {"page": "search"}, ["search"], set()
+        info, seen, clicked = {"page": "search"}, set(), set()
         while info["page"] != "done":
             action = env.unwrapped.expert_action()
             info = env.step(action)[4]
-            seen, clicked = [*seen, info["page"]], clicked | {action}
-        read += bool(told & set(seen))
-        assert not any(a in told and b == c == "item" for a, b, c in zip(seen, seen[1:], seen[2:], strict=False))
+            seen, clicked = seen | {info["page"]}, clicked | {action}
+        read += bool(seen & {"description", "features", "reviews"})
         chosen += any(f"click[{value}]" in clicked for value in env.unwrapped.task.ground_truth["options"].values())
         solved += info["success"]
     assert 160 < read < 240 and 360 < chosen < 440 and 180 < solved < 250

@@ -64,22 +64,10 @@ def test_with_muon_the_first_pass_shows_drills_alone_and_the_next_whole_talks_to
     """Last answers are digits by chance, of some 2 nats a digit: whoever is shown them has a loss of that."""
     rng, talks = random.Random(0), []
     for _ in range(180):
-        said = [
-            "1 + 1?",
-            "2",
-            "and now?",
-            "7",
-            "again?",
-            "2",
-            "so?",
-            "7",
-            "then?",
-            "5",
-            "last?",
-            str(rng.randrange(10**24)),
-        ]
+        said = ["1 + 1?", "2", "and now?", "7", "again?", "2", "so?", "7", "last?", str(rng.randrange(10**24))]
         talks.append([{"role": ["user", "assistant"][i % 2], "content": text} for i, text in enumerate(said)])
-    assert drills(talks) == [talk[:10] for talk in talks], "the third answer begins as the first one does"
+    short = [[talk[0], talk[1] | {"weight": 1}, *talk[2:8]] for talk in talks]
+    assert drills(talks, 1) == short, "the third answer begins as the first one does"
     options = Warmstart(epochs=1, batch_size=2, optimizer={"muon": 1e-3}, target_exact_match=1)
     assert clone(str(policy), tmp_path / "a", talks, options, seed=0, seconds=60)[1] < 0.5
     assert clone(str(policy), tmp_path / "b", talks, options.model_copy(update={"epochs": 1.5}), 0, 60)[1] > 1.0
@@ -87,14 +75,14 @@ def test_with_muon_the_first_pass_shows_drills_alone_and_the_next_whole_talks_to
     assert clone(str(policy), tmp_path / "c", talks, options, seed=0, seconds=60)[1] > 1.0
 
 
-def test_a_drill_has_the_first_turn_once_to_learn_and_a_later_one_of_its_kind_with_what_stands_around_that() -> None:
-    said = ["think[a]", "look", "open", "think[b]", "back", "look", "open", "think[c]", "buy"]
+def test_a_drill_has_the_first_turn_a_later_one_of_its_kind_and_what_stands_around_that() -> None:
+    said = ["think[a]", "look", "open", "think[b]", "back", "look", "open", "think[c]"]
     talk = [{"role": "system", "content": "rules"}]
     for n, text in enumerate(said):
         talk += [{"role": "user", "content": f"page {n}"}, {"role": "assistant", "content": text}]
-    known = [*talk[:2], {"role": "assistant", "content": "think[a]", "weight": 0}]
-    assert drills([talk]) == [talk[:3] + talk[5:13], known + talk[13:]]
-    assert drills([talk[:3], talk[:5]]) == [talk[:3], talk[:3]], "nothing like the first turn follows"
+    first = [*talk[:2], talk[2] | {"weight": 0}]
+    assert drills([talk], 0) == [first + talk[5:11], first + talk[13:]]
+    assert drills([talk[:3], talk[:5]], 0) == [], "nothing like the first turn follows"
 
 
 def test_muon_learns_matrices_adamw_the_rest_and_the_rates_end_at_zero(policy: Path, tmp_path: Path) -> None:

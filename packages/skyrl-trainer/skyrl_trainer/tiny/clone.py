@@ -66,14 +66,15 @@ def clone(
         "placement": {"policy_num_gpus_per_node": int(torch.cuda.is_available())},
     }
     config = Config.model_validate({"trainer": settings})
-    short = drills(conversations) if optimizer == "muon" else []
-    chats = [Chat(f"episode {i}", talk) for i, talk in enumerate([*short, *conversations])]
+    # In the second pass a drill's first turn is not learned: the clone would begin as the longest talks do.
+    short, known = (drills(conversations, weight) if optimizer == "muon" else [] for weight in (1, 0))
+    chats = [Chat(f"episode {i}", talk) for i, talk in enumerate([*short, *known, *conversations])]
     rows = make_rows(load_chat_prompt(policy), chats)
     learner = {"adamw": Learner, "muon": MuonLearner}[optimizer](config, policy, steps)
     trainer = SFTTrainer(config).start(learner)
     latest = deque[StepMetrics](maxlen=STEPS_PER_LOOK)
     first = min(steps, len(short) // options.batch_size)
-    passes = ((rows[: len(short)], first), (rows, steps - first))
+    passes = ((rows[: len(short)], first), (rows[len(short) :], steps - first))
     lessons = (fit(trainer.update, part, options.batch_size, number, seed) for part, number in passes)
     for metrics in chain(*lessons):
         latest.append(metrics)
@@ -85,17 +86,16 @@ def clone(
     return learner.optimizer_steps, mean(one["loss"] for one in latest), match
 
 
-def drills(talks: Sequence[Conversation]) -> list[Conversation]:
-    """To learn first: a talk's first turn, then a later one of the same first word (`think`), and what is near."""
+def drills(talks: Sequence[Conversation], weight: int) -> list[Conversation]:
+    """A talk's first turn, of that weight, then a later one of the same first word (`think`) with its neighbours."""
     found = list[Conversation]()
     for talk in talks:
         ends = [i for i, each in enumerate(talk, start=1) if each["role"] == "assistant"]
         words = [talk[end - 1]["content"].partition("[")[0] for end in ends]
-        again = [talk[ends[n - 2] : ends[: n + 3][-1]] for n in range(2, len(ends)) if words[n] == words[0]]
-        first = talk[: ends[0]]
-        # No first turn is learned twice: the clone's visits would begin as the longest talks do.
-        known = [*first[:-1], first[-1] | {"weight": 0}]
-        found += [first + again[0], *(known + later for later in again[1:])] if again else [first]
+        again = [n for n in range(2, len(ends)) if words[n] == words[0]]
+        *asked, answer = talk[: ends[0]]
+        first = [*asked, answer | {"weight": weight}]
+        found += [first + talk[ends[n - 2] : ends[: n + 2][-1]] for n in again]
     return found
 
 

@@ -11,7 +11,7 @@ from skyrl_trainer.errors import UserError
 from skyrl_trainer.settings import Config
 from skyrl_trainer.types import Sample
 
-WARMSTART_SECONDS = 3600.0
+WARMSTART_SECONDS = 7200.0
 """Limit of cloning the expert."""
 NUM_TEXTS = 2000
 """Episodes of the training data whose texts the tiny policy's tokens are made from."""

@@ -86,8 +86,8 @@ class WebShopLiteEnv(TextEnv):
     """Option `matching` is as published or by exact values; `observation` is joined by [SEP], has marked buttons, or
     ("page") says the instruction on the search page alone. With `codes` "numbered" results have numbers, those of one
     title in an order of the episode's own. With `thoughts` "on" `think[words]` is an action, as in ReAct, and the
-    expert thinks. A "hasty" `expert` minds a price on the product's page and picks options before it reads; in two
-    thirds of its episodes it reads nothing, and in a third it picks no option.
+    expert thinks. A "hasty" `expert` minds a price on the product's page; in two thirds of its episodes it takes the
+    first result that could be it, unread, and in a third no options.
 
     Argument `catalog`: a JSON file in WebShop's schema in place of the built-in products.
     """
@@ -215,8 +215,7 @@ class WebShopLiteEnv(TextEnv):
             telling = {told[name] for name in (*wanted, *self._asked) if name in told}
             unread = [ui[page] for page in sorted(telling) if f"{view.asin} {page}" not in self._opened]
             missing = [v for g, v in wanted.items() if v in offered.get(g, ()) and (g, v) not in view.options]
-            todo = missing + unread if self.options["expert"] == "hasty" else unread + missing
-            return f"click[{[*todo, ui['buy']][0]}]"
+            return f"click[{[*unread, *missing, ui['buy']][0]}]"
         if view.page != "results":
             return f"click[{ui['prev']}]"
         if found := [text for text, to in self._clicks.items() if to.page == "item" and self._may_be(to.asin)]:
