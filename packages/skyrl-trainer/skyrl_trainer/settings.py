@@ -45,7 +45,7 @@ class TinyConfig(Section):
     """The model that `path: tiny` makes."""
 
     induction: bool = False
-    """Whether its weights copy from the beginning, which is what an agent does all the time."""
+    """Whether its weights copy from the beginning, as agents do all the time."""
     spaces: Literal["before", "after"] = "before"
     """Where a token has its word's space: after it, `color: navy` and `click[navy]` hold the same one."""
     config_kwargs: dict[str, Any] = {}
@@ -74,7 +74,7 @@ class Warmstart(Section):
     """How the tiny policy first clones experts of the training data."""
 
     num_demonstrations: int = Field(default=4000, ge=0)
-    """Expert episodes to clone; 0 for none."""
+    """Expert episodes to clone, or all that there are; 0 for none."""
     target_exact_match: float = Field(default=0.2, ge=0, le=1)
     """Share of the expert's episodes that greedy decoding would repeat word for word, above which cloning stops."""
     epochs: float = Field(default=8.0, gt=0)
@@ -130,7 +130,7 @@ class TrainerConfig(Section):
     """The project at a tracker."""
     logger: Free[Literal["tensorboard", "wandb", "trackio", "mlflow", "swanlab", "prometheus", "none"]] = "tensorboard"
     """A tracker; metrics.jsonl and report.html are always written."""
-    seed: int = 0
+    seed: int = Field(default=0, ge=0, lt=2**32)
     """Of tasks, sampling and the tiny policy."""
     deterministic: bool = False
     """The same bytes in every run: seeded requests in a fixed order, all of the loss computed by the learner."""

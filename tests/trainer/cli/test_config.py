@@ -251,6 +251,7 @@ def test_a_single_source_of_data_needs_no_list() -> None:
         ),
         ("trainer.max_steps=true", "trainer.max_steps is true (command line), but should be a valid integer."),
         ("trainer.max_steps=-1", "trainer.max_steps is -1 (command line), but should be greater than or equal to 0."),
+        ("trainer.seed=-1", "trainer.seed is -1 (command line), but should be greater than or equal to 0."),
         ("generator.top_p=2", "generator.top_p is 2 (command line), but should be less than or equal to 1."),
         (
             "trainer.policy.model.warmstart.optimizer.muon=1.0",

@@ -1,4 +1,4 @@
-"""What experts say and do in a source's tasks, for a tiny policy to begin with."""
+"""What experts say and do in a source's tasks."""
 
 import random
 from collections.abc import Iterator, Sequence
