@@ -5,19 +5,24 @@ from __future__ import annotations
 import random
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from skyrl_trainer.cli import main
 from skyrl_trainer.data import load_samples
 from skyrl_trainer.errors import UserError
-from skyrl_trainer.learner.sft import LIKELY
+from skyrl_trainer.learner.batch import Row
+from skyrl_trainer.learner.sft import LIKELY, fit
 from skyrl_trainer.settings import Config, TinyConfig, Warmstart
 from skyrl_trainer.tiny.clone import STEPS_PER_LOOK, WARMUP_STEPS, MuonLearner, clone, drills
 from skyrl_trainer.tiny.demonstrations import conversation_texts
 from skyrl_trainer.tiny.init_policy import init_policy
+from skyrl_trainer.types import StepMetrics
 
 SMALL = {"hidden_size": 64, "num_hidden_layers": 2, "intermediate_size": 128, "num_attention_heads": 2}
 SPEC = "text_math?split=train"
@@ -73,6 +78,23 @@ def test_with_muon_the_first_pass_shows_drills_alone_and_the_next_whole_talks_to
     assert clone(str(policy), tmp_path / "b", talks, options.model_copy(update={"epochs": 1.5}), 0, 60)[1] > 1.0
     options = options.model_copy(update={"optimizer": {"adamw": 1e-3}})
     assert clone(str(policy), tmp_path / "c", talks, options, seed=0, seconds=60)[1] > 1.0
+
+
+def test_the_next_pass_reads_a_drills_first_answer_and_learns_a_whole_talks(
+    policy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said = ["1 + 1?", "2", "and now?", "7", "again?", "2", "so?", "7"]
+    talk = [{"role": ["user", "assistant"][i % 2], "content": text} for i, text in enumerate(said)]
+    learned = list[list[int]]()
+
+    def looked_at(update: Callable[..., Any], rows: list[Row], *rest: Any) -> Iterator[StepMetrics]:
+        learned.append([int((np.diff(row.mask.astype(int), prepend=0) == 1).sum()) for row in rows])
+        return fit(update, rows, *rest)
+
+    monkeypatch.setattr("skyrl_trainer.tiny.clone.fit", looked_at)
+    options = Warmstart(epochs=4, batch_size=2, optimizer={"muon": 1e-3})
+    clone(str(policy), tmp_path / "a", [talk] * 3, options, seed=0, seconds=60)
+    assert learned == [[4, 4, 4], [3, 3, 3, 4, 4, 4]], "answers learned per row"
 
 
 def test_a_drill_has_the_first_turn_a_later_one_of_its_kind_and_what_stands_around_that() -> None:
