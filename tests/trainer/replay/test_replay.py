@@ -44,11 +44,8 @@ def stored(tmp_path_factory: pytest.TempPathFactory) -> JsonlTrajectoryStore:
 def one_ray() -> Iterator[None]:
     """For the players of this file; the first test starts its own, as a command does."""
     ray.init("local", include_dashboard=False, log_to_driver=False, logging_level="ERROR")
-    stop = ray.shutdown
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ray, "shutdown", lambda: None)
-        yield
-    stop()
+    yield
+    ray.shutdown()
 
 
 def test_all_families_are_identical(stored: JsonlTrajectoryStore, capfd: pytest.CaptureFixture[str]) -> None:
@@ -144,7 +141,11 @@ class Moody(gymnasium.Env):
         print("on standard output")
         return "ok", 0.0, False, False, {"n": 1}
 
+class Patient(Moody):
+    metadata = {"waits": True}
+
 gymnasium.register("test/MoodyAgain-v0", Moody)
+gymnasium.register("test/Patient-v0", Patient)
 """
 RAISED = "The env's step raised ValueError: no such move (moody.py, line 15)"
 LATE = "The env's step was cut off: it took longer than environment.step_timeout=0.5 seconds."
@@ -193,6 +194,15 @@ def test_an_engine_error_is_played_up_to_its_last_answer_and_a_failed_reset_fail
     assert [difference for _, difference in replay([cut, reset], 5)] == [None, None]
     reset.sample = moody
     assert [difference for _, difference in replay([reset], 5)] == [Difference(None, "error", error, None)]
+
+
+@pytest.mark.usefixtures("one_ray")
+def test_an_env_that_waits_is_waited_for(moody: Sample) -> None:
+    prompt = [{"role": "user", "content": "start"}]
+    episode = Trajectory("1/0/0", replace(moody, env_id="test/Patient-v0"), 0, 0, [OK, OK], prompt=prompt)
+    episode.stop_reason = StopReason.MAX_TURNS
+    [(_, difference), (_, again)] = replay([episode, episode], 5)
+    assert difference is None and again is None
 
 
 def test_steps_and_indices_that_are_not_there_are_sentences(

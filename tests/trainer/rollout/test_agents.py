@@ -454,6 +454,7 @@ def test_a_stored_episode_of_an_agent_is_played_again(
     played: tuple[dict[str, Trajectory], dict[str, GenerationRequest]], example: list[Trajectory]
 ) -> None:
     player = Player(5.0)
-    for trajectory in (played[0]["quotes"], max(example, key=lambda each: len(each.turns))):
+    longest = sorted(example, key=lambda each: len(each.turns))[-3:]  # with a client that the episodes have in common
+    for trajectory in (played[0]["quotes"], *longest):
         assert len(trajectory.turns) > 3
         assert compare(trajectory, player.play(trajectory, live=False)) is None

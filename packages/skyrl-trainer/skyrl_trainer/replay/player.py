@@ -3,23 +3,24 @@
 Tools with effects outside answer from the record, unless `live`.
 """
 
+import asyncio
 import json
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
 import ray
-from ray.exceptions import GetTimeoutError, RayActorError
 
+from skyrl_trainer.rollout.env_client import Host
 from skyrl_trainer.rollout.env_worker import CRASHED, Call, EnvReply
 from skyrl_trainer.rollout.pool import start_env_workers
 from skyrl_trainer.run.guardian import guarded
 from skyrl_trainer.types import StopReason, Trajectory, Turn
 
 START_LIMIT, CLOSE_SECONDS = 120.0, 5.0
-"""For a process to start, beside the limits of the env calls themselves; for an env to close."""
+"""For a process to start, beside the env calls' own limits; for an env to close."""
 OWN_FAILURES = ("The env's ", CRASHED, "environment.env_file")
-"""How the errors begin that an env or its file has caused, and causes again."""
+"""How errors begin that an env causes again."""
 EXCERPT = 60
 """Characters of a text that a difference shows."""
 KEY = "replay"
@@ -47,7 +48,7 @@ class Difference:
 
 
 def repeated(trajectory: Trajectory) -> tuple[list[Turn], str | None]:
-    """The turns that the env answered, and with which error it failed after them, if that is its own doing."""
+    """The turns that the env answered, and the error after them, if that is its own doing."""
     turns, error = trajectory.turns, trajectory.error or ""
     if not trajectory.stop_reason.failed:
         return turns, None
@@ -57,7 +58,7 @@ def repeated(trajectory: Trajectory) -> tuple[list[Turn], str | None]:
 
 
 def _as_sampled(trajectory: Trajectory) -> Trajectory:
-    """An agent's turns stand segment by segment; here in the order in which they were sampled."""
+    """An agent's turns stand segment by segment; here as they were sampled."""
     turns = trajectory.turns
     return replace(trajectory, turns=sorted(turns, key=lambda turn: turn.info.get("call", len(turns))))
 
@@ -99,7 +100,7 @@ def _pairs(trajectory: Trajectory, number: int | None, reply: EnvReply) -> list[
 
 
 class Player:
-    """An EnvWorker as rollouts have them, replaced when an env takes it along. No wait is without limit."""
+    """An EnvWorker as rollouts have them. No wait is without limit."""
 
     def __init__(self, step_timeout: float) -> None:
         self._step_timeout = step_timeout
@@ -109,41 +110,41 @@ class Player:
         self._stack = ExitStack()
 
     def play(self, trajectory: Trajectory, live: bool) -> list[EnvReply]:
-        """The replies to the reset and the recorded actions; the last has an error where the env failed."""
+        """Replies to the reset and the actions; the last has an error where the env failed."""
         trajectory = _as_sampled(trajectory)
         answered, failure = repeated(trajectory)
         turns = trajectory.turns[: len(answered) + (failure is not None)]
         calls: list[Call] = [("reset", KEY, trajectory.sample)]
         said = [json.dumps(t.info["answer"]) if "answer" in t.info else t.action for t in turns]
         calls += [("step", KEY, x, *(() if live else (t.tool_calls,))) for x, t in zip(said, turns, strict=True)]
+        agent = trajectory.sample.agent
         if self._worker is None:
-            self._start()
-        replies: list[EnvReply] = []
+            if not ray.is_initialized():
+                self._stack.enter_context(guarded())
+                ray.init("local", include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+                self._stack.callback(ray.shutdown)
+            [self._worker] = start_env_workers(1, self._step_timeout, agent)
+        return asyncio.run(self._answers(calls, agent is not None))
+
+    async def _answers(self, calls: list[Call], alone: bool) -> list[EnvReply]:
+        """alone: in a process of the episode's own, as in rollouts."""
+        host, replies = Host(self._worker), list[EnvReply]()
         try:
             for call in calls:
-                [reply] = ray.get(self._worker.call_many.remote([call]), timeout=self._limit)
+                reply = await asyncio.wait_for(host.call(alone, *call), self._limit)
                 replies.append(reply)
                 if reply.error is not None or reply.terminated or reply.truncated:
-                    break
-        except (RayActorError, GetTimeoutError):
-            ray.kill(self._worker)
-            self._worker = None
+                    return replies
+            await host.call(alone, "close", KEY)
+        except TimeoutError:
+            ray.kill(self._worker, no_restart=False)
             replies.append(EnvReply(error=CRASHED))
         return replies
-
-    def _start(self) -> None:
-        if not ray.is_initialized():
-            self._stack.enter_context(guarded())
-            ray.init("local", include_dashboard=False, log_to_driver=False, logging_level="ERROR")
-        [self._worker] = start_env_workers(1, self._step_timeout)
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
         with self._stack:
-            try:
-                if self._worker is not None:
-                    ray.wait([self._worker.shutdown.remote()], timeout=CLOSE_SECONDS)
-            finally:
-                ray.shutdown()
+            if self._worker is not None:
+                ray.wait([self._worker.shutdown.remote()], timeout=CLOSE_SECONDS)

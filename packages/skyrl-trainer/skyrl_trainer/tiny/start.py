@@ -52,7 +52,7 @@ class StartPolicy:
             self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=self._log, stderr=self._log)
 
     def weights(self) -> str:
-        """The folder or name of the policy; raises UserError with the end of the log when cloning failed."""
+        """The policy's folder or name; UserError with the end of the log when cloning failed."""
         if self._process is not None:
             try:
                 code = self._process.wait(WARMSTART_SECONDS)
