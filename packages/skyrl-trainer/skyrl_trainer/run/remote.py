@@ -44,7 +44,7 @@ class Unreachable(UserError):
 
 
 class Store:
-    """The folder at `address`, and the local one that stands in for it. UserError where fsspec cannot open it."""
+    """The folder at `address`, and the local one for it. UserError where fsspec cannot open it."""
 
     def __init__(self, address: str) -> None:
         self.address = address
@@ -52,9 +52,7 @@ class Store:
         self._owner = f"process {os.getpid()} on {socket.gethostname()}, {uuid.uuid4().hex[:8]}".encode()
         self._late: Future[Any] | None = None
         """A call that did not return in time: what it writes may still come."""
-        options = {}
-        if address.startswith("file:"):
-            options["auto_mkdir"] = True
+        options = {"auto_mkdir": True} if address.startswith("file:") else {}
         try:
             self._files, root = fsspec.core.url_to_fs(address, use_listings_cache=False, **options)
         except Exception as error:  # each store has its own kinds
@@ -66,7 +64,7 @@ class Store:
             self._sent = json.loads((self.local / RECORD).read_text())
 
     def fetch(self, checkpoints: bool = True) -> None:
-        """Where this machine has no checkpoint, or an older one. checkpoints: with the newest, or what readers want."""
+        """Where there is no checkpoint here, or an older one. checkpoints: the newest, or what readers want."""
         found = self._ask("find", self._root, detail=True)
         sizes = {path[len(self._root) :]: about["size"] for path, about in found.items()}
         names = [name for name in sizes if _marker(name) in (None, *sizes) and name != OWNER]
@@ -99,7 +97,7 @@ class Store:
         self._ask("pipe_file", self._root + OWNER, self._owner)
 
     def upload(self) -> None:
-        """What has changed. Raises UserError where the folder is another run's by now, Unreachable as `fetch`."""
+        """What has changed. UserError where the folder is another run's by now, Unreachable as `fetch`."""
         if (owner := self._read(OWNER)) != self._owner:
             raise UserError(f"{self.address} is now of {owner.decode()}: this run ends, and stays in {self.local}.")
         now = {name: _stat(path) for name, path in self._local_files()}
@@ -126,7 +124,7 @@ class Store:
             logging.getLogger(__name__).warning("%s The next upload sends it, too.", error)
 
     def _local_files(self) -> Iterator[tuple[str, Path]]:
-        """Neither hidden ones, nor what was found to be damaged, nor links to what lies elsewhere."""
+        """Neither hidden nor damaged ones, nor links to what lies elsewhere."""
         for path in self.local.rglob("*"):
             name = path.relative_to(self.local).as_posix()
             if path.is_file() and not path.is_symlink() and not re.search(r"(^|/)(\.|damaged-)", name):
@@ -148,7 +146,7 @@ class Store:
                 raise TimeoutError("an earlier call still runs")
             self._late = in_thread(partial(getattr(self._files, call), *arguments, **more))
             return self._late.result(WAIT_SECONDS + size / SLOWEST)
-        except Exception as error:  # each store has its own kinds
+        except Exception as error:
             what = f"{type(error).__name__}: {error}".rstrip(": .")
             raise Unreachable(
                 f"The run folder {self.address} could not be reached ({what}): check the address, your credentials and "
@@ -157,7 +155,7 @@ class Store:
 
 
 def _marker(name: str) -> str | None:
-    """Of the folder that a file lies in: model/last/config.json of model/last/tokenizer.json."""
+    """Of a file's folder: model/last/config.json of model/last/tokenizer.json."""
     room, folder, *rest = [*name.split("/"), ""]
     return f"{room}/{folder}/{MARKERS[room]}" if room in MARKERS and any(rest) else None
 
@@ -172,7 +170,7 @@ def _stat(path: Path) -> list[int]:
 
 @contextmanager
 def mirrored(config: Config, kind: type[Run]) -> Iterator[type[Run]]:
-    """Around a run that has its local folder's lock. Gives a kind of run that uploads its checkpoints, or `kind`."""
+    """Around a run that has its folder's lock. Gives a kind of run that uploads its checkpoints, or `kind`."""
     if "://" not in config.run_address:
         yield kind
         return

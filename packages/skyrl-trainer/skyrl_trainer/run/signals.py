@@ -40,6 +40,8 @@ class StopSignal:
     def __exit__(self, *error: object) -> None:
         for number, previous in self._previous.items():
             signal.signal(number, previous)
+        if type(error[1]) is KeyboardInterrupt and self._requested:  # Ray drops ours
+            raise Stopped(self._requested)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         first, self._requested = not self._requested, number
