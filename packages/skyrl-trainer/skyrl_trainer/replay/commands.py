@@ -41,7 +41,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def stored(run: Path, step: int | None, index: str = "all") -> Iterator[tuple[int, list[Trajectory]]]:
-    """(step, its trajectories), in order. UserError for a step or an index that is not there."""
+    """(step, its trajectories), in order. UserError for what is not there."""
     store = open_store(run)
     if step is None and index != "all":
         raise UserError(f"--index {index} needs a step: add --step, one of {_listed(store.steps())}.")

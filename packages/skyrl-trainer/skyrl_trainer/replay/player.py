@@ -127,7 +127,7 @@ class Player:
         return asyncio.run(self._answers(calls, agent is not None))
 
     async def _answers(self, calls: list[Call], alone: bool) -> list[EnvReply]:
-        """alone: in a process of the episode's own, as in rollouts."""
+        """alone: in a process of its own, as in rollouts."""
         host, replies = Host(self._worker), list[EnvReply]()
         try:
             for call in calls:
@@ -135,7 +135,7 @@ class Player:
                 replies.append(reply)
                 if reply.error is not None or reply.terminated or reply.truncated:
                     return replies
-            await host.call(alone, "close", KEY)
+            await asyncio.wait_for(host.call(alone, "close", KEY), self._limit)
         except TimeoutError:
             ray.kill(self._worker, no_restart=False)
             replies.append(EnvReply(error=CRASHED))

@@ -23,7 +23,7 @@ def start_env_workers(
 
 
 def close_env_workers(workers: list[Any]) -> None:
-    """Closes all envs and ends the processes, of those that do not answer, too."""
+    """Closes all envs and ends the processes, whether they answer or not."""
     calls = [worker.shutdown.remote() for worker in workers]
     with contextlib.suppress(ray.exceptions.RayError):
         ray.wait(calls, num_returns=len(calls), timeout=CLOSE_SECONDS)
