@@ -5,7 +5,8 @@ Recipes, registries and rows go through their loaders; Prometheus' own configura
 Commands run in this process: what trains is a `--dry-run`, and what would start an engine or ask a model is checked up
 to there (UP_TO). A GRPOTrainer is made and does not train: tests/e2e/test_train.py and test_trl_scripts.py let those
 blocks train. Scripts of the repository read their arguments and do no more. LEFT_OUT has the blocks that need
-packages that only a full run installs, and why.
+packages that only a full run installs, and why. Pages in Chinese have the blocks of the English ones but for their
+comments: a full run executes them, too.
 """
 
 from __future__ import annotations
@@ -121,7 +122,10 @@ def place(runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterat
             del sys.modules[name]
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if page not in SAYS_CODE])
+@pytest.mark.parametrize(
+    "page",
+    [pytest.param(page, marks=pytest.mark.full if ".zh" in page else ()) for page in PAGES if page not in SAYS_CODE],
+)
 def test_every_block_is_executed(
     page: str, place: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:

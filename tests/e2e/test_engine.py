@@ -141,10 +141,9 @@ def cluster() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def stacks(cluster: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Stack]]:
-    engines: dict[str, tuple[type, bool]] = {
-        "vllm-tied": (FaultyVLLM, True),
-        "vllm-untied": (VLLMEngine, False),
-        "server": (OpenAIServerEngine, True),
+    engines: dict[str, tuple[type, bool]] = {  # with whether head and embeddings are one, which decides how vLLM loads
+        "vllm": (FaultyVLLM, True),
+        "server": (OpenAIServerEngine, False),
         "transformers": (TransformersEngine, True),
     }
     started: dict[str, Stack] = {}
@@ -164,20 +163,16 @@ def stacks(cluster: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
         stack.sync.close()
 
 
-@pytest.fixture(params=["vllm-tied", pytest.param("vllm-untied", marks=pytest.mark.full), "server", "transformers"])
+@pytest.fixture(params=["vllm", "server", "transformers"])
 def stack(request: pytest.FixtureRequest, stacks: dict[str, Stack]) -> Stack:
     return stacks[request.param]
-
-
-each = pytest.mark.parametrize("stack", ["vllm-tied", "vllm-untied", "server", "transformers"], indirect=True)
-"""Also the one that differs from another in how weights are loaded only."""
 
 
 @pytest.fixture
 def tied(stacks: dict[str, Stack]) -> Iterator[Stack]:
     """The engine that can be broken, healthy again afterwards."""
-    yield stacks["vllm-tied"]
-    ray.get(stacks["vllm-tied"].actor.break_sync.remote(""))
+    yield stacks["vllm"]
+    ray.get(stacks["vllm"].actor.break_sync.remote(""))
 
 
 def requests_of(count: int, max_tokens: int, seeded: bool = True, **options: Any) -> list[GenerationRequest]:
@@ -200,7 +195,7 @@ def learner_scores(stack: Stack, prompt: list[int], output: list[int], temperatu
 
 
 def test_a_request_that_streams_is_read_while_it_is_sampled(stacks: dict[str, Stack]) -> None:
-    stack = stacks["vllm-tied"]
+    stack = stacks["vllm"]
     (plain,) = requests_of(1, 200)
     request, seen = replace(plain, streams=True), list[list[int]]()
 
@@ -238,7 +233,7 @@ def test_seeded_requests_do_not_depend_on_their_neighbours(stack: Stack) -> None
     assert together == reverse == sevens
 
 
-@pytest.mark.parametrize("name", ["vllm-tied", "server"])
+@pytest.mark.parametrize("name", ["vllm", "server"])
 def test_more_seeded_prompts_than_a_step_may_prefill(stacks: dict[str, Stack], name: str) -> None:
     """A prefill in parts would crash vLLM's CPU generators: admission has to prevent it."""
     requests = [
@@ -298,7 +293,6 @@ def test_an_engine_says_when_it_worked(stack: Stack) -> None:
     assert ray.get(stack.actor.worked.remote()) == []
 
 
-@each
 def test_a_sync_in_the_middle_of_generation_keeps_requests_and_marks_every_token(stack: Stack) -> None:
     requests = requests_of(24, 200)
 
@@ -348,7 +342,6 @@ def test_an_engine_that_sleeps_around_a_sync_keeps_its_requests_and_generates_no
         assert not new or (expected - torch.tensor(output.logprobs)[new]).abs().max() < TOLERANCE
 
 
-@each
 @pytest.mark.parametrize("scale", [0.05, 1e-3, 1e-6])
 def test_the_canary_passes_after_a_sync_of_any_size(stack: Stack, scale: float) -> None:
     canary = stack.canary()
@@ -385,7 +378,7 @@ def test_the_checksum_decides_when_an_update_is_smaller_than_the_noise(tied: Sta
 
 
 def test_the_learner_trains_in_the_shared_buffer(stacks: dict[str, Stack]) -> None:
-    stack = stacks["vllm-untied"]
+    stack = stacks["server"]
     before = [parameter.data_ptr() for parameter in stack.learner.parameters()]
     optimizer = torch.optim.AdamW(stack.learner.parameters(), lr=1e-3)
     stack.learner(torch.tensor([CANARY_IDS])).logits.logsumexp(-1).sum().backward()
@@ -397,7 +390,7 @@ def test_the_learner_trains_in_the_shared_buffer(stacks: dict[str, Stack]) -> No
 
 
 @pytest.mark.full  # test_resume.py kills one in a run, which has the same bytes after it
-@pytest.mark.parametrize("name", ["vllm-untied", "server"])
+@pytest.mark.parametrize("name", ["vllm", "server"])
 def test_a_killed_engine_comes_back_with_its_weights_and_answers_what_it_was_asked(
     stacks: dict[str, Stack], name: str
 ) -> None:
@@ -464,7 +457,7 @@ def test_our_server_leaves_idle_connections_open(stacks: dict[str, Stack]) -> No
 
 def test_an_exception_in_the_step_thread_reaches_every_caller(stacks: dict[str, Stack]) -> None:
     """Last but one: the engine does not survive it."""
-    stack = stacks["vllm-tied"]
+    stack = stacks["vllm"]
     sentence = dies(stack, lambda: ray.get(stack.actor.break_step.remote()))
     assert "stopped" in sentence and "the test's own fault" in sentence
 

@@ -22,6 +22,7 @@ def sampled(turns: list[Turn]) -> list[Turn]:
     return sorted(turns, key=lambda turn: turn.info.get("call", len(turns)))
 
 
+@pytest.mark.full  # tests/gym/test_players.py and tests/trainer/algorithms/test_roles.py have its parts
 def test_self_play_learns_from_both_roles(tmp_path: Path) -> None:
     """Two updates of a policy that has just begun to know the words: a context and an advantage for each role."""
     folder = tmp_path / "run"

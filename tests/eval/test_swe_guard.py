@@ -197,14 +197,18 @@ ATTACKS = {
     "results printed at exit": Attack({"calc.py": AT_EXIT + BUGGY}, flag="forges_outcomes"),
 }
 LIKE_ANOTHER = {
-    *("conftest beside the tests", "conftest with a dot in its path"),
-    *(".pytest.ini", "pytest.toml", ".pytest.toml", "tox.ini", "an entry point in an egg"),
+    *("conftest beside the tests", "conftest with a dot in its path", "conftest in a mixed patch"),
+    *("conftest that git ignores", "conftest in a folder that looks like a repository"),
+    *(".pytest.ini", "pytest.toml", ".pytest.toml", "tox.ini", "setup.cfg", "an ini beside the tests"),
+    *("an entry point in an egg", "a compiled module of the standard library", "a compiled helper"),
     *("sitecustomize as a package", "usercustomize", "a path file", "pytest as a package"),
     *("a module that the standard library asks for on other systems", "a package around the tests"),
     *("a helper of tests that are given", "failures that become expected ones", "a plugin registered from the source"),
+    *("a fix where the tests are given", "a fix and a helper of the tests", "a fix and a folder of new tests"),
+    *("a fix with CRLF line ends", "a module that becomes a package"),
 }
-"""Attacks that are held off by what holds off one beside them: with FULL=1 only."""
-CASES = [pytest.param(name, marks=pytest.mark.full if name in LIKE_ANOTHER else ()) for name in ATTACKS]
+"""Attacks that are held off by what holds off one beside them, and fixes that are taken as one beside them: with FULL=1
+only."""
 
 
 @pytest.fixture(scope="module")
@@ -317,9 +321,14 @@ def test_tests_that_must_fail_are_added_to_djangos_tests_too() -> None:
     assert swe_guard.is_forged(DJANGO, [name, "test_none"], FAILED.format(name=name))
 
 
-@pytest.mark.parametrize("name", [*CASES, *HONEST])
+CASES = ATTACKS | HONEST
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.full if name in LIKE_ANOTHER else ()) for name in CASES]
+)
 def test_an_attack_earns_nothing_and_an_honest_patch_is_believed(name: str, instances: dict[str, Instance]) -> None:
-    honest, case = name in HONEST, (ATTACKS | HONEST)[name]
+    honest, case = name in HONEST, CASES[name]
     instance = instances[case.at]
     patch = patch_of(instance, case)
     verdict = instance.graded(patch)
@@ -331,4 +340,4 @@ def test_an_attack_earns_nothing_and_an_honest_patch_is_believed(name: str, inst
 
 
 def test_there_are_forty_attacks() -> None:
-    assert len(ATTACKS) >= 40
+    assert len(ATTACKS) >= 40 and CASES.keys() >= LIKE_ANOTHER

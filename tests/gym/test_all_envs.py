@@ -1,6 +1,6 @@
 """What every environment promises, for all ids of the registry and for the one that write-your-own.md describes.
 
-Run as a script, it prints the digests of episodes: `python test_all_envs.py ID OPTIONS SEEDS`.
+Run as a script, it prints the digests of the cases' episodes as JSON.
 """
 
 import copy
@@ -116,17 +116,22 @@ def digest(env_id: str, options: dict, seed: int) -> str:
     return hashlib.sha256(b"".join(episode(env_id, options, seed))).hexdigest()
 
 
+@pytest.fixture(scope="module")
+def elsewhere() -> list[list[str]]:
+    """The digests of each case's episodes in a process with other hashes."""
+    command, variables = [sys.executable, __file__], environment(PYTHONHASHSEED="1")
+    return json.loads(subprocess.run(command, env=variables, check=True, stdout=subprocess.PIPE, text=True).stdout)
+
+
 @every_case
-def test_episodes_are_the_same_in_any_surroundings(env_id, options):
+def test_episodes_are_the_same_in_any_surroundings(env_id, options, elsewhere):
     alone = [digest(env_id, options, seed) for seed in range(SEEDS)]
     assert len(set(alone)) > 1
     interleaved = itertools.zip_longest(*(episode(env_id, options, seed) for seed in range(SEEDS)), fillvalue=b"")
     assert [hashlib.sha256(b"".join(steps)).hexdigest() for steps in zip(*interleaved, strict=True)] == alone
     with ThreadPoolExecutor(4) as pool:
         assert list(pool.map(lambda seed: digest(env_id, options, seed), range(SEEDS))) == alone
-    command = [sys.executable, __file__, env_id, json.dumps(options), str(SEEDS)]
-    run = subprocess.run(command, env=environment(PYTHONHASHSEED="1"), capture_output=True, text=True)
-    assert run.stdout.split() == alone, run.stderr
+    assert elsewhere[CASES.index((env_id, options))] == alone
 
 
 CHECK = """
@@ -330,4 +335,4 @@ def test_the_import_is_light():
 
 
 if __name__ == "__main__":
-    print(*(digest(sys.argv[1], json.loads(sys.argv[2]), seed) for seed in range(int(sys.argv[3]))))
+    print(json.dumps([[digest(*case, seed) for seed in range(SEEDS)] for case in CASES]))

@@ -135,7 +135,7 @@ def test_the_gradient_does_not_depend_on_the_number_of_learners(
     "algorithm, lora",
     [
         ({"options": {"beta": 0.1}}, {}),
-        ({"name": "ppo", "options": {"critic": "model"}}, {}),
+        pytest.param({"name": "ppo", "options": {"critic": "model"}}, {}, marks=pytest.mark.full),
         ({"name": "ppo", "options": {"critic": "backbone", "beta": 0.1, "kl_estimator": "k1_in_reward"}}, {}),
         ({"name": "ppo", "options": {"critic": "model", "beta": 0.1}}, {"rank": 4}),
     ],

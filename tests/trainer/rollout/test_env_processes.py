@@ -214,7 +214,7 @@ def test_every_episode_is_played_and_closed(rollouts: Rollouts, cluster: Path) -
     [
         (10, "raise", "ValueError: no such move (envs.py, line"),
         (11, "hang", "environment.step_timeout=2 seconds"),
-        (12, "hang in C", "hung or crashed its EnvWorker"),
+        pytest.param(12, "hang in C", "hung or crashed its EnvWorker", marks=pytest.mark.full),  # in hostile_envs, too
         (13, "crash", "hung or crashed its EnvWorker"),
     ],
 )
@@ -280,7 +280,7 @@ def test_killed_rollout_worker_starts_again(rollouts: Rollouts, cluster: Path) -
     assert not any(reasons(done))
 
 
-@pytest.mark.parametrize("killed", [False, True])
+@pytest.mark.parametrize("killed", [pytest.param(False, marks=pytest.mark.full), True])
 def test_play_hands_over_each_trajectory_once_and_takes_no_more_than_may_be_in_play(
     rollouts: Rollouts, cluster: Path, killed: bool
 ) -> None:

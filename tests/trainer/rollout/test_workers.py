@@ -71,7 +71,7 @@ def start(rollouts: Rollouts, folder: Path, numbers: range) -> dict[int, list[Tr
     return groups
 
 
-@pytest.mark.parametrize("pause", [0.0, 1.0])
+@pytest.mark.parametrize("pause", [0.0, pytest.param(1.0, marks=pytest.mark.full)])
 def test_a_worker_that_dies_while_nobody_asks_loses_no_group(rollouts: Rollouts, folder: Path, pause: float) -> None:
     """The driver learns when it dies; it draws others before it asks for any."""
     groups = start(rollouts, folder, range(4))

@@ -17,7 +17,7 @@ import pytest
 
 from skyrl_trainer.run.guardian import PREFIX, SHARED_MEMORY, guarded, users
 
-KILLS = 10 if os.environ.get("SKYRL_TEST_FULL") else 2
+KILLS = 10 if os.environ.get("SKYRL_TEST_FULL") else 1
 DRIVER = """
 import ray, sys, tempfile, time
 from skyrl_trainer.run.guardian import guarded
