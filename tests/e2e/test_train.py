@@ -92,6 +92,7 @@ def test_envs_that_raise_or_hang_cost_their_own_episodes_only(clone: Path, tmp_p
     assert all(row["failed"] < 16 for row in rows)
 
 
+@pytest.mark.full  # tests/docs/test_code_blocks.py executes these blocks up to the training
 def test_the_python_api_of_the_readme_runs_the_examples_of_the_plug_ins_page(clone: Path, tmp_path: Path) -> None:
     """An own estimator, sampler and two reward functions, for two steps."""
     blocks = {page: re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), re.DOTALL) for page in PAGES}

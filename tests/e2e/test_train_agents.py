@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from pathlib import Path
 
@@ -13,7 +12,6 @@ from skyrl_trainer.rollout.store import JsonlTrajectoryStore
 from tests.e2e.runs import QUICK, Run, assert_nothing_left, metrics
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-FULL = bool(os.environ.get("SKYRL_TEST_FULL"))
 AGENTS = {
     "my_agent": {},
     "smol_agent": {"generator__max_turns": 8, "generator__max_model_len": 8192},
@@ -26,8 +24,9 @@ AGENTS = {
 }
 
 
+@pytest.mark.full  # tests/trainer/rollout/test_agents.py plays them, in processes of their own, with a fake engine
 @pytest.mark.timeout(1200)
-@pytest.mark.parametrize("name", AGENTS if FULL else ["two_at_once_agent"])
+@pytest.mark.parametrize("name", AGENTS)
 def test_each_example_is_learned_from(clone: Path, tmp_path: Path, name: str) -> None:
     """Two updates from its episodes, which replay and score as any others."""
     folder = tmp_path / "run"

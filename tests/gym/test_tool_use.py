@@ -131,7 +131,7 @@ def test_each_split_has_a_world_and_numbers_of_its_own():
     assert all(names) and not (names[0] & names[1] or names[0] & names[2] or names[1] & names[2])
     owner: dict[tuple, str] = {}
     for split, difficulty in itertools.product(SPLITS, (1, 5)):
-        for index in range(tasks.count(difficulty, split)):
+        for index in range(0, tasks.count(difficulty, split), 1 if SAMPLE == 1000 else 7):
             text = tasks.draft(difficulty, split, 0, index)[0]
             a, b, asked = re.fullmatch(r"Let a be (\d+) and b be (\d+)\. (.+)", text).groups()
             either = "a times b" in asked or "product of a and b," in asked
