@@ -33,6 +33,7 @@ CANARY_IDS = [2 + (i * 37) % 50 for i in range(100)]
 
 
 FULL = pytest.mark.full
+"""What follows the loop goes its way, too, which has nf4 and an adapter; test_engine.py has the canary's faults."""
 LOOPS = [
     pytest.param("{rank: 8}", "auto", marks=FULL),
     ("{rank: 8, quantization: nf4}", "auto"),
@@ -108,13 +109,14 @@ def stacks() -> Iterator[dict[str, Stack]]:
     ray.shutdown()
 
 
-@pytest.fixture(params=["vllm", "server"] if os.environ.get("SKYRL_TEST_FULL") else ["vllm"])
+@pytest.fixture(params=["vllm", "server"])
 def stack(request: pytest.FixtureRequest, stacks: dict[str, Stack], tmp_path_factory: pytest.TempPathFactory) -> Stack:
     if request.param not in stacks:
         stacks[request.param] = Stack(tmp_path_factory.mktemp("policy") / "model", ENGINES[request.param])
     return stacks[request.param]
 
 
+@FULL
 def test_adapters_of_any_size_arrive_and_leave_no_file(
     stack: Stack, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -125,6 +127,7 @@ def test_adapters_of_any_size_arrive_and_leave_no_file(
         assert not list(tmp_path.iterdir())
 
 
+@FULL
 @pytest.mark.parametrize(("fault", "scale"), [("_load_adapter", 1e-7), ("add_lora", 1e-7), ("add_lora", 0.3)])
 @pytest.mark.parametrize("stack", ["vllm"], indirect=True)
 def test_a_load_that_leaves_something_out_is_caught(stack: Stack, fault: str, scale: float) -> None:
@@ -137,6 +140,7 @@ def test_a_load_that_leaves_something_out_is_caught(stack: Stack, fault: str, sc
     stack.publish()
 
 
+@FULL
 def test_requests_in_flight_go_on_with_the_new_adapter(stack: Stack) -> None:
     stack.publish()
     requests = [GenerationRequest(str(i), CANARY_IDS[i:], SamplingOptions(max_tokens=120), seed=i) for i in range(8)]
@@ -154,7 +158,7 @@ def test_requests_in_flight_go_on_with_the_new_adapter(stack: Stack) -> None:
         assert new_T[-1] and (ours_T - torch.tensor(output.logprobs))[new_T].abs().max() < TOLERANCE
 
 
-@pytest.mark.full  # test_resume.py kills an engine
+@FULL  # test_resume.py kills an engine
 def test_a_killed_engine_gets_the_base_again_and_then_the_adapter(stack: Stack) -> None:
     stack.move(0.2)
     stack.publish()

@@ -13,8 +13,9 @@ from pathlib import Path
 import openai
 import pytest
 
-from tests.e2e.runs import Run, assert_nothing_left, metrics
+from tests.e2e.runs import QUICK, Run, assert_nothing_left, metrics
 
+FULL = bool(os.environ.get("SKYRL_TEST_FULL"))
 QUESTION = [{"role": "user", "content": "12 + 34 = ?"}]
 
 
@@ -45,8 +46,9 @@ def ask_until_over(run: Run, port: int) -> list[list[int]]:
 
 
 def test_a_stock_client_asks_a_policy_while_it_trains(clone: Path, tmp_path: Path) -> None:
+    """On vLLM in a full run."""
     folder, port = tmp_path / "served", free_port()
-    quick = {"trainer__eval_before_train": False, "trainer__eval_interval": 0}
+    quick = {"trainer__eval_before_train": False, "trainer__eval_interval": 0} if FULL else QUICK
     run = Run(folder, f"--serve={port}", trainer__policy__model__path=clone, trainer__max_steps=4, **quick)
     seen = ask_until_over(run, port)
     code, output = run.finish()
@@ -74,7 +76,7 @@ def test_a_stock_client_asks_the_policy_of_a_run_that_is_over(finished: Path) ->
     assert_nothing_left(finished)
 
 
-if os.environ.get("SKYRL_TEST_FULL"):
+if FULL:
 
     def test_training_on_a_server_that_runs_already(clone: Path, tmp_path: Path) -> None:
         """Started as docs/agents/serving.md says; it gets the weights of every step and is left as it was: running."""

@@ -134,7 +134,7 @@ def test_the_python_api_of_the_readme_runs_the_examples_of_the_plug_ins_page(clo
 def test_the_quickstart_learns(seed: int, clone: Path, tmp_path: Path) -> None:
     """Sampled: 20 steps of one seed, from a clone that is made already. FULL=1: the whole recipe, three seeds, held to
     the figures of the README."""
-    steps = [] if FULL else ["trainer.max_steps=20", f"trainer.policy.model.path={clone}"]
+    steps = [] if FULL else ["trainer.max_steps=20", "trainer.eval_interval=20", f"trainer.policy.model.path={clone}"]
     command = [sys.executable, "-m", "skyrl_trainer", "train", "quickstart", f"trainer.run_dir={tmp_path / 'run'}"]
     done = subprocess.run(
         [*command, f"trainer.seed={seed}", *steps], capture_output=True, text=True, stdin=subprocess.DEVNULL

@@ -27,7 +27,7 @@ from gymnasium.error import ResetNeeded
 import skyrl_gym
 
 FULL = os.environ.get("SKYRL_TEST_FULL") == "1"
-SEEDS = 1000 if FULL else 20
+SEEDS = 1000 if FULL else 10
 ROOT = Path(__file__).parents[2]
 PAGES = [(ROOT / "docs/environments" / name).read_text() for name in ("write-your-own.md", "write-your-own.zh.md")]
 
