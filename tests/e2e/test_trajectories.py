@@ -31,6 +31,7 @@ def command(capfd: pytest.CaptureFixture[str]) -> Command:
     return run
 
 
+@pytest.mark.full  # tests/trainer/replay, test_stored.py and test_rollout.py have its parts
 def test_all_of_a_run_replays_and_its_own_weights_agree(finished: Path, command: Command) -> None:
     steps = "".join(f"step {step}: 16 of 16\n" for step in range(1, 7))
     assert command("replay", finished) == (0, f"{steps}96 of 96 identical\n")

@@ -198,6 +198,7 @@ ATTACKS = {
 }
 LIKE_ANOTHER = {
     *("conftest beside the tests", "conftest with a dot in its path", "conftest in a mixed patch"),
+    *("conftest in octal", "conftest written by a hook of git", "a library of pytest's", "a package before a helper"),
     *("conftest that git ignores", "conftest in a folder that looks like a repository"),
     *(".pytest.ini", "pytest.toml", ".pytest.toml", "tox.ini", "setup.cfg", "an ini beside the tests"),
     *("an entry point in an egg", "a compiled module of the standard library", "a compiled helper"),
