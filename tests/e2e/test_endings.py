@@ -27,8 +27,7 @@ def test_an_engine_that_cannot_be_restarted_ends_the_run_with_a_sentence_and_a_c
     assert_nothing_left(folder)
 
 
-@pytest.mark.full
-@pytest.mark.parametrize("name", ["gcs_server", "raylet"])
+@pytest.mark.parametrize("name", ["gcs_server", pytest.param("raylet", marks=pytest.mark.full)])
 def test_a_run_whose_ray_dies_saves_and_ends_with_a_sentence(clone: Path, tmp_path: Path, name: str) -> None:
     folder = tmp_path / "run"
     run = Run(folder, trainer__policy__model__path=clone, trainer__max_steps=500, trainer__ckpt_interval=0, **QUICK)

@@ -146,6 +146,8 @@ def stacks(cluster: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
         "server": (OpenAIServerEngine, False),
         "transformers": (TransformersEngine, True),
     }
+    if os.environ.get("SKYRL_TEST_FULL"):
+        engines |= {"vllm-untied": (VLLMEngine, False), "server-tied": (OpenAIServerEngine, True)}
     started: dict[str, Stack] = {}
     loading = {}
     for name, (engine_class, tied) in engines.items():
@@ -163,7 +165,10 @@ def stacks(cluster: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
         stack.sync.close()
 
 
-@pytest.fixture(params=["vllm", "server", "transformers"])
+PAIRED = [pytest.param(name, marks=pytest.mark.full) for name in ("vllm-untied", "server-tied")]
+
+
+@pytest.fixture(params=["vllm", "server", "transformers", *PAIRED])
 def stack(request: pytest.FixtureRequest, stacks: dict[str, Stack]) -> Stack:
     return stacks[request.param]
 

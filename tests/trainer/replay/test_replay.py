@@ -49,8 +49,11 @@ def one_ray() -> Iterator[None]:
 
 
 def test_all_families_are_identical(stored: JsonlTrajectoryStore, capfd: pytest.CaptureFixture[str]) -> None:
-    assert main(["replay", str(stored.path(1).parent.parent), "--step", "1"]) == 0
+    run = str(stored.path(1).parent.parent)
+    assert main(["replay", run, "--step", "1"]) == 0
     assert capfd.readouterr().out == f"{4 * len(FAMILIES)} of {4 * len(FAMILIES)} identical\n"
+    assert main(["replay", run]) == 0  # every step
+    assert capfd.readouterr().out.startswith(f"step 1: {4 * len(FAMILIES)} of {4 * len(FAMILIES)}\n")
 
 
 @pytest.mark.usefixtures("one_ray")
