@@ -45,7 +45,7 @@ def test_with_the_gpus_that_a_recipe_wants_nothing_stops_it(recipe: str) -> None
 @pytest.mark.parametrize(
     ("recipe", "gpus", "engine", "backend"),
     [
-        ("qwen_1gpu", {0: "learner 0 and engine 0"}, "GPU 0, taking turns with the learner", "shared_memory"),
+        ("qwen_1gpu", {0: "learner 0 and engine 0"}, "GPU 0, taking turns with the learner", "cuda_ipc"),
         (
             "qwen_8gpu_colocated",
             {n: f"learner {n} and engine {n}" for n in range(8)},
@@ -83,8 +83,9 @@ def test_memory_of_a_gpu_to_the_byte() -> None:
         16 * P_LORA,
         16384 * (28 * 1536 * 2 + 2 * (8 * 1536 + 2 * 1536 + 2 * 256 + 4 * 8960)),
         12 * 2**28,
+        2 * P,  # of the weight sync
     ]
-    assert sum(size for _, size in learner) == 10_003_021_824
+    assert sum(size for _, size in learner) == 10_003_021_824 + 2 * P
     cache = 60 * 10**9 - 2 * P
     assert [size for _, size in engine] == [2 * P, cache]
     assert engine[1][0].endswith(f"(of {cache // (28 * 1024):,} tokens at most)") and cache // (28 * 1024) == 1_984_963
@@ -109,9 +110,12 @@ def test_limits_of_one_gpu() -> None:
     assert figures["decode, at most"].startswith(f"{decode:,.0f} tokens/s") and 47_329 < decode < 47_331
     train = 989e12 / (4 * P + 6 * P_LORA)
     assert figures["train, at most"] == f"{train:,.0f} tokens/s: FLOP/s / (4 P + 6 P_lora), an epoch"
-    assert figures["weight sync, at least"].startswith(f"{2 * 2 * P / 64e9:.4f} s: 2 P b / 64 GB/s")
-    seconds = f"{256 * 4096 / decode:.1f} s decode + {256 * 6144 / train:.1f} s train + 0.10 s sync"
-    assert figures["a step at full length, at least"] == seconds == "22.2 s decode + 10.2 s train + 0.10 s sync"
+    assert figures["weight sync, at least"].startswith(f"{4 * 2 * P / 3.35e12:.4f} s: 4 P b / bandwidth")
+    seconds = f"{256 * 4096 / decode:.1f} s decode + {256 * 6144 / train:.1f} s train + 0.00 s sync"
+    assert figures["a step at full length, at least"] == seconds == "22.2 s decode + 10.2 s train + 0.00 s sync"
+    config = load_config("qwen_1gpu", ["generator.weight_sync_backend=shared_memory"])
+    sync = dict(limits(config, SHAPE, LAPTOP))["weight sync, at least"]
+    assert sync.startswith(f"{2 * 2 * P / 64e9:.4f} s: 2 P b / 64 GB/s")
 
 
 def test_limits_of_a_split_count_each_sides_gpus() -> None:
@@ -147,7 +151,7 @@ def test_too_small_a_gpu_is_a_sentence(monkeypatch: pytest.MonkeyPatch, capsys: 
 def test_what_does_not_go_together_is_a_sentence_beside_the_plan(capsys: pytest.CaptureFixture[str]) -> None:
     plan.print_plan(resolve("qwen_1gpu", ["generator.weight_sync_backend=nccl"]))
     text = capsys.readouterr().out
-    assert "shared_memory: learner and engines share their GPUs" in text and "Physical limits" in text
+    assert "cuda_ipc: learner and engines share their GPUs" in text and "Physical limits" in text
     plan.print_plan(resolve("qwen_1gpu", ["trainer.policy.model.lora={rank: 0, quantization: nf4}"]))
     text = capsys.readouterr().out
     assert "trainer.policy.model.lora.rank is 0" in text and "GPU 0  " in text

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from accelerate.state import AcceleratorState
 from tiny_models import make_batch, make_config, save_model
+from torch._dynamo.testing import CompileCounter
 from torch.nn.functional import scaled_dot_product_attention
 from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoModelForCausalLM
@@ -16,6 +19,7 @@ from transformers import AutoModelForCausalLM
 from skyrl_trainer.errors import UserError
 from skyrl_trainer.learner import segments as segments_module
 from skyrl_trainer.learner.batch import Row, collate, cut, make_rows
+from skyrl_trainer.learner.loading import compile_layers
 from skyrl_trainer.learner.model import Learner
 from skyrl_trainer.learner.segments import Segments
 
@@ -189,3 +193,41 @@ def test_a_trajectory_longer_than_a_sliding_window_is_refused(tmp_path: Path) ->
     rows = make_rows(batch.trajectories)
     with pytest.raises(UserError, match=r"sliding window of 8.*generator\.max_model_len"):
         learner.logprobs(collate(rows, range(len(rows)), learner.device, learner.dtype))
+
+
+def test_a_model_with_large_logits_is_taken_in_bfloat16(tmp_path: Path) -> None:
+    """Rounding alone must not look like another architecture: both sides compute in the same precision."""
+    path = save_model(tmp_path, initializer_range=1.0)
+    model = AutoModelForCausalLM.from_pretrained(path)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(6.0)
+    model.save_pretrained(tmp_path)
+    AcceleratorState._reset_state()  # one precision a process
+    try:
+        Learner(make_config(trainer={"policy": {"model": {"dtype": "bfloat16"}}}), path, 1)
+    finally:
+        AcceleratorState._reset_state()
+
+
+def test_compiled_layers_share_one_compilation_and_change_no_score(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a GPU, where oneDNN has no part in it; by dynamo alone, without its code generator."""
+    monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: False)
+    counts = []
+    for layers in (2, 5):
+        learner = Learner(make_config(), save_model(tmp_path / str(layers), num_hidden_layers=layers), 1)
+        rows = make_rows(make_batch().trajectories)
+        batch = collate(rows, range(len(rows)), learner.device, learner.dtype)
+        expected, _ = learner.logprobs(batch)
+        counter = CompileCounter()
+        monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=counter))
+        compile_layers(learner.model)
+        monkeypatch.undo()
+        monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: False)
+        found, _ = learner.logprobs(batch)
+        torch.testing.assert_close(found, expected)
+        counts.append(counter.frame_count)
+        torch._dynamo.reset()
+    assert counts[0] == counts[1] > 0

@@ -70,6 +70,7 @@ def test_vllm_takes_what_it_is_told() -> None:
 
 
 APART = {"policy_num_gpus_per_node": 4, "colocate_all": False}
+TOGETHER = {"policy_num_gpus_per_node": 1, "colocate_all": True}
 
 
 @pytest.mark.parametrize(
@@ -85,6 +86,14 @@ APART = {"policy_num_gpus_per_node": 4, "colocate_all": False}
         (APART | {"policy_num_gpus_per_node": 1}, {}, {"quantization": "nf4"}, "adapter"),
         ({}, {"weight_sync_backend": "shared_memory"}, {"quantization": "nf4"}, "shared_memory"),
         (APART | {"colocate_all": True}, {}, {}, "shared_memory"),
+        (TOGETHER, {}, {}, "cuda_ipc"),
+        (TOGETHER, {"weight_sync_backend": "nccl"}, {"rank": 8}, "cuda_ipc"),
+        (TOGETHER, {"weight_sync_backend": "shared_memory"}, {}, "shared_memory"),
+        (TOGETHER, {"backend": "openai_server"}, {}, "shared_memory"),
+        (TOGETHER, {"num_inference_engines": 2}, {}, "shared_memory"),
+        (TOGETHER, {"inference_engine_tensor_parallel_size": 2}, {}, "shared_memory"),
+        (TOGETHER | {"policy_num_nodes": 2}, {}, {}, "shared_memory"),
+        (TOGETHER, {}, {"quantization": "nf4"}, "adapter"),
         ({}, {"weight_sync_backend": "nccl"}, {}, "policy_num_gpus_per_node=0"),
         (APART | {"colocate_all": True}, {"weight_sync_backend": "nccl"}, {}, "shared_memory"),
         (APART, {"weight_sync_backend": "nccl", "backend": "transformers"}, {}, "generator.backend is transformers"),
@@ -93,7 +102,7 @@ APART = {"policy_num_gpus_per_node": 4, "colocate_all": False}
 def test_the_backend_follows_the_placement(placement: Any, generator: Any, lora: Any, chosen: str) -> None:
     trainer = {"placement": placement, "policy": {"model": {"lora": lora}}}
     config = Config.model_validate({"trainer": trainer, "generator": generator})
-    if chosen in ("nccl", "shared_memory", "adapter"):
+    if chosen in ("nccl", "shared_memory", "cuda_ipc", "adapter"):
         assert sync_backend(config) == chosen
     else:
         with pytest.raises(UserError, match=r"generator.weight_sync_backend is nccl, but .*set it to auto") as caught:

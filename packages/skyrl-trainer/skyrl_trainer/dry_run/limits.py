@@ -121,8 +121,10 @@ def gpu_memory(config: Config, shape: ModelShape, gpu: Card) -> tuple[list[tuple
     share = int(given.get("gpu_memory_utilization", VLLM_SHARE) * gpu.memory)
     cache = given.get("kv_cache_memory_bytes") or max(0, share - weights)
     held = int(cache * split // shape.kv_bytes)
+    copy = weights if likely_sync_backend(config) == "cuda_ipc" else 0
     left = f"engine: KV cache and vLLM's own 1 to 3 GiB (of {held:,} tokens at most)"
-    return learner_memory(config, shape), [("engine: weights", weights), (left, cache)]
+    learner = [*learner_memory(config, shape), ("weight sync: a copy", copy)]
+    return learner, [("engine: weights", weights), (left, cache)]
 
 
 def peaks(config: Config, machine: Hardware, working_set: int) -> tuple[float, float, str]:
@@ -203,6 +205,8 @@ def _sync_limit(config: Config, machine: Hardware, weights: int, bandwidth: floa
     found = card(config, machine)
     if found is None:
         return "2 P b / bandwidth, read and written", 2 * weights / bandwidth
-    if likely_sync_backend(config) == "nccl":
+    if (backend := likely_sync_backend(config)) == "cuda_ipc":
+        return "4 P b / bandwidth, to a copy and back", 4 * weights / bandwidth
+    if backend == "nccl":
         return f"P b / {found[0].link / 1e9:.0f} GB/s between GPUs (NCCL)", weights / found[0].link
     return f"2 P b / {found[0].host / 1e9:.0f} GB/s, to the shared buffer and back", 2 * weights / found[0].host

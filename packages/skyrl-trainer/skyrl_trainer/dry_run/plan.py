@@ -27,7 +27,8 @@ def placement(config: Config, machine: Hardware) -> list[tuple[str, str]]:
     on_learner, on_engines = (_gpus(gpus) or processor for gpus in (learner, engines))
     turns = ", taking turns with the learner" if engines and config.trainer.placement.colocate_all else ""
     asked, backend = config.generator.weight_sync_backend, bounds.likely_sync_backend(config)
-    why = ": learner and engines share their GPUs" if (asked, backend) == ("nccl", "shared_memory") else ""
+    yields = asked == "nccl" and backend in ("shared_memory", "cuda_ipc")
+    why = ": learner and engines share their GPUs" if yields else ""
     return [
         ("learner" if config.num_learners == 1 else f"learners ({config.num_learners})", on_learner),
         (f"engines ({config.generator.num_inference_engines} x {config.generator.backend})", on_engines + turns),

@@ -57,7 +57,8 @@ def vllm_kwargs(
         "worker_extension_cls": "skyrl_trainer.weight_sync.vllm_backend.WorkerExtension",
     }
     if has_gpu():
-        return kwargs | engine_kwargs
+        # By itself vLLM takes 2,048 here, and 16,384 for an `LLM`.
+        return kwargs | {"max_num_batched_tokens": PREFILL_TOKENS} | engine_kwargs
     # A KV cache for every sequence at full length, but at most CPU_KV_CACHE_BYTES; whole prefills.
     block, one = CPU_BLOCK, kv_token_bytes(model_path, dtype)
     blocks_of_one = -(-max_model_len // block) + 1

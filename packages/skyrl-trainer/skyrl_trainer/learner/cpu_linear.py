@@ -32,8 +32,9 @@ def _matmul(x: Tensor, weight: Tensor) -> Tensor:
 
 
 def use_onednn(model: torch.nn.Module) -> None:
-    """Reroutes the forward pass of every Linear without a bias; only float32 on a CPU then takes another way."""
-    if not torch.backends.mkldnn.is_available():
+    """Reroutes every Linear without a bias; only float32 on a CPU then takes another way."""
+    # On a GPU each layer's partial would be compiled by itself.
+    if next(model.parameters()).is_cuda or not torch.backends.mkldnn.is_available():
         return
     for module in model.modules():
         if type(module) is torch.nn.Linear and module.bias is None:

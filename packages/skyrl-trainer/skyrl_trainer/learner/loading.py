@@ -30,6 +30,12 @@ def load_model(path: str, dtype: torch.dtype, **how: Any) -> PreTrainedModel:
     return model
 
 
+def compile_layers(model: PreTrainedModel) -> None:
+    """Few kernels in the place of many; one compilation serves all layers."""
+    for layer in [each for each in model.modules() if isinstance(each, GradientCheckpointingLayer)]:
+        layer.forward = torch.compile(layer.forward, dynamic=True)
+
+
 def checkpoint_layers(model: PreTrainedModel, path: str) -> None:
     """By hand: transformers' own way does nothing outside train(), where dropout would be on."""
     layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]

@@ -16,7 +16,7 @@ from transformers import AutoTokenizer, PreTrainedModel, get_scheduler
 from skyrl_trainer.errors import UserError
 from skyrl_trainer.files import written_aside
 from skyrl_trainer.learner.checks import check_architecture, check_weights
-from skyrl_trainer.learner.loading import checkpoint_layers, load_model, use_threads
+from skyrl_trainer.learner.loading import checkpoint_layers, compile_layers, load_model, use_threads
 from skyrl_trainer.learner.ranks import Ranks, reshard, whole
 from skyrl_trainer.learner.segments import Segments
 from skyrl_trainer.process_memory import LOGITS_AT_ONCE
@@ -48,12 +48,12 @@ class Scorer:
         self.model = load_model(model_path, dtype, **how).to(self.device)
         # Not train(): dropout would put noise in every ratio, and there is no other difference.
         self.model.eval()
-        from skyrl_trainer.learner.cpu_linear import use_onednn
-
-        use_onednn(self.model)
+        load("skyrl_trainer.learner.cpu_linear:use_onednn")(self.model)
+        check_architecture(self)
+        if self.device.type == "cuda":
+            compile_layers(self.model)
         if config.trainer.gradient_checkpointing:
             checkpoint_layers(self.model, model_path)
-        check_architecture(self)
 
     def loading(self) -> tuple[torch.dtype, dict[str, Any]]:
         """The weights' precision, and what else `from_pretrained` takes."""
@@ -94,6 +94,8 @@ class Scorer:
                 entropy = -(all_logprobs.exp() * all_logprobs).sum(-1)
             return all_logprobs.gather(-1, targets[:, None]).squeeze(-1), entropy
 
+        if self.device.type == "cuda":  # no float32 logits in memory
+            score = torch.compile(score, dynamic=True)
         with self.accelerator.autocast():
             if len(targets_N) <= chunk:
                 return score(hidden_NH, targets_N)
@@ -242,11 +244,9 @@ class Learner(Optimized, Scorer):
         """No buffer of its own: a weight sync moves these weights into its own (see LearnerGroup's)."""
 
     def transfer(self, method: str, *arguments: Any) -> Any:
-        """A method of WeightSender, which sends these weights over NCCL; to be called on all learners."""
-        from skyrl_trainer.weight_sync.nccl import WeightSender
-
+        """A method of WeightSender, on all learners alike."""
         if self._sender is None:
-            self._sender = WeightSender(self.named_tensors, self.ranks.rank)
+            self._sender = load("skyrl_trainer.weight_sync.nccl:WeightSender")(self.named_tensors, self.ranks.rank)
         return self._sender.call(method, *arguments)
 
     def release_memory(self) -> None:

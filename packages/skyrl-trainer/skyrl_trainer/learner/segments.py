@@ -109,6 +109,7 @@ class Segments:
         return np.split(order, cuts[1:])
 
 
+@torch.compiler.disable  # type: ignore[untyped-decorator]
 def attention(
     module: torch.nn.Module,
     query: Tensor,

@@ -117,6 +117,8 @@ class Run:
 
         self.table.phase("making the policy")
         policy = self.stack.enter_context(StartPolicy(config, self.folder.path, self.train_tasks))
+        if shares_gpus(config):  # whose memory an engine measures
+            policy.weights()
         self.table.phase("starting Ray and the engines")
         self.processes = self.stack.enter_context(Processes(config, policy.architecture, learns=True))
         self.table.phase("cloning the expert")
@@ -157,17 +159,18 @@ class Run:
         engines, learner = self.processes.engines, self.learner
         backend = sync_backend(self.config)
         if backend == "nccl":
-            from skyrl_trainer.weight_sync.nccl import NCCLSync
-
             tensor_parallel = self.config.generator.inference_engine_tensor_parallel_size
-            return NCCLSync(engines, learner.transfer, tensor_parallel)
+            return load("skyrl_trainer.weight_sync.nccl:NCCLSync")(engines, learner.transfer, tensor_parallel)
         if backend == "adapter":  # of one learner alone
             from skyrl_trainer.learner.lora import LoRALearner
             from skyrl_trainer.weight_sync.lora import AdapterSync
 
             assert isinstance(learner, LoRALearner)
             return AdapterSync(engines, learner.base_tensors, learner.adapter_tensors)
-        return SharedMemorySync(engines, learner.named_tensors, learner.share_weights())
+        buffer = learner.share_weights()
+        if backend == "cuda_ipc":
+            buffer = load("skyrl_trainer.weight_sync.cuda_ipc:GPUBuffer").create(learner.named_tensors())
+        return SharedMemorySync(engines, learner.named_tensors, buffer)
 
     def resume(self) -> tuple[int, StepMetrics | None]:
         """The newest step in the weights, and its metrics if they were not written; 0 and {} in a new run."""
@@ -183,10 +186,9 @@ class Run:
             self.table.note(f"going on from the checkpoint of step {step}")
         written = step if unfinished is None else step - 1
         self.metrics = MetricsWriter(self.folder.path, last_step=written if found else None)
-        from skyrl_trainer.report.trackers import Tracker
-
         self.stack.callback(self.metrics.close)
-        self.tracker = self.stack.enter_context(closing(Tracker(self.config, last_step=written)))
+        tracker = load("skyrl_trainer.report.trackers:Tracker")
+        self.tracker = self.stack.enter_context(closing(tracker(self.config, last_step=written)))
         return step, unfinished
 
     def publish(self, step: int) -> StepMetrics:
@@ -239,6 +241,5 @@ class Run:
         extra = {**loop_state, "best": self.best, "config": self.config.model_dump(mode="json")}
         self.checkpoints.save(step, self.algorithm.state_dict(), extra)
         self.learner.save_pretrained(self.folder.path / "model" / "last")
-        from skyrl_trainer.report.html import write_report
-
+        write_report = load("skyrl_trainer.report.html:write_report")
         write_report([self.folder.path], self.folder.path / "report.html")

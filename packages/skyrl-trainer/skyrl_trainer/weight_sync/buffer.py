@@ -7,8 +7,7 @@ import math
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterable
-from itertools import pairwise
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Self
 
@@ -23,7 +22,7 @@ SHARED_MEMORY = Path("/dev/shm")
 
 
 class FlatBuffer:
-    """`tensors`: views into the mapped file by name, in the order of `layout`, writable and shared."""
+    """`tensors`: views into the mapped file by name, writable and shared."""
 
     def __init__(self, path: str, layout: list[dict[str, Any]]) -> None:
         """Maps an existing file. `layout`: a {"name", "dtype", "shape", "offset"} per tensor."""
@@ -31,20 +30,12 @@ class FlatBuffer:
         self._file = open(path, "r+b")  # noqa: SIM115, stays open for `again`
         self.flat = torch.from_file(path, shared=True, size=os.path.getsize(path), dtype=torch.uint8)
         """Every byte of the file, gaps included."""
-        self.tensors: dict[str, Tensor] = {}
-        for entry in layout:
-            start, dtype = entry["offset"], getattr(torch, entry["dtype"])
-            part = self.flat[start : start + math.prod(entry["shape"]) * dtype.itemsize]
-            self.tensors[entry["name"]] = part.view(dtype).view(entry["shape"])
+        self.tensors = views(self.flat, layout)
 
     @classmethod
     def create(cls, named_tensors: Iterable[tuple[str, Tensor]]) -> Self:
         """A new file with room for these tensors; their values are not copied. UserError when nothing has room."""
-        layout, end = [], 0
-        for name, tensor in named_tensors:
-            dtype = str(tensor.dtype).removeprefix("torch.")
-            layout.append({"name": name, "dtype": dtype, "shape": list(tensor.shape), "offset": end})
-            end += -(-tensor.nbytes // _ALIGNMENT) * _ALIGNMENT
+        layout, end = layout_of(named_tensors)
         folder = folder_with_room(end)
         handle, path = tempfile.mkstemp(prefix=f"{Path(tempfile.gettempdir()).name}-weights-", dir=folder)
         try:
@@ -65,16 +56,6 @@ class FlatBuffer:
     def nbytes(self) -> int:
         return sum(tensor.nbytes for tensor in self.tensors.values())
 
-    def joined(self, names: list[str]) -> Callable[[], Tensor]:
-        """Gives these tensors stacked along the first dimension: without a copy where they are neighbours."""
-        tensors = [self.tensors[name] for name in names]
-        first = tensors[0]
-        alike = all((each.dtype, each.shape[1:]) == (first.dtype, first.shape[1:]) for each in tensors)
-        if not alike or any(a.data_ptr() + a.nbytes != b.data_ptr() for a, b in pairwise(tensors)):
-            return lambda: torch.cat(tensors)
-        view = first.as_strided((sum(map(len, tensors)), *first.shape[1:]), first.stride())
-        return lambda: view
-
     def checksum(self) -> str:
         """Of all tensors, in their order."""
         return checksum(self.tensors.values())
@@ -82,6 +63,26 @@ class FlatBuffer:
     def unlink(self) -> None:
         """Removes the file's name; every mapping of it stays valid."""
         Path(self.path).unlink(missing_ok=True)
+
+
+def layout_of(named_tensors: Iterable[tuple[str, Tensor]]) -> tuple[list[dict[str, Any]], int]:
+    """A buffer's layout, and its bytes."""
+    layout, end = [], 0
+    for name, tensor in named_tensors:
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        layout.append({"name": name, "dtype": dtype, "shape": list(tensor.shape), "offset": end})
+        end += -(-tensor.nbytes // _ALIGNMENT) * _ALIGNMENT
+    return layout, end
+
+
+def views(flat: Tensor, layout: list[dict[str, Any]]) -> dict[str, Tensor]:
+    """The tensors that lie in `flat`, by name."""
+    tensors = {}
+    for entry in layout:
+        start, dtype = entry["offset"], getattr(torch, entry["dtype"])
+        part = flat[start : start + math.prod(entry["shape"]) * dtype.itemsize]
+        tensors[entry["name"]] = part.view(dtype).view(entry["shape"])
+    return tensors
 
 
 def empty_tensors(layout: list[dict[str, Any]], device: str = "cpu") -> dict[str, Tensor]:

@@ -24,10 +24,7 @@ def shares_gpus(config: Config) -> bool:
 
 
 def sync_backend(config: Config) -> str:
-    """`adapter`, `nccl` or `shared_memory`, as generator.weight_sync_backend asks. UserError where it cannot be.
-
-    NCCL joins no two processes on one GPU: there it gives way, as in SkyRL.
-    """
+    """How weights reach the engines, as generator.weight_sync_backend asks. UserError where it cannot be."""
     generator, place = config.generator, config.trainer.placement
     lora = config.trainer.policy.model.lora
     asked = generator.weight_sync_backend
@@ -44,7 +41,10 @@ def sync_backend(config: Config) -> str:
                 raise UserError(f"generator.weight_sync_backend: adapter {reason}; or set it to shared_memory.")
         return "adapter"
     if shares_gpus(config):
-        return "shared_memory"
+        # NCCL joins no two processes on one GPU: there it gives way, as in SkyRL.
+        engines = generator.num_inference_engines * generator.inference_engine_tensor_parallel_size
+        pair = config.num_learners == engines == 1 and generator.backend == "vllm"
+        return "cuda_ipc" if pair and asked != "shared_memory" else "shared_memory"
     obstacles = (
         (place.policy_num_gpus_per_node == 0, "the learner is on the processor (policy_num_gpus_per_node=0)"),
         (generator.backend != "vllm", f"generator.backend is {generator.backend}"),

@@ -169,6 +169,8 @@ class SharedMemorySync(EngineCalls):
                 raise SyncError(f"The learner's tensor {name} {list(tensor.shape)} was not there at the first sync.")
             if tensor.data_ptr() != target.data_ptr():
                 target.copy_(tensor)
+        if self._buffer.flat.is_cuda:  # the engine's process reads it next
+            torch.cuda.synchronize()
 
 
 def node_of(_: Any) -> str:

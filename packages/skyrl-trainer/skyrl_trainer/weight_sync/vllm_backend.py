@@ -24,7 +24,7 @@ from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, i
 from vllm.platforms import current_platform
 
 from skyrl_trainer.weight_sync.buffer import FlatBuffer, checksum
-from skyrl_trainer.weight_sync.cpu_load import DirectLoad
+from skyrl_trainer.weight_sync.cuda_ipc import GPUBuffer
 from skyrl_trainer.weight_sync.digest import Digest
 
 BACKEND = "skyrl_shared_memory"
@@ -35,7 +35,8 @@ ADAPTER = 1
 
 @dataclass
 class SharedMemoryInitInfo(WeightTransferInitInfo):
-    path: str
+    path: Any
+    """A file's, or the handle of a GPU's memory."""
     layout: list[dict[str, Any]]
 
 
@@ -51,45 +52,30 @@ class SharedMemoryBackend(WeightTransferEngine[SharedMemoryInitInfo, SharedMemor
     buffer: FlatBuffer | None = None
     checksum: str = ""
     """Of the bytes that the last update loaded; empty when it loaded none."""
-    direct: DirectLoad | None = None
-    """Once it has been proven."""
-    tried_direct = False
 
     def init_transfer_engine(self, init_info: SharedMemoryInitInfo) -> None:
-        self.buffer = FlatBuffer(init_info.path, init_info.layout)
-        self.direct, self.tried_direct = None, False
+        opened = FlatBuffer if isinstance(init_info.path, str) else GPUBuffer.opened
+        self.buffer = opened(init_info.path, init_info.layout)
 
     def start_weight_update(self) -> None:
         self.checksum = ""
         self.wrappers = {path: m for path, m in self.model.named_modules() if isinstance(m, BaseLayerWithLoRA)}
         for path, wrapper in self.wrappers.items():
             self.model.set_submodule(path, wrapper.base_layer)
-        if self.direct is None:
-            initialize_layerwise_reload(self.model)
+        initialize_layerwise_reload(self.model)
 
     def receive_weights(self, update_info: SharedMemoryUpdateInfo) -> None:
         if self.buffer is None:
             raise RuntimeError("update_weights was called before init_weight_transfer.")
         with ThreadPoolExecutor(1) as pool:
             checksum = pool.submit(self.buffer.checksum)
-            self.load(self.buffer)
+            self.model.load_weights(iter(self.buffer.tensors.items()))  # type: ignore[operator]
             self.checksum = checksum.result()
 
-    def load(self, buffer: FlatBuffer) -> None:
-        if self.direct is None:
-            self.model.load_weights(iter(buffer.tensors.items()))  # type: ignore[operator]
-        else:
-            self.direct.load()
-
     def finish_weight_update(self) -> None:
-        on_cpu = current_platform.is_cpu()
-        if self.direct is None:
-            finalize_layerwise_reload(self.model, self.model_config)
-        if on_cpu and self.model_config.hf_text_config.tie_word_embeddings:
+        finalize_layerwise_reload(self.model, self.model_config)
+        if current_platform.is_cpu() and self.model_config.hf_text_config.tie_word_embeddings:
             self.repack_tied_head()
-        again = not self.wrappers  # under adapters the base is loaded once
-        if on_cpu and again and not self.tried_direct and self.buffer is not None:
-            self.direct, self.tried_direct = DirectLoad.proven(self.model, self.buffer), True
         for path, wrapper in self.wrappers.items():
             self.model.set_submodule(path, wrapper)
 
@@ -102,7 +88,7 @@ class SharedMemoryBackend(WeightTransferEngine[SharedMemoryInitInfo, SharedMemor
                 head.quant_method.process_weights_after_loading(head)  # type: ignore[operator]
 
     def shutdown(self) -> None:
-        self.buffer = self.direct = None
+        self.buffer = None
 
 
 class NCCLBackend(NCCLWeightTransferEngine):

@@ -1,0 +1,590 @@
+"""Engine, weight sync and taking turns on one NVIDIA GPU: Qwen2.5's shapes with random weights, through the project's
+own engine actor, learner and sync.
+
+    python benchmarks/engine_gpu.py SIZE [--seqs 256] [--tokens 512] [--prompt 512] [--memory 0.3] [--eager]
+    python benchmarks/engine_gpu.py SIZE --only make      # needs torch, transformers and tokenizers alone
+
+SIZE is 0.5B, 1.5B, 3B or 7B, or tiny, which tries this script on a CPU. The learner is the project's, with float32
+masters; for 7B it is a bare bfloat16 model. The parts, in this order; `--only` chooses some:
+- `make`: the model's folder, DIR/SIZE, where it lacks. `trainer.policy.model.path` takes it too; its random policy
+  hardly ever ends an answer
+- `ceilings`: bytes/s that a copy within the GPU reads and writes; TFLOP/s of a bfloat16 product of 8192^3
+- `start`: seconds until the engine has loaded, GiB of the GPU that all processes then hold, and how many tokens the KV
+  cache holds; where it has no room for all requests (`needed_tokens`), they wait for each other
+- `rollout`: tokens/s of `seqs` requests of `prompt` + `tokens`, prefill included, median of 3. `of_...` is the part
+  of a limit: each step reads the weights and the mean KV cache once, at the copy's rate (needs `ceilings`) or the data
+  sheet's. `decode_only_of_copy_rate`: without the time that the same requests take for one token each
+- `gap`: |engine's logprob - learner's| of the same sampled tokens; what whole sequences' ratios would be instead of 1
+- `sync`: milliseconds of a whole weight sync, median of `rounds`, a first one not counted; `equal`: all checksums agree
+- `turns`: a step's sleep, release of the learner's cache, wake of the weights, sync and wake of the KV cache: seconds,
+  and the GiB that sleep and release gave back; at level 1, and twice at level 2. Null without a GPU: nothing sleeps
+- `after`: rollout and gap again; the weights that came by sync are the same, so both should be
+- `bare`: tokens/s of like requests by vLLM's `LLM.generate` without our actor, in one process and in vLLM's usual two;
+  `of_bare`: rollout's over the better one's. Everything else has gone from the GPU by then
+
+Each part prints a JSON line when it is done. One that fails reports its error there, and the others still run. The
+last line is one JSON object of all.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
+from torch import Tensor
+from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+
+if TYPE_CHECKING:  # `make` runs where these packages are not
+    from skyrl_trainer.types import GenerationOutput
+    from skyrl_trainer.weight_sync.shared_memory import SharedMemorySync
+
+#        hidden layers heads kv intermediate tied vocabulary
+SHAPES = {
+    "tiny": (128, 2, 4, 2, 256, True, 600),
+    "0.5B": (896, 24, 14, 2, 4864, True, 151_936),
+    "1.5B": (1536, 28, 12, 2, 8960, True, 151_936),
+    "3B": (2048, 36, 16, 2, 11_008, True, 151_936),
+    "7B": (3584, 28, 28, 4, 18_944, False, 152_064),
+}
+PARTS = ("make", "ceilings", "start", "rollout", "gap", "sync", "turns", "after", "bare")
+OF_ENGINE = {"rollout", "gap", "sync", "turns", "after"}
+DATA_SHEET = {"H100": 3.35e12, "H200": 4.8e12}
+"""Bytes/s of the memory."""
+GPU = torch.cuda.is_available()
+DEVICE = "cuda" if GPU else "cpu"
+DTYPE = "bfloat16" if GPU else "float32"
+START_SECONDS = 900.0
+PLAY_SECONDS = 240.0
+GONE_SECONDS = 60.0
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def config_of(size: str) -> Qwen2Config:
+    hidden, layers, heads, kv, intermediate, tied, vocabulary = SHAPES[size]
+    return Qwen2Config(
+        hidden_size=hidden, num_hidden_layers=layers, num_attention_heads=heads, num_key_value_heads=kv,
+        intermediate_size=intermediate, tie_word_embeddings=tied, vocab_size=vocabulary, max_position_embeddings=32_768,
+        rope_parameters={"rope_type": "default", "rope_theta": 1e6}, bos_token_id=None, dtype="bfloat16",
+    )  # fmt: skip
+
+
+def make_tokenizer(vocabulary: int) -> PreTrainedTokenizerFast:
+    """Of the project's own texts, with the tiny policy's chat template. skyrl_trainer.tiny would need gymnasium."""
+    special, tags = ("<|endoftext|>", "<|im_start|>", "<|im_end|>"), ("tool_call", "tool_response", "think")
+    marks = [mark for tag in tags for mark in (f"<{tag}>", f"</{tag}>")]
+    core = Tokenizer(models.BPE())
+    core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    core.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=min(8192, vocabulary) - len(special) - len(marks),
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    texts = sorted([*ROOT.glob("docs/**/*.md"), *ROOT.glob("packages/skyrl-gym/**/*.py")])
+    core.train_from_iterator((path.read_text() for path in texts), trainer)
+    core.add_special_tokens([AddedToken(token, normalized=False, special=True) for token in special])
+    core.add_tokens([AddedToken(mark, normalized=False, special=False) for mark in marks])
+    template = ROOT / "packages/skyrl-trainer/skyrl_trainer/tiny/chat_template.jinja"
+    return PreTrainedTokenizerFast(
+        tokenizer_object=core,
+        pad_token=special[0],
+        eos_token=special[2],
+        model_max_length=32_768,
+        clean_up_tokenization_spaces=False,
+        chat_template=template.read_text().strip(),
+    )
+
+
+def make_model(size: str, folder: Path) -> None:
+    config = config_of(size)
+    tokenizer = make_tokenizer(config.vocab_size)
+    config.eos_token_id, config.pad_token_id = tokenizer.eos_token_id, tokenizer.pad_token_id
+    torch.manual_seed(0)
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        with torch.device(DEVICE):
+            model = Qwen2ForCausalLM(config)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    for name, parameter in model.named_parameters():
+        if name.endswith("bias"):  # zeros would look right in memory that nobody has written to
+            torch.nn.init.normal_(parameter, std=0.1)
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)  # last: a folder that has it is whole
+
+
+def free() -> None:
+    gc.collect()
+    if GPU:
+        torch.cuda.empty_cache()
+
+
+def used() -> float:
+    """GiB of the GPU, by all processes."""
+    if not GPU:
+        return 0.0
+    left, total = torch.cuda.mem_get_info()
+    return round((total - left) / 2**30, 2)
+
+
+def prompts_of(seqs: int, length: int, seed: int) -> list[list[int]]:
+    draw = torch.Generator().manual_seed(seed)
+    return torch.randint(20, 500, (seqs, length), generator=draw).tolist()
+
+
+def fastest(work: Callable[[], Any], times: int = 5) -> float:
+    """Seconds of the quickest of some calls on the GPU, after two to warm up."""
+    seconds = []
+    for _ in range(times + 2):
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        work()
+        torch.cuda.synchronize()
+        seconds.append(time.perf_counter() - start)
+    return min(seconds[2:])
+
+
+def copy_rate(nbytes: int) -> float:
+    """Bytes read and written per second."""
+    source = torch.ones(nbytes, dtype=torch.uint8, device=DEVICE)
+    target = torch.empty_like(source)
+    return 2 * nbytes / fastest(lambda: target.copy_(source))
+
+
+def product_rate(size: int) -> float:
+    """FLOP per second, on random numbers: on zeros the GPU would need less power and be faster."""
+    a, b = (torch.randn(size, size, dtype=torch.bfloat16, device=DEVICE) for _ in range(2))
+    out = torch.empty_like(a)
+    return 2 * size**3 / fastest(lambda: torch.mm(a, b, out=out))
+
+
+class BareModel:
+    """The learner's place for a model whose masters would not fit beside the engine."""
+
+    def __init__(self, folder: Path) -> None:
+        model = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, DTYPE))
+        self.model = model.to(DEVICE).eval()
+
+    def named_tensors(self) -> Iterator[tuple[str, Tensor]]:
+        yield from self.model.named_parameters()  # tied ones once
+
+    def share_weights(self) -> None:
+        return None
+
+    def sampled_logprobs(self, prompt: list[int], output_ids: list[int]) -> Tensor:
+        ids = torch.tensor(prompt + output_ids, device=DEVICE)
+        logits = self.model(ids[None], use_cache=False).logits[0, len(prompt) - 1 : -1].float()
+        return logits.log_softmax(-1).gather(-1, ids[len(prompt) :, None])[:, 0]
+
+
+def make_learner(size: str, folder: Path) -> Any:
+    if size == "7B":
+        return BareModel(folder)
+    from skyrl_trainer.learner.model import Learner
+    from skyrl_trainer.settings import Config
+
+    place = {"colocate_all": GPU, "policy_num_gpus_per_node": int(GPU)}
+    policy = {"model": {"path": str(folder), "dtype": DTYPE}}
+    return Learner(Config.model_validate({"trainer": {"placement": place, "policy": policy}}), str(folder), 100)
+
+
+def make_sync(engine: Any, learner: Any, way: str) -> SharedMemorySync:
+    """`pinned` is shared memory that both processes have told the GPU about: a prototype, not in the product."""
+    import ray
+
+    from skyrl_trainer.weight_sync.cuda_ipc import GPUBuffer
+    from skyrl_trainer.weight_sync.shared_memory import SharedMemorySync
+
+    buffer = GPUBuffer.create(learner.named_tensors()) if way == "cuda_ipc" else learner.share_weights()
+    sync = SharedMemorySync([engine], learner.named_tensors, buffer)
+    if way == "pinned":
+        pin(sync._buffer)
+        ray.get(engine.__ray_call__.remote(lambda actor: actor._llm.collective_rpc(pin_of_worker)), timeout=120)
+    return sync
+
+
+def pin(buffer: Any) -> None:
+    error = torch.cuda.cudart().cudaHostRegister(buffer.flat.data_ptr(), buffer.flat.nbytes, 0)
+    if int(error):
+        raise RuntimeError(f"cudaHostRegister: error {int(error)}")
+
+
+def pin_of_worker(worker: Any) -> None:
+    pin(worker.weight_transfer_engine.buffer)
+
+
+def reason(error: Exception) -> str:
+    """Of an error in an actor, what was raised there."""
+    cause = getattr(error, "cause", None) or error
+    return f"{type(cause).__name__}: {cause}"[:400]
+
+
+def where(sync: Any) -> str:
+    """The folder of a sync's buffer, or what kind of buffer it has."""
+    buffer = getattr(sync, "_buffer", None)
+    path = getattr(buffer, "path", None)
+    return str(Path(path).parent) if path else type(buffer).__name__
+
+
+class Bench:
+    def __init__(self, args: argparse.Namespace) -> None:
+        self.args = args
+        self.folder = Path(args.folder) / args.size
+        self.length = args.prompt + args.tokens + 16
+        self.engine: Any = None
+        self.results: dict[str, Any] = {}
+        self.version = self.seed = 0
+        self.way = args.way[0]
+        self.idle = 0.0
+        """GiB of the GPU before the engine came."""
+        self.kwargs: dict[str, Any] = {"gpu_memory_utilization": args.memory} if GPU else {}
+        self.kwargs |= ({"enforce_eager": True} if args.eager else {}) | json.loads(args.engine_kwargs)
+
+    def make(self) -> dict[str, Any]:
+        start, known = time.perf_counter(), (self.folder / "tokenizer.json").exists()
+        if not known:
+            make_model(self.args.size, self.folder)
+            free()
+        nbytes = sum(path.stat().st_size for path in self.folder.iterdir())
+        seconds = round(time.perf_counter() - start, 1)
+        return {"folder": str(self.folder), "bytes": nbytes, "reused": known, "seconds": seconds}
+
+    def ceilings(self) -> dict[str, float] | None:
+        if not GPU:
+            return None
+        copy, product = copy_rate(4 * 10**9), product_rate(8192)
+        free()
+        return {"copy_bytes_per_second": copy, "matmul_TFLOP_per_second": round(product / 1e12, 1)}
+
+    def start(self) -> dict[str, Any]:
+        import ray
+
+        from skyrl_trainer.engine.vllm_actor import VLLMEngine
+        from skyrl_trainer.engine.vllm_args import engine_env
+
+        os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # as a run has both
+        os.environ.setdefault("RAY_worker_niceness", "0")
+        ray.init("local", num_gpus=int(GPU), include_dashboard=False, log_to_driver=True, logging_level="ERROR")
+        self.idle, start = used(), time.perf_counter()
+        kwargs = self.kwargs | ({"enable_sleep_mode": True} if GPU else {})
+        actor: Any = ray.remote(VLLMEngine).options(
+            num_cpus=1, num_gpus=int(GPU), max_concurrency=64, runtime_env={"env_vars": engine_env()}
+        )
+        self.engine = actor.remote(str(self.folder), DTYPE, self.length, self.args.seqs, 0, kwargs)
+        try:
+            ray.get(self.engine.ready.remote(), timeout=START_SECONDS)
+        except Exception:
+            self.stop()
+            raise
+        taken, memory = time.perf_counter() - start, used()
+        cache = ray.get(self.engine.__ray_call__.remote(lambda actor: actor._free_blocks * actor._block_size))
+        batched = ray.get(self.engine.__ray_call__.remote(batched_tokens))
+        return {
+            "seconds": round(taken, 1),
+            "GiB": memory,
+            "GiB_before": self.idle,
+            "cache_tokens": cache,
+            "needed_tokens": self.args.seqs * (self.args.prompt + self.args.tokens),
+            "max_num_batched_tokens": batched,
+        }
+
+    @cached_property
+    def learner(self) -> Any:
+        return make_learner(self.args.size, self.folder)
+
+    @cached_property
+    def weight_sync(self) -> Any:
+        return make_sync(self.engine, self.learner, self.way)
+
+    def play(self, seqs: int, tokens: int) -> tuple[float, list[tuple[list[int], GenerationOutput]]]:
+        """Seconds, and each prompt with its output. Prompts are new in every call: nothing of them is cached."""
+        import ray
+
+        from skyrl_trainer.types import GenerationRequest, SamplingOptions
+
+        if self.engine is None:
+            raise RuntimeError("The engine did not start.")
+        self.seed += 1
+        client, prompts = f"play-{self.seed}", prompts_of(seqs, self.args.prompt, self.seed)
+        options = SamplingOptions(max_tokens=tokens)  # no token ends an answer
+        requests = [GenerationRequest(f"{client}/{i}", prompt, options) for i, prompt in enumerate(prompts)]
+        done: list[GenerationOutput] = []
+        start = time.perf_counter()
+        ray.get(self.engine.submit.remote(client, requests))
+        while len(done) < seqs:
+            if time.perf_counter() - start > PLAY_SECONDS:
+                raise TimeoutError(f"{seqs - len(done)} of {seqs} requests took longer than {PLAY_SECONDS:.0f} s.")
+            done += ray.get(self.engine.collect.remote(client, 10.0))
+        seconds = time.perf_counter() - start
+        short = [output.error for output in done if len(output.output_ids) != tokens]
+        if short:
+            raise RuntimeError(f"{len(short)} answers are too short: {short[0]}")
+        return seconds, [(prompts[int(output.request_id.split("/")[1])], output) for output in done]
+
+    def limit(self, rate: float) -> float:
+        """Tokens/s where each step reads the weights and the mean KV cache once, at `rate` bytes/s."""
+        args, (hidden, layers, heads, kv, *_, tied, vocabulary) = self.args, SHAPES[self.args.size]
+        with torch.device("meta"):
+            parameters = sum(p.numel() for p in Qwen2ForCausalLM(config_of(args.size)).parameters())
+        parameters -= 0 if tied else vocabulary * hidden  # of an embedding only few rows are read
+        cache = args.seqs * (args.prompt + args.tokens / 2) * 2 * layers * kv * (hidden // heads)
+        return args.seqs * rate / ((parameters + cache) * getattr(torch, DTYPE).itemsize)
+
+    def rollout(self) -> dict[str, Any]:
+        args = self.args
+        self.play(args.seqs, args.tokens)  # warm
+        seconds = [self.play(args.seqs, args.tokens)[0] for _ in range(3)]
+        first = statistics.median(self.play(args.seqs, 1)[0] for _ in range(3))
+        median = statistics.median(seconds)
+        rate, decode = args.seqs * args.tokens / median, args.seqs * (args.tokens - 1) / max(1e-9, median - first)
+        name = torch.cuda.get_device_name() if GPU else ""
+        sheet = next((value for key, value in DATA_SHEET.items() if key in name), None)
+        copy = (self.results.get("ceilings") or {}).get("copy_bytes_per_second")
+        return {
+            "tokens_per_second": round(rate),
+            "decode_tokens_per_second": round(decode),
+            "of_copy_rate": copy and round(rate / self.limit(copy), 3),
+            "of_data_sheet": sheet and round(rate / self.limit(sheet), 3),
+            "decode_only_of_copy_rate": copy and round(decode / self.limit(copy), 3),
+            "seconds": [round(each, 3) for each in seconds],
+            "one_token_seconds": round(first, 3),
+        }
+
+    @torch.no_grad()
+    def gap(self) -> dict[str, Any]:
+        """By the path that trains: packed rows, the learner's own logprobs."""
+        played = self.play(8, self.args.tokens)[1]
+        ours_N = torch.tensor([value for _, output in played for value in output.logprobs])
+        if isinstance(self.learner, BareModel):
+            parts = [self.learner.sampled_logprobs(prompt, output.output_ids) for prompt, output in played]
+            theirs_N = torch.cat(parts).cpu()
+        else:
+            theirs_N = learner_logprobs(self.learner, played)
+        free()
+        gap_N = (theirs_N - ours_N).abs()
+        ratios = (theirs_N - ours_N).view(len(played), -1).sum(-1).exp()
+        return {
+            "mean": float(gap_N.mean()),
+            "p99": float(gap_N.quantile(0.99)),
+            "max": float(gap_N.max()),
+            "sequence_ratios": [round(float(ratio), 3) for ratio in ratios],
+        }
+
+    def next_sync(self) -> Any:
+        if self.engine is None:
+            raise RuntimeError("The engine did not start.")
+        self.version += 1
+        return self.weight_sync.sync(self.version)
+
+    def sync(self) -> dict[str, Any]:
+        """Every way in turn; the first that works stays for the other parts."""
+        results, kept = {}, None
+        for way in self.args.way:
+            self.__dict__.pop("weight_sync", None)
+            free()
+            self.way = way
+            try:
+                results[way] = self.sync_of_a_way()
+                kept = kept or way
+            except Exception as error:
+                traceback.print_exc()
+                results[way] = {"error": reason(error)}
+        self.__dict__.pop("weight_sync", None)
+        self.way = kept or "shared_memory"
+        return results
+
+    def sync_of_a_way(self) -> dict[str, Any]:
+        reports = [self.next_sync() for _ in range(self.args.rounds + 1)]
+        free()
+        milliseconds = [1e3 * report.seconds for report in reports[1:]]
+        median = statistics.median(milliseconds)
+        return {
+            "milliseconds": round(median, 1),
+            "all": [round(each, 1) for each in milliseconds],
+            "bytes": reports[-1].bytes,
+            "GB_per_second": round(reports[-1].bytes / median / 1e6, 2),
+            "equal": all(report.engine_checksums == (report.checksum,) for report in reports),
+            "buffer": where(self.weight_sync),
+        }
+
+    def turns(self) -> dict[str, Any] | None:
+        self.next_sync()  # so that nothing is made in the first turn
+        turns = [self.turn(level) for level in (1, 2, 2)]
+        return dict(zip(("level_1", "level_2", "level_2_again"), turns, strict=True)) if GPU else None
+
+    def turn(self, level: int) -> dict[str, float]:
+        """As a step has it (Run.publish)."""
+        from skyrl_trainer.weight_sync.colocation import Colocation
+
+        free()
+        colocation = Colocation([self.engine], level, GPU, free, lambda asleep: None)
+        stamps, gib = [time.perf_counter()], [used()]
+
+        def stamp() -> None:
+            stamps.append(time.perf_counter())
+            gib.append(used())
+
+        colocation.sleep()
+        stamp()
+        free()
+        stamp()
+        with colocation.publishing():
+            stamp()
+            report = self.next_sync()
+            stamp()
+        stamp()
+        if report.engine_checksums != (report.checksum,):
+            raise RuntimeError(f"Checksums differ: {report}")
+        names = ("sleep", "release", "wake_weights", "sync", "wake_kv_cache")
+        steps = {name: round(stamps[i + 1] - stamps[i], 3) for i, name in enumerate(names)}
+        steps |= {"GiB_before": gib[0], "GiB_freed": round(gib[0] - gib[1], 2)}
+        return steps | {"GiB_released": round(gib[1] - gib[2], 2), "GiB_weights_awake": gib[3], "GiB_after": gib[-1]}
+
+    def after(self) -> dict[str, Any]:
+        return {"rollout": self.rollout(), "gap": self.gap()}
+
+    def bare(self) -> dict[str, Any]:
+        self.stop()
+        rates: dict[str, Any] = {}
+        for way in ("in_process", "processes") if self.args.bare == "both" else (self.args.bare,):
+            try:
+                rates[way] = round(self.bare_rate(way))
+            except Exception as error:
+                traceback.print_exc()
+                rates[way] = {"error": reason(error)}
+        known = [rate for rate in rates.values() if isinstance(rate, int)]
+        ours = self.results.get("rollout", {}).get("tokens_per_second")
+        return {"tokens_per_second": rates, "of_bare": round(ours / max(known), 3) if ours and known else None}
+
+    def bare_rate(self, way: str) -> float:
+        from skyrl_trainer.engine.vllm_args import engine_env
+
+        # Spawned: this script has asked for the GPU before vLLM is imported, and a fork of it could not use CUDA.
+        own = {"VLLM_ENABLE_V1_MULTIPROCESSING": str(int(way == "processes")), "VLLM_WORKER_MULTIPROC_METHOD": "spawn"}
+        env = os.environ | engine_env() | own
+        args = self.args
+        given = [str(self.folder), self.length, args.seqs, args.prompt, args.tokens, self.kwargs]
+        command = [sys.executable, __file__, "--child", json.dumps(given)]
+        child = subprocess.run(command, env=env, stdout=subprocess.PIPE, text=True, timeout=START_SECONDS, check=True)
+        figures = [line.split()[1] for line in child.stdout.splitlines() if line.startswith("tokens/s ")]
+        return statistics.median(map(float, figures))
+
+    def stop(self) -> None:
+        """Ends the engine and drops the learner; TimeoutError when the GPU's memory does not come back."""
+        import ray
+
+        if self.engine is None:
+            return
+        for name in ("weight_sync", "learner"):
+            self.__dict__.pop(name, None)
+        ray.kill(self.engine)
+        self.engine = None
+        deadline = time.monotonic() + GONE_SECONDS
+        free()
+        while used() - (torch.cuda.memory_reserved() / 2**30 if GPU else 0.0) > self.idle + 1:
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"{used()} GiB of the GPU are in use {GONE_SECONDS:.0f} s after the engine's end.")
+            time.sleep(0.5)
+
+
+def batched_tokens(actor: Any) -> int:
+    """vLLM's own choice depends on who asks for it: 2,048 of an engine, 16,384 of an `LLM`."""
+    return actor._llm.vllm_config.scheduler_config.max_num_batched_tokens
+
+
+def learner_logprobs(learner: Any, played: list[tuple[list[int], GenerationOutput]]) -> Tensor:
+    from skyrl_trainer.learner.batch import Row, collate
+
+    rows = []
+    for i, (prompt, output) in enumerate(played):
+        ids = np.array(prompt + list(output.output_ids))
+        ones_T = np.ones(len(ids))
+        rows.append(Row(str(i), ids, np.arange(len(ids)) >= len(prompt), ones_T, 0 * ones_T))
+    batch = collate(rows, range(len(rows)), learner.device, learner.dtype)
+    return learner.logprobs(batch)[0].float().cpu()
+
+
+def child(model: str, length: int, seqs: int, prompt: int, tokens: int, kwargs: dict[str, Any]) -> None:
+    """vLLM as our engine starts it, but for the weight sync; prints three rates."""
+    from vllm import LLM, SamplingParams
+
+    from skyrl_trainer.engine.vllm_args import vllm_kwargs
+
+    settings = vllm_kwargs(model, DTYPE, length, seqs, 0, kwargs)
+    llm = LLM(**{key: settings[key] for key in settings.keys() - {"weight_transfer_config", "worker_extension_cls"}})
+    params = SamplingParams(max_tokens=tokens, temperature=1.0, logprobs=0, detokenize=False, ignore_eos=True)
+    for seed in range(4):
+        requests: list[Any] = [{"prompt_token_ids": ids} for ids in prompts_of(seqs, prompt, seed)]
+        start = time.perf_counter()
+        outputs = llm.generate(requests, params, use_tqdm=False)
+        seconds = time.perf_counter() - start
+        assert all(len(output.outputs[0].token_ids) == tokens for output in outputs), "lengths are forced"
+        if seed:  # the first is to warm up
+            print(f"tokens/s {seqs * tokens / seconds}", flush=True)
+
+
+def measure(args: argparse.Namespace) -> dict[str, Any]:
+    wanted = {"make", *args.only} if args.only else set(PARTS)
+    wanted |= {"start"} if wanted & OF_ENGINE else set()
+    bench = Bench(args)
+    try:
+        for part in (part for part in PARTS if part in wanted):
+            start = time.perf_counter()
+            try:
+                result = getattr(bench, part)()
+            except Exception as error:
+                traceback.print_exc()
+                result = {"error": reason(error)}
+            bench.results[part] = result
+            took = round(time.perf_counter() - start, 1)
+            print(json.dumps({"size": args.size, part: result, "took": took}), flush=True)
+    finally:
+        if wanted & {"start"}:
+            import ray
+
+            ray.shutdown()
+    return bench.results
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("size", choices=list(SHAPES))
+    parser.add_argument("--seqs", type=int, default=256)
+    parser.add_argument("--tokens", type=int, default=512)
+    parser.add_argument("--prompt", type=int, default=512)
+    parser.add_argument("--memory", type=float, default=0.3, help="gpu_memory_utilization")
+    parser.add_argument("--eager", action="store_true", help="no compilation, no CUDA graphs")
+    parser.add_argument("--engine-kwargs", default="{}", help="more for vLLM's EngineArgs, as JSON; bare gets it too")
+    parser.add_argument("--rounds", type=int, default=5, help="syncs that are measured")
+    ways = ["cuda_ipc", "shared_memory", "pinned"] if GPU else ["shared_memory"]
+    parser.add_argument("--way", nargs="+", choices=("cuda_ipc", "shared_memory", "pinned"), default=ways)
+    parser.add_argument("--bare", choices=("in_process", "processes", "both"), default="both")
+    parser.add_argument("--only", nargs="+", choices=PARTS, help="these parts, and what they need")
+    parser.add_argument("--folder", default=f"{tempfile.gettempdir()}/models", help="where models are kept")
+    args = parser.parse_args()
+    results = measure(args)
+    settings = {key: value for key, value in vars(args).items() if key not in ("size", "only", "folder")}
+    device = torch.cuda.get_device_name() if GPU else "cpu"
+    print(json.dumps({"size": args.size, "device": device, "torch": torch.__version__, "settings": settings} | results))
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--child"]:
+        child(*json.loads(sys.argv[2]))
+    else:
+        main()
