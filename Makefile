@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help setup train test lint docs clean
+.PHONY: help setup train test lint ruff docs clean
 export PYTHON
 bin := .venv/bin
 ifdef FULL
@@ -17,17 +17,21 @@ train: ## trains a small policy: runs/quickstart
 	@scripts/setup.sh
 	$(bin)/skyrl-trainer train quickstart $(ARGS)
 
-lint: setup ## ruff and mypy
-	$(bin)/ruff check .
-	$(bin)/ruff format --check .
+lint: ruff ## ruff and mypy
 	$(bin)/mypy
 
-test: lint ## lint and all tests; FULL=1: the sizes that a release is held to
+ruff: setup
+	$(bin)/ruff check .
+	$(bin)/ruff format --check .
+
+test: ruff ## lint and all tests; FULL=1: the sizes that a release is held to
 ifdef FULL
 	@bash -c 'python=python3; source scripts/pip_settings.sh; \
 	  $(bin)/uv pip install --quiet --python $(bin)/python -c requirements/constraints.txt -r requirements/full.txt'
 endif
-	OMP_NUM_THREADS=1 $(bin)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder $(ARGS)
+	@echo "mypy, and beside it pytest"; $(bin)/mypy & types=$$!; \
+	  OMP_NUM_THREADS=1 $(bin)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder $(ARGS); \
+	  tests=$$?; wait $$types && exit $$tests
 
 docs: setup ## the documentation site: site/index.html
 	@$(bin)/python -c "import mkdocs_awesome_nav, mkdocs_jupyter" 2>/dev/null || bash -c 'python=python3; \
