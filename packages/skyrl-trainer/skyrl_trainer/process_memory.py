@@ -7,7 +7,7 @@ import psutil
 
 INTERVAL = 10
 """Steps between two calls of `return_free_memory`: one takes some milliseconds."""
-LOGITS_AT_ONCE = {"cpu": 2**24, "cuda": 2**28}
+LOGITS_AT_ONCE = {"cpu": 2**24, "cuda": 2**30}
 """Elements of the [tokens, vocabulary] logits that exist at any time in the learner; more are scored in chunks."""
 
 

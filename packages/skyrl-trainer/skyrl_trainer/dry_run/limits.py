@@ -43,7 +43,7 @@ ASSUMED = "H100"
 """Where the run wants GPUs and this machine has none, or an unknown one: SXM, 80 GB."""
 VLLM_SHARE = 0.92
 """Of a GPU's memory, that vLLM takes if engine_kwargs.gpu_memory_utilization does not say."""
-PASSING = ("learner: activations of a micro-batch", "learner: logits of a chunk, log-softmax, gradient")
+PASSING = ("learner: activations of a micro-batch", "learner: logits of a chunk, and what follows them")
 """What a learner holds only while it computes."""
 
 
@@ -82,10 +82,12 @@ def adapter_size(config: Config, shape: ModelShape) -> int:
 def learner_memory(config: Config, shape: ModelShape) -> list[tuple[str, int]]:
     """(what, bytes) of one learner. Learners share the weights; with LoRA each has all of them, frozen."""
     trainer, lora = config.trainer, config.trainer.policy.model.lora
-    chunk = LOGITS_AT_ONCE["cuda" if trainer.placement.policy_num_gpus_per_node else "cpu"]
+    # There compiled layers keep less, as measured.
+    on_gpu = trainer.placement.policy_num_gpus_per_node > 0
+    chunk = LOGITS_AT_ONCE["cuda" if on_gpu else "cpu"]
     logits = min(chunk, trainer.micro_batch_tokens * shape.vocabulary)
     checkpoints = shape.layers * shape.hidden * (shape.width if lora.rank else 4)
-    layer = shape.kept * shape.width
+    layer = shape.kept * shape.width * (5 if on_gpu else 6) // 6
     kept = checkpoints + layer if trainer.gradient_checkpointing else shape.layers * layer
     if lora.rank == 0:
         whole = 4 * shape.parameters // config.num_learners
@@ -99,7 +101,7 @@ def learner_memory(config: Config, shape: ModelShape) -> list[tuple[str, int]]:
             ("learner: frozen weights", shape.parameters * shape.width - saved),
             ("learner: adapter, gradients, AdamW's two moments", 16 * adapter_size(config, shape)),
         ]
-    return rows + list(zip(PASSING, (trainer.micro_batch_tokens * kept, 12 * logits), strict=True))
+    return rows + list(zip(PASSING, (trainer.micro_batch_tokens * kept, (6 if on_gpu else 12) * logits), strict=True))
 
 
 def memory(config: Config, shape: ModelShape) -> list[tuple[str, int]]:

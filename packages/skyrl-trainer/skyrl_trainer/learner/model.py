@@ -89,10 +89,10 @@ class Scorer:
         def score(hidden: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
             logits = head(hidden)
             logits = (logits if logits.dtype == torch.float64 else logits.float()) * self.inverse_temperature
-            all_logprobs = logits.log_softmax(-1)
+            sums = logits.logsumexp(-1)
             with torch.set_grad_enabled(entropy_gradient and torch.is_grad_enabled()):
-                entropy = -(all_logprobs.exp() * all_logprobs).sum(-1)
-            return all_logprobs.gather(-1, targets[:, None]).squeeze(-1), entropy
+                entropy = sums - ((logits - sums[:, None]).exp() * logits).sum(-1)
+            return logits.gather(-1, targets[:, None]).squeeze(-1) - sums, entropy
 
         if self.device.type == "cuda":  # no float32 logits in memory
             score = torch.compile(score, dynamic=True)
