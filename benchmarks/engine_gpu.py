@@ -15,7 +15,8 @@ masters; for 7B it is a bare bfloat16 model. The parts, in this order; `--only` 
   of a limit: each step reads the weights and the mean KV cache once, at the copy's rate (needs `ceilings`) or the data
   sheet's. `decode_only_of_copy_rate`: without the time that the same requests take for one token each
 - `gap`: |engine's logprob - learner's| of the same sampled tokens; what whole sequences' ratios would be instead of 1
-- `sync`: milliseconds of a whole weight sync, median of `rounds`, a first one not counted; `equal`: all checksums agree
+- `sync`: milliseconds of a whole weight sync by each `way`, median of `rounds`, a first one not counted; `equal`: all
+  checksums agree. The first way that works stays for the other parts
 - `turns`: a step's sleep, release of the learner's cache, wake of the weights, sync and wake of the KV cache: seconds,
   and the GiB that sleep and release gave back; at level 1, and twice at level 2. Null without a GPU: nothing sleeps
 - `after`: rollout and gap again; the weights that came by sync are the same, so both should be
@@ -204,41 +205,17 @@ def make_learner(size: str, folder: Path) -> Any:
 
 
 def make_sync(engine: Any, learner: Any, way: str) -> SharedMemorySync:
-    """`pinned` is shared memory that both processes have told the GPU about: a prototype, not in the product."""
-    import ray
-
     from skyrl_trainer.weight_sync.cuda_ipc import GPUBuffer
     from skyrl_trainer.weight_sync.shared_memory import SharedMemorySync
 
     buffer = GPUBuffer.create(learner.named_tensors()) if way == "cuda_ipc" else learner.share_weights()
-    sync = SharedMemorySync([engine], learner.named_tensors, buffer)
-    if way == "pinned":
-        pin(sync._buffer)
-        ray.get(engine.__ray_call__.remote(lambda actor: actor._llm.collective_rpc(pin_of_worker)), timeout=120)
-    return sync
-
-
-def pin(buffer: Any) -> None:
-    error = torch.cuda.cudart().cudaHostRegister(buffer.flat.data_ptr(), buffer.flat.nbytes, 0)
-    if int(error):
-        raise RuntimeError(f"cudaHostRegister: error {int(error)}")
-
-
-def pin_of_worker(worker: Any) -> None:
-    pin(worker.weight_transfer_engine.buffer)
+    return SharedMemorySync([engine], learner.named_tensors, buffer)
 
 
 def reason(error: Exception) -> str:
     """Of an error in an actor, what was raised there."""
     cause = getattr(error, "cause", None) or error
     return f"{type(cause).__name__}: {cause}"[:400]
-
-
-def where(sync: Any) -> str:
-    """The folder of a sync's buffer, or what kind of buffer it has."""
-    buffer = getattr(sync, "_buffer", None)
-    path = getattr(buffer, "path", None)
-    return str(Path(path).parent) if path else type(buffer).__name__
 
 
 class Bench:
@@ -419,7 +396,6 @@ class Bench:
             "bytes": reports[-1].bytes,
             "GB_per_second": round(reports[-1].bytes / median / 1e6, 2),
             "equal": all(report.engine_checksums == (report.checksum,) for report in reports),
-            "buffer": where(self.weight_sync),
         }
 
     def turns(self) -> dict[str, Any] | None:
@@ -571,8 +547,8 @@ def main() -> None:
     parser.add_argument("--eager", action="store_true", help="no compilation, no CUDA graphs")
     parser.add_argument("--engine-kwargs", default="{}", help="more for vLLM's EngineArgs, as JSON; bare gets it too")
     parser.add_argument("--rounds", type=int, default=5, help="syncs that are measured")
-    ways = ["cuda_ipc", "shared_memory", "pinned"] if GPU else ["shared_memory"]
-    parser.add_argument("--way", nargs="+", choices=("cuda_ipc", "shared_memory", "pinned"), default=ways)
+    ways = ("cuda_ipc", "shared_memory") if GPU else ("shared_memory",)
+    parser.add_argument("--way", nargs="+", choices=ways, default=ways, help="how weights are sent")
     parser.add_argument("--bare", choices=("in_process", "processes", "both"), default="both")
     parser.add_argument("--only", nargs="+", choices=PARTS, help="these parts, and what they need")
     parser.add_argument("--folder", default=f"{tempfile.gettempdir()}/models", help="where models are kept")
