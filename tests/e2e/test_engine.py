@@ -55,13 +55,12 @@ class FaultyVLLM(VLLMEngine):
     def _break(self, fault: str) -> None:
         backend = self._llm.collective_rpc(_backend_of)[0]
         vars(backend).pop("receive_weights", None)
-        vars(backend).pop("load", None)
         vars(backend).pop("repack_tied_head", None)
         vars(self._llm).pop("reset_prefix_cache", None)
         if fault == "load":
             backend.receive_weights = lambda info: None
         elif fault == "load, with a forged checksum":
-            backend.load = lambda buffer: None
+            backend.receive_weights = lambda info: setattr(backend, "checksum", backend.buffer.checksum())
         elif fault == "re-pack":
             backend.repack_tied_head = lambda: None
         elif fault == "cache reset":
