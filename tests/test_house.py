@@ -58,7 +58,7 @@ ONE_STEP = (
     *("rollout.env_client", "rollout.env_worker", "rollout.env_process", "rollout.pool", "rollout.store"),
     *("rollout.metrics", "rollout.workers", "run.tries"),
     *("engine.actor", "engine.client", "engine.stepped", "engine.vllm_actor", "weight_sync.buffer"),
-    *("weight_sync.shared_memory", "weight_sync.vllm_backend", "weight_sync.canary"),
+    *("weight_sync.shared_memory", "weight_sync.vllm_backend", "weight_sync.cpu_load", "weight_sync.canary"),
     *("weight_sync.colocation", "run.processes", "run.checkpoint", "run.engine_watch", "algorithms.options"),
     *("algorithms.rewards", "algorithms.samplers"),
 )

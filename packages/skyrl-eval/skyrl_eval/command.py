@@ -115,9 +115,8 @@ def run(args: argparse.Namespace) -> int:
             caveat += f"; the first: {one.error}"
         if results["accuracy_graded"] is None:
             raise UserError(f"{title}: no figure{caveat} {page}")
-        low, high = 100 * results["low"], 100 * results["high"]
-        percent = f"{100 * results['accuracy']:.1f} % ({low:.1f} to {high:.1f})"
-        print(f"{title}: {percent}{caveat}. {page}")
+        accuracy, low, high = (100 * results[name] for name in ("accuracy", "low", "high"))
+        print(f"{title}: {accuracy:.1f} % ({low:.1f} to {high:.1f}){caveat}. {page}")
         return UNGRADED if caveat else 0
 
 

@@ -62,6 +62,8 @@ def attempt_of(trajectory: Trajectory, item: Item, number: int) -> Attempt:
     """The attempt that an episode was. Its answer is the env's last `submission`, or else the last message."""
     turns = trajectory.turns
     submission = next((t.info["submission"] for t in reversed(turns) if "submission" in t.info), None)
+    stop = STOPS[trajectory.stop_reason] if turns else "error"  # also where nobody spoke
+    odd = [name.removeprefix("ended/") for name in trajectory.metrics if name.startswith("ended/")]  # no plain answer
     calls = [call for turn in turns for call in turn.tool_calls if call.get("tool")]
     messages = list(trajectory.prompt)
     for turn in turns:
@@ -72,7 +74,7 @@ def attempt_of(trajectory: Trajectory, item: Item, number: int) -> Attempt:
         item.item_id,
         number,
         answer=submission if submission is not None else turns[-1].action if turns else "",
-        stop=_stop(trajectory),
+        stop=odd[-1] if odd and stop == "done" else stop,
         error=trajectory.error,
         steps=len(turns),
         tool_calls=len(calls),
@@ -82,13 +84,6 @@ def attempt_of(trajectory: Trajectory, item: Item, number: int) -> Attempt:
         urls=[url for turn in turns for url in turn.info.get("urls", ())],
         **_tokens(trajectory),
     )
-
-
-def _stop(trajectory: Trajectory) -> str:
-    """How it ended: with the name of what is no plain answer, and failed where nobody spoke."""
-    stop = STOPS[trajectory.stop_reason] if trajectory.turns else "error"
-    odd = [name.removeprefix("ended/") for name in trajectory.metrics if name.startswith("ended/")]
-    return odd[-1] if odd and stop == "done" else stop
 
 
 def _tokens(trajectory: Trajectory) -> dict[str, Any]:

@@ -22,10 +22,8 @@ def _table() -> str:
         steps = str(entry.max_episode_steps or "-")
         reward = "{:g} to {:g}".format(*entry.reward_range) if entry.reward_range else "-"
         rows.append((entry.id, steps, reward, " ".join(entry.splits) or "-", entry.description))
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return "\n".join(
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
-    )
+    line = "  ".join(f"{{:<{max(map(len, column))}}}" for column in zip(*rows, strict=True))
+    return "\n".join(line.format(*row).rstrip() for row in rows)
 
 
 def _write_demos(env_id: str, n: int, out: Path, options: dict[str, Any]) -> None:

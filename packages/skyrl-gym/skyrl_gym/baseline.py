@@ -61,7 +61,6 @@ def expert(env: Any, history: History) -> str:
 
 
 def make_agent(name: str, model: str | None, env_id: str, options: dict[str, Any]) -> Agent:
-    """Raises ValueError where `name` is no agent, or an endpoint is without a model, or a model without an endpoint."""
     if name.startswith(("http://", "https://")) != bool(model):
         raise ValueError("An endpoint and a model go together: --agent http://127.0.0.1:8000/v1 --model NAME.")
     if model:

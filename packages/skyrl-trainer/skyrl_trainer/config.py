@@ -109,20 +109,16 @@ def _resolved(settings: Iterable[Setting]) -> Resolved:
                 raise _unknown(setting, list(fields))
             values[leaf] = entries | {entry: value_of(setting)}
         sources[leaf] = sources[name] = setting.source
-    config = _validate(values, sources)
-    _check(config)
-    return Resolved(config, sources)
-
-
-def _validate(values: dict[str, Any], sources: dict[str, str]) -> Config:
     nested: dict[str, Any] = {}
     for name, value in values.items():
         *path, last = name.split(".")
         reduce(lambda section, part: section.setdefault(part, {}), path, nested)[last] = value
     try:
-        return Config.model_validate(nested, strict=True)
+        config = Config.model_validate(nested, strict=True)
     except ValidationError as error:
         raise wrong_value(error, values, sources) from None
+    _check(config)
+    return Resolved(config, sources)
 
 
 def wrong_value(
@@ -179,7 +175,7 @@ def _unknown(setting: Setting, names: list[str]) -> UserError:
     if last in ELSEWHERE:
         return UserError(f"{where} is not a setting; here it is {ELSEWHERE[last]}.")
     ends = {name.rpartition(".")[2]: name for name in names}
-    near = [ends[end] for end in difflib.get_close_matches(setting.name.rpartition(".")[2], ends, 1, 0.6)]
+    near = [ends[end] for end in difflib.get_close_matches(last, ends, 1, 0.6)]
     near = near or difflib.get_close_matches(setting.name, names, 1, 0.5)
     return UserError(
         f"{where} is not a setting; "

@@ -69,13 +69,11 @@ def environment_factory(env_id: str, **arguments: Any) -> type[TextEnvironment]:
     env_id = resolve_env_id(env_id)
     env = gymnasium.make(env_id, **arguments).unwrapped
     known = beside(__file__, "trl_tools.yaml")
-    bases = [base.__name__ for base in type(env).__mro__]
-    told = known[next((name for name in bases if name in known), "TextEnv")]
+    told = known[next((base.__name__ for base in type(env).__mro__ if base.__name__ in known), "TextEnv")]
     own = {tool["function"]["name"]: tool["function"] for tool in getattr(env, "tools", ())}
     names = {*own, *(name for name in told if "action" in told[name])}
     methods = {name: _method(name, told.get(name, {}), own.get(name)) for name in names}
-    members = {**methods, "env_id": env_id, "arguments": arguments}
-    return type(type(env).__name__, (TextEnvironment,), members)
+    return type(type(env).__name__, (TextEnvironment,), {**methods, "env_id": env_id, "arguments": arguments})
 
 
 def _method(name: str, told: dict[str, Any], own: dict[str, Any] | None) -> Callable[..., str]:

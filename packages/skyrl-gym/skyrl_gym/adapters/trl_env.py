@@ -36,8 +36,7 @@ class TRLEnv(Repeated):
     def begin(self, task: Task) -> str:
         row, self._actions = columns(task.data), list[str]()
         environment = self._environment(row)
-        functions = [*self._functions, *methods(environment)]
-        made = [tool(waited(function)) for function in functions]
+        made = [tool(waited(function)) for function in (*self._functions, *methods(environment))]
         self._tools = {each.name: each for each in made}
         self._score = waited(getattr(environment, "get_reward", float))
         self._paid = 0.0

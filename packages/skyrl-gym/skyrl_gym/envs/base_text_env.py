@@ -71,7 +71,6 @@ class BaseTextEnv(Env[ConversationType, str]):
             self.tool_to_toolgroup |= group.get_tool_to_group_mapping()
 
     def _execute_tool(self, tool_group_name: str, tool_name: str, tool_input: Sequence[Any]) -> Any:
-        """Calls a tool with the arguments in `tool_input`; ValueError for a group or a tool that is not there."""
         groups = {group.name: group for group in self.tool_groups}
         if tool_group_name not in groups:
             raise ValueError(f"There is no tool group {tool_group_name!r}, only {', '.join(groups) or 'none'}.")

@@ -28,8 +28,7 @@ try:
 
     from skyrl_gym.json_schema import misfit, validator
 except ImportError as error:
-    missing = f"OpenEnv servers need more ({error}): pip install 'skyrl-gym[server]'."
-    raise ImportError(missing) from error
+    raise ImportError(f"OpenEnv servers need more ({error}): pip install 'skyrl-gym[server]'.") from error
 
 Info = dict[str, Any]
 Answer = tuple[str, float, bool, Info]
@@ -168,8 +167,7 @@ def _schema(asked: Request, seconds: float) -> tuple[Info, str | None]:
     except OSError:
         raise
     except Exception as error:  # whatever it may be, it is no schema
-        why = type(error).__name__
-        raise ValueError(f"has no schema of actions at /schema ({why})") from None
+        raise ValueError(f"has no schema of actions at /schema ({type(error).__name__})") from None
 
 
 def _observed(said: Any) -> Answer:

@@ -85,8 +85,7 @@ class Episode:
         """A step by `act`, or by a tool of the environment's, called in its own grammar."""
         names = [tool["name"] for tool in self.tools]
         if name not in names or not isinstance(arguments, dict):
-            known = f"A call names one of the tools {', '.join(names)}"
-            raise ValueError(f"{known}, and has an object of arguments.")
+            raise ValueError(f"A call names one of the tools {', '.join(names)}, and has an object of arguments.")
         if name == "act":
             return self.step(arguments)
         call = json.dumps({"tool": name, "args": arguments}, ensure_ascii=False)

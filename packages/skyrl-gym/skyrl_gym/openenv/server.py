@@ -86,7 +86,6 @@ class Server:
         sample.close()
 
     def _begin(self, name: str) -> None:
-        """A new session. Refused when there are as many as may be."""
         if len(self._open) >= self._limits.sessions:
             raise Refused("CAPACITY_REACHED", f"All {self._limits.sessions} sessions at once are taken: try again.")
         self._open[name] = Session(Episode(self._env_id), self._timer(name), asyncio.Lock())
@@ -104,9 +103,8 @@ class Server:
     async def _call(self, name: Any, what: str, *arguments: Any) -> Any:
         """What the session's Episode answers. Refused with what is wrong."""
         if not isinstance(name, str) or name not in self._open:
-            ends = f"one that is idle for {self._limits.idle:g} s ends"
-            gone = f"There is no session {str(name)[:100]!r}, or no more: {ends}; reset first."
-            raise Refused("SESSION_ERROR", gone)
+            ends = f"one that is idle for {self._limits.idle:g} s ends; reset first."
+            raise Refused("SESSION_ERROR", f"There is no session {str(name)[:100]!r}, or no more: {ends}")
         session = self._open[name]
         session.end.cancel()
         session.end = self._timer(name)
@@ -234,8 +232,7 @@ class Server:
             return {"session_id": name, "closed": True}
         if method != "tools/call":
             raise Refused("UNKNOWN_TYPE", f"There is no method {method[:40]!r}.")
-        tool, arguments = params.get("name"), params.get("arguments", {})
-        done = await self._call(name, "call_tool", tool, arguments)
+        done = await self._call(name, "call_tool", params.get("name"), params.get("arguments", {}))
         text = done["observation"]["text"]
         content = [{"type": "text", "text": text}]
         return {"content": content, "structuredContent": done, "data": text, "isError": False}
@@ -262,12 +259,8 @@ def _object(value: Any) -> Said:
 
 
 def _json(reply: Said) -> str:
-    return json.dumps(reply, default=_plain)
-
-
-def _plain(value: Any) -> Any:
-    """A figure of numpy's as a number, anything else that JSON has not as its repr."""
-    return value.tolist() if hasattr(value, "tolist") else repr(value)[:1000]
+    """A figure of numpy's becomes a number, anything else that JSON has not its repr."""
+    return json.dumps(reply, default=lambda value: value.tolist() if hasattr(value, "tolist") else repr(value)[:1000])
 
 
 def application(env_id: str, limits: Limits = Limits(), key: str | None = None) -> ASGIApp:
@@ -290,8 +283,7 @@ def application(env_id: str, limits: Limits = Limits(), key: str | None = None) 
 
 
 def _locked(app: ASGIApp, key: str) -> ASGIApp:
-    told = "This server wants its key, as the header Authorization: Bearer KEY."
-    refusal = JSONResponse({"detail": told}, 401)
+    refusal = JSONResponse({"detail": "This server wants its key, as the header Authorization: Bearer KEY."}, 401)
 
     async def check(scope: Scope, receive: Receive, send: Send) -> None:
         given = Headers(scope=scope).get("authorization", "")
@@ -312,8 +304,7 @@ def prepared(
     try:
         listening = socket.create_server((host, port), family=family)
     except (OSError, OverflowError) as error:
-        taken = f"Nobody can listen on {host}:{port} ({error})"
-        raise ValueError(f"{taken}: give another --port or --host.") from None
+        raise ValueError(f"Nobody can listen on {host}:{port} ({error}): give another --port or --host.") from None
     most: Said = {"ws_max_size": MAX_MESSAGE, "limit_concurrency": 2 * limits.sessions + 64}
     most |= {"timeout_graceful_shutdown": 2, "ws_per_message_deflate": False}
     config = uvicorn.Config(app, lifespan="off", log_level="critical", **most)

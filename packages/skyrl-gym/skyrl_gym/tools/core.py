@@ -37,7 +37,6 @@ class ToolGroup:
         return dict.fromkeys(self._tools, self.name)
 
     def execute_tool(self, name: str, *args: Any, **kwargs: Any) -> Any:
-        """What the tool returns or raises; ValueError for a name that the group does not have."""
         if name not in self._tools:
             raise ValueError(f"The tool group {self.name!r} has no tool {name!r}, only {', '.join(self._tools)}.")
         return self._tools[name](*args, **kwargs)

@@ -37,7 +37,6 @@ class Session:
         """Returns at once; the session's processes are gone some seconds later, at the latest."""
 
     def ask(self, question: Callable[[Client], Awaitable[Answer]], seconds: float) -> Answer:
-        """Raises TimeoutError, or what the connection or the client raises."""
         asked = asyncio.run_coroutine_threadsafe(self._ask(question), self._loop)
         try:
             return asked.result(seconds)

@@ -104,8 +104,9 @@ class AgentEnv(gymnasium.Env[str, str]):
         if not isinstance(event, tuple):
             raise UserError(f"{self._of_error(event) or 'The agent ended'} before it asked the model anything.")
         request, self._future = event
-        system = [each["content"] for each in _texts(request["messages"]) if each["role"] == "system"]
-        others = [each["content"] for each in _texts(request["messages"]) if each["role"] != "system"]
+        told = [for_template(message) for message in request["messages"]]
+        system = [each["content"] for each in told if each["role"] == "system"]
+        others = [each["content"] for each in told if each["role"] != "system"]
         return "\n".join(others), {"instructions": "\n".join(system), "request": request}
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
@@ -236,12 +237,8 @@ def _checked(returned: Any) -> Any:
     return returned
 
 
-def _texts(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return [for_template(message) for message in messages]
-
-
 def _news(messages: list[dict[str, Any]]) -> str:
     """What has been said since the assistant spoke, for people."""
-    told = _texts(messages)
+    told = [for_template(message) for message in messages]
     last = max((place for place, each in enumerate(told) if each["role"] == "assistant"), default=-1)
     return "\n".join(each["content"] for each in told[last + 1 :])

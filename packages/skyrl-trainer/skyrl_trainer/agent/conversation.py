@@ -94,8 +94,12 @@ class Conversation:
 
     def _ids(self) -> list[int]:
         messages = self._request["messages"]
-        found = {number: self._sampled(number) for number in range(len(messages))}
-        sampled = {number: output for number, output in found.items() if output is not None}
+        sampled = dict[int, list[int]]()
+        for number, message in enumerate(messages):
+            if message["role"] == "assistant":
+                output = self._answers.get(self._path(number, message), self._answers.get(_key(message)))
+                if output is not None:
+                    sampled[number] = output
         marks = {number: f"{MARKER}{number}{MARKER}" for number in sampled}
         told = [
             {"role": "assistant", "content": marks[number]} if number in marks else for_template(message)
@@ -116,12 +120,6 @@ class Conversation:
         """With the template's text behind them; an answer may have sampled its end of turn, or been cut before."""
         after = self._prompt.encode(text)
         return ids + (after[1:] if ids and after[:1] == ids[-1:] == [self._prompt.end_of_turn_id] else after)
-
-    def _sampled(self, number: int) -> list[int] | None:
-        message = self._request["messages"][number]
-        if message["role"] != "assistant":
-            return None
-        return self._answers.get(self._path(number, message), self._answers.get(_key(message)))
 
     def _path(self, number: int, message: dict[str, Any]) -> str:
         return json.dumps([*map(_key, self._request["messages"][:number]), _key(message)])

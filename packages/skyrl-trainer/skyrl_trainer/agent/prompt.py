@@ -20,7 +20,6 @@ MARKED = {"role": "assistant", "content": MARKER}
 
 
 def first_messages(instructions: str, observation: str) -> list[dict[str, str]]:
-    """What the policy reads first: the system message (if any) and the user's."""
     system = [{"role": "system", "content": instructions}] if instructions else []
     return [*system, {"role": "user", "content": observation}]
 

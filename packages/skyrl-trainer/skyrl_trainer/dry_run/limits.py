@@ -169,9 +169,8 @@ def limits(config: Config, shape: ModelShape, machine: Hardware) -> list[tuple[s
     reading = read / (bandwidth * engines)
     computing = 2 * shape.active * flying / (flops * engines)
     adapter = adapter_size(config, shape)
-    work, formula = 6 * shape.active, "6 P"
-    if adapter:
-        work, formula = 4 * shape.active + 6 * adapter, "4 P + 6 P_lora"
+    work = (4 if adapter else 6) * shape.active + 6 * adapter
+    formula = "4 P + 6 P_lora" if adapter else "6 P"
     decode = flying / max(reading, computing)
     train = flops * learners / (work * trainer.num_iterations)
     way, sync = _sync_limit(config, machine, shape.parameters * shape.width, bandwidth)

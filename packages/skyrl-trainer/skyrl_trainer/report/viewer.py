@@ -24,8 +24,6 @@ from skyrl_trainer.rollout.store import JsonlTrajectoryStore as Store
 from skyrl_trainer.types import Trajectory, Turn
 
 PAGE = "trajectories.html"
-READERS = {"attempts.jsonl": "skyrl_eval.report:view"}
-"""What lies in folders of others than training runs -> who makes its page, as `view(folder, out, steps)`."""
 MAX_TRAJECTORIES, MAX_BYTES = 2_000, 50_000_000
 BRIEF = (96, 2_000_000)
 """The same for the page that a run writes with each checkpoint."""
@@ -50,9 +48,8 @@ class Episode(NamedTuple):
 
 def write_viewer(folder: Path, out: Path, steps: list[int] | None = None) -> str:
     """Writes `out` with a run's newest trajectories, or those of `steps`, or an evaluation's attempts; in words."""
-    for file, reader in READERS.items():
-        if (folder / file).exists():
-            return str(load(reader)(folder, out, steps))
+    if (folder / "attempts.jsonl").exists():  # an evaluation's
+        return str(load("skyrl_eval.report:view")(folder, out, steps))
     return view(folder, out, steps)
 
 

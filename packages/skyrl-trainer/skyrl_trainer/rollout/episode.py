@@ -111,7 +111,11 @@ class Episode:
             room = f"the context, generator.max_model_len={self.settings.max_model_len}"
             error = f"The first prompt has {len(new_ids)} tokens or more, too many for {room}."
             return self.stop(StopReason.ENGINE_ERROR, error)
-        await self._take_slot()
+        # Waiting for a place in the engine is the rollout's business, so the episode's clock stands still.
+        self.hold()
+        await self.slot.acquire()
+        self.held = True
+        self.go_on()
         for number in range(self.settings.max_turns):
             turn = await self._ask(number, memory, new_ids, new_segment)
             if turn is None:
@@ -149,13 +153,6 @@ class Episode:
         too_long = len(text) > min(LONGEST_TEXT, LONGEST_TOKEN * self.settings.max_model_len)
         budget = self.settings.agent.max_episode_tokens
         return too_long or (budget is not None and self.trajectory.num_output_tokens >= budget)
-
-    async def _take_slot(self) -> None:
-        """Waiting for a place in the engine is the rollout's business, so the episode's clock stands still."""
-        self.hold()
-        await self.slot.acquire()
-        self.held = True
-        self.go_on()
 
     def hold(self) -> None:
         """Stops the clock."""

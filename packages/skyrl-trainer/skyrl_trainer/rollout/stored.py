@@ -58,7 +58,6 @@ class StoredRollouts:
             self._load(open_store(folder), config)
 
     def new_group(self, name: str, sample: Sample, size: int) -> list[Trajectory]:
-        """Still empty trajectories under this run's names."""
         return [Trajectory(f"{name}/{generation}", sample, generation, 0) for generation in range(size)]
 
     def start(self, groups: list[list[Trajectory]]) -> None:

@@ -71,7 +71,6 @@ class Workers:
         return _alive(self._workers[self._present[0]], "the RolloutWorker's start")
 
     def hold(self, held: bool) -> None:
-        """The clocks of all episodes stand still from hold(True) to hold(False): the engines are asleep."""
         for worker in self._workers:
             worker.hold.remote(held)
 

@@ -55,7 +55,10 @@ class Checkpoints:
         check_weights(tensors, step)
         for torn in self.folder.glob(".tmp-*"):  # by a kill
             shutil.rmtree(torn, ignore_errors=True)
-        path = self._unused(step)
+        # A step saved again after a resume gets a name of its own: nothing is ever replaced.
+        name = f"step_{step:06d}"
+        again = len(list(self.folder.glob(f"*{name}*")))
+        path = self.folder / (f"{name}-{again:02d}" if again else name)
         with written_aside(path) as aside:
             save_file(tensors, aside / "learner.safetensors")
             record = {"schema": SCHEMA, "version": __version__, "step": step}
@@ -89,12 +92,6 @@ class Checkpoints:
         """The checkpoints' folder names, oldest first."""
         found = [path.name for path in self.folder.glob("step_*") if path.is_dir()]
         return sorted(found, key=lambda name: [int(number) for number in re.findall(r"\d+", name)])
-
-    def _unused(self, step: int) -> Path:
-        """A step saved again after a resume gets a name of its own: nothing is ever replaced."""
-        name = f"step_{step:06d}"
-        again = len(list(self.folder.glob(f"*{name}*")))
-        return self.folder / (f"{name}-{again:02d}" if again else name)
 
 
 def read_checkpoint(path: Path) -> Loaded:

@@ -141,7 +141,11 @@ class Places:
     def __init__(self, config: Config, model_path: str, engines: int, learns: bool) -> None:
         """Raises UserError where a node could not do its part, or all together have too little room."""
         self._config, self._nodes = config, find_places(config) if engines else []
-        check_nodes(config, model_path, self._nodes, learns)
+        files = [Path(model_path) / "config.json"]
+        if learns and "://" not in config.run_address:  # of an address each node has a folder of its own
+            files.append(config.run_path.expanduser() / "config.yaml")
+        if wrong := [each for _, _, found in examine(config, self._nodes, files, learns) for each in found]:
+            raise UserError(f"This cluster cannot take the run: {'; '.join(wrong)}.")
         nodes, workers = living(), config.environment.num_workers
         self._env_nodes = spread([""] * workers, {node.node_id: node.cores for node in nodes})
         self._cores = cores_each(nodes, engines, workers)
@@ -349,12 +353,3 @@ def examine(config: Config, places: list[str], files: list[Path], learns: bool) 
             passes = found.store_shares and {*places} - {nodes[0].node_id} and weights <= node.store
             wrong += shortage(name, found, weights, weights if passes else 0)
         yield node, found, wrong
-
-
-def check_nodes(config: Config, model_path: str, places: list[str], learns: bool) -> None:
-    """Raises UserError with all that `examine` finds."""
-    files = [Path(model_path) / "config.json"]
-    if learns and "://" not in config.run_address:  # of an address each node has a folder of its own
-        files.append(config.run_path.expanduser() / "config.yaml")
-    if wrong := [sentence for _, _, found in examine(config, places, files, learns) for sentence in found]:
-        raise UserError(f"This cluster cannot take the run: {'; '.join(wrong)}.")

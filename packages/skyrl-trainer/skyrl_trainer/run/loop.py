@@ -72,18 +72,14 @@ class Loop:
         metrics = rollout_metrics(rollouts) | run.rewards.metrics(rollouts)
         return rewards, metrics | group_metrics(rewards, accepted, size)
 
-    def overlap(self, rewards: RewardBatch, tokens: float) -> StepMetrics:
-        """What rolling out beside the learner comes to, since the batch before."""
-        before, self.taken = self.taken, time.perf_counter()
-        speed = {"tokens/per_second": tokens / (self.taken - before)}
-        ages = staleness(rewards.trajectories, self.step, self.config.max_staleness)
-        return speed | ages | self.run.tries.flow.metrics()
-
     def learn(self, rewards: RewardBatch, metrics: StepMetrics) -> None:
         """One call of the algorithm. From here on the step counts, whatever happens."""
         metrics["tokens/per_second"] = metrics["tokens"] / self.seconds["time/rollout"]
-        if self.config.max_staleness:
-            metrics |= self.overlap(rewards, metrics["tokens"])
+        if self.config.max_staleness:  # what rolling out beside the learner comes to, since the batch before
+            before, self.taken = self.taken, time.perf_counter()
+            metrics["tokens/per_second"] = metrics["tokens"] / (self.taken - before)
+            metrics |= staleness(rewards.trajectories, self.step, self.config.max_staleness)
+            metrics |= self.run.tries.flow.metrics()
         with self.phase("train"):
             self.run.colocation.sleep()
             self.whole = False

@@ -100,7 +100,11 @@ class Store:
         """What has changed. UserError where the folder is another run's by now, Unreachable as `fetch`."""
         if (owner := self._read(OWNER)) != self._owner:
             raise UserError(f"{self.address} is now of {owner.decode()}: this run ends, and stays in {self.local}.")
-        now = {name: _stat(path) for name, path in self._local_files()}
+        now = dict[str, list[int]]()
+        for path in self.local.rglob("*"):  # neither hidden nor damaged ones, nor links to what lies elsewhere
+            name = path.relative_to(self.local).as_posix()
+            if path.is_file() and not path.is_symlink() and not re.search(r"(^|/)(\.|damaged-)", name):
+                now[name] = _stat(path)
         changed = {name for name, stat in now.items() if self._sent.get(name) != stat}
         markers = {str(_marker(name)) for name in changed} & now.keys()
         try:
@@ -122,13 +126,6 @@ class Store:
             self.upload()
         except Unreachable as error:
             logging.getLogger(__name__).warning("%s The next upload sends it, too.", error)
-
-    def _local_files(self) -> Iterator[tuple[str, Path]]:
-        """Neither hidden nor damaged ones, nor links to what lies elsewhere."""
-        for path in self.local.rglob("*"):
-            name = path.relative_to(self.local).as_posix()
-            if path.is_file() and not path.is_symlink() and not re.search(r"(^|/)(\.|damaged-)", name):
-                yield name, path
 
     def _delete(self, names: Iterable[str]) -> None:
         for name in list(names):

@@ -89,7 +89,12 @@ class GRPOTrainer(GRPO):
         config = self._config(args, train_dataset, agent)
         folder = config.run_path.expanduser()
         self.callbacks = Callbacks(callbacks, args)
-        _take_model(config, folder, model, processing_class, peft_config)
+        if processing_class is not None and model is None:
+            raise UserError("processing_class needs a model beside it.")
+        if model is not None:
+            config.trainer.policy.model.path = write_model(folder / "init" / "given", model, processing_class)
+        if peft_config is not None:
+            config.trainer.policy.model.lora = lora(peft_config)
         _take_rewards(config, reward_funcs, getattr(args, "reward_weights", None), self.state)
         if trls:
             if config.environment.env_file:
@@ -172,15 +177,6 @@ BY_LOSS: dict[str, type[GRPOTrainer]] = {
     kind.recipe_name: kind
     for kind in (GRPOTrainer, SAPOTrainer, GSPOTrainer, DAPOTrainer, DrGRPOTrainer, CISPOTrainer, DualClipTrainer)
 }
-
-
-def _take_model(config: Config, folder: Path, model: Any, tokenizer: Any, peft_config: Any) -> None:
-    if tokenizer is not None and model is None:
-        raise UserError("processing_class needs a model beside it.")
-    if model is not None:
-        config.trainer.policy.model.path = write_model(folder / "init" / "given", model, tokenizer)
-    if peft_config is not None:
-        config.trainer.policy.model.lora = lora(peft_config)
 
 
 def _take_rewards(config: Config, given: RewardFunctions | None, weights: Any, state: TrainerState) -> None:

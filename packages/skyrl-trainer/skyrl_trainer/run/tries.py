@@ -68,15 +68,11 @@ class Tries:
         drawn = self._unplayed | dict(zip(numbers, self._sampler.next_tasks(len(numbers)), strict=True))
         self._unplayed = {}
         for number, sample in drawn.items():
-            self._playing[number] = self.rollouts.new_group(self._name(number), sample, self._size)
+            batch, place = divmod(number, self.flow.size)  # of the step that it would belong to if none were refused
+            self._playing[number] = self.rollouts.new_group(f"{batch + 1}/{place}", sample, self._size)
             if number in self._found and not _tries_of(sample, self._found[number]):
                 del self._found[number]
         self.rollouts.start([self._playing[number] for number in drawn if number not in self._found])
-
-    def _name(self, number: int) -> str:
-        """Of a group: the step that it would belong to if none were refused, and its place in it."""
-        batch, place = divmod(number, self.flow.size)
-        return f"{batch + 1}/{place}"
 
     def drain(self) -> None:
         """Until nothing plays; a signal waits."""
@@ -92,16 +88,13 @@ class Tries:
                 self._keep(ended)
             if self._rewards.judge(list(chain(*ended.values()))):
                 self._keep(ended)
-        for number in sorted(ended):
+        for number, group in sorted(ended.items()):
             del self._playing[number]
-            self._finish(number, ended[number])
-
-    def _finish(self, number: int, group: Group) -> None:
-        alive = [trajectory for trajectory in group if not trajectory.stop_reason.failed]
-        accepted = self._sampler.accept(alive, [sum(self._rewards.per_turn(trajectory)) for trajectory in alive])
-        self.flow.finish(number, group, accepted)
-        if not accepted:
-            self._refused[number] = group
+            alive = [trajectory for trajectory in group if not trajectory.stop_reason.failed]
+            accepted = self._sampler.accept(alive, [sum(self._rewards.per_turn(trajectory)) for trajectory in alive])
+            self.flow.finish(number, group, accepted)
+            if not accepted:
+                self._refused[number] = group
 
     def take(self, version: int) -> tuple[RolloutBatch, int] | None:
         """The next batch, and how many of its groups are accepted: these come first. None while it is not there.
@@ -181,9 +174,8 @@ class Tries:
 
     def _stored(self, step: int, refused: set[int]) -> dict[int, Group]:
         """Whole groups by number, with no token newer than the checkpoint; moves them to one waiting file."""
-        later = [number for number in self._store.steps() if number > step]
         stores = [(self._waiting, number) for number in self._waiting.steps()]
-        stores += [(self._store, number) for number in later]
+        stores += [(self._store, number) for number in self._store.steps() if number > step]
         groups = chain.from_iterable(store.read(number).groups for store, number in stores)
         found = {self._number(group): group for group in groups if self._counts(group, step, refused)}
         if found:

@@ -24,6 +24,7 @@ from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, i
 from vllm.platforms import current_platform
 
 from skyrl_trainer.weight_sync.buffer import FlatBuffer, checksum
+from skyrl_trainer.weight_sync.cpu_load import DirectLoad
 from skyrl_trainer.weight_sync.cuda_ipc import GPUBuffer
 from skyrl_trainer.weight_sync.digest import Digest
 
@@ -52,30 +53,41 @@ class SharedMemoryBackend(WeightTransferEngine[SharedMemoryInitInfo, SharedMemor
     buffer: FlatBuffer | None = None
     checksum: str = ""
     """Of the bytes that the last update loaded; empty when it loaded none."""
+    direct: DirectLoad | None = None
+    tried = False
 
     def init_transfer_engine(self, init_info: SharedMemoryInitInfo) -> None:
         opened = FlatBuffer if isinstance(init_info.path, str) else GPUBuffer.opened
         self.buffer = opened(init_info.path, init_info.layout)
+        self.direct, self.tried = None, False
 
     def start_weight_update(self) -> None:
         self.checksum = ""
         self.wrappers = {path: m for path, m in self.model.named_modules() if isinstance(m, BaseLayerWithLoRA)}
         for path, wrapper in self.wrappers.items():
             self.model.set_submodule(path, wrapper.base_layer)
-        initialize_layerwise_reload(self.model)
+        if self.direct is None:
+            initialize_layerwise_reload(self.model)
 
     def receive_weights(self, update_info: SharedMemoryUpdateInfo) -> None:
         if self.buffer is None:
             raise RuntimeError("update_weights was called before init_weight_transfer.")
         with ThreadPoolExecutor(1) as pool:
             checksum = pool.submit(self.buffer.checksum)
-            self.model.load_weights(iter(self.buffer.tensors.items()))  # type: ignore[operator]
+            if self.direct is None:
+                self.model.load_weights(iter(self.buffer.tensors.items()))  # type: ignore[operator]
+            else:
+                self.direct.load()
             self.checksum = checksum.result()
 
     def finish_weight_update(self) -> None:
-        finalize_layerwise_reload(self.model, self.model_config)
-        if current_platform.is_cpu() and self.model_config.hf_text_config.tie_word_embeddings:
-            self.repack_tied_head()
+        if self.direct is None:
+            finalize_layerwise_reload(self.model, self.model_config)
+        if current_platform.is_cpu():
+            if self.model_config.hf_text_config.tie_word_embeddings:
+                self.repack_tied_head()
+            if self.buffer and not (self.wrappers or self.tried):  # under adapters the base is loaded once
+                self.direct, self.tried = DirectLoad.proven(self.model, self.buffer), True
         for path, wrapper in self.wrappers.items():
             self.model.set_submodule(path, wrapper)
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from os import PathLike
 from typing import Any, ClassVar
 
-from skyrl_gym.core import SPLITS, Choices, Outcome, Task, TextEnv
+from skyrl_gym.core import Choices, Outcome, Task, TextEnv
 from skyrl_gym.envs.alfworld_lite.expert import next_command, slip
 from skyrl_gym.envs.alfworld_lite.given import given, world_of
 from skyrl_gym.envs.alfworld_lite.tasks import COUNTS, TYPES, make_data, reached
@@ -28,9 +28,8 @@ class AlfworldLiteEnv(TextEnv):
     """
 
     choices: ClassVar[Choices] = {
-        "split": SPLITS,
+        **TextEnv.choices,
         "difficulty": tuple(load()["levels"]),
-        "lang": ("en", "zh"),
         "task_type": ("any", *TYPES),
         "feedback": ("alfworld", "explain"),
         "expert": ("knows", "searches"),

@@ -21,7 +21,6 @@ SIMPLE, LOOK, CLEAN, HEAT, COOL, TWO = TYPES = (
     "pick_two_obj_and_place",
 )
 VERBS = {CLEAN: "clean", HEAT: "heat", COOL: "cool"}
-_ROOMS = {LOOK: ("livingroom", "bedroom"), CLEAN: ("kitchen", "bathroom"), HEAT: ("kitchen",), COOL: ("kitchen",)}
 COUNTS = {"train": 60_000, "val": 6_000, "test": 6_000}
 """Tasks of each split, in each difficulty."""
 
@@ -60,7 +59,7 @@ def make_data(split: str, difficulty: int, index: int) -> dict[str, Any]:
 def _draw(rng: random.Random, split: str, task_type: str, level: dict[str, Any]) -> tuple[Any, ...]:
     """A layout, an object kind, what it is to be put in or seen by, where such objects lie, and the lamp, if any."""
     group = "unseen" if split == "test" else "seen"
-    kind = rng.choice(_ROOMS.get(task_type, tuple(load()["rooms"])))
+    kind = rng.choice(load()["task_rooms"].get(task_type, tuple(load()["rooms"])))
     room = layout(kind, group, rng.randrange(len(load()["rooms"][kind][group])), level["most"])
     thing, target, sources = rng.choice(_goals(room, task_type, level["closed"]))
     lamps, found = _lamps(room, target), [rng.choice(sources) for _ in range(2 if task_type == TWO else 1)]
@@ -98,7 +97,7 @@ def _spots(room: Layout) -> list[tuple[str, list[str]]]:
 def _lamps(room: Layout, target: str) -> list[tuple[str, str]]:
     """Where a lamp may stand and which; only lamps of the kind `target`, if that is one."""
     lamps = load()["lamps"]
-    kinds = [target] if target in lamps else lamps if room.room in _ROOMS[LOOK] else []
+    kinds = [target] if target in lamps else lamps if room.room in load()["task_rooms"][LOOK] else []
     return [(place, f"{kind} 1") for kind in kinds for place in room.places if kind_of(place) in lamps[kind]["beside"]]
 
 

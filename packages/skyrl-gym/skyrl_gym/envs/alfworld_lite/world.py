@@ -1,4 +1,4 @@
-"""The facts of the world, from world.yaml (receptacles, lamps, objects, layouts) and text.yaml, and its rules.
+"""The world's facts, from world.yaml (receptacles, lamps, objects, commands, layouts) and text.yaml, and its rules.
 
 A thing's name is its kind and a number, "mug 1". What a command needs is said once, in `World._list_actions`. There is
 one hand. Heating and cooling undo each other; cleaning is never undone.
@@ -10,11 +10,6 @@ from typing import Any, cast
 
 from skyrl_gym.data import beside
 
-TOOLS = {"heat": ("microwave", "hot"), "cool": ("fridge", "cool"), "clean": ("sinkbasin", "clean")}
-"""The receptacle kind that each command needs, and the mark that it leaves on an object."""
-JOINTS = {"go": "to ", "take": " from ", "move": " to ", "heat": " with ", "cool": " with ", "clean": " with "}
-"""What separates object and receptacle in a command."""
-
 
 def kind_of(name: str) -> str:
     """Of "mug 1", "mug"."""
@@ -25,6 +20,9 @@ def kind_of(name: str) -> str:
 def load(name: str = "world.yaml") -> dict[str, Any]:
     """A data file of this environment."""
     return cast(dict[str, Any], beside(__file__, name))
+
+
+TOOLS, JOINTS = load()["tools"], load()["joints"]
 
 
 def fits(thing: str, place: str) -> bool:

@@ -12,7 +12,7 @@ import json
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from skyrl_gym.core import SPLITS, Choices, Outcome, RowsOnly, Task, TextEnv
+from skyrl_gym.core import Choices, Outcome, RowsOnly, Task, TextEnv
 from skyrl_gym.data import read_row, row_id
 from skyrl_gym.envs.code_lite import judge, tasks
 from skyrl_gym.envs.code_lite.rows import read_tests
@@ -28,7 +28,7 @@ def cut(text: str) -> str:
 class CodeLiteEnv(TextEnv):
     """Difficulties 1 to 5: functions of two to six steps. A row's kind of task is in the row."""
 
-    choices: ClassVar[Choices] = {"split": SPLITS, "difficulty": tasks.LEVELS, "lang": ("en", "zh")}
+    choices: ClassVar[Choices] = TextEnv.choices | {"difficulty": tasks.LEVELS}
     kept: ClassVar[tuple[str, ...]] = ("tries",)
 
     @classmethod
@@ -52,15 +52,14 @@ class CodeLiteEnv(TextEnv):
         if any(message["role"] not in ("system", "user") for message in prompt):
             raise ValueError("options['task']: field 'prompt' may have system and user messages only.")
         says = tasks.data()["texts"][options["lang"]]
-        said = {role: [each["content"] for each in prompt if each["role"] == role] for role in ("system", "user")}
-        asked = list(said["user"])
+        told, asked = ([each["content"] for each in prompt if each["role"] == role] for role in ("system", "user"))
         if data["kind"] == "asserts":
             asked.append(f"{says['must']}\n{data['asserts'][0]}")
         elif data["kind"] == "stdin":
             asked.append(says["stdin"])
         if row.get("starter_code"):
             asked.append(f"{says['starter']}\n```python\n{row['starter_code']}\n```")
-        text, instructions = "\n\n".join(asked), "\n\n".join([*said["system"], says["instructions"]])
+        text, instructions = "\n\n".join(asked), "\n\n".join([*told, says["instructions"]])
         return Task(row_id(prompt), text, row.get("code"), instructions=instructions, data=data)
 
     def begin(self, task: Task) -> str:
@@ -106,7 +105,6 @@ class CodeLiteEnv(TextEnv):
         return str(form.format(call=cut(call), got=failure.got, want=cut(right), **numbers))
 
     def expert_action(self) -> str:
-        """The reference solution; ValueError for a row that has none."""
         if not self.task.ground_truth:
             raise ValueError("This row has no reference solution: it lacks the field 'code'.")
         return f"```python\n{self.task.ground_truth}\n```"

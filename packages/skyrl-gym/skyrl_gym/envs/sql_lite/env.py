@@ -14,7 +14,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, ClassVar
 
-from skyrl_gym.core import SPLITS, Choices, Outcome, Task, TextEnv
+from skyrl_gym.core import Choices, Outcome, Task, TextEnv
 from skyrl_gym.data import read_row, row_id
 from skyrl_gym.envs.sql_lite import tasks
 from skyrl_gym.envs.sql_lite.results import MOST_MIB, Result, ask, same, sandbox
@@ -33,7 +33,7 @@ class SqlLiteEnv(TextEnv):
     databases: Spider's folder `database`, for rows with `db_id`, `question` and `query` as options["task"].
     """
 
-    choices: ClassVar[Choices] = {"split": SPLITS, "difficulty": (1, 2, 3, 4, 5), "lang": tasks.LANGS}
+    choices: ClassVar[Choices] = TextEnv.choices | {"difficulty": (1, 2, 3, 4, 5)}
     kept: ClassVar[tuple[str, ...]] = ("looked",)
 
     def __init__(self, *, databases: str | PathLike[str] | None = None, **defaults: Any) -> None:

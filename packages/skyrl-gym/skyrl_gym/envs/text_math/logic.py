@@ -48,9 +48,6 @@ _FORMS: dict[str, dict[str, tuple[int, Callable[..., Any]]]] = {
 }
 """How many people a clue of logic.yaml names, and in which worlds it holds, given what these say of each of them."""
 _KINDS = tuple(_FORMS)
-_SALTS = {"knights": 106942, "orders": 11, "guests": 2193}
-"""Of the hash that decides the split. Three people allow few puzzles, of knights 16: with these numbers, found by
-trying, each split has some for every count of knights and of guests, and so every answer."""
 
 Clue = tuple[str, tuple[int, ...], int]
 """A form, the people it names, and the mask: bit i for world i. Example: ("before", (2, 0), 0b110001)."""
@@ -86,7 +83,7 @@ def puzzle(kind: str, people: int, split: str, rng: random.Random) -> tuple[tupl
             if reduce(and_, (mask for _, _, mask in rest), -1) == left:
                 chosen = rest
         form = relabelled(kind, people, [mask for _, _, mask in chosen])
-        plain = f"{_SALTS[kind]} {kind} {people} {form}"
+        plain = f"{wording('logic.yaml')[kind]['salt']} {kind} {people} {form}"
         if hashlib.blake2b(plain.encode(), digest_size=8).digest()[0] % 10 in _SHARES[split]:
             return worlds[secret], chosen
 

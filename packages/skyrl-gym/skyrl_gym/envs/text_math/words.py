@@ -19,7 +19,6 @@ wording = partial(beside, __file__)
 LEVELS = (1, 2, 3, 4, 5)
 MOST = 1_000_000
 SPACE = {"en": " ", "zh": ""}
-_ASK = {"en": "Answer in \\boxed{{}}.", "zh": "把答案写进 \\boxed{{}}。"}
 _OPERATIONS = {
     "+": ("{}+{}", operator.add),
     "-": ("{}-{}", operator.sub),
@@ -61,7 +60,7 @@ def make(split: str, difficulty: int, lang: str, index: int) -> tuple[str, str, 
     shown = {name: _show(value, fractions) for name, value in values.items()}
     shown |= {"name": names[turn % len(names)], "other": names[(turn + 1) % len(names)]}
     sentences = [step[lang].split(" | ") for step in told]
-    parts = [*(sentence[0] for sentence in sentences), sentences[-1][1], _ASK[lang]]
+    parts = [*(sentence[0] for sentence in sentences), sentences[-1][1], data["ask"][lang]]
     steps = []
     for number, operation in enumerate("; ".join(step["do"] for step in told).split("; "), start=1):
         left, sign, right = operation.split()

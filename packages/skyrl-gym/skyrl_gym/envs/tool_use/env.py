@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
-from skyrl_gym.core import SPLITS, Choices, Outcome, Task, TextEnv
+from skyrl_gym.core import Choices, Outcome, Task, TextEnv
 from skyrl_gym.data import read_row, row_id
 from skyrl_gym.envs.tool_use import tasks
 from skyrl_gym.parsing import MAX_CALLS, parse_tool_calls
@@ -42,7 +42,7 @@ class ToolUseEnv(TextEnv):
     it are options["task"].
     """
 
-    choices: ClassVar[Choices] = {"split": SPLITS, "difficulty": (1, 2, 3, 4, 5, 6), "lang": tasks.LANGS}
+    choices: ClassVar[Choices] = TextEnv.choices | {"difficulty": (1, 2, 3, 4, 5, 6)}
     kept: ClassVar[tuple[str, ...]] = ("calls", "accepted", "made")
     calls = accepted = 0
     made: list[list[Any]]

@@ -21,11 +21,9 @@ _TEXT = (re.compile(r"\S"), "a string that is not empty")
 _PRICE = re.compile(r"\$\s*(\d[\d,]*(?:\.\d+)?)")
 _ROW = {
     "asin": (re.compile(r"^[^\W_]+$"), "a string of letters and digits"),
-    **{name: _TEXT for name in ("name", "category", "query", "product_category")},
-    **{name: _TEXT for name in ("full_description?", "rating?", "instruction_text?")},
-    **{
-        name: [_TEXT] for name in ("small_description?", "Attributes?", "reviews?", "nouns?", "instruction_attributes?")
-    },
+    **dict.fromkeys(("name", "category", "query", "product_category"), _TEXT),
+    **dict.fromkeys(("full_description?", "rating?", "instruction_text?"), _TEXT),
+    **{key: [_TEXT] for key in ("small_description?", "Attributes?", "reviews?", "nouns?", "instruction_attributes?")},
     "pricing?": (_PRICE, "a string such as '$12.99' or '$10.00$20.00'"),
     "customization_options?": {"*?": [{"value": _TEXT}]},
     "instructions?": [{"instruction?": _TEXT, "instruction_attributes": [_TEXT], "instruction_options": [_TEXT]}],
