@@ -68,11 +68,15 @@ class Tries:
         drawn = self._unplayed | dict(zip(numbers, self._sampler.next_tasks(len(numbers)), strict=True))
         self._unplayed = {}
         for number, sample in drawn.items():
-            batch, place = divmod(number, self.flow.size)  # of the step that it would belong to if none were refused
-            self._playing[number] = self.rollouts.new_group(f"{batch + 1}/{place}", sample, self._size)
+            self._playing[number] = self.rollouts.new_group(self._name(number), sample, self._size)
             if number in self._found and not _tries_of(sample, self._found[number]):
                 del self._found[number]
         self.rollouts.start([self._playing[number] for number in drawn if number not in self._found])
+
+    def _name(self, number: int) -> str:
+        """Of a group: the step that it would belong to if none were refused, and its place in it."""
+        batch, place = divmod(number, self.flow.size)
+        return f"{batch + 1}/{place}"
 
     def drain(self) -> None:
         """Until nothing plays; a signal waits."""
