@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from skyrl_trainer.rollout.metrics import MAX_KINDS, kind, rollout_metrics
@@ -84,6 +84,8 @@ def test_names_of_envs() -> None:
 
 
 @given(st.lists(st.tuples(st.text(max_size=6), st.integers(0, 60)), max_size=80))
+@example([("", number) for number in range(MAX_KINDS)])
+@example([("", number) for number in range(MAX_KINDS + 1)])
 def test_the_number_of_names_is_bounded_whatever_a_policy_writes(calls: list[tuple[str, int]]) -> None:
     """Only tools with a fitting call have names, too many kinds have none, and parts of rewards beyond as many."""
     batch = [
@@ -91,7 +93,7 @@ def test_the_number_of_names_is_bounded_whatever_a_policy_writes(calls: list[tup
         for i, (name, difficulty) in enumerate(calls)
     ]
     parts = [Turn([1], [2], [0.0], [0], "", reward_parts={f"p{n}": 1.0}) for n in range(MAX_KINDS + 1)]
-    batch.append(tried("parts", parts))
+    batch.append(tried("parts", parts, difficulty=0))  # a kind without a number would be counted by its figures' names
     found = figures(*batch)
     assert len([key for key in found if key.startswith("reward/p")]) <= MAX_KINDS
     named = {key.split("/")[1] for key in found if key.count("/") == 2 and key.startswith("tools/")}
