@@ -81,23 +81,21 @@ def test_memory_of_a_gpu_to_the_byte() -> None:
     assert [size for _, size in learner] == [
         2 * P,
         16 * P_LORA,
-        16384 * (28 * 1536 * 2 + 2 * (8 * 1536 + 2 * 1536 + 2 * 256 + 4 * 8960) * 5 // 6),
+        16384 * (28 * 1536 * 2 + 2 * (8 * 1536 + 2 * 1536 + 2 * 256 + 4 * 8960) * 9 // 12),
         6 * 2**30,
         2 * P,  # of the weight sync
     ]
-    assert sum(size for _, size in learner) == 12_941_819_904 + 2 * P
+    assert sum(size for _, size in learner) == 12_800_622_592 + 2 * P
     cache = 60 * 10**9 - 2 * P
     assert [size for _, size in engine] == [2 * P, cache]
     assert engine[1][0].endswith(f"(of {cache // (28 * 1024):,} tokens at most)") and cache // (28 * 1024) == 1_984_963
 
 
 @pytest.mark.parametrize(
-    ("lora", "checkpointing", "measured", "near"),
-    [("{}", True, 33.8, 0.05), ("{}", False, 66.2, 0.05), ("{rank: 32}", False, 42.4, 0.1)],
+    ("lora", "checkpointing", "measured"),
+    [("{}", True, 33.8), ("{}", False, 66.2), ("{rank: 32}", False, 42.4)],
 )
-def test_the_estimate_is_near_what_was_measured_on_one_gpu(
-    lora: str, checkpointing: bool, measured: float, near: float
-) -> None:
+def test_the_estimate_is_near_what_was_measured_on_one_gpu(lora: str, checkpointing: bool, measured: float) -> None:
     """GiB at most of an H100, 1.5B, by 16k tokens; docs/figures/learner_gpu.json."""
     overrides = [
         "trainer.policy.model.dtype=bfloat16",
@@ -107,7 +105,7 @@ def test_the_estimate_is_near_what_was_measured_on_one_gpu(
         f"trainer.policy.model.lora={lora}",
     ]
     rows = learner_memory(load_config(None, overrides), SHAPE)
-    assert sum(size for _, size in rows) / 2**30 == pytest.approx(measured, rel=near)
+    assert sum(size for _, size in rows) / 2**30 == pytest.approx(measured, rel=0.05)
 
 
 def test_limits_of_one_gpu() -> None:

@@ -205,7 +205,8 @@ def test_a_model_with_large_logits_is_taken_in_bfloat16(tmp_path: Path) -> None:
     model.save_pretrained(tmp_path)
     AcceleratorState._reset_state()  # one precision a process
     try:
-        Learner(make_config(trainer={"policy": {"model": {"dtype": "bfloat16"}}}), path, 1)
+        learner = Learner(make_config(trainer={"policy": {"model": {"dtype": "bfloat16"}}}), path, 1)
+        assert learner.published_dtype == torch.bfloat16
     finally:
         AcceleratorState._reset_state()
 
