@@ -40,7 +40,7 @@ class Registry(Generic[T]):
         if name not in self._entries:
             if name not in self.built_in:
                 hint = "".join(f" Did you mean {near}?" for near in get_close_matches(name, self.names, n=1))
-                names = f"choose one of {', '.join(self.names)}, or register your own"
-                raise UserError(f"{self.setting}={name!r} is not registered; {names}.{hint}")
+                known = f"choose one of {', '.join(self.names)}, or " if self.names else ""
+                raise UserError(f"{self.setting}={name!r} is not registered; {known}register your own.{hint}")
             self._entries[name] = load(self.built_in[name])
         return self._entries[name]

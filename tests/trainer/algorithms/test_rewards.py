@@ -10,6 +10,7 @@ import torch
 from pydantic import ValidationError
 from trl.rewards import get_soft_overlong_punishment
 
+from skyrl_trainer.algorithms import rewards
 from skyrl_trainer.algorithms.advantages import estimator
 from skyrl_trainer.algorithms.policy_loss import PolicyLoss
 from skyrl_trainer.algorithms.rewards import Rewards, register_reward, soft_penalty
@@ -92,8 +93,11 @@ def test_a_reward_function_that_misbehaves_is_named(answer: Any, sentence: str) 
         rewards_of({"bad": 1.0}).judge([tried(0), tried(1)])
 
 
-def test_names_that_cannot_be_are_refused() -> None:
+def test_names_that_cannot_be_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UserError, match=r"trainer\.algorithm\.reward_funcs='brevty' is not registered"):
+        rewards_of({"brevty": 1.0})
+    with pytest.raises(UserError, match=r"reward_funcs='brevty' is not registered; register your own\."):
+        monkeypatch.setattr(rewards._REWARDS, "_entries", {})
         rewards_of({"brevty": 1.0})
     with pytest.raises(UserError, match="cannot be called 'env'"):
         register_reward("env")
