@@ -496,13 +496,14 @@ def learner_logprobs(learner: Any, played: list[tuple[list[int], GenerationOutpu
 
 
 def child(model: str, length: int, seqs: int, prompt: int, tokens: int, kwargs: dict[str, Any]) -> None:
-    """vLLM as our engine starts it, but for the weight sync; prints three rates."""
+    """vLLM as our engine starts it, but for the weight sync and our scheduler; prints three rates."""
     from vllm import LLM, SamplingParams
 
     from skyrl_trainer.engine.vllm_args import vllm_kwargs
 
     settings = vllm_kwargs(model, DTYPE, length, seqs, 0, kwargs)
-    llm = LLM(**{key: settings[key] for key in settings.keys() - {"weight_transfer_config", "worker_extension_cls"}})
+    ours = {"weight_transfer_config", "worker_extension_cls", "scheduler_cls"}
+    llm = LLM(**{key: settings[key] for key in settings.keys() - ours})
     params = SamplingParams(max_tokens=tokens, temperature=1.0, logprobs=0, detokenize=False, ignore_eos=True)
     for seed in range(4):
         requests: list[Any] = [{"prompt_token_ids": ids} for ids in prompts_of(seqs, prompt, seed)]
