@@ -83,7 +83,6 @@ def calibration(verdicts: Sequence[Verdict]) -> dict[str, Any]:
 
 
 def read_prices(path: Path) -> Prices:
-    """Prices by model."""
     try:
         return TypeAdapter(Prices).validate_json(path.read_bytes())
     except (OSError, ValidationError) as error:

