@@ -2,8 +2,7 @@
 
 `trajectories/step_000003.jsonl.gz`: the first line is the header {"schema": 1, "step": 3, "groups": 32,
 "trajectories": 256, "omitted": 0}, every other line one trajectory with its group's number. Token ids and logprobs
-are JSON numbers, and reading gives the same floats back, bit by bit; RolloutWorkers compress most. A file has at most
-`max_bytes` of lines before that, and its header counts those that did not fit.
+are JSON numbers, and reading gives the same floats, bit by bit. `omitted`: what did not fit in `max_bytes` of lines.
 """
 
 import contextlib

@@ -165,14 +165,10 @@ class Places:
 
 
 class ClusterWatch(EngineWatch):
-    """An engine that died is `away`: nobody waits for it while another is there, and others play its episodes.
-
-    A death with the whole node is not held against the engine. Looks after the EnvWorkers' nodes, too.
-    """
+    """A death with the whole node is not held against the engine. Looks after the EnvWorkers' nodes, too."""
 
     def __init__(self, engines: list[Any], nodes: list[str], waits: bool) -> None:
-        """nodes: of the engines. waits: for every engine, where each episode is to be played by its own, or a sync
-        needs all."""
+        """waits: for every engine, where each episode is to be played by its own, or a sync needs all."""
         self._waits, self._nodes, self._seen = waits, nodes, set[str]()
         self._coming: dict[int, Any] = {}
         self.rollouts: ElasticRollouts | None = None

@@ -43,10 +43,7 @@ _HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
 def make_tokenizer(
     texts: Iterable[str], vocab_size: int = DEFAULT_VOCAB_SIZE, spaces: str = "before"
 ) -> "PreTrainedTokenizerFast":
-    """A byte-level BPE of at most `vocab_size` tokens, added ones included (few texts give fewer merges).
-
-    spaces: where a word has its space, "before" it, as Qwen's, or "after" it (settings.TinyConfig says why).
-    """
+    """A byte-level BPE of at most `vocab_size` tokens, added ones included. spaces: as in settings.TinyConfig."""
     from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
 

@@ -85,7 +85,7 @@ class NCCLSync(EngineCalls):
         self._open()
 
     def sync(self, version: int) -> SyncReport:
-        """Pause, start, update, finish, resume; raises SyncError if anybody fails or dies; the engines stay paused."""
+        """As SharedMemorySync's."""
         self.version, start = version, time.perf_counter()
         self._everywhere("pause")
         self._everywhere("start_weight_update")
