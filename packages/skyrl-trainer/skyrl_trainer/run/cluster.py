@@ -25,10 +25,10 @@ import torch
 from ray._private.authentication.authentication_token_setup import maybe_enable_token_auth_if_token_available
 from ray._private.state import available_resources_per_node
 from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from skyrl_trainer.errors import EngineDied, EngineLost, UserError
-from skyrl_trainer.rollout.elastic import ElasticRollouts, at, spread
+from skyrl_trainer.rollout.elastic import ElasticRollouts, spread
+from skyrl_trainer.rollout.pool import at
 from skyrl_trainer.run.engine_watch import RESTART_SECONDS, EngineWatch
 from skyrl_trainer.run.model_shape import model_shape
 from skyrl_trainer.run.processes import OBJECT_STORE_BYTES
@@ -332,8 +332,7 @@ def examine(config: Config, places: list[str], files: list[Path], learns: bool) 
     weights = buffer_bytes(config) if learns else 0
     asked = []
     for node in nodes:
-        there = NodeAffinitySchedulingStrategy(node.node_id, soft=False)
-        task: Any = ray.remote(look).options(num_cpus=0, max_retries=0, scheduling_strategy=there)
+        task: Any = ray.remote(look).options(num_cpus=0, max_retries=0, **at(node.node_id, only=True))
         asked.append((node, task.remote(paths)))
     deadline = time.monotonic() + LOOK_SECONDS
     for node, call in asked:
