@@ -143,7 +143,7 @@ class Places:
         self._config, self._nodes = config, find_places(config) if engines else []
         files = [Path(model_path) / "config.json"]
         if learns and "://" not in config.run_address:  # of an address each node has a folder of its own
-            files.append(config.run_path.expanduser() / "config.yaml")
+            files.append(config.run_path / "config.yaml")
         if wrong := [each for _, _, found in examine(config, self._nodes, files, learns) for each in found]:
             raise UserError(f"This cluster cannot take the run: {'; '.join(wrong)}.")
         nodes, workers = living(), config.environment.num_workers
