@@ -36,10 +36,11 @@ class ShellEnv(TextEnv):
     """Work in a sandbox by tools, until `submit`, or the step limit of Gymnasium's, `steps`."""
 
     tool_names: ClassVar[tuple[str, ...]]
+    most_steps: ClassVar[int]
 
-    def __init__(self, *, steps: int, **defaults: Any) -> None:
+    def __init__(self, *, steps: int | None = None, **defaults: Any) -> None:
         super().__init__(**defaults)
-        self._limit = steps
+        self._limit = self.most_steps if steps is None else steps
         self._tools = {name: tool(getattr(self, name)) for name in self.tool_names}
         self._folder: tempfile.TemporaryDirectory[str] | None = None
         self._failure: sandbox.SandboxFailed | None = None
@@ -105,10 +106,8 @@ class SWEEnv(ShellEnv):
 
     choices: ClassVar[Choices] = {"split": ("train", "val", "test"), "difficulty": (1,), "lang": ("en",)}
     tool_names: ClassVar[tuple[str, ...]] = ("bash", "view", "replace", "submit")
-
-    def __init__(self, *, steps: int = 100, **defaults: Any) -> None:
-        super().__init__(steps=steps, **defaults)
-        self._steps, self._patch = 0, ""
+    most_steps: ClassVar[int] = 100
+    _patch: str
 
     def bash(self, command: str) -> str:
         """Runs a bash command in /testbed; returns stdout and stderr, and the exit code where it is not 0."""
