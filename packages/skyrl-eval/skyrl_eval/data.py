@@ -14,7 +14,6 @@ import sys
 import urllib.request
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from fnmatch import fnmatch
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -110,11 +109,8 @@ def locate(official: Source, spec: str | None) -> tuple[str, str | None, list[Pa
         return official.url, None, [_download(official)]
     name = (spec or official.repo).removeprefix("hf:")
     patterns = [pattern for pattern in (official.files, official.shots) if pattern] or ["*"]
-    folder = snapshot(name, patterns, "--data")
-    found = sorted(file for file in folder.rglob("*") if file.suffix in SUFFIXES)
-    names = {file: file.relative_to(folder).as_posix() for file in found}
-    files = [file for file in found if any(fnmatch(names[file], p) for p in patterns)]
-    return name.partition("@")[0], folder.name, files
+    commit, files = snapshot(name, patterns, "--data")
+    return name.partition("@")[0], commit, [file for file in files if file.suffix in SUFFIXES]
 
 
 def _download(official: Source) -> Path:

@@ -30,7 +30,7 @@ LACKING = ("ungraded", "missing")
 
 
 def grader_hash(bench: str, context: Context) -> str:
-    """Of everything that decides a verdict: the code of graders and of the sandbox, the prompts, the judge."""
+    """Of everything that decides a verdict."""
     benchmark, here, confined = benchmarks.find(bench), Path(__file__).parent, Path(confine.__file__)
     kinds = [kind for kind in type(benchmark).__mro__ if issubclass(kind, Benchmark)]
     code = ("judge.py", "sandbox.py", "swe.py", "swe_guard.py", "swe_pytest.sh")
@@ -87,7 +87,7 @@ def grade_all(
 
 
 def results(run: Run, bench: str, samples: int, context: Context, prices: Prices, model: str) -> dict[str, Any]:
-    """What results.json says of a benchmark: the common figures, its own, and the notes that go with them."""
+    """What results.json says of a benchmark."""
     benchmark = benchmarks.find(bench)
     ids = {item.item_id for item in run.items}
     verdicts = [v for v in run.verdicts.values() if v.item_id in ids and v.sample < samples]

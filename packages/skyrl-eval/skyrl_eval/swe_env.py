@@ -1,8 +1,8 @@
 """skyrl/swe-v0: an issue of a repository is resolved with the tools bash, view, replace and submit.
 
-Each reset checks the repository out at its base commit (swe.workspace: one commit, no remote). Commands run in the
-sandbox, without network; the agent sees the workspace as /testbed. A step's info has `submission`, the patch of all
-changes, whenever that has changed (and in the first and the last step), so the last one is the episode's.
+Each reset makes a swe.workspace. Commands run in the sandbox, without network; the agent sees the workspace as
+/testbed. A step's info has `submission`, the patch of all changes, whenever that has changed (and in the first and the
+last step), so the last one is the episode's.
 
 Reward, with `submit` or at the step limit: 1.0 if the task gives its tests and what of the patch can be a fix
 (swe.guarded) passes them, so that editing tests or what loads them never pays; else 0.0. info has its `flags`.
@@ -36,10 +36,11 @@ class ShellEnv(TextEnv):
     """Work in a sandbox by tools, until `submit`, or the step limit of Gymnasium's, `steps`."""
 
     tool_names: ClassVar[tuple[str, ...]]
+    most_steps: ClassVar[int]
 
-    def __init__(self, *, steps: int, **defaults: Any) -> None:
+    def __init__(self, *, steps: int | None = None, **defaults: Any) -> None:
         super().__init__(**defaults)
-        self._limit = steps
+        self._limit = self.most_steps if steps is None else steps
         self._tools = {name: tool(getattr(self, name)) for name in self.tool_names}
         self._folder: tempfile.TemporaryDirectory[str] | None = None
         self._failure: sandbox.SandboxFailed | None = None
@@ -105,10 +106,8 @@ class SWEEnv(ShellEnv):
 
     choices: ClassVar[Choices] = {"split": ("train", "val", "test"), "difficulty": (1,), "lang": ("en",)}
     tool_names: ClassVar[tuple[str, ...]] = ("bash", "view", "replace", "submit")
-
-    def __init__(self, *, steps: int = 100, **defaults: Any) -> None:
-        super().__init__(steps=steps, **defaults)
-        self._steps, self._patch = 0, ""
+    most_steps: ClassVar[int] = 100
+    _patch: str
 
     def bash(self, command: str) -> str:
         """Runs a bash command in /testbed; returns stdout and stderr, and the exit code where it is not 0."""

@@ -17,7 +17,6 @@ import re
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from fnmatch import fnmatch
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -216,9 +215,7 @@ def _hub_files(name: str, split: str = "train", **other: object) -> list[Path]:
     from skyrl_trainer.hub import snapshot
 
     patterns = [f"*{split}*{suffix}" for suffix in FILE_SUFFIXES]
-    folder = snapshot(name, patterns, "Data source")
-    names = sorted(file.relative_to(folder).as_posix() for file in folder.rglob("*"))  # earlier calls left more
-    files = [folder / file for file in names if any(fnmatch(file, pattern) for pattern in patterns)]
+    _, files = snapshot(name, patterns, "Data source")
     if not files:
         raise UserError(f"Data source {name!r} has no file {' or '.join(patterns)} on Hugging Face.")
     return files

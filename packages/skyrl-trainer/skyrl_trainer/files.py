@@ -15,7 +15,7 @@ def local_folder(name: str) -> Path:
     """Of a folder's name; of an address, `s3://bucket/runs/a`, the folder on this machine that stands in for it."""
     kind, is_address, rest = name.partition("://")
     cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
-    return cache / "skyrl-trainer" / kind / rest.strip("/") if is_address else Path(name)
+    return cache / "skyrl-trainer" / kind / rest.strip("/") if is_address else Path(name).expanduser()
 
 
 @contextmanager

@@ -1,13 +1,14 @@
 """Hugging Face: data sets by files (`owner/name`, `owner/name@revision`, either after `hf:`), and models put there."""
 
 import os
+from fnmatch import fnmatch
 from pathlib import Path
 
 from skyrl_trainer.errors import UserError
 
 
-def snapshot(name: str, patterns: list[str], asked_by: str) -> Path:
-    """The data set's files that fit the patterns, in Hugging Face's cache; the folder's name is the commit.
+def snapshot(name: str, patterns: list[str], asked_by: str) -> tuple[str, list[Path]]:
+    """The data set's commit, and its files that fit the patterns, in Hugging Face's cache, in order.
 
     UserError says what is needed to fetch it; asked_by: the option that names it.
     """
@@ -16,7 +17,7 @@ def snapshot(name: str, patterns: list[str], asked_by: str) -> Path:
 
     repo, _, revision = name.removeprefix("hf:").partition("@")
     try:
-        return Path(snapshot_download(repo, repo_type="dataset", revision=revision or None, allow_patterns=patterns))
+        found = snapshot_download(repo, repo_type="dataset", revision=revision or None, allow_patterns=patterns)
     except GatedRepoError as error:
         token = "The token in HF_TOKEN may not" if os.environ.get("HF_TOKEN") else "HF_TOKEN is not set: you may not"
         raise UserError(
@@ -28,6 +29,9 @@ def snapshot(name: str, patterns: list[str], asked_by: str) -> Path:
             f"{asked_by} {name.removeprefix('hf:')} is neither a file here nor a data set that Hugging Face gives out "
             f"({_first_line(error)}). Give the path of a local copy in the same schema."
         ) from error
+    folder = Path(found)
+    names = sorted(file.relative_to(folder).as_posix() for file in folder.rglob("*"))  # earlier calls left more
+    return folder.name, [folder / name for name in names if any(fnmatch(name, pattern) for pattern in patterns)]
 
 
 def push(repo: str, folder: Path | None = None) -> str:

@@ -30,7 +30,7 @@ class Context:
 
 
 class Benchmark:
-    """One benchmark. A subclass gives the row's schema, and says how to make items, ask them and grade answers."""
+    """A subclass gives the row's schema, and says how to make items, ask them and grade answers."""
 
     name: ClassVar[str]
     source: ClassVar[Source] = Source()

@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from skyrl_gym.core import Task
+from skyrl_gym.data import beside
 from skyrl_gym.players.env import PlayersEnv
 from skyrl_gym.players.game import ROLES, Game
 
@@ -24,11 +25,7 @@ MOVES = {"": "check bet", "check": "check bet", "bet": "call fold", "check bet":
 SETS = [" ".join([card, *moves.split()]) for moves in MOVES for card in CARDS]
 VALUE = -1 / 18
 """What the first player wins when both play best."""
-CHINESE = {"check": "过牌", "bet": "下注", "call": "跟注", "fold": "弃牌"}
-WORDS = {
-    "en": ("You are first.", "You are second.", "The other {}s.", "Your card: {}.", "Your card: {}. The other's: {}."),
-    "zh": ("你先手。", "你后手。", "对方{}。", "你的牌: {} 。", "你的牌: {} 。对方的牌: {} 。"),
-}
+WORDS = beside(__file__, "words.yaml")["kuhn_poker"]
 
 
 class KuhnPoker(Game):
@@ -36,11 +33,7 @@ class KuhnPoker(Game):
 
     metadata: ClassVar[dict[str, Any]] = {"name": "kuhn_poker_v0", "render_modes": []}
     stake = 2.0
-    rules: ClassVar[dict[str, str]] = {
-        "en": "Kuhn poker: J, Q, K, one card each; the highest wins. Both put in 1. Check or bet 1 more; a bet is "
-        "met by call or fold. End your answer with that word.",
-        "zh": "库恩扑克: J、Q、K 各得一张,大者胜。双方先下 1。过牌或下注加 1;对下注可跟注或弃牌。回答以该词结尾。",
-    }
+    rules: ClassVar[dict[str, str]] = WORDS["rules"]
 
     def draw(self, generator: np.random.Generator) -> list[str]:
         return list(DEALS[int(generator.integers(len(DEALS)))])
@@ -49,7 +42,7 @@ class KuhnPoker(Game):
         return MOVES.get(" ".join(self.moves), "").split()
 
     def spelled(self, move: str) -> str:
-        return CHINESE[move] if self.lang == "zh" else move
+        return WORDS["chinese"][move] if self.lang == "zh" else move
 
     def said(self, move: str) -> str:
         """With the card before it, on which the move depends."""

@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from skyrl_gym.core import SPLITS, Choices, Task
+from skyrl_gym.data import beside
 from skyrl_gym.players.env import PlayersEnv
 from skyrl_gym.players.game import ILLEGAL, ROLES, Game
 
@@ -21,10 +22,7 @@ LEVELS = {1: (3, 4), 2: (3, 5), 3: (3, 7), 4: (4, 7), 5: (5, 9)}
 SHARES = (6, 8, 10)
 """Of ten positions, where the splits end."""
 NAMES = "ABCDE"
-WORDS = {
-    "en": ("You move first.", "You move second.", "The other takes {} from {}.", "Heaps: {}."),
-    "zh": ("你先手。", "你后手。", "对方从 {1} 取 {0}。", "各堆:{}。"),
-}
+WORDS = beside(__file__, "words.yaml")["nim"]
 
 
 def nim_sum(heaps: tuple[int, ...]) -> int:
@@ -36,10 +34,7 @@ class Nim(Game):
     """A deal is the heaps. A move is a heap's letter and how many are taken: "B 2"."""
 
     metadata: ClassVar[dict[str, Any]] = {"name": "nim_v0", "render_modes": []}
-    rules: ClassVar[dict[str, str]] = {
-        "en": "Nim: in turn take any number from one heap; who takes the last wins. End as in B 2: from B, take 2.",
-        "zh": "尼姆游戏:双方轮流从一堆中取走任意个,取走最后一个者胜。回答以 B 2 这样的格式结尾:从 B 取 2 个。",
-    }
+    rules: ClassVar[dict[str, str]] = WORDS["rules"]
 
     def draw(self, generator: np.random.Generator) -> list[int]:
         return [int(heap) for heap in generator.integers(1, 6, size=3)]

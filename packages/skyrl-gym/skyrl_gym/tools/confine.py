@@ -21,11 +21,9 @@ from typing import Any, NoReturn
 
 with open(os.path.join(os.path.dirname(os.path.abspath(__file__)), "sandbox_policy.json")) as _file:
     POLICY: dict[str, Any] = json.load(_file)
-K = types.SimpleNamespace(**POLICY["kernel"])  # what linux/{prctl,landlock,seccomp,bpf_common,audit}.h call things
+K = types.SimpleNamespace(**POLICY["kernel"])  # as linux's headers call them
 libc = ctypes.CDLL(None, use_errno=True)
 OWN_PID = 0x7FFFFFF1  # stands in a filter for the number of the process that installs it
-NAMESPACES = 0x20000 | 0x4000000 | 0x8000000 | 0x10000000 | 0x20000000 | 0x40000000  # mount uts ipc user pid net
-RDONLY, NOSUID, NODEV, NOEXEC, BIND, REC, PRIVATE, DETACH = 1, 2, 4, 8, 4096, 16384, 1 << 18, 2
 FAILED = 125  # the script's status where it, not the command, failed
 
 
@@ -130,18 +128,18 @@ def bind(outside: str, inside: str, writable: bool) -> None:
         os.makedirs(inside, exist_ok=True)
     else:
         os.close(os.open(inside, os.O_CREAT))
-    mount(outside, inside, None, BIND | REC)
-    attributes = struct.pack("QQQQ", NOSUID | (0 if writable else RDONLY), 0, 0, 0)
+    mount(outside, inside, None, K.BIND | K.REC)
+    attributes = struct.pack("QQQQ", K.NOSUID | (0 if writable else K.RDONLY), 0, 0, 0)
     checked(libc.syscall(K.mount_setattr, -100, inside.encode(), 0x8000, attributes, ctypes.c_size_t(32)))
 
 
 def build(root: str, binds: list[tuple[str, str, bool]]) -> None:
     """The file system: everything of the machine that is not in `binds` is gone afterwards."""
-    mount("none", "/", None, REC | PRIVATE)
-    mount("tmpfs", root, "tmpfs", NOSUID | NODEV, "size=16m,mode=755")
+    mount("none", "/", None, K.REC | K.PRIVATE)
+    mount("tmpfs", root, "tmpfs", K.NOSUID | K.NODEV, "size=16m,mode=755")
     for folder, size in (("/tmp", "1g"), ("/dev", "1m"), ("/dev/shm", "256m")):
         os.makedirs(root + folder, exist_ok=True)
-        mount("tmpfs", root + folder, "tmpfs", NOSUID, f"size={size},mode=1777")
+        mount("tmpfs", root + folder, "tmpfs", K.NOSUID, f"size={size},mode=1777")
     for outside, inside, writable in sorted(binds, key=lambda place: place[1].count("/")):  # the outer one first
         bind(outside, root + inside, writable)
     with open(f"{root}/etc/hosts", "w") as file:
@@ -152,17 +150,17 @@ def build(root: str, binds: list[tuple[str, str, bool]]) -> None:
     os.makedirs(f"{root}/proc")
     with contextlib.suppress(OSError):  # a container may not mount one: most programs do without
         # Read-only: /proc/sys has settings of the whole machine, which its root could change from in here.
-        mount("proc", f"{root}/proc", "proc", RDONLY | NOSUID | NODEV | NOEXEC)
+        mount("proc", f"{root}/proc", "proc", K.RDONLY | K.NOSUID | K.NODEV | K.NOEXEC)
     os.chdir(root)
     checked(libc.pivot_root(b".", b"."))
-    checked(libc.umount2(b".", DETACH))
+    checked(libc.umount2(b".", K.DETACH))
 
 
 def main(spec: dict[str, Any]) -> NoReturn:
     """Runs the script's command, and exits as it does."""
     die_with_parent()
     uid, gid = os.getuid(), os.getgid()
-    checked(libc.unshare(NAMESPACES))
+    checked(libc.unshare(sum(POLICY["namespaces"].values())))
     for name, text in (("setgroups", "deny"), ("uid_map", f"0 {uid} 1"), ("gid_map", f"0 {gid} 1")):
         with open(f"/proc/self/{name}", "w") as file:
             file.write(text)

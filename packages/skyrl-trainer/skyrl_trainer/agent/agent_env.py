@@ -183,7 +183,7 @@ class AgentEnv(gymnasium.Env[str, str]):
     def _call(self) -> Any:
         assert isinstance(self._agent, str)
         returned = find_agent(self._agent)(self._task)
-        return asyncio.run(_awaited(returned)) if inspect.isawaitable(returned) else returned
+        return asyncio.run(asyncio.wait_for(returned, None)) if inspect.isawaitable(returned) else returned
 
     def _command(self) -> Any:
         """Its last line as JSON, or None where that is something else."""
@@ -223,10 +223,6 @@ async def _played(call: Callable[..., Any], *arguments: str) -> Any:
         return await asyncio.to_thread(call, *arguments)
     except Exception as error:
         raise Refusal(400, f"The task's env raised {cause(error)}.") from error
-
-
-async def _awaited(returned: Any) -> Any:
-    return await returned
 
 
 def _checked(returned: Any) -> Any:

@@ -41,7 +41,7 @@ class Memory:
         """After the last of `turns` has been answered by its env: the next turn's `prompt_ids` and `new_segment`."""
         seen = self.context + turns[-1].output_ids
         if self._kind == "full":
-            self.context = seen + self._observation(turns[-1].observation, turns[-1])
+            self.context = seen + self._prompt.observation(turns[-1].observation, turns[-1].output_ids)
         else:
             self.context = self._rewritten(turns)
         if self.context[: len(seen)] == seen:
@@ -57,11 +57,8 @@ class Memory:
             if memory == "summary" and age >= window and len(text) > SUMMARY_CHARS:
                 text = text[:SUMMARY_CHARS] + " [...]"
             ids += without_thinking(self._prompt, turn.output_ids) if memory == "no_thinking" else turn.output_ids
-            ids += self._observation(text, turn)
+            ids += self._prompt.observation(text, turn.output_ids)
         return ids
-
-    def _observation(self, text: str, turn: Turn) -> list[int]:
-        return self._prompt.observation(text, turn.output_ids)
 
 
 def without_thinking(prompt: ChatPrompt, ids: list[int]) -> list[int]:

@@ -57,11 +57,7 @@ def ppo_clip(ratio_N: Tensor, advantages_N: Tensor, epsilon_low: float, epsilon_
 
 
 def sequence_mean(lengths_M: Tensor) -> Tensor:
-    """Mean over trajectories of the mean over their tokens (GRPO, arXiv 2402.03300): 1 / (M * length).
-
-    lengths_M: sampled tokens of each trajectory of the whole mini-batch, over all learners. Returns the weight of each
-    token of a trajectory, float64 [M].
-    """
+    """Mean over trajectories of the mean over their tokens (GRPO, arXiv 2402.03300): 1 / (M * length)."""
     return 1.0 / (lengths_M.double().clamp(min=1.0) * len(lengths_M))
 
 

@@ -18,7 +18,7 @@ from skyrl_trainer.settings import Config
 
 def examine_cluster(config: Config) -> Iterator[tuple[str, str, str]]:
     """As doctor.examine; the subject is a node, the driver's first. Starts nothing that stays."""
-    weights, path = buffer_bytes(config), config.run_path.expanduser().resolve()
+    weights, path = buffer_bytes(config), config.run_path.resolve()
     while not path.is_dir():
         path = path.parent
     start_ray(config)

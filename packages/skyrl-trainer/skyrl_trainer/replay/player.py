@@ -5,9 +5,9 @@ Tools with effects outside answer from the record, unless `live`.
 
 import asyncio
 import json
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, replace
-from typing import Any, Self
+from typing import Any
 
 import ray
 
@@ -99,7 +99,7 @@ def _pairs(trajectory: Trajectory, number: int | None, reply: EnvReply) -> list[
     ]
 
 
-class Player:
+class Player(AbstractContextManager["Player"]):
     """An EnvWorker as rollouts have them. No wait is without limit."""
 
     def __init__(self, step_timeout: float) -> None:
@@ -140,9 +140,6 @@ class Player:
             ray.kill(self._worker, no_restart=False)
             replies.append(EnvReply(error=CRASHED))
         return replies
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         with self._stack:

@@ -9,29 +9,10 @@ from skyrl_trainer import __version__
 from skyrl_trainer.config import Config, flatten, load_config
 from skyrl_trainer.errors import UserError
 from skyrl_trainer.report.history import read_metrics
+from skyrl_trainer.report.page import asset
 from skyrl_trainer.types import StepMetrics
 
 SUCCESS, REWARD = "eval/success", "reward/mean"
-TEXT = """
-# {values[trainer.run_name]}
-
-`{values[trainer.policy.model.path]}`, trained by reinforcement learning (`{values[trainer.algorithm.name]}`) on {tasks}
-with skyrl-trainer {version}: the {which} policy of its run, of step {step} out of {values[trainer.max_steps]}.
-
-![Held-out success and mean reward over the steps](curve.png)
-
-| metric | at first | at step {step} |
-|---|---|---|
-{figures}
-
-`eval/...`: held-out tasks at temperature {values[generator.eval_temperature]:g}; `reward/mean`: tries in training.
-
-Settings that are not the defaults:
-
-```yaml
-{settings}
-```
-"""
 
 
 def check_card(run: Path) -> None:
@@ -55,7 +36,7 @@ def write_card(run: Path, which: str, folder: Path) -> None:
         for key in (*sorted(key for key in chosen if key.startswith("eval/")), REWARD)
     ]
     default, model = flatten(Config()), values["trainer.policy.model.path"]
-    text = TEXT.format(
+    text = asset("card.txt").format(
         values=values,
         version=__version__,
         which=which,
@@ -70,7 +51,7 @@ def write_card(run: Path, which: str, folder: Path) -> None:
         pipeline_tag="text-generation",
         tags=["reinforcement-learning", values["trainer.algorithm.name"], "skyrl-trainer"],
     )
-    (folder / "README.md").write_text(f"---\n{data.to_yaml()}\n---\n{text}", encoding="utf-8")
+    (folder / "README.md").write_text(f"---\n{data.to_yaml()}\n---\n\n{text}", encoding="utf-8")
     _draw(rows, folder / "curve.png")
 
 

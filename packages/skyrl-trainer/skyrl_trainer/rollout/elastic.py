@@ -7,10 +7,9 @@ from collections import Counter
 from typing import Any
 
 import ray
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from skyrl_trainer.rollout.manager import Rollouts
-from skyrl_trainer.rollout.pool import start_env_workers
+from skyrl_trainer.rollout.pool import at, start_env_workers
 from skyrl_trainer.rollout.rollout_worker import RolloutWorker
 from skyrl_trainer.settings import Config
 
@@ -40,12 +39,6 @@ def spread(nodes: list[str], cores: dict[str, float]) -> list[str]:
         found[found.index(fullest)] = target
         count.update({fullest: -1, target: 1})
     return found
-
-
-def at(node: str) -> dict[str, Any]:
-    """Ray's options for an actor there, or elsewhere when the node has died or is full."""
-    strategy = NodeAffinitySchedulingStrategy(node, soft=True, _spill_on_unavailable=True)
-    return {"scheduling_strategy": strategy}
 
 
 def _use(worker: RolloutWorker, env_workers: list[Any]) -> None:

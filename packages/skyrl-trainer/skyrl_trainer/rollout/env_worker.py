@@ -2,8 +2,7 @@
 
 Every call takes a list and answers with one `EnvReply` an item, in order; an env that raises or hangs spoils its own
 reply and nothing else. SIGALRM interrupts Python code after `step_timeout` seconds; a process that is silent for twice
-as long is killed. When the process ends, whoever ended it, the call that it was in is answered with `kind="died"`, and
-all others with "lost": their envs are to be made anew (env_client.py says where).
+as long is killed. What was in a process that has ended is to be made anew: env_client.py says where.
 """
 
 import json
@@ -57,7 +56,6 @@ class EnvWorker:
     """Made an actor by pool.start_env_workers."""
 
     def __init__(self, step_timeout: float, agent: str | list[str] | None = None) -> None:
-        """`step_timeout`: wall-clock seconds of one env call. agent: a function of the user's, to import early."""
         self._limit, self._agent = step_timeout, agent
         self._template: subprocess.Popen[bytes] | None = None
         self._forking = threading.Lock()

@@ -80,8 +80,7 @@ class Flow:
 
 def staleness(batch: list[Trajectory], version: int, bound: int) -> StepMetrics:
     """How many updates old what step `version` + 1 learns from is: the mean over its sampled tokens, the oldest and
-    the share of each age; `span`: updates that came in during an episode, on average.
-    A token beyond the bound is an AssertionError: `Flow` makes that impossible."""
+    the share of each age; `span`: updates that came in during an episode, on average."""
     episodes = [sum((Counter(turn.weight_versions) for turn in each.turns), Counter[int]()) for each in batch]
     ages = Counter({version - each: count for each, count in sum(episodes, Counter[int]()).items()})
     if not ages:

@@ -4,6 +4,7 @@ import contextlib
 from typing import Any
 
 import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from skyrl_trainer.rollout.env_worker import EnvWorker
 
@@ -11,6 +12,12 @@ CLOSE_SECONDS = 5.0
 """How long envs may take to close."""
 MAX_ALONE = 64
 """Calls at a time to envs of one EnvWorker that have processes of their own; the others' come in turn."""
+
+
+def at(node: str, only: bool = False) -> dict[str, Any]:
+    """Ray's options for an actor there, or, unless `only`, elsewhere when the node has died or is full."""
+    strategy = NodeAffinitySchedulingStrategy(node, soft=not only, _spill_on_unavailable=not only)
+    return {"scheduling_strategy": strategy}
 
 
 def start_env_workers(

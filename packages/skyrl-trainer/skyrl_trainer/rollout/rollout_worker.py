@@ -68,8 +68,7 @@ class Episodes:
         An episode that fails comes back with its reason. Only the engine's death (EngineDied), or a UserError, ends all
         of them; the other episodes are then cancelled and their envs closed.
 
-        seeded: every request has a generator of its own. in_rounds: as rollout/rounds.py does it. first: the engine
-        takes its requests before others. over: called with each trajectory when it has ended.
+        seeded, first: as in EpisodeSettings. in_rounds: by rollout/rounds.py. over: called with each that has ended.
         """
         generator = self._generator
         # In rounds everybody waits for everybody, so the limit covers as many waves as the engine needs for all.
@@ -120,7 +119,6 @@ class RolloutWorker:
     """`start` hands it trajectories to play; `finished` gives back those that have ended."""
 
     def __init__(self, tokenizer_path: str, generator: GeneratorConfig, client_id: str) -> None:
-        """tokenizer_path: "" where the engine is an endpoint that takes messages."""
         self._prompt = load_chat_prompt(tokenizer_path) if tokenizer_path else None
         self._generator = generator
         # A restarted worker must not get what its predecessor asked for.

@@ -2,8 +2,7 @@
 
 `trajectories/step_000003.jsonl.gz`: the first line is the header {"schema": 1, "step": 3, "groups": 32,
 "trajectories": 256, "omitted": 0}, every other line one trajectory with its group's number. Token ids and logprobs
-are JSON numbers, and reading gives the same floats back, bit by bit; RolloutWorkers compress most. A file has at most
-`max_bytes` of lines before that, and its header counts those that did not fit.
+are JSON numbers, and reading gives the same floats, bit by bit. `omitted`: what did not fit in `max_bytes` of lines.
 """
 
 import contextlib
@@ -102,7 +101,9 @@ class JsonlTrajectoryStore:
         header, count = self.header(step), 0
         for count, entry in enumerate(islice(self.lines(step), 1, None), 1):
             try:
-                group, trajectory = range(header["groups"])[entry.pop("group")], _from_dict(entry)
+                group, sample = range(header["groups"])[entry.pop("group")], Sample(**entry.pop("sample"))
+                turns, reason = [Turn(**turn) for turn in entry.pop("turns")], StopReason(entry.pop("stop_reason"))
+                trajectory = Trajectory(sample=sample, turns=turns, stop_reason=reason, **entry)
             except (KeyError, TypeError, ValueError, IndexError) as error:
                 where = f"{self.path(step)}, line {count + 1}"
                 raise UserError(f"{where}, is not a trajectory: {error!r}; the file is damaged, delete it.") from error
@@ -154,12 +155,6 @@ def plain_sample(sample: Sample) -> dict[str, Any]:
     """As JSON has it, for a checkpoint."""
     entry = {name: getattr(sample, name) for name in SAMPLE_FIELDS}
     return dict(json.loads(json.dumps(entry, default=_plain)))
-
-
-def _from_dict(entry: dict[str, Any]) -> Trajectory:
-    turns = [Turn(**turn) for turn in entry.pop("turns")]
-    sample, reason = Sample(**entry.pop("sample")), StopReason(entry.pop("stop_reason"))
-    return Trajectory(sample=sample, turns=turns, stop_reason=reason, **entry)
 
 
 def _numbers(value: Any) -> str:

@@ -87,7 +87,7 @@ class StoredRollouts:
 
     def _load(self, store: JsonlTrajectoryStore, config: Config) -> None:
         folder, wanted, now = store.path(0).parent, self._size, config.generator.temperature
-        if folder.resolve() == (config.run_path.expanduser() / "trajectories").resolve():
+        if folder.resolve() == (config.run_path / "trajectories").resolve():
             raise _unfit(folder, "is this run's own folder: give another trainer.run_dir")
         recipe = folder.parent / "config.yaml"
         if recipe.is_file() and (then := load_config(str(recipe), []).generator.temperature) != now:

@@ -70,8 +70,7 @@ class Checkpoints:
         return path
 
     def load_latest(self) -> Loaded | None:
-        """The newest whole checkpoint, or None; UserError where all are damaged. Newer damaged ones are said,
-        and left aside by another name."""
+        """The newest whole checkpoint, or None; UserError where all are damaged. Newer damaged ones are renamed."""
         damaged: list[tuple[str, Exception]] = []
         for name in reversed(self.names()):
             try:

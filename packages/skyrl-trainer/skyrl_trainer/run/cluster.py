@@ -25,10 +25,10 @@ import torch
 from ray._private.authentication.authentication_token_setup import maybe_enable_token_auth_if_token_available
 from ray._private.state import available_resources_per_node
 from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from skyrl_trainer.errors import EngineDied, EngineLost, UserError
-from skyrl_trainer.rollout.elastic import ElasticRollouts, at, spread
+from skyrl_trainer.rollout.elastic import ElasticRollouts, spread
+from skyrl_trainer.rollout.pool import at
 from skyrl_trainer.run.engine_watch import RESTART_SECONDS, EngineWatch
 from skyrl_trainer.run.model_shape import model_shape
 from skyrl_trainer.run.processes import OBJECT_STORE_BYTES
@@ -143,7 +143,7 @@ class Places:
         self._config, self._nodes = config, find_places(config) if engines else []
         files = [Path(model_path) / "config.json"]
         if learns and "://" not in config.run_address:  # of an address each node has a folder of its own
-            files.append(config.run_path.expanduser() / "config.yaml")
+            files.append(config.run_path / "config.yaml")
         if wrong := [each for _, _, found in examine(config, self._nodes, files, learns) for each in found]:
             raise UserError(f"This cluster cannot take the run: {'; '.join(wrong)}.")
         nodes, workers = living(), config.environment.num_workers
@@ -165,14 +165,10 @@ class Places:
 
 
 class ClusterWatch(EngineWatch):
-    """An engine that died is `away`: nobody waits for it while another is there, and others play its episodes.
-
-    A death with the whole node is not held against the engine. Looks after the EnvWorkers' nodes, too.
-    """
+    """A death with the whole node is not held against the engine. Looks after the EnvWorkers' nodes, too."""
 
     def __init__(self, engines: list[Any], nodes: list[str], waits: bool) -> None:
-        """nodes: of the engines. waits: for every engine, where each episode is to be played by its own, or a sync
-        needs all."""
+        """waits: for every engine, where each episode is to be played by its own, or a sync needs all."""
         self._waits, self._nodes, self._seen = waits, nodes, set[str]()
         self._coming: dict[int, Any] = {}
         self.rollouts: ElasticRollouts | None = None
@@ -336,8 +332,7 @@ def examine(config: Config, places: list[str], files: list[Path], learns: bool) 
     weights = buffer_bytes(config) if learns else 0
     asked = []
     for node in nodes:
-        there = NodeAffinitySchedulingStrategy(node.node_id, soft=False)
-        task: Any = ray.remote(look).options(num_cpus=0, max_retries=0, scheduling_strategy=there)
+        task: Any = ray.remote(look).options(num_cpus=0, max_retries=0, **at(node.node_id, only=True))
         asked.append((node, task.remote(paths)))
     deadline = time.monotonic() + LOOK_SECONDS
     for node, call in asked:

@@ -19,7 +19,7 @@ class RunFolder:
     """Holds the lock of `path` while it is open. UserError where it is in use or can't be written."""
 
     def __init__(self, config: Config) -> None:
-        self.path = config.run_path.expanduser().resolve()
+        self.path = config.run_path.resolve()
         self.config = config
 
     def __enter__(self) -> Self:

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any, Self
 
 import ray
 import torch
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from skyrl_trainer.engine.actor import ENGINES, engine_class
 from skyrl_trainer.errors import EngineDied, UserError
 from skyrl_trainer.registry import load
 from skyrl_trainer.report.timeline import Spans
 from skyrl_trainer.rollout.manager import Rollouts
+from skyrl_trainer.rollout.pool import at
 from skyrl_trainer.run.engine_watch import EngineWatch
 from skyrl_trainer.settings import Config
 from skyrl_trainer.weight_sync.colocation import adapter_kwargs, shares_gpus, sync_backend
@@ -108,8 +108,8 @@ class Processes:
         place = self.config.trainer.placement
         if not place.policy_num_gpus_per_node or place.colocate_all or self.config.num_learners > 1:
             return
-        here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
-        self._keeper = ray.remote(_Keeper).options(num_cpus=0, num_gpus=1, scheduling_strategy=here).remote()
+        here = at(ray.get_runtime_context().get_node_id(), only=True)
+        self._keeper = ray.remote(_Keeper).options(num_cpus=0, num_gpus=1, **here).remote()
         (kept,) = ray.get(self._keeper.gpu_ids.remote(), timeout=ENGINE_START_SECONDS)
         visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
         torch.cuda.set_device(visible.index(str(kept)) if str(kept) in visible else int(kept))

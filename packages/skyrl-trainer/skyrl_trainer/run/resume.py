@@ -25,7 +25,7 @@ def moved(value: Any, then: Config, now: Config) -> Any:
     """A setting, or another name of a file, that begins with the run folder of then, with the one of now instead."""
     if isinstance(value, list):
         return [moved(each, then, now) for each in value]
-    old, new = (f"{each.run_path.expanduser()}/" for each in (then, now))
+    old, new = (f"{each.run_path}/" for each in (then, now))
     return new + value[len(old) :] if isinstance(value, str) and value.startswith(old) else value
 
 

@@ -111,7 +111,7 @@ class FineTuning:
 
 
 def _refuse(config: Config) -> None:
-    path, gpus = config.run_path.expanduser(), config.trainer.placement.policy_num_gpus_per_node
+    path, gpus = config.run_path, config.trainer.placement.policy_num_gpus_per_node
     if "://" in config.run_address:
         raise UserError(f"sft writes to a disk only: give another trainer.run_dir than {config.run_address}.")
     if any((path / name).exists() for name in (FILE_NAME, "init", "model", "checkpoints")):

@@ -87,7 +87,7 @@ class GRPOTrainer(GRPO):
             if trls and environment_factory is None and not isinstance(train_dataset, str | list):
                 raise UserError(f"{name} is needed: only environments bring rewards and tasks.")
         config = self._config(args, train_dataset, agent)
-        folder = config.run_path.expanduser()
+        folder = config.run_path
         self.callbacks = Callbacks(callbacks, args)
         if processing_class is not None and model is None:
             raise UserError("processing_class needs a model beside it.")
@@ -131,11 +131,11 @@ class GRPOTrainer(GRPO):
         if name not in ALGORITHMS.names:
             register_algorithm(name)(type(self))
         train(self.config, self, kind=ToldRun)
-        return read_metrics(self.config.run_path.expanduser())[-1]
+        return read_metrics(self.config.run_path)[-1]
 
     def save_model(self, output_dir: str | Path) -> None:
         """Copies the policy of the last checkpoint, a Hugging Face folder."""
-        policy = self.config.run_path.expanduser() / "model" / "last"
+        policy = self.config.run_path / "model" / "last"
         if not policy.is_dir():
             raise UserError(f"There is no policy in {policy} yet: call train() first.")
         shutil.copytree(policy, output_dir, dirs_exist_ok=True)

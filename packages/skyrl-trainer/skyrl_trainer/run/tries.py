@@ -38,13 +38,10 @@ class Tries:
         store: JsonlTrajectoryStore,
         check: Callable[[], object] = lambda: None,
     ) -> None:
-        """check: called before anything is stored.
-
-        `rollouts`, set before the first draw, is a rollout.manager.Rollouts or a StoredRollouts.
-        """
+        """check: called before anything is stored."""
         trainer = config.trainer
         self.flow = Flow(trainer.train_batch_size, trainer.max_staleness, trainer.max_steps, max_draws)
-        self.rollouts: Any = None
+        self.rollouts: Any = None  # a Rollouts or StoredRollouts, set before the first draw
         self._size = config.generator.num_generations
         self._in_order = trainer.deterministic or trainer.max_staleness == 0
         self._sampler, self._rewards, self._store, self._check = sampler, rewards, store, check

@@ -6,24 +6,17 @@ What cannot be honoured, and differs from the default there, is refused by its n
 import math
 from collections.abc import Collection, Mapping
 from dataclasses import fields
-from functools import cache
-from pathlib import Path
+from functools import partial
 from typing import Any
 
-import yaml
-
+from skyrl_gym.data import beside
 from skyrl_trainer.algorithms.options import options_class
 from skyrl_trainer.config import saved_config
 from skyrl_trainer.errors import UserError
 from skyrl_trainer.learner.grpo import GRPO
 from skyrl_trainer.settings import OPTIONS, Config, LoRAConfig
 
-
-@cache
-def table() -> dict[str, Any]:
-    file = Path(__file__).with_suffix(".yaml")
-    found: dict[str, Any] = yaml.safe_load(file.read_text(encoding="utf-8"))
-    return found
+table = partial(beside, __file__, "trl_arguments.yaml")
 
 
 def is_trls(args: Any) -> bool:

@@ -1,8 +1,4 @@
-"""`skyrl-trainer serve` and `train --serve`: an OpenAI-compatible HTTP server in front of our engines.
-
-/v1/models, /v1/completions, /v1/chat/completions (answers.py) and Anthropic's /v1/messages. Errors are the dialect's
-JSON: 400 for a request that makes no sense, 404 for another model, 503 when the engine is gone for good.
-"""
+"""`skyrl-trainer serve` and `train --serve`: an OpenAI-compatible HTTP server in front of our engines."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

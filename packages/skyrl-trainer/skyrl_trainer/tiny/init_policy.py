@@ -22,15 +22,6 @@ SPECIAL_TOKENS = (END_OF_TEXT, TURN_START, TURN_END)
 TOOL_TAGS = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<think>", "</think>")
 """Ordinary tokens: `decode(skip_special_tokens=True)` keeps them, so that a parser finds the calls."""
 
-# Contractions, words, single digits, punctuation, line ends, spaces. Qwen's words have the character before them; else
-# words have the space behind them, and a separator such as " [SEP] " is one piece.
-_PIECES = {
-    "before": r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
-    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
-    "after": r" ?\[\p{Lu}+\] ?|(?i:'s|'t|'re|'ve|'m|'ll|'d)|\p{L}+(?: (?=\p{L}))?|\p{N}"
-    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
-}
-
 CHAT_TEMPLATE = (Path(__file__).parent / "chat_template.jinja").read_text().strip()
 DEFAULT_VOCAB_SIZE = 512
 TINY_QWEN3: dict[str, Any] = beside(__file__, "qwen3.yaml")
@@ -43,10 +34,7 @@ _HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
 def make_tokenizer(
     texts: Iterable[str], vocab_size: int = DEFAULT_VOCAB_SIZE, spaces: str = "before"
 ) -> "PreTrainedTokenizerFast":
-    """A byte-level BPE of at most `vocab_size` tokens, added ones included (few texts give fewer merges).
-
-    spaces: where a word has its space, "before" it, as Qwen's, or "after" it (settings.TinyConfig says why).
-    """
+    """A byte-level BPE of at most `vocab_size` tokens, added ones included. spaces: as in settings.TinyConfig."""
     from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
 
@@ -58,7 +46,7 @@ def make_tokenizer(
             f"(256 bytes and {num_added} tokens of the chat format)."
         )
     core = Tokenizer(models.BPE())
-    split = pre_tokenizers.Split(Regex(_PIECES[spaces]), behavior="isolated")
+    split = pre_tokenizers.Split(Regex(beside(__file__, "pieces.yaml")[spaces]), behavior="isolated")
     to_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     core.pre_tokenizer = pre_tokenizers.Sequence([split, to_bytes])
     core.decoder = decoders.ByteLevel()

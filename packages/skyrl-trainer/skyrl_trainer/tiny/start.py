@@ -4,8 +4,8 @@ import json
 import subprocess
 import sys
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Self
 
 from skyrl_trainer.errors import UserError
 from skyrl_trainer.settings import Config
@@ -27,9 +27,8 @@ def make_tiny(config: Config, out: Path, source: Sequence[Sample]) -> None:
     init_policy(out, texts, model.tiny, seed)
 
 
-class StartPolicy:
-    """`architecture` is a model that an engine can load at once; `weights()` waits for the one to start from: a tiny
-    policy's expert is cloned in a process of its own while the engines start."""
+class StartPolicy(AbstractContextManager["StartPolicy"]):
+    """An engine can load `architecture` at once, while a process clones a tiny policy's expert for `weights()`."""
 
     def __init__(self, config: Config, run_path: Path, train_tasks: Sequence[Sample]) -> None:
         model = config.trainer.policy.model
@@ -63,9 +62,6 @@ class StartPolicy:
                 last = (log.read_text(errors="replace").strip().splitlines() or ["no output"])[-1]
                 raise UserError(f"Cloning the expert failed ({last}); {log} has the rest.")
         return self._weights
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *error: object) -> None:
         if self._process is not None:

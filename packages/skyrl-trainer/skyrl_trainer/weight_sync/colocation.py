@@ -64,9 +64,8 @@ def adapter_kwargs(config: Config) -> dict[str, Any]:
 
 
 class Colocation(EngineCalls):
-    """`release()`: lets the learner give back memory that it holds for later. `hold(True)`: requests sleep with their
-    engines, and the clocks of their episodes stand still until `hold(False)`. A method raises SyncError when an engine
-    fails, RuntimeError when it comes at the wrong time."""
+    """`release()`: lets the learner give back memory that it holds for later. `hold`: as Episodes.hold. A method
+    raises SyncError when an engine fails, RuntimeError when it comes at the wrong time."""
 
     def __init__(
         self, engines: list[Any], level: int, shared: bool, release: Callable[[], Any], hold: Callable[[bool], Any]

@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 import ray
 from ray.exceptions import RayError, RayTaskError
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from skyrl_trainer.errors import EngineLost, SyncError
+from skyrl_trainer.rollout.pool import at
 from skyrl_trainer.weight_sync.buffer import FlatBuffer, empty_tensors
 
 OPEN_SECONDS = 120.0
@@ -42,8 +42,7 @@ def open_buffers(receivers: dict[str, Any], nodes: set[str], layout: list[dict[s
     receivers: by node; those that are missing are started.
     """
     for node in nodes - receivers.keys():
-        where = NodeAffinitySchedulingStrategy(node, soft=False)
-        actor: Any = ray.remote(Receiver).options(num_cpus=0, scheduling_strategy=where)
+        actor: Any = ray.remote(Receiver).options(num_cpus=0, **at(node, only=True))
         receivers[node] = actor.remote(layout)
     paths = {}
     for node in nodes:

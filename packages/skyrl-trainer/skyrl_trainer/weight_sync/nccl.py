@@ -6,11 +6,11 @@ waits for ever, so both sides are watched for a first failure.
 """
 
 import socket
-import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, wait
+from concurrent.futures import wait
+from functools import partial
 from operator import itemgetter
 from typing import Any
 
@@ -18,6 +18,7 @@ import ray
 import torch
 from torch.distributed.tensor import DTensor
 
+from skyrl_gym.openenv import in_thread
 from skyrl_trainer.errors import EngineLost, SyncError
 from skyrl_trainer.protocols import NamedTensors
 from skyrl_trainer.weight_sync.digest import Digest
@@ -85,7 +86,7 @@ class NCCLSync(EngineCalls):
         self._open()
 
     def sync(self, version: int) -> SyncReport:
-        """Pause, start, update, finish, resume; raises SyncError if anybody fails or dies; the engines stay paused."""
+        """As SharedMemorySync's."""
         self.version, start = version, time.perf_counter()
         self._everywhere("pause")
         self._everywhere("start_weight_update")
@@ -118,15 +119,7 @@ class NCCLSync(EngineCalls):
 
     def _both(self, phase: str, calls: list[Any], method: str, *arguments: Any) -> Any:
         """What the learners answer, while the engines' `calls` meet them; ends at the first failure of either."""
-        answer: Future[Any] = Future()
-
-        def ask() -> None:
-            try:
-                answer.set_result(self._learners(method, *arguments))
-            except BaseException as error:
-                answer.set_exception(error)
-
-        threading.Thread(target=ask, daemon=True).start()  # a daemon, for it may wait for ever
+        answer = in_thread(partial(self._learners, method, *arguments))  # left there if it waits for ever
         deadline = time.monotonic() + CALL_SECONDS
         while calls or not answer.done():
             if time.monotonic() > deadline:

@@ -172,8 +172,11 @@ def worked_steps(problem: Problem, lang: str) -> list[str]:
         return _chain(problem.terms) if rest else _columns("+", list(pairs), lang)
     if problem.kind == DIFFERENCE:
         return _difference(first, second, lang)
+    if problem.kind == PRODUCT and second < 10:
+        return _columns("×", [(x, second) for x in _digits(first)], lang)
     if problem.kind == PRODUCT:
-        return _columns("×", [(x, second) for x in _digits(first)], lang) if second < 10 else _partial(first, second)
+        parts = [digit * 10**place for place, digit in enumerate(_digits(second)) if digit][::-1]
+        return [f"{first}×{part}={first * part}" for part in parts] + _chain([first * part for part in parts])
     sign = "+" if problem.kind == PRODUCT_SUM else "-"
     return [f"{first}×{second}={first * second}", f"{first * second}{sign}{rest[0]}={problem.answer}"]
 
@@ -211,8 +214,3 @@ def _difference(first: int, second: int, lang: str) -> list[str]:
         value += 10 * borrow
         steps.append(f"{x + 10 * borrow}-{expression}={value}{write}{value}{borrow_word if borrow else ''}")
     return steps
-
-
-def _partial(first: int, second: int) -> list[str]:
-    parts = [digit * 10**place for place, digit in enumerate(_digits(second)) if digit][::-1]
-    return [f"{first}×{part}={first * part}" for part in parts] + _chain([first * part for part in parts])

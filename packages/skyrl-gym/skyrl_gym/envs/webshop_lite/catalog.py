@@ -1,4 +1,4 @@
-"""A catalog: products, goals by split and difficulty, and search, from rows in WebShop's own JSON schema (_ROW).
+"""A catalog: products, goals by split and difficulty, and search, from rows in WebShop's own JSON schema (row.yaml).
 
 Of rows with one asin the first counts. A product's goals are its `instructions`; else, by WebShop's synthetic rule,
 `instruction_text` with `instruction_attributes` and each combination of options. A price given as a range, and the
@@ -14,21 +14,10 @@ from typing import Any
 
 from skyrl_gym.bm25 import BM25
 from skyrl_gym.core import SPLITS
-from skyrl_gym.data import read_list
+from skyrl_gym.data import beside, read_list
 from skyrl_gym.envs.webshop_lite.generate import rows, words
 
-_TEXT = (re.compile(r"\S"), "a string that is not empty")
-_PRICE = re.compile(r"\$\s*(\d[\d,]*(?:\.\d+)?)")
-_ROW = {
-    "asin": (re.compile(r"^[^\W_]+$"), "a string of letters and digits"),
-    **dict.fromkeys(("name", "category", "query", "product_category"), _TEXT),
-    **dict.fromkeys(("full_description?", "rating?", "instruction_text?"), _TEXT),
-    **{key: [_TEXT] for key in ("small_description?", "Attributes?", "reviews?", "nouns?", "instruction_attributes?")},
-    "pricing?": (_PRICE, "a string such as '$12.99' or '$10.00$20.00'"),
-    "customization_options?": {"*?": [{"value": _TEXT}]},
-    "instructions?": [{"instruction?": _TEXT, "instruction_attributes": [_TEXT], "instruction_options": [_TEXT]}],
-}
-"""`?`: may be missing, null or empty; `*`: any name. Further fields are ignored."""
+_FORM = beside(__file__, "row.yaml")
 
 
 class Product:
@@ -44,7 +33,8 @@ class Product:
         self.attributes = [_clean(each).lower() for each in row.get("Attributes") or ()]
         # The words that tell brand and type; WebShop has spaCy find the nouns of the name.
         self.nouns = {each.lower() for each in row.get("nouns") or re.findall(r"[^\W\d_]{3,}", row["name"])}
-        found = [float(each.replace(",", "")) for each in _PRICE.findall(row.get("pricing") or "")][:2] or [100.0]
+        prices = re.findall(_FORM["texts"]["price"][0], row.get("pricing") or "")
+        found = [float(each.replace(",", "")) for each in prices][:2] or [100.0]
         self.price = round(found[0] + _share(f"price {self.asin}") * (found[-1] - found[0]), 2)
         self.price_tag = " to ".join(f"${price:.2f}" for price in found)
         self.options: dict[str, list[str]] = {}
@@ -104,14 +94,15 @@ def load(path: str | None, lang: str) -> Catalog:
         return Catalog(rows(lang), None, lang)
     raw = read_list(path, "products")
     for number, row in enumerate(raw, start=1):
-        _check(row, _ROW, f"{path} row {number}", "the row")
+        _check(row, _FORM["row"], f"{path} row {number}", "the row")
     return Catalog(raw, path, lang)
 
 
 def _check(value: Any, form: Any, where: str, what: str) -> None:
-    leaf = isinstance(form, tuple)
-    if not (form[0].search(value) if leaf and isinstance(value, str) else isinstance(value, type(form))):
-        expected = form[1] if leaf else "a list" if isinstance(form, list) else "an object"
+    pattern, expected = "", "a list" if isinstance(form, list) else "an object"
+    if isinstance(form, str):
+        pattern, expected = _FORM["texts"][form]
+    if not isinstance(value, type(form)) or (pattern and not re.search(pattern, value)):
         raise ValueError(f"{where}: {what} must be {expected}, got {value!r:.60}.")
     if isinstance(form, list):
         for number, each in enumerate(value):
@@ -120,7 +111,7 @@ def _check(value: Any, form: Any, where: str, what: str) -> None:
         for name, inner in form.items():
             for key in value if name == "*?" else [name.rstrip("?")]:
                 if not (name.endswith("?") and value.get(key) in (None, "")):
-                    _check(value.get(key), inner, where, f"field {key}" if form is _ROW else f"{what}.{key}")
+                    _check(value.get(key), inner, where, f"field {key}" if form is _FORM["row"] else f"{what}.{key}")
 
 
 def _goals(row: dict[str, Any], product: Product, where: str, ui: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:

@@ -21,27 +21,23 @@ def purchase(
 
     `wanted` is the product that the goal was made from; `chosen` are the options of the `bought` one, value by group.
     """
-    terms = _type_terms(wanted, bought)
-    attributes = sum(has_attribute(bought, attribute, strict) for attribute in goal["attributes"])
-    colors = [normalize_color(own) for own in chosen.values()]
-    like = [any(_alike(own, normalize_color(value)) for own in colors) for value in goal["options"].values()]
-    options = len(goal["options"].items() & chosen.items()) if strict else sum(like)
-    in_price, asked = bought.price <= goal["price_upper"], len(goal["attributes"]) + len(goal["options"]) + 1
-    parts = {"attributes": terms["r_type"] * attributes / asked, "options": terms["r_type"] * options / asked}
-    # The rest of the whole and not a share of its own: sevenths and the like would add up to 0.9999999999999999.
-    whole = terms["r_type"] * (attributes + options + 1) / asked
-    parts["price"] = whole - (parts["attributes"] + parts["options"]) if in_price else 0.0
-    terms |= {"r_att": attributes / len(goal["attributes"]), "r_price": float(in_price)}
-    return parts, terms | ({"r_option": options / len(goal["options"])} if goal["options"] else {})
-
-
-def _type_terms(wanted: Product, bought: Product) -> dict[str, Any]:
     query, category = bought.query == wanted.query, len(bought.categories & wanted.categories) >= 2
     title = len(bought.nouns & wanted.nouns) / len(wanted.nouns) if wanted.nouns else 0.2
     r_type = 1.0 if query or category or title > 0.2 else 0.5
     if title < 0.1:
         r_type = 0.1 if title else 0.0
-    return {"r_type": r_type, "query_match": query, "category_match": category, "title_score": title}
+    attributes = sum(has_attribute(bought, attribute, strict) for attribute in goal["attributes"])
+    colors = [normalize_color(own) for own in chosen.values()]
+    like = [any(_alike(own, normalize_color(value)) for own in colors) for value in goal["options"].values()]
+    options = len(goal["options"].items() & chosen.items()) if strict else sum(like)
+    in_price, asked = bought.price <= goal["price_upper"], len(goal["attributes"]) + len(goal["options"]) + 1
+    parts = {"attributes": r_type * attributes / asked, "options": r_type * options / asked}
+    # The rest of the whole and not a share of its own: sevenths and the like would add up to 0.9999999999999999.
+    whole = r_type * (attributes + options + 1) / asked
+    parts["price"] = whole - (parts["attributes"] + parts["options"]) if in_price else 0.0
+    terms = {"r_type": r_type, "query_match": query, "category_match": category, "title_score": title}
+    terms |= {"r_att": attributes / len(goal["attributes"]), "r_price": float(in_price)}
+    return parts, terms | ({"r_option": options / len(goal["options"])} if goal["options"] else {})
 
 
 def has_attribute(product: Product, attribute: str, strict: bool) -> bool:
