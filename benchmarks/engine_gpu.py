@@ -502,8 +502,7 @@ def child(model: str, length: int, seqs: int, prompt: int, tokens: int, kwargs: 
     from skyrl_trainer.engine.vllm_args import vllm_kwargs
 
     settings = vllm_kwargs(model, DTYPE, length, seqs, 0, kwargs)
-    ours = {"weight_transfer_config", "worker_extension_cls", "scheduler_cls"}
-    llm = LLM(**{key: settings[key] for key in settings.keys() - ours})
+    llm = LLM(**{key: settings[key] for key in settings.keys() - {"weight_transfer_config", "worker_extension_cls"}})
     params = SamplingParams(max_tokens=tokens, temperature=1.0, logprobs=0, detokenize=False, ignore_eos=True)
     for seed in range(4):
         requests: list[Any] = [{"prompt_token_ids": ids} for ids in prompts_of(seqs, prompt, seed)]

@@ -25,7 +25,8 @@ class VLLMEngine(SteppedEngine):
     def _load(self) -> None:
         from vllm import EngineArgs, LLMEngine
 
-        self._llm = LLMEngine.from_engine_args(EngineArgs(**vllm_kwargs(*self.settings)))
+        short = {"scheduler_cls": "skyrl_trainer.engine.vllm_scheduler.scheduler"}
+        self._llm = LLMEngine.from_engine_args(EngineArgs(**short | vllm_kwargs(*self.settings)))
         cache = self._llm.vllm_config.cache_config
         self._block_size = cache.block_size
         self._free_blocks = (cache.num_gpu_blocks or 0) - 1  # vLLM keeps a null block

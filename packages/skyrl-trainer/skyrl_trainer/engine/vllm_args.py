@@ -55,7 +55,6 @@ def vllm_kwargs(
         "weight_transfer_config": {"backend": "skyrl_shared_memory"},
         # Imported in every worker process: registers the backend above, adds `loaded_checksum`.
         "worker_extension_cls": "skyrl_trainer.weight_sync.vllm_backend.WorkerExtension",
-        "scheduler_cls": "skyrl_trainer.engine.vllm_scheduler.scheduler",
     }
     if has_gpu():
         # By itself vLLM takes 2,048 here, and 16,384 for an `LLM`.

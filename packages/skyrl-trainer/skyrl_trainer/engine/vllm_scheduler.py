@@ -41,7 +41,7 @@ class ShortScheduler(Scheduler):
     def update_from_output(self, scheduled: Any, sampled: Any) -> dict[int, EngineCoreOutputs]:
         """Appends the tokens of sequences that go on; first and last ones, prefills and the rest are vLLM's."""
         tokens, rows, logprobs = sampled.sampled_token_ids, sampled.req_id_to_index, sampled.logprobs
-        if not (self._plain and tokens and logprobs) or sampled.prompt_logprobs_dict or sampled.num_nans_in_logits:
+        if not (self._plain and tokens and logprobs):
             return super().update_from_output(scheduled, sampled)
         outputs, others = [], {}
         for key, count in scheduled.num_scheduled_tokens.items():
@@ -53,16 +53,13 @@ class ShortScheduler(Scheduler):
             request.append_output_token_ids(tokens[rows[key]][0])
             if request.num_output_placeholders:  # of steps that were planned before this token was known
                 request.num_output_placeholders -= 1
-            known = request.num_computed_tokens - request.num_output_placeholders
-            if known % self._block == 0:
-                self.kv_cache_manager.cache_blocks(request, known)
             outputs.append(EngineCoreOutput(key, tokens[rows[key]], logprobs.slice_request(rows[key], 1)))
         found = super().update_from_output(replace(scheduled, num_scheduled_tokens=others), sampled)
         found.setdefault(0, EngineCoreOutputs()).outputs.extend(outputs)
         return found
 
     def _goes_on(self, request: Any, tokens: list[int]) -> bool:
-        """Whether one more token is all that happens, by the rules of vLLM's `check_stop`."""
+        """Whether one more token is all that happens, by vLLM's `check_stop` and what VLLMEngine asks for."""
         params = request.sampling_params
         return (
             request.status is RequestStatus.RUNNING
@@ -73,9 +70,6 @@ class ShortScheduler(Scheduler):
             and tokens[0] not in (params.stop_token_ids or ())
             and request.num_tokens + 1 < self.max_model_len
             and request.num_output_tokens + 1 < request.max_tokens
-            and params.num_logprobs is not None
-            and not (params.repetition_detection or request.structured_output_request or request.resumable)
-            and not (request.mm_features or request.client_index or request.trace_headers)
         )
 
 
