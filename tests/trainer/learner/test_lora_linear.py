@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 import torch
 from peft.tuners.lora import Linear
 from torch import Tensor
 
 from skyrl_trainer.learner import lora
-from skyrl_trainer.learner.lora_linear import MergedLinear, _Merged, use_merged
-from skyrl_trainer.learner.model import make_learner
+from skyrl_trainer.learner.lora_linear import MergedLinear, _Merged
 from skyrl_trainer.settings import LoRAConfig
-from tests.trainer.learner.tiny_models import make_config, save_model
 
 
 class Plain(torch.nn.Sequential):
@@ -30,7 +26,6 @@ def adapted(dtype: torch.dtype, bias: bool = True) -> tuple[Plain, MergedLinear]
         assert all(parameter.dtype == torch.promote_types(dtype, torch.float32) for parameter in parameters)
         with torch.no_grad():
             parameters[1].normal_()
-    use_merged(model)
     layer = model[0]
     assert isinstance(layer, MergedLinear)
     return model, layer
@@ -82,13 +77,3 @@ def test_a_compiled_layer_is_one_graph_and_keeps_no_merged_weight() -> None:
     assert {tensor.data_ptr() for tensor in kept if set(tensor.shape) == {24, 20}} == {
         layer.base_layer.weight.data_ptr()
     }
-
-
-@pytest.mark.parametrize(("way", "merges"), [("auto", True), ("adapter", False)])
-def test_a_learner_computes_as_its_engines_do(tmp_path: Path, way: str, merges: bool) -> None:
-    """They get merged weights, or the adapter, which vLLM computes as peft does."""
-    policy = {"model": {"path": "tiny", "lora": {"rank": 4}}}
-    config = make_config(trainer={"policy": policy}, generator={"weight_sync_backend": way})
-    learner = make_learner(config, save_model(tmp_path / "model"), 10)
-    kinds = {type(module) for module in learner.model.modules() if isinstance(module, Linear)}
-    assert kinds == {MergedLinear if merges else Linear}

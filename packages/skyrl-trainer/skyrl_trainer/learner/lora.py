@@ -23,7 +23,6 @@ from skyrl_trainer.learner.model import Learner, Scorer
 from skyrl_trainer.learner.ranks import Ranks
 from skyrl_trainer.settings import Config, LoRAConfig
 from skyrl_trainer.types import TrainingBatch
-from skyrl_trainer.weight_sync.colocation import sync_backend
 
 POLICY = "policy"
 """The role that every learner has."""
@@ -61,12 +60,8 @@ class LoRALearner(Learner):
         return dtype, {"quantization_config": nf4, "device_map": {"": self.device}}
 
     def divide(self) -> None:
-        from skyrl_trainer.learner.lora_linear import use_merged  # loads peft
-
         # So small that every learner has all of it.
         add_role(self.model, POLICY, self.lora, self.config.trainer.seed)
-        if sync_backend(self.config) != "adapter":  # with one, engines compute as peft does
-            use_merged(self.model)
 
     def trainable(self) -> dict[str, torch.nn.Parameter]:
         return parameters_of(self.model, POLICY)
@@ -133,6 +128,8 @@ def add_role(model: torch.nn.Module, name: str, options: LoRAConfig, seed: int) 
     that computes outside of `role`. UserError when target_modules does not fit the model."""
     from peft import LoraConfig, inject_adapter_in_model
 
+    from skyrl_trainer.learner.lora_linear import Linear, MergedLinear
+
     active = _active(model) or name
     targets = _targets(model, options.target_modules)
     settings = LoraConfig(r=options.rank, lora_alpha=options.alpha, target_modules=targets)  # type: ignore[arg-type]
@@ -141,6 +138,8 @@ def add_role(model: torch.nn.Module, name: str, options: LoRAConfig, seed: int) 
         inject_adapter_in_model(settings, model, name)
     generator = torch.Generator().manual_seed(seed)
     for _, layer in _layers(model):
+        if type(layer) is Linear:  # quantised layers have other types
+            layer.__class__ = MergedLinear
         for matrix in MATRICES:
             weight = getattr(layer, matrix)[name].weight
             weight.data = weight.data.to(torch.promote_types(weight.dtype, torch.float32))  # what learns has masters

@@ -39,10 +39,3 @@ class MergedLinear(Linear):
         (name,), weight, bias = self.active_adapters, self.base_layer.weight, self.base_layer.bias
         a, b = self.lora_A[name].weight, self.lora_B[name].weight * self.scaling[name]
         return _Merged.apply(x.to(weight.dtype), weight, bias, a.to(weight.dtype), b.to(weight.dtype))
-
-
-def use_merged(model: torch.nn.Module) -> None:
-    """For all layers whose frozen weights are not quantised; these have other types."""
-    for module in model.modules():
-        if type(module) is Linear:
-            module.__class__ = MergedLinear
