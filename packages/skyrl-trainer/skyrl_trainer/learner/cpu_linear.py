@@ -17,20 +17,17 @@ class _OneDNNLinear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
         ctx.save_for_backward(x, weight)
-        return linear(x, weight)
+        return _matmul(x, weight)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor | None]:
         x, weight = ctx.saved_tensors
         grad = grads[0]
         learned = ctx.needs_input_grad[1]  # not below LoRA's adapters
-        return linear(grad, weight.t()), linear(grad.flatten(0, -2).t(), x.flatten(0, -2).t()) if learned else None
+        return _matmul(grad, weight.t()), _matmul(grad.flatten(0, -2).t(), x.flatten(0, -2).t()) if learned else None
 
 
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """`F.linear` by the faster way; without gradients on a CPU."""
-    if bias is not None or x.dtype != torch.float32 or x.is_cuda or not torch.backends.mkldnn.is_available():
-        return torch.nn.functional.linear(x, weight, bias)
+def _matmul(x: Tensor, weight: Tensor) -> Tensor:
     return torch.ops.mkldnn._linear_pointwise(x, weight, None, "none", [], "")
 
 

@@ -128,8 +128,6 @@ def add_role(model: torch.nn.Module, name: str, options: LoRAConfig, seed: int) 
     that computes outside of `role`. UserError when target_modules does not fit the model."""
     from peft import LoraConfig, inject_adapter_in_model
 
-    from skyrl_trainer.learner.lora_linear import Linear, MergedLinear
-
     active = _active(model) or name
     targets = _targets(model, options.target_modules)
     settings = LoraConfig(r=options.rank, lora_alpha=options.alpha, target_modules=targets)  # type: ignore[arg-type]
@@ -138,8 +136,6 @@ def add_role(model: torch.nn.Module, name: str, options: LoRAConfig, seed: int) 
         inject_adapter_in_model(settings, model, name)
     generator = torch.Generator().manual_seed(seed)
     for _, layer in _layers(model):
-        if type(layer) is Linear:  # quantised layers have other types
-            layer.__class__ = MergedLinear
         for matrix in MATRICES:
             weight = getattr(layer, matrix)[name].weight
             weight.data = weight.data.to(torch.promote_types(weight.dtype, torch.float32))  # what learns has masters
