@@ -36,7 +36,8 @@ def write_report(folder: Path, against: Path | None = None) -> Path:
     if attempts:
         data["trajectories"] = {"page": TRAJECTORIES, "about": view(folder, folder / TRAJECTORIES)}
     what = results.get("title") or f"{results['bench']}, {results['items']} items"
-    title, script = f"{what}: {results.get('model', '')}", asset("charts.js") + asset("report.js", __package__)
+    title = f"{what}: {results.get('model', '')}"
+    script = asset("charts.js") + asset("report.js", __package__)
     write_page(folder / PAGE, title, lean(data, SHORT, MAX_PARTS), asset("report.css"), script)
     return folder / PAGE
 

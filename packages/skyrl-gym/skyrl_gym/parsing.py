@@ -82,7 +82,8 @@ def last_code(text: str) -> str | None:
 
 MAX_CALLS, LONGEST_CALL = 8, 20_000
 _CALL, _CALL_END = "<tool_call>", "</tool_call>"
-_BEFORE_JSON, _AFTER_JSON = re.compile(r"\s*+(?:```\w*+\s*+)?"), re.compile(r"\s*+(?:```\s*+)?</tool_call>")
+_BEFORE_JSON = re.compile(r"\s*+(?:```\w*+\s*+)?")
+_AFTER_JSON = re.compile(r"\s*+(?:```\s*+)?</tool_call>")
 _OTHER_NAMES = {"name": "tool", "arguments": "args"}
 _DECODER = json.JSONDecoder(strict=False)
 

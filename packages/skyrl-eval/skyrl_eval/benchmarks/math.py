@@ -59,7 +59,8 @@ class MATH(Benchmark):
             return self
 
     def item_of(self, row: Row) -> Item:
-        item_id, gold = row.unique_id or data.content_id(row.problem), row.answer or boxed(row.solution)
+        item_id = row.unique_id or data.content_id(row.problem)
+        gold = row.answer or boxed(row.solution)
         return self.item(item_id, row.problem, gold, category=row.subject, level=row.level)
 
     def grade(self, item: Item, attempt: Attempt, context: Context) -> Verdict:

@@ -45,7 +45,8 @@ class DiscreteActions(gymnasium.Wrapper[Features, np.int64, str, str], RecordCon
     def __init__(self, env: gymnasium.Env[str, str], n: int = 64, width: int = 64) -> None:
         if n < 1 or width <= len(Column):
             raise ValueError(f"DiscreteActions: n is {n}, width is {width}; expected at least 1 and {len(Column) + 1}.")
-        name, listing = type(env.unwrapped).__name__, getattr(type(env.unwrapped), "admissible_actions", None)
+        name = type(env.unwrapped).__name__
+        listing = getattr(type(env.unwrapped), "admissible_actions", None)
         if listing in (None, TextEnv.admissible_actions):
             raise ValueError(f"DiscreteActions: {name} lists no admissible actions; alfworld_lite and webshop_lite do.")
         RecordConstructorArgs.__init__(self, n=n, width=width)

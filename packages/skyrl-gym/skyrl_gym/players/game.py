@@ -93,7 +93,8 @@ class Game:
         self.agents, self.agent_selection = list(ROLES), self.mover(len(self.moves))
         self.rewards = dict.fromkeys(ROLES, 0.0)
         self._cumulative_rewards = dict(self.rewards)
-        self.terminations, self.truncations = dict.fromkeys(ROLES, self.over), dict.fromkeys(ROLES, False)
+        self.terminations = dict.fromkeys(ROLES, self.over)
+        self.truncations = dict.fromkeys(ROLES, False)
         self.infos: dict[str, dict[str, Any]] = {role: {} for role in ROLES}
 
     def step(self, action: str | None) -> None:

@@ -74,7 +74,8 @@ async def _connect(transport: Transport, connected: Future[Client]) -> None:
 
 
 def _stdio(settings: Mapping[str, Any]) -> Transport:
-    keeper, limits = Path(__file__).with_name("mcp_keeper.py"), (os.getpid(), MOST_BYTES, MOST_MESSAGES)
+    keeper = Path(__file__).with_name("mcp_keeper.py")
+    limits = (os.getpid(), MOST_BYTES, MOST_MESSAGES)
     arguments = ["-I", "-S", str(keeper), *map(str, limits), *settings["command"]]
     return stdio_client(StdioServerParameters(command=sys.executable, args=arguments, env=settings.get("env")))
 

@@ -138,7 +138,8 @@ def gae(rewards: RewardBatch, options: Any, values: Sequence[Tensor] | None = No
 
     A step in time is a sampled token: V_{t+1} of a turn's last token is the value of the next turn's first. values[i]:
     float64 [n + 1] for n sampled tokens; the last stands for what lies behind the episode's end, and counts where it
-    was truncated, not where the env ended it or a token budget cut it off.
+    was truncated, not where the env ended it or a token budget cut it off. Advantages are whitened over the batch,
+    returns are not.
     """
     if values is None:
         raise UserError("trainer.algorithm.advantage_estimator=gae needs a critic: take trainer.algorithm.name=ppo.")

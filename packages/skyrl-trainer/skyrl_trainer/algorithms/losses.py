@@ -57,7 +57,11 @@ def ppo_clip(ratio_N: Tensor, advantages_N: Tensor, epsilon_low: float, epsilon_
 
 
 def sequence_mean(lengths_M: Tensor) -> Tensor:
-    """Mean over trajectories of the mean over their tokens (GRPO, arXiv 2402.03300): 1 / (M * length)."""
+    """Mean over trajectories of the mean over their tokens (GRPO, arXiv 2402.03300): 1 / (M * length).
+
+    lengths_M: sampled tokens of each trajectory of the mini-batch, over all learners. Returns a token's weight, float64
+    [M].
+    """
     return 1.0 / (lengths_M.double().clamp(min=1.0) * len(lengths_M))
 
 

@@ -26,6 +26,7 @@ reward_function = _REWARDS.get
 
 
 def register_reward(name: str) -> Callable[[RewardFunction], RewardFunction]:
+    """A decorator for a reward function; a later one of the same name replaces it."""
     if name in (*OWN_REWARDS, "mean", "total"):  # our own, and two metrics
         raise UserError(f"A reward function cannot be called {name!r}, which means something else; rename it.")
     return _REWARDS.register(name)

@@ -69,7 +69,10 @@ class EngineActor:
         engine_kwargs: dict[str, Any],
     ) -> None:
         self.settings = (model_path, dtype, max_model_len, max_num_seqs, seed, engine_kwargs)
-        self.model_path, self.dtype, self.seed, self.engine_kwargs = model_path, dtype, seed, engine_kwargs
+        self.model_path = model_path
+        self.dtype = dtype
+        self.seed = seed
+        self.engine_kwargs = engine_kwargs
         self.max_model_len, self.max_num_seqs = max_model_len, max_num_seqs
         self._queue: deque[tuple[str, GenerationRequest]] = deque()
         self._mail: dict[str, Mailbox] = {}

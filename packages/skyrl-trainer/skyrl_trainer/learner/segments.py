@@ -101,7 +101,8 @@ class Segments:
         cuts, read, before = [0], 0, 0
         for i, (own, n) in enumerate(zip(self.lengths_S[order], self.before_S[order], strict=True)):
             longest = self.lengths_S[order[cuts[-1]]]
-            read, computed = read + own * (own + n), (i + 1 - cuts[-1]) * longest * (longest + max(before, n))
+            read = read + own * (own + n)
+            computed = (i + 1 - cuts[-1]) * longest * (longest + max(before, n))
             other_kind = i > 0 and (n > 0) != (self.before_S[order[i - 1]] > 0)
             if other_kind or computed > read * (1 + _PADDING) + _CALL:
                 cuts, read, before = [*cuts, i], own * (own + n), 0

@@ -25,7 +25,8 @@ class Tracker:
         project, name, values = trainer.project_name, trainer.run_name, flatten(config)
         given: dict[str, Any] = {"name": name, "config": values}
         if trainer.logger == "tensorboard":
-            project, given = "tensorboard", {"logging_dir": str(config.run_path), "purge_step": last_step + 1}
+            project = "tensorboard"
+            given = {"logging_dir": str(config.run_path), "purge_step": last_step + 1}
         elif trainer.logger == "mlflow":
             given = {"run_name": name}
         elif trainer.logger == "swanlab":

@@ -56,6 +56,7 @@ class EnvWorker:
     """Made an actor by pool.start_env_workers."""
 
     def __init__(self, step_timeout: float, agent: str | list[str] | None = None) -> None:
+        """`step_timeout`: wall-clock seconds of one env call. agent: a function of the user's, to import early."""
         self._limit, self._agent = step_timeout, agent
         self._template: subprocess.Popen[bytes] | None = None
         self._forking = threading.Lock()

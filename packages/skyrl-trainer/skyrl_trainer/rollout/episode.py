@@ -139,7 +139,8 @@ class Episode:
         """What stands before each output; too many ids, where the first text is too long to look at."""
         instructions, tools = reply.info.get("instructions", ""), None
         if self.settings.agent.tools == "template" and reply.info.get("tools"):
-            tools, instructions = reply.info["tools"], reply.info.get("instructions_without_tools", instructions)
+            tools = reply.info["tools"]
+            instructions = reply.info.get("instructions_without_tools", instructions)
         self.trajectory.prompt = first_messages(instructions, reply.observation)
         if self._is_full(instructions + reply.observation):
             return Memory(self.prompt, self.settings.agent, [0] * self.settings.max_model_len)

@@ -101,8 +101,10 @@ class JsonlTrajectoryStore:
         header, count = self.header(step), 0
         for count, entry in enumerate(islice(self.lines(step), 1, None), 1):
             try:
-                group, sample = range(header["groups"])[entry.pop("group")], Sample(**entry.pop("sample"))
-                turns, reason = [Turn(**turn) for turn in entry.pop("turns")], StopReason(entry.pop("stop_reason"))
+                group = range(header["groups"])[entry.pop("group")]
+                sample = Sample(**entry.pop("sample"))
+                turns = [Turn(**turn) for turn in entry.pop("turns")]
+                reason = StopReason(entry.pop("stop_reason"))
                 trajectory = Trajectory(sample=sample, turns=turns, stop_reason=reason, **entry)
             except (KeyError, TypeError, ValueError, IndexError) as error:
                 where = f"{self.path(step)}, line {count + 1}"

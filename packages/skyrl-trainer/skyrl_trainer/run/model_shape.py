@@ -40,7 +40,9 @@ class ModelShape(NamedTuple):
         """
         if {"num_experts", "num_local_experts", "n_routed_experts"} & config.keys():
             raise KeyError("experts")
-        hidden, layers, heads = config["hidden_size"], config["num_hidden_layers"], config["num_attention_heads"]
+        hidden = config["hidden_size"]
+        layers = config["num_hidden_layers"]
+        heads = config["num_attention_heads"]
         size, middle = config.get("head_dim") or hidden // heads, config["intermediate_size"]
         query, kv = heads * size, (config.get("num_key_value_heads") or heads) * size
         vocabulary, width = config["vocab_size"], 4 if dtype == "float32" else 2

@@ -1,4 +1,7 @@
-"""`skyrl-trainer serve` and `train --serve`: an OpenAI-compatible HTTP server in front of our engines."""
+"""`skyrl-trainer serve` and `train --serve`: an OpenAI-compatible HTTP server in front of our engines.
+
+Errors are the dialect's JSON: 400 for a request that makes no sense, 404 for another model, 503 for a dead engine.
+"""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -122,7 +122,9 @@ class SharedMemorySync(EngineCalls):
         return self.report
 
     def _open(self) -> None:
-        nodes, here, layout = self._everywhere("__ray_call__", node_of), node_of(None), self._buffer.layout
+        nodes = self._everywhere("__ray_call__", node_of)
+        here = node_of(None)
+        layout = self._buffer.layout
         self._nodes = [new or old for new, old in zip(nodes, self._nodes, strict=True)]
         paths = {here: self._buffer.again, None: ""}
         if others := {*nodes} - paths.keys():

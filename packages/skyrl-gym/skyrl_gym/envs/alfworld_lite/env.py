@@ -77,7 +77,9 @@ class AlfworldLiteEnv(TextEnv):
         return task.text
 
     def act(self, action: str) -> Outcome:
-        world, data, tail = self._world, self.task.data, action[-_LONGEST:].rstrip(" \t\r\n.。").lstrip()
+        world = self._world
+        data = self.task.data
+        tail = action[-_LONGEST:].rstrip(" \t\r\n.。").lstrip()
         world.turn += 1
         words = tail.rpartition("\n")[2].lower().split()
         if words[:1] == ["put"] and words[3:4] in (["in/on"], ["in"], ["on"]):

@@ -56,7 +56,8 @@ def _draw(rng: random.Random, split: str, task_type: str, level: dict[str, Any])
     kind = rng.choice(load()["task_rooms"].get(task_type, tuple(load()["rooms"])))
     room = layout(kind, group, rng.randrange(len(load()["rooms"][kind][group])), level["most"])
     thing, target, sources = rng.choice(_goals(room, task_type, level["closed"]))
-    lamps, found = _lamps(room, target), [rng.choice(sources) for _ in range(2 if task_type == TWO else 1)]
+    lamps = _lamps(room, target)
+    found = [rng.choice(sources) for _ in range(2 if task_type == TWO else 1)]
     return room, thing, target, found, [rng.choice(lamps)] if lamps else []
 
 

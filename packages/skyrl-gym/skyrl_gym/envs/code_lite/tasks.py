@@ -223,7 +223,9 @@ def make(split: str, difficulty: int, index: int) -> tuple[str, list[Part], list
 
 def text(lang: str, name: str, parts: list[Part], examples: list[list[str]]) -> str:
     """What is asked."""
-    says, values, chosen = data()["texts"][lang], data()["values"], [(steps()[part], k) for part, k in parts]
+    says = data()["texts"][lang]
+    values = data()["values"]
+    chosen = [(steps()[part], k) for part, k in parts]
     given, made, argument = chosen[0][0].source, chosen[-1][0].target, takes_k(parts)
     signature = f"{name}({given}: {values[given]['type']}{', k: int' * argument}) -> {values[made]['type']}"
     asks = says["asks"].format(signature=signature, what=values[given][lang] + says["argument"] * argument)

@@ -186,7 +186,9 @@ def make(difficulty: int, split: str, index: int) -> tuple[Draft, list[int]]:
 @lru_cache(maxsize=1 << 9)
 def database(domain: str, planted: Planted, number: int) -> bytes:
     """A SQLite file, alike in every process."""
-    rng, sizes, depths = random.Random(f"{domain} {planted} {number}"), dict[str, int](), dict[str, int]()
+    rng = random.Random(f"{domain} {planted} {number}")
+    sizes = dict[str, int]()
+    depths = dict[str, int]()
     with closing(sqlite3.connect(":memory:")) as db:
         db.execute("PRAGMA page_size = 512")
         for table, spec in world()["domains"][domain].items():

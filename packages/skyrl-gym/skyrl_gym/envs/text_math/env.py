@@ -70,7 +70,8 @@ class TextMathEnv(TextEnv):
                 "options['task']: text_math takes a prompt of system and user messages; field 'prompt' has others."
             )
         hashes, spec = row.get("data_source") == "openai/gsm8k", row["reward_spec"]
-        verify, known = "math_verify" in (spec.get("method"), spec.get("style")), type(truth) in (str, int, float)
+        verify = "math_verify" in (spec.get("method"), spec.get("style"))
+        known = type(truth) in (str, int, float)
         if verify and find_spec("math_verify") is None:
             raise ImportError("options['task']: the row asks for 'math_verify': `pip install math-verify`.")
         answer = truth if verify and known else _read(boxed(truth), hashes) if known else None

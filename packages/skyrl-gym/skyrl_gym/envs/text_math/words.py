@@ -56,7 +56,9 @@ def make(split: str, difficulty: int, lang: str, index: int) -> tuple[str, str, 
     for name, choices in rest.items():
         choice, digit = divmod(choice, len(choices))
         values[name] = choices[digit]
-    told, names, fractions = story["steps"][:difficulty], data["names"][lang], story.get("fractions", False)
+    told = story["steps"][:difficulty]
+    names = data["names"][lang]
+    fractions = story.get("fractions", False)
     shown = {name: _show(value, fractions) for name, value in values.items()}
     shown |= {"name": names[turn % len(names)], "other": names[(turn + 1) % len(names)]}
     sentences = [step[lang].split(" | ") for step in told]

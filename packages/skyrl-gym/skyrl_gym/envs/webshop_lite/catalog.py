@@ -24,7 +24,9 @@ class Product:
     """A row made ready. Texts are on one line and without square brackets, which actions need."""
 
     def __init__(self, row: dict[str, Any], ui: dict[str, Any]) -> None:
-        self.asin, self.name, self.query = row["asin"], _clean(row["name"])[:500], row["query"].lower().strip()
+        self.asin = row["asin"]
+        self.name = _clean(row["name"])[:500]
+        self.query = row["query"].lower().strip()
         self.categories = {part.strip() for part in row["product_category"].split("›")}
         self.description = [_clean(text)[:8000] for text in [row.get("full_description")] if text]
         self.features = [_clean(each)[:1000] for each in row.get("small_description") or ()][:20]

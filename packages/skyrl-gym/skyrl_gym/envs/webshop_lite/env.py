@@ -166,7 +166,8 @@ class WebShopLiteEnv(TextEnv):
         name, argument = parse_action(action)
         problem, view = "bad_form", None
         if name == "search":
-            problem, view = "bad_search", View("results", argument[:1000]) if self._view.page == "search" else None
+            problem = "bad_search"
+            view = View("results", argument[:1000]) if self._view.page == "search" else None
         elif name == "click":
             problem, view = "bad_click", self._clicks.get(argument)
         parts = {"attributes": 0.0, "options": 0.0, "price": 0.0}

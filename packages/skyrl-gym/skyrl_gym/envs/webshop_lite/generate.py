@@ -48,7 +48,9 @@ def _cluster(rng: random.Random, line: Any, kind: Any, tag: Any, side: int) -> l
     values = rng.sample(words()["options"][line["option"]][1], 8)
     packs = rng.sample(words()["pack"]["values"], 3)
     # A price limit is a multiple of ten that is more than 10 and at most 40 above the price (catalog.price_limit).
-    tens, near, far = 10 * rng.randint(kind[1] // 10, kind[2] // 10), rng.choice(owned), rng.choice(owned)
+    tens = 10 * rng.randint(kind[1] // 10, kind[2] // 10)
+    near = rng.choice(owned)
+    far = rng.choice(owned)
     drafts = [(each, values[:4], tens + rng.randint(2, 9)) for each in owned]
     drafts += [(near, values[4:], tens + rng.randint(2, 9)), (far, values[:4], tens + rng.randint(42, 55))]
     found = [_row(rng, (line, kind, tag), side, packs, *draft) for draft in drafts]

@@ -30,7 +30,8 @@ def purchase(
     colors = [normalize_color(own) for own in chosen.values()]
     like = [any(_alike(own, normalize_color(value)) for own in colors) for value in goal["options"].values()]
     options = len(goal["options"].items() & chosen.items()) if strict else sum(like)
-    in_price, asked = bought.price <= goal["price_upper"], len(goal["attributes"]) + len(goal["options"]) + 1
+    in_price = bought.price <= goal["price_upper"]
+    asked = len(goal["attributes"]) + len(goal["options"]) + 1
     parts = {"attributes": r_type * attributes / asked, "options": r_type * options / asked}
     # The rest of the whole and not a share of its own: sevenths and the like would add up to 0.9999999999999999.
     whole = r_type * (attributes + options + 1) / asked
