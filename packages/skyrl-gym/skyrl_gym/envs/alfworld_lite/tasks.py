@@ -12,8 +12,14 @@ from typing import Any
 
 from skyrl_gym.envs.alfworld_lite.world import TOOLS, Layout, World, fits, kind_of, layout, load, works
 
-TYPES = tuple(load("text.yaml")["en"]["goals"])
-_, LOOK, CLEAN, HEAT, COOL, TWO = TYPES
+SIMPLE, LOOK, CLEAN, HEAT, COOL, TWO = TYPES = (
+    "pick_and_place_simple",
+    "look_at_obj_in_light",
+    "pick_clean_then_place_in_recep",
+    "pick_heat_then_place_in_recep",
+    "pick_cool_then_place_in_recep",
+    "pick_two_obj_and_place",
+)
 VERBS = {CLEAN: "clean", HEAT: "heat", COOL: "cool"}
 COUNTS = {"train": 60_000, "val": 6_000, "test": 6_000}
 """Tasks of each split, in each difficulty."""
