@@ -30,7 +30,7 @@ LACKING = ("ungraded", "missing")
 
 
 def grader_hash(bench: str, context: Context) -> str:
-    """Of everything that decides a verdict."""
+    """Of everything that decides a verdict: the code of graders and of the sandbox, the prompts, the judge."""
     benchmark, here, confined = benchmarks.find(bench), Path(__file__).parent, Path(confine.__file__)
     kinds = [kind for kind in type(benchmark).__mro__ if issubclass(kind, Benchmark)]
     code = ("judge.py", "sandbox.py", "swe.py", "swe_guard.py", "swe_pytest.sh")

@@ -60,10 +60,11 @@ class Outcome:
     success: bool = False
     terminated: bool = False
     info: dict[str, Any] = dataclasses.field(default_factory=dict)
+    """Further entries for `info`: for people and metrics, without the ground truth."""
 
 
 class TextEnv(gymnasium.Env[str, str]):
-    """`defaults`: of reset options, as in `gymnasium.make(id, difficulty=2)`."""
+    """Base class of all environments here. `defaults`: of reset options, as in `gymnasium.make(id, difficulty=2)`."""
 
     metadata: dict[str, Any] = {"render_modes": ["ansi"], "render_fps": 1}  # noqa: RUF012 (Gymnasium's declaration)
     choices: ClassVar[Choices] = {"split": SPLITS, "difficulty": (1,), "lang": ("en", "zh")}
@@ -127,7 +128,7 @@ class TextEnv(gymnasium.Env[str, str]):
         return {}
 
     def get_env_state(self) -> dict[str, Any]:
-        """By default the attributes of `kept`; of plain data."""
+        """What `begin` and `act` keep between steps, as plain data: by default the attributes of `kept`."""
         return {name: getattr(self, name) for name in self.kept}
 
     def set_env_state(self, state: dict[str, Any]) -> None:
@@ -196,7 +197,8 @@ class TextEnv(gymnasium.Env[str, str]):
 
     def feed_external(self, calls: Sequence[Mapping[str, Any]]) -> None:
         """Lets tools with effects outside answer the next step's calls from a record, that step's `info["tool_calls"]`,
-        instead of running: an env with such tools hands `self.recorded` to `tools.tool.run_call`."""
+        instead of running: an env with such tools hands `self.recorded` to `tools.tool.run_call`; a call that is
+        not in the record gets an error."""
         self.recorded = list(calls)
 
     def render(self) -> str | None:  # type: ignore[override]
@@ -204,7 +206,7 @@ class TextEnv(gymnasium.Env[str, str]):
         return self._screen if self.render_mode == "ansi" else None
 
     def num_tasks(self, options: Mapping[str, Any] | None = None) -> int:
-        """`count_tasks` under reset options such as {"split": "val", "difficulty": 2}."""
+        """How many distinct tasks there are under reset options such as {"split": "val", "difficulty": 2}."""
         return self.count_tasks(self.defaults | self._checked(options or {}))
 
     def get_state(self) -> dict[str, Any]:
@@ -262,7 +264,7 @@ class TextEnv(gymnasium.Env[str, str]):
 
 class RowsOnly(TextEnv):
     """Has no tasks of its own: an episode plays options["task"], or one of the argument `rows`, a list or a file of
-    skyrl_gym.data.load_rows."""
+    skyrl_gym.data.load_rows. Where environments are reset without options, as in vectors of them, `rows` is needed."""
 
     def __init__(self, *, rows: Any = None, **arguments: Any) -> None:
         super().__init__(**arguments)

@@ -165,7 +165,10 @@ class Places:
 
 
 class ClusterWatch(EngineWatch):
-    """A death with the whole node is not held against the engine. Looks after the EnvWorkers' nodes, too."""
+    """An engine that died is `away`: nobody waits for it while another is there, and others play its episodes.
+
+    A death with the whole node is not held against the engine. Looks after the EnvWorkers' nodes, too.
+    """
 
     def __init__(self, engines: list[Any], nodes: list[str], waits: bool) -> None:
         """waits: for every engine, where each episode is to be played by its own, or a sync needs all."""
