@@ -32,7 +32,7 @@ from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast, Qwen2Con
 
 from skyrl_trainer.learner import model as learner_module
 from skyrl_trainer.learner.batch import Row, collate, cut
-from skyrl_trainer.learner.model import Learner
+from skyrl_trainer.learner.model import Learner, make_learner
 from skyrl_trainer.settings import Config
 
 FLOPS = 989e12
@@ -56,7 +56,7 @@ class Bench:
         place = {"policy_num_gpus_per_node": 0 if self.tiny else 1}
         model = {"path": self.folder, "dtype": "bfloat16", "lora": lora or {}}
         trainer = {"placement": place, "policy": {"model": model}, "gradient_checkpointing": checkpointing}
-        return Learner(Config.model_validate({"trainer": trainer}), self.folder, 100)
+        return make_learner(Config.model_validate({"trainer": trainer}), self.folder, 100)
 
     def rows(self, tokens: int, groups: int = 1) -> list[Row]:
         """Log-normal lengths, mean about 600 (tiny: 30); `groups` rows begin with the same prompt of a tenth."""
