@@ -11,12 +11,18 @@ from pydantic import BaseModel, Field, ValidationError, ValidationInfo, field_va
 
 from skyrl_eval import data, metrics
 from skyrl_eval.benchmarks.common import Benchmark, Context, ask, final, verdict
-from skyrl_eval.judge import Match, objects, parse_match
+from skyrl_eval.judge import Judge, JudgeFailed, Match, objects, parse_match
 from skyrl_eval.prompts import fill, text
 from skyrl_eval.types import Attempt, Item, Source, Verdict
 from skyrl_trainer.types import Sample
 
 RATES = ("fully_correct", "correct_with_excessive", "partially_correct", "fully_incorrect")
+
+
+def judge_of(context: Context) -> Judge:
+    if context.judge is None:
+        raise JudgeFailed("No judge was given (--judge-url and --judge-model).")
+    return context.judge
 
 
 class MatchedAnswer(Benchmark):
@@ -26,8 +32,7 @@ class MatchedAnswer(Benchmark):
         if not (response := final(attempt.answer)):
             return verdict(item, attempt, 0.0, "")
         prompt = fill("hle_judge", question=item.question, response=response, correct_answer=item.gold)
-        assert context.judge  # see check
-        match, tokens = context.judge.ask(prompt, parse_match, Match)
+        match, tokens = judge_of(context).ask(prompt, parse_match, Match)
         answer, confidence = match.extracted_final_answer or response[-200:], match.confidence / 100
         return verdict(item, attempt, float(match.correct == "yes"), answer, confidence=confidence, **tokens)
 
@@ -160,8 +165,7 @@ class DeepSearchQA(Benchmark):
             return verdict(item, attempt, 0.0, "", detail={"precision": 0.0, "recall": 0.0, "rate": RATES[3]})
         parts = {"question": item.question.strip(), "prompt_type": item.meta["kind"], "response": response}
         prompt = fill("deepsearchqa_judge", correct_answer=item.gold.strip(), **parts)
-        assert context.judge
-        rating, tokens = context.judge.ask(prompt, parse_rating)
+        rating, tokens = judge_of(context).ask(prompt, parse_rating)
         f1, detail = rating.figures()
         return verdict(item, attempt, f1, response[-200:], detail=detail, **tokens)
 
