@@ -1,10 +1,15 @@
-"""What vLLM is started with on a GPU, where no test has one."""
+"""What vLLM is started with: on a GPU, where no test has one, and when it is another vLLM than ours."""
 
 from __future__ import annotations
 
+import types
+from typing import Any
+
 import pytest
+import vllm
 
 from skyrl_trainer.engine import vllm_args
+from skyrl_trainer.engine.vllm_actor import SCHEDULER, VLLMEngine
 from skyrl_trainer.engine.vllm_args import PREFILL_TOKENS, vllm_kwargs
 
 
@@ -15,3 +20,31 @@ def test_on_a_gpu_prompts_are_read_in_large_steps_and_the_users_word_wins(monkey
     assert "enforce_eager" not in found and "kv_cache_memory_bytes" not in found
     own = vllm_kwargs("there", "bfloat16", 1024, 256, 0, {"max_num_batched_tokens": 4096})
     assert own["max_num_batched_tokens"] == 4096
+
+
+@pytest.mark.parametrize(
+    ("version", "given", "expected"),
+    [
+        ("0.32.0", {}, SCHEDULER),
+        ("0.32.1", {}, SCHEDULER),
+        ("0.32.0", {"scheduler_cls": None}, None),
+        ("0.33.0", {}, "vLLM's own"),
+        ("0.3.32.", {}, "vLLM's own"),
+    ],
+)
+def test_our_scheduler_is_for_the_vllm_that_it_was_made_for(
+    monkeypatch: pytest.MonkeyPatch, version: str, given: dict[str, Any], expected: str | None
+) -> None:
+    class Started(Exception):
+        pass
+
+    def started(**arguments: Any) -> None:
+        raise Started(arguments.get("scheduler_cls", "vLLM's own"))
+
+    monkeypatch.setattr(vllm, "__version__", version)
+    monkeypatch.setattr(vllm, "EngineArgs", started)
+    monkeypatch.setattr(vllm_args, "has_gpu", lambda: True)  # no model has to be there
+    engine: Any = types.SimpleNamespace(settings=("there", "bfloat16", 1024, 256, 0, given))
+    with pytest.raises(Started) as found:
+        VLLMEngine._load(engine)
+    assert found.value.args == (expected,)

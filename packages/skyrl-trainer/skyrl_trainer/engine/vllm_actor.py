@@ -14,6 +14,7 @@ from skyrl_trainer.engine.vllm_args import PREFILL_TOKENS, engine_env, vllm_kwar
 from skyrl_trainer.errors import SyncError
 from skyrl_trainer.types import GenerationOutput, GenerationRequest
 
+SCHEDULER = "skyrl_trainer.engine.vllm_scheduler.scheduler"
 STALE_CACHE = "vLLM could not reset its prefix cache after a weight update: it would mix two policies."
 
 
@@ -23,9 +24,10 @@ class VLLMEngine(SteppedEngine):
     env_vars = staticmethod(engine_env)
 
     def _load(self) -> None:
-        from vllm import EngineArgs, LLMEngine
+        from vllm import EngineArgs, LLMEngine, __version__
 
-        short = {"scheduler_cls": "skyrl_trainer.engine.vllm_scheduler.scheduler"}
+        # It knows the inside of this vLLM alone.
+        short = {"scheduler_cls": SCHEDULER} if __version__.startswith("0.32.") else {}
         self._llm = LLMEngine.from_engine_args(EngineArgs(**short | vllm_kwargs(*self.settings)))
         cache = self._llm.vllm_config.cache_config
         self._block_size = cache.block_size

@@ -6,7 +6,6 @@ On a GPU a small model waits for what Python does for every sequence in every st
 from dataclasses import replace
 from typing import Any
 
-from vllm import __version__
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.core.single_type_kv_cache_manager import FullAttentionManager
@@ -15,7 +14,7 @@ from vllm.v1.request import RequestStatus
 
 
 class ShortScheduler(Scheduler):
-    """Leaves out only what comes to nothing: in the vLLM it was made for, with plain attention and plain sampling."""
+    """Leaves out only what comes to nothing: with plain attention and plain sampling."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -23,8 +22,8 @@ class ShortScheduler(Scheduler):
         self._block = self._cache.block_size
         connectors = (self.connector, self.ec_connector, self.aux_output_connector)
         rare = (others, *connectors, self.num_spec_tokens, self.return_sampling_mask, self.log_stats)
-        plain = type(self._cache) is FullAttentionManager and self._block == self.hash_block_size and not any(rare)
-        self._plain = plain and __version__.startswith("0.32.")
+        whole = type(self._cache) is FullAttentionManager and self._block == self.hash_block_size
+        self._plain = whole and not any(rare)
         if self._plain:
             self._allocate = self.kv_cache_manager.allocate_slots
             self.kv_cache_manager.allocate_slots = self._slots
