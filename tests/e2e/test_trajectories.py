@@ -46,10 +46,11 @@ def test_all_of_a_run_replays_and_its_own_weights_agree(finished: Path, command:
 
 @pytest.mark.full
 def test_another_run_learns_from_it(finished: Path, clone: Path, tmp_path: Path, command: Command) -> None:
-    source = {"data__train_data": f"['{finished / 'trajectories'}']", "trainer__policy__model__path": clone}
-    code, output = Run(tmp_path / "refused", **SETTINGS, **source).finish()
+    settings = SETTINGS | {"data__train_data": f"['{finished / 'trajectories'}']"}
+    settings["trainer__policy__model__path"] = clone
+    code, output = Run(tmp_path / "refused", **settings).finish()
     assert code == 2 and "trainer.algorithm.options.correction=tis" in output, output
-    code, output = Run(tmp_path / "run", **SETTINGS, **source, trainer__algorithm__options__correction="tis").finish()
+    code, output = Run(tmp_path / "run", **settings, trainer__algorithm__options__correction="tis").finish()
     assert code == 0, output
     rows = metrics(tmp_path / "run")
     assert [row["step"] for row in rows] == [0, 1, 2]

@@ -94,7 +94,7 @@ def test_cheats_are_flagged_and_not_paid(env: Env, instance: Instance, name: str
 
 def test_without_the_tests_nothing_is_paid_and_they_are_nowhere_to_be_seen(env: Env, instance: Instance) -> None:
     _, info = env.reset(seed=0, options=options(instance))
-    look = "grep -rlF 'double(5) == 10' /testbed /tmp; git log --all --oneline | wc -l; git remote"
+    look = "grep -rlF --exclude-dir=.venv 'double(5) == 10' /testbed /tmp; git log --all --oneline | wc -l; git remote"
     find = say(("bash", {"command": look}))
     seen = env.step(find)
     assert "test_five" not in json.dumps(info) and seen[0] == "<tool_response>\n1\n</tool_response>"
