@@ -1,7 +1,6 @@
 """`skyrl-trainer eval agent` and `eval code`: solve, then grade, then results.json and the report."""
 
 import argparse
-import asyncio
 import contextlib
 import hashlib
 import json
@@ -30,7 +29,7 @@ from skyrl_trainer.run.guardian import guarded
 from skyrl_trainer.run.processes import Processes
 from skyrl_trainer.settings import Config
 from skyrl_trainer.types import SamplingOptions
-from skyrl_trainer.user_file import load_user_file
+from skyrl_trainer.user_file import load_user_file, run_async
 
 DEFAULTS = {"agent": ("hle", "150"), "code": ("swe-verified", "50")}
 PROGRESS_SECONDS = 10.0
@@ -160,7 +159,7 @@ def _solved(args: argparse.Namespace) -> Run:
         return _predicted(args.predictions, open_run)
     settings |= {"temperature": args.temperature, "max_tokens": args.max_tokens}
     if not args.checkpoint:
-        endpoint = asyncio.run(_endpoint(args, settings.get("request", {})))
+        endpoint = run_async(_endpoint(args, settings.get("request", {})))
         facts["base_url"] = without_login(endpoint.url)
         if args.temperature and not (endpoint.seeded or endpoint.tokenizer):
             found.notes.append("The endpoint takes no seed: the same command samples other answers.")

@@ -1,15 +1,17 @@
 """Python files of the user's that register things: environments, or plug-ins of the algorithms."""
 
+import asyncio
 import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Coroutine, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from hashlib import blake2b
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from sysconfig import get_paths
 from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from skyrl_trainer.errors import UserError
 
@@ -63,6 +65,13 @@ def blaming() -> Iterator[None]:
         if any(frame.filename in files for frame in traceback.extract_tb(error.__traceback__)):
             raise UserError(f"A plug-in failed with {cause(error)}.") from error
         raise
+
+
+def run_async(work: Coroutine[Any, Any, Any]) -> Any:
+    """`asyncio.run`, in a thread of its own where a loop runs already: in a notebook."""
+    if asyncio._get_running_loop() is None:
+        return asyncio.run(work)
+    return ThreadPoolExecutor(1).submit(asyncio.run, work).result()
 
 
 def cause(error: BaseException) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -56,9 +57,13 @@ def test_a_reward_function_gets_what_trl_gives_and_is_asked_once() -> None:
         calls.append(columns)
         return [0.5, None]
 
+    async def cell() -> object:
+        """As in a notebook, where a loop runs already."""
+        return rewards.judge(group)
+
     rewards, group = rewards_of({"half": 2.0, "env": 3.0}), [tried(0), tried(1), tried(2)]
     group[2].stop_reason = StopReason.TIMEOUT
-    assert rewards.judge(group) and not rewards.judge(group)
+    assert asyncio.run(cell()) and not rewards.judge(group)
     assert len(calls) == 1 and calls[0]["prompts"][1] == [{"role": "user", "content": "question 1"}]
     said = [("assistant", "try 0"), ("user", "no"), ("assistant", "try 1")]
     assert [(m["role"], m["content"]) for m in calls[0]["completions"][0]] == said

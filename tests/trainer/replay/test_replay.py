@@ -52,7 +52,12 @@ def test_all_families_are_identical(stored: JsonlTrajectoryStore, capfd: pytest.
     run = str(stored.path(1).parent.parent)
     assert main(["replay", run, "--step", "1"]) == 0
     assert capfd.readouterr().out == f"{4 * len(FAMILIES)} of {4 * len(FAMILIES)} identical\n"
-    assert main(["replay", run]) == 0  # every step
+
+    async def cell() -> int:
+        """As in a notebook, where a loop runs already."""
+        return main(["replay", run])
+
+    assert asyncio.run(cell()) == 0  # every step
     assert capfd.readouterr().out.startswith(f"step 1: {4 * len(FAMILIES)} of {4 * len(FAMILIES)}\n")
 
 

@@ -4,7 +4,6 @@ A function (protocols.RewardFunction) judges every trajectory that did not fail,
 trajectory, and a resumed run reads it there.
 """
 
-import asyncio
 import inspect
 import math
 from collections.abc import Callable, Collection, Sequence
@@ -17,7 +16,7 @@ from skyrl_trainer.protocols import RewardFunction
 from skyrl_trainer.registry import Registry, load
 from skyrl_trainer.settings import Config
 from skyrl_trainer.types import RewardBatch, RolloutBatch, StepMetrics, StopReason, Trajectory
-from skyrl_trainer.user_file import cause
+from skyrl_trainer.user_file import cause, run_async
 
 OWN_REWARDS = {"env": 1.0, "success": 0.0, "overlong": 0.0}
 """With the weights by default: the env's reward, 1 for a solved task, and the penalty for length."""
@@ -143,7 +142,7 @@ def call(name: str, function: RewardFunction, trajectories: list[Trajectory]) ->
     try:
         values = function(**columns)
         if inspect.iscoroutine(values):
-            values = asyncio.run(values)
+            values = run_async(values)
     except Exception as error:
         raise UserError(f"{who} failed on {span}: {cause(error)}.") from error
     wanted = "return a list with one number, or None where it does not apply, for each"

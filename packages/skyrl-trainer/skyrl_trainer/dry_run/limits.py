@@ -184,10 +184,7 @@ def limits(config: Config, shape: ModelShape, machine: Hardware) -> list[tuple[s
         ("decode, at most", f"{decode:,.0f} tokens/s: {law}"),
         ("train, at most", f"{train:,.0f} tokens/s: FLOP/s / ({formula}), an epoch"),
         ("weight sync, at least", f"{sync:.4f} s: {way}"),
-        (
-            "a step at full length, at least",
-            f"{generating:.1f} s decode + {learning:.1f} s train + {sync:.2f} s sync",
-        ),
+        ("a step at full length, at least", f"{generating:.1f} s decode + {learning:.1f} s train + {sync:.2f} s sync"),
     ]
 
 

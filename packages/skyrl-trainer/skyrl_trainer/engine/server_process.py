@@ -3,7 +3,6 @@
 It listens on a Unix socket in a folder that only we can open: its control endpoints obey anybody who asks.
 """
 
-import asyncio
 import json
 import os
 import subprocess
@@ -15,6 +14,7 @@ from typing import Any
 from skyrl_trainer.engine.http import HTTPClient, Refused
 from skyrl_trainer.engine.vllm_args import engine_env
 from skyrl_trainer.errors import UserError
+from skyrl_trainer.user_file import run_async
 
 SERVER_ENV = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1"}
 """For the endpoints of the weight transfer, and for those that load an adapter."""
@@ -75,7 +75,7 @@ def check_servers(urls: Any, num_engines: int, model: str, training: bool) -> No
     if not isinstance(urls, list) or len(urls) != num_engines:
         raise UserError(f"{name} is {urls!r}, but should be a list of generator.num_inference_engines={num_engines}.")
     for url in urls:
-        asyncio.run(_check_server(str(url), model, training))
+        run_async(_check_server(str(url), model, training))
 
 
 async def _check_server(url: str, model: str, training: bool) -> None:

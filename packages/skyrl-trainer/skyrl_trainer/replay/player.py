@@ -16,6 +16,7 @@ from skyrl_trainer.rollout.env_worker import CRASHED, Call, EnvReply
 from skyrl_trainer.rollout.pool import start_env_workers
 from skyrl_trainer.run.guardian import guarded
 from skyrl_trainer.types import StopReason, Trajectory, Turn
+from skyrl_trainer.user_file import run_async
 
 START_LIMIT, CLOSE_SECONDS = 120.0, 5.0
 """For a process to start, beside the env calls' own limits; for an env to close."""
@@ -124,7 +125,7 @@ class Player(AbstractContextManager["Player"]):
                 ray.init("local", include_dashboard=False, log_to_driver=False, logging_level="ERROR")
                 self._stack.callback(ray.shutdown)
             [self._worker] = start_env_workers(1, self._step_timeout, agent)
-        return asyncio.run(self._answers(calls, agent is not None))
+        return run_async(self._answers(calls, agent is not None))
 
     async def _answers(self, calls: list[Call], alone: bool) -> list[EnvReply]:
         """alone: in a process of its own, as in rollouts."""
