@@ -149,6 +149,7 @@ def test_rows_of_jsonl_and_parquet(tmp_path: Path) -> None:
             {"messages": CHAT[:2]},
             "the row should have a system's or user's message first, and an assistant's to learn after it",
         ),
+        ({"messages": []}, "the row should have a system's or user's message first"),
         ({"messages": CHAT[2:]}, "the row should have a system's or user's message first"),
         ({"messages": [CHAT[1], {**CHAT[2], "weight": 0}]}, "the row should have a system's or user's message first"),
         ({"messages": [CHAT[1], {**CHAT[2], "weight": 2}]}, "messages.1.weight is '2', but should be 0 or 1."),

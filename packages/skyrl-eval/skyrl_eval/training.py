@@ -11,6 +11,7 @@ from skyrl_eval.benchmarks.common import Context
 from skyrl_eval.judge import Judge
 from skyrl_eval.solve import attempt_of
 from skyrl_trainer.errors import UserError
+from skyrl_trainer.rollout.manager import check_not_all_failed
 from skyrl_trainer.types import PromptBatch, StepMetrics
 
 
@@ -34,8 +35,9 @@ class Exam:
     def run(self, rollouts: Any, step: int) -> StepMetrics:
         """Tries every item once. Example: {"eval/gsm8k/accuracy": 0.4, "eval/gsm8k/ungraded": 0.0, ...}"""
         batch = PromptBatch(step, [self._bench.env(item) for item in self._items], 1)
-        tries = rollouts.run(batch, eval=True).trajectories
-        attempts = [attempt_of(played, item, 0) for played, item in zip(tries, self._items, strict=True)]
+        tries = rollouts.run(batch, eval=True)
+        check_not_all_failed(tries, "evaluation at step")
+        attempts = [attempt_of(played, item, 0) for played, item in zip(tries.trajectories, self._items, strict=True)]
         verdicts = list(grade.grade_all(self._bench, self._items, attempts, self._context))
         found = metrics.summarise(self._items, 1, attempts, verdicts)
         shown = {"accuracy": found["accuracy"]} | {f: found["counts"][f] for f in ("ungraded", "unparsed", "truncated")}

@@ -47,7 +47,7 @@ class ChatRow(BaseModel):
     @model_validator(mode="after")
     def _is_answered(self) -> Self:
         learned = [each for each in self.messages[1:] if each.role == "assistant" and each.weight != 0]
-        if self.messages[0].role == "assistant" or not learned:
+        if not learned or self.messages[0].role == "assistant":
             raise ValueError("should have a system's or user's message first, and an assistant's to learn after it")
         return self
 

@@ -17,6 +17,7 @@ Shape suffixes used across the project:
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
@@ -202,6 +203,11 @@ class Trajectory:
     @property
     def num_output_tokens(self) -> int:
         return sum(len(turn.output_ids) for turn in self.turns)
+
+    def by_time(self) -> list[int]:
+        """The places of the turns in the order in which they were sampled: an agent's stand segment by segment."""
+        calls = [turn.info.get("call", math.inf) for turn in self.turns]  # the last has none
+        return sorted(range(len(calls)), key=calls.__getitem__)
 
     def segments(self) -> list[list[Turn]]:
         """The turns, cut where history was rewritten: within a segment each context begins with the one before it."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -65,6 +66,7 @@ def test_maxrl_divides_by_the_groups_mean_and_refuses_negative_returns() -> None
     assert per_trajectory(result) == pytest.approx([0.75 / 0.2501, *[-0.25 / 0.2501] * 3, 0.0, 0.0])
     with pytest.raises(UserError, match=r"advantage_estimator=maxrl.*one is -0\.5"):
         estimator("maxrl")(batch_of([[[1.0], [-0.5]]]), options(), None)
+    estimator("maxrl")(batch_of([[[1.0, 0.0], [-0.1, -0.1, -0.1, 0.3]]]), options(), None)  # 0 but for rounding
 
 
 @pytest.mark.parametrize("gamma", [1.0, 0.9])
@@ -170,6 +172,23 @@ def test_gae_is_the_sum_of_all_later_errors(terminated: bool, gamma: float, lam:
             abs=1e-12,
         )
         assert all(result.advantages[0][i] == 0.0 for i, bit in enumerate(trajectory.loss_mask()) if not bit)
+
+
+def test_an_agents_turns_count_in_the_order_of_their_sampling() -> None:
+    """They stand segment by segment: here the second call, of another conversation, comes first."""
+    batch = batch_of([[[0.5, 1.0, -2.0]]])
+    (forked,) = batch.trajectories
+    straight = batch_of([[[1.0, 0.5, -2.0]]])
+    turns = forked.turns = [replace(turn, info={}) for turn in forked.turns]
+    turns[0].info["call"], turns[1].info["call"] = 1, 0
+    values = torch.tensor([0.3, -0.1, 0.7, 0.2, -0.4, 0.6, 9.0], dtype=torch.float64)
+    in_time = values[[2, 3, 0, 1, 4, 5, 6]]
+    for name, algorithm in (("gae", options_of_ppo(gamma=0.9, gae_lambda=0.8)), ("reinforce++", options(gamma=0.9))):
+        for kl in (None, [[0.1, 0.2, 0.3, 0.4, 0.5, 0.6]]):
+            batch.kl_penalties, straight.kl_penalties = kl, kl and [[0.3, 0.4, 0.1, 0.2, 0.5, 0.6]]
+            found = estimator(name)(batch, algorithm, [values]).advantages[0]
+            expected = estimator(name)(straight, algorithm, [in_time]).advantages[0]
+            assert found[3:6] + found[:3] + found[6:] == pytest.approx(expected)
 
 
 def options_of_ppo(**changes: Any) -> Any:

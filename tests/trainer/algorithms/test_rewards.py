@@ -76,6 +76,14 @@ def test_a_reward_function_gets_what_trl_gives_and_is_asked_once() -> None:
     assert (metrics["reward/half"], metrics["reward/half/none"], metrics["reward/total"]) == (0.5, 1.0, 6.5)
 
 
+def test_a_conversation_is_told_in_the_order_of_its_turns() -> None:
+    """An agent's stand segment by segment in the record."""
+    trajectory = tried(1, (2, 3, 1))
+    trajectory.turns[0].info["call"], trajectory.turns[1].info["call"] = 1, 0
+    said = [message["content"] for message in rewards.completion(trajectory)]
+    assert said == ["try 1", "no", "try 0", "no", "try 2"]
+
+
 @pytest.mark.parametrize(
     "answer, sentence",
     [

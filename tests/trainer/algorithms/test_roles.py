@@ -50,6 +50,18 @@ def test_each_role_is_a_trajectory_in_a_group_of_its_role() -> None:
     assert batch([two_tries()], success=1.0, env=0.0).rewards == [[0.0, 1.0], [0.0, 0.0], [0.0, 0.0], [1.0]]
 
 
+def test_a_role_with_two_conversations_keeps_the_turns_of_each_together() -> None:
+    """A asks itself something beside, between its two moves; what it got by the last of them is that turn's."""
+    aside = turn(1, A, 0.25, 0)
+    talk = [aside, turn(0, A, 0, 0, True), turn(2, B, 0.5, 0, True), turn(None, A, 1, 0)]
+    talk[3], talk[2] = talk[2], talk[3]  # A's first conversation goes on, and B's is the last
+    talk[2].info["call"] = 3
+    found = batch([[episode(0, talk)]])
+    (first, _) = found.trajectories
+    assert [len(segment) for segment in first.segments()] == [1, 2] and first.turns[0].output_ids == aside.output_ids
+    assert found.rewards == [[0.75, 0.0, 1.0], [0.0]] and first.success
+
+
 def test_the_baseline_is_the_roles_and_the_record_gets_the_advantages() -> None:
     tries = two_tries()
     rewards = batch([tries])

@@ -176,6 +176,8 @@ def test_mini_batches_and_epochs_take_their_optimizer_steps_and_clip(tmp_path: P
         and sorted(i for part in first for i in part) == list(range(16))
         and {len(part) for part in first} == {4}
     )
+    trainer.settings.seed += 1
+    assert trainer._mini_batches(16) != first
 
 
 @pytest.mark.parametrize(
@@ -384,6 +386,8 @@ def test_a_trainer_is_chosen_by_name_and_a_mixin_makes_another(tmp_path: Path) -
         ({}, {"temperature": 0.0}, r"generator\.temperature=0"),
         ({"optimizer_kwargs": {"beta": 1}}, {}, r"trainer\.optimizer_kwargs"),
         ({"lr_scheduler_type": "cosin"}, {}, r"lr_scheduler_type='cosin'.*cosine"),
+        ({"lr_scheduler_type": "reduce_lr_on_plateau"}, {}, r"reduce_lr_on_plateau' cannot be used: it goes by a met"),
+        ({"lr_scheduler_type": "greedy", "warmup_steps": 2}, {}, r"greedy' cannot be used: it goes by a metric"),
     ],
 )
 def test_settings_that_cannot_work_are_refused(

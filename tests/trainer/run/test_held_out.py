@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from skyrl_trainer.errors import UserError
 from skyrl_trainer.run.held_out import TASKS_OF_ENVS, HeldOut
 from skyrl_trainer.settings import Config
-from skyrl_trainer.types import PromptBatch, RolloutBatch, Trajectory, Turn
+from skyrl_trainer.types import PromptBatch, RolloutBatch, StopReason, Trajectory, Turn
 
 ENV = "text_math?split=val&difficulty=1"
 
@@ -28,7 +30,9 @@ class Solved:
         numbers = range(batch.offset, batch.offset + len(batch.samples))
         self.names += [f"eval/{batch.step}/{number}/0" for number in numbers]
         turn = Turn([1], [2], [0.0], [0], "x", info={"success": True})
-        groups = [[Trajectory(n, s, 0, 0, [turn])] for n, s in zip(self.names, batch.samples, strict=False)]
+        groups = [
+            [Trajectory(n, s, 0, 0, [turn])] for n, s in zip(self.names[-len(numbers) :], batch.samples, strict=True)
+        ]
         return RolloutBatch(batch.step, groups)
 
 
@@ -46,6 +50,31 @@ def test_a_file_is_tried_whole_and_in_parts(tmp_path: Path, size: int | None, si
     metrics = held_out.metrics(rollouts, step=3)
     assert rollouts.sizes == sizes and len(set(rollouts.names)) == sum(sizes) == metrics["eval/episodes"]
     assert metrics["eval/success"] == 1.0
+
+
+@pytest.mark.parametrize("solved, fails", [(8, False), (0, True)])
+def test_only_an_evaluation_of_which_all_failed_ends_a_run(tmp_path: Path, solved: int, fails: bool) -> None:
+    """Not one whose last part, a single task, did; nor the failure of the only task."""
+
+    class Failing(Solved):
+        def run(self, batch: PromptBatch, eval: bool) -> RolloutBatch:
+            played = super().run(batch, eval)
+            for trajectory in played.trajectories:
+                if int(trajectory.trajectory_id.split("/")[2]) >= solved:
+                    trajectory.stop_reason, trajectory.error = StopReason.ENV_ERROR, "no"
+            return played
+
+    def examine(tasks: int) -> float:
+        data = {"val_data": [rows(tmp_path / "val.jsonl", tasks)]}
+        held_out = HeldOut(Config.model_validate({"data": data, "trainer": {"eval_batch_size": 8}}))
+        rollouts: Any = Failing()
+        return held_out.metrics(rollouts, step=3)["eval/failed"]
+
+    with (
+        pytest.raises(UserError, match="All 9 episodes of the evaluation at step 3 failed") if fails else nullcontext()
+    ):
+        assert examine(9) == 1
+    assert examine(1) == (1 if fails else 0)
 
 
 def test_tasks_of_envs_are_as_many_as_the_setting_or_the_spec_says(tmp_path: Path) -> None:

@@ -57,6 +57,11 @@ def test_a_run_folder_with_curves_and_a_policy_and_the_same_bytes_twice(capsys: 
     assert [row["loss"] for row in read_metrics(Path("b"))] == [row["loss"] for row in rows[1:]]
 
 
+def test_fewer_chats_than_a_batch_are_learned_as_often_as_is_asked() -> None:
+    assert sft("few", "trainer.train_batch_size=100", "trainer.num_iterations=3") == 0
+    assert [row["epoch"] for row in read_metrics(Path("few"))] == [1.0, 2.0, 3.0]
+
+
 def test_a_folder_with_a_run_is_left_alone(capsys: pytest.CaptureFixture[str]) -> None:
     assert sft("a", "trainer.max_steps=2") == 0
     before = {path: path.read_bytes() for path in Path("a").rglob("*") if path.is_file()}

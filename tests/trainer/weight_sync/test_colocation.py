@@ -129,6 +129,16 @@ def test_in_a_step_engines_sleep_while_the_learner_computes_and_are_awake_for_th
     assert calls == [*turn, "canary", "evaluate", "log", "save"]
 
 
+def test_a_step_that_is_logged_after_it_was_resumed_counts_all_its_phases() -> None:
+    run: Any = OneStep([])
+    run.resume = lambda: (9, {"time/rollout": 10.0, "time/train": 5.0})
+    logged: dict[str, float] = {}
+    run.log = lambda step, metrics, spans: logged.update(metrics)
+    Loop(run, SimpleNamespace(interruptible=nullcontext)).publish_and_log()  # type: ignore[arg-type]
+    phases = [value for name, value in logged.items() if name.startswith("time/") and name != "time/step"]
+    assert logged["time/step"] == sum(phases) > 15
+
+
 @pytest.mark.parametrize(("error", "saved"), [(NothingLearned("refused"), True), (UserError("half-way"), False)])
 def test_the_last_whole_step_is_saved_unless_an_update_was_cut_in_two(error: Exception, saved: bool) -> None:
     calls: list[Any] = []

@@ -5,6 +5,7 @@ One of your own is a function with this signature under `@register_estimator("na
 """
 
 from collections.abc import Callable, Sequence
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -13,7 +14,7 @@ from torch import Tensor
 from skyrl_trainer.algorithms.rewards import differ
 from skyrl_trainer.errors import UserError
 from skyrl_trainer.registry import Registry
-from skyrl_trainer.types import AdvantageBatch, RewardBatch, StopReason
+from skyrl_trainer.types import AdvantageBatch, RewardBatch, StopReason, Trajectory
 
 Estimator = Callable[[RewardBatch, Any, Sequence[Tensor] | None], AdvantageBatch]
 
@@ -30,25 +31,30 @@ def trajectory_returns(rewards: RewardBatch) -> Tensor:
     return torch.tensor([sum(turns) for turns in rewards.rewards], dtype=torch.float64)
 
 
+def spans(trajectory: Trajectory) -> list[tuple[int, range]]:
+    """Each turn's number and its tokens' places among the sampled ones; the turns in the order of their sampling."""
+    ends = [0, *accumulate(len(turn.output_ids) for turn in trajectory.turns)]
+    return [(turn, range(ends[turn], ends[turn + 1])) for turn in trajectory.by_time()]
+
+
 def token_rewards(rewards: RewardBatch) -> list[Tensor]:
     """Per sampled token, float64: a turn's reward is its last token's or, without any, the token's before it."""
     per_token = []
     for trajectory, turn_rewards in zip(rewards.trajectories, rewards.rewards, strict=True):
-        ends_U = torch.tensor([len(turn.output_ids) for turn in trajectory.turns]).cumsum(0)
-        tokens_N = torch.zeros(trajectory.num_output_tokens, dtype=torch.float64)
-        if len(tokens_N):
-            tokens_N.index_add_(0, (ends_U - 1).clamp(min=0), torch.tensor(turn_rewards, dtype=torch.float64))
+        tokens_N, last = torch.zeros(trajectory.num_output_tokens, dtype=torch.float64), 0
+        for turn, places in spans(trajectory) if len(tokens_N) else ():
+            last = places[-1] if places else last
+            tokens_N[last] += turn_rewards[turn]
         per_token.append(tokens_N)
     return per_token
 
 
-def discounted(values_N: Tensor, factor: float) -> Tensor:
-    """y_t = x_t + factor * y_{t+1}, from the end; float64 [N]."""
-    later, backwards = 0.0, []
-    for value in reversed(values_N.tolist()):
-        later = value + factor * later
-        backwards.append(later)
-    return torch.tensor(backwards[::-1], dtype=torch.float64)
+def discounted(trajectory: Trajectory, values: list[float], factor: float) -> Tensor:
+    """y_t = x_t + factor * y_{t+1}, from the token that was sampled last; float64 [N]."""
+    later, result = 0.0, list(values)
+    for place in reversed([place for _, places in spans(trajectory) for place in places]):
+        later = result[place] = values[place] + factor * later
+    return torch.tensor(result, dtype=torch.float64)
 
 
 def on_sampled(rewards: RewardBatch, values: Sequence[Tensor]) -> list[list[float]]:
@@ -67,7 +73,7 @@ def whitened(rewards: RewardBatch, values: Sequence[Tensor], gamma: float) -> li
     scale = 1 / (all_N.std() + STD_EPSILON) if differ(all_N.tolist()) else 0.0
     white = [(values_N - all_N.mean()) * scale for values_N in values]
     if rewards.kl_penalties is not None:
-        kl = [discounted(torch.tensor(tokens, dtype=torch.float64), gamma) for tokens in rewards.kl_penalties]
+        kl = [discounted(*pair, gamma) for pair in zip(rewards.trajectories, rewards.kl_penalties, strict=True)]
         mean = torch.cat(kl).mean() if kl else 0.0
         white = [white_N - (kl_N - mean) for white_N, kl_N in zip(white, kl, strict=True)]
     return on_sampled(rewards, white)
@@ -117,7 +123,7 @@ def rloo(rewards: RewardBatch, options: Any, values: object = None) -> Advantage
 @register_estimator("maxrl")
 def maxrl(rewards: RewardBatch, options: Any, values: object = None) -> AdvantageBatch:
     """(R_i - mean_g) / (mean_g + 1e-4), of returns from 0 up (arXiv 2602.02710): a rare success weighs more."""
-    if (least := min(trajectory_returns(rewards).tolist(), default=0.0)) < 0:
+    if (least := min(trajectory_returns(rewards).tolist(), default=0.0)) < -1e-9:
         name = "trainer.algorithm.advantage_estimator"
         raise UserError(f"{name}=maxrl divides by mean returns: none may be negative, but one is {least:g}; take grpo.")
     return by_group(rewards, lambda group: (group - group.mean()) / (group.mean() + STD_EPSILON))
@@ -126,7 +132,8 @@ def maxrl(rewards: RewardBatch, options: Any, values: object = None) -> Advantag
 @register_estimator("reinforce++")
 def reinforce_pp(rewards: RewardBatch, options: Any, values: object = None) -> AdvantageBatch:
     """The discounted return to go of each sampled token, whitened over the batch (arXiv 2501.03262)."""
-    to_go = [discounted(rewards_N, options.gamma) for rewards_N in token_rewards(rewards)]
+    pairs = zip(rewards.trajectories, token_rewards(rewards), strict=True)
+    to_go = [discounted(trajectory, rewards_N.tolist(), options.gamma) for trajectory, rewards_N in pairs]
     return AdvantageBatch(rewards, whitened(rewards, to_go, options.gamma))
 
 
@@ -136,7 +143,7 @@ def gae(rewards: RewardBatch, options: Any, values: Sequence[Tensor] | None = No
 
         delta_t = r_t + gamma V_{t+1} - V_t,    A_t = delta_t + gamma lambda A_{t+1},    return_t = A_t + V_t
 
-    A step in time is a sampled token: V_{t+1} of a turn's last token is the value of the next turn's first. values[i]:
+    A step in time is a sampled token: V_{t+1} of a turn's last token is that of the next turn's first one. values[i]:
     float64 [n + 1] for n sampled tokens; the last stands for what lies behind the episode's end, and counts where it
     was truncated, not where the env ended it or a token budget cut it off. Advantages are whitened over the batch,
     returns are not.
@@ -148,8 +155,10 @@ def gae(rewards: RewardBatch, options: Any, values: Sequence[Tensor] | None = No
         values_N1 = values_N1.double().clone()
         if trajectory.stop_reason in (StopReason.TERMINATED, StopReason.LENGTH):
             values_N1[-1] = 0.0
-        delta_N = rewards_N + options.gamma * values_N1[1:] - values_N1[:-1]
-        advantages_N = discounted(delta_N, options.gamma * options.gae_lambda)
+        order = [*(place for _, places in spans(trajectory) for place in places), len(rewards_N)]
+        delta_N = rewards_N - values_N1[:-1]
+        delta_N[order[:-1]] += options.gamma * values_N1[order[1:]]
+        advantages_N = discounted(trajectory, delta_N.tolist(), options.gamma * options.gae_lambda)
         advantages.append(advantages_N)
         returns.append(advantages_N + values_N1[:-1])
     return AdvantageBatch(rewards, whitened(rewards, advantages, options.gamma), on_sampled(rewards, returns))

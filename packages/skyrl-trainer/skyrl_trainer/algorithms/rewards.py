@@ -120,9 +120,9 @@ def without_sampled_tokens(trajectory: Trajectory) -> Trajectory:
 def completion(trajectory: Trajectory) -> list[dict[str, str]]:
     """The policy's answers and, between them, what the env said."""
     messages = []
-    for turn in trajectory.turns:
-        messages.append({"role": "assistant", "content": turn.action})
-        messages.append({"role": "user", "content": turn.observation})
+    for place in trajectory.by_time():
+        messages.append({"role": "assistant", "content": trajectory.turns[place].action})
+        messages.append({"role": "user", "content": trajectory.turns[place].observation})
     return messages[:-1]
 
 

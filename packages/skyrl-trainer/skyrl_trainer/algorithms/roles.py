@@ -20,20 +20,22 @@ def by_role(kept: list[tuple[int, Trajectory]]) -> list[tuple[int, Trajectory]]:
     """
     parts = []
     for group, episode in kept:
-        order = sorted(episode.turns, key=lambda turn: turn.info.get("call", len(episode.turns)))
-        if not order or not order[0].info.keys() >= {"role", "rewards"}:
+        order = episode.by_time()
+        infos = [turn.info for turn in episode.turns]
+        if not order or not infos[order[0]].keys() >= {"role", "rewards"}:
             parts.append((group, episode))
             continue
-        for number, role in enumerate(order[0].info["rewards"]):
-            turns: list[Turn] = []
-            for turn in order:
-                if turn.info["role"] == role:
-                    turns.append(replace(turn, reward=0.0, info=dict(turn.info)))
-                if turns:
-                    turns[-1].reward += turn.info["rewards"][role]
-            if turns:
+        for number, role in enumerate(infos[order[0]]["rewards"]):
+            own: dict[int, Turn] = {}  # by place: segments stay together
+            for place in order:
+                if infos[place]["role"] == role:
+                    acted = own[place] = replace(episode.turns[place], reward=0.0, info=dict(infos[place]))
+                if own:
+                    acted.reward += infos[place]["rewards"][role]
+            if own:
+                turns = [own[place] for place in sorted(own)]
                 turns[-1].info["success"] = sum(turn.reward for turn in turns) > 0
-                cut = episode.stop_reason is StopReason.LENGTH and order[-1].info["role"] != role
+                cut = episode.stop_reason is StopReason.LENGTH and infos[order[-1]]["role"] != role
                 why = StopReason.TERMINATED if cut else episode.stop_reason  # the other's answer was too long
                 parts.append((group + number * NEXT_ROLE, replace(episode, turns=turns, stop_reason=why)))
     return parts

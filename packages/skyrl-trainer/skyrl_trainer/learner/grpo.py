@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, ClassVar, Self
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -59,7 +60,7 @@ class GRPO(PolicyLoss):
     ) -> StepMetrics:
         """Learns from one rollout: `num_iterations` epochs of `num_mini_batches` optimizer steps.
 
-        Each of these replaces what is there: old_logprob, [N] per trajectory, the option `correction`; value, [N1] per
+        Each of these replaces what is there: old_logprob, [N] per trajectory, the scored ones; value, [N1] per
         trajectory, the critic's; reward, per trajectory and turn, the batch's own. Raises UserError for a loss or
         gradient that is not finite, NothingLearned before the first optimizer step.
         """
@@ -137,8 +138,8 @@ class GRPO(PolicyLoss):
         parts = min(self.settings.num_mini_batches, num_rows)
         if parts <= 1:
             return [list(range(num_rows))] if num_rows else []
-        generator = torch.Generator().manual_seed((self.settings.seed << 32) + self.learner.optimizer_steps)
-        return [part.tolist() for part in torch.randperm(num_rows, generator=generator).tensor_split(parts)]
+        order = np.random.default_rng([self.settings.seed, self.learner.optimizer_steps]).permutation(num_rows)
+        return [part.tolist() for part in np.array_split(order, parts)]
 
     def _prepare(self, rows: list[Row], meter: Meter) -> None:
         """Fills in the old and the reference log-probabilities, before the first optimizer step. Where the rollout is
@@ -159,7 +160,7 @@ class GRPO(PolicyLoss):
     def _score_old(self, rows: list[Row], indices: Sequence[int], meter: Meter) -> None:
         """Log-probabilities of the policy before the first update, of rows that have none yet."""
         if self.options.correction == "bypass":
-            for row in rows:
+            for row in (each for each in rows if each.old_logprobs is None):
                 row.old_logprobs = torch.from_numpy(row.rollout_logprobs[row.mask])
         elif missing := [i for i in indices if rows[i].old_logprobs is None]:
             self._score(self.learner, rows, missing, "old_logprobs", meter)

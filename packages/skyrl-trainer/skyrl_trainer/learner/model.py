@@ -10,6 +10,7 @@ from accelerate import Accelerator
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
+from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.checkpoint import checkpoint
 from transformers import AutoTokenizer, PreTrainedModel, get_scheduler
 
@@ -139,6 +140,8 @@ class Optimized:
         kind, warm = settings.lr_scheduler_type, settings.warmup_steps
         try:
             self.scheduler: Any = get_scheduler(kind, self.optimizer, warm, total_steps + (warm > 0))
+            if not isinstance(self.scheduler, LambdaLR):
+                raise ValueError("it goes by a metric, which training has not")
         except (TypeError, ValueError) as error:
             raise UserError(f"trainer.lr_scheduler_type={kind!r} cannot be used: {error}.") from error
         if warm:  # the first step would have the rate 0, and its rollout be wasted

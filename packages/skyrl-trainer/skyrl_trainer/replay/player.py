@@ -60,8 +60,7 @@ def repeated(trajectory: Trajectory) -> tuple[list[Turn], str | None]:
 
 def _as_sampled(trajectory: Trajectory) -> Trajectory:
     """An agent's turns stand segment by segment; here as they were sampled."""
-    turns = trajectory.turns
-    return replace(trajectory, turns=sorted(turns, key=lambda turn: turn.info.get("call", len(turns))))
+    return replace(trajectory, turns=[trajectory.turns[place] for place in trajectory.by_time()])
 
 
 def compare(trajectory: Trajectory, replies: list[EnvReply]) -> Difference | None:

@@ -20,7 +20,7 @@ class Rollouts(Workers):
         """Plays every sample `num_generations` times; blocks until all episodes are back, failed ones included.
 
         `eval` takes generator.eval_temperature, and places beside what plays already; `sampling` replaces the recipe's
-        options. Raises EngineDied when an engine is gone, UserError when every episode failed.
+        options. Raises EngineDied when an engine is gone, UserError when every episode failed, but for `eval`.
         """
         name = f"{'eval/' if eval else ''}{batch.step}"
         groups = {
@@ -30,7 +30,8 @@ class Rollouts(Workers):
         self.start(list(groups.values()), eval, sampling)
         done = self.finished(groups, wait_for_all=True)
         rollouts = RolloutBatch(batch.step, [done[number] for number in groups])
-        check_not_all_failed(rollouts, "evaluation at step" if eval else "step")
+        if not eval:
+            check_not_all_failed(rollouts, "step")
         return rollouts
 
     def new_group(self, name: str, sample: Sample, size: int) -> Group:

@@ -1,7 +1,7 @@
 """What a policy is examined on: held-out tasks of envs, and benchmarks."""
 
 from skyrl_trainer.data import EnvSamples, held_out, take_exams, tasks
-from skyrl_trainer.rollout.manager import Rollouts
+from skyrl_trainer.rollout.manager import Rollouts, check_not_all_failed
 from skyrl_trainer.rollout.metrics import rollout_metrics
 from skyrl_trainer.settings import Config
 from skyrl_trainer.types import PromptBatch, RolloutBatch, Sample, StepMetrics
@@ -29,6 +29,8 @@ class HeldOut:
         for start in range(0, len(self.tasks), self._at_once):
             part = PromptBatch(step, self.tasks[start : start + self._at_once], num_generations=1, offset=start)
             tries.groups += rollouts.run(part, eval=True).groups
+        if len(self.tasks) > 1:  # one alone may have had bad luck
+            check_not_all_failed(tries, "evaluation at step")
         if self.tasks:
             found = {f"eval/{name}": value for name, value in rollout_metrics(tries).items()}
         for exam in self._exams:

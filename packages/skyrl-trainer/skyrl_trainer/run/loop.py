@@ -106,7 +106,9 @@ class Loop:
         if self.evaluation_due():
             with self.phase("eval"), self.stop.interruptible():
                 metrics |= self.run.evaluate(self.step)
-        self.run.log(self.step, metrics | self.seconds | {"time/step": sum(self.seconds.values())}, self.spans)
+        row = metrics | self.seconds  # of a step that was resumed before it was logged, the metrics have some
+        total = sum(value for name, value in row.items() if name.startswith("time/"))
+        self.run.log(self.step, row | {"time/step": total}, self.spans)
         self.unfinished, self.spans = None, {}
         if self.config.ckpt_interval and self.step and self.step % self.config.ckpt_interval == 0:
             self.save()

@@ -64,7 +64,7 @@ class FineTuning:
         print(f"{len(self.rows)} of {len(chats)} chats are no longer than generator.max_model_len={longest} tokens")
         if not self.rows:
             raise UserError(f"generator.max_model_len={longest} is less than any chat has: raise it.")
-        passes, size = config.trainer.num_iterations, config.trainer.train_batch_size
+        passes, size = config.trainer.num_iterations, min(config.trainer.train_batch_size, len(self.rows))
         self.steps = min(config.trainer.max_steps, math.ceil(passes * len(self.rows) / size))
 
     def start(self, stack: ExitStack) -> None:
