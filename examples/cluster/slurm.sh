@@ -1,8 +1,8 @@
 #!/bin/bash
 # A Ray cluster over the nodes of a SLURM job, and a run that joins it:
-#   sbatch --nodes=4 --gpus-per-node=8 examples/cluster/slurm.sh qwen_8gpu_split trainer.run_name=mine
+#   sbatch --nodes=4 --gpus-per-node=8 examples/cluster/slurm.sh qwen_8gpu_split generator.num_inference_engines=29
 # The run folder must lie on a store that every node sees. SLURM warns two minutes before it ends the job: the run saves,
-# and the job is queued again and resumes (delete --requeue where you do not want that).
+# and the job is queued again and resumes (delete the `scontrol requeue` where you do not want that).
 #SBATCH --job-name=skyrl
 #SBATCH --ntasks-per-node=1
 #SBATCH --exclusive
@@ -31,8 +31,8 @@ for try in $(seq 60); do
     sleep "${SKYRL_POLL:-5}"
 done
 
-srun --nodes=1 --ntasks=1 --overlap -w "${nodes[0]}" \
-    skyrl-trainer train "$@" ray.address="$head:$port" trainer.run_dir="$shared/runs/${SLURM_JOB_ID}" &
+# This script is on the first node. Without srun, which would make a SIGKILL of the SIGTERM below.
+skyrl-trainer train "$@" ray.address="$head:$port" trainer.run_dir="$shared/runs/${SLURM_JOB_ID}" &
 run=$!
 stopped=0
 trap 'stopped=1; kill -TERM "$run"' TERM  # SLURM's warning: the run saves a checkpoint and ends

@@ -21,7 +21,9 @@ FAKES = {
     "srun": r"""
         echo "srun $*" >> "$LOG"
         while [[ "$1" == -* ]]; do [ "$1" = -w ] && shift; shift; done
-        exec "$@" """,
+        "$@" &
+        trap 'kill -KILL $!; exit 137' TERM HUP  # as SLURM's: these two it does not pass on
+        wait $! """,
     "scontrol": r"""
         echo "scontrol $*" >> "$LOG"
         [ "$1" != show ] || printf 'first\nsecond\nthird\n'""",
@@ -185,7 +187,7 @@ def test_the_rayjob_has_what_kuberay_wants() -> None:
     assert words[:2] == ["skyrl-trainer", "train"]
     config = load_config(words[2], words[3:])
     engines = config.generator.num_inference_engines * config.generator.inference_engine_tensor_parallel_size
-    assert config.trainer.placement.policy_num_gpus_per_node + engines <= gpus
+    assert config.trainer.placement.policy_num_gpus_per_node + engines == gpus
     assert str(config.run_path).startswith("/runs/")
 
 
@@ -211,4 +213,8 @@ def test_the_skypilot_lines_run_on_both_nodes(machine: Path) -> None:
     assert first.wait(60) == 0 and other.wait(60) == 0, "the job ends when its first node has"
     log = (machine / "log").read_text()
     assert "ray start --address=10.0.0.1:6379" in log and "ray start --head --port=6379" in log
-    assert "skyrl-trainer train qwen_8gpu_split ray.address=127.0.0.1:6379 trainer.run_dir=/runs/t1" in log
+    assert "ray.address=127.0.0.1:6379 trainer.run_dir=/runs/t1" in log
+    (run,) = re.findall("skyrl-trainer train (.*) ray.address", log)
+    config = load_config(run.split()[0], run.split()[1:])
+    count, gpus = config.generator.num_inference_engines, task["resources"]["accelerators"].split(":")[1]
+    assert config.trainer.placement.policy_num_gpus_per_node + count == task["num_nodes"] * int(gpus)

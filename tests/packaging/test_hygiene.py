@@ -152,7 +152,7 @@ def test_the_images_are_the_two_that_the_page_describes() -> None:
 def test_an_image_names_files_that_exist_and_ends_as_an_ordinary_user(path: Path) -> None:
     lines = instructions(path)
     for head, rest in lines:
-        assert head in ("FROM", "RUN", "USER", "WORKDIR", "COPY", "ENTRYPOINT", "CMD"), head
+        assert head in ("FROM", "RUN", "USER", "WORKDIR", "COPY", "ENV", "ENTRYPOINT", "CMD"), head
         for name in re.findall(r"(?:packages|requirements|scripts)/[\w./-]+", rest):
             assert (ROOT / name).exists(), f"{path.name} names {name}"
     last = dict(lines)  # of each kind, the one that counts
@@ -175,9 +175,10 @@ def test_the_gpu_image_installs_what_the_set_up_does() -> None:
         "requirements/constraints-gpu.txt",
         "-r requirements/dev.txt",
         "-e packages/skyrl-gym",
-        '-e "packages/skyrl-trainer[gpu]"',
+        '-e "packages/skyrl-trainer[gpu',
     ):
         assert words in script and words in steps, words
+    assert "prometheus]" in steps, "KubeRay's head has Ray's dashboard, which is in this extra"
 
 
 def test_no_file_that_the_set_up_reads_is_kept_from_an_image() -> None:
