@@ -13,6 +13,10 @@ class SyncError(UserError):
     """The engine does not hold the learner's weights after a sync: training must stop."""
 
 
+class LearnersWait(SyncError):
+    """And the learners wait for it, maybe for ever: nothing can be asked of them, no checkpoint either."""
+
+
 class EngineDied(UserError):
     """An engine's process is gone for good, or its step loop raised."""
 

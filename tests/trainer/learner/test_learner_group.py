@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import psutil
 import pytest
@@ -304,3 +305,24 @@ def test_a_learner_that_hangs_or_dies_is_named_and_nothing_is_left(
     while any(psutil.pid_exists(pid) for pid in group.pids):
         assert time.monotonic() < deadline
         time.sleep(0.1)
+
+
+@pytest.mark.parametrize(("seen", "given"), [("4,5,6,7", ["4", "5", "0"]), ("GPU-a,GPU-b", ["GPU-a", "GPU-b", "0"]),
+                                             (None, ["0", "1", "0"])])  # fmt: skip
+def test_learners_beside_engines_take_of_the_gpus_that_the_driver_sees(
+    monkeypatch: pytest.MonkeyPatch, seen: str | None, given: list[str]
+) -> None:
+    """Those of another machine are numbered there."""
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if seen:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", seen)
+    made: list[dict[str, Any]] = []
+    nodes = [{"NodeID": name * 56, "Alive": True} for name in "ab"]
+    actor = Mock(options=lambda **options: (made.append(options), Mock())[1])
+    monkeypatch.setattr(group_module, "ray", Mock(remote=lambda cls: actor, nodes=lambda: nodes))
+    group_module.ray.get_runtime_context().get_node_id.return_value = "a" * 56
+    place = {"colocate_all": True, "policy_num_gpus_per_node": 2, "policy_num_nodes": 2}
+    group = Mock(config=make_config(trainer={"placement": place}), size=4)
+    for rank in range(3):
+        LearnerGroup._start(group, rank, "10.0.0.1")
+    assert [each["runtime_env"]["env_vars"]["CUDA_VISIBLE_DEVICES"] for each in made] == given

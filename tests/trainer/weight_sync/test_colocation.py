@@ -5,10 +5,11 @@ from __future__ import annotations
 from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
-from skyrl_trainer.errors import NothingLearned, UserError
+from skyrl_trainer.errors import LearnersWait, NothingLearned, UserError
 from skyrl_trainer.run.loop import Loop
 from skyrl_trainer.run.run import Run
 from skyrl_trainer.settings import Config
@@ -127,6 +128,15 @@ def test_in_a_step_engines_sleep_while_the_learner_computes_and_are_awake_for_th
     calls = [call for call in calls if not str(call).startswith("clocks")]
     turn = [("sleep", 2), "update", "store", "release", WAKE_WEIGHTS, "sync", "release", WAKE_CACHE]
     assert calls == [*turn, "canary", "evaluate", "log", "save"]
+
+
+def test_learners_that_wait_for_ever_are_asked_for_no_checkpoint() -> None:
+    calls: list[Any] = []
+    run: Any = OneStep(calls)
+    run.publish = Mock(side_effect=LearnersWait("an engine died"))
+    with pytest.raises(LearnersWait, match="an engine died"):
+        Loop(run, SimpleNamespace(interruptible=nullcontext)).train()  # type: ignore[arg-type]
+    assert "save" not in calls
 
 
 def test_a_step_that_is_logged_after_it_was_resumed_counts_all_its_phases() -> None:

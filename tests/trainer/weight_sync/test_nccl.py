@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from skyrl_trainer.errors import SyncError, UserError
+from skyrl_trainer.errors import EngineLost, LearnersWait, SyncError, UserError
 from skyrl_trainer.settings import Config
 from skyrl_trainer.weight_sync import digest as digest_module
 from skyrl_trainer.weight_sync.colocation import sync_backend
@@ -127,7 +127,30 @@ def test_what_the_learner_answers_and_why_it_fails_come_through() -> None:
         Alone(fails)._both("update_weights", [], "send")
 
 
+def test_learners_that_wait_for_a_dead_engine_are_told_from_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of those that wait no checkpoint can be had."""
+    sync = Alone(lambda method: time.sleep(3))
+    monkeypatch.setattr("ray.wait", lambda calls, timeout: (calls, []))
+
+    def dies(phase: str, calls: list[Any]) -> None:
+        raise EngineLost("engine 1 died")
+
+    monkeypatch.setattr(sync, "_wait", dies)
+    with pytest.raises(LearnersWait, match="engine 1 died"):
+        sync._both("update_weights", ["call"], "send")
+
+
+def test_an_engine_that_died_before_is_found_before_the_learners_send(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+    sync = Alone(lambda method: asked.append(method))
+    sync._living = [None]
+    monkeypatch.setattr(sync, "_everywhere", lambda *call: None)
+    with pytest.raises(SyncError, match="an engine died") as caught:
+        sync.sync(3)
+    assert type(caught.value) is SyncError and not asked
+
+
 def test_a_broadcast_that_never_ends_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("skyrl_trainer.weight_sync.nccl.CALL_SECONDS", 0.3)
-    with pytest.raises(SyncError, match="no end of update_weights within 0 s"):
+    with pytest.raises(LearnersWait, match="no end of update_weights within 0 s"):
         Alone(lambda method: time.sleep(3))._both("update_weights", [], "send")

@@ -169,7 +169,8 @@ class LearnerGroup:
             raise UserError(f"trainer.placement.policy_num_nodes is more than Ray's {len(nodes)} machines: lower it.")
         env_vars = {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // self.size))}
         if gpus and place.colocate_all:  # in Ray's books the engines own the GPUs; learners take turns with them
-            env_vars["CUDA_VISIBLE_DEVICES"] = str(rank % gpus)
+            visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
+            env_vars["CUDA_VISIBLE_DEVICES"] = visible[rank] if len(visible) >= gpus > rank else str(rank % gpus)
         options = {
             "num_cpus": 0,
             "num_gpus": 1 if gpus and not place.colocate_all else 0,

@@ -74,7 +74,7 @@ class Ranks:
         # Losses call the layers and the head, not the whole model: what no layer owns is gathered before the first.
         model.base_model.register_forward_pre_hook(lambda *_: model.unshard())
         with torch.no_grad():  # what is called first becomes the root of all others
-            model(torch.zeros(1, 1, dtype=torch.int64, device=self.device))
+            model(torch.zeros(1, 1, dtype=torch.int64, device=self.device), use_cache=False)
         model.reshard()
 
     def scatter(self, value: Tensor, like: Tensor) -> Tensor:

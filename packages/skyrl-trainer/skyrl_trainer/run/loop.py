@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
-from skyrl_trainer.errors import NothingLearned
+from skyrl_trainer.errors import LearnersWait, NothingLearned
 from skyrl_trainer.report.timeline import Spans
 from skyrl_trainer.rollout.flow import staleness
 from skyrl_trainer.rollout.metrics import group_metrics, rollout_metrics
@@ -49,6 +49,9 @@ class Loop:
                 rewards, metrics = self.next_batch()
                 self.learn(rewards, metrics)
                 self.publish_and_log()
+        except LearnersWait:
+            self.whole = False
+            raise
         finally:  # also after Ctrl-C or an engine's death: the newest whole step is never lost
             if self.whole:
                 self.save()

@@ -19,7 +19,7 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from skyrl_gym.openenv import in_thread
-from skyrl_trainer.errors import EngineLost, SyncError
+from skyrl_trainer.errors import EngineLost, LearnersWait, SyncError
 from skyrl_trainer.protocols import NamedTensors
 from skyrl_trainer.weight_sync.digest import Digest
 from skyrl_trainer.weight_sync.shared_memory import CALL_SECONDS, EngineCalls, SyncReport
@@ -90,14 +90,18 @@ class NCCLSync(EngineCalls):
         self.version, start = version, time.perf_counter()
         self._everywhere("pause")
         self._everywhere("start_weight_update")
+        self._check_living()  # before the learners wait for engines that died during the update
         calls = [engine.update_weights.remote(self._update_info) for engine in self._engines]
         size, checksum = self._both("update_weights", calls, "send")
         loaded = self._everywhere("finish_weight_update", version)
         self._everywhere("resume")
-        if None in self._living:
-            raise SyncError("Weight sync failed: an engine died in the middle of it, and a group cannot go on without.")
+        self._check_living()
         self.report = SyncReport(time.perf_counter() - start, size, checksum, tuple(loaded))
         return self.report
+
+    def _check_living(self) -> None:
+        if None in self._living:
+            raise SyncError("Weight sync failed: an engine died before or in it, and a group cannot go on without.")
 
     def restore(self, index: int) -> SyncReport:
         """A restarted engine needs a new group, with everybody in it; all get the newest version once more."""
@@ -121,19 +125,19 @@ class NCCLSync(EngineCalls):
         """What the learners answer, while the engines' `calls` meet them; ends at the first failure of either."""
         answer = in_thread(partial(self._learners, method, *arguments))  # left there if it waits for ever
         deadline = time.monotonic() + CALL_SECONDS
-        while calls or not answer.done():
-            if time.monotonic() > deadline:
-                raise SyncError(f"Weight sync failed: no end of {phase} within {CALL_SECONDS:.0f} s.")
-            if answer.done() and answer.exception():
-                break
-            if calls:
-                done, calls = ray.wait(calls, timeout=0.1)
-                try:
+        try:
+            while calls or not answer.done():
+                if time.monotonic() > deadline:
+                    raise SyncError(f"Weight sync failed: no end of {phase} within {CALL_SECONDS:.0f} s.")
+                if answer.done() and answer.exception():
+                    break
+                if calls:
+                    done, calls = ray.wait(calls, timeout=0.1)
                     self._wait(phase, done)
-                except EngineLost as lost:
-                    raise SyncError(str(lost)) from lost
-            else:
-                wait([answer], 0.1)
+                else:
+                    wait([answer], 0.1)
+        except (EngineLost, SyncError) as failed:
+            raise (SyncError if answer.done() else LearnersWait)(str(failed)) from failed
         if error := answer.exception():
             raise SyncError(
                 f"Weight sync failed in {phase}: the learner did not {method} its weights: {error}"
