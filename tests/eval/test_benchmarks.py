@@ -184,6 +184,9 @@ def test_letters_are_read_as_by_the_official_scripts(reply: str, mmlu: str, gpqa
         ("The answer is **B**.", "B"),
         ("answer: (b)", "B"),
         ("\\boxed{B}", "B"),
+        ("Answer: $\\mathbf{B}$", "B"),
+        ("$\\boxed{\\textbf{(B)}}$", "B"),
+        ("The answer is I believe (B)", ""),
         ("So $\\boxed{\\text{B}}$.", "B"),
         ("答案：B", "B"),
         ("Answer: A\nNo, wait.\nAnswer: B.", "B"),
@@ -226,6 +229,7 @@ def test_gsm8k_strict_and_flexible(answer: str, score: float, strict: bool) -> N
 def test_numbers_and_boxes() -> None:
     assert [number(text) for text in ("$1,200.", "-3.50", "7.00", " 42 ")] == ["1200", "-3.50", "7", "42"]
     assert boxed("a \\boxed{1} b \\boxed{\\frac{1}{2}} c") == "\\frac{1}{2}"
+    assert boxed("\\fbox{1} \\boxed {5}") == "5" and boxed("\\boxed{1} \\fbox{2}") == "2"
     assert boxed("\\boxed{\\{1, 2\\}}") == "\\{1, 2\\}"
     assert boxed("\\boxed{1") == boxed("1") == boxed("\\boxed{}") == ""
     assert final("<think>a</think> b") == "b" and final("a <think> b") == "" and final(" a ") == "a"

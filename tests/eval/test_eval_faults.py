@@ -188,7 +188,7 @@ def test_a_judge_that_has_died_is_not_asked_for_every_item() -> None:
         tries = [attempt(item, f"Answer: {n}") for n in range(200)]
         found = list(grade.grade_all(benchmarks.find("hle"), [item] * 200, tries, context))
     assert {verdict.status for verdict in found} == {"ungraded"} and len(asked) < 30
-    assert "failed 8 times in a row and is asked no more" in str(found[-1].error)
+    assert any("failed 8 times in a row and is asked no more" in str(verdict.error) for verdict in found)
 
 
 def hle_run(out: Path, url: str, judge: str, data: str, *words: str) -> int:
@@ -251,7 +251,7 @@ def test_a_judge_that_hangs_midway_is_not_waited_for_again_and_again(monkeypatch
         tries = [attempt(item, f"Answer: {n}") for n in range(200)]
         found = list(grade.grade_all(benchmarks.find("hle"), [item] * 200, tries, context))
     assert {verdict.status for verdict in found} == {"ungraded"} and len(asked) < 30
-    assert "no answer within 0.5 seconds" in str(found[0].error) and time.monotonic() - start < 20
+    assert any("no answer within 0.5 seconds" in str(one.error) for one in found) and time.monotonic() - start < 20
 
 
 def test_a_judge_that_dies_midway_leaves_a_figure_that_says_so(

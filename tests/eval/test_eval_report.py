@@ -83,6 +83,7 @@ def made_run(
                         None if score is None else rng.random(),
                         {"flags": [NASTY]},
                         error=error,
+                        grader=grade.grader_hash("hle", context),
                     )
                 )
         results = grade.results(run, "hle", samples, context, {"made-up-7b": {"prompt": 0.4, "completion": 1.6}}, model)

@@ -10,18 +10,20 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from skyrl_eval import benchmarks, grade, metrics
+from skyrl_eval import benchmarks, grade, metrics, report
 from skyrl_eval.benchmarks.common import Context
 from skyrl_eval.data import Data
 from skyrl_eval.judge import Judge, JudgeFailed, parse_match
 from skyrl_eval.store import Run
-from skyrl_eval.types import Item, Verdict
+from skyrl_eval.types import Attempt, Item, Verdict
 from skyrl_gym.tools import confine
 from skyrl_trainer.errors import UserError
 from tests.eval.made_up import attempt, items
@@ -97,11 +99,12 @@ def test_grading_again_asks_nobody_and_gives_the_same_files(tmp_path: Path) -> N
                 for _ in range(2):
                     grade.grade_run(run, "hle", context)
                     run.write_results(grade.results(run, "hle", 2, context, {}, "made-up"))
-                files.append([(tmp_path / name / f).read_bytes() for f in ("verdicts.jsonl", "results.json")])
+                verdicts, results = ((tmp_path / name / f).read_bytes() for f in ("verdicts.jsonl", "results.json"))
+                files.append([b"\n".join(sorted(verdicts.splitlines())), results])  # written as the judge answers
             assert len(requests) <= most
     assert files[0] == files[1]
-    verdicts = [Verdict(**json.loads(line)) for line in files[0][0].splitlines()]
-    assert [verdict.key for verdict in verdicts] == [("hle", f"q{i}", s) for s in range(2) for i in range(24)]
+    keys = [Verdict(**json.loads(line)).key for line in files[0][0].splitlines()]
+    assert sorted(keys) == sorted(("hle", f"q{i}", s) for s in range(2) for i in range(24))
     results = json.loads(files[0][1])
     assert results["accuracy"] == pytest.approx(32 / 48)
     assert results["own"]["calibration"]["official"] is None
@@ -189,18 +192,57 @@ def test_a_run_is_refused_when_its_configuration_changed_and_extended_by_more_it
     assert manifest["config"] == CONFIG and len(manifest["ids"]) == 5 and "python" in manifest["versions"]
 
 
-def test_two_runs_are_compared_by_item_and_a_runs_identity_holds_data_and_prompts(tmp_path: Path) -> None:
+def test_two_runs_are_compared_by_the_items_and_verdicts_of_their_results(tmp_path: Path) -> None:
     tasks = items("gsm8k")
     for name, answers in (("a", ("#### 1", "#### 1200")), ("b", ("#### 999", "#### 1200"))):
         with Run(tmp_path / name, {}, {}, tasks) as run:
             for item, answer in zip(tasks, answers, strict=True):
                 run.add(attempt(item, answer))
             grade.grade_run(run, "gsm8k", Context())
-    found = metrics.compare(grade.item_scores(tmp_path / "a"), grade.item_scores(tmp_path / "b"))
+    results = {"samples": 1, "grader": grade.grader_hash("gsm8k", Context())}
+    found = metrics.compare(*(grade.item_scores(tmp_path / name, results) for name in "ab"))
     assert (found["items"], found["difference"], found["better"]) == (2, 0.5, 1)
     with pytest.raises(UserError, match="grade the run first"):
-        grade.item_scores(tmp_path)
-    read = Data(tasks, "made/up", "abc", "123", [])
+        grade.item_scores(tmp_path / "a", results | {"grader": "another"})
+    with Run(tmp_path / "a", {}, {}, tasks[:1]):  # goes on with fewer items: the others' verdicts are of before
+        pass
+    assert list(grade.item_scores(tmp_path / "a", results)) == [f"gsm8k:{tasks[0].item_id}"]
+    with pytest.raises(UserError, match="would be compared with itself: name two runs"):
+        report.comparison(tmp_path / "a", tmp_path / "b" / ".." / "a")
+
+
+def test_verdicts_are_written_as_they_come(tmp_path: Path) -> None:
+    """A slow one at the beginning keeps none back; and one that is left at Ctrl-C does not hold up the end."""
+    tasks, go_on = items("gsm8k"), threading.Event()
+
+    class Slow(type(benchmarks.find("gsm8k"))):  # type: ignore[misc]
+        runs_code = True
+
+        def grade(self, item: Item, attempt: Attempt, context: Context) -> Verdict:
+            assert item != tasks[0] or go_on.wait(30)
+            return super().grade(item, attempt, context)  # type: ignore[no-any-return]
+
+    found = grade.grade_all(Slow(), tasks, [attempt(item, "#### 1") for item in tasks], Context())
+    assert next(found).item_id == tasks[1].item_id
+    go_on.set()
+    assert next(found).item_id == tasks[0].item_id
+
+
+def test_tokens_of_tries_that_failed_and_were_made_again_count_for_the_limit(tmp_path: Path) -> None:
+    (task, *_) = items("gsm8k")
+    failed = replace(attempt(task, ""), stop="error", prompt_tokens=400, completion_tokens=200)
+    for _ in range(2):
+        with Run(tmp_path, {}, {}, [task]) as run:
+            run.add(failed)
+    with Run(tmp_path, {}, {}, [task]) as run:
+        assert len(run.failed) == 1
+        run.add(failed)
+        limits = {"tokens": 1700, "dollars": None, "price": None}
+        assert "limit of 1700 tokens" in metrics.limit_reached(limits, [*run.attempts.values(), *run.failed])
+
+
+def test_a_runs_identity_holds_data_and_prompts() -> None:
+    read = Data(items("gsm8k"), "made/up", "abc", "123", [])
     config = grade.configuration("gsm8k", read, model="m")
     assert config["data_sha256"] == "123" and len(config["prompts"]["gsm8k_question"]) == 64 and config["model"] == "m"
 

@@ -21,7 +21,8 @@ from skyrl_eval.judge import Judge
 from skyrl_eval.solve import solve
 from skyrl_eval.store import Run, read_json, without_login
 from skyrl_eval.types import Attempt, Item
-from skyrl_gym.data import read_jsonl
+from skyrl_gym.data import beside, read_jsonl
+from skyrl_gym.options import add_options
 from skyrl_trainer.agent.tokenizer import load_chat_prompt
 from skyrl_trainer.engine.endpoint import UNBOUNDED, Endpoint, probe
 from skyrl_trainer.errors import UserError
@@ -49,39 +50,14 @@ def parse(kind: str, words: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog=f"skyrl-trainer eval {kind}")
     known = ", ".join(benchmarks.names(kind))
     parser.add_argument("--bench", default=bench, metavar="NAME", help=f"{known} (default: {bench}), or yours")
-    parser.add_argument("--plugin", metavar="FILE", help="a Python file that registers benchmarks of yours")
-    parser.add_argument("--data", help="a file or folder in the official schema, or hf:ID@REVISION")
-    parser.add_argument("--images", action="store_true", help="keep the questions that show an image")
-    parser.add_argument("--base-url", metavar="URL", help="of an OpenAI-compatible endpoint, up to and with /v1")
-    parser.add_argument("--model", default="", help="its name there")
-    parser.add_argument("--checkpoint", type=Path, metavar="RUN|MODEL", help="start vLLM on one of ours instead")
-    parser.add_argument("--n", default=n, help=f"items, or all (default: {n}); a larger one extends a run")
-    parser.add_argument("--samples", type=int, default=1, metavar="K", help="tries at each item")
-    parser.add_argument("--tools", metavar="URL|JSONL", help="search and open_page: a search endpoint, or a corpus")
-    parser.add_argument("--judge-url", metavar="URL")
-    parser.add_argument("--judge-model", metavar="NAME")
-    parser.add_argument("--lenient", action="store_true", help="read choices in any form")
-    parser.add_argument("--prices", type=Path, metavar="JSON", help="dollars for a million tokens, by model")
-    parser.add_argument("--out", type=Path, metavar="DIR", help="the run's folder (default: runs/eval-BENCH-MODEL)")
-    parser.add_argument("--grade-only", action="store_true", help="ask the model nothing: judge what is in --out")
-    parser.add_argument("--seed", type=int, default=0, help="of the choice of items, and of sampling")
-    parser.add_argument("--temperature", type=float, default=0.0)
-    parser.add_argument("--max-tokens", type=int, default=16384, help="of one message of the model")
-    parser.add_argument("--request", metavar="JSON", help='members of every request, such as {"top_p": 0.9}')
-    parser.add_argument("--native-tools", action="store_true", help="tools in the form of the endpoint's own API")
-    parser.add_argument("--token-limit", type=int, metavar="N", help="of prompts and answers, then no more is asked")
-    parser.add_argument("--cost-limit", type=float, metavar="DOLLARS", help="the same, at the prices of --prices")
-    parser.add_argument("--cache", type=Path, metavar="DIR", help="of replies: what is there is not asked for again")
-    parser.add_argument("--only", nargs="+", metavar="ID|CATEGORY", help="no other items")
-    parser.add_argument("--concurrency", type=int, default=64, help="attempts at a time")
-    parser.add_argument("--compare", nargs=2, type=Path, metavar="RUN", help="only compare two graded runs")
+    options = beside(__file__, "options.yaml")
+    add_options(parser, options["both"])
     if kind == "code":
         parser.add_argument("--executor", choices=sandbox.EXECUTORS, help="where code runs (default: what works here)")
-        parser.add_argument("--predictions", metavar="JSONL", help="grade these patches; gold: the official ones")
-        parser.add_argument("--repos", type=Path, metavar="DIR", help="clones, as owner__name; else from GitHub")
+        add_options(parser, options["code"])
     else:
         parser.set_defaults(executor="namespace", predictions=None, repos=None)
-    parser.set_defaults(kind=kind, command=run)
+    parser.set_defaults(kind=kind, command=run, n=n)
     return parser.parse_args(words)
 
 
@@ -236,7 +212,7 @@ def _config(args: argparse.Namespace, bench: Benchmark, length: int, model: dict
 
 
 def _solve(args: argparse.Namespace, run: Run, processes: Processes) -> Run:
-    reached = metrics.limit_reached(run.facts.get("limits"), run.attempts.values())
+    reached = metrics.limit_reached(run.facts.get("limits"), [*run.attempts.values(), *run.failed])
     if reached or not run.missing(args.samples):
         return run
     where = {"executor": args.executor, "repos": args.repos and str(args.repos), "tools": args.tools}

@@ -46,10 +46,5 @@ class QuestionEnv(TextEnv):
         calls = parse_tool_calls(final(action)) if self._tools else []  # none in its thoughts
         made = [run_call(self._tools, call, self.recorded) for call in calls]
         urls, self._pages.fetched = self._pages.fetched, []
-        return Outcome(
-            observation=responses(made),
-            reward_parts={},
-            valid_action=all(call["args"] is not None for call in made),
-            terminated=not made,
-            info={"tool_calls": made, "urls": urls},
-        )
+        valid = all(call["args"] is not None for call in made)
+        return Outcome(responses(made), {}, valid, terminated=not made, info={"tool_calls": made, "urls": urls})

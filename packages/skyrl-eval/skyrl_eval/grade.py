@@ -2,12 +2,11 @@
 
 import hashlib
 import inspect
-import math
 import os
 import sys
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, as_completed, wait
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,8 +18,9 @@ from skyrl_eval.judge import JudgeFailed
 from skyrl_eval.metrics import Prices
 from skyrl_eval.sandbox import SandboxFailed
 from skyrl_eval.solve import STOPS
-from skyrl_eval.store import Run, answer_hash, read_records, versions, without_login
+from skyrl_eval.store import Run, answer_hash, read_json, read_records, versions, without_login
 from skyrl_eval.types import Attempt, Item, Verdict
+from skyrl_gym.openenv import in_thread
 from skyrl_gym.tools import confine
 from skyrl_trainer.errors import UserError
 
@@ -75,22 +75,28 @@ def grade_run(run: Run, bench: str, context: Context) -> list[Verdict]:
 def grade_all(
     benchmark: Benchmark, items: Sequence[Item], attempts: Sequence[Attempt], context: Context
 ) -> Iterator[Verdict]:
-    """Of attempts at items, in order, without their hashes."""
+    """Of attempts at items, as they come, without their hashes."""
     graded = partial(_graded, benchmark, context)
     if not (benchmark.judge or benchmark.runs_code):
         yield from map(graded, items, attempts)  # in this thread: math-verify's limits are signals
         return
     if context.judge:
         context.judge.failures = 0
-    with ThreadPoolExecutor(JUDGES_AT_ONCE if benchmark.judge else os.cpu_count() or 1) as pool:
-        yield from pool.map(graded, items, attempts)
+    running, at_once = set[Future[Verdict]](), JUDGES_AT_ONCE if benchmark.judge else os.cpu_count() or 1
+    for pair in zip(items, attempts, strict=True):
+        if len(running) == at_once:
+            over, running = wait(running, return_when=FIRST_COMPLETED)
+            yield from (each.result() for each in over)
+        running.add(in_thread(partial(graded, *pair)))  # which nobody waits for after Ctrl-C
+    yield from (each.result() for each in as_completed(running))
 
 
 def results(run: Run, bench: str, samples: int, context: Context, prices: Prices, model: str) -> dict[str, Any]:
     """What results.json says of a benchmark."""
     benchmark = benchmarks.find(bench)
     ids = {item.item_id for item in run.items}
-    verdicts = [v for v in run.verdicts.values() if v.item_id in ids and v.sample < samples]
+    found = sorted(run.verdicts.values(), key=lambda one: one.key)
+    verdicts = [one for one in found if one.item_id in ids and one.sample < samples]
     judge = context.judge.model if context.judge and benchmark.judge else None
     notes = list(benchmark.notes)
     if judge and judge != benchmark.judge:
@@ -109,9 +115,9 @@ def results(run: Run, bench: str, samples: int, context: Context, prices: Prices
     who |= {"judge_url": without_login(context.judge.base_url) if context.judge else None}
     counts = common["counts"]
     lacking = " and ".join(f"{counts[name]} {name}" for name in LACKING if counts[name])
-    tries = sum(counts.values())
-    caveats = [f"of {tries} tries {lacking}, counted as not correct"] if lacking else []
-    if counts["missing"] and (reached := metrics.limit_reached(run.facts.get("limits"), run.attempts.values())):
+    caveats = [f"of {sum(counts.values())} tries {lacking}, counted as not correct"] if lacking else []
+    reached = metrics.limit_reached(run.facts.get("limits"), [*run.attempts.values(), *run.failed])
+    if counts["missing"] and reached:
         caveats.append(reached)
     if unreadable := run.facts.get("unreadable"):
         caveats.append(f"{unreadable} rows of the data cannot be read and are left out")
@@ -125,9 +131,11 @@ def configuration(bench: str, data: Data, **settings: Any) -> dict[str, Any]:
     return found | {"prompts": hashes} | settings
 
 
-def item_scores(folder: Path, samples: float = math.inf) -> dict[str, float]:
-    """The mean score of every item of a run on disk, for `metrics.compare`; what is ungraded counts as 0."""
-    verdicts = [one for one in read_records(folder, Verdict).values() if one.sample < samples]
+def item_scores(folder: Path, results: Mapping[str, Any]) -> dict[str, float]:
+    """The mean score of every item that its results are of, for `metrics.compare`; what is ungraded counts as 0."""
+    ids = set(map(tuple, read_json(folder, "manifest.json")["ids"]))
+    found = [one for one in read_records(folder, Verdict).values() if (one.bench, one.item_id) in ids]
+    verdicts = [one for one in found if one.sample < results["samples"] and one.grader == results["grader"]]
     if not verdicts:
         raise UserError(f"{folder} has no verdicts.jsonl with verdicts in it: grade the run first.")
     scores: dict[str, list[float]] = defaultdict(list)

@@ -30,9 +30,8 @@ def write_report(folder: Path, against: Path | None = None) -> Path:
     columns = {name: metrics.values_of(attempts, name) for name in COUNTERS}
     marks = (0.5, 0.95, 1.0)  # median, 95th percentile and maximum
     spread = {name: np.quantile(each, marks, method="inverted_cdf").tolist() for name, each in columns.items() if each}
-    data |= {"results": results, "spread": spread, "comparison": None, "trajectories": None}
-    if against:
-        data["comparison"] = comparison(against, folder)
+    compared = comparison(against, folder) if against else None
+    data |= {"results": results, "spread": spread, "comparison": compared, "trajectories": None}
     if attempts:
         data["trajectories"] = {"page": TRAJECTORIES, "about": view(folder, folder / TRAJECTORIES)}
     what = results.get("title") or f"{results['bench']}, {results['items']} items"
@@ -87,8 +86,10 @@ def comparison(a: Path, b: Path) -> dict[str, Any]:
     for name in ("bench", "data_sha256"):
         if first.get(name) != second.get(name):
             raise UserError(f"{a} and {b} differ in {name} ({first.get(name)!r}, {second.get(name)!r}): no comparison.")
+    if a.resolve() == b.resolve():
+        raise UserError(f"{a} would be compared with itself: name two runs.")
     results = {folder: read_json(folder, "results.json") for folder in (a, b)}
-    scores = [grade.item_scores(folder, one["samples"]) for folder, one in results.items()]
+    scores = [grade.item_scores(folder, one) for folder, one in results.items()]
     found = metrics.compare(*scores)
     if not found["items"]:
         raise UserError(f"{a} and {b} have no graded item in common.")

@@ -13,11 +13,11 @@ import platform
 import re
 import subprocess
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import IO, Any, TypeVar
+from typing import Any, TypeVar
 
 from skyrl_eval.types import Attempt, Item, Key, Verdict
 from skyrl_trainer.errors import UserError
@@ -46,10 +46,11 @@ class Run(contextlib.AbstractContextManager["Run"]):
             raise UserError(f"{folder} cannot be written ({error}): choose another --out.") from error
         self._write_manifest(json.loads(json.dumps(config)), facts)
         self._lock = threading.Lock()
-        self.attempts = read_records(folder, Attempt, repair=True)
+        self.failed: list[Attempt] = []
+        """Tries that were made again; their tokens were paid, too."""
+        self.attempts = read_records(folder, Attempt, repair=True, replaced=self.failed)
         self.verdicts = read_records(folder, Verdict, repair=True)
-        files = {kind: (folder / name).open("a", encoding="utf-8") for kind, name in FILES.items()}
-        self._files: Mapping[type, IO[str]] = files
+        self._files = {kind: (folder / name).open("a", encoding="utf-8") for kind, name in FILES.items()}
 
     def missing(self, samples: int) -> list[tuple[Item, int]]:
         """What is still to be tried, in order: nothing good is there of it."""
@@ -62,6 +63,7 @@ class Run(contextlib.AbstractContextManager["Run"]):
             if isinstance(record, Attempt):
                 if _is_final(self.attempts.get(record.key)):
                     raise ValueError(f"There is an attempt {record.key} already.")
+                self.failed += [self.attempts[record.key]] if record.key in self.attempts else []
                 self.attempts[record.key] = record
             else:
                 self.verdicts[record.key] = record
@@ -122,10 +124,10 @@ def versions() -> dict[str, str]:
     return found
 
 
-def read_records(folder: Path, kind: type[R], repair: bool = False) -> dict[Key, R]:
+def read_records(folder: Path, kind: type[R], repair: bool = False, replaced: list[R] | None = None) -> dict[Key, R]:
     """A run's attempts, or its verdicts: of several of a key the last one, except that a final one stays.
 
-    repair: cuts off what a kill tore after the last whole line.
+    repair: cuts off what a kill tore after the last whole line. replaced: gets the others.
     """
     path, found = folder / FILES[kind], dict[Key, R]()
     content = path.read_bytes() if path.is_file() else b""
@@ -135,8 +137,11 @@ def read_records(folder: Path, kind: type[R], repair: bool = False) -> dict[Key,
     try:
         for line in whole.splitlines():
             record = kind(**json.loads(line))
-            if not _is_final(found.get(record.key)):
+            old = found.get(record.key)
+            if not _is_final(old):
                 found[record.key] = record
+                if replaced is not None and old is not None:
+                    replaced.append(old)
     except (ValueError, TypeError) as error:
         raise UserError(f"{path} holds a line that is not of this version ({error}); choose another --out.") from error
     return found

@@ -27,9 +27,7 @@ BUDGET = {"limit": str(MAX_CALLS), "seconds": f"{SECONDS:.0f}"}  # calls of an a
 # The code is printed by an outer shell, whose own is 0: that of the sandbox is then never the command's.
 SHELL = """[ -f /opt/miniconda3/bin/activate ] && . /opt/miniconda3/bin/activate testbed 2> /dev/null
 bash -c "$0"; code=$?; [ $code = 0 ] || echo "[exit code $code]"; exit 0"""
-NO_CALL = (
-    'No tool call was found. Write <tool_call>{"tool": "<name>", "args": {...}}</tool_call>; submit ends the task.'
-)
+NO_CALL = prompts.text("no_call")
 
 
 class ShellEnv(TextEnv):
@@ -184,14 +182,9 @@ class SWEEnv(ShellEnv):
         resolved = False
         if over:
             resolved, info["flags"] = self._resolved()
-        return Outcome(
-            observation="" if submitted else responses(made, *notes),
-            reward_parts={"resolved": float(resolved)},
-            valid_action=bool(made) and all(call["args"] is not None for call in made),
-            success=resolved,
-            terminated=submitted,
-            info=info,
-        )
+        said = "" if submitted else responses(made, *notes)
+        valid = bool(made) and all(call["args"] is not None for call in made)
+        return Outcome(said, {"resolved": float(resolved)}, valid, resolved, submitted, info)
 
     def _diff(self) -> str:
         return swe.diff(self._path / "testbed", self._commit, **self._where)

@@ -12,6 +12,8 @@ import gymnasium
 import yaml
 
 from skyrl_gym.baseline import Episode, episodes, figures, make_agent
+from skyrl_gym.data import beside
+from skyrl_gym.options import add_options
 from skyrl_gym.play import demonstrations, play
 from skyrl_gym.registry import list_envs, resolve_env_id
 
@@ -81,43 +83,24 @@ def _option(text: str) -> tuple[str, Any]:
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m skyrl_gym", description="Lists the environments.")
     commands = parser.add_subparsers(dest="command", metavar="{play,demos,serve,baseline}")
-    player = commands.add_parser("play", help="play an environment in the terminal")
-    player.add_argument("--seed", type=int, help="picks the task")
-    player.add_argument("--task-id")
-    writer = commands.add_parser("demos", help="write the expert's episodes as chat jsonl for supervised fine-tuning")
-    writer.add_argument("--n", type=int, default=100, help="so many tasks, from the first (default 100)")
-    writer.add_argument("--out", type=Path, default=Path("demos.jsonl"), help="default demos.jsonl")
-    server = commands.add_parser("serve", help="serve an environment by the OpenEnv protocol, until Ctrl-C")
-    server.add_argument("--host", default="127.0.0.1", help="another than this machine's own wants a key")
-    server.add_argument("--port", type=int, default=8900, help="0 takes a free one (default 8900)")
-    server.add_argument("--key", default=os.environ.get("SKYRL_OPENENV_KEY"), help="default $SKYRL_OPENENV_KEY")
-    server.add_argument("--max-sessions", type=int, default=1024, help="at once (default 1024)")
-    server.add_argument("--idle-seconds", type=float, default=600.0, help="after which a session ends (default 600)")
-    server.add_argument("--write-openenv", type=Path, metavar="FOLDER", help="write openenv.yaml there, and end")
-    scorer = commands.add_parser("baseline", help="what an agent reaches in an environment, with 95 %% intervals")
-    scorer.add_argument(
-        "--agent", default="expert", help="random, first, expert (default), or http://... of an endpoint"
-    )
-    scorer.add_argument("--model", help="an endpoint's; its key is $OPENAI_API_KEY")
-    scorer.add_argument("--episodes", type=int, default=100, help="tasks, drawn by the seeds 0, 1, ... (default 100)")
-    for command in (player, writer, server, scorer):
+    for name, form in beside(__file__, "commands.yaml").items():
+        command = commands.add_parser(name, help=form["help"])
+        add_options(command, form["options"])
         command.add_argument("env", help="an id, or a short name such as text_math")
-    for command in (player, writer, scorer):
-        command.add_argument("--difficulty", type=int)
-        command.add_argument("--split")
-        command.add_argument("--lang")
-        command.add_argument("--option", type=_option, action="append", default=[], help="another: NAME=VALUE")
+        if name == "serve":
+            command.set_defaults(key=os.environ.get("SKYRL_OPENENV_KEY"))
+        else:
+            command.add_argument("--option", type=_option, action="append", default=[], help="another: NAME=VALUE")
     args = parser.parse_args(arguments)
     try:
+        named = {name: getattr(args, name, None) for name in ("task_id", "difficulty", "split", "lang")}
+        named |= getattr(args, "option", ())
+        options = {name: value for name, value in named.items() if value is not None}
         if args.command is None:
             print(_table())
-            return 0
-        if args.command == "serve":
+        elif args.command == "serve":
             _serve(args)
-            return 0
-        named = {name: getattr(args, name, None) for name in ("task_id", "difficulty", "split", "lang")}
-        options = {name: value for name, value in (named | dict(args.option)).items() if value is not None}
-        if args.command == "play":
+        elif args.command == "play":
             play(args.env, args.seed, options)
         elif args.command == "baseline":
             _baseline(args, options)

@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar
 from pydantic import Field
 
 from skyrl_eval import data
-from skyrl_eval.benchmarks.common import Benchmark, Context, ask, final, verdict
+from skyrl_eval.benchmarks.common import NOTES, Benchmark, Context, ask, final, verdict
 from skyrl_eval.prompts import fill
 from skyrl_eval.types import Attempt, Item, Source, Verdict
 from skyrl_trainer.types import Sample
@@ -23,8 +23,8 @@ MARKS = re.compile(r"\*\*|\}\$|\\?\$|\\math(?:rm|bf)\{|\\?\{|\\(?:text|boxed|\()
 """Markdown and LaTeX that simple-evals takes out of a reply to MMLU."""
 LETTERS = str.maketrans("أبجدঅবডঢＡＢＣＤ", "ABCD" * 3)
 LENIENT = re.compile(
-    r"(?:(?:(?i:\banswer)|答案)[\s*_]*(?:[:：]|is\b:?)(?:[\s*_$(\[{]|\\boxed|\\text|\\\()*|\\boxed\{(?:\\text\{)?\(?)"
-    r"([A-J]|[a-j](?=\W*$))(?![a-z])",
+    r"(?:(?:(?i:\banswer)|答案)[\s*_]*(?:[:：]|is\b:?)(?:[\s*_$(\[{]|\\boxed|\\(?:text|math)\w*|\\\()*"
+    r"|\\boxed\{(?:\\(?:text|math)\w*\{)?\(?)(?!I [a-z])([A-J]|[a-j](?=\W*$))(?![a-z])",
     re.MULTILINE,
 )
 """A letter behind "answer:" or "answer is", or in a box."""
@@ -63,7 +63,7 @@ class MMLU(FourChoices):
 
     name = "mmlu"
     source = Source("cais/mmlu", "all/test-*.parquet", size=14042)
-    notes = ("Zero-shot with reasoning, the answer generated: not the 5-shot figure from log-probabilities of A to D.",)
+    notes = NOTES["mmlu"]
     patterns = tuple(rf"(?i){word}\s*[:：ঃ][ \t]*([A-Dأ-دঅবডঢＡＢＣＤ])" for word in WORDS.split("|"))
 
     class Row(data.Row):
@@ -85,7 +85,7 @@ class GPQA(FourChoices):
 
     name = "gpqa"
     source = Source("Idavidrein/gpqa", "gpqa_diamond.csv", size=198)
-    notes = ("The order of the choices is a hash of the record's id: the same in every run, sample and subset.",)
+    notes = NOTES["gpqa"]
 
     class Row(data.Row):
         question: str = Field(alias="Question")
@@ -111,10 +111,7 @@ class MMLUPro(Choices):
     source = Source("TIGER-Lab/MMLU-Pro", "data/test-*.parquet", "data/validation-*.parquet", size=12032)
     prompts = ("mmlu_pro_system",)
     patterns = (r"answer is \(?([A-J])", r".*[aA]nswer:\s*([A-J])", r"(?s).*\b([A-J])\b")
-    notes = (
-        "Where no letter is found the official code guesses at random; here the item is unparsed, and wrong.",
-        "Without a validation file beside the test file no worked examples are shown.",
-    )
+    notes = NOTES["mmlu-pro"]
 
     class Row(data.Row):
         question_id: str

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from skyrl_eval import data, sandbox
 from skyrl_eval.prompts import fill
 from skyrl_eval.types import Attempt, Item, Source, Verdict
+from skyrl_gym.data import beside
 from skyrl_trainer.errors import UserError
 from skyrl_trainer.types import Sample
 
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from skyrl_eval.judge import Judge
 
 QUESTION_ENV = "skyrl_eval:skyrl/question-v0"
+NOTES = {name: tuple(notes) for name, notes in beside(__file__, "notes.yaml").items()}
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, Field, ValidationError, ValidationInfo, field_validator
 
 from skyrl_eval import data, metrics
-from skyrl_eval.benchmarks.common import Benchmark, Context, ask, final, verdict
+from skyrl_eval.benchmarks.common import NOTES, Benchmark, Context, ask, final, verdict
 from skyrl_eval.judge import Judge, JudgeFailed, Match, objects, parse_match
 from skyrl_eval.prompts import fill, text
 from skyrl_eval.types import Attempt, Item, Source, Verdict
@@ -48,10 +48,7 @@ class HLE(MatchedAnswer):
     source = Source("cais/hle", "data/test-*.parquet", size=2500)
     judge = "o3-mini-2025-01-31"
     prompts = ("hle_system", "hle_judge")
-    notes = (
-        "An empty answer counts as wrong without asking the judge.",
-        "Calibration is over all bins; the official figure leaves out the last one, and is given from 200 items up.",
-    )
+    notes = NOTES["hle"]
 
     class Row(data.Row):
         id: str
@@ -82,10 +79,7 @@ class BrowseComp(MatchedAnswer):
     source = Source(url=url, sha256="7b24471c", size=1266)
     judge = "gpt-4o"
     prompts = ("browsecomp_question", "hle_judge")
-    notes = (
-        "The published grader compares 'correct: yes' with 'yes' and is never satisfied; ours reads the word.",
-        "A judge that gives no judgement leaves the item ungraded; the published grader counts it as wrong.",
-    )
+    notes = NOTES["browsecomp"]
 
     class Row(data.Row):
         canary: str
@@ -138,7 +132,7 @@ class DeepSearchQA(Benchmark):
     source = Source("google/deepsearchqa", "DSQA-full.csv", size=900)
     judge = "gemini-2.5-flash"
     prompts = ("deepsearchqa_judge",)
-    notes = ("An empty answer counts as fully incorrect without asking the judge.",)
+    notes = NOTES["deepsearchqa"]
 
     class Row(data.Row):
         problem: str

@@ -12,7 +12,7 @@ from typing import Any, Literal
 from pydantic import Field, Json, TypeAdapter, ValidationError
 
 from skyrl_eval import data, sandbox
-from skyrl_eval.benchmarks.common import Benchmark, Context, ask, final, verdict
+from skyrl_eval.benchmarks.common import NOTES, Benchmark, Context, ask, final, verdict
 from skyrl_eval.prompts import fill, text
 from skyrl_eval.types import Attempt, Item, Source, Verdict
 from skyrl_gym.envs.code_lite.rows import PRELUDE, opened, same_output
@@ -76,7 +76,7 @@ class LiveCodeBench(Benchmark):
     kind, runs_code = "code", True
     source = Source("livecodebench/code_generation_lite", "test*.jsonl", size=1055)
     prompts = ("livecodebench_system", "livecodebench_stdin", "livecodebench_functional")
-    notes = ("Each test has a process and 6 s of its own; upstream runs all in one, whose stdin cannot be iterated.",)
+    notes = NOTES["livecodebench"]
 
     class Row(data.Row):
         question_id: str

@@ -1,21 +1,23 @@
 r"""MATH and GSM8K: an expression in the last \boxed{}, compared by math-verify; a whole number, compared as text."""
 
+import re
 from collections.abc import Sequence
 from typing import Annotated, Any, Self
 
 from pydantic import AliasChoices, Field, model_validator
 
 from skyrl_eval import data
-from skyrl_eval.benchmarks.common import Benchmark, Context, final, last, verdict
+from skyrl_eval.benchmarks.common import NOTES, Benchmark, Context, final, last, verdict
 from skyrl_eval.types import Attempt, Item, Source, Verdict
 from skyrl_gym.answers import verified
 
+BOX = re.compile(r"\\f?box(?:ed)?\s*\{")
+
 
 def boxed(text: str) -> str:
-    r"""What the last \boxed{} holds, its braces in balance; "" where there is none, or it is not closed."""
-    begin = text.rfind("\\boxed{") + len("\\boxed{")
-    depth = 1
-    for place in range(begin, len(text) if "\\boxed{" in text else 0):
+    r"""What the last \boxed{} or \fbox{} holds, its braces in balance; "" where there is none, or it is not closed."""
+    begin, depth = max((box.end() for box in BOX.finditer(text)), default=len(text)), 1
+    for place in range(begin, len(text)):
         if text[place - 1] != "\\":
             depth += {"{": 1, "}": -1}.get(text[place], 0)
         if depth == 0:
@@ -42,7 +44,7 @@ class MATH(Benchmark):
     name = "math"
     source = Source("HuggingFaceH4/MATH-500", "test.jsonl", size=500)
     prompts = ("math_question",)
-    notes = ("Equality by math-verify, not by the string rules of the paper or by a judge: higher than the former.",)
+    notes = NOTES["math"]
 
     class Row(data.Row):
         problem: str = Field(validation_alias=AliasChoices("problem", "Question"))
@@ -74,7 +76,7 @@ class GSM8K(Benchmark):
     name = "gsm8k"
     source = Source("openai/gsm8k", "main/test-*.parquet", size=1319)
     prompts = ("gsm8k_question",)
-    notes = ("Zero-shot; the score is the flexible one (last number), `strict` asks for a line '#### number'.",)
+    notes = NOTES["gsm8k"]
 
     class Row(data.Row):
         question: str

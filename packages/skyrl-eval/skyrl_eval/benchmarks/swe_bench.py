@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar
 from pydantic import BeforeValidator, Field
 
 from skyrl_eval import data, swe
-from skyrl_eval.benchmarks.common import Benchmark, Context, verdict
+from skyrl_eval.benchmarks.common import NOTES, Benchmark, Context, verdict
 from skyrl_eval.prompts import fill
 from skyrl_eval.types import Attempt, Item, Source, Verdict
 from skyrl_trainer.errors import UserError
@@ -25,10 +25,7 @@ class SWEBench(Benchmark):
     kind, runs_code, steps, slow = "code", True, 100, True
     source = Source("SWE-bench/SWE-bench_Verified", "data/test-*.parquet", size=500)
     prompts = ("swebench_task", "swe_system", "swe_system_bare")
-    notes: ClassVar[tuple[str, ...]] = (
-        "A regression signal, not a measure of skill: many hard tests are flawed, and frontier models know the set.",
-        "Outside the official images (--executor namespace) the environment is this machine's: not comparable.",
-    )
+    notes: ClassVar[tuple[str, ...]] = NOTES["swe-verified"]
 
     class Row(data.Row):
         """Both schemas: that of swebench 4 (lists as JSON text, no eval_script) and that of swebench 5."""
