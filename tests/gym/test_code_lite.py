@@ -47,6 +47,15 @@ def test_the_source_does_in_the_sandbox_what_the_functions_did_here(env, split, 
         assert (result[1], result[2]) == (1.1, True), (info["task_id"], result)
 
 
+def test_numbers_that_an_odd_one_less_an_even_one_would_never_reach_make_no_task():
+    """Less 6 again and again, from 8 million millions: a reset took hours."""
+    parts = [("line number", 9)] * 12 + [("halving number", 6)]
+    with pytest.raises(OverflowError):
+        tasks.run(parts, 1999, 4)
+    assert tasks.tests("f", parts) is None
+    assert tasks.run([("halving number", 6)], 99_999, 4) == 3 * 10 + 16_666
+
+
 @pytest.mark.parametrize("split, level", CELLS)
 def test_a_program_with_a_step_left_out_or_none_passes_no_task(split, level):
     for index in range(40 if FULL else 1):

@@ -42,15 +42,16 @@ def _expert_episode(env: gymnasium.Env[str, str], seed: int | None, options: dic
     if (options or {}).get("opponent", "perfect") not in ("random", "perfect"):  # a chat is one role's
         options = {**(options or {}), "opponent": "random"}
     observation, info = env.reset(seed=seed, options=options)
-    task_id, total, done = info["task_id"], 0.0, False
-    messages = [{"role": "system", "content": info["instructions"]}] if info["instructions"] else []
+    task_id, total, done = info.get("task_id"), 0.0, False
+    messages = [{"role": "system", "content": told}] if (told := info.get("instructions")) else []
     while not done:
         action = cast(TextEnv, env.unwrapped).expert_action()
         messages += [{"role": "user", "content": observation}, {"role": "assistant", "content": action}]
         observation, reward, terminated, truncated, info = env.step(action)
         total, done = total + float(reward), terminated or truncated
     env_id = env.spec.id if env.spec else None
-    return {"messages": messages, "task_id": task_id, "env_id": env_id, "reward": total, "success": info["success"]}
+    success = info.get("success", False)
+    return {"messages": messages, "task_id": task_id, "env_id": env_id, "reward": total, "success": success}
 
 
 def _typed() -> str:

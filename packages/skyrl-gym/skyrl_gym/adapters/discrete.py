@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from skyrl_gym.core import TextEnv
 
 Features = NDArray[np.float32]
+Reset = tuple[Features, dict[str, Any]]
 
 _WORD = re.compile(r"[a-z][a-z0-9-]*(?: [0-9]+)?|[0-9][0-9.]*|[\u4e00-\u9fff]")
 
@@ -56,9 +57,7 @@ class DiscreteActions(gymnasium.Wrapper[Features, np.int64, str, str], RecordCon
         self.actions: list[str] = []
         self._n, self._width = n, width
 
-    def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[Features, dict[str, Any]]:
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Reset:
         observation, info = self.env.reset(seed=seed, options=options)
         self._asked, self._taken = _words(observation), list[str]()
         return self._features(observation, info), info
@@ -75,10 +74,8 @@ class DiscreteActions(gymnasium.Wrapper[Features, np.int64, str, str], RecordCon
 
     def _features(self, observation: str, info: dict[str, Any]) -> Features:
         self.actions = info.get("admissible_actions", [])
-        if len(self.actions) > self._n:
-            raise ValueError(
-                f"DiscreteActions: n is {self._n}, but this state has {len(self.actions)} actions; raise n."
-            )
+        if (count := len(self.actions)) > self._n:
+            raise ValueError(f"DiscreteActions: n is {self._n}, but this state has {count} actions; raise n.")
         rows, seen = np.zeros((3 + self._n, self._width), np.float32), _words(observation)
         for row, words in zip(rows, (self._asked, seen, _words("\n".join(self._taken))), strict=False):
             row[_places(words, self._width)] = 1

@@ -104,8 +104,7 @@ class OpenEnv(gymnasium.Env[str, str]):
         if address is None:
             raise ValueError("has no address: give ws://HOST:PORT")
         headers = {"Authorization": f"Bearer {key}"} if key else {}
-        asked = Request(f"http{address[1]}/schema", headers=headers)
-        schema, field = _schema(asked, self._limit)
+        schema, field = _schema(Request(f"http{address[1]}/schema", headers=headers), self._limit)
         options: Info = {"additional_headers": headers, "max_size": MAX_MESSAGE}
         options |= {"compression": None, "open_timeout": self._limit, "close_timeout": 1}
         connection = connect(f"ws{address[1]}/ws", **options).__enter__()

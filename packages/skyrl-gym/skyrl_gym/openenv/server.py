@@ -121,8 +121,7 @@ class Server:
             late = f"The environment took longer than {self._limits.call:g} s"
             raise Refused("EXECUTION_ERROR", f"{late}; its session has ended.") from error
         except Exception as error:  # environments raise what they like
-            raised = f"The environment raised {type(error).__name__}: {error}"
-            raise Refused("EXECUTION_ERROR", raised) from error
+            raise Refused("EXECUTION_ERROR", f"The environment raised {type(error).__name__}: {error}") from error
 
     async def converse(self, websocket: WebSocket) -> None:
         """A connection to `/ws` or `/mcp`, until one side closes it."""

@@ -44,9 +44,8 @@ class McpServer:
             raise ImportError("MCP servers need the package mcp: pip install 'skyrl-gym[mcp]'.")
         wrong = [name for name, value in settings.items() if not _fits(value, KINDS.get(name))]
         if wrong or ("command" in settings) == ("url" in settings):
-            raise ValueError(
-                f"MCP server: {' and '.join(wrong or settings) or 'nothing'} cannot be; expected is {FORM}."
-            )
+            what = " and ".join(wrong or settings) or "nothing"
+            raise ValueError(f"MCP server: {what} cannot be; expected is {FORM}.")
         self._seconds = settings.get("seconds", SECONDS)
         self._settings = settings
         self._session: Session | None = None

@@ -78,7 +78,6 @@ class AlfworldLiteEnv(TextEnv):
 
     def act(self, action: str) -> Outcome:
         world = self._world
-        data = self.task.data
         tail = action[-_LONGEST:].rstrip(" \t\r\n.。").lstrip()
         world.turn += 1
         words = tail.rpartition("\n")[2].lower().split()
@@ -92,9 +91,8 @@ class AlfworldLiteEnv(TextEnv):
             observation = why_not(world, command) if whole else world.texts["why"]["long"]
         else:
             observation = world.texts["nothing"]
-        success = valid and reached(world, data)
-        info = {"task_type": data["type"]}
-        return Outcome(observation, {"success": float(success)}, valid, success, terminated=success, info=info)
+        success = valid and reached(world, self.task.data)
+        return Outcome(observation, {"success": float(success)}, valid, success, success, self.reset_info())
 
     def expert_action(self) -> str:
         """Of the expert that searches, now and then a slip: how to go on after one is to be seen, too.

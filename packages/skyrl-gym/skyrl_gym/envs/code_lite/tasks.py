@@ -24,6 +24,8 @@ LEVELS = (1, 2, 3, 4, 5)
 RESIDUES = {"train": range(8), "val": range(8, 9), "test": range(9, 10)}
 MOST, SHOWN, HIDDEN, DRAWN, LONGEST = 1_000_000, 3, 16, 40, 200
 TAB, TURNS = "    ", {True: 8, False: 64}
+MOST_HALVED = 100_000
+"""With an even k an odd number goes down by k at a time."""
 ARGUMENT = range(2, 7)
 """What the argument k may be."""
 Part = tuple[str, Any]
@@ -146,8 +148,10 @@ def function(name: str) -> Callable[[Any, Any], Any]:
 
 
 def run(parts: list[Part], value: Any, k: int) -> Any:
-    """What a program makes of a value, with the argument k."""
+    """What a program makes of a value, with the argument k. OverflowError where that would take too long."""
     for name, own in parts:
+        if name == "halving number" and abs(value) > MOST_HALVED:
+            raise OverflowError(value)
         value = function(name)(value, k if own == "k" else own)
     return value
 
@@ -176,7 +180,10 @@ def tests(name: str, parts: list[Part]) -> list[list[str]] | None:
     """[call, value] of the shown examples, then of the hidden tests; None where they tell too little."""
     rng = random.Random(f"skyrl_gym code_lite {parts}")
     given = [(value, rng.choice(ARGUMENT)) for value in inputs(steps()[parts[0][0]].source, rng)]
-    values = [run(parts, *each) for each in given]
+    try:
+        values = [run(parts, *each) for each in given]
+    except OverflowError:
+        return None
     texts, odd = [repr(value) for value in values], range(len(given) - DRAWN)
     new = list({texts[n]: n for n in range(len(odd), len(given))}.values())
     shown = [n for n in new if values[n]][:SHOWN]

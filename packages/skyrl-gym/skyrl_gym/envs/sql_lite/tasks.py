@@ -139,10 +139,8 @@ def _draft(pattern: dict[str, Any], domain: str, tables: dict[str, str], picked:
     known = {slot: option.texts for slot, option in picked.items()}
     for role, table in tables.items():
         one, many, chinese = world()["domains"][domain][table]["words"]
-        known[role] = (table,) * 3
-        known[f"{role}.one"] = ("", one, chinese)
-        known[f"{role}.many"] = ("", many, chinese)
-        known[f"{role}.id"] = (f"{table}.{table}_id",) * 3
+        known |= {role: (table,) * 3, f"{role}.id": (f"{table}.{table}_id",) * 3}
+        known |= {f"{role}.one": ("", one, chinese), f"{role}.many": ("", many, chinese)}
         known |= {f"{role}.{above}": (f"{table}.{tables[above]}_id",) * 3 for above in tables}
 
     def filled(way: str, side: int) -> str:
