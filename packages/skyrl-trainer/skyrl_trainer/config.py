@@ -177,10 +177,8 @@ def _unknown(setting: Setting, names: list[str]) -> UserError:
     ends = {name.rpartition(".")[2]: name for name in names}
     near = [ends[end] for end in difflib.get_close_matches(last, ends, 1, 0.6)]
     near = near or difflib.get_close_matches(setting.name, names, 1, 0.5)
-    return UserError(
-        f"{where} is not a setting; "
-        + (f"did you mean {near[0]}?" if near else "docs/configuration.md lists them all.")
-    )
+    advice = f"did you mean {near[0]}?" if near else "docs/configuration.md lists them all."
+    return UserError(f"{where} is not a setting; {advice}")
 
 
 def to_yaml(config: Config) -> str:

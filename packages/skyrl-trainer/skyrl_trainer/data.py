@@ -27,6 +27,7 @@ from skyrl_trainer.settings import Config
 from skyrl_trainer.types import Sample
 from skyrl_trainer.user_file import load_user_file
 
+Spec = str | dict[str, Any]
 DEFAULT_ENV_SIZE = 10_000
 FILE_SUFFIXES = (".jsonl", ".parquet")
 
@@ -81,10 +82,7 @@ class SampleSource(_Samples):
 
 
 def load_samples(
-    specs: Sequence[str | dict[str, Any]],
-    default_env_class: str = "text_math",
-    seed: int = 0,
-    env_file: str | None = None,
+    specs: Sequence[Spec], default_env_class: str = "text_math", seed: int = 0, env_file: str | None = None
 ) -> SampleSource:
     """The samples of all specs, in order. UserError names the spec, what is wrong with it and what is right.
 
@@ -120,7 +118,7 @@ def load_samples(
     return SampleSource(list(parts.values()), of_all if some else ())
 
 
-def tasks(config: Config, specs: Sequence[str | dict[str, Any]]) -> SampleSource:
+def tasks(config: Config, specs: Sequence[Spec]) -> SampleSource:
     """`load_samples` by a run's settings."""
     environment = config.environment
     return load_samples(specs, environment.env_class, seed=config.trainer.seed, env_file=environment.env_file)
@@ -148,7 +146,7 @@ def first_texts(sample: Sample, envs: dict[str, Any]) -> tuple[str, dict[str, An
     return observation, info
 
 
-def _parse(spec: str | dict[str, Any]) -> tuple[str, dict[str, Any]]:
+def _parse(spec: Spec) -> tuple[str, dict[str, Any]]:
     """("text_math", {"difficulty": 2}) of "text_math?difficulty=2" or {"env": "text_math", "difficulty": 2}."""
     if isinstance(spec, dict):
         if not isinstance(spec.get("env"), str):
@@ -172,7 +170,7 @@ def _parse(spec: str | dict[str, Any]) -> tuple[str, dict[str, Any]]:
     return name, options
 
 
-def take_exams(specs: Sequence[str | dict[str, Any]], folder: Path) -> tuple[list[str | dict[str, Any]], list[Any]]:
+def take_exams(specs: Sequence[Spec], folder: Path) -> tuple[list[Spec], list[Any]]:
     """Held-out data apart: what `load_samples` takes, and the package's `exam(name, options, folder)` for every
     benchmark, whose `run(rollouts, step)` gives figures to log. folder: of the run."""
     rest, exams = [], []

@@ -56,8 +56,7 @@ class Sample:
 class PromptBatch:
     """The samples of one step, each to be tried `num_generations` times.
 
-    Example: PromptBatch(step=3, samples=[a, b], num_generations=2) leads to four trajectories, named
-    "3/0/0", "3/0/1", "3/1/0" and "3/1/1" (step / sample / generation).
+    Example: PromptBatch(3, [a, b], 2) leads to 3/0/0, 3/0/1, 3/1/0 and 3/1/1 (step / sample / generation).
     """
 
     step: int
@@ -142,8 +141,7 @@ class StopReason(StrEnum):
 class Turn:
     """What the policy read, what it wrote, and what the env answered.
 
-    Example: Turn(prompt_ids=[1, 8, 9], output_ids=[5, 2], logprobs=[-0.1, -0.7], weight_versions=[4, 4],
-    action="\\boxed{42}", observation="", reward=1.1, reward_parts={"correct": 1.0, "format": 0.1}, terminated=True)
+    Example: Turn([1, 8, 9], [5, 2], [-0.1, -0.7], [4, 4], "\\boxed{42}", reward_parts={"format": 0.1}, reward=0.1)
     """
 
     prompt_ids: list[int]
@@ -240,15 +238,12 @@ class RolloutBatch:
 
     @property
     def trajectories(self) -> list[Trajectory]:
-        return [trajectory for group in self.groups for trajectory in group]
+        return [each for group in self.groups for each in group]
 
 
 @dataclass(slots=True)
 class RewardBatch:
-    """Rollouts with the reward that will be learned from, per turn.
-
-    Example: rewards[0] = [0.0, 1.1] for a trajectory of two turns.
-    """
+    """Rollouts with the reward that will be learned from."""
 
     rollouts: RolloutBatch
     trajectories: list[Trajectory]
@@ -256,7 +251,7 @@ class RewardBatch:
     group_index: list[int]
     """Which sample each of them belongs to."""
     rewards: list[list[float]]
-    """Per trajectory and turn."""
+    """Per trajectory and turn. Example: rewards[0] = [0.0, 1.1]"""
     kl_penalties: list[list[float]] | None = None
     """Per trajectory and sampled token: what the KL to the reference policy takes off its reward."""
 
@@ -293,7 +288,7 @@ class TrainingBatch:
     """int64: at which of the P tokens each sampled token is predicted."""
     target_ids_N: Tensor
     trajectory_N: Tensor
-    """int64: whose token it is: "sequence" in every formula is a trajectory."""
+    """int64: whose token it is."""
     turn_N: Tensor
     """int64: in which turn of its trajectory it was sampled."""
     group_N: Tensor

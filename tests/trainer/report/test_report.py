@@ -8,6 +8,7 @@ import math
 import random
 import re
 import warnings
+from contextlib import suppress
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -305,3 +306,12 @@ def test_a_damaged_trajectory_file_is_a_note(tmp_path: Path) -> None:
 def test_what_is_not_a_run_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"is not a run folder: it has no config.yaml"):
         write_report([tmp_path], tmp_path / "out.html")
+
+
+def test_a_full_disk_stays_a_sentence_when_the_file_is_closed(tmp_path: Path) -> None:
+    writer = MetricsWriter(tmp_path)
+    with Path("/dev/full").open("w") as writer._file, suppress(OSError):
+        with pytest.raises(UserError, match="free some space"):
+            writer.write({"step": 1.0})
+        writer.close()
+        assert writer._file.closed

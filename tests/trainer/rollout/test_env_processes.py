@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
@@ -16,7 +17,7 @@ import pytest
 import ray
 
 from skyrl_trainer.errors import UserError
-from skyrl_trainer.rollout.env_client import EnvClient, RemoteEnv
+from skyrl_trainer.rollout.env_client import EnvClient, Host, RemoteEnv
 from skyrl_trainer.rollout.env_worker import EnvReply, EnvWorker
 from skyrl_trainer.rollout.manager import Rollouts
 from skyrl_trainer.rollout.metrics import rollout_metrics
@@ -422,3 +423,33 @@ def test_what_an_env_has_started_ends_with_its_process(tmp_path: Path) -> None:
     assert daemon.name() == "sleep"
     worker.shutdown()
     assert psutil.wait_procs([daemon], timeout=30)[0] == [daemon]
+
+
+def test_an_env_in_a_process_of_its_own_is_closed_when_its_worker_was_out_of_reach() -> None:
+    """Whatever it is doing; and a worker that has lost it starts no process to close it."""
+    asked = []
+
+    class Handle:
+        def __init__(self) -> None:
+            self.alone, self.call_many = SimpleNamespace(remote=self.one), SimpleNamespace(remote=self.many)
+
+        def one(self, call: Any) -> Any:
+            asked.append(call)
+            return fails() if call[0] == "step" else None
+
+        async def many(self, calls: Any) -> list[EnvReply]:
+            return []
+
+    async def fails() -> None:
+        raise ray.exceptions.ActorUnavailableError("away", None)
+
+    async def play() -> None:
+        host = Host(Handle())
+        assert (await host.call(True, "step", "1/0/0", "go")).kind == "lost"
+        assert host.recovery is not None
+        await host.recovery
+
+    asyncio.run(play())
+    assert asked == [("step", "1/0/0", "go"), ("close", "1/0/0")]
+    worker = EnvWorker(1.0)
+    assert worker.alone(("close", "1/0/0")).error is None and worker._template is None

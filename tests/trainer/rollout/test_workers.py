@@ -7,6 +7,7 @@ import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -90,3 +91,19 @@ def test_a_worker_that_dies_while_nobody_asks_loses_no_group(rollouts: Rollouts,
     }
     assert all(len(each.turns) == 4 and not each.stop_reason.failed for group in done.values() for each in group)
     assert not any(rollouts._in_play) and not rollouts._ended
+
+
+def test_an_evaluation_waits_for_its_own_episodes_only() -> None:
+    """Where training episodes play beside it, a worker answers when one has ended, whichever it is."""
+    rollouts: Any = SimpleNamespace(_ended={}, _in_play=[{"train/0": 1, "eval/0": 1, "eval/1": 1}])
+
+    def collect(at_least: int | None) -> None:
+        asked.append(at_least)
+        rollouts._ended |= played
+
+    asked, rollouts._collect = list[int | None](), collect
+    groups: Any = {n: [SimpleNamespace(trajectory_id=f"eval/{n}")] for n in range(2)}
+    played = {each.trajectory_id: each for (each,) in groups.values()}
+    assert Rollouts.finished(rollouts, groups, wait_for_all=True) == groups and asked == [1]
+    del rollouts._in_play[0]["train/0"]
+    assert Rollouts.finished(rollouts, groups, wait_for_all=True) and asked == [1, None]

@@ -104,6 +104,13 @@ def test_the_newest_are_kept_and_read_back(tmp_path: Path) -> None:
     assert len(checkpoints.names()) == 2
 
 
+def test_a_step_that_is_saved_again_and_again_replaces_none(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path, keep=1)
+    names = [checkpoints.save(10, small(), {}).name for _ in range(4)]
+    assert names == ["step_000010", "step_000010-01", "step_000010-02", "step_000010-03"]
+    assert checkpoints.names() == names[-1:]
+
+
 @pytest.mark.parametrize("moment", ["mkdir", "rename"])
 def test_a_process_killed_while_saving_leaves_the_checkpoint_before(tmp_path: Path, moment: str) -> None:
     """It dies before anything is written, and before the folder is renamed."""

@@ -6,20 +6,22 @@ import json
 import random
 import signal
 from collections.abc import Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
-from skyrl_trainer.algorithms.rewards import Rewards
+from skyrl_trainer.algorithms.rewards import Rewards, register_reward
 from skyrl_trainer.algorithms.samplers import CurriculumSampler
 from skyrl_trainer.data import SampleSource
 from skyrl_trainer.errors import NothingLearned, UserError
 from skyrl_trainer.report.timeline import Spans
 from skyrl_trainer.rollout.store import JsonlTrajectoryStore
 from skyrl_trainer.run.loop import Loop
+from skyrl_trainer.run.run import Run
 from skyrl_trainer.run.signals import Stopped, StopSignal
 from skyrl_trainer.run.tries import Tries
 from skyrl_trainer.settings import Config
@@ -177,6 +179,63 @@ def test_a_run_that_is_killed_and_stopped_learns_from_every_task_once(
         stores = [JsonlTrajectoryStore(config.run_path / "trajectories") for config in (alone, disturbed)]
         for step in range(1, STEPS + 1):
             assert stores[0].read(step).groups == stores[1].read(step).groups, step
+
+
+def test_what_is_judged_again_after_a_kill_leaves_the_tries_beside_it_in_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Group 1 has ended, group 0 is stored and the process dies as it is judged; the next one merges their files."""
+    config, checkpoints, killed = make_config(tmp_path, 2), list[str](), [True]
+    config.trainer.algorithm.reward_funcs = {"judge": 1.0}
+
+    @register_reward("judge")
+    def judge(completions: list[Any], **columns: Any) -> list[float]:
+        if killed[0] and columns["prompts"][0][0]["content"].startswith("1/0/"):
+            raise Killed
+        return [1.0] * len(completions)
+
+    def life() -> FakeRun:
+        run = FakeRun(config, checkpoints, random.Random(0), 0.0, CurriculumSampler)
+        run.resume()
+        run.tries.draw(0)
+        return run
+
+    def end(run: FakeRun, number: int) -> None:
+        group = run.tries._playing[number]
+        for each in group:
+            each.prompt = [{"role": "user", "content": each.trajectory_id}]
+            each.turns = [Turn([1], [2], [-0.5], [0], "x", info={"success": True})]
+        monkeypatch.setattr(run.rollouts, "finished", lambda groups, wait_for_all: {number: group})
+        run.tries.collect(nullcontext())
+
+    run = life()
+    end(run, 1)
+    checkpoints.append(json.dumps({"step": 0, "unfinished": None, "tries": run.tries.state_dict()}))
+    with pytest.raises(Killed):
+        end(run, 0)
+    killed[0] = False
+    run = life()
+    run.tries.collect(nullcontext())
+    checkpoints.append(json.dumps({"step": 0, "unfinished": None, "tries": run.tries.state_dict()}))
+    tries = FakeRun(config, checkpoints, random.Random(0), 0.0, CurriculumSampler)
+    tries.resume()
+    assert [number for number in (0, 1) if tries.tries.flow.groups[number]] == [0, 1], "neither is played again"
+
+
+def test_a_policy_is_the_best_once_it_is_saved() -> None:
+    """A stop in the middle of it leaves the evaluation to be made again, and the policy to be saved then."""
+
+    def stopped(folder: Path) -> None:
+        raise Stopped(2)
+
+    run: Any = SimpleNamespace(best=-1.0, folder=SimpleNamespace(path=Path("run")), processes=Mock())
+    run.learner, run.held_out = (
+        Mock(save_pretrained=stopped),
+        Mock(metrics=lambda rollouts, step: {"eval/success": 0.5}),
+    )
+    with pytest.raises(Stopped):
+        Run.evaluate(run, 3)
+    assert run.best == -1.0
 
 
 @pytest.mark.parametrize("bound", [0, 2])

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
 
+from skyrl_trainer.config import load_config
 from skyrl_trainer.errors import UserError
-from skyrl_trainer.run import run as run_module
-from skyrl_trainer.settings import Config
+from skyrl_trainer.tiny.start import StartPolicy
 from skyrl_trainer.weight_sync import cuda_ipc
 from skyrl_trainer.weight_sync.cuda_ipc import GPUBuffer
 
 TENSORS = [("a", torch.randn(3, 5).bfloat16()), ("b", torch.randn(7)), ("c", torch.randint(0, 9, (2,)))]
-ON_GPU_0 = {"placement": {"policy_num_gpus_per_node": 1}}
 
 
 def filled() -> GPUBuffer:
@@ -65,32 +65,14 @@ def test_a_full_gpu_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
         GPUBuffer.create(TENSORS)
 
 
-@pytest.mark.parametrize(("placement", "order"), [(ON_GPU_0, ["cloned", "engines"]), ({}, ["engines"])])
+@pytest.mark.parametrize("gpu", [True, False])
 def test_cloning_ends_before_an_engine_measures_the_gpu(
-    placement: dict[str, Any], order: list[str], monkeypatch: pytest.MonkeyPatch
+    gpu: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """vLLM refuses to start where another process gives memory back meanwhile."""
-    seen: list[str] = []
-
-    class Policy(ExitStack):
-        architecture = "there"
-
-        def __init__(self, *_: Any) -> None:
-            super().__init__()
-
-        def weights(self) -> str:
-            seen.append("cloned")
-            return ""
-
-    def engines(*_: Any, **__: Any) -> None:
-        seen.append("engines")
-        raise InterruptedError
-
-    monkeypatch.setattr("skyrl_trainer.tiny.start.StartPolicy", Policy)
-    monkeypatch.setattr(run_module, "Processes", engines)
-    run = run_module.Run.__new__(run_module.Run)
-    run.config, run.train_tasks = Config.model_validate({"trainer": placement}), []
-    run.folder, run.table = SimpleNamespace(path=None), SimpleNamespace(phase=lambda _: None)  # type: ignore[assignment]
-    with ExitStack() as run.stack, pytest.raises(InterruptedError):
-        run._start_processes()
-    assert seen == order
+    """vLLM refuses to start where another process gives memory back meanwhile. Without a GPU they go on together."""
+    clone = Mock(wait=Mock(return_value=0))
+    monkeypatch.setattr("skyrl_trainer.tiny.start.subprocess", Mock(Popen=Mock(return_value=clone)))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: gpu)
+    (tmp_path / "init/random").mkdir(parents=True)
+    with StartPolicy(load_config("quickstart", []), tmp_path, []):
+        assert clone.wait.called == gpu

@@ -70,7 +70,7 @@ def check_agent(config: "Config") -> None:
 def prepare(given: str) -> Callable[[], None]:
     """In the process from which the episodes' are forked; returns what is called before each fork."""
     global early
-    os.environ.setdefault("DEFER_PYDANTIC_BUILD", "false")  # openai builds its models now, and not in each episode
+    os.environ.setdefault("DEFER_PYDANTIC_BUILD", "false")  # openai builds its models now, not in episodes
     with suppress(UserError):  # each episode says it
         find_agent(given)
     early = EarlyImports()
@@ -104,7 +104,7 @@ class AgentEnv(gymnasium.Env[str, str]):
         if not isinstance(event, tuple):
             raise UserError(f"{self._of_error(event) or 'The agent ended'} before it asked the model anything.")
         request, self._future = event
-        told = [for_template(message) for message in request["messages"]]
+        told = [for_template(each) for each in request["messages"]]
         system = [each["content"] for each in told if each["role"] == "system"]
         others = [each["content"] for each in told if each["role"] != "system"]
         return "\n".join(others), {"instructions": "\n".join(system), "request": request}
@@ -121,7 +121,7 @@ class AgentEnv(gymnasium.Env[str, str]):
         if failed := self._of_error(event):
             raise UserError(f"{failed}.")
         returned = event if isinstance(event, dict) else {"reward": event or 0.0}
-        reward += returned.get("reward", 0.0)
+        reward += returned.get("reward") or 0.0
         told = reward > 0 if self._play.success is None else self._play.success
         info["success"] = bool(returned.get("success", told))
         return "", reward, not self._play.truncated, self._play.truncated, info
@@ -227,14 +227,14 @@ async def _played(call: Callable[..., Any], *arguments: str) -> Any:
 
 def _checked(returned: Any) -> Any:
     """What the agent returned: None, a number, or a dictionary."""
-    reward = returned.get("reward", 0.0) if isinstance(returned, dict) else returned
-    if reward is not None and not isinstance(reward, int | float):
+    reward, others = (returned.get("reward"), returned.keys()) if isinstance(returned, dict) else (returned, set())
+    if others - {"reward", "success"} or not (reward is None or isinstance(reward, int | float)):
         raise UserError(f"The agent returned {repr(returned)[:80]}: return a number, {{'reward': ...}} or nothing")
     return returned
 
 
 def _news(messages: list[dict[str, Any]]) -> str:
     """What has been said since the assistant spoke, for people."""
-    told = [for_template(message) for message in messages]
+    told = [for_template(each) for each in messages]
     last = max((place for place, each in enumerate(told) if each["role"] == "assistant"), default=-1)
     return "\n".join(each["content"] for each in told[last + 1 :])

@@ -26,7 +26,7 @@ class MessagePrompt:
         *system, _ = first_messages(instructions, observation)
         image = {"type": "image_url", "image_url": {"url": self._image}}
         content = [{"type": "text", "text": observation}, image] if self._image else observation
-        return [self.add(message["role"], message["content"]) for message in system] + [self.add("user", content)]
+        return [self.add(each["role"], each["content"]) for each in system] + [self.add("user", content)]
 
     def observation(self, text: str, after_ids: list[int]) -> list[int]:
         """The user's message; after tool calls of the endpoint's own form, a tool's message for each of them."""
@@ -35,8 +35,8 @@ class MessagePrompt:
         inner = text.removeprefix("<tool_response>\n").removesuffix("\n</tool_response>")
         results = inner.split("\n</tool_response>\n<tool_response>\n")
         for escaped in ("&lt;tool_response>", "&lt;/tool_response>"):  # a message of its own needs no escape
-            results = [result.replace(escaped, escaped.replace("&lt;", "<")) for result in results]
-        if len(results) != len(calls):  # the env did not answer one by one: the first message has all of it
+            results = [each.replace(escaped, escaped.replace("&lt;", "<")) for each in results]
+        if len(results) != len(calls):  # not one by one: the first message has all of it
             results = [text] + [""] * (len(calls) - 1)
         return [
             self.add("tool", one, tool_call_id=call.get("id", "")) for one, call in zip(results, calls, strict=True)

@@ -48,7 +48,7 @@ class ChatPrompt:
                 f"The tokenizer of {name} has no chat template: take an instruction-tuned model for "
                 "trainer.policy.model.path, or save a chat_template with its tokenizer."
             )
-        self._special = [token.content for token in tokenizer.added_tokens_decoder.values() if token.special]
+        self._special = [each.content for each in tokenizer.added_tokens_decoder.values() if each.special]
         end = self._after(json.dumps(ASKED))[:1]
         if not end or end[0] not in tokenizer.all_special_ids:
             raise UserError(

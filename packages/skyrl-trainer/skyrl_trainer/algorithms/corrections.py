@@ -42,10 +42,7 @@ def correction_range(options: Any, config: Config) -> tuple[str, float, float]:
 
 @torch.no_grad()
 def correct(chosen: tuple[str, float, float], tokens: SampledTokens) -> tuple[torch.Tensor, Reports]:
-    """The weight of each token, [N], and as `correction/fraction` whether the range changed it.
-
-    A NaN stays one: the step must stop.
-    """
+    """The weight of each token, [N], and as `correction/fraction` whether the range changed it. A NaN stays one."""
     name, low, high = chosen
     if name == "none":
         return torch.ones_like(tokens.logprobs_N), {}

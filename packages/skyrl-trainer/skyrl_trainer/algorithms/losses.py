@@ -32,9 +32,9 @@ class SampledTokens:
     trajectory_N: Tensor
     """int64: index of the trajectory in the rollout."""
     turn_N: Tensor
-    """int64: the turn of its trajectory in which a token was sampled, from 0."""
+    """int64: in which turn of it, from 0."""
     group_N: Tensor
-    """int64: index of the sample that its trajectory is a try of."""
+    """int64: index of the sample that it is a try of."""
     entropy_N: Tensor
     """Of the policy that is learning, where each token was sampled; has a gradient if `entropy_coef` is set."""
     reference_N: Tensor | None = None
@@ -58,10 +58,7 @@ def ppo_clip(ratio_N: Tensor, advantages_N: Tensor, epsilon_low: float, epsilon_
 
 def sequence_mean(lengths_M: Tensor) -> Tensor:
     """Mean over trajectories of the mean over their tokens (GRPO, arXiv 2402.03300): 1 / (M * length).
-
-    lengths_M: sampled tokens of each trajectory of the mini-batch, over all learners. Returns a token's weight, float64
-    [M].
-    """
+    lengths_M: sampled tokens of each trajectory of the whole mini-batch. Returns a token's weight, float64 [M]."""
     return 1.0 / (lengths_M.double().clamp(min=1.0) * len(lengths_M))
 
 

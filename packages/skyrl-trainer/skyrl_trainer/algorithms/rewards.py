@@ -75,16 +75,16 @@ class Rewards:
 
     def metrics(self, rollouts: RolloutBatch) -> StepMetrics:
         """`reward/total` (weighted, penalty included), `reward/<function>` without its weight, overlong counters."""
-        alive = [trajectory for trajectory in rollouts.trajectories if not trajectory.stop_reason.failed]
-        metrics = {"reward/total": mean([sum(self.per_turn(trajectory)) for trajectory in alive])}
+        alive = [t for t in rollouts.trajectories if not t.stop_reason.failed]
+        metrics = {"reward/total": mean([sum(self.per_turn(t)) for t in alive])}
         for name in self.functions:
-            scores = [trajectory.scores[name] for trajectory in alive]
+            scores = [t.scores[name] for t in alive]
             metrics[f"reward/{name}"] = mean([score for score in scores if score is not None])
             metrics[f"reward/{name}/none"] = float(scores.count(None))
         if self.filter:
             metrics["overlong/filtered"] = float(sum(map(self._cut_off, alive)))
         if self.weights["overlong"]:
-            metrics["overlong/penalty"] = mean([self._penalty(trajectory) for trajectory in alive])
+            metrics["overlong/penalty"] = mean([self._penalty(t) for t in alive])
         return metrics
 
     def _cut_off(self, trajectory: Trajectory) -> bool:
@@ -128,10 +128,10 @@ def completion(trajectory: Trajectory) -> list[dict[str, str]]:
 
 def call(name: str, function: RewardFunction, trajectories: list[Trajectory]) -> list[float | None]:
     """What the function says of these trajectories, checked."""
-    samples = [trajectory.sample for trajectory in trajectories]
-    options = sorted({key for sample in samples for key in sample.options})
-    columns: dict[str, Any] = {key: [sample.options.get(key) for sample in samples] for key in options}
-    columns |= {key: [getattr(sample, key) for sample in samples] for key in ("ground_truth", "sample_id", "env_id")}
+    samples = [t.sample for t in trajectories]
+    options = sorted({key for each in samples for key in each.options})
+    columns: dict[str, Any] = {key: [each.options.get(key) for each in samples] for key in options}
+    columns |= {key: [getattr(each, key) for each in samples] for key in ("ground_truth", "sample_id", "env_id")}
     columns |= {
         "prompts": [[dict(message) for message in t.prompt] for t in trajectories],
         "completions": [completion(t) for t in trajectories],
@@ -148,7 +148,7 @@ def call(name: str, function: RewardFunction, trajectories: list[Trajectory]) ->
     wanted = "return a list with one number, or None where it does not apply, for each"
     try:
         values = [value.item() if hasattr(value, "item") else value for value in values]
-    except TypeError:
+    except (TypeError, ValueError, RuntimeError):
         raise UserError(f"{who} returned {values!r} for {span}: {wanted}.") from None
     if len(values) != len(trajectories):
         raise UserError(f"{who} returned {len(values)} values for {span}: {wanted}.")

@@ -86,11 +86,15 @@ def obstacles(config: Config, machine: Hardware) -> Iterator[str]:
 
 
 def algorithm_options(config: Config) -> dict[str, Any]:
-    """All that the chosen algorithm has. UserError where it cannot be made from these settings."""
+    """All that the chosen algorithm has. UserError where it, the rewards or the sampler cannot be made."""
+    from skyrl_trainer.algorithms.rewards import Rewards
+    from skyrl_trainer.algorithms.samplers import sampler_class
     from skyrl_trainer.learner.compose import algorithm_class  # loads torch
 
     load_plugin(config)
     algorithm = algorithm_class(algorithm_name(config))(config)
+    Rewards(config, algorithm.options)
+    sampler_class(algorithm.options.sampler)
     return dict(algorithm.options.model_dump(mode="json", exclude=algorithm.ignores))
 
 

@@ -94,6 +94,7 @@ class EngineActor:
             if self._worked and began - self._worked[-1][1] < SHORT_REST:
                 began = self._worked.pop()[0]
             self._worked.append((began, time.time()))
+            del self._worked[:-10_000]  # as serve, where nobody asks
 
     async def collect(self, client: str, timeout: float) -> list[GenerationOutput]:
         """At most one call a client at a time."""
@@ -137,8 +138,8 @@ class EngineActor:
 
     def _enqueue(self, client: str, requests: list[GenerationRequest]) -> None:
         """In their order; those that go first before all others."""
-        self._queue.extend((client, request) for request in requests if not request.first)
-        self._queue.extendleft((client, request) for request in reversed(requests) if request.first)
+        self._queue.extend((client, each) for each in requests if not each.first)
+        self._queue.extendleft((client, each) for each in reversed(requests) if each.first)
 
     def _seat(self, running: int) -> bool:
         """Whether the next request of the queue may be one of those that run."""

@@ -64,13 +64,13 @@ class EngineClient:
         while self._outbox:
             async with self._submitting:
                 batch, self._outbox = self._outbox, []
-                self._unanswered.update((request.request_id, request) for request in batch)
+                self._unanswered.update((each.request_id, each) for each in batch)
                 try:
                     await self._actor.submit.remote(self._client_id, batch)
                 except ActorUnavailableError:
                     await self._submit_again()
             if self._collector is None or self._collector.done():
-                self._collector = asyncio.get_running_loop().create_task(self._guard(self._collect()))
+                self._collector = asyncio.create_task(self._guard(self._collect()))
 
     async def _collect(self) -> None:
         while self._unanswered:

@@ -102,7 +102,7 @@ class EndpointClient:
                     raise
                 refused = error
         else:
-            if all(message["role"] != "assistant" for message in body["messages"]):
+            if all(each["role"] != "assistant" for each in body["messages"]):
                 raise refused
             return [said.add("assistant", "")], "length", {}  # it has outgrown the context
         choice = answer["choices"][0]

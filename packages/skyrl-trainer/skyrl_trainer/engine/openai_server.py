@@ -35,7 +35,7 @@ class OpenAIServerEngine(EngineActor):
         super().__init__(*settings, **named_settings)
         self._url: str | None = self.engine_kwargs.get("url")
         self._running: dict[asyncio.Task[None], int] = {}  # and the KV cache blocks that each may need
-        self._began = 0.0  # when the server last had nothing to do, or was resumed, or ended a request
+        self._began = 0.0  # when it last had nothing to do, was resumed, or ended a request
         self._started: asyncio.Task[None] | None = None
         self._serving = False
         self._model: str | None = None  # the adapter's name, once there is one
@@ -74,7 +74,7 @@ class OpenAIServerEngine(EngineActor):
         if self._model is None:
             await self._post("/v1/load_lora_adapter", {"lora_name": ADAPTER, "lora_path": folder})
             self._model = ADAPTER
-        else:  # by the server's own endpoint every later request would load the adapter once more, from its folder
+        else:  # by the server's own endpoint every later request would load it once more
             await self._post("/collective_rpc", {"method": "load_adapter", "args": [folder]})
         await self._post("/collective_rpc", {"method": "adapter_loaded"})
 

@@ -6,6 +6,7 @@ token (so none is preempted), and `max_num_batched_tokens` covers the whole cach
 """
 
 import asyncio
+import os
 from dataclasses import replace
 from typing import Any
 
@@ -29,6 +30,8 @@ class VLLMEngine(SteppedEngine):
         # It knows the inside of this vLLM alone.
         short = {"scheduler_cls": SCHEDULER} if __version__.startswith("0.32.") else {}
         self._llm = LLMEngine.from_engine_args(EngineArgs(**short | vllm_kwargs(*self.settings)))
+        # A worker's death is this process's, which Ray starts again; vLLM would only fail from then on.
+        self._llm.engine_core.engine_core.model_executor.register_failure_callback(lambda: os._exit(1))
         cache = self._llm.vllm_config.cache_config
         self._block_size = cache.block_size
         self._free_blocks = (cache.num_gpu_blocks or 0) - 1  # vLLM keeps a null block

@@ -50,7 +50,7 @@ class ShortScheduler(Scheduler):
                 continue
             request.num_in_flight_tokens -= 1
             request.append_output_token_ids(tokens[rows[key]][0])
-            if request.num_output_placeholders:  # of steps that were planned before this token was known
+            if request.num_output_placeholders:  # of steps planned before this token was known
                 request.num_output_placeholders -= 1
             outputs.append(EngineCoreOutput(key, tokens[rows[key]], logprobs.slice_request(rows[key], 1)))
         found = super().update_from_output(replace(scheduled, num_scheduled_tokens=others), sampled)

@@ -140,10 +140,8 @@ def by_prompt(rows: Sequence[Row], indices: Sequence[int]) -> list[list[int]]:
 
 
 def cut(rows: Sequence[Row], indices: Sequence[int], token_budget: int) -> list[list[int]]:
-    """Cuts `indices` of rows into micro-batches of at most `token_budget` tokens, a shared prompt counted once.
-
-    The longest come first, so that memory peaks at once. A row over the budget is a micro-batch by itself.
-    """
+    """Cuts `indices` of rows into micro-batches of at most `token_budget` tokens, a shared prompt counted once; the
+    longest first, so that memory peaks at once. A row over the budget is a micro-batch by itself."""
     micro_batches: list[list[int]] = []
     used = 0
     for group in by_prompt(rows, indices):
@@ -220,5 +218,5 @@ def _segments(rows: list[Row]) -> tuple[list[tuple[np.ndarray, int]], list[np.nd
 
 
 def _joined(logprobs: list[Tensor | None], device: torch.device, dtype: torch.dtype) -> Tensor | None:
-    known = [values.to(device, dtype) for values in logprobs if values is not None]
+    known = [each.to(device, dtype) for each in logprobs if each is not None]
     return torch.cat(known) if known else None

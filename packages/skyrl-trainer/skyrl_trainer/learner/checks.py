@@ -67,6 +67,13 @@ def check_shapes(algorithm: object, wanted: Tensor, **parts: Tensor) -> Tensor:
     return values
 
 
+def check_type(what: str, value: Any, kind: type) -> Any:
+    """Returns the value, which a plug-in gave."""
+    if not isinstance(value, kind):
+        raise UserError(f"{what} gave {value!r:.60}, but should give a {kind.__name__} (docs/plug-ins.md).")
+    return value
+
+
 def check_finite(what: str, step: int, rows: Sequence[Row], of_each: Sequence[Any]) -> None:
     """of_each: the numbers of each row. Looked at before a group's mean or a loss spreads them to others."""
     bad = [row.trajectory_id for row, values in zip(rows, of_each, strict=True) if not np.isfinite(values).all()]

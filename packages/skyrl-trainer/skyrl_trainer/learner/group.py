@@ -56,7 +56,7 @@ class LearnerProcess:
             return_free_memory()
         metrics = self.algorithm.update(batch, *positional, **named)
         answered = () if self.rank else batch.trajectories
-        return metrics, [[turn.advantages for turn in trajectory.turns] for trajectory in answered]
+        return metrics, [[turn.advantages for turn in each.turns] for each in answered]
 
     def call(self, owner: str, method: str, *arguments: Any) -> Any:
         """owner: "learner" or "algorithm"."""
@@ -168,7 +168,7 @@ class LearnerGroup:
         if gpus and rank // gpus >= len(nodes):
             raise UserError(f"trainer.placement.policy_num_nodes is more than Ray's {len(nodes)} machines: lower it.")
         env_vars = {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // self.size))}
-        if gpus and place.colocate_all:  # in Ray's books the engines own the GPUs; learners take turns with them
+        if gpus and place.colocate_all:  # in Ray's books the engines own the GPUs
             visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
             env_vars["CUDA_VISIBLE_DEVICES"] = visible[rank] if len(visible) >= gpus > rank else str(rank % gpus)
         options = {
@@ -187,7 +187,7 @@ class LearnerGroup:
         calls = [getattr(actor, method).remote(*arguments) for actor in self.actors]
         try:
             return ray.get(calls, timeout=CALL_SECONDS)
-        except ray.exceptions.RayError as first:  # raised at once, while the others may wait for the one that failed
+        except ray.exceptions.RayError as first:  # the others may wait for the one that failed
             ray.wait(calls, num_returns=len(calls), timeout=BLAME_SECONDS)
             errors = [_error_of(call) for call in calls]
             failure = self._explained(method, errors)

@@ -13,7 +13,7 @@ from skyrl_trainer.algorithms.losses import SampledTokens, adapted, k3
 from skyrl_trainer.algorithms.policy_loss import PolicyLoss
 from skyrl_trainer.errors import NothingLearned, UserError
 from skyrl_trainer.learner.batch import Row, collate, cut, make_rows, record_advantages, set_advantages
-from skyrl_trainer.learner.checks import check_finite, check_options, check_shapes, not_finite
+from skyrl_trainer.learner.checks import check_finite, check_options, check_shapes, check_type, not_finite
 from skyrl_trainer.learner.meter import Meter
 from skyrl_trainer.learner.model import Learner, Scorer
 from skyrl_trainer.settings import Config
@@ -44,7 +44,7 @@ class GRPO(PolicyLoss):
         return self
 
     def advantages(self, batch: RewardBatch, value: Sequence[Tensor] | None) -> AdvantageBatch:
-        return self._estimate(batch, self.options, value)
+        return check_type("The estimator", self._estimate(batch, self.options, value), AdvantageBatch)
 
     def needs_gradient(self, row: Row) -> bool:
         """Where every advantage is 0 and nothing else is in the loss, the gradient is exactly zero: no pass is made.
@@ -95,7 +95,7 @@ class GRPO(PolicyLoss):
         for _ in range(self.settings.num_iterations):
             for mini_batch in self._mini_batches(len(rows)):
                 learning_rate = self._optimizer_step(rows, mini_batch, meter, step, not engine_measured)
-                engine_measured = True  # from here on the learner is another policy than the one that sampled
+                engine_measured = True  # the learner is no longer the policy that sampled
         trained = [row for row in rows if self.needs_gradient(row)]
         metrics = {
             "loss": 0.0,
@@ -149,7 +149,7 @@ class GRPO(PolicyLoss):
             self._score_old(rows, chosen, meter)
         if self.reference is not None and self.beta > 0 and self.kl_form != "in_reward":
             self._score(self.reference, rows, chosen, "ref_logprobs", meter)
-        if not chosen:  # no row is trained on: entropy and the engine's KL are still measured, on one micro-batch
+        if not chosen:  # entropy and the engine's KL are still measured, on one micro-batch
             for indices in cut(rows, range(len(rows)), self.settings.micro_batch_tokens)[:1]:
                 batch = self._collate(rows, indices)
                 with torch.no_grad():
@@ -240,7 +240,7 @@ class GRPO(PolicyLoss):
             reference_N=batch.ref_logprobs_N,
         )
         ratio_N = self.ratio(tokens)
-        loss_N, reports = self.surrogate(ratio_N, tokens)
+        loss_N, reports = check_type("surrogate", self.surrogate(ratio_N, tokens), tuple)
         correction_N, of_correction = self.correction(tokens)
         check_shapes(self, logprobs_N, ratio=ratio_N, surrogate=loss_N, correction=correction_N)
         loss_N = loss_N * correction_N - entropy_coef * entropy_N

@@ -38,7 +38,7 @@ def compile_layers(model: PreTrainedModel) -> None:
 
 def checkpoint_layers(model: PreTrainedModel, path: str) -> None:
     """By hand: transformers' own way does nothing outside train(), where dropout would be on."""
-    layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
+    layers = [each for each in model.modules() if isinstance(each, GradientCheckpointingLayer)]
     if not layers:
         raise UserError(f"{path} ({type(model).__name__}) has no layers for trainer.gradient_checkpointing: set false.")
     for layer in layers:

@@ -19,6 +19,7 @@ class Meter:
         self._maxima: dict[str, Tensor] = {}
 
     def mean(self, name: str, values_N: Tensor) -> None:
+        values_N = torch.as_tensor(values_N)  # a plug-in may report a number
         self._sums[name] = self._sums.get(name, 0.0) + values_N.detach().double().sum()
         self._counts[name] += values_N.numel()
 

@@ -213,8 +213,8 @@ class Learner(Optimized, Scorer):
         self.ranks = ranks or Ranks()
         self.tokenizer = AutoTokenizer.from_pretrained(model_path)
         self.divide()
-        self.parameters = list(self.trainable().values())
         self.total_optimizer_steps = total_optimizer_steps
+        self.parameters = list(self.trainable().values())
         self.make_optimizer([self.parameters], config.trainer.learning_rate, total_optimizer_steps)
         self.optimizer_steps = 0
         self._sender: Any = None
@@ -267,7 +267,7 @@ class Learner(Optimized, Scorer):
         for name, tensor in self.named_tensors():
             full = whole(tensor.detach())
             if self.ranks.rank == 0:  # the others only take part
-                tensors[name] = full
+                tensors[name] = full.cpu()  # beside an awake engine a GPU has no room for them
         if not tensors:
             return
         check_weights(tensors, self.optimizer_steps)

@@ -37,7 +37,7 @@ class Ranks:
     def passes(self, rows: Sequence[Row], indices: Sequence[int], token_budget: int) -> list[tuple[list[int], bool]]:
         """This learner's micro-batches of these rows, (indices, True) each.
 
-        All learners get equally many, because they gather sharded weights at once: who has fewer repeats one as
+        All learners get equally many, for they gather sharded weights at once: who has fewer repeats one as
         (indices, False), which must count nowhere.
         """
         cuts = [cut(rows, share, token_budget) for share in shares(rows, indices, self.size)]
@@ -67,9 +67,9 @@ class Ranks:
         if self.size == 1:
             return
         names = model._no_split_modules or ()
-        for part in (*[module for module in model.modules() if type(module).__name__ in names], model):
+        for part in (*[each for each in model.modules() if type(each).__name__ in names], model):
             sharded = fully_shard(part, mesh=self.mesh)
-            sharded.set_gradient_divide_factor(1.0)  # a sum, for token weights span the whole mini-batch
+            sharded.set_gradient_divide_factor(1.0)  # token weights span the whole mini-batch
             sharded.set_force_sum_reduction_for_comms(True)
         # Losses call the layers and the head, not the whole model: what no layer owns is gathered before the first.
         model.base_model.register_forward_pre_hook(lambda *_: model.unshard())

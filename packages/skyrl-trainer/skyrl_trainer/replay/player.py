@@ -20,7 +20,7 @@ from skyrl_trainer.user_file import run_async
 
 START_LIMIT, CLOSE_SECONDS = 120.0, 5.0
 """For a process to start, beside the env calls' own limits; for an env to close."""
-OWN_FAILURES = ("The env's ", CRASHED, "environment.env_file")
+OWN_FAILURES = ("The env's ", "The agent ", CRASHED, "environment.env_file")
 """How errors begin that an env causes again."""
 EXCERPT = 60
 """Characters of a text that a difference shows."""
@@ -87,7 +87,7 @@ def _pairs(trajectory: Trajectory, number: int | None, reply: EnvReply) -> list[
     if number is None:
         said = {"user": reply.observation, "system": reply.info.get("instructions", "")}
         without = reply.info.get("instructions_without_tools")  # where the chat template shows them
-        read = {message["role"]: message["content"] for message in trajectory.prompt}
+        read = {each["role"]: each["content"] for each in trajectory.prompt}
         names = {"user": "observation", "system": "instructions"}
         return [(names[role], text, text if text == without else said[role]) for role, text in read.items()]
     turn, parts = trajectory.turns[number], reply.info.get("reward_parts")

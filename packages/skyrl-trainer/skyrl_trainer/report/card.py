@@ -28,7 +28,7 @@ def write_card(run: Path, which: str, folder: Path) -> None:
     from huggingface_hub import ModelCardData
 
     rows, values = read_metrics(run), flatten(load_config(str(run / "config.yaml"), []))
-    best = max(rows, key=lambda row: row.get(SUCCESS, -math.inf))  # the first of the highest, as the run keeps it
+    best = max(rows, key=lambda row: row.get(SUCCESS, -math.inf))  # the first, as the run keeps it
     saved = max((int(path.name[5:11]) for path in run.glob("checkpoints/step_*")), default=math.inf)
     chosen = best if which == "best" else [row for row in rows if row["step"] <= saved][-1]
     figures = [

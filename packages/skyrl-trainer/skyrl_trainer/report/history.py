@@ -2,6 +2,7 @@
 
 import json
 import math
+from contextlib import suppress
 from pathlib import Path
 
 from skyrl_trainer.errors import UserError
@@ -59,7 +60,8 @@ class MetricsWriter:
             raise UserError(f"{self.path} cannot be written: {error.strerror}; free some space and resume.") from error
 
     def close(self) -> None:
-        self._file.close()
+        with suppress(OSError):  # said by `write`
+            self._file.close()
 
 
 def _line(metrics: StepMetrics) -> str:

@@ -39,7 +39,7 @@ class Tracker:
             self._tracker.start()
             if trainer.logger == "mlflow":
                 self._tracker.store_init_configuration(values)
-        except Exception as error:  # each tracker has its own kinds; one that is not installed raises ImportError
+        except Exception as error:  # of a kind of its own; ImportError: not installed
             raise UserError(
                 f"trainer.logger={trainer.logger} cannot start: {error}; use trainer.logger=tensorboard or none."
             ) from error

@@ -40,7 +40,7 @@ class Episode(NamedTuple):
 
     row: list[Any]  # by FIELDS, with None for what there is not
     prompt: list[dict[str, str]]
-    turns: list[dict[str, Any]]  # "action", and any of the other fields of types.Turn, "texts" of tokens and "context"
+    turns: list[dict[str, Any]]  # "action"; any other field of types.Turn, "texts" of tokens, "context"
     facts: dict[str, Any]  # figures and short texts
     texts: dict[str, Any]  # long texts, or JSON
     error: str | None

@@ -86,8 +86,8 @@ class Host:
         """Under way while the worker is dead."""
         self.gone = self.replaced = False
         """Replaced by another: its node died, or was crowded."""
-        self._unsure: list[str] = []
-        """Keys of envs that were lost, or live on if the worker was only out of reach."""
+        self._unsure: list[tuple[bool, str]] = []
+        """Envs that were lost, or live on if the worker was only out of reach."""
         self._waiting: dict[str, asyncio.Future[EnvReply]] = {}
         self._asking: asyncio.Task[None] | None = None
 
@@ -97,7 +97,7 @@ class Host:
             reply: EnvReply = await (self._handle.alone.remote(call) if alone else self._shared(call))
             return await self._ended(call[1]) if reply.kind == "waiting" else reply
         except RayActorError as error:
-            self._unsure.append(call[1])
+            self._unsure.append((alone, call[1]))
             if self.recovery is None:
                 self.recovery = asyncio.create_task(self._recover())
             return EnvReply(error=str(error).splitlines()[0], kind="lost")
@@ -127,9 +127,11 @@ class Host:
     async def _recover(self) -> None:
         deadline = time.monotonic() + RESTART_LIMIT
         while not self.gone:
-            closing = self._handle.call_many.remote([("close", key) for key in self._unsure])
+            closing = self._handle.call_many.remote([("close", key) for alone, key in self._unsure if not alone])
             try:
                 await asyncio.wait_for(closing, RESTART_LIMIT)
+                for key in (key for alone, key in self._unsure if alone):
+                    self._handle.alone.remote(("close", key))  # which may wait for a call under way
                 break
             except (RayActorError, TimeoutError):
                 self.gone = self.gone or time.monotonic() > deadline

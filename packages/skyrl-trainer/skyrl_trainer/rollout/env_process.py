@@ -147,7 +147,7 @@ class Envs:
         self._say([{}])
         while True:
             self._play(pickle.load(self._calls))
-            self._left = [thread for thread in self._left if thread.is_alive()]
+            self._left = [each for each in self._left if each.is_alive()]
             if len(self._left) > MAX_LEFT:
                 os._exit(1)
 

@@ -70,6 +70,8 @@ class EnvWorker:
     def alone(self, call: Call) -> EnvReply:
         """A call of an env that has a process to itself, from its reset to its end."""
         what, key, *_ = call
+        if what == "close" and key not in self._alone:
+            return EnvReply()
         process = self._alone.setdefault(key, EnvProcess(self._fork, self._limit))
         [reply] = process.call([(*call, True) if what == "reset" else call])
         if what == "close" or reply.error is not None or reply.terminated or reply.truncated:

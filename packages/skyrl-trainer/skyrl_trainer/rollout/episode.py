@@ -170,7 +170,7 @@ class Episode:
             self._set_clock(asyncio.get_running_loop().time() + self.left)
 
     def _set_clock(self, when: float | None) -> None:
-        with suppress(RuntimeError):  # it has run out, or the episode is over and its env being closed
+        with suppress(RuntimeError):  # it has run out, or the env is being closed
             self.clock.reschedule(when)
 
     async def _ask(self, number: int, memory: "Context", new_ids: list[int], new_segment: bool) -> Turn | None:
@@ -211,9 +211,8 @@ class Episode:
         began = time.monotonic()
         reply = await self.env.step(said)
         turn.seconds["env"] = time.monotonic() - began + reset_seconds
-        turn.observation, turn.reward = reply.observation, reply.reward
+        turn.observation, turn.reward, turn.info = reply.observation, reply.reward, reply.info
         turn.terminated, turn.truncated = reply.terminated, reply.truncated
-        turn.info = reply.info
         if isinstance(turn.info.get("reward_parts"), dict):  # what has a field of its own is stored once
             turn.reward_parts = turn.info.pop("reward_parts")
         if isinstance(turn.info.get("tool_calls"), list):

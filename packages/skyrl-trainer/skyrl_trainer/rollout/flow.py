@@ -1,9 +1,8 @@
 """Which groups may be drawn and which are learned from next, so that no token is older than `max_staleness` updates.
 
-A group is the tries of one task; groups are numbered as they are drawn. While the engines hold version v of the weights
-there may be `(v + max_staleness + 1) * size` of them in all, and batches take the oldest: fewer than
-`(max_staleness + 1) * size` stand before one that is drawn, so that at most `max_staleness` updates are made before it
-is learned from.
+A group is the tries of one task, numbered as it is drawn. While the engines hold version v of the weights there may be
+`(v + max_staleness + 1) * size` in all, and batches take the oldest: fewer than `(max_staleness + 1) * size` stand
+before a new one, so that at most `max_staleness` updates are made before it is learned from.
 """
 
 from collections import Counter

@@ -59,7 +59,8 @@ class Rollouts(Workers):
                 for played in itertools.chain.from_iterable(over.values()):
                     del self._ended[played.trajectory_id]
                 return over
-            self._collect(None if wait_for_all else min(map(len, groups.values())))
+            others = sum(map(len, self._in_play)) + len(self._ended) > sum(map(len, groups.values()))
+            self._collect(min(map(len, groups.values())) if others or not wait_for_all else None)
 
     def play(self, trajectories: Iterable[Trajectory], sampling: SamplingOptions, seeded: bool) -> Iterator[Trajectory]:
         """Plays still empty trajectories and yields each as it ends, generator.max_concurrency an engine at a time.

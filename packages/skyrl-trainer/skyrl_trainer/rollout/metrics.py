@@ -21,17 +21,17 @@ def rollout_metrics(batch: RolloutBatch) -> StepMetrics:
     as unsolved. Example: {"success": 0.5, "turns/mean": 3.0, "tools/search/calls": 1.5, "stop/terminated": 4.0, ...}"""
     everyone = batch.trajectories
     alive = _alive(everyone)
-    lengths = [trajectory.num_output_tokens for trajectory in alive]
+    lengths = [each.num_output_tokens for each in alive]
     metrics = _figures(everyone) | {
         "length/mean": mean(lengths),
         "length/max": float(max(lengths, default=0)),
-        "tokens": float(sum(trajectory.num_output_tokens for trajectory in everyone)),
-        "env_replays": sum(trajectory.metrics.get("env_replays", 0.0) for trajectory in everyone),
-        "env_close_errors": sum(trajectory.metrics.get("env_close_errors", 0.0) for trajectory in everyone),
+        "tokens": float(sum(each.num_output_tokens for each in everyone)),
     }
-    parts = {part for trajectory in alive for turn in trajectory.turns for part in turn.reward_parts}
+    for name in ("env_replays", "env_close_errors"):
+        metrics[name] = sum(each.metrics.get(name, 0.0) for each in everyone)
+    parts = {part for each in alive for turn in each.turns for part in turn.reward_parts}
     for part in sorted(parts)[:MAX_KINDS]:
-        sums = [sum(turn.reward_parts.get(part, 0.0) for turn in trajectory.turns) for trajectory in alive]
+        sums = [sum(turn.reward_parts.get(part, 0.0) for turn in each.turns) for each in alive]
         metrics[f"reward/{part}"] = mean(sums)
     return metrics | _by_tool(alive) | _by_kind(everyone)
 
@@ -40,7 +40,7 @@ def group_metrics(batch: RewardBatch, accepted: int, wanted: int) -> StepMetrics
     """Of a batch whose first `accepted` groups are learned from, where `wanted` were asked for."""
     drawn = len(batch.rollouts.groups)
     sampled = sum(each.num_output_tokens for each in batch.rollouts.trajectories)
-    learned = sum(trajectory.num_output_tokens for trajectory in batch.trajectories)
+    learned = sum(each.num_output_tokens for each in batch.trajectories)
     return {
         "groups/drawn": float(drawn),
         "groups/rejected": float(drawn - accepted),
@@ -58,29 +58,28 @@ def kind(sample: Sample) -> str:
 
 def _figures(everyone: Sequence[Trajectory]) -> StepMetrics:
     alive = _alive(everyone)
-    solved = sum(trajectory.success for trajectory in alive)
-    turns = [turn for trajectory in alive for turn in trajectory.turns]
+    solved = sum(each.success for each in alive)
+    turns = [turn for each in alive for turn in each.turns]
     calls = _calls(alive)
     figures = {
         "episodes": float(len(everyone)),
         "failed": float(len(everyone) - len(alive)),
         "success": solved / len(everyone) if everyone else 0.0,
-        "reward/mean": mean([trajectory.total_reward for trajectory in alive]),
-        "turns/mean": mean([len(trajectory.turns) for trajectory in alive]),
+        "reward/mean": mean([each.total_reward for each in alive]),
+        "turns/mean": mean([len(each.turns) for each in alive]),
         "tools/calls": len(calls) / len(alive) if alive else 0.0,
         "tools/errors": mean(["error" in call for call in calls]),
         "invalid_actions": mean([turn.info.get("valid_action") is False for turn in turns]),
     }
     if solved:
-        figures["tokens/per_success"] = sum(trajectory.num_output_tokens for trajectory in everyone) / solved
+        figures["tokens/per_success"] = sum(each.num_output_tokens for each in everyone) / solved
     for reason in StopReason:
-        figures[f"stop/{reason.value}"] = float(sum(trajectory.stop_reason is reason for trajectory in everyone))
+        figures[f"stop/{reason.value}"] = float(sum(each.stop_reason is reason for each in everyone))
     return figures
 
 
 def _by_tool(alive: Sequence[Trajectory]) -> StepMetrics:
-    """Calls per episode and the share that failed. A policy may invent a tool's name: one counts only
-    if a call of the batch had arguments that fit."""
+    """Calls per episode and the share that failed. A name that the policy invents is no tool: no call of it fits."""
     calls = _calls(alive)
     known = sorted({str(call.get("tool")) for call in calls if call.get("args") is not None})[:MAX_KINDS]
     failures: dict[str, list[bool]] = {}
@@ -110,9 +109,9 @@ def _by_kind(everyone: Sequence[Trajectory]) -> StepMetrics:
 
 
 def _alive(everyone: Sequence[Trajectory]) -> list[Trajectory]:
-    return [trajectory for trajectory in everyone if not trajectory.stop_reason.failed]
+    return [each for each in everyone if not each.stop_reason.failed]
 
 
 def _calls(trajectories: Sequence[Trajectory]) -> list[dict[str, Any]]:
-    calls = [call for trajectory in trajectories for turn in trajectory.turns for call in turn.tool_calls]
+    calls = [call for each in trajectories for turn in each.turns for call in turn.tool_calls]
     return [call for call in calls if isinstance(call, dict)]  # a user's env may report anything

@@ -23,9 +23,8 @@ from skyrl_trainer.types import SamplingOptions, Trajectory
 
 
 def places(generator: GeneratorConfig) -> tuple[int, int]:
-    """How many episodes an engine has at a time, and how many are begun: as many more are reset ahead of their turn, so
-    that no slot waits for an env. With one turn, as many requests again wait in the engine's queue: the batch is full
-    again before we know that an answer is there."""
+    """How many episodes an engine has at a time, and how many are begun: more are reset ahead, lest a slot waits for an
+    env. With one turn as many again wait in the engine's queue: its batch is full before we know of an answer."""
     slots = generator.max_concurrency * (2 if generator.max_turns == 1 else 1)
     return slots, slots + generator.max_concurrency
 
@@ -124,11 +123,11 @@ class RolloutWorker:
         # A restarted worker must not get what its predecessor asked for.
         self._client_id = f"{client_id}-{os.getpid()}"
         self._episodes: Episodes | None = None
-        self._ended, self._here = list[Trajectory](), set[str]()  # ids: of what is in play or was not collected
+        self._ended, self._here = list[Trajectory](), set[str]()  # ids of what plays or was not collected
         self._error: Exception | None = None
         self._env_workers: list[Any] | None = None  # newer than those that come with a call (rollout/elastic.py)
         self._tasks, self._news = set[Any](), asyncio.Event()
-        gc.freeze()  # a full collection goes through all that the libraries made, a quarter of a second
+        gc.freeze()  # a full collection of what the libraries made takes 0.25 s
 
     async def stop_token_ids(self) -> tuple[int, ...]:
         from skyrl_trainer.agent.message_prompt import MessagePrompt
@@ -138,8 +137,8 @@ class RolloutWorker:
     async def start(self, engine: Any, env_workers: list[Any], trajectories: list[Trajectory], how: How) -> None:
         """Begins to play those that are not here yet. `engine`: an actor's handle, or an Endpoint."""
         # Handles come with every call, the same ones: Ray does not restart an actor that it made with them.
-        new = [trajectory for trajectory in trajectories if trajectory.trajectory_id not in self._here]
-        self._here |= {trajectory.trajectory_id for trajectory in new}
+        new = [each for each in trajectories if each.trajectory_id not in self._here]
+        self._here |= {each.trajectory_id for each in new}
         self._tasks.add(asyncio.create_task(self._play(engine, env_workers, (new, *how, self._over))))
 
     async def finished(self, at_least: int, timeout: float, started: None) -> list[Trajectory] | None:
@@ -162,7 +161,7 @@ class RolloutWorker:
         if len(self._ended) < at_least:
             return None
         ended, self._ended = self._ended, []
-        self._here -= {trajectory.trajectory_id for trajectory in ended}
+        self._here -= {each.trajectory_id for each in ended}
         return ended
 
     async def hold(self, held: bool) -> None:

@@ -22,6 +22,7 @@ from skyrl_trainer.files import flush
 from skyrl_trainer.types import RolloutBatch, Sample, StopReason, Trajectory, Turn
 
 SCHEMA = 1
+DAMAGED = "the file is damaged, delete it."
 NUMBERS = ("prompt_ids", "output_ids", "logprobs", "weight_versions")
 """Of a turn: they change no more once it was played."""
 OTHERS = tuple(field.name for field in fields(Turn) if field.name not in (*NUMBERS, "advantages"))
@@ -85,15 +86,13 @@ class JsonlTrajectoryStore:
         except FileNotFoundError:
             raise UserError(f"There are no trajectories of step {step}: {path} does not exist.") from None
         except (OSError, EOFError, ValueError, zlib.error) as error:
-            raise UserError(
-                f"{path} cannot be read after line {number}: {error}; the file is damaged, delete it."
-            ) from error
+            raise UserError(f"{path} cannot be read after line {number}: {error}; {DAMAGED}") from error
 
     def header(self, step: int) -> dict[str, Any]:
         """The file's first line."""
         header = next(self.lines(step), {})
         if not all(isinstance(header.get(name), int) for name in ("step", "groups", "trajectories")):
-            raise UserError(f"{self.path(step)} has no header: the file is damaged, delete it.")
+            raise UserError(f"{self.path(step)} has no header: {DAMAGED}")
         return header
 
     def trajectories(self, step: int) -> Iterator[tuple[int, Trajectory]]:
@@ -108,11 +107,11 @@ class JsonlTrajectoryStore:
                 trajectory = Trajectory(sample=sample, turns=turns, stop_reason=reason, **entry)
             except (KeyError, TypeError, ValueError, IndexError) as error:
                 where = f"{self.path(step)}, line {count + 1}"
-                raise UserError(f"{where}, is not a trajectory: {error!r}; the file is damaged, delete it.") from error
+                raise UserError(f"{where}, is not a trajectory: {error!r}; {DAMAGED}") from error
             yield group, trajectory
         if count != header["trajectories"]:
-            of = f"{count} of {header['trajectories']} trajectories"
-            raise UserError(f"{self.path(step)} has {of}: the file is damaged, delete it.")
+            wanted = header["trajectories"]
+            raise UserError(f"{self.path(step)} has {count} of {wanted} trajectories: {DAMAGED}")
 
     def read(self, step: int) -> RolloutBatch:
         """The batch as it was written (without what the header counts as omitted)."""
@@ -132,16 +131,15 @@ def encoded(trajectory: Trajectory) -> list[bytes]:
     """What playing settles of each turn, a gzip member each; numbers by an encoder ten times as fast as json."""
     members = []
     for turn in trajectory.turns:
-        numbers = {name: getattr(turn, name) for name in NUMBERS}
-        others = {name: getattr(turn, name) for name in OTHERS}
-        members += [_member(f'{_numbers(numbers)[:-1]},{_dumps(others)[1:-1]},"advantages":')]
+        numbers, others = _named(turn, NUMBERS), _named(turn, OTHERS)
+        members.append(_member(f'{_numbers(numbers)[:-1]},{_dumps(others)[1:-1]},"advantages":'))
     return members
 
 
 def _line(group: int, trajectory: Trajectory) -> list[bytes]:
     """A line's gzip members: those of `encoded`, and between them what was known later."""
-    entry = {"group": group} | {name: getattr(trajectory, name) for name in TRAJECTORY_FIELDS}
-    entry["sample"] = {name: getattr(trajectory.sample, name) for name in SAMPLE_FIELDS}
+    entry = {"group": group, **_named(trajectory, TRAJECTORY_FIELDS)}
+    entry["sample"] = _named(trajectory.sample, SAMPLE_FIELDS)
     text, members = _dumps(entry)[:-1] + ',"turns":[', list[bytes]()  # last, where a person finds them
     for turn, settled in zip(trajectory.turns, trajectory.encoded or encoded(trajectory), strict=True):
         members += _member(text), settled
@@ -155,8 +153,11 @@ def _member(text: str) -> bytes:
 
 def plain_sample(sample: Sample) -> dict[str, Any]:
     """As JSON has it, for a checkpoint."""
-    entry = {name: getattr(sample, name) for name in SAMPLE_FIELDS}
-    return dict(json.loads(json.dumps(entry, default=_plain)))
+    return dict(json.loads(json.dumps(_named(sample, SAMPLE_FIELDS), default=_plain)))
+
+
+def _named(record: Any, names: tuple[str, ...]) -> dict[str, Any]:
+    return {name: getattr(record, name) for name in names}
 
 
 def _numbers(value: Any) -> str:

@@ -95,7 +95,7 @@ class Workers:
                 break
             group, how = groups.popleft()
             shares.setdefault((index, how), []).extend(group)
-            self._in_play[index] |= {trajectory.trajectory_id: (trajectory, how) for trajectory in group}
+            self._in_play[index] |= {each.trajectory_id: (each, how) for each in group}
         for (index, how), share in shares.items():
             self._send(index, share, how)
 
@@ -104,9 +104,7 @@ class Workers:
 
     def _collect(self, at_least: int | None) -> None:
         """Takes what has ended within CHECK_INTERVAL seconds into `_ended`; looks after the engines meanwhile.
-
-        at_least: for how many trajectories a worker may wait before it answers; None: for all that it plays.
-        """
+        at_least: trajectories that a worker may wait for before it answers; None: all that it plays."""
         for index, playing in enumerate(self._in_play):
             if playing and index not in self._polls.values():
                 wanted = min(at_least or len(playing), len(playing))

@@ -57,8 +57,8 @@ class Checkpoints:
             shutil.rmtree(torn, ignore_errors=True)
         # A step saved again after a resume gets a name of its own: nothing is ever replaced.
         name = f"step_{step:06d}"
-        again = len(list(self.folder.glob(f"*{name}*")))
-        path = self.folder / (f"{name}-{again:02d}" if again else name)
+        taken = [int(path.name.partition(name)[2][1:] or 0) for path in self.folder.glob(f"*{name}*")]
+        path = self.folder / (f"{name}-{max(taken) + 1:02d}" if taken else name)
         with written_aside(path) as aside:
             save_file(tensors, aside / "learner.safetensors")
             record = {"schema": SCHEMA, "version": __version__, "step": step}

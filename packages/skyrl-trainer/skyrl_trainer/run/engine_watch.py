@@ -39,9 +39,7 @@ class EngineWatch:
 
     def check(self, wait: float = 0.0) -> bool:
         """Brings back every engine that died, which may take minutes; whether there was one. Raises EngineDied.
-
-        wait: seconds to look for a death that was noticed elsewhere.
-        """
+        wait: seconds to look for a death that was noticed elsewhere."""
         for name, _ in ray._private.worker._global_node.dead_processes():  # of a Ray of our own
             if name in ("gcs_server", "raylet"):
                 raise EngineDied(f"Ray's {name} was killed, or ran out of memory: start the run again, and it goes on.")

@@ -38,7 +38,7 @@ class Loop:
         self.saved: object = None if self.unfinished is not None else (self.step, None)
         self.taken = time.perf_counter()  # when the newest batch was
         self.whole = True
-        """False during an update, and in lock-step until what plays beside it has ended: no checkpoint then."""
+        """False during an update: no checkpoint then."""
 
     def train(self) -> None:
         """Trains until `trainer.max_steps`. A signal raises Stopped once a checkpoint is saved."""
@@ -97,8 +97,6 @@ class Loop:
     def publish_and_log(self) -> None:
         """Brings the engines to this step's weights, evaluates where that is due, and writes the step's metrics."""
         with self.phase("sync"):
-            if self.config.max_staleness and self.config.deterministic:  # lock-step: no update meets an episode
-                self.run.tries.drain()
             self.whole = True
             synced = self.run.publish(self.step)
         if self.config.max_staleness and not self.config.deterministic:

@@ -91,5 +91,6 @@ def model_shape(config: Config) -> ModelShape | None:
     except KeyError:
         return None
     except (OSError, ValueError, TypeError, AttributeError, ZeroDivisionError):
-        what = f"{file} is not a model's config.json" if file.parent.is_dir() else f"there is no folder {file.parent}"
+        missing = file if file.parent.is_dir() else f"folder {file.parent}"
+        what = f"{file} is not a model's config.json" if file.is_file() else f"there is no {missing}"
         raise UserError(f"trainer.policy.model.path: {what}.") from None

@@ -166,7 +166,7 @@ def start_ray(config: Config) -> None:
             load("skyrl_trainer.run.cluster:prepare")(address)
         ray.init(address=address or "local", log_to_driver=False, logging_level="ERROR", namespace="skyrl", **local)
         signal.signal(signal.SIGTERM, on_sigterm)  # Ray has put its own in the place
-    except Exception as error:  # Ray raises a plain Exception when its processes do not come up in time
+    except Exception as error:  # a plain one when Ray's processes do not come up in time
         if address:
             raise UserError(
                 f"Could not join the Ray cluster at {address}: {error}. Check ray.address; if the cluster asks for "

@@ -117,8 +117,6 @@ class Run:
 
         self.table.phase("making the policy")
         policy = self.stack.enter_context(StartPolicy(config, self.folder.path, self.train_tasks))
-        if shares_gpus(config):  # whose memory an engine measures
-            policy.weights()
         self.table.phase("starting Ray and the engines")
         self.processes = self.stack.enter_context(Processes(config, policy.architecture, learns=True))
         self.table.phase("cloning the expert")
@@ -215,8 +213,8 @@ class Run:
         """Success on the held-out tasks, each tried once; keeps the policy if it is the best."""
         metrics = self.held_out.metrics(self.processes.rollouts, step)
         if metrics["eval/success"] > self.best:
-            self.best = metrics["eval/success"]
             self.learner.save_pretrained(self.folder.path / "model" / "best")
+            self.best = metrics["eval/success"]
         return metrics
 
     def log(self, step: int, metrics: StepMetrics, spans: Spans) -> None:

@@ -8,14 +8,13 @@ import math
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 import ray
 import torch
 
 from skyrl_trainer.agent.tokenizer import load_chat_prompt
 from skyrl_trainer.chats import Chat, read_chats
-from skyrl_trainer.data import FILE_SUFFIXES
+from skyrl_trainer.data import FILE_SUFFIXES, Spec
 from skyrl_trainer.errors import UserError
 from skyrl_trainer.learner.group import LearnerGroup
 from skyrl_trainer.learner.lora import checked
@@ -55,7 +54,7 @@ class FineTuning:
         self.model = config.trainer.policy.model.path
         if self.model == "tiny":
             self.model = str(path / "init" / "random")
-            texts = (message.get("content", "") for chat in chats for message in chat.messages)
+            texts = (each.get("content", "") for chat in chats for each in chat.messages)
             init_policy(Path(self.model), texts, config.trainer.policy.model.tiny, config.trainer.seed)
         prompt, longest = load_chat_prompt(self.model), config.generator.max_model_len
         self.rows, self.held_out = (
@@ -124,7 +123,7 @@ def _refuse(config: Config) -> None:
     checked(config)
 
 
-def _chats(sources: Sequence[str | dict[str, Any]]) -> list[Chat]:
+def _chats(sources: Sequence[Spec]) -> list[Chat]:
     for source in sources:
         if not str(source).endswith(FILE_SUFFIXES):
             raise UserError(

@@ -103,7 +103,7 @@ class GRPOTrainer(GRPO):
             config.environment.env_file = write_environment(folder, environment_factory, tools)
             if train_dataset is None:
                 train_dataset = tuple({} for _ in range(config.trainer.train_batch_size))
-        _take_data(config, folder, train_dataset, eval_dataset, trls)
+        _take_data(config, folder, train_dataset, eval_dataset, trls, environment_factory is not None)
         load_plugin(config)
         super().__init__(config)
 
@@ -184,7 +184,7 @@ def _take_rewards(config: Config, given: RewardFunctions | None, weights: Any, s
     functions = [given] if callable(given) or isinstance(given, str) else list(given or ())
     if bad := [function for function in functions if not callable(function)]:
         raise UserError(f"reward_funcs has {bad[0]!r:.60}; these trainers take functions.")
-    names = [getattr(function, "__name__", type(function).__name__) for function in functions]
+    names = [getattr(each, "__name__", type(each).__name__) for each in functions]
     if len(set(names)) < len(names):
         raise UserError(f"reward_funcs has two functions of one name ({', '.join(names)}); rename one of them.")
     if weights and len(weights) != len(names):
@@ -198,7 +198,7 @@ def _take_rewards(config: Config, given: RewardFunctions | None, weights: Any, s
     settings.reward_funcs = dict.fromkeys(names, 1.0) | settings.reward_funcs | found
 
 
-def _take_data(config: Config, folder: Path, train: Any, held_out: Any, trls: bool) -> None:
+def _take_data(config: Config, folder: Path, train: Any, held_out: Any, trls: bool, speaks: bool) -> None:
     """trls: whether the rows of data sets are TRL's, or ours. Data without an end is read as far as the run can go."""
     most = config.trainer.max_steps * config.trainer.train_batch_size
     for name, given in (("train", train), ("val", held_out)):
@@ -208,7 +208,7 @@ def _take_data(config: Config, folder: Path, train: Any, held_out: Any, trls: bo
         if isinstance(given, str | list):
             source = [given] if isinstance(given, str) else given
         elif trls:
-            source = [write_rows(path, name, given, None if hasattr(given, "__len__") else most)]
+            source = [write_rows(path, name, given, None if hasattr(given, "__len__") else most, speaks)]
         else:
             path.parent.mkdir(parents=True, exist_ok=True)
             given.to_json(path)

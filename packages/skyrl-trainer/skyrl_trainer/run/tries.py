@@ -7,7 +7,7 @@ stored, and plays the others again under the same names and seeds.
 
 import math
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
@@ -75,11 +75,6 @@ class Tries:
         batch, place = divmod(number, self.flow.size)
         return f"{batch + 1}/{place}"
 
-    def drain(self) -> None:
-        """Until nothing plays; a signal waits."""
-        while self._playing:
-            self.collect(nullcontext())
-
     def collect(self, interruptible: AbstractContextManager[object]) -> None:
         """Waits until a group has ended (without staleness: all); stores, judges, accepts or refuses it."""
         with interruptible:
@@ -102,6 +97,8 @@ class Tries:
 
         Raises UserError when every single episode of it failed.
         """
+        if self._in_order and self._playing:  # no update meets an episode
+            return None
         taken = self.flow.take(version)
         if taken is None:
             return None
@@ -126,8 +123,10 @@ class Tries:
                 del self._files[first]
 
     def _keep(self, groups: dict[int, Group]) -> None:
+        """In a file, with what else the one of its name holds."""
         self._check()
-        first = min(groups)
+        first, known = min(groups), self.flow.groups | self._found | self._refused | self._taken[0] | self._taken[1]
+        groups = {number: group for number in self._files.get(first, ()) if (group := known.get(number))} | groups
         self._waiting.write(RolloutBatch(first, [groups[number] for number in sorted(groups)]))
         self._files[first] = set(groups)
 

@@ -34,14 +34,15 @@ NO_COLUMNS = ("prompt", "completion", "completion_ids")
 NOT_PASSED = {"environments", "log_extra", "log_metric"}
 
 
-def write_rows(path: Path, name: str, given: Iterable[Mapping[str, Any]], most: int | None) -> str:
-    """A file of rows for TRLEnv. given: a data set, of whose rows at most `most` are taken."""
+def write_rows(path: Path, name: str, given: Iterable[Mapping[str, Any]], most: int | None, speaks: bool) -> str:
+    """A file of rows for TRLEnv. given: a data set, of whose rows at most `most` are taken. speaks: an environment
+    does, so that a row needs no prompt."""
     if isinstance(given, Mapping):
         raise UserError(f"{name} is a dictionary with {', '.join(given)}; give one of them.")
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w", encoding="utf-8") as file:
         for number, row in enumerate(islice(given, most)):
-            prompt = row.get("prompt", EMPTY)
+            prompt = row.get("prompt", EMPTY if speaks else None)
             messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
             try:
                 file.write(json.dumps({"prompt": messages, "columns": dict(row)}) + "\n")

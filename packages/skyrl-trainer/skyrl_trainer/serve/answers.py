@@ -30,7 +30,7 @@ class Policy:
     def __init__(self, name: str, engines: list[Any], prompt: ChatPrompt, generator: GeneratorConfig) -> None:
         self.name, self.limits = name, {"max_model_len": generator.max_model_len}
         self._prompt, self._generator = prompt, generator
-        clients = [(engine, EngineClient(engine, f"serve-{secrets.token_hex(4)}")) for engine in engines]
+        clients = [(each, EngineClient(each, f"serve-{secrets.token_hex(4)}")) for each in engines]
         self._engines = itertools.cycle(clients)
 
     async def complete(self, request: Completion) -> dict[str, Any]:
@@ -45,9 +45,7 @@ class Policy:
 
     async def chat(self, request: Chat) -> dict[str, Any]:
         try:
-            ids = self._prompt.conversation(
-                [chat_api.for_template(message) for message in request.messages], request.tools
-            )
+            ids = self._prompt.conversation([*map(chat_api.for_template, request.messages)], request.tools)
         except UserError as error:
             raise Refusal(400, str(error)) from error
         except Exception as error:  # templates are programs, and raise what they like
@@ -92,7 +90,7 @@ class Policy:
         finally:
             if following is not None:
                 following.cancel()
-        if failed := [output.error for output in outputs if output.error is not None]:
+        if failed := [each.error for each in outputs if each.error is not None]:
             raise Refusal(400, failed[0])
         count = sum(len(output.output_ids) for output in outputs)
         spans = [versions_of(output) for output in outputs]

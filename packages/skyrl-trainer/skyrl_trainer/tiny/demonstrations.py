@@ -37,9 +37,9 @@ def _drawn(source: Sequence[Sample], count: int, rng: random.Random) -> Iterator
 def conversation_texts(source: Sequence[Sample], count: int, seed: int, experts: bool = True) -> Iterator[str]:
     """What envs and their experts say in `count` episodes, or envs alone in first turns."""
     if experts:
-        yield from (message["content"] for talk in demonstrations(source, count, seed) for message in talk)
+        yield from (each["content"] for talk in demonstrations(source, count, seed) for each in talk)
         return
     envs: dict[str, Any] = {}
     for sample in _drawn(source, count, random.Random(seed)):
         observation, info = first_texts(sample, envs)
-        yield from (info["instructions"], observation)
+        yield from (info.get("instructions", ""), observation)

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 
+import torch
+
 from skyrl_trainer.errors import UserError
 from skyrl_trainer.settings import Config
 from skyrl_trainer.types import Sample
@@ -49,6 +51,8 @@ class StartPolicy(AbstractContextManager["StartPolicy"]):
             command = [sys.executable, "-m", "skyrl_trainer", "warmstart", str(cloned), str(run_path / "config.yaml")]
             command.append(f"trainer.policy.model.path={json.dumps(str(random))}")
             self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=self._log, stderr=self._log)
+            if torch.cuda.is_available():  # whose memory an engine measures
+                self.weights()
 
     def weights(self) -> str:
         """The policy's folder or name; UserError with the end of the log when cloning failed."""

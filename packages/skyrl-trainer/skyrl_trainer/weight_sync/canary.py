@@ -74,7 +74,7 @@ class Canary:
             self._before = now_TV
         worst, largest = 0.0, 0.0
         for index, outputs in zip(numbers, answers, strict=True):
-            if any(output.weight_versions != [version] for output in outputs):
+            if any(each.weight_versions != [version] for each in outputs):
                 raise SyncError(f"Engine {index} still samples with another version of the policy than {version}.")
             error, change = self._compare(outputs, now_TV, before_TV)
             where = f"engine {index}, version {version}"

@@ -45,11 +45,9 @@ def sync_backend(config: Config) -> str:
         engines = generator.num_inference_engines * generator.inference_engine_tensor_parallel_size
         pair = config.num_learners == engines == 1 and generator.backend == "vllm"
         return "cuda_ipc" if pair and asked != "shared_memory" else "shared_memory"
-    obstacles = (
-        (place.policy_num_gpus_per_node == 0, "the learner is on the processor (policy_num_gpus_per_node=0)"),
-        (generator.backend != "vllm", f"generator.backend is {generator.backend}"),
-    )
-    obstacle = next((reason for is_so, reason in obstacles if is_so), None)
+    obstacle = "" if generator.backend == "vllm" else f"generator.backend is {generator.backend}"
+    if place.policy_num_gpus_per_node == 0:
+        obstacle = "the learner is on the processor (policy_num_gpus_per_node=0)"
     if obstacle and asked == "nccl":
         raise UserError(f"generator.weight_sync_backend is nccl, but {obstacle}: set it to auto.")
     return "shared_memory" if obstacle or asked == "shared_memory" else "nccl"

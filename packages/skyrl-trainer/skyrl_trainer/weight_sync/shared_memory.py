@@ -42,7 +42,7 @@ class EngineCalls:
         """Engines that are not asked: they come back by themselves (run/cluster.py)."""
 
     def _everywhere(self, method: str, *arguments: Any) -> list[Any]:
-        return self._each(method, [engine and getattr(engine, method).remote(*arguments) for engine in self._living])
+        return self._each(method, [each and getattr(each, method).remote(*arguments) for each in self._living])
 
     def _each(self, method: str, calls: list[Any]) -> list[Any]:
         """An answer per engine; None from one that is gone."""
@@ -123,10 +123,9 @@ class SharedMemorySync(EngineCalls):
 
     def _open(self) -> None:
         nodes = self._everywhere("__ray_call__", node_of)
-        here = node_of(None)
         layout = self._buffer.layout
         self._nodes = [new or old for new, old in zip(nodes, self._nodes, strict=True)]
-        paths = {here: self._buffer.again, None: ""}
+        paths = {node_of(None): self._buffer.again, None: ""}
         if others := {*nodes} - paths.keys():
             paths |= load("skyrl_trainer.weight_sync.machines:open_buffers")(self._receivers, others, layout)
         infos = [{"path": paths[node], "layout": layout} for node in nodes]
@@ -153,7 +152,7 @@ class SharedMemorySync(EngineCalls):
             time.sleep(0.2)
             self._everywhere("pause")
         self._everywhere("start_weight_update")
-        updates = [engine and engine.update_weights.remote({}) for engine in self._living]
+        updates = [each and each.update_weights.remote({}) for each in self._living]
         checksum = self._buffer.checksum()  # while the engines load
         self._each("update_weights", updates)
         loaded = self._everywhere("finish_weight_update", version)
