@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import copy
 import sys
 from collections.abc import Iterator
+from concurrent.futures import Future
 from typing import Any
 
+import numpy as np
 import pytest
 import ray
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
+from vllm.v1.outputs import LogprobsLists, ModelRunnerOutput
 
 from skyrl_trainer.engine.vllm_actor import VLLMEngine
 from skyrl_trainer.engine.vllm_args import engine_env, kv_token_bytes
@@ -19,10 +23,48 @@ VOCAB = 300
 LENGTHS, LIMITS = (3, 31, 32, 33, 64, 96, 180), (1, 2, 31, 32, 33, 60, 100, 300)
 
 
+class FakeGPURunner:
+    """In the place of the model and of vLLM's model runner for GPUs, which a CPU cannot have: a token follows from its
+    request and place. It knows of a request what the scheduler's plans have said."""
+
+    def __init__(self) -> None:
+        self.length: dict[str, int] = {}
+        self.computed: dict[str, int] = {}
+
+    def execute_model(self, plan: Any, non_block: bool) -> Future[Any]:
+        for new in plan.scheduled_new_reqs:  # those that were put out, too, with all their tokens
+            self.length[new.req_id] = len(new.prefill_token_ids)
+            self.computed[new.req_id] = new.num_computed_tokens
+        cached = plan.scheduled_cached_reqs
+        assert not cached.resumed_req_ids and not cached.all_token_ids
+        for key, computed in zip(cached.req_ids, cached.num_computed_tokens, strict=True):
+            assert computed == self.computed[key]
+        rows = sorted(plan.num_scheduled_tokens, key=lambda key: (plan.num_scheduled_tokens[key], -int(key)))
+        tokens = []
+        for key in rows:
+            self.computed[key] += plan.num_scheduled_tokens[key]
+            whole = self.computed[key] >= self.length[key]
+            tokens.append([2 + (int(key) * 31 + self.length[key] * 17) % (VOCAB - 2)] if whole else [])
+            self.length[key] += whole
+        ids = np.arange(len(tokens) * 4).reshape(-1, 4)
+        logprobs = LogprobsLists(ids, -ids / 7, ids[:, 0])
+        index = {key: row for row, key in enumerate(rows)}
+        self.output = ModelRunnerOutput(rows, index, tokens, logprobs=logprobs if tokens else None)
+        return self.done(None if tokens else self.output)
+
+    def sample_tokens(self, grammar: Any, non_block: bool = False) -> Any:
+        return self.done(self.output) if non_block else self.output
+
+    def done(self, output: Any) -> Future[Any]:
+        future = Future[Any]()
+        future.set_result(output)
+        return future
+
+
 class SteppedByHand(VLLMEngine):
     """What happens in it depends on nothing but its requests."""
 
-    def load(self, ahead: bool) -> str:
+    def load(self, ahead: bool, gpu_runner: bool) -> str:
         if ahead:  # as on a GPU; on a CPU vLLM does not ask
             from vllm.platforms.cpu import CpuPlatform
 
@@ -34,7 +76,21 @@ class SteppedByHand(VLLMEngine):
 
             CpuPlatform.check_and_update_config = staticmethod(check_and_update_config)  # type: ignore[assignment]
         self._load()
-        return type(self._llm.engine_core.engine_core.scheduler).__name__
+        core = self._llm.engine_core.engine_core
+        self.plans: list[Any] = []
+        schedule = core.scheduler.schedule
+
+        def noted(*arguments: Any) -> Any:
+            plan = schedule(*arguments)
+            self.plans.append((list(plan.num_scheduled_tokens), copy.deepcopy(plan)))
+            return plan
+
+        core.scheduler.schedule = noted
+        if gpu_runner:
+            core.scheduler.use_v2_model_runner, model = True, FakeGPURunner()
+            core.model_executor.execute_model = model.execute_model
+            core.model_executor.sample_tokens = model.sample_tokens
+        return type(core.scheduler).__name__
 
     def answers(self, requests: list[GenerationRequest]) -> tuple[list[tuple[int, GenerationOutput]], list[Any], int]:
         """Every answer with its step, what streamed in every step, and the blocks that are free at last."""
@@ -66,12 +122,16 @@ class SteppedByHand(VLLMEngine):
 class Both:
     """vLLM's own scheduler, then ours, in one process: its start is most of the time."""
 
-    def answers(self, folder: str, cache: dict[str, Any], ahead: bool, requests: list[GenerationRequest]) -> list[Any]:
-        found = []
+    def answers(
+        self, folder: str, cache: dict[str, Any], ahead: bool, gpu_runner: bool, requests: list[GenerationRequest]
+    ) -> tuple[list[Any], list[tuple[Any, Any]]]:
+        """And where their plans differ."""
+        found, plans = [], []
         for choice in ({"scheduler_cls": None}, {}):
             engine = SteppedByHand(folder, "float32", 256, 64, 0, cache | choice)
-            found.append((engine.load(ahead), engine.answers(requests)))
-        return found
+            found.append((engine.load(ahead, gpu_runner), engine.answers(requests)))
+            plans.append(engine.plans)
+        return found, [pair for pair in zip(*plans, strict=True) if pair[0] != pair[1]]
 
 
 @pytest.fixture(scope="module")
@@ -106,15 +166,19 @@ def mixed_requests(seeded: bool) -> list[GenerationRequest]:
     return requests
 
 
+@pytest.mark.parametrize("gpu_runner", [False, True])
 @pytest.mark.parametrize("ahead", [True, pytest.param(False, marks=pytest.mark.full)])
 @pytest.mark.parametrize("crowded", [True, pytest.param(False, marks=pytest.mark.full)])
-def test_answers_are_those_of_vllms_own_scheduler(folder: str, ahead: bool, crowded: bool) -> None:
-    """With every token, logprob, version and step; in a crowded cache requests are put out and prefilled again."""
+def test_answers_are_those_of_vllms_own_scheduler(folder: str, crowded: bool, ahead: bool, gpu_runner: bool) -> None:
+    """With every token, logprob, version, step and plan; in a crowded cache requests are put out and prefilled again.
+    `gpu_runner`: as the model runner for GPUs is served, which a CPU has not."""
     blocks = 60 if crowded else 600
     cache = {"kv_cache_memory_bytes": kv_token_bytes(folder, "float32") * 32 * blocks}
     requests = mixed_requests(seeded=not crowded)
     both: Any = ray.remote(Both).options(runtime_env={"env_vars": engine_env()}).remote()
-    (own, expected), (ours, found) = ray.get(both.answers.remote(folder, cache, ahead, requests), timeout=300)
+    answers, differing = ray.get(both.answers.remote(folder, cache, ahead, gpu_runner, requests), timeout=300)
+    (own, expected), (ours, found) = answers
+    assert not differing
     assert [own, ours] == (["AsyncScheduler", "ShortAsyncScheduler"] if ahead else ["Scheduler", "ShortScheduler"])
     assert len(expected[0]) == len(requests) - 1 and found == expected
     assert {output.finish_reason for _, output in found[0]} == {"stop", "length"}

@@ -78,7 +78,10 @@ class VLLMEngine(SteppedEngine):
         """By what one step of vLLM's core has for it."""
         answer.output_ids.extend(output.new_token_ids)
         answer.weight_versions.extend([version] * len(output.new_token_ids))
-        if output.new_logprobs is not None:  # the sampled token's, then the likeliest, of as many as any request wants
+        if isinstance(output.new_logprobs, float):  # our scheduler's short way
+            answer.logprobs.append(output.new_logprobs)
+        elif output.new_logprobs is not None:
+            # The sampled token's, then the likeliest, of as many as any request wants.
             answer.logprobs.extend(output.new_logprobs.logprobs[:, 0].tolist())
             if answer.top_logprobs is not None:
                 end = self._in_flight[output.request_id][1].options.top_logprobs + 1
