@@ -84,6 +84,31 @@ def test_merged_weights_are_the_same_policy_in_a_plain_model(
     assert (theirs - ours).abs().max() < 2e-5
 
 
+@pytest.mark.parametrize("at_once", [2**24, 101 * 3])
+@pytest.mark.parametrize("tied", [True, False])
+def test_the_frozen_head_gives_the_adapter_the_gradients_of_autograd(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tied: bool, at_once: int
+) -> None:
+    monkeypatch.setattr(model, "LOGITS_AT_ONCE", {"cpu": at_once})
+    path = save_model(tmp_path, tie_word_embeddings=tied)
+    settings = {"trainer": {"policy": {"model": {"lora": {"rank": 4}}}}, "generator": {"temperature": 0.7}}
+    learner = model.make_learner(make_config(**settings), path, 10)
+    learner.model.double()
+    spread(learner.parameters)
+    batch, found = micro_batch(learner), []
+    factors_N = torch.linspace(-1, 2, len(batch.target_ids_N), dtype=torch.float64)
+    for of_learner in (lora.LoRALearner.scoring, Learner.scoring):
+        monkeypatch.setattr(lora.LoRALearner, "scoring", of_learner)
+        logprobs_N, entropies_N = learner.logprobs(batch)
+        learner.backward((factors_N * logprobs_N).sum())
+        found.append([logprobs_N.detach(), entropies_N.detach(), *(p.grad for p in learner.parameters)])
+        learner.clear_gradients()
+    assert len(found[0]) == 2 + 2 * 7 * 2
+    for ours, expected in zip(*found, strict=True):
+        assert ours.dtype == torch.float64 and expected.abs().max() > 0
+        assert (ours - expected).abs().max() < 1e-12 * expected.abs().max()
+
+
 def test_the_reference_is_the_same_model_without_its_adapter(tmp_path: Path) -> None:
     path = save_model(tmp_path)
     learner = make_learner(path, algorithm={"options": {"beta": 0.1}})

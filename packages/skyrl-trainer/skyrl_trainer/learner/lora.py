@@ -7,7 +7,7 @@ import copy
 import importlib.util
 import math
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
@@ -66,6 +66,14 @@ class LoRALearner(Learner):
     def trainable(self) -> dict[str, torch.nn.Parameter]:
         return parameters_of(self.model, POLICY)
 
+    def scoring(self, chunked: bool, entropy_gradient: bool) -> Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]:
+        head: Any = self.model.get_output_embeddings()
+        if entropy_gradient or head.bias is not None or not torch.is_grad_enabled():
+            return super().scoring(chunked, entropy_gradient)
+        return lambda hidden_NH, targets_N: FrozenHead.apply(
+            hidden_NH, head.weight, targets_N, self.inverse_temperature
+        )
+
     def full_tensors(self, name: str | None = POLICY) -> Iterator[tuple[str, Tensor]]:
         """The weights under the names that they had without adapters, dequantised, the role's adapter merged in."""
         for path, parameter in self.model.named_parameters():
@@ -110,6 +118,36 @@ class LoRALearner(Learner):
         settings.save_pretrained(folder / "adapter")
         adapter = {name: tensor.cpu().contiguous() for name, tensor in self.adapter_tensors(scaled=False)}
         save_file(adapter, folder / "adapter" / "adapter_model.safetensors")
+
+
+class FrozenHead(torch.autograd.Function):
+    """A Scorer's logprobs and entropies without logits that are made again: all of d logprob / d hidden is multiplied
+    by one number of the loss, so that it can be computed before that is known."""
+
+    @staticmethod
+    def forward(ctx: Any, hidden_NH: Tensor, weight_VH: Tensor, targets_N: Tensor, scale: float) -> Any:
+        score = torch.compile(_score, dynamic=True) if hidden_NH.is_cuda else _score
+        logprobs_N, entropies_N, slopes_NH = score(hidden_NH, weight_VH, targets_N, scale)
+        ctx.save_for_backward(slopes_NH)
+        ctx.mark_non_differentiable(entropies_N)
+        return logprobs_N, entropies_N
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        (slopes_NH,) = ctx.saved_tensors
+        return (grads[0][:, None] * slopes_NH).to(slopes_NH.dtype), None, None, None
+
+
+def _score(hidden_NH: Tensor, weight_VH: Tensor, targets_N: Tensor, scale: float) -> tuple[Tensor, Tensor, Tensor]:
+    """Logprobs, entropies, and d logprob / d hidden [N, H]."""
+    logits_NV = torch.nn.functional.linear(hidden_NH, weight_VH)
+    logits_NV = (logits_NV if logits_NV.dtype == torch.float64 else logits_NV.float()) * scale
+    sums_N = logits_NV.logsumexp(-1)
+    p_NV = (logits_NV - sums_N[:, None]).exp()
+    entropies_N = sums_N - (p_NV * logits_NV).sum(-1)
+    sampled_NV = torch.arange(len(weight_VH), device=targets_N.device) == targets_N[:, None]
+    slopes_NH = ((sampled_NV.to(p_NV.dtype) - p_NV) * scale).to(hidden_NH.dtype) @ weight_VH
+    return logits_NV.gather(-1, targets_N[:, None]).squeeze(-1) - sums_N, entropies_N, slopes_NH
 
 
 class Reference(Scorer):

@@ -1,7 +1,8 @@
 """The model that learns, and its frozen copy: log-probabilities in, optimizer steps out. No Ray, no rollouts here."""
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -84,8 +85,16 @@ class Scorer:
         """Log-probability and entropy of each sampled token, [N] each, at the temperature of the sampler, as the engine
         returns them. hidden_NH: of this batch, where it is known."""
         hidden_NH = self.hidden(batch) if hidden_NH is None else hidden_NH
-        head, targets_N = self.model.get_output_embeddings(), batch.target_ids_N
         chunk = max(1, LOGITS_AT_ONCE[self.device.type] // self.model.config.vocab_size)
+        score = self.scoring(len(hidden_NH) > chunk, entropy_gradient)
+        with self.accelerator.autocast():
+            pieces = map(score, hidden_NH.split(chunk), batch.target_ids_N.split(chunk))
+            logprobs, entropies = zip(*pieces, strict=True)
+        return torch.cat(logprobs), torch.cat(entropies)
+
+    def scoring(self, chunked: bool, entropy_gradient: bool) -> Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]:
+        """What computes them, from hidden [N, H] and targets [N]."""
+        head = self.model.get_output_embeddings()
 
         def score(hidden: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
             logits = head(hidden)
@@ -97,16 +106,8 @@ class Scorer:
 
         if self.device.type == "cuda":  # no float32 logits in memory
             score = torch.compile(score, dynamic=True)
-        with self.accelerator.autocast():
-            if len(targets_N) <= chunk:
-                return score(hidden_NH, targets_N)
-            # A chunk's logits are dropped after the forward pass and made again for its backward pass.
-            pieces = [
-                checkpoint(score, hidden, targets, use_reentrant=False, preserve_rng_state=False)
-                for hidden, targets in zip(hidden_NH.split(chunk), targets_N.split(chunk), strict=True)
-            ]
-        logprobs, entropies = zip(*pieces, strict=True)
-        return torch.cat(logprobs), torch.cat(entropies)
+        # A chunk's logits are dropped after the forward pass and made again for its backward pass.
+        return partial(checkpoint, score, use_reentrant=False, preserve_rng_state=False) if chunked else score
 
     @torch.no_grad()
     def token_logprobs(self, ids: list[int]) -> Tensor:
