@@ -8,8 +8,8 @@ from typing import Any
 MAX_MESSAGE = 1 << 24
 """Bytes of a message: the longest action has 2^20 characters, and JSON escapes them."""
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
-TRUNCATED = "TimeLimit.truncated"
-"""Is in the metadata of a last observation, and true, where a limit has ended the episode."""
+TRUNCATED, TERMINATED = "TimeLimit.truncated", "terminated"
+"""In the metadata of a last observation where a limit has ended the episode: true, and whether it had ended anyway."""
 
 
 def in_thread(call: Callable[[], Any]) -> "Future[Any]":

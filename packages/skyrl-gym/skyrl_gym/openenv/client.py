@@ -20,7 +20,7 @@ from urllib.request import Request, urlopen
 
 import gymnasium
 
-from skyrl_gym.openenv import MAX_MESSAGE, TRUNCATED, in_thread
+from skyrl_gym.openenv import MAX_MESSAGE, TERMINATED, TRUNCATED, in_thread
 from skyrl_gym.spaces import UnicodeText
 
 try:
@@ -71,9 +71,10 @@ class OpenEnv(gymnasium.Env[str, str]):
     def step(self, action: str) -> tuple[str, float, bool, bool, Info]:
         text, reward, done, info = self._in_time(partial(self._acted, action))
         truncated = info.pop(TRUNCATED, False) is True
+        terminated = info.pop(TERMINATED, False) is True if truncated else done
         info = {"valid_action": True, "success": done and reward >= 1, **info}
         info.setdefault("reward_parts", {"reward": reward})
-        return text, reward, done and not truncated, truncated, info
+        return text, reward, terminated, truncated, info
 
     def close(self) -> None:
         """Ends the session; a server that does not mind is left."""

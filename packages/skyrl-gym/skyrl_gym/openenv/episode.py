@@ -14,7 +14,7 @@ from gymnasium.spaces import Text
 
 from skyrl_gym.core import TextEnv
 from skyrl_gym.data import beside
-from skyrl_gym.openenv import TRUNCATED
+from skyrl_gym.openenv import TERMINATED, TRUNCATED
 
 Said = dict[str, Any]
 
@@ -74,7 +74,7 @@ class Episode:
         text, reward, terminated, truncated, info = self._env.step(action)
         self._over = bool(terminated or truncated)
         self._state["step_count"] += 1
-        limit = {TRUNCATED: True} if truncated and not terminated else {}
+        limit = {TRUNCATED: True, TERMINATED: bool(terminated)} if truncated else {}
         return self._said(text, info | limit, float(reward))
 
     def _said(self, text: str, info: Said, reward: float | None) -> Said:
