@@ -14,6 +14,8 @@ masters; for 7B it is a bare bfloat16 model. The parts, in this order; `--only` 
 - `rollout`: tokens/s of `seqs` requests of `prompt` + `tokens`, prefill included, median of 3. `of_...` is the part
   of a limit: each step reads the weights and the mean KV cache once, at the copy's rate (needs `ceilings`) or the data
   sheet's. `decode_only_of_copy_rate`: without the time that the same requests take for one token each
+- `kernels`: milliseconds that the GPU computes for a step of decoding, and for the prompts with two steps; null without
+  a GPU
 - `gap`: |engine's logprob - learner's| of the same sampled tokens; what whole sequences' ratios would be instead of 1
 - `sync`: milliseconds of a whole weight sync by each `way`, median of `rounds`, a first one not counted; `equal`: all
   checksums agree. The first way that works stays for the other parts
@@ -62,8 +64,8 @@ SHAPES = {
     "3B": (2048, 36, 16, 2, 11_008, True, 151_936),
     "7B": (3584, 28, 28, 4, 18_944, False, 152_064),
 }
-PARTS = ("make", "ceilings", "start", "rollout", "gap", "sync", "turns", "after", "bare")
-OF_ENGINE = {"rollout", "gap", "sync", "turns", "after"}
+PARTS = ("make", "ceilings", "start", "rollout", "kernels", "gap", "sync", "turns", "after", "bare")
+OF_ENGINE = {"rollout", "kernels", "gap", "sync", "turns", "after"}
 DATA_SHEET = {"H100": 3.35e12, "H200": 4.8e12}
 """Bytes/s of the memory."""
 GPU = torch.cuda.is_available()
@@ -342,6 +344,26 @@ class Bench:
             "one_token_seconds": round(first, 3),
         }
 
+    def kernels(self) -> dict[str, float] | None:
+        """Where prompts are long, steps wait for the GPU, and where models are small, for Python."""
+        if not GPU:
+            return None
+        long, short = self.busy(130), self.busy(2)
+        return {"step": round((long - short) / 128, 2), "prompts": round(short, 1)}
+
+    def busy(self, tokens: int) -> float:
+        """Milliseconds in which a kernel or a copy runs."""
+        import ray
+
+        ray.get(self.engine.__ray_call__.remote(start_profile))
+        self.play(self.args.seqs, tokens)
+        spans = sorted(ray.get(self.engine.__ray_call__.remote(stop_profile)))
+        last, total = 0.0, 0.0
+        for start, end in spans:
+            total += max(0.0, end - max(start, last))
+            last = max(last, end)
+        return total / 1e3
+
     @torch.no_grad()
     def gap(self) -> dict[str, Any]:
         """By the path that trains: packed rows, the learner's own logprobs."""
@@ -481,6 +503,19 @@ class Bench:
 def batched_tokens(actor: Any) -> int:
     """vLLM's own choice depends on who asks for it: 2,048 of an engine, 16,384 of an `LLM`."""
     return actor._llm.vllm_config.scheduler_config.max_num_batched_tokens
+
+
+def start_profile(actor: Any) -> None:
+    profile = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA])
+    actor._call(profile.start)
+    actor.profile = profile
+
+
+def stop_profile(actor: Any) -> list[tuple[float, float]]:
+    """Beginning and end of every kernel and copy, in microseconds."""
+    actor._call(torch.cuda.synchronize)
+    actor._call(actor.profile.stop)
+    return [(event.time_range.start, event.time_range.end) for event in actor.profile.events()]
 
 
 def learner_logprobs(learner: Any, played: list[tuple[list[int], GenerationOutput]]) -> Tensor:
