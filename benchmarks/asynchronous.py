@@ -29,8 +29,7 @@ from statistics import mean
 from typing import Any
 
 from skyrl_trainer.config import load_config
-from skyrl_trainer.report.history import read_metrics
-from skyrl_trainer.report.timeline import read_spans
+from skyrl_trainer.report.history import read_metrics, read_spans
 
 ENV_FILE = '''
 import math, random, time

@@ -38,8 +38,7 @@ import skyrl_trainer.rollout.workers as workers
 from benchmarks.scale_sim import Clock, Engine, Episode, gpu_place, lognormal
 from skyrl_trainer.algorithms.rewards import Rewards
 from skyrl_trainer.algorithms.samplers import UniformSampler
-from skyrl_trainer.report.history import MetricsWriter
-from skyrl_trainer.report.timeline import Spans, write_spans
+from skyrl_trainer.report.history import MetricsWriter, Spans, write_spans
 from skyrl_trainer.rollout.manager import Rollouts
 from skyrl_trainer.rollout.store import JsonlTrajectoryStore, encoded
 from skyrl_trainer.run.loop import Loop

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from skyrl_trainer.report.timeline import read_spans
+from skyrl_trainer.report.history import read_spans
 from skyrl_trainer.rollout.store import JsonlTrajectoryStore
 from tests.e2e.runs import TRANSFORMERS, Run, assert_nothing_left, kill_engine, kill_one, metrics
 from tests.e2e.test_resume import sampled

@@ -1,12 +1,12 @@
 from pathlib import Path
 
-from skyrl_trainer.report.timeline import FILE_NAME, read_spans, write_spans
+from skyrl_trainer.report.history import TIMELINE, read_spans, write_spans
 
 
 def test_a_line_torn_by_a_crash_costs_itself_and_what_was_written_behind_it(tmp_path: Path) -> None:
     assert read_spans(tmp_path) == []
     write_spans(tmp_path, 1, {"train": [(0.0, 1.00049)]})
-    with (tmp_path / FILE_NAME).open("a") as file:
+    with (tmp_path / TIMELINE).open("a") as file:
         file.write('{"step": 2, "tra')
     for step in (2, 3):
         write_spans(tmp_path, step, {})

@@ -18,7 +18,7 @@ from skyrl_trainer.algorithms.rewards import Rewards, register_reward
 from skyrl_trainer.algorithms.samplers import CurriculumSampler
 from skyrl_trainer.data import SampleSource
 from skyrl_trainer.errors import NothingLearned, UserError
-from skyrl_trainer.report.timeline import Spans
+from skyrl_trainer.report.history import Spans
 from skyrl_trainer.rollout.store import JsonlTrajectoryStore
 from skyrl_trainer.run.loop import Loop
 from skyrl_trainer.run.run import Run

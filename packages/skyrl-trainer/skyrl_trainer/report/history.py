@@ -1,14 +1,22 @@
-"""metrics.jsonl: one JSON object per step, each once; what is not finite is written as null, and read as NaN."""
+"""What a run writes a line of after each step.
+
+metrics.jsonl   one JSON object, each step once; what is not finite is written as null, and read as NaN
+timeline.jsonl  who worked from when to when, in seconds as time.time() counts them; the report draws it. Example:
+                {"step": 3, "train": [[1790000000.1, 1790000001.4]], "engine 0": [[1790000000.0, 1790000000.9]]}
+                "rollout" is the driver's wait for tries
+"""
 
 import json
 import math
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from skyrl_trainer.errors import UserError
 from skyrl_trainer.types import StepMetrics
 
-FILE_NAME = "metrics.jsonl"
+FILE_NAME, TIMELINE = "metrics.jsonl", "timeline.jsonl"
+Spans = dict[str, list[tuple[float, float]]]
 
 
 def read_metrics(run_dir: Path) -> list[StepMetrics]:
@@ -67,3 +75,18 @@ class MetricsWriter:
 def _line(metrics: StepMetrics) -> str:
     row = {key: float(value) if math.isfinite(value) else None for key, value in metrics.items()}
     return json.dumps(row | {"step": int(metrics["step"])}) + "\n"
+
+
+def write_spans(run_dir: Path, step: int, spans: Spans) -> None:
+    rounded = {who: [(round(start, 3), round(end, 3)) for start, end in own] for who, own in spans.items()}
+    with (run_dir / TIMELINE).open("a", encoding="utf-8") as file:
+        file.write(json.dumps({"step": step, **rounded}) + "\n")
+
+
+def read_spans(run_dir: Path) -> list[dict[str, Any]]:
+    """A line each; [] without a file. One torn by a crash is left out, with what stands behind it."""
+    path, spans = run_dir / TIMELINE, []
+    for line in path.read_bytes().splitlines() if path.is_file() else []:
+        with suppress(ValueError):
+            spans.append(json.loads(line))
+    return spans

@@ -8,9 +8,8 @@ from urllib.parse import quote
 
 from skyrl_trainer.config import Config, flatten, load_config
 from skyrl_trainer.errors import UserError
-from skyrl_trainer.report.history import read_metrics
+from skyrl_trainer.report.history import read_metrics, read_spans
 from skyrl_trainer.report.page import asset, lean, write_page
-from skyrl_trainer.report.timeline import read_spans
 
 DRAWN_STEPS = 16
 """Of the time line: more would be too narrow."""
@@ -44,7 +43,7 @@ def _run(path: Path, beside: Path) -> dict[str, Any]:
 
 
 def _trajectories(run: Path, beside: Path, notes: list[str]) -> str | None:
-    """The address of the run's page of trajectories, written, with few of them, if it is older than they are."""
+    """The page's address; it is written, with few of them, if it is older than they are."""
     from skyrl_trainer.report import viewer
 
     store, page = viewer.Store(run / "trajectories"), run / viewer.PAGE

@@ -6,13 +6,12 @@ from typing import Any
 from skyrl_trainer.config import Config, flatten
 from skyrl_trainer.errors import UserError
 from skyrl_trainer.registry import load
-from skyrl_trainer.report.timeline import Spans
+from skyrl_trainer.report.history import Spans
 from skyrl_trainer.types import StepMetrics
 
 
 class Tracker:
-    """Made after the learner: accelerate's state is its to make. last_step: of a resumed run's checkpoint; TensorBoard
-    hides what it had drawn after it."""
+    """Made after the learner, which makes accelerate's state. TensorBoard hides what it drew after last_step."""
 
     def __init__(self, config: Config, last_step: int = 0) -> None:
         self._tracker: Any = None

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 from skyrl_trainer.errors import LearnersWait, NothingLearned
-from skyrl_trainer.report.timeline import Spans
+from skyrl_trainer.report.history import Spans
 from skyrl_trainer.rollout.flow import staleness
 from skyrl_trainer.rollout.metrics import group_metrics, rollout_metrics
 from skyrl_trainer.run.run import Run

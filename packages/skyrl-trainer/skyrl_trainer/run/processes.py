@@ -16,7 +16,7 @@ import torch
 from skyrl_trainer.engine.actor import ENGINES, engine_class
 from skyrl_trainer.errors import EngineDied, UserError
 from skyrl_trainer.registry import load
-from skyrl_trainer.report.timeline import Spans
+from skyrl_trainer.report.history import Spans
 from skyrl_trainer.rollout.manager import Rollouts
 from skyrl_trainer.rollout.pool import at
 from skyrl_trainer.run.engine_watch import EngineWatch

@@ -17,9 +17,8 @@ from skyrl_trainer.learner.grpo import GRPO
 from skyrl_trainer.learner.model import Learner, make_learner
 from skyrl_trainer.process_memory import INTERVAL, pss_gib, return_free_memory
 from skyrl_trainer.registry import load
-from skyrl_trainer.report.history import MetricsWriter
+from skyrl_trainer.report.history import MetricsWriter, Spans, write_spans
 from skyrl_trainer.report.table import COLUMNS, OVERLAPPED, LiveTable
-from skyrl_trainer.report.timeline import Spans, write_spans
 from skyrl_trainer.rollout.store import JsonlTrajectoryStore
 from skyrl_trainer.run.checkpoint import Checkpoints
 from skyrl_trainer.run.folder import RunFolder
@@ -44,10 +43,7 @@ LOST_SECONDS = 10.0
 
 
 class Run:
-    """`Run(config, folder)` opens files; `with run:` starts everything, and stops it, whatever happened.
-
-    Whatever can be wrong with files and settings is found in the constructor, before anything is started.
-    """
+    """The constructor finds whatever is wrong with files and settings; `with run:` starts everything, and stops it."""
 
     learner: "Learner | LearnerGroup"
 
@@ -89,7 +85,6 @@ class Run:
 
     @property
     def complete(self) -> bool:
-        """Whether the run in this folder has reached `trainer.max_steps`."""
         found = self.checkpoint
         return bool(found and found.step >= self.config.trainer.max_steps and found.extra["unfinished"] is None)
 
@@ -234,7 +229,6 @@ class Run:
         self.table.step(row)
 
     def save(self, step: int, loop_state: dict[str, Any]) -> None:
-        """A checkpoint, the policy as a Hugging Face folder, and the report up to here."""
         self.folder.check()
         extra = {**loop_state, "best": self.best, "config": self.config.model_dump(mode="json")}
         self.checkpoints.save(step, self.algorithm.state_dict(), extra)

@@ -6,7 +6,7 @@ from typing import Any
 from transformers import TrainerCallback, TrainerControl, TrainerState
 
 from skyrl_trainer.errors import UserError
-from skyrl_trainer.report.timeline import Spans
+from skyrl_trainer.report.history import Spans
 from skyrl_trainer.run.folder import RunFolder
 from skyrl_trainer.run.run import Run
 from skyrl_trainer.settings import Config
@@ -17,8 +17,7 @@ TOLD = ("on_init_end", "on_train_begin", "on_step_end", "on_log", "on_evaluate",
 
 
 class Callbacks:
-    """What callbacks, instances or classes, are told: `args`, the script's own; `state`; `control`, of which only
-    should_training_stop has an effect. UserError for one that waits for what is not told."""
+    """What callbacks, instances or classes, are told: the script's own `args`; `state`; `control`, which may stop."""
 
     def __init__(self, callbacks: Sequence[Any], args: Any) -> None:
         self.callbacks = [each() if isinstance(each, type) else each for each in callbacks]
