@@ -149,7 +149,7 @@ def served(names: dict[str, Any]) -> Iterator[None]:
     """The endpoint that the page asks, with an engine that always says the same."""
     from skyrl_trainer.agent.chat_api import application
     from skyrl_trainer.agent.prompt import ChatPrompt
-    from skyrl_trainer.serve.answers import Policy
+    from skyrl_trainer.serve.server import Policy
     from skyrl_trainer.settings import GeneratorConfig
     from skyrl_trainer.tiny.init_policy import CHAT_TEMPLATE
     from tests.trainer.serve.test_serve_answers import SayingEngine

@@ -25,8 +25,7 @@ from skyrl_trainer.agent.parsers import ParsingPrompt, check_names, parsed, with
 from skyrl_trainer.agent.prompt import ChatPrompt
 from skyrl_trainer.config import load_config
 from skyrl_trainer.errors import UserError
-from skyrl_trainer.serve.answers import Policy
-from skyrl_trainer.serve.server import PolicyServer
+from skyrl_trainer.serve.server import Policy, PolicyServer
 from skyrl_trainer.settings import AgentConfig, GeneratorConfig
 from skyrl_trainer.types import Turn
 from tests.trainer.fakes import tiny_tokenizer

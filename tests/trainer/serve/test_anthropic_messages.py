@@ -12,8 +12,7 @@ import pytest
 from skyrl_trainer.agent.chat_api import application
 from skyrl_trainer.agent.parsers import with_parsers
 from skyrl_trainer.agent.prompt import ChatPrompt
-from skyrl_trainer.serve.answers import Policy
-from skyrl_trainer.serve.server import PolicyServer
+from skyrl_trainer.serve.server import Policy, PolicyServer
 from skyrl_trainer.settings import AgentConfig, GeneratorConfig
 from skyrl_trainer.tiny.init_policy import CHAT_TEMPLATE
 from tests.trainer.fakes import CHATML, tiny_tokenizer

@@ -19,8 +19,7 @@ from skyrl_trainer.agent.chat_api import application
 from skyrl_trainer.agent.prompt import ChatPrompt
 from skyrl_trainer.agent.streaming import settled
 from skyrl_trainer.errors import EngineDied, UserError
-from skyrl_trainer.serve.answers import Policy
-from skyrl_trainer.serve.server import PolicyServer
+from skyrl_trainer.serve.server import Policy, PolicyServer
 from skyrl_trainer.settings import GeneratorConfig
 from skyrl_trainer.tiny.init_policy import CHAT_TEMPLATE
 from skyrl_trainer.types import GenerationOutput, GenerationRequest

@@ -1,7 +1,7 @@
 """OpenAI's API as a policy speaks it: what is asked, the shape of an answer, and the HTTP application.
 
 Behind the application stands whatever has a `name`, `limits` and answers `chat` and `complete`: a policy that
-is served (serve/answers.py), or one episode of a user's agent (agent/agent_env.py). Anthropic's messages are chats in
+is served (serve/server.py), or one episode of a user's agent (agent/agent_env.py). Anthropic's messages are chats in
 other words (anthropic_api.py).
 """
 
@@ -24,6 +24,7 @@ from skyrl_trainer.agent import anthropic_api
 from skyrl_trainer.agent.streaming import Answering, Streamed, Told, after, event_of, rest_of
 
 MAX_CHOICES = 16
+THEIRS = "/v1/messages"  # Anthropic's
 CALL = "<tool_call>"
 """How a call of a tool begins in our grammar."""
 KINDS = {401: "authentication_error", 429: "rate_limit_error"}
@@ -169,18 +170,15 @@ def application(backend: Backend, key: str = "", more: Mapping[str, JsonFunction
     routes: dict[str, tuple[Callable[[bytes], Any], JsonFunction]] = {
         "/v1/completions": (Completion.model_validate_json, backend.complete),
         "/v1/chat/completions": (Chat.model_validate_json, chat),
+        THEIRS: (anthropic_api.Messages.model_validate_json, messages),
         **{path: (json.loads, function) for path, function in (more or {}).items()},
     }
     asked = [Route(path, partial(_answer, key, *both), methods=["POST"]) for path, both in routes.items()]
-    theirs = partial(_answer, key, anthropic_api.Messages.model_validate_json, messages, theirs=True)
-    asked.append(Route("/v1/messages", theirs, methods=["POST"]))
     return Starlette(routes=[Route("/v1/models", models), *asked])
 
 
-async def _answer(
-    key: str, read: Callable[[bytes], Any], answer: JsonFunction, request: Request, theirs: bool = False
-) -> Response:
-    """theirs: in Anthropic's form."""
+async def _answer(key: str, read: Callable[[bytes], Any], answer: JsonFunction, request: Request) -> Response:
+    theirs = request.url.path == THEIRS
     error_of, streamed = (anthropic_api.error_of, anthropic_api.streamed) if theirs else (_error_of, _streamed)
     try:
         keys = request.headers.get("authorization"), request.headers.get("x-api-key")

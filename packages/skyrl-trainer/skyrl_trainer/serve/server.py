@@ -1,35 +1,141 @@
-"""`skyrl-trainer serve` and `train --serve`: an OpenAI-compatible HTTP server in front of our engines.
+"""`skyrl-trainer serve` and `train --serve`: OpenAI's completions and chat completions, out of our engines.
 
+Every reply names the weights that it was sampled with: `system_fingerprint` "weights-12" is the newest of them, and
+`weight_versions` says which tokens came from which, [{"version": 12, "start": 0, "end": 31}], a list per choice.
 Errors are the dialect's JSON: 400 for a request that makes no sense, 404 for another model, 503 for a dead engine.
 """
 
+import asyncio
+import itertools
+import secrets
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from typing import Any
 
-from skyrl_trainer.agent.chat_api import application
+from skyrl_trainer.agent import chat_api
+from skyrl_trainer.agent.chat_api import CALL, Chat, Choice, Common, Completion, Refusal
 from skyrl_trainer.agent.http_server import HTTPServer
-from skyrl_trainer.agent.parsers import with_parsers
+from skyrl_trainer.agent.parsers import ParsingPrompt, choice_of, with_parsers
 from skyrl_trainer.agent.prompt import ChatPrompt
+from skyrl_trainer.agent.streaming import settled
 from skyrl_trainer.agent.tokenizer import load_chat_prompt
+from skyrl_trainer.engine.client import EngineClient
+from skyrl_trainer.errors import UserError
 from skyrl_trainer.run.guardian import guarded
 from skyrl_trainer.run.processes import Processes, check_engines
 from skyrl_trainer.run.run import Run
-from skyrl_trainer.serve.answers import Policy
-from skyrl_trainer.settings import Config
+from skyrl_trainer.settings import Config, GeneratorConfig
+from skyrl_trainer.types import GenerationOutput, GenerationRequest, SamplingOptions
 
 WATCH_SECONDS = 2.0
+ANSWER_SECONDS = 600.0
+"""Longest wait for a reply; an engine that is being restarted answers within it."""
+
+
+class Policy:
+    """A policy by its name, on several engines in turn. Used from one event loop."""
+
+    def __init__(self, name: str, engines: list[Any], prompt: ChatPrompt, generator: GeneratorConfig) -> None:
+        self.name, self.limits = name, {"max_model_len": generator.max_model_len}
+        self._prompt, self._generator = prompt, generator
+        clients = [(each, EngineClient(each, f"serve-{secrets.token_hex(4)}")) for each in engines]
+        self._engines = itertools.cycle(clients)
+
+    async def complete(self, request: Completion) -> dict[str, Any]:
+        given = request.prompt
+        ids = self._prompt.encode(given) if isinstance(given, str) else given
+        outputs, answer = await self._generate(request, ids)
+        choices = []
+        for index, output in enumerate(outputs):
+            text, finish, _ = self._text(request, output)
+            choices.append({"index": index, "text": text, "logprobs": None, "finish_reason": finish})
+        return answer | {"object": "text_completion", "choices": choices}
+
+    async def chat(self, request: Chat) -> dict[str, Any]:
+        try:
+            ids = self._prompt.conversation([*map(chat_api.for_template, request.messages)], request.tools)
+        except UserError as error:
+            raise Refusal(400, str(error)) from error
+        except Exception as error:  # templates are programs, and raise what they like
+            raise Refusal(400, f"The chat template cannot render these messages: {error}") from error
+        outputs, answer = await self._generate(request, ids)
+        choices = list[Choice]()
+        for index, output in enumerate(outputs):
+            text, finish, stop = self._text(request, output)
+            choice = choice_of(self._prompt, text, output, request.tools or [], request.logprobs, finish, stop)
+            choices.append(choice | {"index": index})
+        return answer | {"object": "chat.completion", "choices": choices}
+
+    def _text(self, request: Common, output: GenerationOutput) -> tuple[str, str, str | None]:
+        """The output's text up to the request's first stop string, why it ends, and at which string."""
+        text = self._prompt.decode(output.output_ids)
+        ends = [(at, stop) for stop in request.stops if stop and (at := text.find(stop)) >= 0]
+        at, stop = min(ends, default=(len(text), None))
+        return text[:at], "stop" if stop else output.finish_reason, stop
+
+    async def _generate(self, request: Common, ids: list[int]) -> tuple[list[GenerationOutput], dict[str, Any]]:
+        """The outputs, and what every kind of answer has."""
+        if request.model != self.name:
+            raise Refusal(404, f"The model {request.model!r} is not served here; {self.name!r} is.")
+        room = self._generator.max_model_len - len(ids)
+        if room <= 0:
+            limit = f"generator.max_model_len={self._generator.max_model_len}"
+            raise Refusal(400, f"The prompt has {len(ids)} tokens and leaves no room for an answer in {limit}.")
+        most = request.most or self._generator.max_completion_length
+        temperature = self._generator.temperature if request.temperature is None else request.temperature
+        options = SamplingOptions(min(most, room), temperature, request.top_p, self._prompt.stop_token_ids)
+        seed = secrets.randbits(48) if request.seed is None else request.seed
+        name = f"cmpl-{secrets.token_hex(12)}"
+        # Seeded always: engines on a CPU only keep seeded requests from pushing each other out of the cache.
+        streams = request.stream and request.n == 1 and not isinstance(self._prompt, ParsingPrompt)
+        asked = [GenerationRequest(f"{name}-{i}", ids, options, seed + i, streams=streams) for i in range(request.n)]
+        engine, client = next(self._engines)
+        following = asyncio.create_task(self._follow(engine, asked[0], request)) if streams else None
+        try:
+            outputs = await asyncio.wait_for(client.generate_round(asked), ANSWER_SECONDS)
+        except (UserError, TimeoutError) as error:
+            raise Refusal(503, str(error) or f"No answer within {ANSWER_SECONDS:.0f} s.") from error
+        finally:
+            if following is not None:
+                following.cancel()
+        if failed := [each.error for each in outputs if each.error is not None]:
+            raise Refusal(400, failed[0])
+        count = sum(len(output.output_ids) for output in outputs)
+        spans = [versions_of(output) for output in outputs]
+        newest = max((span["version"] for each in spans for span in each), default=0)
+        usage = {"prompt_tokens": len(ids), "completion_tokens": count}
+        told = {"system_fingerprint": f"weights-{newest}", "weight_versions": spans}
+        return outputs, chat_api.answer_of(name, self.name, usage) | told
+
+    async def _follow(self, engine: Any, asked: GenerationRequest, request: Common) -> None:
+        """Tells the answer's text while it grows, but for what may become the beginning of something else."""
+        ends = [*request.stops, *([CALL] if isinstance(request, Chat) else [])]
+        ids: list[int] = []
+        with suppress(Exception):  # an engine that cannot, or that dies: what is left comes in one piece
+            while True:
+                if more := await engine.written.remote(asked.request_id, len(ids)):
+                    ids = more
+                    request.tell(settled(self._prompt.decode(ids), ends))
+
+
+def versions_of(output: GenerationOutput) -> list[dict[str, int]]:
+    """Example: versions [3, 3, 4] are [{"version": 3, "start": 0, "end": 2}, {"version": 4, "start": 2, "end": 3}]."""
+    spans, start = [], 0
+    for version, tokens in itertools.groupby(output.weight_versions):
+        end = start + len(list(tokens))
+        spans.append({"version": version, "start": start, "end": end})
+        start = end
+    return spans
 
 
 class PolicyServer(HTTPServer):
-    """Serves a policy."""
-
     @contextmanager
     def beside(self, run: Run) -> Iterator[None]:
         """Serves the policy of a training that has given its engines their first weights."""
         config = run.config
         prompt = with_parsers(ChatPrompt(run.learner.tokenizer), config.generator.agent)
         policy = Policy(config.trainer.run_name, run.processes.engines, prompt, config.generator)
-        with self.running(application(policy)):
+        with self.running(chat_api.application(policy)):
             run.table.note(f"{config.trainer.run_name} is served at {self.url}")
             yield
 
@@ -40,7 +146,7 @@ def serve(config: Config, model_path: str, name: str, server: PolicyServer) -> N
     prompt = with_parsers(load_chat_prompt(model_path), config.generator.agent)
     with guarded(), Processes(config, model_path, plays=False) as processes:
         processes.wait_for_engines()
-        with server.running(application(Policy(name, processes.engines, prompt, config.generator))):
+        with server.running(chat_api.application(Policy(name, processes.engines, prompt, config.generator))):
             print(f"{name} is served at {server.url}", flush=True)
             print(f"Its context has {config.generator.max_model_len} tokens.", flush=True)
             while True:
