@@ -31,26 +31,22 @@ class ShortScheduler(Scheduler):
         rare += [self.defer_block_free, self.needs_kv_cache_zeroing, self.scheduler_config.long_prefill_token_threshold]
         whole = type(self._cache) is FullAttentionManager and self._block == self.hash_block_size
         self._plain = whole and not any(rare)
-        if self._plain:
-            self._allocate = self.kv_cache_manager.allocate_slots
-            self.kv_cache_manager.allocate_slots = self._slots
 
-    def _slots(self, request: Any, count: int, **options: Any) -> Any:
-        """None to add where a sequence's blocks have room for `count` tokens, and the full ones are shared already."""
-        tokens, key = request.num_computed_tokens + count, request.request_id
+    def _new_blocks(self, request: Any) -> tuple[list[int], ...] | None:
+        """Those that one more token needs: none where there is room, and the full ones are shared already."""
+        tokens, key = request.num_computed_tokens + 1, request.request_id
         room = tokens <= len(self._cache.req_to_blocks.get(key, ())) * self._block
         shared = min(tokens, request.num_tokens) // self._block <= self._cache.num_cached_block.get(key, 0)
-        if room and shared and options == {"num_lookahead_tokens": 0}:  # a waiting sequence comes with more of them
-            return self.kv_cache_manager.empty_kv_cache_blocks
-        return self._allocate(request, count, **options)
+        if room and shared:
+            return None
+        return self.kv_cache_manager.allocate_slots(request, 1).get_block_ids(allow_none=True)  # type: ignore[union-attr]
 
     def schedule(self, throttle_prefills: bool = False) -> SchedulerOutput:
         """A token of every running sequence, and vLLM's plan for those that wait; all vLLM's where one wants more."""
         running, going = self.running, self._going() if self._plain else []
         if not going:
             return super().schedule(throttle_prefills)
-        keys = [each.request_id for each in going]
-        blocks = [self._slots(each, 1, num_lookahead_tokens=0).get_block_ids(allow_none=True) for each in going]
+        keys, blocks = [each.request_id for each in going], [*map(self._new_blocks, going)]
         limits = self.max_num_running_reqs, self.max_num_scheduled_tokens
         self.running, self.max_num_running_reqs = [], limits[0] - len(running)
         self.max_num_scheduled_tokens -= len(going)
