@@ -84,7 +84,10 @@ class SampleSource(_Samples):
 def load_samples(
     specs: Sequence[Spec], default_env_class: str = "text_math", seed: int = 0, env_file: str | None = None
 ) -> SampleSource:
-    """The samples of all specs, in order. default_env_class: of rows that name none. seed: of specs that have none."""
+    """The samples of all specs, in order. UserError names the spec, what is wrong with it and what is right.
+
+    default_env_class: of rows that name none. seed: of specs that have none. env_file: registers environments.
+    """
     if not specs:
         raise UserError("The data has no source: give an env spec such as 'text_math?split=train', or a file.")
     if env_file:
@@ -110,7 +113,9 @@ def load_samples(
             parts[label] = _row_samples(name, _hub_files(name, **options), default_env_class, env_file)
         else:
             parts[label] = _env_samples(label, name, options, seed, env_file)
-    return SampleSource(list(parts.values()), [weight or 1.0 for weight in weights] if any(weights) else ())
+    some = any(weight is not None for weight in weights)
+    of_all = [1.0 if weight is None else weight for weight in weights]
+    return SampleSource(list(parts.values()), of_all if some else ())
 
 
 def tasks(config: Config, specs: Sequence[Spec]) -> SampleSource:

@@ -94,9 +94,12 @@ class Conversation:
 
     def _ids(self) -> list[int]:
         messages = self._request["messages"]
-        answers = [(number, message) for number, message in enumerate(messages) if message["role"] == "assistant"]
-        found = {n: self._answers.get(self._path(n, each), self._answers.get(_key(each))) for n, each in answers}
-        sampled = {number: output for number, output in found.items() if output is not None}
+        sampled = dict[int, list[int]]()
+        for number, message in enumerate(messages):
+            if message["role"] == "assistant":
+                output = self._answers.get(self._path(number, message), self._answers.get(_key(message)))
+                if output is not None:
+                    sampled[number] = output
         marks = {number: f"{MARKER}{number}{MARKER}" for number in sampled}
         told = [
             {"role": "assistant", "content": marks[number]} if number in marks else for_template(message)

@@ -38,8 +38,9 @@ class MessagePrompt:
             results = [each.replace(escaped, escaped.replace("&lt;", "<")) for each in results]
         if len(results) != len(calls):  # not one by one: the first message has all of it
             results = [text] + [""] * (len(calls) - 1)
-        pairs = zip(results, calls, strict=True)
-        return [self.add("tool", one, tool_call_id=call.get("id", "")) for one, call in pairs]
+        return [
+            self.add("tool", one, tool_call_id=call.get("id", "")) for one, call in zip(results, calls, strict=True)
+        ]
 
     def decode(self, ids: list[int]) -> str:
         """What the model said; tool calls of the endpoint's own form are written in the grammar of ours."""

@@ -54,6 +54,7 @@ class ParsingPrompt(ChatPrompt):
     """A ChatPrompt that also reads answers, as vLLM's server would."""
 
     def __init__(self, tokenizer: Any, agent: AgentConfig) -> None:
+        """UserError where the tokenizer or the machine's files do not suit."""
         super().__init__(tokenizer)
         check_names(agent)
         from vllm.parser.parser_manager import ParserManager
@@ -98,7 +99,10 @@ def _call(place: int, call: Any, text: str) -> dict[str, Any]:
 
 
 def with_parsers(prompt: ChatPrompt, agent: AgentConfig) -> ChatPrompt:
-    return ParsingPrompt(prompt.tokenizer, agent) if any(parser_names(agent)) else prompt
+    """The same prompts; with the parsers that the settings name, if any."""
+    if any(parser_names(agent)):
+        return ParsingPrompt(prompt.tokenizer, agent)
+    return prompt
 
 
 def parsed(prompt: ChatPrompt, text: str, ids: list[int], tools: Tools) -> Message:

@@ -104,7 +104,9 @@ def settings(resolved: Resolved) -> Iterator[tuple[str, str]]:
     with suppress(UserError):  # said by obstacles
         values[OPTIONS] = algorithm_options(resolved.config)
     for name, value in values.items():
-        entries = {f"{name}.{key}": each for key, each in value.items()} if name == OPTIONS else {name: value}
+        entries = {name: value}
+        if name == OPTIONS:
+            entries = {f"{name}.{option}": chosen for option, chosen in value.items()}
         for each, chosen in entries.items():
             text = json.dumps(chosen, ensure_ascii=False)
             yield each, f"{text:<28}  {resolved.sources.get(each, 'default')}"

@@ -19,7 +19,8 @@ class Rollouts(Workers):
     def run(self, batch: PromptBatch, eval: bool = False, sampling: SamplingOptions | None = None) -> RolloutBatch:
         """Plays every sample `num_generations` times; blocks until all episodes are back, failed ones included.
 
-        eval: with places beside what plays already. Raises EngineDied, or UserError where all failed but for `eval`.
+        `eval` takes generator.eval_temperature, and places beside what plays already; `sampling` replaces the recipe's
+        options. Raises EngineDied when an engine is gone, UserError when every episode failed, but for `eval`.
         """
         name = f"{'eval/' if eval else ''}{batch.step}"
         groups = {
@@ -42,14 +43,8 @@ class Rollouts(Workers):
 
     def start(self, groups: list[Group], eval: bool = False, sampling: SamplingOptions | None = None) -> None:
         """Begins to play still empty trajectories; each group (same prompt, one cache) by one engine."""
-        generator, deterministic = self._config.generator, self._config.trainer.deterministic
-        sampling = sampling or SamplingOptions(
-            max_tokens=generator.max_completion_length,
-            temperature=generator.eval_temperature if eval else generator.temperature,
-            top_p=1.0 if eval else generator.top_p,
-            stop_token_ids=self.stop_token_ids,
-        )
-        self._start(groups, How(sampling, deterministic, deterministic, eval))
+        deterministic = self._config.trainer.deterministic
+        self._start(groups, How(sampling or self._sampling(eval), deterministic, deterministic, eval))
 
     def finished(self, groups: Mapping[int, Group], wait_for_all: bool = False) -> dict[int, Group]:
         """Of these groups, which were started, those that have ended: waits for one of them, or for all."""
@@ -68,9 +63,10 @@ class Rollouts(Workers):
             self._collect(min(map(len, groups.values())) if others or not wait_for_all else None)
 
     def play(self, trajectories: Iterable[Trajectory], sampling: SamplingOptions, seeded: bool) -> Iterator[Trajectory]:
-        """Plays still empty trajectories, taken from the iterable as there is room, and yields each as it ends.
+        """Plays still empty trajectories and yields each as it ends, generator.max_concurrency an engine at a time.
 
-        seeded: as in EpisodeSettings. Raises EngineDied, or UserError when an endpoint answers no more.
+        They are taken from the iterable as there is room. seeded: every request has a generator of its own. Raises
+        EngineDied when an engine is gone, UserError when an endpoint answers no more.
         """
         waiting = iter(trajectories)
         room = self._config.generator.max_concurrency * len(self._workers)
@@ -83,6 +79,15 @@ class Rollouts(Workers):
             self._collect(1)
             ended, self._ended = self._ended, {}
             yield from ended.values()
+
+    def _sampling(self, eval: bool) -> SamplingOptions:
+        generator = self._config.generator
+        return SamplingOptions(
+            max_tokens=generator.max_completion_length,
+            temperature=generator.eval_temperature if eval else generator.temperature,
+            top_p=1.0 if eval else generator.top_p,
+            stop_token_ids=self.stop_token_ids,
+        )
 
 
 def check_not_all_failed(rollouts: RolloutBatch, what: str) -> None:

@@ -108,6 +108,7 @@ class GRPOTrainer(GRPO):
         super().__init__(config)
 
     def _config(self, args: Any, rows: Any, tools: bool) -> Config:
+        """The configuration that `args` stands for, with the name of this algorithm."""
         if is_trls(args):
             counted = hasattr(rows, "__len__") and not isinstance(rows, str | list)
             known = len(rows) if counted else None
@@ -179,7 +180,7 @@ BY_LOSS: dict[str, type[GRPOTrainer]] = {
 
 
 def _take_rewards(config: Config, given: RewardFunctions | None, weights: Any, state: TrainerState) -> None:
-    """weights: of TRL's arguments, in the functions' order."""
+    """Registers functions by their names, with TRL's columns. weights: of TRL's arguments, in the functions' order."""
     functions = [given] if callable(given) or isinstance(given, str) else list(given or ())
     if bad := [function for function in functions if not callable(function)]:
         raise UserError(f"reward_funcs has {bad[0]!r:.60}; these trainers take functions.")
@@ -188,11 +189,13 @@ def _take_rewards(config: Config, given: RewardFunctions | None, weights: Any, s
         raise UserError(f"reward_funcs has two functions of one name ({', '.join(names)}); rename one of them.")
     if weights and len(weights) != len(names):
         raise UserError(f"GRPOConfig.reward_weights has {len(weights)} weights for {len(names)} reward functions.")
-    values = given.values() if isinstance(given, Mapping) else weights or ()
+    found: dict[str, float] = dict(zip(names, weights or (), strict=False))
+    if isinstance(given, Mapping):
+        found = dict(zip(names, given.values(), strict=True))
     settings = config.trainer.algorithm
     for name, function in zip(names, functions, strict=True):
         register_reward(name)(with_columns(name, function, state))
-    settings.reward_funcs = dict.fromkeys(names, 1.0) | settings.reward_funcs | dict(zip(names, values, strict=False))
+    settings.reward_funcs = dict.fromkeys(names, 1.0) | settings.reward_funcs | found
 
 
 def _take_data(config: Config, folder: Path, train: Any, held_out: Any, trls: bool, speaks: bool) -> None:
