@@ -24,7 +24,7 @@ def call(name, **args):
 class Shown(SWEEnv):
     def expert_action(self):
         fix = call("replace", path="calc.py", old="n + 2", new="2 * n")
-        return [call("view", path="calc.py"), fix, call("submit")][self._steps]
+        return [call("view", path="calc.py"), fix, call("submit")][self.steps]
 
 gymnasium.register("mine/swe-v0", Shown, max_episode_steps=100)
 """

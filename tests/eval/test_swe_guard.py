@@ -233,7 +233,7 @@ def reward(instance: Instance, patch: str) -> float:
     env = SWEEnv()
     task = benchmarks.find("swe-verified").env(instance.item).options["task"]
     env.reset(seed=0, options={"task": task | {"repos": str(instance.repos), "tests": instance.item.gold}})
-    env._patch = patch
+    env.patch = patch
     paid = float(env._resolved()[0])
     env.close()
     return paid

@@ -270,7 +270,7 @@ def _predicted(path: str, open_run: Any) -> Run:
     except (OSError, ValueError, KeyError, TypeError) as error:
         wanted = "jsonl rows with instance_id, model_name_or_path and model_patch, or gold for the official patches"
         raise UserError(f"--predictions {path} cannot be read ({error!r}): expected {wanted}.") from error
-    run: Run = open_run(names or path, predictions=data.content_id(patches))
+    run = open_run(names or path, predictions=data.content_id(patches))
     for item, sample in run.missing(1):
         if (patch := item.gold["patch"] if path == "gold" else patches.get(item.item_id)) is not None:
             run.add(Attempt(item.bench, item.item_id, sample, patch))

@@ -72,7 +72,7 @@ def load(bench: "Benchmark", spec: str | None = None, images: bool = False) -> D
     if len(bad) > MOST_BAD * (len(rows) + len(bad)):
         raise UserError(bad[0])
     examples = [row for path in shots for row in _rows(path, bench.Row, bad)]
-    items = _named_once(bench.tasks(rows, examples), source)
+    items = list(_named_once(bench.tasks(rows, examples), source))
     kept = [item for item in items if images or not item.image]
     if not kept:
         raise UserError(f"--data {source} has no items" + (" without an image." if items else "."))
@@ -162,17 +162,15 @@ def _raw(path: Path) -> Iterator[Any]:
         raise UserError(f"{path} cannot be read: {error}.") from error
 
 
-def _named_once(items: list[Item], source: str) -> list[Item]:
+def _named_once(items: list[Item], source: str) -> Iterator[Item]:
     """Gives repeated rows ids of their own; two different items under one id are an error."""
     seen: dict[str, list[Item]] = {}
-    result = []
     for item in items:
         same = seen.setdefault(item.item_id, [])
         if same and (same[0].question, same[0].gold) != (item.question, item.gold):
             raise UserError(f"--data {source} has two different items with the id {item.item_id!r}.")
         same.append(item)
-        result.append(replace(item, item_id=f"{item.item_id}#{len(same)}") if len(same) > 1 else item)
-    return result
+        yield replace(item, item_id=f"{item.item_id}#{len(same)}") if len(same) > 1 else item
 
 
 def _digest(*parts: Any) -> str:

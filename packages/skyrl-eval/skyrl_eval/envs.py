@@ -17,7 +17,7 @@ from skyrl_eval.prompts import fill
 from skyrl_eval.tools import Pages
 from skyrl_gym.core import Outcome, Task, TextEnv
 from skyrl_gym.parsing import MAX_CALLS, parse_tool_calls
-from skyrl_gym.tools.tool import Tool, responses, run_call, tool
+from skyrl_gym.tools.tool import responses, run_call, tool
 
 
 class QuestionEnv(TextEnv):
@@ -28,7 +28,7 @@ class QuestionEnv(TextEnv):
             raise ValueError(f"options['task']: field 'question' must be a string, got {row.get('question')!r:.80}.")
         self._pages = pages = Pages(row.get("tools") or "")
         functions = (pages.search, pages.open_page) if row.get("tools") else ()
-        self._tools: dict[str, Tool] = {each.__name__: tool(each, external=True) for each in functions}
+        self._tools = {each.__name__: tool(each, external=True) for each in functions}
         self.metadata = self.metadata | {"waits": bool(functions)}  # read by EnvWorkers: their pages are far away
         listed = "\n".join(json.dumps(each.schema["function"]) for each in self._tools.values())
         how = fill("tools", tools=listed, limit=str(MAX_CALLS)) if listed else ""

@@ -59,12 +59,8 @@ def grade_run(run: Run, bench: str, context: Context) -> list[Verdict]:
     benchmark, grader = benchmarks.find(bench), grader_hash(bench, context)
     items = {item.item_id: item for item in run.items}
     attempts = [attempt for attempt in run.attempts.values() if attempt.item_id in items]
-
-    def known(attempt: Attempt) -> bool:
-        old = run.verdicts.get(attempt.key) or Verdict(*attempt.key, None, "ungraded")
-        return old.status != "ungraded" and (old.grader, old.attempt) == (grader, answer_hash(attempt))
-
-    todo = [attempt for attempt in attempts if not known(attempt)]
+    kept = {key: old.attempt for key, old in run.verdicts.items() if old.grader == grader and old.status != "ungraded"}
+    todo = [attempt for attempt in attempts if kept.get(attempt.key) != answer_hash(attempt)]
     for result in grade_all(benchmark, [items[attempt.item_id] for attempt in todo], todo, context):
         result.grader, result.attempt = grader, answer_hash(run.attempts[result.key])
         if run.verdicts.get(result.key) != result:

@@ -30,17 +30,17 @@ BUILDS = re.compile(rf"^[ \t]*+(?!#|FROM |{WORKDIR.pattern[1:]}|COPY (?:\.|[\w-]
 
 
 class HarborEnv(ShellEnv):
-    """tasks: the folder of tasks, of gymnasium.make or of a reset. image="ignored" plays tasks whose Dockerfile builds
-    something, too."""
+    """tasks: the folder of tasks, of gymnasium.make or of a reset. image="ignored": also those that build an image."""
 
     choices: ClassVar[Choices] = {"image": ("refused", "ignored")}
-    id_options: ClassVar[tuple[str, ...]] = ()
-    tool_names: ClassVar[tuple[str, ...]] = ("bash", "submit")
-    most_steps: ClassVar[int] = 50
+    id_options = ()
+    kept = ("steps", "commands")
+    tool_names = ("bash", "submit")
+    most_steps = 50
 
     def bash(self, command: str) -> str:
         """Runs a bash command; returns stdout and stderr, and the exit code where it is not 0."""
-        self._commands.append(command)
+        self.commands.append(command)
         return self._shell(command, self._binds, self.task.data["work"])
 
     def _checked(self, options: Mapping[str, Any]) -> dict[str, Any]:
@@ -70,8 +70,8 @@ class HarborEnv(ShellEnv):
     def act(self, action: str) -> Outcome:
         made = self._made(action)
         submitted = submits(made)
-        self._steps += 1
-        reward = self._reward() if submitted or self._steps == self._limit else 0.0
+        self.steps += 1
+        reward = self._reward() if submitted or self.steps == self._limit else 0.0
         valid = bool(made) and all(call["args"] is not None for call in made)
         said = responses(made, *([] if made else [NO_CALL]))
         return Outcome(said, {"tests": reward}, valid, reward >= 1, submitted, {"tool_calls": made})
@@ -96,9 +96,6 @@ class HarborEnv(ShellEnv):
         calls = {"tool": "bash", "args": {"command": file.read_text(encoding="utf-8")}}, {"tool": "submit"}
         return "\n".join(f"<tool_call>{json.dumps(call)}</tool_call>" for call in calls)
 
-    def get_env_state(self) -> dict[str, Any]:
-        return {"steps": self._steps, "commands": self._commands}
-
     def set_env_state(self, state: dict[str, Any]) -> None:
         """The commands are run again, in a fresh folder."""
         self.close()
@@ -108,7 +105,7 @@ class HarborEnv(ShellEnv):
         (work / "Dockerfile").unlink(missing_ok=True)
         temporary.mkdir()
         self._binds = [(work, self.task.data["work"], True), (temporary, "/tmp", True)]
-        self._steps, self._commands = state["steps"], list[str]()
+        self.steps, self.commands = state["steps"], list[str]()
         for command in state["commands"]:
             self.bash(command)
 

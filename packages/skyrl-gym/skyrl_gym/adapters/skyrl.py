@@ -14,19 +14,17 @@ from skyrl_gym.envs import create
 
 
 class Repeated(RowsOnly):
-    """Plays rows; a state is the actions so far, `self._actions`, which are played again."""
+    """Plays rows; a state is the actions so far: played again."""
 
     choices: ClassVar[Choices] = {}
+    kept = ("actions",)
+    actions: list[str]
 
     def task_from_row(self, row: Any, options: Any) -> Task:
         row = read_row(row, "options['task']")
         return Task(row_id(row), contents(row["prompt"]), row["reward_spec"].get("ground_truth"), data=row)
 
-    def get_env_state(self) -> dict[str, Any]:
-        return {"actions": self._actions}
-
     def set_env_state(self, state: dict[str, Any]) -> None:
-        self._actions: list[str]
         self.begin(self.task)
         for action in state["actions"]:
             self.act(action)
@@ -53,7 +51,7 @@ class SkyRLEnv(Repeated):
         self.close()
         row = copy.deepcopy(task.data)
         prompt, extras = row.pop("prompt"), {name: row[name] for name in row if name != "env_class"}
-        self._env, self._actions = self._create(extras=extras | self._extras), list[str]()
+        self._env, self.actions = self._create(extras=extras | self._extras), list[str]()
         messages, self._metadata = self._env.init(prompt)
         self._instructions = contents(messages, system=True)
         return contents(messages)
@@ -62,7 +60,7 @@ class SkyRLEnv(Repeated):
         return {"instructions": self._instructions, "metadata": self._metadata}  # init may have changed the row's
 
     def act(self, action: str) -> Outcome:
-        self._actions.append(action)
+        self.actions.append(action)
         step = self._env.step(action)
         reward, done, metadata = float(step["reward"]), bool(step["done"]), step.get("metadata") or {}
         info = {"metadata": metadata, "metrics": self._env.get_metrics()}

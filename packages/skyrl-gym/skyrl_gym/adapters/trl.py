@@ -32,7 +32,11 @@ class TextEnvironment:
         self.reward, self.done, self._resets = 0.0, True, 0
 
     def reset(self, **row: Any) -> str | None:
-        seed, options = row.get("seed"), self._options(row)
+        names = ("task_id", *getattr(self.env.unwrapped, "choices", ()))
+        options = {name: row[name] for name in names if row.get(name) is not None}
+        if row.get("reward_spec") is not None:
+            options = {"task": row}
+        seed = row.get("seed")
         if seed is None and not {"task", "task_id"} & options.keys():
             # The tries of a row, each played by an instance of its own, must meet one task.
             seed = crc32(json.dumps(row, sort_keys=True, default=str).encode()) + self._resets
@@ -46,12 +50,6 @@ class TextEnvironment:
 
     def get_reward(self) -> float:
         return self.reward
-
-    def _options(self, row: dict[str, Any]) -> dict[str, Any]:
-        if row.get("reward_spec") is not None:
-            return {"task": row}
-        names = ("task_id", *getattr(self.env.unwrapped, "choices", ()))
-        return {name: row[name] for name in names if row.get(name) is not None}
 
     def _act(self, action: str) -> str:
         if self.done:

@@ -34,7 +34,7 @@ class TRLEnv(Repeated):
         self._factory, self._functions = pickle.loads(Path(given).read_bytes())
 
     def begin(self, task: Task) -> str:
-        row, self._actions = columns(task.data), list[str]()
+        row, self.actions = columns(task.data), list[str]()
         environment = self._environment(row)
         made = [tool(waited(function)) for function in (*self._functions, *methods(environment))]
         self._tools = {each.name: each for each in made}
@@ -67,7 +67,7 @@ class TRLEnv(Repeated):
         return {"instructions": whole, "instructions_without_tools": system, "tools": schemas}
 
     def act(self, action: str) -> Outcome:
-        self._actions.append(action)
+        self.actions.append(action)
         calls = parse_tool_calls(action) if self._tools else []
         made = [run_call(self._tools, call) for call in calls]
         score = float(self._score())

@@ -23,10 +23,8 @@ _ACT = {"name": "act", "description": "Takes one action; returns what it led to.
 
 
 class Episode:
-    """An environment that is reset and stepped."""
-
     def __init__(self, env_id: str) -> None:
-        self._env: gymnasium.Env[Any, Any] = gymnasium.make(env_id)
+        self._env = gymnasium.make(env_id)
         space = self._env.action_space
         if not isinstance(space, Text):
             raise ValueError(f"{env_id} acts by {space}, and only text can be served.")

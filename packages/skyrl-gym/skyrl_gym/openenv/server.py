@@ -268,7 +268,7 @@ def application(env_id: str, limits: Limits = Limits(), key: str | None = None) 
     description = told.get(env_id, "A text environment.")
     calls = {"/reset": "POST", "/step": "POST", "/state": "GET", "/mcp": "POST"}
     info = {"title": env_id, "version": "1.0.0"}  # OpenEnv's validator reads it, and the paths
-    pages: Said = {
+    pages = {
         "/schema": SCHEMA,
         "/health": {"status": "healthy"},
         "/metadata": {"name": env_id, "description": description},
@@ -278,10 +278,8 @@ def application(env_id: str, limits: Limits = Limits(), key: str | None = None) 
     routes += [Route(path, server.http, methods=[method]) for path, method in calls.items()]
     sockets = [WebSocketRoute(path, server.converse) for path in ("/ws", "/mcp")]
     app = Starlette(routes=[*routes, *sockets])
-    return app if key is None else _locked(app, key)
-
-
-def _locked(app: ASGIApp, key: str) -> ASGIApp:
+    if key is None:
+        return app
     refusal = JSONResponse({"detail": "This server wants its key, as the header Authorization: Bearer KEY."}, 401)
 
     async def check(scope: Scope, receive: Receive, send: Send) -> None:

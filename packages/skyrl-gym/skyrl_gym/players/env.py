@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from skyrl_gym.core import Choices, Outcome, Task, TextEnv
+from skyrl_gym.core import Outcome, Task, TextEnv
 from skyrl_gym.players import pool
 from skyrl_gym.players.game import ILLEGAL, ROLES, Game
 
@@ -19,7 +19,7 @@ class PlayersEnv(TextEnv):
     """A subclass gives `game_class`, `count_tasks` and `make_task`, whose tasks are `task_of`."""
 
     game_class: ClassVar[type[Game]]
-    choices: ClassVar[Choices] = TextEnv.choices | {
+    choices = TextEnv.choices | {
         "opponent": ("random", "perfect", "self"),
         "expert": ("perfect", "random"),
     }

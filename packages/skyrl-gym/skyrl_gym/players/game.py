@@ -89,7 +89,7 @@ class Game:
         """options: `deal`, where chance is not to draw it, and `moves` that were made already."""
         options = options or {}
         self.deal = options["deal"] if "deal" in options else self.draw(np.random.default_rng(seed))
-        self.moves: list[str] = list(options.get("moves", ()))
+        self.moves = list(options.get("moves", ()))
         self.agents, self.agent_selection = list(ROLES), self.mover(len(self.moves))
         self.rewards = dict.fromkeys(ROLES, 0.0)
         self._cumulative_rewards = dict(self.rewards)

@@ -33,7 +33,7 @@ class KuhnPoker(Game):
 
     metadata: ClassVar[dict[str, Any]] = {"name": "kuhn_poker_v0", "render_modes": []}
     stake = 2.0
-    rules: ClassVar[dict[str, str]] = WORDS["rules"]
+    rules = WORDS["rules"]
 
     def draw(self, generator: np.random.Generator) -> list[str]:
         return list(DEALS[int(generator.integers(len(DEALS)))])

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from skyrl_gym.core import SPLITS, Choices, Task
+from skyrl_gym.core import SPLITS, Task
 from skyrl_gym.data import beside
 from skyrl_gym.players.env import PlayersEnv
 from skyrl_gym.players.game import ILLEGAL, ROLES, Game
@@ -34,7 +34,7 @@ class Nim(Game):
     """A deal is the heaps. A move is a heap's letter and how many are taken: "B 2"."""
 
     metadata: ClassVar[dict[str, Any]] = {"name": "nim_v0", "render_modes": []}
-    rules: ClassVar[dict[str, str]] = WORDS["rules"]
+    rules = WORDS["rules"]
 
     def draw(self, generator: np.random.Generator) -> list[int]:
         return [int(heap) for heap in generator.integers(1, 6, size=3)]
@@ -80,20 +80,16 @@ def positions(split: str, difficulty: int) -> list[tuple[int, ...]]:
     """The heaps of a split, in order. A hash of the sorted heaps decides, so that no two splits share a position."""
     count, most = LEVELS[difficulty]
     place = SPLITS.index(split)
-
-    def part(heaps: tuple[int, ...]) -> int:
-        return blake2b(bytes(sorted(heaps)), digest_size=8).digest()[0] % SHARES[-1]
-
-    ends = (0, *SHARES)
+    mine = range((0, *SHARES)[place], SHARES[place])
     ways = product(range(1, most + 1), repeat=count)
-    return [heaps for heaps in ways if ends[place] <= part(heaps) < ends[place + 1]]
+    return [heaps for heaps in ways if blake2b(bytes(sorted(heaps)), digest_size=8).digest()[0] % SHARES[-1] in mine]
 
 
 class NimEnv(PlayersEnv):
     """One role of Nim: the one that wins if it makes no mistake."""
 
     game_class = Nim
-    choices: ClassVar[Choices] = PlayersEnv.choices | {"difficulty": tuple(LEVELS)}
+    choices = PlayersEnv.choices | {"difficulty": tuple(LEVELS)}
 
     def count_tasks(self, options: Mapping[str, Any]) -> int:
         return len(positions(options["split"], options["difficulty"]))

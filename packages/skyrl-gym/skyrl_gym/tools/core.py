@@ -22,7 +22,7 @@ class ToolGroup:
     def __init__(self, name: str) -> None:
         self.name = name
         names = (name for name in dir(type(self)) if hasattr(getattr(type(self), name), _MARK))
-        self._tools: dict[str, Callable[..., Any]] = {name: getattr(self, name) for name in names}
+        self._tools = {name: getattr(self, name) for name in names}
 
     def get_name(self) -> str:
         return self.name

@@ -139,7 +139,7 @@ class Sandbox:
 
     def _call(self, code: str, wall: float, given: Mapping[str, bytes] = MappingProxyType({})) -> ExecResult:
         started = time.monotonic()
-        ours: socket.socket = cast(Any, self._server)[1]
+        ours = cast(Any, self._server)[1]
         with contextlib.ExitStack() as stack:
             numbers = os.memfd_create("code"), *os.pipe(), *os.pipe()
             files = [stack.enter_context(open(number, "r+b", 0)) for number in numbers]

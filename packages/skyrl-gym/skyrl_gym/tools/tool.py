@@ -85,7 +85,11 @@ def run_call(
         _check(tools, call)
         done["args"] = call.args
         if recorded is not None and tools[call.tool].external:
-            return {**done, **_answer_of(done, recorded)}
+            past = [one for one in recorded if (one.get("tool"), one.get("args")) == (done["tool"], done["args"])]
+            if past:
+                recorded.remove(past[0])
+                return {**done, **past[0]}
+            raise ToolError(f"The record holds no answer to this call of {done['tool']}.")
         key, value = "result", tools[call.tool].function(**call.args)
     except ToolError as error:
         key, value = "error", str(error)
@@ -107,13 +111,6 @@ def responses(calls: Sequence[Mapping[str, Any]], *notes: str) -> str:
     # A text that holds the tags could pass for the end of its response and the beginning of another.
     safe = [re.sub("<(?=/?tool_response>)", "&lt;", text) for text in (*texts, *notes)]
     return "\n".join(f"<tool_response>\n{text}\n</tool_response>" for text in safe)
-
-
-def _answer_of(call: dict[str, Any], recorded: list[Mapping[str, Any]]) -> Mapping[str, Any]:
-    for place, past in enumerate(recorded):
-        if (past.get("tool"), past.get("args")) == (call["tool"], call["args"]):
-            return recorded.pop(place)
-    return {"error": f"The record holds no answer to this call of {call['tool']}."}
 
 
 def _check(tools: Mapping[str, Tool], call: ToolCall) -> None:

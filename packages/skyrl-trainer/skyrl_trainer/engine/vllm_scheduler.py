@@ -26,27 +26,29 @@ class ShortScheduler(Scheduler):
         super().__init__(*args, **kwargs)
         self._cache, *others = self.kv_cache_manager.coordinator.single_type_managers
         self._block = self._cache.block_size
-        connectors = (self.connector, self.ec_connector, self.aux_output_connector)
-        rare = [others, *connectors, self.num_spec_tokens, self.return_sampling_mask, self.log_stats, self.use_pp]
-        rare += [self.defer_block_free, self.needs_kv_cache_zeroing, self.scheduler_config.long_prefill_token_threshold]
+        rare = [others, self.connector, self.ec_connector, self.aux_output_connector, self.use_pp]
+        rare += [self.num_spec_tokens, self.return_sampling_mask, self.log_stats, self.defer_block_free]
+        rare += [self.needs_kv_cache_zeroing, self.scheduler_config.long_prefill_token_threshold]
         whole = type(self._cache) is FullAttentionManager and self._block == self.hash_block_size
         self._plain = whole and not any(rare)
 
-    def _new_blocks(self, request: Any) -> tuple[list[int], ...] | None:
-        """Those that one more token needs: none where there is room, and the full ones are shared already."""
+    def _new_blocks(self, request: Any) -> Any:
+        """Ids that one more token adds: None where there is room, and the full blocks are shared already."""
         tokens, key = request.num_computed_tokens + 1, request.request_id
         room = tokens <= len(self._cache.req_to_blocks.get(key, ())) * self._block
         shared = min(tokens, request.num_tokens) // self._block <= self._cache.num_cached_block.get(key, 0)
         if room and shared:
             return None
-        return self.kv_cache_manager.allocate_slots(request, 1).get_block_ids(allow_none=True)  # type: ignore[union-attr]
+        added: Any = self.kv_cache_manager.allocate_slots(request, 1)
+        return added.get_block_ids(allow_none=True)
 
     def schedule(self, throttle_prefills: bool = False) -> SchedulerOutput:
-        """A token of every running sequence, and vLLM's plan for those that wait; all vLLM's where one wants more."""
+        """A token of every running sequence, and vLLM's plan for those that wait; or all vLLM's."""
         running, going = self.running, self._going() if self._plain else []
         if not going:
             return super().schedule(throttle_prefills)
-        keys, blocks = [each.request_id for each in going], [*map(self._new_blocks, going)]
+        keys = [each.request_id for each in going]
+        blocks = [self._new_blocks(each) for each in going]
         limits = self.max_num_running_reqs, self.max_num_scheduled_tokens
         self.running, self.max_num_running_reqs = [], limits[0] - len(running)
         self.max_num_scheduled_tokens -= len(going)
@@ -74,7 +76,7 @@ class ShortScheduler(Scheduler):
 
     @staticmethod
     def _ends(request: Any) -> bool:
-        """Whether a step that is planned already brings its last token."""
+        """Whether its last token is planned already."""
         planned = request.num_output_placeholders
         return planned and request.num_computed_tokens + 2 - planned >= request.num_prompt_tokens + request.max_tokens
 
@@ -92,8 +94,8 @@ class ShortScheduler(Scheduler):
         request.num_in_flight_tokens += 1
 
     def update_from_output(self, scheduled: Any, sampled: Any) -> dict[int, EngineCoreOutputs]:
-        """Appends the tokens of sequences that go on, with a number as logprob where no other token's is asked for;
-        first and last ones, prefills and the rest are vLLM's."""
+        """Appends the tokens of sequences that go on, with a number for logprob where no more is asked for; first and
+        last ones, prefills and the rest are vLLM's."""
         tokens, rows, logprobs = sampled.sampled_token_ids, sampled.req_id_to_index, sampled.logprobs
         if not (self._plain and tokens and logprobs and logprobs.cu_num_generated_tokens is None):
             return super().update_from_output(scheduled, sampled)

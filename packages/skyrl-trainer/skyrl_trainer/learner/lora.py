@@ -70,9 +70,11 @@ class LoRALearner(Learner):
         head: Any = self.model.get_output_embeddings()
         if entropy_gradient or head.bias is not None or not torch.is_grad_enabled():
             return super().scoring(chunked, entropy_gradient)
-        return lambda hidden_NH, targets_N: FrozenHead.apply(
-            hidden_NH, head.weight, targets_N, self.inverse_temperature
-        )
+
+        def score(hidden_NH: Tensor, targets_N: Tensor) -> Any:
+            return FrozenHead.apply(hidden_NH, head.weight, targets_N, self.inverse_temperature)
+
+        return score
 
     def full_tensors(self, name: str | None = POLICY) -> Iterator[tuple[str, Tensor]]:
         """The weights under the names that they had without adapters, dequantised, the role's adapter merged in."""
@@ -121,8 +123,7 @@ class LoRALearner(Learner):
 
 
 class FrozenHead(torch.autograd.Function):
-    """A Scorer's logprobs and entropies without logits that are made again: all of d logprob / d hidden is multiplied
-    by one number of the loss, so that it can be computed before that is known."""
+    """A loss scales all of d logprob / d hidden by one number: with it known, no logits are made again."""
 
     @staticmethod
     def forward(ctx: Any, hidden_NH: Tensor, weight_VH: Tensor, targets_N: Tensor, scale: float) -> Any:
@@ -135,7 +136,8 @@ class FrozenHead(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         (slopes_NH,) = ctx.saved_tensors
-        return (grads[0][:, None] * slopes_NH).to(slopes_NH.dtype), None, None, None
+        hidden_grad_NH = grads[0][:, None] * slopes_NH
+        return hidden_grad_NH.to(slopes_NH.dtype), None, None, None
 
 
 def _score(hidden_NH: Tensor, weight_VH: Tensor, targets_N: Tensor, scale: float) -> tuple[Tensor, Tensor, Tensor]:

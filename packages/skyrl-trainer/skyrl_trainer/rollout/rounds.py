@@ -1,4 +1,4 @@
-"""Deterministic rollouts: the engine sees the same requests in the same order in every run."""
+"""Deterministic rollouts: however fast envs answer, the engine's batches, and each logit's last bit, are the same."""
 
 import asyncio
 from typing import Any
@@ -8,10 +8,7 @@ from skyrl_trainer.types import GenerationOutput, GenerationRequest
 
 
 class Rounds:
-    """When every living episode waits for tokens, all requests go at once, in trajectory order.
-
-    So the engine's batches, and with them the last bit of every logit, do not depend on how fast an env answers.
-    """
+    """When every living episode waits for tokens, all requests go at once, in trajectory order."""
 
     def __init__(self, client: Any, living: int) -> None:
         self._client = client

@@ -7,9 +7,9 @@ admissible changes nothing and costs a step. The reward is 1.0 when the task is 
 import random
 from collections.abc import Mapping
 from os import PathLike
-from typing import Any, ClassVar
+from typing import Any
 
-from skyrl_gym.core import Choices, Outcome, Task, TextEnv
+from skyrl_gym.core import Outcome, Task, TextEnv
 from skyrl_gym.envs.alfworld_lite.expert import next_command, slip
 from skyrl_gym.envs.alfworld_lite.given import given, world_of
 from skyrl_gym.envs.alfworld_lite.tasks import COUNTS, TYPES, make_data, reached
@@ -27,8 +27,7 @@ class AlfworldLiteEnv(TextEnv):
     Argument `tasks`: a JSON file of tasks (given.py) in place of the built-in ones, in every difficulty.
     """
 
-    choices: ClassVar[Choices] = {
-        **TextEnv.choices,
+    choices = TextEnv.choices | {
         "difficulty": tuple(load()["levels"]),
         "task_type": ("any", *TYPES),
         "feedback": ("alfworld", "explain"),

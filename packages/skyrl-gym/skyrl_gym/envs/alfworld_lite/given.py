@@ -53,8 +53,7 @@ def checked(row: Any, where: str) -> dict[str, Any]:
     for field, values in valid.items():
         value = row.get(field)
         if not isinstance(value, str) or value not in values:
-            known = ", ".join(values)
-            raise ValueError(f"{where}: field {field!r} is {value!r:.60}; valid ones are {known}.")
+            raise ValueError(f"{where}: field {field!r} is {value!r:.60}; valid ones are {', '.join(values)}.")
     for field in ("places", "contents", "lamps"):
         if not isinstance(row.get(field), dict):
             raise ValueError(f"{where}: field {field!r} must be an object, got {row.get(field)!r:.60}.")

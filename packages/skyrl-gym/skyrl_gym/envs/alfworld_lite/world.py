@@ -6,7 +6,7 @@ one hand. Heating and cooling undo each other; cleaning is never undone.
 
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, cast
+from typing import Any
 
 from skyrl_gym.data import beside
 
@@ -19,7 +19,7 @@ def kind_of(name: str) -> str:
 @cache
 def load(name: str = "world.yaml") -> dict[str, Any]:
     """A data file of this environment."""
-    return cast(dict[str, Any], beside(__file__, name))
+    return beside(__file__, name)
 
 
 TOOLS, JOINTS = load()["tools"], load()["joints"]
@@ -72,7 +72,7 @@ class World:
     """The attributes that change in an episode; all of them plain data."""
 
     def __init__(self, layout: Layout, lamps: dict[str, str], contents: dict[str, list[str]], lang: str) -> None:
-        self.layout, self.lamps, self.lang = layout, lamps, lang
+        self.layout, self.lamps, self.texts = layout, lamps, load("text.yaml")[lang]
         self.at: str | None = None
         self.held: str | None = None
         self.contents = {place: sorted(contents.get(place, ())) for place in layout.places}
@@ -82,10 +82,6 @@ class World:
         self.walking = False  # whether all that was done since a thing was last changed was to go and to open
         self.turn = 0  # how many actions there were, admissible or not
         self.actions = self._list_actions()
-
-    @property
-    def texts(self) -> dict[str, Any]:
-        return cast(dict[str, Any], load("text.yaml")[self.lang])
 
     def set_state(self, state: dict[str, Any]) -> None:
         for name in self.STATE:
@@ -97,7 +93,7 @@ class World:
         return place not in self.layout.openable or place in self.open
 
     def _list_actions(self) -> list[str]:
-        """The admissible commands, sorted, without repetitions."""
+        """The admissible commands, sorted; each once."""
         here, held = self.at, self.held
         actions = ["help", "inventory", "look", *self.layout.go[here]]
         if held is not None:

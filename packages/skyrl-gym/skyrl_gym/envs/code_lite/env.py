@@ -10,9 +10,9 @@ has a block (`format`), whatever comes later.
 
 import json
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any
 
-from skyrl_gym.core import Choices, Outcome, RowsOnly, Task, TextEnv
+from skyrl_gym.core import Outcome, RowsOnly, Task, TextEnv
 from skyrl_gym.data import read_row, row_id
 from skyrl_gym.envs.code_lite import judge, tasks
 from skyrl_gym.envs.code_lite.rows import read_tests
@@ -28,8 +28,8 @@ def cut(text: str) -> str:
 class CodeLiteEnv(TextEnv):
     """Difficulties 1 to 5: functions of two to six steps. A row's kind of task is in the row."""
 
-    choices: ClassVar[Choices] = TextEnv.choices | {"difficulty": tasks.LEVELS}
-    kept: ClassVar[tuple[str, ...]] = ("tries",)
+    choices = TextEnv.choices | {"difficulty": tasks.LEVELS}
+    kept = ("tries",)
 
     @classmethod
     def preload(cls, options: Mapping[str, Any]) -> None:

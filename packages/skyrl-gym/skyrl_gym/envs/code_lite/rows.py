@@ -100,7 +100,8 @@ def _split(text: str, functions: set[str]) -> list[Any]:
 
 def _livecodebench(row: Mapping[str, Any]) -> dict[str, Any]:
     """Lists may come as JSON, too."""
-    metadata, public = (_json(row.get(name) or {}) for name in ("metadata", "public_test_cases"))
+    given = (row.get(name) or {} for name in ("metadata", "public_test_cases"))
+    metadata, public = (json.loads(each) if isinstance(each, str) else each for each in given)
     name = metadata.get("func_name")
     cases = [(each["input"], each["output"]) for each in [*public, *opened(row["private_test_cases"])]]
     if name and not name.isidentifier():
@@ -108,10 +109,6 @@ def _livecodebench(row: Mapping[str, Any]) -> dict[str, Any]:
     tests = [_call(name, *each) if name else list(each) for each in cases]
     setup = PRELUDE + METHOD.format(name=name) * bool(name)
     return {"kind": "calls" if name else "stdin", "tests": tests, "shown": len(public), "setup": setup}
-
-
-def _json(value: Any) -> Any:
-    return json.loads(value) if isinstance(value, str) else value
 
 
 def _call(name: str, given: str, output: str) -> list[str]:

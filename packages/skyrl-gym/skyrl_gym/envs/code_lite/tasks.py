@@ -59,9 +59,6 @@ def steps() -> dict[str, Step]:
     return found
 
 
-# How many programs there are, and the one with a number.
-
-
 def residue(part: Part) -> int:
     return blake2b(f"{part[0]} {part[1]}".encode()).digest()[0] % 10
 
@@ -118,10 +115,8 @@ def program(split: str, difficulty: int, rank: int) -> list[Part]:
     return parts
 
 
-# A program in Python: the same lines make up the functions that are called here and the source that is shown.
-
-
 def lines(step: Step, x: str, y: str, k: Any) -> str:
+    """A step in Python, for functions called here and the source that is shown."""
     spelled = f"({k})" if isinstance(k, int) and k < 0 else repr(k) if isinstance(k, str) and k != "k" else str(k)
     text = Template(step.code).substitute(x=x, y=y, k=spelled)
     return text if "$y" in step.code else f"{y} = {text}"
@@ -144,7 +139,7 @@ def function(name: str) -> Callable[[Any, Any], Any]:
     """A step as a function of its input and k."""
     made: dict[str, Any] = {}
     exec(f"def step(x, k):\n{indent(lines(steps()[name], 'x', 'y', 'k'), TAB)}\n    return y", made)
-    return made["step"]  # type: ignore[no-any-return]
+    return made["step"]
 
 
 def run(parts: list[Part], value: Any, k: int) -> Any:
@@ -154,9 +149,6 @@ def run(parts: list[Part], value: Any, k: int) -> Any:
             raise OverflowError(value)
         value = function(name)(value, k if own == "k" else own)
     return value
-
-
-# Tests.
 
 
 def inputs(kind: str, rng: random.Random) -> list[Any]:

@@ -8,13 +8,13 @@ same tables (results.same), `format` 0.1 if it has any result on the database.
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import lru_cache
 from os import PathLike
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
-from skyrl_gym.core import Choices, Outcome, Task, TextEnv
+from skyrl_gym.core import Outcome, Task, TextEnv
 from skyrl_gym.data import read_row, row_id
 from skyrl_gym.envs.sql_lite import tasks
 from skyrl_gym.envs.sql_lite.results import MOST_MIB, Result, ask, same, sandbox
@@ -33,8 +33,8 @@ class SqlLiteEnv(TextEnv):
     databases: Spider's folder `database`, for rows with `db_id`, `question` and `query` as options["task"].
     """
 
-    choices: ClassVar[Choices] = TextEnv.choices | {"difficulty": (1, 2, 3, 4, 5)}
-    kept: ClassVar[tuple[str, ...]] = ("looked",)
+    choices = TextEnv.choices | {"difficulty": (1, 2, 3, 4, 5)}
+    kept = ("looked",)
 
     def __init__(self, *, databases: str | PathLike[str] | None = None, **defaults: Any) -> None:
         super().__init__(**defaults)
@@ -107,21 +107,16 @@ class SqlLiteEnv(TextEnv):
         answer = last_answer(action, "</sql>")
         if answer is not None:
             return self._judge(_bare(answer))
-        made = self._look([_bare(text.partition("</sql>")[0]) for text in action.split("<sql>")[1:]])
+        queries = [_bare(text.partition("</sql>")[0]) for text in action.split("<sql>")[1:]]
+        found = ask(self._databases()[:1], queries[:MAX_CALLS], SHOWN_ROWS)[0] if queries else []
+        if len(queries) > MAX_CALLS:
+            found += [{"error": f"Only the first {MAX_CALLS} queries of a message are run."}]
+        calls = [{"tool": "sql", "args": {"query": query}} for query in queries]
+        made = [call | _shown(result) for call, result in zip(calls, found, strict=False)]
         self.looked = self.looked or any("result" in call for call in made)
         valid = 0 < len(made) == sum("result" in call for call in made)
         observation = responses(made) or self._says("neither", self.task.lang)
         return Outcome(observation, {"answer": 0.0, "format": 0.0}, valid, info={"tool_calls": made})
-
-    def _look(self, queries: Sequence[str]) -> list[dict[str, Any]]:
-        """What becomes of queries, as `info` has it."""
-        read, found = queries[:MAX_CALLS], list[Result]()
-        if read:
-            [found] = ask(self._databases()[:1], read, SHOWN_ROWS)
-        if len(queries) > MAX_CALLS:
-            found += [{"error": f"Only the first {MAX_CALLS} queries of a message are run."}]
-        calls = [{"tool": "sql", "args": {"query": query}} for query in queries]
-        return [call | _shown(result) for call, result in zip(calls, found, strict=False)]
 
     def _judge(self, query: str) -> Outcome:
         databases, data = self._databases(), self.task.data

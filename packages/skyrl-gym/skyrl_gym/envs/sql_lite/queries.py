@@ -54,13 +54,7 @@ def answer(db: sqlite3.Connection, query: str, most: int) -> dict[str, Any]:
 
 def answers(files: Iterable[str], queries: Iterable[str], most: int) -> list[list[dict[str, Any]]]:
     """For each file the answer to each query."""
-    left = STEPS // 1000
-
-    def tick() -> bool:
-        nonlocal left
-        left -= 1
-        return left < 0
-
+    ticks = iter(range(STEPS // 1000))
     found = []
     for file in files:
         address = f"file:{file}?mode=ro&immutable=1"
@@ -70,6 +64,6 @@ def answers(files: Iterable[str], queries: Iterable[str], most: int) -> list[lis
             db.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, LONGEST_VALUE)
             db.setlimit(sqlite3.SQLITE_LIMIT_SQL_LENGTH, LONGEST_QUERY)
             db.set_authorizer(permitted)
-            db.set_progress_handler(tick, 1000)
+            db.set_progress_handler(lambda: next(ticks, None) is None, 1000)
             found.append([answer(db, query, most) for query in queries])
     return found

@@ -55,8 +55,7 @@ class Draft(NamedTuple):
 
 @cache
 def columns(domain: str, table: str) -> dict[str, tuple[str, str, str, list[Any]]]:
-    """Of each its words in both languages, its kind and its values. Kinds: m names, all different; n numbers; v numbers
-    and NULL; c words."""
+    """Of each its words in both languages, kind (m different names, n numbers, v also NULL, c words) and values."""
     found = {}
     values: list[Any]
     for name, (*words, spec) in world()["domains"][domain][table]["columns"].items():

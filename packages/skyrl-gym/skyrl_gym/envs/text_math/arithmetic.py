@@ -6,7 +6,6 @@ Every difficulty is a finite list of distinct problems. Two hashes (of our own, 
 - the order within a split, by a hash of the problem as it is written.
 """
 
-from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -57,8 +56,8 @@ class ProblemTable:
     """The problems of one difficulty, by split and index."""
 
     def __init__(self, blocks: list[Block]) -> None:
-        self._blocks = [(kind, terms.astype(np.int16)) for kind, terms in blocks]
-        self._offsets = [0, *accumulate(len(terms) for _, terms in blocks)]
+        problems = [np.insert(terms, 0, kind, axis=1).astype(np.int16) for kind, terms in blocks]
+        self._problems = np.concatenate(problems)  # the blocks of a difficulty are equally wide
         order = np.concatenate([_hash(kind, terms) for kind, terms in blocks])
         split = np.concatenate([_hash(kind, _canonical(kind, terms)) for kind, terms in blocks]) % np.uint64(10)
         # Sorted by hash, which is the shuffled order, and without the second copies that random chains may hold.
@@ -72,10 +71,8 @@ class ProblemTable:
         return len(self._rows[split])
 
     def problem(self, split: str, index: int) -> Problem:
-        row = int(self._rows[split][index])
-        block = bisect_right(self._offsets, row) - 1
-        kind, terms = self._blocks[block]
-        return Problem(kind, tuple(term for term in terms[row - self._offsets[block]].tolist() if term))
+        kind, *terms = self._problems[self._rows[split][index]].tolist()
+        return Problem(kind, tuple(filter(None, terms)))
 
 
 @cache
@@ -85,7 +82,6 @@ def table(difficulty: int) -> ProblemTable:
 
 
 def count(split: str, difficulty: int) -> int:
-    """How many tasks there are."""
     return table(difficulty).count(split)
 
 
@@ -149,9 +145,6 @@ LEVELS: dict[int, Callable[[], list[Block]]] = {
     8: lambda: [_chains()],
 }
 """The difficulties, by how much work they are on paper; docs/environments/text_math.md describes them."""
-
-
-# Worked solutions.
 
 _WORDS = {"en": (" write ", " carry ", " borrow 1"), "zh": ("写", "进", "借1")}
 

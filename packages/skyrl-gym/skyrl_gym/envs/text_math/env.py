@@ -41,7 +41,7 @@ class TextMathEnv(TextEnv):
         "lang": ("en", "zh"),
         "solution": ("short", "worked"),
     }
-    id_options: ClassVar[tuple[str, ...]] = ("split", "family", "difficulty", "lang")
+    id_options = ("split", "family", "difficulty", "lang")
 
     def count_tasks(self, options: Mapping[str, Any]) -> int:
         split, family, difficulty = options["split"], options["family"], options["difficulty"]

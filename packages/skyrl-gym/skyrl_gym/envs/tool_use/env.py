@@ -10,9 +10,9 @@ named a tool and had fitting arguments, whatever the tool made of them.
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
-from skyrl_gym.core import Choices, Outcome, Task, TextEnv
+from skyrl_gym.core import Outcome, Task, TextEnv
 from skyrl_gym.data import read_row, row_id
 from skyrl_gym.envs.tool_use import tasks
 from skyrl_gym.parsing import MAX_CALLS, parse_tool_calls
@@ -42,8 +42,8 @@ class ToolUseEnv(TextEnv):
     it are options["task"].
     """
 
-    choices: ClassVar[Choices] = TextEnv.choices | {"difficulty": (1, 2, 3, 4, 5, 6)}
-    kept: ClassVar[tuple[str, ...]] = ("calls", "accepted", "made")
+    choices = TextEnv.choices | {"difficulty": (1, 2, 3, 4, 5, 6)}
+    kept = ("calls", "accepted", "made")
     calls = accepted = 0
     made: list[list[Any]]
     """The planned calls [tool, args] that have succeeded."""

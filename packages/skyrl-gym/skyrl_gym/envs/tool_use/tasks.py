@@ -138,7 +138,7 @@ def draft(difficulty: int, split: str, lang: int, index: int) -> tuple[str, Plan
     a, b = _pair(index) if options else _pairs(split)[index]
     phrase, plan, a = walk(options[index], lang) if options else (str(a), [], a)
     other, more, b = walk(options[(index + 1) % len(options)], lang) if "both" in level else (str(b), [], b)
-    rounds: Plan = [(one or []) + (two or []) for one, two in zip_longest(plan, more)]
+    rounds = [(one or []) + (two or []) for one, two in zip_longest(plan, more)]
     text = texts["let"][lang].format(a=phrase, b=other) + rule["asks"][lang]
     code = rule["code"].format(a=a, b=b)
     if group == "sums":

@@ -9,9 +9,9 @@ import re
 from collections.abc import Mapping
 from functools import lru_cache
 from os import PathLike
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
-from skyrl_gym.core import Choices, Outcome, Task, TextEnv
+from skyrl_gym.core import Outcome, Task, TextEnv
 from skyrl_gym.envs.webshop_lite.catalog import Catalog, load
 from skyrl_gym.envs.webshop_lite.generate import pages
 from skyrl_gym.envs.webshop_lite.reward import has_attribute, purchase
@@ -92,8 +92,7 @@ class WebShopLiteEnv(TextEnv):
     Argument `catalog`: a JSON file in WebShop's schema in place of the built-in products.
     """
 
-    choices: ClassVar[Choices] = {
-        **TextEnv.choices,
+    choices = TextEnv.choices | {
         "difficulty": (1, 2, 3),
         "matching": ("webshop", "strict"),
         "observation": ("text", "text_rich", "page"),
@@ -143,10 +142,10 @@ class WebShopLiteEnv(TextEnv):
     def set_env_state(self, state: dict[str, Any]) -> None:
         self._shop, self._opened = load(self._path, self.options["lang"]), list(state["opened"])
         self._thought, self._haste = bool(state["thought"]), list(state["haste"])
-        self._order: int | None = state["order"]
+        self._order = state["order"]
         goal = self.task.ground_truth
-        self._asked: list[str] = [] if self._haste[0] else goal["attributes"]
-        self._wanted: dict[str, str] = {} if self._haste[1] else goal["options"]
+        self._asked = [] if self._haste[0] else goal["attributes"]
+        self._wanted = {} if self._haste[1] else goal["options"]
         self._show(View(**state["view"] | {"options": tuple(map(tuple, state["view"]["options"]))}))
 
     def _show(self, view: View) -> None:
