@@ -55,7 +55,7 @@ def test_an_agent_learns_tool_use_from_reward_alone(tmp_path: Path) -> None:
     """As the recipe does, whose loop it has: held-out success rises by 0.3 and more. Its clone stops sooner than the
     recipe's, which on some processors knows too much to leave room for that."""
     settings = {"generator.agent.run": f"{EXAMPLES}/my_agent.py:agent", "trainer.run_dir": tmp_path / "run"}
-    settings |= {"trainer.policy.model.warmstart.target_exact_match": 0.15, "trainer.logger": "none", "trainer.seed": 2}
+    settings |= {"trainer.policy.model.warmstart.target_exact_match": 0.22, "trainer.logger": "none", "trainer.seed": 2}
     assert main(["train", "tool_use", *(f"{key}={value}" for key, value in settings.items())]) == 0
     found = [row["eval/success"] for row in metrics(tmp_path / "run") if "eval/success" in row]
     assert found[-1] >= found[0] + 0.3, found

@@ -17,7 +17,7 @@ TOLD = ("on_init_end", "on_train_begin", "on_step_end", "on_log", "on_evaluate",
 
 
 class Callbacks:
-    """What callbacks, instances or classes, are told: the script's own `args`; `state`; `control`, which may stop."""
+    """What callbacks are told: the script's `args`; `state`; `control`, which may stop. UserError for all else."""
 
     def __init__(self, callbacks: Sequence[Any], args: Any) -> None:
         self.callbacks = [each() if isinstance(each, type) else each for each in callbacks]
