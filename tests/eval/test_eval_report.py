@@ -16,7 +16,7 @@ from benchmarks.viewer import Browser, find_browser
 from skyrl_eval import grade, report
 from skyrl_eval.benchmarks.common import Context
 from skyrl_eval.report import PAGE, TRAJECTORIES, compare, write_report
-from skyrl_eval.store import Run
+from skyrl_eval.store import Run, write_json
 from skyrl_eval.types import Attempt, Verdict
 from skyrl_trainer import cli
 from skyrl_trainer.errors import UserError
@@ -87,7 +87,10 @@ def made_run(
                     )
                 )
         results = grade.results(run, "hle", samples, context, {"made-up-7b": {"prompt": 0.4, "completion": 1.6}}, model)
-        run.write_results({"title": f"hle, {n} of 2158 items, text only, no tools", "model": model, **results})
+        write_json(
+            run.folder / "results.json",
+            {"title": f"hle, {n} of 2158 items, text only, no tools", "model": model, **results},
+        )
     return folder
 
 

@@ -22,7 +22,7 @@ from skyrl_eval import benchmarks, grade, metrics, report
 from skyrl_eval.benchmarks.common import Context
 from skyrl_eval.data import Data
 from skyrl_eval.judge import Judge, JudgeFailed, parse_match
-from skyrl_eval.store import Run
+from skyrl_eval.store import Run, write_json
 from skyrl_eval.types import Attempt, Item, Verdict
 from skyrl_gym.tools import confine
 from skyrl_trainer.errors import UserError
@@ -98,7 +98,7 @@ def test_grading_again_asks_nobody_and_gives_the_same_files(tmp_path: Path) -> N
                 context = Context(Judge(url, "judge", tmp_path / "judge"))
                 for _ in range(2):
                     grade.grade_run(run, "hle", context)
-                    run.write_results(grade.results(run, "hle", 2, context, {}, "made-up"))
+                    write_json(run.folder / "results.json", grade.results(run, "hle", 2, context, {}, "made-up"))
                 verdicts, results = ((tmp_path / name / f).read_bytes() for f in ("verdicts.jsonl", "results.json"))
                 files.append([b"\n".join(sorted(verdicts.splitlines())), results])  # written as the judge answers
             assert len(requests) <= most
@@ -228,17 +228,23 @@ def test_verdicts_are_written_as_they_come(tmp_path: Path) -> None:
     assert next(found).item_id == tasks[0].item_id
 
 
-def test_tokens_of_tries_that_failed_and_were_made_again_count_for_the_limit(tmp_path: Path) -> None:
+def test_tokens_of_tries_that_failed_and_were_made_again_count_for_the_limit_and_the_bill(tmp_path: Path) -> None:
     (task, *_) = items("gsm8k")
     failed = replace(attempt(task, ""), stop="error", prompt_tokens=400, completion_tokens=200)
     for _ in range(2):
         with Run(tmp_path, {}, {}, [task]) as run:
             run.add(failed)
     with Run(tmp_path, {}, {}, [task]) as run:
-        assert len(run.failed) == 1
         run.add(failed)
         limits = {"tokens": 1700, "dollars": None, "price": None}
-        assert "limit of 1700 tokens" in metrics.limit_reached(limits, [*run.attempts.values(), *run.failed])
+        assert "limit of 1700 tokens" in metrics.limit_reached(limits, run.tries)
+        run.add(replace(attempt(task, "#### 1"), prompt_tokens=100, completion_tokens=10))
+    with Run(tmp_path, {}, {}, [task]) as run:
+        prices = {"m": {"prompt": 1.0, "completion": 10.0}}
+        found = grade.results(run, "gsm8k", 1, Context(), prices, "m")
+    assert found["stops"] == {"done": 1} and found["means"]["prompt_tokens"] == 100
+    assert found["totals"]["prompt_tokens"] == 1300
+    assert found["cost"] == pytest.approx((1300 + 10 * 610) / 1e6)
 
 
 def test_a_runs_identity_holds_data_and_prompts() -> None:

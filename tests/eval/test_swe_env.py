@@ -17,7 +17,7 @@ from skyrl_eval import benchmarks, grade, sandbox
 from skyrl_eval.benchmarks.common import Context
 from skyrl_eval.report import TRAJECTORIES, write_report
 from skyrl_eval.solve import solve
-from skyrl_eval.store import Run
+from skyrl_eval.store import Run, write_json
 from skyrl_eval.swe_env import OUTPUT, SWEEnv, cut, snapshot
 from skyrl_trainer.engine.endpoint import UNBOUNDED, Endpoint
 from skyrl_trainer.errors import UserError
@@ -276,7 +276,7 @@ def test_the_agent_loop_solves_it_over_an_endpoint_and_the_page_shows_it(instanc
         assert attempt.answer.startswith("diff --git a/calc.py") and "[exit code 1]" in attempt.messages[3]["content"]
         assert [verdict.status for verdict in grade.grade_run(run, "swe-verified", context)] == ["correct"] * 2
         results = grade.results(run, "swe-verified", 2, context, {}, "scripted")
-        run.write_results(results)
+        write_json(run.folder / "results.json", results)
     assert (results["accuracy"], results["own"]["resolved_guarded"]) == (1.0, 1.0)
     page = write_report(tmp_path)
     assert "double(5) gives 7." not in page.read_text() and page.with_name(TRAJECTORIES).is_file()

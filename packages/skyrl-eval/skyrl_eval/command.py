@@ -19,7 +19,7 @@ from skyrl_eval import benchmarks, data, grade, metrics, prompts, report, sandbo
 from skyrl_eval.benchmarks.common import Benchmark, Context
 from skyrl_eval.judge import Judge
 from skyrl_eval.solve import solve
-from skyrl_eval.store import Run, read_json, without_login
+from skyrl_eval.store import Run, read_json, without_login, write_json
 from skyrl_eval.types import Attempt, Item
 from skyrl_gym.data import beside, read_jsonl
 from skyrl_gym.options import add_options
@@ -83,7 +83,7 @@ def run(args: argparse.Namespace) -> int:
         grade.grade_run(run, bench, context)
         results = grade.results(run, bench, samples, context, args.prices, model)
         results |= {"title": title, "model": model, "notes": [*run.facts["notes"], *results["notes"]]}
-        run.write_results(results)
+        write_json(run.folder / "results.json", results)
         page = report.write_report(run.folder)
         caveat = f", {results['caveat']}" if results["caveat"] else ""
         for one in [one for one in run.verdicts.values() if one.score is None][:1]:
@@ -212,7 +212,7 @@ def _config(args: argparse.Namespace, bench: Benchmark, length: int, model: dict
 
 
 def _solve(args: argparse.Namespace, run: Run, processes: Processes) -> Run:
-    reached = metrics.limit_reached(run.facts.get("limits"), [*run.attempts.values(), *run.failed])
+    reached = metrics.limit_reached(run.facts.get("limits"), run.tries)
     if reached or not run.missing(args.samples):
         return run
     where = {"executor": args.executor, "repos": args.repos and str(args.repos), "tools": args.tools}

@@ -102,7 +102,7 @@ def results(run: Run, bench: str, samples: int, context: Context, prices: Prices
     if context.lenient:
         notes.append("Answers were read with --lenient, not as by the official parser.")
     priced = prices.get(model), prices.get(judge or "")
-    common = metrics.summarise(run.items, samples, run.attempts.values(), verdicts, *priced)
+    common = metrics.summarise(run.items, samples, run.tries, verdicts, *priced)
     odd = {name: count for name, count in common["stops"].items() if name not in STOPS.values()}
     notes += [f"{count} tries ended in {name.replace('_', ' ')}." for name, count in odd.items()]
     if common["uncounted"]:
@@ -112,7 +112,7 @@ def results(run: Run, bench: str, samples: int, context: Context, prices: Prices
     counts = common["counts"]
     lacking = " and ".join(f"{counts[name]} {name}" for name in LACKING if counts[name])
     caveats = [f"of {sum(counts.values())} tries {lacking}, counted as not correct"] if lacking else []
-    reached = metrics.limit_reached(run.facts.get("limits"), [*run.attempts.values(), *run.failed])
+    reached = metrics.limit_reached(run.facts.get("limits"), run.tries)
     if counts["missing"] and reached:
         caveats.append(reached)
     if unreadable := run.facts.get("unreadable"):

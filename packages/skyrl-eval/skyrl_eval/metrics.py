@@ -116,26 +116,30 @@ def limit_reached(limits: Mapping[str, Any] | None, attempts: Iterable[Attempt])
 def summarise(
     items: Sequence[Item],
     samples: int,
-    attempts: Iterable[Attempt],
+    attempts: Sequence[Attempt],
     verdicts: Iterable[Verdict],
     price: Price | None = None,
     judge_price: Price | None = None,
 ) -> dict[str, Any]:
-    """What every benchmark has in results.json, for the selected items and k samples of each."""
+    """What every benchmark has in results.json, for the selected items and k samples of each.
+
+    Of several attempts of a key the last one counts; in the totals and the cost all do, as they were paid.
+    """
     attempted = {attempt.key: attempt for attempt in attempts}
     graded = {verdict.key: verdict for verdict in verdicts}
     keys = [[item.key(sample) for sample in range(samples)] for item in items]
+    asked = dict.fromkeys(key for row in keys for key in row)
     scores = [[graded[key].score if key in graded else None for key in row] for row in keys]
     means = [sum(score or 0.0 for score in row) / samples for row in scores]
     known = [[score for score in row if score is not None] for row in scores]
     right = [sum(score == 1 for score in row) for row in scores]
-    status = Counter(graded[key].status if key in graded else "missing" for row in keys for key in row)
-    taken = [attempted[key] for row in keys for key in row if key in attempted]
-    judged = [graded[key] for row in keys for key in row if key in graded]
+    status = Counter(graded[key].status if key in graded else "missing" for key in asked)
+    taken = [attempted[key] for key in asked if key in attempted]
+    judged = [graded[key] for key in asked if key in graded]
     low, high = wilson(mean(means) or 0.0, len(items))
-    uncounted = sum(attempt.prompt_tokens is None for attempt in taken)
-    told = {name: values_of(taken, name) for name in COUNTERS}
-    totals = {name: sum(values) for name, values in told.items()}
+    paid = [attempt for attempt in attempts if attempt.key in asked]
+    uncounted = sum(attempt.prompt_tokens is None for attempt in paid)
+    totals = {name: sum(values_of(paid, name)) for name in COUNTERS}
     spent = [(v.judge_prompt_tokens, v.judge_completion_tokens) for v in judged]
     judge_in, judge_out = (sum(pair[kind] or 0 for pair in spent) for kind in (0, 1))
     told_all = all(None not in pair for pair in spent)
@@ -156,7 +160,7 @@ def summarise(
         "pass_all": {str(k): mean([pass_all_k(samples, c, k) for c in right]) for k in powers},
         "counts": {name: status[name] for name in STATUSES},
         "stops": dict(sorted(Counter(attempt.stop for attempt in taken).items())),
-        "means": {name: mean(values) for name, values in told.items()},
+        "means": {name: mean(values_of(taken, name)) for name in COUNTERS},
         "totals": totals,
         "uncounted": uncounted,
         "price": price,

@@ -39,7 +39,7 @@ def solve(
 
     def still_empty() -> Iterator[Trajectory]:
         for item, number in run.missing(samples):
-            if metrics.limit_reached(run.facts.get("limits"), [*run.attempts.values(), *run.failed]):
+            if metrics.limit_reached(run.facts.get("limits"), run.tries):
                 return
             sample = benchmarks.find(item.bench).env(item)
             options = dict(sample.options)

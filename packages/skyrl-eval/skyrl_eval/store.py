@@ -21,6 +21,7 @@ from typing import Any, TypeVar
 
 from skyrl_eval.types import Attempt, Item, Key, Verdict
 from skyrl_trainer.errors import UserError
+from skyrl_trainer.files import write_whole
 
 R = TypeVar("R", Attempt, Verdict)
 FILES: dict[type, str] = {Attempt: "attempts.jsonl", Verdict: "verdicts.jsonl"}
@@ -53,11 +54,11 @@ class Run(contextlib.AbstractContextManager["Run"]):
                 raise UserError(f"{folder} was begun with {other}: give it that, or choose another --out.")
         ids = [[item.bench, item.item_id] for item in items]
         about = {"schema": 1, "config": given, "facts": facts, "versions": versions(), "ids": ids}
-        _replace(folder / MANIFEST, about)
+        write_json(folder / MANIFEST, about)
         self._lock = threading.Lock()
-        self.failed: list[Attempt] = []
-        """Tries that were made again; their tokens were paid, too."""
-        self.attempts = read_records(folder, Attempt, repair=True, replaced=self.failed)
+        self.tries: list[Attempt] = []
+        """All, those that were made again among them: their tokens were paid, too."""
+        self.attempts = read_records(folder, Attempt, repair=True, every=self.tries)
         self.verdicts = read_records(folder, Verdict, repair=True)
         self._files = {kind: (folder / name).open("a", encoding="utf-8") for kind, name in FILES.items()}
 
@@ -72,17 +73,14 @@ class Run(contextlib.AbstractContextManager["Run"]):
             if isinstance(record, Attempt):
                 if _is_final(self.attempts.get(record.key)):
                     raise ValueError(f"There is an attempt {record.key} already.")
-                self.failed += [self.attempts[record.key]] if record.key in self.attempts else []
                 self.attempts[record.key] = record
+                self.tries.append(record)
             else:
                 self.verdicts[record.key] = record
             file = self._files[type(record)]
             file.write(json.dumps(asdict(record)) + "\n")  # ASCII: a patch may hold bytes that are no UTF-8
             file.flush()
             os.fsync(file.fileno())
-
-    def write_results(self, results: dict[str, Any]) -> None:
-        _replace(self.folder / "results.json", results)
 
     def __exit__(self, *_: object) -> None:
         for file in (*self._files.values(), self._own):
@@ -122,10 +120,10 @@ def versions() -> dict[str, str]:
     return found
 
 
-def read_records(folder: Path, kind: type[R], repair: bool = False, replaced: list[R] | None = None) -> dict[Key, R]:
+def read_records(folder: Path, kind: type[R], repair: bool = False, every: list[R] | None = None) -> dict[Key, R]:
     """A run's attempts, or its verdicts: of several of a key the last one, except that a final one stays.
 
-    repair: cuts off what a kill tore after the last whole line. replaced: gets the others.
+    repair: cuts off what a kill tore after the last whole line. every: gets the others, too.
     """
     path, found = folder / FILES[kind], dict[Key, R]()
     content = path.read_bytes() if path.is_file() else b""
@@ -135,11 +133,10 @@ def read_records(folder: Path, kind: type[R], repair: bool = False, replaced: li
     try:
         for line in whole.splitlines():
             record = kind(**json.loads(line))
-            old = found.get(record.key)
-            if not _is_final(old):
+            if not _is_final(found.get(record.key)):
                 found[record.key] = record
-                if replaced is not None and old is not None:
-                    replaced.append(old)
+                if every is not None:
+                    every.append(record)
     except (ValueError, TypeError) as error:
         raise UserError(f"{path} holds a line that is not of this version ({error}); choose another --out.") from error
     return found
@@ -150,8 +147,6 @@ def _is_final(record: Attempt | Verdict | None) -> bool:
     return isinstance(record, Attempt) and record.stop != "error"
 
 
-def _replace(path: Path, content: dict[str, Any]) -> None:
-    """Writes the file aside and renames it: a kill leaves the old one or the new one."""
-    aside, text = path.with_suffix(".tmp"), json.dumps(content, indent=1, ensure_ascii=False) + "\n"
-    aside.write_text(text, encoding="utf-8", errors="backslashreplace")  # half a character is written as JSON does
-    os.replace(aside, path)
+def write_json(path: Path, content: dict[str, Any]) -> None:
+    text = json.dumps(content, indent=1, ensure_ascii=False) + "\n"
+    write_whole(path, text.encode(errors="backslashreplace"))  # half a character is written as JSON does

@@ -19,7 +19,10 @@ from pathlib import Path
 from typing import Any
 
 from skyrl_trainer import __version__
+from skyrl_trainer.config import leaf_fields, load_config, resolve
+from skyrl_trainer.dry_run.doctor import examine, hardware, require_gym
 from skyrl_trainer.errors import UserError
+from skyrl_trainer.run.model_shape import model_shape
 from skyrl_trainer.run.signals import StopSignal
 from skyrl_trainer.user_file import blaming
 
@@ -117,8 +120,6 @@ def _folder(text: str) -> Path:
 
 
 def _recipes_and_settings(**_: Any) -> list[str]:
-    from skyrl_trainer.config import leaf_fields
-
     recipes = (Path(__file__).parent / "recipes").glob("*.yaml")
     return [*(recipe.stem for recipe in recipes), *(f"{name}=" for name in leaf_fields())]
 
@@ -172,8 +173,6 @@ def split_settings(words: list[str]) -> tuple[str | None, list[str]]:
 
 
 def _train(args: Namespace) -> int:
-    from skyrl_trainer.config import resolve
-    from skyrl_trainer.dry_run.doctor import hardware
     from skyrl_trainer.dry_run.plan import obstacles, print_plan
 
     resolved = resolve(*split_settings(args.settings))
@@ -192,8 +191,6 @@ def _train(args: Namespace) -> int:
 
 
 def _sft(args: Namespace) -> None:
-    from skyrl_trainer.config import load_config
-    from skyrl_trainer.run.model_shape import model_shape
     from skyrl_trainer.run.sft import fine_tune
 
     config = load_config(*split_settings(args.settings))
@@ -202,7 +199,6 @@ def _sft(args: Namespace) -> None:
 
 
 def _init_policy(args: Namespace) -> None:
-    from skyrl_trainer.config import load_config
     from skyrl_trainer.data import tasks
     from skyrl_trainer.tiny.start import make_tiny
 
@@ -212,17 +208,12 @@ def _init_policy(args: Namespace) -> None:
 
 
 def _warmstart(args: Namespace) -> None:
-    from skyrl_trainer.config import load_config
     from skyrl_trainer.tiny.clone import warmstart
 
     print(warmstart(load_config(*split_settings(args.settings)), args.out, args.seconds))
 
 
 def _policy_of(args: Namespace) -> tuple[Any, str]:
-    from skyrl_trainer.config import load_config
-    from skyrl_trainer.dry_run.doctor import require_gym
-    from skyrl_trainer.run.model_shape import model_shape
-
     recipe, overrides = split_settings(args.settings)
     model = str(args.target)
     own = args.target / "config.yaml"
@@ -320,18 +311,13 @@ def _export(args: Namespace) -> None:
 
 
 def _envs(args: Namespace) -> int:
-    from skyrl_trainer.dry_run.doctor import require_gym
-
     require_gym()
     return int(import_module("skyrl_gym.__main__").main([]) or 0)
 
 
 def _doctor(args: Namespace) -> int:
-    from skyrl_trainer.dry_run.doctor import examine
-
     found = examine()
     if args.cluster is not None:
-        from skyrl_trainer.config import load_config
         from skyrl_trainer.dry_run.cluster import examine_cluster
 
         recipe, overrides = split_settings(args.cluster)

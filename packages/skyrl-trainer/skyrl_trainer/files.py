@@ -50,6 +50,18 @@ def written_aside(target: Path) -> Iterator[Path]:
         shutil.rmtree(aside, ignore_errors=True)
 
 
+def write_whole(path: Path, content: bytes) -> None:
+    """It has its old content, or the new one; a killed process leaves a hidden file beside it."""
+    aside = path.with_name(f".{path.name}")
+    try:
+        aside.write_bytes(content)
+        flush(aside)
+        aside.replace(path)
+    except OSError:
+        aside.unlink(missing_ok=True)
+        raise
+
+
 def flush(path: Path) -> None:
     """Puts a file, or a folder's entries, on the disk."""
     descriptor = os.open(path, os.O_RDONLY)

@@ -286,7 +286,7 @@ def test_placement_names_devices() -> None:
         "GPUs 0-1, taking turns with the learner",
     )
     apart = placement(load_config(None, [*gpus, "trainer.placement.colocate_all=false"]), EIGHT_H200)
-    assert apart[0] == ("learners (4)", "GPUs 0-3") and apart[1][1] == "GPUs 4-5"
+    assert apart[0] == ("learners (4)", "GPUs 2-5") and apart[1][1] == "GPUs 0-1"
     assert placement(load_config(None, []), LAPTOP)[0][1].startswith("processor (2 cores")
 
 

@@ -54,8 +54,8 @@ def test_with_the_gpus_that_a_recipe_wants_nothing_stops_it(recipe: str) -> None
         ),
         (
             "qwen_8gpu_split",
-            {0: "learner 0", 1: "learner 1", 2: "learner 2", **{n: f"engine {n - 3}" for n in range(3, 8)}},
-            "GPUs 3-7",
+            {**{n: f"engine {n}" for n in range(5)}, 5: "learner 0", 6: "learner 1", 7: "learner 2"},
+            "GPUs 0-4",
             "nccl",
         ),
     ],
@@ -71,9 +71,15 @@ def test_placement(recipe: str, gpus: dict[int, str], engine: str, backend: str)
 def test_an_engine_of_two_gpus_has_two_parts() -> None:
     overrides = ["generator.num_inference_engines=2", "generator.inference_engine_tensor_parallel_size=2"]
     assert plan.tenants(load_config("qwen_8gpu_split", overrides)) == {
-        **{n: f"learner {n}" for n in range(3)},
-        **{n: f"engine {(n - 3) // 2} (part {(n - 3) % 2 + 1} of 2)" for n in range(3, 7)},
+        **{n: f"engine {n // 2} (part {n % 2 + 1} of 2)" for n in range(4)},
+        **{n: f"learner {n - 4}" for n in range(4, 7)},
     }
+
+
+def test_a_single_learner_apart_has_the_first_gpu() -> None:
+    overrides = ["trainer.placement.policy_num_gpus_per_node=1", "generator.num_inference_engines=2"]
+    expected = {0: "learner 0", 1: "engine 0", 2: "engine 1"}
+    assert plan.tenants(load_config("qwen_8gpu_split", overrides)) == expected
 
 
 def test_memory_of_a_gpu_to_the_byte() -> None:
@@ -121,6 +127,9 @@ def test_limits_of_one_gpu() -> None:
     config = load_config("qwen_1gpu", ["generator.weight_sync_backend=shared_memory"])
     sync = dict(limits(config, SHAPE, LAPTOP))["weight sync, at least"]
     assert sync.startswith(f"{2 * 2 * P / 64e9:.4f} s: 2 P b / 64 GB/s")
+    config = load_config("qwen_1gpu", ["generator.weight_sync_backend=adapter"])
+    sync = dict(limits(config, SHAPE, LAPTOP))["weight sync, at least"]
+    assert sync.startswith(f"{2 * 2 * P_LORA / 64e9:.4f} s: 2 P_lora b / 64 GB/s")
 
 
 def test_limits_of_a_split_count_each_sides_gpus() -> None:

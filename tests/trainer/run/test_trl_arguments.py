@@ -245,6 +245,7 @@ def test_batches_and_steps_are_trls(given: dict[str, Any], ours: tuple[int, int,
         ({"rows": {"train": ROWS}}, "train is a dictionary with train; give one of them"),
         ({"rows": iter([{"prompt": "a", "picture": b"x"}])}, "Row 0 of train holds what JSON cannot .*bytes"),
         ({"model": "tiny", "processing_class": object()}, "processing_class cannot be taken with model='tiny'"),
+        ({"model": object()}, "model is of type object; give a name, a folder, or a model of transformers"),
     ],
 )
 def test_what_cannot_be_is_one_sentence(given: dict[str, Any], sentence: str | None, tmp_path: Path) -> None:
@@ -454,7 +455,12 @@ def test_a_tokenizer_stands_beside_the_model_that_it_is_given_with(tmp_path: Pat
         assert AutoTokenizer.from_pretrained(found).chat_template == tokenizer.chat_template
         assert AutoModelForCausalLM.from_pretrained(found).config.hidden_size > 0
     assert {file.name: file.read_bytes() for file in Path(path).iterdir()} == before, "the model given is as it was"
-    assert settings(tmp_path / "run", model=str(path)).trainer.policy.model.path == str(path)
+    for given in (str(path), Path(path)):
+        assert settings(tmp_path / "run", model=given).trainer.policy.model.path == str(path)
+    made_here = AutoModelForCausalLM.from_config(AutoModelForCausalLM.from_pretrained(path).config)
+    made_here.name_or_path = ""
+    with pytest.raises(UserError, match="give its tokenizer as processing_class"):
+        settings(tmp_path / "run", model=made_here)
 
 
 def test_there_is_nothing_to_save_before_training(tmp_path: Path) -> None:

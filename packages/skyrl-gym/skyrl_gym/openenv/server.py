@@ -265,19 +265,17 @@ def _json(reply: Said) -> str:
 def application(env_id: str, limits: Limits = Limits(), key: str | None = None) -> ASGIApp:
     """An ASGI application. key: what `Authorization: Bearer` must have, or None."""
     server, told = Server(env_id, limits), {each.id: each.description for each in list_envs()}
-    description = told.get(env_id, "A text environment.")
     calls = {"/reset": "POST", "/step": "POST", "/state": "GET", "/mcp": "POST"}
     info = {"title": env_id, "version": "1.0.0"}  # OpenEnv's validator reads it, and the paths
     pages = {
         "/schema": SCHEMA,
         "/health": {"status": "healthy"},
-        "/metadata": {"name": env_id, "description": description},
+        "/metadata": {"name": env_id, "description": told.get(env_id, "A text environment.")},
         "/openapi.json": {"openapi": "3.1.0", "info": info, "paths": {path: {} for path in calls}},
     }
     routes = [Route(path, JSONResponse(said)) for path, said in pages.items()]
     routes += [Route(path, server.http, methods=[method]) for path, method in calls.items()]
-    sockets = [WebSocketRoute(path, server.converse) for path in ("/ws", "/mcp")]
-    app = Starlette(routes=[*routes, *sockets])
+    app = Starlette(routes=[*routes, *(WebSocketRoute(path, server.converse) for path in ("/ws", "/mcp"))])
     if key is None:
         return app
     refusal = JSONResponse({"detail": "This server wants its key, as the header Authorization: Bearer KEY."}, 401)

@@ -48,13 +48,19 @@ PASSING = ("learner: activations of a micro-batch", "learner: logits of a chunk,
 
 
 def devices(config: Config) -> tuple[range, range]:
-    """GPUs of the learner and of the engines; none in either where the run is on the CPU."""
+    """GPUs of the learner and of the engines; none in either where the run is on the CPU.
+
+    Where they share none the first are those of whoever starts first: a single learner, or else the engines.
+    """
     place, generator = config.trainer.placement, config.generator
     learners = place.policy_num_gpus_per_node
     tensor = generator.inference_engine_tensor_parallel_size
-    first = 0 if place.colocate_all else learners
     engines = generator.num_inference_engines * tensor * (learners > 0 or tensor > 1)
-    return range(learners), range(first, first + engines)
+    if place.colocate_all:
+        return range(learners), range(engines)
+    if config.num_learners == 1:
+        return range(learners), range(learners, learners + engines)
+    return range(engines, engines + learners), range(engines)
 
 
 def gpus_needed(config: Config) -> int:
@@ -173,7 +179,7 @@ def limits(config: Config, shape: ModelShape, machine: Hardware) -> list[tuple[s
     formula = "4 P + 6 P_lora" if adapter else "6 P"
     decode = flying / max(reading, computing)
     train = flops * learners / (work * trainer.num_iterations)
-    way, sync = _sync_limit(config, machine, shape.parameters * shape.width, bandwidth)
+    way, sync = _sync_limit(config, machine, shape, bandwidth)
     generating = episodes * longest / decode
     learning = episodes * generator.max_model_len / train
     rates = f"{bandwidth * used / 1e9:,.1f} GB/s, {flops * used / 1e9:,.0f} GFLOP/s"
@@ -198,13 +204,15 @@ def likely_sync_backend(config: Config) -> str:
         return "-"
 
 
-def _sync_limit(config: Config, machine: Hardware, weights: int, bandwidth: float) -> tuple[str, float]:
+def _sync_limit(config: Config, machine: Hardware, shape: ModelShape, bandwidth: float) -> tuple[str, float]:
     """(formula, seconds): what crosses the narrowest way."""
-    found = card(config, machine)
+    found, backend = card(config, machine), likely_sync_backend(config)
+    many, sent = ("P_lora", adapter_size(config, shape)) if backend == "adapter" else ("P", shape.parameters)
+    sent *= shape.width
     if found is None:
-        return "2 P b / bandwidth, read and written", 2 * weights / bandwidth
-    if (backend := likely_sync_backend(config)) == "cuda_ipc":
-        return "4 P b / bandwidth, to a copy and back", 4 * weights / bandwidth
+        return f"2 {many} b / bandwidth, read and written", 2 * sent / bandwidth
+    if backend == "cuda_ipc":
+        return "4 P b / bandwidth, to a copy and back", 4 * sent / bandwidth
     if backend == "nccl":
-        return f"P b / {found[0].link / 1e9:.0f} GB/s between GPUs (NCCL)", weights / found[0].link
-    return f"2 P b / {found[0].host / 1e9:.0f} GB/s, to the shared buffer and back", 2 * weights / found[0].host
+        return f"P b / {found[0].link / 1e9:.0f} GB/s between GPUs (NCCL)", sent / found[0].link
+    return f"2 {many} b / {found[0].host / 1e9:.0f} GB/s, to the shared buffer and back", 2 * sent / found[0].host

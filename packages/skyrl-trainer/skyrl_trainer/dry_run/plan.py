@@ -46,8 +46,8 @@ def tenants(config: Config) -> dict[int, str]:
     """GPU -> the processes on it."""
     learner, engines = devices(config)
     split, found = config.generator.inference_engine_tensor_parallel_size, dict[int, list[str]]()
-    for number in learner:
-        found.setdefault(number, []).append(f"learner {number}")
+    for number, gpu in enumerate(learner):
+        found.setdefault(gpu, []).append(f"learner {number}")
     for number, gpu in enumerate(engines):
         part = f" (part {number % split + 1} of {split})" if split > 1 else ""
         found.setdefault(gpu, []).append(f"engine {number // split}{part}")

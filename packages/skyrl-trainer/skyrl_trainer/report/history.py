@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from skyrl_trainer.errors import UserError
+from skyrl_trainer.files import write_whole
 from skyrl_trainer.types import StepMetrics
 
 FILE_NAME, TIMELINE = "metrics.jsonl", "timeline.jsonl"
@@ -50,10 +51,8 @@ class MetricsWriter:
         try:
             run_dir.mkdir(parents=True, exist_ok=True)
             if last_step is not None:
-                aside = self.path.with_suffix(".tmp")
                 kept = [_line(row) for row in read_metrics(run_dir) if row["step"] <= last_step]
-                aside.write_text("".join(kept), encoding="utf-8")
-                aside.replace(self.path)
+                write_whole(self.path, "".join(kept).encode())
             elif self.path.exists():
                 self.path.rename(run_dir / f"metrics.{len(list(run_dir.glob('metrics*.jsonl')))}.jsonl")
             self._file = self.path.open("a", encoding="utf-8")

@@ -5,7 +5,6 @@
 are JSON numbers, and reading gives the same floats, bit by bit. `omitted`: what did not fit in `max_bytes` of lines.
 """
 
-import contextlib
 import gzip
 import json
 import zlib
@@ -18,7 +17,7 @@ from typing import Any, Self
 from pydantic_core import to_json
 
 from skyrl_trainer.errors import UserError
-from skyrl_trainer.files import flush
+from skyrl_trainer.files import write_whole
 from skyrl_trainer.types import RolloutBatch, Sample, StopReason, Trajectory, Turn
 
 SCHEMA = 1
@@ -57,15 +56,10 @@ class JsonlTrajectoryStore:
         header = {"schema": SCHEMA, "step": batch.step, "groups": len(batch.groups)}
         header |= {"trajectories": len(lines), "omitted": len(batch.trajectories) - len(lines)}
         path = self.path(batch.step)
-        aside = path.with_name(f".{path.name}")  # of a process that was killed, too
         try:
             self._folder.mkdir(exist_ok=True)
-            aside.write_bytes(b"".join([_member(json.dumps(header) + "\n"), *lines]))
-            flush(aside)
-            aside.replace(path)
+            write_whole(path, b"".join([_member(json.dumps(header) + "\n"), *lines]))
         except OSError as error:
-            with contextlib.suppress(OSError):
-                aside.unlink()
             raise UserError(
                 f"The trajectories of step {batch.step} cannot be written to {path}: {error.strerror or error}; "
                 "free some space or choose another trainer.run_dir."

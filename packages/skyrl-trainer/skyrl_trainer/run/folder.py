@@ -13,6 +13,7 @@ from typing import Self
 
 from skyrl_trainer.config import Config, to_yaml
 from skyrl_trainer.errors import EngineDied, UserError
+from skyrl_trainer.files import write_whole
 
 
 class RunFolder:
@@ -57,6 +58,4 @@ class RunFolder:
             raise UserError(f"The run folder {self.path} was deleted or replaced during the run: start the run again.")
 
     def write_config(self) -> None:
-        aside = self.path / "config.yaml.tmp"
-        aside.write_text(to_yaml(self.config))
-        aside.replace(self.path / "config.yaml")
+        write_whole(self.path / "config.yaml", to_yaml(self.config).encode())

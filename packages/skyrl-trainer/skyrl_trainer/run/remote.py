@@ -25,7 +25,7 @@ import fsspec
 
 from skyrl_gym.openenv import in_thread
 from skyrl_trainer.errors import UserError
-from skyrl_trainer.files import local_folder
+from skyrl_trainer.files import local_folder, write_whole
 from skyrl_trainer.run.checkpoint import MANIFEST
 from skyrl_trainer.run.folder import RunFolder
 from skyrl_trainer.run.run import Run
@@ -117,8 +117,7 @@ class Store:
             self._delete(sorted(self._sent.keys() - now.keys(), key=lambda name: name != _marker(name)))
         finally:
             with suppress(OSError):
-                (self.local / f"{RECORD}.new").write_text(json.dumps(self._sent))
-                (self.local / f"{RECORD}.new").replace(self.local / RECORD)
+                write_whole(self.local / RECORD, json.dumps(self._sent).encode())
 
     def try_upload(self) -> None:
         """The same where something else goes on, and another upload follows."""

@@ -69,6 +69,9 @@ def write_environment(folder: Path, factory: Any, tools: Sequence[Callable[..., 
 
 def write_model(folder: Path, model: Any, tokenizer: Any) -> str:
     """A Hugging Face folder of a model (an object, a folder or a name) with a tokenizer, the model's if None."""
+    if not isinstance(model, str | Path) and not hasattr(model, "save_pretrained"):
+        raise UserError(f"model is of type {type(model).__name__}; give a name, a folder, or a model of transformers.")
+    model = str(model) if isinstance(model, Path) else model
     if isinstance(model, str) and (tokenizer is None or model == "tiny"):
         if tokenizer is not None:
             raise UserError("processing_class cannot be taken with model='tiny', which makes its own tokenizer.")
@@ -78,6 +81,8 @@ def write_model(folder: Path, model: Any, tokenizer: Any) -> str:
     if tokenizer is None:
         from transformers import AutoTokenizer
 
+        if not model.name_or_path:
+            raise UserError("model was not loaded from anywhere: give its tokenizer as processing_class.")
         tokenizer = AutoTokenizer.from_pretrained(model.name_or_path)
     shutil.rmtree(folder, ignore_errors=True)
     tokenizer.save_pretrained(folder)
