@@ -207,12 +207,12 @@ def likely_sync_backend(config: Config) -> str:
 def _sync_limit(config: Config, machine: Hardware, shape: ModelShape, bandwidth: float) -> tuple[str, float]:
     """(formula, seconds): what crosses the narrowest way."""
     found, backend = card(config, machine), likely_sync_backend(config)
-    many, sent = ("P_lora", adapter_size(config, shape)) if backend == "adapter" else ("P", shape.parameters)
+    name, sent = ("P_lora", adapter_size(config, shape)) if backend == "adapter" else ("P", shape.parameters)
     sent *= shape.width
     if found is None:
-        return f"2 {many} b / bandwidth, read and written", 2 * sent / bandwidth
+        return f"2 {name} b / bandwidth, read and written", 2 * sent / bandwidth
     if backend == "cuda_ipc":
         return "4 P b / bandwidth, to a copy and back", 4 * sent / bandwidth
     if backend == "nccl":
         return f"P b / {found[0].link / 1e9:.0f} GB/s between GPUs (NCCL)", sent / found[0].link
-    return f"2 {many} b / {found[0].host / 1e9:.0f} GB/s, to the shared buffer and back", 2 * sent / found[0].host
+    return f"2 {name} b / {found[0].host / 1e9:.0f} GB/s, to the shared buffer and back", 2 * sent / found[0].host
