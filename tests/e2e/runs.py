@@ -71,12 +71,12 @@ class Run:
             env={**os.environ, "SKYRL_TEST_RUN": str(folder)},
         )
 
-    def finish(self, timeout: float = 300) -> tuple[int, str]:
+    def finish(self, timeout: float = 600) -> tuple[int, str]:
         """The exit code, and everything that was printed."""
         output, _ = self.process.communicate(timeout=timeout)
         return self.process.returncode, output
 
-    def wait_for_step(self, step: int, timeout: float = 180) -> None:
+    def wait_for_step(self, step: int, timeout: float = 400) -> None:
         """Until the metrics of `step` are written."""
         deadline = time.monotonic() + timeout
         while not any(row["step"] >= step for row in metrics(self.folder)):

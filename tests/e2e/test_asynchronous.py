@@ -145,7 +145,7 @@ def test_twenty_kills_cost_no_task_and_repeat_none(clone: Path, tmp_path: Path) 
         run.kill()
         run.finish()
         assert_nothing_left(folder)
-    code, output = Run(folder, **settings).finish(600)
+    code, output = Run(folder, **settings).finish()
     assert code == 0 and "Traceback" not in output, output
     rows = metrics(folder)[1:]
     assert [row["step"] for row in rows] == list(range(1, STEPS + 1))

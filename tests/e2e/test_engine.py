@@ -1,6 +1,6 @@
 """The engine actors on real vLLM and real transformers through Ray, weight sync into them, and what breaks it.
 
-Engines are started once for the whole file: each start costs seconds.
+An engine is started once for the whole file: each start costs seconds.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from skyrl_trainer.engine.vllm_actor import VLLMEngine
 from skyrl_trainer.engine.vllm_args import engine_env
 from skyrl_trainer.errors import EngineDied, SyncError
 from skyrl_trainer.run.engine_watch import EngineWatch
+from skyrl_trainer.run.processes import ENGINE_START_SECONDS
 from skyrl_trainer.types import GenerationOutput, GenerationRequest, SamplingOptions
 from skyrl_trainer.weight_sync.canary import Canary
 from skyrl_trainer.weight_sync.shared_memory import SharedMemorySync
@@ -138,27 +139,36 @@ def cluster() -> Iterator[None]:
     ray.shutdown()
 
 
-@pytest.fixture(scope="module")
-def stacks(cluster: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Stack]]:
-    engines: dict[str, tuple[type, bool]] = {  # with whether head and embeddings are one, which decides how vLLM loads
-        "vllm": (FaultyVLLM, True),
-        "server": (OpenAIServerEngine, False),
-        "transformers": (TransformersEngine, True),
-    }
-    if os.environ.get("SKYRL_TEST_FULL"):
-        engines |= {"vllm-untied": (VLLMEngine, False), "server-tied": (OpenAIServerEngine, True)}
-    started: dict[str, Stack] = {}
-    loading = {}
-    for name, (engine_class, tied) in engines.items():
-        folder = tmp_path_factory.mktemp(name)
+ENGINES: dict[str, tuple[type, bool]] = {  # with whether head and embeddings are one, which decides how vLLM loads
+    "vllm": (FaultyVLLM, True),
+    "server": (OpenAIServerEngine, False),
+    "transformers": (TransformersEngine, True),
+    "vllm-untied": (VLLMEngine, False),
+    "server-tied": (OpenAIServerEngine, True),
+}
+
+
+class Stacks(dict[str, Stack]):
+    """An engine is started when a test first asks for it: all at once took a slow machine over five minutes."""
+
+    def __init__(self, make_folder: Callable[[str], Path]) -> None:
+        self._make_folder = make_folder
+
+    def __missing__(self, name: str) -> Stack:
+        engine_class, tied = ENGINES[name]
+        folder = self._make_folder(name)
         learner = make_model(folder, tied)
-        actor = ray.remote(engine_class).options(
-            max_concurrency=64, max_restarts=1, runtime_env={"env_vars": engine_env()}
-        )
-        loading[name] = (actor.remote(str(folder), "float32", 512, 64, 0, {}), learner)
-    ray.get([actor.ready.remote() for actor, _ in loading.values()], timeout=300)
-    for name, (actor, learner) in loading.items():
-        started[name] = Stack(actor, learner, SharedMemorySync([actor], learner.named_parameters), name)
+        options = {"max_concurrency": 64, "max_restarts": 1, "runtime_env": {"env_vars": engine_env()}}
+        actor: Any = ray.remote(engine_class).options(**options)
+        actor = actor.remote(str(folder), "float32", 512, 64, 0, {})
+        ray.get(actor.ready.remote(), timeout=ENGINE_START_SECONDS)
+        self[name] = Stack(actor, learner, SharedMemorySync([actor], learner.named_parameters), name)
+        return self[name]
+
+
+@pytest.fixture(scope="module")
+def stacks(cluster: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stacks]:
+    started = Stacks(tmp_path_factory.mktemp)
     yield started
     for stack in started.values():
         stack.sync.close()
@@ -168,12 +178,12 @@ PAIRED = [pytest.param(name, marks=pytest.mark.full) for name in ("vllm-untied",
 
 
 @pytest.fixture(params=["vllm", "server", "transformers", *PAIRED])
-def stack(request: pytest.FixtureRequest, stacks: dict[str, Stack]) -> Stack:
+def stack(request: pytest.FixtureRequest, stacks: Stacks) -> Stack:
     return stacks[request.param]
 
 
 @pytest.fixture
-def tied(stacks: dict[str, Stack]) -> Iterator[Stack]:
+def tied(stacks: Stacks) -> Iterator[Stack]:
     """The engine that can be broken, healthy again afterwards."""
     yield stacks["vllm"]
     ray.get(stacks["vllm"].actor.break_sync.remote(""))
@@ -198,7 +208,7 @@ def learner_scores(stack: Stack, prompt: list[int], output: list[int], temperatu
     return (logits / temperature).log_softmax(-1)[torch.arange(len(output)), torch.tensor(output)]
 
 
-def test_a_request_that_streams_is_read_while_it_is_sampled(stacks: dict[str, Stack]) -> None:
+def test_a_request_that_streams_is_read_while_it_is_sampled(stacks: Stacks) -> None:
     stack = stacks["vllm"]
     (plain,) = requests_of(1, 200)
     request, seen = replace(plain, streams=True), list[list[int]]()
@@ -238,7 +248,7 @@ def test_seeded_requests_do_not_depend_on_their_neighbours(stack: Stack) -> None
 
 
 @pytest.mark.parametrize("name", ["vllm", "server"])
-def test_more_seeded_prompts_than_a_step_may_prefill(stacks: dict[str, Stack], name: str) -> None:
+def test_more_seeded_prompts_than_a_step_may_prefill(stacks: Stacks, name: str) -> None:
     """A prefill in parts would crash vLLM's CPU generators: admission has to prevent it."""
     requests = [
         GenerationRequest(f"r{i}", [2 + (i + j) % 250 for j in range(400)], SamplingOptions(max_tokens=100), seed=i)
@@ -381,7 +391,7 @@ def test_the_checksum_decides_when_an_update_is_smaller_than_the_noise(tied: Sta
         canary.check(tied.version, tied.learner_logprobs, report)
 
 
-def test_the_learner_trains_in_the_shared_buffer(stacks: dict[str, Stack]) -> None:
+def test_the_learner_trains_in_the_shared_buffer(stacks: Stacks) -> None:
     stack = stacks["server"]
     before = [parameter.data_ptr() for parameter in stack.learner.parameters()]
     optimizer = torch.optim.AdamW(stack.learner.parameters(), lr=1e-3)
@@ -395,9 +405,7 @@ def test_the_learner_trains_in_the_shared_buffer(stacks: dict[str, Stack]) -> No
 
 @pytest.mark.full  # test_resume.py kills one in a run, which has the same bytes after it
 @pytest.mark.parametrize("name", ["vllm", "server"])
-def test_a_killed_engine_comes_back_with_its_weights_and_answers_what_it_was_asked(
-    stacks: dict[str, Stack], name: str
-) -> None:
+def test_a_killed_engine_comes_back_with_its_weights_and_answers_what_it_was_asked(stacks: Stacks, name: str) -> None:
     stack = stacks[name]
     stack.perturb(0.01)  # so that its folder holds other weights than it is asked with
     report = stack.push()
@@ -446,7 +454,7 @@ def dies(stack: Stack, kill: Callable[[], None]) -> str:
     return asyncio.run(run())
 
 
-def test_our_server_leaves_idle_connections_open(stacks: dict[str, Stack]) -> None:
+def test_our_server_leaves_idle_connections_open(stacks: Stacks) -> None:
     """A request on one that it closes at that moment would be lost: on a busy machine an engine died of it."""
     process = psutil.Process(ray.get(stacks["server"].actor.ready.remote())["server_pid"])
     (path,) = (flag.removeprefix("--uds=") for flag in process.cmdline() if flag.startswith("--uds="))
@@ -459,14 +467,14 @@ def test_our_server_leaves_idle_connections_open(stacks: dict[str, Stack]) -> No
             time.sleep(pause)
 
 
-def test_an_exception_in_the_step_thread_reaches_every_caller(stacks: dict[str, Stack]) -> None:
+def test_an_exception_in_the_step_thread_reaches_every_caller(stacks: Stacks) -> None:
     """Last but one: the engine does not survive it."""
     stack = stacks["vllm"]
     sentence = dies(stack, lambda: ray.get(stack.actor.break_step.remote()))
     assert "stopped" in sentence and "the test's own fault" in sentence
 
 
-def test_a_killed_engine_is_an_error_with_a_sentence_within_seconds(stacks: dict[str, Stack]) -> None:
+def test_a_killed_engine_is_an_error_with_a_sentence_within_seconds(stacks: Stacks) -> None:
     """Last: the engine does not survive it."""
     stack = stacks["transformers"]
     assert "process died" in dies(stack, lambda: ray.kill(stack.actor))

@@ -21,6 +21,7 @@ from skyrl_trainer.agent.tokenizer import load_chat_prompt
 from skyrl_trainer.cli import main
 from skyrl_trainer.engine.server_process import as_flag
 from skyrl_trainer.engine.vllm_args import engine_env, vllm_kwargs
+from skyrl_trainer.run.processes import ENGINE_START_SECONDS
 from tests.e2e.runs import TRANSFORMERS, Run, metrics
 from tests.eval.made_up import ROWS, items
 from tests.eval.scripted_server import match, served
@@ -55,7 +56,7 @@ def server(policy: Path) -> Iterator[str]:
         command, env=os.environ | engine_env(), stdout=quiet, stderr=quiet, start_new_session=True
     )
     try:
-        deadline = time.monotonic() + 300
+        deadline = time.monotonic() + ENGINE_START_SECONDS
         while True:
             assert process.poll() is None and time.monotonic() < deadline
             try:

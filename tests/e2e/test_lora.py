@@ -20,6 +20,7 @@ from skyrl_trainer.engine.vllm_args import engine_env
 from skyrl_trainer.errors import SyncError
 from skyrl_trainer.learner.model import make_learner
 from skyrl_trainer.run.engine_watch import EngineWatch
+from skyrl_trainer.run.processes import ENGINE_START_SECONDS
 from skyrl_trainer.settings import Config, TinyConfig
 from skyrl_trainer.tiny.init_policy import init_policy
 from skyrl_trainer.types import GenerationOutput, GenerationRequest, SamplingOptions
@@ -81,7 +82,7 @@ class Stack:
         options = {"max_concurrency": 64, "max_restarts": 1, "runtime_env": {"env_vars": engine_env()}}
         actor: Any = ray.remote(engine_class).options(**options)
         self.actor = actor.remote(str(folder), "float32", 256, 16, 0, adapter_kwargs(config))
-        ray.get(self.actor.ready.remote(), timeout=300)
+        ray.get(self.actor.ready.remote(), timeout=ENGINE_START_SECONDS)
         self.sync = AdapterSync([self.actor], self.learner.base_tensors, self.learner.adapter_tensors)
         self.canary = Canary([self.actor], CANARY_IDS, TOLERANCE)
         self.version = 0

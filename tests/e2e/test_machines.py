@@ -23,6 +23,7 @@ from examples.transformers_engine import TransformersEngine
 from skyrl_trainer.engine.vllm_actor import VLLMEngine
 from skyrl_trainer.engine.vllm_args import engine_env
 from skyrl_trainer.errors import SyncError
+from skyrl_trainer.run.processes import ENGINE_START_SECONDS
 from skyrl_trainer.weight_sync import machines
 from skyrl_trainer.weight_sync.canary import Canary
 from skyrl_trainer.weight_sync.nccl import NCCLSync
@@ -112,7 +113,7 @@ def test_each_machine_has_its_own_buffer_and_every_engine_the_learners_weights(
             runtime_env={"env_vars": engine_env()},
         )
         engines.append(actor.remote(str(tmp_path), "float32", 256, 8, 0, {}))
-    ray.get([engine.ready.remote() for engine in engines], timeout=280)
+    ray.get([engine.ready.remote() for engine in engines], timeout=ENGINE_START_SECONDS)
     sync = SharedMemorySync(engines, learner.named_parameters)
     canary = Canary(engines, CANARY_IDS, 5e-4)
     paths = ray.get([engine.__ray_call__.remote(path_of) for engine in engines[:2]])

@@ -54,7 +54,6 @@ def undisturbed(once: Callable[[str, Callable[[Path], None]], Path]) -> Path:
 
 
 @pytest.mark.full  # 20 runs, each started twice
-@pytest.mark.timeout(900)
 @pytest.mark.parametrize("kill", range(KILLS))
 def test_a_killed_run_goes_on_to_the_same_bytes_wherever_its_folder_is_moved(
     undisturbed: Path, tmp_path: Path, kill: int
@@ -79,14 +78,13 @@ def test_a_killed_run_goes_on_to_the_same_bytes_wherever_its_folder_is_moved(
     assert_nothing_left(here)
     there.rmdir()
     here.rename(there)
-    code, output = Run(there, cwd=there.parent, **TOOLS).finish(600)
+    code, output = Run(there, cwd=there.parent, **TOOLS).finish()
     assert code == 0, output
     assert not here.exists() and checksum(there) == checksum(undisturbed)
     assert_nothing_left(there)
 
 
 @pytest.mark.full  # a run that is started twice
-@pytest.mark.timeout(900)
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_a_run_on_a_store_goes_on_from_there_on_a_machine_that_never_saw_it(
     undisturbed: Path, tmp_path: Path, number: signal.Signals, monkeypatch: pytest.MonkeyPatch
@@ -106,7 +104,7 @@ def test_a_run_on_a_store_goes_on_from_there_on_a_machine_that_never_saw_it(
     assert_nothing_left(first.folder)
     shutil.rmtree(tmp_path / "one")  # what is left is in the store
     last = start("two")
-    code, output = last.finish(600)
+    code, output = last.finish()
     assert code == 0 and (re.search("step [24]", output) or number == signal.SIGTERM), output
     assert f"{address}: the run works in {last.folder}" in output
     assert checksum(last.folder) == checksum(tmp_path / "bucket" / "run") == checksum(undisturbed)

@@ -31,7 +31,7 @@ def test_what_is_scraped_are_the_rows_of_metrics_jsonl(tmp_path: Path, monkeypat
     seen: dict[int, dict[str, float]] = {}
     processes: set[str] = set()
     try:
-        run.wait_for_step(1, timeout=400)
+        run.wait_for_step(1)
         (targets,) = json.loads((run.folder / "prometheus.json").read_text())
         deadline, last = time.monotonic() + 200, {"": 0.0}
         while len(seen) < 3 or not any("RolloutWorker" in name for name in processes):

@@ -20,6 +20,7 @@ from skyrl_trainer.learner.model import Learner
 from skyrl_trainer.rollout.manager import Rollouts
 from skyrl_trainer.rollout.metrics import rollout_metrics
 from skyrl_trainer.rollout.store import JsonlTrajectoryStore
+from skyrl_trainer.run.processes import ENGINE_START_SECONDS
 from skyrl_trainer.settings import Config, TinyConfig
 from skyrl_trainer.tiny.init_policy import init_policy
 from skyrl_trainer.types import PromptBatch, Sample, SamplingOptions
@@ -39,7 +40,7 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Any, str]
     ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False)
     made = ray.remote(VLLMEngine).options(runtime_env={"env_vars": engine_env()}, max_concurrency=64, num_cpus=0)
     actor = made.remote(str(folder), "float32", LENGTH, 16, 0, {})
-    ray.get(actor.ready.remote(), timeout=300)
+    ray.get(actor.ready.remote(), timeout=ENGINE_START_SECONDS)
     yield actor, str(folder)
     ray.shutdown()
 

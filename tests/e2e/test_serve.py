@@ -13,6 +13,7 @@ from pathlib import Path
 import openai
 import pytest
 
+from skyrl_trainer.run.processes import ENGINE_START_SECONDS
 from tests.e2e.runs import QUICK, Run, assert_nothing_left, metrics
 
 FULL = bool(os.environ.get("SKYRL_TEST_FULL"))
@@ -93,7 +94,7 @@ if FULL:
         env = {**os.environ, **quick, "VLLM_SERVER_DEV_MODE": "1", "VLLM_LOGGING_LEVEL": "ERROR"}
         with subprocess.Popen(command, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as server:
             try:
-                client, deadline = client_of(port), time.monotonic() + 180
+                client, deadline = client_of(port), time.monotonic() + ENGINE_START_SECONDS
                 while not answers(client):
                     assert server.poll() is None and time.monotonic() < deadline
                     time.sleep(0.3)
