@@ -36,99 +36,42 @@ import gc
 import json
 import os
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
-from torch import Tensor
-from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+from transformers import Qwen2ForCausalLM
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from benchmarks.bare_vllm import START_SECONDS, bare_rate, prompts_of
+from benchmarks.random_qwen import (
+    DEVICE,
+    DTYPE,
+    GPU,
+    SHAPES,
+    BareModel,
+    config_of,
+    learner_logprobs,
+    make_learner,
+    make_model,
+)  # fmt: skip
 
 if TYPE_CHECKING:  # `make` runs where these packages are not
     from skyrl_trainer.types import GenerationOutput
     from skyrl_trainer.weight_sync.shared_memory import SharedMemorySync
 
-#        hidden layers heads kv intermediate tied vocabulary
-SHAPES = {
-    "tiny": (128, 2, 4, 2, 256, True, 600),
-    "0.5B": (896, 24, 14, 2, 4864, True, 151_936),
-    "1.5B": (1536, 28, 12, 2, 8960, True, 151_936),
-    "3B": (2048, 36, 16, 2, 11_008, True, 151_936),
-    "7B": (3584, 28, 28, 4, 18_944, False, 152_064),
-}
 PARTS = ("make", "ceilings", "start", "rollout", "kernels", "gap", "sync", "turns", "after", "bare")
 OF_ENGINE = {"rollout", "kernels", "gap", "sync", "turns", "after"}
 DATA_SHEET = {"H100": 3.35e12, "H200": 4.8e12}
 """Bytes/s of the memory."""
-GPU = torch.cuda.is_available()
-DEVICE = "cuda" if GPU else "cpu"
-DTYPE = "bfloat16" if GPU else "float32"
-START_SECONDS = 900.0
 PLAY_SECONDS = 240.0
 GONE_SECONDS = 60.0
-ROOT = Path(__file__).resolve().parent.parent
-
-
-def config_of(size: str) -> Qwen2Config:
-    hidden, layers, heads, kv, intermediate, tied, vocabulary = SHAPES[size]
-    return Qwen2Config(
-        hidden_size=hidden, num_hidden_layers=layers, num_attention_heads=heads, num_key_value_heads=kv,
-        intermediate_size=intermediate, tie_word_embeddings=tied, vocab_size=vocabulary, max_position_embeddings=32_768,
-        rope_parameters={"rope_type": "default", "rope_theta": 1e6}, bos_token_id=None, dtype="bfloat16",
-    )  # fmt: skip
-
-
-def make_tokenizer(vocabulary: int) -> PreTrainedTokenizerFast:
-    """Of the project's own texts, with the tiny policy's chat template. skyrl_trainer.tiny would need gymnasium."""
-    special, tags = ("<|endoftext|>", "<|im_start|>", "<|im_end|>"), ("tool_call", "tool_response", "think")
-    marks = [mark for tag in tags for mark in (f"<{tag}>", f"</{tag}>")]
-    core = Tokenizer(models.BPE())
-    core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    core.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=min(8192, vocabulary) - len(special) - len(marks),
-        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
-        show_progress=False,
-    )
-    texts = sorted([*ROOT.glob("docs/**/*.md"), *ROOT.glob("packages/skyrl-gym/**/*.py")])
-    core.train_from_iterator((path.read_text() for path in texts), trainer)
-    core.add_special_tokens([AddedToken(token, normalized=False, special=True) for token in special])
-    core.add_tokens([AddedToken(mark, normalized=False, special=False) for mark in marks])
-    template = ROOT / "packages/skyrl-trainer/skyrl_trainer/tiny/chat_template.jinja"
-    return PreTrainedTokenizerFast(
-        tokenizer_object=core,
-        pad_token=special[0],
-        eos_token=special[2],
-        model_max_length=32_768,
-        clean_up_tokenization_spaces=False,
-        chat_template=template.read_text().strip(),
-    )
-
-
-def make_model(size: str, folder: Path) -> None:
-    config = config_of(size)
-    tokenizer = make_tokenizer(config.vocab_size)
-    config.eos_token_id, config.pad_token_id = tokenizer.eos_token_id, tokenizer.pad_token_id
-    torch.manual_seed(0)
-    torch.set_default_dtype(torch.bfloat16)
-    try:
-        with torch.device(DEVICE):
-            model = Qwen2ForCausalLM(config)
-    finally:
-        torch.set_default_dtype(torch.float32)
-    for name, parameter in model.named_parameters():
-        if name.endswith("bias"):  # zeros would look right in memory that nobody has written to
-            torch.nn.init.normal_(parameter, std=0.1)
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)  # last: a folder that has it is whole
 
 
 def free() -> None:
@@ -143,11 +86,6 @@ def used() -> float:
         return 0.0
     left, total = torch.cuda.mem_get_info()
     return round((total - left) / 2**30, 2)
-
-
-def prompts_of(seqs: int, length: int, seed: int) -> list[list[int]]:
-    draw = torch.Generator().manual_seed(seed)
-    return torch.randint(20, 500, (seqs, length), generator=draw).tolist()
 
 
 def fastest(work: Callable[[], Any], times: int = 5) -> float:
@@ -174,36 +112,6 @@ def product_rate(size: int) -> float:
     a, b = (torch.randn(size, size, dtype=torch.bfloat16, device=DEVICE) for _ in range(2))
     out = torch.empty_like(a)
     return 2 * size**3 / fastest(lambda: torch.mm(a, b, out=out))
-
-
-class BareModel:
-    """The learner's place for a model whose masters would not fit beside the engine."""
-
-    def __init__(self, folder: Path) -> None:
-        model = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, DTYPE))
-        self.model = model.to(DEVICE).eval()
-
-    def named_tensors(self) -> Iterator[tuple[str, Tensor]]:
-        yield from self.model.named_parameters()  # tied ones once
-
-    def share_weights(self) -> None:
-        return None
-
-    def sampled_logprobs(self, prompt: list[int], output_ids: list[int]) -> Tensor:
-        ids = torch.tensor(prompt + output_ids, device=DEVICE)
-        logits = self.model(ids[None], use_cache=False).logits[0, len(prompt) - 1 : -1].float()
-        return logits.log_softmax(-1).gather(-1, ids[len(prompt) :, None])[:, 0]
-
-
-def make_learner(size: str, folder: Path) -> Any:
-    if size == "7B":
-        return BareModel(folder)
-    from skyrl_trainer.learner.model import Learner
-    from skyrl_trainer.settings import Config
-
-    place = {"colocate_all": GPU, "policy_num_gpus_per_node": int(GPU)}
-    policy = {"model": {"path": str(folder), "dtype": DTYPE}}
-    return Learner(Config.model_validate({"trainer": {"placement": place, "policy": policy}}), str(folder), 100)
 
 
 def make_sync(engine: Any, learner: Any, way: str) -> SharedMemorySync:
@@ -459,28 +367,17 @@ class Bench:
     def bare(self) -> dict[str, Any]:
         self.stop()
         rates: dict[str, Any] = {}
-        for way in ("in_process", "processes") if self.args.bare == "both" else (self.args.bare,):
+        args = self.args
+        given = [str(self.folder), DTYPE, self.length, args.seqs, args.prompt, args.tokens, self.kwargs]
+        for way in ("in_process", "processes") if args.bare == "both" else (args.bare,):
             try:
-                rates[way] = round(self.bare_rate(way))
+                rates[way] = round(bare_rate(way, *given))
             except Exception as error:
                 traceback.print_exc()
                 rates[way] = {"error": reason(error)}
         known = [rate for rate in rates.values() if isinstance(rate, int)]
         ours = self.results.get("rollout", {}).get("tokens_per_second")
         return {"tokens_per_second": rates, "of_bare": round(ours / max(known), 3) if ours and known else None}
-
-    def bare_rate(self, way: str) -> float:
-        from skyrl_trainer.engine.vllm_args import engine_env
-
-        # Spawned: this script has asked for the GPU before vLLM is imported, and a fork of it could not use CUDA.
-        own = {"VLLM_ENABLE_V1_MULTIPROCESSING": str(int(way == "processes")), "VLLM_WORKER_MULTIPROC_METHOD": "spawn"}
-        env = os.environ | engine_env() | own
-        args = self.args
-        given = [str(self.folder), self.length, args.seqs, args.prompt, args.tokens, self.kwargs]
-        command = [sys.executable, __file__, "--child", json.dumps(given)]
-        child = subprocess.run(command, env=env, stdout=subprocess.PIPE, text=True, timeout=START_SECONDS, check=True)
-        figures = [line.split()[1] for line in child.stdout.splitlines() if line.startswith("tokens/s ")]
-        return statistics.median(map(float, figures))
 
     def stop(self) -> None:
         """Ends the engine and drops the learner; TimeoutError when the GPU's memory does not come back."""
@@ -516,37 +413,6 @@ def stop_profile(actor: Any) -> list[tuple[float, float]]:
     actor._call(torch.cuda.synchronize)
     actor._call(actor.profile.stop)
     return [(event.time_range.start, event.time_range.end) for event in actor.profile.events()]
-
-
-def learner_logprobs(learner: Any, played: list[tuple[list[int], GenerationOutput]]) -> Tensor:
-    from skyrl_trainer.learner.batch import Row, collate
-
-    rows = []
-    for i, (prompt, output) in enumerate(played):
-        ids = np.array(prompt + list(output.output_ids))
-        ones_T = np.ones(len(ids))
-        rows.append(Row(str(i), ids, np.arange(len(ids)) >= len(prompt), ones_T, 0 * ones_T))
-    batch = collate(rows, range(len(rows)), learner.device, learner.dtype)
-    return learner.logprobs(batch)[0].float().cpu()
-
-
-def child(model: str, length: int, seqs: int, prompt: int, tokens: int, kwargs: dict[str, Any]) -> None:
-    """vLLM as our engine starts it, but for the weight sync and our scheduler; prints three rates."""
-    from vllm import LLM, SamplingParams
-
-    from skyrl_trainer.engine.vllm_args import vllm_kwargs
-
-    settings = vllm_kwargs(model, DTYPE, length, seqs, 0, kwargs)
-    llm = LLM(**{key: settings[key] for key in settings.keys() - {"weight_transfer_config", "worker_extension_cls"}})
-    params = SamplingParams(max_tokens=tokens, temperature=1.0, logprobs=0, detokenize=False, ignore_eos=True)
-    for seed in range(4):
-        requests: list[Any] = [{"prompt_token_ids": ids} for ids in prompts_of(seqs, prompt, seed)]
-        start = time.perf_counter()
-        outputs = llm.generate(requests, params, use_tqdm=False)
-        seconds = time.perf_counter() - start
-        assert all(len(output.outputs[0].token_ids) == tokens for output in outputs), "lengths are forced"
-        if seed:  # the first is to warm up
-            print(f"tokens/s {seqs * tokens / seconds}", flush=True)
 
 
 def measure(args: argparse.Namespace) -> dict[str, Any]:
@@ -595,7 +461,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["--child"]:
-        child(*json.loads(sys.argv[2]))
-    else:
-        main()
+    main()

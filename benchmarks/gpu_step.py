@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from benchmarks.engine_gpu import make_model
+from benchmarks.random_qwen import make_model
 
 PARTS = ("rollout", "train", "sync")
 COIN = """from skyrl_trainer.algorithms.rewards import register_reward
