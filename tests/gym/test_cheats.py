@@ -37,7 +37,7 @@ def allowed(bar, episodes):
 def programs_that_run_here(monkeypatch):
     """A sandbox costs more than all else; the experts' programs, and the cheats', need none."""
 
-    def run_here(code):
+    def run_here(code, files=None):
         with contextlib.redirect_stdout(io.StringIO()) as printed:
             exec(code, {})
         return SimpleNamespace(output=printed.getvalue(), error=None)

@@ -253,6 +253,8 @@ ATTACKS = {
     "lines of its own": "import os\nos.write(1, b'=None\\n' * 99)\nos._exit(0)",
     "code in its lines": "import os\nos.write(1, b'=None\\n' + b'=__import__(\"os\").getpid()\\n' * 99)\nos._exit(0)",
     "deep lines": "import os\nos.write(1, b'=None\\n=' + b'[' * 9000 + b'\\n=' + b'-' * 5000 + b'1\\n')\nos._exit(0)",
+    "a number that cannot be shown": "import os\nos.write(1, b'=None\\n' + b'!0x' + b'f' * 5000 + b'\\n')\nos._exit(0)",
+    "literals that are shown otherwise": "import os\nos.write(1, b'=None\\n=1e999\\n=...\\n' * 9)\nos._exit(0)",
     "long numbers": "def {name}(*x):\n    return 10 ** 10_000",
     "endless output": "import os\ndef {name}(*x):\n    while True: os.write(1, b'=1\\n' * 10_000)",
     "a gigabyte of output": "def {name}(*x):\n    print('x' * 2**30)",
@@ -372,6 +374,12 @@ def test_functions_of_a_row_need_no_class_and_programs_may_read_as_they_like(row
         assert rows_env.step(block(code + "\nsys.exit(0)"))[4]["success"]
 
 
+def test_a_programs_input_may_have_many_lines(rows_env):
+    """Spelled as a literal, in which a line's end has two characters, it was too long to be run."""
+    rows_env.reset(options={"task": contest("stdin", [("1\n", "1")], [("1\n" * 440_000, "440000")])})
+    assert rows_env.step(block("print(len(sys.stdin.readlines()))"))[4]["success"]
+
+
 @pytest.mark.parametrize(
     "row, code, said",
     [
@@ -404,6 +412,8 @@ FORGED = [
     "import os\ndef add(a, b):\n    os._exit(0)",
     "import os\nos.write(1, b'=None\\n' + b'=1, 2\\n=1 #\\n=(4, 6)\\r\\n' * 9)\nos._exit(0)",
     "import os\nos.write(1, b'=None\\n' + b'=(lambda: 1)()\\n=[].__class__\\n' * 9)\nos._exit(0)",
+    "import os\nos.write(1, b'=None\\n' + (b'=0x' + b'f' * 5000 + b'\\n') * 9)\nos._exit(0)",
+    "import os\nos.write(1, b'=None\\n' + b'=...\\n=1e999\\n' * 9)\nos._exit(0)",
 ]
 
 
@@ -452,6 +462,10 @@ class Hostile:
         ({"private_test_cases": base64.b64encode(zlib.compress(pickle.dumps(Hostile()))).decode()}, "not just text"),
         ({"metadata": '{"func_name": "f(1)"}'}, "func_name is 'f\\(1\\)'"),
         ({"metadata": '{"func_name": "join"}', "private_test_cases": '[{"input": "x", "output": "1"}]'}, "JSONDecode"),
+        (
+            contest("functional", [], [(json.dumps("\n" * 300_000), "1")], metadata=CALLED["metadata"]),
+            "more than 900000",
+        ),
     ],
 )
 def test_what_is_wrong_in_a_row_of_livecodebench_is_told(rows_env, change, problem):

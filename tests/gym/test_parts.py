@@ -110,10 +110,18 @@ class TestRows:
         parquet.write_table(pyarrow.Table.from_pylist([ROW, ROW]), path)
         assert load_rows(path) == [ROW, ROW]
         parquet.write_table(pyarrow.Table.from_pylist([ROW, {**ROW, "reward_spec": None}]), path)
-        with pytest.raises(ValueError, match=r"rows.parquet row 2: field 'reward_spec.ground_truth' is missing"):
+        with pytest.raises(ValueError, match=r"rows.parquet row 2: field 'reward_spec.ground_truth', .* is missing"):
             load_rows(path)
         path.write_bytes(b"PAR0")
         with pytest.raises(ValueError, match="not a readable parquet file"):
+            load_rows(path)
+
+    @pytest.mark.parametrize("first, said", [(0, "is missing, but in"), (1, "is here, but not in")])
+    def test_rows_of_an_env_class_all_have_a_ground_truth_or_none_has(self, tmp_path, first, said):
+        rows = [{"prompt": "1 + 1", "ground_truth": "2"}, {"prompt": "1 + 2"}]
+        path = tmp_path / "rows.jsonl"
+        path.write_text("\n".join(map(json.dumps, [rows[first], rows[1 - first]])))
+        with pytest.raises(ValueError, match=f"rows.jsonl:2: field 'reward_spec.ground_truth', .* {said} earlier rows"):
             load_rows(path)
 
     @pytest.mark.parametrize("suffix", [".jsonl", ".parquet"])
@@ -157,7 +165,7 @@ class TestRows:
             ({"prompt": [{"role": "user", "content": 3}]}, "field 'prompt\\[0\\].content' must be a string, got 3"),
             ({"prompt": [{"role": "system", "content": "x"}]}, "no message with role 'user'"),
             ({"reward_spec": "2"}, "field 'reward_spec' must be an object"),
-            ({"reward_spec": {"method": "rule"}}, "field 'reward_spec.ground_truth' is missing"),
+            ({"reward_spec": {"method": "rule"}}, "field 'reward_spec.ground_truth', .* is missing"),
             ({"reward_spec": None, "reward_model": "2"}, "field 'reward_model' must be an object, got '2'"),
             ({"env_class": 3}, "field 'env_class' must be a string"),
             ({"extra_info": "x"}, "field 'extra_info' must be an object"),
@@ -271,6 +279,19 @@ class TestRegistry:
             skyrl_gym.resolve_env_id("no_such_module:mine/sums-v0")
 
 
+class Plain(gym.Env):
+    """What Gymnasium asks for, and nothing of a TextEnv."""
+
+    observation_space = action_space = UnicodeText(100)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return "Say hi.", {}
+
+    def step(self, action):
+        return "Bye.", float(action == "hi"), True, False, {}
+
+
 class TestCommandLine:
     def play(self, monkeypatch, text, *arguments):
         import io
@@ -303,6 +324,15 @@ class TestCommandLine:
         assert capsys.readouterr().out.endswith("Solved.\n")
         assert self.play(monkeypatch, "```python\nx = 1\n", "code_lite", "--task-id", "val:1:en:0") == 0
         assert capsys.readouterr().out.endswith("Stopped.\n")
+
+    @pytest.mark.usefixtures("clean_registry")
+    def test_an_environment_that_is_no_text_env_is_played_and_has_no_expert(self, monkeypatch, capsys, tmp_path):
+        gym.register("mine/plain-v0", Plain)
+        assert self.play(monkeypatch, "hi\n", "mine/plain-v0") == 0
+        out = capsys.readouterr().out
+        assert "\nSay hi.\n> reward 1" in out and "\nBye.\n" in out
+        assert main(["demos", "mine/plain-v0", "--n", "1", "--out", str(tmp_path / "demos.jsonl")]) == 2
+        assert "mine/plain-v0 has no expert: it is no TextEnv." in capsys.readouterr().err
 
 
 def test_importing_is_cheap():

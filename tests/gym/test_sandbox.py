@@ -122,6 +122,10 @@ ATTACKS: dict[str, tuple[str, str]] = {
         "Killed: more",
     ),
     "many files": ("import time\nfor i in range(1100): open(str(i), 'w').close()\ntime.sleep(9)", "Killed: more"),
+    "disk beyond a file's end": (
+        SYSCALL + "call({fallocate}, os.open('x', os.O_RDWR | os.O_CREAT), 1, 0, 99 << 20)",
+        "-1",
+    ),
     "deep recursion": ("import sys; sys.setrecursionlimit(10**8)\nf = lambda n: [f(n)]\nf(0)", ""),
     "bad memory": ("import ctypes; ctypes.string_at(1)", "Killed by signal 11"),
     # The channels back.
@@ -139,9 +143,9 @@ ATTACKS: dict[str, tuple[str, str]] = {
 PACKAGE = str(Path(python_exec.__file__).parents[2])
 ENVIRONMENT = {"PYTHONPATH": PACKAGE}
 _X86 = {"socket": 41, "clone": 56, "ptrace": 101, "prctl": 157, "mount": 165, "unshare": 272, "bpf": 321}
-_X86 |= {"keyctl": 250, "perf": 298, "setns": 308, "userfaultfd": 323}
+_X86 |= {"keyctl": 250, "fallocate": 285, "perf": 298, "setns": 308, "userfaultfd": 323}
 _ARM = {"socket": 198, "clone": 220, "ptrace": 117, "prctl": 167, "mount": 40, "unshare": 97, "bpf": 280}
-_ARM |= {"keyctl": 219, "perf": 241, "setns": 268, "userfaultfd": 282}
+_ARM |= {"keyctl": 219, "fallocate": 47, "perf": 241, "setns": 268, "userfaultfd": 282}
 NUMBERS = _X86 if os.uname().machine == "x86_64" else _ARM
 
 
@@ -224,6 +228,10 @@ def test_attack(name: str, sandbox: Sandbox, brief: Sandbox, outside: dict[str, 
         ("print('before'); 1 / 0", "before\n", "ZeroDivisionError"),
         ("print('before')\nwhile True: pass", "before\n", "Killed by signal 24, CPU time limit exceeded."),
         ("input()", "", "EOFError"),
+        ("print(1); exit(); print(2)", "1\n", None),
+        ("print(1); quit(0); print(2)", "1\n", None),
+        ("exit(3)", "", "SystemExit: 3"),
+        ("import sys; sys.exit(3)", "", "SystemExit: 3"),
         ("open('x', 'w').write('a'); open('x').read()", "'a'\n", None),
         ("import threading\nthreading.Timer(0.05, print, ['late']).start()", "late\n", None),
         ("import asyncio\nasync def f(): return 5\nasyncio.run(f())", "5\n", None),

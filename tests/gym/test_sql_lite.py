@@ -218,12 +218,20 @@ def test_attack(name, library):
     assert after["rows"] == [[len(sqlite_rows(library)), len(sqlite_rows(library))]]
 
 
+@pytest.mark.parametrize(
+    "query",
+    [
+        "SELECT printf('%.*c', 1000000, char(1))",
+        f"SELECT {', '.join(['a.*'] * 150)} FROM (SELECT 1 AS '{chr(1) * 4900}') AS a",
+    ],
+    ids=["values", "names"],
+)
 @pytest.mark.parametrize("form", ["<sql>{}</sql>" * 8, "<answer>{}</answer>"])
-def test_results_of_characters_that_json_spells_out_are_bounded(form):
+def test_results_of_characters_that_json_spells_out_are_bounded(form, query):
     """A control character is six in JSON: eight results of a million were more than the sandbox gives back."""
     env = gym.make(ID)
     env.reset(seed=0)
-    observation, reward, *_ = env.step(form.replace("{}", "SELECT printf('%.*c', 1000000, char(1))"))
+    observation, reward, *_ = env.step(form.replace("{}", query))
     assert reward == 0 and observation.count("more than 1048576 characters") == form.count("<sql>")
 
 

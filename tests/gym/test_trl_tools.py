@@ -120,9 +120,17 @@ def test_a_row_that_says_nothing_gets_a_task_of_its_split(env_id: str) -> None:
     """The tries of a row, each an instance's, meet one task; the next time it is another."""
     kind: Any = environment_factory(env_id)
     one, other = kind(), kind()
-    first, second = one.reset(prompt=[]), one.reset(prompt=[])
-    assert [first, second] == [other.reset(prompt=[]), other.reset(prompt=[])] and first != second
+    first, second = ([each.reset(prompt=[]) for each in (one, other)] for _ in range(2))  # as TRL: once a batch
+    assert first[0] == first[1] != second[0] == second[1]
     assert one.reset(prompt=[], split="val") and one.env.unwrapped.task.split == "val"
+
+
+def test_tries_meet_one_task_after_a_batch_that_was_smaller_than_the_pool() -> None:
+    """Of the pool TRL resets the first so many, as in an evaluation between two steps."""
+    kind: Any = environment_factory("text_math")
+    pool = [kind() for _ in range(4)]
+    batches = [{each.reset(prompt=[]) for each in pool[:size]} for size in (4, 2, 4)]
+    assert [len(batch) for batch in batches] == [1, 1, 1] and len(set.union(*batches)) == 3
 
 
 def test_rows_name_their_task() -> None:

@@ -1,30 +1,12 @@
-r"""Final answers, compared exactly: numbers, words, ordered lists and sets.
+r"""Final answers, compared exactly; docs/environments/text_math.md has the grammar and all rules.
 
-    85   +085   85.0   ８５   8,500/100   85 km     one number                     Fraction(85)
-    1 3/4   1\frac34   7/4   1.75   175%   百分之175  one number, and so is $1.75    Fraction(7, 4)
-    Knight   "knight"   \text{knight}.              one word, without case         "knight"
-    x^2+3y   3*y + x^{2}                            one expression                 "3*y+x^2"
-    1, 2    (1, 2)    [1, 2]                        a list: the order counts       (Fraction(1), Fraction(2))
-    {1, 2}  {2, 1, 2}  \{1,2\}                      a set                          frozenset of the same two
-    (0, 1]  \left(0, 1\right]                       an interval, half open         ("(", Fraction(0), Fraction(1), "]")
-
-    answer   = number | word | list | set | interval | "(" answer ")" | "{" answer "}" ;
-    list     = answer , { "," , answer } | "(" list ")" | "[" list "]" ;
-    set      = "{" list "}" | "{" "}" | "\{" [ list ] "\}" ;
-    interval = "(" , answer , "," , answer , "]" | "[" , answer , "," , answer , ")" ;
-    number   = [ sign ] , ( amount | [ whole , " " ] , amount , "/" , amount ) , [ "%" | unit ] ;
-    amount   = digits , [ "." , digits ] ;
-
-- Lists and sets hold answers and may be nested up to four deep. (5) and {5} are 5, as LaTeX's braces only group; the
-  set of one is \{5\}. Open and closed intervals are not told from lists: (0, 1) is [0, 1].
-- 1,000 is a thousand: in a number that stands alone, a comma before each group of three digits is no separator.
-- A percent sign divides by a hundred, so 50% is 1/2 and is not 50.
-- Currency signs ($ ¥ ￥ € £) and the units of _UNITS are taken off a number, and nothing is converted: 5 km is 5, and
-  so is 5 m. Other words are no units: "5 apples" is a word answer, not the number 5. Full-width signs are plain ones.
-- White space, LaTeX's spacing and grouping, quotes around a word and a full stop at the end are ignored.
-- Of sums and products the order does not count. Beyond that, and one fraction, nothing is worked out: "2 + 3" and "1e3"
-  are words, and 2x + 3x is not 5x, or else a question to simplify would be its own answer.
-- Nothing, unbalanced brackets, a zero denominator and more than 1,000 characters are not an answer.
+85   +085   85.0   ８５   8,500/100   85 km   Fraction(85)
+1 3/4   1\frac34   1.75   175%   $1.75        Fraction(7, 4)
+Knight   "knight"   \text{knight}.            "knight"
+x^2+3y   3*y + x^{2}                          "3*y+x^2"
+1, 2    (1, 2)    [1, 2]                      (Fraction(1), Fraction(2))
+{1, 2}  {2, 1, 2}  \{1,2\}                    frozenset of the same two
+(0, 1]  \left(0, 1\right]                     ("(", Fraction(0), Fraction(1), "]")
 """
 
 from __future__ import annotations

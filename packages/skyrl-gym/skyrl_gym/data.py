@@ -57,15 +57,14 @@ def load_rows(path: str | Path) -> list[dict[str, Any]]:
     if path.suffix not in readers:
         raise ValueError(f"{path} ends in {path.suffix!r}; data files end in .jsonl or .parquet.")
     rows: list[dict[str, Any]] = []
-    with_truth = set()
+    with_truth: dict[str | None, bool] = {}
     for where, value in readers[path.suffix](path):
         row = read_row(value, where)
-        if ground_truth(row) is not None:
-            with_truth.add(row.get("env_class"))
-        elif row.get("env_class") in with_truth:
+        has = ground_truth(row) is not None
+        if has != with_truth.setdefault(row.get("env_class"), has):
             raise ValueError(
-                f"{where}: field 'reward_spec.ground_truth' is missing, or a plain 'ground_truth': earlier rows of "
-                "this env_class have one."
+                f"{where}: field 'reward_spec.ground_truth', or a plain 'ground_truth', is "
+                f"{'here, but not in' if has else 'missing, but in'} earlier rows of this env_class."
             )
         rows.append(row)
     if not rows:

@@ -104,15 +104,7 @@ class ParseError:
 def parse_tool_calls(text: str) -> list[ToolCall | ParseError]:
     """The calls in a text, in order; malformed ones as errors. Takes time linear in the text's length.
 
-        text   = { junk | call } ;                            (* junk: anything without "<tool_call>" *)
-        call   = "<tool_call>" , ws , [ "```" , [ word ] , ws ] , object , ws , [ "```" , ws ] , "</tool_call>" ;
-        object = a JSON object (RFC 8259) whose members are
-                     "tool" or "name": string ;               (* required *)
-                     "args" or "arguments": object ;          (* {} when left out *)
-
-    JSON decides where the object ends, so its strings may hold braces and the tags themselves; they may also hold line
-    breaks unescaped. The object has at most 20,000 characters. A malformed call reaches to its "</tool_call>", or is
-    the opening tag alone when "<tool_call>" or the end of the text comes first. After 8 calls the rest is one error.
+    docs/environments/tool_use.md has the grammar. After 8 calls the rest is one error.
     """
     found: list[ToolCall | ParseError] = []
     position = 0

@@ -28,7 +28,9 @@ def demonstrations(env_id: str, n: int, options: dict[str, Any] | None = None) -
     """The expert's episodes of the first `n` tasks under reset options, always the same: {"messages": chat, "task_id",
     "env_id", "reward": the sum, "success"}; one that is hasty or searches may fail. ValueError if there are fewer."""
     with gymnasium.make(resolve_env_id(env_id)) as env:
-        text_env, options = cast(TextEnv, env.unwrapped), options or {}
+        text_env, options = env.unwrapped, options or {}
+        if not isinstance(text_env, TextEnv):
+            raise ValueError(f"{env_id} has no expert: it is no TextEnv.")
         count, chosen = text_env.num_tasks(options), text_env.defaults | options
         if not 0 < n <= count:
             raise ValueError(f"n is {n}, expected 1 to {count}: {env_id} has {count} tasks under these options.")
@@ -64,7 +66,7 @@ def _typed() -> str:
 def play(env_id: str, seed: int | None, options: dict[str, Any]) -> None:
     with gymnasium.make(resolve_env_id(env_id)) as env:
         observation, info = env.reset(seed=seed, options=options)
-        print(f"{env_id}, task {info['task_id']}\n{info['instructions']}".rstrip())
+        print(f"{env_id}, task {info.get('task_id', '')}\n{info.get('instructions', '')}".rstrip())
         done = False
         while not done:
             print(f"\n{observation}")
@@ -75,7 +77,7 @@ def play(env_id: str, seed: int | None, options: dict[str, Any]) -> None:
                 print("\nStopped.")
                 return
             observation, reward, terminated, truncated, info = env.step(action.rstrip("\n"))
-            parts = ", ".join(f"{name} {value:g}" for name, value in info["reward_parts"].items())
+            parts = ", ".join(f"{name} {value:g}" for name, value in info.get("reward_parts", {}).items())
             print(f"reward {reward:g} ({parts})")
             done = terminated or truncated
-        print(observation, "Solved." if info["success"] else "Not solved.", sep="\n" if observation else "")
+        print(observation, "Solved." if info.get("success") else "Not solved.", sep="\n" if observation else "")

@@ -26,12 +26,17 @@ class TextEnvironment:
 
     env_id: str
     arguments: dict[str, Any]
+    round = 0
+    """Of the class: TRL resets an instance once a batch, and in a small batch the first ones alone."""
 
     def __init__(self) -> None:
         self.env = gymnasium.make(self.env_id, **self.arguments)
-        self.reward, self.done, self._resets = 0.0, True, 0
+        self.reward, self.done, self._round = 0.0, True, -1
 
     def reset(self, **row: Any) -> str | None:
+        kind = type(self)
+        kind.round += self._round == kind.round
+        self._round = kind.round
         names = ("task_id", *getattr(self.env.unwrapped, "choices", ()))
         options = {name: row[name] for name in names if row.get(name) is not None}
         if row.get("reward_spec") is not None:
@@ -39,8 +44,7 @@ class TextEnvironment:
         seed = row.get("seed")
         if seed is None and not {"task", "task_id"} & options.keys():
             # The tries of a row, each played by an instance of its own, must meet one task.
-            seed = crc32(json.dumps(row, sort_keys=True, default=str).encode()) + self._resets
-        self._resets += 1
+            seed = crc32(json.dumps(row, sort_keys=True, default=str).encode()) + kind.round
         observation, info = self.env.reset(seed=seed, options=options)
         self.reward, self.done = 0.0, False
         if "task" in options:  # the prompt holds instructions and question

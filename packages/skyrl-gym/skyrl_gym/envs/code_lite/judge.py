@@ -50,11 +50,9 @@ def main(setup, code, calls):
 PROGRAM = """
 import os
 
-def main(setup, code, text):
-    given, names = os.open("input", os.O_RDWR | os.O_CREAT), {"__name__": "__main__"}
-    os.write(given, text.encode("utf-8", "replace"))
-    os.lseek(given, 0, 0)
-    os.dup2(given, 0)
+def main(setup, code, given):
+    names = {"__name__": "__main__"}
+    os.dup2(os.open(given, os.O_RDONLY), 0)
     try:
         exec(compile(setup, "<setup>", "exec"), names)
         exec(compile(code, "<solution>", "exec"), names)
@@ -103,7 +101,7 @@ def assert_failure(code: str, tests: Sequence[Sequence[Any]], setup: str) -> Fai
 def program_failure(code: str, tests: Sequence[Sequence[str]], setup: str) -> Failure | None:
     """Of tests [input, output], each with a process of its own."""
     for place, (text, output) in enumerate(tests):
-        result = _run(PROGRAM, setup, code, text, rows=True)
+        result = _run(PROGRAM, setup, code, "input", rows=True, input=text.encode("utf-8", "replace"))
         if result.error:
             said = result.error.splitlines()[-1]
             stopped = said.startswith(("Timed out", "Killed", "Exited"))
@@ -113,8 +111,8 @@ def program_failure(code: str, tests: Sequence[Sequence[str]], setup: str) -> Fa
     return None
 
 
-def _run(program: str, setup: str, code: str, given: Any, rows: bool) -> Any:
-    return sandbox(rows).run(f"{program}\nmain({setup!r}, {code!r}, {given!r})")
+def _run(program: str, setup: str, code: str, given: Any, rows: bool, **files: bytes) -> Any:
+    return sandbox(rows).run(f"{program}\nmain({setup!r}, {code!r}, {given!r})", files)
 
 
 @cache
@@ -139,6 +137,7 @@ def _found(line: str) -> Any:
     """The literal that a line of the child's has, or a Failure; a call that never came back left no line."""
     try:
         value = ast.literal_eval(line[1:])
+        repr(value)  # a long number in hexadecimal is a literal that cannot be shown
     except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
         return Failure(0, "wrong" if line[:1] == "=" else "stopped", _without_addresses(line[1:]))
     return line[1:] if line[0] == "=" else Failure(0, "raised", _without_addresses(str(value)))

@@ -56,7 +56,7 @@ def read_tests(row: Mapping[str, Any]) -> dict[str, Any]:
     and what is run before the submission, `setup`; of asserts also their texts. ValueError says what is wrong."""
     try:
         found = _mbpp(row) if "test_list" in row else _livecodebench(row)
-        sizes = [len(str(test[0])) for test in found["tests"]]
+        sizes = [len(test[0] if found["kind"] == "stdin" else repr(test[0])) for test in found["tests"]]
         if not sizes or (max if found["kind"] == "stdin" else sum)(sizes) > MOST:
             raise ValueError(f"there are no tests, or they have more than {MOST} characters")
         return found

@@ -33,17 +33,15 @@ def answer(db: sqlite3.Connection, query: str, most: int) -> dict[str, Any]:
     if NOW.search(query):
         return {"error": "the current time is not available"}
     rows: list[list[Any]] = []
-    size = 0
     try:
         cursor = db.execute(query)
-        for row in cursor:
-            if len(rows) == most:
-                break
-            rows.append([value.hex() if isinstance(value, bytes) else value for value in row])
-            size += len(json.dumps(rows[-1]))  # as it is sent
-            if size > LONGEST_RESULT:
-                return {"error": f"the result has more than {LONGEST_RESULT} characters"}
         names = [column[0] for column in cursor.description or ()]
+        size = len(json.dumps(names))  # as it is sent
+        while size <= LONGEST_RESULT and len(rows) < most and (row := cursor.fetchone()) is not None:
+            rows.append([value.hex() if isinstance(value, bytes) else value for value in row])
+            size += len(json.dumps(rows[-1]))
+        if size > LONGEST_RESULT:
+            return {"error": f"the result has more than {LONGEST_RESULT} characters"}
         more = len(rows) == most and cursor.fetchone() is not None
     except MemoryError:
         return {"error": "out of memory"}
