@@ -164,6 +164,8 @@ class FakeRay:
 class FakeRun:
     """What a Loop needs of a Run: all that is the driver's is real."""
 
+    enough = False
+
     def __init__(self, config: Config, args: argparse.Namespace) -> None:
         self.config, self.world, self.stack = config, World(), ExitStack()
         learners = args.gpus - args.engines

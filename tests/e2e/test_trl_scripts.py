@@ -89,10 +89,13 @@ def test_columns_weights_evaluation_and_callbacks(clone: Path, tmp_path: Path) -
 
 @pytest.mark.full
 def test_adapters_of_a_model_object_with_gspo(clone: Path, tmp_path: Path) -> None:
-    rows = run(SCRIPTS / "adapters.py", clone, tmp_path / "run")
+    done = [SCRIPTS / "adapters.py", clone, tmp_path / "run"]
+    rows = run(*done)
     assert rows[0]["grad_norm"] > 0
     assert (tmp_path / "run/model/last/adapter/adapter_config.json").is_file()
     assert "name: gspo" in (tmp_path / "run/config.yaml").read_text()
+    again = subprocess.run([sys.executable, *done], capture_output=True, text=True, check=True)
+    assert "history [0, 1, 2, 3]" in again.stdout, "it goes on, and knows what was before"
 
 
 @pytest.mark.full

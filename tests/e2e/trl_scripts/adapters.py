@@ -12,7 +12,7 @@ from skyrl_trainer import GRPOTrainer
 
 class Enough(TrainerCallback):
     def on_step_end(self, args, state, control, **kwargs):
-        control.should_training_stop = state.global_step == 2
+        control.should_training_stop = state.global_step >= 2
 
 
 def ends_early(completion_ids, **kwargs):
@@ -44,3 +44,4 @@ trainer = GRPOTrainer(
     peft_config=LoraConfig(r=4, lora_alpha=8, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM"),
 )
 trainer.train()
+print("history", [row["step"] for row in trainer.state.log_history])

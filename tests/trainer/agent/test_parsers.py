@@ -11,7 +11,8 @@ import json
 import random
 import re
 from collections.abc import Callable, Iterator
-from functools import cache
+from functools import cache, partial
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -301,9 +302,10 @@ def test_whatever_a_policy_writes_is_an_answer(name: str) -> None:
         assert parsed(prompt, bad, prompt.encode(bad), TOOLS) == {"role": "assistant", "content": bad}
 
 
-def test_an_agent_gets_thoughts_and_calls_apart_and_its_segment_goes_on() -> None:
+@pytest.mark.parametrize("name", ["qwen3", "qwen3.5", "qwen3.6", "glm"])
+def test_an_agent_gets_thoughts_and_calls_apart_and_its_segment_goes_on(name: str) -> None:
     """It sends back the answer without its thoughts; what stands in the context is what was sampled."""
-    prompt = prompt_of("qwen3")
+    prompt = prompt_of(name)
     asked: dict[str, Any] = {"messages": [{"role": "user", "content": "Go."}], "tools": TOOLS}
     conversation = Conversation(prompt, asked)
     said = {
@@ -311,7 +313,7 @@ def test_an_agent_gets_thoughts_and_calls_apart_and_its_segment_goes_on() -> Non
         "reasoning_content": "Hmm.",
         "calls": [{"id": "", "name": "find", "arguments": {"limit": 3}}],
     }
-    ids = prompt.encode(written("qwen3", said))
+    ids = prompt.encode(written(name, said))
     turn = Turn(conversation.context, ids, [0.0] * len(ids), [0] * len(ids), prompt.decode(ids))
     choice = json.loads(conversation.said(turn))["choice"]
     assert choice["finish_reason"] == "tool_calls" and choice["message"]["reasoning_content"].strip() == "Hmm."
@@ -322,6 +324,118 @@ def test_an_agent_gets_thoughts_and_calls_apart_and_its_segment_goes_on() -> Non
     new_ids, new_segment = conversation.advance([turn])
     assert not new_segment and conversation.context == turn.prompt_ids + ids + new_ids
     assert "three" in prompt.decode(new_ids)
+
+
+ENDS = dict.fromkeys(["qwen2_5", "qwen3", "qwen3_instruct_2507", "qwen3_6", "qwen3_8", "nemotron_3_nano"], "<|im_end|>")
+ENDS |= {"qwen3_5_think": "<|im_end|>", "qwen3_5_nothink": "<|im_end|>", "glm4moe": "<|user|>"}
+ENDS |= {
+    "llama3_1": "<|eot_id|>",
+    "deepseekv3": "<｜end▁of▁sentence｜>",
+    "deepseek_r1_distill": "<｜end▁of▁sentence｜>",
+}
+USER, RESULT = {"role": "user", "content": "And?"}, {"role": "tool", "tool_call_id": "call_0", "content": "three"}
+SAID = "Hmm.\n</think>\n\nIt is 42."
+SAID_AND_CALLED = f'{SAID}<tool_call>{{"tool": "find", "args": {{"limit": 3}}}}</tool_call>'
+
+
+class Agent:
+    """Asks a policy that says what a test wants."""
+
+    def __init__(self, template: str, **more: Any) -> None:
+        """more: of each request."""
+        file = Path(trl.__file__).parent / f"chat_templates/{template}.jinja"
+        self.prompt, self.more = ChatPrompt(tokenizer_of(file.read_text(), ENDS[template], "")), more
+        self.asked = [{"role": "user", "content": "Go."}]
+        self.conversation = Conversation(self.prompt, {"messages": self.asked, **more})
+        self.new_ids, self.turns = self.conversation.context, list[Turn]()
+
+    def hears(self, text: str, whole: bool = False) -> list[dict[str, Any]]:
+        """What it asked, and the answer. whole: as tokens that the tokenizer would take; otherwise its letters."""
+        ids = [*chain(*map(self.prompt.encode, [text] if whole else text)), self.prompt.end_of_turn_id]
+        self.turns.append(Turn(self.new_ids, ids, [0.0] * len(ids), [0] * len(ids), text))
+        return [*self.asked, json.loads(self.conversation.said(self.turns[-1]))["choice"]["message"]]
+
+    def asks(self, *messages: dict[str, Any], **more: Any) -> bool:
+        """Whether a segment begins with it."""
+        self.asked = list(messages)
+        self.turns[-1].info["request"] = {"messages": self.asked, **self.more, **more}
+        self.new_ids, new_segment = self.conversation.advance(self.turns)
+        return new_segment
+
+
+@pytest.mark.parametrize(
+    ("template", "news"),
+    [*((template, USER) for template in ENDS), *((each, RESULT) for each in ENDS if not each.startswith("deepseek"))],
+    ids=lambda given: given if isinstance(given, str) else given["role"],
+)
+def test_an_answer_and_what_follows_it_go_on_with_the_segment(template: str, news: dict[str, Any]) -> None:
+    """Also where the template opens or closes a thought before an answer, and has none before an earlier one."""
+    agent = Agent(template, tools=TOOLS if news is RESULT else None)
+    asked = [USER, {"role": "assistant", "content": "ANSWER"}, news]
+    render = partial(agent.prompt.tokenizer.apply_chat_template, tokenize=False, add_generation_prompt=True)
+    between = render(asked, tools=agent.more["tools"]).partition("ANSWER")[2].removeprefix(ENDS[template])
+    context = list(agent.new_ids)
+    for _ in range(3):
+        dialogue = agent.hears(SAID_AND_CALLED if news is RESULT else SAID)
+        assert not agent.asks(*dialogue, news)
+        assert agent.prompt.tokenizer.decode(agent.new_ids) == between
+        context += [*agent.turns[-1].output_ids, *agent.new_ids]
+    assert agent.conversation.context == context
+
+
+@pytest.mark.parametrize("news", [[USER], [RESULT, RESULT, USER]])
+@pytest.mark.parametrize("template", ["qwen2_5", "qwen3", "qwen3_instruct_2507", "llama3_1"])
+def test_a_dialogue_of_texts_is_the_templates_own(template: str, news: list[dict[str, Any]]) -> None:
+    """Where it leaves what has been said as it was."""
+    agent = Agent(template, tools=TOOLS)
+    for _ in range(3):
+        assert not agent.asks(*agent.hears("It is 42.", whole=True), *news)
+    assert agent.conversation.context == agent.prompt.conversation(agent.asked, TOOLS)
+
+
+@pytest.mark.parametrize("template", ["qwen3", "qwen3_5_think", "glm4moe", "deepseekv3"])
+def test_a_retry_from_an_older_answer_is_a_segment_besides(template: str) -> None:
+    agent = Agent(template)
+    first = agent.hears(SAID)
+    assert not agent.asks(*first, USER)
+    later = agent.hears("It is 43.")
+    other = {"role": "user", "content": "Really?"}
+    assert agent.asks(*first, other), "what stands before the older answer is no segment's newest"
+    told = agent.prompt.tokenizer.decode(agent.new_ids)
+    assert SAID in told and "Really?" in told and "43" not in told
+    sampled = agent.turns[0].output_ids
+    assert any(agent.new_ids[start : start + len(sampled)] == sampled for start in range(len(agent.new_ids)))
+    again = agent.hears("It is 44.")
+    assert not agent.asks(*later, USER) and "43" in agent.prompt.tokenizer.decode(agent.conversation.context)
+    agent.hears("It is 45.")
+    assert not agent.asks(*again, USER) and "44" in agent.prompt.tokenizer.decode(agent.conversation.context)
+
+
+REWRITTEN: dict[str, tuple[Callable[[list[dict[str, Any]]], list[dict[str, Any]]], dict[str, Any]]] = {
+    "other tools": (lambda said: [*said, USER], {"tools": TOOLS[:1]}),
+    "no tools": (lambda said: [*said, USER], {"tools": None}),
+    "another question": (lambda said: [{"role": "user", "content": "Go on."}, *said[1:], USER], {}),
+    "an indented question": (lambda said: [{"role": "user", "content": "  Go."}, *said[1:], USER], {}),
+    "another answer": (lambda said: [said[0], {"role": "assistant", "content": "No."}, USER], {}),
+    "a system message before": (lambda said: [{"role": "system", "content": "Be brief."}, *said, USER], {}),
+    "no answer": (lambda said: [said[0]], {}),
+}
+
+
+@pytest.mark.parametrize("how", REWRITTEN)
+@pytest.mark.parametrize("template", ["qwen3", "qwen3_5_think"])
+def test_a_history_that_was_rewritten_begins_a_segment(template: str, how: str) -> None:
+    agent, (rewrite, more) = Agent(template, tools=TOOLS), REWRITTEN[how]
+    assert agent.asks(*rewrite(agent.hears(SAID)), **more)
+    told = agent.prompt.tokenizer.decode(agent.new_ids)
+    assert all(message["content"].strip() in told for message in agent.asked)
+    assert told.count('"name": "look_up"') == (0 if more else 1)
+
+
+def test_a_system_message_that_the_template_moves_to_the_front_is_told() -> None:
+    agent = Agent("deepseekv3")
+    agent.asks(*agent.hears(SAID), {"role": "system", "content": "Be brief."}, USER)
+    assert "Be brief." in agent.prompt.tokenizer.decode(agent.conversation.context)
 
 
 def test_a_served_policy_has_the_parsers_too() -> None:

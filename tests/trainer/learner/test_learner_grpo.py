@@ -254,6 +254,17 @@ def test_a_loss_that_is_not_finite_stops_before_the_optimizer_and_says_where(tmp
     assert trainer.update(batch)["grad_norm"] > 0  # nothing of the broken batch is left in the gradients
 
 
+def test_memory_that_runs_out_before_the_first_optimizer_step_costs_no_step(tmp_path: Path) -> None:
+    trainer = make_trainer(save_model(tmp_path))
+
+    def full(*arguments: Any) -> Any:
+        raise torch.OutOfMemoryError("CUDA out of memory.")
+
+    trainer.surrogate = full
+    with pytest.raises(NothingLearned, match=r"^CUDA out of memory\. \(lower trainer\.micro_batch_tokens\)$"):
+        trainer.update(make_batch())
+
+
 def test_an_update_that_is_refused_behind_its_first_optimizer_step_has_moved_the_weights(tmp_path: Path) -> None:
     """So that nobody saves them as a step's, where those of an update refused before it are."""
     trainer = make_trainer(save_model(tmp_path), num_iterations=2)

@@ -35,7 +35,9 @@ EXAMPLE = Path(__file__).parents[3] / "examples/my_agent.py"
 AGENTS = '''
 import asyncio, os, subprocess, time
 
+import gymnasium
 import httpx
+import numpy as np
 from openai import APIStatusError, AsyncOpenAI, OpenAI
 
 
@@ -131,6 +133,39 @@ def messages(task):
             assert reply.usage.output_tokens <= 6 and reply.stop_reason in ("end_turn", "max_tokens"), reply
             told += [{"role": "assistant", "content": reply.content}, {"role": "user", "content": result}]
     return 0.25
+
+
+class Numbers(gymnasium.Env):
+    """What it says are numpy's numbers."""
+
+    def reset(self, *, seed=None, options=None):
+        return "go", {"legal": np.array([1, 0])}
+
+    def step(self, action):
+        odds = float("nan") if action == "bet" else np.float32(0.5)
+        info = {"legal": np.array([1, 0, 1]), "left": np.int64(3), "success": np.bool_(True), "odds": odds}
+        return "on", np.float64(1), np.bool_(False), False, info
+
+
+gymnasium.register("test/Numbers-v0", entry_point=Numbers)
+
+
+def plays_with_numbers(task):
+    """At its endpoint, and itself; NaN is no JSON."""
+
+    def post(what, **body):
+        headers = {"Authorization": f"Bearer {task.api_key}"}
+        return httpx.post(f"{task.base_url}/env/{what}", json=body, headers=headers)
+
+    assert post("reset").json() == {"observation": "go", "info": {"legal": [1, 0]}}
+    info = {"legal": [1, 0, 1], "left": 3, "success": True, "odds": 0.5}
+    said = {"observation": "on", "reward": 1.0, "terminated": False, "truncated": False, "info": info}
+    assert post("step", action="look").json() == said
+    refused = post("step", action="bet")
+    assert refused.status_code == 400, refused.text
+    assert refused.json()["error"]["message"].startswith("The task's env raised ValueError: "), refused.text
+    ask(task)
+    task.step("look")
 
 
 def calls_forever(task):
@@ -314,9 +349,10 @@ def played(folder: Path) -> tuple[dict[str, Trajectory], dict[str, GenerationReq
         *GOOD, *BAD, "calls_forever", "forks", "quotes", "stops", "messages", "ends_at_a_stop_string", *GOOD
     )
     samples.insert(0, Sample("solves_and_then_asks", "skyrl/text_math-v0", 1, {"difficulty": 1}))
+    samples.append(Sample("plays_with_numbers", "test/Numbers-v0", 1))
     run = {"run": f"{folder}/agents.py:does"}
     found, asked = play(folder, run, samples, max_turns=CALLS, episode_timeout=900.0)
-    for again, first in zip(found[-len(GOOD) :], found[1:], strict=False):
+    for again, first in zip(found[-len(GOOD) - 1 :], found[1 : 1 + len(GOOD)], strict=False):
         assert (again.stop_reason.failed, again.total_reward) == (first.stop_reason.failed, first.total_reward)
     return {each.sample.sample_id: each for each in found}, asked
 
@@ -344,6 +380,15 @@ def test_success_that_the_env_told_before_the_last_question_counts(
 ) -> None:
     trajectory = played[0]["solves_and_then_asks"]
     assert not trajectory.stop_reason.failed and len(trajectory.turns) == 2 and trajectory.success, trajectory.error
+
+
+def test_an_env_may_tell_numpys_numbers(
+    played: tuple[dict[str, Trajectory], dict[str, GenerationRequest]],
+) -> None:
+    trajectory = played[0]["plays_with_numbers"]
+    assert not trajectory.stop_reason.failed and trajectory.success, trajectory.error
+    assert [turn.reward for turn in trajectory.turns] == [2.0, 1.0]
+    assert trajectory.turns[-1].info["legal"] == [1, 0, 1] and trajectory.turns[-1].info["odds"] == 0.5
 
 
 def test_an_answer_that_ends_at_a_stop_string_was_not_cut(

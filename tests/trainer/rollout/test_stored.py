@@ -217,6 +217,15 @@ def test_folders_stand_alone_and_a_run_does_not_learn_from_itself(run: Path, tmp
         StoredRollouts(config(run, trainer__run_dir=str(run)), [run], corrects=True)
 
 
+def test_a_turn_that_ended_at_a_stop_string_has_its_own_tokens(run: Path, tmp_path: Path) -> None:
+    """The string is sampled, and the action is what stands before it."""
+    batch = JsonlTrajectoryStore(run / "trajectories").read(1)
+    for turn in batch.groups[0][0].turns:
+        turn.action, turn.output_ids = turn.action[:-3], turn.output_ids[:-1]
+    JsonlTrajectoryStore(tmp_path).write(batch)
+    StoredRollouts(config(run), [tmp_path], corrects=True).check(tiny_tokenizer())
+
+
 def test_tokens_of_another_tokenizer_are_refused(run: Path, tmp_path: Path) -> None:
     batch = JsonlTrajectoryStore(run / "trajectories").read(1)
     turns = batch.groups[0][0].turns

@@ -8,6 +8,9 @@ import os
 import random
 import resource
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -26,6 +29,8 @@ from skyrl_trainer.run.checkpoint import (
     read_checkpoint,
 )
 from skyrl_trainer.run.resume import check_resumable
+from skyrl_trainer.run.run import Run
+from skyrl_trainer.settings import Config
 from skyrl_trainer.types import LearnerState
 from tests.trainer.learner.tiny_models import make_batch, make_config, save_model
 
@@ -140,6 +145,19 @@ def test_a_full_disk_is_a_sentence_and_harms_nothing(tmp_path: Path) -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert sorted(os.listdir(tmp_path / "checkpoints")) == ["step_000001"]
     assert checkpoints.load_latest().step == 1
+
+
+def test_a_run_whose_last_policy_could_not_be_written_is_not_complete(tmp_path: Path) -> None:
+    """Its checkpoint alone may fit on a disk: of adapters it is small, and the policy is a whole model."""
+    run: Any = Run.__new__(Run)
+    run.config, run.checkpoints = Config.model_validate({"trainer": {"max_steps": 3}}), Checkpoints(tmp_path, keep=2)
+    run.folder, run.best = SimpleNamespace(path=tmp_path, check=lambda: None), 0.0
+    run.algorithm = SimpleNamespace(state_dict=lambda: small(1.0))
+    run.learner = SimpleNamespace(save_pretrained=Mock(side_effect=UserError("the disk is full")))
+    with pytest.raises(UserError, match="the disk is full"):
+        run.save(3, {})
+    run.checkpoint = run.checkpoints.load_latest()
+    assert not run.complete
 
 
 def test_a_damaged_checkpoint_is_named_and_the_one_before_is_taken(

@@ -19,6 +19,7 @@ from skyrl_trainer.algorithms.samplers import CurriculumSampler
 from skyrl_trainer.data import SampleSource
 from skyrl_trainer.errors import NothingLearned, UserError
 from skyrl_trainer.report.history import Spans
+from skyrl_trainer.rollout.manager import Rollouts
 from skyrl_trainer.rollout.store import JsonlTrajectoryStore
 from skyrl_trainer.run.loop import Loop
 from skyrl_trainer.run.run import Run
@@ -37,12 +38,12 @@ class Killed(BaseException):
 class RandomEnds:
     """In place of Rollouts: groups end in a random order, with tokens of the weights that were published meanwhile."""
 
+    new_group: Any = Rollouts.new_group
+
     def __init__(self, run: FakeRun) -> None:
         self.run, self.chance, self.version, self.broken = run, run.chance, 0, False
+        self._config = run.config
         self.begun: dict[str, int] = {}
-
-    def new_group(self, name: str, sample: Sample, size: int) -> list[Trajectory]:
-        return [Trajectory(f"{name}/{i}", sample, i, 0) for i in range(size)]
 
     def start(self, groups: list[list[Trajectory]]) -> None:
         self.begun |= {trajectory.trajectory_id: self.version for group in groups for trajectory in group}
@@ -71,6 +72,8 @@ class Refusing(CurriculumSampler):
 class FakeRun:
     """What a Loop needs of a Run: real tries, and neither engines nor a learner. One process of a run: at each moment
     it may be killed, get one Ctrl-C or two, or (while it learns) lose its learner or have an update refused."""
+
+    enough = False
 
     def __init__(
         self, config: Config, checkpoints: list[str], chance: random.Random, often: float, sampler: Any = Refusing
@@ -179,6 +182,20 @@ def test_a_run_that_is_killed_and_stopped_learns_from_every_task_once(
         stores = [JsonlTrajectoryStore(config.run_path / "trajectories") for config in (alone, disturbed)]
         for step in range(1, STEPS + 1):
             assert stores[0].read(step).groups == stores[1].read(step).groups, step
+
+
+@pytest.mark.parametrize("agent", [None, "my_agent.py:agent", ["./agent", "--fast"]])
+def test_tries_that_are_stored_are_not_played_again(tmp_path: Path, agent: Any) -> None:
+    config, chance = make_config(tmp_path, 0), random.Random(0)
+    config.generator.agent.run = agent
+    killed = FakeRun(config, [], chance, often=0.0)
+    begun = json.dumps({"step": 0, "unfinished": None, "tries": killed.tries.state_dict()})
+    resumed = FakeRun(config, [begun], chance, often=0.0)
+    for run in (killed, resumed):
+        run.resume()
+        run.tries.draw(0)
+        run.tries.collect(nullcontext())
+    assert len(killed.rollouts.begun) == SIZE * TRIES and not resumed.rollouts.begun
 
 
 def test_what_is_judged_again_after_a_kill_leaves_the_tries_beside_it_in_the_file(

@@ -137,6 +137,25 @@ def test_parts_of_text_are_read_and_log_probabilities_are_those_of_the_sampling(
     assert client.models.list().data[0].model_extra["max_model_len"] == 1024
 
 
+def test_log_probabilities_are_told_of_each_part_of_a_character(client: openai.OpenAI, engine: SayingEngine) -> None:
+    """What bytes such a token stands for, no text can tell."""
+    parts = len(tiny_tokenizer().encode("\U0001f600\u597d"))
+    engine.text, engine.logprob = "\U0001f600\u597d ok+1", -0.25
+    reply = client.chat.completions.create(model="tiny-run", messages=HELLO, logprobs=True, stop="+")
+    told = reply.choices[0].logprobs.content
+    assert parts == 7 and [token.bytes for token in told[:parts]] == [None] * parts
+    assert b"".join(bytes(token.bytes) for token in told[parts:]).decode() == " ok"
+    assert {token.logprob for token in told} == {-0.25}
+
+
+def test_the_developers_words_are_the_systems(client: openai.OpenAI, engine: SayingEngine) -> None:
+    for role in ("system", "developer"):
+        messages: list[Any] = [{"role": role, "content": "Be brief."}, *HELLO]
+        client.chat.completions.create(model="tiny-run", messages=messages)
+    asked = [request.prompt_ids for request in engine.seen]
+    assert asked[0] == asked[1] and "system\nBe brief." in tiny_tokenizer().decode(asked[0])
+
+
 def test_a_stream_has_the_same_text_and_calls(client: openai.OpenAI, engine: SayingEngine) -> None:
     engine.text = f"So: {CALL}"
     chunks = list(client.chat.completions.create(model="tiny-run", messages=HELLO, stream=True, max_tokens=300))
@@ -246,6 +265,14 @@ def test_another_models_name_is_404_and_names_the_one_served(client: openai.Open
             "chat/completions",
             {"model": "tiny-run", "messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]},
             "a part of type 'image_url' cannot be shown to this policy",
+        ),
+        *(
+            (
+                "chat/completions",
+                {"model": "tiny-run", "messages": [{**HELLO[0], "role": role}]},
+                f"messages.0 has the role {role!r}, expected one of system, developer, user, assistant, tool.",
+            )
+            for role in ("narrator", None, ["user"])
         ),
         ("chat/completions", {"model": "tiny-run", "messages": HELLO, "top_logprobs": 3}, "top_logprobs: "),
         ("completions", {"model": "tiny-run", "prompt": "x", "logprobs": 1}, "logprobs: Input should be null"),

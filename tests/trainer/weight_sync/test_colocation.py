@@ -95,7 +95,7 @@ def test_memory_is_shared_on_gpus_that_take_turns(gpus: int, together: bool, sha
 class OneStep:
     """The parts of a run as far as a step's update and its publishing need them; `publish` is the real one."""
 
-    publish = Run.publish
+    publish, enough = Run.publish, False
 
     def __init__(self, calls: list[Any]) -> None:
         def record(name: str, result: Any) -> Any:
@@ -128,6 +128,16 @@ def test_in_a_step_engines_sleep_while_the_learner_computes_and_are_awake_for_th
     calls = [call for call in calls if not str(call).startswith("clocks")]
     turn = [("sleep", 2), "update", "store", "release", WAKE_WEIGHTS, "sync", "release", WAKE_CACHE]
     assert calls == [*turn, "canary", "evaluate", "log", "save"]
+
+
+def test_a_run_that_has_enough_ends_after_a_step_that_is_written_and_not_unfinished() -> None:
+    run: Any = OneStep([])
+    run.stack = SimpleNamespace(enter_context=lambda context: None)
+    run.log = lambda *logged: setattr(run, "enough", True)
+    saved: list[Any] = []
+    run.save = lambda step, state: saved.append((step, state["unfinished"]))
+    Loop(run, SimpleNamespace(interruptible=nullcontext)).train()  # type: ignore[arg-type]
+    assert saved == [(9, None)]
 
 
 def test_learners_that_wait_for_ever_are_asked_for_no_checkpoint() -> None:

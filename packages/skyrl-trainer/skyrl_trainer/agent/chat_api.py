@@ -9,6 +9,7 @@ import asyncio
 import json
 import secrets
 import time
+from bisect import bisect_left
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from functools import partial
 from typing import Any, Protocol
@@ -27,6 +28,7 @@ MAX_CHOICES = 16
 THEIRS = "/v1/messages"  # Anthropic's
 CALL = "<tool_call>"
 """How a call of a tool begins in our grammar."""
+ROLES = ("system", "developer", "user", "assistant", "tool")
 KINDS = {401: "authentication_error", 429: "rate_limit_error"}
 JsonFunction = Callable[[Any], Coroutine[Any, Any, dict[str, Any]]]
 Choice = dict[str, Any]
@@ -97,13 +99,11 @@ def message_of(text: str) -> dict[str, Any]:
 
 def tokens_of(decode: Callable[[list[int]], str], text: str, ids: list[int], logprobs: list[float]) -> dict[str, Any]:
     """A choice's `logprobs`: the text's tokens, each with the log-probability that it was sampled with."""
-    tokens, length = list[dict[str, Any]](), 0
-    for number, logprob in zip(ids, logprobs, strict=True):
-        if length >= len(text):
-            break
+    count, tokens = bisect_left(range(len(ids)), True, key=lambda n: decode(ids[:n]).startswith(text)), []
+    for number, logprob in zip(ids[:count], logprobs, strict=False):
         token = decode([number])
-        tokens.append({"token": token, "logprob": logprob, "bytes": list(token.encode()), "top_logprobs": []})
-        length += len(token)
+        known = None if "\ufffd" in token else list(token.encode())  # of a part of a character no text tells them
+        tokens.append({"token": token, "logprob": logprob, "bytes": known, "top_logprobs": []})
     return {"content": tokens}
 
 
@@ -115,10 +115,10 @@ def answer_of(name: str, model: str, usage: dict[str, int]) -> dict[str, Any]:
 
 def for_template(message: dict[str, Any]) -> dict[str, Any]:
     """Templates want text, no parts and no `null`; and a call's arguments as an object."""
-    content = message.get("content") or ""
+    content, role = message.get("content") or "", message.get("role")
     if isinstance(content, list):
         content = "\n".join(part["text"] for part in content)
-    told, calls = message | {"content": content}, []
+    told, calls = message | {"content": content, "role": "system" if role == "developer" else role}, []
     for call in message.get("tool_calls") or ():
         function = call["function"]
         calls.append(call | {"function": function | {"arguments": json.loads(function["arguments"])}})
@@ -136,8 +136,8 @@ def check(request: Chat) -> None:
                 raise Refusal(
                     400, f"messages.{number}: a part of type {kind!r} cannot be shown to this policy, only text."
                 )
-        if not isinstance(message.get("role"), str):
-            raise Refusal(400, f"messages.{number} has no role: it is system, user, assistant or tool.")
+        if (role := message.get("role")) not in ROLES:
+            raise Refusal(400, f"messages.{number} has the role {role!r:.40}, expected one of {', '.join(ROLES)}.")
         try:
             for_template(message)
         except (AttributeError, KeyError, TypeError, ValueError) as error:

@@ -8,6 +8,8 @@ segment; any other (a rewritten history, a second conversation, a retry) begins 
 
 import json
 from bisect import bisect_left
+from hashlib import blake2b
+from itertools import accumulate
 from typing import Any
 
 from skyrl_trainer.agent.chat_api import for_template
@@ -27,11 +29,15 @@ class Conversation:
         """request: the first, {"messages", "tools", "max_tokens", "logprobs", "stop"}, or {"messages", "role"}."""
         self._prompt = prompt
         self._answers: dict[str, list[int]] = {}
-        """Ids of what the policy has answered: by the answer alone, and by all that stood before it."""
+        """Ids of what the policy has answered: by the answer alone, and by the history that ends with it."""
         self._segments: list[int] = []
         """Which segment each turn belongs to."""
         self._ends: list[list[int]] = []
         """All ids of each segment, up to the end of its last answer."""
+        self._newest: list[str] = []
+        """The history that ends with that answer."""
+        self._history = ""
+        """That of the request."""
         self._begin(request)
         self._segment: int | None = None
 
@@ -49,8 +55,8 @@ class Conversation:
         self.at_stop = stop is not None or turn.output_ids[-1] in self._prompt.stop_token_ids
         logprobs, finish = self._request.get("logprobs"), "stop" if self.at_stop else "length"
         choice = choice_of(self._prompt, turn.action, turn, tools, logprobs, finish, stop)
-        for key in (_key(choice["message"]), self._path(len(self._request["messages"]), choice["message"])):
-            self._answers[key] = turn.output_ids
+        self._history = _history(self._history, choice["message"])
+        self._answers |= dict.fromkeys((_key(choice["message"]), self._history), turn.output_ids)
         usage = {"prompt_tokens": len(self.context), "completion_tokens": len(turn.output_ids)}
         return turn.action if "role" in self._request else json.dumps({"choice": choice, "usage": usage})
 
@@ -78,7 +84,8 @@ class Conversation:
         if self._segment is None:
             self._segment = len(self._ends)
             self._ends.append(end)
-        self._ends[self._segment] = end
+            self._newest.append("")
+        self._ends[self._segment], self._newest[self._segment] = end, self._history
         self._segments.append(self._segment)
         self._begin(turns[-1].info.pop("request"))
         fitting = [number for number, ids in enumerate(self._ends) if self.context[: len(ids)] == ids]
@@ -93,11 +100,19 @@ class Conversation:
         return self.context[len(self._ends[self._segment]) :], False
 
     def _ids(self) -> list[int]:
-        messages = self._request["messages"]
+        messages, tools = self._request["messages"], self._request.get("tools")
+        histories = [*accumulate(messages, _history, initial=json.dumps(tools))][1:]
+        self._history = histories[-1]
+        last = max((n for n, each in enumerate(messages) if each["role"] == "assistant"), default=0)
+        news = [*map(for_template, messages[last + 1 :])]
+        at_front = any(each["role"] == "system" for each in news)  # where some templates put it
+        if histories[last] in self._newest and not at_front:  # others change what is before an earlier answer
+            end = self._ends[self._newest.index(histories[last])]
+            return end + self._prompt.replies(news, end)
         sampled = dict[int, list[int]]()
         for number, message in enumerate(messages):
             if message["role"] == "assistant":
-                output = self._answers.get(self._path(number, message), self._answers.get(_key(message)))
+                output = self._answers.get(histories[number], self._answers.get(_key(message)))
                 if output is not None:
                     sampled[number] = output
         marks = {number: f"{MARKER}{number}{MARKER}" for number in sampled}
@@ -105,7 +120,7 @@ class Conversation:
             {"role": "assistant", "content": marks[number]} if number in marks else for_template(message)
             for number, message in enumerate(messages)
         ]
-        rest = self._prompt.text(told, self._request.get("tools"))
+        rest = self._prompt.text(told, tools)
         if rest.count(MARKER) > 2 * len(marks):
             raise ValueError("a message holds the mark that stands for the assistant's words")
         ids = list[int]()
@@ -121,12 +136,15 @@ class Conversation:
         after = self._prompt.encode(text)
         return ids + (after[1:] if ids and after[:1] == ids[-1:] == [self._prompt.end_of_turn_id] else after)
 
-    def _path(self, number: int, message: dict[str, Any]) -> str:
-        return json.dumps([*map(_key, self._request["messages"][:number]), _key(message)])
+
+def _history(before: str, message: dict[str, Any]) -> str:
+    """Stands for all messages up to this one."""
+    return blake2b((before + _key(message)).encode(errors="replace"), digest_size=16).hexdigest()
 
 
 def _key(message: dict[str, Any]) -> str:
-    """A message by what it says: agents leave out members that are empty, and white space around the text."""
+    """A message by what it says: agents leave out members that are empty, and white space around an answer."""
     told = for_template(message)
     calls = [[call["function"]["name"], call["function"]["arguments"]] for call in told.get("tool_calls") or ()]
-    return json.dumps([told["role"], told["content"].strip(), calls], sort_keys=True)
+    content = told["content"].strip() if told["role"] == "assistant" else told["content"]
+    return json.dumps([told["role"], content, calls], sort_keys=True)

@@ -59,8 +59,8 @@ class ChatPrompt:
         eos = tokenizer.eos_token_id
         self.stop_token_ids: tuple[int, ...] = tuple(dict.fromkeys(i for i in (end[0], eos) if i is not None))
         # Every try of a sample has the same first prompt, and many observations repeat.
-        self._first = lru_cache(4096)(lambda given: tuple(self.conversation(*json.loads(given))))
-        self._replies = lru_cache(4096)(self._after)
+        self._first = lru_cache(256)(lambda given: tuple(self.conversation(*json.loads(given))))
+        self._replies = lru_cache(256)(self._after)
 
     def first(self, instructions: str, observation: str, tools: list[dict[str, Any]] | None = None) -> list[int]:
         """Ids of the system message (if any) and the user's, up to where the assistant begins."""
@@ -87,7 +87,8 @@ class ChatPrompt:
     def replies(self, messages: list[dict[str, Any]], after_ids: list[int]) -> list[int]:
         """The same for messages of OpenAI's chat API, such as the results of tools."""
         ids = self._replies(json.dumps(messages))
-        return list(ids[1:] if after_ids and after_ids[-1] == self.end_of_turn_id else ids)
+        ended = after_ids[-1:] == [self.end_of_turn_id] == list(ids[:1])
+        return list(ids[1:] if ended else ids)
 
     def decode(self, ids: list[int]) -> str:
         """The text of an output, without the stop token at its end."""

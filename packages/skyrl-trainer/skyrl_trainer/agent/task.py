@@ -86,9 +86,10 @@ class Play:
     def earned(self) -> tuple[float, dict[str, Any]]:
         """The reward and the info for the record."""
         info = self._info | {"reward_parts": self._parts, "tool_calls": self._calls}
-        earned = self._reward, {key: value for key, value in info.items() if value not in ({}, [])}
+        told = {key: value for key, value in info.items() if not isinstance(value, dict | list) or value}
+        reward = self._reward
         self._forget()
-        return earned
+        return reward, told
 
     def close(self) -> None:
         if self._env is not None:

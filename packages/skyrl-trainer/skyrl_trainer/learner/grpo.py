@@ -68,10 +68,11 @@ class GRPO(PolicyLoss):
         try:
             with blaming():
                 return self._update(batch, old_logprob, value, reward)
-        except UserError as error:
+        except (UserError, torch.OutOfMemoryError) as error:
             if self.learner.optimizer_steps > before:
                 raise
-            raise NothingLearned(str(error)) from error
+            way_out = "" if isinstance(error, UserError) else " (lower trainer.micro_batch_tokens)"
+            raise NothingLearned(f"{error}{way_out}") from error
 
     def _update(self, batch: RewardBatch, old_logprob: Any, value: Any, reward: Any) -> StepMetrics:
         batch = batch if reward is None else replace(batch, rewards=reward)

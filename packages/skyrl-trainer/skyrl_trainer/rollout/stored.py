@@ -81,7 +81,7 @@ class StoredRollouts:
         decode, size = ChatPrompt(tokenizer).decode, len(tokenizer)
         first = self._stored(self.new_group("0/0", self.samples[0], self._size))
         for turn in (turn for each in first for turn in each.turns):
-            if max(turn.output_ids, default=0) >= size or decode(turn.output_ids) != turn.action:
+            if max(turn.output_ids, default=0) >= size or not decode(turn.output_ids).startswith(turn.action):
                 wanted = "name the model that sampled them in trainer.policy.model.path, or one with its tokenizer"
                 raise _unfit(self.samples[0].sample_id, f"has tokens of another tokenizer: {wanted}")
 

@@ -45,7 +45,7 @@ class Loop:
         try:
             self.publish_and_log()
             self.run.stack.enter_context(self.beside(self.run))
-            while self.step < self.config.max_steps:
+            while self.step < self.config.max_steps and not self.run.enough:
                 rewards, metrics = self.next_batch()
                 self.learn(rewards, metrics)
                 self.publish_and_log()

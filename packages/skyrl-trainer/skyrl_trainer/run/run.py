@@ -46,6 +46,8 @@ class Run:
     """The constructor finds whatever is wrong with files and settings; `with run:` starts everything, and stops it."""
 
     learner: "Learner | LearnerGroup"
+    enough = False
+    """Ends the run after a step, as if it were the last."""
 
     def __init__(self, config: Config, folder: RunFolder, algorithm: GRPO | None = None) -> None:
         self.config, self.folder = config, folder
@@ -231,7 +233,7 @@ class Run:
     def save(self, step: int, loop_state: dict[str, Any]) -> None:
         self.folder.check()
         extra = {**loop_state, "best": self.best, "config": self.config.model_dump(mode="json")}
+        self.learner.save_pretrained(self.folder.path / "model" / "last")  # first: the last checkpoint ends the run
         self.checkpoints.save(step, self.algorithm.state_dict(), extra)
-        self.learner.save_pretrained(self.folder.path / "model" / "last")
         write_report = load("skyrl_trainer.report.html:write_report")
         write_report([self.folder.path], self.folder.path / "report.html")

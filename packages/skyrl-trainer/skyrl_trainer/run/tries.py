@@ -65,8 +65,8 @@ class Tries:
         drawn = self._unplayed | dict(zip(numbers, self._sampler.next_tasks(len(numbers)), strict=True))
         self._unplayed = {}
         for number, sample in drawn.items():
-            self._playing[number] = self.rollouts.new_group(self._name(number), sample, self._size)
-            if number in self._found and not _tries_of(sample, self._found[number]):
+            self._playing[number] = group = self.rollouts.new_group(self._name(number), sample, self._size)
+            if number in self._found and not _tries_of(group[0].sample, self._found[number]):
                 del self._found[number]
         self.rollouts.start([self._playing[number] for number in drawn if number not in self._found])
 

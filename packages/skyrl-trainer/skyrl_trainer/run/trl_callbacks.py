@@ -6,7 +6,7 @@ from typing import Any
 from transformers import TrainerCallback, TrainerControl, TrainerState
 
 from skyrl_trainer.errors import UserError
-from skyrl_trainer.report.history import Spans
+from skyrl_trainer.report.history import Spans, read_metrics
 from skyrl_trainer.run.folder import RunFolder
 from skyrl_trainer.run.run import Run
 from skyrl_trainer.settings import Config
@@ -42,10 +42,6 @@ class Callbacks:
                 raise UserError(f"{name} sets {flag}; only should_training_stop has an effect here.")
 
 
-class Enough(Exception):
-    """A callback stops the run, which saves and ends as if it had come to its last step."""
-
-
 class ToldRun(Run):
     """A run of a trainer, whose `callbacks` are told; held-out tasks are judged by the reward functions, too."""
 
@@ -53,6 +49,9 @@ class ToldRun(Run):
         super().__init__(config, folder, algorithm)
         self.callbacks: Callbacks = algorithm.callbacks
         self.updates = config.trainer.num_iterations * config.trainer.num_mini_batches
+        self._at(self.first_step)
+        rows = [row for row in read_metrics(folder.path) if self.checkpoint and row["step"] <= self.first_step]
+        self.callbacks.state.log_history = [{**row, "step": int(row["step"]) * self.updates} for row in rows]
 
     def resume(self) -> tuple[int, StepMetrics | None]:
         step, unfinished = super().resume()
@@ -78,21 +77,19 @@ class ToldRun(Run):
         if "eval/success" in metrics:
             found = {name: metrics[name] for name in metrics if name.startswith("eval/")}
             self._tell("on_evaluate", metrics=found)
-        if self.callbacks.control.should_training_stop:
-            raise Enough
+        self.enough = self.callbacks.control.should_training_stop
 
     def save(self, step: int, loop_state: dict[str, Any]) -> None:
         super().save(step, loop_state)
         self._at(step)
         self._tell("on_save")
 
-    def __exit__(self, *error: Any) -> bool:  # type: ignore[override]
+    def __exit__(self, *error: Any) -> None:
         try:
-            if error[0] in (None, Enough):
+            if error[0] is None:
                 self._tell("on_train_end")
         finally:
             super().__exit__(*error)
-        return error[0] is Enough
 
     def _at(self, step: int) -> None:
         state, size = self.callbacks.state, self.config.trainer.train_batch_size
