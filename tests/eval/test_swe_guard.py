@@ -322,6 +322,12 @@ def test_tests_that_must_fail_are_added_to_djangos_tests_too() -> None:
     assert swe_guard.is_forged(DJANGO, [name, "test_none"], FAILED.format(name=name))
 
 
+def test_none_is_added_where_a_tests_id_does_not_name_its_file() -> None:
+    """SymPy's are names of functions, and its log says of a failure what we do not read."""
+    sympy = {"FAIL_TO_PASS": ["test_sparse_matrix"], "PASS_TO_PASS": ["test_add"], "test_patch": ""}
+    assert not swe_guard.canaries(sympy, {"sympy/matrices/tests/test_sparse.py"}, "")
+
+
 CASES = ATTACKS | HONEST
 
 

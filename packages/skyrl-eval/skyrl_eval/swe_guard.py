@@ -70,8 +70,8 @@ def canaries(gold: Mapping[str, Any], graded: set[str], patch: str) -> dict[str,
     """Tests that must fail, one for each graded file with tests that must pass: its name, and a line that adds it."""
     wanted, lines = " ".join(gold["FAIL_TO_PASS"]), {}
     for path in sorted(graded):
-        stem, suffix = PurePosixPath(path).stem, PurePosixPath(path).suffix
-        if suffix == ".py" and re.search("^test|tests?$", stem) and stem in wanted:
+        file = PurePosixPath(path)
+        if file.suffix == ".py" and re.search("^test|tests?$", file.stem) and f"{file.stem}." in wanted:
             seed = f"{path} {gold['test_patch']} {patch}".encode("utf-8", "surrogateescape")
             name = f"test_{hashlib.sha256(seed).hexdigest()[:12]}"
             test = f"def {name}(): assert False\nclass {name}_class(__import__('unittest').TestCase): {name} = {name}\n"
