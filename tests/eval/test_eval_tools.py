@@ -45,7 +45,8 @@ def web() -> Iterator[tuple[str, list[str]]]:
                 self.end_headers()
                 return
             hits = [{"link": "https://made.up/1", "title": "One", "snippet": parse_qs(url.query).get("q", [""])[0]}]
-            found = json.dumps({"meta": {"n": [1, 2]}, "web": {"results": hits}})
+            films = {"results": [{"url": "https://made.up/film", "title": "Film"}]}
+            found = json.dumps({"meta": {"n": [1, 2]}, "videos": films, "web": {"results": hits}})
             pages = {"/search": ("application/json", found), "/pdf": ("application/pdf", "%PDF")}
             page = "<title>T</title><script>no()</script><p>A &amp; B<p>C"
             kind, text = pages.get(url.path, ("text/html; charset=utf-8", page))

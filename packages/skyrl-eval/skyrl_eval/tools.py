@@ -148,13 +148,13 @@ def on_the_internet(host: str) -> bool:
 
 
 def _hits(answer: Any) -> list[Hit]:
-    """The first list in an answer, from outside in, whose objects have an address."""
+    """The first list in an answer, from outside in and `web` first, whose objects have an address."""
     waiting = [answer]
     for value in waiting:
         rows = [row for row in value if isinstance(row, dict)] if isinstance(value, list) else []
         if found := [row for row in rows if isinstance(row.get("url") or row.get("link"), str)]:
             return [_hit(row) for row in found]
-        waiting += value.values() if isinstance(value, dict) else rows
+        waiting += ({"web": None} | value).values() if isinstance(value, dict) else rows
     return []
 
 
