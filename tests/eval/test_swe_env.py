@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import json
+import os
+import re
+import shutil
 import signal
+import subprocess
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,7 +19,7 @@ from typing import Any
 import gymnasium
 import pytest
 
-from skyrl_eval import benchmarks, grade, sandbox
+from skyrl_eval import benchmarks, grade, sandbox, swe
 from skyrl_eval.benchmarks.common import Context
 from skyrl_eval.report import TRAJECTORIES, write_report
 from skyrl_eval.solve import solve
@@ -223,6 +229,87 @@ def test_an_images_tree_is_taken_with_what_is_built_in_it_and_without_its_histor
     assert git(copy, "rev-list", "--all", "HEAD").split() == [commit] and git(copy, "status", "--short") == ""
     assert git(copy, "ls-files").split() == [".gitignore", "calc.py", "kept.so", "later.py"]
     assert (copy / "built.so").read_text() == "2"
+
+
+DOCKER = r"""#!/bin/bash
+# Stands in for docker. Bash takes back the rights of a root who has lent himself to another user. An image is a folder.
+[ "$1" = run ] || exit 0
+shift
+binds=()
+while [[ $1 = -* ]]; do
+  case $1 in
+    -v) binds+=("$2") ;;
+    -w) work=$2 ;;
+    --rm) shift; continue ;;
+  esac
+  shift 2
+done
+image=$1 work=$work root=ROOT exec unshare NAMESPACES bash -c '
+trap "exit 125" ERR
+for ((i = 0; i < $0; i++)); do binds+=("$1"); shift; done
+mount --make-rprivate /
+mount -t tmpfs none "$root"; cd "$root"
+for folder in usr bin sbin lib lib64 etc dev; do [ -e /$folder ]; mkdir $folder; mount --rbind /$folder $folder; done
+mkdir -p tmp opt/miniconda3/bin testbed
+cp STEPS/activate opt/miniconda3/bin
+mount --bind "$image" testbed
+for bind in "${binds[@]}"; do
+  IFS=: read -r outside inside _ <<< "$bind"
+  mkdir -p ".$inside"; mount --bind "$outside" ".$inside"
+done
+exec chroot . /bin/bash -c "cd \"\$0\" && exec \"\$@\"" "$work" "$@"
+' ${#binds[@]} "${binds[@]}" "${@:2}"
+"""
+
+
+@pytest.fixture
+def image(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """For a docker that runs as root: where the tests do, it is asked by another user, as on most machines."""
+    image, programs = tmp_path / "image", Path(tempfile.mkdtemp(dir="/tmp"))
+    image.mkdir()
+    (image / "calc.py").write_text(BUGGY)
+    (image / "odd.py").write_text("")
+    (image / "odd.py").chmod(0o654)
+    git(image, "init", "-q")
+    git(image, "add", "-A")
+    git(image, "commit", "-qm", "first")
+    rootful = not os.getuid() and not subprocess.run(["unshare", "-m", "true"], capture_output=True).returncode
+    words = {"ROOT": str(programs / "root"), "NAMESPACES": "-m" if rootful else "-rm", "STEPS": str(swe.STEPS)}
+    for name in ("root", "tmp"):
+        (programs / name).mkdir()
+    docker = programs / "docker"
+    docker.write_text(functools.reduce(lambda text, word: text.replace(*word), words.items(), DOCKER))
+    for path, mode in ((programs, 0o755), (docker, 0o755), (programs / "tmp", 0o777)):
+        path.chmod(mode)
+    monkeypatch.setenv("PATH", f"{programs}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setattr(tempfile, "tempdir", str(programs / "tmp"))
+    if rootful:
+        os.seteuid(65534)
+    yield str(image)
+    os.seteuid(os.getuid())
+    shutil.rmtree(programs)
+
+
+def test_a_containers_root_leaves_files_that_the_user_can_change_and_delete(image: str) -> None:
+    env, task = SWEEnv(), {"question": "?", "repo": "made/up", "base_commit": "0" * 40}
+    env.reset(seed=0, options={"task": task | {"executor": "docker", "container": image}})
+    made = ("bash", {"command": "mkdir new; echo x > new/file; chmod u+x calc.py; git checkout -q calc.py; ls -a"})
+    env.step(say(made))
+    *_, info = env.step(say(FIX, ("replace", {"path": "new/file", "old": "x", "new": "y"}), SUBMIT))
+    assert [call.get("error") for call in info["tool_calls"]] == [None] * 3
+    patch = info["submission"]
+    assert re.findall("(?m)^diff --git a/(.*) b/", patch) == ["calc.py", "new/file"] and "old mode" not in patch
+    folder = env._path
+    env.close()
+    assert not folder.exists()
+
+
+def test_an_env_closes_where_the_container_is_gone(image: str) -> None:
+    env, task = SWEEnv(), {"question": "?", "repo": "made/up", "base_commit": "0" * 40}
+    env.reset(seed=0, options={"task": task | {"executor": "docker", "container": image}})
+    env._where["image"] = "none"
+    env.close()
+    env.close()
 
 
 def test_too_much_is_not_a_patch(env: Env, instance: Instance) -> None:

@@ -99,11 +99,11 @@ class HarborEnv(ShellEnv):
     def set_env_state(self, state: dict[str, Any]) -> None:
         """The commands are run again, in a fresh folder."""
         self.close()
-        self._folder = tempfile.TemporaryDirectory(prefix="skyrl-harbor-", ignore_cleanup_errors=True)
-        work, temporary = Path(self._folder.name, "work"), Path(self._folder.name, "tmp")
+        folder = tempfile.TemporaryDirectory(prefix="skyrl-harbor-", ignore_cleanup_errors=True)
+        work = Path(self._opened.enter_context(folder), "work")
         shutil.copytree(Path(self.task.data["folder"], "environment"), work, symlinks=True)
         (work / "Dockerfile").unlink(missing_ok=True)
-        temporary.mkdir()
+        (temporary := work.with_name("tmp")).mkdir()
         self._binds = [(work, self.task.data["work"], True), (temporary, "/tmp", True)]
         self.steps, self.commands = state["steps"], list[str]()
         for command in state["commands"]:

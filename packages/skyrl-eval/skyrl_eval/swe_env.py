@@ -8,6 +8,7 @@ Reward, with `submit` or at the step limit: 1.0 if the task gives its tests and 
 (swe.guarded) passes them, so that editing tests or what loads them never pays; else 0.0. info has its `flags`.
 """
 
+import contextlib
 import functools
 import json
 import tempfile
@@ -24,8 +25,8 @@ from skyrl_gym.tools.tool import ToolError, responses, run_call, tool
 SECONDS, OUTPUT, LINES = 30.0, 16 << 10, 200
 LONGEST_PATCH, LONGEST_FILE = 1 << 20, 16 << 20
 BUDGET = {"limit": str(MAX_CALLS), "seconds": f"{SECONDS:.0f}"}  # calls of an action, and time of each: for prompts
-# The code is printed by an outer shell, whose own is 0: that of the sandbox is then never the command's.
-SHELL = """[ -f /opt/miniconda3/bin/activate ] && . /opt/miniconda3/bin/activate testbed 2> /dev/null
+# An outer shell prints the code, and ends with 0, never with the command's. umask: a container's root writes for all.
+SHELL = """. /opt/miniconda3/bin/activate testbed 2> /dev/null && umask 0
 bash -c "$0"; code=$?; [ $code = 0 ] || echo "[exit code $code]"; exit 0"""
 NO_CALL = prompts.text("no_call")
 
@@ -40,7 +41,7 @@ class ShellEnv(TextEnv):
         super().__init__(**defaults)
         self._limit = self.most_steps if steps is None else steps
         self._tools = {name: tool(getattr(self, name)) for name in self.tool_names}
-        self._folder: tempfile.TemporaryDirectory[str] | None = None
+        self._opened = contextlib.ExitStack()
         self._failure: sandbox.SandboxFailed | None = None
 
     def _prompt(self, name: str, **values: str) -> str:
@@ -75,9 +76,8 @@ class ShellEnv(TextEnv):
         return made if self.recorded is None else [dict(call) for call in self.recorded]
 
     def close(self) -> None:
-        if self._folder:
-            self._folder.cleanup()
-            self._folder = None
+        with contextlib.suppress(Exception):  # what cannot be deleted stays
+            self._opened.close()
 
 
 def _as_named(work: Callable[..., str]) -> Callable[..., str]:
@@ -173,7 +173,8 @@ class SWEEnv(ShellEnv):
         self.steps += 1
         over = submitted or self.steps == self._limit
         info: dict[str, Any] = {"tool_calls": made}
-        patch = self._diff() if any(call["args"] is not None for call in made) else self.patch
+        known = [call["args"] is not None for call in made]
+        patch = self._diff() if any(known) else self.patch
         if len(patch) > LONGEST_PATCH:
             notes.append(f"Your changes have {len(patch)} characters, more than {LONGEST_PATCH}: they do not count.")
             info["patch_too_long"], patch = len(patch), ""
@@ -184,7 +185,7 @@ class SWEEnv(ShellEnv):
         if over:
             resolved, info["flags"] = self._resolved()
         said = "" if submitted else responses(made, *notes)
-        valid = bool(made) and all(call["args"] is not None for call in made)
+        valid = bool(made) and all(known)
         return Outcome(said, {"resolved": float(resolved)}, valid, resolved, submitted, info)
 
     def _diff(self) -> str:
@@ -220,8 +221,8 @@ class SWEEnv(ShellEnv):
     def set_env_state(self, state: dict[str, Any]) -> None:
         """A fresh workspace with the patch applied; what git ignores and what is in /tmp is not brought back."""
         self.close()
-        self._folder = tempfile.TemporaryDirectory(prefix="skyrl-swe-env-", ignore_cleanup_errors=True)
-        self._path, data = Path(self._folder.name), self.task.data
+        folder = tempfile.TemporaryDirectory(prefix="skyrl-swe-env-", ignore_cleanup_errors=True)
+        self._path, data = Path(self._opened.enter_context(folder)), self.task.data
         for name in ("testbed", "tmp"):
             (self._path / name).mkdir()
         executor = data["executor"] or "namespace"
@@ -231,6 +232,7 @@ class SWEEnv(ShellEnv):
         if executor == "namespace":
             swe.workspace(data["repo"], self._commit, self._path / "testbed", self._repos)
         else:
+            self._opened.callback(self.bash, "find . /tmp -mindepth 1 -delete")  # what is root's
             self._commit = snapshot(self._path / "testbed", **self._where)
         self.steps, self.patch = state["steps"], state["patch"]
         if self.patch:
