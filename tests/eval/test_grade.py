@@ -66,6 +66,15 @@ def test_a_judge_without_structured_output_is_asked_without(tmp_path: Path) -> N
         assert len(requests) == 2
 
 
+def test_a_judge_thinks_as_long_as_it_likes_where_its_script_sets_no_limit() -> None:
+    with served(lambda request: (400, "no")) as (url, requests):
+        for bench in ("hle", "deepsearchqa"):
+            item = items(bench)[0]
+            with pytest.raises(JudgeFailed, match="HTTP 400"):
+                benchmarks.find(bench).grade(item, attempt(item, "Answer: 0"), Context(Judge(url, "judge")))
+    assert [request.get("max_completion_tokens") for request in requests] == [4096, None, None]
+
+
 def test_replies_are_kept_by_model_and_prompt_and_a_damaged_one_is_asked_for_again(tmp_path: Path) -> None:
     cache = tmp_path / "judge"
     with served(lambda request: (200, match("yes"))) as (url, requests):

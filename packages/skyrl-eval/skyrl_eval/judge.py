@@ -114,15 +114,16 @@ class Judge:
     def _request(self, prompt: str, schema: type[BaseModel] | None) -> tuple[str, dict[str, Any]]:
         """The reply and its usage."""
         request: dict[str, Any] = {"model": self.model, "messages": [{"role": "user", "content": prompt}]}
-        wishes: dict[str, Any] = {"max_completion_tokens": 4096}
-        if schema:
+        wishes: dict[str, Any] = {}
+        if schema:  # HLE's: other judges think longer
             form = {"name": schema.__name__, "schema": schema.model_json_schema(), "strict": True}
+            wishes["max_completion_tokens"] = 4096
             wishes["response_format"] = {"type": "json_schema", "json_schema": form}
         try:
             try:
                 answer = asyncio.run(self._post(request | wishes))
             except Refused as error:
-                if error.status not in (400, 422):
+                if not wishes or error.status not in (400, 422):
                     raise
                 answer = asyncio.run(self._post(request))  # without structured output, or with another limit
             return text_of(answer["choices"][0]["message"].get("content")), usage_of(answer, {})
