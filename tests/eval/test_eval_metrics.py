@@ -111,6 +111,7 @@ def test_summary_of_a_run_with_everything_that_can_happen() -> None:
         Verdict("b", name, s, score, status, judge_prompt_tokens=7, judge_completion_tokens=3)
         for (name, s), score, status in zip(KEYS, (1.0, 0.0, 0.0, 0.0, None), statuses, strict=True)
     ]
+    verdicts.append(Verdict("b", "y1", 1, None, "missing"))
     price = {"prompt": 1.0, "completion": 2.0, "cached": 0.1}
     found = metrics.summarise(items, 2, attempts, verdicts, price, {"prompt": 10.0, "completion": 20.0})
     assert found["accuracy"] == pytest.approx(0.5 / 3)
@@ -123,7 +124,7 @@ def test_summary_of_a_run_with_everything_that_can_happen() -> None:
     assert found["cost"] == pytest.approx((500 + 50 * 2) / 1e6)
     assert found["judge_tokens"] == [35, 15] and found["judge_cost"] == pytest.approx((350 + 300) / 1e6)
     assert metrics.summarise(items, 2, attempts, verdicts)["cost"] is None
-    assert metrics.summarise(items, 1, [], [])["means"]["steps"] is None
+    assert metrics.summarise(items[2:], 2, [], verdicts[-2:])["means"]["steps"] is None
 
 
 KEYS = [("x1", 0), ("x1", 1), ("x2", 0), ("x2", 1), ("y1", 0)]

@@ -222,6 +222,22 @@ def test_two_runs_are_compared_by_the_items_and_verdicts_of_their_results(tmp_pa
 
 def test_verdicts_are_written_as_they_come(tmp_path: Path) -> None:
     """A slow one at the beginning keeps none back; and one that is left at Ctrl-C does not hold up the end."""
+def test_a_benchmarks_own_figures_count_what_is_missing_as_its_accuracy_does(tmp_path: Path) -> None:
+    tasks = items("gsm8k")
+    with Run(tmp_path, {}, {}, tasks) as run:
+        run.add(attempt(tasks[0], "#### 999"))
+        grade.grade_run(run, "gsm8k", Context())
+        found = grade.results(run, "gsm8k", 2, Context(), {}, "m")
+    assert found["counts"]["missing"] == 3 and found["accuracy"] == found["own"]["strict"] == 0.25
+
+
+@pytest.mark.parametrize("name", [*benchmarks.names("agent"), *benchmarks.names("code")])
+def test_every_benchmark_has_figures_of_tries_that_are_missing(name: str) -> None:
+    missing = Verdict(name, "q1", 0, score=None, status="missing")
+    own = benchmarks.find(name).summary([missing])
+    assert all(not value for value in own.values() if isinstance(value, float))
+
+
     tasks, go_on = items("gsm8k"), threading.Event()
 
     class Slow(type(benchmarks.find("gsm8k"))):  # type: ignore[misc]

@@ -90,9 +90,8 @@ def grade_all(
 def results(run: Run, bench: str, samples: int, context: Context, prices: Prices, model: str) -> dict[str, Any]:
     """What results.json says of a benchmark."""
     benchmark = benchmarks.find(bench)
-    ids = {item.item_id for item in run.items}
-    found = sorted(run.verdicts.values(), key=lambda one: one.key)
-    verdicts = [one for one in found if one.item_id in ids and one.sample < samples]
+    keys = sorted({item.key(sample) for item in run.items for sample in range(samples)})
+    verdicts = [run.verdicts.get(key) or Verdict(*key, None, "missing") for key in keys]
     judge = context.judge.model if context.judge and benchmark.judge else None
     notes = list(benchmark.notes)
     if judge and judge != benchmark.judge:
@@ -111,7 +110,7 @@ def results(run: Run, bench: str, samples: int, context: Context, prices: Prices
     who |= {"judge_url": without_login(context.judge.base_url) if context.judge else None}
     counts = common["counts"]
     lacking = " and ".join(f"{counts[name]} {name}" for name in LACKING if counts[name])
-    caveats = [f"of {sum(counts.values())} tries {lacking}, counted as not correct"] if lacking else []
+    caveats = [f"of {len(verdicts)} tries {lacking}, counted as not correct"] if lacking else []
     reached = metrics.limit_reached(run.facts.get("limits"), run.tries)
     if counts["missing"] and reached:
         caveats.append(reached)

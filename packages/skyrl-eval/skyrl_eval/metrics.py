@@ -117,7 +117,7 @@ def summarise(
     items: Sequence[Item],
     samples: int,
     attempts: Sequence[Attempt],
-    verdicts: Iterable[Verdict],
+    verdicts: Sequence[Verdict],  # also missing ones
     price: Price | None = None,
     judge_price: Price | None = None,
 ) -> dict[str, Any]:
@@ -125,22 +125,19 @@ def summarise(
 
     Of several attempts of a key the last one counts; in the totals and the cost all do, as they were paid.
     """
-    attempted = {attempt.key: attempt for attempt in attempts}
     graded = {verdict.key: verdict for verdict in verdicts}
     keys = [[item.key(sample) for sample in range(samples)] for item in items]
-    asked = dict.fromkeys(key for row in keys for key in row)
-    scores = [[graded[key].score if key in graded else None for key in row] for row in keys]
+    scores = [[graded[key].score for key in row] for row in keys]
     means = [sum(score or 0.0 for score in row) / samples for row in scores]
     known = [[score for score in row if score is not None] for row in scores]
     right = [sum(score == 1 for score in row) for row in scores]
-    status = Counter(graded[key].status if key in graded else "missing" for key in asked)
-    taken = [attempted[key] for key in asked if key in attempted]
-    judged = [graded[key] for key in asked if key in graded]
+    status = Counter(verdict.status for verdict in verdicts)
     low, high = wilson(mean(means) or 0.0, len(items))
-    paid = [attempt for attempt in attempts if attempt.key in asked]
+    paid = [one for one in attempts if one.key in graded]
+    taken = list({one.key: one for one in paid}.values())
     uncounted = sum(attempt.prompt_tokens is None for attempt in paid)
     totals = {name: sum(values_of(paid, name)) for name in COUNTERS}
-    spent = [(v.judge_prompt_tokens, v.judge_completion_tokens) for v in judged]
+    spent = [(v.judge_prompt_tokens, v.judge_completion_tokens) for v in verdicts]
     judge_in, judge_out = (sum(pair[kind] or 0 for pair in spent) for kind in (0, 1))
     told_all = all(None not in pair for pair in spent)
     prompt, completion, cached = (totals[name] for name in COUNTERS[3:6])

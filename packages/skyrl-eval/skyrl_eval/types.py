@@ -75,7 +75,7 @@ class Verdict(Record):
     score: float | None
     """0 to 1; None: nobody knows (judge or sandbox failed)."""
     status: str
-    """"correct", "wrong", "unparsed" (no answer found), "truncated" (cut off, and not correct) or "ungraded"."""
+    """"correct", "wrong", "unparsed" (no answer found), "truncated" (cut off, not correct), "ungraded" or "missing"."""
     answer: str = ""  # what the grader took for the answer
     confidence: float | None = None  # 0 to 1, as the model stated it
     detail: dict[str, Any] = field(default_factory=dict)  # the benchmark's own figures: precision, flags, ...

@@ -92,4 +92,4 @@ class GSM8K(Benchmark):
         return verdict(item, attempt, float(answer == item.gold), answer, detail={"strict": strict == item.gold})
 
     def summary(self, verdicts: Sequence[Verdict]) -> dict[str, Any]:
-        return {"strict": sum(bool(verdict.detail.get("strict")) for verdict in verdicts) / max(len(verdicts), 1)}
+        return {"strict": sum(bool(verdict.detail.get("strict")) for verdict in verdicts) / len(verdicts)}

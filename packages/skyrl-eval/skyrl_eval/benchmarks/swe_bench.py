@@ -94,7 +94,7 @@ class SWEBench(Benchmark):
     def summary(self, verdicts: Sequence[Verdict]) -> dict[str, Any]:
         details = [one.detail for one in verdicts]
         return {
-            "resolved_guarded": sum(bool(detail.get("resolved_guarded")) for detail in details) / max(len(details), 1),
+            "resolved_guarded": sum(bool(detail.get("resolved_guarded")) for detail in details) / len(details),
             "timed_out": sum(bool(detail.get("timed_out")) for detail in details),
             "flags": dict(sorted(Counter(flag for detail in details for flag in detail.get("flags", [])).items())),
         }
