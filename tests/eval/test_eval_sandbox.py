@@ -148,8 +148,10 @@ def test_time_is_up_for_all_processes_and_memory_is_bounded() -> None:
 
 
 def test_much_output_loses_its_middle_and_a_missing_program_is_the_sandboxs_failure() -> None:
-    done = python("print('a' + 'x' * (9 << 20) + 'z')")
-    assert len(done.output) < 5 << 20 and "bytes left out" in done.output
+    long = "print('a' + 'x' * (9 << 20) + '{}' + 'x' * ({} << 20) + 'z')"
+    assert "middle" in python(long.format("middle", 9)).output, "as long as a log can be"
+    done = python(long.format("", 60))
+    assert len(done.output) < 65 << 20 and "bytes left out" in done.output
     assert done.output.startswith("ax") and done.output.endswith("xz\n")
     with pytest.raises(sandbox.SandboxFailed, match="No such file"):
         sandbox.run(["no-such-program"], seconds=5)

@@ -23,7 +23,7 @@ from skyrl_trainer.errors import UserError
 
 EXECUTORS = ("namespace", "docker", "podman")
 VISIBLE = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/etc/ld.so.cache", "/etc/alternatives", "/etc/passwd")
-OUTPUT, MOST_READ = 4 << 20, 256 << 20
+OUTPUT, MOST_READ = 64 << 20, 256 << 20
 
 
 class SandboxFailed(Exception):
@@ -36,7 +36,7 @@ class Done:
 
     code: int
     output: str
-    """stdout and stderr together, the middle left out beyond 4 MiB."""
+    """stdout and stderr together, the middle left out beyond 64 MiB."""
     timed_out: bool
 
 
