@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from skyrl_eval import sandbox
 from skyrl_trainer.cli import main
 from tests.eval.made_up import ROWS
 from tests.eval.scripted_server import Reply, match, served
@@ -100,6 +101,23 @@ def test_a_question_shows_its_image_and_a_reply_that_is_cut_counts_as_truncated(
     content = asked[-1]["messages"][-1]["content"]
     assert content[1] == {"type": "image_url", "image_url": {"url": ROWS["hle"][2]["image"]}}
     assert json.loads((tmp_path / "run" / "results.json").read_text())["title"] == "hle, 1 of 1 items, no tools"
+
+
+def test_programs_run_in_namespaces_where_containers_would_run_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    """LiveCodeBench's: it has no images."""
+    request.addfinalizer(sandbox.check.cache_clear)
+    docker, out = tmp_path / "docker", tmp_path / "run"
+    docker.write_text("#!/bin/sh\n")
+    docker.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    data = write(tmp_path / "lcb.jsonl", ROWS["livecodebench"][:1])
+    with served(lambda _: (200, "```python\nprint(2 * int(input()))\n```")) as (url, _):
+        words = ["--bench=livecodebench", f"--data={data}", f"--base-url={url}", "--model=m", f"--out={out}"]
+        assert main(["eval", "code", *words]) == 0
+    results = json.loads((out / "results.json").read_text())
+    assert results["title"].endswith("executor namespace") and results["accuracy"] == 1
 
 
 def test_a_larger_n_extends_a_run_and_another_setting_is_refused(
@@ -202,6 +220,10 @@ def test_compare(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         (
             ["code", "--bench=livecodebench", "--predictions=gold", "--data=LCB"],
             "of livecodebench have no official patch",
+        ),
+        (
+            ["code", "--bench=livecodebench", "--executor=podman", "--base-url=x", "--data=LCB"],
+            "--executor podman: livecodebench takes namespace.",
         ),
         (["agent", "--compare", "a", "b"], "a is not a graded run: its manifest.json"),
     ],

@@ -175,10 +175,12 @@ def test_one_attempt_that_breaks_a_grader_does_not_end_the_others(tmp_path: Path
 def test_what_grading_needs_is_asked_for_before_anything_is_spent(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UserError, match=r"officially o3-mini-2025-01-31.*--judge-url and --judge-model"):
         benchmarks.find("hle").check(Context())
-    with pytest.raises(UserError, match="--executor magic is not one of"):
+    with pytest.raises(UserError, match="--executor magic: swe-verified takes docker or podman or namespace"):
         benchmarks.find("swe-verified").check(Context(executor="magic"))
     benchmarks.find("gsm8k").check(Context())
     benchmarks.find("livecodebench").check(Context())
+    with pytest.raises(UserError, match="--executor docker: livecodebench takes namespace"):
+        benchmarks.find("livecodebench").check(Context(executor="docker"))
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(UserError, match=r"graded by the package swebench: pip install 'skyrl-trainer\[swebench\]'"):
         benchmarks.find("swe-verified").check(Context())
@@ -220,8 +222,6 @@ def test_two_runs_are_compared_by_the_items_and_verdicts_of_their_results(tmp_pa
         report.comparison(tmp_path / "a", tmp_path / "b" / ".." / "a")
 
 
-def test_verdicts_are_written_as_they_come(tmp_path: Path) -> None:
-    """A slow one at the beginning keeps none back; and one that is left at Ctrl-C does not hold up the end."""
 def test_a_benchmarks_own_figures_count_what_is_missing_as_its_accuracy_does(tmp_path: Path) -> None:
     tasks = items("gsm8k")
     with Run(tmp_path, {}, {}, tasks) as run:
@@ -238,10 +238,12 @@ def test_every_benchmark_has_figures_of_tries_that_are_missing(name: str) -> Non
     assert all(not value for value in own.values() if isinstance(value, float))
 
 
+def test_verdicts_are_written_as_they_come(tmp_path: Path) -> None:
+    """A slow one at the beginning keeps none back; and one that is left at Ctrl-C does not hold up the end."""
     tasks, go_on = items("gsm8k"), threading.Event()
 
     class Slow(type(benchmarks.find("gsm8k"))):  # type: ignore[misc]
-        runs_code = True
+        executors = ("namespace",)
 
         def grade(self, item: Item, attempt: Attempt, context: Context) -> Verdict:
             assert item != tasks[0] or go_on.wait(30)

@@ -105,7 +105,7 @@ def _solved(args: argparse.Namespace) -> Run:
     bench = benchmarks.find(args.bench)
     if bench.kind != args.kind:
         raise UserError(f"{bench.name} is a benchmark of `eval {bench.kind}`, not of `eval {args.kind}`.")
-    args.executor = args.executor or _executor()
+    args.executor = args.executor or _executor(bench)
     found = data.load(bench, args.data, args.images)
     items = _chosen(args, found.items)
     bench.check(context := _context(args, None))
@@ -113,7 +113,7 @@ def _solved(args: argparse.Namespace) -> Run:
     settings: dict[str, Any] = {name: getattr(args, name) for name in ("seed", "images", "tools")}
     if args.tools:
         settings |= {"tools": tools.check_provider(args.tools), "tools_prompt": prompts.digest("tools")}
-    if bench.runs_code:
+    if bench.executors:
         settings["executor"] = args.executor
     settings |= {"only": sorted(args.only)} if args.only else {}
     settings |= {"request": _members(args.request)} if args.request else {}
@@ -294,9 +294,9 @@ def _limits(args: argparse.Namespace, model: str) -> dict[str, Any]:
     return {"limits": limits} if args.token_limit or args.cost_limit is not None else {}
 
 
-def _executor() -> str:
-    """The official images where containers can be run."""
-    for name in ("docker", "podman"):
+def _executor(bench: Benchmark) -> str:
+    """The first that works here."""
+    for name in bench.executors:
         with contextlib.suppress(UserError):
             sandbox.check(name)
             return name

@@ -73,7 +73,7 @@ def grade_all(
 ) -> Iterator[Verdict]:
     """Of attempts at items, as they come, without their hashes."""
     graded = partial(_graded, benchmark, context)
-    if not (benchmark.judge or benchmark.runs_code):
+    if not (benchmark.judge or benchmark.executors):
         yield from map(graded, items, attempts)  # in this thread: math-verify's limits are signals
         return
     if context.judge:

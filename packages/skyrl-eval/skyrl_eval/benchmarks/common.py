@@ -37,7 +37,7 @@ class Benchmark:
     name: ClassVar[str]
     source: ClassVar[Source] = Source()
     kind: ClassVar[str] = "agent"  # `eval agent` or `eval code`
-    runs_code: ClassVar[bool] = False  # grading runs what a model wrote: in the sandbox, by an executor
+    executors: ClassVar[tuple[str, ...]] = ()  # that may run a model's code for grading, the best one first
     steps: ClassVar[int] = 1  # turns of an attempt, where --tools asks for no more
     slow: ClassVar[bool] = False  # a step of its env may run for minutes: there are more EnvWorkers, and they wait
     images: ClassVar[bool] = False  # some of its questions show one
@@ -64,7 +64,9 @@ class Benchmark:
         if self.judge and context.judge is None:
             who = f"{self.name} is graded by a judge (officially {self.judge})"
             raise UserError(f"{who}: give --judge-url and --judge-model.")
-        if self.runs_code:
+        if self.executors:
+            if context.executor not in self.executors:
+                raise UserError(f"--executor {context.executor}: {self.name} takes {' or '.join(self.executors)}.")
             sandbox.check(context.executor)
 
     def grade(self, item: Item, attempt: Attempt, context: Context) -> Verdict:

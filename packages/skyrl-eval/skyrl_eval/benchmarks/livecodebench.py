@@ -73,7 +73,7 @@ def run_program(program: str, inputs: list[str]) -> list[tuple[bool, str]]:
 
 class LiveCodeBench(Benchmark):
     name = "livecodebench"
-    kind, runs_code = "code", True
+    kind, executors = "code", ("namespace",)
     source = Source("livecodebench/code_generation_lite", "test*.jsonl", size=1055)
     prompts = ("livecodebench_system", "livecodebench_stdin", "livecodebench_functional")
     notes = NOTES["livecodebench"]

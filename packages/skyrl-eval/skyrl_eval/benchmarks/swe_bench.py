@@ -10,6 +10,7 @@ from pydantic import BeforeValidator, Field
 from skyrl_eval import data, swe
 from skyrl_eval.benchmarks.common import NOTES, Benchmark, Context, verdict
 from skyrl_eval.prompts import fill
+from skyrl_eval.sandbox import EXECUTORS
 from skyrl_eval.types import Attempt, Item, Source, Verdict
 from skyrl_trainer.errors import UserError
 from skyrl_trainer.types import Sample
@@ -22,7 +23,7 @@ class SWEBench(Benchmark):
     """Verified: 500 issues of 12 Python repositories."""
 
     name = "swe-verified"
-    kind, runs_code, steps, slow = "code", True, 100, True
+    kind, executors, steps, slow = "code", EXECUTORS, 100, True
     source = Source("SWE-bench/SWE-bench_Verified", "data/test-*.parquet", size=500)
     prompts = ("swebench_task", "swe_system", "swe_system_bare")
     notes: ClassVar[tuple[str, ...]] = NOTES["swe-verified"]
