@@ -26,10 +26,9 @@ class GPUBuffer(FlatBuffer):
     @classmethod
     def create(cls, named_tensors: Iterable[tuple[str, Tensor]]) -> Self:
         """On the GPU where the tensors lie. UserError when that has no room."""
-        pairs = list(named_tensors)
-        layout, size = layout_of(pairs)
+        layout, size = layout_of((name, last := tensor) for name, tensor in named_tensors)
         try:
-            return cls(torch.zeros(size, dtype=torch.uint8, device=pairs[0][1].device), layout)
+            return cls(torch.zeros(size, dtype=torch.uint8, device=last.device), layout)
         except torch.OutOfMemoryError as error:
             raise UserError(
                 f"Weight sync needs {size / 2**20:.0f} MiB of the GPU: lower generator.engine_kwargs."

@@ -84,8 +84,7 @@ class SharedMemorySync(EngineCalls):
         """The newest that was given to the engines."""
         self.report = SyncReport(0.0, 0, "", ())
         self._named_tensors = named_tensors
-        tensors = dict(named_tensors())
-        self._buffer = buffer or FlatBuffer.create(tensors.items())
+        self._buffer = buffer or FlatBuffer.create(named_tensors())  # one by one: some are made anew
         self._receivers: dict[str, Any] = {}
         """By node; none of the driver's."""
         try:
@@ -93,7 +92,7 @@ class SharedMemorySync(EngineCalls):
         finally:
             self._buffer.unlink()
         if self._buffer.path.startswith(str(SHARED_MEMORY)):
-            for name, tensor in tensors.items():
+            for name, tensor in named_tensors():
                 if type(tensor) is torch.nn.Parameter and tensor.device.type == "cpu":
                     self._buffer.tensors[name].copy_(tensor.data)
                     tensor.data = self._buffer.tensors[name]
