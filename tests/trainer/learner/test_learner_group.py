@@ -317,12 +317,18 @@ def test_learners_beside_engines_take_of_the_gpus_that_the_driver_sees(
     if seen:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", seen)
     made: list[dict[str, Any]] = []
-    nodes = [{"NodeID": name * 56, "Alive": True} for name in "ab"]
+    gpus = {"a": 2.0, "b": 1.0, "c": 4.0}
+    nodes = [{"NodeID": name * 56, "Alive": True, "Resources": {"GPU": has}} for name, has in gpus.items()]
     actor = Mock(options=lambda **options: (made.append(options), Mock())[1])
-    monkeypatch.setattr(group_module, "ray", Mock(remote=lambda cls: actor, nodes=lambda: nodes))
-    group_module.ray.get_runtime_context().get_node_id.return_value = "a" * 56
+    monkeypatch.setattr("ray.nodes", lambda: nodes)
+    monkeypatch.setattr("skyrl_trainer.weight_sync.machines.node_of", lambda _: "a" * 56)
+    monkeypatch.setattr(group_module, "ray", Mock(remote=lambda cls: actor))
     place = {"colocate_all": True, "policy_num_gpus_per_node": 2, "policy_num_nodes": 2}
     group = Mock(config=make_config(trainer={"placement": place}), size=4)
     for rank in range(3):
         LearnerGroup._start(group, rank, "10.0.0.1")
     assert [each["runtime_env"]["env_vars"]["CUDA_VISIBLE_DEVICES"] for each in made] == given
+    assert [each["scheduling_strategy"].node_id[0] for each in made] == ["a", "a", "c"], "b has too few"
+    del nodes[2]
+    with pytest.raises(UserError, match=r"policy_num_nodes is more than Ray's 1 machines with 2 GPUs: lower it\."):
+        LearnerGroup._start(group, 2, "10.0.0.1")

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
 
 from skyrl_trainer.errors import UserError
-from skyrl_trainer.run.cluster import Node, place_engines
+from skyrl_trainer.run.cluster import Node, living, place_engines
 from skyrl_trainer.settings import Config
 
 CPUS = [Node("driver", 2, 0), Node("b", 4, 0)]
@@ -19,6 +20,10 @@ def config(engines: int, tensor_parallel: int = 1, **placement: Any) -> Config:
     return Config.model_validate({"generator": generator, "trainer": {"placement": placement}})
 
 
+RAY_NODES: list[dict[str, Any]] = [
+    {"NodeID": name, "NodeName": name, "Alive": True, "Resources": {"CPU": 8.0} | gpus}
+    for name, gpus in (("a", {}), ("b", {"GPU": 4.0}), ("c", {}), ("d", {"GPU": 8.0}), ("e", {"GPU": 4.0}))
+]
 APART: dict[str, Any] = {"colocate_all": False, "policy_num_gpus_per_node": 4}
 
 
@@ -56,6 +61,42 @@ def test_engines_fill_machines_with_gpus_and_are_spread_over_others(
 def test_too_few_places_are_a_sentence(wanted: Config, nodes: list[Node], said: str) -> None:
     with pytest.raises(UserError, match=said):
         place_engines(wanted, nodes, nodes is GPUS)
+
+
+HEAD, OTHER = Node("driver", 8, 2, 8, "head (aaaa)"), Node("b", 8, 3, 8, "10.0.0.2 (bbbb)")
+FOUR: dict[str, Any] = {"policy_num_gpus_per_node": 4}
+
+
+@pytest.mark.parametrize("together", [True, False])
+@pytest.mark.parametrize(
+    ("wanted", "nodes", "said"),
+    [
+        (FOUR, [HEAD, GPUS[1]], "Node head (aaaa) has 2 free GPUs, and its learners need 4 "),
+        (FOUR, [HEAD._replace(gpus=0), GPUS[1]], "Node head (aaaa) has 0 free GPUs, and its learners need 4 "),
+        (FOUR | {"policy_num_nodes": 2}, [GPUS[0], OTHER], "Node 10.0.0.2 (bbbb) has 3 free GPUs, and its "),
+        (FOUR, [GPUS[0], OTHER], None),
+    ],
+)
+def test_a_node_that_lacks_the_gpus_of_its_learners_is_named(
+    together: bool, wanted: dict[str, Any], nodes: list[Node], said: str | None
+) -> None:
+    """They would wait there for hours, or share a GPU with another job."""
+    asked, on_gpus = config(1, colocate_all=together, **wanted), nodes[0].gpus > 0
+    if said is None:
+        assert place_engines(asked, nodes, on_gpus, learns=True) == ["driver"]
+        return
+    with pytest.raises(UserError, match=re.escape(said) + r".*policy_num_gpus_per_node\): lower that, or free some"):
+        place_engines(asked, nodes, on_gpus, learns=True)
+    if together or not on_gpus:
+        assert place_engines(asked, nodes, on_gpus), "an evaluation has no learners"
+
+
+def test_of_the_other_nodes_those_with_the_most_gpus_learn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The names of nodes are drawn."""
+    monkeypatch.setattr("ray.nodes", lambda: [*RAY_NODES, {"NodeID": "dead", "Alive": False}])
+    monkeypatch.setattr("skyrl_trainer.weight_sync.machines.node_of", lambda _: "c")
+    monkeypatch.setattr("skyrl_trainer.run.cluster.available_resources_per_node", lambda: {"d": {"GPU": 5.0}})
+    assert [(node.node_id, node.gpus) for node in living()] == [("c", 0), ("d", 5), ("b", 4), ("e", 4), ("a", 0)]
 
 
 def test_with_adapters_the_drivers_machine_is_filled_first() -> None:

@@ -25,7 +25,7 @@ def examine_cluster(config: Config) -> Iterator[tuple[str, str, str]]:
     try:
         nodes, places, on_gpus = living(), list[str](), torch.cuda.is_available()
         try:
-            places = place_engines(config, nodes, on_gpus)
+            places = place_engines(config, nodes, on_gpus, learns=True)
         except UserError as error:
             yield "FAIL", "engines", str(error)
         envs = spread([""] * config.environment.num_workers, {node.node_id: node.cores for node in nodes})

@@ -13,7 +13,6 @@ from typing import Any, ClassVar
 
 import ray
 import torch
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from torch.distributed import TCPStore
 from transformers import AutoTokenizer
 
@@ -21,10 +20,12 @@ from skyrl_trainer.errors import UserError
 from skyrl_trainer.learner.model import make_learner
 from skyrl_trainer.learner.ranks import Ranks, whole
 from skyrl_trainer.process_memory import INTERVAL, return_free_memory
+from skyrl_trainer.rollout.pool import at
 from skyrl_trainer.settings import Config
 from skyrl_trainer.types import LearnerState, RewardBatch, StepMetrics
 from skyrl_trainer.user_file import blaming, load_plugin
 from skyrl_trainer.weight_sync.buffer import FlatBuffer, empty_tensors
+from skyrl_trainer.weight_sync.machines import machines
 
 CALL_SECONDS = 4 * 3600.0
 """Limit of one call to all learners, the longest being an update."""
@@ -162,22 +163,22 @@ class LearnerGroup:
 
     def _start(self, rank: int, address: str) -> Any:
         """On the CPU beside the driver; with GPUs machine by machine, the driver's first."""
-        place, here = self.config.trainer.placement, ray.get_runtime_context().get_node_id()
+        place = self.config.trainer.placement
         gpus = place.policy_num_gpus_per_node
-        nodes = [here, *sorted(n["NodeID"] for n in ray.nodes() if n["Alive"] and n["NodeID"] != here)]
+        nodes = [node["NodeID"] for node in machines() if node["Resources"].get("GPU", 0) >= gpus]
         if gpus and rank // gpus >= len(nodes):
-            raise UserError(f"trainer.placement.policy_num_nodes is more than Ray's {len(nodes)} machines: lower it.")
+            many = f"trainer.placement.policy_num_nodes is more than Ray's {len(nodes)} machines"
+            raise UserError(f"{many} with {gpus} GPUs: lower it.")
         env_vars = {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // self.size))}
         if gpus and place.colocate_all:  # in Ray's books the engines own the GPUs
             visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
             env_vars["CUDA_VISIBLE_DEVICES"] = visible[rank] if len(visible) >= gpus > rank else str(rank % gpus)
-        options = {
-            "num_cpus": 0,
-            "num_gpus": 1 if gpus and not place.colocate_all else 0,
-            "scheduling_strategy": NodeAffinitySchedulingStrategy(nodes[rank // gpus if gpus else 0], soft=False),
-            "runtime_env": {"env_vars": env_vars},
-        }
-        actor = ray.remote(self.process).options(**options)
+        actor = ray.remote(self.process).options(
+            num_cpus=0,
+            num_gpus=1 if gpus and not place.colocate_all else 0,
+            runtime_env={"env_vars": env_vars},
+            **at(nodes[rank // gpus if gpus else 0], only=True),
+        )
         return actor.remote(self.config, rank, self.size, address, self.store.port)
 
     def _everywhere(self, method: str, *arguments: Any) -> list[Any]:

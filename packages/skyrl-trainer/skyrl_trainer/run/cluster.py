@@ -7,7 +7,6 @@
 An engine that is away starts wherever Ray finds its cores or GPUs. A run waits for it only while no other is there.
 """
 
-import importlib.metadata
 import logging
 import os
 import platform
@@ -16,6 +15,7 @@ import socket
 import tempfile
 import time
 from collections.abc import Iterator
+from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -35,6 +35,7 @@ from skyrl_trainer.run.processes import OBJECT_STORE_BYTES
 from skyrl_trainer.settings import Config
 from skyrl_trainer.weight_sync.buffer import SHARED_MEMORY
 from skyrl_trainer.weight_sync.colocation import shares_gpus, sync_backend
+from skyrl_trainer.weight_sync.machines import machines
 from skyrl_trainer.weight_sync.shared_memory import node_of
 
 CONNECT_SECONDS = 10.0
@@ -76,50 +77,53 @@ def prepare(address: str) -> None:
 
 
 def living() -> list[Node]:
-    """The cluster's nodes, this process' first."""
-    here, free, found = ray.get_runtime_context().get_node_id(), available_resources_per_node(), []
-    for node in sorted(ray.nodes(), key=lambda node: (node["NodeID"] != here, node["NodeID"])):
-        if node["Alive"]:
-            has, name = node["Resources"], f"{node['NodeName']} ({node['NodeID'][:8]})"
-            left = free.get(node["NodeID"], has)
-            store = has.get("object_store_memory", 0)
-            found.append(Node(node["NodeID"], left.get("CPU", 0), left.get("GPU", 0), has.get("CPU", 0), name, store))
+    """The cluster's `machines`."""
+    free, found = available_resources_per_node(), []
+    for node in machines():
+        has, name = node["Resources"], f"{node['NodeName']} ({node['NodeID'][:8]})"
+        left, store = free.get(node["NodeID"], has), has.get("object_store_memory", 0)
+        found.append(Node(node["NodeID"], left.get("CPU", 0), left.get("GPU", 0), has.get("CPU", 0), name, store))
     return found
 
 
-def place_engines(config: Config, nodes: list[Node], on_gpus: bool) -> list[str]:
-    """The node of each engine; UserError where there is no room.
+def place_engines(config: Config, nodes: list[Node], on_gpus: bool, learns: bool = False) -> list[str]:
+    """The node of each engine; UserError where there is no room. learns: learners need some, too.
 
     An engine takes a core, or as many GPUs as it is split over; the learners' are left to them, unless they take turns.
     """
     generator, place = config.generator, config.trainer.placement
+    wanted = generator.num_inference_engines
     rooms: dict[str, float] = {}
     for number, node in enumerate(nodes):
-        learns = number < place.policy_num_nodes and not place.colocate_all
-        gpus = node.gpus - (place.policy_num_gpus_per_node if learns else 0)
+        learners = place.policy_num_gpus_per_node * (number < place.policy_num_nodes)
+        if learns and node.gpus < learners:
+            raise UserError(
+                f"Node {node.name} has {node.gpus:g} free GPUs, and its learners need {learners} (trainer.placement."
+                "policy_num_gpus_per_node): lower that, or free some, or start the run on a node with more."
+            )
+        gpus = node.gpus - learners * (not place.colocate_all)
         room = min(node.cpus, gpus // generator.inference_engine_tensor_parallel_size) if on_gpus else node.cpus
         rooms[node.node_id] = max(0, room // 1)
     placed = [node for node, room in rooms.items() for _ in range(int(room))]
-    if len(placed) < generator.num_inference_engines:
+    if len(placed) < wanted:
         what = "GPUs left by the learners, and cores," if on_gpus else "cores"
         each = ", ".join(f"{rooms[node.node_id]:.0f} on {node.name}" for node in nodes)
         raise UserError(
-            f"There is room for {len(placed)} of {generator.num_inference_engines} engines: the free {what} of "
-            f"{len(nodes)} machines are too few ({each}). Lower generator.num_inference_engines, or join a larger "
-            "cluster."
+            f"There is room for {len(placed)} of {wanted} engines: the free {what} of {len(nodes)} machines are too "
+            f"few ({each}). Lower generator.num_inference_engines, or join more."
         )
     # A GPU is as fast on any node, and adapters stay on the driver's; cores of a node share its memory: spread.
     if on_gpus or sync_backend(config) == "adapter":
-        return placed[: generator.num_inference_engines]
-    return sorted(spread([""] * generator.num_inference_engines, rooms), key=list(rooms).index)
+        return placed[:wanted]
+    return sorted(spread([""] * wanted, rooms), key=list(rooms).index)
 
 
-def find_places(config: Config) -> list[str]:
+def find_places(config: Config, learns: bool = False) -> list[str]:
     """`place_engines` in this cluster."""
     deadline = time.monotonic() + PLACE_SECONDS
     while True:
         try:
-            return place_engines(config, living(), torch.cuda.is_available())
+            return place_engines(config, living(), torch.cuda.is_available(), learns)
         except UserError:
             if time.monotonic() > deadline:
                 raise
@@ -140,7 +144,7 @@ class Places:
 
     def __init__(self, config: Config, model_path: str, engines: int, learns: bool) -> None:
         """Raises UserError where a node could not do its part, or all together have too little room."""
-        self._config, self._nodes = config, find_places(config) if engines else []
+        self._config, self._nodes = config, find_places(config, learns) if engines else []
         files = [Path(model_path) / "config.json"]
         if learns and "://" not in config.run_address:  # of an address each node has a folder of its own
             files.append(config.run_path / "config.yaml")
@@ -257,20 +261,13 @@ def look(files: list[str]) -> Found:
     """Of the machine that this runs on; `missing` of these files."""
     return Found(
         platform.python_version(),
-        {name: _version(name) for name in PACKAGES},
+        {name: next((d.version.partition("+")[0] for d in distributions(name=name)), "none") for name in PACKAGES},
         psutil.virtual_memory().available,
         shutil.disk_usage(SHARED_MEMORY).free if SHARED_MEMORY.is_dir() else 0,
         shutil.disk_usage(tempfile.gettempdir()).free,
         _store_shares(),
         [file for file in files if not Path(file).exists()],
     )
-
-
-def _version(package: str) -> str:
-    try:
-        return importlib.metadata.version(package).partition("+")[0]
-    except importlib.metadata.PackageNotFoundError:
-        return "none"
 
 
 def _store_shares() -> bool:
@@ -301,16 +298,14 @@ def buffer_bytes(config: Config) -> int:
 def shortage(name: str, found: Found, weights: int, store: int) -> list[str]:
     """A sentence where a flat buffer has no room. store: bytes of /dev/shm that Ray's object store may yet take;
     without them its processes die of a bus error."""
-    buffer = int(ROOM * weights)
-    outside = found.shared_memory <= buffer  # then the buffer goes to the temporary folder
-    fits = found.temporary > buffer if outside else found.shared_memory >= buffer + store
-    if not weights or (fits and found.shared_memory >= store):
+    buffer, shared, other = int(ROOM * weights), found.shared_memory, found.temporary
+    outside = shared <= buffer  # then the buffer goes to the temporary folder
+    fits = other > buffer if outside else shared >= buffer + store
+    if not weights or (fits and shared >= store):
         return []
-    shared = found.shared_memory >> 20
-    other = found.temporary >> 20
-    has = f"{name} has {shared:,} MiB free in /dev/shm and {other:,} in its temporary folder"
+    has = f"{name} has {shared >> 20:,} MiB free in /dev/shm and {other >> 20:,} in its temporary folder"
     needs = f"{buffer >> 20:,} for the weights and {store >> 20:,} of /dev/shm for Ray's object store"
-    way = ", or set TMPDIR to a folder with room" * (outside and found.shared_memory >= store)
+    way = ", or set TMPDIR to a folder with room" * (outside and shared >= store)
     return [f"{has}, and needs {needs}: free some, enlarge /dev/shm (docker run --shm-size){way}"]
 
 
@@ -324,12 +319,13 @@ def check_here(config: Config, learns: bool = True) -> None:
         raise UserError(f"{wrong[0]}.")
 
 
-Examined = tuple[Node, Found | str, list[str]]
-"""A node, what it found, or why it could not look, and what would stop a run there."""
+def examine(
+    config: Config, places: list[str], files: list[Path], learns: bool
+) -> Iterator[tuple[Node, Found | str, list[str]]]:
+    """A node, what it found, or why it could not look, and what would stop a run there; the driver's first.
 
-
-def examine(config: Config, places: list[str], files: list[Path], learns: bool) -> Iterator[Examined]:
-    """The driver's node first. places: of the engines. files: to be seen. learns: engines get weights."""
+    places: of the engines. files: to be seen. learns: engines get weights.
+    """
     paths = [str(file.resolve()) for file in files if file.exists()]
     nodes, ours = living(), look([])
     weights = buffer_bytes(config) if learns else 0

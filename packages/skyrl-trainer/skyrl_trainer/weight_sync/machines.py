@@ -10,11 +10,18 @@ from ray.exceptions import RayError, RayTaskError
 from skyrl_trainer.errors import EngineLost, SyncError
 from skyrl_trainer.rollout.pool import at
 from skyrl_trainer.weight_sync.buffer import FlatBuffer, empty_tensors
+from skyrl_trainer.weight_sync.shared_memory import node_of
 
 OPEN_SECONDS = 120.0
 """Limit of starting a process on another machine, with a buffer of its own."""
 WRITE_SECONDS = 600.0
 """Limit of sending all weights."""
+
+
+def machines() -> list[dict[str, Any]]:
+    """Ray's nodes, in the order in which they get learners: the driver's, then those with the most GPUs."""
+    here, alive = node_of(None), [node for node in ray.nodes() if node["Alive"]]
+    return sorted(alive, key=lambda node: (node["NodeID"] != here, -node["Resources"].get("GPU", 0), node["NodeID"]))
 
 
 class Receiver:
