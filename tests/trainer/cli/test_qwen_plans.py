@@ -6,6 +6,7 @@ Qwen2.5-1.5B, norms and biases left out: 28 * 1536 * (2 * 1536 + 2 * 256 + 3 * 8
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -26,6 +27,7 @@ SHAPE = ModelShape.of(QWEN_1_5B, "bfloat16")
 
 @pytest.fixture(autouse=True)
 def nothing_downloaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("skyrl_trainer.engine.vllm_args.has_gpu", lambda: False)
     monkeypatch.setattr("huggingface_hub.try_to_load_from_cache", lambda *_: None)
 
 
@@ -120,7 +122,7 @@ def test_limits_of_one_gpu() -> None:
     decode = 256 / ((2 * P + 256 * 2048 * 28672) / 3.35e12)
     assert figures["decode, at most"].startswith(f"{decode:,.0f} tokens/s") and 47_329 < decode < 47_331
     train = 989e12 / (4 * P + 6 * P_LORA)
-    assert figures["train, at most"] == f"{train:,.0f} tokens/s: FLOP/s / (4 P + 6 P_lora), an epoch"
+    assert figures["train, at most"] == f"{train:,.0f} tokens/s: 989,000 GFLOP/s / (4 P + 6 P_lora), an epoch"
     assert figures["weight sync, at least"].startswith(f"{4 * 2 * P / 3.35e12:.4f} s: 4 P b / bandwidth")
     seconds = f"{256 * 4096 / decode:.1f} s decode + {256 * 6144 / train:.1f} s train + 0.00 s sync"
     assert figures["a step at full length, at least"] == seconds == "22.2 s decode + 10.2 s train + 0.00 s sync"
@@ -154,6 +156,43 @@ def test_the_whole_plan_is_shown_where_there_is_neither_gpu_nor_model(
     assert text.count("Memory of each GPU with") == (2 if recipe == "qwen_8gpu_split" else 1)
     (obstacle,) = text[text.index("Would stop") :].splitlines()[1:]
     assert "The placement needs" in obstacle and "this machine has none" in obstacle
+
+
+def test_of_a_cluster_this_machine_has_to_have_the_learners_gpus() -> None:
+    """The engines' may be on any."""
+    config = load_config("qwen_8gpu_split", ["ray.address=10.0.0.1:6379", "generator.num_inference_engines=40"])
+    assert list(plan.obstacles(config, EIGHT_H200)) == []
+    (said,) = plan.obstacles(config, LAPTOP)
+    assert said.startswith("The placement needs 3 GPUs (") and said.endswith("; this machine has none.")
+
+
+def test_beside_a_learner_on_the_processor_the_engine_has_the_gpu(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The quick start's, on a machine with a GPU."""
+    monkeypatch.setattr("skyrl_trainer.engine.vllm_args.has_gpu", lambda: True)
+    one = Hardware(2, 2**36, EIGHT_H200.gpus[:1])
+    monkeypatch.setattr(plan, "hardware", lambda: one)
+    resolved = resolve("quickstart", [])
+    rows = dict(plan.placement(resolved.config, one))
+    assert rows["learner"].startswith("processor (2 cores")
+    assert rows["engines (1 x vllm)"] == "GPU 0" and rows["GPU 0"] == "engine 0"
+    plan.print_plan(resolved)
+    text = capsys.readouterr().out
+    on_processor, on_gpu = text[text.index("\nMemory, ") : text.index("\nPhysical")].split("\nMemory of each GPU with ")
+    assert "learner: weights" in on_processor and "engine" not in on_processor
+    assert on_gpu.startswith("engine (as GPU 0)") and "engine: weights" in on_gpu and "learner" not in on_gpu
+    shape = model_shape(resolved.config)
+    assert shape is not None
+    figures = dict(limits(resolved.config, shape, one))
+    assert figures["memory bandwidth, arithmetic"].startswith(
+        "4,800.0 GB/s, 494,500 GFLOP/s (data sheet of 1 x NVIDIA H200)"
+    )
+    [trains] = re.findall(r": ([\d,]+) GFLOP/s / \(6 P\), an epoch", figures["train, at most"])
+    assert int(trains.replace(",", "")) < 50_000, "two cores' rate"
+    assert ": 1 P b / 64 GB/s" in figures["weight sync, at least"]
+    four = load_config("quickstart", ["generator.num_inference_engines=4"])
+    assert "policy_num_gpus_per_node=0, 4 engines); this machine has 1." in "".join(plan.obstacles(four, one))
 
 
 def test_too_small_a_gpu_is_a_sentence(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

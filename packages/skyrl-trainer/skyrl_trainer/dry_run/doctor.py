@@ -104,5 +104,4 @@ def examine() -> Iterator[tuple[str, str, str]]:
     works, text = _try_vllm()
     yield "ok" if works else "warn", "vLLM", text
     engine = "vllm" if works else "of yours (docs/plug-ins.md)"
-    device = f"{len(machine.gpus)} GPUs" if machine.gpus else "the processor"
-    yield "ok", "would run", f"engine {engine} and learner on {device}, envs on {machine.cores} cores"
+    yield "ok", "would run", f"engine {engine}, envs on {machine.cores} cores"

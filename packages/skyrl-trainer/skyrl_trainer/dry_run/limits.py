@@ -8,6 +8,7 @@ import os
 import re
 import subprocess
 import sys
+from functools import cache
 from timeit import repeat
 from typing import NamedTuple
 
@@ -48,14 +49,16 @@ PASSING = ("learner: activations of a micro-batch", "learner: logits of a chunk,
 
 
 def devices(config: Config) -> tuple[range, range]:
-    """GPUs of the learner and of the engines; none in either where the run is on the CPU.
+    """GPUs of the learner and of the engines; none of those that are on the processor.
 
     Where they share none the first are those of whoever starts first: a single learner, or else the engines.
     """
+    from skyrl_trainer.engine.vllm_args import has_gpu  # loads Ray
+
     place, generator = config.trainer.placement, config.generator
     learners = place.policy_num_gpus_per_node
     tensor = generator.inference_engine_tensor_parallel_size
-    engines = generator.num_inference_engines * tensor * (learners > 0 or tensor > 1)
+    engines = generator.num_inference_engines * tensor * (learners > 0 or tensor > 1 or has_gpu())
     if place.colocate_all:
         return range(learners), range(engines)
     if config.num_learners == 1:
@@ -111,12 +114,13 @@ def learner_memory(config: Config, shape: ModelShape) -> list[tuple[str, int]]:
 
 
 def memory(config: Config, shape: ModelShape) -> list[tuple[str, int]]:
-    """(what, bytes), over all processes together: of a run on the processor."""
+    """(what, bytes), over all processes together: of those on the processor."""
     generator = config.generator
-    tokens = generator.max_concurrency * generator.max_model_len * generator.num_inference_engines
+    engines = 0 if devices(config)[1] else generator.num_inference_engines
+    tokens = generator.max_concurrency * generator.max_model_len * engines
     return [
         *((what, size * config.num_learners) for what, size in learner_memory(config, shape)),
-        ("engines: weights", shape.parameters * shape.width * generator.num_inference_engines),
+        ("engines: weights", shape.parameters * shape.width * engines),
         ("engines: KV cache, every episode in flight at max_model_len", tokens * shape.kv_bytes),
     ]
 
@@ -135,9 +139,10 @@ def gpu_memory(config: Config, shape: ModelShape, gpu: Card) -> tuple[list[tuple
     return learner, [("engine: weights", weights), (left, cache)]
 
 
-def peaks(config: Config, machine: Hardware, working_set: int) -> tuple[float, float, str]:
+@cache
+def peaks(found: tuple[Card, str] | None, machine: Hardware, working_set: int) -> tuple[float, float, str]:
     """(bytes/s, FLOP/s, where they are from): of one GPU, or of the whole processor."""
-    if found := card(config, machine):
+    if found:
         return found[0].bandwidth, found[0].flops, found[1]
     # In a process of its own, because a BLAS library chooses its number of threads when it is loaded.
     code = f"from skyrl_trainer.dry_run.limits import core_rates; print(*core_rates({working_set // machine.cores}))"
@@ -167,19 +172,19 @@ def limits(config: Config, shape: ModelShape, machine: Hardware) -> list[tuple[s
     longest = min(generator.max_model_len, generator.max_completion_length * generator.max_turns)
     context = longest / 2
     read = shape.active * shape.width * generator.num_inference_engines + flying * context * shape.kv_bytes
-    bandwidth, flops, source = peaks(config, machine, int(min(max(read, 2**22), 2**28)))
-    on_gpus, used = gpus_needed(config) > 0, max(1, gpus_needed(config))
-    learners = config.num_learners if on_gpus else 1
-    engines = max(1, len(devices(config)[1]))
-    flops /= shape.width / 2 if on_gpus else 1  # TF32 runs at half of bfloat16's rate
+    found, size = card(config, machine), int(min(max(read, 2**22), 2**28))
+    bandwidth, flops, source = peaks(found, machine, size)
+    used, engines = max(1, gpus_needed(config)), max(1, len(devices(config)[1]))
+    flops /= shape.width / 2 if found else 1  # TF32 runs at half of bfloat16's rate
     reading = read / (bandwidth * engines)
     computing = 2 * shape.active * flying / (flops * engines)
     adapter = adapter_size(config, shape)
     work = (4 if adapter else 6) * shape.active + 6 * adapter
     formula = "4 P + 6 P_lora" if adapter else "6 P"
+    rate = flops * config.num_learners if devices(config)[0] else peaks(None, machine, size)[1]
     decode = flying / max(reading, computing)
-    train = flops * learners / (work * trainer.num_iterations)
-    way, sync = _sync_limit(config, machine, shape, bandwidth)
+    train = rate / (work * trainer.num_iterations)
+    way, sync = _sync_limit(config, found and found[0], shape, bandwidth)
     generating = episodes * longest / decode
     learning = episodes * generator.max_model_len / train
     rates = f"{bandwidth * used / 1e9:,.1f} GB/s, {flops * used / 1e9:,.0f} GFLOP/s"
@@ -188,7 +193,7 @@ def limits(config: Config, shape: ModelShape, machine: Hardware) -> list[tuple[s
     return [
         ("memory bandwidth, arithmetic", f"{rates} ({source})"),
         ("decode, at most", f"{decode:,.0f} tokens/s: {law}"),
-        ("train, at most", f"{train:,.0f} tokens/s: FLOP/s / ({formula}), an epoch"),
+        ("train, at most", f"{train:,.0f} tokens/s: {rate / 1e9:,.0f} GFLOP/s / ({formula}), an epoch"),
         ("weight sync, at least", f"{sync:.4f} s: {way}"),
         ("a step at full length, at least", f"{generating:.1f} s decode + {learning:.1f} s train + {sync:.2f} s sync"),
     ]
@@ -204,15 +209,16 @@ def likely_sync_backend(config: Config) -> str:
         return "-"
 
 
-def _sync_limit(config: Config, machine: Hardware, shape: ModelShape, bandwidth: float) -> tuple[str, float]:
+def _sync_limit(config: Config, gpu: Card | None, shape: ModelShape, bandwidth: float) -> tuple[str, float]:
     """(formula, seconds): what crosses the narrowest way."""
-    found, backend = card(config, machine), likely_sync_backend(config)
+    backend = likely_sync_backend(config)
     name, sent = ("P_lora", adapter_size(config, shape)) if backend == "adapter" else ("P", shape.parameters)
     sent *= shape.width
-    if found is None:
+    if gpu is None:
         return f"2 {name} b / bandwidth, read and written", 2 * sent / bandwidth
     if backend == "cuda_ipc":
         return "4 P b / bandwidth, to a copy and back", 4 * sent / bandwidth
     if backend == "nccl":
-        return f"P b / {found[0].link / 1e9:.0f} GB/s between GPUs (NCCL)", sent / found[0].link
-    return f"2 {name} b / {found[0].host / 1e9:.0f} GB/s, to the shared buffer and back", 2 * sent / found[0].host
+        return f"P b / {gpu.link / 1e9:.0f} GB/s between GPUs (NCCL)", sent / gpu.link
+    ways = 1 + bool(devices(config)[0])
+    return f"{ways} {name} b / {gpu.host / 1e9:.0f} GB/s, by the shared buffer", ways * sent / gpu.host

@@ -25,7 +25,7 @@ def placement(config: Config, machine: Hardware) -> list[tuple[str, str]]:
     learner, engines = devices(config)
     processor = f"processor ({machine.cores} cores, shared by all)"
     on_learner, on_engines = (_gpus(gpus) or processor for gpus in (learner, engines))
-    turns = ", taking turns with the learner" if engines and config.trainer.placement.colocate_all else ""
+    turns = ", taking turns with the learner" if learner and engines and config.trainer.placement.colocate_all else ""
     asked, backend = config.generator.weight_sync_backend, bounds.likely_sync_backend(config)
     yields = asked == "nccl" and backend in ("shared_memory", "cuda_ipc")
     why = ": learner and engines share their GPUs" if yields else ""
@@ -57,14 +57,13 @@ def tenants(config: Config) -> dict[int, str]:
 def obstacles(config: Config, machine: Hardware) -> Iterator[str]:
     """Each thing that is sure to stop a run here, as a sentence."""
     generator, logger = config.generator, config.trainer.logger
-    if (need := gpus_needed(config)) > len(machine.gpus) and not config.ray.address:
-        learners = config.trainer.placement.policy_num_gpus_per_node
+    learners = config.trainer.placement.policy_num_gpus_per_node
+    need = learners if config.ray.address else gpus_needed(config)
+    if need > len(machine.gpus):
         yield (
             f"The placement needs {need} GPU{'s' * (need > 1)} (trainer.placement.policy_num_gpus_per_node={learners}, "
             f"{generator.num_inference_engines} engines); this machine has {len(machine.gpus) or 'none'}."
         )
-    if generator.weight_sync_backend == "nccl" and not machine.gpus:
-        yield "generator.weight_sync_backend is nccl, which needs GPUs; use auto or shared_memory here."
     if generator.backend in ("vllm", "openai_server") and importlib.util.find_spec("vllm") is None:
         backend = f"generator.backend is {generator.backend}, but vLLM is not installed"
         yield f"{backend}: install skyrl-trainer[cpu] or skyrl-trainer[gpu]."
@@ -142,10 +141,9 @@ def print_plan(resolved: Resolved) -> None:
     found = list(obstacles(config, machine))
     _print("Settings", list(settings(resolved)))
     _print("\nPlacement", placement(config, machine))
-    try:
+    shape = None
+    with suppress(UserError):  # said by obstacles
         shape = model_shape(config)
-    except UserError:
-        shape = None  # said by obstacles
     if shape:
         table = config.trainer.policy.model.path in KNOWN and config_file(config) is None
         note = "; not on this machine: its shape is from a table" if table else ""
@@ -161,12 +159,13 @@ def print_plan(resolved: Resolved) -> None:
 def _print_memory(config: Config, shape: ModelShape, machine: Hardware, model: str) -> Iterator[str]:
     title, gpu = f"estimated ({model})", card(config, machine)
     learner, engines = devices(config)
-    if gpu is None:
+    if not learner:
         rows = bounds.memory(config, shape)
         need, have = sum(size for _, size in rows), machine.memory
         _print(f"\nMemory, {title}", _sizes([*rows, ("together", need)]))
         if need > have:
             yield f"About {need / GIB:.1f} GiB of memory are needed, and there are {have / GIB:.1f} GiB."
+    if gpu is None:
         return
     of_learner, of_engine = bounds.gpu_memory(config, shape, gpu[0])
     passing, have = sum(size for what, size in of_learner if what in PASSING), int(gpu[0].memory)

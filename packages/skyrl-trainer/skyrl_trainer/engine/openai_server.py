@@ -108,8 +108,6 @@ class OpenAIServerEngine(EngineActor):
             self._serving = False
             self._server.end()
 
-    # The server.
-
     async def _start(self) -> None:
         socket = "" if self._url else self._launch()
         self._http = HTTPClient(self._url or "http://engine", socket=socket, keep_alive=IDLE_SECONDS)
@@ -149,8 +147,6 @@ class OpenAIServerEngine(EngineActor):
             print(f"The server of {self.model_path} died: {self._server.last_words()}", file=sys.stderr, flush=True)
             self._server.end()
             os._exit(1)
-
-    # Requests.
 
     async def _post(self, path: str, body: dict[str, Any] | None = None, limit: float = CALL_SECONDS) -> Any:
         """The answer's JSON or None. ValueError for a request that the server refuses; EngineDied

@@ -18,6 +18,7 @@ from skyrl_trainer.user_file import run_async
 
 SERVER_ENV = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1"}
 """For the endpoints of the weight transfer, and for those that load an adapter."""
+URLS = "generator.engine_kwargs.urls"
 IDLE_ENV = {"VLLM_HTTP_TIMEOUT_KEEP_ALIVE": "86400"}  # else one closes in use
 GUARD = """
 import os, shutil, sys
@@ -71,23 +72,20 @@ def as_flag(name: str, value: Any) -> str:
 
 def check_servers(urls: Any, num_engines: int, model: str, training: bool) -> None:
     """Raises UserError unless each URL is a server that has the model and our endpoints, and takes weights."""
-    name = "generator.engine_kwargs.urls"
     if not isinstance(urls, list) or len(urls) != num_engines:
-        raise UserError(f"{name} is {urls!r}, but should be a list of generator.num_inference_engines={num_engines}.")
+        raise UserError(f"{URLS} is {urls!r}, but should be a list of generator.num_inference_engines={num_engines}.")
     for url in urls:
         run_async(_check_server(str(url), model, training))
 
 
 async def _check_server(url: str, model: str, training: bool) -> None:
-    name = "generator.engine_kwargs.urls"
-
     async def ask(method: str, path: str, body: Any = None) -> tuple[int, Any]:
         """Status, and the JSON or what was said instead of it; UserError when there is no answer."""
         try:
             return 200, await server.ask(method, path, body)
         except Refused as error:
             if not error.status:
-                raise UserError(f"{name}: {url} does not answer: {error}.") from None
+                raise UserError(f"{URLS}: {url} does not answer: {error}.") from None
             return error.status, error.reason
 
     async with HTTPClient(url) as server:
@@ -98,15 +96,15 @@ async def _check_server(url: str, model: str, training: bool) -> None:
             known = {*names, *(card.get("root") for card in cards)}
         except (ValueError, TypeError, KeyError, AttributeError):
             raise UserError(
-                f"{name}: {url} is no OpenAI-compatible server: /v1/models gave {status} {found!r}."
+                f"{URLS}: {url} is no OpenAI-compatible server: /v1/models gave {status} {found!r}."
             ) from None
         if model not in known:
-            raise UserError(f"{name}: {url} does not serve trainer.policy.model.path={model}, but {', '.join(names)}.")
+            raise UserError(f"{URLS}: {url} does not serve trainer.policy.model.path={model}, but {', '.join(names)}.")
         if (await ask("POST", "/inference/v1/generate", {}))[0] == 404:
-            raise UserError(f"{name}: {url} has no /inference/v1/generate: start vLLM with --enable-scale-out.")
+            raise UserError(f"{URLS}: {url} has no /inference/v1/generate: start vLLM with --enable-scale-out.")
         if training and (await ask("POST", "/collective_rpc", {"method": "loaded_checksum"}))[0] != 200:
             raise UserError(
-                f"{name}: {url} takes no weights from us, so nobody can train with it: start it on this machine with "
+                f"{URLS}: {url} takes no weights from us, so nobody can train with it: start it on this machine with "
                 "VLLM_SERVER_DEV_MODE=1, --logprobs-mode=processed_logprobs, "
                 "--worker-extension-cls=skyrl_trainer.weight_sync.vllm_backend.WorkerExtension and "
                 '--weight-transfer-config=\'{"backend": "skyrl_shared_memory"}\', or leave urls out.'
