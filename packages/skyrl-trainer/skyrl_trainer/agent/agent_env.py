@@ -33,7 +33,6 @@ from skyrl_trainer.agent.parsers import check_names
 from skyrl_trainer.agent.prompt import LONGEST_TEXT
 from skyrl_trainer.agent.task import MODEL, Play, Task
 from skyrl_trainer.errors import UserError
-from skyrl_trainer.rollout.env_process import plain
 from skyrl_trainer.types import Sample
 from skyrl_trainer.user_file import cause, load_user_file
 
@@ -221,7 +220,8 @@ gymnasium.register("skyrl/agent-v0", entry_point=AgentEnv)  # type: ignore[arg-t
 
 async def _played(call: Callable[..., Any], *arguments: str) -> Any:
     try:
-        return json.loads(json.dumps(plain(await asyncio.to_thread(call, *arguments)), allow_nan=False))
+        said = await asyncio.to_thread(call, *arguments)
+        return json.loads(json.dumps(said, allow_nan=False, default=lambda x: getattr(x, "tolist", x.__repr__)()))
     except Exception as error:
         raise Refusal(400, f"The task's env raised {cause(error)}.") from error
 
