@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import ray
 
+from skyrl_trainer.errors import UserError
 from skyrl_trainer.rollout.manager import Rollouts
 from skyrl_trainer.settings import Config
 from skyrl_trainer.types import Sample, Trajectory
@@ -91,6 +92,17 @@ def test_a_worker_that_dies_while_nobody_asks_loses_no_group(rollouts: Rollouts,
     }
     assert all(len(each.turns) == 4 and not each.stop_reason.failed for group in done.values() for each in group)
     assert not any(rollouts._in_play) and not rollouts._ended
+
+
+def test_a_worker_that_cannot_begin_is_said_at_once_in_one_line(folder: Path, tmp_path: Path) -> None:
+    """Ray starts it no more."""
+    tokenizer = tiny_tokenizer()
+    tokenizer.chat_template = None
+    tokenizer.save_pretrained(tmp_path)
+    rollouts = Rollouts(Config.model_validate({"environment": {"num_workers": 1}}), [None], str(tmp_path))
+    with pytest.raises(UserError, match=r"^A RolloutWorker died in its start: .*has no chat template.*$"):
+        assert rollouts.stop_token_ids
+    rollouts.close()
 
 
 def test_an_evaluation_waits_for_its_own_episodes_only() -> None:

@@ -25,9 +25,9 @@ from skyrl_trainer.errors import UserError
 from skyrl_trainer.rollout.elastic import spread
 from skyrl_trainer.run.cluster import Found, Node, check_here, cores_each, differences, look, place_engines, shortage
 from skyrl_trainer.run.model_shape import model_shape
-from skyrl_trainer.run.processes import check_engines, start_ray
+from skyrl_trainer.run.processes import Processes, check_engines, start_ray
 from skyrl_trainer.settings import Config
-from tests.trainer.fakes import tiny_policy
+from tests.trainer.fakes import tiny_policy, tiny_tokenizer
 
 MIB = 2**20
 EVEN = {"driver": 4.0, "b": 4.0, "c": 4.0}
@@ -155,6 +155,17 @@ def test_a_run_on_one_machine_is_refused_before_anything_starts(
     with pytest.raises(UserError, match=re.escape(said)):  # as the Python API finds it
         check_engines(config, str(policy), training=True)
     check_engines(config, str(policy), training=False)  # no weights travel
+
+
+def test_a_policy_that_cannot_talk_is_refused_before_ray_starts(tmp_path: Path) -> None:
+    tokenizer = tiny_tokenizer()
+    tokenizer.chat_template = None
+    tokenizer.save_pretrained(tmp_path)
+    with pytest.raises(UserError, match="has no chat template"), Processes(load_config(None, []), str(tmp_path)):
+        pass
+    (tmp_path / "tokenizer.json").write_text("{")
+    with pytest.raises(UserError, match=r"tokenizer of .* cannot be loaded"), Processes(Config(), str(tmp_path)):
+        pass
 
 
 def test_a_port_of_rays_head_that_another_program_has_is_said_at_once() -> None:

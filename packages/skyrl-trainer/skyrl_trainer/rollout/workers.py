@@ -68,7 +68,7 @@ class Workers:
 
     @cached_property
     def stop_token_ids(self) -> tuple[int, ...]:
-        return _alive(self._workers[self._present[0]], "the RolloutWorker's start")
+        return _alive(self._workers[self._present[0]], "its start")
 
     def hold(self, held: bool) -> None:
         for worker in self._workers:
@@ -107,8 +107,7 @@ class Workers:
         at_least: trajectories that a worker may wait for before it answers; None: all that it plays."""
         for index, playing in enumerate(self._in_play):
             if playing and index not in self._polls.values():
-                wanted = min(at_least or len(playing), len(playing))
-                wanted = 1 if self._waiting else wanted  # its place is another's
+                wanted = 1 if self._waiting else min(at_least or len(playing), len(playing))  # its place is another's
                 poll = self._workers[index].finished.remote(wanted, POLL_SECONDS, self._sent[index])
                 self._polls[poll] = index
         done, _ = ray.wait(list(self._polls), timeout=CHECK_INTERVAL)
@@ -162,6 +161,6 @@ def _alive(worker: Any, what: str) -> tuple[int, ...]:
         try:
             return ray.get(worker.stop_token_ids.remote(), timeout=START_LIMIT)
         except (RayActorError, GetTimeoutError) as error:
-            if time.monotonic() > deadline:
-                raise UserError(f"A RolloutWorker died while it was waited for {what}: {error}") from None
+            if getattr(error, "actor_init_failed", False) or time.monotonic() > deadline:
+                raise UserError(f"A RolloutWorker died in {what}: {str(error).strip().splitlines()[-1]}") from None
             time.sleep(0.2)

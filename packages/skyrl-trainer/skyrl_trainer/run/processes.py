@@ -1,7 +1,4 @@
-"""Everything that runs beside the driver: Ray, the engines, the env and rollout workers; started and stopped here.
-
-On this machine, or where run/cluster.py puts them.
-"""
+"""All that runs beside the driver, here or where run/cluster.py puts it: Ray, engines, env and rollout workers."""
 
 import os
 import signal
@@ -13,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Self
 import ray
 import torch
 
+from skyrl_trainer.agent.tokenizer import load_chat_prompt
 from skyrl_trainer.engine.actor import ENGINES, engine_class
 from skyrl_trainer.errors import EngineDied, UserError
 from skyrl_trainer.registry import load
@@ -44,10 +42,15 @@ class Processes:
         self, config: Config, model: str, plays: bool = True, learns: bool = False, endpoint: "Endpoint | None" = None
     ) -> None:
         """plays: whether `rollouts` are wanted. learns: whether engines get weights. endpoint: instead of engines."""
-        self.config, self.model_path, self._learns = config, model, learns
-        self._plays, self._endpoint = plays, endpoint
+        self.config = config
+        self.model_path = model
+        self._learns = learns
+        self._plays = plays
+        self._endpoint = endpoint
 
     def __enter__(self) -> Self:
+        if self._plays and self.model_path:
+            load_chat_prompt(self.model_path)  # else it is a traceback
         try:
             start_ray(self.config)
             number = 0 if self._endpoint else self.config.generator.num_inference_engines
@@ -189,12 +192,12 @@ def check_engines(config: Config, model_path: str, training: bool) -> None:
         load("skyrl_trainer.agent.agent_env:check_agent")(config)
     engine_class(config)
     load("skyrl_trainer.run.cluster:check_here")(config, training)
-    urls = generator.engine_kwargs.get("urls")
-    if urls is not None and generator.backend != "openai_server":
+    if (urls := generator.engine_kwargs.get("urls")) is None:
+        return
+    if generator.backend != "openai_server":
         raise UserError(f"generator.engine_kwargs.urls needs generator.backend=openai_server, not {generator.backend}.")
-    if urls is not None:
-        check_servers = load("skyrl_trainer.engine.server_process:check_servers")
-        check_servers(urls, generator.num_inference_engines, model_path, training)
+    check_servers = load("skyrl_trainer.engine.server_process:check_servers")
+    check_servers(urls, generator.num_inference_engines, model_path, training)
 
 
 def engine_kwargs_of(config: Config, index: int) -> dict[str, Any]:
