@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
+from skyrl_trainer.config import load_config
+from skyrl_trainer.data import load_samples
 from skyrl_trainer.errors import UserError
 from skyrl_trainer.settings import TinyConfig
 from skyrl_trainer.tiny.init_policy import SPECIAL_TOKENS, TOOL_TAGS, init_policy, make_tokenizer
+from skyrl_trainer.tiny.start import StartPolicy
 
 TEXTS = [f"{a} + {b} = ? Answer in \\boxed{{}}." for a in range(10, 40) for b in range(10, 40)] + [
     "把答案写进 \\boxed{}。"
@@ -157,6 +161,24 @@ def test_bad_settings_are_refused_and_leave_nothing(tmp_path: Path, kwargs: dict
     with pytest.raises(UserError, match=words):
         init_policy(tmp_path / "out", ["a"], TinyConfig(config_kwargs=kwargs), 0)
     assert not list(tmp_path.iterdir())
+
+
+def test_a_run_without_a_checkpoint_begins_with_a_policy_of_its_settings(tmp_path: Path) -> None:
+    """What an earlier start left is of other settings, perhaps; what was given to the run stays."""
+    no_expert = "trainer.policy.model.warmstart.num_demonstrations=0"
+
+    def layers(number: int) -> int:
+        sizes = f"trainer.policy.model.tiny.config_kwargs={{num_hidden_layers: {number}}}"
+        config = load_config(None, [no_expert, sizes])
+        with StartPolicy(config, tmp_path, load_samples(["text_math"])) as policy:
+            return int(json.loads((Path(policy.weights()) / "config.json").read_text())["num_hidden_layers"])
+
+    for other in ("cloned", "given"):
+        (tmp_path / "init" / other).mkdir(parents=True)
+    assert layers(1) == 1 and layers(2) == 2
+    assert not (tmp_path / "init/cloned").exists() and (tmp_path / "init/given").exists()
+    (tmp_path / "checkpoints/step_000001").mkdir(parents=True)
+    assert layers(3) == 2
 
 
 def test_a_folder_in_use_is_refused(policy: Path) -> None:

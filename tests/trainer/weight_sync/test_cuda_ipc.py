@@ -73,6 +73,7 @@ def test_cloning_ends_before_an_engine_measures_the_gpu(
     clone = Mock(wait=Mock(return_value=0))
     monkeypatch.setattr("skyrl_trainer.tiny.start.subprocess", Mock(Popen=Mock(return_value=clone)))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: gpu)
-    (tmp_path / "init/random").mkdir(parents=True)
+    for made in ("init/random", "checkpoints/step_000001"):
+        (tmp_path / made).mkdir(parents=True)
     with StartPolicy(load_config("quickstart", []), tmp_path, []):
         assert clone.wait.called == gpu

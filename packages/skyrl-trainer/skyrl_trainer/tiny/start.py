@@ -1,6 +1,7 @@
 """The policy that a run starts from: a model on disk or on the hub, or the tiny one that is made here."""
 
 import json
+import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -40,6 +41,9 @@ class StartPolicy(AbstractContextManager["StartPolicy"]):
             return
         folder = run_path / "init"
         random, cloned = folder / "random", folder / "cloned"
+        if not any(run_path.glob("checkpoints/step_*")):  # they may be of other settings
+            for left in (random, cloned):
+                shutil.rmtree(left, ignore_errors=True)
         if not random.exists():
             make_tiny(config, random, train_tasks)
         self.architecture = self._weights = str(random)
