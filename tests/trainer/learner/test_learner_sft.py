@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from tiny_models import make_chats, make_config, save_model
 from torch.nn.functional import cross_entropy
 from transformers import AutoModelForCausalLM
@@ -15,9 +17,53 @@ from transformers import AutoModelForCausalLM
 from skyrl_trainer.errors import UserError
 from skyrl_trainer.learner import model as learner_module
 from skyrl_trainer.learner.batch import Row, collate
+from skyrl_trainer.learner.loading import load_model
 from skyrl_trainer.learner.model import Learner
 from skyrl_trainer.learner.ranks import whole
 from skyrl_trainer.learner.sft import SFTTrainer, fit, share_beginning
+
+
+def rename(folder: Path, new: Callable[[str], str]) -> None:
+    """A tensor whose new name is empty is left out."""
+    file = folder / "model.safetensors"
+    tensors = {new(name): tensor for name, tensor in load_file(file).items() if new(name)}
+    save_file(tensors, file, {"format": "pt"})
+
+
+def overwrite(file: Path, new: Callable[[bytes], bytes]) -> None:
+    file.write_bytes(new(file.read_bytes()))
+
+
+FAULTS: dict[str, tuple[Callable[[Path], None], str]] = {
+    "a layer is missing": (
+        lambda folder: rename(folder, lambda name: "" if ".layers.1." in name else name),
+        "its files lack model.layers.1.",
+    ),
+    "names of a compiled model": (lambda folder: rename(folder, "_orig_mod.{}".format), "its files lack "),
+    "other sizes": (
+        lambda folder: overwrite(folder / "config.json", lambda text: text.replace(b": 101", b": 99")),
+        "ignore_mismatched_sizes",
+    ),
+    "torn": (lambda folder: overwrite(folder / "model.safetensors", lambda old: old[:5000]), "deserializing header"),
+    "a pointer of Git LFS": (
+        lambda folder: overwrite(folder / "model.safetensors", lambda _: b"version https://git-lfs.github.com/spec/v1"),
+        "header too large",
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_model_that_is_not_whole_is_a_sentence(tmp_path: Path, fault: str, tied: bool) -> None:
+    """Learning would begin with random weights. A head that is the embedding need not be in the file."""
+    path = save_model(tmp_path, tie_word_embeddings=tied)
+    load_model(path, torch.float32)
+    damage, said = FAULTS[fault]
+    damage(tmp_path)
+    with pytest.raises(UserError, match="could not be loaded as a causal language model") as caught:
+        load_model(path, torch.float32)
+    assert said in str(caught.value) and len(str(caught.value).splitlines()) == 1
+
 
 LOAD_MODEL = learner_module.load_model
 

@@ -16,10 +16,13 @@ from skyrl_trainer.settings import Config
 
 def load_model(path: str, dtype: torch.dtype, **how: Any) -> PreTrainedModel:
     """A causal language model with the learner's attention; UserError where there is none. how: for transformers."""
+    how |= {"attn_implementation": attention.NAME, "output_loading_info": True}
     try:
-        model = AutoModelForCausalLM.from_pretrained(path, dtype=dtype, attn_implementation=attention.NAME, **how)
-    except (OSError, ValueError) as error:
-        reason = str(error).splitlines()[0]
+        model, found = AutoModelForCausalLM.from_pretrained(path, dtype=dtype, **how)
+        if missing := found["missing_keys"]:  # they are random
+            raise ValueError(f"its files lack {min(missing)}")
+    except Exception as error:  # safetensors and torch raise their own
+        reason = str(error).partition("\n")[0]
         raise UserError(
             f"trainer.policy.model.path={path!r} could not be loaded as a causal language model ({reason}); give a "
             "Hugging Face folder or name."
@@ -32,8 +35,9 @@ def load_model(path: str, dtype: torch.dtype, **how: Any) -> PreTrainedModel:
 
 def compile_layers(model: PreTrainedModel) -> None:
     """Few kernels in the place of many; one compilation serves all layers."""
-    for layer in [each for each in model.modules() if isinstance(each, GradientCheckpointingLayer)]:
-        layer.forward = torch.compile(layer.forward, dynamic=True)
+    for layer in model.modules():
+        if isinstance(layer, GradientCheckpointingLayer):
+            layer.forward = torch.compile(layer.forward, dynamic=True)
 
 
 def checkpoint_layers(model: PreTrainedModel, path: str) -> None:
