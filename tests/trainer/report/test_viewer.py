@@ -175,6 +175,17 @@ def test_a_damaged_step_is_a_note(tmp_path: Path) -> None:
     assert len(index_of(tmp_path / "t.html")[0]["rows"]) == 1
 
 
+def test_a_torn_tokenizer_is_a_note_and_one_that_is_being_written_is_none(tmp_path: Path) -> None:
+    run = small_run(tmp_path / "run")
+    aside = run / "model/.tmp-best"
+    aside.mkdir()
+    (aside / "tokenizer.json").write_text("")
+    assert "no tokenizer" not in write_viewer(run, tmp_path / "t.html")
+    for damage in ("", "{}"):
+        (run / "model/last/tokenizer.json").write_text(damage)
+        assert "no tokenizer of this run is here" in write_viewer(run, tmp_path / "t.html")
+
+
 def test_view_says_what_is_missing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = small_run(tmp_path / "run")
     assert cli.main(["view", str(run), "--step", "1", "-o", str(tmp_path / "one.html")]) == 0
