@@ -207,6 +207,7 @@ def test_compare(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         (["agent", "--base-url=x", "--data=HLE", "--judge-url=x"], "A judge needs both"),
         (["agent", "--base-url=x", "--bench=gsm8k", "--data=DATA", "--n=0"], "--n is '0'"),
         (["agent", "--base-url=x", "--bench=gsm8k", "--data=DATA", "--n=²"], "--n is '²'"),
+        (["agent", "--base-url=x", "--seed=-1"], "--seed is -1, but should be 0 or more."),
         (["agent", "--base-url=x", "--temperature=nan"], "--temperature is nan, but should be 0 or more."),
         (
             ["agent", "--checkpoint=none", "--bench=gsm8k", "--data=DATA"],

@@ -66,8 +66,8 @@ def run(args: argparse.Namespace) -> int:
     if args.compare:
         print(report.compare(*args.compare))
         return 0
-    for name in ("samples", "max_tokens", "concurrency", "token_limit", "temperature"):
-        least = 0 if name == "temperature" else 1
+    for name in ("samples", "max_tokens", "concurrency", "token_limit", "temperature", "seed"):
+        least = int(name not in ("temperature", "seed"))
         if (value := getattr(args, name)) is not None and not least <= value < math.inf:
             raise UserError(f"--{name.replace('_', '-')} is {value}, but should be {least} or more.")
     if args.plugin:

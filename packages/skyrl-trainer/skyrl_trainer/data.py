@@ -85,9 +85,7 @@ def load_samples(
     specs: Sequence[Spec], default_env_class: str = "text_math", seed: int = 0, env_file: str | None = None
 ) -> SampleSource:
     """The samples of all specs, in order. UserError names the spec, what is wrong with it and what is right.
-
-    default_env_class: of rows that name none. seed: of specs that have none. env_file: registers environments.
-    """
+    default_env_class: of rows that name none. seed: of specs that have none. env_file: registers environments."""
     if not specs:
         raise UserError("The data has no source: give an env spec such as 'text_math?split=train', or a file.")
     if env_file:
@@ -100,11 +98,10 @@ def load_samples(
         if weight is not None and not (type(weight) in (int, float) and 0 < weight < math.inf):
             raise UserError(f"Data source {spec!r}: weight is {weight!r}, and must be a number above 0.")
         weights.append(weight)
-        is_file = name.endswith(FILE_SUFFIXES) or Path(name).expanduser().is_file()
         label = name + "?" * bool(options) + "&".join(f"{key}={options[key]}" for key in sorted(options))
         if label in parts:
             raise UserError(f"Data source {label!r} is listed twice; set the share of an env by its `weight` option.")
-        if is_file:
+        if name.endswith(FILE_SUFFIXES) or Path(name).expanduser().is_file():
             if options:
                 raise UserError(f"Data source {name!r} is a file, which takes no options; got {', '.join(options)}.")
             parts[label] = _row_samples(name, [Path(name).expanduser()], default_env_class, env_file)
@@ -195,8 +192,8 @@ def _env_samples(label: str, name: str, options: dict[str, Any], seed: int, env_
     size = options.pop("size", DEFAULT_ENV_SIZE)
     seed = options.pop("seed", seed)
     for key, value, least in (("size", size, 1), ("seed", seed, 0)):
-        if type(value) is not int or value < least:
-            raise UserError(f"Data source {label!r}: {key} is {value!r}, and must be a whole number >= {least}.")
+        if type(value) is not int or not least <= value < 2**63:
+            raise UserError(f"Data source {label!r}: {key} is {value!r}, not a whole number from {least} up to 2**63.")
     try:
         env_id, own = skyrl_gym.registry.portable_env(name)
     except ValueError as error:
@@ -230,8 +227,7 @@ def _row_samples(path: str, files: Sequence[Path], default_env_class: str, env_f
     env_ids: dict[str, str] = {}
     for number, row in enumerate(rows):
         env_class = row.get("env_class") or default_env_class
-        first_of_class = env_class not in env_ids
-        if first_of_class:
+        if first_of_class := env_class not in env_ids:
             try:
                 env_ids[env_class] = skyrl_gym.resolve_env_id(env_class)
             except ValueError as error:

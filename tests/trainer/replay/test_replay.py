@@ -224,6 +224,12 @@ def test_steps_and_indices_that_are_not_there_are_sentences(
         assert sentence in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("out", [".", "/", ".."])
+def test_a_folder_takes_no_chats(stored: JsonlTrajectoryStore, out: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["export", str(stored.path(1).parent.parent), "--trajectories", out]) == 2
+    assert f"skyrl-trainer: {out} cannot be written: " in capsys.readouterr().err
+
+
 def test_a_rebuilt_env_hears_what_its_tools_had_said() -> None:
     class Worker(FakeEnvWorker):
         """Each step calls a tool that counts all its calls, ever."""

@@ -88,7 +88,7 @@ def test_rewriting_a_step_replaces_its_file_and_the_same_batch_has_the_same_byte
     assert store.read(3).trajectories[0].turns[0].action == "second"
 
 
-DAMAGES = ["truncated", "not gzip", "not json", "missing line", "other schema", "empty", "absent"]
+DAMAGES = ["truncated", "not gzip", "not json", "missing line", "other schema", "empty", "absent", "no object"]
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
@@ -108,6 +108,8 @@ def test_unreadable_file_is_a_sentence_with_its_path(tmp_path: Path, damage: str
             path.write_bytes(gzip.compress("".join(whole[:-1]).encode()))
         case "other schema":
             path.write_bytes(gzip.compress((json.dumps({"schema": 99}) + "\n").encode()))
+        case "no object":
+            path.write_bytes(gzip.compress(f"{whole[0]}3\n".encode()))
         case "empty":
             path.write_bytes(gzip.compress(b""))
         case "absent":
@@ -149,7 +151,7 @@ def test_a_flipped_bit_is_a_sentence(tmp_path: Path) -> None:
 
 
 def test_a_run_folder_that_is_gone_is_not_made_again(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"cannot be written to .*No such file or directory"):
+    with pytest.raises(UserError, match=r"gz cannot be written: No such file or directory"):
         JsonlTrajectoryStore(tmp_path / "run" / "trajectories").write(one())
     assert not (tmp_path / "run").exists()
 

@@ -76,7 +76,7 @@ def chat_row(trajectory: Trajectory) -> dict[str, Any]:
 def export_chat(run: Path, out: Path, step: int | None, min_reward: float | None, only_success: bool) -> str:
     """Writes the chosen trajectories as chat jsonl, without failed ones; a sentence with the counts."""
     total = failed = written = 0
-    aside = out.with_name(f".{out.name}.{os.getpid()}")
+    aside = out.parent / f".{out.name}.{os.getpid()}"
     try:
         with aside.open("w", encoding="utf-8") as file:
             for _, trajectories in stored(run, step):

@@ -1,5 +1,4 @@
 """Trajectories on disk: one gzip-compressed JSON-lines file a step, written aside and renamed.
-
 `trajectories/step_000003.jsonl.gz`: the first line is the header {"schema": 1, "step": 3, "groups": 32,
 "trajectories": 256, "omitted": 0}, every other line one trajectory with its group's number. Token ids and logprobs
 are JSON numbers, and reading gives the same floats, bit by bit. `omitted`: what did not fit in `max_bytes` of lines.
@@ -30,7 +29,7 @@ SAMPLE_FIELDS = tuple(field.name for field in fields(Sample))
 
 
 class JsonlTrajectoryStore:
-    """In a folder, which is made when the first step is written; what was written is read back exactly."""
+    """In a folder, which is made when the first step is written."""
 
     def __init__(self, folder: Path, max_bytes: int = 256 * 2**20) -> None:
         self._folder, self._max_bytes = Path(folder), max_bytes
@@ -61,8 +60,7 @@ class JsonlTrajectoryStore:
             write_whole(path, b"".join([_member(json.dumps(header) + "\n"), *lines]))
         except OSError as error:
             raise UserError(
-                f"The trajectories of step {batch.step} cannot be written to {path}: {error.strerror or error}; "
-                "free some space or choose another trainer.run_dir."
+                f"{path} cannot be written: {error.strerror or error}; free some space or take another trainer.run_dir."
             ) from error
 
     def lines(self, step: int) -> Iterator[dict[str, Any]]:
@@ -73,9 +71,7 @@ class JsonlTrajectoryStore:
                 for number, line in enumerate(file, 1):
                     entry = json.loads(line)
                     if number == 1 and (not isinstance(entry, dict) or entry.get("schema") != SCHEMA):
-                        raise UserError(
-                            f"{path} is not a trajectory file of schema {SCHEMA}: another version wrote it."
-                        )
+                        raise UserError(f"{path} is not of schema {SCHEMA}: another version wrote it.")
                     yield entry
         except FileNotFoundError:
             raise UserError(f"There are no trajectories of step {step}: {path} does not exist.") from None
@@ -99,12 +95,11 @@ class JsonlTrajectoryStore:
                 turns = [Turn(**turn) for turn in entry.pop("turns")]
                 reason = StopReason(entry.pop("stop_reason"))
                 trajectory = Trajectory(sample=sample, turns=turns, stop_reason=reason, **entry)
-            except (KeyError, TypeError, ValueError, IndexError) as error:
+            except (AttributeError, LookupError, TypeError, ValueError) as error:
                 where = f"{self.path(step)}, line {count + 1}"
                 raise UserError(f"{where}, is not a trajectory: {error!r}; {DAMAGED}") from error
             yield group, trajectory
-        if count != header["trajectories"]:
-            wanted = header["trajectories"]
+        if count != (wanted := header["trajectories"]):
             raise UserError(f"{self.path(step)} has {count} of {wanted} trajectories: {DAMAGED}")
 
     def read(self, step: int) -> RolloutBatch:
