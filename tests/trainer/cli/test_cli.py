@@ -240,6 +240,30 @@ def test_training_refuses_what_cannot_work_before_it_starts_anything(
     assert list(Path().iterdir()) == []
 
 
+@pytest.mark.parametrize(
+    ("override", "sentence"),
+    [
+        ("generator.backend=foo", "generator.backend='foo' is not registered; choose one of openai_server, vllm"),
+        (
+            "trainer.algorithm.advantage_estimator=gae",
+            "needs a critic: take trainer.algorithm.name=ppo, or <name>_ppo.",
+        ),
+        ("trainer.optimizer_kwargs={foo: 3}", "trainer.optimizer_kwargs does not fit torch.optim.AdamW"),
+        ("trainer.lr_scheduler_type=foo", "trainer.lr_scheduler_type='foo' cannot be used"),
+        ("trainer.lr_scheduler_type=reduce_lr_on_plateau", "trainer.lr_scheduler_type='reduce_lr_on_plateau' cannot"),
+    ],
+)
+def test_a_dry_run_says_which_setting_cannot_be_used(override: str, sentence: str) -> None:
+    found = list(obstacles(load_config(None, ["trainer.algorithm.name=dapo", override]), LAPTOP))
+    assert len(found) == 1 and sentence in found[0]
+
+
+@pytest.mark.parametrize("name", ["ppo", "cispo_ppo"])
+def test_what_has_a_critic_may_name_gae(name: str) -> None:
+    settings = [f"trainer.algorithm.name={name}", "trainer.algorithm.advantage_estimator=gae"]
+    assert not list(obstacles(load_config(None, [*settings, "trainer.lr_scheduler_type=cosine"]), LAPTOP))
+
+
 def test_a_run_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     Path("taken").touch()
     with (

@@ -1,5 +1,4 @@
 """Advantages from rewards: estimators by name, each RewardBatch -> AdvantageBatch.
-
 One of your own is a function with this signature under `@register_estimator("name")`. `options` are
 `trainer.algorithm.options`, complete; `values` a critic's, per sampled token of each trajectory, or None.
 """
@@ -149,7 +148,9 @@ def gae(rewards: RewardBatch, options: Any, values: Sequence[Tensor] | None = No
     returns are not.
     """
     if values is None:
-        raise UserError("trainer.algorithm.advantage_estimator=gae needs a critic: take trainer.algorithm.name=ppo.")
+        raise UserError(
+            "trainer.algorithm.advantage_estimator=gae needs a critic: take trainer.algorithm.name=ppo, or <name>_ppo."
+        )
     advantages, returns = [], []
     for trajectory, rewards_N, values_N1 in zip(rewards.trajectories, token_rewards(rewards), values, strict=True):
         values_N1 = values_N1.double().clone()

@@ -1,7 +1,5 @@
 """What a run would be, before it is one: `--dry-run`. Nothing is downloaded and no model is loaded.
-
-Where the GPUs that a run wants are not here, known ones are assumed.
-"""
+Where the GPUs that a run wants are not here, known ones are assumed."""
 
 import importlib.util
 import json
@@ -73,11 +71,13 @@ def obstacles(config: Config, machine: Hardware) -> Iterator[str]:
             f"trainer.logger is {logger}, which is not installed: run `pip install {wheel}`, "
             "or use trainer.logger=tensorboard or none."
         )
+    from skyrl_trainer.engine.actor import engine_class
     from skyrl_trainer.learner import lora  # loads torch
     from skyrl_trainer.run.cluster import check_here
     from skyrl_trainer.weight_sync.colocation import sync_backend
 
-    for check in (model_shape, _load_data, _find_agent, algorithm_options, lora.checked, sync_backend, check_here):
+    checks = (model_shape, _load_data, _find_agent, algorithm_options, lora.checked, engine_class, sync_backend)
+    for check in (*checks, check_here):
         try:
             check(config)
         except UserError as error:
@@ -85,13 +85,19 @@ def obstacles(config: Config, machine: Hardware) -> Iterator[str]:
 
 
 def algorithm_options(config: Config) -> dict[str, Any]:
-    """All that the chosen algorithm has. UserError where it, the rewards or the sampler cannot be made."""
+    """All that the chosen algorithm has. UserError where it, its rewards, sampler or optimizer cannot be made."""
     from skyrl_trainer.algorithms.rewards import Rewards
     from skyrl_trainer.algorithms.samplers import sampler_class
-    from skyrl_trainer.learner.compose import algorithm_class  # loads torch
+    from skyrl_trainer.learner.compose import GRPO, algorithm_class
+    from skyrl_trainer.learner.model import Optimized, torch
 
     load_plugin(config)
-    algorithm = algorithm_class(algorithm_name(config))(config)
+    kind = algorithm_class(algorithm_name(config))
+    algorithm, learner = kind(config), Optimized()
+    if kind.values is GRPO.values and config.trainer.algorithm.advantage_estimator == "gae":
+        algorithm.advantages(None, None)  # type: ignore[arg-type]
+    learner.config = config
+    learner.make_optimizer([[torch.nn.Parameter(torch.zeros(1))]], 1.0, 1)
     Rewards(config, algorithm.options)
     sampler_class(algorithm.options.sampler)
     return dict(algorithm.options.model_dump(mode="json", exclude=algorithm.ignores))
@@ -103,10 +109,8 @@ def settings(resolved: Resolved) -> Iterator[tuple[str, str]]:
     with suppress(UserError):  # said by obstacles
         values[OPTIONS] = algorithm_options(resolved.config)
     for name, value in values.items():
-        entries = {name: value}
-        if name == OPTIONS:
-            entries = {f"{name}.{option}": chosen for option, chosen in value.items()}
-        for each, chosen in entries.items():
+        options = {f"{name}.{option}": chosen for option, chosen in value.items()} if name == OPTIONS else {}
+        for each, chosen in (options or {name: value}).items():
             text = json.dumps(chosen, ensure_ascii=False)
             yield each, f"{text:<28}  {resolved.sources.get(each, 'default')}"
 
@@ -153,7 +157,7 @@ def print_plan(resolved: Resolved) -> None:
         _print("\nPhysical limits", bounds.limits(config, shape, machine))
     else:
         print("\nMemory and limits are not known: the model is not on this machine, or of an unknown kind.")
-    _print("\nWould stop a run here", [("-", sentence) for sentence in found or ["nothing found"]])
+    _print("\nWould stop a run here", [("-", sentence) for sentence in dict.fromkeys(found) or ["nothing found"]])
 
 
 def _print_memory(config: Config, shape: ModelShape, machine: Hardware, model: str) -> Iterator[str]:

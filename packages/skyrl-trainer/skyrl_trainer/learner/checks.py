@@ -21,21 +21,18 @@ READS = {
     "reinforce++": {"gamma"},
     "gae": {"gamma", "gae_lambda"},
 }
-BY_GROUP = ("grpo", "rloo", "maxrl")
 
 
 def check_options(config: Config, options: Any, own_estimator: str | None) -> None:
-    """UserError for options that contradict each other, or would change or train nothing.
-
-    own_estimator: the algorithm's, where the recipe does not choose.
-    """
+    """UserError for options that contradict each other, or would change or train nothing. own_estimator: the
+    algorithm's, where the recipe does not choose."""
     chosen = config.trainer.algorithm
     name, tries = own_estimator or chosen.advantage_estimator, config.generator.num_generations
     estimator = f"trainer.algorithm.advantage_estimator={name}"
     if options.correction == "bypass" and config.generator.top_p < 1:
         raise UserError(
             f"{OPTIONS}.correction=bypass needs generator.top_p=1: the engine's logprobs are renormalised over the "
-            "nucleus and the learner's are not. Change one of them."
+            "nucleus and the learner's are not."
         )
     if options.kl_target is not None and options.beta == 0:
         raise UserError(f"{OPTIONS}.kl_target adapts beta, which is 0: give it a value to start at.")
@@ -49,7 +46,7 @@ def check_options(config: Config, options: Any, own_estimator: str | None) -> No
         reads = " and ".join(sorted(read)) or "none of them"
         raise UserError(f"{OPTIONS}.{option} has no effect with {estimator}, which reads {reads}: leave it out.")
     compares = f"{OPTIONS}.sampler=dynamic" if options.sampler == "dynamic" else estimator
-    if tries == 1 and (options.sampler == "dynamic" or name in BY_GROUP):
+    if tries == 1 and (options.sampler == "dynamic" or name in ("grpo", "rloo", "maxrl")):
         raise UserError(
             f"generator.num_generations=1 gives {compares} nothing to compare a try with, so that nothing would be "
             "learned: make it at least 2, or take trainer.algorithm.name=ppo."
