@@ -77,10 +77,6 @@ def _sections() -> set[str]:
 
 def _today(name: str) -> str:
     """What recipes and run folders of earlier versions call otherwise: `tiny` was one dictionary, tiny_kwargs."""
-    if name == "trainer.policy.model.lora.sync":
-        return "generator.weight_sync_backend"
-    if name == "trainer.policy.model.warmstart.learning_rate":
-        return "trainer.policy.model.warmstart.optimizer.adamw"
     _, old, entry = name.partition(f"{TINY}_kwargs.")
     if not old:
         return name

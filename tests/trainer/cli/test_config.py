@@ -165,7 +165,6 @@ def test_the_last_override_wins_and_an_override_beats_the_recipe(tmp_path: Path)
         (["lora={rank: 16}", "lora={}"], {"lora.rank": 0}),
         (["warmstart={num_demonstrations: 5}"], {"warmstart.num_demonstrations": 5, "warmstart.epochs": 8.0}),
         (["warmstart.optimizer={muon: 1.0e-3}"], {"warmstart.optimizer": {"muon": 0.001}}),
-        (["warmstart={learning_rate: 2.0e-3}"], {"warmstart.optimizer": {"adamw": 0.002}}),  # an earlier run's
         (["tiny.config_kwargs.hidden_size=64"], {"tiny.config_kwargs": {"hidden_size": 64}}),
         (
             ["tiny_kwargs={vocab_size: 1024, induction: true}", "tiny_kwargs.spaces=after"],
@@ -178,16 +177,6 @@ def test_a_section_is_set_by_its_entries_or_as_a_whole(overrides: list[str], set
     prefix = "trainer.policy.model."
     values = flatten(load_config(None, [prefix + override for override in overrides]))
     assert {name: values[prefix + name] for name in settings} == settings
-
-
-def test_what_engines_get_of_lora_is_a_weight_sync_backend() -> None:
-    """Where earlier versions had a setting of its own."""
-    assert (
-        load_config(None, ["trainer.policy.model.lora={rank: 8, sync: adapter}"]).generator.weight_sync_backend
-        == "adapter"
-    )
-    with pytest.raises(UserError, match=r"generator.weight_sync_backend is \"merged\" \(command line\), but should be"):
-        load_config(None, ["trainer.policy.model.lora.sync=merged"])
 
 
 def test_each_entry_of_a_section_has_its_source(tmp_path: Path) -> None:

@@ -26,8 +26,7 @@ class TextEnvironment:
 
     env_id: str
     arguments: dict[str, Any]
-    round = 0
-    """Of the class: TRL resets an instance once a batch, and in a small batch the first ones alone."""
+    round = 0  # of the class: TRL resets each once a batch, of a small one only the first ones
 
     def __init__(self) -> None:
         self.env = gymnasium.make(self.env_id, **self.arguments)

@@ -102,7 +102,7 @@ def tokens_of(decode: Callable[[list[int]], str], text: str, ids: list[int], log
     count, tokens = bisect_left(range(len(ids)), True, key=lambda n: decode(ids[:n]).startswith(text)), []
     for number, logprob in zip(ids[:count], logprobs, strict=False):
         token = decode([number])
-        known = None if "\ufffd" in token else list(token.encode())  # of a part of a character no text tells them
+        known = None if "\ufffd" in token else list(token.encode())  # no text tells a part's
         tokens.append({"token": token, "logprob": logprob, "bytes": known, "top_logprobs": []})
     return {"content": tokens}
 

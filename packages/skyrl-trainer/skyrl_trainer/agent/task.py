@@ -86,10 +86,9 @@ class Play:
     def earned(self) -> tuple[float, dict[str, Any]]:
         """The reward and the info for the record."""
         info = self._info | {"reward_parts": self._parts, "tool_calls": self._calls}
-        told = {key: value for key, value in info.items() if not isinstance(value, dict | list) or value}
-        reward = self._reward
+        earned = self._reward, {key: info[key] for key in info if not isinstance(info[key], dict | list) or info[key]}
         self._forget()
-        return reward, told
+        return earned
 
     def close(self) -> None:
         if self._env is not None:

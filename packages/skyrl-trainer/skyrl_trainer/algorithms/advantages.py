@@ -1,4 +1,5 @@
 """Advantages from rewards: estimators by name, each RewardBatch -> AdvantageBatch.
+
 One of your own is a function with this signature under `@register_estimator("name")`. `options` are
 `trainer.algorithm.options`, complete; `values` a critic's, per sampled token of each trajectory, or None.
 """

@@ -1,5 +1,7 @@
 """What a run would be, before it is one: `--dry-run`. Nothing is downloaded and no model is loaded.
-Where the GPUs that a run wants are not here, known ones are assumed."""
+
+Where the GPUs that a run wants are not here, known ones are assumed.
+"""
 
 import importlib.util
 import json
@@ -86,16 +88,18 @@ def obstacles(config: Config, machine: Hardware) -> Iterator[str]:
 
 def algorithm_options(config: Config) -> dict[str, Any]:
     """All that the chosen algorithm has. UserError where it, its rewards, sampler or optimizer cannot be made."""
+    import torch
+
     from skyrl_trainer.algorithms.rewards import Rewards
     from skyrl_trainer.algorithms.samplers import sampler_class
     from skyrl_trainer.learner.compose import GRPO, algorithm_class
-    from skyrl_trainer.learner.model import Optimized, torch
+    from skyrl_trainer.learner.model import Optimized
 
     load_plugin(config)
     kind = algorithm_class(algorithm_name(config))
     algorithm, learner = kind(config), Optimized()
     if kind.values is GRPO.values and config.trainer.algorithm.advantage_estimator == "gae":
-        algorithm.advantages(None, None)  # type: ignore[arg-type]
+        algorithm.advantages(None, None)  # type: ignore  # raises
     learner.config = config
     learner.make_optimizer([[torch.nn.Parameter(torch.zeros(1))]], 1.0, 1)
     Rewards(config, algorithm.options)

@@ -24,8 +24,10 @@ READS = {
 
 
 def check_options(config: Config, options: Any, own_estimator: str | None) -> None:
-    """UserError for options that contradict each other, or would change or train nothing. own_estimator: the
-    algorithm's, where the recipe does not choose."""
+    """UserError for options that contradict each other, or would change or train nothing.
+
+    own_estimator: the algorithm's, where the recipe does not choose.
+    """
     chosen = config.trainer.algorithm
     name, tries = own_estimator or chosen.advantage_estimator, config.generator.num_generations
     estimator = f"trainer.algorithm.advantage_estimator={name}"

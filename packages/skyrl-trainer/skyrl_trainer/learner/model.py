@@ -29,6 +29,7 @@ from skyrl_trainer.types import LearnerState, TrainingBatch
 
 class Scorer:
     """A causal LM that gives the log-probabilities of sampled tokens.
+
     Weights that learn are float32 masters, for a learning rate of 1e-6 would vanish in the rounding of bfloat16: with
     `trainer.policy.model.dtype=bfloat16` the passes run under autocast.
     """
@@ -37,8 +38,7 @@ class Scorer:
         temperature = config.generator.temperature
         if temperature <= 0:
             raise UserError("generator.temperature=0 leaves nothing to learn from; set it above 0 (1.0 is usual).")
-        self.config = config
-        self.model_path = model_path
+        self.config, self.model_path = config, model_path
         self.inverse_temperature = 1.0 / temperature
         self.published_dtype = getattr(torch, config.trainer.policy.model.dtype)
         self.accelerator = Accelerator(
@@ -130,7 +130,7 @@ class Optimized:
         raise NotImplementedError
 
     def make_optimizer(self, parts: list[list[torch.nn.Parameter]], learning_rate: float, total_steps: int) -> None:
-        """parts: sharded and whole weights apart, which no fused step takes together."""
+        """parts: sharded and whole weights apart, which no fused step takes together. total_steps: of the whole run."""
         self.parts, settings = parts, self.config.trainer
         groups = [{"params": part} for part in parts]
         try:

@@ -1,5 +1,7 @@
 """trajectories.html: every turn of a run's or an evaluation's episodes in one file, without a server.
-The page holds a JSON index, and one block per episode: JSON, deflated, in base64, inflated when it is opened."""
+
+The page holds a JSON index, and one block per episode: JSON, deflated, in base64, inflated when it is opened.
+"""
 
 import base64
 import json
@@ -53,9 +55,7 @@ def write_viewer(folder: Path, out: Path, steps: list[int] | None = None) -> str
 
 def view(run: Path, out: Path, steps: Sequence[int] | None, bounds: tuple[int, int] | None = None) -> str:
     """`write_viewer` of a run. Steps that are named share the number of trajectories that go in."""
-    store = Store(run / "trajectories")
-    notes = list[str]()
-    total = 0
+    store, notes, total = Store(run / "trajectories"), list[str](), 0
     stored = store.steps()
     if not stored:
         raise UserError(f"{run} has no trajectories: give the folder of a run that has finished a step.")
@@ -76,9 +76,7 @@ def write_episodes(
     """Writes the first of a folder's `total` episodes, `bounds` episodes and bytes at most; in words."""
     style, script, name = asset("viewer.css"), asset("viewer.js"), folder.resolve().name
     room = bounds[1] - len(style) - len(script) - 8_000  # page.html, and what stands around the blocks
-    rows = list[list[Any]]()
-    blocks = list[str]()
-    peaks = list[float]()
+    rows, blocks, peaks = list[list[Any]](), list[str](), list[float]()
     for episode in islice(episodes, bounds[0]):
         row, block = lean(episode.row), _block(episode)
         room -= len(block) + len(json.dumps(row)) + 90  # the element around a block
@@ -150,8 +148,10 @@ def from_trajectory(step: int, trajectory: Trajectory, decode: Decode | None) ->
 
 def token_texts(ids: list[int], decode: Decode) -> list[str]:
     """The text of each token, as long as `ids`; parts of one character have "", the last of them all.
+
     Example: [64, 161, 249, 121] of a byte-level tokenizer -> ["a", "", "", "国"]. (The library's DecodeStream raises on
-    some bytes of Llama 2.)"""
+    some bytes of Llama 2.)
+    """
     texts, run = list[str](), list[int]()
     for token in ids:
         if run and BROKEN not in decode([token]):  # a character begins here, so those bytes were none

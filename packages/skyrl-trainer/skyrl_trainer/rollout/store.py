@@ -1,4 +1,5 @@
 """Trajectories on disk: one gzip-compressed JSON-lines file a step, written aside and renamed.
+
 `trajectories/step_000003.jsonl.gz`: the first line is the header {"schema": 1, "step": 3, "groups": 32,
 "trajectories": 256, "omitted": 0}, every other line one trajectory with its group's number. Token ids and logprobs
 are JSON numbers, and reading gives the same floats, bit by bit. `omitted`: what did not fit in `max_bytes` of lines.
@@ -29,7 +30,7 @@ SAMPLE_FIELDS = tuple(field.name for field in fields(Sample))
 
 
 class JsonlTrajectoryStore:
-    """In a folder, which is made when the first step is written."""
+    """In a folder, which is made when the first step is written; what was written is read back exactly."""
 
     def __init__(self, folder: Path, max_bytes: int = 256 * 2**20) -> None:
         self._folder, self._max_bytes = Path(folder), max_bytes

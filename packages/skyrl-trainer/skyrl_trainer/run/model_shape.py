@@ -35,7 +35,9 @@ class ModelShape(NamedTuple):
     @classmethod
     def of(cls, config: dict[str, Any], dtype: str) -> Self:
         """From a config.json of the dense Llama, Qwen2 and Qwen3 kind (norms and biases left out: below 0.1 %).
-        KeyError where it is of another."""
+
+        KeyError where it is of another.
+        """
         if {"num_experts", "num_local_experts", "n_routed_experts"} & config.keys():
             raise KeyError("experts")
         hidden = config["hidden_size"]

@@ -42,11 +42,8 @@ class Processes:
         self, config: Config, model: str, plays: bool = True, learns: bool = False, endpoint: "Endpoint | None" = None
     ) -> None:
         """plays: whether `rollouts` are wanted. learns: whether engines get weights. endpoint: instead of engines."""
-        self.config = config
-        self.model_path = model
-        self._learns = learns
-        self._plays = plays
-        self._endpoint = endpoint
+        self.config, self.model_path, self._learns = config, model, learns
+        self._plays, self._endpoint = plays, endpoint
 
     def __enter__(self) -> Self:
         if self._plays and self.model_path:

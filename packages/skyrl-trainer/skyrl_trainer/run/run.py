@@ -46,8 +46,7 @@ class Run:
     """The constructor finds whatever is wrong with files and settings; `with run:` starts everything, and stops it."""
 
     learner: "Learner | LearnerGroup"
-    enough = False
-    """Ends the run after a step, as if it were the last."""
+    enough = False  # ends it after a step
 
     def __init__(self, config: Config, folder: RunFolder, algorithm: GRPO | None = None) -> None:
         self.config, self.folder = config, folder
