@@ -110,18 +110,20 @@ class TestRows:
         parquet.write_table(pyarrow.Table.from_pylist([ROW, ROW]), path)
         assert load_rows(path) == [ROW, ROW]
         parquet.write_table(pyarrow.Table.from_pylist([ROW, {**ROW, "reward_spec": None}]), path)
-        with pytest.raises(ValueError, match=r"rows.parquet row 2: field 'reward_spec.ground_truth', .* is missing"):
+        with pytest.raises(ValueError, match=r"rows.parquet row 2: field 'reward_spec.ground_truth' is missing"):
             load_rows(path)
         path.write_bytes(b"PAR0")
         with pytest.raises(ValueError, match="not a readable parquet file"):
             load_rows(path)
 
-    @pytest.mark.parametrize("first, said", [(0, "is missing, but in"), (1, "is here, but not in")])
+    @pytest.mark.parametrize(
+        "first, said", [(0, "'reward_spec.ground_truth' is missing"), (1, "a ground truth is here")]
+    )
     def test_rows_of_an_env_class_all_have_a_ground_truth_or_none_has(self, tmp_path, first, said):
         rows = [{"prompt": "1 + 1", "ground_truth": "2"}, {"prompt": "1 + 2"}]
         path = tmp_path / "rows.jsonl"
         path.write_text("\n".join(map(json.dumps, [rows[first], rows[1 - first]])))
-        with pytest.raises(ValueError, match=f"rows.jsonl:2: field 'reward_spec.ground_truth', .* {said} earlier rows"):
+        with pytest.raises(ValueError, match=f"rows.jsonl:2: .*{said}.* earlier rows"):
             load_rows(path)
 
     @pytest.mark.parametrize("suffix", [".jsonl", ".parquet"])
@@ -165,7 +167,7 @@ class TestRows:
             ({"prompt": [{"role": "user", "content": 3}]}, "field 'prompt\\[0\\].content' must be a string, got 3"),
             ({"prompt": [{"role": "system", "content": "x"}]}, "no message with role 'user'"),
             ({"reward_spec": "2"}, "field 'reward_spec' must be an object"),
-            ({"reward_spec": {"method": "rule"}}, "field 'reward_spec.ground_truth', .* is missing"),
+            ({"reward_spec": {"method": "rule"}}, "field 'reward_spec.ground_truth' is missing"),
             ({"reward_spec": None, "reward_model": "2"}, "field 'reward_model' must be an object, got '2'"),
             ({"env_class": 3}, "field 'env_class' must be a string"),
             ({"extra_info": "x"}, "field 'extra_info' must be an object"),

@@ -254,7 +254,7 @@ def _solved_before(args: argparse.Namespace) -> Run:
     found = data.load(bench, args.data or (official if official != bench.source.url else None), config["images"])
     if found.sha256 != config["data_sha256"]:
         raise UserError(f"--data {args.data or official} is not the data that {args.out} was made of.")
-    args.executor = config.get("executor", args.executor)
+    args.executor = config["executor"] if config.get("executor") in bench.executors else "namespace"
     items = {item.item_id: item for item in found.items}
     chosen = [items[item_id] for _, item_id in manifest["ids"]]
     bench.check(_context(args, None))

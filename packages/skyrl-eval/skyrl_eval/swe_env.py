@@ -26,7 +26,7 @@ SECONDS, OUTPUT, LINES = 30.0, 16 << 10, 200
 LONGEST_PATCH, LONGEST_FILE = 1 << 20, 16 << 20
 BUDGET = {"limit": str(MAX_CALLS), "seconds": f"{SECONDS:.0f}"}  # calls of an action, and time of each: for prompts
 # An outer shell prints the code, and ends with 0, never with the command's. umask: a container's root writes for all.
-SHELL = """. /opt/miniconda3/bin/activate testbed 2> /dev/null && umask 0
+SHELL = """. /opt/miniconda3/bin/activate testbed 2> /dev/null; umask 0
 bash -c "$0"; code=$?; [ $code = 0 ] || echo "[exit code $code]"; exit 0"""
 NO_CALL = prompts.text("no_call")
 

@@ -62,10 +62,10 @@ def load_rows(path: str | Path) -> list[dict[str, Any]]:
         row = read_row(value, where)
         has = ground_truth(row) is not None
         if has != with_truth.setdefault(row.get("env_class"), has):
-            raise ValueError(
-                f"{where}: field 'reward_spec.ground_truth', or a plain 'ground_truth', is "
-                f"{'here, but not in' if has else 'missing, but in'} earlier rows of this env_class."
-            )
+            wrong = "a ground truth is here, and earlier rows have none"
+            if not has:
+                wrong = "field 'reward_spec.ground_truth' is missing, or a plain 'ground_truth': earlier rows have one"
+            raise ValueError(f"{where}: {wrong}.")
         rows.append(row)
     if not rows:
         raise ValueError(f"{path} has no rows.")

@@ -195,7 +195,7 @@ def _env_samples(label: str, name: str, options: dict[str, Any], seed: int, env_
     seed = options.pop("seed", seed)
     for key, value, least in (("size", size, 1), ("seed", seed, 0)):
         if type(value) is not int or not least <= value < 2**63:
-            raise UserError(f"Data source {label!r}: {key} is {value!r}, not a whole number from {least} up to 2**63.")
+            raise UserError(f"Data source {label!r}: {key} is {value!r}, not a whole number from {least} to 2**63.")
     try:
         env_id, own = skyrl_gym.registry.portable_env(name)
     except ValueError as error:

@@ -243,7 +243,7 @@ def test_training_refuses_what_cannot_work_before_it_starts_anything(
 @pytest.mark.parametrize(
     ("override", "sentence"),
     [
-        ("generator.backend=foo", "generator.backend='foo' is not registered; choose one of openai_server, vllm"),
+        ("generator.backend=foo", "generator.backend='foo' is not registered; choose one of openai_server, "),
         (
             "trainer.algorithm.advantage_estimator=gae",
             "needs a critic: take trainer.algorithm.name=ppo, or <name>_ppo.",

@@ -85,7 +85,7 @@ def test_a_node_that_lacks_the_gpus_of_its_learners_is_named(
     if said is None:
         assert place_engines(asked, nodes, on_gpus, learns=True) == ["driver"]
         return
-    with pytest.raises(UserError, match=re.escape(said) + r".*policy_num_gpus_per_node\): lower that, or free some"):
+    with pytest.raises(UserError, match=re.escape(said) + r".*policy_num_gpus_per_node\): lower that, free some"):
         place_engines(asked, nodes, on_gpus, learns=True)
     if together or not on_gpus:
         assert place_engines(asked, nodes, on_gpus), "an evaluation has no learners"

@@ -26,7 +26,7 @@ class TextEnvironment:
 
     env_id: str
     arguments: dict[str, Any]
-    round = 0  # of the class: TRL resets each once a batch, of a small one only the first ones
+    round = 0  # of the class
 
     def __init__(self) -> None:
         self.env = gymnasium.make(self.env_id, **self.arguments)
@@ -42,7 +42,7 @@ class TextEnvironment:
             options = {"task": row}
         seed = row.get("seed")
         if seed is None and not {"task", "task_id"} & options.keys():
-            # The tries of a row, each played by an instance of its own, must meet one task.
+            # The tries of a row, each an instance's, must meet one task. A small batch resets the first ones alone.
             seed = crc32(json.dumps(row, sort_keys=True, default=str).encode()) + kind.round
         observation, info = self.env.reset(seed=seed, options=options)
         self.reward, self.done = 0.0, False

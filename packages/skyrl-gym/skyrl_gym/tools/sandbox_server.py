@@ -86,7 +86,7 @@ class Server:
             self.program = confine.seccomp_program("call")
         for name in confine.POLICY["modules"]:
             __import__(name)
-        vars(builtins).update(exit=sys.exit, quit=sys.exit)  # as the site module, which is off
+        vars(builtins).update(exit=sys.exit, quit=sys.exit)  # site is off
         sys.path.pop(0)  # where this program lies
         os.environ.clear()
         os.environ.update(HOME=folder, TMPDIR=folder, LANG="C.UTF-8", TZ="UTC")

@@ -96,9 +96,9 @@ def algorithm_options(config: Config) -> dict[str, Any]:
     from skyrl_trainer.learner.model import Optimized
 
     load_plugin(config)
-    kind = algorithm_class(algorithm_name(config))
+    kind, gae = algorithm_class(algorithm_name(config)), config.trainer.algorithm.advantage_estimator == "gae"
     algorithm, learner = kind(config), Optimized()
-    if kind.values is GRPO.values and config.trainer.algorithm.advantage_estimator == "gae":
+    if gae and (kind.values, kind.update) == (GRPO.values, GRPO.update):
         algorithm.advantages(None, None)  # type: ignore  # raises
     learner.config = config
     learner.make_optimizer([[torch.nn.Parameter(torch.zeros(1))]], 1.0, 1)

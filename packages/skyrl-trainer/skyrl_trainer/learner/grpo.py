@@ -71,8 +71,8 @@ class GRPO(PolicyLoss):
         except (UserError, torch.OutOfMemoryError) as error:
             if self.learner.optimizer_steps > before:
                 raise
-            way_out = "" if isinstance(error, UserError) else " (lower trainer.micro_batch_tokens)"
-            raise NothingLearned(f"{error}{way_out}") from error
+            hint = "" if isinstance(error, UserError) else " (lower trainer.micro_batch_tokens)"
+            raise NothingLearned(f"{error}{hint}") from error
 
     def _update(self, batch: RewardBatch, old_logprob: Any, value: Any, reward: Any) -> StepMetrics:
         batch = batch if reward is None else replace(batch, rewards=reward)

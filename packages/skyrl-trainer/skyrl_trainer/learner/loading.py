@@ -22,7 +22,7 @@ def load_model(path: str, dtype: torch.dtype, **how: Any) -> PreTrainedModel:
         if missing := found["missing_keys"]:  # they are random
             raise ValueError(f"its files lack {min(missing)}")
     except Exception as error:  # safetensors and torch raise their own
-        reason = str(error).partition("\n")[0]
+        reason = str(error).strip().partition("\n")[0]
         raise UserError(
             f"trainer.policy.model.path={path!r} could not be loaded as a causal language model ({reason}); give a "
             "Hugging Face folder or name."
@@ -35,9 +35,8 @@ def load_model(path: str, dtype: torch.dtype, **how: Any) -> PreTrainedModel:
 
 def compile_layers(model: PreTrainedModel) -> None:
     """Few kernels in the place of many; one compilation serves all layers."""
-    for layer in model.modules():
-        if isinstance(layer, GradientCheckpointingLayer):
-            layer.forward = torch.compile(layer.forward, dynamic=True)
+    for layer in [each for each in model.modules() if isinstance(each, GradientCheckpointingLayer)]:
+        layer.forward = torch.compile(layer.forward, dynamic=True)
 
 
 def checkpoint_layers(model: PreTrainedModel, path: str) -> None:

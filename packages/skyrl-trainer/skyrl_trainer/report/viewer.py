@@ -175,7 +175,7 @@ def _decoder(run: Path, notes: list[str]) -> Decode | None:
             local = Path(model, "tokenizer.json")
             found = local if local.is_file() else try_to_load_from_cache(model, "tokenizer.json")
         tokenizer = Tokenizer.from_file(str(found))
-    except Exception:  # settings of another version, no name of a repository, a torn file
+    except Exception:  # another version's settings, no repository, a torn file
         notes.append("no tokenizer of this run is here, so tokens are not shown one by one")
         return None
     # Behind another token: some tokenizers drop the space at the beginning of a text.

@@ -99,7 +99,7 @@ def place_engines(config: Config, nodes: list[Node], on_gpus: bool, learns: bool
         if learns and node.gpus < learners:
             raise UserError(
                 f"Node {node.name} has {node.gpus:g} free GPUs, and its learners need {learners} (trainer.placement."
-                "policy_num_gpus_per_node): lower that, or free some, or start the run on a node with more."
+                "policy_num_gpus_per_node): lower that, free some, or start on a node with more."
             )
         gpus = node.gpus - learners * (not place.colocate_all)
         room = min(node.cpus, gpus // generator.inference_engine_tensor_parallel_size) if on_gpus else node.cpus

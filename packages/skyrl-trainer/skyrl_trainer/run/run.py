@@ -59,7 +59,6 @@ class Run:
         self.alone = algorithm or algorithm_class(algorithm_name(config))(config)
         self.algorithm: GRPO | LearnerGroup = self.alone
         self.rewards = Rewards(config, self.alone.options)
-        make_sampler = sampler_class(self.alone.options.sampler)
         self.checkpoints = Checkpoints(path, trainer.max_ckpts_to_keep)
         self.checkpoint = self.checkpoints.load_latest()
         if self.checkpoint:
@@ -68,7 +67,7 @@ class Run:
         self.replayed = self._stored_rollouts()
         self.train_tasks = self.replayed.samples if self.replayed else tasks(config, config.data.train_data)
         self.held_out = HeldOut(config)
-        sampler = make_sampler(self.train_tasks, trainer.seed)
+        sampler = sampler_class(self.alone.options.sampler)(self.train_tasks, trainer.seed)
         store = JsonlTrajectoryStore(path / "trajectories")
         self.tries = Tries(config, self.alone.options.max_draws, sampler, self.rewards, store, folder.check)
 
@@ -232,7 +231,10 @@ class Run:
     def save(self, step: int, loop_state: dict[str, Any]) -> None:
         self.folder.check()
         extra = {**loop_state, "best": self.best, "config": self.config.model_dump(mode="json")}
-        self.learner.save_pretrained(self.folder.path / "model" / "last")  # first: the last checkpoint ends the run
+        policy, ends = self.folder.path / "model" / "last", step == self.config.trainer.max_steps
+        if ends:  # by its checkpoint
+            self.learner.save_pretrained(policy)
         self.checkpoints.save(step, self.algorithm.state_dict(), extra)
-        write_report = load("skyrl_trainer.report.html:write_report")
-        write_report([self.folder.path], self.folder.path / "report.html")
+        if not ends:
+            self.learner.save_pretrained(policy)
+        load("skyrl_trainer.report.html:write_report")([self.folder.path], self.folder.path / "report.html")

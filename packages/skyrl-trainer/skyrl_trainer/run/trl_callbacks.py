@@ -56,7 +56,6 @@ class ToldRun(Run):
     def resume(self) -> tuple[int, StepMetrics | None]:
         step, unfinished = super().resume()
         self.callbacks.state.max_steps = self.config.trainer.max_steps * self.updates
-        self._at(step)
         self._tell("on_train_begin")
         return step, unfinished
 

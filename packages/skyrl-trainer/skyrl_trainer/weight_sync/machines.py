@@ -19,7 +19,7 @@ WRITE_SECONDS = 600.0
 
 
 def machines() -> list[dict[str, Any]]:
-    """Ray's nodes, in the order in which they get learners: the driver's, then those with the most GPUs."""
+    """Ray's nodes as they get learners: the driver's, then by GPUs."""
     here, alive = node_of(None), [node for node in ray.nodes() if node["Alive"]]
     return sorted(alive, key=lambda node: (node["NodeID"] != here, -node["Resources"].get("GPU", 0), node["NodeID"]))
 

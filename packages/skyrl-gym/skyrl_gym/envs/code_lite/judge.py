@@ -137,7 +137,7 @@ def _found(line: str) -> Any:
     """The literal that a line of the child's has, or a Failure; a call that never came back left no line."""
     try:
         value = ast.literal_eval(line[1:])
-        repr(value)  # a long number in hexadecimal is a literal that cannot be shown
+        repr(value)  # ValueError of a very long number
     except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
         return Failure(0, "wrong" if line[:1] == "=" else "stopped", _without_addresses(line[1:]))
     return line[1:] if line[0] == "=" else Failure(0, "raised", _without_addresses(str(value)))
