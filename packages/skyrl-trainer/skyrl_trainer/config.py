@@ -14,7 +14,7 @@ from pydantic import ValidationError
 
 from skyrl_trainer.errors import UserError
 from skyrl_trainer.recipe import Setting, parse_override, read_recipe, text_of, value_of, walk
-from skyrl_trainer.settings import OPTIONS, TINY, Config, TinyConfig, leaf_fields
+from skyrl_trainer.settings import OPTIONS, Config, leaf_fields
 
 FIXED = {"trainer.strategy": "fsdp2", "trainer.resume_mode": "latest"}
 """Words of SkyRL and of earlier run folders that can have one value here, and so are no settings."""
@@ -56,8 +56,7 @@ def resolve(recipe: str | None, overrides: list[str]) -> Resolved:
     settings = list(read_recipe(recipe, sections)) if recipe else []
     for setting in map(parse_override, overrides):
         if setting.name in sections and isinstance(setting.node, yaml.MappingNode):  # it is set as a whole
-            section = setting.name.removesuffix("_kwargs") + "."  # tiny_kwargs is tiny
-            settings = [each for each in settings if not _today(each.name).startswith(section)]
+            settings = [each for each in settings if not each.name.startswith(f"{setting.name}.")]
             settings += walk(setting.node, f"{setting.name}.", sections, setting.source)
         else:
             settings.append(setting)
@@ -72,15 +71,7 @@ def saved_config(saved: dict[str, Any], source: str = "checkpoint") -> Config:
 def _sections() -> set[str]:
     """Names of settings whose entries are settings."""
     names = {name[:dot] for name in leaf_fields() for dot in range(len(name)) if name[dot] == "."}
-    return names | {OPTIONS, f"{TINY}_kwargs"}
-
-
-def _today(name: str) -> str:
-    """What recipes and run folders of earlier versions call otherwise: `tiny` was one dictionary, tiny_kwargs."""
-    _, old, entry = name.partition(f"{TINY}_kwargs.")
-    if not old:
-        return name
-    return f"{TINY}.{entry}" if entry in TinyConfig.model_fields else f"{TINY}.config_kwargs.{entry}"
+    return names | {OPTIONS}
 
 
 def _resolved(settings: Iterable[Setting]) -> Resolved:
@@ -88,7 +79,7 @@ def _resolved(settings: Iterable[Setting]) -> Resolved:
     values: dict[str, Any] = {}
     sources: dict[str, str] = {}
     for setting in settings:
-        name = _today(setting.name)
+        name = setting.name
         if name in FIXED:
             if value_of(setting) == FIXED[name]:
                 continue

@@ -12,7 +12,7 @@ from pydantic.fields import FieldInfo
 
 from skyrl_trainer.files import local_folder
 
-OPTIONS, TINY = "trainer.algorithm.options", "trainer.policy.model.tiny"
+OPTIONS = "trainer.algorithm.options"
 T = TypeVar("T")
 FREE, ROUNDING = "free", "rounding"
 Free = Annotated[T, FREE]

@@ -186,6 +186,8 @@ class Trajectory:
     metrics: dict[str, float] = field(default_factory=dict)
     prompt: list[dict[str, str]] = field(default_factory=list)
     """The messages before the first turn: the env's instructions (if any) and its first observation."""
+    tools: list[dict[str, Any]] | None = None
+    """The schemas that the chat template wrote before the first turn."""
     scores: dict[str, float | None] = field(default_factory=dict)
     """What each reward function gave, without its weight; None where it does not apply."""
     encoded: list[bytes] = field(default_factory=list, repr=False, compare=False)  # by rollout.store, where played

@@ -166,11 +166,7 @@ def test_the_last_override_wins_and_an_override_beats_the_recipe(tmp_path: Path)
         (["warmstart={num_demonstrations: 5}"], {"warmstart.num_demonstrations": 5, "warmstart.epochs": 8.0}),
         (["warmstart.optimizer={muon: 1.0e-3}"], {"warmstart.optimizer": {"muon": 0.001}}),
         (["tiny.config_kwargs.hidden_size=64"], {"tiny.config_kwargs": {"hidden_size": 64}}),
-        (
-            ["tiny_kwargs={vocab_size: 1024, induction: true}", "tiny_kwargs.spaces=after"],
-            {"tiny.induction": True, "tiny.spaces": "after", "tiny.config_kwargs": {"vocab_size": 1024}},
-        ),
-        (["tiny.induction=true", "tiny_kwargs={vocab_size: 1024}"], {"tiny.induction": False}),
+        (["tiny.induction=true", "tiny={spaces: after}"], {"tiny.induction": False, "tiny.spaces": "after"}),
     ],
 )
 def test_a_section_is_set_by_its_entries_or_as_a_whole(overrides: list[str], settings: dict[str, Any]) -> None:
@@ -197,14 +193,12 @@ def test_each_entry_of_a_section_has_its_source(tmp_path: Path) -> None:
 def test_a_config_of_when_sections_were_dictionaries_is_still_read(tmp_path: Path) -> None:
     """As such run folders have it: entries that were given, and no others."""
     recipe = tmp_path / "config.yaml"
-    tiny = "{vocab_size: 1024, spaces: after, hidden_size: 64}"
-    model = f"{{path: tiny, tiny_kwargs: {tiny}, lora: {{}}, warmstart: {{epochs: 2}}}}"
+    model = "{path: tiny, lora: {}, warmstart: {epochs: 2}}"
     trainer = f"{{resume_mode: latest, policy: {{model: {model}}}}}"
     recipe.write_text(f"trainer: {trainer}\ngenerator: {{agent: {{tools: template}}}}\n")
     config = load_config(str(recipe), [])
     made = config.trainer.policy.model
     assert (made.lora.rank, made.warmstart.epochs, config.generator.agent.tools) == (0, 2.0, "template")
-    assert (made.tiny.spaces, made.tiny.config_kwargs) == ("after", {"vocab_size": 1024, "hidden_size": 64})
 
 
 def test_a_run_folders_config_is_a_recipe(tmp_path: Path) -> None:
@@ -248,7 +242,7 @@ def test_a_single_source_of_data_needs_no_list() -> None:
             "but should be at most 1 item.",
         ),
         (
-            "trainer.policy.model.tiny_kwargs.spaces=none",
+            "trainer.policy.model.tiny.spaces=none",
             "trainer.policy.model.tiny.spaces is \"none\" (command line), but should be 'before' or 'after'.",
         ),
         ("trainer.deterministic=3", "trainer.deterministic is 3 (command line), but should be a valid boolean."),

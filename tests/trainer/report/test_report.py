@@ -213,6 +213,7 @@ def test_a_report_links_trajectories_of_the_first_middle_and_last_step(tmp_path:
     page = run / "trajectories.html"
     rows = index_of(page)["rows"]
     assert [row[1] for row in rows] == [9] * 17 + [5] * 17 + [1] * 17
+    assert "6 more steps are stored" in index_of(page)["notes"]
     assert found["metrics"]["kl/engine_learner"][6] == [7.0, None]
 
 

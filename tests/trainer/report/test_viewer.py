@@ -21,6 +21,8 @@ from benchmarks.viewer import Browser, find_browser, make_run
 from skyrl_trainer import cli
 from skyrl_trainer.errors import UserError
 from skyrl_trainer.report import viewer
+from skyrl_trainer.report.history import MetricsWriter, write_spans
+from skyrl_trainer.report.html import write_report
 from skyrl_trainer.report.page import MAX_CHARACTERS
 from skyrl_trainer.report.viewer import token_texts, write_viewer
 from skyrl_trainer.rollout.store import JsonlTrajectoryStore
@@ -246,8 +248,8 @@ def in_chromium(program: str, page: Path, folder: Path) -> dict[str, Any]:
         browser.close()
 
 
-def in_node(program: str, page: Path, folder: Path) -> dict[str, Any]:
-    command = [program, HERE / "viewer_dom.js", page, HERE / "viewer_clicks.js"]
+def in_node(program: str, page: Path, folder: Path, clicks: Path = HERE / "viewer_clicks.js") -> dict[str, Any]:
+    command = [program, HERE / "viewer_dom.js", page, clicks]
     done = subprocess.run([str(part) for part in command], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
@@ -299,3 +301,68 @@ def check(seen: dict[str, Any]) -> None:
 def test_the_benchmarks_trajectories_are_the_same_each_time(tmp_path: Path) -> None:
     files = [make_run(tmp_path / name, 4, 8) / "trajectories" / "step_000001.jsonl.gz" for name in ("a", "b")]
     assert files[0].read_bytes() == files[1].read_bytes()
+
+
+LOOK = """
+const texts = selector => [...document.querySelectorAll(selector)].map(node => node.textContent);
+async function clicks() {
+  if (!texts(".chart").length) {
+    await new Promise(done => setTimeout(done, 50));
+    location.hash = "#1/0/0";
+    for (let k = 0; k < 100 && !texts("h2").length; k++) await new Promise(done => setTimeout(done, 10));
+  }
+  return { titles: texts("h2"), charts: texts("h3"), legends: texts(".legend"), calls: texts(".call") };
+}
+"""
+
+
+def look(page: Path, folder: Path) -> dict[str, Any]:
+    """What stands on a page when it is opened; of trajectories, on that of 1/0/0."""
+    (clicks := folder / "look.js").write_text(LOOK)
+    program = shutil.which("node")
+    assert program, "node is not on PATH; this test opens a page"
+    return in_node(program, page, folder, clicks)
+
+
+def reported(folder: Path, steps: int, pauses: tuple[int, ...] = (), more: int = 0) -> Path:
+    """report.html of a run that stood still for five minutes before each of `pauses`."""
+    folder.mkdir()
+    writer, now = MetricsWriter(folder), 1.79e9
+    for step in range(1, steps + 1):
+        now += 300 if step in pauses else 0
+        writer.write({"step": step, "success": 0.5, "reward/mean": 0.2, **{f"more/{k}": 0.1 for k in range(more)}})
+        write_spans(folder, step, {"rollout": [(now, now + 1)], "train": [(now + 1, now + 2)]})
+        now += 2
+    write_report([folder], page := folder / "report.html")
+    return page
+
+
+@pytest.mark.parametrize(("pauses", "first"), [((), 1), ((4,), 4), ((11,), 11), ((4, 8), 8), ((2, 16), 16)])
+def test_a_report_shows_the_time_since_the_last_pause(tmp_path: Path, pauses: tuple[int, ...], first: int) -> None:
+    seen = look(reported(tmp_path / "run", 16, pauses), tmp_path)
+    assert f"Who worked when, steps {first} to 16" in seen["charts"] and seen["titles"][-1] == "Settings"
+
+
+def test_a_report_of_a_long_run_is_drawn(tmp_path: Path) -> None:
+    seen = look(reported(tmp_path / "run", 1_500, more=90), tmp_path)
+    assert seen["titles"] == ["Curves", "Time", "Settings"]
+
+
+def test_a_curve_of_training_is_not_called_held_out(tmp_path: Path) -> None:
+    assert look(reported(tmp_path / "run", 3), tmp_path)["legends"][0] == "training"
+
+
+def test_calls_of_tools_are_shown_whatever_the_env_reports(tmp_path: Path) -> None:
+    calls: list[Any] = ["look(here)", {"tool": "sql", "args": {"q": 1}, "result": {"rows": [1, 2]}}]
+    store = JsonlTrajectoryStore(tmp_path / "trajectories")
+    store.write(RolloutBatch(1, [[tried("1/0/0", "mine#1", "mine", 1, [said("a", tool_calls=calls)])]]))
+    write_viewer(tmp_path, page := tmp_path / "t.html")
+    assert look(page, tmp_path)["calls"] == ['"look(here)"', 'sql {"q":1}→ {"rows":[1,2]}']
+
+
+def test_turns_stand_in_the_order_in_which_they_were_played(tmp_path: Path) -> None:
+    turns = [said("A1", info={"call": 0}), said("A2", info={"call": 2})]
+    turns += [said("B1", info={"call": 1}, new_segment=True), said("B2")]
+    shown = viewer.from_trajectory(1, tried("1/0/0", "nim#1", "nim", 1, turns), decode).turns
+    assert [turn["action"] for turn in shown] == ["A1", "B1", "A2", "B2"]
+    assert [turn["context"] for turn in shown] == ["\x01\x02\x03", "\x01\x02\x03", None, None]

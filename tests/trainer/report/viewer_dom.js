@@ -49,7 +49,8 @@ function place(tag, id, text) {
 }
 for (const [, id, text] of html.matchAll(/<script[^>]* id="([\w-]+)">([^<]*)<\/script>/g)) place("script", id, text);
 globalThis.document = {
-  title: /<title>(.*)<\/title>/.exec(html)[1], body: root, createElement: tag => new Element(tag), querySelectorAll: part => root.querySelectorAll(part),
+  title: /<title>(.*)<\/title>/.exec(html)[1], body: root, createElement: tag => new Element(tag), createElementNS: (space, tag) => new Element(tag),
+  querySelectorAll: part => root.querySelectorAll(part),
   querySelector: part => root.querySelectorAll(part)[0] ?? null, getElementById: id => byId.get(id) ?? root.querySelectorAll(`#${id}`)[0] ?? null,
 };
 let hash = "";

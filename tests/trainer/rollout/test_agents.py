@@ -19,7 +19,10 @@ import ray
 
 import skyrl_gym  # noqa: F401
 from skyrl_trainer.agent.task import Play
+from skyrl_trainer.agent.tokenizer import load_chat_prompt
+from skyrl_trainer.chats import ChatRow
 from skyrl_trainer.errors import UserError
+from skyrl_trainer.replay.commands import chat_row
 from skyrl_trainer.replay.player import Player, compare
 from skyrl_trainer.rollout.manager import Rollouts
 from skyrl_trainer.settings import Config
@@ -49,12 +52,17 @@ def ask(task, content="hello", **more):
 
 def does(task):
     what = task.options.get("do", task.sample_id)
-    if what not in ("never_asks", "forks", "quotes", "messages", "finds_the_shop"):
+    if what not in ("never_asks", "forks", "quotes", "messages", "finds_the_shop", "shows_tools"):
         ask(task)
     return globals()[what](task)
 
 
 def never_asks(task):
+    return 1.0
+
+
+def shows_tools(task):
+    ask(task, tools=[{"type": "function", "function": {"name": "look", "parameters": {}}}])
     return 1.0
 
 
@@ -340,6 +348,20 @@ def test_an_agent_with_our_loop_is_our_loop(folder: Path, example: list[Trajecto
             same = {"prompt_ids", "output_ids", "logprobs", "reward", "reward_parts", "new_segment", "action"}
             assert {name: getattr(its, name) for name in same} == {name: getattr(turn, name) for name in same}
             assert its.tool_calls == turn.tool_calls
+
+
+def test_the_tools_that_the_template_showed_are_kept_for_whoever_learns_from_the_export(folder: Path) -> None:
+    samples = [Sample("calc", "skyrl/tool_use-v0", 1, {"difficulty": 2})]
+    (shown,) = play(folder, {"tools": "template"}, samples, max_model_len=8192)[0]
+    (written,) = play(folder, {}, samples, max_model_len=8192)[0]
+    (theirs,) = play(folder, {"run": f"{folder}/agents.py:does"}, tasks("shows_tools"))[0]
+    assert [tool["function"]["name"] for tool in shown.tools or ()][:1] == ["calculator"] and written.tools is None
+    assert theirs.tools is not None and theirs.tools[0]["function"]["name"] == "look"
+    prompt = load_chat_prompt(str(folder / "tokenizer"))
+    for trajectory in (shown, written):
+        row = ChatRow.model_validate(json.loads(json.dumps(chat_row(trajectory))))
+        messages = [message.model_dump(exclude_none=True) for message in row.messages[:2]]
+        assert prompt.conversation(messages, row.tools) == trajectory.turns[0].prompt_ids
 
 
 @pytest.fixture(scope="module")

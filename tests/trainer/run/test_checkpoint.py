@@ -302,11 +302,9 @@ def test_a_checkpoint_of_when_sections_were_dictionaries_goes_on() -> None:
     """What it held of the model and the agent: the entries that were given. Its settings are still compared."""
     saved = json.loads(make_config().model_dump_json())
     model = saved["trainer"]["policy"]["model"]
-    del model["tiny"]
-    model |= {"tiny_kwargs": {"vocab_size": 1024, "induction": True}, "lora": {"quantization": "nf4"}, "warmstart": {}}
+    model |= {"tiny": {"induction": True}, "lora": {"quantization": "nf4"}, "warmstart": {}}
     saved["generator"]["agent"] = {"tools": "template"}
-    tiny = {"induction": True, "config_kwargs": {"vocab_size": 1024}}
-    now = {"tiny": tiny, "lora": {"rank": 32, "quantization": "nf4"}}
+    now = {"tiny": {"induction": True}, "lora": {"rank": 32, "quantization": "nf4"}}
     agent = {"agent": {"tools": "template"}}
     check_resumable(saved, make_config(trainer={"policy": {"model": now}}, generator=agent))
     with pytest.raises(UserError, match=r"trainer\.policy\.model\.lora\.rank was 32, is 16"):

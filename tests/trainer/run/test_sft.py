@@ -17,7 +17,7 @@ SIZES = (
     "{hidden_size: 64, num_hidden_layers: 2, intermediate_size: 128, num_attention_heads: 2, num_key_value_heads: 1}"
 )
 FAST = [
-    f"trainer.policy.model.tiny_kwargs={SIZES}", "trainer.learning_rate=3e-3", "trainer.train_batch_size=8",
+    f"trainer.policy.model.tiny.config_kwargs={SIZES}", "trainer.learning_rate=3e-3", "trainer.train_batch_size=8",
     "trainer.num_iterations=2", "trainer.logger=none", "generator.max_model_len=256",
 ]  # fmt: skip
 

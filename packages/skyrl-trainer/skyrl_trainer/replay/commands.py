@@ -61,9 +61,10 @@ def _listed(steps: list[int]) -> str:
 
 
 def chat_row(trajectory: Trajectory) -> dict[str, Any]:
-    """One row for supervised fine-tuning; TRL's SFTTrainer takes `messages`, the rest is for choosing."""
+    """One row for supervised fine-tuning; TRL's SFTTrainer takes `messages` and `tools`, the rest is for choosing."""
     return {
         "messages": [*trajectory.prompt, *completion(trajectory)],
+        "tools": json.dumps(trajectory.tools) if trajectory.tools else None,  # a text: datasets would mix schemas
         "reward": trajectory.total_reward,
         "success": trajectory.success,
         "env": trajectory.sample.env_id,

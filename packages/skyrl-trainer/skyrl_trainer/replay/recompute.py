@@ -62,10 +62,11 @@ def report(trajectories: Sequence[Trajectory], scorer: Scorer, tokenizer: Any) -
     for trajectory, now in zip(trajectories, score(trajectories, scorer), strict=True):
         name, first = trajectory.trajectory_id, len(tokens)
         scores = iter(now.tolist())
+        order = trajectory.by_time()
         for t, turn in enumerate(trajectory.turns):
             for i, (token, before) in enumerate(zip(turn.output_ids, turn.logprobs, strict=True)):
                 after = next(scores)
-                tokens.append((abs(after - before), f"{name}, turn {t}, token {i}", token, before, after))
+                tokens.append((abs(after - before), f"{name}, turn {order.index(t)}, token {i}", token, before, after))
         largest = max((moved[0] for moved in tokens[first:]), default=0.0)
         yield f"  {name:<16}  {len(tokens) - first:>6} tokens  max |diff| {largest:.2e}"
     if tokens:

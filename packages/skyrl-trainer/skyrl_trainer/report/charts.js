@@ -31,8 +31,10 @@ function ticks(low, high, count) {
   for (let k = Math.ceil(low / step - 1e-9); k <= end; k++) list.push(+(k * step).toPrecision(12));
   return list;
 }
+// Of a list of any length: as arguments, Math.min and Math.max take some hundred thousand.
+const lowest = list => list.reduce((a, b) => Math.min(a, b)), highest = list => list.reduce((a, b) => Math.max(a, b));
 function range(values, { unit, zero }) {
-  let low = Math.min(...values, ...(unit || zero ? [0] : [])), high = Math.max(...values, ...(unit ? [1] : []));
+  let low = lowest([...values, ...(unit || zero ? [0] : [])]), high = highest([...values, ...(unit ? [1] : [])]);
   const pad = Math.abs(high) * .1 || 1;
   if (low === high) [low, high] = [low && low - pad, high + pad];
   return [low, unit ? high : high + (high - low) * .06];
@@ -45,7 +47,7 @@ function chart(options) {
   box.append(el("div", { class: "legend" }, names.length < 2 ? about : names.map(line => el("span", {},
     el("i", { style: `border-color:${line.color}`, class: line.dash && "dash" }), line.label))));
   const [low, high] = range(known.map(point => point[1]), options), steps = all.map(point => point[0]);
-  let [first, end] = options.xs || [Math.min(...steps), Math.max(...steps)];
+  let [first, end] = options.xs || [lowest(steps), highest(steps)];
   if (first === end) [first, end] = [first - .5, end + .5];
   const x = value => LEFT + (value - first) / (end - first) * (WIDTH - LEFT - RIGHT);
   const y = value => HEIGHT - BOTTOM - (value - low) / (high - low) * (HEIGHT - TOP - BOTTOM);

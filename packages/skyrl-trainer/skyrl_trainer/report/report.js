@@ -28,7 +28,7 @@ const envs = [...new Set(kinds.map(found => found[2]))].map(env => {
 });
 const CHARTS = [
   { title: "Success", keys: both("success"), short: heldOut, marks: "eval/success", unit: true, always: true,
-    about: "held-out" },
+    about: allKeys.includes("eval/success") ? "held-out" : "training" },
   { title: "Reward", keys: ["reward/mean", ...group("reward/", "reward/mean")], always: true, compare: 1,
     about: "mean" },
   { title: "Length of answers", keys: ["length/mean", "length/max"], zero: true, always: true, about: "tokens" },
@@ -85,7 +85,7 @@ function figures(run) {
   return list;
 }
 runs.forEach((run, r) => {
-  const steps = Object.values(run.metrics).flatMap(data => data.map(point => point[0]));
+  const steps = Object.values(run.metrics).map(data => last(data)[0]);
   main.append(el("h1", { style: several && `color:var(--c${r % 6});margin-top:${r ? 18 : 0}px` }, run.name),
     el("div", { class: "note" }, `${run.path} · ${steps.length ? `${Math.max(...steps)} steps` : "no steps yet"}`,
       run.trajectories && [" · ", el("a", { href: run.trajectories }, "its trajectories, turn by turn")]),
@@ -102,7 +102,8 @@ function timeline(run) {
   const start = step => Math.min(...all(step).map(span => span[0]));
   const end = step => Math.max(...all(step).map(span => span[1]));
   let steps = run.timeline.filter(step => all(step).length);
-  steps.forEach((step, k) => { if (k && start(step) - end(steps[k - 1]) > gap) steps = steps.slice(k); });
+  const stopped = steps.findLastIndex((step, k) => k && start(step) - end(steps[k - 1]) > gap);
+  steps = steps.slice(Math.max(0, stopped));
   if (!steps.length) return null;
   const names = [...new Set(steps.flatMap(Object.keys))].filter(name => name.startsWith("engine ")).sort();
   const from = start(steps[0]), until = Math.max(...steps.map(end)), wide = 2 * WIDTH, left = 70, high = 22;
@@ -110,7 +111,7 @@ function timeline(run) {
   const bar = (span, k, color, says) => svg("rect", { x: x(span[0]), width: Math.max(.5, x(span[1]) - x(span[0])),
     y: y(k), height: high, fill: color }, svg("title", {}, `${says}, ${show(span[1] - span[0])} s`));
   const bottom = y(names.length + 1), label = (text, k) => svg("text", { x: 0, y: y(k) + 15 }, text);
-  const box = card("chart", el("h3", {}, `Who worked when, steps ${steps[0].step} to ${last(steps).step}`),
+  const box = card("chart", el("h3", {}, `${whose(run)}Who worked when, steps ${steps[0].step} to ${last(steps).step}`),
     el("div", { class: "legend" }, [...DOES, ["", "an engine generating", "var(--c2)"]].map(([, says, color]) =>
       el("span", {}, el("i", { class: "box", style: `background:${color}` }), says))),
     svg("svg", { viewBox: `0 0 ${wide} ${bottom + 24}`, role: "img", "aria-label": "time line" },
@@ -124,7 +125,8 @@ function timeline(run) {
         `${tick} s`))));
   return box;
 }
-section("Time", ...runs.map(timeline).map(each => each || note("No time line is stored.")));
+const whose = run => several ? `${run.name}: ` : "";
+section("Time", ...runs.map(run => timeline(run) || note(`${whose(run)}No time line is stored.`)));
 
 /* ---- Settings ---- */
 const maps = runs.map(run => new Map(run.settings.map(([name, value, isDefault]) => [name, [value, isDefault]])));

@@ -157,10 +157,12 @@ function promptView({ prompt }) {
     messages.length ? messages : el("div", { class: "label" }, "no prompt is stored"));
 }
 function callView(call) {
+  if (call === null || typeof call !== "object") return el("div", { class: "call" }, el("code", {}, JSON.stringify(call)));
   const failed = "error" in call, args = call.args ? JSON.stringify(call.args) : "";
+  const result = typeof call.result === "string" ? call.result : JSON.stringify(call.result);
   return el("div", { class: `call${failed ? " failed" : ""}` },
     el("code", {}, `${call.tool ?? "(no call that could be read)"} ${args}`),
-    el("pre", { class: failed && "error" }, failed ? `error: ${call.error}` : `→ ${call.result}`));
+    el("pre", { class: failed && "error" }, failed ? `error: ${call.error}` : `→ ${result}`));
 }
 function turnView(turn, number, total, difference = null) {
   const { reward_parts, valid_action, success, ...info } = turn.info, parts = pairs(turn.reward_parts);

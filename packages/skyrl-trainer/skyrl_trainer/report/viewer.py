@@ -66,6 +66,8 @@ def view(run: Path, out: Path, steps: Sequence[int] | None, bounds: tuple[int, i
     for step in chosen:
         with suppress(UserError):  # reading it will say what is wrong
             total += int(store.header(step)["trajectories"])
+    if bounds and len(chosen) < len(stored):
+        notes.append(f"{len(stored) - len(chosen)} more steps are stored")
     episodes = _episodes(store, chosen, -(-most // len(chosen)) if steps else most, _decoder(run, notes), notes)
     return write_episodes(out, run, episodes, total, notes, (most, size))
 
@@ -122,12 +124,12 @@ def _episodes(store: Store, steps: list[int], each: int, decode: Decode | None, 
 def from_trajectory(step: int, trajectory: Trajectory, decode: Decode | None) -> Episode:
     """The record as it is stored, with the text of each sampled token, and of a context that is not the history."""
     sample, stop, turns = trajectory.sample, trajectory.stop_reason, list[dict[str, Any]]()
-    for turn in trajectory.turns:
+    for turn in map(trajectory.turns.__getitem__, trajectory.by_time()):
         made = {name: getattr(turn, name) for name in Turn.__slots__} | {"prompt_ids": len(turn.prompt_ids)}
         for name in ("logprobs", "advantages"):
             made[name] = lean([float(f"{x:.5g}") for x in made[name]])
         made["texts"] = token_texts(turn.output_ids, decode) if decode else []
-        made["context"] = decode(turn.prompt_ids) if decode and turn.new_segment else None
+        made["context"] = decode(turn.prompt_ids) if decode and (turn.new_segment or not turns) else None
         turns.append(made)
     outcome = "failed" if stop.failed else "success" if trajectory.success else "no success"
     row = [

@@ -147,7 +147,9 @@ class Episode:
         if "messages" in (reply.info.get("request") or ()):
             from skyrl_trainer.agent.conversation import Conversation
 
+            self.trajectory.tools = reply.info["request"].get("tools")
             return Conversation(self.prompt, reply.info["request"])
+        self.trajectory.tools = tools
         return Memory(self.prompt, self.settings.agent, self.prompt.first(instructions, reply.observation, tools))
 
     def _is_full(self, text: str) -> bool:
