@@ -1,14 +1,4 @@
-r"""What is read out of a model's text.
-
-Grammar of a boxed answer: `\boxed`, white space or none, `{`, text in which braces are balanced, `}`. Of several boxes
-the one that opens last counts, among those that are closed: `\boxed{1} or \boxed{2}` answers 2, a box cut off by the
-end of the text is not an answer, nor is one of more than 10,000 characters, and of nested boxes the innermost opens
-last. A backslash does not escape a brace.
-
-A final answer is a box or `<answer>`, text, `</answer>`, where the first `</answer>` closes. The same rule holds for
-both together: the one that opens last counts, among those that are closed. So `<answer>\boxed{5}</answer>` answers 5.
-With `hashes`, `#### 18` is an answer too, up to the end of its line. Only a text's last 100,000 characters are read.
-"""
+"""What is read out of a model's text: answers as docs/environments/text_math.md says, calls as tool_use.md does."""
 
 import json
 import re

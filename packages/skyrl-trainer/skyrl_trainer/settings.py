@@ -76,7 +76,7 @@ class Warmstart(Section):
     num_demonstrations: int = Field(default=4000, ge=0)
     """Expert episodes to clone, or all that there are; 0 for none."""
     target_exact_match: float = Field(default=0.2, ge=0, le=1)
-    """Share of the expert's episodes that greedy decoding would repeat word for word, above which cloning stops."""
+    """Share of the expert's episodes that greedy decoding would surely repeat, above which cloning stops."""
     epochs: float = Field(default=8.0, gt=0)
     """Passes over the demonstrations, at most."""
     optimizer: dict[Literal["adamw", "muon"], PositiveFloat] = Field({"adamw": 1e-3}, min_length=1, max_length=1)

@@ -352,7 +352,7 @@ def test_mixins_compose_and_bring_their_options_and_ranges() -> None:
             {"kl_estimator": "k1"},
             r"kl_estimator is \"k1\", but should be 'k2', 'k3', 'k3_ratio', 'k1_in_reward'",
         ),
-        ("dr_grpo", {"scale_rewards": "group"}, r"scale_rewards is \"group\", but should be 'none'"),
+        ("dr_grpo", {"scale_rewards": "std"}, r"scale_rewards is \"std\", but should be 'group', 'batch' or 'none'"),
         ("sapo", {"epsilon": 0.1}, r"epsilon is not an option of sapo"),
         ("grpo", {"correction_range": [3.0, 2.0]}, r"correction_range is \[3.0, 2.0\], but should be a smallest and a"),
         ("grpo", {"correction_range": [0.5]}, r"correction_range is \[0.5\], but should be a smallest and a largest"),

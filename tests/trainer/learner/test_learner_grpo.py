@@ -226,6 +226,15 @@ def test_a_batch_without_signal_has_zero_gradient_and_still_measures_entropy(tmp
     assert trainer.learner.optimizer_steps == 1
 
 
+@pytest.mark.parametrize("options", [{"beta": 0.1}, {"entropy_coef": 0.01}], ids=str)
+def test_tries_of_equal_reward_are_counted_where_another_term_learns_from_them(
+    tmp_path: Path, options: dict[str, Any]
+) -> None:
+    trainer = make_trainer(save_model(tmp_path), algorithm={"options": options})
+    metrics = trainer.update(make_batch(equal=(0, 1)))
+    assert metrics["advantage/zero_fraction"] == 0.5 and metrics["tokens/trained"] > 0
+
+
 def test_a_batch_in_which_every_episode_failed_changes_nothing(tmp_path: Path) -> None:
     trainer = make_trainer(save_model(tmp_path))
     before = [tensor.clone() for _, tensor in trainer.learner.named_tensors()]
@@ -393,7 +402,9 @@ def test_a_trainer_is_chosen_by_name_and_a_mixin_makes_another(tmp_path: Path) -
     "trainer, generator, sentence",
     [
         ({"algorithm": {"options": {"beta": 0.1}}}, {}, "reference policy"),
-        ({"algorithm": {"options": {"correction": "bypass"}}}, {"top_p": 0.9}, r"needs generator\.top_p=1"),
+        ({"algorithm": {"options": {"correction": "bypass"}}}, {"top_p": 0.9}, r"bypass needs generator\.top_p=1"),
+        ({"algorithm": {"options": {"correction": "sequence_tis"}}}, {"top_p": 0.9}, r"_tis needs generator\.top_p=1"),
+        ({"algorithm": {"options": {"correction": "sequence_mask"}}}, {"top_p": 0.9}, r"_mask needs generator\.top_p"),
         ({}, {"temperature": 0.0}, r"generator\.temperature=0"),
         ({"optimizer_kwargs": {"beta": 1}}, {}, r"trainer\.optimizer_kwargs"),
         ({"lr_scheduler_type": "cosin"}, {}, r"lr_scheduler_type='cosin'.*cosine"),

@@ -234,7 +234,6 @@ def test_batches_and_steps_are_trls(given: dict[str, Any], ours: tuple[int, int,
         ({"per_device_train_batch_size": 24, "generation_batch_size": None, "num_generations": 12}, None),
         ({"delta": 2.0}, "dapo token delta; there are"),
         ({"sapo_temperature_pos": 2.0}, "GRPOConfig.sapo_temperature_pos is 2.0, which DAPOTrainer has no use for"),
-        ({"loss_type": "dr_grpo"}, "scale_rewards is \"group\", but should be 'none'"),
         ({"vllm_importance_sampling_clip_max": 2.0}, "'sequence_mask' with a range of its own"),
         ({"reward_weights": [1.0, 2.0]}, "reward_weights has 2 weights for 1 reward functions"),
         ({"reward_funcs": None}, "reward_funcs is needed"),
@@ -268,13 +267,14 @@ def test_other_arguments_than_these_are_refused() -> None:
     "given",
     [
         {"loss_type": "grpo"},
+        {"loss_type": "dr_grpo"},
         {"loss_type": "dr_grpo", "scale_rewards": "none"},
         {"loss_type": "cispo", "epsilon_high": 5.0},
         {"loss_type": "sapo"},
         {"loss_type": "grpo", "importance_sampling_level": "sequence", "epsilon": 3e-4, "epsilon_high": 4e-4},
         {"loss_type": "grpo", "delta": 3.0},
     ],
-    ids=lambda given: loss_name(GRPOConfig("x", use_cpu=True, **given)),
+    ids=lambda given: f"{loss_name(GRPOConfig('x', use_cpu=True, **given))}-{given.get('scale_rewards', 'default')}",
 )
 def test_grpo_trainer_is_the_trainer_of_trls_loss(given: dict[str, Any], tmp_path: Path) -> None:
     """Its options are TRL's values; one that the arguments do not have keeps our default."""
@@ -304,6 +304,12 @@ def test_every_registered_algorithm_has_a_trainer() -> None:
     assert {kind.recipe_name for kind in kinds} >= set(ALGORITHMS.built_in)
 
 
+def test_masks_of_importance_sampling_may_have_no_upper_end(tmp_path: Path) -> None:
+    given = {"vllm_importance_sampling_mode": "token_mask", "vllm_importance_sampling_clip_min": 0.5}
+    made = trainer(tmp_path, **given, vllm_importance_sampling_clip_max=None)
+    assert made.correction_range == ("mis", 0.5, 1e9)
+
+
 def test_adapters_are_pefts(tmp_path: Path) -> None:
     config = settings(tmp_path, peft_config=LoraConfig(r=4, lora_alpha=8, task_type="CAUSAL_LM"))
     lora = config.trainer.policy.model.lora
@@ -312,6 +318,8 @@ def test_adapters_are_pefts(tmp_path: Path) -> None:
     assert settings(tmp_path, peft_config=given).trainer.policy.model.lora.target_modules == "all-linear"
     with pytest.raises(UserError, match=r"LoraConfig\.lora_dropout is 0\.1, which these trainers cannot do"):
         trainer(tmp_path, peft_config=LoraConfig(lora_dropout=0.1))
+    with pytest.raises(UserError, match=r'lora\.target_modules is ".*q_proj" \(LoraConfig\), but should be'):
+        trainer(tmp_path, peft_config=LoraConfig(target_modules=r".*\.q_proj"))
     with pytest.raises(UserError, match="peft_config is a dict"):
         trainer(tmp_path, peft_config={})
 

@@ -13,7 +13,7 @@ from skyrl_trainer.algorithms.policy_loss import PolicyLoss
 
 class DrGRPOLossMixin(PolicyLoss):
     class Options(LossOptions):
-        scale_rewards: Literal["none"] = "none"
+        scale_rewards: Literal["group", "batch", "none"] = "none"
 
     def reduction(self, lengths_M: torch.Tensor) -> torch.Tensor:
         generator = self.config.generator

@@ -31,10 +31,10 @@ def check_options(config: Config, options: Any, own_estimator: str | None) -> No
     chosen = config.trainer.algorithm
     name, tries = own_estimator or chosen.advantage_estimator, config.generator.num_generations
     estimator = f"trainer.algorithm.advantage_estimator={name}"
-    if options.correction == "bypass" and config.generator.top_p < 1:
+    if options.correction in ("bypass", "sequence_tis", "sequence_mask") and config.generator.top_p < 1:
         raise UserError(
-            f"{OPTIONS}.correction=bypass needs generator.top_p=1: the engine's logprobs are renormalised over the "
-            "nucleus and the learner's are not."
+            f"{OPTIONS}.correction={options.correction} needs generator.top_p=1: the engine's logprobs are "
+            "renormalised over the nucleus and the learner's are not."
         )
     if options.kl_target is not None and options.beta == 0:
         raise UserError(f"{OPTIONS}.kl_target adapts beta, which is 0: give it a value to start at.")

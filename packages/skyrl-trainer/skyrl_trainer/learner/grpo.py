@@ -104,7 +104,7 @@ class GRPO(PolicyLoss):
             "grad_norm": 0.0,
             "clip_fraction": 0.0,
             **meter.result(self.learner.ranks),
-            "advantage/zero_fraction": 1.0 - len(trained) / max(1, len(rows)),
+            "advantage/zero_fraction": 1.0 - sum(bool(row.advantages.any()) for row in rows) / max(1, len(rows)),
             "tokens/trained": float(sum(row.num_sampled for row in trained)),
         }
         if self.options.kl_target is not None and "kl/reference" in metrics:

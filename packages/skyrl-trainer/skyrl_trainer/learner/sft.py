@@ -104,7 +104,7 @@ class SFTTrainer:
     def update(self, rows: Sequence[Row], learn: bool = True) -> StepMetrics:
         """One optimizer step, unless the loss or the gradient is not finite (UserError); without `learn` the metrics.
 
-        `exact_match` is the share of rows that greedy decoding would repeat token for token.
+        `exact_match` is the share of rows that greedy decoding would surely repeat token for token.
         """
         learner, tokens = self.learner, sum(row.num_sampled for row in rows)
         # The loss, and how many rows have a token that is not likely.

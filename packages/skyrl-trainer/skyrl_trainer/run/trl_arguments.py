@@ -165,7 +165,7 @@ def _correction(args: Any, default: Any) -> dict[str, Any]:
     if not args.vllm_importance_sampling_correction:
         return {"correction": "none"}
     if mode in known:
-        return {"correction": known[mode], "correction_range": [low or 0.0, high]}
+        return {"correction": known[mode], "correction_range": [low or 0.0, 1e9 if high is None else high]}
     if (mode, low, high) != (usual, None, default.vllm_importance_sampling_clip_max):
         what = f"GRPOConfig.{name} is {mode!r} with a range of its own"
         raise UserError(f"{what}; those that can have one are {', '.join(known)}.")
@@ -181,4 +181,5 @@ def lora(given: Any) -> LoRAConfig:
     values = {ours: getattr(given, theirs) for theirs, ours in names.items()}
     modules = values["target_modules"] or ["q_proj", "v_proj"]
     values["target_modules"] = modules if isinstance(modules, str) else sorted(modules)
-    return LoRAConfig(**values)
+    settings = {f"trainer.policy.model.lora.{name}": value for name, value in values.items()}
+    return saved_config(settings, kind.__name__).trainer.policy.model.lora

@@ -1,6 +1,6 @@
 """Behaviour cloning of an env's expert, so that RL has a start: `skyrl-trainer warmstart`.
 
-Cloning stops when greedy decoding would repeat more than `target_exact_match` of the expert's episodes.
+Cloning stops when greedy decoding would surely repeat more than `target_exact_match` of the expert's episodes.
 """
 
 import math
@@ -49,7 +49,7 @@ def clone(
     policy: str, out: Path, conversations: Sequence[Conversation], options: Warmstart, seed: int, seconds: float
 ) -> tuple[int, float, float]:
     """Writes the clone into `out`, a new folder. Returns the steps made, and at the end the loss in nats per token and
-    the share of episodes that greedy decoding would repeat."""
+    the share of episodes that greedy decoding would surely repeat."""
     if not conversations:
         raise UserError("There are no demonstrations to clone: set warmstart.num_demonstrations to 1 or more.")
     refuse_used(out)

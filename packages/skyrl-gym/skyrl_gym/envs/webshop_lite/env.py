@@ -83,11 +83,7 @@ def parse_action(action: str) -> tuple[str, str]:
 
 
 class WebShopLiteEnv(TextEnv):
-    """Option `matching` is as published or by exact values; `observation` is joined by [SEP], has marked buttons, or
-    ("page") says the instruction on the search page alone. With `codes` "numbered" results have numbers, those of one
-    title in an order of the episode's own. With `thoughts` "on" `think[words]` is an action, as in ReAct, and the
-    expert thinks. A "hasty" `expert` minds a price on the product's page; in two thirds of its episodes it takes the
-    first result that could be it, unread, and in a third no options.
+    """What each option does is told in docs/environments/webshop_lite.md.
 
     Argument `catalog`: a JSON file in WebShop's schema in place of the built-in products.
     """
