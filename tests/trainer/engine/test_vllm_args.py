@@ -11,6 +11,7 @@ import vllm
 from skyrl_trainer.engine import vllm_args
 from skyrl_trainer.engine.vllm_actor import SCHEDULER, VLLMEngine
 from skyrl_trainer.engine.vllm_args import PREFILL_TOKENS, vllm_kwargs
+from skyrl_trainer.types import GenerationRequest, SamplingOptions
 
 
 def test_on_a_gpu_prompts_are_read_in_large_steps_and_the_users_word_wins(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -48,3 +49,18 @@ def test_our_scheduler_is_for_the_vllm_that_it_was_made_for(
     with pytest.raises(Started) as found:
         VLLMEngine._load(engine)
     assert found.value.args == (expected,)
+
+
+@pytest.mark.parametrize(
+    ("seed", "tokens", "free", "enters"),
+    [(None, 64, 6, True), (7, 64, 6, False), (7, 64, 11, True), (7, 1, 6, True)],
+)
+def test_what_has_a_seed_waits_for_room_but_the_canary_does_not(
+    seed: int | None, tokens: int, free: int, enters: bool
+) -> None:
+    """Five blocks are reserved for an answer that is being sampled."""
+    engine = object.__new__(VLLMEngine)
+    engine._in_flight, engine._admitted_tokens, engine._reserved = {"a": None}, 0, {"a": 5}
+    engine._block_size, engine._free_blocks, engine.max_model_len = 16, free, 1024
+    request = GenerationRequest("b", [1] * 16, SamplingOptions(max_tokens=tokens), seed)
+    assert engine._fits(request) is enters

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import Counter
+from collections.abc import Awaitable
 from typing import Any
 
 import pytest
@@ -176,6 +177,24 @@ def test_what_waits_while_a_call_is_under_way_goes_in_the_next_one() -> None:
 
     sizes = [len(call) for call in asyncio.run(scenario())]
     assert sum(sizes) == MAX_BATCH + 6 and max(sizes) == MAX_BATCH and len(sizes) <= 3
+
+
+def test_a_call_that_raises_before_it_is_under_way_is_answered_and_the_next_one_goes_out() -> None:
+    async def echo(items: list[int]) -> list[int]:
+        return items
+
+    def call_many(items: list[int]) -> Awaitable[list[int]]:
+        if items == [0]:
+            raise OSError("no room for the arguments")
+        return echo(items)
+
+    async def scenario() -> int:
+        join: Coalescer[int, int] = Coalescer(call_many)
+        with pytest.raises(OSError, match="no room"):
+            await asyncio.wait_for(join(0), 5)
+        return await asyncio.wait_for(join(1), 5)
+
+    assert asyncio.run(scenario()) == 1
 
 
 @pytest.mark.parametrize(

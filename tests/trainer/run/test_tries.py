@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import signal
 from collections.abc import Mapping
@@ -56,7 +57,7 @@ class RandomEnds:
             chance = random.Random(f"{each.trajectory_id} {versions}")
             won = float(chance.random() < 0.5)
             each.turns = [Turn([1], [2, 3], [-0.5, -0.5], versions, "x", reward=won, info={"success": bool(won)})]
-            if chance.random() < (1.0 if self.broken and self.version else 0.05):
+            if chance.random() < (1.0 if self.broken and self.version else self.run.failing):
                 each.stop_reason = StopReason.ENV_ERROR
         return {number: groups[number] for number in ended}
 
@@ -74,6 +75,8 @@ class FakeRun:
     it may be killed, get one Ctrl-C or two, or (while it learns) lose its learner or have an update refused."""
 
     enough = False
+    failing = 0.05
+    """The share of the tries that fail."""
 
     def __init__(
         self, config: Config, checkpoints: list[str], chance: random.Random, often: float, sampler: Any = Refusing
@@ -117,6 +120,8 @@ class FakeRun:
         return {}
 
     def update(self, rewards: RewardBatch) -> StepMetrics:
+        versions = [v for each in rewards.trajectories for turn in each.turns for v in turn.weight_versions]
+        assert min(versions, default=STEPS) >= rewards.rollouts.step - 1 - self.config.trainer.max_staleness
         self.disturbed(NothingLearned("not finite"), UserError("Learner 1 of 2 died during update"))
         return {}
 
@@ -154,11 +159,15 @@ def assert_each_was_learned_from_once(folder: Path, last: dict[str, Any]) -> Non
     assert len(tasks) == len(set(tasks)), "no task twice before an epoch is over"
 
 
-def lives(config: Config, chance: random.Random, often: float) -> tuple[int, dict[str, Any]]:
-    """As many processes as it takes to come to the last step; how many ended before, and the last checkpoint."""
+def lives(
+    config: Config, chance: random.Random, often: float, failing: tuple[float, ...] = (0.05,)
+) -> tuple[int, dict[str, Any]]:
+    """As many processes as it takes to come to the last step; how many ended before, and the last checkpoint.
+    failing: in the first process, the second, ..., and again from the first."""
     checkpoints, ends, last = list[str](), 0, dict[str, Any]()
     while last.get("step") != STEPS or last["unfinished"] is not None:
         run = FakeRun(config, checkpoints, chance, often if ends < 20 else 0.0)
+        run.failing = failing[ends % len(failing)]
         try:
             Loop(run, run.stop).train()  # type: ignore[arg-type]
         except (Killed, Stopped, UserError):
@@ -182,6 +191,18 @@ def test_a_run_that_is_killed_and_stopped_learns_from_every_task_once(
         stores = [JsonlTrajectoryStore(config.run_path / "trajectories") for config in (alone, disturbed)]
         for step in range(1, STEPS + 1):
             assert stores[0].read(step).groups == stores[1].read(step).groups, step
+
+
+@pytest.mark.parametrize("bound", [0, 1, 2])
+@pytest.mark.parametrize("seed", range(20) if os.environ.get("SKYRL_TEST_FULL") else (4, 18))
+def test_a_run_whose_env_is_mended_between_its_processes_learns_from_nothing_too_old(
+    tmp_path: Path, seed: int, bound: int
+) -> None:
+    """Groups that all failed are played again, so that others stand elsewhere than where they stood."""
+    config = make_config(tmp_path, bound)
+    assert_each_was_learned_from_once(
+        config.run_path, lives(config, random.Random(seed), often=0.08, failing=(0.6, 0.0))[1]
+    )
 
 
 @pytest.mark.parametrize("agent", [None, "my_agent.py:agent", ["./agent", "--fast"]])

@@ -55,10 +55,12 @@ class Coalescer(Generic[Item, Reply]):
         while self._waiting:
             batch = [(item, future) for item, future in self._waiting[:MAX_BATCH] if not future.done()]
             del self._waiting[:MAX_BATCH]
-            if not batch:
-                continue
-            await settle([future for _, future in batch], self._call_many([item for item, _ in batch]))
+            if batch:
+                await settle([future for _, future in batch], self._call([item for item, _ in batch]))
         self._drain = None
+
+    async def _call(self, items: list[Item]) -> list[Reply]:
+        return await self._call_many(items)  # which may raise before there is anything to await
 
 
 async def settle(futures: list[asyncio.Future[Reply]], call: Awaitable[Sequence[Reply | None]]) -> None:
@@ -160,7 +162,7 @@ class EnvClient:
             await asyncio.wait([host.recovery for host in hosts if host.recovery], return_when=asyncio.FIRST_COMPLETED)
         raise UserError(
             f"No EnvWorker is left: the last one died and was not back after {RESTART_LIMIT:g} seconds; "
-            "see the logs of the run's Ray session, and whether memory ran out."
+            "see ray-logs in the run's folder, and whether memory ran out."
         )
 
 

@@ -148,7 +148,7 @@ class Workers:
         self.watch()
         self._deaths[index] += 1
         if self._deaths[index] > MAX_RESTARTS:
-            raise UserError(f"A RolloutWorker died {self._deaths[index]} times in a row: see its log.")
+            raise UserError(f"A RolloutWorker died {self._deaths[index]} times in a row: see ray-logs.")
         _alive(self._workers[index], "the episodes")
         for how, again in itertools.groupby(self._in_play[index].values(), key=itemgetter(1)):
             self._send(index, [trajectory for trajectory, _ in again], how)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Self
 
 from skyrl_trainer.config import Config, to_yaml
-from skyrl_trainer.errors import EngineDied, UserError
+from skyrl_trainer.errors import UserError
 from skyrl_trainer.files import write_whole
 
 
@@ -44,8 +44,10 @@ class RunFolder:
         return self
 
     def __exit__(self, kind: type | None, *error: object) -> None:
-        """Keeps Ray's logs of a run that ended for want of an engine."""
-        if kind and issubclass(kind, EngineDied):
+        """Keeps Ray's logs of a run that ended with an error; outside of `guarded` they are others'."""
+        from skyrl_trainer.run.guardian import PREFIX
+
+        if kind and issubclass(kind, UserError) and PREFIX in tempfile.gettempdir():
             with suppress(OSError):
                 logs = Path(tempfile.gettempdir(), "ray", "session_latest", "logs")
                 shutil.copytree(logs, self.path / "ray-logs", dirs_exist_ok=True)

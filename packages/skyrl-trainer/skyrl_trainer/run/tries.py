@@ -66,7 +66,10 @@ class Tries:
         self._unplayed = {}
         for number, sample in drawn.items():
             self._playing[number] = group = self.rollouts.new_group(self._name(number), sample, self._size)
-            if number in self._found and not _tries_of(group[0].sample, self._found[number]):
+            # What was refused then may not be now: it is learned from later, and what was drawn behind it as well.
+            oldest = (number - self.flow.given_back) // self.flow.size - self.flow.max_staleness
+            found = self._found.get(number)
+            if found and not (_tries_of(group[0].sample, found) and min(_versions(found)) >= oldest):
                 del self._found[number]
         self.rollouts.start([self._playing[number] for number in drawn if number not in self._found])
 
@@ -173,10 +176,11 @@ class Tries:
         self.flow.groups = dict(sorted(self.flow.groups.items()))
 
     def _stored(self, step: int, refused: set[int]) -> dict[int, Group]:
-        """Whole groups by number, with no token newer than the checkpoint; moves them to one waiting file."""
+        """Whole groups by number, no token newer than the checkpoint, of two the newer; moves them to one file."""
         stores = [(self._waiting, number) for number in self._waiting.steps()]
         stores += [(self._store, number) for number in self._store.steps() if number > step]
-        groups = chain.from_iterable(store.read(number).groups for store, number in stores)
+        groups = list(chain.from_iterable(store.read(number).groups for store, number in stores))
+        groups.sort(key=lambda group: min(_versions(group)))
         found = {self._number(group): group for group in groups if self._counts(group, step, refused)}
         if found:
             self._keep(found)
@@ -187,13 +191,17 @@ class Tries:
 
     def _counts(self, group: Group, step: int, refused: set[int]) -> bool:
         """Not one whose tries all failed or whose reward is no number, unless refused: the env may be mended."""
-        newest = max((version for each in group for turn in each.turns for version in turn.weight_versions), default=0)
         sound = all(math.isfinite(t.total_reward) for t in group) and not all(t.stop_reason.failed for t in group)
-        return len(group) == self._size and newest <= step and (sound or self._number(group) in refused)
+        return len(group) == self._size and max(_versions(group)) <= step and (sound or self._number(group) in refused)
 
     def _number(self, group: Group) -> int:
         batch, place, _ = map(int, group[0].trajectory_id.split("/"))
         return (batch - 1) * self.flow.size + place
+
+
+def _versions(group: Group) -> list[int]:
+    """Of the weights that sampled each token; 0 where there is none."""
+    return [version for each in group for turn in each.turns for version in turn.weight_versions] or [0]
 
 
 def _tries_of(sample: Sample, group: Group) -> bool:
