@@ -63,8 +63,7 @@ def canonical(text: str) -> Answer | None:
     if "\\" in text:
         for pattern, replacement in _LATEX:
             text = pattern.sub(replacement, text)
-    if "百分之" in text:
-        text = re.sub(r"百分之 *([0-9./]+)", r"\1%", text)
+    text = re.sub(r"百分之 *([0-9./]+)", r"\1%", text)
     return _parse(" ".join(text.split()), _DEEPEST)
 
 
@@ -118,7 +117,9 @@ def _in_order(expression: str) -> str:
     """Its terms sorted, and the factors of each: "y*2 - x^{2}" is "2*y-x^2"."""
     terms = re.findall(rf"([+-]?) ?({_TERM})", re.sub("[{}]", "", expression))
     plain = [(sign or "+") + "*".join(sorted(re.findall(_FACTOR, term))) for sign, term in terms]
-    return "".join(sorted(plain)).removeprefix("+")
+    # Words and numbers with nothing but hyphens between them are no sum, but a date, a code, an order of letters.
+    is_sum = re.search(r"^-|.\+|[*/^]", "".join(plain))
+    return "".join(sorted(plain) if is_sum else plain).removeprefix("+")
 
 
 def _number(match: re.Match[str]) -> Fraction | None:
