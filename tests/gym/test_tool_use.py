@@ -202,6 +202,13 @@ def test_own_tools_corpus_and_rows(tmp_path):
         gym.make(ID, tools=["wikki"])
 
 
+@pytest.mark.parametrize("truth", ["[0, 1) and (2, 3]", "", "1) a", "x" * 1001, "1/0", True, None])
+def test_a_row_whose_answer_can_never_be_right_is_refused(truth):
+    env = gym.make(ID)
+    with pytest.raises(ValueError, match=r"ground_truth' must be a number, a word, a list or a set .* got"):
+        env.reset(options={"task": {"prompt": "?", "ground_truth": truth}})
+
+
 def test_a_template_that_lists_the_tools_gets_instructions_without_them() -> None:
     row = {"prompt": [{"role": "system", "content": "Be kind."}, {"role": "user", "content": "1+1?"}]}
     row |= {"data_source": "mine", "env_class": "tool_use", "reward_spec": {"method": "rule", "ground_truth": "2"}}

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from skyrl_gym.answers import canonical, same
 from skyrl_gym.core import Outcome, Task, TextEnv
 from skyrl_gym.data import read_row, row_id
 from skyrl_gym.envs.tool_use import tasks
@@ -116,8 +117,10 @@ class ToolUseEnv(TextEnv):
         prompt, truth = row["prompt"], row["reward_spec"].get("ground_truth")
         if prompt[-1]["role"] != "user" or any(message["role"] != "system" for message in prompt[:-1]):
             raise ValueError("options['task']: field 'prompt' must be system messages, or none, and one user message.")
-        if isinstance(truth, bool) or not isinstance(truth, str | int | float):
-            raise ValueError("options['task']: field 'reward_spec.ground_truth' must be a string or a number.")
+        known = isinstance(truth, str | int | float) and not isinstance(truth, bool)
+        if not known or canonical(str(truth)) is None:
+            what = "a number, a word, a list or a set (skyrl_gym.answers)"
+            raise ValueError(f"options['task']: field 'reward_spec.ground_truth' must be {what}, got {truth!r:.60}.")
         *said, text = (message["content"] for message in prompt)
         instructions = "\n\n".join([*said, self._instructions[tasks.LANGS.index(options["lang"])]])
         return Task(row_id(prompt), text, str(truth), instructions=instructions, data={"plan": []})
@@ -127,8 +130,7 @@ class ToolUseEnv(TextEnv):
         return task.text
 
     def act(self, action: str) -> Outcome:
-        answer = last_answer(action)
-        if answer is not None:
+        if (answer := last_answer(action)) is not None:
             return self._judge(answer)
         made = [run_call(self._tools, call, self.recorded) for call in parse_tool_calls(action)]
         accepted = sum(call["args"] is not None for call in made)
@@ -141,8 +143,6 @@ class ToolUseEnv(TextEnv):
         return Outcome(responses(made) or neither, parts, valid, info={"tool_calls": made})
 
     def _judge(self, answer: str) -> Outcome:
-        from skyrl_gym.answers import same
-
         self.close()
         right = same(answer, self.task.ground_truth)
         parts = {"answer": 1.0 * right, "tool_calls": 0.1 * self.accepted / max(self.calls, 1)}
@@ -150,8 +150,7 @@ class ToolUseEnv(TextEnv):
 
     def expert_action(self) -> str:
         for calls in self.task.data["plan"]:
-            missing = [call for call in calls if call not in self.made]
-            if missing:
+            if missing := [call for call in calls if call not in self.made]:
                 objects = [json.dumps({"tool": name, "args": args}, ensure_ascii=False) for name, args in missing]
                 return "\n".join(f"<tool_call>{text}</tool_call>" for text in objects)
         return f"<answer>{self.task.ground_truth}</answer>"

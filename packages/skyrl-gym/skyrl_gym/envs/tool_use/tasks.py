@@ -122,7 +122,7 @@ def _computations(difficulty: int) -> list[tuple[str, Any]]:
 
 
 def count(difficulty: int, split: str) -> int:
-    bases = len(chains(difficulty, split) if data()["levels"][str(difficulty)]["chains"] else _pairs(split))
+    bases = len(chains(difficulty, split) or _pairs(split))
     return bases * max(len(_computations(difficulty)), 1)
 
 
