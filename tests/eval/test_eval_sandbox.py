@@ -237,6 +237,17 @@ def test_livecodebench_runs_programs(
     assert (verdict.status, verdict.detail) == (status, {"tests": 2, "passed": passed})
 
 
+@pytest.mark.parametrize("read", ["input()", "input().split()", "stdin.read()"])
+def test_livecodebench_calls_a_function_whose_module_has_a_main_part_that_would_read_the_test(read: str) -> None:
+    main = f"\nif __name__ == '__main__':\n    print(Solution().pair(*map(int, {read})))"
+    assert solved(1, PAIR.format("return [a + b, a - b]") + main).status == "correct"
+
+
+@pytest.mark.parametrize("value", ["[np.int64(a + b), np.float64(a - b)]", "(np.int32(a + b), a - b)"])
+def test_livecodebench_takes_numbers_of_numpy_for_numbers(value: str) -> None:
+    assert solved(1, "import numpy as np\n" + PAIR.format(f"return {value}")).status == "correct"
+
+
 def test_livecodebench_takes_the_last_block_and_says_when_there_is_none() -> None:
     assert lcb.code_of("```\na\n```\ntext\n```python\nb\n```") == "b"
     item = items("livecodebench")[0]

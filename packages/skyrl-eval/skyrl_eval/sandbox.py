@@ -106,8 +106,8 @@ def check(executor: str) -> None:
 def _visible() -> list[str]:
     """The system's programs and this interpreter's, outermost folders only; nobody's files."""
     paths = [path for path in VISIBLE if os.path.exists(path)]
-    real = os.path.realpath(sys.base_prefix), os.path.realpath(sys.prefix)
-    for path in *real, sys.base_prefix, sys.prefix:  # which may be links to them
+    own = sys.base_prefix, sys.prefix
+    for path in *map(os.path.realpath, own), *own:  # which may be links to them
         if not any(f"{path}/".startswith(f"{known}/") for known in paths):
             paths.append(path)
     return paths

@@ -20,8 +20,12 @@ from skyrl_trainer.types import Sample
 
 SECONDS = 6  # for each test
 CALL = """
+__name__ = "tmp_sol"  # as upstream has it
+{code}
 _call = getattr(Solution(), {name!r}) if "Solution" in globals() else globals()[{name!r}]
 _value = _call(*[json.loads(_line) for _line in sys.stdin.read().split("\\n")])
+if "numpy" in sys.modules:
+    sys.modules["numpy"].set_printoptions(legacy="1.25")  # 3, not np.int64(3)
 print("\\n" + {mark!r} + repr(list(_value) if isinstance(_value, tuple) else _value))
 """
 MARK, RESULTS = ">>>>> value ", TypeAdapter(list[tuple[bool, str]])
@@ -104,10 +108,10 @@ class LiveCodeBench(Benchmark):
         if not (code := code_of(final(attempt.answer))).strip():
             return verdict(item, attempt, 0.0, "")
         tests, call = [*item.gold["public"], *opened(item.gold["private"])], item.gold["call"]
-        program = f"{PRELUDE}\n{code}\n" + (CALL.format(name=call, mark=MARK) if call else "")
+        program = PRELUDE + (CALL.format(code=code, name=call, mark=MARK) if call else code)
         results = run_program(program, [test["input"] for test in tests])
         same = same_value if call else same_output
         passed = [ok and same(output, test["output"]) for (ok, output), test in zip(results, tests, strict=False)]
-        first = passed.index(False) if False in passed else len(passed)
+        first = [*passed, False].index(False)
         detail = {"tests": len(tests), "passed": first}
         return verdict(item, attempt, float(first == len(tests)), code[:200], detail=detail)
