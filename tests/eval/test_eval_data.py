@@ -71,6 +71,27 @@ def test_the_fingerprint_is_that_of_the_items_whatever_their_order(tmp_path: Pat
     assert read[0] == read[1] != read[2]
 
 
+def test_the_fingerprint_covers_all_that_is_shown_and_that_decides_a_verdict(tmp_path: Path) -> None:
+    """Choices of which the right letter stays, the starting code, the kind of answer, and worked examples."""
+    changes: dict[str, dict[str, Any]] = {
+        "mmlu-pro": {"options": ["red", "green", "indigo"]},
+        "gpqa": {"Incorrect Answer 1": "gluon", "Incorrect Answer 2": "muon"},
+        "livecodebench": {"starter_code": "class Solution:"},
+        "deepsearchqa": {"answer_type": "Single Answer"},
+    }
+    for bench, change in changes.items():
+        row, module = ROWS[bench][0], benchmarks.find(bench)
+        read = [data.load(module, str(write(tmp_path / f"{bench}.jsonl", [each]))) for each in (row, row | change)]
+        assert read[0].items[0].gold == read[1].items[0].gold and read[0].sha256 != read[1].sha256, bench
+    write(tmp_path / "test.jsonl", [mmlu_pro(1)])
+    without = data.load(benchmarks.find("mmlu-pro"), str(tmp_path / "test.jsonl"))
+    folder = tmp_path / "shown"
+    folder.mkdir()
+    write(folder / "test.jsonl", [mmlu_pro(1)])
+    write(folder / "validation.jsonl", [mmlu_pro(9, cot_content="The answer is (B).")])
+    assert data.load(benchmarks.find("mmlu-pro"), str(folder)).sha256 != without.sha256
+
+
 def test_a_folder_is_read_whole_and_its_validation_file_is_shown_as_examples(tmp_path: Path) -> None:
     shot = mmlu_pro(9, cot_content="A: Let's think step by step. It is green. The answer is (B).")
     write(tmp_path / "validation.jsonl", [shot])

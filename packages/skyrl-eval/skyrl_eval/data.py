@@ -13,7 +13,7 @@ import os
 import sys
 import urllib.request
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -76,7 +76,7 @@ def load(bench: "Benchmark", spec: str | None = None, images: bool = False) -> D
     kept = [item for item in items if images or not item.image]
     if not kept:
         raise UserError(f"--data {source} has no items" + (" without an image." if items else "."))
-    lines = sorted(_digest(item.item_id, item.question, item.gold, item.image) for item in kept)
+    lines = sorted(_digest(astuple(item)) for item in kept)
     notes = [f"{len(items) - len(kept)} items with images are left out"] if len(kept) < len(items) else []
     if bad:
         notes.append(f"{len(bad)} rows that cannot be read are left out, the first: {bad[0]}")
