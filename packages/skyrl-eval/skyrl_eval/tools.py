@@ -29,7 +29,8 @@ from skyrl_trainer.errors import UserError
 
 SECONDS, MOST_BYTES, RESULTS, SNIPPET, PAGE = 20.0, 4 << 20, 8, 300, 3500
 HEADERS = {"User-Agent": "Mozilla/5.0 (compatible; skyrl-eval)", "Content-Type": "application/json"}
-BLOCKED = re.findall(r"(?m)^[^#\s].*", Path(__file__).with_name("blocked.txt").read_text(encoding="utf-8"))
+SITES = re.findall(r"(?m)^[^#\s].*", Path(__file__).with_name("blocked.txt").read_text(encoding="utf-8"))
+BLOCKED = re.compile(rf"(^|[./:])({'|'.join(map(re.escape, SITES))})(\.|v\d+)?(\.pdf|\.git)?[/:@]")
 Hit = dict[str, str]
 """Example: {"url": "https://made.up/glorp", "title": "Glorp", "text": "A glorp has seven legs."}"""
 
@@ -136,9 +137,8 @@ def check_provider(provider: str) -> str:
 def is_blocked(url: str) -> bool:
     """Example: is_blocked("https://www.Lastexam.ai/x") is True."""
     parts = urlsplit(re.sub(r"^(?!https?://)", "https://", url.strip().lower()))
-    host, path = (parts.hostname or "").rstrip("."), re.sub("/+", "/", unquote(parts.path))
-    names = [host.split(".", start)[-1] for start in range(host.count(".") + 1)]
-    return any(f"{name}{path}/".startswith(f"{site}/") for name in names for site in BLOCKED)
+    place = unquote(f"{parts.hostname}{parts.path}/")
+    return bool(BLOCKED.search(re.sub("/+", "/", place)))
 
 
 def on_the_internet(host: str) -> bool:
