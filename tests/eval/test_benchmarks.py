@@ -117,6 +117,18 @@ def test_deepsearchqa(details: dict[str, bool], excessive: list[str], score: flo
     assert "Prompt Type: Set Answer\n<answer>\nIx, Ox\n</answer>" in prompt and '"Belgium": true' in prompt
 
 
+@pytest.mark.parametrize("number", [0, 1])
+def test_deepsearchqas_judge_is_asked_again_where_it_names_no_part_of_the_answer(number: int, tmp_path: Path) -> None:
+    """Also of the answer None, the empty set, which is one part: nothing is made up of an empty judgement."""
+    item, replies = items("deepsearchqa")[number], [rating({}, []), rating({"x": True}, [])]
+    with served(lambda request: (200, replies.pop(0) if replies else rating({}, []))) as (url, requests):
+        context = Context(Judge(url, "judge", tmp_path / "judge"))
+        verdict = graded(item, "None", context)
+        assert verdict.score == 1.0 and verdict.detail["rate"] == "fully_correct" and len(requests) == 2
+        with pytest.raises(JudgeFailed, match="says what cannot be read"):
+            graded(item, "Nobody", context)
+
+
 def test_deepsearchqa_keeps_the_answer_none() -> None:
     assert items("deepsearchqa")[1].gold == "None"
     assert items("deepsearchqa", [ROWS["deepsearchqa"][1] | {"answer": None}])[0].gold == "None"

@@ -95,8 +95,7 @@ def final(answer: str) -> str:
 
 def last(pattern: str, text: str) -> str:
     """The first group of the pattern's last match, or ""."""
-    found = re.findall(pattern, text)
-    return found[-1] if found else ""
+    return ["", *re.findall(pattern, text)][-1]
 
 
 def verdict(item: Item, attempt: Attempt, score: float | None, answer: str, **fields: Any) -> Verdict:

@@ -102,18 +102,17 @@ class Rating(BaseModel):
     Example: {"Correctness Details": {"Ix": true, "Ox": false}, "Excessive Answers": ["Ux"]}
     """
 
-    details: dict[str, bool] = Field(alias="Correctness Details")
+    details: dict[str, bool] = Field(alias="Correctness Details", min_length=1)
     excessive: list[str] | None = Field(alias="Excessive Answers", default=None)
 
     def figures(self) -> tuple[float, dict[str, Any]]:
         """F1; and precision, recall and which of the four rates the answer counts for."""
         found, expected = sum(self.details.values()), len(self.details)
         excessive = len(self.excessive or ())
-        precision = found / (found + excessive) if found + excessive else 0.0
-        recall = found / expected if expected else 0.0
+        precision = found / max(found + excessive, 1)
         rate = RATES[bool(excessive)] if found == expected else RATES[2 if found else 3]
-        f1 = 2 * precision * recall / (precision + recall) if precision + recall else 0.0
-        return f1, {"precision": precision, "recall": recall, "rate": rate}
+        f1 = 2 * found / (found + excessive + expected)
+        return f1, {"precision": precision, "recall": found / expected, "rate": rate}
 
 
 def parse_rating(reply: str) -> Rating | None:
