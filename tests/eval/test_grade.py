@@ -14,16 +14,19 @@ import threading
 import time
 from dataclasses import replace
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
 
+import skyrl_gym.answers
 from skyrl_eval import benchmarks, grade, metrics, report
 from skyrl_eval.benchmarks.common import Context
 from skyrl_eval.data import Data
 from skyrl_eval.judge import Judge, JudgeFailed, parse_match
 from skyrl_eval.store import Run, write_json
 from skyrl_eval.types import Attempt, Item, Verdict
+from skyrl_gym.envs.code_lite import rows
 from skyrl_gym.tools import confine
 from skyrl_trainer.errors import UserError
 from tests.eval.made_up import attempt, items
@@ -158,6 +161,19 @@ def test_a_grader_is_all_code_that_decides(tmp_path: Path, monkeypatch: pytest.M
     for name in ("confine.py", policy.name):
         (tmp_path / name).write_text((tmp_path / name).read_text() + "\n")
         assert before != (before := grade.grader_hash("swe-verified", Context()))
+
+
+@pytest.mark.parametrize("module", [skyrl_gym.answers, rows], ids=["answers", "rows"])
+def test_a_grader_is_also_what_skyrl_gym_compares_with(
+    module: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of MATH, `verified`; of LiveCodeBench the prelude, the private tests and the comparison of outputs."""
+    before = grade.grader_hash("math", Context()), grade.grader_hash("livecodebench", Context())
+    changed = tmp_path / "changed.py"
+    changed.write_text(Path(str(module.__file__)).read_text() + "\n")
+    monkeypatch.setattr(module, "__file__", str(changed))
+    after = grade.grader_hash("math", Context()), grade.grader_hash("livecodebench", Context())
+    assert all(old != new for old, new in zip(before, after, strict=True))
 
 
 def test_one_attempt_that_breaks_a_grader_does_not_end_the_others(tmp_path: Path) -> None:

@@ -212,8 +212,7 @@ def _config(args: argparse.Namespace, bench: Benchmark, length: int, model: dict
 
 
 def _solve(args: argparse.Namespace, run: Run, processes: Processes) -> Run:
-    reached = metrics.limit_reached(run.facts.get("limits"), run.tries)
-    if reached or not run.missing(args.samples):
+    if metrics.limit_reached(run.facts.get("limits"), run.tries) or not run.missing(args.samples):
         return run
     where = {"executor": args.executor, "repos": args.repos and str(args.repos), "tools": args.tools}
     with processes:

@@ -20,6 +20,8 @@ from skyrl_eval.sandbox import SandboxFailed
 from skyrl_eval.solve import STOPS
 from skyrl_eval.store import Run, answer_hash, read_json, read_records, versions, without_login
 from skyrl_eval.types import Attempt, Item, Verdict
+from skyrl_gym import answers
+from skyrl_gym.envs.code_lite import rows
 from skyrl_gym.openenv import in_thread
 from skyrl_gym.tools import confine
 from skyrl_trainer.errors import UserError
@@ -31,11 +33,11 @@ LACKING = ("ungraded", "missing")
 
 def grader_hash(bench: str, context: Context) -> str:
     """Of everything that decides a verdict: the code of graders and of the sandbox, the prompts, the judge."""
-    benchmark, here, confined = benchmarks.find(bench), Path(__file__).parent, Path(confine.__file__)
-    kinds = [kind for kind in type(benchmark).__mro__ if issubclass(kind, Benchmark)]
-    code = ("judge.py", "sandbox.py", "swe.py", "swe_guard.py", "swe_pytest.sh")
-    files = [*(Path(inspect.getfile(kind)) for kind in kinds), *(here / name for name in code)]
-    files += [confined, confined.with_name("sandbox_policy.json"), *sorted(here.glob("swe_steps/*"))]
+    benchmark, here = benchmarks.find(bench), Path(__file__).parent
+    kinds: list[Any] = [kind for kind in type(benchmark).__mro__ if issubclass(kind, Benchmark)]
+    code = ("judge.py", "sandbox.py", "swe.py", "swe_guard.py", "swe_pytest.sh", "swe_steps/*")
+    files = [Path(inspect.getfile(part)) for part in (*kinds, answers, rows, confine)]
+    files += [files[-1].with_name("sandbox_policy.json"), *sorted(path for name in code for path in here.glob(name))]
     parts = [path.read_text(encoding="utf-8") for path in files] + [prompts.text(name) for name in benchmark.prompts]
     parts.append(context.judge.model if context.judge else context.executor)
     parts.append(f"lenient {context.lenient}")
@@ -102,8 +104,8 @@ def results(run: Run, bench: str, samples: int, context: Context, prices: Prices
         notes.append("Answers were read with --lenient, not as by the official parser.")
     priced = prices.get(model), prices.get(judge or "")
     common = metrics.summarise(run.items, samples, run.tries, verdicts, *priced)
-    odd = {name: count for name, count in common["stops"].items() if name not in STOPS.values()}
-    notes += [f"{count} tries ended in {name.replace('_', ' ')}." for name, count in odd.items()]
+    odd = common["stops"].keys() - STOPS.values()
+    notes += [f"{common['stops'][name]} tries ended in {name.replace('_', ' ')}." for name in sorted(odd)]
     if common["uncounted"]:
         notes.append(f"The endpoint did not tell the tokens of {common['uncounted']} tries.")
     who = {"bench": bench, "grader": grader_hash(bench, context), "judge": judge}
@@ -111,8 +113,7 @@ def results(run: Run, bench: str, samples: int, context: Context, prices: Prices
     counts = common["counts"]
     lacking = " and ".join(f"{counts[name]} {name}" for name in LACKING if counts[name])
     caveats = [f"of {len(verdicts)} tries {lacking}, counted as not correct"] if lacking else []
-    reached = metrics.limit_reached(run.facts.get("limits"), run.tries)
-    if counts["missing"] and reached:
+    if counts["missing"] and (reached := metrics.limit_reached(run.facts.get("limits"), run.tries)):
         caveats.append(reached)
     if unreadable := run.facts.get("unreadable"):
         caveats.append(f"{unreadable} rows of the data cannot be read and are left out")
