@@ -194,7 +194,7 @@ def test_two_runs_are_compared_in_words_and_on_the_page(tmp_path: Path) -> None:
     said = compare(a, b)
     found = page_data(b / PAGE)["comparison"]
     assert re.search(r"difference \+\d+\.\d points \(95 %: ", said) and "model: 'made-up-7b' -> 'better'" in said
-    assert found["items"] == 59 and found["difference"] > 0 and found["changed"]["model"] == ["made-up-7b", "better"]
+    assert found["items"] == 60 and found["difference"] > 0 and found["changed"]["model"] == ["made-up-7b", "better"]
     assert 0 < found["p"] < 0.05 and "McNemar" in said
     assert page_data(write_report(b))["comparison"] is None
     thrice = made_run(tmp_path / "thrice", 60, 3)

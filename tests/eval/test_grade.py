@@ -226,16 +226,30 @@ def test_two_runs_are_compared_by_the_items_and_verdicts_of_their_results(tmp_pa
             for item, answer in zip(tasks, answers, strict=True):
                 run.add(attempt(item, answer))
             grade.grade_run(run, "gsm8k", Context())
-    results = {"samples": 1, "grader": grade.grader_hash("gsm8k", Context())}
+    results = {"items": 2, "samples": 1, "grader": grade.grader_hash("gsm8k", Context())}
     found = metrics.compare(*(grade.item_scores(tmp_path / name, results) for name in "ab"))
     assert (found["items"], found["difference"], found["better"]) == (2, 0.5, 1)
     with pytest.raises(UserError, match="grade the run first"):
         grade.item_scores(tmp_path / "a", results | {"grader": "another"})
     with Run(tmp_path / "a", {}, {}, tasks[:1]):  # goes on with fewer items: the others' verdicts are of before
         pass
-    assert list(grade.item_scores(tmp_path / "a", results)) == [f"gsm8k:{tasks[0].item_id}"]
+    with pytest.raises(UserError, match="grade the run first"):
+        grade.item_scores(tmp_path / "a", results)
+    one = results | {"items": 1}
+    assert list(grade.item_scores(tmp_path / "a", one)) == [f"gsm8k:{tasks[0].item_id}"]
     with pytest.raises(UserError, match="would be compared with itself: name two runs"):
         report.comparison(tmp_path / "a", tmp_path / "b" / ".." / "a")
+
+
+def test_a_comparison_counts_tries_that_are_missing_as_not_correct_as_the_accuracy_does(tmp_path: Path) -> None:
+    tasks = items("gsm8k")
+    with Run(tmp_path, {}, {}, tasks) as run:
+        run.add(attempt(tasks[0], "#### 999"))
+        grade.grade_run(run, "gsm8k", Context())
+        results = grade.results(run, "gsm8k", 2, Context(), {}, "m")
+    scores = grade.item_scores(tmp_path, results)
+    assert scores == {f"gsm8k:{tasks[0].item_id}": 0.5, f"gsm8k:{tasks[1].item_id}": 0.0}
+    assert results["accuracy"] == sum(scores.values()) / 2 and "3 missing, counted as not correct" in results["caveat"]
 
 
 def test_a_benchmarks_own_figures_count_what_is_missing_as_its_accuracy_does(tmp_path: Path) -> None:

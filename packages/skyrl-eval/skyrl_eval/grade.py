@@ -4,7 +4,6 @@ import hashlib
 import inspect
 import os
 import sys
-from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, as_completed, wait
 from functools import partial
@@ -128,16 +127,15 @@ def configuration(bench: str, data: Data, **settings: Any) -> dict[str, Any]:
 
 
 def item_scores(folder: Path, results: Mapping[str, Any]) -> dict[str, float]:
-    """The mean score of every item that its results are of, for `metrics.compare`; what is ungraded counts as 0."""
-    ids = set(map(tuple, read_json(folder, "manifest.json")["ids"]))
-    found = [one for one in read_records(folder, Verdict).values() if (one.bench, one.item_id) in ids]
+    """The mean score of every item that its results are of, for `metrics.compare`; a try without one counts as 0."""
+    scores = {f"{bench}:{item_id}": 0.0 for bench, item_id in read_json(folder, "manifest.json")["ids"]}
+    found = [one for one in read_records(folder, Verdict).values() if f"{one.bench}:{one.item_id}" in scores]
     verdicts = [one for one in found if one.sample < results["samples"] and one.grader == results["grader"]]
-    if not verdicts:
-        raise UserError(f"{folder} has no verdicts.jsonl with verdicts in it: grade the run first.")
-    scores: dict[str, list[float]] = defaultdict(list)
+    if not verdicts or len(scores) != results["items"]:
+        raise UserError(f"{folder} has other verdicts or items than its results: grade the run first.")
     for one in verdicts:
-        scores[f"{one.bench}:{one.item_id}"].append(one.score or 0.0)
-    return {name: sum(tries) / len(tries) for name, tries in scores.items()}
+        scores[f"{one.bench}:{one.item_id}"] += one.score or 0.0
+    return {name: total / results["samples"] for name, total in scores.items()}
 
 
 def _graded(benchmark: Benchmark, context: Context, item: Item, attempt: Attempt) -> Verdict:

@@ -91,7 +91,7 @@ def comparison(a: Path, b: Path) -> dict[str, Any]:
     scores = [grade.item_scores(folder, one) for folder, one in results.items()]
     found = metrics.compare(*scores)
     if not found["items"]:
-        raise UserError(f"{a} and {b} have no graded item in common.")
+        raise UserError(f"{a} and {b} have no item in common.")
     changed = {name: [first.get(name), second.get(name)] for name in sorted(first.keys() | second.keys())}
     changed |= {name: [one.get(name) for one in results.values()] for name in ("grader", "judge", "samples")}
     changed = {name: both for name, both in changed.items() if both[0] != both[1]}
