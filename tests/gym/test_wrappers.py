@@ -85,6 +85,11 @@ def test_demonstrations_are_chats_of_solved_tasks(env_id, tmp_path, capsys):
     assert "n is 0, expected 1 to " in capsys.readouterr().err
 
 
+def test_a_file_of_demonstrations_that_cannot_be_written_is_named_before_they_are_played(tmp_path, capsys):
+    assert main(["demos", "text_math", "--n", "10", "--out", str(tmp_path)]) == 2
+    assert str(tmp_path) in (said := capsys.readouterr().err) and "of 10 demonstrations" not in said
+
+
 @pytest.mark.parametrize(
     "env_id, options",
     [

@@ -40,7 +40,7 @@ def test_the_printed_command_is_a_run_of_ours(home: Path, capsys: pytest.Capture
     assert main(["train", *said[length:], "--dry-run"]) == 0
     text = capsys.readouterr().out
     assert "shared_memory: learner and engines share their GPUs" in text
-    stops = text[text.index("Would stop a run here") :].splitlines()[1:]
+    stops = text[text.index("Would stop a new run here") :].splitlines()[1:]
     assert all("GPU" in line or "wandb" in line for line in stops), stops
 
 

@@ -30,6 +30,7 @@ def _table() -> str:
 
 def _write_demos(env_id: str, n: int, out: Path, options: dict[str, Any]) -> None:
     lines, solved = [], 0
+    out.open("a").close()  # raises now, not after all were played
     for demonstration in demonstrations(env_id, n, options):
         lines.append(json.dumps(demonstration, ensure_ascii=False) + "\n")
         solved += demonstration["success"]

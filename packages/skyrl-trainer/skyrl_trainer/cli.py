@@ -281,6 +281,8 @@ def _export(args: Namespace) -> None:
 
         print(export_chat(args.run, args.trajectories, args.step, args.min_reward, args.only_success))
         return
+    if args.step is not None or args.min_reward is not None or args.only_success:
+        raise UserError("--step, --min-reward and --only-success choose trajectories: give --trajectories, not --out.")
     import shutil
 
     from skyrl_trainer import hub

@@ -122,9 +122,9 @@ class AlgorithmConfig(Section):
 
 
 class TrainerConfig(Section):
-    run_dir: Free[str] = "runs/{run_name}"
+    run_dir: Free[str] = Field("runs/{run_name}", min_length=1)
     """Everything that the run writes; a second start in the same folder resumes it. On a disk, or `s3://bucket/...`."""
-    run_name: Free[str] = "run"
+    run_name: Free[str] = Field("run", min_length=1)
     """Names the run folder, and the run at a tracker."""
     project_name: Free[str] = "skyrl"
     """The project at a tracker."""

@@ -16,6 +16,8 @@ from skyrl_trainer.dry_run.doctor import Gpu, Hardware, require_gym
 from skyrl_trainer.dry_run.limits import ModelShape, limits, memory
 from skyrl_trainer.dry_run.plan import obstacles, placement, print_plan
 from skyrl_trainer.errors import UserError
+from skyrl_trainer.report.page import write_page
+from skyrl_trainer.run.commands import train
 from skyrl_trainer.run.folder import RunFolder
 from skyrl_trainer.run.model_shape import model_shape
 
@@ -273,6 +275,28 @@ def test_a_run_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
         pass
 
 
+def test_a_policy_that_no_checkpoint_belongs_to_is_not_replaced(tmp_path: Path) -> None:
+    """As `sft` leaves one, or another program."""
+    policy = tmp_path / "tuned" / "model" / "last"
+    policy.mkdir(parents=True)
+    with pytest.raises(UserError, match=r"tuned has a policy, model/last, and no checkpoint to go on from"):
+        train(load_config(None, [f"trainer.run_dir={tmp_path / 'tuned'}"]))
+    assert {path.name for path in (tmp_path / "tuned").iterdir()} == {"model", ".lock"} and not list(policy.iterdir())
+
+
+@pytest.mark.parametrize("setting", ["trainer.run_dir", "trainer.run_name"])
+def test_a_run_folder_has_a_name(setting: str) -> None:
+    with pytest.raises(UserError, match=rf'^{setting} is "" \(command line\), but should be at least 1 character'):
+        load_config(None, [f"{setting}="])
+
+
+def test_a_page_does_not_replace_another_kind_of_file(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text("trainer: {}\n")
+    with pytest.raises(UserError, match=r"config\.yaml is not named as a page is, whose name ends in \.html"):
+        write_page(tmp_path / "config.yaml", "a run", {}, "", "")
+    assert (tmp_path / "config.yaml").read_text() == "trainer: {}\n"
+
+
 def test_a_folder_without_a_model_is_named(tmp_path: Path) -> None:
     overrides = [f"trainer.policy.model.path={tmp_path}"]
     with pytest.raises(UserError, match=r"there is no .*config.json\."):
@@ -334,6 +358,9 @@ def test_export_copies_a_policy_that_loads_and_nothing_else(tmp_path: Path, caps
     sizes = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 1}
     tiny = TinyConfig(config_kwargs={**sizes, "num_key_value_heads": 1})
     init_policy(tmp_path / "run/model/last", ["What is 1 + 1?"], tiny, seed=0)
+    for choice in (["--step", "2"], ["--min-reward", "1"], ["--only-success"]):
+        assert cli.main(["export", "run", "--out", "copy", *choice]) == 2
+        assert "choose trajectories: give --trajectories, not --out" in capsys.readouterr().err
     assert cli.main(["export", "run", "--out", "copy"]) == 0
     assert "copy: 0.02 M parameters, loads in transformers" in capsys.readouterr().out
     assert sorted(path.name for path in Path("copy").iterdir()) == sorted(

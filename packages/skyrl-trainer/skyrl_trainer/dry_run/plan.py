@@ -161,7 +161,7 @@ def print_plan(resolved: Resolved) -> None:
         _print("\nPhysical limits", bounds.limits(config, shape, machine))
     else:
         print("\nMemory and limits are not known: the model is not on this machine, or of an unknown kind.")
-    _print("\nWould stop a run here", [("-", sentence) for sentence in dict.fromkeys(found) or ["nothing found"]])
+    _print("\nWould stop a new run here", [("-", sentence) for sentence in dict.fromkeys(found) or ["nothing found"]])
 
 
 def _print_memory(config: Config, shape: ModelShape, machine: Hardware, model: str) -> Iterator[str]:

@@ -34,6 +34,8 @@ def lean(value: Any, characters: int = MAX_CHARACTERS, parts: int | None = None)
 
 def write_page(out: Path, title: str, data: dict[str, Any], style: str, script: str, blocks: str = "") -> int:
     """Writes `out`, whose script finds `data` as `page`; returns its bytes. UserError where it cannot be written."""
+    if out.suffix not in (".html", ".htm"):
+        raise UserError(f"{out} is not named as a page is, whose name ends in .html: give another -o.")
     # With "<" escaped, no text can close the script element, or open a comment in it.
     inner = json.dumps(data, ensure_ascii=False, allow_nan=False).replace("<", "\\u003c")
     parts = {"title": escape(title), "data": inner, "style": style, "script": script, "blocks": blocks}

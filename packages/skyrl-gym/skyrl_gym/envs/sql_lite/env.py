@@ -1,10 +1,6 @@
 """sql_lite: a question about a SQLite database, answered by a query; queries to look at it before.
 
-An action is text with queries, each between <sql> and </sql>, or an answer: the last `<answer>...</answer>`, if no
-`</sql>` comes after it. The answer is a query, too. It ends the episode, and queries before it are not run.
-
-Reward, paid with the answer: `answer` is 1.0 if it has the gold query's result on the database and on others with the
-same tables (results.same), `format` 0.1 if it has any result on the database.
+docs/environments/sql_lite.md says what an action is and what is paid.
 """
 
 import re

@@ -1,10 +1,6 @@
 """tool_use: a calculator, search and wiki over a made-up world, python_exec, or a user's tools.
 
-An action is text with tool calls (skyrl_gym.parsing.parse_tool_calls) or an answer: the last `<answer>...</answer>`,
-if no `</tool_call>` comes after it. An answer ends the episode, and calls before it are not made.
-
-Reward, paid with the answer: `answer` is 1.0 when it is right, `tool_calls` 0.1 times the share of the calls that
-named a tool and had fitting arguments, whatever the tool made of them.
+docs/environments/tool_use.md says what an action is and what is paid.
 """
 
 import json
