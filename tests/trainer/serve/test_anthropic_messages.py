@@ -112,6 +112,25 @@ def test_a_stream_is_the_same_message(client: anthropic.Anthropic, engine: Sayin
     assert kinds[0] == "message_start" and kinds[-1] == "message_stop" and kinds.count("content_block_stop") == 2
 
 
+def test_anthropics_own_tool_runner_shows_the_policy_the_whole_conversation(
+    client: anthropic.Anthropic, engine: SayingEngine
+) -> None:
+    """By itself it sends what is new alone, with the id of the message that it follows."""
+
+    @anthropic.beta_tool
+    def calculator(expression: str) -> str:
+        """Adds."""
+        engine.text = "46"
+        return f"{expression} is 4"
+
+    engine.text = f"Let me see. {CALL}"
+    given: dict[str, Any] = {"model": "tiny-run", "max_tokens": 300, "messages": HELLO, "tools": [calculator]}
+    *_, last = client.beta.messages.tool_runner(**given)
+    assert last.content[0].text == "46" and len(engine.seen) == 2
+    told = prompt_of(engine)
+    assert told.index("12 + 34 = ?") < told.index("Let me see.") < told.index("2+2 is 4")
+
+
 @pytest.mark.parametrize("engine", [True], indirect=True)
 def test_a_message_is_told_while_it_is_sampled(client: anthropic.Anthropic, engine: Growing) -> None:
     engine.text = f"So, let us see: {CALL}"

@@ -57,6 +57,7 @@ class Messages(Streamed):
     stop_sequences: list[str] = Field([])
     temperature: float | None = Field(None, ge=0, le=1)
     top_p: float = Field(1.0, gt=0, le=1)
+    thread: None = None  # no message is kept here: it would leave out those before
 
 
 def asked(request: Messages) -> Json:
@@ -109,7 +110,10 @@ def answer_of(reply: Json) -> Json:
 
 def error_of(status: int, sentence: str) -> Json:
     kind = KINDS.get(status, "invalid_request_error" if status < 500 else "api_error")
-    return {"type": "error", "error": {"type": kind, "message": sentence}}
+    error: Json = {"type": kind, "message": sentence}
+    if sentence.startswith("thread:"):  # Anthropic's client then sends whole histories
+        error["details"] = {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
+    return {"type": "error", "error": error}
 
 
 async def streamed(given: Messages, told: Told, answering: Answering) -> AsyncIterator[str]:
