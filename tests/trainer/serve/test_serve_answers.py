@@ -123,6 +123,15 @@ def test_tools_go_through_the_template_and_calls_come_back(client: openai.OpenAI
     assert CALL in again and "<tool_response>\n4\n</tool_response>" in again
 
 
+def test_no_two_calls_have_one_id_and_each_has_nine_characters(client: openai.OpenAI, engine: SayingEngine) -> None:
+    """OpenAI's Agents SDK ends at an id that an earlier call had; Mistral's templates take no other length."""
+    engine.text, ids = CALL + CALL, list[str]()
+    for _ in range(3):
+        reply = client.chat.completions.create(model="tiny-run", messages=HELLO, tools=TOOLS, max_tokens=300, n=2)
+        ids += [call.id for choice in reply.choices for call in choice.message.tool_calls or ()]
+    assert len(set(ids)) == len(ids) == 12 and {len(each) for each in ids} == {9}
+
+
 def test_parts_of_text_are_read_and_log_probabilities_are_those_of_the_sampling(
     client: openai.OpenAI, engine: SayingEngine
 ) -> None:

@@ -17,9 +17,10 @@ import secrets
 import shutil
 import subprocess
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from contextlib import ExitStack, suppress
+from itertools import count
 from pathlib import Path
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
@@ -87,6 +88,7 @@ class AgentEnv(gymnasium.Env[str, str]):
         """What the agent asks, with the future of its answer; or, when it has ended, the reward that it returned."""
         self._future: Future[dict[str, Any]] = Future()
         self._asked = self._waiting = 0
+        self._calls = count()
         what = sample.sample_id, sample.env_id, sample.seed, dict(sample.options), sample.ground_truth
         self._task = Task(*what, play=self._play)
         self.name, self.limits = MODEL, dict[str, Any]()
@@ -110,7 +112,7 @@ class AgentEnv(gymnasium.Env[str, str]):
         return "\n".join(others), {"instructions": "\n".join(system), "request": request}
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
-        answer = _read(action)
+        answer = _read(action, self._calls)
         self._future.set_result(answer)
         event = self._events.get()
         reward, info = self._play.earned()
@@ -206,12 +208,12 @@ class AgentEnv(gymnasium.Env[str, str]):
         return f"The agent raised {cause(event)}" if isinstance(event, BaseException) else ""
 
 
-def _read(action: str) -> dict[str, Any]:
+def _read(action: str, calls: Iterable[int]) -> dict[str, Any]:
     """Conversation.said; a plain text, as a person would say it, is an answer that was not cut."""
     with suppress(ValueError, RecursionError):
         if isinstance(said := json.loads(action), dict) and said.keys() == {"choice", "usage"}:
             return said
-    choice = {"index": 0, "message": message_of(action), "logprobs": None, "finish_reason": "stop"}
+    choice = {"index": 0, "message": message_of(action, calls), "logprobs": None, "finish_reason": "stop"}
     return {"choice": choice, "usage": {"prompt_tokens": 0, "completion_tokens": 0}}
 
 

@@ -10,7 +10,7 @@ import json
 import secrets
 import time
 from bisect import bisect_left
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping
 from functools import partial
 from typing import Any, Protocol
 
@@ -86,14 +86,20 @@ class Backend(Protocol):
     async def complete(self, request: Completion) -> dict[str, Any]: ...
 
 
-def message_of(text: str) -> dict[str, Any]:
-    """The assistant's message: calls of tools in our grammar become `tool_calls`, and what stands before them stays."""
+def call_of(number: int, name: str, arguments: str) -> dict[str, Any]:
+    """A call of a tool; its id has nine characters, for Mistral's templates take no other."""
+    function = {"name": name, "arguments": arguments}
+    return {"id": f"call{number % 100_000:05}", "type": "function", "function": function}
+
+
+def message_of(text: str, numbers: Iterable[int]) -> dict[str, Any]:
+    """The assistant's message: calls of tools in our grammar become `tool_calls`, and what stands before them stays.
+    numbers: for the calls' ids; agents expect others in a later answer."""
     calls = [call for call in parse_tool_calls(text) if isinstance(call, ToolCall)]
     if not calls:
         return {"role": "assistant", "content": text}
     before = text.partition(CALL)[0].rstrip()  # its beginning may have been told
-    functions = [{"name": call.tool, "arguments": json.dumps(call.args)} for call in calls]
-    made = [{"id": f"call_{i}", "type": "function", "function": f} for i, f in enumerate(functions)]
+    made = [call_of(number, call.tool, json.dumps(call.args)) for call, number in zip(calls, numbers, strict=False)]
     return {"role": "assistant", "content": before or None, "tool_calls": made}
 
 

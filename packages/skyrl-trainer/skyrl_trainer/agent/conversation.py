@@ -9,7 +9,7 @@ segment; any other (a rewritten history, a second conversation, a retry) begins 
 import json
 from bisect import bisect_left
 from hashlib import blake2b
-from itertools import accumulate
+from itertools import accumulate, count
 from typing import Any
 
 from skyrl_trainer.agent.chat_api import for_template
@@ -27,7 +27,7 @@ class Conversation:
 
     def __init__(self, prompt: ChatPrompt, request: dict[str, Any]) -> None:
         """request: the first, {"messages", "tools", "max_tokens", "logprobs", "stop"}, or {"messages", "role"}."""
-        self._prompt = prompt
+        self._prompt, self._calls = prompt, count()
         self._answers: dict[str, list[int]] = {}
         """Ids of what the policy has answered: by the answer alone, and by the history that ends with it."""
         self._segments: list[int] = []
@@ -53,8 +53,8 @@ class Conversation:
         One that asks for a `role` gets the plain text."""
         stop, tools = self._cut_at_stop(turn), self._request.get("tools") or None
         self.at_stop = stop is not None or turn.output_ids[-1] in self._prompt.stop_token_ids
-        logprobs, finish = self._request.get("logprobs"), "stop" if self.at_stop else "length"
-        choice = choice_of(self._prompt, turn.action, turn, tools, logprobs, finish, stop)
+        logprobs, ended = self._request.get("logprobs"), (turn.action, "stop" if self.at_stop else "length", stop)
+        choice = choice_of(self._prompt, turn, ended, tools, logprobs, self._calls)
         self._history = _history(self._history, choice["message"])
         self._answers |= dict.fromkeys((_key(choice["message"]), self._history), turn.output_ids)
         usage = {"prompt_tokens": len(self.context), "completion_tokens": len(turn.output_ids)}

@@ -15,7 +15,7 @@ from typing import Any
 from skyrl_trainer.agent import chat_api
 from skyrl_trainer.agent.chat_api import CALL, Chat, Choice, Common, Completion, Refusal
 from skyrl_trainer.agent.http_server import HTTPServer
-from skyrl_trainer.agent.parsers import ParsingPrompt, choice_of, with_parsers
+from skyrl_trainer.agent.parsers import Ended, ParsingPrompt, choice_of, with_parsers
 from skyrl_trainer.agent.prompt import ChatPrompt
 from skyrl_trainer.agent.streaming import settled
 from skyrl_trainer.agent.tokenizer import load_chat_prompt
@@ -40,6 +40,7 @@ class Policy:
         self._prompt, self._generator = prompt, generator
         clients = [(each, EngineClient(each, f"serve-{secrets.token_hex(4)}")) for each in engines]
         self._engines = itertools.cycle(clients)
+        self._calls = itertools.count(secrets.randbelow(100_000))  # a conversation may go on with another server
 
     async def complete(self, request: Completion) -> dict[str, Any]:
         given = request.prompt
@@ -47,7 +48,7 @@ class Policy:
         outputs, answer = await self._generate(request, ids)
         choices = []
         for index, output in enumerate(outputs):
-            text, finish, _ = self._text(request, output)
+            text, finish, _ = self._ended(request, output)
             choices.append({"index": index, "text": text, "logprobs": None, "finish_reason": finish})
         return answer | {"object": "text_completion", "choices": choices}
 
@@ -61,13 +62,12 @@ class Policy:
         outputs, answer = await self._generate(request, ids)
         choices = list[Choice]()
         for index, output in enumerate(outputs):
-            text, finish, stop = self._text(request, output)
-            choice = choice_of(self._prompt, text, output, request.tools or [], request.logprobs, finish, stop)
+            ended = self._ended(request, output)
+            choice = choice_of(self._prompt, output, ended, request.tools or [], request.logprobs, self._calls)
             choices.append(choice | {"index": index})
         return answer | {"object": "chat.completion", "choices": choices}
 
-    def _text(self, request: Common, output: GenerationOutput) -> tuple[str, str, str | None]:
-        """The output's text up to the request's first stop string, why it ends, and at which string."""
+    def _ended(self, request: Common, output: GenerationOutput) -> Ended:
         text = self._prompt.decode(output.output_ids)
         ends = [(at, stop) for stop in request.stops if stop and (at := text.find(stop)) >= 0]
         at, stop = min(ends, default=(len(text), None))
