@@ -27,6 +27,8 @@ from tests.trainer.fakes import CHATML, tiny_tokenizer
 
 CALL = '<tool_call>\n{"name": "calculator", "arguments": {"expression": "2+2"}}\n</tool_call>'
 TOOLS = [{"type": "function", "function": {"name": "calculator", "parameters": {"type": "object", "properties": {}}}}]
+LAST = len(tiny_tokenizer()) - 1
+"""The last token's id."""
 HELLO: list[Any] = [{"role": "user", "content": "12 + 34 = ?"}]
 
 
@@ -102,6 +104,8 @@ def test_completions_take_text_or_tokens_and_end_at_a_stop_string(client: openai
     cut = client.completions.create(model="tiny-run", prompt=[5, 6, 7], max_tokens=1)
     assert engine.seen[-1].prompt_ids == [5, 6, 7] and cut.choices[0].finish_reason == "length"
     assert len({request.seed for request in engine.seen}) == 3
+    client.completions.create(model="tiny-run", prompt=[0, LAST], seed=2**63 - 1)
+    assert (engine.seen[-1].prompt_ids, engine.seen[-1].seed) == ([0, LAST], 2**63 - 1)
 
 
 def test_tools_go_through_the_template_and_calls_come_back(client: openai.OpenAI, engine: SayingEngine) -> None:
@@ -287,6 +291,17 @@ def test_another_models_name_is_404_and_names_the_one_served(client: openai.Open
         ("completions", {"model": "tiny-run", "prompt": "x", "logprobs": 1}, "logprobs: Input should be null"),
         ("completions", {"model": "tiny-run", "prompt": "12 " * 2000}, "generator.max_model_len=1024"),
         ("completions", "no JSON", "the body: Invalid JSON"),
+        # Of each of these an engine would die.
+        *(
+            (
+                "completions",
+                {"model": "tiny-run", "prompt": [5, each]},
+                f"prompt: {each} is no token of this policy; give some from 0 to {LAST}.",
+            )
+            for each in (-1, LAST + 1)
+        ),
+        ("completions", {"model": "tiny-run", "prompt": "x", "seed": 2**63}, "seed: "),
+        ("chat/completions", {"model": "tiny-run", "messages": HELLO, "seed": 2**64}, "seed: "),
     ],
 )
 def test_a_bad_request_is_400_with_a_sentence(url: str, path: str, body: Any, sentence: str) -> None:

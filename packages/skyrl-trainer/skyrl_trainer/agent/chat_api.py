@@ -43,7 +43,7 @@ class Common(Streamed):
     max_completion_tokens: int | None = Field(None, gt=0)
     temperature: float | None = Field(None, ge=0, le=2)
     top_p: float = Field(1.0, gt=0, le=1)
-    seed: int | None = Field(None, ge=0)
+    seed: int | None = Field(None, ge=0, lt=2**63)  # torch takes 64 bits
     n: int = Field(1, gt=0, le=MAX_CHOICES)
     stop: str | list[str] | None = None
 

@@ -43,8 +43,10 @@ class Policy:
         self._calls = itertools.count(secrets.randbelow(100_000))  # a conversation may go on with another server
 
     async def complete(self, request: Completion) -> dict[str, Any]:
-        given = request.prompt
+        given, size = request.prompt, len(self._prompt.tokenizer)
         ids = self._prompt.encode(given) if isinstance(given, str) else given
+        if ids is given and (wrong := [each for each in ids if not 0 <= each < size]):  # an engine would die of one
+            raise Refusal(400, f"prompt: {wrong[0]} is no token of this policy; give some from 0 to {size - 1}.")
         outputs, answer = await self._generate(request, ids)
         choices = []
         for index, output in enumerate(outputs):
