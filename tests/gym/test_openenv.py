@@ -416,6 +416,35 @@ def test_a_server_of_others_plays_100_episodes(text):
     assert wins == 100
 
 
+class Tools(Guess):
+    """A server whose actions are calls of tools, as those of OpenEnv's MCP environments."""
+
+    def __init__(self) -> None:
+        fields = {"type": {"const": "call_tool", "default": "call_tool"}, "tool_name": {"type": "string"}}
+        fields |= {"arguments": {"type": "object", "additionalProperties": True}, "metadata": {"type": "object"}}
+        self.action = {"type": "object", "properties": fields, "required": ["tool_name"], "additionalProperties": False}
+
+    def play(self, connection) -> None:
+        for message in connection:
+            data = json.loads(message)
+            if data["type"] == "close":
+                return
+            asked = data["data"]
+            seen = {} if data["type"] == "reset" else {"tool_name": asked["tool_name"], "result": asked["arguments"]}
+            done = data["type"] == "step" and asked["tool_name"] == "echo"
+            said = {"observation": seen, "reward": float(done), "done": done}
+            connection.send(json.dumps({"type": "observation", "data": said}))
+
+
+def test_an_environment_of_tools_gets_the_arguments_of_a_call():
+    server = Tools()
+    with others(server.play, server.plain_http) as url, gym.make("skyrl/openenv-v0", url=url) as env:
+        assert '"tool_name": {"type": "string"}' in env.reset(seed=1)[1]["instructions"]
+        assert env.step("echo")[4]["valid_action"] is False
+        observation, reward, over, *_ = env.step('{"tool_name": "echo", "arguments": {"message": "hi"}}')
+    assert json.loads(observation)["result"] == {"message": "hi"} and reward == 1.0 and over
+
+
 def test_an_action_that_does_not_fit_the_schema_is_answered_and_not_sent():
     guess = Guess(text=False)
     with others(guess.play, guess.plain_http) as url, gym.make("skyrl/openenv-v0", url=url) as env:

@@ -159,7 +159,7 @@ def _schema(asked: Request, seconds: float) -> tuple[Info, str | None]:
         validator(schema)
         fields = schema["properties"]
         needed = [name for name in schema.get("required", fields) if name != "metadata"]
-        one = len(needed) == 1 and fields.get(needed[0], {}).get("type") == "string"
+        one = len(needed) == 1 and fields.get(needed[0], {}).get("type") == "string" and "arguments" not in fields
         return schema, needed[0] if one else None
     except HTTPError as error:
         said = f"HTTP {error.code}: {error.read(300).decode(errors='replace')}"
