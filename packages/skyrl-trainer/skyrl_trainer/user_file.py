@@ -47,8 +47,7 @@ def load_user_file(setting: str, given: str, what: str) -> ModuleType:
 
 def load_plugin(config: "Config") -> None:
     """Runs `trainer.algorithm.plugin_file`: every process calls this before it asks a registry for a name."""
-    given = config.trainer.algorithm.plugin_file
-    if given is not None:
+    if (given := config.trainer.algorithm.plugin_file) is not None:
         what = "registers trainers, engines, estimators, samplers or rewards"
         load_user_file("trainer.algorithm.plugin_file", given, what)
 

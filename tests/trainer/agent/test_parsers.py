@@ -12,7 +12,7 @@ import random
 import re
 from collections.abc import Callable, Iterator
 from functools import cache, partial
-from itertools import chain, count
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,7 +22,7 @@ import trl
 
 from skyrl_trainer.agent.chat_api import application
 from skyrl_trainer.agent.conversation import Conversation
-from skyrl_trainer.agent.parsers import ParsingPrompt, check_names, parsed, with_parsers
+from skyrl_trainer.agent.parsers import ParsingPrompt, check_names, named, parsed, with_parsers
 from skyrl_trainer.agent.prompt import ChatPrompt
 from skyrl_trainer.config import load_config
 from skyrl_trainer.errors import UserError
@@ -197,12 +197,15 @@ def test_what_a_template_writes_a_parser_reads_back(name: str) -> None:
     prompt, seen = prompt_of(name), set()
     for said in messages(name, 60):
         ids = prompt.encode(written(name, said))
-        message = parsed(prompt, prompt.decode(ids), ids, TOOLS, count())
+        message = parsed(prompt, prompt.decode(ids), ids, TOOLS)
         calls = [{key: call[key] for key in ("name", "arguments")} for call in said["calls"]]
         thought = said["reasoning_content"] or ("Well." if name == "deepseek" else "")
         assert heard(message) == said | {"calls": calls, "reasoning_content": thought}
-        wanted = [call["id"] if name == "kimi" else f"call{place:05}" for place, call in enumerate(said["calls"])]
+        wanted = [call["id"] if name == "kimi" else "" for call in said["calls"]]
         assert [call["id"] for call in message.get("tool_calls", ())] == wanted
+        named({"id": f"chatcmpl-{len(seen)}"}, [{"message": message}])
+        ids = [call["id"] for call in message.get("tool_calls", ())]
+        assert ids == wanted if name == "kimi" else {len(each) for each in ids} <= {9}
         seen.add((len(calls), bool(said["content"]), bool(thought)))
     assert len(seen) >= (2 if name.startswith("llama") else 4), seen
 
@@ -231,10 +234,11 @@ def test_mistrals_own_library_writes_what_the_parser_reads() -> None:
             whole = version.instruct_tokenizer.tokenizer.decode(encoded.tokens, SpecialTokenPolicy.KEEP)
             text = whole.partition("[/INST]")[2].partition("</s>")[0].replace("▁", " ")
             text = re.sub("(<0x..>)+", lambda each: bytes.fromhex(re.sub("<0x|>", "", each[0])).decode(), text)
-            message = parsed(prompt, text, prompt.encode(text), TOOLS, range(9))
+            message = parsed(prompt, text, prompt.encode(text), TOOLS)
             wanted = [{"name": tool, "arguments": given} for tool, given in calls]
             assert heard(message) == {"content": "", "reasoning_content": "", "calls": wanted}
-            assert all(len(call["id"]) == 9 for call in message["tool_calls"])
+            named({"id": "chatcmpl-1"}, [{"message": message}])
+            assert all(re.fullmatch("[a-zA-Z0-9]{9}", call["id"]) for call in message["tool_calls"])
 
 
 def test_gpt_oss_is_read_from_its_own_tokens() -> None:
@@ -257,7 +261,7 @@ def test_gpt_oss_is_read_from_its_own_tokens() -> None:
         ids = encoding.encode(text, allowed_special="all")
         wanted = {"content": message["content"], "reasoning_content": thought, "calls": []}
         calls = [{"name": "find", "arguments": given}] if number % 2 else []
-        assert heard(parsed(prompt, text, ids, TOOLS, count())) == wanted | {"calls": calls}
+        assert heard(parsed(prompt, text, ids, TOOLS)) == wanted | {"calls": calls}
 
 
 def test_an_unknown_parser_is_refused_with_those_that_vllm_has() -> None:
@@ -292,14 +296,14 @@ def test_whatever_a_policy_writes_is_an_answer(name: str) -> None:
     pieces = [*FAMILIES[name].words.split(), '{"name": "find", "parameters": 3}', "[", "find\n", *texts]
     for _ in range(200):
         text = "".join(piece[: rng.randint(1, 200)] for piece in rng.choices(pieces, k=rng.randint(1, 6)))
-        message = parsed(prompt, text, prompt.encode(text), rng.choice([TOOLS, []]), count())
+        message = parsed(prompt, text, prompt.encode(text), rng.choice([TOOLS, []]))
         assert message["role"] == "assistant"
         for call in message.get("tool_calls", ()):
             assert isinstance(json.loads(call["function"]["arguments"]), dict)
-        assert parsed(prompt, text, prompt.encode(text), None, count()).get("tool_calls") is None
+        assert parsed(prompt, text, prompt.encode(text), None).get("tool_calls") is None
     bad = '<tool_call>{"name": "find", "arguments": "all"}</tool_call>'
     if name == "qwen3":
-        assert parsed(prompt, bad, prompt.encode(bad), TOOLS, count()) == {"role": "assistant", "content": bad}
+        assert parsed(prompt, bad, prompt.encode(bad), TOOLS) == {"role": "assistant", "content": bad}
 
 
 @pytest.mark.parametrize("name", ["qwen3", "qwen3.5", "qwen3.6", "glm"])
@@ -361,16 +365,6 @@ class Agent:
         self.turns[-1].info["request"] = {"messages": self.asked, **self.more, **more}
         self.new_ids, new_segment = self.conversation.advance(self.turns)
         return new_segment
-
-
-def test_calls_are_numbered_through_an_episode() -> None:
-    """OpenAI's Agents SDK ends at an id that an earlier call had."""
-    agent = Agent("qwen3", tools=TOOLS)
-    for number in range(0, 6, 2):
-        *asked, answer = agent.hears(SAID_AND_CALLED + SAID_AND_CALLED)
-        ids = [call["id"] for call in answer["tool_calls"]]
-        assert ids == [f"call{number:05}", f"call{number + 1:05}"]
-        agent.asks(*asked, answer, *(RESULT | {"tool_call_id": each} for each in ids))
 
 
 @pytest.mark.parametrize(

@@ -296,7 +296,7 @@ def test_another_models_name_is_404_and_names_the_one_served(client: openai.Open
             (
                 "completions",
                 {"model": "tiny-run", "prompt": [5, each]},
-                f"prompt: {each} is no token of this policy; give some from 0 to {LAST}.",
+                f"prompt: {each} is no token here: give 0 to {LAST}.",
             )
             for each in (-1, LAST + 1)
         ),

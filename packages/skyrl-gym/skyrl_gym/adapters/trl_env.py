@@ -63,8 +63,7 @@ class TRLEnv(Repeated):
         schemas = [each.schema for each in self._tools.values()]
         lines = [json.dumps(schema["function"], ensure_ascii=False) for schema in schemas]
         told = TELLS.format(most=MAX_CALLS, tools="\n".join(lines))
-        whole = f"{system}\n\n{told}".lstrip()
-        return {"instructions": whole, "instructions_without_tools": system, "tools": schemas}
+        return {"instructions": f"{system}\n\n{told}".lstrip(), "instructions_without_tools": system, "tools": schemas}
 
     def act(self, action: str) -> Outcome:
         self.actions.append(action)

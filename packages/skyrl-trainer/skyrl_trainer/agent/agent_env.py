@@ -17,10 +17,9 @@ import secrets
 import shutil
 import subprocess
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import ExitStack, suppress
-from itertools import count
 from pathlib import Path
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
@@ -30,8 +29,9 @@ import gymnasium
 from skyrl_trainer.agent.chat_api import Chat, Completion, Refusal, answer_of, application, for_template, message_of
 from skyrl_trainer.agent.early_imports import EarlyImports
 from skyrl_trainer.agent.http_server import HTTPServer
-from skyrl_trainer.agent.parsers import check_names
+from skyrl_trainer.agent.parsers import check_names, named
 from skyrl_trainer.agent.prompt import LONGEST_TEXT
+from skyrl_trainer.agent.streaming import Json
 from skyrl_trainer.agent.task import MODEL, Play, Task
 from skyrl_trainer.errors import UserError
 from skyrl_trainer.types import Sample
@@ -86,14 +86,13 @@ class AgentEnv(gymnasium.Env[str, str]):
         self._agent, self._play, self._stack = sample.agent, Play(sample), ExitStack()
         self._events: SimpleQueue[Any] = SimpleQueue()
         """What the agent asks, with the future of its answer; or, when it has ended, the reward that it returned."""
-        self._future: Future[dict[str, Any]] = Future()
+        self._future: Future[Json] = Future()
         self._asked = self._waiting = 0
-        self._calls = count()
         what = sample.sample_id, sample.env_id, sample.seed, dict(sample.options), sample.ground_truth
         self._task = Task(*what, play=self._play)
-        self.name, self.limits = MODEL, dict[str, Any]()
+        self.name, self.limits = MODEL, Json()
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
+    def reset(self, *, seed: int | None = None, options: Json | None = None) -> tuple[str, Json]:
         server, task = HTTPServer("127.0.0.1", 0), self._task
         task.base_url, task.api_key = server.url, secrets.token_hex(16)
         more = {"/v1/env/reset": self._env_reset, "/v1/env/step": self._env_step}
@@ -104,31 +103,31 @@ class AgentEnv(gymnasium.Env[str, str]):
         threading.Thread(target=self._run, daemon=True).start()
         event = self._events.get()
         if not isinstance(event, tuple):
-            raise UserError(f"{self._of_error(event) or 'The agent ended'} before it asked the model anything.")
+            ended = str(event).removesuffix(".") if isinstance(event, UserError) else "The agent ended"
+            raise UserError(f"{ended} before it asked the model anything.")
         request, self._future = event
         told = [for_template(each) for each in request["messages"]]
         system = [each["content"] for each in told if each["role"] == "system"]
         others = [each["content"] for each in told if each["role"] != "system"]
         return "\n".join(others), {"instructions": "\n".join(system), "request": request}
 
-    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
-        answer = _read(action, self._calls)
-        self._future.set_result(answer)
+    def step(self, action: str) -> tuple[str, float, bool, bool, Json]:
+        self._future.set_result(_read(action))
         event = self._events.get()
         reward, info = self._play.earned()
-        info["answer"] = answer
+        info["answer"] = _read(action)  # a copy
         if isinstance(event, tuple):
             request, self._future = event
             return _news(request["messages"]), reward, False, False, info | {"request": request}
-        if failed := self._of_error(event):
-            raise UserError(f"{failed}.")
+        if isinstance(event, UserError):
+            raise event
         returned = event if isinstance(event, dict) else {"reward": event or 0.0}
         reward += returned.get("reward") or 0.0
         told = reward > 0 if self._play.success is None else self._play.success
         info["success"] = bool(returned.get("success", told))
         return "", reward, not self._play.truncated, self._play.truncated, info
 
-    def feed_external(self, recorded: list[dict[str, Any]]) -> None:
+    def feed_external(self, recorded: list[Json]) -> None:
         self._play.recorded = recorded
 
     def close(self) -> None:
@@ -138,7 +137,7 @@ class AgentEnv(gymnasium.Env[str, str]):
         self._stack.close()
         self._play.close()
 
-    async def chat(self, request: Chat) -> dict[str, Any]:
+    async def chat(self, request: Chat) -> Json:
         if request.model != MODEL:
             raise Refusal(404, f"The model {request.model!r} is not served here; {MODEL!r} is.")
         if request.n > 1:
@@ -149,7 +148,7 @@ class AgentEnv(gymnasium.Env[str, str]):
             raise Refusal(400, f"The request is longer than {LONGEST_TEXT} characters.")
         if self._waiting >= MOST_WAITING:
             raise Refusal(429, f"{MOST_WAITING} requests of this agent wait already.")
-        future: Future[dict[str, Any]] = Future()
+        future: Future[Json] = Future()
         self._waiting += 1
         self._events.put((asked, future))
         try:
@@ -160,16 +159,16 @@ class AgentEnv(gymnasium.Env[str, str]):
             self._waiting -= 1
         self._asked += 1
         told = answer_of(f"chatcmpl-{self._asked}", MODEL, answer["usage"])
-        return told | {"object": "chat.completion", "choices": [answer["choice"]]}
+        return named(told, [answer["choice"]])
 
-    async def complete(self, request: Completion) -> dict[str, Any]:
+    async def complete(self, request: Completion) -> Json:
         raise Refusal(404, "In training the policy answers /v1/chat/completions alone.")
 
-    async def _env_reset(self, body: Any) -> dict[str, Any]:
+    async def _env_reset(self, body: Any) -> Json:
         observation, info = await _played(self._play.reset)
         return {"observation": observation, "info": info}
 
-    async def _env_step(self, body: Any) -> dict[str, Any]:
+    async def _env_step(self, body: Any) -> Json:
         if not isinstance(body, dict) or not isinstance(body.get("action"), str):
             raise Refusal(400, 'The body is {"action": "..."}.')
         said = await _played(self._play.step, body["action"])
@@ -179,8 +178,10 @@ class AgentEnv(gymnasium.Env[str, str]):
         try:
             returned = self._call() if isinstance(self._agent, str) else self._command()
             self._events.put(_checked(returned))
-        except BaseException as error:
+        except UserError as error:
             self._events.put(error)
+        except BaseException as error:
+            self._events.put(UserError(f"The agent raised {cause(error)}."))
 
     def _call(self) -> Any:
         assert isinstance(self._agent, str)
@@ -197,23 +198,18 @@ class AgentEnv(gymnasium.Env[str, str]):
             while chunk := os.read(process.stdout.fileno(), LONGEST_LINE):
                 tail = (tail + chunk)[-LONGEST_LINE:]
         if process.returncode:
-            raise UserError(f"The agent {Path(self._agent[0]).name} ended with exit status {process.returncode}")
+            raise UserError(f"The agent {Path(self._agent[0]).name} ended with exit status {process.returncode}.")
         with suppress(ValueError, IndexError, RecursionError):
             return json.loads(tail.split(b"\n")[-2 if tail.endswith(b"\n") else -1])
         return None
 
-    def _of_error(self, event: Any) -> str:
-        if isinstance(event, UserError):
-            return str(event).removesuffix(".")
-        return f"The agent raised {cause(event)}" if isinstance(event, BaseException) else ""
 
-
-def _read(action: str, calls: Iterable[int]) -> dict[str, Any]:
+def _read(action: str) -> Json:
     """Conversation.said; a plain text, as a person would say it, is an answer that was not cut."""
     with suppress(ValueError, RecursionError):
         if isinstance(said := json.loads(action), dict) and said.keys() == {"choice", "usage"}:
             return said
-    choice = {"index": 0, "message": message_of(action, calls), "logprobs": None, "finish_reason": "stop"}
+    choice = {"index": 0, "message": message_of(action), "logprobs": None, "finish_reason": "stop"}
     return {"choice": choice, "usage": {"prompt_tokens": 0, "completion_tokens": 0}}
 
 
@@ -232,11 +228,11 @@ def _checked(returned: Any) -> Any:
     """What the agent returned: None, a number, or a dictionary."""
     reward, others = (returned.get("reward"), returned.keys()) if isinstance(returned, dict) else (returned, set())
     if others - {"reward", "success"} or not (reward is None or isinstance(reward, int | float)):
-        raise UserError(f"The agent returned {repr(returned)[:80]}: return a number, {{'reward': ...}} or nothing")
+        raise UserError(f"The agent returned {repr(returned)[:80]}: return a number, {{'reward': ...}} or nothing.")
     return returned
 
 
-def _news(messages: list[dict[str, Any]]) -> str:
+def _news(messages: list[Json]) -> str:
     """What has been said since the assistant spoke, for people."""
     told = [for_template(each) for each in messages]
     last = max((place for place, each in enumerate(told) if each["role"] == "assistant"), default=-1)

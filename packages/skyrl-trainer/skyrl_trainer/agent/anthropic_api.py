@@ -7,9 +7,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, Field
 
-from skyrl_trainer.agent.streaming import Answering, Streamed, Told, event_of, rest_of
+from skyrl_trainer.agent.streaming import Answering, Json, Streamed, Told, event_of, rest_of
 
-Json = dict[str, Any]
 KINDS = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
 REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 """Why an answer ended: OpenAI's words, and theirs."""
@@ -57,7 +56,7 @@ class Messages(Streamed):
     stop_sequences: list[str] = Field([])
     temperature: float | None = Field(None, ge=0, le=1)
     top_p: float = Field(1.0, gt=0, le=1)
-    thread: None = None  # no message is kept here: it would leave out those before
+    thread: None = None
 
 
 def asked(request: Messages) -> Json:
@@ -111,8 +110,8 @@ def answer_of(reply: Json) -> Json:
 def error_of(status: int, sentence: str) -> Json:
     kind = KINDS.get(status, "invalid_request_error" if status < 500 else "api_error")
     error: Json = {"type": kind, "message": sentence}
-    if sentence.startswith("thread:"):  # Anthropic's client then sends whole histories
-        error["details"] = {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
+    if sentence.startswith("thread:"):  # their client then sends it all
+        error["details"] = {"error_code": "thread_unsupported_request"}
     return {"type": "error", "error": error}
 
 

@@ -10,7 +10,7 @@ import json
 import secrets
 import time
 from bisect import bisect_left
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from functools import partial
 from typing import Any, Protocol
 
@@ -22,7 +22,7 @@ from starlette.routing import Route
 
 from skyrl_gym.parsing import ToolCall, parse_tool_calls
 from skyrl_trainer.agent import anthropic_api
-from skyrl_trainer.agent.streaming import Answering, Streamed, Told, after, event_of, rest_of
+from skyrl_trainer.agent.streaming import Answering, Json, Streamed, Told, after, event_of, rest_of
 
 MAX_CHOICES = 16
 THEIRS = "/v1/messages"  # Anthropic's
@@ -30,8 +30,8 @@ CALL = "<tool_call>"
 """How a call of a tool begins in our grammar."""
 ROLES = ("system", "developer", "user", "assistant", "tool")
 KINDS = {401: "authentication_error", 429: "rate_limit_error"}
-JsonFunction = Callable[[Any], Coroutine[Any, Any, dict[str, Any]]]
-Choice = dict[str, Any]
+JsonFunction = Callable[[Any], Coroutine[Any, Any, Json]]
+Choice = Json
 """Example: {"index": 0, "message": {"role": "assistant", "content": "46"}, "finish_reason": "stop", ...}"""
 
 
@@ -43,7 +43,7 @@ class Common(Streamed):
     max_completion_tokens: int | None = Field(None, gt=0)
     temperature: float | None = Field(None, ge=0, le=2)
     top_p: float = Field(1.0, gt=0, le=1)
-    seed: int | None = Field(None, ge=0, lt=2**63)  # torch takes 64 bits
+    seed: int | None = Field(None, ge=0, lt=2**63)
     n: int = Field(1, gt=0, le=MAX_CHOICES)
     stop: str | list[str] | None = None
 
@@ -63,8 +63,8 @@ class Completion(Common):
 
 
 class Chat(Common):
-    messages: list[dict[str, Any]] = Field(min_length=1)
-    tools: list[dict[str, Any]] | None = None
+    messages: list[Json] = Field(min_length=1)
+    tools: list[Json] | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=0)
 
@@ -76,34 +76,26 @@ class Refusal(Exception):
 
 
 class Backend(Protocol):
-    @property
-    def name(self) -> str: ...
-    @property
-    def limits(self) -> dict[str, Any]:
-        """More for its card at /v1/models: {"max_model_len": 4096}."""
+    name: str
+    limits: Json
+    """More for its card at /v1/models: {"max_model_len": 4096}."""
 
-    async def chat(self, request: Chat) -> dict[str, Any]: ...
-    async def complete(self, request: Completion) -> dict[str, Any]: ...
+    async def chat(self, request: Chat) -> Json: ...
+    async def complete(self, request: Completion) -> Json: ...
 
 
-def call_of(number: int, name: str, arguments: str) -> dict[str, Any]:
-    """A call of a tool; its id has nine characters, for Mistral's templates take no other."""
-    function = {"name": name, "arguments": arguments}
-    return {"id": f"call{number % 100_000:05}", "type": "function", "function": function}
-
-
-def message_of(text: str, numbers: Iterable[int]) -> dict[str, Any]:
-    """The assistant's message: calls of tools in our grammar become `tool_calls`, and what stands before them stays.
-    numbers: for the calls' ids; agents expect others in a later answer."""
+def message_of(text: str) -> Json:
+    """The assistant's message: calls of tools in our grammar become `tool_calls`, and what stands before them stays."""
     calls = [call for call in parse_tool_calls(text) if isinstance(call, ToolCall)]
     if not calls:
         return {"role": "assistant", "content": text}
     before = text.partition(CALL)[0].rstrip()  # its beginning may have been told
-    made = [call_of(number, call.tool, json.dumps(call.args)) for call, number in zip(calls, numbers, strict=False)]
+    functions = [{"name": call.tool, "arguments": json.dumps(call.args)} for call in calls]
+    made = [{"id": "", "type": "function", "function": each} for each in functions]
     return {"role": "assistant", "content": before or None, "tool_calls": made}
 
 
-def tokens_of(decode: Callable[[list[int]], str], text: str, ids: list[int], logprobs: list[float]) -> dict[str, Any]:
+def tokens_of(decode: Callable[[list[int]], str], text: str, ids: list[int], logprobs: list[float]) -> Json:
     """A choice's `logprobs`: the text's tokens, each with the log-probability that it was sampled with."""
     count, tokens = bisect_left(range(len(ids)), True, key=lambda n: decode(ids[:n]).startswith(text)), []
     for number, logprob in zip(ids[:count], logprobs, strict=False):
@@ -113,13 +105,13 @@ def tokens_of(decode: Callable[[list[int]], str], text: str, ids: list[int], log
     return {"content": tokens}
 
 
-def answer_of(name: str, model: str, usage: dict[str, int]) -> dict[str, Any]:
+def answer_of(name: str, model: str, usage: dict[str, int]) -> Json:
     """What answers of all kinds have. usage: {"prompt_tokens", "completion_tokens"}."""
     usage = usage | {"total_tokens": sum(usage.values())}
     return {"id": name, "created": int(time.time()), "model": model, "usage": usage}
 
 
-def for_template(message: dict[str, Any]) -> dict[str, Any]:
+def for_template(message: Json) -> Json:
     """Templates want text, no parts and no `null`; and a call's arguments as an object."""
     content, role = message.get("content") or "", message.get("role")
     if isinstance(content, list):
@@ -164,11 +156,11 @@ def application(backend: Backend, key: str = "", more: Mapping[str, JsonFunction
         card = {"id": backend.name, "object": "model", "created": 0, "owned_by": "skyrl-trainer"}
         return JSONResponse({"object": "list", "data": [card | backend.limits]})
 
-    async def chat(request: Chat) -> dict[str, Any]:
+    async def chat(request: Chat) -> Json:
         check(request)
         return await backend.chat(request)
 
-    async def messages(request: anthropic_api.Messages) -> dict[str, Any]:
+    async def messages(request: anthropic_api.Messages) -> Json:
         same = Chat(**anthropic_api.asked(request))
         same.tells_for(request)
         return anthropic_api.answer_of(await chat(same))
@@ -211,7 +203,7 @@ async def _answer(key: str, read: Callable[[bytes], Any], answer: JsonFunction, 
     return StreamingResponse(streamed(given, told, answering), media_type="text/event-stream")
 
 
-def _error_of(status: int, sentence: str) -> dict[str, Any]:
+def _error_of(status: int, sentence: str) -> Json:
     kind = KINDS.get(status, "invalid_request_error" if status < 500 else "server_error")
     return {"error": {"message": sentence, "type": kind, "code": status}}
 

@@ -9,10 +9,9 @@ segment; any other (a rewritten history, a second conversation, a retry) begins 
 import json
 from bisect import bisect_left
 from hashlib import blake2b
-from itertools import accumulate, count
-from typing import Any
+from itertools import accumulate
 
-from skyrl_trainer.agent.chat_api import for_template
+from skyrl_trainer.agent.chat_api import Json, for_template
 from skyrl_trainer.agent.parsers import choice_of
 from skyrl_trainer.agent.prompt import MARKER, ChatPrompt
 from skyrl_trainer.types import Turn
@@ -25,9 +24,9 @@ class Conversation:
     then asks [user "In short: A B C"]: a second segment.
     """
 
-    def __init__(self, prompt: ChatPrompt, request: dict[str, Any]) -> None:
+    def __init__(self, prompt: ChatPrompt, request: Json) -> None:
         """request: the first, {"messages", "tools", "max_tokens", "logprobs", "stop"}, or {"messages", "role"}."""
-        self._prompt, self._calls = prompt, count()
+        self._prompt = prompt
         self._answers: dict[str, list[int]] = {}
         """Ids of what the policy has answered: by the answer alone, and by the history that ends with it."""
         self._segments: list[int] = []
@@ -41,7 +40,7 @@ class Conversation:
         self._begin(request)
         self._segment: int | None = None
 
-    def _begin(self, request: dict[str, Any]) -> None:
+    def _begin(self, request: Json) -> None:
         self._request = request
         self.most: int | None = request.get("max_tokens")
         """Tokens that the answer may have."""
@@ -53,8 +52,8 @@ class Conversation:
         One that asks for a `role` gets the plain text."""
         stop, tools = self._cut_at_stop(turn), self._request.get("tools") or None
         self.at_stop = stop is not None or turn.output_ids[-1] in self._prompt.stop_token_ids
-        logprobs, ended = self._request.get("logprobs"), (turn.action, "stop" if self.at_stop else "length", stop)
-        choice = choice_of(self._prompt, turn, ended, tools, logprobs, self._calls)
+        logprobs, finish = self._request.get("logprobs"), "stop" if self.at_stop else "length"
+        choice = choice_of(self._prompt, turn.action, turn, tools, logprobs, finish, stop)
         self._history = _history(self._history, choice["message"])
         self._answers |= dict.fromkeys((_key(choice["message"]), self._history), turn.output_ids)
         usage = {"prompt_tokens": len(self.context), "completion_tokens": len(turn.output_ids)}
@@ -103,18 +102,15 @@ class Conversation:
         messages, tools = self._request["messages"], self._request.get("tools")
         histories = [*accumulate(messages, _history, initial=json.dumps(tools))][1:]
         self._history = histories[-1]
-        last = max((n for n, each in enumerate(messages) if each["role"] == "assistant"), default=0)
+        said = [n for n, each in enumerate(messages) if each["role"] == "assistant"]
+        last = max(said, default=0)
         news = [*map(for_template, messages[last + 1 :])]
         at_front = any(each["role"] == "system" for each in news)  # where some templates put it
         if histories[last] in self._newest and not at_front:  # others change what is before an earlier answer
             end = self._ends[self._newest.index(histories[last])]
             return end + self._prompt.replies(news, end)
-        sampled = dict[int, list[int]]()
-        for number, message in enumerate(messages):
-            if message["role"] == "assistant":
-                output = self._answers.get(histories[number], self._answers.get(_key(message)))
-                if output is not None:
-                    sampled[number] = output
+        known = {n: self._answers.get(histories[n], self._answers.get(_key(messages[n]))) for n in said}
+        sampled = {n: output for n, output in known.items() if output is not None}
         marks = {number: f"{MARKER}{number}{MARKER}" for number in sampled}
         told = [
             {"role": "assistant", "content": marks[number]} if number in marks else for_template(message)
@@ -137,12 +133,12 @@ class Conversation:
         return ids + (after[1:] if ids and after[:1] == ids[-1:] == [self._prompt.end_of_turn_id] else after)
 
 
-def _history(before: str, message: dict[str, Any]) -> str:
+def _history(before: str, message: Json) -> str:
     """Stands for all messages up to this one."""
     return blake2b((before + _key(message)).encode(errors="replace"), digest_size=16).hexdigest()
 
 
-def _key(message: dict[str, Any]) -> str:
+def _key(message: Json) -> str:
     """A message by what it says: agents leave out members that are empty, and white space around an answer."""
     told = for_template(message)
     calls = [[call["function"]["name"], call["function"]["arguments"]] for call in told.get("tool_calls") or ()]

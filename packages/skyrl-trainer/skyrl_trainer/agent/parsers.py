@@ -7,20 +7,18 @@ Without one, calls are in our own grammar (chat_api.message_of).
 import ast
 import importlib.util
 import json
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
-from skyrl_trainer.agent.chat_api import Choice, call_of, message_of, tokens_of
+from skyrl_trainer.agent.chat_api import Choice, message_of, tokens_of
 from skyrl_trainer.agent.prompt import ChatPrompt
 from skyrl_trainer.errors import UserError
 from skyrl_trainer.settings import AgentConfig
 from skyrl_trainer.types import GenerationOutput, Turn
 
 Message = dict[str, Any]
-Tools = list[dict[str, Any]] | None
-Ended = tuple[str, str, str | None]
-"""An output's text, up to the string of `stop` if it ended at one; why it ended; and that string."""
+Tools = list[Message] | None
 FOLDERS = ("tool_parsers", "reasoning")
 """Of vLLM's, whose first file has a table of the parsers by name."""
 HARMONY = {"openai", "openai_gptoss"}
@@ -48,8 +46,7 @@ def _registered(folder: str) -> set[str]:
         return set()
     file = Path(vllm.origin).parent / folder / "__init__.py"
     body = ast.parse(file.read_text()).body
-    given = [node.value for node in body if isinstance(node, ast.Assign)]
-    tables = [each for each in given if isinstance(each, ast.Dict)]
+    tables = [node.value for node in body if isinstance(node, ast.Assign) and isinstance(node.value, ast.Dict)]
     return {name for table in tables for name in ast.literal_eval(table)}
 
 
@@ -69,12 +66,12 @@ class ParsingPrompt(ChatPrompt):
         try:
             is_harmony = bool(HARMONY & {tool, reasoning})
             self._parser: Any = ParserManager.get_parser(tool, reasoning, True, is_harmony=is_harmony)
-            self.read("", [], [], ())
+            self.read("", [], [])
         except Exception as error:
             told = f"generator.agent.tools={agent.tools}"
             raise UserError(f"{told} does not suit this model or lacks its files: {error}") from error
 
-    def read(self, text: str, ids: list[int], tools: Tools, numbers: Iterable[int]) -> Message:
+    def read(self, text: str, ids: list[int], tools: Tools) -> Message:
         """As `parsed`; raises what the parser raises."""
         from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
 
@@ -83,21 +80,21 @@ class ParsingPrompt(ChatPrompt):
         thought, said, calls = parser.parse(text, request, tools is not None, ids)
         message: Message = {"role": "assistant", "content": said or ""}
         if tools is not None and not self._finds_calls:
-            message = message_of(said or "", numbers)
+            message = message_of(said or "")
         elif calls:
-            made = [_call(number, call, text) for call, number in zip(calls, numbers, strict=False)]
-            message |= {"content": said or None, "tool_calls": made}
+            message |= {"content": said or None, "tool_calls": [_call(call, text) for call in calls]}
         if thought and thought.strip():
             message["reasoning_content"] = thought
         return message
 
 
-def _call(number: int, call: Any, text: str) -> dict[str, Any]:
+def _call(call: Any, text: str) -> Message:
     """With the id that the model wrote, if any: vLLM's are random."""
     if not isinstance(json.loads(call.arguments), dict):
         raise ValueError("the arguments of a call are a JSON object")
-    made = call_of(number, call.name, call.arguments)
-    return made | {"id": call.id} if call.id and call.id in text else made
+    own = call.id if call.id and call.id in text else ""
+    function = {"name": call.name, "arguments": call.arguments}
+    return {"id": own, "type": "function", "function": function}
 
 
 def with_parsers(prompt: ChatPrompt, agent: AgentConfig) -> ChatPrompt:
@@ -107,23 +104,30 @@ def with_parsers(prompt: ChatPrompt, agent: AgentConfig) -> ChatPrompt:
     return prompt
 
 
-def parsed(prompt: ChatPrompt, text: str, ids: list[int], tools: Tools, numbers: Iterable[int]) -> Message:
+def parsed(prompt: ChatPrompt, text: str, ids: list[int], tools: Tools) -> Message:
     """The message in OpenAI's form. tools: those to call; None: calls stay in its text."""
     plain = {"role": "assistant", "content": text}
     if not isinstance(prompt, ParsingPrompt):
-        return plain if tools is None else message_of(text, numbers)
+        return plain if tools is None else message_of(text)
     try:
-        return prompt.read(text, ids, tools, numbers)
+        return prompt.read(text, ids, tools)
     except Exception:  # parsers are programs, and a policy may write what it likes
         return plain
 
 
 def choice_of(
-    prompt: ChatPrompt, output: GenerationOutput | Turn, ended: Ended, tools: Tools, logprobs: Any, numbers: Iterable[int]
+    prompt: ChatPrompt, text: str, output: GenerationOutput | Turn, tools: Tools, logprobs: Any, finish: str, stop: Any
 ) -> Choice:
-    """logprobs: whether they are asked for. numbers: as message_of has them."""
-    (text, finish, stop), ids = ended, output.output_ids
-    message = parsed(prompt, text, ids, tools, numbers)
+    """text: of the output, up to the string `stop` if it ended at one. logprobs: whether they are asked for."""
+    message, ids = parsed(prompt, text, output.output_ids, tools), output.output_ids
     tokens = tokens_of(prompt.decode, text, ids, output.logprobs) if logprobs else None
     why = {"finish_reason": "tool_calls" if "tool_calls" in message else finish, "stop_reason": stop}
     return {"index": 0, "message": message, "logprobs": tokens, **why}
+
+
+def named(answer: Message, choices: list[Choice]) -> Message:
+    """Calls without an id of the model's get one that no other answer has, of nine characters as Mistral's have."""
+    calls = [call for each in choices for call in each["message"].get("tool_calls", ())]
+    for place, call in enumerate(calls):
+        call["id"] = call["id"] or f"c{crc32((answer['id'] + str(place)).encode()):08x}"
+    return answer | {"object": "chat.completion", "choices": choices}

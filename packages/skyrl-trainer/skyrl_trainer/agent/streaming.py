@@ -7,8 +7,9 @@ from typing import Any
 
 from pydantic import BaseModel, PrivateAttr
 
+Json = dict[str, Any]
 Told = AsyncIterator[str]
-Answering = asyncio.Task[dict[str, Any]]
+Answering = asyncio.Task[Json]
 
 
 class Streamed(BaseModel):

@@ -5,6 +5,7 @@ from typing import Any
 
 import gymnasium
 
+from skyrl_trainer.agent.streaming import Json
 from skyrl_trainer.errors import UserError
 from skyrl_trainer.types import Sample
 
@@ -19,7 +20,7 @@ class Task:
     sample_id: str
     env_id: str
     seed: int
-    options: dict[str, Any]
+    options: Json
     """Of the task's env; {"task": row} holds the row of a data file."""
     ground_truth: Any
     base_url: str = ""
@@ -27,15 +28,15 @@ class Task:
     model: str = MODEL
     play: "Play" = field(repr=False, kw_only=True)
 
-    def told(self) -> dict[str, Any]:
+    def told(self) -> Json:
         """All of it that JSON can hold."""
         return {name: value for name, value in vars(self).items() if name != "play"}
 
-    def reset(self) -> tuple[str, dict[str, Any]]:
+    def reset(self) -> tuple[str, Json]:
         """Begins the task's own env: its first observation, and an info whose `instructions` are for the system."""
         return self.play.reset()
 
-    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+    def step(self, action: str) -> tuple[str, float, bool, bool, Json]:
         """As gymnasium has it: observation, reward, terminated, truncated, info."""
         return self.play.step(action)
 
@@ -46,16 +47,16 @@ class Play:
     def __init__(self, sample: Sample) -> None:
         self._sample = sample
         self._env: gymnasium.Env[Any, Any] | None = None
-        self.recorded: list[dict[str, Any]] | None = None
+        self.recorded: list[Json] | None = None
         """Of a replay: the calls of tools to answer from."""
         self.truncated, self.success = False, None
         self._forget()
 
     def _forget(self) -> None:
-        self._reward, self._parts, self._info = 0.0, dict[str, float](), dict[str, Any]()
-        self._calls: list[dict[str, Any]] = []
+        self._reward, self._parts, self._info = 0.0, dict[str, float](), Json()
+        self._calls: list[Json] = []
 
-    def reset(self) -> tuple[str, dict[str, Any]]:
+    def reset(self) -> tuple[str, Json]:
         self.close()
         sample = self._sample
         self._env = gymnasium.make(sample.env_id, disable_env_checker=True)
@@ -66,7 +67,7 @@ class Play:
         """Without its wrappers; None before it has begun."""
         return self._env and self._env.unwrapped
 
-    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+    def step(self, action: str) -> tuple[str, float, bool, bool, Json]:
         if self._env is None:
             raise UserError("The agent steps its task's env before task.reset().")
         if self.recorded is not None and (feed := getattr(self.env, "feed_external", None)):
@@ -83,7 +84,7 @@ class Play:
         self.truncated, self.success = truncated and not terminated, info.get("success", self.success)
         return observation, float(reward), terminated, truncated, info
 
-    def earned(self) -> tuple[float, dict[str, Any]]:
+    def earned(self) -> tuple[float, Json]:
         """The reward and the info for the record."""
         info = self._info | {"reward_parts": self._parts, "tool_calls": self._calls}
         earned = self._reward, {key: info[key] for key in info if not isinstance(info[key], dict | list) or info[key]}

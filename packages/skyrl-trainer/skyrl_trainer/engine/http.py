@@ -3,9 +3,9 @@
 import asyncio
 import json
 import time
-from contextlib import suppress
+from contextlib import AbstractAsyncContextManager, suppress
 from email.utils import parsedate_to_datetime
-from typing import Any, Self
+from typing import Any
 
 import aiohttp
 
@@ -29,7 +29,7 @@ class Refused(Exception):
         return self.status in (0, *BUSY) or self.status >= 500
 
 
-class HTTPClient:
+class HTTPClient(AbstractAsyncContextManager["HTTPClient"]):
     """To be made, used and closed in one event loop."""
 
     def __init__(self, url: str, key: str = "", socket: str = "", keep_alive: float = 15.0) -> None:
@@ -80,9 +80,6 @@ class HTTPClient:
                 raise refused
             await asyncio.sleep(min(pause, LONGEST_PAUSE))
             number = min(number + 1, 6)
-
-    async def __aenter__(self) -> Self:
-        return self
 
     async def __aexit__(self, *_: object) -> None:
         await self._http.close()

@@ -15,9 +15,9 @@ from typing import Any
 from skyrl_trainer.agent import chat_api
 from skyrl_trainer.agent.chat_api import CALL, Chat, Choice, Common, Completion, Refusal
 from skyrl_trainer.agent.http_server import HTTPServer
-from skyrl_trainer.agent.parsers import Ended, ParsingPrompt, choice_of, with_parsers
+from skyrl_trainer.agent.parsers import ParsingPrompt, choice_of, named, with_parsers
 from skyrl_trainer.agent.prompt import ChatPrompt
-from skyrl_trainer.agent.streaming import settled
+from skyrl_trainer.agent.streaming import Json, settled
 from skyrl_trainer.agent.tokenizer import load_chat_prompt
 from skyrl_trainer.engine.client import EngineClient
 from skyrl_trainer.errors import UserError
@@ -38,23 +38,21 @@ class Policy:
     def __init__(self, name: str, engines: list[Any], prompt: ChatPrompt, generator: GeneratorConfig) -> None:
         self.name, self.limits = name, {"max_model_len": generator.max_model_len}
         self._prompt, self._generator = prompt, generator
-        clients = [(each, EngineClient(each, f"serve-{secrets.token_hex(4)}")) for each in engines]
-        self._engines = itertools.cycle(clients)
-        self._calls = itertools.count(secrets.randbelow(100_000))  # a conversation may go on with another server
+        self._engines = itertools.cycle([(e, EngineClient(e, f"serve-{secrets.token_hex(4)}")) for e in engines])
 
-    async def complete(self, request: Completion) -> dict[str, Any]:
+    async def complete(self, request: Completion) -> Json:
         given, size = request.prompt, len(self._prompt.tokenizer)
         ids = self._prompt.encode(given) if isinstance(given, str) else given
-        if ids is given and (wrong := [each for each in ids if not 0 <= each < size]):  # an engine would die of one
-            raise Refusal(400, f"prompt: {wrong[0]} is no token of this policy; give some from 0 to {size - 1}.")
+        if ids is given and (wrong := [each for each in ids if not 0 <= each < size]):  # one ends an engine
+            raise Refusal(400, f"prompt: {wrong[0]} is no token here: give 0 to {size - 1}.")
         outputs, answer = await self._generate(request, ids)
         choices = []
         for index, output in enumerate(outputs):
-            text, finish, _ = self._ended(request, output)
+            text, finish, _ = self._text(request, output)
             choices.append({"index": index, "text": text, "logprobs": None, "finish_reason": finish})
         return answer | {"object": "text_completion", "choices": choices}
 
-    async def chat(self, request: Chat) -> dict[str, Any]:
+    async def chat(self, request: Chat) -> Json:
         try:
             ids = self._prompt.conversation([*map(chat_api.for_template, request.messages)], request.tools)
         except UserError as error:
@@ -64,18 +62,19 @@ class Policy:
         outputs, answer = await self._generate(request, ids)
         choices = list[Choice]()
         for index, output in enumerate(outputs):
-            ended = self._ended(request, output)
-            choice = choice_of(self._prompt, output, ended, request.tools or [], request.logprobs, self._calls)
+            text, finish, stop = self._text(request, output)
+            choice = choice_of(self._prompt, text, output, request.tools or [], request.logprobs, finish, stop)
             choices.append(choice | {"index": index})
-        return answer | {"object": "chat.completion", "choices": choices}
+        return named(answer, choices)
 
-    def _ended(self, request: Common, output: GenerationOutput) -> Ended:
+    def _text(self, request: Common, output: GenerationOutput) -> tuple[str, str, str | None]:
+        """The output's text up to the request's first stop string, why it ends, and at which string."""
         text = self._prompt.decode(output.output_ids)
         ends = [(at, stop) for stop in request.stops if stop and (at := text.find(stop)) >= 0]
         at, stop = min(ends, default=(len(text), None))
         return text[:at], "stop" if stop else output.finish_reason, stop
 
-    async def _generate(self, request: Common, ids: list[int]) -> tuple[list[GenerationOutput], dict[str, Any]]:
+    async def _generate(self, request: Common, ids: list[int]) -> tuple[list[GenerationOutput], Json]:
         """The outputs, and what every kind of answer has."""
         if request.model != self.name:
             raise Refusal(404, f"The model {request.model!r} is not served here; {self.name!r} is.")
@@ -102,10 +101,9 @@ class Policy:
                 following.cancel()
         if failed := [each.error for each in outputs if each.error is not None]:
             raise Refusal(400, failed[0])
-        count = sum(len(output.output_ids) for output in outputs)
         spans = [versions_of(output) for output in outputs]
         newest = max((span["version"] for each in spans for span in each), default=0)
-        usage = {"prompt_tokens": len(ids), "completion_tokens": count}
+        usage = {"prompt_tokens": len(ids), "completion_tokens": sum(len(each.output_ids) for each in outputs)}
         told = {"system_fingerprint": f"weights-{newest}", "weight_versions": spans}
         return outputs, chat_api.answer_of(name, self.name, usage) | told
 
