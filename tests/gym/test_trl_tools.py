@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib.util
 import inspect
 import json
@@ -297,6 +298,20 @@ class Counter:
     def _hidden(self) -> None: ...
 
 
+class Connected(Counter):
+    """With a client that belongs to the loop of its first call."""
+
+    async def add(self, step: int) -> int:
+        """Raises the counter.
+
+        Args:
+            step: By how much.
+        """
+        self.loop = getattr(self, "loop", asyncio.get_running_loop())
+        assert self.loop is asyncio.get_running_loop(), "Event loop is closed"
+        return await super().add(step)
+
+
 def double(x: int) -> int:
     """Doubles a number."""
     return 2 * x
@@ -314,6 +329,13 @@ def trl_row(**columns: Any) -> dict[str, Any]:
 
 def called(tool: str, **arguments: Any) -> str:
     return f"<tool_call>{json.dumps({'name': tool, 'arguments': arguments})}</tool_call>"
+
+
+def test_what_an_async_tool_has_opened_serves_its_next_call(tmp_path: Path) -> None:
+    env = trl_env(tmp_path, Connected)
+    env.reset(options=trl_row(goal=4))
+    for count in ("1", "2"):
+        assert f"\n{count}\n" in env.step(called("add", step=1))[0]
 
 
 def test_an_environment_of_trls_is_played_by_its_tools(tmp_path: Path) -> None:

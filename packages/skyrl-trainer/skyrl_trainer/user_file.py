@@ -1,10 +1,8 @@
 """Python files of the user's that register things: environments, or plug-ins of the algorithms."""
 
-import asyncio
 import sys
 import traceback
 from collections.abc import Coroutine, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from hashlib import blake2b
 from importlib.util import module_from_spec, spec_from_file_location
@@ -14,6 +12,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from skyrl_trainer.errors import UserError
+from skyrl_trainer.registry import load
 
 if TYPE_CHECKING:  # for the annotation alone: a process of envs must not load the settings for it
     from skyrl_trainer.settings import Config
@@ -67,10 +66,8 @@ def blaming() -> Iterator[None]:
 
 
 def run_async(work: Coroutine[Any, Any, Any]) -> Any:
-    """`asyncio.run`, in a thread of its own where a loop runs already: in a notebook."""
-    if asyncio._get_running_loop() is None:
-        return asyncio.run(work)
-    return ThreadPoolExecutor(1).submit(asyncio.run, work).result()
+    """What it returns; also where a loop runs already, as in a notebook."""
+    return load("skyrl_gym.openenv:result_of")(work)
 
 
 def cause(error: BaseException) -> str:

@@ -49,6 +49,21 @@ def test_success_can_take_the_place_of_the_envs_reward() -> None:
         register_reward("success")
 
 
+def test_a_reward_functions_client_outlives_a_call() -> None:
+    """What it makes in one step, a connection or a lock, belongs to the loop of that step."""
+    loops = list[asyncio.AbstractEventLoop]()
+
+    @register_reward("connected")
+    async def connected(**columns: Any) -> list[float | None]:
+        loops.append(asyncio.get_running_loop())
+        await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(asyncio.sleep(0), loops[0]))
+        return [0.5]
+
+    rewards = rewards_of({"connected": 1.0})
+    assert rewards.judge([tried(0)]) and rewards.judge([tried(1)])
+    assert loops[0] is loops[1]
+
+
 def test_a_reward_function_gets_what_trl_gives_and_is_asked_once() -> None:
     calls: list[dict[str, Any]] = []
 

@@ -4,7 +4,6 @@ A message with tool calls is answered by their results; one without, or any wher
 The reward of a step is what `get_reward` rises by, so that an episode's sum is its last value, however it ends.
 """
 
-import asyncio
 import copy
 import functools
 import inspect
@@ -16,6 +15,7 @@ from typing import Any
 
 from skyrl_gym.adapters.skyrl import Repeated, contents
 from skyrl_gym.core import Outcome, Task
+from skyrl_gym.openenv import result_of
 from skyrl_gym.parsing import MAX_CALLS, parse_tool_calls
 from skyrl_gym.tools.tool import responses, run_call, tool
 
@@ -96,7 +96,7 @@ def waited(function: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(function)
     def call(*positional: Any, **named: Any) -> Any:
         value = function(*positional, **named)
-        return asyncio.run(value) if inspect.iscoroutine(value) else value
+        return result_of(value) if inspect.iscoroutine(value) else value
 
     call.__signature__ = inspect.signature(function)  # type: ignore[attr-defined]  # without self
     return call

@@ -3,12 +3,10 @@
 import asyncio
 import os
 import sys
-import threading
 import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from concurrent.futures import Future
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -17,6 +15,8 @@ import httpx2
 from mcp import Client, StdioServerParameters
 from mcp.client.stdio import stdio_client
 from mcp.client.streamable_http import streamable_http_client
+
+from skyrl_gym.openenv import loop_of, result_of
 
 Answer = TypeVar("Answer")
 Transport = AbstractAsyncContextManager[Any]
@@ -30,29 +30,17 @@ class Session:
     def __init__(self, owner: object, settings: Mapping[str, Any]) -> None:
         """settings: a McpServer's."""
         self.process = os.getpid()
-        self._loop, self._client, over = _loop(self.process), Future[Client](), asyncio.Event()
+        self._loop, self._client, over = loop_of(self.process, "mcp sessions"), Future[Client](), asyncio.Event()
         transport = _http(settings["url"]) if "url" in settings else _stdio(settings)
         asyncio.run_coroutine_threadsafe(_live(transport, self._client, over), self._loop)
         self.close: Callable[[], object] = weakref.finalize(owner, self._loop.call_soon_threadsafe, over.set)
         """Returns at once; the session's processes are gone some seconds later, at the latest."""
 
     def ask(self, question: Callable[[Client], Awaitable[Answer]], seconds: float) -> Answer:
-        asked = asyncio.run_coroutine_threadsafe(self._ask(question), self._loop)
-        try:
-            return asked.result(seconds)
-        finally:
-            asked.cancel()
+        async def asked() -> Answer:
+            return await question(await asyncio.shield(asyncio.wrap_future(self._client)))
 
-    async def _ask(self, question: Callable[[Client], Awaitable[Answer]]) -> Answer:
-        return await question(await asyncio.shield(asyncio.wrap_future(self._client)))
-
-
-@cache
-def _loop(process: int) -> asyncio.AbstractEventLoop:
-    """This process's: a fork of it has no threads."""
-    loop = asyncio.new_event_loop()
-    threading.Thread(target=loop.run_forever, name="mcp sessions", daemon=True).start()
-    return loop
+        return result_of(asked(), seconds, self._loop)
 
 
 async def _live(transport: Transport, connected: Future[Client], over: asyncio.Event) -> None:
