@@ -1,11 +1,6 @@
 """code_lite: write a Python program against tests, several times, with the first failure shown.
 
-The program is the last complete ```python block of the action (skyrl_gym.parsing.last_code). It is run in the sandbox
-of python_exec against the shown examples, then the hidden tests. Of a hidden test the observation tells the call and
-what came of it, and never what is right: a table of the failures so far is of no use.
-
-The reward is 1.0 for a program that passes all tests (`correct`), which ends the episode, and 0.1 if the first action
-has a block (`format`), whatever comes later.
+docs/environments/code_lite.md says what an action is, what of a failure is told, and what is paid.
 """
 
 import json

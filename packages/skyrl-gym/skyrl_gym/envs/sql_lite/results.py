@@ -4,8 +4,7 @@ A model's SQL is a model's code: it runs in python_exec's sandbox, a confined pr
 databases as files in its folder and gives rows back. Whether these are right is found out here: no true answer is ever
 in the process that runs a model's query.
 
-Results are the same when they have the same rows, each as often, in any order unless `ordered`. The columns' number
-counts, their order and names do not. Numbers may differ by a millionth; 1 is 1.0 but not '1'.
+docs/environments/sql_lite.md says which results are the same.
 """
 
 import json

@@ -1,10 +1,4 @@
-"""Questions about made-up databases, from the domains and patterns in world.yaml.
-
-A pattern has one form in SQL and two wordings in each language; its slots are tables, columns and conditions. The SQL
-with its constants is a question's canonical form, whatever the language and the wording: its hash decides the split. A
-task's databases are made for it: constants of the query occur in them often, and every near miss of the query (one
-thing changed) has another result on one of them, as in the test suites of Zhong et al. (2020).
-"""
+"""Questions about made-up databases, from the domains and patterns in world.yaml: docs/environments/sql_lite.md."""
 
 import hashlib
 import random
