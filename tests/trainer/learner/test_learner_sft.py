@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -63,6 +64,22 @@ def test_a_model_that_is_not_whole_is_a_sentence(tmp_path: Path, fault: str, tie
     with pytest.raises(UserError, match="could not be loaded as a causal language model") as caught:
         load_model(path, torch.float32)
     assert said in str(caught.value) and len(str(caught.value).splitlines()) == 1
+
+
+@pytest.mark.parametrize("rank", [0, 2])
+@pytest.mark.parametrize("sampled", [{"temperature": 0.6, "top_p": 0.9}, {"top_k": 20, "do_sample": False}, {}])
+def test_a_model_that_samples_without_saying_so_is_saved_as_it_was(
+    tmp_path: Path, sampled: dict[str, Any], rank: int
+) -> None:
+    """transformers loads sampling values without do_sample, but does not save them. A greedy model stays greedy."""
+    path = save_model(tmp_path / "base")
+    generation = {"eos_token_id": [1, 2], "pad_token_id": 3, "max_length": 99, **sampled}
+    (tmp_path / "base" / "generation_config.json").write_text(json.dumps(generation))
+    lora = {"policy": {"model": {"lora": {"rank": rank}}}}
+    learner_module.make_learner(make_config(trainer=lora), path, 1).save_pretrained(tmp_path / "out")
+    saved = json.loads((tmp_path / "out" / "generation_config.json").read_bytes())
+    expected = generation | ({"do_sample": True} if sampled else {})
+    assert saved == {**expected, "transformers_version": saved["transformers_version"]}
 
 
 LOAD_MODEL = learner_module.load_model

@@ -27,6 +27,10 @@ def load_model(path: str, dtype: torch.dtype, **how: Any) -> PreTrainedModel:
             f"trainer.policy.model.path={path!r} could not be loaded as a causal language model ({reason}); give a "
             "Hugging Face folder or name."
         ) from error
+    try:
+        model.generation_config.validate(strict=True)
+    except ValueError:  # so it would not be saved: it has values for sampling, but does not say that it samples
+        model.generation_config.do_sample = True
     for module in model.modules():  # a 4-bit layer on some CPUs would turn to bfloat16 at its first pass
         if "support_avx512bf16_for_cpu" in vars(module):
             vars(module)["support_avx512bf16_for_cpu"] = False
