@@ -1,4 +1,4 @@
-"""A rollout worker's tokenizer is the one that AutoTokenizer gives, without torch."""
+"""A rollout worker's tokenizer is the one that AutoTokenizer gives, without torch; the model says what ends an answer."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 from transformers import AutoTokenizer, Qwen2Tokenizer
 
-from skyrl_trainer.agent.tokenizer import BY_NAME, load_tokenizer
+from skyrl_trainer.agent.tokenizer import BY_NAME, load_chat_prompt, load_tokenizer
+from skyrl_trainer.errors import UserError
 from tests.trainer.fakes import tiny_tokenizer
 
 TEXT = "don't  add 12+345\n\n你好 <|im_start|>user\n"
@@ -47,3 +48,39 @@ def test_it_needs_no_torch(tmp_path: Path, kind: str) -> None:
     code = "import sys; from skyrl_trainer.rollout.rollout_worker import RolloutWorker, load_chat_prompt as load; "
     code += f"assert load({str(tmp_path)!r}).first('a', 'b') and 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize(
+    ("model", "generation", "more"),
+    [
+        ({}, '{"eos_token_id": [7, 9]}', [7, 9]),
+        ({"eos_token_id": 8}, '{"eos_token_id": 7}', [7]),
+        ({"eos_token_id": 8}, '{"temperature": 0.7}', [8]),
+        ({"eos_token_id": 8}, '{"eos_tok', [8]),
+        ({"eos_token_id": 8}, None, [8]),
+        ({"eos_token_id": None}, None, []),
+    ],
+)
+def test_an_answer_ends_at_every_token_that_the_model_ends_at(
+    tmp_path: Path, model: dict[str, object], generation: str | None, more: list[int]
+) -> None:
+    """As with vLLM and TRL: Qwen's base models, for one, end what they say with <|endoftext|>."""
+    tokenizer = tiny_tokenizer()
+    tokenizer.save_pretrained(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps(model))
+    if generation is not None:
+        (tmp_path / "generation_config.json").write_text(generation)
+    prompt = load_chat_prompt(str(tmp_path))
+    assert [*prompt.stop_token_ids] == [*dict.fromkeys([prompt.end_of_turn_id, tokenizer.eos_token_id, *more])]
+    for end in prompt.stop_token_ids:
+        assert prompt.decode([*prompt.encode("12"), end]) == "12"
+        after = prompt.observation("b", [end])
+        assert after[0] == prompt.end_of_turn_id or end == prompt.end_of_turn_id
+
+
+def test_a_name_that_is_not_cached_and_a_file_that_is_no_object_are_sentences(tmp_path: Path) -> None:
+    tiny_tokenizer().save_pretrained(tmp_path)
+    (tmp_path / "tokenizer_config.json").write_text("[1]")
+    for path, said in ((str(tmp_path), "the folder holds no usable one"), ("no/model", "neither a folder nor a known")):
+        with pytest.raises(UserError, match=said):
+            load_tokenizer(path)

@@ -15,6 +15,7 @@ from tiny_models import make_chats, make_config, save_model
 from torch.nn.functional import cross_entropy
 from transformers import AutoModelForCausalLM
 
+from skyrl_trainer.agent.tokenizer import load_tokenizer
 from skyrl_trainer.errors import UserError
 from skyrl_trainer.learner import model as learner_module
 from skyrl_trainer.learner.batch import Row, collate
@@ -76,10 +77,13 @@ def test_a_model_that_samples_without_saying_so_is_saved_as_it_was(
     generation = {"eos_token_id": [1, 2], "pad_token_id": 3, "max_length": 99, **sampled}
     (tmp_path / "base" / "generation_config.json").write_text(json.dumps(generation))
     lora = {"policy": {"model": {"lora": {"rank": rank}}}}
-    learner_module.make_learner(make_config(trainer=lora), path, 1).save_pretrained(tmp_path / "out")
+    learner = learner_module.make_learner(make_config(trainer=lora), path, 1)
+    learner.save_pretrained(tmp_path / "out")
     saved = json.loads((tmp_path / "out" / "generation_config.json").read_bytes())
     expected = generation | ({"do_sample": True} if sampled else {})
     assert saved == {**expected, "transformers_version": saved["transformers_version"]}
+    ends = [tokenizer.model_ends for tokenizer in (learner.tokenizer, load_tokenizer(str(tmp_path / "out")))]
+    assert ends == [[1, 2], [1, 2]], "what is served ends its answers as in training"
 
 
 LOAD_MODEL = learner_module.load_model

@@ -56,8 +56,8 @@ class ChatPrompt:
                 "see where a turn ends: use a template that does, as ChatML's <|im_end|>."
             )
         self.end_of_turn_id: int = end[0]
-        eos = tokenizer.eos_token_id
-        self.stop_token_ids: tuple[int, ...] = tuple(dict.fromkeys(i for i in (end[0], eos) if i is not None))
+        ends = (end[0], tokenizer.eos_token_id, *getattr(tokenizer, "model_ends", ()))
+        self.stop_token_ids: tuple[int, ...] = tuple(dict.fromkeys(i for i in ends if i is not None))
         # Every try of a sample has the same first prompt, and many observations repeat.
         self._first = lru_cache(256)(lambda given: tuple(self.conversation(*json.loads(given))))
         self._replies = lru_cache(256)(self._after)

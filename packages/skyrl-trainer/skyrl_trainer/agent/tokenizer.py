@@ -1,6 +1,7 @@
 """A policy's tokenizer, and the prompts that it builds."""
 
 import json
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -12,26 +13,30 @@ BY_NAME = ("TokenizersBackend", "PreTrainedTokenizerFast", "Qwen2Tokenizer", "Qw
 
 
 def load_tokenizer(path: str) -> Any:
-    """What AutoTokenizer gives, which imports torch: 3 s and 340 MB of a RolloutWorker."""
+    """What AutoTokenizer gives, which imports torch: 3 s and 340 MB of a RolloutWorker. Its `model_ends` are the
+    tokens at which the model's own files end an answer. UserError with a sentence when there is no tokenizer."""
     import transformers
+    from transformers.utils import cached_file
 
     folder, settings = Path(path), dict[str, Any]()
-    for file in (folder / "config.json", folder / "tokenizer_config.json"):
-        if file.is_file():
-            settings |= json.loads(file.read_bytes())
+    for file in ("config.json", "tokenizer_config.json", "generation_config.json"):
+        with suppress(OSError, TypeError, ValueError):  # none, or none to be read
+            settings |= json.loads(Path(cached_file(path, file)).read_bytes())
     kind, name = settings.get("model_type", "qwen3"), settings.get("tokenizer_class", "")
     known = kind in ("qwen2", "qwen3") and name in BY_NAME and "auto_map" not in settings
     by_name = known and (folder / "tokenizer.json").is_file()
     chosen = "AutoTokenizer" if not by_name else "Qwen2Tokenizer" if kind == "qwen2" else name
-    return getattr(transformers, chosen).from_pretrained(path)
+    try:
+        tokenizer = getattr(transformers, chosen).from_pretrained(path)
+    except Exception as error:  # tokenizers raises its own
+        hint = "the folder holds no usable one" if folder.is_dir() else "it is neither a folder nor a known name"
+        setting = f"trainer.policy.model.path={path}"
+        raise UserError(f"The tokenizer of {setting} cannot be loaded: {hint} ({error}).") from error
+    ends = settings.get("eos_token_id")
+    tokenizer.model_ends = ends if isinstance(ends, list) else [ends]
+    return tokenizer
 
 
 def load_chat_prompt(path: str) -> ChatPrompt:
-    """The prompt builder of a Hugging Face folder or name; UserError with a sentence when there is no tokenizer."""
-    try:
-        tokenizer = load_tokenizer(path)
-    except (OSError, ValueError, KeyError) as error:
-        hint = "the folder holds no usable one" if Path(path).is_dir() else "it is neither a folder nor a known name"
-        setting = f"trainer.policy.model.path={path}"
-        raise UserError(f"The tokenizer of {setting} cannot be loaded: {hint} ({error}).") from error
-    return ChatPrompt(tokenizer)
+    """The prompt builder of a Hugging Face folder or name."""
+    return ChatPrompt(load_tokenizer(path))

@@ -14,8 +14,8 @@ from typing import Any, ClassVar
 import ray
 import torch
 from torch.distributed import TCPStore
-from transformers import AutoTokenizer
 
+from skyrl_trainer.agent.tokenizer import load_tokenizer
 from skyrl_trainer.errors import UserError
 from skyrl_trainer.learner.model import make_learner
 from skyrl_trainer.learner.ranks import Ranks, whole
@@ -101,7 +101,7 @@ class LearnerGroup:
     def __init__(self, config: Config, algorithm: type[Any], weights: str, total_optimizer_steps: int) -> None:
         """algorithm: a GRPO or an SFTTrainer."""
         self.config, self.size = config, config.num_learners
-        self.tokenizer = AutoTokenizer.from_pretrained(weights)
+        self.tokenizer = load_tokenizer(weights)
         self.failure: UserError | None = None
         self.pids: list[int] = []
         weights = str(Path(weights).resolve()) if Path(weights).exists() else weights

@@ -13,8 +13,9 @@ from torch.distributed.tensor import DTensor
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.checkpoint import checkpoint
-from transformers import AutoTokenizer, PreTrainedModel, get_scheduler
+from transformers import PreTrainedModel, get_scheduler
 
+from skyrl_trainer.agent.tokenizer import load_tokenizer
 from skyrl_trainer.errors import UserError
 from skyrl_trainer.files import written_aside
 from skyrl_trainer.learner.checks import check_architecture, check_weights
@@ -211,7 +212,7 @@ class Learner(Optimized, Scorer):
     def __init__(self, config: Config, model_path: str, total_optimizer_steps: int, ranks: Ranks | None = None) -> None:
         super().__init__(config, model_path)
         self.ranks = ranks or Ranks()
-        self.tokenizer = AutoTokenizer.from_pretrained(model_path)
+        self.tokenizer = load_tokenizer(model_path)
         self.divide()
         self.total_optimizer_steps = total_optimizer_steps
         self.parameters = list(self.trainable().values())

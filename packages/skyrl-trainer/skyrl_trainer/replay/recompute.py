@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from transformers import AutoTokenizer
 
+from skyrl_trainer.agent.tokenizer import load_tokenizer
 from skyrl_trainer.errors import UserError
 from skyrl_trainer.learner.batch import collate, cut, make_rows
 from skyrl_trainer.learner.model import Scorer, make_learner
@@ -33,7 +33,7 @@ def load_scorer(config: Config, model: str) -> tuple[Scorer, Any]:
     checkpoint = Path(model)
     if not (checkpoint / "learner.safetensors").is_file():
         policy.path, policy.lora = model, LoRAConfig()
-        return Scorer(config, model), AutoTokenizer.from_pretrained(model)
+        return Scorer(config, model), load_tokenizer(model)
     made = checkpoint.parent.parent / "init"
     start = made / ("cloned" if (made / "cloned").exists() else "random")
     learner = make_learner(config, str(start) if policy.path == "tiny" else policy.path, 1)
