@@ -84,6 +84,19 @@ def test_tools_and_their_calls_and_results_are_the_templates(template: str) -> N
     assert prompt.tokenizer.decode(ids) == plain.removesuffix("\n")
 
 
+@pytest.mark.parametrize("template", [*TEMPLATES, "qwen3_5_think", "qwen3_instruct_2507"])
+@pytest.mark.parametrize("said", ["", "I add."])
+@pytest.mark.parametrize("thought", ["", "<think>\nHm.\n</think>\n\n", "Hm.\n</think>\n\n"])
+def test_what_was_thought_before_a_call_is_learned_as_it_stands(template: str, said: str, thought: str) -> None:
+    """The third thought is one that the prompt has opened, as Qwen3.5's does."""
+    prompt = prompt_of(template)
+    spoken = {"role": "assistant", "content": thought + said, "tool_calls": [CALL]}
+    ids, taught = encode_chat(prompt, Chat("", [CHAT[1], spoken], TOOLS))
+    learned, start = taught_text(prompt, ids, taught), thought + said
+    assert learned.startswith(start) and learned.endswith("</tool_call><|im_end|>")
+    assert learned.removeprefix(start).strip().startswith("<tool_call>\n") and learned.count("Hm.") == ("Hm." in thought)
+
+
 def test_a_template_without_tool_calls_is_refused_with_the_row() -> None:
     tokenizer = make_tokenizer(["user assistant"] * 9, 320)
     tokenizer.chat_template = (

@@ -51,12 +51,13 @@ def answer_ids(prompt: ChatPrompt, message: dict[str, Any]) -> list[int]:
     """Ids of an assistant's message, as if sampled; UserError when the template writes no tool calls."""
     text = message.get("content") or ""
     if message.get("tool_calls"):
-        before, whole = prompt.text(ASKED), prompt.text([*ASKED, message, *ASKED])
-        after = prompt.text([*ASKED, MARKED, *ASKED]).partition(MARKER)[2]
+        rest = text.rpartition("</think>")[2].lstrip()  # templates leave out what was thought before a later message
+        before, _, after = prompt.text([*ASKED, MARKED, *ASKED]).partition(MARKER)
+        whole = prompt.text([*ASKED, message | {"content": rest}, *ASKED])
         written = whole.removeprefix(before).removesuffix(after)
-        if f"{before}{written}{after}" != whole or written == text:
+        if f"{before}{written}{after}" != whole or written == rest:
             raise UserError("The chat template of the policy's tokenizer does not write an assistant's tool_calls.")
-        text = written
+        text = text.removesuffix(rest) + written
     return [*prompt.encode(text), prompt.end_of_turn_id]
 
 
