@@ -253,6 +253,7 @@ def test_training_refuses_what_cannot_work_before_it_starts_anything(
         ("trainer.optimizer_kwargs={foo: 3}", "trainer.optimizer_kwargs does not fit torch.optim.AdamW"),
         ("trainer.lr_scheduler_type=foo", "trainer.lr_scheduler_type='foo' cannot be used"),
         ("trainer.lr_scheduler_type=reduce_lr_on_plateau", "trainer.lr_scheduler_type='reduce_lr_on_plateau' cannot"),
+        ("generator.temperature=0", "generator.temperature=0 leaves nothing to learn from"),
     ],
 )
 def test_a_dry_run_says_which_setting_cannot_be_used(override: str, sentence: str) -> None:
@@ -264,6 +265,16 @@ def test_a_dry_run_says_which_setting_cannot_be_used(override: str, sentence: st
 def test_what_has_a_critic_may_name_gae(name: str) -> None:
     settings = [f"trainer.algorithm.name={name}", "trainer.algorithm.advantage_estimator=gae"]
     assert not list(obstacles(load_config(None, [*settings, "trainer.lr_scheduler_type=cosine"]), LAPTOP))
+
+
+@pytest.mark.parametrize("name", ["ppo", "cispo_ppo"])
+def test_a_critics_adapter_and_gradient_checkpointing_are_refused_before_a_model_is_loaded(name: str) -> None:
+    settings = [f"trainer.algorithm.name={name}", "trainer.gradient_checkpointing=true"]
+    adapter, shared = "trainer.policy.model.lora.rank=4", "trainer.algorithm.options.critic=backbone"
+    [said] = obstacles(load_config(None, [*settings, adapter]), LAPTOP)
+    assert said.startswith("trainer.gradient_checkpointing computes layers again")
+    for fine in ([*settings, adapter, shared], settings, [settings[0], adapter]):
+        assert not list(obstacles(load_config(None, fine), LAPTOP))
 
 
 def test_a_run_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:

@@ -35,6 +35,8 @@ class GRPO(PolicyLoss):
         self.settings = config.trainer
         self._estimate = estimator(self.estimator_name or self.settings.algorithm.advantage_estimator)
         check_options(config, self.options, self.estimator_name)
+        if config.generator.temperature == 0:
+            raise UserError("generator.temperature=0 leaves nothing to learn from; set it above 0 (1.0 is usual).")
 
     def start(self, learner: Learner, reference: Scorer | None = None) -> Self:
         """Takes the models. reference: the frozen policy that the run started from; needed when `beta` is above 0."""

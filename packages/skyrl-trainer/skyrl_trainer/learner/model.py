@@ -36,11 +36,8 @@ class Scorer:
     """
 
     def __init__(self, config: Config, model_path: str) -> None:
-        temperature = config.generator.temperature
-        if temperature <= 0:
-            raise UserError("generator.temperature=0 leaves nothing to learn from; set it above 0 (1.0 is usual).")
         self.config, self.model_path = config, model_path
-        self.inverse_temperature = 1.0 / temperature
+        self.inverse_temperature = 1.0 / config.generator.temperature
         self.published_dtype = getattr(torch, config.trainer.policy.model.dtype)
         self.accelerator = Accelerator(
             cpu=config.trainer.placement.policy_num_gpus_per_node == 0,

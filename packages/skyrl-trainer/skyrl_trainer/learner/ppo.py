@@ -52,6 +52,15 @@ class PPO(GRPO):
     critic: "Critic"
     explained_variance = 0.0
 
+    def __init__(self, config: Config) -> None:
+        super().__init__(config)
+        adapts = self.settings.policy.model.lora.rank > 0 and self.options.critic == "model"
+        if adapts and self.settings.gradient_checkpointing:
+            raise UserError(
+                "trainer.gradient_checkpointing computes layers again after the critic's adapter was switched off: set "
+                "it to false, or trainer.algorithm.options.critic=backbone."
+            )
+
     def start(self, learner: Learner, reference: Scorer | None = None) -> Self:
         rate = self.options.critic_learning_rate or 5 * self.settings.learning_rate  # SkyRL's 5e-6 to 1e-6
         self.critic = Critic(self.config, learner, self.options.critic, rate)
@@ -129,11 +138,6 @@ class Critic(Optimized):
         self.role: Callable[[], AbstractContextManager[object]] = nullcontext
         body: dict[str, torch.nn.Parameter] = {}
         if kind == "model" and learner.lora is not None:
-            if config.trainer.gradient_checkpointing:
-                raise UserError(
-                    "trainer.gradient_checkpointing computes layers again after the critic's adapter was switched off: "
-                    "set it to false, or trainer.algorithm.options.critic=backbone."
-                )
             lora.add_role(learner.model, "critic", learner.lora, config.trainer.seed)
             body = lora.parameters_of(learner.model, "critic")
             self.role = partial(lora.role, learner.model, "critic")
