@@ -116,6 +116,37 @@ def test_the_estimate_is_near_what_was_measured_on_one_gpu(lora: str, checkpoint
     assert sum(size for _, size in rows) / 2**30 == pytest.approx(measured, rel=0.05)
 
 
+@pytest.mark.parametrize("lora", ["trainer.policy.model.lora={}", "trainer.policy.model.lora={rank: 32}"])
+@pytest.mark.parametrize("name", ["ppo", "cispo_ppo"])
+def test_a_critic_takes_as_much_again_unless_it_is_a_head_of_the_policys(lora: str, name: str) -> None:
+    def sizes(*overrides: str) -> list[int]:
+        return [size for _, size in learner_memory(load_config("qwen_1gpu", [lora, *overrides]), SHAPE)]
+
+    named = f"trainer.algorithm.name={name}"
+    policy, critic = sizes(), sizes(named)
+    assert sizes(named, "trainer.algorithm.options.critic=backbone") == policy
+    frozen_or_reference, logits = (0, 3) if "rank" in lora else (1, 3)
+    assert all(
+        both == (one if place in (frozen_or_reference, logits) else 2 * one)
+        for place, (one, both) in enumerate(zip(policy, critic, strict=True))
+    )
+
+
+def test_a_context_longer_than_a_micro_batch_is_passed_whole() -> None:
+    def activations(length: int) -> int:
+        overrides = ["trainer.micro_batch_tokens=4096", f"generator.max_model_len={length}"]
+        return dict(learner_memory(load_config("qwen_1gpu", overrides), SHAPE))["learner: activations of a micro-batch"]
+
+    assert activations(4096) == activations(1024) and activations(32768) == 8 * activations(4096)
+
+
+def test_a_gpu_that_is_not_in_the_table_has_its_own_memory() -> None:
+    a10 = Hardware(8, 2**36, (Gpu("NVIDIA A10G", 23_028 * 2**20),))
+    found = card(load_config("qwen_1gpu", []), a10)
+    assert found is not None and found[0] == CARDS["H100"]._replace(memory=23_028 * 2**20)
+    assert found[1] == "data sheet of 1 x H100, assumed: the machine's own are not known"
+
+
 def test_limits_of_one_gpu() -> None:
     figures = dict(limits(load_config("qwen_1gpu", []), SHAPE, LAPTOP))
     assert "data sheet of 1 x H100, assumed" in figures["memory bandwidth, arithmetic"]

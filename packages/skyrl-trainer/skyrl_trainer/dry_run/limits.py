@@ -12,6 +12,7 @@ from functools import cache
 from timeit import repeat
 from typing import NamedTuple
 
+from skyrl_trainer.algorithms.options import algorithm_name
 from skyrl_trainer.dry_run.doctor import Hardware
 from skyrl_trainer.errors import UserError
 from skyrl_trainer.process_memory import LOGITS_AT_ONCE
@@ -41,7 +42,7 @@ CARDS = {
     "4090": Card(24e9, 1.008e12, 165e12, 32e9, 32e9),
 }
 ASSUMED = "H100"
-"""Where the run wants GPUs and this machine has none, or an unknown one: SXM, 80 GB."""
+"""Where the run wants GPUs and this machine has none (SXM, 80 GB), or an unknown one, which has its own memory."""
 VLLM_SHARE = 0.92
 """Of a GPU's memory, that vLLM takes if engine_kwargs.gpu_memory_utilization does not say."""
 PASSING = ("learner: activations of a micro-batch", "learner: logits of a chunk, and what follows them")
@@ -74,11 +75,10 @@ def card(config: Config, machine: Hardware) -> tuple[Card, str] | None:
     """The GPU that the run is on and where its figures are from; None on the processor."""
     if not (need := gpus_needed(config)):
         return None
-    for gpu in machine.gpus[:1]:
-        for key, found in CARDS.items():
-            if re.search(rf"\b{key}\b", gpu.name):
-                return found._replace(memory=gpu.memory), f"data sheet of {need} x {gpu.name}"
-    return CARDS[ASSUMED], f"data sheet of {need} x {ASSUMED}, assumed: the machine's own are not known"
+    name, memory = machine.gpus[0] if machine.gpus else ("", CARDS[ASSUMED].memory)
+    key = next((key for key in CARDS if re.search(rf"\b{key}\b", name)), None)
+    source = name if key else f"{ASSUMED}, assumed: the machine's own are not known"
+    return CARDS[key or ASSUMED]._replace(memory=memory), f"data sheet of {need} x {source}"
 
 
 def adapter_size(config: Config, shape: ModelShape) -> int:
@@ -94,23 +94,26 @@ def learner_memory(config: Config, shape: ModelShape) -> list[tuple[str, int]]:
     # There compiled layers keep less, as measured; with LoRA the residual stream is in half precision, too.
     on_gpu = trainer.placement.policy_num_gpus_per_node > 0
     chunk = LOGITS_AT_ONCE["cuda" if on_gpu else "cpu"]
-    logits = min(chunk, trainer.micro_batch_tokens * shape.vocabulary)
+    critic = algorithm_name(config).endswith("ppo") and trainer.algorithm.options.get("critic", "model") == "model"
+    who, models = ("learner and critic", 2) if critic else ("learner", 1)
+    tokens = max(trainer.micro_batch_tokens, config.generator.max_model_len)  # no context is cut
+    logits = min(chunk, tokens * shape.vocabulary)
     checkpoints = shape.layers * shape.hidden * (shape.width if lora.rank else 4)
     layer = shape.kept * shape.width * ((9 if lora.rank else 10) if on_gpu else 12) // 12
     kept = checkpoints + layer if trainer.gradient_checkpointing else shape.layers * layer
     if lora.rank == 0:
         whole = 4 * shape.parameters // config.num_learners
         rows = [
-            ("learner: weights, gradients, AdamW's two moments, in float32", 4 * whole),
+            (f"{who}: weights, gradients, AdamW's two moments, in float32", 4 * whole * models),
             ("learner: reference policy", whole if trainer.algorithm.options.get("beta") else 0),
         ]
     else:
         saved = shape.matrices * (2 * shape.width - 1) // 2 if lora.quantization == "nf4" else 0
         rows = [
             ("learner: frozen weights", shape.parameters * shape.width - saved),
-            ("learner: adapter, gradients, AdamW's two moments", 16 * adapter_size(config, shape)),
+            (f"{who}: adapter, gradients, AdamW's two moments", 16 * adapter_size(config, shape) * models),
         ]
-    return rows + list(zip(PASSING, (trainer.micro_batch_tokens * kept, (6 if on_gpu else 12) * logits), strict=True))
+    return rows + list(zip(PASSING, (tokens * kept * models, (6 if on_gpu else 12) * logits), strict=True))
 
 
 def memory(config: Config, shape: ModelShape) -> list[tuple[str, int]]:
