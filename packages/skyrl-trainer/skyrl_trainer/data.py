@@ -5,7 +5,7 @@
     openenv:ws://127.0.0.1:8900?split=train     an env behind an OpenEnv server
     skyrl_eval:gsm8k?data=gsm8k.jsonl&n=50      held-out data only: a benchmark, by the `exam` of the package named
     data/train.jsonl  data/train.parquet        rows in SkyRL's format; a row's env_class, else the default one
-    openai/gsm8k?split=train  hf:a/b@revision   such files of a data set on Hugging Face, whose names hold the split's
+    owner/name?split=train  hf:a/b@revision     such files of a data set on Hugging Face, whose names hold the split's
 
 Three options belong to the spec and not to the env: `size` (how many samples it stands for), `seed` (which ones) and
 `weight` (its share of what is drawn, 1 where another spec has one; without any weight, shares are as the sizes).
@@ -112,9 +112,8 @@ def load_samples(
             parts[label] = _row_samples(name, _hub_files(name, **options), default_env_class, env_file)
         else:
             parts[label] = _env_samples(label, name, options, seed, env_file)
-    some = any(weight is not None for weight in weights)
-    of_all = [1.0 if weight is None else weight for weight in weights]
-    return SampleSource(list(parts.values()), of_all if some else ())
+    of_all = [weight or 1.0 for weight in weights]
+    return SampleSource([*parts.values()], of_all if any(weights) else ())
 
 
 def tasks(config: Config, specs: Sequence[Spec]) -> SampleSource:

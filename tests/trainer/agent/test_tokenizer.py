@@ -1,4 +1,4 @@
-"""A rollout worker's tokenizer is the one that AutoTokenizer gives, without torch; the model says what ends an answer."""
+"""A worker's tokenizer is the one that AutoTokenizer gives, without torch; the model says what ends an answer."""
 
 from __future__ import annotations
 

@@ -132,7 +132,7 @@ def test_training_one_role_leaves_the_others_outputs_as_they_were(tmp_path: Path
     assert learner.lora is not None
     critic = lora.add_role(learner.model, "critic", learner.lora, seed=1)
     assert torch.equal(learner.token_logprobs(IDS), policy)
-    optimizer = torch.optim.AdamW(critic, lr=0.1)
+    optimizer = torch.optim.AdamW(critic.values(), lr=0.1)
     for _ in range(2):
         with lora.role(learner.model, "critic"):
             values_N = learner.hidden(micro_batch(learner)).sum(-1)
@@ -144,7 +144,7 @@ def test_training_one_role_leaves_the_others_outputs_as_they_were(tmp_path: Path
     with lora.role(learner.model, "critic"):
         other = learner.token_logprobs(IDS)
     GRPO(learner.config).start(learner).update(make_batch())
-    assert all(parameter.grad is None for parameter in critic)
+    assert all(parameter.grad is None for parameter in critic.values())
     assert not torch.equal(learner.token_logprobs(IDS), policy) and not torch.equal(other, policy)
     with lora.role(learner.model, "critic"):
         assert torch.equal(learner.token_logprobs(IDS), other)

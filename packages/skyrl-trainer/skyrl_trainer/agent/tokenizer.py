@@ -13,19 +13,19 @@ BY_NAME = ("TokenizersBackend", "PreTrainedTokenizerFast", "Qwen2Tokenizer", "Qw
 
 
 def load_tokenizer(path: str) -> Any:
-    """What AutoTokenizer gives, which imports torch: 3 s and 340 MB of a RolloutWorker. Its `model_ends` are the
-    tokens at which the model's own files end an answer. UserError with a sentence when there is no tokenizer."""
+    """What AutoTokenizer gives, which imports torch: 3 s and 340 MB of a RolloutWorker. `model_ends` are the
+    ids at which the model's files end an answer. UserError where there is none."""
     import transformers
     from transformers.utils import cached_file
 
     folder, settings = Path(path), dict[str, Any]()
     for file in ("config.json", "tokenizer_config.json", "generation_config.json"):
-        with suppress(OSError, TypeError, ValueError):  # none, or none to be read
+        with suppress(OSError, TypeError, ValueError):
             settings |= json.loads(Path(cached_file(path, file)).read_bytes())
-    kind, name = settings.get("model_type", "qwen3"), settings.get("tokenizer_class", "")
-    known = kind in ("qwen2", "qwen3") and name in BY_NAME and "auto_map" not in settings
-    by_name = known and (folder / "tokenizer.json").is_file()
-    chosen = "AutoTokenizer" if not by_name else "Qwen2Tokenizer" if kind == "qwen2" else name
+    name = settings.get("tokenizer_class", "")
+    known = name in BY_NAME and "auto_map" not in settings and (folder / "tokenizer.json").is_file()
+    by_kind = {"qwen2": "Qwen2Tokenizer", "qwen3": name} if known else {}
+    chosen = by_kind.get(settings.get("model_type", "qwen3"), "AutoTokenizer")
     try:
         tokenizer = getattr(transformers, chosen).from_pretrained(path)
     except Exception as error:  # tokenizers raises its own

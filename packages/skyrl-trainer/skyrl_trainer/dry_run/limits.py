@@ -4,10 +4,7 @@ Symbols in the formulas: P parameters, b bytes of one, B episodes in flight, c t
 bytes of the keys and values of one token.
 """
 
-import os
 import re
-import subprocess
-import sys
 from functools import cache
 from timeit import repeat
 from typing import NamedTuple
@@ -42,7 +39,7 @@ CARDS = {
     "4090": Card(24e9, 1.008e12, 165e12, 32e9, 32e9),
 }
 ASSUMED = "H100"
-"""Where the run wants GPUs and this machine has none (SXM, 80 GB), or an unknown one, which has its own memory."""
+"""Where the run wants GPUs and this machine has none, or an unknown one: SXM, 80 GB or what it has."""
 VLLM_SHARE = 0.92
 """Of a GPU's memory, that vLLM takes if engine_kwargs.gpu_memory_utilization does not say."""
 PASSING = ("learner: activations of a micro-batch", "learner: logits of a chunk, and what follows them")
@@ -89,14 +86,13 @@ def adapter_size(config: Config, shape: ModelShape) -> int:
 
 
 def learner_memory(config: Config, shape: ModelShape) -> list[tuple[str, int]]:
-    """(what, bytes) of one learner. Learners share the weights; with LoRA each has all of them, frozen."""
+    """(what, bytes) of one learner, its critic included. Learners share the weights; with LoRA each has all, frozen."""
     trainer, lora = config.trainer, config.trainer.policy.model.lora
     # There compiled layers keep less, as measured; with LoRA the residual stream is in half precision, too.
     on_gpu = trainer.placement.policy_num_gpus_per_node > 0
     chunk = LOGITS_AT_ONCE["cuda" if on_gpu else "cpu"]
-    critic = algorithm_name(config).endswith("ppo") and trainer.algorithm.options.get("critic", "model") == "model"
-    who, models = ("learner and critic", 2) if critic else ("learner", 1)
-    tokens = max(trainer.micro_batch_tokens, config.generator.max_model_len)  # no context is cut
+    models = 1 + (algorithm_name(config).endswith("ppo") and trainer.algorithm.options.get("critic") != "backbone")
+    tokens = max(trainer.micro_batch_tokens, config.generator.max_model_len)
     logits = min(chunk, tokens * shape.vocabulary)
     checkpoints = shape.layers * shape.hidden * (shape.width if lora.rank else 4)
     layer = shape.kept * shape.width * ((9 if lora.rank else 10) if on_gpu else 12) // 12
@@ -104,14 +100,14 @@ def learner_memory(config: Config, shape: ModelShape) -> list[tuple[str, int]]:
     if lora.rank == 0:
         whole = 4 * shape.parameters // config.num_learners
         rows = [
-            (f"{who}: weights, gradients, AdamW's two moments, in float32", 4 * whole * models),
+            ("learner: weights, gradients, AdamW's two moments, in float32", 4 * whole * models),
             ("learner: reference policy", whole if trainer.algorithm.options.get("beta") else 0),
         ]
     else:
         saved = shape.matrices * (2 * shape.width - 1) // 2 if lora.quantization == "nf4" else 0
         rows = [
             ("learner: frozen weights", shape.parameters * shape.width - saved),
-            (f"{who}: adapter, gradients, AdamW's two moments", 16 * adapter_size(config, shape) * models),
+            ("learner: adapter, gradients, AdamW's two moments", 16 * adapter_size(config, shape) * models),
         ]
     return rows + list(zip(PASSING, (tokens * kept * models, (6 if on_gpu else 12) * logits), strict=True))
 
@@ -144,27 +140,20 @@ def gpu_memory(config: Config, shape: ModelShape, gpu: Card) -> tuple[list[tuple
 
 @cache
 def peaks(found: tuple[Card, str] | None, machine: Hardware, working_set: int) -> tuple[float, float, str]:
-    """(bytes/s, FLOP/s, where they are from): of one GPU, or of the whole processor."""
+    """(bytes/s, FLOP/s, where they are from): of one GPU, or of the whole processor by a core's copies and products."""
     if found:
         return found[0].bandwidth, found[0].flops, found[1]
-    # In a process of its own, because a BLAS library chooses its number of threads when it is loaded.
-    code = f"from skyrl_trainer.dry_run.limits import core_rates; print(*core_rates({working_set // machine.cores}))"
-    single = dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"), "1")
-    environ = {**os.environ, **single, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    rates = subprocess.check_output([sys.executable, "-c", code], timeout=60, env=environ).split()
-    bandwidth, flops = (float(rate) * machine.cores for rate in rates)
-    return bandwidth, flops, f"{machine.cores} x the best moment of one core, measured just now"
+    import torch
 
-
-def core_rates(working_set: int) -> tuple[float, float]:
-    """Bytes/s of a copy (read and write), float32 FLOP/s of a matmul: the best of many."""
-    import numpy as np
-
-    source, matrix = np.ones(working_set // 8, np.float32), np.ones((256, 256), np.float32)
-    target, product = np.empty_like(source), np.empty_like(matrix)
-    copy = min(repeat(lambda: np.copyto(target, source), number=1, repeat=10 + 2**30 // source.nbytes))
-    multiply = min(repeat(lambda: np.matmul(matrix, matrix, out=product), number=1, repeat=500))
-    return 2 * source.nbytes / copy, 2 * 256**3 / multiply
+    threads, cores = torch.get_num_threads(), machine.cores
+    torch.set_num_threads(1)
+    source, matrix = torch.ones(working_set // cores, dtype=torch.uint8), torch.ones(256, 256)
+    target, product = torch.empty_like(source), torch.empty_like(matrix)
+    copy = min(repeat(lambda: target.copy_(source), number=1, repeat=10 + 2**30 // len(source)))
+    multiply = min(repeat(lambda: torch.mm(matrix, matrix, out=product), number=1, repeat=500))
+    torch.set_num_threads(threads)
+    bandwidth, flops = cores * 2 * len(source) / copy, cores * 2 * 256**3 / multiply
+    return bandwidth, flops, f"{cores} x the best moment of one core, measured just now"
 
 
 def limits(config: Config, shape: ModelShape, machine: Hardware) -> list[tuple[str, str]]:

@@ -110,13 +110,13 @@ def algorithm_options(config: Config) -> dict[str, Any]:
 def settings(resolved: Resolved) -> Iterator[tuple[str, str]]:
     """(name, its value and who set it), those of the algorithm included."""
     values = flatten(resolved.config)
+    options = values.pop(OPTIONS)
     with suppress(UserError):  # said by obstacles
-        values[OPTIONS] = algorithm_options(resolved.config)
+        options = algorithm_options(resolved.config)
+    values |= {f"{OPTIONS}.{option}": chosen for option, chosen in options.items()}
     for name, value in values.items():
-        options = {f"{name}.{option}": chosen for option, chosen in value.items()} if name == OPTIONS else {}
-        for each, chosen in (options or {name: value}).items():
-            text = json.dumps(chosen, ensure_ascii=False)
-            yield each, f"{text:<28}  {resolved.sources.get(each, 'default')}"
+        text = json.dumps(value, ensure_ascii=False)
+        yield name, f"{text:<28}  {resolved.sources.get(name, 'default')}"
 
 
 def _load_data(config: Config) -> None:

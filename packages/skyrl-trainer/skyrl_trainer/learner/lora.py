@@ -163,7 +163,7 @@ class Reference(Scorer):
             return super().hidden(batch)
 
 
-def add_role(model: torch.nn.Module, name: str, options: LoRAConfig, seed: int) -> list[torch.nn.Parameter]:
+def add_role(model: torch.nn.Module, name: str, options: LoRAConfig, seed: int) -> dict[str, torch.nn.Parameter]:
     """Freezes the base and adds an adapter, whose B starts at 0; returns its parameters. The first role stays the one
     that computes outside of `role`. UserError when target_modules does not fit the model."""
     from peft import LoraConfig, inject_adapter_in_model
@@ -183,7 +183,7 @@ def add_role(model: torch.nn.Module, name: str, options: LoRAConfig, seed: int) 
         a.copy_(torch.nn.init.kaiming_uniform_(torch.empty(a.shape), a=math.sqrt(5), generator=generator))
     use_onednn(model)
     _activate(model, active)
-    return list(parameters_of(model, name).values())
+    return parameters_of(model, name)
 
 
 @contextmanager

@@ -54,8 +54,8 @@ class PPO(GRPO):
 
     def __init__(self, config: Config) -> None:
         super().__init__(config)
-        adapts = self.settings.policy.model.lora.rank > 0 and self.options.critic == "model"
-        if adapts and self.settings.gradient_checkpointing:
+        trainer = config.trainer
+        if trainer.gradient_checkpointing and trainer.policy.model.lora.rank and self.options.critic == "model":
             raise UserError(
                 "trainer.gradient_checkpointing computes layers again after the critic's adapter was switched off: set "
                 "it to false, or trainer.algorithm.options.critic=backbone."
@@ -93,8 +93,7 @@ class PPO(GRPO):
         return result
 
     def update(self, *args: Any, **kwargs: Any) -> StepMetrics:
-        metrics = super().update(*args, **kwargs)
-        return metrics | {"value/explained_variance": self.explained_variance}
+        return super().update(*args, **kwargs) | {"value/explained_variance": self.explained_variance}
 
     def value_loss(self, batch: TrainingBatch, hidden_NH: Tensor, meter: Meter) -> Tensor:
         assert batch.values_N is not None and batch.returns_N is not None
@@ -138,8 +137,7 @@ class Critic(Optimized):
         self.role: Callable[[], AbstractContextManager[object]] = nullcontext
         body: dict[str, torch.nn.Parameter] = {}
         if kind == "model" and learner.lora is not None:
-            lora.add_role(learner.model, "critic", learner.lora, config.trainer.seed)
-            body = lora.parameters_of(learner.model, "critic")
+            body = lora.add_role(learner.model, "critic", learner.lora, config.trainer.seed)
             self.role = partial(lora.role, learner.model, "critic")
         elif kind == "model":
             self.body = Scorer(config, learner.model_path)

@@ -18,7 +18,7 @@ from skyrl_trainer.errors import UserError
 from skyrl_trainer.learner.batch import collate, cut, make_rows
 from skyrl_trainer.learner.model import Scorer, make_learner
 from skyrl_trainer.run.checkpoint import DAMAGED, read_checkpoint
-from skyrl_trainer.settings import Config, LoRAConfig
+from skyrl_trainer.settings import Config
 from skyrl_trainer.types import Trajectory
 
 WORST = 10
@@ -32,7 +32,6 @@ def load_scorer(config: Config, model: str) -> tuple[Scorer, Any]:
     policy.dtype = "float32"
     checkpoint = Path(model)
     if not (checkpoint / "learner.safetensors").is_file():
-        policy.path, policy.lora = model, LoRAConfig()
         return Scorer(config, model), load_tokenizer(model)
     made = checkpoint.parent.parent / "init"
     start = made / ("cloned" if (made / "cloned").exists() else "random")

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from skyrl_gym.adapters.trl_env import columns
+from skyrl_trainer.agent.tokenizer import load_tokenizer
 from skyrl_trainer.errors import UserError
 from skyrl_trainer.protocols import RewardFunction
 
@@ -79,17 +80,15 @@ def write_model(folder: Path, model: Any, tokenizer: Any) -> str:
     if hasattr(tokenizer, "tokenizer"):
         raise UserError(f"processing_class is a {type(tokenizer).__name__}; these trainers take a tokenizer, for text.")
     if tokenizer is None:
-        from transformers import AutoTokenizer
-
         if not model.name_or_path:
             raise UserError("model was not loaded from anywhere: give its tokenizer as processing_class.")
-        tokenizer = AutoTokenizer.from_pretrained(model.name_or_path)
+        tokenizer = load_tokenizer(model.name_or_path)
     shutil.rmtree(folder, ignore_errors=True)
     tokenizer.save_pretrained(folder)
     if isinstance(model, str):
         from huggingface_hub import snapshot_download
 
-        source = Path(model) if Path(model).is_dir() else Path(snapshot_download(model))
+        source = Path(model if Path(model).is_dir() else snapshot_download(model))
         for file in source.resolve().iterdir():
             if not (folder / file.name).exists():
                 (folder / file.name).symlink_to(file)
