@@ -94,9 +94,8 @@ def test_what_was_thought_before_a_call_is_learned_as_it_stands(template: str, s
     ids, taught = encode_chat(prompt, Chat("", [CHAT[1], spoken], TOOLS))
     learned, start = taught_text(prompt, ids, taught), thought + said
     assert learned.startswith(start) and learned.endswith("</tool_call><|im_end|>")
-    assert learned.removeprefix(start).strip().startswith("<tool_call>\n") and learned.count("Hm.") == (
-        "Hm." in thought
-    )
+    assert learned.removeprefix(start).strip().startswith("<tool_call>\n")
+    assert learned.count("Hm.") == ("Hm." in thought)
 
 
 def test_a_template_without_tool_calls_is_refused_with_the_row() -> None:

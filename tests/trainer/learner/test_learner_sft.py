@@ -23,6 +23,7 @@ from skyrl_trainer.learner.loading import load_model
 from skyrl_trainer.learner.model import Learner
 from skyrl_trainer.learner.ranks import whole
 from skyrl_trainer.learner.sft import SFTTrainer, fit, share_beginning
+from skyrl_trainer.replay.recompute import load_scorer
 
 
 def rename(folder: Path, new: Callable[[str], str]) -> None:
@@ -84,6 +85,19 @@ def test_a_model_that_samples_without_saying_so_is_saved_as_it_was(
     assert saved == {**expected, "transformers_version": saved["transformers_version"]}
     ends = [tokenizer.model_ends for tokenizer in (learner.tokenizer, load_tokenizer(str(tmp_path / "out")))]
     assert ends == [[1, 2], [1, 2]], "what is served ends its answers as in training"
+
+
+@pytest.mark.parametrize("text", [None, "{"])
+def test_a_model_without_a_whole_tokenizer_is_a_sentence_where_it_learns_and_where_it_scores(
+    tmp_path: Path, text: str | None
+) -> None:
+    path, file = save_model(tmp_path), tmp_path / "tokenizer.json"
+    file.unlink()
+    if text is not None:
+        file.write_text(text)
+    for load in (lambda: Learner(make_config(), path, 1), lambda: load_scorer(make_config(), path)):
+        with pytest.raises(UserError, match=r"tokenizer of .* cannot be loaded: the folder holds no usable one"):
+            load()
 
 
 LOAD_MODEL = learner_module.load_model

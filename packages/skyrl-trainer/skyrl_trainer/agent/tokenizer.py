@@ -13,7 +13,7 @@ BY_NAME = ("TokenizersBackend", "PreTrainedTokenizerFast", "Qwen2Tokenizer", "Qw
 
 
 def load_tokenizer(path: str) -> Any:
-    """What AutoTokenizer gives, which imports torch: 3 s and 340 MB of a RolloutWorker. `model_ends` are the
+    """What AutoTokenizer gives, which imports torch: 3 s and 340 MB of a RolloutWorker. `model_ends` are
     ids at which the model's files end an answer. UserError where there is none."""
     import transformers
     from transformers.utils import cached_file

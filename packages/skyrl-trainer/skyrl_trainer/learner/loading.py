@@ -29,7 +29,7 @@ def load_model(path: str, dtype: torch.dtype, **how: Any) -> PreTrainedModel:
         ) from error
     try:
         model.generation_config.validate(strict=True)
-    except ValueError:  # it could not be saved
+    except ValueError:  # could not be saved
         model.generation_config.do_sample = True
     for module in model.modules():  # a 4-bit layer on some CPUs would turn to bfloat16 at its first pass
         if "support_avx512bf16_for_cpu" in vars(module):
