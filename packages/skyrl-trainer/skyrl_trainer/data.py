@@ -112,8 +112,7 @@ def load_samples(
             parts[label] = _row_samples(name, _hub_files(name, **options), default_env_class, env_file)
         else:
             parts[label] = _env_samples(label, name, options, seed, env_file)
-    of_all = [weight or 1.0 for weight in weights]
-    return SampleSource([*parts.values()], of_all if any(weights) else ())
+    return SampleSource([*parts.values()], [weight or 1.0 for weight in weights] if any(weights) else ())
 
 
 def tasks(config: Config, specs: Sequence[Spec]) -> SampleSource:

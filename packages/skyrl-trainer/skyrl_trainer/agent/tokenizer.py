@@ -28,7 +28,7 @@ def load_tokenizer(path: str) -> Any:
     chosen = by_kind.get(settings.get("model_type", "qwen3"), "AutoTokenizer")
     try:
         tokenizer = getattr(transformers, chosen).from_pretrained(path)
-    except Exception as error:  # tokenizers raises its own
+    except Exception as error:  # also tokenizers' own
         hint = "the folder holds no usable one" if folder.is_dir() else "it is neither a folder nor a known name"
         setting = f"trainer.policy.model.path={path}"
         raise UserError(f"The tokenizer of {setting} cannot be loaded: {hint} ({error}).") from error

@@ -140,7 +140,7 @@ def gpu_memory(config: Config, shape: ModelShape, gpu: Card) -> tuple[list[tuple
 
 @cache
 def peaks(found: tuple[Card, str] | None, machine: Hardware, working_set: int) -> tuple[float, float, str]:
-    """(bytes/s, FLOP/s, where they are from): of one GPU, or of the whole processor by a core's copies and products."""
+    """(bytes/s, FLOP/s, where they are from): of one GPU, or of the whole processor, as measured."""
     if found:
         return found[0].bandwidth, found[0].flops, found[1]
     import torch

@@ -51,7 +51,7 @@ def answer_ids(prompt: ChatPrompt, message: dict[str, Any]) -> list[int]:
     """Ids of an assistant's message, as if sampled; UserError when the template writes no tool calls."""
     text = message.get("content") or ""
     if message.get("tool_calls"):
-        rest = text.rpartition("</think>")[2].lstrip()  # templates drop old thoughts
+        rest = text.rpartition("</think>")[2].lstrip()  # templates drop thoughts
         before, _, after = prompt.text([*ASKED, MARKED, *ASKED]).partition(MARKER)
         whole = prompt.text([*ASKED, message | {"content": rest}, *ASKED])
         written = whole.removeprefix(before).removesuffix(after)

@@ -42,7 +42,8 @@ class StartPolicy(AbstractContextManager["StartPolicy"]):
         folder = run_path / "init"
         random, cloned = folder / "random", folder / "cloned"
         if not any(run_path.glob("checkpoints/step_*")):  # of other settings, perhaps
-            shutil.rmtree(folder, ignore_errors=True)
+            for left in (random, cloned):
+                shutil.rmtree(left, ignore_errors=True)
         if not random.exists():
             make_tiny(config, random, train_tasks)
         self.architecture = self._weights = str(random)
