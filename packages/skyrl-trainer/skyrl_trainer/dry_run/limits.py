@@ -143,13 +143,14 @@ def peaks(found: tuple[Card, str] | None, machine: Hardware, working_set: int) -
     """(bytes/s, FLOP/s, where they are from): of one GPU, or of the whole processor, as measured."""
     if found:
         return found[0].bandwidth, found[0].flops, found[1]
+    import numpy as np  # which copies faster
     import torch
 
     threads, cores = torch.get_num_threads(), machine.cores
     torch.set_num_threads(1)
-    source, matrix = torch.ones(working_set // cores, dtype=torch.uint8), torch.ones(256, 256)
-    target, product = torch.empty_like(source), torch.empty_like(matrix)
-    copy = min(repeat(lambda: target.copy_(source), number=1, repeat=10 + 2**30 // len(source)))
+    source, target = np.ones((2, working_set // cores), np.uint8)
+    matrix, product = torch.ones(2, 256, 256)
+    copy = min(repeat(lambda: np.copyto(target, source), number=1, repeat=10 + 2**30 // len(source)))
     multiply = min(repeat(lambda: torch.mm(matrix, matrix, out=product), number=1, repeat=500))
     torch.set_num_threads(threads)
     bandwidth, flops = cores * 2 * len(source) / copy, cores * 2 * 256**3 / multiply

@@ -2,8 +2,7 @@
 
 At difficulty d a puzzle is about d + 2 people. A world says everything about them, and a bit mask says in which worlds
 a clue holds. A puzzle takes clues that hold in a secret world until no other is left, and then does without those that
-it can: one solution, proved, and no idle clue. A hash of what the clues mean decides the split: puzzles that differ in
-names, in who is who, in the order or the wording of the clues lie in one.
+it can: one solution, proved, and no idle clue. A hash of what the clues mean decides the split.
 """
 
 import hashlib
