@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
+import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -20,9 +22,8 @@ def test_calls_from_any_thread_and_from_a_running_loop_share_a_loop_that_goes_on
     async def cell() -> asyncio.AbstractEventLoop:
         return result_of(here())
 
-    loop = result_of(here())
-    with ThreadPoolExecutor(4) as pool:
-        others = list(pool.map(lambda _: result_of(here()), range(8)))
+    with ThreadPoolExecutor(8) as pool:
+        loop, *others = pool.map(lambda _: result_of(here()), range(16))
     assert {*others, result_of(here()), asyncio.run(cell())} == {loop} and loop.is_running()
 
 
@@ -78,3 +79,31 @@ def test_what_holds_up_one_loop_holds_up_no_other() -> None:
         return result_of(asyncio.sleep(0, "done"), 20, loop_of(0, "another"))
 
     assert result_of(blocks(), 20) == "done"
+
+
+def test_a_loop_is_made_once_however_many_ask_at_once() -> None:
+    def asked(name: str) -> asyncio.AbstractEventLoop:
+        together.wait(20)
+        return loop_of(0, name)
+
+    for number in range(20):
+        together = threading.Barrier(8)
+        with ThreadPoolExecutor(8) as pool:
+            assert len(set(pool.map(asked, [f"loop {number}"] * 8))) == 1
+
+
+def test_a_coroutine_that_blocks_costs_its_own_call_alone() -> None:
+    async def blocks() -> None:
+        time.sleep(6)
+
+    with pytest.raises(TimeoutError):
+        result_of(blocks(), 0.2)
+    began = time.monotonic()
+    assert result_of(asyncio.sleep(0, "next"), 3) == "next" and time.monotonic() - began < 3
+
+
+def test_a_coroutine_that_is_late_and_does_not_block_leaves_the_loop_to_the_next() -> None:
+    loop = result_of(here())
+    with pytest.raises(TimeoutError):
+        result_of(asyncio.sleep(60), 0.2)
+    assert result_of(here()) is loop

@@ -81,7 +81,7 @@ def test_demonstrations_are_chats_of_solved_tasks(env_id, tmp_path, capsys):
     assert all(demo["success"] for demo in demos) and demos == list(
         skyrl_gym.demonstrations(env_id, 10, {"split": "val", "lang": "zh"})
     )
-    assert main(["demos", env_id, "--n", "0", "--out", str(out)]) == main(["demos", "nothing"]) == 2
+    assert main(["demos", env_id, "--n", "0", "--out", str(out)]) == main(["demos", "nothing", "--out", str(out)]) == 2
     assert "n is 0, expected 1 to " in capsys.readouterr().err
 
 

@@ -1,11 +1,6 @@
 """skyrl/swe-v0: an issue of a repository is resolved with the tools bash, view, replace and submit.
 
-Each reset makes a swe.workspace. Commands run in the sandbox, without network; the agent sees the workspace as
-/testbed. A step's info has `submission`, the patch of all changes, whenever that has changed (and in the first and the
-last step), so the last one is the episode's.
-
-Reward, with `submit` or at the step limit: 1.0 if the task gives its tests and what of the patch can be a fix
-(swe.guarded) passes them, so that editing tests or what loads them never pays; else 0.0. info has its `flags`.
+Each reset makes a swe.workspace; docs/eval/README.md says what the agent sees, what counts and what is paid.
 """
 
 import contextlib

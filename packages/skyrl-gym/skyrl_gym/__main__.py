@@ -29,14 +29,13 @@ def _table() -> str:
 
 
 def _write_demos(env_id: str, n: int, out: Path, options: dict[str, Any]) -> None:
-    lines, solved = [], 0
-    out.open("a").close()  # raises now, not after all were played
+    made = solved = 0
     for demonstration in demonstrations(env_id, n, options):
-        lines.append(json.dumps(demonstration, ensure_ascii=False) + "\n")
-        solved += demonstration["success"]
-        if len(lines) % max(1, n // 10) == 0:
-            print(f"{len(lines)} of {n} demonstrations", file=sys.stderr)
-    out.write_text("".join(lines), encoding="utf-8")
+        with out.open("a" if made else "w", encoding="utf-8") as file:
+            file.write(json.dumps(demonstration, ensure_ascii=False) + "\n")
+        made, solved = made + 1, solved + demonstration["success"]
+        if made % max(1, n // 10) == 0:
+            print(f"{made} of {n} demonstrations", file=sys.stderr)
     if solved < n:
         print(f"The expert failed in {n - solved} of them; `success` in {out} says which.", file=sys.stderr)
 

@@ -70,8 +70,7 @@ def saved_config(saved: dict[str, Any], source: str = "checkpoint") -> Config:
 
 def _sections() -> set[str]:
     """Names of settings whose entries are settings."""
-    names = {name[:dot] for name in leaf_fields() for dot in range(len(name)) if name[dot] == "."}
-    return names | {OPTIONS}
+    return {OPTIONS} | {name[:dot] for name in leaf_fields() for dot in range(len(name)) if name[dot] == "."}
 
 
 def _resolved(settings: Iterable[Setting]) -> Resolved:

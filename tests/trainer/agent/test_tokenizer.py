@@ -78,9 +78,30 @@ def test_an_answer_ends_at_every_token_that_the_model_ends_at(
         assert after[0] == prompt.end_of_turn_id or end == prompt.end_of_turn_id
 
 
+@pytest.fixture
+def offline(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without it each file is asked for again and again where there is no network."""
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+
+
+@pytest.mark.usefixtures("offline")
 def test_a_name_that_is_not_cached_and_a_file_that_is_no_object_are_sentences(tmp_path: Path) -> None:
     tiny_tokenizer().save_pretrained(tmp_path)
     (tmp_path / "tokenizer_config.json").write_text("[1]")
     for path, said in ((str(tmp_path), "the folder holds no usable one"), ("no/model", "neither a folder nor a known")):
         with pytest.raises(UserError, match=said):
             load_tokenizer(path)
+
+
+@pytest.mark.usefixtures("offline")
+def test_a_hub_that_does_not_answer_is_asked_for_one_file_before_the_tokenizer(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def unreachable(path: str, file: str) -> str:
+        asked.append(file)
+        raise OSError("no network")
+
+    monkeypatch.setattr("transformers.utils.cached_file", unreachable)
+    with pytest.raises(UserError, match="neither a folder nor a known name"):
+        load_tokenizer("no/such-model")
+    assert asked == ["config.json"]

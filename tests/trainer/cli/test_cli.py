@@ -286,11 +286,11 @@ def test_a_run_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
         pass
 
 
-def test_a_policy_that_no_checkpoint_belongs_to_is_not_replaced(tmp_path: Path) -> None:
+def test_a_policy_that_no_run_has_left_is_not_replaced(tmp_path: Path) -> None:
     """As `sft` leaves one, or another program."""
     policy = tmp_path / "tuned" / "model" / "last"
     policy.mkdir(parents=True)
-    with pytest.raises(UserError, match=r"tuned has a policy, model/last, and no checkpoint to go on from"):
+    with pytest.raises(UserError, match=r"tuned has a policy, model/last, of no run: give another"):
         train(load_config(None, [f"trainer.run_dir={tmp_path / 'tuned'}"]))
     assert {path.name for path in (tmp_path / "tuned").iterdir()} == {"model", ".lock"} and not list(policy.iterdir())
 

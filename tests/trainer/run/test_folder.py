@@ -30,15 +30,16 @@ def test_a_folder_that_was_deleted_or_replaced_is_noticed(tmp_path: Path) -> Non
                 folder.check()
 
 
+@pytest.mark.parametrize("kind", [UserError, RuntimeError])
 @pytest.mark.parametrize("own", [True, False])
 def test_the_logs_of_the_runs_own_ray_are_kept_when_it_ends_with_an_error(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own: bool, kind: type[Exception]
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     config = make_config(trainer={"run_dir": str(tmp_path / "run")})
-    with pytest.raises(UserError, match="died"), guarded() if own else nullcontext(), RunFolder(config):
+    with pytest.raises(kind, match="died"), guarded() if own else nullcontext(), RunFolder(config):
         logs = Path(tempfile.gettempdir(), "ray", "session_latest", "logs")
         logs.mkdir(parents=True)
         (logs / "worker-1.err").write_text("why")
-        raise UserError("A RolloutWorker died.")
+        raise kind("A RolloutWorker died.")
     assert [path.name for path in (tmp_path / "run" / "ray-logs").glob("*")] == ["worker-1.err"] * own

@@ -4,9 +4,8 @@ import asyncio
 import os
 import threading
 from collections.abc import Callable, Coroutine
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from contextlib import suppress
-from functools import cache
 from typing import Any
 
 MAX_MESSAGE = 1 << 24
@@ -31,24 +30,34 @@ def in_thread(call: Callable[[], Any]) -> "Future[Any]":
     return future
 
 
-@cache
+_loops: dict[tuple[int, str], asyncio.AbstractEventLoop] = {}
+
+
 def loop_of(process: int, name: str) -> asyncio.AbstractEventLoop:
     """In a thread, which a fork of the process has not. name: whose; one that is held up holds up no other."""
-    loop = asyncio.new_event_loop()
+    new = None
+    loop = _loops.get((process, name)) or _loops.setdefault((process, name), new := asyncio.new_event_loop())
 
     def turn() -> None:
         while True:
             with suppress(SystemExit, KeyboardInterrupt):  # a coroutine's: its caller gets it
                 loop.run_forever()
 
-    in_thread(turn)
+    if loop is new:
+        in_thread(turn)
+    elif new:
+        new.close()
     return loop
 
 
 def result_of(work: Coroutine[Any, Any, Any], seconds: float | None = None, loop: Any = None) -> Any:
     """Of a coroutine, or TimeoutError. All run in one loop, so that a client or a lock serves later calls, too."""
-    future = asyncio.run_coroutine_threadsafe(work, loop or loop_of(os.getpid(), "coroutines"))
+    used = loop or loop_of(os.getpid(), "coroutines")
+    future = asyncio.run_coroutine_threadsafe(work, used)
     try:
         return future.result(seconds)
-    finally:  # as after Ctrl-C
-        future.cancel()
+    finally:
+        late = future.cancel() and used is not loop
+        # Or after Ctrl-C, or an env's time limit. A loop that the work still blocks is left to it.
+        if late and wait([asyncio.run_coroutine_threadsafe(asyncio.sleep(0), used)], 1.0).not_done:
+            _loops.pop((os.getpid(), "coroutines"), None)

@@ -22,6 +22,8 @@ def load_tokenizer(path: str) -> Any:
     for file in ("config.json", "tokenizer_config.json", "generation_config.json"):
         with suppress(OSError, TypeError, ValueError):
             settings |= json.loads(Path(cached_file(path, file)).read_bytes())
+        if not (settings or folder.is_dir()):
+            break  # no such model, or no network: each file would wait for it
     name = settings.get("tokenizer_class", "")
     known = name in BY_NAME and "auto_map" not in settings and (folder / "tokenizer.json").is_file()
     by_kind = {"qwen2": "Qwen2Tokenizer", "qwen3": name} if known else {}

@@ -148,7 +148,7 @@ def peaks(found: tuple[Card, str] | None, machine: Hardware, working_set: int) -
 
     threads, cores = torch.get_num_threads(), machine.cores
     torch.set_num_threads(1)
-    source, target = np.ones((2, working_set // cores), np.uint8)
+    source, target = np.ones((2, working_set // cores // 2), np.uint8)
     matrix, product = torch.ones(2, 256, 256)
     copy = min(repeat(lambda: np.copyto(target, source), number=1, repeat=10 + 2**30 // len(source)))
     multiply = min(repeat(lambda: torch.mm(matrix, matrix, out=product), number=1, repeat=500))

@@ -23,9 +23,9 @@ def train(config: Config, algorithm: GRPO | None = None, beside: Beside = nullco
     the engines have their first weights, left before they are stopped. kind: of the run, which may do more.
     """
     with guarded(), StopSignal() as stop, RunFolder(config) as folder, mirrored(config, kind) as kind:
-        if (folder.path / "model" / "last").exists() and not any(folder.path.glob("checkpoints/step_*")):
-            replaced = "a policy, model/last, and no checkpoint to go on from: a run would replace it"
-            raise UserError(f"{folder.path} has {replaced}. Give another trainer.run_dir, or move it away.")
+        known = any((folder.path / name).exists() for name in ("trajectories", "checkpoints"))
+        if (folder.path / "model" / "last").exists() and not known:
+            raise UserError(f"{folder.path} has a policy, model/last, of no run: give another trainer.run_dir.")
         run = kind(config, folder, algorithm)
         if run.complete:
             print(f"The run in {folder.path} is complete. For a new one give another trainer.run_dir.")

@@ -47,7 +47,7 @@ class RunFolder:
         """Keeps Ray's logs of a run that ended with an error; outside of `guarded` they are others'."""
         from skyrl_trainer.run.guardian import PREFIX
 
-        if kind and issubclass(kind, UserError) and PREFIX in tempfile.gettempdir():
+        if kind and issubclass(kind, Exception) and PREFIX in tempfile.gettempdir():
             with suppress(OSError):
                 logs = Path(tempfile.gettempdir(), "ray", "session_latest", "logs")
                 shutil.copytree(logs, self.path / "ray-logs", dirs_exist_ok=True)

@@ -1,8 +1,6 @@
 """A catalog: products, goals by split and difficulty, and search, from rows in WebShop's own JSON schema (row.yaml).
 
-Of rows with one asin the first counts. A product's goals are its `instructions`; else, by WebShop's synthetic rule,
-`instruction_text` with `instruction_attributes` and each combination of options. A price given as a range, and the
-price limit of a goal, come from a checksum of the asin. No product has goals in two splits; built-in rows say which.
+docs/environments/webshop_lite.md says what goals a row has; built-in rows say of which split.
 """
 
 import itertools

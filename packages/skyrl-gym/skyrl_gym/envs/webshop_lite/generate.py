@@ -1,9 +1,6 @@
 """The built-in catalog: 2,400 made-up products as rows in WebShop's own JSON schema, which catalog.py reads.
 
-40 kinds of products, each for ten tags such as "seaside": a cluster of six products with one title. Goals are made from
-four of them, which offer the same options and which no price limit divides: only their pages tell them apart. The other
-two are like one of the four, but one lacks the options that are asked for, and one is above the limit. All goals of a
-cluster are in one split.
+A cluster is the six products of one title: docs/environments/webshop_lite.md says how they differ.
 """
 
 import random
