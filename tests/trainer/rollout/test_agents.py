@@ -350,25 +350,20 @@ def test_an_agent_with_our_loop_is_our_loop(folder: Path, example: list[Trajecto
             assert its.tool_calls == turn.tool_calls
 
 
-def test_the_tools_that_the_template_showed_are_kept_for_whoever_learns_from_the_export(folder: Path) -> None:
-    samples = [Sample("calc", "skyrl/tool_use-v0", 1, {"difficulty": 2})]
-    (shown,) = play(folder, {"tools": "template"}, samples, max_model_len=8192)[0]
-    (written,) = play(folder, {}, samples, max_model_len=8192)[0]
-    (theirs,) = play(folder, {"run": f"{folder}/agents.py:does"}, tasks("shows_tools"))[0]
-    assert [tool["function"]["name"] for tool in shown.tools or ()][:1] == ["calculator"] and written.tools is None
-    assert theirs.tools is not None and theirs.tools[0]["function"]["name"] == "look"
-    prompt = load_chat_prompt(str(folder / "tokenizer"))
-    for trajectory in (shown, written):
-        row = ChatRow.model_validate(json.loads(json.dumps(chat_row(trajectory))))
-        messages = [message.model_dump(exclude_none=True) for message in row.messages[:2]]
-        assert prompt.conversation(messages, row.tools) == trajectory.turns[0].prompt_ids
-
-
 @pytest.fixture(scope="module")
 def played(folder: Path) -> tuple[dict[str, Trajectory], dict[str, GenerationRequest]]:
     """By what the agent does; the good ones besides and among the others."""
     samples = tasks(
-        *GOOD, *BAD, "calls_forever", "forks", "quotes", "stops", "messages", "ends_at_a_stop_string", *GOOD
+        *GOOD,
+        *BAD,
+        "calls_forever",
+        "forks",
+        "quotes",
+        "stops",
+        "messages",
+        "ends_at_a_stop_string",
+        "shows_tools",
+        *GOOD,
     )
     samples.insert(0, Sample("solves_and_then_asks", "skyrl/text_math-v0", 1, {"difficulty": 1}))
     samples.append(Sample("plays_with_numbers", "test/Numbers-v0", 1))
@@ -377,6 +372,20 @@ def played(folder: Path) -> tuple[dict[str, Trajectory], dict[str, GenerationReq
     for again, first in zip(found[-len(GOOD) - 1 :], found[1 : 1 + len(GOOD)], strict=False):
         assert (again.stop_reason.failed, again.total_reward) == (first.stop_reason.failed, first.total_reward)
     return {each.sample.sample_id: each for each in found}, asked
+
+
+def test_the_tools_that_the_template_showed_are_kept_for_whoever_learns_from_the_export(
+    folder: Path, played: tuple[dict[str, Trajectory], dict[str, GenerationRequest]]
+) -> None:
+    samples = [Sample("calc", "skyrl/tool_use-v0", 1, {"difficulty": 2})]
+    (shown,) = play(folder, {"tools": "template"}, samples, max_model_len=8192)[0]
+    assert [tool["function"]["name"] for tool in shown.tools or ()][:1] == ["calculator"]
+    row = ChatRow.model_validate(json.loads(json.dumps(chat_row(shown))))
+    messages = [message.model_dump(exclude_none=True) for message in row.messages[:2]]
+    prompt = load_chat_prompt(str(folder / "tokenizer"))
+    assert prompt.conversation(messages, row.tools) == shown.turns[0].prompt_ids
+    theirs, without = (played[0][name] for name in ("shows_tools", "forks"))
+    assert theirs.tools is not None and theirs.tools[0]["function"]["name"] == "look" and without.tools is None
 
 
 def test_a_stop_string_ends_the_answer_where_it_would_have_ended_the_sampling(
