@@ -286,6 +286,7 @@ def _export(args: Namespace) -> None:
     import shutil
 
     from skyrl_trainer import hub
+    from skyrl_trainer.agent.tokenizer import load_chat_prompt
     from skyrl_trainer.files import written_aside
     from skyrl_trainer.report.card import check_card, write_card
     from skyrl_trainer.tiny.init_policy import refuse_used
@@ -298,11 +299,12 @@ def _export(args: Namespace) -> None:
         hub.push(args.push)
     with written_aside(args.out) as folder:
         shutil.copytree(source, folder, dirs_exist_ok=True)
-        from transformers import AutoModelForCausalLM, AutoTokenizer
+        from transformers import AutoModelForCausalLM
 
         try:
             model = AutoModelForCausalLM.from_pretrained(folder, dtype="auto")
-            AutoTokenizer.from_pretrained(folder)
+            model.generation_config.eos_token_id = [*load_chat_prompt(str(folder)).stop_token_ids]  # for other servers
+            model.generation_config.save_pretrained(folder)
         except Exception as error:  # transformers and safetensors raise many kinds
             raise UserError(f"The policy in {source} does not load, so nothing was exported: {error}") from error
         if args.card:

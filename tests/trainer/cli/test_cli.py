@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import skyrl_trainer.cli as cli
+from skyrl_trainer.agent.tokenizer import load_chat_prompt
 from skyrl_trainer.config import load_config, resolve
 from skyrl_trainer.dry_run.doctor import Gpu, Hardware, require_gym
 from skyrl_trainer.dry_run.limits import ModelShape, limits, memory
@@ -369,6 +370,10 @@ def test_export_copies_a_policy_that_loads_and_nothing_else(tmp_path: Path, caps
     sizes = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 1}
     tiny = TinyConfig(config_kwargs={**sizes, "num_key_value_heads": 1})
     init_policy(tmp_path / "run/model/last", ["What is 1 + 1?"], tiny, seed=0)
+    ends = load_chat_prompt("run/model/last").stop_token_ids
+    settings = Path("run/model/last/generation_config.json")
+    other = ends[0] + 1
+    settings.write_text(json.dumps(json.loads(settings.read_text()) | {"eos_token_id": other}))
     for choice in (["--step", "2"], ["--min-reward", "1"], ["--only-success"]):
         assert cli.main(["export", "run", "--out", "copy", *choice]) == 2
         assert "choose trajectories: give --trajectories, not --out" in capsys.readouterr().err
@@ -377,6 +382,7 @@ def test_export_copies_a_policy_that_loads_and_nothing_else(tmp_path: Path, caps
     assert sorted(path.name for path in Path("copy").iterdir()) == sorted(
         path.name for path in Path("run/model/last").iterdir()
     )
+    assert json.loads(Path("copy/generation_config.json").read_text())["eos_token_id"] == [*ends, other]
     assert cli.main(["export", "run", "--out", "copy"]) == 2
     assert "copy already exists and is not empty" in capsys.readouterr().err
     Path("run/model/last/model.safetensors").write_bytes(b"cut short")
