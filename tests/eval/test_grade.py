@@ -241,24 +241,16 @@ def test_two_runs_are_compared_by_the_items_and_verdicts_of_their_results(tmp_pa
         report.comparison(tmp_path / "a", tmp_path / "b" / ".." / "a")
 
 
-def test_a_comparison_counts_tries_that_are_missing_as_not_correct_as_the_accuracy_does(tmp_path: Path) -> None:
-    tasks = items("gsm8k")
-    with Run(tmp_path, {}, {}, tasks) as run:
-        run.add(attempt(tasks[0], "#### 999"))
-        grade.grade_run(run, "gsm8k", Context())
-        results = grade.results(run, "gsm8k", 2, Context(), {}, "m")
-    scores = grade.item_scores(tmp_path, results)
-    assert scores == {f"gsm8k:{tasks[0].item_id}": 0.5, f"gsm8k:{tasks[1].item_id}": 0.0}
-    assert results["accuracy"] == sum(scores.values()) / 2 and "3 missing, counted as not correct" in results["caveat"]
-
-
-def test_a_benchmarks_own_figures_count_what_is_missing_as_its_accuracy_does(tmp_path: Path) -> None:
+def test_a_benchmarks_own_figures_and_a_comparison_count_what_is_missing_as_its_accuracy_does(tmp_path: Path) -> None:
     tasks = items("gsm8k")
     with Run(tmp_path, {}, {}, tasks) as run:
         run.add(attempt(tasks[0], "#### 999"))
         grade.grade_run(run, "gsm8k", Context())
         found = grade.results(run, "gsm8k", 2, Context(), {}, "m")
     assert found["counts"]["missing"] == 3 and found["accuracy"] == found["own"]["strict"] == 0.25
+    scores = grade.item_scores(tmp_path, found)
+    assert scores == {f"gsm8k:{tasks[0].item_id}": 0.5, f"gsm8k:{tasks[1].item_id}": 0.0}
+    assert "3 missing, counted as not correct" in found["caveat"]
 
 
 @pytest.mark.parametrize("name", [*benchmarks.names("agent"), *benchmarks.names("code")])

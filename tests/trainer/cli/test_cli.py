@@ -296,6 +296,22 @@ def test_a_policy_that_no_run_has_left_is_not_replaced(tmp_path: Path) -> None:
     assert {path.name for path in (tmp_path / "tuned").iterdir()} == {"model", ".lock"} and not list(policy.iterdir())
 
 
+@pytest.mark.parametrize("left", ["trajectories", "checkpoints"])
+def test_a_run_that_was_cut_short_in_its_last_save_starts_again(tmp_path: Path, left: str) -> None:
+    """It had written its policy, and no checkpoint yet."""
+    for name in ("model/last", left):
+        (tmp_path / "run" / name).mkdir(parents=True)
+
+    class Begun(Exception):
+        pass
+
+    def begin(*_: object) -> None:
+        raise Begun
+
+    with pytest.raises(Begun):
+        train(load_config(None, [f"trainer.run_dir={tmp_path / 'run'}"]), kind=begin)  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("setting", ["trainer.run_dir", "trainer.run_name"])
 def test_a_run_folder_has_a_name(setting: str) -> None:
     with pytest.raises(UserError, match=rf'^{setting} is "" \(command line\), but should be at least 1 character'):

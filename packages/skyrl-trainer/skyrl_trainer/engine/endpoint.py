@@ -23,7 +23,6 @@ MOST_FAILURES = 8
 UNBOUNDED, FAILED = 1 << 24, ("abort", "error")
 TOO_LONG = re.compile(r"context|token|length|too long", re.IGNORECASE)
 """In a refusal's reason: prompt and answer are more than its context."""
-Json = dict[str, Any]
 HELLO = [{"role": "user", "content": "Hello."}]
 
 
@@ -40,7 +39,7 @@ class Endpoint:
     max_model_len: int = UNBOUNDED
     limit: str = "max_completion_tokens"  # what it calls the tokens of an answer
     seeded: bool = False  # whether it takes the seed of a chat
-    request: Json = field(default_factory=dict)  # further members of every request
+    request: dict[str, Any] = field(default_factory=dict)  # further members of every request
     cache: str = ""  # a folder of replies: what is in there is not asked for again
     key: str = "OPENAI_API_KEY"  # the environment variable with the key
 
@@ -116,7 +115,7 @@ class EndpointClient:
         said.decode([number])  # raises now what calls of another form raise
         return [number] if finish == "length" else [number, *said.stop_token_ids], finish, usage
 
-    async def _reply(self, path: str, body: Json, request: GenerationRequest) -> Any:
+    async def _reply(self, path: str, body: dict[str, Any], request: GenerationRequest) -> Any:
         """The answer, from disk where this try at this item has asked the same before."""
         body = {"model": self._endpoint.model} | self._endpoint.request | body
         asked = self._endpoint.url, path, body, request.request_id, request.seed
@@ -127,7 +126,7 @@ class EndpointClient:
                 self._replies.put(answer, *asked)
         return answer
 
-    async def _post(self, path: str, body: Json) -> Any:
+    async def _post(self, path: str, body: dict[str, Any]) -> Any:
         self._in_flight += 1
         try:
             answer = await self._http.ask("POST", path, body, REQUEST_SECONDS, TRIES, BUSY_SECONDS)
@@ -156,9 +155,9 @@ class EndpointClient:
         return self._answered
 
 
-def usage_of(answer: Json, known: dict[str, int]) -> dict[str, int]:
+def usage_of(answer: dict[str, Any], known: dict[str, int]) -> dict[str, int]:
     counts = answer.get("usage") or {}
-    found: Json = {name: counts.get(name, known.get(name)) for name in ("prompt_tokens", "completion_tokens")}
+    found: dict[str, Any] = {name: counts.get(name, known.get(name)) for name in ("prompt_tokens", "completion_tokens")}
     if not all(type(count) is int and count >= 0 for count in found.values()):
         return {"uncounted": 1}
     cached = (counts.get("prompt_tokens_details") or {}).get("cached_tokens")
@@ -172,7 +171,7 @@ def text_of(content: Any) -> str:
     return "" + (content or "")
 
 
-def _oddity(message: Json, finish: str, text: str) -> str:
+def _oddity(message: dict[str, Any], finish: str, text: str) -> str:
     """What an answer is where it is no plain one; "" for one that is."""
     if finish not in ("stop", "length"):
         return re.sub(r"\W+", "_", finish)[:30]
@@ -220,7 +219,7 @@ async def probe(endpoint: Endpoint, messages: bool, temperature: float) -> Endpo
     raise UserError(f"--base-url {endpoint.url}, --model {model}: {reason}.")
 
 
-async def _cards(http: HTTPClient) -> Json:
+async def _cards(http: HTTPClient) -> dict[str, Any]:
     """What /v1/models lists, by name; nothing where there is no such list."""
     try:
         return {str(card.get("id")): card for card in (await http.ask("GET", "/models", limit=FIRST_SECONDS))["data"]}
