@@ -24,6 +24,7 @@ from skyrl_eval.types import Attempt, Item
 from skyrl_gym.data import beside, read_jsonl
 from skyrl_gym.options import add_options
 from skyrl_trainer.agent.tokenizer import load_chat_prompt
+from skyrl_trainer.cli import local_folder
 from skyrl_trainer.engine.endpoint import UNBOUNDED, Endpoint, probe
 from skyrl_trainer.errors import UserError
 from skyrl_trainer.run.guardian import guarded
@@ -147,7 +148,7 @@ def _solved(args: argparse.Namespace) -> Run:
     folder = _policy(args.checkpoint)
     files = [path.open("rb") for path in sorted(folder.glob("*.safetensors"))]
     weights = data.content_id([hashlib.file_digest(file, "sha256").hexdigest() for file in files])
-    run = open_run(str(args.checkpoint), asked="tokens", weights=weights)
+    run = open_run(args.checkpoint.rstrip("/"), asked="tokens", weights=weights)
     return _solve(args, run, Processes(_config(args, bench, *_engine(folder, args.max_tokens)), str(folder)))
 
 
@@ -302,9 +303,10 @@ def _executor(bench: Benchmark) -> str:
     return "namespace"
 
 
-def _policy(target: Path) -> Path:
-    """The model's folder of a run, or the target itself."""
-    for folder in (target / "model" / "best", target / "model" / "last", target):
+def _policy(target: str) -> Path:
+    """The model's folder of a run, which may be an address, or the target itself."""
+    run = local_folder(target)
+    for folder in (run / "model" / "best", run / "model" / "last", run):
         if (folder / "config.json").is_file():
             return folder.resolve()
     raise UserError(f"--checkpoint {target} is neither a run with a saved policy nor a model's folder.")

@@ -35,7 +35,7 @@ class DataConfig(Section):
     val_size: Free[int | None] = Field(default=None, gt=0)
     """Held-out tasks per evaluation, the first distinct ones; by default every row of files, and 500 tasks of envs."""
 
-    @field_validator("train_data", "val_data", mode="before")
+    @field_validator("train_data", "val_data", mode="before", json_schema_input_type=str | dict | list[str | dict])
     @classmethod
     def _one_needs_no_list(cls, value: Any) -> Any:
         return [value] if isinstance(value, str | dict) else value

@@ -161,6 +161,9 @@ def test_export_eval_and_report_refuse_what_is_not_a_run(tmp_path: Path, capsys:
     assert "leave out the recipe 'quickstart'" in capsys.readouterr().err
     assert cli.main(["eval", "nowhere"]) == 2
     assert capsys.readouterr().err == "skyrl-trainer: trainer.policy.model.path: there is no folder nowhere.\n"
+    for command in ("eval", "serve"):  # at once, without a look at Hugging Face for an owner `runs`
+        assert cli.main([command, "runs/never-begun"]) == 2
+        assert "There is no run runs/never-begun" in capsys.readouterr().err
     assert cli.main(["report", "nowhere"]) == 2
     assert capsys.readouterr().err == (
         "skyrl-trainer: nowhere is not a run folder: it has no config.yaml, no metrics.jsonl and no trajectories.\n"

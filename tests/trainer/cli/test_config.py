@@ -211,6 +211,7 @@ def test_a_single_source_of_data_needs_no_list() -> None:
     given = ["data.train_data=chats.jsonl", "data.val_data={env: text_math, split: val}"]
     data = load_config(None, given).data
     assert data.train_data == ["chats.jsonl"] and data.val_data == [{"env": "text_math", "split": "val"}]
+    jsonschema.validate({"data": {"train_data": "chats.jsonl", "val_data": {"env": "text_math"}}}, SCHEMA)
 
 
 @pytest.mark.parametrize(

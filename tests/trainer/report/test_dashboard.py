@@ -22,6 +22,7 @@ def test_the_dashboard_is_made_of_the_table_of_metrics() -> None:
     for key in (
         "reward/mean",
         "agency/tool_use/2/success",
+        "agency/alfworld_lite/success",
         "eval/mmlu/accuracy",
         "staleness/3",
         "time/step",

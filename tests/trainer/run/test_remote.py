@@ -371,6 +371,12 @@ def test_commands_that_read_a_run_fetch_it_without_checkpoints(
             assert str(local) in capsys.readouterr().out
         assert cli.main(["eval", ADDRESS]) == 2
         assert "There is no policy in" in capsys.readouterr().err
+        (tmp_path / "gsm8k.jsonl").write_text('{"question": "1 + 1?", "answer": "#### 2"}')
+        assert (
+            cli.main(["eval", "agent", "--bench=gsm8k", f"--data={tmp_path}/gsm8k.jsonl", f"--checkpoint={ADDRESS}"])
+            == 2
+        )
+        assert f"--checkpoint {ADDRESS} is neither a run with a saved policy" in capsys.readouterr().err
         assert cli.main(["report", "memory://bucket/runs/none"]) == 2
         assert capsys.readouterr().err == "skyrl-trainer: There is no run at memory://bucket/runs/none.\n"
         assert cli.main(["sft", "data.train_data=x.jsonl", f"trainer.run_dir={ADDRESS}"]) == 2
