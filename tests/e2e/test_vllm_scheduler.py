@@ -166,22 +166,36 @@ def mixed_requests(seeded: bool) -> list[GenerationRequest]:
     return requests
 
 
+def compared(
+    folder: str, requests: list[GenerationRequest], blocks: int, ahead: bool, gpu_runner: bool, **kwargs: Any
+) -> list[tuple[str, Any]]:
+    """Each scheduler's name and answers, of a cache of so many blocks; their plans are the same."""
+    cache = {"kv_cache_memory_bytes": kv_token_bytes(folder, "float32") * 32 * blocks} | kwargs
+    both: Any = ray.remote(Both).options(runtime_env={"env_vars": engine_env()}).remote()
+    answers, differing = ray.get(both.answers.remote(folder, cache, ahead, gpu_runner, requests), timeout=300)
+    ray.kill(both)
+    assert not differing
+    return answers
+
+
 @pytest.mark.parametrize("gpu_runner", [False, True])
 @pytest.mark.parametrize("ahead", [True, pytest.param(False, marks=pytest.mark.full)])
 @pytest.mark.parametrize("crowded", [True, pytest.param(False, marks=pytest.mark.full)])
 def test_answers_are_those_of_vllms_own_scheduler(folder: str, crowded: bool, ahead: bool, gpu_runner: bool) -> None:
     """With every token, logprob, version, step and plan; in a crowded cache requests are put out and prefilled again.
-    `gpu_runner`: as the model runner for GPUs is served, which a CPU has not."""
-    blocks = 60 if crowded else 600
-    cache = {"kv_cache_memory_bytes": kv_token_bytes(folder, "float32") * 32 * blocks}
+    `gpu_runner`: as the model runner for GPUs is served, which a CPU has not. Without it `engine_kwargs` let fewer
+    requests run at once than are ready to."""
     requests = mixed_requests(seeded=not crowded)
-    both: Any = ray.remote(Both).options(runtime_env={"env_vars": engine_env()}).remote()
-    answers, differing = ray.get(both.answers.remote(folder, cache, ahead, gpu_runner, requests), timeout=300)
-    (own, expected), (ours, found) = answers
-    assert not differing
+    seats = {} if gpu_runner else {"max_num_seqs": 12}
+    (own, expected), (ours, found) = compared(folder, requests, 60 if crowded else 600, ahead, gpu_runner, **seats)
     assert [own, ours] == (["AsyncScheduler", "ShortAsyncScheduler"] if ahead else ["Scheduler", "ShortScheduler"])
     assert len(expected[0]) == len(requests) - 1 and found == expected
     assert {output.finish_reason for _, output in found[0]} == {"stop", "length"}
     assert any(len(set(output.weight_versions)) > 1 for _, output in found[0])
     assert any(output.usage["cached_tokens"] for _, output in found[0]) and any(found[1])
-    ray.kill(both)
+
+
+@pytest.mark.full
+def test_a_watermark_keeps_blocks_free_as_in_vllms_own_scheduler(folder: str) -> None:
+    (_, expected), (_, found) = compared(folder, mixed_requests(seeded=False), 60, True, True, watermark=0.3)
+    assert found == expected

@@ -19,7 +19,7 @@ class ShortScheduler(Scheduler):
     """Leaves out only what comes to nothing: with plain attention and plain sampling."""
 
     running: list[Any]
-    max_num_running_reqs: int
+    max_num_active_reqs: int
     max_num_scheduled_tokens: int
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -28,7 +28,8 @@ class ShortScheduler(Scheduler):
         self._block = self._cache.block_size
         rare = [others, self.connector, self.ec_connector, self.aux_output_connector, self.use_pp]
         rare += [self.num_spec_tokens, self.return_sampling_mask, self.log_stats, self.defer_block_free]
-        rare += [self.needs_kv_cache_zeroing, self.scheduler_config.long_prefill_token_threshold]
+        rare += [self.needs_kv_cache_zeroing, self.kv_cache_manager.watermark_blocks]
+        rare += [self.scheduler_config.long_prefill_token_threshold]
         whole = type(self._cache) is FullAttentionManager and self._block == self.hash_block_size
         self._plain = whole and not any(rare)
 
@@ -49,12 +50,12 @@ class ShortScheduler(Scheduler):
             return super().schedule(throttle_prefills)
         keys = [each.request_id for each in going]
         blocks = [self._new_blocks(each) for each in going]
-        limits = self.max_num_running_reqs, self.max_num_scheduled_tokens
-        self.running, self.max_num_running_reqs = [], limits[0] - len(running)
+        limits = self.max_num_active_reqs, self.max_num_scheduled_tokens
+        self.running, self.max_num_active_reqs = [], limits[0] - len(running)
         self.max_num_scheduled_tokens -= len(going)
         plan = super().schedule(throttle_prefills)
         self.running = running + self.running
-        self.max_num_running_reqs, self.max_num_scheduled_tokens = limits
+        self.max_num_active_reqs, self.max_num_scheduled_tokens = limits
         if not self.use_v2_model_runner:
             self.prev_step_scheduled_req_ids.update(keys)
         plan.num_scheduled_tokens = dict.fromkeys(keys, 1) | plan.num_scheduled_tokens
