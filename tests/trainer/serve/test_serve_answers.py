@@ -104,8 +104,14 @@ def test_completions_take_text_or_tokens_and_end_at_a_stop_string(client: openai
     cut = client.completions.create(model="tiny-run", prompt=[5, 6, 7], max_tokens=1)
     assert engine.seen[-1].prompt_ids == [5, 6, 7] and cut.choices[0].finish_reason == "length"
     assert len({request.seed for request in engine.seen}) == 3
-    client.completions.create(model="tiny-run", prompt=[0, LAST], seed=2**63 - 1)
-    assert (engine.seen[-1].prompt_ids, engine.seen[-1].seed) == ([0, LAST], 2**63 - 1)
+
+
+def test_the_largest_seed_gives_every_choice_one_that_engines_can_take(
+    client: openai.OpenAI, engine: SayingEngine
+) -> None:
+    client.completions.create(model="tiny-run", prompt=[0, LAST], seed=2**63 - 1, n=3)
+    assert [request.seed for request in engine.seen] == [2**63 - 1, 0, 1]
+    assert engine.seen[0].prompt_ids == [0, LAST]
 
 
 def test_tools_go_through_the_template_and_calls_come_back(client: openai.OpenAI, engine: SayingEngine) -> None:

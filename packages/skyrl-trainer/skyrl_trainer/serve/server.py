@@ -89,7 +89,8 @@ class Policy:
         name = f"cmpl-{secrets.token_hex(12)}"
         # Seeded always: engines on a CPU only keep seeded requests from pushing each other out of the cache.
         streams = request.stream and request.n == 1 and not isinstance(self._prompt, ParsingPrompt)
-        asked = [GenerationRequest(f"{name}-{i}", ids, options, seed + i, streams=streams) for i in range(request.n)]
+        seeds = [(seed + i) % 2**63 for i in range(request.n)]  # engines take 63 bits
+        asked = [GenerationRequest(f"{name}-{i}", ids, options, each, streams=streams) for i, each in enumerate(seeds)]
         engine, client = next(self._engines)
         following = asyncio.create_task(self._follow(engine, asked[0], request)) if streams else None
         try:
