@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from ray.exceptions import ActorDiedError, ActorUnavailableError
+from ray.exceptions import ActorDiedError, ActorUnavailableError, RayTaskError
 
 from skyrl_trainer.engine import client as module
 from skyrl_trainer.engine.client import EngineClient
@@ -126,6 +126,33 @@ def test_an_engine_that_is_gone_for_good_is_an_error_at_once() -> None:
             await asyncio.wait_for(client.generate_round(REQUESTS), 5)
         with pytest.raises(EngineDied):
             await client.generate(REQUESTS[0])
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("cause", "sentence"),
+    [
+        (EngineDied("The engine of m stopped. It is full."), "The engine of m stopped. It is full."),
+        (KeyError("x"), "An engine failed: KeyError('x')"),
+    ],
+)
+def test_an_engine_whose_step_loop_raised_is_its_sentence_without_a_traceback(cause: Exception, sentence: str) -> None:
+    """Ray's error is an instance of the cause's class, and says a traceback in colours."""
+    raised = RayTaskError("collect", "Traceback (most recent call last):\n  ...", cause).as_instanceof_cause()
+    assert isinstance(raised, type(cause)) and "Traceback" not in sentence
+
+    async def collect(client: str, timeout: float) -> list[GenerationOutput]:
+        raise raised
+
+    async def scenario() -> None:
+        engine = MortalEngine([])
+        engine.collect.remote = collect
+        client = EngineClient(engine, "c")
+        for _ in range(2):  # under way, and later
+            with pytest.raises(EngineDied) as died:
+                await asyncio.wait_for(client.generate_round(REQUESTS), 5)
+            assert str(died.value) == sentence and not isinstance(died.value, RayTaskError)
 
     asyncio.run(scenario())
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import sys
@@ -14,8 +15,11 @@ import ray
 
 from skyrl_trainer.engine.actor import was_restarted
 from skyrl_trainer.errors import EngineDied, EngineLost
+from skyrl_trainer.run import cluster as cluster_module
 from skyrl_trainer.run import engine_watch
+from skyrl_trainer.run.cluster import ClusterWatch
 from skyrl_trainer.run.engine_watch import EngineWatch
+from skyrl_trainer.types import GenerationOutput
 from skyrl_trainer.weight_sync.shared_memory import EngineCalls
 from tests.trainer.fakes import FakeEngine
 
@@ -25,13 +29,21 @@ class MortalEngine(FakeEngine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.paused = was_restarted()
+        self.paused, self.broken = was_restarted(), False
 
     async def ready(self) -> dict[str, Any]:
         return {"pid": os.getpid(), "paused": self.paused}
 
     async def resume(self) -> None:
         self.paused = False
+
+    async def collect(self, client: str, timeout: float) -> list[GenerationOutput]:
+        while not self.broken:
+            await asyncio.sleep(0.01)
+        raise EngineDied("The engine of m stopped. It is full.")
+
+    async def break_step(self) -> None:
+        self.broken = True
 
 
 @pytest.fixture(scope="module")
@@ -106,8 +118,45 @@ def test_one_that_keeps_dying_in_one_step_is_given_up_with_a_sentence(
     kill(engines[0])
     assert watch.check(wait=10)
     kill(engines[0])
-    with pytest.raises(EngineDied, match="Engine 0 died 2 times in one step"):
+    with pytest.raises(EngineDied, match="Engine 0 died 2 times within 4 hours"):
         watch.check(wait=10)
+
+
+def test_one_that_keeps_dying_is_given_up_in_a_cluster_that_waits_for_it(
+    engines: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine_watch, "MAX_RESTARTS", 1)
+    monkeypatch.setattr(cluster_module, "CONNECT_SECONDS", 60.0)
+    watch = ClusterWatch(engines, [ray.nodes()[0]["NodeID"]] * 2, waits=True)
+    kill(engines[0])
+    assert watch.check(wait=10)
+    kill(engines[0])
+    with pytest.raises(EngineDied, match="Engine 0 died 2 times"):
+        watch.check(wait=10)
+
+
+def test_one_that_dies_seldom_is_restarted_as_often_as_it_dies(
+    engines: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where there are no steps, as in `serve`."""
+    monkeypatch.setattr(engine_watch, "MAX_RESTARTS", 1)
+    monkeypatch.setattr(engine_watch, "HOURS", 3 / 3600)
+    watch = EngineWatch(engines)
+    for _ in range(3):
+        kill(engines[0])
+        assert watch.check(wait=10)
+        time.sleep(3.1)
+    assert watch.new_step() == 3
+
+
+def test_one_whose_step_loop_raised_ends_whatever_watches_it_with_its_sentence(engines: list[Any]) -> None:
+    """Also where nobody asks it anything, as in `serve`, and however many others there are."""
+    watch = EngineWatch(engines)
+    assert not watch.check()
+    engines[1].break_step.remote()
+    with pytest.raises(EngineDied) as died:
+        watch.check(wait=10)
+    assert str(died.value) == "The engine of m stopped. It is full."
 
 
 class Pausing:

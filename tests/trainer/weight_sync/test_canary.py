@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 import torch
+from ray.exceptions import GetTimeoutError, RayError, RayTaskError
 from torch import Tensor
 
-from skyrl_trainer.errors import SyncError
+from skyrl_trainer.errors import EngineDied, SyncError
 from skyrl_trainer.types import GenerationOutput
 from skyrl_trainer.weight_sync.canary import NUM_PREFIXES, TOLERANCE, Canary
 from skyrl_trainer.weight_sync.shared_memory import SyncReport
@@ -73,3 +74,23 @@ def test_no_error_beyond_the_tolerance_passes_whatever_was_seen_before() -> None
         canary.seen(now := now + 2e-3, error)
     with pytest.raises(SyncError, match=r"the limit is 5\.00e-04"):
         canary.seen(now + 1e-2, 6e-4)
+
+
+STOPPED = EngineDied("The engine of m stopped.")
+
+
+@pytest.mark.parametrize(
+    ("failed", "reason"),
+    [
+        (RayTaskError("collect", "Traceback\n  ...", STOPPED).as_instanceof_cause(), "The engine of m stopped."),
+        (GetTimeoutError("No answer."), "No answer."),
+    ],
+)
+def test_an_engine_that_fails_under_the_canary_is_a_sentence(failed: RayError, reason: str) -> None:
+    class Failing(Told):
+        def _ask(self, engines: list[Any]) -> None:
+            raise failed
+
+    with pytest.raises(EngineDied) as raised:
+        Failing().seen(0.0, 0.0)
+    assert str(raised.value) == f"An engine failed under the canary: {reason}"

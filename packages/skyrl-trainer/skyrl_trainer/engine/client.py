@@ -113,14 +113,14 @@ class EngineClient:
 
 
 def _engine_died(error: Exception) -> EngineDied:
-    if isinstance(error, EngineDied):
-        return error
+    cause = getattr(error, "cause", error)  # Ray's own words are a traceback
+    if isinstance(cause, UserError):
+        return EngineDied(str(cause))
     if isinstance(error, RayTaskError):
-        cause = error.cause
-        return EngineDied(str(cause) if isinstance(cause, UserError) else f"An engine failed: {cause!r}")
+        return EngineDied(f"An engine failed: {cause!r}")
     if isinstance(error, RayActorError):
         return EngineDied(
-            "The engine's process died (killed, or out of memory): see ray-logs in the run's folder, "
-            "and lower generator.max_concurrency or engine_kwargs.kv_cache_memory_bytes if memory ran out."
+            "The engine's process died (killed, or out of memory): if memory ran out, lower generator.max_concurrency "
+            "or engine_kwargs.kv_cache_memory_bytes; a training run leaves ray-logs."
         )
     return EngineDied(f"The connection to an engine failed: {error!r}")

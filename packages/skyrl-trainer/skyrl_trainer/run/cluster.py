@@ -209,9 +209,9 @@ class ClusterWatch(EngineWatch):
             if self.rollouts:
                 self.rollouts.leave(index)
             return
-        deaths, self._deaths[index] = self._deaths[index], 0
+        deaths = list(self._deaths)
         super()._bring_back(index)
-        self._deaths[index] = deaths + (0 if self._moved(index) else self._deaths[index])
+        self._deaths = deaths if self._moved(index) else self._deaths
 
     def _moved(self, index: int) -> bool:
         """Whether the node of an engine, which is ready again, died with it."""
@@ -231,7 +231,7 @@ class ClusterWatch(EngineWatch):
             self._hang(index)
             self.restore(index)
         except (EngineLost, RayActorError, GetTimeoutError):  # calls fail until Ray has found a place for it
-            self._calls = {call: i for call, i in self._calls.items() if i != index}
+            self._calls.pop(index, None)
             self._coming[index] = self._engines[index].ready.remote()
             return
         except RayTaskError as error:

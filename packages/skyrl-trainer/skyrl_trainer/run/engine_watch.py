@@ -12,8 +12,8 @@ from ray.exceptions import ActorDiedError, GetTimeoutError, RayActorError, RayTa
 
 from skyrl_trainer.errors import EngineDied, EngineLost, UserError
 
-MAX_RESTARTS = 3
-"""Of one engine in a step: one that dies again and again has a reason that a restart does not mend."""
+MAX_RESTARTS, HOURS = 3, 4
+"""Of one engine in a step and in HOURS: one that dies again and again has a reason that a restart does not mend."""
 RESTART_SECONDS = 300.0
 """Limit of one restart: a new process, the model loaded again."""
 FOREVER = 1e8
@@ -26,15 +26,15 @@ class EngineWatch:
         self._engines = engines
         self.away: set[int] = set()
         """Engines that nobody waits for: in a cluster (run/cluster.py)."""
-        self._deaths = [0] * len(engines)
-        self._calls: dict[Any, int] = {}
+        self._deaths: list[tuple[int, float]] = []
+        self._calls: dict[int, Any] = {}
         self.restore: Callable[[int], None] = lambda index: ray.get(engines[index].resume.remote())
         for index in range(len(engines)):
             self._hang(index)
 
     def new_step(self) -> int:
         """How many died in the step that ends; in the next each may die as often."""
-        deaths, self._deaths = sum(self._deaths), [0] * len(self._deaths)
+        deaths, self._deaths = len(self._deaths), []
         return deaths
 
     def check(self, wait: float = 0.0) -> bool:
@@ -43,22 +43,19 @@ class EngineWatch:
         for name, _ in ray._private.worker._global_node.dead_processes():  # of a Ray of our own
             if name in ("gcs_server", "raylet"):
                 raise EngineDied(f"Ray's {name} was killed, or ran out of memory: start the run again, and it goes on.")
-        ended, _ = ray.wait(list(self._calls), timeout=wait)
-        dead = []
-        for call in ended and ray.wait(list(self._calls), num_returns=len(self._calls), timeout=0)[0]:
-            index = self._calls.pop(call)
+        ray.wait(list(self._calls.values()), timeout=wait)
+        ended = [index for index, call in self._calls.items() if ray.wait([call], timeout=0)[0]]
+        for index in ended:
             try:
-                ray.get(call)
+                ray.get(self._calls.pop(index))
             except RayActorError:
-                dead.append(index)
-            except RayTaskError:
-                continue  # its step loop raised, which ends whatever waits for it
-        for index in dead:
-            self._bring_back(index)
-        return bool(dead)
+                self._bring_back(index)
+            except RayTaskError as error:  # its step loop raised
+                raise EngineDied(str(error.cause)) from error
+        return bool(ended)
 
     def _hang(self, index: int) -> None:
-        self._calls[self._engines[index].collect.remote("watch", FOREVER)] = index
+        self._calls[index] = self._engines[index].collect.remote("watch", FOREVER)
 
     def _bring_back(self, index: int) -> None:
         while True:
@@ -68,15 +65,16 @@ class EngineWatch:
             try:
                 return self.restore(index)
             except (EngineLost, RayActorError):
-                self._calls = {call: i for call, i in self._calls.items() if i != index}
+                continue
 
     def _count(self, index: int) -> None:
-        self._deaths[index] += 1
-        if self._deaths[index] > MAX_RESTARTS:
+        now = time.monotonic()
+        self._deaths.append((index, now))
+        if sum(who == index and now - when < HOURS * 3600 for who, when in self._deaths) > MAX_RESTARTS:
             raise EngineDied(
-                f"Engine {index} died {self._deaths[index]} times in one step, and was restarted {MAX_RESTARTS} "
-                "times: see ray-logs in the run's folder; if memory ran out, lower generator.max_concurrency "
-                "or engine_kwargs.kv_cache_memory_bytes."
+                f"Engine {index} died {MAX_RESTARTS + 1} times within {HOURS} hours, and was restarted {MAX_RESTARTS} "
+                "times: if memory ran out, lower generator.max_concurrency or engine_kwargs.kv_cache_memory_bytes; "
+                "a training run leaves ray-logs."
             )
 
     def _wait_ready(self, index: int) -> None:

@@ -68,7 +68,7 @@ class Canary:
             self._client += "+"  # the others' answers are left behind, under the old name
             raise EngineLost(f"An engine died under the canary, after a weight sync: {lost}") from lost
         except ray.exceptions.RayError as failed:
-            raise EngineDied(f"An engine failed under the canary, after a weight sync: {failed}") from failed
+            raise EngineDied(f"An engine failed under the canary: {getattr(failed, 'cause', failed)}") from failed
         before_TV = self._before
         if only is None:
             self._before = now_TV
