@@ -238,6 +238,7 @@ def test_attack(name: str, sandbox: Sandbox, brief: Sandbox, outside: dict[str, 
         ("import sqlite3, ssl, ctypes, csv, uuid, zoneinfo; zoneinfo.ZoneInfo('UTC').key", "'UTC'\n", None),
         ("from dataclasses import dataclass\n@dataclass\nclass A:\n    x: int\nA(1)", "A(x=1)\n", None),
         ("print('x' * 20_000); print('later')", "x" * 16384 + "\n[output cut after 16384 bytes]", None),
+        ("print('x' * 40_000_000)", "x" * 16384 + "\n[output cut after 16384 bytes]", None),
     ],
 )
 def test_honest_code(code: str, output: str, error: str | None, sandbox: Sandbox) -> None:
