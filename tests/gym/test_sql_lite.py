@@ -303,6 +303,7 @@ def test_the_last_answer_counts_and_queries_before_it_are_not_run():
         (f"<answer>SELECT 1</answer> no: <answer>```sql\n{gold};\n```</answer>", 1.1),
         (f"<sql>DROP TABLE x</sql><answer>{gold}</answer>", 1.1),
         (f"<answer>{gold}</answer><answer>SELECT 1</answer>", 0.1),
+        (f"<answer>{gold}</answer> That is all.</answer>", 1.1),
         ("<answer>SELECT nothing</answer>", 0.0),
         ("<answer></answer>", 0.0),
     ):

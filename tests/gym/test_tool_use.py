@@ -174,6 +174,7 @@ def test_last_answer():
     cases = {
         "<answer> 5\n</answer>": "5",
         "<answer>1</answer><answer>2</answer><answer>3": "2",
+        "<answer>1</answer><answer>5</answer> That is all.</answer>": "5",
         "</answer><answer>": None,
     }
     for text, answer in cases.items():

@@ -179,6 +179,5 @@ def toolbox(tools: Sequence[Any], corpus: Corpus) -> dict[str, Tool]:
 
 def last_answer(text: str, call_end: str = "</tool_call>") -> str | None:
     """What the last complete <answer>...</answer> after all calls holds, or None."""
-    end = text.rfind("</answer>", text.rfind(call_end) + 1)
-    start = text.rfind("<answer>", text.rfind(call_end) + 1, max(end, 0))
-    return text[start + len("<answer>") : end].strip() if start >= 0 else None
+    start = text.rfind("<answer>", text.rfind(call_end) + 1, max(text.rfind("</answer>"), 0))
+    return text[start + len("<answer>") : text.find("</answer>", start)].strip() if start >= 0 else None
