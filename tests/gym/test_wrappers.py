@@ -62,9 +62,10 @@ def test_recorded_episodes_replay_until_something_differs(env_id, tmp_path):
     path.write_text("\n".join([*episodes, json.dumps(changed)]))
     with pytest.raises(ValueError, match=rf"episodes.jsonl:4, step {len(changed['steps']) - 1}: reward is .* recorded"):
         replay(path)
-    path.write_text("{}\n")
-    with pytest.raises(ValueError, match=r"episodes.jsonl:1: not an episode"):
-        replay(path)
+    for wrong, why in ((b"{}\n", "not an episode"), (b'{"env": 1}\n', "not an episode"), (b"\xff\n", "not UTF-8 text")):
+        path.write_bytes(wrong)
+        with pytest.raises(ValueError, match=rf"episodes.jsonl:1: {why}"):
+            replay(path)
 
 
 @pytest.mark.parametrize("env_id", [env_id for env_id in IDS if env_id not in ROWS])

@@ -8,6 +8,7 @@ import gymnasium
 from gymnasium.envs.registration import EnvSpec
 from gymnasium.utils import RecordConstructorArgs
 
+from skyrl_gym.data import read_jsonl
 from skyrl_gym.spaces import UnicodeText
 
 TextWrapper = gymnasium.Wrapper[str, str, str, str]
@@ -104,20 +105,19 @@ class RecordEpisodes(TextWrapper, RecordConstructorArgs):
 
 def replay(path: str | Path) -> int:
     """Plays a RecordEpisodes file again: how many episodes, or ValueError with line, step and field that differ."""
-    lines = Path(path).read_text(encoding="utf-8").splitlines()
-    for number, line in enumerate(lines, start=1):
+    episodes = list(read_jsonl(Path(path)))
+    for where, episode in episodes:
         try:
-            episode = json.loads(line)
             env = gymnasium.make(EnvSpec.from_json(json.dumps(episode["env"])))
             if episode["np_random"] is not None:
                 env.unwrapped.np_random.bit_generator.state = episode["np_random"]
             arguments, steps = episode["reset"], episode["steps"]
-        except (KeyError, TypeError, json.JSONDecodeError) as error:
-            raise ValueError(f"{path}:{number}: not an episode of RecordEpisodes ({error!r}).") from None
+        except (AttributeError, KeyError, TypeError) as error:
+            raise ValueError(f"{where}: not an episode of RecordEpisodes ({error!r}).") from None
         for index, (action, *recorded) in enumerate(steps):
             outcome = env.step(action) if index else env.reset(**arguments)
             for name, then, now in zip(FIELDS, recorded, outcome, strict=False):
                 if then != now:
-                    raise ValueError(f"{path}:{number}, step {index}: {name} is {now!r}, but {then!r} was recorded.")
+                    raise ValueError(f"{where}, step {index}: {name} is {now!r}, but {then!r} was recorded.")
         env.close()
-    return len(lines)
+    return len(episodes)
