@@ -112,6 +112,32 @@ def test_schema_of_a_signature():
         tool(lambda x: x)
 
 
+def varied(x: str, *more: int):
+    """Does things."""
+
+
+def named(**x: int):
+    """Does things."""
+
+
+def placed(x: int, /):
+    """Does things."""
+
+
+@pytest.mark.parametrize(("function", "shown"), [(varied, r"\*more: int"), (named, r"\*\*x: int"), (placed, "x: int")])
+def test_a_parameter_that_a_call_cannot_give_by_name_is_refused(function, shown):
+    with pytest.raises(TypeError, match=f"Tool '{function.__name__}': parameter .* by name, got {shown}"):
+        tool(function)
+
+
+def test_a_union_is_any_of_its_parts():
+    def either(x: int | str):
+        """Does things."""
+
+    parameters = tool(either).schema["function"]["parameters"]
+    assert parameters["properties"] == {"x": {"anyOf": [{"type": "integer"}, {"type": "string"}]}}
+
+
 def test_arguments_are_checked():
     done = call_order(item="a", count=2, price=3, tags=["b"], size=1, note=None)
     assert json.loads(done["result"]) == {"item": "a", "total": 6} and done["args"]["tags"] == ["b"]

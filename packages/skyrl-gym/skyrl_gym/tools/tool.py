@@ -55,11 +55,14 @@ class Tool:
 def tool(function: Callable[..., Any], *, external: bool = False) -> Tool:
     """A decorator: a Tool of a function with a docstring and type hints. A parameter with a default is optional.
 
-    TypeError: a hint is missing or is none of str, int, float, bool, list[...], Literal[...] and X | None.
+    TypeError: a hint is missing or is none of str, int, float, bool, list[...], Literal[...] and X | Y.
     """
     hints, properties, required = typing.get_type_hints(function), {}, []
     for name, parameter in inspect.signature(function).parameters.items():
-        properties[name] = _schema(hints.get(name), f"Tool {function.__name__!r}: parameter {name!r}")
+        where = f"Tool {function.__name__!r}: parameter {name!r}"
+        if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
+            raise TypeError(f"{where} must be one to give by name, got {parameter}.")
+        properties[name] = _schema(hints.get(name), where)
         if parameter.default is parameter.empty:
             required.append(name)
     parameters = {"type": "object", "properties": properties, "required": required}
