@@ -249,6 +249,8 @@ def test_task_types_as_an_option_and_in_ids():
         env.reset(options={"task_id": "val:2:en:5999", "task_type": TYPES[0]})
     tasks = [env.reset(options={"task_id": f"val:2:{lang}:7"}) and env.unwrapped.task for lang in LANGS]
     assert tasks[0].data == tasks[1].data and tasks[0].text != tasks[1].text
+    demos = skyrl_gym.demonstrations(ENV, 2, {"split": "val", "task_type": TYPES[3]})
+    assert [(demo["task_id"], demo["success"]) for demo in demos] == [("val:1:en:3", True), ("val:1:en:9", True)]
 
 
 def test_spellings_of_a_command_and_what_is_not_one():

@@ -7,6 +7,10 @@ from pathlib import Path
 
 import gymnasium as gym
 import pytest
+from gymnasium.envs.registration import EnvSpec
+
+import skyrl_gym
+from skyrl_gym.openenv.episode import Episode
 
 ROOT = Path(__file__).parents[2]
 
@@ -179,7 +183,7 @@ def games(tmp_path):
     return tmp_path / "json_2.1.1"
 
 
-def test_games_of_alfworld_are_played(games, tmp_path):
+def test_games_of_alfworld_are_played(games, tmp_path, monkeypatch):
     done = run("alfworld_data.py", "--games", games, "--out", tmp_path / "tasks.json")
     assert done.returncode == 0, done.stderr
     assert "4 tasks, {'train': 2, 'val': 1, 'test': 1}" in done.stdout
@@ -205,6 +209,15 @@ def test_games_of_alfworld_are_played(games, tmp_path):
     assert env.reset(options={"split": "train", "task_type": "pick_two_obj_and_place"})[1]["task_id"] == "train:1:en:1"
     with pytest.raises(ValueError, match=r"has no task of split 'val' and this task_type"):
         env.reset(options={"split": "val", "task_type": "look_at_obj_in_light"})
+    spec = EnvSpec("test/alfworld-v0", env.spec.entry_point, kwargs={"tasks": tmp_path / "tasks.json"})
+    monkeypatch.setitem(gym.registry, spec.id, spec)
+    (demo,) = skyrl_gym.demonstrations(spec.id, 1, {"task_type": "pick_two_obj_and_place"})
+    assert demo["task_id"] == "train:1:en:1" and demo["success"]
+    session = Episode(spec.id)  # a client of a server names a task of a type by its number
+    assert session.reset({"task_id": 0, "task_type": "pick_two_obj_and_place"})["observation"]["text"]
+    for wrong in ({"task_id": 1}, {"task_id": -1}, {"task_id": 0, "split": "dev"}):
+        with pytest.raises(ValueError, match=r"task_id 'train:1:en:|task_id (-?1|0) is not"):
+            session.reset({"task_type": "pick_two_obj_and_place"} | wrong)
 
 
 def test_what_is_wrong_in_alfworlds_files_is_said(games, tmp_path):

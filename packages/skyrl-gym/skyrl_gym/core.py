@@ -241,7 +241,8 @@ class TextEnv(gymnasium.Env[str, str]):
         *values, index = task_id.split(":") if isinstance(task_id, str) else [""]
         if len(values) != len(self.id_options) or not (index.isascii() and index.isdigit() and len(index) < 10):
             form = ":".join(f"<{name}>" for name in (*self.id_options, "index"))
-            raise ValueError(f"task_id {task_id!r} is not {form!r}, for example {self.task_id(self.defaults, 17)!r}.")
+            example = TextEnv.task_id(self, self.defaults, 17)
+            raise ValueError(f"task_id {task_id!r} is not {form!r}, for example {example!r}.")
         spelled = zip(self.id_options, values, strict=True)
         named = {name: {str(valid): valid for valid in self.choices[name]}.get(text, text) for name, text in spelled}
         given = self._checked(options)

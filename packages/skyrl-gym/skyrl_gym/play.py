@@ -21,7 +21,7 @@ def expert_trajectory(
 ) -> list[dict[str, str]]:
     """An episode of the environment's expert, as chat messages; the instructions, if any, are the system's."""
     with gymnasium.make(resolve_env_id(env_id)) as env:
-        return _expert_episode(env, seed, options)["messages"]
+        return _expert_episode(env, seed, options or {})["messages"]
 
 
 def demonstrations(env_id: str, n: int, options: dict[str, Any] | None = None) -> Iterator[dict[str, Any]]:
@@ -39,9 +39,9 @@ def demonstrations(env_id: str, n: int, options: dict[str, Any] | None = None) -
             yield _expert_episode(env, index, options | {"task_id": task_id})
 
 
-def _expert_episode(env: gymnasium.Env[str, str], seed: int | None, options: dict[str, Any] | None) -> dict[str, Any]:
-    if (options or {}).get("opponent", "perfect") not in ("random", "perfect"):  # a chat is one role's
-        options = {**(options or {}), "opponent": "random"}
+def _expert_episode(env: gymnasium.Env[str, str], seed: int | None, options: dict[str, Any]) -> dict[str, Any]:
+    if options.get("opponent", "perfect") not in ("random", "perfect"):  # a chat is one role's
+        options = options | {"opponent": "random"}
     observation, info = env.reset(seed=seed, options=options)
     task_id, total, done = info.get("task_id"), 0.0, False
     messages = [{"role": "system", "content": told}] if (told := info.get("instructions")) else []
@@ -50,9 +50,8 @@ def _expert_episode(env: gymnasium.Env[str, str], seed: int | None, options: dic
         messages += [{"role": "user", "content": observation}, {"role": "assistant", "content": action}]
         observation, reward, terminated, truncated, info = env.step(action)
         total, done = total + float(reward), terminated or truncated
-    env_id = env.spec.id if env.spec else None
-    success = info.get("success", False)
-    return {"messages": messages, "task_id": task_id, "env_id": env_id, "reward": total, "success": success}
+    episode = {"messages": messages, "task_id": task_id, "env_id": env.spec and env.spec.id}
+    return episode | {"reward": total, "success": info.get("success", False)}
 
 
 def _typed() -> str:

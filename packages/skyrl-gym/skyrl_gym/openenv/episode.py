@@ -45,8 +45,9 @@ class Episode:
         if any(isinstance(value, str) and "://" in value for value in options.values()):  # not a row's text
             raise ValueError("An option names an address: a server does not ask others for those who ask it.")
         env, number = self._env.unwrapped, options.get("task_id")
-        if type(number) is int and isinstance(env, TextEnv):
-            options["task_id"] = env.task_id(env.defaults | options, number)
+        if type(number) is int and number >= 0 and isinstance(env, TextEnv):
+            with suppress(Exception):  # `reset` says why
+                options["task_id"] = env.task_id(env.defaults | options, number)
         text, info = self._env.reset(seed=seed, options=options)
         self._state = {"episode_id": named, "step_count": 0, "task_id": info.get("task_id")}
         self._over = False
@@ -76,8 +77,7 @@ class Episode:
         return self._said(text, info | limit, float(reward))
 
     def _said(self, text: str, info: Said, reward: float | None) -> Said:
-        seen = {"text": text, "metadata": dict(info)}
-        return {"observation": seen, "reward": reward, "done": self._over}
+        return {"observation": {"text": text, "metadata": dict(info)}, "reward": reward, "done": self._over}
 
     def call_tool(self, name: Any, arguments: Any) -> Said:
         """A step by `act`, or by a tool of the environment's, called in its own grammar."""

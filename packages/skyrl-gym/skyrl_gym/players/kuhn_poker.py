@@ -73,8 +73,7 @@ class KuhnPoker(Game):
     def well_played(self, role: str) -> bool:
         """Whether each move is one that an equilibrium makes: the cards decide who wins."""
         own = [number for number in range(len(self.moves)) if self.mover(number) == role]
-        chances = [equilibrium()[self.information_set(number)].get(self.moves[number], 0.0) for number in own]
-        return all(chances)
+        return all(equilibrium()[self.information_set(number)].get(self.moves[number]) for number in own)
 
 
 def _payoff(deal: tuple[str, ...], moves: list[str]) -> float:

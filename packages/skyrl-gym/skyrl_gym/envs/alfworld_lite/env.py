@@ -52,8 +52,11 @@ class AlfworldLiteEnv(TextEnv):
             return found
         return COUNTS[options["split"]] // (1 if options["task_type"] == "any" else len(TYPES))
 
-    def make_task(self, options: Mapping[str, Any], index: int) -> Task:
+    def task_id(self, options: Mapping[str, Any], index: int) -> str:
         """With a task type, the index counts the tasks of that type; the index of a task id counts all of them."""
+        return self.make_task(options, index).task_id
+
+    def make_task(self, options: Mapping[str, Any], index: int) -> Task:
         split, difficulty, lang = (options[name] for name in self.id_options)
         if self._file:
             data = self._given(options)[index]
@@ -65,7 +68,7 @@ class AlfworldLiteEnv(TextEnv):
         places = {thing: place for place, things in data["contents"].items() for thing in things}
         wanted = {thing: place for thing, place in places.items() if kind_of(thing) == data["object"]}
         text = f"{world_of(data, lang).room_view()}\n{_goal(data, lang)}"
-        task_id, instructions = self.task_id(options, index), load("text.yaml")[lang]["instructions"]
+        task_id, instructions = super().task_id(options, index), load("text.yaml")[lang]["instructions"]
         return Task(task_id, text, wanted, instructions=instructions, data=data)
 
     def reset_info(self) -> dict[str, Any]:
@@ -115,9 +118,7 @@ class AlfworldLiteEnv(TextEnv):
     def _from_task_id(self, task_id: Any, options: Mapping[str, Any]) -> tuple[dict[str, Any], int]:
         """A task id settles the type: one that is given beside it must be the same."""
         resolved, index = super()._from_task_id(task_id, {**options, "task_type": "any"})
-        asked, task_type = options.get("task_type", "any"), TYPES[index % len(TYPES)]
-        if self._file:
-            task_type = given(self._file)[resolved["split"]][index]["type"]
+        asked, task_type = options.get("task_type", "any"), self.make_task(resolved, index).data["type"]
         if asked not in ("any", task_type):
             raise ValueError(f"task_id {task_id!r} is a {task_type!r}; option 'task_type' is {asked!r}.")
         return resolved, index
