@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 import gymnasium
 
 from skyrl_gym.core import SPLITS, Choices, Outcome, Task, TextEnv
+from skyrl_gym.data import beside
 from skyrl_gym.parsing import last_answer
 
 try:
@@ -21,12 +22,8 @@ try:
 except ImportError as error:
     raise ModuleNotFoundError(f"reasoning-gym is not here: pip install 'skyrl-gym[reasoning-gym]' ({error}).") from None
 
-UNSAFE = (
-    *("binary_matrix", "countdown", "intermediate_integration", "n_queens", "polynomial_multiplication", "puzzle24"),
-    *("simple_integration", "spiral_matrix", "string_insertion"),
-)
-"""Left out: their scores come of Python's `eval`, or sympy's, of what the model wrote."""
-NEEDS_CONFIG = ("composite",)
+LEFT_OUT = beside(__file__, "reasoning_gym.yaml")
+"""By name why it is left out."""
 INDICES = {"train": range(8000), "val": range(8000, 9000), "test": range(9000, 10_000)}
 INSTRUCTIONS = "Think, then write your final answer as <answer>...</answer>, without anything else in it."
 
@@ -39,8 +36,8 @@ class ReasoningGymEnv(TextEnv):
 
     def __init__(self, dataset: str, config: Mapping[str, Any] | None = None, **defaults: Any) -> None:
         super().__init__(**defaults)
-        if dataset in UNSAFE:
-            raise ValueError(f"The data set {dataset!r} is left out: its scorer runs the answer as Python code.")
+        if dataset in LEFT_OUT:
+            raise ValueError(f"The data set {dataset!r} is left out: {LEFT_OUT[dataset]}.")
         try:
             self._source = dataset, json.dumps(config or {})
             _dataset(*self._source)
@@ -75,6 +72,6 @@ def _dataset(name: str, config: str) -> Any:
     return create_dataset(name, **{"seed": 0, "size": INDICES["test"].stop, **json.loads(config)})
 
 
-for name in DATASETS.keys() - {*UNSAFE, *NEEDS_CONFIG} - gymnasium.registry.keys():
+for name in DATASETS.keys() - LEFT_OUT.keys() - gymnasium.registry.keys():
     entry_point, vector = f"{__name__}:ReasoningGymEnv", f"skyrl_gym.vector:{name}"
     gymnasium.register(name, entry_point, kwargs={"dataset": name}, vector_entry_point=vector)
