@@ -3,7 +3,7 @@
 import os
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from safetensors import SafetensorError
@@ -19,6 +19,20 @@ def local_folder(name: str) -> Path:
 
 
 @contextmanager
+def writing(path: object, folder: Path | None = None) -> Iterator[None]:
+    """Around what writes there: the disk's errors are UserErrors. folder: is made first."""
+    try:
+        if folder:
+            folder.mkdir(parents=True, exist_ok=True)
+        yield
+    except (OSError, SafetensorError) as error:
+        raise UserError(
+            f"{path} cannot be written: {getattr(error, 'strerror', None) or error}; free some space or name another "
+            "folder (a run's is trainer.run_dir). What was saved before is intact."
+        ) from error
+
+
+@contextmanager
 def written_aside(target: Path) -> Iterator[Path]:
     """Gives an empty folder beside `target`; what is put there is flushed and becomes `target` in one rename.
 
@@ -26,8 +40,8 @@ def written_aside(target: Path) -> Iterator[Path]:
     that was killed here had left behind is removed, or put back, first.
     """
     aside, replaced = (target.parent / f".{kind}-{target.name}" for kind in ("tmp", "replaced"))
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
+    with writing(target, target.parent), ExitStack() as stack:
+        stack.callback(shutil.rmtree, aside, ignore_errors=True)
         shutil.rmtree(aside, ignore_errors=True)
         if replaced.exists() and not target.exists():
             replaced.rename(target)
@@ -41,13 +55,6 @@ def written_aside(target: Path) -> Iterator[Path]:
         aside.rename(target)
         flush(target.parent)
         shutil.rmtree(replaced, ignore_errors=True)
-    except (OSError, SafetensorError) as error:
-        raise UserError(
-            f"{target} could not be written ({error}); free some space or name another folder (a run's is "
-            "trainer.run_dir). What was saved before is intact."
-        ) from error
-    finally:
-        shutil.rmtree(aside, ignore_errors=True)
 
 
 def write_whole(path: Path, content: bytes) -> None:

@@ -284,7 +284,9 @@ def test_a_critics_adapter_and_gradient_checkpointing_are_refused_before_a_model
 def test_a_run_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     Path("taken").touch()
     with (
-        pytest.raises(UserError, match=r"taken/run can't be written .* give another trainer.run_dir"),
+        pytest.raises(
+            UserError, match=r"taken/run cannot be written: .* another folder \(a run's is trainer.run_dir\)"
+        ),
         RunFolder(load_config(None, ["trainer.run_dir=taken/run"])),
     ):
         pass

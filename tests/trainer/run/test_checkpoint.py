@@ -139,7 +139,7 @@ def test_a_full_disk_is_a_sentence_and_harms_nothing(tmp_path: Path) -> None:
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (8192, limits[1]))  # half of what the tensor needs
     try:
-        with pytest.raises(UserError, match=r"step_000002 could not be written.*What was saved before is intact"):
+        with pytest.raises(UserError, match=r"step_000002 cannot be written.*What was saved before is intact"):
             checkpoints.save(2, small(2.0), {})
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)

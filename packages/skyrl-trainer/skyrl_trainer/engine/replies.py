@@ -8,7 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from skyrl_trainer.errors import UserError
+from skyrl_trainer.files import writing
 
 
 class Replies:
@@ -30,13 +30,10 @@ class Replies:
         if not self._folder:
             return
         path = self._path(asked)
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
+        with writing(path, path.parent):
             with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=".", delete=False) as aside:
                 json.dump(reply, aside)
             os.replace(aside.name, path)
-        except OSError as error:
-            raise UserError(f"{path.parent} cannot keep a reply ({error}): free some space.") from error
 
     def _path(self, asked: tuple[Any, ...]) -> Path:
         return Path(self._folder, hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest())

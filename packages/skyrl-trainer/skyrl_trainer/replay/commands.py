@@ -4,12 +4,14 @@ import argparse
 import json
 import os
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 from skyrl_trainer.algorithms.rewards import completion
 from skyrl_trainer.config import load_config
 from skyrl_trainer.errors import UserError
+from skyrl_trainer.files import writing
 from skyrl_trainer.replay.player import Player, compare
 from skyrl_trainer.rollout.stored import open_store
 from skyrl_trainer.types import Trajectory
@@ -78,7 +80,8 @@ def export_chat(run: Path, out: Path, step: int | None, min_reward: float | None
     """Writes the chosen trajectories as chat jsonl, without failed ones; a sentence with the counts."""
     total = failed = written = 0
     aside = out.parent / f".{out.name}.{os.getpid()}"
-    try:
+    with writing(out), ExitStack() as stack:
+        stack.callback(aside.unlink, missing_ok=True)
         with aside.open("w", encoding="utf-8") as file:
             for _, trajectories in stored(run, step):
                 for trajectory in trajectories:
@@ -93,8 +96,4 @@ def export_chat(run: Path, out: Path, step: int | None, min_reward: float | None
         if not written:
             raise UserError(f"None of the {total} trajectories of {run} is to be exported ({failed} had failed).")
         aside.replace(out)
-    except OSError as error:
-        raise UserError(f"{out} cannot be written: {error.strerror or error}; give another --trajectories.") from error
-    finally:
-        aside.unlink(missing_ok=True)
     return f"{out}: {written} of {total} trajectories ({failed} had failed, {total - failed - written} not chosen)"

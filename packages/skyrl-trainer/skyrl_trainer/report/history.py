@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from skyrl_trainer.errors import UserError
-from skyrl_trainer.files import write_whole
+from skyrl_trainer.files import write_whole, writing
 from skyrl_trainer.types import StepMetrics
 
 FILE_NAME, TIMELINE = "metrics.jsonl", "timeline.jsonl"
@@ -48,23 +48,18 @@ class MetricsWriter:
 
     def __init__(self, run_dir: Path, last_step: int | None = None) -> None:
         self.path = run_dir / FILE_NAME
-        try:
-            run_dir.mkdir(parents=True, exist_ok=True)
+        with writing(self.path, run_dir):
             if last_step is not None:
                 kept = [_line(row) for row in read_metrics(run_dir) if row["step"] <= last_step]
                 write_whole(self.path, "".join(kept).encode())
             elif self.path.exists():
                 self.path.rename(run_dir / f"metrics.{len(list(run_dir.glob('metrics*.jsonl')))}.jsonl")
             self._file = self.path.open("a", encoding="utf-8")
-        except OSError as error:
-            raise UserError(f"{self.path} cannot be written: {error.strerror}.") from error
 
     def write(self, metrics: StepMetrics) -> None:
-        try:
+        with writing(self.path):
             self._file.write(_line(metrics))
             self._file.flush()
-        except OSError as error:
-            raise UserError(f"{self.path} cannot be written: {error.strerror}; free some space and resume.") from error
 
     def close(self) -> None:
         with suppress(OSError):  # said by `write`

@@ -17,7 +17,7 @@ from typing import Any, Self
 from pydantic_core import to_json
 
 from skyrl_trainer.errors import UserError
-from skyrl_trainer.files import write_whole
+from skyrl_trainer.files import write_whole, writing
 from skyrl_trainer.types import RolloutBatch, Sample, StopReason, Trajectory, Turn
 
 SCHEMA = 1
@@ -56,13 +56,9 @@ class JsonlTrajectoryStore:
         header = {"schema": SCHEMA, "step": batch.step, "groups": len(batch.groups)}
         header |= {"trajectories": len(lines), "omitted": len(batch.trajectories) - len(lines)}
         path = self.path(batch.step)
-        try:
+        with writing(path):
             self._folder.mkdir(exist_ok=True)
             write_whole(path, b"".join([_member(json.dumps(header) + "\n"), *lines]))
-        except OSError as error:
-            raise UserError(
-                f"{path} cannot be written: {error.strerror or error}; free some space or take another trainer.run_dir."
-            ) from error
 
     def lines(self, step: int) -> Iterator[dict[str, Any]]:
         """The file's objects one by one, header first; a damaged file is a UserError that names the line."""

@@ -13,7 +13,7 @@ from typing import Self
 
 from skyrl_trainer.config import Config, to_yaml
 from skyrl_trainer.errors import UserError
-from skyrl_trainer.files import write_whole
+from skyrl_trainer.files import write_whole, writing
 
 
 class RunFolder:
@@ -24,20 +24,16 @@ class RunFolder:
         self.config = config
 
     def __enter__(self) -> Self:
-        try:
-            self.path.mkdir(parents=True, exist_ok=True)
+        with writing(self.path, self.path):
             self._lock = open(self.path / ".lock", "a+")
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            self._lock.seek(0)
-            raise UserError(
-                f"The run folder {self.path} is in use by process {self._lock.read().strip() or 'unknown'}: "
-                "wait for it, stop it, or give another trainer.run_dir."
-            ) from error
-        except OSError as error:
-            raise UserError(
-                f"The run folder {self.path} can't be written ({error.strerror}): give another trainer.run_dir."
-            ) from error
+            try:
+                fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                self._lock.seek(0)
+                raise UserError(
+                    f"The run folder {self.path} is in use by process {self._lock.read().strip() or 'unknown'}: "
+                    "wait for it, stop it, or give another trainer.run_dir."
+                ) from error
         self._lock.truncate(0)
         self._lock.write(f"{os.getpid()}\n")
         self._lock.flush()
