@@ -5,8 +5,11 @@ from __future__ import annotations
 import io
 import json
 import math
+import os
 import random
 import re
+import resource
+import signal
 import warnings
 from contextlib import suppress
 from html.parser import HTMLParser
@@ -307,6 +310,25 @@ def test_a_damaged_trajectory_file_is_a_note(tmp_path: Path) -> None:
 def test_what_is_not_a_run_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"is not a run folder: it has no config.yaml"):
         write_report([tmp_path], tmp_path / "out.html")
+
+
+def test_a_full_disk_leaves_a_page_as_it_was_and_the_next_report_is_whole(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", max_steps=2)
+    write_report([run], run / "report.html")
+    pages = {path: path.read_bytes() for path in (run / "report.html", run / "trajectories.html")}
+    os.utime(run / "trajectories.html", (0, 0))  # older than the trajectories
+    limits, handler = resource.getrlimit(resource.RLIMIT_FSIZE), signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (8192, limits[1]))
+    try:
+        with pytest.raises(UserError, match=r"report\.html cannot be written: File too large"):
+            write_report([run], run / "report.html")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, handler)
+    assert {path: path.read_bytes() for path in pages} == pages
+    (run / "trajectories.html").unlink()
+    write_report([run], run / "report.html")
+    assert {path: path.read_bytes() for path in pages} == pages
 
 
 def test_a_full_disk_stays_a_sentence_when_the_file_is_closed(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from skyrl_trainer.errors import UserError
+from skyrl_trainer.files import write_whole, writing
 
 MAX_CHARACTERS = 50_000
 """Of one text of an env or a tool; what is longer is cut, and says so."""
@@ -40,9 +41,7 @@ def write_page(out: Path, title: str, data: dict[str, Any], style: str, script: 
     inner = json.dumps(data, ensure_ascii=False, allow_nan=False).replace("<", "\\u003c")
     parts = {"title": escape(title), "data": inner, "style": style, "script": script, "blocks": blocks}
     # In one go: what a part says is not replaced again.
-    page = re.sub(r"{{(\w+)}}", lambda place: parts[place[1]], asset("page.html"))
-    try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        return out.write_bytes(page.encode("utf-8", "replace"))
-    except OSError as error:
-        raise UserError(f"{out} cannot be written: {error.strerror or error}.") from error
+    page = re.sub(r"{{(\w+)}}", lambda place: parts[place[1]], asset("page.html")).encode("utf-8", "replace")
+    with writing(out, out.parent):
+        write_whole(out, page)
+    return len(page)
