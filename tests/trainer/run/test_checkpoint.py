@@ -7,6 +7,7 @@ import logging
 import os
 import random
 import resource
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -117,6 +118,22 @@ def test_a_step_that_is_saved_again_and_again_replaces_none(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("moment", ["mkdir", "rename"])
+@pytest.mark.parametrize("name", ["step_000002.bak", "step_000002 (copy)", "step_000009.old-3", "step_000009-before"])
+def test_a_copy_of_a_checkpoint_under_another_name_is_neither_read_nor_deleted_nor_in_the_way(
+    tmp_path: Path, name: str
+) -> None:
+    checkpoints = Checkpoints(tmp_path, keep=2)
+    for step in (1, 2):
+        saved = checkpoints.save(step, small(step), {})
+    shutil.copytree(saved, saved.with_name(name))
+    saved.rename(saved.with_name("step_000002.bad"))  # which asks for the one before
+    assert checkpoints.load_latest().step == 1 and checkpoints.names() == ["step_000001"]
+    for step in (2, 3, 9):
+        checkpoints.save(step, small(step), {})
+    assert checkpoints.load_latest().step == 9 and len(checkpoints.names()) == 2
+    assert read_checkpoint(saved.with_name(name)).step == read_checkpoint(saved.with_name("step_000002.bad")).step == 2
+
+
 def test_a_process_killed_while_saving_leaves_the_checkpoint_before(tmp_path: Path, moment: str) -> None:
     """It dies before anything is written, and before the folder is renamed."""
     checkpoints = Checkpoints(tmp_path, keep=2)

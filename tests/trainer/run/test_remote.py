@@ -6,6 +6,7 @@ fsspec's own stores stand in for S3: `memory` has no folders and no locks, as S3
 from __future__ import annotations
 
 import contextlib
+import shutil
 import sys
 import threading
 import time
@@ -108,6 +109,17 @@ def test_another_machine_gets_all_that_a_resume_needs_and_uploads_what_it_change
     assert contents(three.local) == {
         name: text for name, text in contents(two.local).items() if not name.startswith("checkpoints/step_000004")
     }, "what was learned from waits no more"
+
+
+def test_a_copy_of_a_checkpoint_under_another_name_is_not_taken_for_the_newest(machine: Any) -> None:
+    one = uploaded(machine("one").store(), 2)
+    folder = one.local / "checkpoints"
+    shutil.copytree(folder / "step_000002", folder / "step_000002.9")
+    one.upload()
+    two = machine("two").store()
+    two.fetch()
+    assert Checkpoints(two.local, 2).load_latest().step == 2
+    assert [path.name for path in (two.local / "checkpoints").iterdir()] == ["step_000002"]
 
 
 def count(store: Store, call: str) -> list[tuple[Any, ...]]:

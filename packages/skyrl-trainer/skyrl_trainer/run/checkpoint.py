@@ -30,6 +30,8 @@ log = logging.getLogger(__name__)
 
 SCHEMA = 2
 MANIFEST = "manifest.txt"
+NAME = r"step_\d+(-\d+)?"
+"""Of a checkpoint's folder; whatever else is there is left alone."""
 DAMAGED = (OSError, ValueError, KeyError, TypeError, AttributeError, SafetensorError)
 
 
@@ -57,7 +59,7 @@ class Checkpoints:
             shutil.rmtree(torn, ignore_errors=True)
         # A step saved again after a resume gets a name of its own: nothing is ever replaced.
         name = f"step_{step:06d}"
-        taken = [int(path.name.partition(name)[2][1:] or 0) for path in self.folder.glob(f"*{name}*")]
+        taken = [int(re.sub(r"\D", "", path.name.partition(name)[2]) or 0) for path in self.folder.glob(f"*{name}*")]
         path = self.folder / (f"{name}-{max(taken) + 1:02d}" if taken else name)
         with written_aside(path) as aside:
             save_file(tensors, aside / "learner.safetensors")
@@ -89,7 +91,7 @@ class Checkpoints:
 
     def names(self) -> list[str]:
         """The checkpoints' folder names, oldest first."""
-        found = [path.name for path in self.folder.glob("step_*") if path.is_dir()]
+        found = [path.name for path in self.folder.glob("step_*/") if re.fullmatch(NAME, path.name)]
         return sorted(found, key=lambda name: [int(number) for number in re.findall(r"\d+", name)])
 
 

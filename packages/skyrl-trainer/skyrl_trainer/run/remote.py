@@ -26,7 +26,7 @@ import fsspec
 from skyrl_gym.openenv import in_thread
 from skyrl_trainer.errors import UserError
 from skyrl_trainer.files import local_folder, write_whole
-from skyrl_trainer.run.checkpoint import MANIFEST
+from skyrl_trainer.run.checkpoint import MANIFEST, NAME
 from skyrl_trainer.run.folder import RunFolder
 from skyrl_trainer.run.run import Run
 from skyrl_trainer.settings import Config
@@ -68,13 +68,11 @@ class Store:
         found = self._ask("find", self._root, detail=True)
         sizes = {path[len(self._root) :]: about["size"] for path, about in found.items()}
         names = [name for name in sizes if _marker(name) in (None, *sizes) and name != OWNER]
-        for name in sizes:  # what other machines left: the next upload deletes it, after its own is there
-            if name.startswith("checkpoints/"):
-                self._sent.setdefault(name, [])
-        here = (path.relative_to(self.local).as_posix() for path in self.local.glob(f"checkpoints/step_*/{MANIFEST}"))
-        ours = max(here, key=_age, default="")
-        theirs = max((name for name in names if name.endswith(MANIFEST)), key=_age, default="")
-        same = ours == theirs and (self.local / ours).read_bytes() == self._read(ours) if ours else False
+        # What other machines left: the next upload deletes it, after its own is there.
+        self._sent = {name: [] for name in sizes if name.startswith("checkpoints/")} | self._sent
+        here = (path.relative_to(self.local).as_posix() for path in self.local.glob(f"*/*/{MANIFEST}"))
+        ours, theirs = (max(filter(_age, each), key=_age, default="") for each in (here, names))
+        same = ours and ours == theirs and (self.local / ours).read_bytes() == self._ask("cat_file", self._root + ours)
         if same or _age(ours) > _age(theirs) or not (theirs if checkpoints else names):
             return
         newest = theirs.removesuffix(MANIFEST)
@@ -98,7 +96,7 @@ class Store:
 
     def upload(self) -> None:
         """What has changed. UserError where the folder is another run's by now, Unreachable as `fetch`."""
-        if (owner := self._read(OWNER)) != self._owner:
+        if (owner := self._ask("cat_file", self._root + OWNER)) != self._owner:
             raise UserError(f"{self.address} is now of {owner.decode()}: this run ends, and stays in {self.local}.")
         now = dict[str, list[int]]()
         for path in self.local.rglob("*"):  # neither hidden nor damaged ones, nor links to what lies elsewhere
@@ -132,9 +130,6 @@ class Store:
                 self._ask("rm_file", self._root + name)
             del self._sent[name]
 
-    def _read(self, name: str) -> bytes:
-        return bytes(self._ask("cat_file", self._root + name))
-
     def _ask(self, call: str, *arguments: Any, size: int = 0, **more: Any) -> Any:
         """What fsspec's `call` returns."""
         try:
@@ -157,6 +152,9 @@ def _marker(name: str) -> str | None:
 
 
 def _age(name: str) -> list[int]:
+    """Of a checkpoint's manifest; of another file none."""
+    if not re.fullmatch(rf"checkpoints/{NAME}/{MANIFEST}", name):
+        return []
     return [int(number) for number in re.findall(r"\d+", name)]
 
 

@@ -41,7 +41,7 @@ class StartPolicy(AbstractContextManager["StartPolicy"]):
             return
         folder = run_path / "init"
         random, cloned = folder / "random", folder / "cloned"
-        if not any(run_path.glob("checkpoints/step_*")):  # of other settings, perhaps
+        if not any(run_path.glob("checkpoints/step_*[0-9]")):  # of other settings, perhaps
             for left in (random, cloned):
                 shutil.rmtree(left, ignore_errors=True)
         if not random.exists():
