@@ -31,7 +31,8 @@ Written by `scripts/write_settings.py`, as is [recipe.schema.json](recipe.schema
 check recipes: with `# yaml-language-server: $schema=...` and the path or address of that file in their first line.
 
 A run that is resumed keeps its settings; but those marked ● may change, and those marked ○ unless the run is
-`trainer.deterministic`.
+`trainer.deterministic`. Where the held-out tasks or their temperature did (`val_data`, `val_size`, `eval_temperature`),
+the next evaluation makes `model/best` anew, for the score before is of something else.
 """
 TABLE = "\n\n| setting | default | values | what it is |\n|---|---|---|---|\n"
 OPTIONS_HEAD = f"""

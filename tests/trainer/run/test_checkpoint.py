@@ -26,10 +26,11 @@ from skyrl_trainer.run.checkpoint import (
     MANIFEST,
     SCHEMA,
     Checkpoints,
+    Loaded,
     _manifest,
     read_checkpoint,
 )
-from skyrl_trainer.run.resume import check_resumable
+from skyrl_trainer.run.resume import check_resumable, resumable
 from skyrl_trainer.run.run import Run
 from skyrl_trainer.settings import Config
 from skyrl_trainer.types import LearnerState
@@ -117,7 +118,6 @@ def test_a_step_that_is_saved_again_and_again_replaces_none(tmp_path: Path) -> N
     assert checkpoints.names() == names[-1:]
 
 
-@pytest.mark.parametrize("moment", ["mkdir", "rename"])
 @pytest.mark.parametrize("name", ["step_000002.bak", "step_000002 (copy)", "step_000009.old-3", "step_000009-before"])
 def test_a_copy_of_a_checkpoint_under_another_name_is_neither_read_nor_deleted_nor_in_the_way(
     tmp_path: Path, name: str
@@ -134,6 +134,7 @@ def test_a_copy_of_a_checkpoint_under_another_name_is_neither_read_nor_deleted_n
     assert read_checkpoint(saved.with_name(name)).step == read_checkpoint(saved.with_name("step_000002.bad")).step == 2
 
 
+@pytest.mark.parametrize("moment", ["mkdir", "rename"])
 def test_a_process_killed_while_saving_leaves_the_checkpoint_before(tmp_path: Path, moment: str) -> None:
     """It dies before anything is written, and before the folder is renamed."""
     checkpoints = Checkpoints(tmp_path, keep=2)
@@ -289,6 +290,26 @@ def test_settings_that_do_not_change_the_run_are_free() -> None:
     free = {"logger": "none", "eval_interval": 3, "ckpt_interval": 1, "max_steps": 500, "micro_batch_tokens": 512}
     check_resumable(saved, make_config())
     check_resumable(saved, make_config(trainer=free, ray={"address": "auto"}, environment={"num_workers": 4}))
+
+
+@pytest.mark.parametrize(
+    ("changed", "best"),
+    [
+        ({}, 0.9),
+        ({"generator": {"episode_timeout": 5.0}, "trainer": {"run_dir": "runs/a", "eval_interval": 3}}, 0.9),
+        ({"trainer": {"run_dir": "moved"}, "data": {"val_data": ["moved/val.jsonl"]}}, 0.9),
+        ({"data": {"val_data": ["text_math?split=val&difficulty=2"]}}, -1.0),
+        ({"data": {"val_data": ["runs/a/val.jsonl"], "val_size": 5}}, -1.0),
+        ({"generator": {"eval_temperature": 1.0}}, -1.0),
+    ],
+)
+def test_a_score_on_other_held_out_tasks_keeps_no_later_policy_from_being_the_best(
+    changed: dict[str, Any], best: float
+) -> None:
+    given = {"trainer": {"run_dir": "runs/a"}, "data": {"val_data": ["runs/a/val.jsonl"]}}
+    saved = json.loads(Config.model_validate(given).model_dump_json())
+    found = Loaded(1, small(), {"config": saved, "tries": {"open": []}, "best": 0.9}, __version__)
+    assert resumable(found, Config.model_validate(given | changed)).extra["best"] == best
 
 
 def test_the_same_bytes_need_the_same_cut_and_a_schedule_with_an_end_the_same_length() -> None:
