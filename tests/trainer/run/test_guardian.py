@@ -15,6 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from skyrl_trainer.errors import UserError
 from skyrl_trainer.run.guardian import PREFIX, SHARED_MEMORY, guarded, users
 
 KILLS = 10 if os.environ.get("SKYRL_TEST_FULL") else 1
@@ -105,6 +106,18 @@ def test_what_a_killed_guardian_leaves_goes_at_the_next_start(shared: Path) -> N
     assert folder.exists() and list(SHARED_MEMORY.glob(f"{folder.name}*"))
     with guarded():
         assert not folder.exists() and not list(SHARED_MEMORY.glob(f"{folder.name}*"))
+
+
+def test_the_folder_of_temporary_files_is_made_and_one_that_cannot_be_is_a_sentence(
+    shared: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RAY_TMPDIR", str(shared / "ray" / "here"))
+    with guarded():
+        assert Path(tempfile.gettempdir()).parent == shared / "ray" / "here"
+    (shared / "file").touch()
+    monkeypatch.setenv("RAY_TMPDIR", str(shared / "file"))
+    with pytest.raises(UserError, match=r"RAY_TMPDIR=.*/file cannot be written: .* name another folder"), guarded():
+        pass
 
 
 def test_a_run_that_ends_has_removed_its_files_and_gives_the_folder_back(shared: Path) -> None:

@@ -29,11 +29,15 @@ GRACE_SECONDS = 5.0
 @contextmanager
 def guarded() -> Iterator[None]:
     """Around whatever starts processes: they, and their children, have temporary files of their own."""
+    # Not above: the guardian itself has Python's library alone.
+    from skyrl_trainer.files import writing
+
     shared = Path(os.environ.get("RAY_TMPDIR") or tempfile.gettempdir())
     for leftover in shared.glob(f"{PREFIX}*"):
         with suppress(OSError), _locked(leftover):  # raises where it is in use, or somebody else's
             remove(leftover)
-    new = Path(tempfile.mkdtemp(prefix=f".{PREFIX}", dir=shared))
+    with writing(f"RAY_TMPDIR={shared}", shared):
+        new = Path(tempfile.mkdtemp(prefix=f".{PREFIX}", dir=shared))
     lock = _locked(new)
     folder = new.rename(shared / new.name[1:])
     # The guardian's standard input is a pipe whose other end only we hold: it is closed when we die.
@@ -85,8 +89,7 @@ def users(folder: str, *but: int) -> list[int]:
             known = folder.encode() in (process / "environ").read_bytes()
             files = (process / "fd").iterdir()  # whoever only reads a log is none of ours
             written = (os.readlink(file) for file in files if file.lstat().st_mode & stat.S_IWUSR)
-            known = known or any(name.startswith(folder) for name in written)
-            if known and int(process.name) not in but:
+            if int(process.name) not in but and (known or any(name.startswith(folder) for name in written)):
                 found.append(int(process.name))
     return found
 
