@@ -72,6 +72,14 @@ def test_a_folder_with_a_run_is_left_alone(capsys: pytest.CaptureFixture[str]) -
     assert {path: path.read_bytes() for path in Path("a").rglob("*") if path.is_file()} == before
 
 
+def test_what_a_refused_start_has_left_is_made_anew_by_the_next(capsys: pytest.CaptureFixture[str]) -> None:
+    assert sft("a", "generator.max_model_len=9", "generator.max_completion_length=2", "trainer.max_steps=1") == 2
+    assert "raise it" in capsys.readouterr().err
+    assert sft("a", "trainer.max_steps=1", "trainer.seed=1") == 0 == sft("b", "trainer.max_steps=1", "trainer.seed=1")
+    first, second = (Path(run, "model/last/model.safetensors").read_bytes() for run in "ab")
+    assert first == second, "with the settings of the second start"
+
+
 def test_adapters_and_a_models_folder_and_several_learners(capsys: pytest.CaptureFixture[str]) -> None:
     """LoRA on what was learned before; two learners have the losses of one."""
     assert sft("a", "trainer.num_iterations=1") == 0

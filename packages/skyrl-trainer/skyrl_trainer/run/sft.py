@@ -5,6 +5,7 @@ most `trainer.max_steps` steps; chats in `data.val_data` give `eval/loss`.
 """
 
 import math
+import shutil
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -54,6 +55,8 @@ class FineTuning:
         self.model = config.trainer.policy.model.path
         if self.model == "tiny":
             self.model = str(path / "init" / "random")
+            # A start that was refused, or cut short, has left it.
+            shutil.rmtree(self.model, ignore_errors=True)
             texts = (each.get("content", "") for chat in chats for each in chat.messages)
             init_policy(Path(self.model), texts, config.trainer.policy.model.tiny, config.trainer.seed)
         prompt, longest = load_chat_prompt(self.model), config.generator.max_model_len
@@ -113,13 +116,12 @@ def _refuse(config: Config) -> None:
     path, gpus = config.run_path, config.trainer.placement.policy_num_gpus_per_node
     if "://" in config.run_address:
         raise UserError(f"sft writes to a disk only: give another trainer.run_dir than {config.run_address}.")
-    if any((path / name).exists() for name in (FILE_NAME, "init", "model", "checkpoints")):
+    if any((path / name).exists() for name in (FILE_NAME, "model", "checkpoints")):
         raise UserError(f"{path} holds a run already, which sft does not go on with: give another trainer.run_dir.")
     if not config.trainer.max_steps:
         raise UserError("trainer.max_steps is 0, which leaves nothing to learn: set it above.")
-    if gpus > torch.cuda.device_count() and not config.ray.address:
-        found = torch.cuda.device_count() or "no"
-        raise UserError(f"trainer.placement.policy_num_gpus_per_node is {gpus}; this machine has {found} GPUs.")
+    if gpus > (found := torch.cuda.device_count()) and not config.ray.address:
+        raise UserError(f"trainer.placement.policy_num_gpus_per_node is {gpus}; this machine has {found or 'no'} GPUs.")
     checked(config)
 
 
