@@ -106,6 +106,9 @@ def main(arguments: list[str] | None = None) -> int:
             _baseline(args, options)
         else:
             _write_demos(args.env, args.n, args.out, options)
+    except BrokenPipeError:  # of whoever reads this
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
     except (ValueError, RuntimeError, OSError, ImportError, gymnasium.error.Error) as error:
         print(error, file=sys.stderr)
         return 2

@@ -14,7 +14,7 @@ import tempfile
 import traceback
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Sequence
-from importlib import import_module
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from skyrl_trainer import __version__
 from skyrl_trainer.config import leaf_fields, load_config, resolve
 from skyrl_trainer.dry_run.doctor import examine, hardware, require_gym
 from skyrl_trainer.errors import UserError
+from skyrl_trainer.registry import load
 from skyrl_trainer.run.model_shape import model_shape
 from skyrl_trainer.run.signals import StopSignal
 from skyrl_trainer.user_file import blaming
@@ -39,34 +40,31 @@ def main(argv: Sequence[str] | None = None) -> int:
             args = _parse(list(sys.argv[1:] if argv is None else argv))
             return int(args.command(args) or 0)
     except UserError as error:
-        print(f"skyrl-trainer: {error}", file=sys.stderr)
-        return 2
+        code, said = 2, str(error)
     except KeyboardInterrupt as stopped:
         number = getattr(stopped, "number", signal.SIGINT)
-        name = "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
-        print(f"skyrl-trainer: stopped by {name}.", file=sys.stderr)
-        return 128 + number
+        code, said = 128 + number, f"stopped by {'Ctrl-C' if number == signal.SIGINT else stopped}."
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except Exception as error:
         if isinstance(error, OSError) and error.errno == errno.ENOSPC:
-            where = error.filename or "the disk"
-            print(f"skyrl-trainer: no space is left for {where}: free some, then start again.", file=sys.stderr)
-            return 2
-        with tempfile.NamedTemporaryFile("w", prefix="skyrl-trainer-", suffix=".error.log", delete=False) as log:
-            traceback.print_exc(file=log)
-        what = f"{type(error).__name__}: {error}".splitlines()[0][:300]
-        print(f"skyrl-trainer: unexpected error, {what} (the traceback is in {log.name}).", file=sys.stderr)
-        return 1
+            code, said = 2, f"no space is left for {error.filename or 'the disk'}: free some, then start again."
+        else:
+            with tempfile.NamedTemporaryFile("w", prefix="skyrl-trainer-", suffix=".error.log", delete=False) as log:
+                traceback.print_exc(file=log)
+            what = f"{type(error).__name__}: {error}".splitlines()[0][:300]
+            code, said = 1, f"unexpected error, {what} (the traceback is in {log.name})."
+    with suppress(OSError):  # of a closed terminal
+        print(f"skyrl-trainer: {said}", file=sys.stderr)
+    return code
 
 
 def _parse(words: list[str]) -> Namespace:
     parser = ArgumentParser(prog="skyrl-trainer", description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--version", action="version", version=f"skyrl-trainer {__version__}")
     if words[:1] == ["eval"] and words[1:2] in (["agent"], ["code"]):
-        args: Namespace = import_module("skyrl_eval.command").parse(words[1], words[2:])
-        return args
+        return load("skyrl_eval.command:parse")(words[1], words[2:])
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
     def add(name: str, command: Callable[..., Any], text: str) -> ArgumentParser:
@@ -100,7 +98,7 @@ def _parse(words: list[str]) -> Namespace:
     text = "what each node of the cluster at ray.address (default: auto) has, and what of this run would be there"
     doctor.add_argument("--cluster", nargs="*", metavar="RECIPE a.b=c", help=text)
     if "_ARGCOMPLETE" in os.environ:  # set by the shell, which asks what could come next
-        import_module("argcomplete").autocomplete(parser)
+        load("argcomplete:autocomplete")(parser)
 
     args, rest = parser.parse_known_args(words)
     # argparse ends a list of settings at the first option: those after it are settings all the same.
@@ -113,7 +111,7 @@ def _parse(words: list[str]) -> Namespace:
 
 def local_folder(text: str) -> Path:
     """A run folder; of one on an object store the local folder, which gets what is there."""
-    return Path(import_module("skyrl_trainer.run.remote").fetched(text) if "://" in text else text)
+    return load("skyrl_trainer.run.remote:fetched")(text) if "://" in text else Path(text)
 
 
 def _recipes_and_settings(**_: Any) -> list[str]:
@@ -280,7 +278,7 @@ def _export(args: Namespace) -> None:
 
         print(export_chat(args.run, args.trajectories, args.step, args.min_reward, args.only_success))
         return
-    if args.step is not None or args.min_reward is not None or args.only_success:
+    if (args.step, args.min_reward, args.only_success) != (None, None, False):
         raise UserError("--step, --min-reward and --only-success choose trajectories: give --trajectories, not --out.")
     import shutil
 
@@ -315,7 +313,7 @@ def _export(args: Namespace) -> None:
 
 def _envs(args: Namespace) -> int:
     require_gym()
-    return int(import_module("skyrl_gym.__main__").main([]) or 0)
+    return load("skyrl_gym.__main__:main")([])
 
 
 def _doctor(args: Namespace) -> int:
@@ -323,9 +321,9 @@ def _doctor(args: Namespace) -> int:
     if args.cluster is not None:
         from skyrl_trainer.dry_run.cluster import examine_cluster
 
-        recipe, overrides = split_settings(args.cluster)
-        config = load_config(recipe, overrides)
-        found = examine_cluster(config if config.ray.address else load_config(recipe, [*overrides, "ray.address=auto"]))
+        config = load_config(*split_settings(args.cluster))
+        config.ray.address = config.ray.address or "auto"
+        found = examine_cluster(config)
     failed = False
     for mark, subject, text in found:
         print(f"{mark:<4}  {subject:<14} {text}", flush=True)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import pty
 import signal
 import subprocess
 import sys
@@ -21,6 +23,7 @@ from skyrl_trainer.report.page import write_page
 from skyrl_trainer.run.commands import train
 from skyrl_trainer.run.folder import RunFolder
 from skyrl_trainer.run.model_shape import model_shape
+from skyrl_trainer.run.signals import StopSignal
 
 LAPTOP = Hardware(cores=2, memory=8 * 2**30, gpus=())
 EIGHT_H200 = Hardware(96, 2**40, (Gpu("NVIDIA H200", 141 * 10**9),) * 8)
@@ -104,6 +107,55 @@ def test_a_signal_is_named(
     said = "Ctrl-C" if name == "SIGINT" else name
     assert capsys.readouterr().err == f"skyrl-trainer: stopped by {said}.\n"
     assert before == [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)]
+
+
+CLOSED = """
+import os, sys, time
+from skyrl_trainer import cli
+from skyrl_trainer.report.table import LiveTable
+
+def run(args):
+    with LiveTable(2) as table:
+        table.phase("rollout")
+        os.write({ready}, b".")
+        time.sleep(60)
+
+cli._envs = run
+sys.exit(cli.main(["envs"]))
+"""
+
+
+def test_a_terminal_that_is_closed_stops_a_run_as_its_signal_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    ready, other = os.pipe()
+    os.set_inheritable(other, True)
+    child, terminal = pty.fork()
+    if child == 0:
+        os.execv(sys.executable, [sys.executable, "-c", CLOSED.replace("{ready}", str(other))])
+    os.close(other)
+    assert os.read(ready, 1) == b"."
+    os.close(ready)
+    os.close(terminal)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 128 + signal.SIGHUP
+    assert not list(tmp_path.glob("*.error.log"))
+
+
+def test_what_goes_wrong_with_a_disk_while_a_run_stops_is_not_taken_for_the_stop() -> None:
+    with pytest.raises(OSError, match="No space"), StopSignal() as stop:
+        stop.at_once = False
+        signal.raise_signal(signal.SIGTERM)
+        raise OSError(28, "No space left on device")
+
+
+@pytest.mark.parametrize("command", [["-m", "skyrl_trainer", "envs"], ["-m", "skyrl_gym"]])
+def test_a_reader_that_has_had_enough_gets_no_message(command: list[str]) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = subprocess.run([sys.executable, *command], stdout=writer, stderr=subprocess.PIPE, text=True)
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (1, "")
 
 
 def test_under_nohup_a_hangup_is_ignored() -> None:

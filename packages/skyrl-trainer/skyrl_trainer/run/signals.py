@@ -3,6 +3,7 @@
 An optimizer step that is cut in two can't be saved; a rollout that is cut in two costs nothing but its time.
 """
 
+import errno
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -40,7 +41,8 @@ class StopSignal:
     def __exit__(self, *error: object) -> None:
         for number, previous in self._previous.items():
             signal.signal(number, previous)
-        if type(error[1]) is KeyboardInterrupt and self._requested:  # Ray drops ours
+        # Ray drops ours, and in its place comes what is written to a terminal that was closed.
+        if self._requested and (type(error[1]) is KeyboardInterrupt or getattr(error[1], "errno", 0) == errno.EIO):
             raise Stopped(self._requested)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
