@@ -36,6 +36,7 @@ def test_the_logs_of_the_runs_own_ray_are_kept_when_it_ends_with_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own: bool, kind: type[Exception]
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setenv("TMPDIR", str(tmp_path))  # which `guarded` sets back
     config = make_config(trainer={"run_dir": str(tmp_path / "run")})
     with pytest.raises(kind, match="died"), guarded() if own else nullcontext(), RunFolder(config):
         logs = Path(tempfile.gettempdir(), "ray", "session_latest", "logs")
