@@ -307,14 +307,23 @@ def test_a_learner_that_hangs_or_dies_is_named_and_nothing_is_left(
         time.sleep(0.1)
 
 
-@pytest.mark.parametrize(("seen", "given"), [("4,5,6,7", ["4", "5", "0"]), ("GPU-a,GPU-b", ["GPU-a", "GPU-b", "0"]),
-                                             (None, ["0", "1", "0"])])  # fmt: skip
+@pytest.mark.parametrize(
+    ("each", "seen", "given"),
+    [
+        (2, "4,5,6,7", ["4", "5", "0"]),
+        (2, "GPU-a,GPU-b", ["GPU-a", "GPU-b", "0"]),
+        (2, None, ["0", "1", "0"]),
+        (1, "3", ["3", "0"]),
+        (1, "", ["0", "0"]),
+        (1, None, ["0", "0"]),
+    ],
+)
 def test_learners_beside_engines_take_of_the_gpus_that_the_driver_sees(
-    monkeypatch: pytest.MonkeyPatch, seen: str | None, given: list[str]
+    monkeypatch: pytest.MonkeyPatch, each: int, seen: str | None, given: list[str]
 ) -> None:
-    """Those of another machine are numbered there."""
+    """Those of another machine are numbered there; no learner is left without, on the processor."""
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    if seen:
+    if seen is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", seen)
     made: list[dict[str, Any]] = []
     gpus = {"a": 2.0, "b": 1.0, "c": 4.0}
@@ -323,12 +332,13 @@ def test_learners_beside_engines_take_of_the_gpus_that_the_driver_sees(
     monkeypatch.setattr("ray.nodes", lambda: nodes)
     monkeypatch.setattr("skyrl_trainer.weight_sync.machines.node_of", lambda _: "a" * 56)
     monkeypatch.setattr(group_module, "ray", Mock(remote=lambda cls: actor))
-    place = {"colocate_all": True, "policy_num_gpus_per_node": 2, "policy_num_nodes": 2}
-    group = Mock(config=make_config(trainer={"placement": place}), size=4)
-    for rank in range(3):
+    place = {"colocate_all": True, "policy_num_gpus_per_node": each, "policy_num_nodes": 2}
+    group = Mock(config=make_config(trainer={"placement": place}), size=2 * each)
+    for rank in range(each + 1):
         LearnerGroup._start(group, rank, "10.0.0.1")
-    assert [each["runtime_env"]["env_vars"]["CUDA_VISIBLE_DEVICES"] for each in made] == given
-    assert [each["scheduling_strategy"].node_id[0] for each in made] == ["a", "a", "c"], "b has too few"
-    del nodes[2]
-    with pytest.raises(UserError, match=r"policy_num_nodes is more than Ray's 1 machines with 2 GPUs: lower it\."):
-        LearnerGroup._start(group, 2, "10.0.0.1")
+    assert [options["runtime_env"]["env_vars"]["CUDA_VISIBLE_DEVICES"] for options in made] == given
+    assert [options["scheduling_strategy"].node_id[0] for options in made] == ["a"] * each + ["c"], "b has fewer"
+    del nodes[each:]
+    said = rf"policy_num_nodes is more than Ray's 1 machines with {each} GPUs: lower it\."
+    with pytest.raises(UserError, match=said):
+        LearnerGroup._start(group, each, "10.0.0.1")

@@ -171,7 +171,7 @@ class LearnerGroup:
             raise UserError(f"{many} with {gpus} GPUs: lower it.")
         env_vars = {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // self.size))}
         if gpus and place.colocate_all:  # in Ray's books the engines own the GPUs
-            visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
+            visible = [gpu for gpu in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if gpu]
             env_vars["CUDA_VISIBLE_DEVICES"] = visible[rank] if len(visible) >= gpus > rank else str(rank % gpus)
         actor = ray.remote(self.process).options(
             num_cpus=0,
