@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
 from skyrl_trainer.errors import UserError
+from skyrl_trainer.run import processes
 from skyrl_trainer.run.cluster import Node, living, place_engines
+from skyrl_trainer.run.processes import Processes
 from skyrl_trainer.settings import Config
 
 CPUS = [Node("driver", 2, 0), Node("b", 4, 0)]
@@ -47,7 +51,7 @@ APART: dict[str, Any] = {"colocate_all": False, "policy_num_gpus_per_node": 4}
 def test_engines_fill_machines_with_gpus_and_are_spread_over_others(
     wanted: Config, nodes: list[Node], placed: str
 ) -> None:
-    assert "".join(node[0] for node in place_engines(wanted, nodes, nodes is GPUS)) == placed
+    assert "".join(node[0] for node in place_engines(wanted, nodes, nodes is GPUS, learns=True)) == placed
 
 
 @pytest.mark.parametrize(
@@ -60,7 +64,7 @@ def test_engines_fill_machines_with_gpus_and_are_spread_over_others(
 )
 def test_too_few_places_are_a_sentence(wanted: Config, nodes: list[Node], said: str) -> None:
     with pytest.raises(UserError, match=said):
-        place_engines(wanted, nodes, nodes is GPUS)
+        place_engines(wanted, nodes, nodes is GPUS, learns=True)
 
 
 HEAD, OTHER = Node("driver", 8, 2, 8, "head (aaaa)"), Node("b", 8, 3, 8, "10.0.0.2 (bbbb)")
@@ -87,8 +91,55 @@ def test_a_node_that_lacks_the_gpus_of_its_learners_is_named(
         return
     with pytest.raises(UserError, match=re.escape(said) + r".*policy_num_gpus_per_node\): lower that, free some"):
         place_engines(asked, nodes, on_gpus, learns=True)
-    if together or not on_gpus:
-        assert place_engines(asked, nodes, on_gpus), "an evaluation has no learners"
+    assert place_engines(asked, nodes, on_gpus), "an evaluation has no learners"
+
+
+ONE_GPU: dict[str, Any] = {"policy_num_gpus_per_node": 1}
+
+
+@pytest.fixture
+def alone(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
+    """Called with the GPUs of a machine without a cluster; nothing of Ray starts."""
+
+    def has(gpus: float) -> None:
+        monkeypatch.setattr("torch.cuda.is_available", lambda: gpus > 0)
+        monkeypatch.setattr("skyrl_trainer.run.cluster.living", lambda: [HEAD._replace(gpus=gpus)])
+
+    monkeypatch.setattr("skyrl_trainer.run.cluster.PLACE_SECONDS", 0)
+    monkeypatch.setattr(processes, "start_ray", lambda _: None)
+    monkeypatch.setattr(processes, "ray", Mock())
+    monkeypatch.setattr(processes, "EngineWatch", Mock())
+    return has
+
+
+@pytest.mark.parametrize("together", [True, False])
+def test_without_a_gpu_for_its_learner_a_run_ends_in_a_sentence_before_an_engine_starts(
+    alone: Callable[[float], None], together: bool
+) -> None:
+    alone(0)
+    with pytest.raises(UserError, match=r"Node head \(aaaa\) has 0 free GPUs, and its learners need 1 "):
+        Processes(config(1, colocate_all=together, **ONE_GPU), "", plays=False, learns=True).__enter__()
+    processes.ray.remote.assert_not_called()
+
+
+def test_a_single_learner_apart_needs_a_gpu_beside_the_engines(alone: Callable[[float], None]) -> None:
+    alone(1)
+    with pytest.raises(UserError, match="room for 0 of 1 engines: the free GPUs left by the learners"):
+        Processes(config(1, colocate_all=False, **ONE_GPU), "", plays=False, learns=True).__enter__()
+
+
+@pytest.mark.parametrize("together", [True, False])
+@pytest.mark.parametrize("gpus", [0, 1])
+def test_eval_and_serve_of_a_run_need_no_gpu_for_its_learner(
+    alone: Callable[[float], None], gpus: int, together: bool
+) -> None:
+    """Nor an engine that can sleep, or get weights by NCCL, which vLLM refuses on a processor."""
+    alone(gpus)
+    with Processes(config(1, colocate_all=together, **ONE_GPU), "", plays=False) as made:
+        [[_, options]] = processes.ray.remote().options.call_args_list
+        [[_, sent]] = processes.ray.remote().options().remote.call_args_list
+    assert len(made.engines) == 1 and options["num_gpus"] == gpus
+    assert not {"enable_sleep_mode", "weight_transfer_config"} & sent["engine_kwargs"].keys()
 
 
 def test_of_the_other_nodes_those_with_the_most_gpus_learn(monkeypatch: pytest.MonkeyPatch) -> None:

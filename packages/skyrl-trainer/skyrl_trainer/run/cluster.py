@@ -95,8 +95,8 @@ def place_engines(config: Config, nodes: list[Node], on_gpus: bool, learns: bool
     wanted = generator.num_inference_engines
     rooms: dict[str, float] = {}
     for number, node in enumerate(nodes):
-        learners = place.policy_num_gpus_per_node * (number < place.policy_num_nodes)
-        if learns and node.gpus < learners:
+        learners = learns * place.policy_num_gpus_per_node * (number < place.policy_num_nodes)
+        if node.gpus < learners:
             raise UserError(
                 f"Node {node.name} has {node.gpus:g} free GPUs, and its learners need {learners} (trainer.placement."
                 "policy_num_gpus_per_node): lower that, free some, or start on a node with more."
@@ -118,7 +118,7 @@ def place_engines(config: Config, nodes: list[Node], on_gpus: bool, learns: bool
     return sorted(spread([""] * wanted, rooms), key=list(rooms).index)
 
 
-def find_places(config: Config, learns: bool = False) -> list[str]:
+def find_places(config: Config, learns: bool) -> list[str]:
     """`place_engines` in this cluster."""
     deadline = time.monotonic() + PLACE_SECONDS
     while True:

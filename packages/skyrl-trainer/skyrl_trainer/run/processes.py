@@ -54,8 +54,8 @@ class Processes:
             places = None
             if self.config.ray.address:
                 places = load("skyrl_trainer.run.cluster:Places")(self.config, self.model_path, number, self._learns)
-            elif number and torch.cuda.is_available():
-                load("skyrl_trainer.run.cluster:find_places")(self.config)
+            elif number:
+                load("skyrl_trainer.run.cluster:find_places")(self.config, self._learns)
             self._keep_a_gpu()
             self.engines = [self._start_engine(i, places.engines[i] if places else {}) for i in range(number)]
             self._loading = [engine.ready.remote() for engine in self.engines]
@@ -106,7 +106,7 @@ class Processes:
     def _keep_a_gpu(self) -> None:
         """For a single learner, which is this process: Ray would give its GPU to an engine."""
         place = self.config.trainer.placement
-        if not place.policy_num_gpus_per_node or place.colocate_all or self.config.num_learners > 1:
+        if not (self._learns and place.policy_num_gpus_per_node) or place.colocate_all or self.config.num_learners > 1:
             return
         here = at(ray.get_runtime_context().get_node_id(), only=True)
         self._keeper = ray.remote(_Keeper).options(num_cpus=0, num_gpus=1, **here).remote()
@@ -140,9 +140,9 @@ class Processes:
             return {}
         kwargs: dict[str, Any] = {"tensor_parallel_size": self.config.generator.inference_engine_tensor_parallel_size}
         kwargs |= adapter_kwargs(self.config)
-        if shares_gpus(self.config):
+        if self._learns and shares_gpus(self.config):
             kwargs["enable_sleep_mode"] = True
-        if sync_backend(self.config) == "nccl":
+        if self._learns and sync_backend(self.config) == "nccl":
             kwargs["weight_transfer_config"] = {"backend": "skyrl_nccl"}
         return kwargs
 
