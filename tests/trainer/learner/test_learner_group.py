@@ -29,6 +29,7 @@ from skyrl_trainer.learner.compose import algorithm_class
 from skyrl_trainer.learner.group import LearnerGroup, LearnerProcess
 from skyrl_trainer.learner.grpo import GRPO
 from skyrl_trainer.learner.model import make_learner
+from skyrl_trainer.learner.ppo import Critic
 from skyrl_trainer.learner.ranks import Ranks, shares, whole
 from skyrl_trainer.learner.sft import SFTTrainer, share_beginning
 from skyrl_trainer.run.checkpoint import Checkpoints
@@ -342,3 +343,23 @@ def test_learners_beside_engines_take_of_the_gpus_that_the_driver_sees(
     said = rf"policy_num_nodes is more than Ray's 1 machines with {each} GPUs: lower it\."
     with pytest.raises(UserError, match=said):
         LearnerGroup._start(group, each, "10.0.0.1")
+
+
+@pytest.mark.parametrize(("size", "device"), [(1, "meta"), (2, "cpu")])
+def test_no_learner_of_several_takes_all_weights_to_its_gpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int, device: str
+) -> None:
+    """Nor does its reference, or a critic; fully_shard takes them there layer by layer."""
+    config, ranks, found = two_config(), Ranks(), []
+    ranks.size = size
+
+    def shard(_: Ranks, model: Any) -> None:
+        found.append({each.device.type for each in model.parameters()})
+
+    monkeypatch.setattr(learner_module.Scorer, "device", torch.device("meta"))
+    monkeypatch.setattr(learner_module, "check_architecture", lambda _: None)
+    monkeypatch.setattr(Ranks, "shard", shard)
+    learner = make_learner(config, save_model(tmp_path), 10, ranks)
+    learner.reference()
+    Critic(config, learner, "model", 1.0)
+    assert found == [{device}] * 3

@@ -33,7 +33,10 @@ def start(path: str, name: str = "ppo", double: bool = True, **options: Any) -> 
         with torch.no_grad():
             for parameter in reference.model.parameters():
                 parameter.mul_(1.05)
-    return made.start(learner, reference)
+    made.start(learner, reference)
+    if double:
+        made.models[-1].model.double()  # the critic's own
+    return made
 
 
 def gradients(trainer: GRPO, batch: Any, **given: Any) -> list[torch.Tensor]:

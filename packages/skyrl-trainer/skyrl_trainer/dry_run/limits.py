@@ -42,6 +42,8 @@ ASSUMED = "H100"
 """Where the run wants GPUs and this machine has none, or an unknown one: SXM, 80 GB or what it has."""
 VLLM_SHARE = 0.92
 """Of a GPU's memory, that vLLM takes if engine_kwargs.gpu_memory_utilization does not say."""
+Rows = list[tuple[str, int]]
+"""(what, bytes)."""
 PASSING = ("learner: activations of a micro-batch", "learner: logits of a chunk, and what follows them")
 """What a learner holds only while it computes."""
 
@@ -85,8 +87,8 @@ def adapter_size(config: Config, shape: ModelShape) -> int:
     return lora.rank * sum(shape.sides.get(name.rpartition(".")[2], 0) for name in wanted)
 
 
-def learner_memory(config: Config, shape: ModelShape) -> list[tuple[str, int]]:
-    """(what, bytes) of one learner, its critic included. Learners share the weights; with LoRA each has all, frozen."""
+def learner_memory(config: Config, shape: ModelShape) -> Rows:
+    """Of one learner, its critic included. Learners share the weights; with LoRA each has all, frozen."""
     trainer, lora = config.trainer, config.trainer.policy.model.lora
     # There compiled layers keep less, as measured; with LoRA the residual stream is in half precision, too.
     on_gpu = trainer.placement.policy_num_gpus_per_node > 0
@@ -112,8 +114,8 @@ def learner_memory(config: Config, shape: ModelShape) -> list[tuple[str, int]]:
     return rows + list(zip(PASSING, (tokens * kept * models, (6 if on_gpu else 12) * logits), strict=True))
 
 
-def memory(config: Config, shape: ModelShape) -> list[tuple[str, int]]:
-    """(what, bytes), over all processes together: of those on the processor."""
+def memory(config: Config, shape: ModelShape) -> Rows:
+    """Over all processes together: of those on the processor."""
     generator = config.generator
     engines = 0 if devices(config)[1] else generator.num_inference_engines
     tokens = generator.max_concurrency * generator.max_model_len * engines
@@ -124,8 +126,8 @@ def memory(config: Config, shape: ModelShape) -> list[tuple[str, int]]:
     ]
 
 
-def gpu_memory(config: Config, shape: ModelShape, gpu: Card) -> tuple[list[tuple[str, int]], list[tuple[str, int]]]:
-    """(what, bytes) of a learner, and of an engine, on one GPU."""
+def gpu_memory(config: Config, shape: ModelShape, gpu: Card) -> tuple[Rows, Rows]:
+    """Of a learner, and of an engine, on one GPU."""
     generator = config.generator
     split, given = generator.inference_engine_tensor_parallel_size, generator.engine_kwargs
     weights = shape.parameters * shape.width // split

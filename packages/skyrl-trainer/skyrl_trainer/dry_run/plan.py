@@ -189,7 +189,7 @@ def _print_memory(config: Config, shape: ModelShape, machine: Hardware, model: s
             yield f"A GPU with {who} needs about {need / GIB:.1f} GiB of memory, and has {have / GIB:.1f} GiB."
 
 
-def _sizes(rows: list[tuple[str, int]]) -> list[tuple[str, str]]:
+def _sizes(rows: bounds.Rows) -> list[tuple[str, str]]:
     return [(what, f"{size / GIB:>9,.3f} GiB") for what, size in rows if size]
 
 

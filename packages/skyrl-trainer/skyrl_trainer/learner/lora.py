@@ -61,7 +61,7 @@ class LoRALearner(Learner):
 
     def divide(self) -> None:
         # So small that every learner has all of it.
-        add_role(self.model, POLICY, self.lora, self.config.trainer.seed)
+        add_role(self.model.to(self.device), POLICY, self.lora, self.config.trainer.seed)
 
     def trainable(self) -> dict[str, torch.nn.Parameter]:
         return parameters_of(self.model, POLICY)

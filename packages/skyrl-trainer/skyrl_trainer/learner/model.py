@@ -32,11 +32,11 @@ class Scorer:
     """A causal LM that gives the log-probabilities of sampled tokens.
 
     Weights that learn are float32 masters, for a learning rate of 1e-6 would vanish in the rounding of bfloat16: with
-    `trainer.policy.model.dtype=bfloat16` the passes run under autocast.
+    `trainer.policy.model.dtype=bfloat16` the passes run under autocast. ranks: the learners that it is one of.
     """
 
-    def __init__(self, config: Config, model_path: str) -> None:
-        self.config, self.model_path = config, model_path
+    def __init__(self, config: Config, model_path: str, ranks: Ranks | None = None) -> None:
+        self.config, self.model_path, self.ranks = config, model_path, ranks or Ranks()
         self.inverse_temperature = 1.0 / config.generator.temperature
         self.published_dtype = getattr(torch, config.trainer.policy.model.dtype)
         self.accelerator = Accelerator(
@@ -44,11 +44,12 @@ class Scorer:
             mixed_precision="bf16" if self.published_dtype == torch.bfloat16 else "no",
         )
         dtype, how = self.loading()
-        self.model = load_model(model_path, dtype, **how).to(self.device)
         # Not train(): dropout would put noise in every ratio, and there is no other difference.
-        self.model.eval()
+        self.model = load_model(model_path, dtype, **how).eval()
+        self.divide()
         load("skyrl_trainer.learner.cpu_linear:use_onednn")(self.model)
         check_architecture(self)
+        reshard(self.model)
         if self.device.type == "cuda":
             compile_layers(self.model)
         if config.trainer.gradient_checkpointing:
@@ -57,6 +58,12 @@ class Scorer:
     def loading(self) -> tuple[torch.dtype, dict[str, Any]]:
         """The weights' precision, and what else `from_pretrained` takes."""
         return torch.float32, {}
+
+    def divide(self) -> None:
+        """From the processor to where it computes."""
+        if self.ranks.size == 1:
+            self.model.to(self.device)
+        self.ranks.shard(self.model)
 
     @property
     def device(self) -> torch.device:
@@ -201,24 +208,19 @@ class Optimized:
 
 
 class Learner(Optimized, Scorer):
-    """ranks: the learners that it is one of, whose weights are sharded. total_optimizer_steps: of the whole run."""
+    """total_optimizer_steps: of the whole run."""
 
     lora: Any = None
     """Its options, where an adapter learns (learner/lora.py)."""
 
     def __init__(self, config: Config, model_path: str, total_optimizer_steps: int, ranks: Ranks | None = None) -> None:
-        super().__init__(config, model_path)
-        self.ranks = ranks or Ranks()
+        super().__init__(config, model_path, ranks)
         self.tokenizer = load_tokenizer(model_path)
-        self.divide()
         self.total_optimizer_steps = total_optimizer_steps
         self.parameters = list(self.trainable().values())
         self.make_optimizer([self.parameters], config.trainer.learning_rate, total_optimizer_steps)
         self.optimizer_steps = 0
         self._sender: Any = None
-
-    def divide(self) -> None:
-        self.ranks.shard(self.model)
 
     def trainable(self) -> dict[str, torch.nn.Parameter]:
         return {name: p for name, p in reshard(self.model).named_parameters() if p.requires_grad}
@@ -255,9 +257,7 @@ class Learner(Optimized, Scorer):
 
     def reference(self) -> Scorer:
         """The policy that the run started from, frozen."""
-        reference = Scorer(self.config, self.model_path)
-        self.ranks.shard(reference.model)
-        return reference
+        return Scorer(self.config, self.model_path, self.ranks)
 
     def save_pretrained(self, folder: Path) -> None:
         """Writes a Hugging Face folder, tokenizer included: never half a model, nor a broken one (UserError)."""

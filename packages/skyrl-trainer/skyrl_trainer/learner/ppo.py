@@ -140,9 +140,7 @@ class Critic(Optimized):
             body = lora.add_role(learner.model, "critic", learner.lora, config.trainer.seed)
             self.role = partial(lora.role, learner.model, "critic")
         elif kind == "model":
-            self.body = Scorer(config, learner.model_path)
-            self.body.model.to(learner.dtype)
-            learner.ranks.shard(self.body.model)
+            self.body = Scorer(config, learner.model_path, learner.ranks)
             body = dict(self.body.model.base_model.named_parameters())  # an untied output layer has no part
         hidden_size = learner.model.config.get_text_config().hidden_size
         self.head = torch.nn.Linear(hidden_size, 1, bias=True).to(learner.device, learner.dtype)

@@ -63,7 +63,7 @@ class Ranks:
         return value
 
     def shard(self, model: PreTrainedModel) -> None:
-        """Leaves each learner a part of every weight; a layer's are gathered while it computes."""
+        """Leaves each learner, on its GPU, a part of every weight; a layer's are gathered while it computes."""
         if self.size == 1:
             return
         names = model._no_split_modules or ()
