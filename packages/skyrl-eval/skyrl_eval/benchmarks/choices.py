@@ -19,11 +19,9 @@ WORDS = (
     "|Jawaban|Réponse|Resposta|Jibu|Idahun|Ìdáhùn|Idáhùn|Àmọ̀nà|Àdáhùn|Ànúgọ|Àṣàyàn"
 )
 """For "Answer", in the order in which simple-evals tries them."""
-MARKS = re.compile(r"\*\*|\}\$|\\?\$|\\math(?:rm|bf)\{|\\?\{|\\(?:text|boxed|\()")
-"""Markdown and LaTeX that simple-evals takes out of a reply to MMLU."""
 LETTERS = str.maketrans("أبجدঅবডঢＡＢＣＤ", "ABCD" * 3)
 LENIENT = re.compile(
-    r"(?:(?:(?i:\banswer)|答案)[\s*_]*(?:[:：]|is\b:?)(?:[\s*_$(\[{]|\\boxed|\\(?:text|math)\w*|\\\()*"
+    r"(?:(?:(?i:\banswer)|答案)[\s*_]*(?:[:：]|is\b:?)(?:[\s*_$(\[{]|\\boxed|\\(?:text|math)[a-z]*|\\\()*"
     r"|\\boxed\{(?:\\(?:text|math)\w*\{)?\(?)(?!I [a-z])([A-J]|[a-j](?=\W*$))(?![a-z])",
     re.MULTILINE,
 )
@@ -33,6 +31,7 @@ LENIENT = re.compile(
 class Choices(Benchmark):
     """The answer is a letter: what the first of the patterns that matches at all finds first."""
 
+    marks: ClassVar[str] = ""  # a pattern of what is taken out of a reply before
     patterns: ClassVar[tuple[str, ...]]
 
     def grade(self, item: Item, attempt: Attempt, context: Context) -> Verdict:
@@ -43,8 +42,9 @@ class Choices(Benchmark):
 
     def official_letter(self, text: str) -> str:
         """As the official script reads it; a small letter is none of the choices to it."""
+        text = re.sub(self.marks, "", text)
         found = (re.search(pattern, text) for pattern in self.patterns)
-        return next((match[1] for match in found if match), "")
+        return next((match[1].translate(LETTERS) for match in found if match), "")
 
 
 class FourChoices(Choices):
@@ -64,6 +64,7 @@ class MMLU(FourChoices):
     name = "mmlu"
     source = Source("cais/mmlu", "all/test-*.parquet", size=14042)
     notes = NOTES["mmlu"]
+    marks = r"\*\*|\}\$|\\?\$|\\math(?:rm|bf)\{|\\?\{|\\(?:text|boxed|\()"  # Markdown and LaTeX
     patterns = tuple(rf"(?i){word}\s*[:：ঃ][ \t]*([A-Dأ-دঅবডঢＡＢＣＤ])" for word in WORDS.split("|"))
 
     class Row(data.Row):
@@ -75,9 +76,6 @@ class MMLU(FourChoices):
     def item_of(self, row: Row) -> Item:
         item_id = data.content_id(row.subject, row.question, row.choices)
         return self.item(item_id, row.question, "ABCD"[row.answer], category=row.subject, choices=row.choices)
-
-    def official_letter(self, text: str) -> str:
-        return super().official_letter(MARKS.sub("", text)).translate(LETTERS)
 
 
 class GPQA(FourChoices):
@@ -110,7 +108,8 @@ class MMLUPro(Choices):
     name = "mmlu-pro"
     source = Source("TIGER-Lab/MMLU-Pro", "data/test-*.parquet", "data/validation-*.parquet", size=12032)
     prompts = ("mmlu_pro_system",)
-    patterns = (r"answer is \(?([A-J])", r".*[aA]nswer:\s*([A-J])", r"(?s).*\b([A-J])\b")
+    marks = r"\*\*"
+    patterns = (r"answer is \(?([A-J])", r"(?m)^.*[aA]nswer:\s*([A-J])", r"(?s)\A.*\b([A-J])\b")
     notes = NOTES["mmlu-pro"]
 
     class Row(data.Row):
