@@ -8,6 +8,7 @@ import random
 import re
 import subprocess
 import sys
+import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -177,6 +178,9 @@ LETTERS = [  # a reply, and what the official scripts read in it: of MMLU, GPQA 
     ("answer: none of these", "", "", ""),
     ("Answer: A then Answer: D on one line", "A", "A", "D"),
     ("Réponse : B", "B", "", "B"),
+    ("The answer is **(B)**. I checked each of the choices.", "", "", "B"),
+    ("So the answer is **B**, not C.", "", "", "B"),
+    ("**Answer:** B\nA is too small.", "B", "", "B"),
 ]
 
 
@@ -211,6 +215,28 @@ def test_leniency_reads_the_last_letter_however_it_is_written(reply: str, letter
     assert graded(items("gpqa")[0], reply, Context(lenient=True)).answer == letter
 
 
+@pytest.mark.parametrize("name", ["mmlu", "mmlu-pro", "gpqa", "math", "gsm8k"])
+@pytest.mark.parametrize("lenient", [False, True])
+@pytest.mark.parametrize("text", ["0", "x" * 79 + "\n", "Answer: ", "answer: \\text", "_", "\n", "\\boxed{", "#### "])
+def test_a_long_reply_takes_no_longer_than_its_length_to_read(name: str, lenient: bool, text: str) -> None:
+    """At 60,000 characters, what is done for each pair of them takes a minute and more; once for each, a moment."""
+    reply, start = f"answer: \\text{text * (60_000 // len(text))}!", time.process_time()
+    graded(items(name)[0], reply, Context(lenient=lenient))
+    assert time.process_time() - start < 10
+
+
+@pytest.mark.parametrize(
+    ("reply", "letter"),
+    [
+        ("Answer: C\nAnswer: D, no, answer: A\nAnswer: B", "C"),
+        ("No letter.\nanswer: none, answer: D, no, answer:\nA\nAnswer: B", "A"),
+        ("A\nB\nor C\nno: d", "C"),
+    ],
+)
+def test_mmlu_pros_letter_is_the_last_of_the_first_line_that_has_one(reply: str, letter: str) -> None:
+    assert graded(items("mmlu-pro")[0], reply).answer == letter
+
+
 def test_gpqa_shuffles_by_the_records_id_alone() -> None:
     everything, few = items("gpqa"), items("gpqa", ROWS["gpqa"][::-3])
     by_id = {item.item_id: item for item in everything}
@@ -242,9 +268,16 @@ def test_numbers_and_boxes() -> None:
     assert [number(text) for text in ("$1,200.", "-3.50", "7.00", " 42 ")] == ["1200", "-3.50", "7", "42"]
     assert boxed("a \\boxed{1} b \\boxed{\\frac{1}{2}} c") == "\\frac{1}{2}"
     assert boxed("\\fbox{1} \\boxed {5}") == "5" and boxed("\\boxed{1} \\fbox{2}") == "2"
-    assert boxed("\\boxed{\\{1, 2\\}}") == "\\{1, 2\\}"
+    assert boxed("\\boxed{\\{1, 2\\}}") == "\\{1, 2\\}" and boxed("\\boxed{\\left\\{1\\right.}") == "\\left\\{1\\right."
     assert boxed("\\boxed{1") == boxed("1") == boxed("\\boxed{}") == ""
     assert final("<think>a</think> b") == "b" and final("a <think> b") == "" and final(" a ") == "a"
+
+
+@pytest.mark.parametrize(
+    "held", ["a\\\\{b}", "{a}\\\\", "\\begin{pmatrix}1\\\\{2}\\end{pmatrix}", "\\{1\\\\\\{2\\}\\}"]
+)
+def test_a_brace_after_a_row_break_counts_as_a_brace(held: str) -> None:
+    assert boxed(f"So \\boxed{{{held}}}, that is {{it}}.") == held
 
 
 def pairs() -> list[tuple[str, str, bool]]:
