@@ -41,6 +41,7 @@ def first(times: int, *faults: Callable[[], Raw]) -> Callable[[int, str, dict[st
 Fault = Callable[[int, str, dict[str, Any]], Raw]
 """Of the number of the try, the right answer, and the request."""
 CACHED = {"prompt_tokens": 11, "completion_tokens": 5, "prompt_tokens_details": {"cached_tokens": math.inf}}
+OUT_OF_TOKENS = "Could not finish the message because max_tokens or model output limit was reached. Please try again."
 ENDPOINT: dict[str, tuple[Fault, str, str]] = {
     "rate limit, more often than there are tries": (first(9, lambda: no(429, "slow", "0")), "done", ""),
     "rate limit in decimals": (first(2, lambda: no(429, "slow", "0.2")), "done", ""),
@@ -69,6 +70,11 @@ ENDPOINT: dict[str, tuple[Fault, str, str]] = {
     "only thoughts": (lambda n, r, q: said(None, reasoning_content="Hm."), "reasoning_only", ""),
     "nothing": (lambda n, r, q: said(""), "empty", ""),
     "cut off": (lambda n, r, q: said("It is", "length"), "length", ""),
+    "cut off in its thoughts": (
+        lambda n, r, q: no(400, OUT_OF_TOKENS) if "max_completion_tokens" in q else said(r),
+        "length",
+        "",
+    ),
     "aborted": (lambda n, r, q: said("It is", "abort"), "error", "ended the answer: abort"),
     "little room": (
         lambda n, r, q: no(400, "16384 is more than the context") if "max_completion_tokens" in q else said(r),
@@ -106,7 +112,7 @@ def test_an_endpoint_with_every_fault_at_once(tmp_path: Path, capsys: pytest.Cap
     stops = Counter(stop for _, stop, _ in ENDPOINT.values())
     assert results["stops"] == dict(sorted(stops.items()))
     assert results["counts"]["correct"] == stops["done"] and results["counts"]["ungraded"] == stops["error"]
-    assert results["cost"] is None and results["uncounted"] == 3
+    assert results["cost"] is None and results["uncounted"] == 4
     assert "1 tries ended in content filter." in results["notes"]
     out = capsys.readouterr().out
     assert f"of {len(ENDPOINT)} tries {stops['error']} ungraded, counted as not correct; the first: The attempt" in out
@@ -339,6 +345,55 @@ def test_a_server_with_little_context_is_asked_for_what_fits(card: dict[str, Any
     with served(reply, card) as (url, asked):
         assert run(tmp_path / "run", url, data) == 0
     assert len([request for request in asked if "messages" in request]) == (1 + 6 if card else 1 + 12)
+
+
+def test_a_model_that_thinks_longer_than_the_first_questions_limit_is_asked_all_the_same(tmp_path: Path) -> None:
+    data = write(tmp_path / "sums.jsonl", sums(6))
+
+    def reply(request: dict[str, Any]) -> Raw:
+        if "max_tokens" in request:
+            return no(400, "Unsupported parameter: 'max_tokens' is not supported with this model.")
+        return answer_sums(request) if request["max_completion_tokens"] > 64 else no(400, OUT_OF_TOKENS)
+
+    with served(reply) as (url, asked):
+        assert run(tmp_path / "run", url, data) == 0
+    assert sum("messages" in request for request in asked) == 1 + 6
+
+
+@pytest.mark.parametrize(
+    ("known", "reason"), [("max_completion_tokens", "Region not served."), ("max_tokens", "Not today.")]
+)
+def test_why_an_endpoint_cannot_be_asked_is_what_it_says_of_the_model(
+    known: str, reason: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Not that it calls the limit of an answer by another name."""
+    other = {"max_completion_tokens": "max_tokens", "max_tokens": "max_completion_tokens"}[known]
+
+    def reply(request: dict[str, Any]) -> Raw:
+        return no(400, f"Unsupported parameter: '{other}'. Use '{known}'." if other in request else reason)
+
+    with served(reply) as (url, _):
+        assert run(tmp_path / "run", url, write(tmp_path / "sums.jsonl", sums(3)), "--temperature=1") == NO_FIGURE
+    assert f"--base-url {url}, --model m: HTTP 400: {reason}" in capsys.readouterr().err
+
+
+def test_an_odd_turn_before_the_last_does_not_name_the_attempt(tmp_path: Path) -> None:
+    corpus = write(tmp_path / "corpus.jsonl", [{"url": "https://made.up/g", "title": "Glorp", "text": "Seven legs."}])
+    search = '<tool_call>{"tool": "search", "args": {"query": "legs"}}</tool_call>'
+
+    def reply(request: dict[str, Any]) -> Raw:
+        asked = "q0" if "Q0" in str(request["messages"]) else "q1"
+        if all(message["role"] != "assistant" for message in request["messages"]):
+            return said(search, "tool_calls" if asked == "q0" else "stop")
+        return said("Answer: 7", "stop" if asked == "q0" else "content_filter")
+
+    data = write(tmp_path / "hle.jsonl", hle(2))
+    with served(reply) as (url, _), served(lambda r: said(match("yes"))) as (judge, _):
+        assert hle_run(tmp_path / "run", url, judge, data, f"--tools={corpus}") == 0
+    found = {line["item_id"]: (line["stop"], line["steps"]) for line in lines(tmp_path / "run" / "attempts.jsonl")}
+    assert found == {"q0": ("done", 2), "q1": ("content_filter", 2)}
+    notes = json.loads((tmp_path / "run" / "results.json").read_text())["notes"]
+    assert [note for note in notes if "ended in" in note] == ["1 tries ended in content filter."]
 
 
 def test_fewer_tries_at_more_items_count_these_tries_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -67,6 +67,29 @@ def test_native_tool_calls_go_through_the_loop_like_ours(tmp_path: Path) -> None
     assert json.loads((tmp_path / "run" / "manifest.json").read_text())["config"]["native_tools"] is True
 
 
+def test_thoughts_before_native_tool_calls_go_back_with_them_and_are_shown_nowhere(tmp_path: Path) -> None:
+    """DeepSeek's API refuses a conversation in thinking mode whose calls have lost theirs."""
+    corpus = write(tmp_path / "corpus.jsonl", [{"url": "https://made.up/g", "title": "Glorp", "text": "Seven legs."}])
+    calls = [call("a", "search", '{"query": "legs"}')]
+    script = [
+        said("", "tool_calls", reasoning_content="I should search.", tool_calls=calls),
+        said("Answer: 7\nConfidence: 70%", reasoning_content="Seven, then."),
+    ]
+
+    def model(request: dict[str, Any]) -> Raw:
+        turns = [message for message in request["messages"] if message["role"] == "assistant"]
+        if any(turn.get("reasoning_content") != "I should search." for turn in turns):
+            return no(400, "The `reasoning_content` in the thinking mode must be passed back to the API.")
+        return script[len(turns)]
+
+    data, words = write(tmp_path / "hle.jsonl", ROWS["hle"][:1]), [f"--tools={corpus}", "--native-tools"]
+    with served(model) as (url, _), served(lambda request: (200, match("yes", 70))) as (judge, _):
+        assert run(tmp_path / "run", url, data, *words, f"--judge-url={judge}", "--judge-model=j", bench="hle") == 0
+    (made,) = lines(tmp_path / "run" / "attempts.jsonl")
+    assert (made["stop"], made["steps"], made["tool_calls"]) == ("done", 2, 1)
+    assert "I should search." not in "".join(path.read_text() for path in (tmp_path / "run").glob("*.*"))
+
+
 def test_a_server_without_a_tool_parser_is_found_before_any_question(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -99,6 +99,10 @@ def test_an_episode_becomes_an_attempt() -> None:
     assert [message["content"] for message in found.messages] == ["?", "look", "found", "think", "more", "#### 9"]
     third.info["submission"] = "diff"
     assert attempt_of(played, item, 0).answer == "diff"
+    played.stop_reason, played.metrics = StopReason.TERMINATED, {"ended/1/tool_calls": 1, "ended/0/refusal": 1}
+    assert attempt_of(played, item, 0).stop == "done"
+    played.metrics["ended/2/empty"] = 1
+    assert attempt_of(played, item, 0).stop == "empty"
     empty = attempt_of(Trajectory("t", sample, 0, 0, [], StopReason.ENGINE_ERROR, error="It died."), item, 0)
     assert (empty.stop, empty.answer, empty.error) == ("error", "", "It died.")
 

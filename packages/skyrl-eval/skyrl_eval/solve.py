@@ -61,19 +61,19 @@ def solve(
 def attempt_of(trajectory: Trajectory, item: Item, number: int) -> Attempt:
     """The attempt that an episode was. Its answer is the env's last `submission`, or else the last message."""
     turns = trajectory.turns
-    submission = next((t.info["submission"] for t in reversed(turns) if "submission" in t.info), None)
+    said = turns[-1].action if turns else ""
+    answer = next((t.info["submission"] for t in reversed(turns) if "submission" in t.info), said)
     stop = STOPS[trajectory.stop_reason] if turns else "error"  # also where nobody spoke
-    odd = [name.removeprefix("ended/") for name in trajectory.metrics if name.startswith("ended/")]  # no plain answer
+    last = f"ended/{len(turns) - 1}/"  # no plain answer
+    odd = [name.removeprefix(last) for name in trajectory.metrics if name.startswith(last)]
     calls = [call for turn in turns for call in turn.tool_calls if call.get("tool")]
     messages = list(trajectory.prompt)
     for turn in turns:
         messages.append({"role": "assistant", "content": turn.action})
         messages += [{"role": "user", "content": turn.observation}] if turn.observation else []
     return Attempt(
-        item.bench,
-        item.item_id,
-        number,
-        answer=submission if submission is not None else turns[-1].action if turns else "",
+        *item.key(number),
+        answer,
         stop=odd[-1] if odd and stop == "done" else stop,
         error=trajectory.error,
         steps=len(turns),
@@ -94,11 +94,9 @@ def _tokens(trajectory: Trajectory) -> dict[str, Any]:
         return dict.fromkeys(names[:2])
     if "prompt_tokens" in counted:
         return counted
-    read = written = 0
-    for segment in trajectory.segments():
-        context = 0
-        for turn in segment:
-            read += context + len(turn.prompt_ids)
-            written += len(turn.output_ids)
-            context += len(turn.prompt_ids) + len(turn.output_ids)
-    return {"prompt_tokens": read, "completion_tokens": written} | counted
+    read = context = 0
+    for turn in trajectory.turns:
+        context = len(turn.prompt_ids) + (0 if turn.new_segment else context)
+        read += context
+        context += len(turn.output_ids)
+    return {"prompt_tokens": read, "completion_tokens": trajectory.num_output_tokens} | counted

@@ -23,6 +23,8 @@ MOST_FAILURES = 8
 UNBOUNDED, FAILED = 1 << 24, ("abort", "error")
 TOO_LONG = re.compile(r"context|token|length|too long", re.IGNORECASE)
 """In a refusal's reason: prompt and answer are more than its context."""
+# OpenAI's refusal, where thoughts have used up the limit of an answer.
+CUT_OFF = "Could not finish the message"
 HELLO = [{"role": "user", "content": "Hello."}]
 
 
@@ -60,16 +62,17 @@ class EndpointClient:
 
     async def generate(self, request: GenerationRequest) -> GenerationOutput:
         """UserError once nobody answers any more. Usage has "uncounted" where the endpoint tells no tokens, and
-        "ended/refusal" and the like for what is no plain answer."""
+        "ended/0/refusal" and the like for what is no plain answer in turn 0."""
         said = self.conversations.get(request.request_id.rpartition("#")[0])
         try:
             ids, finish, usage = await (self._tokens(request) if said is None else self._message(request, said))
+            reason = f"the endpoint ended the answer: {finish}"
         except Refused as error:
-            return _failed(request, str(error))
+            finish, reason = "error", str(error)
         except (ValueError, LookupError, TypeError, AttributeError) as error:
-            return _failed(request, f"not an answer of OpenAI's API: {error!r}")
+            finish, reason = "error", f"not an answer of OpenAI's API: {error!r}"
         if finish in FAILED:
-            return _failed(request, f"the endpoint ended the answer: {finish}")
+            return GenerationOutput(request.request_id, [], [], [], "error", reason)
         finish = "length" if finish == "length" else "stop"
         return GenerationOutput(request.request_id, ids, [0.0] * len(ids), [0] * len(ids), finish, usage=usage)
 
@@ -86,6 +89,7 @@ class EndpointClient:
 
     async def _message(self, request: GenerationRequest, said: Any) -> tuple[list[int], str, dict[str, int]]:
         endpoint, most = self._endpoint, request.options.max_tokens
+        turn = request.request_id.rpartition("#")[2]
         body = {"messages": said.messages(request.prompt_ids), "temperature": request.options.temperature}
         if endpoint.seeded and request.seed is not None:
             body["seed"] = request.seed
@@ -98,19 +102,21 @@ class EndpointClient:
                 answer = await self._reply("/chat/completions", body | limit, request)
                 break
             except Refused as error:
-                if error.status not in (400, 413, 422) or not TOO_LONG.search(error.reason):
+                if CUT_OFF in error.reason:
+                    return [said.add("assistant", "")], "length", {"uncounted": 1}
+                too_long = error.status in (400, 413, 422) and TOO_LONG.search(error.reason)
+                if not too_long or (turn == "0" and not limit):
                     raise
-                refused = error
         else:
-            if all(each["role"] != "assistant" for each in body["messages"]):
-                raise refused
             return [said.add("assistant", "")], "length", {}  # it has outgrown the context
         choice = answer["choices"][0]
         message, finish = choice["message"], choice.get("finish_reason") or "stop"
         text, usage = text_of(message.get("content")), usage_of(answer, {})
-        calls = {"tool_calls": message["tool_calls"]} if said.tools and message.get("tool_calls") else {}
+        # DeepSeek takes calls back with the thoughts before them only.
+        kept = ("tool_calls", "reasoning_content") if said.tools and message.get("tool_calls") else ()
+        calls = {name: message[name] for name in kept if message.get(name) is not None}
         if not calls and (odd := _oddity(message, finish, text)):
-            usage[f"ended/{odd}"] = 1
+            usage[f"ended/{turn}/{odd}"] = 1
         number = said.add("assistant", text or message.get("refusal") or "", **calls)
         said.decode([number])  # raises now what calls of another form raise
         return [number] if finish == "length" else [number, *said.stop_token_ids], finish, usage
@@ -156,8 +162,8 @@ class EndpointClient:
 
 
 def usage_of(answer: dict[str, Any], known: dict[str, int]) -> dict[str, int]:
-    counts = answer.get("usage") or {}
-    found: dict[str, Any] = {name: counts.get(name, known.get(name)) for name in ("prompt_tokens", "completion_tokens")}
+    counts = known | (answer.get("usage") or {})
+    found: dict[str, Any] = {name: counts.get(name) for name in ("prompt_tokens", "completion_tokens")}
     if not all(type(count) is int and count >= 0 for count in found.values()):
         return {"uncounted": 1}
     cached = (counts.get("prompt_tokens_details") or {}).get("cached_tokens")
@@ -182,10 +188,6 @@ def _oddity(message: dict[str, Any], finish: str, text: str) -> str:
     return "" if text.strip() or finish == "length" else "reasoning_only" if thought else "empty"
 
 
-def _failed(request: GenerationRequest, reason: str) -> GenerationOutput:
-    return GenerationOutput(request.request_id, [], [], [], "error", reason)
-
-
 async def probe(endpoint: Endpoint, messages: bool, temperature: float) -> Endpoint:
     """How the endpoint can be asked; UserError where it cannot. messages: do not ask for token ids."""
     async with endpoint.connect() as http:
@@ -204,18 +206,22 @@ async def probe(endpoint: Endpoint, messages: bool, temperature: float) -> Endpo
         except (Refused, LookupError, TypeError):
             pass  # no token ids
         hello = endpoint.request | {"model": model, "messages": HELLO, "temperature": temperature}
-        reason = "its answers are not those of OpenAI's API"
+        reason = ""
         seeds = [{"seed": 0}, {}] if temperature else [{}]
         for seed, limit in product(seeds, ("max_completion_tokens", "max_tokens")):
+            asked = replace(found, limit=limit, seeded=bool(seed))
             try:
-                body = hello | seed | {limit: 16}
-                answer = await http.ask("POST", "/chat/completions", body, FIRST_SECONDS, tries=2)
+                answer = await http.ask("POST", "/chat/completions", hello | seed | {limit: 16}, FIRST_SECONDS, tries=2)
                 if isinstance(answer, dict) and answer.get("choices"):
-                    return replace(found, limit=limit, seeded=bool(seed))
+                    return asked
             except Refused as error:
-                reason = str(error)
+                if CUT_OFF in error.reason:
+                    return asked
+                if not reason or limit not in error.reason:  # not of its name
+                    reason = str(error)
                 if not error.status:
                     break
+    reason = reason or "its answers are not those of OpenAI's API"
     raise UserError(f"--base-url {endpoint.url}, --model {model}: {reason}.")
 
 
