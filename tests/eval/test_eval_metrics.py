@@ -103,6 +103,15 @@ def test_compare_is_paired_and_mcnemar_exact() -> None:
     assert metrics.compare({}, {}) | {"p": 1.0} == metrics.compare({}, a)
 
 
+def test_mcnemars_p_is_of_yes_and_no_alone() -> None:
+    """An F1 that rose by a third is not an item that was won."""
+    before, after = {f"q{i}": i % 2 / 2 for i in range(8)}, {f"q{i}": i % 2 / 2 + 0.25 for i in range(8)}
+    found = metrics.compare(before, after)
+    assert (found["better"], found["worse"], found["p"]) == (8, 0, None) and found["difference"] == 0.25
+    assert metrics.compare({"q0": 0, "q1": 1}, {"q0": 1, "q1": 2 / 3})["p"] is None
+    assert metrics.compare({"q0": 0, "q1": 1}, {"q0": 1, "q1": 1})["p"] == 1
+
+
 def test_summary_of_a_run_with_everything_that_can_happen() -> None:
     items = [Item("b", name, "", meta={"category": name[0]}) for name in ("x1", "x2", "y1")]
     attempts = [Attempt("b", name, s, "", "done", prompt_tokens=100, completion_tokens=10, steps=2) for name, s in KEYS]

@@ -197,6 +197,10 @@ def test_two_runs_are_compared_in_words_and_on_the_page(tmp_path: Path) -> None:
     assert found["items"] == 60 and found["difference"] > 0 and found["changed"]["model"] == ["made-up-7b", "better"]
     assert 0 < found["p"] < 0.05 and "McNemar" in said
     assert page_data(write_report(b))["comparison"] is None
+    verdicts = [json.loads(line) for line in (b / "verdicts.jsonl").read_text().splitlines()]
+    verdicts[0]["score"], fractions = 0.5, shutil.copytree(b, tmp_path / "fractions")
+    (fractions / "verdicts.jsonl").write_text("".join(json.dumps(line) + "\n" for line in verdicts))
+    assert "McNemar" not in compare(a, fractions) and page_data(fractions / PAGE)["comparison"]["p"] is None
     thrice = made_run(tmp_path / "thrice", 60, 3)
     assert "McNemar" not in compare(a, thrice) and page_data(thrice / PAGE)["comparison"]["p"] is None
     with pytest.raises(UserError, match="differ in data_sha256"):

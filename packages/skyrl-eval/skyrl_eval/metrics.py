@@ -75,10 +75,9 @@ def calibration(verdicts: Sequence[Verdict]) -> dict[str, Any]:
     tenths: dict[int, list[tuple[float, float]]] = defaultdict(list)
     for pair in judged:
         tenths[min(int(pair[0] * 10), 9)].append(pair)
-    curve = [[*np.mean(tenths[tenth], axis=0).round(6).tolist(), len(tenths[tenth])] for tenth in sorted(tenths)]
-    official = calibration_error(confidences, correct, official=True)
-    found = {"all_bins": calibration_error(confidences, correct), "official": official}
-    return found | {"judged": len(judged), "curve": curve}
+    curve = [[*np.mean(part, axis=0).round(6).tolist(), len(part)] for _, part in sorted(tenths.items())]
+    found = {"all_bins": calibration_error(confidences, correct), "judged": len(judged), "curve": curve}
+    return found | {"official": calibration_error(confidences, correct, official=True)}
 
 
 def read_prices(path: Path) -> Prices:
@@ -192,4 +191,4 @@ def compare(a: Mapping[str, float], b: Mapping[str, float]) -> dict[str, Any]:
     difference = float(gaps.mean()) if common else None
     interval = None if error is None or difference is None else [difference - Z * error, difference + Z * error]
     found = {"items": len(common), "difference": difference, "interval": interval}
-    return found | {"better": better, "worse": worse, "p": min(1.0, 2 * tail)}
+    return found | {"better": better, "worse": worse, "p": min(1.0, 2 * tail) if {*gaps} <= {-1, 0, 1} else None}
