@@ -117,8 +117,7 @@ class Judge:
         wishes: dict[str, Any] = {}
         if schema:  # HLE's: other judges think longer
             form = {"name": schema.__name__, "schema": schema.model_json_schema(), "strict": True}
-            wishes["max_completion_tokens"] = 4096
-            wishes["response_format"] = {"type": "json_schema", "json_schema": form}
+            wishes = {"max_completion_tokens": 4096, "response_format": {"type": "json_schema", "json_schema": form}}
         try:
             try:
                 answer = asyncio.run(self._post(request | wishes))

@@ -31,7 +31,7 @@ LENIENT = re.compile(
 class Choices(Benchmark):
     """The answer is a letter: what the first of the patterns that matches at all finds first."""
 
-    marks: ClassVar[str] = ""  # a pattern of what is taken out of a reply before
+    marks: ClassVar[str] = ""  # taken from a reply first
     patterns: ClassVar[tuple[str, ...]]
 
     def grade(self, item: Item, attempt: Attempt, context: Context) -> Verdict:

@@ -12,16 +12,16 @@ from skyrl_eval.types import Attempt, Item, Source, Verdict
 from skyrl_gym.answers import verified
 
 BOX = re.compile(r"\\f?box(?:ed)?\s*\{")
-BRACE = re.compile(r"\\.|[{}]")  # or what a backslash has taken out of the balance: \{, and all of \\
 
 
 def boxed(text: str) -> str:
     r"""What the last \boxed{} or \fbox{} holds, its braces in balance; "" where there is none, or it is not closed."""
-    begin, depth = max((box.end() for box in BOX.finditer(text)), default=len(text)), 1
-    for found in BRACE.finditer(text, begin):
+    held, depth = text[max((box.end() for box in BOX.finditer(text)), default=len(text)) :], 1
+    # A backslash takes what follows out of the balance; in a row break it is the other backslash.
+    for found in re.finditer(r"\\.|[{}]", held):
         depth += {"{": 1, "}": -1}.get(found[0], 0)
         if depth == 0:
-            return text[begin : found.start()].strip()
+            return held[: found.start()].strip()
     return ""
 
 
