@@ -1,12 +1,7 @@
 """skyrl/harbor-v0: tasks in Harbor's folders, in the namespace sandbox, with the tools bash and submit.
 
-    TASKS/NAME/instruction.md     what is asked
-    TASKS/NAME/environment/       what lies in the working directory; its Dockerfile's WORKDIR says which, or /app
-    TASKS/NAME/tests/test.sh      writes the reward to /logs/verifier/reward.txt, or as "reward" to reward.json
-    TASKS/NAME/solution/solve.sh  the expert's commands, if there are any
-
-No image is built: this machine's programs stand for it. The reward, with `submit` or at the step limit, is what the
-tests write; they run without network, when nothing that the agent has started runs any more.
+What of a folder stands for what: docs/environments/task_sets.md. No image is built: this machine's programs stand for
+it. The tests run without network, when nothing that the agent has started runs any more.
 """
 
 import json
