@@ -194,6 +194,7 @@ REFUSALS: list[tuple[dict[str, Any], str]] = [
     ({"generator__num_generations": 4}, r"has 2 tries, but generator\.num_generations is 4"),
     ({"trainer__policy__model__path": "tiny"}, r"other tokens than a tiny policy"),
     ({"generator__temperature": 1.0}, r"generator\.temperature=0\.8, not 1"),
+    ({"generator__top_p": 0.9}, r"generator\.top_p=1, not 0\.9"),
 ]
 
 

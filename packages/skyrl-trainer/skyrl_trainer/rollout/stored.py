@@ -86,12 +86,16 @@ class StoredRollouts:
                 raise _unfit(self.samples[0].sample_id, f"has tokens of another tokenizer: {wanted}")
 
     def _load(self, store: JsonlTrajectoryStore, config: Config) -> None:
-        folder, wanted, now = store.path(0).parent, self._size, config.generator.temperature
+        folder, wanted = store.path(0).parent, self._size
         if folder.resolve() == (config.run_path / "trajectories").resolve():
             raise _unfit(folder, "is this run's own folder: give another trainer.run_dir")
         recipe = folder.parent / "config.yaml"
-        if recipe.is_file() and (then := load_config(str(recipe), []).generator.temperature) != now:
-            raise _unfit(folder, f"was sampled at generator.temperature={then:g}, not {now:g}: set it so")
+        now = config.generator
+        then = load_config(str(recipe), []).generator if recipe.is_file() else now
+        for name in ("temperature", "top_p"):
+            before, here = getattr(then, name), getattr(now, name)
+            if before != here:
+                raise _unfit(folder, f"was sampled at generator.{name}={before:g}, not {here:g}: set it so")
         for step in store.steps():
             for number, group in enumerate(store.read(step).groups):
                 name = f"{store.path(step)}#{number}"
