@@ -126,21 +126,20 @@ def for_template(message: Json) -> Json:
 def check(request: Chat) -> None:
     """Refuses what no policy of text can be asked, before its chat template sees it."""
     for number, message in enumerate(request.messages):
+        where = f"messages.{number}"
         content = message.get("content")
         parts = content if isinstance(content, list) else [{"type": "text", "text": content or ""}]
         for part in parts:
             kind = part.get("type") if isinstance(part, dict) else type(part).__name__
             if kind != "text" or not isinstance(part.get("text"), str):
-                raise Refusal(
-                    400, f"messages.{number}: a part of type {kind!r} cannot be shown to this policy, only text."
-                )
+                raise Refusal(400, f"{where}: a part of type {kind!r} cannot be shown to this policy, only text.")
         if (role := message.get("role")) not in ROLES:
-            raise Refusal(400, f"messages.{number} has the role {role!r:.40}, expected one of {', '.join(ROLES)}.")
+            raise Refusal(400, f"{where} has the role {role!r:.40}, expected one of {', '.join(ROLES)}.")
         try:
             for_template(message)
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             what = "its tool_calls are not OpenAI's, which have arguments as a JSON text"
-            raise Refusal(400, f"messages.{number}: {what} ({error!r}).") from error
+            raise Refusal(400, f"{where}: {what} ({error!r}).") from error
     if request.messages[-1]["role"] == "assistant":
         raise Refusal(400, "The last message is the assistant's: end with a user's or a tool's, which it answers.")
     for number, tool in enumerate(request.tools or ()):

@@ -33,10 +33,8 @@ class Rounds:
 
     def _leave_if_complete(self) -> None:
         if self._waiting and len(self._waiting) == self._living:
-            round_ = [self._waiting[order] for order in sorted(self._waiting)]
+            requests, futures = zip(*[self._waiting[order] for order in sorted(self._waiting)], strict=True)
             self._waiting = {}
-            requests = [request for request, _ in round_]
-            futures = [future for _, future in round_]
-            task = asyncio.create_task(settle(futures, self._client.generate_round(requests)))
+            task = asyncio.create_task(settle(list(futures), self._client.generate_round(list(requests))))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
