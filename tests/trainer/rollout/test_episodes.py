@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from skyrl_trainer.agent.prompt import ChatPrompt
 from skyrl_trainer.errors import EngineDied, UserError
 from skyrl_trainer.rollout.env_client import MAX_BATCH, Coalescer, EnvClient
+from skyrl_trainer.rollout.env_worker import EnvReply
 from skyrl_trainer.rollout.rollout_worker import Episodes
 from skyrl_trainer.settings import GeneratorConfig
 from skyrl_trainer.types import GenerationOutput, GenerationRequest, Sample, SamplingOptions, StopReason, Trajectory
@@ -220,6 +221,33 @@ def test_stop_reasons(options: dict[str, Any], limits: dict[str, Any], reason: s
         assert sum(len(turn.observation) for turn in trajectory.turns) < 2**21, "what is recorded is bounded"
         if options.get("raise_at") == 2:
             assert len(trajectory.turns) == 2 and "no such move" in str(trajectory.error)
+
+
+class Asking(FakeEnvWorker):
+    """Each of its infos has the `request` of the sample's options."""
+
+    def _answer(self, key: str) -> EnvReply:
+        request = self.envs[key][0]["request"]
+        reply = super()._answer(key)
+        reply.info["request"] = request
+        return reply
+
+
+def test_an_env_may_report_a_request_of_its_own() -> None:
+    options = [{"turns": 2, "request": request} for request in ("GET /messages", ["messages"], {"n": 1}, None, 3)]
+    for trajectory in asyncio.run(play(shells(options), FakeEngineClient(), [Asking()])):
+        assert not trajectory.stop_reason.failed and len(trajectory.turns) == 2, trajectory.error
+
+
+def test_only_a_budget_of_the_run_cuts_an_answer_and_not_a_limit_that_its_agent_asks_for() -> None:
+    asked = [{"messages": [{"role": "user", "content": "yes or no?"}], "max_tokens": most} for most in (1, 8)]
+    options = [{"turns": 1, "request": request} for request in asked for _ in range(20)]
+    done = asyncio.run(play(shells(options), FakeEngineClient(), [Asking()]))
+    assert any(trajectory.turns[-1].output_ids[-1] not in PROMPT.stop_token_ids for trajectory in done[:20])
+    assert {trajectory.stop_reason for trajectory in done[:20]} == {StopReason.TERMINATED}
+    ends = [trajectory.turns[-1].output_ids[-1] in PROMPT.stop_token_ids for trajectory in done[20:]]
+    expected = [StopReason.TERMINATED if end else StopReason.LENGTH for end in ends]
+    assert [trajectory.stop_reason for trajectory in done[20:]] == expected and StopReason.LENGTH in expected
 
 
 def test_an_answer_without_a_token_is_the_engines_failure_and_not_the_envs() -> None:

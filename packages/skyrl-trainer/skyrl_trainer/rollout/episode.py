@@ -123,12 +123,11 @@ class Episode:
             reply = await self._act(turn, memory.said(turn), reset_seconds if number == 0 else 0.0)
             if reply.error is not None:
                 return self.stop(StopReason.ENV_ERROR, reply.error)
-            cut = not (memory.at_stop or turn.output_ids[-1] in self.settings.sampling.stop_token_ids)
-            if reply.terminated or reply.truncated:
-                over = StopReason.TERMINATED if reply.terminated else StopReason.TRUNCATED
-                return self.stop(StopReason.LENGTH if cut else over)
-            if number + 1 == self.settings.max_turns:
-                return self.stop(StopReason.LENGTH if cut else StopReason.MAX_TURNS)
+            own = len(turn.output_ids) == (memory.most or 0) < self.settings.sampling.max_tokens  # its agent's
+            cut = not (own or memory.at_stop or turn.output_ids[-1] in self.settings.sampling.stop_token_ids)
+            if reply.terminated or reply.truncated or number + 1 == self.settings.max_turns:
+                over = StopReason.TRUNCATED if reply.truncated else StopReason.MAX_TURNS
+                return self.stop(StopReason.LENGTH if cut else StopReason.TERMINATED if reply.terminated else over)
             if self._is_full(reply.observation):
                 return self.stop(StopReason.LENGTH)
             new_ids, new_segment = memory.advance(self.trajectory.turns)
@@ -144,11 +143,11 @@ class Episode:
         self.trajectory.prompt = first_messages(instructions, reply.observation)
         if self._is_full(instructions + reply.observation):
             return Memory(self.prompt, self.settings.agent, [0] * self.settings.max_model_len)
-        if "messages" in (reply.info.get("request") or ()):
+        if isinstance(request := reply.info.get("request"), dict) and "messages" in request:
             from skyrl_trainer.agent.conversation import Conversation
 
-            self.trajectory.tools = reply.info["request"].get("tools")
-            return Conversation(self.prompt, reply.info["request"])
+            self.trajectory.tools = request.get("tools")
+            return Conversation(self.prompt, request)
         self.trajectory.tools = tools
         return Memory(self.prompt, self.settings.agent, self.prompt.first(instructions, reply.observation, tools))
 
@@ -179,8 +178,7 @@ class Episode:
         """One turn of the policy; None when the engine refused the request."""
         self.doing = f"waiting for the tokens of turn {number}"
         trajectory, sampling = self.trajectory, self.settings.sampling
-        room = self.settings.max_model_len - len(memory.context)
-        room = min(room, memory.most or room)
+        room = min(memory.most or sampling.max_tokens, self.settings.max_model_len - len(memory.context))
         if self.settings.agent.max_episode_tokens is not None:
             room = min(room, self.settings.agent.max_episode_tokens - trajectory.num_output_tokens)
         if room < sampling.max_tokens:
