@@ -206,7 +206,7 @@ class Trajectory:
 
     def by_time(self) -> list[int]:
         """The places of the turns in the order in which they were sampled: an agent's stand segment by segment."""
-        calls = [turn.info.get("call", math.inf) for turn in self.turns]  # the last has none
+        calls = [turn.info.get("skyrl/call", math.inf) for turn in self.turns]  # a failed one has none
         return sorted(range(len(calls)), key=calls.__getitem__)
 
     def segments(self) -> list[list[Turn]]:

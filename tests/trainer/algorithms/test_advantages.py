@@ -180,7 +180,7 @@ def test_an_agents_turns_count_in_the_order_of_their_sampling() -> None:
     (forked,) = batch.trajectories
     straight = batch_of([[[1.0, 0.5, -2.0]]])
     turns = forked.turns = [replace(turn, info={}) for turn in forked.turns]
-    turns[0].info["call"], turns[1].info["call"] = 1, 0
+    turns[0].info["skyrl/call"], turns[1].info["skyrl/call"] = 1, 0
     values = torch.tensor([0.3, -0.1, 0.7, 0.2, -0.4, 0.6, 9.0], dtype=torch.float64)
     in_time = values[[2, 3, 0, 1, 4, 5, 6]]
     for name, algorithm in (("gae", options_of_ppo(gamma=0.9, gae_lambda=0.8)), ("reinforce++", options(gamma=0.9))):
@@ -189,6 +189,15 @@ def test_an_agents_turns_count_in_the_order_of_their_sampling() -> None:
             found = estimator(name)(batch, algorithm, [values]).advantages[0]
             expected = estimator(name)(straight, algorithm, [in_time]).advantages[0]
             assert found[3:6] + found[:3] + found[6:] == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("calls", [[2, 1, 0], [{"tool": "search"}, {"tool": "answer"}, None], ["b", "a", 1]])
+def test_an_env_may_report_a_call_of_its_own(calls: list[Any]) -> None:
+    batch, plain = batch_of([[[0.5, 1.0, -2.0]]]), batch_of([[[0.5, 1.0, -2.0]]])
+    own = batch.trajectories[0]
+    own.turns = [replace(turn, info={"call": call}) for turn, call in zip(own.turns, calls, strict=True)]
+    found, expected = (estimator("reinforce++")(each, options(gamma=0.9)).advantages for each in (batch, plain))
+    assert found == expected and own.by_time() == [0, 1, 2]
 
 
 def options_of_ppo(**changes: Any) -> Any:

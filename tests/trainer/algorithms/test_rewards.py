@@ -94,7 +94,7 @@ def test_a_reward_function_gets_what_trl_gives_and_is_asked_once() -> None:
 def test_a_conversation_is_told_in_the_order_of_its_turns() -> None:
     """An agent's stand segment by segment in the record."""
     trajectory = tried(1, (2, 3, 1))
-    trajectory.turns[0].info["call"], trajectory.turns[1].info["call"] = 1, 0
+    trajectory.turns[0].info["skyrl/call"], trajectory.turns[1].info["skyrl/call"] = 1, 0
     said = [message["content"] for message in rewards.completion(trajectory)]
     assert said == ["try 1", "no", "try 0", "no", "try 2"]
 

@@ -18,7 +18,7 @@ A, B = "player_0", "player_1"
 def turn(call: int | None, role: str, a: float, b: float, new_segment: bool = False) -> Turn:
     """It reads one token and says two; a and b: what the roles get by it. call: None for the last one."""
     info = {"role": role, "rewards": {A: a, B: b}, "success": False}
-    info |= {} if call is None else {"call": call}
+    info |= {} if call is None else {"skyrl/call": call}
     who = 10 if role == A else 20
     return Turn([who], [who + 1, who + 2], [0.0, 0.0], [0, 0], "", reward=a, info=info, new_segment=new_segment)
 
@@ -55,7 +55,7 @@ def test_a_role_with_two_conversations_keeps_the_turns_of_each_together() -> Non
     aside = turn(1, A, 0.25, 0)
     talk = [aside, turn(0, A, 0, 0, True), turn(2, B, 0.5, 0, True), turn(None, A, 1, 0)]
     talk[3], talk[2] = talk[2], talk[3]  # A's first conversation goes on, and B's is the last
-    talk[2].info["call"] = 3
+    talk[2].info["skyrl/call"] = 3
     found = batch([[episode(0, talk)]])
     (first, _) = found.trajectories
     assert [len(segment) for segment in first.segments()] == [1, 2] and first.turns[0].output_ids == aside.output_ids

@@ -361,8 +361,8 @@ def test_calls_of_tools_are_shown_whatever_the_env_reports(tmp_path: Path) -> No
 
 
 def test_turns_stand_in_the_order_in_which_they_were_played(tmp_path: Path) -> None:
-    turns = [said("A1", info={"call": 0}), said("A2", info={"call": 2})]
-    turns += [said("B1", info={"call": 1}, new_segment=True), said("B2")]
+    turns = [said("A1", info={"skyrl/call": 0}), said("A2", info={"skyrl/call": 2})]
+    turns += [said("B1", info={"skyrl/call": 1}, new_segment=True), said("B2")]
     shown = viewer.from_trajectory(1, tried("1/0/0", "nim#1", "nim", 1, turns), decode).turns
     assert [turn["action"] for turn in shown] == ["A1", "B1", "A2", "B2"]
     assert [turn["context"] for turn in shown] == ["\x01\x02\x03", "\x01\x02\x03", None, None]

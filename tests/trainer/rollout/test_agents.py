@@ -440,7 +440,7 @@ def test_forks_and_calls_at_once_are_recorded_as_they_were_sampled(
     assert [len(segment) for segment in trajectory.segments()] == segments[what]
     assert_faithful(trajectory, played[1])
     *others, last = trajectory.turns
-    assert sorted(turn.info.get("call", len(others)) for turn in trajectory.turns) == list(range(len(others) + 1))
+    assert sorted(turn.info["skyrl/call"] for turn in trajectory.turns) == list(range(len(others) + 1))
     if what == "quotes":
         quoted = [turn for turn in others if contains(last.prompt_ids, turn.output_ids)]
         assert len(quoted) >= 2, "what it quotes stands in its prompt as it was sampled"

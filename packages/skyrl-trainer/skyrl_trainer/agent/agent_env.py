@@ -115,7 +115,7 @@ class AgentEnv(gymnasium.Env[str, str]):
         self._future.set_result(_read(action))
         event = self._events.get()
         reward, info = self._play.earned()
-        info["answer"] = _read(action)  # a copy
+        info["skyrl/answer"] = action
         if isinstance(event, tuple):
             request, self._future = event
             return _news(request["messages"]), reward, False, False, info | {"request": request}

@@ -31,17 +31,17 @@ class Conversation:
         """Ids of what the policy has answered: by the answer alone, and by the history that ends with it."""
         self._segments: list[int] = []
         """Which segment each turn belongs to."""
-        self._ends: list[list[int]] = []
-        """All ids of each segment, up to the end of its last answer."""
-        self._newest: list[str] = []
-        """The history that ends with that answer."""
+        self._ends: dict[int, tuple[list[int], str, int]] = {}
+        """Of each segment up to its last answer: all ids, the history, and the number of messages."""
         self._history = ""
         """That of the request."""
+        self._segment = 0
         self._begin(request)
-        self._segment: int | None = None
 
     def _begin(self, request: Json) -> None:
         self._request = request
+        self.marks = {"skyrl/call": len(self._segments), "skyrl/read": request["messages"]}
+        """For the info of the turn: its number, and the messages that are new in its segment."""
         self.most: int | None = request.get("max_tokens")
         """Tokens that the answer may have."""
         self.context = self._ids()
@@ -75,47 +75,41 @@ class Conversation:
     def advance(self, turns: list[Turn]) -> tuple[list[int], bool]:
         """After the last of `turns`, whose info holds the next request: the next turn's `prompt_ids`, `new_segment`.
 
-        The turns of the segment that goes on are moved to the end, so that each segment's stand together; `call` in
-        their infos is the order in which they were sampled.
+        The turns of the segment that goes on are moved to the end, so that each segment's stand together.
         """
-        turns[-1].info["call"] = len(turns) - 1
         end = self.context + turns[-1].output_ids
-        if self._segment is None:
-            self._segment = len(self._ends)
-            self._ends.append(end)
-            self._newest.append("")
-        self._ends[self._segment], self._newest[self._segment] = end, self._history
+        self._ends[self._segment] = end, self._history, len(self._request["messages"]) + 1
         self._segments.append(self._segment)
         self._begin(turns[-1].info.pop("request"))
-        fitting = [number for number, ids in enumerate(self._ends) if self.context[: len(ids)] == ids]
+        fitting = [(len(ids), n, told) for n, (ids, _, told) in self._ends.items() if self.context[: len(ids)] == ids]
         if not fitting:
-            self._segment = None
+            self._segment = len(self._ends)
             return list(self.context), True
-        self._segment = max(fitting, key=lambda number: len(self._ends[number]))
+        size, self._segment, told = max(fitting)
         turns[self._segments.index(self._segment)].new_segment = len(self._ends) > 1
         order = sorted(range(len(turns)), key=lambda place: self._segments[place] == self._segment)
         turns[:] = [turns[place] for place in order]
         self._segments = [self._segments[place] for place in order]
-        return self.context[len(self._ends[self._segment]) :], False
+        self.marks["skyrl/read"] = self._request["messages"][told:]
+        return self.context[size:], False
 
     def _ids(self) -> list[int]:
         messages, tools = self._request["messages"], self._request.get("tools")
         histories = [*accumulate(messages, _history, initial=json.dumps(tools))][1:]
         self._history = histories[-1]
-        said = [n for n, each in enumerate(messages) if each["role"] == "assistant"]
+        told = [*map(for_template, messages)]
+        said = [n for n, each in enumerate(told) if each["role"] == "assistant"]
         last = max(said, default=0)
-        news = [*map(for_template, messages[last + 1 :])]
+        news = told[last + 1 :]
         at_front = any(each["role"] == "system" for each in news)  # where some templates put it
-        if histories[last] in self._newest and not at_front:  # others change what is before an earlier answer
-            end = self._ends[self._newest.index(histories[last])]
+        ends = {history: ids for ids, history, _ in self._ends.values()}
+        if (end := ends.get(histories[last])) and not at_front:  # others change what is before an earlier answer
             return end + self._prompt.replies(news, end)
-        known = {n: self._answers.get(histories[n], self._answers.get(_key(messages[n]))) for n in said}
-        sampled = {n: output for n, output in known.items() if output is not None}
-        marks = {number: f"{MARKER}{number}{MARKER}" for number in sampled}
-        told = [
-            {"role": "assistant", "content": marks[number]} if number in marks else for_template(message)
-            for number, message in enumerate(messages)
-        ]
+        answers = self._answers
+        sampled = {n: out for n in said if (out := answers.get(histories[n]) or answers.get(_key(messages[n])))}
+        marks = {n: f"{MARKER}{n}{MARKER}" for n in sampled}
+        for number, mark in marks.items():
+            told[number] = {"role": "assistant", "content": mark}
         rest = self._prompt.text(told, tools)
         if rest.count(MARKER) > 2 * len(marks):
             raise ValueError("a message holds the mark that stands for the assistant's words")

@@ -25,6 +25,7 @@ class Memory:
     most: int | None = None
     """Tokens that an output may have, beside the run's own limit."""
     at_stop = False  # whether the last output ended at a stop string
+    marks: tuple[()] = ()  # for a turn's info
 
     def __init__(self, prompt: ChatPrompt, options: AgentConfig, first_ids: list[int]) -> None:
         self._prompt, self._first = prompt, first_ids

@@ -4,9 +4,8 @@ Tools with effects outside answer from the record, unless `live`.
 """
 
 import asyncio
-import json
 from contextlib import AbstractContextManager, ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import ray
@@ -49,48 +48,42 @@ class Difference:
 
 
 def repeated(trajectory: Trajectory) -> tuple[list[Turn], str | None]:
-    """The turns that the env answered, and the error after them, if that is its own doing."""
-    turns, error = trajectory.turns, trajectory.error or ""
-    if not trajectory.stop_reason.failed:
-        return turns, None
-    own = trajectory.stop_reason is StopReason.ENV_ERROR and error.startswith(OWN_FAILURES)
-    answered = turns[:-1] if turns and (own or not (turns[-1].info or turns[-1].reward_parts)) else turns
-    return answered, error if own else None
-
-
-def _as_sampled(trajectory: Trajectory) -> Trajectory:
-    """An agent's turns stand segment by segment; here as they were sampled."""
-    return replace(trajectory, turns=[trajectory.turns[place] for place in trajectory.by_time()])
+    """The turns that the env answered, as they were sampled, or all of them and the error in the last, its own."""
+    turns = [trajectory.turns[place] for place in trajectory.by_time()]
+    error = trajectory.error or ""
+    if trajectory.stop_reason is StopReason.ENV_ERROR and error.startswith(OWN_FAILURES):
+        return turns, error
+    if trajectory.stop_reason.failed and turns and not (turns[-1].info or turns[-1].reward_parts):
+        turns.pop()
+    return turns, None
 
 
 def compare(trajectory: Trajectory, replies: list[EnvReply]) -> Difference | None:
     """replies: to the reset and the steps, up to the first that failed or ended the episode."""
-    trajectory = _as_sampled(trajectory)
-    answered, failure = repeated(trajectory)
-    fails_at = None if failure is None else len(trajectory.turns) - 1
+    turns, failure = repeated(trajectory)
     for number, reply in enumerate(replies, -1):
         turn = None if number < 0 else number
-        expected = failure if number == fails_at else None
+        expected = failure if number == len(turns) - 1 else None
         if expected is not None or reply.error is not None:
-            crashed = (reply.error or "").startswith(CRASHED) and (expected or "").startswith(CRASHED)
+            crashed = all((each or "").startswith(CRASHED) for each in (expected, reply.error))
             return None if crashed or reply.error == expected else Difference(turn, "error", expected, reply.error)
-        for field, then, now in _pairs(trajectory, turn, reply):
+        for field, then, now in _pairs(trajectory.prompt if number < 0 else turns[number], reply):
             if then != now and not (then != then and now != now):  # a NaN is no difference
                 return Difference(turn, field, then, now)
-    if len(replies) <= len(answered):
-        return Difference(len(replies) - 1, "observation", answered[len(replies) - 1].observation, None)
+    if len(replies) <= len(turns):
+        return Difference(len(replies) - 1, "observation", turns[len(replies) - 1].observation, None)
     return None
 
 
-def _pairs(trajectory: Trajectory, number: int | None, reply: EnvReply) -> list[tuple[str, Any, Any]]:
-    """(field, recorded, replayed) of the reset or a turn."""
-    if number is None:
+def _pairs(turn: Turn | list[dict[str, str]], reply: EnvReply) -> list[tuple[str, Any, Any]]:
+    """(field, recorded, replayed) of a turn, or of the first messages."""
+    parts = reply.info.get("reward_parts")
+    if isinstance(turn, list):
         said = {"user": reply.observation, "system": reply.info.get("instructions", "")}
         without = reply.info.get("instructions_without_tools")  # where the chat template shows them
-        read = {each["role"]: each["content"] for each in trajectory.prompt}
+        read = {each["role"]: each["content"] for each in turn}
         names = {"user": "observation", "system": "instructions"}
         return [(names[role], text, text if text == without else said[role]) for role, text in read.items()]
-    turn, parts = trajectory.turns[number], reply.info.get("reward_parts")
     return [
         ("observation", turn.observation, reply.observation),
         *((name, getattr(turn, name), getattr(reply, name)) for name in ("reward", "terminated", "truncated")),
@@ -111,12 +104,11 @@ class Player(AbstractContextManager["Player"]):
 
     def play(self, trajectory: Trajectory, live: bool) -> list[EnvReply]:
         """Replies to the reset and the actions; the last has an error where the env failed."""
-        trajectory = _as_sampled(trajectory)
-        answered, failure = repeated(trajectory)
-        turns = trajectory.turns[: len(answered) + (failure is not None)]
+        turns, _ = repeated(trajectory)
         calls: list[Call] = [("reset", KEY, trajectory.sample)]
-        said = [json.dumps(t.info["answer"]) if "answer" in t.info else t.action for t in turns]
-        calls += [("step", KEY, x, *(() if live else (t.tool_calls,))) for x, t in zip(said, turns, strict=True)]
+        for turn in turns:
+            said = turn.info.get("skyrl/answer", turn.action)
+            calls.append(("step", KEY, said, *(() if live else (turn.tool_calls,))))
         agent = trajectory.sample.agent
         if self._worker is None:
             if not ray.is_initialized():

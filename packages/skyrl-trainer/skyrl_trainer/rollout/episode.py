@@ -123,6 +123,7 @@ class Episode:
             reply = await self._act(turn, memory.said(turn), reset_seconds if number == 0 else 0.0)
             if reply.error is not None:
                 return self.stop(StopReason.ENV_ERROR, reply.error)
+            turn.info |= memory.marks
             own = len(turn.output_ids) == (memory.most or 0) < self.settings.sampling.max_tokens  # its agent's
             cut = not (own or memory.at_stop or turn.output_ids[-1] in self.settings.sampling.stop_token_ids)
             if reply.terminated or reply.truncated or number + 1 == self.settings.max_turns:
