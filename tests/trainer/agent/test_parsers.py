@@ -24,11 +24,14 @@ from skyrl_trainer.agent.chat_api import application
 from skyrl_trainer.agent.conversation import Conversation
 from skyrl_trainer.agent.parsers import ParsingPrompt, check_names, named, parsed, with_parsers
 from skyrl_trainer.agent.prompt import ChatPrompt
+from skyrl_trainer.chats import Chat, ChatRow
 from skyrl_trainer.config import load_config
 from skyrl_trainer.errors import UserError
+from skyrl_trainer.learner.sft import encode_chat
+from skyrl_trainer.replay.commands import chat_rows
 from skyrl_trainer.serve.server import Policy, PolicyServer
 from skyrl_trainer.settings import AgentConfig, GeneratorConfig
-from skyrl_trainer.types import Turn
+from skyrl_trainer.types import Sample, Trajectory, Turn
 from tests.trainer.fakes import tiny_tokenizer
 from tests.trainer.serve.test_serve_answers import SayingEngine
 
@@ -356,7 +359,8 @@ class Agent:
     def hears(self, text: str, whole: bool = False) -> list[dict[str, Any]]:
         """What it asked, and the answer. whole: as tokens that the tokenizer would take; otherwise its letters."""
         ids = [*chain(*map(self.prompt.encode, [text] if whole else text)), self.prompt.end_of_turn_id]
-        self.turns.append(Turn(self.new_ids, ids, [0.0] * len(ids), [0] * len(ids), text))
+        marks = self.conversation.marks
+        self.turns.append(Turn(self.new_ids, ids, [0.0] * len(ids), [0] * len(ids), text, info=dict(marks)))
         return [*self.asked, json.loads(self.conversation.said(self.turns[-1]))["choice"]["message"]]
 
     def asks(self, *messages: dict[str, Any], **more: Any) -> bool:
@@ -385,6 +389,30 @@ def test_an_answer_and_what_follows_it_go_on_with_the_segment(template: str, new
         assert agent.prompt.tokenizer.decode(agent.new_ids) == between
         context += [*agent.turns[-1].output_ids, *agent.new_ids]
     assert agent.conversation.context == context
+
+
+@pytest.mark.parametrize("template", ["qwen2_5", "qwen3_instruct_2507", "llama3_1"])
+def test_exported_chats_are_the_conversations_that_the_policy_had_token_by_token(template: str) -> None:
+    """Results of tools stay a tool's, examples stay answers that are not learned, and each conversation is a row."""
+    agent = Agent(template, tools=TOOLS)
+    first = agent.hears('<tool_call>{"tool": "find", "args": {"limit": 3}}</tool_call>', whole=True)
+    assert not agent.asks(*first, RESULT)
+    thought = {"role": "assistant", "content": "2", "reasoning_content": "One and one."}
+    agent.hears("It is 42.", whole=True)
+    system = {"role": "developer", "content": "Be brief."}
+    assert agent.asks(system, USER, thought, {"role": "user", "content": [{"type": "text", "text": "2+3?"}]})
+    agent.hears("5", whole=True)
+    agent.turns[-1].new_segment = True
+    trajectory = Trajectory("1/0/0", Sample("s", "e", 0, agent="my.py:agent"), 0, 0, agent.turns, tools=TOOLS)
+    rows = json.loads(json.dumps([*chat_rows(trajectory)]))
+    roles = [[each["role"] for each in row["messages"]] for row in rows]
+    dialogue = ["user", "assistant", "tool", "assistant"]
+    assert roles == [dialogue, ["system", "user", "assistant", "user", "assistant"]]
+    for row, segment in zip(rows, trajectory.segments(), strict=True):
+        chat = ChatRow.model_validate(row).model_dump(exclude_none=True)
+        ids, learned = encode_chat(agent.prompt, Chat("here", chat["messages"], chat["tools"]))
+        assert ids == [token for turn in segment for token in (*turn.prompt_ids, *turn.output_ids)]
+        assert sum(learned) == sum(len(turn.output_ids) for turn in segment)
 
 
 @pytest.mark.parametrize("news", [[USER], [RESULT, RESULT, USER]])

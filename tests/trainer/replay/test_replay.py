@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -146,11 +147,16 @@ class Moody(gymnasium.Env):
         print("on standard output")
         return "ok", 0.0, False, False, {"n": 1}
 
+class Telling(Moody):
+    def step(self, action):
+        return f"you said {action}", 0.0, False, False, {"answer": "7", "call": {"tool": "search"}}
+
 class Patient(Moody):
     metadata = {"waits": True}
 
 gymnasium.register("test/MoodyAgain-v0", Moody)
 gymnasium.register("test/Patient-v0", Patient)
+gymnasium.register("test/Telling-v0", Telling)
 """
 RAISED = "The env's step raised ValueError: no such move (moody.py, line 15)"
 LATE = "The env's step was cut off: it took longer than environment.step_timeout=0.5 seconds."
@@ -208,6 +214,45 @@ def test_an_env_that_waits_is_waited_for(moody: Sample) -> None:
     episode.stop_reason = StopReason.MAX_TURNS
     [(_, difference), (_, again)] = replay([episode, episode], 5)
     assert difference is None and again is None
+
+
+@pytest.mark.usefixtures("one_ray")
+def test_an_env_that_reports_an_answer_and_a_call_hears_the_policys_own_words_again(moody: Sample) -> None:
+    turns = [replace(OK, action=said, observation=f"you said {said}") for said in ("one", "two")]
+    for turn in turns:
+        turn.info = {"answer": "7", "call": {"tool": "search"}}
+    prompt = [{"role": "user", "content": "start"}]
+    sample = replace(moody, env_id="test/Telling-v0")
+    episode = Trajectory("1/0/0", sample, 0, 0, turns, StopReason.MAX_TURNS, prompt=prompt)
+    assert [difference for _, difference in replay([episode], 5)] == [None]
+
+
+CARDS = {"player_0": "Your card is J.", "player_1": "Your card is K."}
+
+
+def test_a_game_of_two_roles_is_exported_as_what_each_of_them_read_said_and_won(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The loser's moves are not a success, and no role seems to know the other's card."""
+    turns, moves = [], [("player_0", "check", 0), ("player_1", "bet", 0), ("player_0", "call", -2)]
+    for number, (role, said, won) in enumerate(moves):
+        read = [{"role": "user", "content": CARDS[role] if number < 2 else "They bet."}]
+        info = {"role": role, "rewards": {"player_0": won, "player_1": -won}, "skyrl/call": number, "skyrl/read": read}
+        turns.append(Turn([], [], [], [], said, "", float(won), info=info, new_segment=number == 1))
+    turns = [turns[1], turns[0], turns[2]]
+    turns[1].new_segment = True
+    game = Trajectory("1/0/0", Sample("k#0", "skyrl/kuhn_poker-v0", 0), 0, 0, turns)
+    failed = replace(game, stop_reason=StopReason.ENGINE_ERROR)
+    JsonlTrajectoryStore(tmp_path / "trajectories").write(RolloutBatch(1, [[game, failed]]))
+    out = tmp_path / "chats.jsonl"
+    assert main(["export", str(tmp_path), "--trajectories", str(out)]) == 0
+    assert "2 of 3 trajectories (1 had failed, 0 not chosen)" in capsys.readouterr().out
+    rows = [json.loads(line) for line in out.read_text().splitlines()]
+    told = [[message["content"] for message in row["messages"]] for row in rows]
+    assert told == [["Your card is J.", "check", "They bet.", "call"], ["Your card is K.", "bet"]]
+    assert [(row["reward"], row["success"]) for row in rows] == [(-2.0, False), (2.0, True)]
+    assert main(["export", str(tmp_path), "--trajectories", str(out), "--only-success"]) == 0
+    assert [json.loads(line)["reward"] for line in out.read_text().splitlines()] == [2.0]
 
 
 def test_steps_and_indices_that_are_not_there_are_sentences(

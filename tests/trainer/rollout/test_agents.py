@@ -22,7 +22,7 @@ from skyrl_trainer.agent.task import Play
 from skyrl_trainer.agent.tokenizer import load_chat_prompt
 from skyrl_trainer.chats import ChatRow
 from skyrl_trainer.errors import UserError
-from skyrl_trainer.replay.commands import chat_row
+from skyrl_trainer.replay.commands import chat_rows
 from skyrl_trainer.replay.player import Player, compare
 from skyrl_trainer.rollout.manager import Rollouts
 from skyrl_trainer.settings import Config
@@ -380,7 +380,7 @@ def test_the_tools_that_the_template_showed_are_kept_for_whoever_learns_from_the
     samples = [Sample("calc", "skyrl/tool_use-v0", 1, {"difficulty": 2})]
     (shown,) = play(folder, {"tools": "template"}, samples, max_model_len=8192)[0]
     assert [tool["function"]["name"] for tool in shown.tools or ()][:1] == ["calculator"]
-    row = ChatRow.model_validate(json.loads(json.dumps(chat_row(shown))))
+    row = ChatRow.model_validate(json.loads(json.dumps(next(chat_rows(shown)))))
     messages = [message.model_dump(exclude_none=True) for message in row.messages[:2]]
     prompt = load_chat_prompt(str(folder / "tokenizer"))
     assert prompt.conversation(messages, row.tools) == shown.turns[0].prompt_ids

@@ -6,9 +6,10 @@ import os
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
+from skyrl_trainer.agent.chat_api import Json, for_template
 from skyrl_trainer.algorithms.rewards import completion
+from skyrl_trainer.algorithms.roles import by_role
 from skyrl_trainer.config import load_config
 from skyrl_trainer.errors import UserError
 from skyrl_trainer.files import writing
@@ -20,7 +21,8 @@ from skyrl_trainer.types import Trajectory
 def run(args: argparse.Namespace) -> int:
     """Exit code 0 where every episode was identical to its record, 1 otherwise."""
     files = [path for path in (args.run / "config.yaml", args.run.parent / "config.yaml") if path.is_file()]
-    config, total, same = load_config(str(files[0]) if files else None, []), 0, 0
+    config = load_config(str(files[0]) if files else None, [])
+    total = same = 0
     with Player(config.environment.step_timeout) as player:
         for step, trajectories in stored(args.run, args.step, args.index):
             found = 0
@@ -62,18 +64,30 @@ def _listed(steps: list[int]) -> str:
     return ", ".join(map(str, steps)) if len(steps) < 10 else f"{steps[0]} to {steps[-1]}"
 
 
-def chat_row(trajectory: Trajectory) -> dict[str, Any]:
-    """One row for supervised fine-tuning; TRL's SFTTrainer takes `messages` and `tools`, the rest is for choosing."""
-    return {
-        "messages": [*trajectory.prompt, *completion(trajectory)],
-        "tools": json.dumps(trajectory.tools) if trajectory.tools else None,  # a text: datasets would mix schemas
-        "reward": trajectory.total_reward,
-        "success": trajectory.success,
-        "env": trajectory.sample.env_id,
-        "task": trajectory.sample.sample_id,
-        "trajectory": trajectory.trajectory_id,
-        "stop_reason": trajectory.stop_reason.value,
-    }
+def chat_rows(trajectory: Trajectory) -> Iterator[Json]:
+    """A row for each conversation of the policy; TRL's SFTTrainer takes `messages` and `tools`, others choose rows."""
+    several = "skyrl/read" in trajectory.turns[0].info
+    for segment in trajectory.segments() if several else [[]]:
+        messages = list[Json]()
+        for turn in segment:
+            messages += [*map(_read, turn.info["skyrl/read"]), {"role": "assistant", "content": turn.action}]
+        yield {
+            "messages": messages or [*trajectory.prompt, *completion(trajectory)],
+            "tools": json.dumps(trajectory.tools) if trajectory.tools else None,  # a text: datasets would mix schemas
+            "reward": trajectory.total_reward,
+            "success": trajectory.success,
+            "env": trajectory.sample.env_id,
+            "task": trajectory.sample.sample_id,
+            "trajectory": trajectory.trajectory_id,
+            "stop_reason": trajectory.stop_reason.value,
+        }
+
+
+def _read(message: Json) -> Json:
+    """An answer that was given elsewhere, or never, is read there and not learned."""
+    told = for_template(message)
+    told.pop("reasoning_content", None)
+    return told | {"weight": 0} if told["role"] == "assistant" else told
 
 
 def export_chat(run: Path, out: Path, step: int | None, min_reward: float | None, only_success: bool) -> str:
@@ -84,15 +98,15 @@ def export_chat(run: Path, out: Path, step: int | None, min_reward: float | None
         stack.callback(aside.unlink, missing_ok=True)
         with aside.open("w", encoding="utf-8") as file:
             for _, trajectories in stored(run, step):
-                for trajectory in trajectories:
+                alive = [(0, each) for each in trajectories if each.turns and not each.stop_reason.failed]
+                failed += len(trajectories) - len(alive)
+                for _, part in by_role(alive):
                     total += 1
-                    if trajectory.stop_reason.failed or not trajectory.turns:
-                        failed += 1
-                    elif (min_reward is None or trajectory.total_reward >= min_reward) and (
-                        trajectory.success or not only_success
-                    ):
-                        file.write(json.dumps(chat_row(trajectory)) + "\n")
+                    enough = min_reward is None or part.total_reward >= min_reward
+                    if enough and (part.success or not only_success):
+                        file.writelines(json.dumps(row) + "\n" for row in chat_rows(part))
                         written += 1
+        total += failed
         if not written:
             raise UserError(f"None of the {total} trajectories of {run} is to be exported ({failed} had failed).")
         aside.replace(out)
