@@ -365,4 +365,5 @@ def test_turns_stand_in_the_order_in_which_they_were_played(tmp_path: Path) -> N
     turns += [said("B1", info={"skyrl/call": 1}, new_segment=True), said("B2")]
     shown = viewer.from_trajectory(1, tried("1/0/0", "nim#1", "nim", 1, turns), decode).turns
     assert [turn["action"] for turn in shown] == ["A1", "B1", "A2", "B2"]
+    assert not any("skyrl/call" in turn["info"] for turn in shown), "a mark of ours, not the environment's"
     assert [turn["context"] for turn in shown] == ["\x01\x02\x03", "\x01\x02\x03", None, None]

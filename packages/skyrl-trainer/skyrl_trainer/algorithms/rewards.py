@@ -55,7 +55,8 @@ class Rewards:
         """What the algorithm learns from: the trajectories of these groups that did not fail. With `overlong_filter`
         one that was cut off has no sampled token: it counts in its group's baseline only."""
         kept = [(i, t) for i in sorted(groups) for t in rollouts.groups[i] if not t.stop_reason.failed]
-        kept = load("skyrl_trainer.algorithms.roles:by_role")(kept)
+        if any(turn.info.keys() >= {"role", "rewards"} for _, t in kept for turn in t.turns[:1]):  # self-play
+            kept = load("skyrl_trainer.algorithms.roles:by_role")(kept)
         return RewardBatch(
             rollouts=rollouts,
             trajectories=[without_sampled_tokens(t) if self._cut_off(t) else t for _, t in kept],

@@ -128,6 +128,7 @@ def from_trajectory(step: int, trajectory: Trajectory, decode: Decode | None) ->
         made = {name: getattr(turn, name) for name in Turn.__slots__} | {"prompt_ids": len(turn.prompt_ids)}
         for name in ("logprobs", "advantages"):
             made[name] = lean([float(f"{x:.5g}") for x in made[name]])
+        made["info"] = {name: x for name, x in turn.info.items() if not name.startswith("skyrl/")}  # marks of ours
         made["texts"] = token_texts(turn.output_ids, decode) if decode else []
         made["context"] = decode(turn.prompt_ids) if decode and (turn.new_segment or not turns) else None
         turns.append(made)
