@@ -72,7 +72,7 @@ def models(run: Path) -> dict[str, Any]:
     found = {}
     for name, folder in {"start": run / "init/cloned", "last": run / "model/last"}.items():
         found[name] = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-    for folder in sorted((run / "checkpoints").glob("step_*")):
+    for folder in sorted((run / "checkpoints").glob("step_*[0-9]")):
         model = AutoModelForCausalLM.from_pretrained(run / "init/cloned", dtype=torch.float32).eval()
         tensors = load_file(folder / "learner.safetensors")
         own = {key.removeprefix("model."): each for key, each in tensors.items() if key.startswith("model.")}

@@ -67,18 +67,19 @@ def test_native_tool_calls_go_through_the_loop_like_ours(tmp_path: Path) -> None
     assert json.loads((tmp_path / "run" / "manifest.json").read_text())["config"]["native_tools"] is True
 
 
-def test_thoughts_before_native_tool_calls_go_back_with_them_and_are_shown_nowhere(tmp_path: Path) -> None:
-    """DeepSeek's API refuses a conversation in thinking mode whose calls have lost theirs."""
+@pytest.mark.parametrize("name", ["reasoning_content", "reasoning"])
+def test_thoughts_before_native_tool_calls_go_back_with_them_and_are_shown_nowhere(tmp_path: Path, name: str) -> None:
+    """DeepSeek's API refuses a conversation in thinking mode whose calls have lost theirs; vLLM's says `reasoning`."""
     corpus = write(tmp_path / "corpus.jsonl", [{"url": "https://made.up/g", "title": "Glorp", "text": "Seven legs."}])
     calls = [call("a", "search", '{"query": "legs"}')]
     script = [
-        said("", "tool_calls", reasoning_content="I should search.", tool_calls=calls),
-        said("Answer: 7\nConfidence: 70%", reasoning_content="Seven, then."),
+        said("", "tool_calls", tool_calls=calls, **{name: "I should search."}),
+        said("Answer: 7\nConfidence: 70%", **{name: "Seven, then."}),
     ]
 
     def model(request: dict[str, Any]) -> Raw:
         turns = [message for message in request["messages"] if message["role"] == "assistant"]
-        if any(turn.get("reasoning_content") != "I should search." for turn in turns):
+        if any(turn.get(name) != "I should search." for turn in turns):
             return no(400, "The `reasoning_content` in the thinking mode must be passed back to the API.")
         return script[len(turns)]
 

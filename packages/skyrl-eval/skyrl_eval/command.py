@@ -24,9 +24,9 @@ from skyrl_eval.types import Attempt, Item
 from skyrl_gym.data import beside, read_jsonl
 from skyrl_gym.options import add_options
 from skyrl_trainer.agent.tokenizer import load_chat_prompt
-from skyrl_trainer.cli import local_folder
 from skyrl_trainer.engine.endpoint import UNBOUNDED, Endpoint, probe
 from skyrl_trainer.errors import UserError
+from skyrl_trainer.registry import load
 from skyrl_trainer.run.guardian import guarded
 from skyrl_trainer.run.processes import Processes
 from skyrl_trainer.settings import Config
@@ -148,7 +148,8 @@ def _solved(args: argparse.Namespace) -> Run:
     folder = _policy(args.checkpoint)
     files = [path.open("rb") for path in sorted(folder.glob("*.safetensors"))]
     weights = data.content_id([hashlib.file_digest(file, "sha256").hexdigest() for file in files])
-    run = open_run(args.checkpoint.rstrip("/"), asked="tokens", weights=weights)
+    name = args.checkpoint if "://" in args.checkpoint else str(Path(args.checkpoint))
+    run = open_run(name, asked="tokens", weights=weights)
     return _solve(args, run, Processes(_config(args, bench, *_engine(folder, args.max_tokens)), str(folder)))
 
 
@@ -305,7 +306,7 @@ def _executor(bench: Benchmark) -> str:
 
 def _policy(target: str) -> Path:
     """The model's folder of a run, which may be an address, or the target itself."""
-    run = local_folder(target)
+    run = load("skyrl_trainer.run.remote:fetched")(target) if "://" in target else Path(target)
     for folder in (run / "model" / "best", run / "model" / "last", run):
         if (folder / "config.json").is_file():
             return folder.resolve()

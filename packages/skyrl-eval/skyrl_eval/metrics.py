@@ -191,4 +191,5 @@ def compare(a: Mapping[str, float], b: Mapping[str, float]) -> dict[str, Any]:
     difference = float(gaps.mean()) if common else None
     interval = None if error is None or difference is None else [difference - Z * error, difference + Z * error]
     found = {"items": len(common), "difference": difference, "interval": interval}
-    return found | {"better": better, "worse": worse, "p": min(1.0, 2 * tail) if {*gaps} <= {-1, 0, 1} else None}
+    p = min(1.0, 2 * tail) if {*a.values(), *b.values()} <= {0, 1} else None
+    return found | {"better": better, "worse": worse, "p": p}

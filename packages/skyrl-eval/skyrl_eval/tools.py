@@ -1,11 +1,6 @@
 """search and open_page, for agents.
 
-    corpus.jsonl                                      rows of {"url", "title", "text"}: nothing leaves this machine
-    https://made.up/search?format=json&q={query}      any search endpoint that answers in JSON; without {query} the
-                                                      request is a POST of {"q": ..., "query": ...}
-
-An endpoint's key comes from SEARCH_API_KEY, in the usual headers or in place of {key}. Sites of blocked.txt, which
-carry the answers of benchmarks, are neither shown nor opened, nor is anything that is not on the public internet.
+Where they look, and what they do not show: docs/eval/README.md. Nothing is opened that is not on the public internet.
 """
 
 import hashlib

@@ -109,7 +109,7 @@ def _parse(words: list[str]) -> Namespace:
     return args
 
 
-def local_folder(text: str) -> Path:
+def _folder(text: str) -> Path:
     """A run folder; of one on an object store the local folder, which gets what is there."""
     return load("skyrl_trainer.run.remote:fetched")(text) if "://" in text else Path(text)
 
@@ -122,11 +122,11 @@ def _recipes_and_settings(**_: Any) -> list[str]:
 def _looking_commands(add: Callable[..., ArgumentParser]) -> None:
     """What reads run folders."""
     report = add("report", _report, "write report.html: curves and settings, also of runs side by side")
-    report.add_argument("runs", nargs="+", type=local_folder, metavar="RUN")
+    report.add_argument("runs", nargs="+", type=_folder, metavar="RUN")
     report.add_argument("-o", "--out", type=Path, help="default: report.html (compare.html) in the first run's folder")
 
     replay = add("replay", _replay, "play stored trajectories again and compare; score their tokens")
-    replay.add_argument("run", type=local_folder, metavar="RUN", help="a run folder, or one of stored trajectories")
+    replay.add_argument("run", type=_folder, metavar="RUN", help="a run folder, or a folder of stored trajectories")
     replay.add_argument("--step", type=int, metavar="N", help="default: every stored step")
     replay.add_argument("--index", default="all", metavar="I", help="a trajectory's number in its step; default: all")
     replay.add_argument("--live", action="store_true", help="run tools with effects outside again, as python_exec")
@@ -134,12 +134,12 @@ def _looking_commands(add: Callable[..., ArgumentParser]) -> None:
 
     text = "write trajectories.html: every turn, token and tool call, also of an evaluation; without a server"
     view = add("view", _view, text)
-    view.add_argument("run", type=local_folder, metavar="RUN")
+    view.add_argument("run", type=_folder, metavar="RUN")
     view.add_argument("--step", type=int, nargs="+", metavar="N", help="default: the newest that fit")
     view.add_argument("-o", "--out", type=Path, metavar="FILE", help="default: trajectories.html in the run's folder")
 
     export = add("export", _export, "a run's policy as a Hugging Face folder, or its trajectories as chats")
-    export.add_argument("run", type=local_folder, metavar="RUN")
+    export.add_argument("run", type=_folder, metavar="RUN")
     what = export.add_mutually_exclusive_group(required=True)
     what.add_argument("--out", type=Path, metavar="DIR", help="copy the policy there, and try to load it")
     what.add_argument("--trajectories", type=Path, metavar="JSONL", help="write the trajectories as chat messages")
@@ -153,7 +153,7 @@ def _looking_commands(add: Callable[..., ArgumentParser]) -> None:
 
 def _target_arguments(parser: ArgumentParser, which: str) -> None:
     text = "a run folder, a Hugging Face folder or a model's name"
-    parser.add_argument("target", type=local_folder, metavar="RUN|MODEL", help=text)
+    parser.add_argument("target", type=_folder, metavar="RUN|MODEL", help=text)
     parser.add_argument("settings", nargs="*", metavar="RECIPE a.b=c", help=f"{SETTINGS}; a run has its own recipe")
     parser.add_argument("--which", choices=("last", "best"), default=which, help="of a run's policies")
 

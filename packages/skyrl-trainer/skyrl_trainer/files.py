@@ -59,7 +59,7 @@ def written_aside(target: Path) -> Iterator[Path]:
 
 def write_whole(path: Path, content: bytes) -> None:
     """It has its old content, or the new one; a killed process leaves a hidden file beside it."""
-    aside = path.with_name(f".{path.name}")
+    aside = path.with_name(f".{path.name}.{os.getpid()}")  # a page may have two writers
     try:
         aside.write_bytes(content)
         flush(aside)

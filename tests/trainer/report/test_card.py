@@ -33,6 +33,8 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for which in ("last", "best"):
         tiny = TinyConfig(config_kwargs={**sizes, "num_key_value_heads": 1})
         init_policy(folder / "model" / which, ["What is 1 + 1?"], tiny, seed=0)
+    for name in ("step_000009.bak", "step_old"):  # a user's copies are no checkpoints
+        (folder / "checkpoints" / name).mkdir(parents=True)
     return folder
 
 

@@ -19,6 +19,7 @@ import pytest
 from rich.console import Console
 
 from benchmarks.viewer import Browser, find_browser
+from skyrl_trainer import files
 from skyrl_trainer.config import load_config
 from skyrl_trainer.errors import UserError
 from skyrl_trainer.report.history import MetricsWriter, read_metrics
@@ -329,6 +330,24 @@ def test_a_full_disk_leaves_a_page_as_it_was_and_the_next_report_is_whole(tmp_pa
     (run / "trajectories.html").unlink()
     write_report([run], run / "report.html")
     assert {path: path.read_bytes() for path in pages} == pages
+
+
+def test_a_page_that_two_processes_write_at_once_is_of_one_of_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`skyrl-trainer report` beside a training."""
+    flush, page = files.flush, tmp_path / "report.html"
+
+    def meanwhile(path: Path) -> None:
+        monkeypatch.setattr(files, "flush", flush)
+        with monkeypatch.context() as other:
+            other.setattr(os, "getpid", lambda: 1)
+            files.write_whole(page, b"the other's")
+        flush(path)
+
+    monkeypatch.setattr(files, "flush", meanwhile)
+    files.write_whole(page, b"ours")
+    assert page.read_bytes() == b"ours" and list(tmp_path.iterdir()) == [page]
 
 
 def test_a_full_disk_stays_a_sentence_when_the_file_is_closed(tmp_path: Path) -> None:

@@ -292,21 +292,25 @@ def test_settings_that_do_not_change_the_run_are_free() -> None:
     check_resumable(saved, make_config(trainer=free, ray={"address": "auto"}, environment={"num_workers": 4}))
 
 
+def exam(run: str) -> list[Any]:
+    return [f"{run}/val.jsonl", f"skyrl_eval:gsm8k?data={run}/b.jsonl", {"env": "text_math", "rows": f"{run}/c.jsonl"}]
+
+
 @pytest.mark.parametrize(
     ("changed", "best"),
     [
         ({}, 0.9),
         ({"generator": {"episode_timeout": 5.0}, "trainer": {"run_dir": "runs/a", "eval_interval": 3}}, 0.9),
-        ({"trainer": {"run_dir": "moved"}, "data": {"val_data": ["moved/val.jsonl"]}}, 0.9),
+        ({"trainer": {"run_dir": "moved"}, "data": {"val_data": exam("moved")}}, 0.9),
         ({"data": {"val_data": ["text_math?split=val&difficulty=2"]}}, -1.0),
-        ({"data": {"val_data": ["runs/a/val.jsonl"], "val_size": 5}}, -1.0),
+        ({"data": {"val_data": exam("runs/a"), "val_size": 5}}, -1.0),
         ({"generator": {"eval_temperature": 1.0}}, -1.0),
     ],
 )
 def test_a_score_on_other_held_out_tasks_keeps_no_later_policy_from_being_the_best(
     changed: dict[str, Any], best: float
 ) -> None:
-    given = {"trainer": {"run_dir": "runs/a"}, "data": {"val_data": ["runs/a/val.jsonl"]}}
+    given = {"trainer": {"run_dir": "runs/a"}, "data": {"val_data": exam("runs/a")}}
     saved = json.loads(Config.model_validate(given).model_dump_json())
     found = Loaded(1, small(), {"config": saved, "tries": {"open": []}, "best": 0.9}, __version__)
     assert resumable(found, Config.model_validate(given | changed)).extra["best"] == best

@@ -29,7 +29,8 @@ class MortalEngine(FakeEngine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.paused, self.broken = was_restarted(), False
+        self.paused = was_restarted()
+        self.broken: Exception | None = None
 
     async def ready(self) -> dict[str, Any]:
         return {"pid": os.getpid(), "paused": self.paused}
@@ -40,10 +41,10 @@ class MortalEngine(FakeEngine):
     async def collect(self, client: str, timeout: float) -> list[GenerationOutput]:
         while not self.broken:
             await asyncio.sleep(0.01)
-        raise EngineDied("The engine of m stopped. It is full.")
+        raise self.broken
 
-    async def break_step(self) -> None:
-        self.broken = True
+    async def break_step(self, error: Exception) -> None:
+        self.broken = error
 
 
 @pytest.fixture(scope="module")
@@ -130,6 +131,10 @@ def test_one_that_keeps_dying_is_given_up_in_a_cluster_that_waits_for_it(
     watch = ClusterWatch(engines, [ray.nodes()[0]["NodeID"]] * 2, waits=True)
     kill(engines[0])
     assert watch.check(wait=10)
+    with monkeypatch.context() as with_its_node:
+        with_its_node.setattr(watch, "_moved", lambda index: True)
+        kill(engines[0])
+        assert watch.check(wait=10), "the death of a node is not held against it"
     kill(engines[0])
     with pytest.raises(EngineDied, match="Engine 0 died 2 times"):
         watch.check(wait=10)
@@ -149,14 +154,23 @@ def test_one_that_dies_seldom_is_restarted_as_often_as_it_dies(
     assert watch.new_step() == 3
 
 
-def test_one_whose_step_loop_raised_ends_whatever_watches_it_with_its_sentence(engines: list[Any]) -> None:
+@pytest.mark.parametrize(
+    ("error", "sentence"),
+    [
+        (EngineDied("The engine of m stopped. It is full."), "The engine of m stopped. It is full."),
+        (KeyError("x"), "An engine failed: KeyError('x')"),  # one of the user's
+    ],
+)
+def test_one_whose_step_loop_raised_ends_whatever_watches_it_with_its_sentence(
+    engines: list[Any], error: Exception, sentence: str
+) -> None:
     """Also where nobody asks it anything, as in `serve`, and however many others there are."""
     watch = EngineWatch(engines)
     assert not watch.check()
-    engines[1].break_step.remote()
+    engines[1].break_step.remote(error)
     with pytest.raises(EngineDied) as died:
         watch.check(wait=10)
-    assert str(died.value) == "The engine of m stopped. It is full."
+    assert str(died.value) == sentence
 
 
 class Pausing:

@@ -111,15 +111,20 @@ def test_another_machine_gets_all_that_a_resume_needs_and_uploads_what_it_change
     }, "what was learned from waits no more"
 
 
-def test_a_copy_of_a_checkpoint_under_another_name_is_not_taken_for_the_newest(machine: Any) -> None:
+def test_a_copy_of_a_checkpoint_under_another_name_is_neither_taken_for_the_newest_nor_deleted(machine: Any) -> None:
     one = uploaded(machine("one").store(), 2)
     folder = one.local / "checkpoints"
-    shutil.copytree(folder / "step_000002", folder / "step_000002.9")
+    shutil.copytree(folder / "step_000002", folder / "step_000002.bak9")
     one.upload()
     two = machine("two").store()
+    kept = two.local / "checkpoints" / "step_000001.bak"
+    kept.mkdir(parents=True)
     two.fetch()
     assert Checkpoints(two.local, 2).load_latest().step == 2
-    assert [path.name for path in (two.local / "checkpoints").iterdir()] == ["step_000002"]
+    assert {path.name for path in kept.parent.iterdir()} == {"step_000002", kept.name}
+    uploaded(two, 4, 6, 8)
+    there = {name.split("/")[5] for name in MemoryFileSystem.store if "/checkpoints/" in name}
+    assert there >= {"step_000002.bak9", "step_000008"} and "step_000002" not in there
 
 
 def count(store: Store, call: str) -> list[tuple[Any, ...]]:

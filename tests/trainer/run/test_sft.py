@@ -75,6 +75,8 @@ def test_a_folder_with_a_run_is_left_alone(capsys: pytest.CaptureFixture[str]) -
 def test_what_a_refused_start_has_left_is_made_anew_by_the_next(capsys: pytest.CaptureFixture[str]) -> None:
     assert sft("a", "generator.max_model_len=9", "generator.max_completion_length=2", "trainer.max_steps=1") == 2
     assert "raise it" in capsys.readouterr().err
+    assert sft("a", "trainer.max_steps=1", "trainer.logger=swanlab") == 2
+    assert "trainer.logger=swanlab cannot start" in capsys.readouterr().err
     assert sft("a", "trainer.max_steps=1", "trainer.seed=1") == 0 == sft("b", "trainer.max_steps=1", "trainer.seed=1")
     first, second = (Path(run, "model/last/model.safetensors").read_bytes() for run in "ab")
     assert first == second, "with the settings of the second start"

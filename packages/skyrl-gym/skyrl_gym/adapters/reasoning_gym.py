@@ -72,6 +72,6 @@ def _dataset(name: str, config: str) -> Any:
     return create_dataset(name, **{"seed": 0, "size": INDICES["test"].stop, **json.loads(config)})
 
 
-for name in DATASETS.keys() - LEFT_OUT.keys() - gymnasium.registry.keys():
+for name in DATASETS.keys() - gymnasium.registry.keys():  # __init__ says why one is left out
     entry_point, vector = f"{__name__}:ReasoningGymEnv", f"skyrl_gym.vector:{name}"
     gymnasium.register(name, entry_point, kwargs={"dataset": name}, vector_entry_point=vector)

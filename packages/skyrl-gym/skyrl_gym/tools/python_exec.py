@@ -167,12 +167,12 @@ class Sandbox:
 
     def _listen(self, ours: socket.socket, output: BinaryIO, wall: float) -> tuple[bytes, str, int]:
         """What the child prints, up to a byte more than the limit; why it had to be stopped, or ""; its exit status."""
-        ours.settimeout(0.01)
+        ours.settimeout(0.001)
         text, stopped, status, started = b"", "", None, time.monotonic()
         while status is None:
             with contextlib.suppress(TimeoutError):
                 status = ours.recv(99)
-            for _ in range(64):  # a full pipe holds the program up
+            for _ in range(16):  # a full pipe holds the program up
                 text += (output.read(PIPE) or b"")[: max(self.limits.output_bytes + 1 - len(text), 0)]
             seconds = time.monotonic() - started
             if seconds > wall + PATIENCE:

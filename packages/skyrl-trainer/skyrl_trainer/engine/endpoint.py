@@ -113,7 +113,7 @@ class EndpointClient:
         message, finish = choice["message"], choice.get("finish_reason") or "stop"
         text, usage = text_of(message.get("content")), usage_of(answer, {})
         # DeepSeek takes calls back with the thoughts before them only.
-        kept = ("tool_calls", "reasoning_content") if said.tools and message.get("tool_calls") else ()
+        kept = ("tool_calls", "reasoning_content", "reasoning") if said.tools and message.get("tool_calls") else ()
         calls = {name: message[name] for name in kept if message.get(name) is not None}
         if not calls and (odd := _oddity(message, finish, text)):
             usage[f"ended/{turn}/{odd}"] = 1

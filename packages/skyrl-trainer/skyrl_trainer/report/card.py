@@ -29,7 +29,7 @@ def write_card(run: Path, which: str, folder: Path) -> None:
 
     rows, values = read_metrics(run), flatten(load_config(str(run / "config.yaml"), []))
     best = max(rows, key=lambda row: row.get(SUCCESS, -math.inf))  # the first, as the run keeps it
-    saved = max((int(path.name[5:11]) for path in run.glob("checkpoints/step_*")), default=math.inf)
+    saved = max((int(path.name[5:11]) for path in run.glob("checkpoints/step_*[0-9]")), default=math.inf)
     chosen = best if which == "best" else [row for row in rows if row["step"] <= saved][-1]
     figures = [
         f"| `{key}` | {next(row[key] for row in rows if key in row):.4g} | {chosen.get(key, math.nan):.4g} |"

@@ -209,9 +209,11 @@ class ClusterWatch(EngineWatch):
             if self.rollouts:
                 self.rollouts.leave(index)
             return
-        deaths = list(self._deaths)
+        deaths, self._deaths = self._deaths, []
         super()._bring_back(index)
-        self._deaths = deaths if self._moved(index) else self._deaths
+        self._deaths = deaths
+        if not self._moved(index):
+            self._count(index)
 
     def _moved(self, index: int) -> bool:
         """Whether the node of an engine, which is ready again, died with it."""

@@ -51,7 +51,8 @@ class EngineWatch:
             except RayActorError:
                 self._bring_back(index)
             except RayTaskError as error:  # its step loop raised
-                raise EngineDied(str(error.cause)) from error
+                known = isinstance(error.cause, UserError)
+                raise EngineDied(f"{error.cause}" if known else f"An engine failed: {error.cause!r}") from error
         return bool(ended)
 
     def _hang(self, index: int) -> None:

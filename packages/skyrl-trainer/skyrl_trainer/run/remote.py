@@ -3,8 +3,7 @@
 The run works in a local folder (files.local_folder). At the start that gets what the store has, unless its own newest
 checkpoint is as new. After every checkpoint and at the end, what changed goes up: files, then the markers of folders,
 then deletions. A folder there counts only with its marker, which is deleted before a file beside it is replaced: so
-wherever a process is killed, the checkpoint before is whole. A store has no locks. The run that was started last owns
-the folder, by owner.txt; one that finds another's name there writes nothing more.
+wherever a process is killed, the checkpoint before is whole. Who owns it, without locks: docs/clusters.md.
 """
 
 import json
@@ -32,7 +31,7 @@ from skyrl_trainer.run.run import Run
 from skyrl_trainer.settings import Config
 
 MARKERS = {"checkpoints": MANIFEST, "model": "config.json", "init": "config.json"}
-REPLACED = ("checkpoints", "trajectories", "model", "metrics*.jsonl", "timeline.jsonl", "config.yaml", "report.html")
+REPLACED = ("checkpoints/step_*[0-9]", "trajectories", "model", "metrics*.jsonl", "timeline.*", "config.*", "report.*")
 """What a fetch replaces here; of the rest it brings what is missing."""
 OWNER, RECORD = "owner.txt", ".uploaded.json"
 WAIT_SECONDS, SLOWEST = 120.0, 2**20
@@ -69,7 +68,7 @@ class Store:
         sizes = {path[len(self._root) :]: about["size"] for path, about in found.items()}
         names = [name for name in sizes if _marker(name) in (None, *sizes) and name != OWNER]
         # What other machines left: the next upload deletes it, after its own is there.
-        self._sent = {name: [] for name in sizes if name.startswith("checkpoints/")} | self._sent
+        self._sent = {name: [] for name in sizes if re.match(f"checkpoints/{NAME}/", name)} | self._sent
         here = (path.relative_to(self.local).as_posix() for path in self.local.glob(f"*/*/{MANIFEST}"))
         ours, theirs = (max(filter(_age, each), key=_age, default="") for each in (here, names))
         same = ours and ours == theirs and (self.local / ours).read_bytes() == self._ask("cat_file", self._root + ours)

@@ -83,7 +83,7 @@ class FineTuning:
             self.learner = group = LearnerGroup(config, SFTTrainer, self.model, self.steps)
             self.update = lambda rows, learn=True: group.call("algorithm", "update", ray.put(rows), learn)
             stack.callback(group.close)
-        self.metrics, self.tracker = MetricsWriter(self.path), Tracker(self.config)
+        self.tracker, self.metrics = Tracker(self.config), MetricsWriter(self.path)
         stack.callback(self.metrics.close)
         stack.callback(self.tracker.close)
 
