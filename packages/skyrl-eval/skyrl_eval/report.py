@@ -33,7 +33,8 @@ def write_report(folder: Path, against: Path | None = None) -> Path:
     compared = comparison(against, folder) if against else None
     shown = {"page": TRAJECTORIES, "about": view(folder, folder / TRAJECTORIES)} if attempts else None
     data |= {"results": results, "spread": spread, "comparison": compared, "trajectories": shown}
-    title = f"{results['title']}: {results['model']}"
+    what = results.get("title") or f"{results['bench']}, {results['items']} items"
+    title = f"{what}: {results.get('model', '')}"
     script = asset("charts.js") + asset("report.js", __package__)
     write_page(folder / PAGE, title, lean(data, SHORT, MAX_PARTS), asset("report.css"), script)
     return folder / PAGE

@@ -57,9 +57,9 @@ def written_aside(target: Path) -> Iterator[Path]:
         shutil.rmtree(replaced, ignore_errors=True)
 
 
-def write_whole(path: Path, content: bytes) -> None:
-    """It has its old content, or the new one; a killed process leaves a hidden file beside it."""
-    aside = path.with_name(f".{path.name}.{os.getpid()}")  # a page may have two writers
+def write_whole(path: Path, content: bytes, writer: object = "") -> None:
+    """It has its old content, or the new one; a killed process leaves a hidden file beside it. writer: of several."""
+    aside = path.with_name(f".{path.name}{writer}")
     try:
         aside.write_bytes(content)
         flush(aside)

@@ -24,6 +24,7 @@ from skyrl_trainer.config import load_config
 from skyrl_trainer.errors import UserError
 from skyrl_trainer.report.history import MetricsWriter, read_metrics
 from skyrl_trainer.report.html import write_report
+from skyrl_trainer.report.page import write_page
 from skyrl_trainer.report.table import LiveTable, header, row
 from skyrl_trainer.report.trackers import Tracker
 from skyrl_trainer.report.viewer import write_viewer
@@ -342,12 +343,12 @@ def test_a_page_that_two_processes_write_at_once_is_of_one_of_them(
         monkeypatch.setattr(files, "flush", flush)
         with monkeypatch.context() as other:
             other.setattr(os, "getpid", lambda: 1)
-            files.write_whole(page, b"the other's")
+            write_page(page, "the other's", {}, "", "")
         flush(path)
 
     monkeypatch.setattr(files, "flush", meanwhile)
-    files.write_whole(page, b"ours")
-    assert page.read_bytes() == b"ours" and list(tmp_path.iterdir()) == [page]
+    write_page(page, "ours alone", {}, "", "")
+    assert "ours alone" in page.read_text() and list(tmp_path.iterdir()) == [page]
 
 
 def test_a_full_disk_stays_a_sentence_when_the_file_is_closed(tmp_path: Path) -> None:

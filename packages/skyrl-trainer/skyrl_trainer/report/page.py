@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import re
 from html import escape
 from importlib.resources import files
@@ -43,5 +44,5 @@ def write_page(out: Path, title: str, data: dict[str, Any], style: str, script: 
     # In one go: what a part says is not replaced again.
     page = re.sub(r"{{(\w+)}}", lambda place: parts[place[1]], asset("page.html")).encode("utf-8", "replace")
     with writing(out, out.parent):
-        write_whole(out, page)
+        write_whole(out, page, os.getpid())  # `report` may run beside a training
     return len(page)
