@@ -44,3 +44,16 @@ def test_the_logs_of_the_runs_own_ray_are_kept_when_it_ends_with_an_error(
         (logs / "worker-1.err").write_text("why")
         raise kind("A RolloutWorker died.")
     assert [path.name for path in (tmp_path / "run" / "ray-logs").glob("*")] == ["worker-1.err"] * own
+
+
+def test_a_folder_that_was_deleted_is_not_made_again_for_the_logs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    config = make_config(trainer={"run_dir": str(tmp_path / "run")})
+    with pytest.raises(UserError, match="deleted"), guarded(), RunFolder(config) as folder:
+        Path(tempfile.gettempdir(), "ray", "session_latest", "logs").mkdir(parents=True)
+        shutil.rmtree(folder.path)
+        folder.check()
+    assert not folder.path.exists()

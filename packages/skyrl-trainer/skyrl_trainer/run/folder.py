@@ -44,7 +44,8 @@ class RunFolder:
         from skyrl_trainer.run.guardian import PREFIX
 
         if kind and issubclass(kind, Exception) and PREFIX in tempfile.gettempdir():
-            with suppress(OSError):
+            with suppress(OSError, UserError):
+                self.check()  # one that was deleted stays so
                 logs = Path(tempfile.gettempdir(), "ray", "session_latest", "logs")
                 shutil.copytree(logs, self.path / "ray-logs", dirs_exist_ok=True)
         self._lock.close()
