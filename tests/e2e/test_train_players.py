@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def sampled(turns: list[Turn]) -> list[Turn]:
-    return sorted(turns, key=lambda turn: turn.info.get("call", len(turns)))
+    return sorted(turns, key=lambda turn: turn.info.get("skyrl/call", len(turns)))
 
 
 @pytest.mark.full  # tests/gym/test_players.py and tests/trainer/algorithms/test_roles.py have its parts
