@@ -1,6 +1,6 @@
 """The learner on one NVIDIA GPU: variable-length attention, packing, memory. Needs no engine, only the learner's own.
 
-    python benchmarks/learner_gpu.py [--tiny]
+    python benchmarks/learner_gpu.py [--only adapters] [--adapters lora] [--tiny]
 
 A random Qwen2.5-1.5B (--tiny: two small layers, on the CPU) in bfloat16 with float32 masters. Four parts:
 - `correct`: the learner's packed rows against transformers' padded forward with sdpa: largest difference of a
@@ -21,7 +21,7 @@ import json
 import tempfile
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -40,11 +40,16 @@ SHAPE = {"hidden_size": 1536, "num_hidden_layers": 28, "num_attention_heads": 12
 SHAPE |= {"intermediate_size": 8960, "vocab_size": 151_936, "tie_word_embeddings": True}
 TINY = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
 TINY |= {"intermediate_size": 64, "vocab_size": 500, "tie_word_embeddings": True}
+ADAPTERS: dict[str, dict[str, Any]] = {
+    "full": {},
+    "lora": {"rank": 32},
+    "nf4": {"rank": 32, "quantization": "nf4"},
+}
 
 
 class Bench:
-    def __init__(self, folder: str, tiny: bool) -> None:
-        self.folder, self.tiny, self.shape = folder, tiny, TINY if tiny else SHAPE
+    def __init__(self, folder: str, tiny: bool, adapters: Sequence[str] = tuple(ADAPTERS)) -> None:
+        self.folder, self.tiny, self.shape, self.adapters = folder, tiny, TINY if tiny else SHAPE, adapters
         self.device = "cpu" if tiny else "cuda"
         with torch.device(self.device):
             torch.manual_seed(0)
@@ -190,12 +195,13 @@ def memory(bench: Bench) -> dict[str, Any]:
 def adapters(bench: Bench) -> dict[str, Any]:
     """Full fine-tuning, LoRA and QLoRA: tokens/s, FLOP use (4 a frozen parameter and token), peak, time to merge."""
     result: dict[str, Any] = {}
-    settings = {"full": {}, "lora": {"rank": 32}, "nf4": {"rank": 32, "quantization": "nf4"}}
     rows = bench.rows(600 if bench.tiny else 32_000)
-    tokens, parameters = sum(len(row.token_ids) for row in rows), 0
-    for name, lora in settings.items():
+    tokens = sum(len(row.token_ids) for row in rows)
+    with torch.device("meta"):
+        parameters = sum(p.numel() for p in Qwen2ForCausalLM(Qwen2Config(**bench.shape)).parameters())
+    for name in bench.adapters:
+        lora = ADAPTERS[name]
         learner = bench.learner(lora=lora)
-        parameters = parameters or sum(p.numel() for p in learner.parameters)
         bench.free()
         packed(learner, rows, 16 * 1024)
         start = bench.sync()
@@ -214,22 +220,28 @@ def adapters(bench: Bench) -> dict[str, Any]:
     return result
 
 
+PARTS = {part.__name__: part for part in (correct, speed, adapters, memory)}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS), help="these parts")
+    parser.add_argument("--adapters", nargs="+", choices=ADAPTERS, default=list(ADAPTERS), help="of the third part")
     parser.add_argument("--tiny", action="store_true", help="a small model on the CPU, to test this script")
-    tiny = parser.parse_args().tiny
-    result: dict[str, Any] = {"torch": torch.__version__, "device": "cpu" if tiny else torch.cuda.get_device_name()}
+    args = parser.parse_args()
+    device = "cpu" if args.tiny else torch.cuda.get_device_name()
+    result: dict[str, Any] = {"torch": torch.__version__, "device": device}
     with tempfile.TemporaryDirectory() as folder:
-        bench = Bench(str(Path(folder)), tiny)
-        for part in (correct, speed, adapters, memory):
+        bench = Bench(str(Path(folder)), args.tiny, args.adapters)
+        for name in args.only:
             start = time.perf_counter()
             try:
-                result[part.__name__] = part(bench)
+                result[name] = PARTS[name](bench)
             except Exception as error:
                 traceback.print_exc()
-                result[part.__name__] = {"error": f"{type(error).__name__}: {error}"[:300]}
+                result[name] = {"error": f"{type(error).__name__}: {error}"[:300]}
             bench.free()
-            print(part.__name__, f"{time.perf_counter() - start:.0f} s", result[part.__name__], flush=True)
+            print(name, f"{time.perf_counter() - start:.0f} s", result[name], flush=True)
     print(json.dumps(result))
 
 

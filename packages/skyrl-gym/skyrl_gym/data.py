@@ -1,15 +1,8 @@
-"""Rows in SkyRL's dataset format, from jsonl or parquet.
+"""Rows in SkyRL's dataset format, from jsonl or parquet; docs/environments/README.md shows some.
 
-    {"data_source": "synthetic_multiply",
-     "prompt": [{"role": "system", "content": "..."}, {"role": "user", "content": "12 * 34 = ?"}],
-     "env_class": "text_math",
-     "reward_spec": {"method": "rule", "ground_truth": "408"},
-     "extra_info": {"split": "train"}}
-
-Only `prompt` is required, which LiveCodeBench calls `question_content` and MBPP `text`; a string is the user's
-message. The ground truth may also be in veRL's `reward_model` or in the row itself, as in
-`{"prompt": "12 * 34 = ?", "ground_truth": "408"}`. `env_class` may be left to the trainer's
-`environment.env_class`. Other fields are kept. A row is played by `env.reset(options={"task": row})`.
+Only `prompt` is required, which LiveCodeBench calls `question_content` and MBPP `text`; a string is the user's message.
+The ground truth may also be in veRL's `reward_model` or in the row itself. A row is played by
+`env.reset(options={"task": row})`.
 """
 
 import hashlib

@@ -11,7 +11,7 @@ Shape suffixes used across the project:
     T  tokens of one sequence                               B   sequences side by side
     V  vocabulary                                           K   keys that a query sees; the canary's likeliest tokens
     H  hidden size; heads, where D follows it               D   width of a head
-    R  tokens that a segment continues                      F   rotary frequencies
+    R  tokens that a segment continues                      F   rotary frequencies; fresh tokens
     1  a batch of one, where a model wants a batch
 """
 
@@ -295,8 +295,8 @@ class TrainingBatch:
     """int64: in which turn of its trajectory it was sampled."""
     group_N: Tensor
     """int64: which sample its trajectory is a try of."""
-    fresh_N: Tensor
-    """bool: sampled by the newest weights."""
+    fresh_F: Tensor
+    """int64: which of the N tokens the newest weights have sampled."""
     advantages_N: Tensor
     rollout_logprobs_N: Tensor
     old_logprobs_N: Tensor | None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import types
 from typing import Any
 
@@ -49,6 +50,21 @@ def test_our_scheduler_is_for_the_vllm_that_it_was_made_for(
     with pytest.raises(Started) as found:
         VLLMEngine._load(engine)
     assert found.value.args == (expected,)
+
+
+def test_an_assertion_without_words_is_told_by_its_line() -> None:
+    """As vLLM's kernels for adapters refuse float32."""
+
+    def load() -> None:
+        raise AssertionError  # float32
+
+    said: list[str] = []
+    engine: Any = types.SimpleNamespace(model_path="m", _load=load, _fail=said.append)
+    try:
+        VLLMEngine._run(engine)
+    finally:
+        gc.enable()
+    assert said == ["The engine of m stopped. AssertionError: raise AssertionError  # float32"]
 
 
 @pytest.mark.parametrize(

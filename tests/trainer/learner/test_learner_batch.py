@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 import torch
 from accelerate.state import AcceleratorState
+from hypothesis import given
+from hypothesis import strategies as st
 from tiny_models import make_batch, make_config, save_model
 from torch._dynamo.testing import CompileCounter
 from torch.nn.functional import scaled_dot_product_attention
@@ -32,11 +34,29 @@ def row(length: int, name: str = "t") -> Row:
 def test_cut_keeps_the_budget_with_the_longest_first_and_loses_nobody() -> None:
     rows = [row(n) for n in (5, 9, 5, 30, 2, 0, 9)]  # the same prompt of one token; the last token is left out
     batches = cut(rows, range(7), token_budget=15)
-    assert batches == [[3], [1, 6], [0, 2, 4]]  # 30 is over the budget alone; the empty row is in none
-    assert cut(rows, range(7), token_budget=14) == [[3], [1], [6, 0, 2, 4]]
+    assert batches == [[3], [1], [6, 0, 2, 4]]  # 30 is over the budget alone; the empty row is in none
+    assert cut(rows, range(7), token_budget=13) == [[3], [1], [6], [0, 2, 4]]
     assert cut(rows, [4, 0], token_budget=1) == [[0], [4]]
     rows[2].token_ids = rows[2].token_ids + 1  # another prompt
-    assert cut(rows, [0, 1, 2], token_budget=15) == [[1, 0, 2]] and cut(rows, [0, 1, 2], 14) == [[1, 0], [2]]
+    assert cut(rows, [0, 1, 2], token_budget=15) == [[1, 0, 2]] and cut(rows, [0, 1, 2], 14) == [[1], [0, 2]]
+
+
+@given(st.lists(st.integers(1, 40), min_size=1, max_size=25), st.integers(1, 60))
+def test_as_few_micro_batches_as_can_be_and_none_a_remainder(tokens: list[int], budget: int) -> None:
+    rows = [row(n + 1) for n in tokens]
+    for i, each in enumerate(rows):
+        each.token_ids = each.token_ids + i  # no prompt is shared
+
+    def needed(budget: int) -> int:
+        count, used = 0, budget
+        for size in sorted(tokens, reverse=True):
+            used += size
+            count, used = (count + 1, size) if used > budget else (count, used)
+        return count
+
+    sizes = [sum(tokens[i] for i in part) for part in cut(rows, range(len(rows)), budget)]
+    assert len(sizes) == needed(budget) and max(sizes) <= max(budget, *tokens)
+    assert max(sizes) == max(tokens) or needed(max(sizes) - 1) > len(sizes)  # no smaller budget would do
 
 
 def test_rows_end_at_the_last_sampled_token_and_start_with_a_prompt() -> None:

@@ -204,6 +204,10 @@ def test_what_lora_does_not_go_with_is_refused(tmp_path: Path) -> None:
         ({"lora": NF4, "trainer": {"placement": {"policy_num_nodes": 2}}}, "needs a single learner"),
         ({"lora": NF4, "generator": {"backend": "transformers"}}, "needs generator.backend=vllm or openai_server"),
         ({"lora": NF4, "generator": {"inference_engine_tensor_parallel_size": 2}}, "needs one GPU per engine"),
+        (  # vLLM's kernels for adapters take half precision only
+            {"lora": NF4, "trainer": {"placement": {"policy_num_gpus_per_node": 1}}},
+            r"needs trainer\.policy\.model\.dtype=bfloat16 on a GPU",
+        ),
     ],
 )
 def test_what_hot_loading_does_not_go_with_is_refused(settings: dict[str, Any], sentence: str) -> None:

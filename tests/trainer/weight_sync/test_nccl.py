@@ -100,7 +100,7 @@ TOGETHER = {"policy_num_gpus_per_node": 1, "colocate_all": True}
     ],
 )
 def test_the_backend_follows_the_placement(placement: Any, generator: Any, lora: Any, chosen: str) -> None:
-    trainer = {"placement": placement, "policy": {"model": {"lora": lora}}}
+    trainer = {"placement": placement, "policy": {"model": {"lora": lora, "dtype": "bfloat16"}}}
     config = Config.model_validate({"trainer": trainer, "generator": generator})
     if chosen in ("nccl", "shared_memory", "cuda_ipc", "adapter"):
         assert sync_backend(config) == chosen

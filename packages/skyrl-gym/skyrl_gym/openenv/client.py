@@ -1,9 +1,8 @@
 """`skyrl/openenv-v0`: an environment behind an OpenEnv server, text in and text out.
 
-An observation of one text is that text, any other is JSON. Where the server's schema asks
-for one text, the action is that; else it is a JSON object of the agent's, and one that does
-not fit the schema is answered here. A server that is gone, slow or talks nonsense raises a
-ConnectionError of one sentence in time, and the next reset connects anew.
+An observation of one text is that text, any other is JSON. Where the server's schema asks for one text, the action is
+that; else it is a JSON object of the agent's, and one that does not fit the schema is answered here. A server that is
+gone, slow or talks nonsense raises a ConnectionError of one sentence in time, and the next reset connects anew.
 """
 
 import json

@@ -1,10 +1,8 @@
 """`python -m skyrl_gym serve ENV`: an environment behind the OpenEnv protocol.
 
-A WebSocket at `/ws` is a session of its own; `/reset`, `/step` and `/state` share one by the
-`episode_id` that reset gives; `/mcp`, by HTTP or WebSocket, plays by tools.
-
-Environments are called in the event loop, one after the other: they are Python, which threads
-only make slower. Those with `metadata["waits"]` are called in threads.
+A WebSocket at `/ws` is a session of its own; `/reset`, `/step` and `/state` share one by the `episode_id` that reset
+gives; `/mcp`, by HTTP or WebSocket, plays by tools. Environments are called in the event loop, one after the other:
+they are Python, which threads only make slower. Those with `metadata["waits"]` are called in threads.
 """
 
 import asyncio

@@ -2,11 +2,8 @@
 
 The agent runs as it would against any OpenAI-compatible endpoint: a function `agent(task)` of a Python file, async or
 not, or a command, which finds OPENAI_BASE_URL, OPENAI_API_KEY and SKYRL_TASK. Its endpoint is in the same process, this
-episode's alone, which ends with it and with all that it has started; requests are answered in their order.
-
-The reward is what the task's own env gave while the agent played it (`task.reset`, `task.step`; for a command
-/env/reset and /env/step of its endpoint), and what the agent returns, or prints in its last line: a number, or
-{"reward": 1.0, "success": true}; nothing is 0.
+episode's alone, which ends with it and with all that it has started; requests are answered in their order. What it may
+return, and how it plays the task's own env: docs/agents/your-agent.md.
 """
 
 import asyncio

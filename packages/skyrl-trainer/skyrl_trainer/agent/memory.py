@@ -1,9 +1,4 @@
-"""What a policy remembers of an episode: the ids that stand before its next output.
-
-    full          everything (the default): each context begins with the one before it
-    window:4      the first messages and the last 4 turns
-    summary:4     everything, but of observations older than 4 turns only the first 80 characters
-    no_thinking   everything but the thoughts of earlier turns, as Qwen3's template has it
+"""What a policy remembers of an episode (docs/agents/README.md): the ids that stand before its next output.
 
 What the policy wrote is never encoded again. A context that does not begin with the one before it is a new segment.
 """

@@ -140,7 +140,8 @@ class SteppedEngine(EngineActor, ABC):
                 pass
         except BaseException as error:
             traceback.print_exc(file=sys.stderr)
-            reason = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
+            said = str(error) or traceback.extract_tb(error.__traceback__)[-1].line  # an assertion often says nothing
+            reason = said if isinstance(error, UserError) else f"{type(error).__name__}: {said}"
             self._fail(f"The engine of {self.model_path} stopped. {reason}")
 
     def _turn(self) -> bool:

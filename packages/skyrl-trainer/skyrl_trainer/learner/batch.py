@@ -1,5 +1,6 @@
 """Trajectories -> micro-batches of tensors: cut by a token budget, equal prompts held once, nothing padded."""
 
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor
 
 from skyrl_trainer.errors import UserError
+from skyrl_trainer.learner.segments import sent
 from skyrl_trainer.types import AdvantageBatch, TrainingBatch, Trajectory
 
 
@@ -140,20 +142,24 @@ def by_prompt(rows: Sequence[Row], indices: Sequence[int]) -> list[list[int]]:
 
 
 def cut(rows: Sequence[Row], indices: Sequence[int], token_budget: int) -> list[list[int]]:
-    """Cuts `indices` of rows into micro-batches of at most `token_budget` tokens, a shared prompt counted once; the
-    longest first, so that memory peaks at once. A row over the budget is a micro-batch by itself."""
-    micro_batches: list[list[int]] = []
-    used = 0
-    for group in by_prompt(rows, indices):
-        prompt = len(rows[group[0]].prompt)
-        for i in group:
-            rest = len(rows[i].rest)
-            used += rest if i != group[0] else prompt + rest
-            if used > token_budget or not micro_batches:
+    """Cuts `indices` of rows into as few micro-batches of at most `token_budget` tokens as their order allows, equally
+    full, a shared prompt counted once; the longest first, so that memory peaks at once. A longer row is one by itself.
+    """
+    groups = by_prompt(rows, indices)
+    sizes = [(i, len(rows[i].prompt), len(rows[i].rest), i == group[0]) for group in groups for i in group]
+
+    def filled(budget: int) -> list[list[int]]:
+        micro_batches, used = list[list[int]](), 0
+        for i, prompt, rest, first in sizes:
+            used += prompt * first + rest
+            if used > budget or not micro_batches:
                 micro_batches.append([])
                 used = prompt + rest
             micro_batches[-1].append(i)
-    return micro_batches
+        return micro_batches
+
+    fewest = len(filled(token_budget))
+    return filled(bisect_left(range(token_budget), True, key=lambda budget: len(filled(budget)) == fewest))
 
 
 def collate(rows: Sequence[Row], indices: Sequence[int], device: torch.device, dtype: torch.dtype) -> TrainingBatch:
@@ -161,9 +167,10 @@ def collate(rows: Sequence[Row], indices: Sequence[int], device: torch.device, d
     chosen = [rows[i] for i in indices]
     segments, places_P, predictors = _segments(chosen)
     counts = [row.num_sampled for row in chosen]
+    fresh = [row.fresh if len(row.fresh) else np.ones(row.num_sampled, bool) for row in chosen]
 
     def joined(values: list[np.ndarray], dtype: torch.dtype | None = None) -> Tensor:
-        return torch.from_numpy(np.concatenate(values)).to(device, dtype)
+        return sent(np.concatenate(values), device).to(device, dtype)
 
     return TrainingBatch(
         ids_P=joined([ids for ids, _ in segments]),
@@ -174,7 +181,7 @@ def collate(rows: Sequence[Row], indices: Sequence[int], device: torch.device, d
         target_ids_N=joined([row.token_ids[row.mask] for row in chosen]),
         trajectory_N=joined([np.repeat(np.array(indices, np.int64), counts)]),
         turn_N=joined([row.turns if len(row.turns) else np.zeros(row.num_sampled, np.int64) for row in chosen]),
-        fresh_N=joined([row.fresh if len(row.fresh) else np.ones(row.num_sampled, bool) for row in chosen]),
+        fresh_F=joined([np.concatenate(fresh).nonzero()[0]]),
         group_N=joined([np.repeat(np.array([row.group for row in chosen], np.int64), counts)]),
         advantages_N=joined([row.advantages[row.mask] for row in chosen], dtype),
         rollout_logprobs_N=joined([row.rollout_logprobs[row.mask] for row in chosen], dtype),

@@ -262,13 +262,12 @@ class GRPO(PolicyLoss):
     def _measure_engine(self, logprobs_N: Tensor, batch: TrainingBatch, meter: Meter) -> None:
         """How far what sampled is from the learner, before the learner moves: the engine itself, and older weights."""
         # In float64: the KL of two implementations of one policy is far below float32's rounding of 1.
-        rollout_N = batch.rollout_logprobs_N.double()
-        logprobs_N = logprobs_N.detach().double()
-        kl_N, fresh_N = k3(rollout_N, logprobs_N), batch.fresh_N
+        rollout_N, logprobs_N = batch.rollout_logprobs_N.double(), logprobs_N.detach().double()
+        kl_N = k3(rollout_N, logprobs_N)
         meter.mean("kl/behaviour", kl_N)
-        if fresh_N.any():
-            meter.mean("kl/engine_learner", kl_N[fresh_N])
-            meter.maximum("logprobs/max_diff", (logprobs_N - rollout_N).abs()[fresh_N])
+        if len(batch.fresh_F):
+            meter.mean("kl/engine_learner", kl_N[batch.fresh_F])
+            meter.maximum("logprobs/max_diff", (logprobs_N - rollout_N).abs()[batch.fresh_F])
 
     def _passes(self, rows: list[Row], indices: Sequence[int]) -> list[tuple[list[int], bool]]:
         """This learner's micro-batches, and whether each counts (see Ranks)."""

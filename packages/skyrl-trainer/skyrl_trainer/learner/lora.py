@@ -21,11 +21,11 @@ from skyrl_trainer.errors import UserError
 from skyrl_trainer.learner.cpu_linear import use_onednn
 from skyrl_trainer.learner.model import Learner, Scorer
 from skyrl_trainer.learner.ranks import Ranks
+from skyrl_trainer.registry import load
 from skyrl_trainer.settings import Config, LoRAConfig
 from skyrl_trainer.types import TrainingBatch
 
-POLICY = "policy"
-"""The role that every learner has."""
+POLICY = "policy"  # the role that every learner has
 MATRICES = ("lora_A", "lora_B")
 
 
@@ -171,6 +171,7 @@ def add_role(model: torch.nn.Module, name: str, options: LoRAConfig, seed: int) 
     active = _active(model) or name
     targets = _targets(model, options.target_modules)
     settings = LoraConfig(r=options.rank, lora_alpha=options.alpha, target_modules=targets)  # type: ignore[arg-type]
+    settings._register_custom_module({torch.nn.Linear: load("skyrl_trainer.learner.adapted:Adapted")})
     with torch.random.fork_rng(devices=[]), warnings.catch_warnings():  # peft draws from the global generator
         warnings.simplefilter("ignore")  # that there are several adapters
         inject_adapter_in_model(settings, model, name)

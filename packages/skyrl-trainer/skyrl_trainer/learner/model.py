@@ -127,8 +127,7 @@ class Optimized:
     config: Config
     model: PreTrainedModel
     ranks: Ranks
-    prefix = ""
-    """Of the names in a state."""
+    prefix = ""  # of the names in a state
 
     def trainable(self) -> dict[str, torch.nn.Parameter]:
         """What the optimizer changes, by name."""

@@ -42,7 +42,7 @@ class Ranks:
         """
         cuts = [cut(rows, share, token_budget) for share in shares(rows, indices, self.size)]
         mine = cuts[self.rank]
-        again = [(part, False) for part in (mine or max(cuts))[-1:]]  # the last has the fewest tokens
+        again = [(part, False) for part in (mine or max(cuts))[-1:]]
         return [(part, True) for part in mine] + again * (max(map(len, cuts)) - len(mine))
 
     def gather(self, value: T) -> list[T]:

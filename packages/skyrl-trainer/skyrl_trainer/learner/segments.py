@@ -27,6 +27,12 @@ _CAUSAL: dict[str, Any] = {"window_size": (-1, 0), **dict.fromkeys(_TOLD, True)}
 _PADDING, _CALL = 0.05, 2**12
 
 
+def sent(array: np.ndarray, device: torch.device) -> Tensor:
+    """To a GPU without waiting for what it computes at present."""
+    tensor = torch.from_numpy(array)
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
+
+
 class Segments:
     """How the P tokens of a micro-batch divide into S segments.
 
@@ -35,7 +41,7 @@ class Segments:
     """
 
     def __init__(self, lengths_S: Sequence[int], prefix_S: Sequence[int], device: torch.device) -> None:
-        self._tensor = partial(torch.as_tensor, device=device)
+        self._tensor = partial(sent, device=device)
         self.lengths_S = np.array(lengths_S, dtype=np.int64)
         numbers_S = np.array(prefix_S, dtype=np.int64)
         self.starts_S = self.lengths_S.cumsum() - self.lengths_S

@@ -2,14 +2,7 @@
 
 `EnvClient` knows the workers; `RemoteEnv` is one episode's env. An env is a function of its seed and the actions, so a
 RemoteEnv whose process has ended resets a new one, repeats the recorded actions (tools with effects outside answer from
-the record) and goes on. Where, and when it fails instead:
-
-    what has ended                                                what its episodes do
-    the process that the worker's envs share, in another's call   begin again in the next shared process
-    the same in this env's own call, or for the second time       begin again in a process of their own
-    the whole EnvWorker (killed, out of reach)                    the same, on whichever EnvWorker is there
-    the episode's own process, or its EnvWorker under it          it fails
-    the EnvWorker's node, or it had to leave a crowded one        begin again on another, as often as that happens
+the record) and goes on: where, and when it fails instead, is in docs/architecture.md ("Life cycles").
 """
 
 import asyncio

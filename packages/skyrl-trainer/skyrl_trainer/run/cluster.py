@@ -1,8 +1,4 @@
-"""A Ray cluster as a place to run (`ray.address`): what its nodes have, what goes where, and what their deaths cost.
-
-    node dies  -> its EnvWorkers start on others; its engines are away: the others play their episodes
-    node joins -> EnvWorkers move there from crowded nodes; an engine that is away starts there, and gets the weights
-                  and a RolloutWorker
+"""A Ray cluster as a place to run (`ray.address`): what its nodes have, and what goes where; docs/clusters.md has more.
 
 An engine that is away starts wherever Ray finds its cores or GPUs. A run waits for it only while no other is there.
 """

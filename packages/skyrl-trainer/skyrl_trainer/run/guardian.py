@@ -2,8 +2,7 @@
 
 All of a run's processes put their temporary files, Ray's session among them, into one folder. A small process, the
 guardian, waits until the driver is gone, kills whatever names the folder in its environment or writes to a file there
-(Ray's agents overwrite their environment), and removes it. It holds the folder's lock: where it was killed, the
-next start removes the folder.
+(Ray's agents overwrite their environment), and removes it. Where it was killed, its lock is free: the next start does.
 """
 
 import fcntl

@@ -2,13 +2,14 @@
 
     awake --sleep--> asleep --(publishing)--> weights awake --(published)--> awake
 
-Memory for the weights comes first, the sync fills it, and only then is the KV cache made again: both sides' peaks never
-meet. On a CPU the states are kept, and engines not told.
+The KV cache is made last, so that both sides' peaks never meet. On a CPU the states are kept, and engines not told.
 """
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Literal
+
+import torch
 
 from skyrl_trainer.errors import UserError
 from skyrl_trainer.settings import Config
@@ -26,15 +27,16 @@ def shares_gpus(config: Config) -> bool:
 def sync_backend(config: Config) -> str:
     """How weights reach the engines, as generator.weight_sync_backend asks. UserError where it cannot be."""
     generator, place = config.generator, config.trainer.placement
-    lora = config.trainer.policy.model.lora
-    asked = generator.weight_sync_backend
-    if asked == "adapter" or (asked == "auto" and lora.quantization == "nf4"):
+    model, asked = config.trainer.policy.model, generator.weight_sync_backend
+    if asked == "adapter" or (asked == "auto" and model.lora.quantization == "nf4"):
+        on_gpus = place.policy_num_gpus_per_node > 0 or torch.cuda.is_available()
         limits = (
-            (lora.rank == 0, "needs an adapter: set trainer.policy.model.lora.rank"),
+            (model.lora.rank == 0, "needs an adapter: set trainer.policy.model.lora.rank"),
             (config.num_learners > 1, "needs a single learner"),
             (generator.backend not in ("vllm", "openai_server"), "needs generator.backend=vllm or openai_server"),
             (generator.inference_engine_tensor_parallel_size > 1, "needs one GPU per engine"),
-            (lora.rank > ENGINE_RANKS[-1], f"goes up to rank {ENGINE_RANKS[-1]}"),
+            (model.lora.rank > ENGINE_RANKS[-1], f"goes up to rank {ENGINE_RANKS[-1]}"),
+            (on_gpus and model.dtype == "float32", "needs trainer.policy.model.dtype=bfloat16 on a GPU"),
         )
         for wrong, reason in limits:
             if wrong:
