@@ -130,16 +130,20 @@ def test_a_single_learner_apart_needs_a_gpu_beside_the_engines(alone: Callable[[
 
 @pytest.mark.parametrize("together", [True, False])
 @pytest.mark.parametrize("gpus", [0, 1])
+@pytest.mark.parametrize("quantization", ["none", "nf4"])
 def test_eval_and_serve_of_a_run_need_no_gpu_for_its_learner(
-    alone: Callable[[float], None], gpus: int, together: bool
+    alone: Callable[[float], None], gpus: int, together: bool, quantization: Any
 ) -> None:
-    """Nor an engine that can sleep, or get weights by NCCL, which vLLM refuses on a processor."""
+    """Nor an engine that can sleep, get weights by NCCL, which vLLM refuses on a processor, or load adapters, which it
+    refuses in float32 on a GPU."""
     alone(gpus)
-    with Processes(config(1, colocate_all=together, **ONE_GPU), "", plays=False) as made:
+    of_run = config(1, colocate_all=together, **ONE_GPU)
+    of_run.trainer.policy.model.lora.quantization = quantization
+    with Processes(of_run, "", plays=False) as made:
         [[_, options]] = processes.ray.remote().options.call_args_list
         [[_, sent]] = processes.ray.remote().options().remote.call_args_list
     assert len(made.engines) == 1 and options["num_gpus"] == gpus
-    assert not {"enable_sleep_mode", "weight_transfer_config"} & sent["engine_kwargs"].keys()
+    assert not {"enable_sleep_mode", "weight_transfer_config", "enable_lora"} & sent["engine_kwargs"].keys()
 
 
 def test_of_the_other_nodes_those_with_the_most_gpus_learn(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -153,4 +157,4 @@ def test_of_the_other_nodes_those_with_the_most_gpus_learn(monkeypatch: pytest.M
 def test_with_adapters_the_drivers_machine_is_filled_first() -> None:
     wanted = config(3)
     wanted.generator.weight_sync_backend, wanted.trainer.policy.model.lora.rank = "adapter", 8
-    assert place_engines(wanted, CPUS, on_gpus=False) == ["driver", "driver", "b"]
+    assert place_engines(wanted, CPUS, on_gpus=False, learns=True) == ["driver", "driver", "b"]

@@ -109,7 +109,7 @@ def place_engines(config: Config, nodes: list[Node], on_gpus: bool, learns: bool
             f"few ({each}). Lower generator.num_inference_engines, or join more."
         )
     # A GPU is as fast on any node, and adapters stay on the driver's; cores of a node share its memory: spread.
-    if on_gpus or sync_backend(config) == "adapter":
+    if on_gpus or (learns and sync_backend(config) == "adapter"):
         return placed[:wanted]
     return sorted(spread([""] * wanted, rooms), key=list(rooms).index)
 
@@ -140,7 +140,8 @@ class Places:
 
     def __init__(self, config: Config, model_path: str, engines: int, learns: bool) -> None:
         """Raises UserError where a node could not do its part, or all together have too little room."""
-        self._config, self._nodes = config, find_places(config, learns) if engines else []
+        self._config, self._learns = config, learns
+        self._nodes = find_places(config, learns) if engines else []
         files = [Path(model_path) / "config.json"]
         if learns and "://" not in config.run_address:  # of an address each node has a folder of its own
             files.append(config.run_path / "config.yaml")
@@ -153,9 +154,8 @@ class Places:
         """Ray's options for each."""
 
     def watch(self, engines: list[Any]) -> "ClusterWatch":
-        config = self._config
-        shared = shares_gpus(config) or sync_backend(config) == "nccl"
-        self._watch = ClusterWatch(engines, self._nodes, waits=config.trainer.deterministic or shared)
+        shared = self._learns and (shares_gpus(self._config) or sync_backend(self._config) == "nccl")
+        self._watch = ClusterWatch(engines, self._nodes, waits=self._config.trainer.deterministic or shared)
         return self._watch
 
     def rollouts(self, config: Config, engines: list[Any], model_path: str) -> ElasticRollouts:

@@ -139,7 +139,7 @@ class Processes:
         if self.config.generator.backend not in ENGINES.built_in:
             return {}
         kwargs: dict[str, Any] = {"tensor_parallel_size": self.config.generator.inference_engine_tensor_parallel_size}
-        kwargs |= adapter_kwargs(self.config)
+        kwargs |= adapter_kwargs(self.config) if self._learns else {}
         if self._learns and shares_gpus(self.config):
             kwargs["enable_sleep_mode"] = True
         if self._learns and sync_backend(self.config) == "nccl":
