@@ -1,14 +1,15 @@
 """Whole steps of GRPO on one GPU, engine and learner in turns: `qwen_1gpu` with Qwen2.5-1.5B's shape and random
 weights, by the command line that everybody uses, as a fraction of the physical limit that its `--dry-run` states.
 
-    python benchmarks/gpu_step.py [--staleness 0 1] [--steps 3] [--folder DIR]
+    python benchmarks/gpu_step.py [--staleness 0 1] [--quantization none nf4] [--steps 3] [--folder DIR]
     python benchmarks/gpu_step.py --tiny      # a tiny model on a CPU, to try this script
 
-256 episodes of two turns of 512 tokens, LoRA of rank 32. A random policy hardly ever ends an answer, so that every
-episode has full length, as the limit assumes; its reward is the parity of its tokens, so that there is something to
-learn from. The first step compiles and is not counted, nor is the last evaluation. An earlier DIR's policy is taken;
-its runs are made anew. The last line is one JSON object: for each bound of `trainer.max_staleness` the seconds of the
-median step and of its parts, the `limit` and its `fraction`, and the largest difference that a sync's canary saw.
+256 episodes of two turns of 512 tokens, LoRA of rank 32: merged into the weights, or with nf4 (QLoRA) hot-loaded. A
+random policy hardly ever ends an answer, so that every episode has full length, as the limit assumes; its reward is the
+parity of its tokens, so that there is something to learn from. The first step compiles and is not counted, nor is the
+last evaluation. An earlier DIR's policy is taken; its runs are made anew. The last line is one JSON object: for each
+bound of `trainer.max_staleness` and way the seconds of the median step and its parts, the `limit` and its `fraction`,
+and the largest difference that a sync's canary saw.
 """
 
 from __future__ import annotations
@@ -69,11 +70,12 @@ def seconds(row: dict[str, float]) -> float:
     return sum(row[f"time/{part}"] for part in PARTS)
 
 
-def measure(args: argparse.Namespace, folder: Path, staleness: int) -> dict[str, Any]:
-    run = folder / f"k{staleness}"
+def measure(args: argparse.Namespace, folder: Path, staleness: int, quantization: str) -> dict[str, Any]:
+    run = folder / f"k{staleness}-{quantization}"
     shutil.rmtree(run, ignore_errors=True)
     given = (f"trainer.policy.model.path={folder / args.size}", f"trainer.run_dir={run}", *ALWAYS)
     given += (f"trainer.algorithm.plugin_file={folder / 'coin.py'}", f"trainer.max_staleness={staleness}")
+    given += (f"trainer.policy.model.lora={{rank: 32, quantization: {quantization}}}",)
     given += (*(ON_CPU if args.tiny else ON_GPU), f"trainer.max_steps={args.steps}")
     (said,) = re.findall(r"at least +(\S+) s decode \+ (\S+) s train \+ (\S+) s sync", trainer(*given, "--dry-run"))
     limit = sum(map(float, said))
@@ -90,6 +92,7 @@ def measure(args: argparse.Namespace, folder: Path, staleness: int) -> dict[str,
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--staleness", type=int, nargs="+", default=[0, 1])
+    parser.add_argument("--quantization", nargs="+", choices=("none", "nf4"), default=["none"])
     parser.add_argument("--steps", type=int, default=3)
     parser.add_argument("--tiny", action="store_true", help="a tiny model, on a CPU")
     parser.add_argument("--folder", type=Path, help="kept; default: a temporary one")
@@ -101,7 +104,8 @@ def main() -> None:
         (folder / "coin.py").write_text(COIN)
         if not (folder / args.size / "tokenizer.json").exists():
             make_model(args.size, folder / args.size)
-        print(json.dumps({f"k={k}": measure(args, folder, k) for k in args.staleness}))
+        cases = [(k, quantization) for quantization in args.quantization for k in args.staleness]
+        print(json.dumps({f"k={k}, {how}": measure(args, folder, k, how) for k, how in cases}))
 
 
 if __name__ == "__main__":
