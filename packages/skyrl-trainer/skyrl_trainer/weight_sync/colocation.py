@@ -29,7 +29,7 @@ def sync_backend(config: Config) -> str:
     generator, place = config.generator, config.trainer.placement
     model, asked = config.trainer.policy.model, generator.weight_sync_backend
     if asked == "adapter" or (asked == "auto" and model.lora.quantization == "nf4"):
-        on_gpus = place.policy_num_gpus_per_node > 0 or torch.cuda.is_available()
+        on_gpus = place.policy_num_gpus_per_node > 0 or torch.cuda.is_available()  # no float32 kernels there
         limits = (
             (model.lora.rank == 0, "needs an adapter: set trainer.policy.model.lora.rank"),
             (config.num_learners > 1, "needs a single learner"),
