@@ -235,14 +235,19 @@ def test_the_expert_solves_every_task(env_id, options):
 
 @every_case
 def test_any_string_is_an_action_and_quick(env_id, options):
+    """A string that is slow is slow each time; a step in which all tests' garbage is collected is so once."""
     env, rng, seconds, ended = gym.make(env_id), random.Random(env_id), [], True
     for number in range(50_000 if FULL else 200):  # in each of two languages
         if ended:
             env.reset(seed=number, options=varied(env, options, number))
             junk = bad_actions(rng, env.unwrapped.expert_action())
-        action, start = next(junk), time.thread_time()
-        observation, reward, terminated, truncated, info = env.step(action)
-        seconds.append(time.thread_time() - start)
+        action, before, tries = next(junk), env.unwrapped.get_state(), []
+        while not tries or (min(tries) >= 0.05 and len(tries) < 3):
+            env.unwrapped.set_state(before)
+            start = time.thread_time()
+            observation, reward, terminated, truncated, info = env.step(action)
+            tries.append(time.thread_time() - start)
+        seconds.append(min(tries))
         ended, parts = terminated or truncated, info["reward_parts"].values()
         assert observation in env.observation_space and type(reward) is float and sum(parts) == reward
         # Vector environments make an array of the first value's type, so that 0 would make integers of all.
