@@ -1,7 +1,4 @@
-"""Weight sync of adapters: the engines get the full base once, dequantised, and a small adapter at every step.
-
-The adapter travels as a peft folder in shared memory, which exists only while the engines load it.
-"""
+"""Weight sync of adapters: the engines get the full base once, dequantised, and a small adapter at every step."""
 
 import json
 import tempfile
@@ -37,15 +34,15 @@ class AdapterSync(SharedMemorySync):
         return super().restore(index)
 
     def _load(self, version: int) -> SyncReport:
-        start, size = time.perf_counter(), 0
+        start, base = time.perf_counter(), 0
         if not self._has_base:
             report = super()._load(version)
             if {*report.engine_checksums} - {report.checksum, None}:
                 raise SyncError("Weight sync failed: an engine loaded other base weights than the learner holds.")
-            self._has_base, size = True, report.bytes
+            self._has_base, base = True, report.bytes
             del self._buffer  # its memory is free once the engines have let go of it, too
         tensors = {name: tensor.cpu().contiguous() for name, tensor in self._adapter()}
-        size += sum(tensor.nbytes for tensor in tensors.values())
+        size = sum(tensor.nbytes for tensor in tensors.values())
         run = Path(tempfile.gettempdir()).name
         with tempfile.TemporaryDirectory(prefix=f"{run}-adapter-", dir=folder_with_room(size)) as folder:
             rank = next(iter(tensors.values())).shape[0]
@@ -56,4 +53,4 @@ class AdapterSync(SharedMemorySync):
             self._everywhere("pause")
             self._everywhere("update_weights", {"adapter": folder})
             loaded = self._everywhere("finish_weight_update", version)
-        return SyncReport(time.perf_counter() - start, size, checksum(tensors.values()), tuple(loaded))
+        return SyncReport(time.perf_counter() - start, base + size, checksum(tensors.values()), tuple(loaded))
