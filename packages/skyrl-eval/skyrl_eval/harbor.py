@@ -1,7 +1,6 @@
 """skyrl/harbor-v0: tasks in Harbor's folders, in the namespace sandbox, with the tools bash and submit.
 
-What of a folder stands for what: docs/environments/task_sets.md. No image is built: this machine's programs stand for
-it. The tests run without network, when nothing that the agent has started runs any more.
+More: docs/environments/task_sets.md. The tests run when nothing that the agent has started runs any more.
 """
 
 import json

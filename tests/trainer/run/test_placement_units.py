@@ -79,6 +79,7 @@ FOUR: dict[str, Any] = {"policy_num_gpus_per_node": 4}
         (FOUR, [HEAD._replace(gpus=0), GPUS[1]], "Node head (aaaa) has 0 free GPUs, and its learners need 4 "),
         (FOUR | {"policy_num_nodes": 2}, [GPUS[0], OTHER], "Node 10.0.0.2 (bbbb) has 3 free GPUs, and its "),
         (FOUR, [GPUS[0], OTHER], None),
+        (FOUR, [GPUS[0]._replace(all_gpus=8), OTHER], None),
     ],
 )
 def test_a_node_that_lacks_the_gpus_of_its_learners_is_named(
@@ -92,6 +93,19 @@ def test_a_node_that_lacks_the_gpus_of_its_learners_is_named(
     with pytest.raises(UserError, match=re.escape(said) + r".*policy_num_gpus_per_node\): lower that, free some"):
         place_engines(asked, nodes, on_gpus, learns=True)
     assert place_engines(asked, nodes, on_gpus), "an evaluation has no learners"
+
+
+@pytest.mark.parametrize("nodes", [[HEAD._replace(gpus=6, all_gpus=8)], [GPUS[0], OTHER._replace(gpus=7, all_gpus=8)]])
+def test_who_takes_turns_needs_nodes_without_other_jobs(nodes: list[Node]) -> None:
+    """Learners that take turns count a node's GPUs from 0, while Ray gives engines any that are free."""
+    asked: dict[str, Any] = {"policy_num_gpus_per_node": 1, "policy_num_nodes": len(nodes)}
+    said = re.escape(
+        f"Node {nodes[-1].name} has {nodes[-1].gpus} free GPUs, and its learners need 8 (trainer.placement."
+    )
+    with pytest.raises(UserError, match=said + r".*_per_node; with colocate_all it must be theirs alone\): lower"):
+        place_engines(config(1, colocate_all=True, **asked), nodes, True, learns=True)
+    assert place_engines(config(1, colocate_all=False, **asked), nodes, True, learns=True) == ["driver"]
+    assert place_engines(config(1, colocate_all=True, **asked), nodes, True), "an evaluation has no learners"
 
 
 ONE_GPU: dict[str, Any] = {"policy_num_gpus_per_node": 1}

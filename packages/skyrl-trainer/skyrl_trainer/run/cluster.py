@@ -1,7 +1,4 @@
-"""A Ray cluster as a place to run (`ray.address`): what its nodes have, and what goes where; docs/clusters.md has more.
-
-An engine that is away starts wherever Ray finds its cores or GPUs. A run waits for it only while no other is there.
-"""
+"""A Ray cluster as a place to run (`ray.address`): what its nodes have, and what goes where; more: docs/clusters.md."""
 
 import logging
 import os
@@ -55,6 +52,7 @@ class Node(NamedTuple):
     """All that it has, used or not."""
     name: str = ""
     store: float = 0.0  # bytes of its object store
+    all_gpus: float = 0.0
 
 
 def prepare(address: str) -> None:
@@ -78,7 +76,8 @@ def living() -> list[Node]:
     for node in machines():
         has, name = node["Resources"], f"{node['NodeName']} ({node['NodeID'][:8]})"
         left, store = free.get(node["NodeID"], has), has.get("object_store_memory", 0)
-        found.append(Node(node["NodeID"], left.get("CPU", 0), left.get("GPU", 0), has.get("CPU", 0), name, store))
+        free_now, everything = ((each.get("CPU", 0), each.get("GPU", 0)) for each in (left, has))
+        found.append(Node(node["NodeID"], *free_now, everything[0], name, store, everything[1]))
     return found
 
 
@@ -92,10 +91,13 @@ def place_engines(config: Config, nodes: list[Node], on_gpus: bool, learns: bool
     rooms: dict[str, float] = {}
     for number, node in enumerate(nodes):
         learners = learns * place.policy_num_gpus_per_node * (number < place.policy_num_nodes)
-        if node.gpus < learners:
+        # Learners that take turns count GPUs from 0, and Ray gives engines any that are free.
+        need = max(learners, node.all_gpus) if learners and place.colocate_all else learners
+        if node.gpus < need:
+            turns = "; with colocate_all it must be theirs alone" * (need > learners)
             raise UserError(
-                f"Node {node.name} has {node.gpus:g} free GPUs, and its learners need {learners} (trainer.placement."
-                "policy_num_gpus_per_node): lower that, free some, or start on a node with more."
+                f"Node {node.name} has {node.gpus:g} free GPUs, and its learners need {need:g} (trainer.placement."
+                f"policy_num_gpus_per_node{turns}): lower that, free some, or start on a node with more."
             )
         gpus = node.gpus - learners * (not place.colocate_all)
         room = min(node.cpus, gpus // generator.inference_engine_tensor_parallel_size) if on_gpus else node.cpus

@@ -1,9 +1,7 @@
 """A run folder on an object store, at any address that fsspec knows: s3://bucket/runs/a.
 
-The run works in a local folder (files.local_folder). At the start that gets what the store has, unless its own newest
-checkpoint is as new. After every checkpoint and at the end, what changed goes up: files, then the markers of folders,
-then deletions. A folder there counts only with its marker, which is deleted before a file beside it is replaced: so
-wherever a process is killed, the checkpoint before is whole. Who owns it, without locks: docs/clusters.md.
+What is copied when, and who owns it, without locks: docs/clusters.md. A folder there counts only with its marker, which
+goes up last, and is deleted before a file is replaced.
 """
 
 import json
