@@ -116,6 +116,21 @@ def test_the_estimate_is_near_what_was_measured_on_one_gpu(lora: str, checkpoint
     assert sum(size for _, size in rows) / 2**30 == pytest.approx(measured, rel=0.05)
 
 
+@pytest.mark.parametrize(("checkpointing", "more"), [("true", 0), ("false", 2 * P)])
+def test_compiled_layers_keep_sharded_weights_whole_for_the_backward_pass(checkpointing: str, more: int) -> None:
+    overrides = ["trainer.policy.model.lora={}", f"trainer.gradient_checkpointing={checkpointing}"]
+    one, two = (
+        [
+            size
+            for _, size in learner_memory(
+                load_config("qwen_1gpu", [*overrides, f"trainer.placement.policy_num_gpus_per_node={n}"]), SHAPE
+            )
+        ]
+        for n in (1, 2)
+    )
+    assert two[0] == one[0] / 2 and two[2:] == [one[2] + more, one[3]]
+
+
 @pytest.mark.parametrize("lora", ["trainer.policy.model.lora={}", "trainer.policy.model.lora={rank: 32}"])
 @pytest.mark.parametrize("name", ["ppo", "cispo_ppo"])
 def test_a_critic_takes_as_much_again_unless_it_is_a_head_of_the_policys(lora: str, name: str) -> None:

@@ -227,6 +227,8 @@ def test_a_model_with_large_logits_is_taken_in_bfloat16(tmp_path: Path) -> None:
     try:
         learner = Learner(make_config(trainer={"policy": {"model": {"dtype": "bfloat16"}}}), path, 1)
         assert learner.published_dtype == torch.bfloat16
+        with learner.accelerator.autocast():  # which would keep a copy of every weight, of sharded ones, too
+            assert torch.is_autocast_enabled("cpu") and not torch.is_autocast_cache_enabled()
     finally:
         AcceleratorState._reset_state()
 

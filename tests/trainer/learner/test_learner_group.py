@@ -224,6 +224,13 @@ def test_two_learners_send_between_gpus_what_one_would(
     assert sent[0][1] == 4 * sum(math.prod(shape) for shape in told["shapes"])
 
 
+def test_no_weight_stays_gathered_beside_an_awake_engine(group: ProbedGroup, tmp_path: Path) -> None:
+    load(group, two_config(), save_model(tmp_path))
+    group.token_logprobs([1, 2, 3])  # as the canary does
+    types = group._everywhere("do", lambda process: {type(each.data) for each in process.learner.model.parameters()})
+    assert types == [{DTensor}] * 2
+
+
 def test_a_loss_that_is_not_finite_on_one_learner_stops_all_with_its_name(group: ProbedGroup, tmp_path: Path) -> None:
     path = save_model(tmp_path)
     load(group, two_config(algorithm={"options": {"correction": "tis"}}, num_mini_batches=1), path)

@@ -99,6 +99,9 @@ def learner_memory(config: Config, shape: ModelShape) -> Rows:
     checkpoints = shape.layers * shape.hidden * (shape.width if lora.rank else 4)
     layer = shape.kept * shape.width * ((9 if lora.rank else 10) if on_gpu else 12) // 12
     kept = checkpoints + layer if trainer.gradient_checkpointing else shape.layers * layer
+    # Compiled layers keep weights in half precision for the backward pass, other learners' parts of them, too.
+    copied = on_gpu and config.num_learners > 1 and not (lora.rank or trainer.gradient_checkpointing)
+    activations = (tokens * kept + 2 * shape.parameters * (copied and shape.width == 2)) * models
     if lora.rank == 0:
         whole = 4 * shape.parameters // config.num_learners
         rows = [
@@ -111,7 +114,7 @@ def learner_memory(config: Config, shape: ModelShape) -> Rows:
             ("learner: frozen weights", shape.parameters * shape.width - saved),
             ("learner: adapter, gradients, AdamW's two moments", 16 * adapter_size(config, shape) * models),
         ]
-    return rows + list(zip(PASSING, (tokens * kept * models, (6 if on_gpu else 12) * logits), strict=True))
+    return rows + list(zip(PASSING, (activations, (6 if on_gpu else 12) * logits), strict=True))
 
 
 def memory(config: Config, shape: ModelShape) -> Rows:

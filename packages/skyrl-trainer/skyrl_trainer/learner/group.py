@@ -18,7 +18,7 @@ from torch.distributed import TCPStore
 from skyrl_trainer.agent.tokenizer import load_tokenizer
 from skyrl_trainer.errors import UserError
 from skyrl_trainer.learner.model import make_learner
-from skyrl_trainer.learner.ranks import Ranks, whole
+from skyrl_trainer.learner.ranks import Ranks, reshard, whole
 from skyrl_trainer.process_memory import INTERVAL, return_free_memory
 from skyrl_trainer.rollout.pool import at
 from skyrl_trainer.settings import Config
@@ -62,6 +62,7 @@ class LearnerProcess:
     def call(self, owner: str, method: str, *arguments: Any) -> Any:
         """owner: "learner" or "algorithm"."""
         answer = getattr(getattr(self, owner), method)(*arguments)
+        reshard(self.learner.model)  # no gathered weights beside an engine that is awake
         return answer if self.rank == 0 else None
 
     def share_weights(self) -> Any:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from accelerate import Accelerator
+from accelerate import Accelerator, AutocastKwargs
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
@@ -42,6 +42,7 @@ class Scorer:
         self.accelerator = Accelerator(
             cpu=config.trainer.placement.policy_num_gpus_per_node == 0,
             mixed_precision="bf16" if self.published_dtype == torch.bfloat16 else "no",
+            kwargs_handlers=[AutocastKwargs(cache_enabled=False)],  # of all weights
         )
         dtype, how = self.loading()
         # Not train(): dropout would put noise in every ratio, and there is no other difference.

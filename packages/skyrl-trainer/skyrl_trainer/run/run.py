@@ -1,7 +1,6 @@
 """What a run has, made in an order that lets the slow ones start beside each other.
 
-The engines load a model while the tiny policy is still cloning the expert in a process of its own (they get its
-weights by the first sync, as after every step), and while the learner loads.
+The engines load while the tiny policy is still cloning the expert in a process of its own, and the learner loads.
 """
 
 import gc
