@@ -133,7 +133,7 @@ class TrainerConfig(Section):
     seed: int = Field(default=0, ge=0, lt=2**32)
     """Of tasks, sampling and the tiny policy."""
     deterministic: bool = False
-    """The same bytes in every run: seeded requests in a fixed order, all of the loss computed by the learner."""
+    """The same bytes in every run on CPUs: seeded requests in a fixed order, all of the loss by the learner."""
     policy: PolicyConfig = PolicyConfig()
     placement: PlacementConfig = PlacementConfig()
     algorithm: AlgorithmConfig = AlgorithmConfig()
