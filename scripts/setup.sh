@@ -79,7 +79,7 @@ exec 9<scripts/setup.sh # two runs at once: the second waits, and finds it done
 if command -v flock >/dev/null; then flock 9; fi
 
 hardware=cpu
-if nvidia-smi -L 2>/dev/null | grep -q '^GPU'; then hardware=gpu; fi
+if nvidia-smi -L 2>/dev/null | grep '^GPU' >/dev/null; then hardware=gpu; fi
 inputs="$(cat scripts/*.sh requirements/*.txt packages/*/pyproject.toml packages/*/hatch_build.py)"
 key="$(printf '%s\n' "$hardware" "$PWD" "${PYTHON:-}" "$inputs" | cksum)"
 stamp=.venv/set-up

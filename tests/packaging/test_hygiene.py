@@ -181,6 +181,21 @@ def test_the_gpu_image_installs_what_the_set_up_does() -> None:
     assert "prometheus]" in steps, "KubeRay's head has Ray's dashboard, which is in this extra"
 
 
+def test_no_package_is_pinned_twice() -> None:
+    """The set-up reads two files of constraints, and two versions of one package leave none to install."""
+
+    def pinned(name: str) -> set[str]:
+        return set(re.findall(r"^([\w.-]+)==", read(f"requirements/{name}.txt"), re.MULTILINE))
+
+    for hardware in ("cpu", "gpu"):
+        assert not pinned("constraints") & pinned(f"constraints-{hardware}")
+
+
+def test_both_images_have_the_user_that_a_machine_gives_its_first() -> None:
+    for name in ("cpu", "gpu"):
+        assert "--uid 1000 skyrl" in read(f"docker/Dockerfile.{name}")
+
+
 def test_no_file_that_the_set_up_reads_is_kept_from_an_image() -> None:
     patterns = [line for line in read(".dockerignore").splitlines() if line and not line.startswith("#")]
     listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout

@@ -194,3 +194,15 @@ def test_editable_installs_import_all_three_packages(tmp_path: Path) -> None:
     script = f"import importlib.util as u; [print(u.find_spec(name).origin) for name in {names}]"
     origins = [Path(line) for line in checked(python, "-c", script, cwd=tmp_path).splitlines()]
     assert [path.parents[1] for path in origins] == [GYM, TRAINER, ROOT / "packages/skyrl-eval"]
+
+
+@pytest.mark.full  # asks the index about 330 packages
+@pytest.mark.parametrize("python", ["3.11", "3.12", "3.13", "3.14"])
+def test_what_a_gpu_machine_installs_can_be_resolved(python: str, tmp_path: Path) -> None:
+    asked = tmp_path / "asked.in"
+    asked.write_text(f"-r {ROOT}/requirements/dev.txt\n-e {GYM}\n-e {TRAINER}[gpu,prometheus]\n")
+    uv = [sys.executable, "-m", "uv", "pip", "compile", "--quiet", "--python-platform", "x86_64-manylinux_2_28"]
+    pins = ["-c", "requirements/constraints.txt", "-c", "requirements/constraints-gpu.txt"]
+    script = f'python="{sys.executable}"; source scripts/pip_settings.sh; "$@"'
+    found = checked("bash", "-euo", "pipefail", "-c", script, "bash", *uv, "--python-version", python, *pins, asked)
+    assert re.search(r"^vllm==", found, re.MULTILINE) and re.search(r"^nvidia-nccl-cu13==", found, re.MULTILINE)
