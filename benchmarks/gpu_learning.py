@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -52,9 +51,7 @@ ALWAYS = (
 def run(*words: str) -> float:
     """Seconds of `skyrl-trainer` with these arguments; ends this script where it fails."""
     start = time.perf_counter()
-    # Triton's float32 products are to be as exact as the learner's: its attention would differ from the engine's.
-    env = os.environ | {"TRITON_F32_DEFAULT": "ieee"}
-    done = subprocess.run([sys.executable, "-m", "skyrl_trainer", *words], env=env, stdout=sys.stderr)
+    done = subprocess.run([sys.executable, "-m", "skyrl_trainer", *words], stdout=sys.stderr)
     if done.returncode:
         sys.exit(f"skyrl-trainer {words[0]} failed.")
     return round(time.perf_counter() - start, 1)

@@ -24,6 +24,13 @@ def test_on_a_gpu_prompts_are_read_in_large_steps_and_the_users_word_wins(monkey
     assert own["max_num_batched_tokens"] == 4096
 
 
+def test_attention_in_float32_is_exact_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is a Triton kernel there, which rounds to TF32 if nobody says otherwise: then the canary stops every run."""
+    assert "TRITON_F32_DEFAULT" not in vllm_args.engine_env()
+    monkeypatch.setattr(vllm_args, "has_gpu", lambda: True)
+    assert vllm_args.engine_env()["TRITON_F32_DEFAULT"] == "ieee"
+
+
 @pytest.mark.parametrize(
     ("version", "given", "expected"),
     [
