@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from accelerate.state import AcceleratorState
 from ray.exceptions import GetTimeoutError, RayError, RayTaskError
 from torch import Tensor
+from transformers import AutoModelForCausalLM
 
 from skyrl_trainer.errors import EngineDied, SyncError
+from skyrl_trainer.learner.model import Learner
 from skyrl_trainer.types import GenerationOutput
 from skyrl_trainer.weight_sync.canary import NUM_PREFIXES, TOLERANCE, Canary
 from skyrl_trainer.weight_sync.shared_memory import SyncReport
+from tests.trainer.learner.tiny_models import VOCABULARY, make_config, save_model
 
 IDS = list(range(8))
 REPORT = SyncReport(0.1, 4, "bytes", ("bytes",))
@@ -21,8 +26,8 @@ REPORT = SyncReport(0.1, 4, "bytes", ("bytes",))
 class Told(Canary):
     """Of one engine, whose logprobs are those of a policy with so much more on every token."""
 
-    def __init__(self) -> None:
-        super().__init__([None], IDS, TOLERANCE["float32"])
+    def __init__(self, ids: list[int] = IDS, dtype: str = "float32") -> None:
+        super().__init__([None], ids, TOLERANCE[dtype])
         self.version, self.policy = 0, 0.0
 
     def _ask(self, engines: list[Any]) -> None: ...
@@ -74,6 +79,38 @@ def test_no_error_beyond_the_tolerance_passes_whatever_was_seen_before() -> None
         canary.seen(now := now + 2e-3, error)
     with pytest.raises(SyncError, match=r"the limit is 5\.00e-04"):
         canary.seen(now + 1e-2, 6e-4)
+
+
+def test_in_bfloat16_the_rounding_of_a_trained_models_logits_passes(tmp_path: Path) -> None:
+    """Which are as large as 12 to 30, where a step of bfloat16 is 0.06 to 0.25. The engine: another attention, and
+    weights that are bfloat16 themselves."""
+    path, ids = save_model(tmp_path), [number % VOCABULARY for number in range(96)]
+    model = AutoModelForCausalLM.from_pretrained(path)
+    with torch.no_grad():
+        model.model.norm.weight.mul_(12.0)
+    model.save_pretrained(path)
+    engine = AutoModelForCausalLM.from_pretrained(path, dtype=torch.bfloat16, attn_implementation="eager")
+    with torch.no_grad():
+        logits_TV = engine(torch.tensor([ids])).logits[0].float()
+
+    class Rounds(Told):
+        def _answers(self, engines: list[Any]) -> list[list[GenerationOutput]]:
+            outputs = []
+            for place in range(-1, -1 - NUM_PREFIXES, -1):
+                top = logits_TV[place].log_softmax(-1).topk(20)
+                likeliest = dict(zip(top.indices.tolist(), top.values.tolist(), strict=True))
+                said = {"output_ids": [1], "logprobs": [0.0], "finish_reason": "length", "weight_versions": [1]}
+                outputs.append(GenerationOutput(str(-1 - place), top_logprobs=[likeliest], **said))
+            return [outputs]
+
+    AcceleratorState._reset_state()  # one precision a process
+    try:
+        learner = Learner(make_config(trainer={"policy": {"model": {"dtype": "bfloat16"}}}), path, 1)
+        found = Rounds(ids, "bfloat16").check(1, learner.token_logprobs, REPORT)["sync/max_logprob_diff"]
+    finally:
+        AcceleratorState._reset_state()
+    print(logits_TV.max(-1).values.mean(), found)
+    assert logits_TV.max(-1).values.mean() > 10 and found > 0.1
 
 
 STOPPED = EngineDied("The engine of m stopped.")

@@ -132,7 +132,7 @@ def check_architecture(scorer: Any) -> None:
         with scorer.accelerator.autocast():
             logits_TV = scorer.model(ids_1T, use_cache=False).logits[0].float() * scorer.inverse_temperature
         theirs.append(logits_TV.log_softmax(-1)[2:-1].gather(1, ids_1T[0, 3:, None])[:, 0])
-    rounding = 1e-3 if scorer.published_dtype == torch.float32 else 5e-2
+    rounding = 1e-3 if scorer.published_dtype == torch.float32 else 0.5
     if not torch.allclose(ours_N, torch.cat(theirs).to(ours_N.dtype), rtol=0.0, atol=rounding):
         raise UserError(
             f"{scorer.model_path} ({type(scorer.model).__name__}) changes its logits after the output layer (a soft "

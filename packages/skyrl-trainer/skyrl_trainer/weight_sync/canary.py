@@ -23,7 +23,7 @@ from skyrl_trainer.weight_sync.shared_memory import SyncReport
 NUM_PREFIXES = 4
 TOP_LOGPROBS = 20
 CHECK_SECONDS = 120.0
-TOLERANCE = {"float32": 5e-4, "bfloat16": 0.2}
+TOLERANCE = {"float32": 5e-4, "bfloat16": 1.0}
 """By the weights' precision: how far two right implementations may be apart in a logprob."""
 VISIBLE, NOISE = 2.0, 4.0
 """An update that changed a logprob by more than VISIBLE tolerances is visible: the error's limit is a tenth of it, but

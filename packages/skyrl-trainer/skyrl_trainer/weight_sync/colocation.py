@@ -1,8 +1,6 @@
 """Learner and engines that share GPUs take turns: the engines sleep while the learner computes.
 
-    awake --sleep--> asleep --(publishing)--> weights awake --(published)--> awake
-
-The KV cache is made last, so that both sides' peaks never meet. On a CPU the states are kept, and engines not told.
+awake --sleep--> asleep --(publishing)--> weights awake --(published)--> awake
 """
 
 from collections.abc import Callable, Iterator
