@@ -193,6 +193,28 @@ def test_ragged_attention_takes_the_same_keys_as_the_blocks(monkeypatch: pytest.
         torch.testing.assert_close(ragged, padded, rtol=0, atol=1e-12)
 
 
+def test_elsewhere_than_on_a_cpu_no_heads_are_grouped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """There attention over them in float32 would hold all (query, key) pairs; scores are the same."""
+    seen = []
+
+    def attend(*heads: torch.Tensor, enable_gqa: bool, **others: Any) -> torch.Tensor:
+        seen.append((enable_gqa, *(x.shape[1] for x in heads[:3])))
+        return scaled_dot_product_attention(*heads, enable_gqa=True, **others)
+
+    class Elsewhere(torch.Tensor):
+        @property
+        def device(self) -> Any:
+            return torch.device("meta")
+
+    segments = Segments([5, 4, 6], [-1, 0, -1], torch.device("cpu"))
+    heads = [torch.randn(15, h, 8) for h in (4, 2, 2)]
+    expected = segments.padded_attention(heads, 0.3)
+    monkeypatch.setattr(segments_module, "scaled_dot_product_attention", attend)
+    actual = segments.padded_attention([x.as_subclass(Elsewhere) for x in heads], 0.3)
+    torch.testing.assert_close(actual.as_subclass(torch.Tensor), expected)
+    assert set(seen) == {(False, 4, 4, 4)}
+
+
 def test_a_prompt_goes_through_the_model_once_however_many_answers_it_has(tmp_path: Path) -> None:
     learner = Learner(make_config(), save_model(tmp_path), 1)
     batch = make_batch(groups=3, generations=4)

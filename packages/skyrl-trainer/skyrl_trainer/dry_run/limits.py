@@ -114,7 +114,7 @@ def learner_memory(config: Config, shape: ModelShape) -> Rows:
             ("learner: frozen weights", shape.parameters * shape.width - saved),
             ("learner: adapter, gradients, AdamW's two moments", 16 * adapter_size(config, shape) * models),
         ]
-    return rows + list(zip(PASSING, (activations, (6 if on_gpu else 12) * logits), strict=True))
+    return rows + list(zip(PASSING, (activations, (4 + shape.width if on_gpu else 12) * logits), strict=True))
 
 
 def memory(config: Config, shape: ModelShape) -> Rows:

@@ -72,13 +72,16 @@ class Segments:
     def padded_attention(self, heads_PHD: list[Tensor], scaling: float | None) -> Tensor:
         """The same, block by block."""
         visible, tokens, places_P = self._padded
+        grouped = heads_PHD[0].device.type == "cpu"  # GPUs group no float32
+        if not grouped:
+            heads_PHD = [x.repeat_interleave(heads_PHD[0].shape[1] // x.shape[1], 1) for x in heads_PHD]
         blocks = []
         for x_PHD, which in zip(heads_PHD, (0, 1, 1), strict=True):  # one gather for all blocks: one sum of gradients
             rows = x_PHD.index_select(0, torch.cat([block[which].flatten() for block in tokens]))
             parts = rows.split([block[which].numel() for block in tokens])
             pairs = zip(parts, tokens, strict=True)
             blocks.append([part.unflatten(0, block[which].shape).transpose(1, 2) for part, block in pairs])
-        attend = partial(scaled_dot_product_attention, scale=scaling, enable_gqa=True)
+        attend = partial(scaled_dot_product_attention, scale=scaling, enable_gqa=grouped)
         outs_BHTD = [attend(q, k, v, m, is_causal=m is None) for q, k, v, m in zip(*blocks, visible, strict=True)]
         return torch.cat([out.transpose(1, 2).flatten(0, 1) for out in outs_BHTD]).index_select(0, places_P)
 
