@@ -76,7 +76,7 @@ def train(env: str, seed: int, run: Path) -> None:
         finally:
             ended = child.poll() is not None
             if not ended:
-                child.send_signal(signal.SIGINT)
+                child.send_signal(signal.SIGTERM)  # a job in the background ignores SIGINT
             code = child.wait(SLACK)
     if not (finished(env, run) or (ended and code == 0)):
         last = [log, *log.read_text(errors="replace").splitlines()][-1]

@@ -1,6 +1,6 @@
 """skyrl/harbor-v0: tasks in Harbor's folders, in the namespace sandbox, with the tools bash and submit.
 
-More: docs/environments/task_sets.md. The tests run when nothing that the agent has started runs any more.
+More: docs/environments/task_sets.md. Tests run when nothing that the agent has started does.
 """
 
 import json

@@ -15,6 +15,7 @@ import pytest
 import skyrl_trainer.cli as cli
 from skyrl_trainer.agent.tokenizer import load_chat_prompt
 from skyrl_trainer.config import load_config, resolve
+from skyrl_trainer.dry_run import doctor
 from skyrl_trainer.dry_run.doctor import Gpu, Hardware, require_gym
 from skyrl_trainer.dry_run.limits import ModelShape, limits, memory
 from skyrl_trainer.dry_run.plan import obstacles, placement, print_plan
@@ -428,6 +429,20 @@ def test_a_plan_is_printed_even_when_there_is_no_model(capsys: pytest.CaptureFix
     print_plan(resolve(None, ["trainer.policy.model.path=/nowhere"]))
     text = capsys.readouterr().out
     assert "there is no folder /nowhere" in text and "Physical" not in text
+
+
+@pytest.mark.parametrize(("device", "works"), [("cpu", True), ("cuda", False)])
+def test_doctor_lets_torch_compute_where_vllm_would(
+    device: str, works: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A CUDA build beside a driver that is too old for it, or torch for CPUs alone, shows only then."""
+    platforms = tmp_path / "vllm" / "platforms.py"
+    platforms.parent.mkdir()
+    (platforms.parent / "__init__.py").write_text("__version__ = '0.32.0'")
+    platforms.write_text(f"class current_platform:\n    device_type = '{device}'")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    found, said = doctor._try_vllm()
+    assert (found, said) == (True, "0.32.0 cpu") if works else not found and "CUDA" in said
 
 
 def test_a_foreign_skyrl_gym_stops_training(monkeypatch: pytest.MonkeyPatch) -> None:

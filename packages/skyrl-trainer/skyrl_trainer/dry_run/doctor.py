@@ -16,7 +16,8 @@ from skyrl_trainer.errors import UserError
 
 GIB = 2**30
 PACKAGES = ("torch", "transformers", "peft", "accelerate", "ray", "gymnasium")
-VLLM_PROBE = "from vllm.platforms import current_platform as p; import vllm; print(vllm.__version__, p.device_type)"
+PROBE = "import torch, vllm; from vllm.platforms import current_platform as p; torch.zeros(1, device=p.device_type)"
+PROBE += "; print(vllm.__version__, p.device_type)"
 
 
 class Gpu(NamedTuple):
@@ -78,7 +79,7 @@ def require_gym() -> None:
 def _try_vllm() -> tuple[bool, str]:
     """(it imports, its version and platform or the error's last line)."""
     try:
-        done = subprocess.run([sys.executable, "-c", VLLM_PROBE], capture_output=True, text=True, timeout=180)
+        done = subprocess.run([sys.executable, "-c", PROBE], capture_output=True, text=True, timeout=180)
     except subprocess.TimeoutExpired:
         return False, "does not import: no answer within 180 s"
     output = done.stderr if done.returncode else done.stdout

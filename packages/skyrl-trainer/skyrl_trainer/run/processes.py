@@ -86,7 +86,7 @@ class Processes:
         except ray.exceptions.GetTimeoutError as error:
             raise EngineDied(
                 f"An engine did not load {self.model_path} within {ENGINE_START_SECONDS:.0f} s: "
-                "see whether the machine is out of memory, or lower generator.max_model_len."
+                "start again if it was downloading; else free memory, or lower generator.max_model_len."
             ) from error
         except ray.exceptions.RayError as error:
             cause = getattr(error, "cause", error)

@@ -1,7 +1,4 @@
-"""Behaviour cloning of an env's expert, so that RL has a start: `skyrl-trainer warmstart`.
-
-Cloning stops when greedy decoding would surely repeat more than `target_exact_match` of the expert's episodes.
-"""
+"""Behaviour cloning of an env's expert, so that RL has a start: `skyrl-trainer warmstart`."""
 
 import math
 import time

@@ -1,8 +1,7 @@
 """Weights with which a tiny model can copy from its first step on: an induction circuit, built by hand.
 
 A pretrained model continues what it has read before: "... B681 ... B6" goes on with "81" (Olsson et al. 2022,
-"In-context Learning and Induction Heads"). Here the first two layers begin with the circuit, which is long to find
-where texts are long; the rest is random.
+"In-context Learning and Induction Heads"). Here the first two layers begin with the circuit; the rest is random.
 
 With x_t the embedding at place t, R a random rotation and P a projection onto head_dim dimensions:
 
