@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from skyrl_trainer.weight_sync import lora
+from skyrl_trainer.weight_sync import lora, shared_memory
 from skyrl_trainer.weight_sync.shared_memory import SharedMemorySync, SyncReport
 
 BASE = 2**50  # bytes, more than any machine here has
@@ -12,6 +12,7 @@ BASE = 2**50  # bytes, more than any machine here has
 def test_an_adapter_asks_for_its_own_room_even_in_the_sync_that_brought_the_base(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(shared_memory, "node_of", lambda _: "here")  # or Ray would start
     pair = {f"base_model.model.a.q_proj.lora_{side}.weight": torch.zeros(8, 8) for side in "AB"}
     base = SyncReport(0.0, BASE, "same", ())
     monkeypatch.setattr(SharedMemorySync, "_load", lambda self, version: base)
