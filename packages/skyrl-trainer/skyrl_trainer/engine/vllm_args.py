@@ -34,7 +34,7 @@ def has_gpu() -> bool:
 
 def engine_env() -> dict[str, str]:
     """Environment variables that have to be set before `import vllm`."""
-    # Attention in float32 is Triton's there, which would round to TF32: twice the canary's limit and more.
+    # Attention in float32 is Triton's there, which would round to TF32: four times the canary's limit, simulated.
     return _ENV | ({"TRITON_F32_DEFAULT": "ieee"} if has_gpu() else _CPU_ENV)
 
 
