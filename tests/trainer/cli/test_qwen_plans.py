@@ -119,15 +119,12 @@ def test_the_estimate_is_near_what_was_measured_on_one_gpu(lora: str, checkpoint
 @pytest.mark.parametrize(("checkpointing", "more"), [("true", 0), ("false", 2 * P)])
 def test_compiled_layers_keep_sharded_weights_whole_for_the_backward_pass(checkpointing: str, more: int) -> None:
     overrides = ["trainer.policy.model.lora={}", f"trainer.gradient_checkpointing={checkpointing}"]
-    one, two = (
-        [
-            size
-            for _, size in learner_memory(
-                load_config("qwen_1gpu", [*overrides, f"trainer.placement.policy_num_gpus_per_node={n}"]), SHAPE
-            )
-        ]
-        for n in (1, 2)
-    )
+
+    def sizes(learners: int) -> list[int]:
+        placed = f"trainer.placement.policy_num_gpus_per_node={learners}"
+        return [size for _, size in learner_memory(load_config("qwen_1gpu", [*overrides, placed]), SHAPE)]
+
+    one, two = sizes(1), sizes(2)
     assert two[0] == one[0] / 2 and two[2:] == [one[2] + more, one[3]]
 
 

@@ -87,7 +87,7 @@ def test_in_bfloat16_the_rounding_of_a_trained_models_logits_passes(tmp_path: Pa
     path, ids = save_model(tmp_path), [number % VOCABULARY for number in range(96)]
     model = AutoModelForCausalLM.from_pretrained(path)
     with torch.no_grad():
-        model.model.norm.weight.mul_(12.0)
+        model.model.norm.weight.mul_(16.0)
     model.save_pretrained(path)
     engine = AutoModelForCausalLM.from_pretrained(path, dtype=torch.bfloat16, attn_implementation="eager")
     with torch.no_grad():
@@ -109,8 +109,7 @@ def test_in_bfloat16_the_rounding_of_a_trained_models_logits_passes(tmp_path: Pa
         found = Rounds(ids, "bfloat16").check(1, learner.token_logprobs, REPORT)["sync/max_logprob_diff"]
     finally:
         AcceleratorState._reset_state()
-    print(logits_TV.max(-1).values.mean(), found)
-    assert logits_TV.max(-1).values.mean() > 10 and found > 0.1
+    assert logits_TV.max(-1).values.mean() > 10 and found > 0.2
 
 
 STOPPED = EngineDied("The engine of m stopped.")
