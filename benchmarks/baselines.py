@@ -5,8 +5,8 @@
 
 The agents are those of `python -m skyrl_gym baseline` (skyrl_gym/baseline.py); the seeds from 0 draw tasks of the val
 split. `--write` puts what was measured into docs/environments/baselines.json, with date, machine and commit, and makes
-baselines.md of that file anew. What policies have learned is read from the pages that state it. The last line is one
-JSON object: {agent: {family: {"<lang>:<difficulty>": figures}}}.
+baselines.md of that file anew. What policies have learned is of docs/figures, which scripts/write_figures.py puts
+into every page. The last line is one JSON object: {agent: {family: {"<lang>:<difficulty>": figures}}}.
 """
 
 from __future__ import annotations
@@ -24,18 +24,12 @@ from typing import Any
 import gymnasium as gym
 
 from benchmarks.cheats import HIGHEST, LANGS, place
+from scripts import write_figures
 from skyrl_gym.baseline import episodes, figures, make_agent
 
 DOCS = Path(__file__).parents[1] / "docs"
 FOUND = DOCS / "environments/baselines.json"
 SIMPLE = ("random", "first", "expert")
-LEARNED = {
-    "figures.md#the-quick-start": r"(?m)^\| \[?(?P<seed>\d)[^|]*\| (?P<clone>0\.\d+) \| (?P<learned>[01]\.\d+) \|",
-    "agents/training-notes.md#results": (
-        r"(?m)^\| (?P<env>\w+) \| (?P<seed>\d) \| (?P<clone>0\.\d+) \| (?P<learned>[01]\.\d+) \|"
-    ),
-}
-"""The pages that state what policies reached, and a row of their tables; one without an environment is text_math's."""
 HEAD = """# Baselines
 
 What agents reach that learn nothing here, on tasks of the val split that the seeds 0, 1, ... draw. `random` takes any
@@ -54,10 +48,23 @@ TAIL = """
 ## Policies that learned
 
 The tiny policies that training makes: the clone of an expert that was stopped half-way, and what reinforcement learning
-made of it. Read from the pages in the last column, which say on which tasks and in which version of an environment.
+made of it. The [quick start](../figures.md#the-quick-start) (text_math) and the
+[training notes](../agents/training-notes.md#results) say on which tasks and in which version of an environment.
 
-| environment | seed | clone | after reinforcement learning | stated in |
-| --- | ---: | ---: | ---: | --- |
+| text_math, seed | clone | after reinforcement learning |
+| --- | --- | --- |
+| 0 | 0<!--quickstart.clone--> | 0<!--quickstart.trained--> |
+| 1 | 0<!--quickstart.clone_1--> | 0<!--quickstart.trained_1--> |
+| 2 | 0<!--quickstart.clone_2--> | 0<!--quickstart.trained_2--> |
+
+<!-- table ../figures/agents_tool_use.json by_seed -->
+<!-- end -->
+
+<!-- table ../figures/agents.json by_seed -->
+<!-- end -->
+
+<!-- table ../figures/agents_webshop_lite.json by_seed -->
+<!-- end -->
 """
 
 
@@ -86,15 +93,6 @@ def made_by() -> dict[str, str]:
     return {"date": time.strftime("%Y-%m-%d"), "machine": machine, "commit": commit}
 
 
-def learned() -> list[dict[str, str]]:
-    rows = []
-    for page, row in LEARNED.items():
-        text = (DOCS / page.partition("#")[0]).read_text(encoding="utf-8")
-        text = re.sub("<!--.*?-->", "", text)  # where a number is from
-        rows += [{"env": "text_math"} | match.groupdict() | {"page": page} for match in re.finditer(row, text)]
-    return rows
-
-
 def page(agents: dict[str, Any]) -> str:
     """baselines.md."""
     parts = [HEAD]
@@ -104,9 +102,8 @@ def page(agents: dict[str, Any]) -> str:
         for cell in (f"{lang}:{level}" for lang in LANGS for level in range(1, highest + 1)):
             lines.append([cell.replace(":", ", "), *(_cell(found[cell]) for found in columns.values())])
         parts.append(f"\n## {family}\n\n" + "".join(f"| {' | '.join(line)} |\n" for line in lines))
-    rows = ["| {env} | {seed} | {clone} | {learned} | [{page}](../{page}) |\n".format(**row) for row in learned()]
     runs = {", ".join(each["made"].values()): None for families in agents.values() for each in families.values()}
-    return "".join([*parts, TAIL, *rows, "\n## When and where\n\n", *(f"- {run}\n" for run in runs)])
+    return "".join([*parts, write_figures.written(TAIL), "\n## When and where\n\n", *(f"- {run}\n" for run in runs)])
 
 
 def _cell(found: dict[str, Any]) -> str:

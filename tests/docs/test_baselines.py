@@ -29,13 +29,9 @@ def test_every_family_difficulty_and_language_has_its_three_agents() -> None:
             assert agent != "expert" or all(cell["success"] == 1 for cell in cells.values())
 
 
-def test_the_page_is_made_of_the_file_and_of_the_pages_that_state_what_was_learned() -> None:
+def test_the_page_is_made_of_the_file_and_of_the_figures_of_what_was_learned() -> None:
     page = baselines.FOUND.with_suffix(".md").read_text(encoding="utf-8")
     assert page == baselines.page(FOUND), "python -m benchmarks.baselines --family words --write makes it anew"
-    rows = baselines.learned()
-    assert [row["env"] for row in rows] == ["text_math"] * 3 + [
-        env for env in ("tool_use", "alfworld_lite", "webshop_lite") for _ in range(2)
-    ]
     assert baselines.FOUND.read_text() == baselines.one_line_a_cell(FOUND)
 
 
