@@ -1,7 +1,7 @@
 """`skyrl-trainer`: train, sft, eval, serve, replay, report, view, export, init-policy, warmstart, envs, doctor.
 
-Exit codes: 0 done; 2 something that the user can mend, said in one sentence; 3 an evaluation with a caveat; 1 a
-fault of ours, with the traceback in a file; 128 and the number of the signal that stopped it, so 130 after Ctrl-C.
+Exit codes: 0 done; 2 what the user can mend, in one sentence; 3 an evaluation with a caveat; 1 a fault of ours, its
+traceback in a file; 128 and the number of the signal that stopped it, 130 after Ctrl-C.
 """
 
 import errno
@@ -38,6 +38,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         with StopSignal(), blaming():
             args = _parse(list(sys.argv[1:] if argv is None else argv))
+            # doctor says it among its findings.
+            if args.command is not _doctor:
+                require_gym()
             return int(args.command(args) or 0)
     except UserError as error:
         code, said = 2, str(error)
@@ -64,6 +67,7 @@ def _parse(words: list[str]) -> Namespace:
     parser = ArgumentParser(prog="skyrl-trainer", description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--version", action="version", version=f"skyrl-trainer {__version__}")
     if words[:1] == ["eval"] and words[1:2] in (["agent"], ["code"]):
+        require_gym()
         return load("skyrl_eval.command:parse")(words[1], words[2:])
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
@@ -93,7 +97,7 @@ def _parse(words: list[str]) -> Namespace:
     for command in (train, sft, init, clone):
         chosen = command.add_argument("settings", nargs="*", metavar="RECIPE a.b=c", help=SETTINGS)
         chosen.completer = _recipes_and_settings  # type: ignore[attr-defined]
-    add("envs", _envs, "the environments that are registered")
+    add("envs", lambda _: load("skyrl_gym.__main__:main")([]), "registered environments")
     doctor = add("doctor", _doctor, "what is installed, and what would run")
     text = "what each node of the cluster at ray.address (default: auto) has, and what of this run would be there"
     doctor.add_argument("--cluster", nargs="*", metavar="RECIPE a.b=c", help=text)
@@ -219,7 +223,6 @@ def _policy_of(args: Namespace) -> tuple[Any, str]:
     elif args.target.parts[:1] == ("runs",) and not args.target.exists():  # no owner's name on Hugging Face
         raise UserError(f"There is no run {args.target}: see what `ls runs` lists, or train it first.")
     config = load_config(recipe, [*overrides, f"trainer.policy.model.path={model}"])
-    require_gym()
     model_shape(config)  # raises where there is no such model
     return config, model
 
@@ -309,11 +312,6 @@ def _export(args: Namespace) -> None:
     print(f"{args.out}: {model.num_parameters() / 1e6:.2f} M parameters, loads in transformers")
     if args.push:
         print(hub.push(args.push, args.out))
-
-
-def _envs(args: Namespace) -> int:
-    require_gym()
-    return load("skyrl_gym.__main__:main")([])
 
 
 def _doctor(args: Namespace) -> int:

@@ -51,7 +51,7 @@ def stop_with(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
     def command(args: object) -> int:
         raise error
 
-    monkeypatch.setattr(cli, "_envs", command)
+    monkeypatch.setattr(cli, "_doctor", command)
 
 
 def test_help_and_settings_load_neither_torch_nor_vllm_nor_ray() -> None:
@@ -90,7 +90,7 @@ def test_a_user_error_is_one_sentence_and_exit_code_2(capsys: pytest.CaptureFixt
 
 def test_ctrl_c_is_exit_code_130(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     stop_with(monkeypatch, KeyboardInterrupt())
-    assert cli.main(["envs"]) == 130
+    assert cli.main(["doctor"]) == 130
     assert capsys.readouterr().err == "skyrl-trainer: stopped by Ctrl-C.\n"
 
 
@@ -102,9 +102,9 @@ def test_a_signal_is_named(
         signal.raise_signal(signal.Signals[name])
         raise AssertionError("not stopped")
 
-    monkeypatch.setattr(cli, "_envs", raised)
+    monkeypatch.setattr(cli, "_doctor", raised)
     before = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)]
-    assert cli.main(["envs"]) == code
+    assert cli.main(["doctor"]) == code
     said = "Ctrl-C" if name == "SIGINT" else name
     assert capsys.readouterr().err == f"skyrl-trainer: stopped by {said}.\n"
     assert before == [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)]
@@ -121,8 +121,8 @@ def run(args):
         os.write({ready}, b".")
         time.sleep(60)
 
-cli._envs = run
-sys.exit(cli.main(["envs"]))
+cli._doctor = run
+sys.exit(cli.main(["doctor"]))
 """
 
 
@@ -172,7 +172,7 @@ with StopSignal():
 
 def test_a_full_disk_is_said(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     stop_with(monkeypatch, OSError(28, "No space left on device", "/data/x"))
-    assert cli.main(["envs"]) == 2
+    assert cli.main(["doctor"]) == 2
     assert capsys.readouterr().err == "skyrl-trainer: no space is left for /data/x: free some, then start again.\n"
 
 
@@ -180,7 +180,7 @@ def test_an_unexpected_error_leaves_its_traceback_in_a_file(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     stop_with(monkeypatch, ZeroDivisionError("division by zero\nsecond line"))
-    assert cli.main(["envs"]) == 1
+    assert cli.main(["doctor"]) == 1
     error = capsys.readouterr().err
     assert error.startswith(
         "skyrl-trainer: unexpected error, ZeroDivisionError: division by zero (the traceback is in "
@@ -449,6 +449,18 @@ def test_a_foreign_skyrl_gym_stops_training(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr("skyrl_trainer.dry_run.doctor.version", lambda name: "0.4.0")
     with pytest.raises(UserError, match="is a different project of the same name: run `pip uninstall skyrl-gym`"):
         require_gym()
+
+
+@pytest.mark.parametrize("words", [["envs"], ["train", "quickstart", "--dry-run"], ["eval", "code"], ["doctor"]])
+def test_a_registry_that_cannot_be_read_is_a_sentence_of_every_command(words: list[str], tmp_path: Path) -> None:
+    variables = os.environ | {"SKYRL_ENVS_REGISTRY": str(tmp_path / "none.yaml")}
+    command = [sys.executable, "-m", "skyrl_trainer", *words]
+    done = subprocess.run(command, env=variables, capture_output=True, text=True)
+    said = f"The environment registry {tmp_path}/none.yaml cannot be read: [Errno 2] No such file or directory"
+    if words == ["doctor"]:
+        assert done.returncode == 1 and f"FAIL  skyrl_gym      {said}" in done.stdout
+    else:
+        assert (done.returncode, done.stdout) == (2, "") and done.stderr.startswith(f"skyrl-trainer: {said}")
 
 
 def test_export_copies_a_policy_that_loads_and_nothing_else(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -63,7 +63,7 @@ def version(package: str) -> str | None:
 
 
 def require_gym() -> None:
-    """Raises UserError when the module skyrl_gym is missing, or is the other project of that name."""
+    """Raises UserError if skyrl_gym is missing, another project, or cannot read a registry."""
     install = "`pip install packages/skyrl-gym` in a checkout of this project."
     spec = importlib.util.find_spec("skyrl_gym")
     if spec is None or spec.origin is None:
@@ -74,6 +74,11 @@ def require_gym() -> None:
             f"The module skyrl_gym at {folder} (skyrl-gym {installed}) is a different project of the same name: "
             f"run `pip uninstall skyrl-gym`, then {install}"
         )
+    try:
+        importlib.import_module("skyrl_gym")
+    # A file that SKYRL_ENVS_REGISTRY names.
+    except ValueError as error:
+        raise UserError(str(error)) from error
 
 
 def _try_vllm() -> tuple[bool, str]:

@@ -12,7 +12,7 @@ from typing import Any
 from skyrl_trainer.algorithms.options import algorithm_name
 from skyrl_trainer.config import Resolved, flatten
 from skyrl_trainer.dry_run import limits as bounds
-from skyrl_trainer.dry_run.doctor import GIB, Hardware, hardware, require_gym
+from skyrl_trainer.dry_run.doctor import GIB, Hardware, hardware
 from skyrl_trainer.dry_run.limits import PASSING, card, devices, gpus_needed
 from skyrl_trainer.errors import UserError
 from skyrl_trainer.run.model_shape import KNOWN, ModelShape, config_file, model_shape
@@ -120,7 +120,6 @@ def settings(resolved: Resolved) -> Iterator[tuple[str, str]]:
 
 
 def _load_data(config: Config) -> None:
-    require_gym()
     from skyrl_trainer.data import take_exams, tasks
     from skyrl_trainer.rollout.stored import stored_folders
 
@@ -137,7 +136,6 @@ def _load_data(config: Config) -> None:
 
 
 def _find_agent(config: Config) -> None:
-    require_gym()
     from skyrl_trainer.agent.agent_env import check_agent
 
     check_agent(config)
