@@ -1,8 +1,4 @@
-"""What simple agents reach in an environment: `random`, `first`, `expert`, or a model behind an endpoint.
-
-`random` takes any admissible action, and `first` the first. Where an environment lists none, they do what its expert
-does in another task, any or always the first one: the form of their actions is right, and what they say is not.
-"""
+"""What `random`, `first`, `expert` (docs/environments/baselines.md) or a model behind an endpoint reach in an env."""
 
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence

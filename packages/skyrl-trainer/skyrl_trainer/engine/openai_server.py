@@ -197,7 +197,8 @@ class OpenAIServerEngine(EngineActor):
         """ValueError with a sentence when the server refuses the request."""
         options, sampling = request.options, sampling_params(request, self._room(request))
         sampling["logprobs"] = options.top_logprobs and options.top_logprobs + 1  # the server counts the sampled one
-        body = {"token_ids": request.prompt_ids, "sampling_params": sampling, "model": self._model}
+        rank = 0 if self._url else -request.first  # others' servers may know none
+        body = {"token_ids": request.prompt_ids, "sampling_params": sampling, "model": self._model, "priority": rank}
         choice = (await self._post("/inference/v1/generate", body, GENERATE_SECONDS))["choices"][0]
         content = choice["logprobs"]["content"]
         top = None

@@ -58,8 +58,8 @@ class VLLMEngine(SteppedEngine):
         top = request.options.top_logprobs
         params = SamplingParams(**sampling_params(request, self._room(request)), logprobs=top)
         prompt = {"type": "token", "prompt_token_ids": request.prompt_ids}
-        tasks = self._llm.get_supported_tasks()
-        checked = self._llm.input_processor.process_inputs(key, prompt, params, tasks, lora_request=self._adapter)
+        tasks, process = self._llm.get_supported_tasks(), self._llm.input_processor.process_inputs
+        checked = process(key, prompt, params, tasks, lora_request=self._adapter, priority=-request.first)
         self._llm.engine_core.add_request(checked)
         usage = {"cached_tokens": 0}
         self._answers[key] = GenerationOutput(request.request_id, [], [], [], "", None, [] if top else None, usage)

@@ -52,6 +52,8 @@ def vllm_kwargs(
         "generation_config": "vllm",
         "logprobs_mode": "processed_logprobs",
         "enable_prefix_caching": True,
+        # Those that go `first` pass the others, too, which wait in vLLM for room in the KV cache.
+        "scheduling_policy": "priority",
         "disable_log_stats": True,
         "weight_transfer_config": {"backend": "skyrl_shared_memory"},
         # Imported in every worker process: registers the backend above, adds `loaded_checksum`.

@@ -1,8 +1,7 @@
 """An expert that knows the whole world: from any state, the next command of a short plan that succeeds.
 
-It walks straight to what it needs. One that `searches` uses only what it has read: it walks from place to place, the
-open ones first, until it sees it, and in a line before a command it says, as ReAct does (Yao et al. 2022), what it is
-after now: "find one mug", then "clean mug".
+It walks straight to what it needs. One that `searches` uses only what it has read, goes to the open places first, and
+says what it is after now as ReAct does (Yao et al. 2022).
 """
 
 from typing import Any

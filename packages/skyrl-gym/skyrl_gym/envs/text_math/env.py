@@ -1,8 +1,6 @@
-r"""text_math: one question with one exact answer, in one step. Families: arithmetic, words, logic; and dataset rows.
+"""text_math: one question with one exact answer, in one step. Families: arithmetic, words, logic; and dataset rows.
 
-The answer is the last complete `\boxed{...}` or `<answer>...</answer>` of the action (skyrl_gym.parsing), read as
-skyrl_gym.answers says. The reward is 0.1 for an answer of the right kind (`format`: a number, a word, a list or a set)
-and 1.0 for the right one (`correct`).
+How answers are read and paid: docs/environments/text_math.md.
 """
 
 from __future__ import annotations
