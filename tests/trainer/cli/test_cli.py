@@ -431,11 +431,11 @@ def test_a_plan_is_printed_even_when_there_is_no_model(capsys: pytest.CaptureFix
     assert "there is no folder /nowhere" in text and "Physical" not in text
 
 
-@pytest.mark.parametrize(("device", "works"), [("cpu", True), ("cuda", False)])
+@pytest.mark.parametrize(("device", "works"), [("cpu", True), ("cuda", False), ("", False)])
 def test_doctor_lets_torch_compute_where_vllm_would(
     device: str, works: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A CUDA build beside a driver that is too old for it, or torch for CPUs alone, shows only then."""
+    """A CUDA build beside no driver (""), or one that is too old for it, or torch for CPUs alone, shows only then."""
     platforms = tmp_path / "vllm" / "platforms.py"
     platforms.parent.mkdir()
     (platforms.parent / "__init__.py").write_text("__version__ = '0.32.0'")

@@ -225,10 +225,16 @@ def test_two_learners_send_between_gpus_what_one_would(
 
 
 def test_no_weight_stays_gathered_beside_an_awake_engine(group: ProbedGroup, tmp_path: Path) -> None:
-    load(group, two_config(), save_model(tmp_path))
+    def types(process: Any) -> set[type]:
+        return {
+            type(each.data) for model in (process.learner.model, process.reference.model) for each in model.parameters()
+        }
+
+    load(group, two_config(algorithm={"options": {"beta": 0.1}}), save_model(tmp_path))
+    group.update(make_batch())  # the reference scores
+    assert group._everywhere("do", types) == [{DTensor}] * 2
     group.token_logprobs([1, 2, 3])  # as the canary does
-    types = group._everywhere("do", lambda process: {type(each.data) for each in process.learner.model.parameters()})
-    assert types == [{DTensor}] * 2
+    assert group._everywhere("do", types) == [{DTensor}] * 2
 
 
 def test_a_loss_that_is_not_finite_on_one_learner_stops_all_with_its_name(group: ProbedGroup, tmp_path: Path) -> None:

@@ -16,8 +16,8 @@ from skyrl_trainer.errors import UserError
 
 GIB = 2**30
 PACKAGES = ("torch", "transformers", "peft", "accelerate", "ray", "gymnasium")
-PROBE = "import torch, vllm; from vllm.platforms import current_platform as p; torch.zeros(1, device=p.device_type)"
-PROBE += "; print(vllm.__version__, p.device_type)"
+PROBE = "import torch, vllm; from vllm.platforms import current_platform as p; torch.zeros(1, device=p.device_type or "
+PROBE += "'cuda'); print(vllm.__version__, p.device_type)"
 
 
 class Gpu(NamedTuple):
@@ -86,10 +86,10 @@ def _try_vllm() -> tuple[bool, str]:
     try:
         done = subprocess.run([sys.executable, "-c", PROBE], capture_output=True, text=True, timeout=180)
     except subprocess.TimeoutExpired:
-        return False, "does not import: no answer within 180 s"
+        return False, "does not work here: no answer within 180 s"
     output = done.stderr if done.returncode else done.stdout
     last = (output.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
-    return done.returncode == 0, f"does not import: {last}" if done.returncode else last
+    return done.returncode == 0, f"does not work here: {last}" if done.returncode else last
 
 
 def examine() -> Iterator[tuple[str, str, str]]:

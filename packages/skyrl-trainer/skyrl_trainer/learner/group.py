@@ -47,7 +47,8 @@ class LearnerProcess:
         with blaming():
             self.algorithm = algorithm(self.config)
         self.learner = make_learner(self.config, weights, total_optimizer_steps, self.ranks)
-        self.algorithm.start(self.learner, self.learner.reference() if self.algorithm.beta > 0 else None)
+        self.reference = self.learner.reference() if self.algorithm.beta > 0 else None
+        self.algorithm.start(self.learner, self.reference)
         return os.getpid()
 
     def update(self, batch: RewardBatch, positional: Any, named: Any) -> tuple[StepMetrics, list[list[list[float]]]]:
@@ -56,6 +57,8 @@ class LearnerProcess:
         if batch.rollouts.step % INTERVAL == 0:
             return_free_memory()
         metrics = self.algorithm.update(batch, *positional, **named)
+        if self.reference is not None:
+            reshard(self.reference.model)
         answered = () if self.rank else batch.trajectories
         return metrics, [[turn.advantages for turn in each.turns] for each in answered]
 
