@@ -237,6 +237,15 @@ def test_no_weight_stays_gathered_beside_an_awake_engine(group: ProbedGroup, tmp
     assert group._everywhere("do", types) == [{DTensor}] * 2
 
 
+def test_what_learners_exchange_is_sent_and_held_without_what_it_is_a_part_of(group: ProbedGroup) -> None:
+    def held(process: Any) -> tuple[int, set[int]]:
+        parts = torch.zeros(1000).split(10)
+        got = process.learner.ranks.exchange({i: part for i, part in enumerate(parts) if i % 2 == process.rank})
+        return len(got), {each.untyped_storage().nbytes() for each in got.values()}
+
+    assert group._everywhere("do", held) == [(100, {40})] * 2
+
+
 def test_a_loss_that_is_not_finite_on_one_learner_stops_all_with_its_name(group: ProbedGroup, tmp_path: Path) -> None:
     path = save_model(tmp_path)
     load(group, two_config(algorithm={"options": {"correction": "tis"}}, num_mini_batches=1), path)

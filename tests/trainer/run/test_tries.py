@@ -205,6 +205,20 @@ def test_a_run_whose_env_is_mended_between_its_processes_learns_from_nothing_too
     )
 
 
+@pytest.mark.parametrize("bound", [0, 1, 2])
+def test_files_of_steps_that_a_resume_cannot_use_are_not_read(tmp_path: Path, bound: int) -> None:
+    config, checkpoints = make_config(tmp_path, bound), list[str]()
+    run = FakeRun(config, checkpoints, random.Random(4), often=0.0)
+    Loop(run, run.stop).train()  # type: ignore[arg-type]
+    store = JsonlTrajectoryStore(config.run_path / "trajectories")
+    for step in range(3 + 1 + bound + 1, STEPS + 1):
+        store.path(step).write_bytes(b"torn")
+    del checkpoints[1:]  # of step 3
+    run = FakeRun(config, checkpoints, random.Random(4), often=0.0)
+    Loop(run, run.stop).train()  # type: ignore[arg-type]
+    assert_each_was_learned_from_once(config.run_path, json.loads(checkpoints[-1]))
+
+
 @pytest.mark.parametrize("agent", [None, "my_agent.py:agent", ["./agent", "--fast"]])
 def test_tries_that_are_stored_are_not_played_again(tmp_path: Path, agent: Any) -> None:
     config, chance = make_config(tmp_path, 0), random.Random(0)

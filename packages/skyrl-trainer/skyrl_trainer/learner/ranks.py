@@ -53,8 +53,8 @@ class Ranks:
         return values
 
     def exchange(self, known: dict[int, Tensor]) -> dict[int, Tensor]:
-        """What each learner computed for its own rows, for all."""
-        return {i: values for part in self.gather(known) for i, values in part.items()}
+        """For all what each computed for its own rows. Copied: a view is sent with all that it is of."""
+        return {i: v for part in self.gather({i: v.clone() for i, v in known.items()}) for i, v in part.items()}
 
     def sum(self, value: Tensor) -> Tensor:
         """Over all learners, in place."""

@@ -9,7 +9,6 @@ import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import replace
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -85,7 +84,7 @@ class Tries:
             if not ended:
                 ended = self.rollouts.finished(self._playing, wait_for_all=self._in_order)
                 self._keep(ended)
-            if self._rewards.judge(list(chain(*ended.values()))):
+            if self._rewards.judge([each for group in ended.values() for each in group]):
                 self._keep(ended)
         for number, group in sorted(ended.items()):
             del self._playing[number]
@@ -179,7 +178,8 @@ class Tries:
         """Whole groups by number, no token newer than the checkpoint, of two the newer; moves them to one file."""
         stores = [(self._waiting, number) for number in self._waiting.steps()]
         stores += [(self._store, number) for number in self._store.steps() if number > step]
-        groups = list(chain.from_iterable(store.read(number).groups for store, number in stores))
+        last = step + 1 + self.flow.max_staleness  # later files have newer tokens
+        groups = [g for store, n in stores if store is self._waiting or n <= last for g in store.read(n).groups]
         groups.sort(key=lambda group: min(_versions(group)))
         found = {self._number(group): group for group in groups if self._counts(group, step, refused)}
         if found:

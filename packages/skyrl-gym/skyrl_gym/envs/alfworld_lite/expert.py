@@ -1,7 +1,6 @@
 """An expert that knows the whole world: from any state, the next command of a short plan that succeeds.
 
-It walks straight to what it needs. One that `searches` uses only what it has read, goes to the open places first, and
-says what it is after now as ReAct does (Yao et al. 2022).
+One that `searches` uses only what it has read, and says what it is after now, as ReAct does (Yao et al. 2022).
 """
 
 from typing import Any

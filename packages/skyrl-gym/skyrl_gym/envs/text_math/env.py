@@ -1,7 +1,4 @@
-"""text_math: one question with one exact answer, in one step. Families: arithmetic, words, logic; and dataset rows.
-
-How answers are read and paid: docs/environments/text_math.md.
-"""
+"""text_math (docs/environments/text_math.md): a question with an exact answer; arithmetic, words, logic, rows."""
 
 from __future__ import annotations
 
