@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from copy import deepcopy
 from dataclasses import replace
@@ -186,6 +187,18 @@ def test_stored_groups_come_instead_of_rollouts_in_the_samplers_order(run: Path,
     JsonlTrajectoryStore(tmp_path).write(rollouts)
     assert JsonlTrajectoryStore(tmp_path).read(4) == rollouts, "so a resumed run finds the same samples"
     stored.check(tiny_tokenizer())
+
+
+def test_a_group_that_its_steps_file_had_no_room_for_is_left_out(run: Path, tmp_path: Path) -> None:
+    store = JsonlTrajectoryStore(run / "trajectories")
+    sizes = [len(line) + 1 for line in gzip.decompress(store.path(1).read_bytes()).split(b"\n")][1:]
+    for places, sizes_of_groups in ((3, [2, 1]), (1, [1, 0])):
+        JsonlTrajectoryStore(tmp_path, max_bytes=sum(sizes[:places])).write(store.read(1))
+        assert [len(group) for group in JsonlTrajectoryStore(tmp_path).read(1).groups] == sizes_of_groups
+        if places == 3:
+            assert len(StoredRollouts(config(run), [tmp_path], corrects=True).samples) == 1
+    with pytest.raises(UserError, match=r"has no group of generator\.num_generations=2 tries"):
+        StoredRollouts(config(run), [tmp_path], corrects=True)
 
 
 REFUSALS: list[tuple[dict[str, Any], str]] = [

@@ -37,7 +37,7 @@ from skyrl_trainer.user_file import cause, load_user_file
 if TYPE_CHECKING:  # for the annotation alone, as in user_file.py
     from skyrl_trainer.settings import Config
 
-MOST_WAITING = 64
+MOST_WAITING = 1024
 """Requests of one agent at a time."""
 LONGEST_LINE = 2**16
 SETTING = "generator.agent.run"

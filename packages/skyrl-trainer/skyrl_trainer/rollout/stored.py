@@ -56,6 +56,8 @@ class StoredRollouts:
         self._size = config.generator.num_generations
         for folder in folders:
             self._load(open_store(folder), config)
+        if not self.samples:
+            raise _unfit(folders[0], f"has no group of generator.num_generations={self._size} tries: lower it")
 
     def new_group(self, name: str, sample: Sample, size: int) -> list[Trajectory]:
         return [Trajectory(f"{name}/{generation}", sample, generation, 0) for generation in range(size)]
@@ -97,7 +99,10 @@ class StoredRollouts:
             if before != here:
                 raise _unfit(folder, f"was sampled at generator.{name}={before:g}, not {here:g}: set it so")
         for step in store.steps():
+            full = store.header(step)["omitted"]
             for number, group in enumerate(store.read(step).groups):
+                if full and len(group) < wanted:
+                    continue
                 name = f"{store.path(step)}#{number}"
                 if len(group) != wanted:
                     raise _unfit(name, f"has {len(group)} tries, but generator.num_generations is {wanted}: set it so")
