@@ -44,7 +44,8 @@ def test_one_learner_answers_with_the_advantages() -> None:
     answers = []
     for rank in range(2):
         learner = LearnerProcess.__new__(LearnerProcess)
-        learner.rank, learner.algorithm = rank, SimpleNamespace(update=lambda batch: {"loss": 1.0})
+        learner.rank, learner.reference = rank, None
+        learner.algorithm = SimpleNamespace(update=lambda batch: {"loss": 1.0})
         answers.append(learner.update(batch, (), {})[1])
     assert answers == [[[[0.5, 0.5]]], []]
 
