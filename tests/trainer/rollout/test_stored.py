@@ -192,11 +192,14 @@ def test_stored_groups_come_instead_of_rollouts_in_the_samplers_order(run: Path,
 def test_a_group_that_its_steps_file_had_no_room_for_is_left_out(run: Path, tmp_path: Path) -> None:
     store = JsonlTrajectoryStore(run / "trajectories")
     sizes = [len(line) + 1 for line in gzip.decompress(store.path(1).read_bytes()).split(b"\n")][1:]
-    for places, sizes_of_groups in ((3, [2, 1]), (1, [1, 0])):
+
+    def kept(places: int) -> list[int]:
         JsonlTrajectoryStore(tmp_path, max_bytes=sum(sizes[:places])).write(store.read(1))
-        assert [len(group) for group in JsonlTrajectoryStore(tmp_path).read(1).groups] == sizes_of_groups
-        if places == 3:
-            assert len(StoredRollouts(config(run), [tmp_path], corrects=True).samples) == 1
+        return [len(group) for group in JsonlTrajectoryStore(tmp_path).read(1).groups]
+
+    assert kept(3) == [2, 1]
+    assert len(StoredRollouts(config(run), [tmp_path], corrects=True).samples) == 1
+    assert kept(1) == [1, 0]
     with pytest.raises(UserError, match=r"has no group of generator\.num_generations=2 tries"):
         StoredRollouts(config(run), [tmp_path], corrects=True)
 
