@@ -2,8 +2,7 @@
 
     reset(options={"task": {"instructions": "...", "question": "...", "tools": "corpus.jsonl"}})
 
-`tools` says where search and open_page find pages (tools.py); without it the first message is the answer. With them
-calls, in the project's grammar, are answered by their results, and the first message without a call ends the episode.
+`tools` says where search and open_page find pages (tools.py); the first message without a call ends the episode.
 Nothing here knows what the right answer is, so the reward is 0: graders read the attempt.
 """
 

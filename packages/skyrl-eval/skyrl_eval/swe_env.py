@@ -89,13 +89,7 @@ def _as_named(work: Callable[..., str]) -> Callable[..., str]:
 
 
 class SWEEnv(ShellEnv):
-    """The tasks are benchmarks' (swe_verified.env), each given as options["task"]:
-
-    question, repo ("owner/name"), base_commit: what is asked, and where.
-    repos: a folder with clones, owner__name each; without it they are fetched from GitHub.
-    executor, container: "docker" or "podman" and the image whose /testbed is worked in; by default namespaces.
-    tests: for training, what grades the patch: an item's `gold`.
-    """
+    """The tasks are benchmarks' (swe_verified.env), each given as options["task"] (docs/eval/README.md)."""
 
     choices: ClassVar[Choices] = {"split": ("train", "val", "test"), "difficulty": (1,), "lang": ("en",)}
     kept = ("steps", "patch")

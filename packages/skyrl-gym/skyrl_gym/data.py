@@ -1,8 +1,6 @@
 """Rows in SkyRL's dataset format, from jsonl or parquet; docs/environments/README.md shows some.
 
 Only `prompt` is required, which LiveCodeBench calls `question_content` and MBPP `text`; a string is the user's message.
-The ground truth may also be in veRL's `reward_model` or in the row itself. A row is played by
-`env.reset(options={"task": row})`.
 """
 
 import hashlib

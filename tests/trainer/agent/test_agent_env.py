@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -22,6 +25,30 @@ def agent(task):
             ids += [call.id for call in calls]
     return {"reward": len(set(ids)), "success": {len(each) for each in ids} == {9}}
 """
+IMPATIENT = """
+import asyncio
+import os
+
+from openai import AsyncOpenAI
+
+
+async def agent(task):
+    async with AsyncOpenAI(base_url=task.base_url, api_key=task.api_key, max_retries=0) as client:
+        async def ask(text, **more):
+            asked = {"model": task.model, "messages": [{"role": "user", "content": text}], **more}
+            told = await client.chat.completions.create(**asked)
+            choice = (await anext(aiter(told))).choices[0].delta if more else told.choices[0].message
+            return choice.content
+
+        one = asyncio.create_task(ask("one", **STREAM))
+        while "ONE_IS_ASKED" not in os.environ:
+            await asyncio.sleep(0.01)
+        two = asyncio.create_task(ask("two"))
+        await asyncio.wait([two], timeout=0.5)
+        two.cancel()
+        one.cancel()
+        return {"reward": float(await ask("one", **STREAM)) + 10 * float(await ask("three", **STREAM))}
+"""
 CALL = '<tool_call>{"name": "look", "arguments": {}}</tool_call>'
 
 
@@ -29,15 +56,38 @@ def test_no_two_calls_of_an_episode_have_one_id_and_each_has_nine_characters(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """OpenAI's Agents SDK ends at an id that an earlier call had; Mistral's templates take no other length."""
+    with playing(AGENT, tmp_path, monkeypatch) as env:
+        env.reset()
+        replies = [env.step(CALL + CALL) for _ in range(3)]
+    assert replies[-1][1:3] == (6, True) and replies[-1][4]["success"]
+
+
+@pytest.mark.parametrize("stream", [{}, {"stream": True}])
+def test_an_answer_that_a_client_did_not_wait_for_is_that_of_the_same_request_asked_again(
+    stream: dict[str, bool], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A turn once, and what had not been asked of the policy yet is not asked."""
+    with playing(IMPATIENT.replace("STREAM", str(stream)), tmp_path, monkeypatch) as env:
+        assert env.reset()[0] == "one"
+        monkeypatch.setenv("ONE_IS_ASKED", "1")
+        deadline = time.monotonic() + 60
+        while not env._future.cancelled():
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        replies = [env.step(answer) for answer in "12"]
+    assert replies[0][0] == "three"
+    assert replies[1][1:3] == (21.0, True)
+
+
+@contextmanager
+def playing(agent: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[AgentEnv]:
     for dialect in ("OPENAI", "ANTHROPIC"):  # which the episode sets
         for name in ("BASE_URL", "API_KEY", "MODEL"):
             monkeypatch.setenv(f"{dialect}_{name}", "")
     monkeypatch.setenv("SKYRL_TASK", "")
-    (tmp_path / "mine.py").write_text(AGENT)
-    env = AgentEnv(Sample("look#0", "skyrl/text_math-v0", 0, {}, agent=f"{tmp_path}/mine.py:agent"))
+    (folder / "mine.py").write_text(agent)
+    env = AgentEnv(Sample("look#0", "skyrl/text_math-v0", 0, {}, agent=f"{folder}/mine.py:agent"))
     try:
-        env.reset()
-        replies = [env.step(CALL + CALL) for _ in range(3)]
+        yield env
     finally:
         env.close()
-    assert replies[-1][1:3] == (6, True) and replies[-1][4]["success"]

@@ -1,9 +1,7 @@
 """A user's agent as an environment: what it asks the model is observed, and the model's answer is the action.
 
-The agent runs as it would against any OpenAI-compatible endpoint: a function `agent(task)` of a Python file, async or
-not, or a command, which finds OPENAI_BASE_URL, OPENAI_API_KEY and SKYRL_TASK. Its endpoint is in the same process, this
-episode's alone, which ends with it and with all that it has started; requests are answered in their order. What it may
-return, and how it plays the task's own env: docs/agents/your-agent.md.
+Its endpoint is in the same process, this episode's alone, which ends with it and with all that it has started; requests
+are answered in their order. docs/agents/your-agent.md has the rest.
 """
 
 import asyncio
@@ -84,6 +82,8 @@ class AgentEnv(gymnasium.Env[str, str]):
         self._events: SimpleQueue[Any] = SimpleQueue()
         """What the agent asks, with the future of its answer; or, when it has ended, the reward that it returned."""
         self._future: Future[Json] = Future()
+        self._kept: dict[str, Json] = {}
+        """Answers that came after the client had given up, by request: it asks again, and is a turn once."""
         self._asked = self._waiting = 0
         what = sample.sample_id, sample.env_id, sample.seed, dict(sample.options), sample.ground_truth
         self._task = Task(*what, play=self._play)
@@ -98,24 +98,27 @@ class AgentEnv(gymnasium.Env[str, str]):
         names |= {"ANTHROPIC_BASE_URL": task.base_url.removesuffix("/v1"), "ANTHROPIC_API_KEY": task.api_key}
         os.environ.update(names | {"SKYRL_TASK": json.dumps(task.told(), default=repr)})
         threading.Thread(target=self._run, daemon=True).start()
-        event = self._events.get()
+        event = self._next()
         if not isinstance(event, tuple):
             ended = str(event).removesuffix(".") if isinstance(event, UserError) else "The agent ended"
             raise UserError(f"{ended} before it asked the model anything.")
-        request, self._future = event
-        told = [for_template(each) for each in request["messages"]]
+        self._request, self._future = event
+        told = [for_template(each) for each in self._request["messages"]]
         system = [each["content"] for each in told if each["role"] == "system"]
         others = [each["content"] for each in told if each["role"] != "system"]
-        return "\n".join(others), {"instructions": "\n".join(system), "request": request}
+        return "\n".join(others), {"instructions": "\n".join(system), "request": self._request}
 
     def step(self, action: str) -> tuple[str, float, bool, bool, Json]:
-        self._future.set_result(_read(action))
-        event = self._events.get()
+        if self._future.set_running_or_notify_cancel():
+            self._future.set_result(_read(action))
+        else:
+            self._kept[json.dumps(self._request)] = _read(action)
+        event = self._next()
         reward, info = self._play.earned()
         info["skyrl/answer"] = action
         if isinstance(event, tuple):
-            request, self._future = event
-            return _news(request["messages"]), reward, False, False, info | {"request": request}
+            self._request, self._future = event
+            return _news(self._request["messages"]), reward, False, False, info | {"request": self._request}
         if isinstance(event, UserError):
             raise event
         returned = event if isinstance(event, dict) else {"reward": event or 0.0}
@@ -123,6 +126,16 @@ class AgentEnv(gymnasium.Env[str, str]):
         told = reward > 0 if self._play.success is None else self._play.success
         info["success"] = bool(returned.get("success", told))
         return "", reward, not self._play.truncated, self._play.truncated, info
+
+    def _next(self) -> Any:
+        """What the agent asks next, without what it has given up, or what it returned."""
+        while isinstance(event := self._events.get(), tuple):
+            asked, future = json.dumps(event[0]), event[1]
+            if asked in self._kept and future.set_running_or_notify_cancel():
+                future.set_result(self._kept.pop(asked))
+            elif not future.cancelled():
+                return event
+        return event
 
     def feed_external(self, recorded: list[Json]) -> None:
         self._play.recorded = recorded

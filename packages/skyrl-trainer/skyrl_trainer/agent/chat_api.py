@@ -1,8 +1,6 @@
 """OpenAI's API as a policy speaks it: what is asked, the shape of an answer, and the HTTP application.
 
-Behind the application stands whatever has a `name`, `limits` and answers `chat` and `complete`: a policy that
-is served (serve/server.py), or one episode of a user's agent (agent/agent_env.py). Anthropic's messages are chats in
-other words (anthropic_api.py).
+Behind the application stands a policy that is served (serve/server.py), or an episode of a user's agent (agent_env.py).
 """
 
 import asyncio
@@ -182,9 +180,11 @@ async def _answer(key: str, read: Callable[[bytes], Any], answer: JsonFunction, 
         if key and keys[0] != f"Bearer {key}" and keys[1] != key:
             raise Refusal(401, "The key is wrong: send `Authorization: Bearer` or `x-api-key` with the one given.")
         given = read(await request.body())
-        if not getattr(given, "stream", False):
-            return JSONResponse(await answer(given))
         answering = asyncio.create_task(answer(given))
+        listening = asyncio.create_task(_cancel_at_hang_up(request, answering))
+        answering.add_done_callback(lambda _: listening.cancel())
+        if not getattr(given, "stream", False):
+            return JSONResponse(await answering)
         told = given.told(answering)
         if first := await anext(told, ""):
             told = after(first, told)
@@ -199,7 +199,15 @@ async def _answer(key: str, read: Callable[[bytes], Any], answer: JsonFunction, 
         return JSONResponse(error_of(400, f"The body is no JSON that can be read: {error}."), 400)
     except Refusal as error:
         return JSONResponse(error_of(error.status, str(error)), error.status)
+    except asyncio.CancelledError:  # nobody hears it
+        return Response()
     return StreamingResponse(streamed(given, told, answering), media_type="text/event-stream")
+
+
+async def _cancel_at_hang_up(request: Request, answering: Answering) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+    answering.cancel()
 
 
 def _error_of(status: int, sentence: str) -> Json:

@@ -1,8 +1,7 @@
 """The six task types, how a task is drawn, and when it is done.
 
-Task `index` has type index % 6. It is drawn from `random.Random` of a string of split, difficulty and index, so that it
-is the same in both languages, and everywhere. train and val play in the seen layouts, test in the unseen ones. A hash
-of goal, layout and the kinds of places that matter gives every tenth task to val: it is drawn until it is of its split.
+Task `index` has type index % 6. It is drawn from `random.Random` of a string of split, difficulty and index, until a
+hash of goal, layout and the kinds of places that matter says that it is of its split (every tenth is val's).
 """
 
 import hashlib

@@ -1,9 +1,7 @@
 """Runs a submission against tests so that it cannot make up a verdict.
 
-The sandbox's child gets the submission and what to call it with, and prints what it returns. What is right never gets
-there: values are compared here, where they come in as text and are read as literals. A submission may print whatever it
-likes in their place; to pass it has to print what is right. The asserts of a row may be any expression: their calls are
-made beside the submission, and what they say of the values is worked out in another child, without it.
+What is right never gets into the sandbox's child, which prints what the submission returns: it is compared here, where
+it is read as literals. What a row's asserts say of it is worked out in another child (docs/environments/code_lite.md).
 """
 
 import ast

@@ -1,10 +1,7 @@
 """The tasks of code_lite: programs of a few steps, in words and in Python, from the descriptions in steps.yaml.
 
-A step and its k are a part: the sum of the parts' digests, by 10, decides the split. A step is only taken where the
-steps after it can see what it does: no list is sorted of which the sum is asked.
-
-Programs are numbered without being listed, as `ways` counts how many lead up to any point. A task is the first one of
-several programs in a row whose tests tell it from every program with a step left out.
+A step is only taken where the steps after it can see what it does: no list is sorted of which the sum is asked.
+Programs are numbered without being listed, as `ways` counts how many lead up to any point.
 """
 
 import random

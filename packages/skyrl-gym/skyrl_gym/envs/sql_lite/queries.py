@@ -1,9 +1,8 @@
 """Runs queries on SQLite files, read-only and bounded. This file's text is what runs in python_exec's sandbox, so it
 knows the standard library only; queries of our own run through it here.
 
-SQLite's authorizer lets a query read, and call functions that depend on nothing but the database. Its progress handler
-stops one that takes too many of SQLite's steps, which are the same at every speed. What neither of them sees (a
-function that takes long or much memory within one step) ends at the sandbox's limits.
+What neither SQLite's authorizer nor its progress handler sees (a function that takes long or much memory within one
+step) ends at the sandbox's limits.
 """
 
 import contextlib

@@ -1,8 +1,7 @@
 """Word problems: stories from words.yaml, each a chain of five sentences with a step or two of arithmetic in each.
 
-At difficulty d the first d sentences are told and the result of the last is asked. A task is a story and one choice of
-its numbers, whatever the names in it. The numbers of the first sentence decide the split, whichever way round they
-stand: they are multiplied. Of these pairs, shuffled, the first tenth is val's and the second test's.
+At difficulty d the first d sentences are told and the result of the last is asked. The numbers of the first sentence
+decide the split. Of these pairs, shuffled, the first tenth is val's and the second test's.
 """
 
 import operator
