@@ -12,6 +12,7 @@ import pytest
 import yaml
 
 import skyrl_trainer
+from skyrl_trainer import data
 from skyrl_trainer.data import SampleSource, held_out, load_samples
 from skyrl_trainer.errors import UserError
 from skyrl_trainer.tiny.demonstrations import conversation_texts, demonstrations
@@ -110,6 +111,24 @@ def test_a_bad_spec_is_a_sentence(spec: Any, words: list[str]) -> None:
         load_samples([spec])
     for word in words:
         assert word in str(caught.value)
+
+
+def test_a_row_that_its_env_refuses_is_named_wherever_it_stands(tmp_path: Path) -> None:
+    refused = {**ROW, "reward_spec": {"ground_truth": ["10", "11"]}}
+    with pytest.raises(UserError, match=r"rows\.jsonl row 3.*'reward_spec\.ground_truth' must be a number"):
+        load_samples([write_rows(tmp_path / "rows.jsonl", ROW, ROW, refused, ROW)])
+
+
+def test_of_a_file_that_takes_long_as_many_rows_are_tried_as_there_is_time_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The others cost their episodes, but held-out tasks, whose texts are read at the start, are named then."""
+    monkeypatch.setattr(data, "CHECK_SECONDS", 0.0)
+    refused = {**ROW, "reward_spec": {"ground_truth": ["10", "11"]}}
+    source = load_samples([write_rows(tmp_path / "rows.jsonl", ROW, refused)])
+    assert len(source) == 2
+    with pytest.raises(UserError, match=r"rows\.jsonl#1.*'reward_spec\.ground_truth' must be a number"):
+        held_out(source, 2)
 
 
 def test_bad_rows_and_lists_are_sentences(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ Three options belong to the spec and not to the env: `size` (how many samples it
 import json
 import math
 import re
+import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -29,6 +30,8 @@ from skyrl_trainer.user_file import load_user_file
 
 Spec = str | dict[str, Any]
 DEFAULT_ENV_SIZE = 10_000
+CHECK_SECONDS = 5.0
+"""That the rows of a file are tried by their envs at the start."""
 FILE_SUFFIXES = (".jsonl", ".parquet")
 
 
@@ -134,12 +137,17 @@ def held_out(source: Sequence[Sample], count: int) -> list[Sample]:
     return list(found.values())
 
 
-def first_texts(sample: Sample, envs: dict[str, Any]) -> tuple[str, dict[str, Any]]:
-    """An env's first observation and info; envs: those that were made already, by their ids."""
+def first_texts(sample: Sample, envs: dict[str, Any], label: str = "") -> tuple[str, dict[str, Any]]:
+    """An env's first observation and info; envs: those that were made already, by their ids. UserError where it raises,
+    with the label or the sample's id."""
     import gymnasium
 
-    env = envs.get(sample.env_id) or envs.setdefault(sample.env_id, gymnasium.make(sample.env_id))
-    observation, info = env.reset(seed=sample.seed, options=dict(sample.options))
+    try:
+        env = envs.get(sample.env_id) or envs.setdefault(sample.env_id, gymnasium.make(sample.env_id))
+        observation, info = env.reset(seed=sample.seed, options=dict(sample.options))
+    except Exception as error:
+        where = f"Data source {(label or sample.sample_id)!r}"
+        raise UserError(f"{where}: {sample.env_id} cannot begin an episode: {error}") from error
     return observation, info
 
 
@@ -200,7 +208,7 @@ def _env_samples(label: str, name: str, options: dict[str, Any], seed: int, env_
         hint = " A data file ends in .jsonl or .parquet." if "." in name or "/" in name else ""
         raise UserError(f"Data source {label!r}: {error}{hint}") from error
     samples = EnvSamples(label, env_id, options | own, size, seed, env_file)
-    _try(label, samples[0])
+    first_texts(samples[0], {}, label)  # now, so that an unknown option is a sentence at the start
     return samples
 
 
@@ -224,7 +232,7 @@ def _row_samples(path: str, files: Sequence[Path], default_env_class: str, env_f
     except (OSError, ValueError, ImportError) as error:
         raise UserError(str(error)) from error
     samples = []
-    env_ids: dict[str, str] = {}
+    env_ids, envs, deadline = dict[str, str](), dict[str, Any](), time.monotonic() + CHECK_SECONDS
     for number, row in enumerate(rows):
         env_class = row.get("env_class") or default_env_class
         if first_of_class := env_class not in env_ids:
@@ -234,15 +242,7 @@ def _row_samples(path: str, files: Sequence[Path], default_env_class: str, env_f
                 raise UserError(f"{path} row {number + 1}, field 'env_class': {error}") from error
         truth = row["reward_spec"].get("ground_truth")
         sample = Sample(f"{path}#{number}", env_ids[env_class], number, {"task": row}, truth, env_file)
-        if first_of_class:
-            _try(f"{path} row {number + 1}", sample)
+        if first_of_class or time.monotonic() < deadline:
+            first_texts(sample, envs, f"{path} row {number + 1}")
         samples.append(sample)
     return samples
-
-
-def _try(label: str, sample: Sample) -> None:
-    """One reset now, so that an unknown option is a sentence at the start."""
-    try:
-        first_texts(sample, {})
-    except Exception as error:
-        raise UserError(f"Data source {label!r}: {sample.env_id} cannot begin an episode: {error}") from error

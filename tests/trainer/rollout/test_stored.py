@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 from copy import deepcopy
 from dataclasses import replace
@@ -189,17 +188,19 @@ def test_stored_groups_come_instead_of_rollouts_in_the_samplers_order(run: Path,
     stored.check(tiny_tokenizer())
 
 
-def test_a_group_that_its_steps_file_had_no_room_for_is_left_out(run: Path, tmp_path: Path) -> None:
+def test_a_group_of_which_a_try_was_too_long_for_the_store_is_left_out(run: Path, tmp_path: Path) -> None:
     store = JsonlTrajectoryStore(run / "trajectories")
-    sizes = [len(line) + 1 for line in gzip.decompress(store.path(1).read_bytes()).split(b"\n")][1:]
 
-    def kept(places: int) -> list[int]:
-        JsonlTrajectoryStore(tmp_path, max_bytes=sum(sizes[:places])).write(store.read(1))
+    def kept(*too_long: int) -> list[int]:
+        batch = store.read(1)
+        for number in too_long:
+            batch.trajectories[number].turns[0].observation = "x" * 2**20
+        JsonlTrajectoryStore(tmp_path, max_bytes=2**20).write(batch)
         return [len(group) for group in JsonlTrajectoryStore(tmp_path).read(1).groups]
 
     assert kept(3) == [2, 1]
     assert len(StoredRollouts(config(run), [tmp_path], corrects=True).samples) == 1
-    assert kept(1) == [1, 0]
+    assert kept(1, 2, 3) == [1, 0]
     with pytest.raises(UserError, match=r"has no group of generator\.num_generations=2 tries"):
         StoredRollouts(config(run), [tmp_path], corrects=True)
 

@@ -169,7 +169,7 @@ def test_a_run_whose_last_policy_could_not_be_written_is_not_complete(tmp_path: 
     """Its checkpoint alone may fit on a disk: of adapters it is small, and the policy is a whole model."""
     run: Any = Run.__new__(Run)
     run.config, run.checkpoints = Config.model_validate({"trainer": {"max_steps": 3}}), Checkpoints(tmp_path, keep=2)
-    run.folder, run.best = SimpleNamespace(path=tmp_path, check=lambda: None), 0.0
+    run.folder, run.best = SimpleNamespace(path=tmp_path, check=lambda: None), [0.0, 0.0]
     run.algorithm = SimpleNamespace(state_dict=lambda: small(1.0))
     run.learner = SimpleNamespace(save_pretrained=Mock(side_effect=UserError("the disk is full")))
     with pytest.raises(UserError, match="the disk is full"):
@@ -297,23 +297,23 @@ def exam(run: str) -> list[Any]:
 
 
 @pytest.mark.parametrize(
-    ("changed", "best"),
+    ("changed", "score"),
     [
-        ({}, 0.9),
-        ({"generator": {"episode_timeout": 5.0}, "trainer": {"run_dir": "runs/a", "eval_interval": 3}}, 0.9),
-        ({"trainer": {"run_dir": "moved"}, "data": {"val_data": exam("moved")}}, 0.9),
-        ({"data": {"val_data": ["text_math?split=val&difficulty=2"]}}, -1.0),
-        ({"data": {"val_data": exam("runs/a"), "val_size": 5}}, -1.0),
-        ({"generator": {"eval_temperature": 1.0}}, -1.0),
+        ({}, [0.9, 1.1]),
+        ({"generator": {"episode_timeout": 5.0}, "trainer": {"run_dir": "runs/a", "eval_interval": 3}}, [0.9, 1.1]),
+        ({"trainer": {"run_dir": "moved"}, "data": {"val_data": exam("moved")}}, [0.9, 1.1]),
+        ({"data": {"val_data": ["text_math?split=val&difficulty=2"]}}, [-1.0]),
+        ({"data": {"val_data": exam("runs/a"), "val_size": 5}}, [-1.0]),
+        ({"generator": {"eval_temperature": 1.0}}, [-1.0]),
     ],
 )
 def test_a_score_on_other_held_out_tasks_keeps_no_later_policy_from_being_the_best(
-    changed: dict[str, Any], best: float
+    changed: dict[str, Any], score: list[float]
 ) -> None:
     given = {"trainer": {"run_dir": "runs/a"}, "data": {"val_data": exam("runs/a")}}
     saved = json.loads(Config.model_validate(given).model_dump_json())
-    found = Loaded(1, small(), {"config": saved, "tries": {"open": []}, "best": 0.9}, __version__)
-    assert resumable(found, Config.model_validate(given | changed)).extra["best"] == best
+    found = Loaded(1, small(), {"config": saved, "tries": {"open": []}, "score": [0.9, 1.1]}, __version__)
+    assert resumable(found, Config.model_validate(given | changed)).extra["score"] == score
 
 
 def test_the_same_bytes_need_the_same_cut_and_a_schedule_with_an_end_the_same_length() -> None:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 from unittest.mock import Mock
 
 import pytest
@@ -280,14 +280,27 @@ def test_a_policy_is_the_best_once_it_is_saved() -> None:
     def stopped(folder: Path) -> None:
         raise Stopped(2)
 
-    run: Any = SimpleNamespace(best=-1.0, folder=SimpleNamespace(path=Path("run")), processes=Mock())
+    run: Any = SimpleNamespace(best=[-1.0], folder=SimpleNamespace(path=Path("run")), processes=Mock())
     run.learner, run.held_out = (
         Mock(save_pretrained=stopped),
         Mock(metrics=lambda rollouts, step: {"eval/success": 0.5}),
     )
     with pytest.raises(Stopped):
         Run.evaluate(run, 3)
-    assert run.best == -1.0
+    assert run.best == [-1.0]
+
+
+def test_of_policies_with_one_success_rate_the_better_paid_is_the_best() -> None:
+    """So an env that never says `success` has a best policy, too: else the first one, before any training."""
+    saved, run = list[Path](), SimpleNamespace(best=[-1.0], folder=SimpleNamespace(path=Path("run")), processes=Mock())
+    run.learner = Mock(save_pretrained=saved.append)
+    kept = []
+    for success, reward in [(0.0, 0.2), (0.0, 0.9), (0.0, 0.9), (0.5, 0.1), (0.2, 2.0)]:
+        figures = {"eval/success": success, "eval/reward/mean": reward}
+        run.held_out = Mock(metrics=lambda rollouts, step, figures=figures: dict(figures))
+        Run.evaluate(cast(Any, run), 1)
+        kept.append(len(saved))
+    assert kept == [1, 2, 2, 3, 3]
 
 
 @pytest.mark.parametrize("bound", [0, 2])

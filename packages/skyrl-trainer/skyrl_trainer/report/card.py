@@ -12,7 +12,7 @@ from skyrl_trainer.report.history import read_metrics
 from skyrl_trainer.report.page import asset
 from skyrl_trainer.types import StepMetrics
 
-SUCCESS, REWARD = "eval/success", "reward/mean"
+SUCCESS, HELD_OUT_REWARD, REWARD = "eval/success", "eval/reward/mean", "reward/mean"
 
 
 def check_card(run: Path) -> None:
@@ -28,7 +28,8 @@ def write_card(run: Path, which: str, folder: Path) -> None:
     from huggingface_hub import ModelCardData
 
     rows, values = read_metrics(run), flatten(load_config(str(run / "config.yaml"), []))
-    best = max(rows, key=lambda row: row.get(SUCCESS, -math.inf))  # the first, as the run keeps it
+    scores = [[row.get(name, -math.inf) for name in (SUCCESS, HELD_OUT_REWARD)] for row in rows]
+    best = rows[scores.index(max(scores))]  # the first, as the run keeps it
     saved = max((int(path.name[5:11]) for path in run.glob("checkpoints/step_*[0-9]")), default=math.inf)
     chosen = best if which == "best" else [row for row in rows if row["step"] <= saved][-1]
     figures = [

@@ -2,7 +2,7 @@
 
 `trajectories/step_000003.jsonl.gz`: the first line is the header {"schema": 1, "step": 3, "groups": 32,
 "trajectories": 256, "omitted": 0}, every other line one trajectory with its group's number. Token ids and logprobs
-are JSON numbers, and reading gives the same floats, bit by bit. `omitted`: what did not fit in `max_bytes` of lines.
+are JSON numbers, and reading gives the same floats, bit by bit. `omitted`: those that alone have more than `max_bytes`.
 """
 
 import gzip
@@ -32,7 +32,7 @@ SAMPLE_FIELDS = tuple(field.name for field in fields(Sample))
 class JsonlTrajectoryStore:
     """In a folder, which is made when the first step is written; what was written is read back exactly."""
 
-    def __init__(self, folder: Path, max_bytes: int = 256 * 2**20) -> None:
+    def __init__(self, folder: Path, max_bytes: int = 64 * 2**20) -> None:
         self._folder, self._max_bytes = Path(folder), max_bytes
 
     def inside(self, name: str) -> Self:
@@ -45,13 +45,12 @@ class JsonlTrajectoryStore:
 
     def write(self, batch: RolloutBatch) -> None:
         """Replaces the step's file, if there is one: a resumed run repeats it."""
-        lines, size = list[bytes](), 0
+        lines = list[bytes]()
         for number, group in enumerate(batch.groups):
             for trajectory in group:
                 members = _line(number, trajectory)
                 length = sum(int.from_bytes(member[-4:], "little") for member in members)  # each ends with its own
-                if size + length <= self._max_bytes:
-                    size += length
+                if length <= self._max_bytes:
                     lines.append(b"".join(members))
         header = {"schema": SCHEMA, "step": batch.step, "groups": len(batch.groups)}
         header |= {"trajectories": len(lines), "omitted": len(batch.trajectories) - len(lines)}

@@ -166,12 +166,12 @@ class Run:
 
     def resume(self) -> tuple[int, StepMetrics | None]:
         """The newest step in the weights, and its metrics if they were not written; 0 and {} in a new run."""
-        found, self.best = self.checkpoint, -1.0
+        found, self.best = self.checkpoint, [-1.0]
         if found is None:
             step, unfinished = 0, {}
             self.tries.forget()
         else:
-            step, unfinished, self.best = found.step, found.extra["unfinished"], found.extra["best"]
+            step, unfinished, self.best = found.step, found.extra["unfinished"], found.extra.get("score", self.best)
             self.algorithm.load_state_dict(found.learner)
             self.tries.load_state_dict(found.extra["tries"], step)
             self.checkpoint = None  # its tensors are in the learner now
@@ -204,11 +204,11 @@ class Run:
             self.canary.check(self.sync.version, self.learner.token_logprobs, report, only=index)
 
     def evaluate(self, step: int) -> StepMetrics:
-        """Success on the held-out tasks, each tried once; keeps the policy if it is the best."""
+        """Success on the held-out tasks, each tried once; keeps the policy if it is the best, by reward where equal."""
         metrics = self.held_out.metrics(self.processes.rollouts, step)
-        if metrics["eval/success"] > self.best:
+        if (score := [metrics["eval/success"], metrics.get("eval/reward/mean", 0.0)]) > self.best:
             self.learner.save_pretrained(self.folder.path / "model" / "best")
-            self.best = metrics["eval/success"]
+            self.best = score
         return metrics
 
     def log(self, step: int, metrics: StepMetrics, spans: Spans) -> None:
@@ -229,7 +229,7 @@ class Run:
 
     def save(self, step: int, loop_state: dict[str, Any]) -> None:
         self.folder.check()
-        extra = {**loop_state, "best": self.best, "config": self.config.model_dump(mode="json")}
+        extra = {**loop_state, "score": self.best, "config": self.config.model_dump(mode="json")}
         policy, ends = self.folder.path / "model" / "last", step == self.config.trainer.max_steps
         if ends:  # by its checkpoint
             self.learner.save_pretrained(policy)
