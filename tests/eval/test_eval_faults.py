@@ -409,6 +409,33 @@ def test_fewer_tries_at_more_items_count_these_tries_alone(tmp_path: Path, capsy
     assert main(["eval", "agent", f"--out={out}", "--grade-only"]) == 0 and "100.0 %" in capsys.readouterr().out
 
 
+def test_failures_beyond_the_selection_are_not_its_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Fewer items and tries than the folder holds: neither the exit code nor a sentence is about the others."""
+    data, out, chosen, refused = write(tmp_path / "sums.jsonl", sums(6)), tmp_path / "run", set[str](), [""]
+
+    def reply(request: dict[str, Any]) -> Raw | tuple[int, str]:
+        question = request["messages"][-1]["content"]
+        if refused[0] and "What is" in question and (refused[0] == "all" or question not in chosen):
+            return no(403, f"not {refused[0]}")
+        return answer_sums(request)
+
+    with served(reply) as (url, asked):
+        assert run(out, url, data, "--n=2") == 0
+        chosen |= {request["messages"][-1]["content"] for request in asked if "messages" in request}
+        refused[0] = "the others"
+        assert run(out, url, data, "--n=all") == WITH_CAVEAT
+        assert "the first: The attempt failed: HTTP 403: not the others" in capsys.readouterr().out
+        assert run(out, url, data, "--n=2") == 0
+        assert "the first" not in capsys.readouterr().out
+        refused[0] = "all"
+        assert run(out, url, data, "--n=2", "--samples=2") == WITH_CAVEAT
+        captured = capsys.readouterr()
+        assert "the first: The attempt failed: HTTP 403: not all" in captured.out
+        assert "2 attempts ended in an error" in captured.err and "One: HTTP 403: not all" in captured.err
+        assert run(out, url, data, "--n=2") == 0
+    assert main(["eval", "agent", f"--out={out}", "--grade-only"]) == 0
+
+
 def test_the_seed_goes_to_a_chat_endpoint_that_takes_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "a key from a file\r\n")
     data = write(tmp_path / "sums.jsonl", sums(3))

@@ -81,13 +81,13 @@ def run(args: argparse.Namespace) -> int:
             found = f"{run.folder} was begun by an earlier version"
             raise UserError(f"{found}: grade it with that, or begin another --out.")
         context, title, samples = _context(args, run.folder), _title(run), run.facts["samples"]
-        grade.grade_run(run, bench, context)
+        verdicts = grade.grade_run(run, bench, context)
         results = grade.results(run, bench, samples, context, args.prices, model)
         results |= {"title": title, "model": model, "notes": [*run.facts["notes"], *results["notes"]]}
         write_json(run.folder / "results.json", results)
         page = report.write_report(run.folder)
         caveat = f", {results['caveat']}" if results["caveat"] else ""
-        for one in [one for one in run.verdicts.values() if one.score is None][:1]:
+        for one in [one for one in verdicts if one.score is None and one.sample < samples][:1]:
             caveat += f"; the first: {one.error}"
         if results["accuracy_graded"] is None:
             raise UserError(f"{title}: no figure{caveat} {page}")
@@ -233,8 +233,8 @@ def _solve(args: argparse.Namespace, run: Run, processes: Processes) -> Run:
         finally:
             over.set()
     if errors:
-        first = next(attempt.error for attempt in run.attempts.values() if attempt.stop == "error")
-        print(f"{errors} attempts ended in an error; the same command tries them again. One: {first}", file=sys.stderr)
+        last = next(attempt.error for attempt in reversed(run.tries) if attempt.stop == "error")
+        print(f"{errors} attempts ended in an error; the same command tries them again. One: {last}", file=sys.stderr)
     return run
 
 
