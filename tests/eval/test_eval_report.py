@@ -189,6 +189,22 @@ def test_a_page_stays_small_whatever_the_run_has_in_it(tmp_path: Path) -> None:
     assert len(write_report(folder).read_bytes()) < MAX_PAGE
 
 
+def test_figures_per_attempt_are_of_the_selection_alone(tmp_path: Path) -> None:
+    """A folder may hold more items and tries than its results are of."""
+    folder = made_run(tmp_path / "run", 40, 3)
+    manifest, results = (json.loads((folder / name).read_text()) for name in ("manifest.json", "results.json"))
+    chosen = manifest["ids"][:5]
+    write_json(folder / "manifest.json", manifest | {"ids": chosen})
+    write_json(folder / "results.json", results | {"items": 5, "samples": 2})
+    attempts = [json.loads(line) for line in (folder / "attempts.jsonl").read_text().splitlines()]
+    taken = [one for one in attempts if [one["bench"], one["item_id"]] in chosen and one["sample"] < 2]
+    spread = page_data(write_report(folder))["spread"]
+    for name in ("seconds", "completion_tokens"):
+        ordered = sorted(one[name] for one in taken)
+        assert len(ordered) == 10 and spread[name] == [ordered[4], ordered[9], ordered[9]], name
+    assert len(blocks(folder)) == len(attempts) > 10, "the other page shows all"
+
+
 def test_two_runs_are_compared_in_words_and_on_the_page(tmp_path: Path) -> None:
     a, b = made_run(tmp_path / "a", 60, luck=0.2), made_run(tmp_path / "b", 60, luck=0.8, model="better")
     said = compare(a, b)

@@ -25,7 +25,8 @@ def write_report(folder: Path, against: Path | None = None) -> Path:
     UserError where the folder lacks a file of a graded run, or cannot be written to.
     """
     manifest, results = (read_json(folder, name) for name in ("manifest.json", "results.json"))
-    attempts = read_records(folder, Attempt).values()
+    chosen = {(*each, number) for each in manifest["ids"] for number in range(results["samples"])}
+    attempts = [one for key, one in read_records(folder, Attempt).items() if key in chosen]
     data = {name: manifest[name] for name in ("config", "facts", "versions")}
     columns = {name: metrics.values_of(attempts, name) for name in COUNTERS}
     marks = (0.5, 0.95, 1.0)  # median, 95th percentile and maximum

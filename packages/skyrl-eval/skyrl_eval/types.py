@@ -48,10 +48,8 @@ class Attempt(Record):
 
     answer: str  # the model's last message as it wrote it; for SWE-bench the patch
     stop: str = "done"
-    """"done", "length" (tokens of a turn or of the context), "max_steps", "timeout", or "error": to be tried again.
-
-    Other answers of an endpoint keep their names: "content_filter", "refusal", "tool_calls", "reasoning_only", "empty".
-    """
+    """"done", "length" (tokens of a turn or of the context), "max_steps", "timeout", "error" (to be tried again), or
+    what the endpoint's answer is where it is none, such as "refusal"."""
     error: str | None = None
     steps: int = 0  # turns of the model
     tool_calls: int = 0  # executed calls, failed ones among them
