@@ -452,6 +452,32 @@ def test_the_seed_goes_to_a_chat_endpoint_that_takes_one(tmp_path: Path, monkeyp
         assert ("The endpoint takes no seed: the same command samples other answers." in notes) != takes
 
 
+def test_a_rate_limit_at_the_first_question_says_nothing_of_how_to_ask(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither that the endpoint takes no seed, nor that it calls the limit of an answer by another name."""
+    data = write(tmp_path / "sums.jsonl", sums(2))
+    for busy in (1, 2, 4, 9):
+        seen = [0]
+
+        def reply(request: dict[str, Any], busy: int = busy, seen: list[int] = seen) -> Raw:
+            seen[0] += 1
+            return no(429, "slow", "0") if seen[0] <= busy else said("#### 0")
+
+        with served(reply) as (url, asked):
+            assert run(tmp_path / str(busy), url, data, "--temperature=1") == 0
+        asked = [request for request in asked if "messages" in request]
+        assert len(asked) == busy + 1 + 2
+        assert all("seed" in request and "max_completion_tokens" in request for request in asked), busy
+        notes = json.loads((tmp_path / str(busy) / "results.json").read_text())["notes"]
+        assert not any("takes no seed" in note for note in notes)
+    monkeypatch.setattr(endpoint, "FIRST_SECONDS", 0.5)
+    with served(lambda request: no(429, "slow", "0.2")) as (url, asked):
+        assert run(tmp_path / "always", url, data, "--temperature=1") == NO_FIGURE
+    assert f"--base-url {url}, --model m: HTTP 429: slow." in capsys.readouterr().err
+    assert not (tmp_path / "always").exists() and all("seed" in request for request in asked if "messages" in request)
+
+
 def test_members_of_requests_and_a_choice_of_items(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rows = [mmlu_pro(n, category="art \ud800" if n < 2 else "law") for n in range(6)]
     data, words = write(tmp_path / "rows.jsonl", rows), ['--request={"top_p": 0.9, "reasoning_effort": "high"}']

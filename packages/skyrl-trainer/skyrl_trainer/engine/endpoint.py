@@ -10,7 +10,7 @@ from itertools import product
 from typing import Any
 from weakref import WeakValueDictionary
 
-from skyrl_trainer.engine.http import HTTPClient, Refused
+from skyrl_trainer.engine.http import BUSY, HTTPClient, Refused
 from skyrl_trainer.engine.replies import Replies
 from skyrl_trainer.errors import UserError
 from skyrl_trainer.types import GenerationOutput, GenerationRequest
@@ -196,11 +196,11 @@ async def probe(endpoint: Endpoint, messages: bool, temperature: float) -> Endpo
         if not model or (cards and model not in cards):
             raise UserError(f"--model {model or 'is missing'}: {http.url} serves {', '.join(cards) or 'no list'}.")
         card = cards.get(model, {})
-        length = card.get("max_model_len") or UNBOUNDED
-        found = replace(endpoint, model=model, max_model_len=length)
+        found = replace(endpoint, model=model, max_model_len=card.get("max_model_len") or UNBOUNDED)
+        first = FIRST_SECONDS, 2, FIRST_SECONDS  # two tries, and a rate limit is waited for
         tokens = {"model": model, "prompt": [1, 2, 3], "max_tokens": 1, "return_token_ids": True}
         try:
-            answer = None if messages else await http.ask("POST", "/completions", tokens, FIRST_SECONDS)
+            answer = None if messages else await http.ask("POST", "/completions", tokens, *first)
             if answer and answer["choices"][0]["token_ids"]:
                 return replace(found, tokenizer=card.get("root") or model)
         except (Refused, LookupError, TypeError):
@@ -211,7 +211,7 @@ async def probe(endpoint: Endpoint, messages: bool, temperature: float) -> Endpo
         for seed, limit in product(seeds, ("max_completion_tokens", "max_tokens")):
             asked = replace(found, limit=limit, seeded=bool(seed))
             try:
-                answer = await http.ask("POST", "/chat/completions", hello | seed | {limit: 16}, FIRST_SECONDS, tries=2)
+                answer = await http.ask("POST", "/chat/completions", hello | seed | {limit: 16}, *first)
                 if isinstance(answer, dict) and answer.get("choices"):
                     return asked
             except Refused as error:
@@ -219,7 +219,7 @@ async def probe(endpoint: Endpoint, messages: bool, temperature: float) -> Endpo
                     return asked
                 if not reason or limit not in error.reason:  # not of its name
                     reason = str(error)
-                if not error.status:
+                if error.status in (0, *BUSY):  # says nothing of the request's form
                     break
     reason = reason or "its answers are not those of OpenAI's API"
     raise UserError(f"--base-url {endpoint.url}, --model {model}: {reason}.")
@@ -228,7 +228,8 @@ async def probe(endpoint: Endpoint, messages: bool, temperature: float) -> Endpo
 async def _cards(http: HTTPClient) -> dict[str, Any]:
     """What /v1/models lists, by name; nothing where there is no such list."""
     try:
-        return {str(card.get("id")): card for card in (await http.ask("GET", "/models", limit=FIRST_SECONDS))["data"]}
+        listed = await http.ask("GET", "/models", limit=FIRST_SECONDS, busy=FIRST_SECONDS)
+        return {str(card.get("id")): card for card in listed["data"]}
     except (LookupError, TypeError, AttributeError):
         return {}
     except Refused as error:
