@@ -30,7 +30,7 @@ from skyrl_gym.envs.code_lite import rows
 from skyrl_gym.tools import confine
 from skyrl_trainer.errors import UserError
 from tests.eval.made_up import attempt, items
-from tests.eval.scripted_server import match, served
+from tests.eval.scripted_server import match, said, served
 
 CONFIG = {"bench": "hle", "model": "made-up", "seed": 0}
 
@@ -148,6 +148,35 @@ def test_a_dead_judge_leaves_ungraded_and_a_later_one_grades_what_is_left(tmp_pa
         with served(say) as (url, _):
             alive = Context(Judge(url, "judge", tmp_path / "judge"))
             assert [v.status for v in grade.grade_run(run, "hle", alive)] == ["correct", "wrong", "ungraded"]
+
+
+def test_the_judges_tokens_are_those_of_all_gradings_by_it(tmp_path: Path) -> None:
+    (item,) = hle(1)
+    prices: Any = {name: {"prompt": 1.0, "completion": 10.0} for name in ("judge", "another", "third")}
+    replies = iter([*["It depends."] * 6, match("yes")])
+
+    def spent(run: Run, context: Context) -> tuple[list[int], float | None]:
+        grade.grade_run(run, "hle", context)
+        found = grade.results(run, "hle", 1, context, prices, "m")
+        return found["judge_tokens"], found["judge_cost"]
+
+    with (
+        served(lambda request: (200, next(replies))) as (url, requests),
+        served(lambda request: said("It depends.", usage=None)) as (silent, _),
+        Run(tmp_path / "run", CONFIG, {}, [item]) as run,
+    ):
+        run.add(attempt(item, "Answer: 0"))
+        context = Context(Judge(url, "judge"))
+        for asked in (3, 6, 7, 7):  # unreadable, unreadable, readable, graded already
+            expected = [11 * asked, 5 * asked], pytest.approx(61e-6 * asked)
+            assert spent(run, context) == expected and len(requests) == asked
+        assert run.verdicts[item.key(0)].status == "correct"
+        for address in (silent, url):
+            replies = iter([match("yes")])
+            assert spent(run, Context(Judge(address, "another")))[1] is None, "what was not told stays unknown"
+        assert run.verdicts[item.key(0)].status == "correct"
+        replies = iter([match("yes")])
+        assert spent(run, Context(Judge(url, "third")))[0] == [11, 5], "another judge has prices of its own"
 
 
 def test_a_grader_is_all_code_that_decides(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -64,7 +64,12 @@ def grade_run(run: Run, bench: str, context: Context) -> list[Verdict]:
     todo = [attempt for attempt in attempts if kept.get(attempt.key) != answer_hash(attempt)]
     for result in grade_all(benchmark, [items[attempt.item_id] for attempt in todo], todo, context):
         result.grader, result.attempt = grader, answer_hash(run.attempts[result.key])
-        if run.verdicts.get(result.key) != result:
+        old = run.verdicts.get(result.key)
+        if old and (old.status, old.grader) == ("ungraded", grader):  # its judge was paid, too
+            for name in judge.TOKENS:
+                counts = getattr(old, name), getattr(result, name)
+                setattr(result, name, None if None in counts else sum(counts))
+        if old != result:
             run.add(result)
     return [run.verdicts[attempt.key] for attempt in attempts]
 

@@ -120,10 +120,7 @@ def summarise(
     price: Price | None = None,
     judge_price: Price | None = None,
 ) -> dict[str, Any]:
-    """What every benchmark has in results.json, for the selected items and k samples of each.
-
-    Of several attempts of a key the last one counts; in the totals and the cost all do, as they were paid.
-    """
+    """What every benchmark has in results.json, for the selected items and k samples of each."""
     graded = {verdict.key: verdict for verdict in verdicts}
     keys = [[item.key(sample) for sample in range(samples)] for item in items]
     scores = [[graded[key].score for key in row] for row in keys]
@@ -133,7 +130,7 @@ def summarise(
     status = Counter(verdict.status for verdict in verdicts)
     low, high = wilson(mean(means) or 0.0, len(items))
     paid = [one for one in attempts if one.key in graded]
-    taken = list({one.key: one for one in paid}.values())
+    taken = list({one.key: one for one in paid}.values())  # of several attempts of a key the last one
     uncounted = sum(attempt.prompt_tokens is None for attempt in paid)
     totals = {name: sum(values_of(paid, name)) for name in COUNTERS}
     spent = [(v.judge_prompt_tokens, v.judge_completion_tokens) for v in verdicts]

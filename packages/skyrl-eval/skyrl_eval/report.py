@@ -78,10 +78,7 @@ def from_attempt(attempt: Attempt, verdict: Verdict, price: Price | None) -> Epi
 
 
 def comparison(a: Path, b: Path) -> dict[str, Any]:
-    """The paired difference of two runs on the items that both have, and in what the runs differ.
-
-    UserError where they are of different benchmarks or data, or have no item in common.
-    """
+    """The paired difference of two runs on the items that both have, and in what the runs differ."""
     first, second = (read_json(folder, "manifest.json")["config"] for folder in (a, b))
     for name in ("bench", "data_sha256"):
         if first.get(name) != second.get(name):
