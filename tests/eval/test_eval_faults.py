@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
 import os
@@ -12,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable
 from email.utils import formatdate
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,7 +23,7 @@ from skyrl_eval.benchmarks.common import Context
 from skyrl_eval.judge import Judge
 from skyrl_eval.store import without_login
 from skyrl_trainer.cli import main
-from skyrl_trainer.engine import endpoint
+from skyrl_trainer.engine import endpoint, http
 from tests.eval.made_up import attempt, items, mmlu_pro
 from tests.eval.scripted_server import Raw, match, no, said, served
 from tests.eval.test_command import answer_sums, lines, run, sums, write
@@ -52,7 +54,7 @@ ENDPOINT: dict[str, tuple[Fault, str, str]] = {
     "always 500": (lambda n, r, q: no(500, "a bug", "0"), "error", "HTTP 500: a bug"),
     "forbidden": (lambda n, r, q: no(403, "not this question"), "error", "HTTP 403: not this question"),
     "closed in the middle": (first(1, lambda: said("#### 1")._replace(cut=20)), "done", ""),
-    "a page": (lambda n, r, q: Raw("<html>Welcome!</html>"), "error", "not an answer of OpenAI's API"),
+    "a page": (lambda n, r, q: Raw("<html>Welcome!</html>"), "error", "its answer is no JSON"),
     "an error as an answer": (lambda n, r, q: no(200, "upstream died"), "error", "upstream died"),
     "no choices": (lambda n, r, q: Raw('{"choices": []}'), "error", "not an answer of OpenAI's API"),
     "a choice of nothing": (lambda n, r, q: Raw('{"choices": [null]}'), "error", "not an answer of OpenAI's API"),
@@ -476,6 +478,35 @@ def test_a_rate_limit_at_the_first_question_says_nothing_of_how_to_ask(
         assert run(tmp_path / "always", url, data, "--temperature=1") == NO_FIGURE
     assert f"--base-url {url}, --model m: HTTP 429: slow." in capsys.readouterr().err
     assert not (tmp_path / "always").exists() and all("seed" in request for request in asked if "messages" in request)
+
+
+@pytest.mark.parametrize(
+    ("status", "after", "busy", "pauses"),
+    [
+        (429, "300", 1800.0, [300, 300, 300]),
+        (503, "600", 1800.0, [600, 600, 600]),
+        (503, "300", 0.0, [60, 60, 60]),
+        (429, "inf", 1800.0, [1800, 1800, 1800]),  # the clock stands still here: at most what is left
+    ],
+)
+def test_retry_after_is_kept_within_what_a_request_may_wait(
+    status: int, after: str, busy: float, pauses: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slept: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        slept.append(seconds)
+
+    monkeypatch.setattr(http, "asyncio", SimpleNamespace(sleep=sleep))
+
+    async def ask(url: str) -> Any:
+        async with http.HTTPClient(url) as client:
+            return await client.ask("POST", "/chat/completions", {"messages": []}, 60.0, 6, busy)
+
+    numbers = iter(range(9))
+    with served(lambda r: no(status, "slow", after) if next(numbers) < 3 else said("Hello.")) as (url, _):
+        assert asyncio.run(ask(url))["choices"]
+    assert slept == pytest.approx(pauses, rel=0.05)
 
 
 def test_members_of_requests_and_a_choice_of_items(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -150,7 +150,7 @@ class EndpointClient:
         finally:
             self._in_flight -= 1
         if not (isinstance(answer, dict) and answer.get("choices")):
-            raise ValueError(repr(answer)[:200])
+            raise ValueError("its answer is no JSON" if answer is None else repr(answer)[:200])
         self._failures, self._answered = 0, True
         return answer
 

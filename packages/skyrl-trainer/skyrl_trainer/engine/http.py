@@ -12,7 +12,7 @@ import aiohttp
 PROBE_SECONDS = 10.0
 """Limit of one short question to a server, and of connecting to it."""
 LONGEST_PAUSE = 60.0
-"""Between two tries, whatever Retry-After says."""
+"""Between two tries, whatever Retry-After says, unless the caller gives a rate limit more time."""
 BUSY = (408, 409, 425, 429)
 
 
@@ -78,7 +78,7 @@ class HTTPClient(AbstractAsyncContextManager["HTTPClient"]):
             failures += refused.status != 429 or time.monotonic() > busy_until
             if failures >= tries:
                 raise refused
-            await asyncio.sleep(min(pause, LONGEST_PAUSE))
+            await asyncio.sleep(min(pause, max(LONGEST_PAUSE, busy_until - time.monotonic())))
             number = min(number + 1, 6)
 
     async def __aexit__(self, *_: object) -> None:
