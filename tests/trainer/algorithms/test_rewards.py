@@ -108,6 +108,7 @@ def test_a_conversation_is_told_in_the_order_of_its_turns() -> None:
         ([float("nan"), 1.0], "returned nan for trajectory 1/0/0"),
         (0.5, "returned 0.5 for 2 trajectories"),
         (ZeroDivisionError("by zero"), r"failed on 2 .*ZeroDivisionError: by zero \(.*test_rewards.py, line \d+\)"),
+        (map(lambda text: int("x"), "ab"), r"failed on 2 .*ValueError: invalid literal .*test_rewards.py, line \d+\)"),
     ],
 )
 def test_a_reward_function_that_misbehaves_is_named(answer: Any, sentence: str) -> None:

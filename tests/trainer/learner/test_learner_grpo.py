@@ -333,6 +333,18 @@ def test_a_loss_of_the_wrong_shape_is_refused(tmp_path: Path, part: str) -> None
         trainer.update(make_batch())
 
 
+@pytest.mark.parametrize("gave, sentence", [(1.0, "1.0"), (None, "None")])
+@pytest.mark.parametrize("part", ["ratio", "surrogate", "reduction", "correction"])
+def test_a_method_of_a_loss_that_gives_no_tensor_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part: str, gave: Any, sentence: str
+) -> None:
+    """A forgotten `return`, a number, or a tensor where another one and what is reported were due."""
+    trainer = GRPO(make_config()).start(make_learner(make_config(), save_model(tmp_path), 10))
+    monkeypatch.setattr(trainer, part, lambda *given: gave)
+    with pytest.raises(UserError, match=rf"{part}.* gave {sentence}, but "):
+        trainer.update(make_batch())
+
+
 @pytest.mark.parametrize(
     "algorithm, generator, sentence",
     [

@@ -161,6 +161,15 @@ def test_what_a_critic_explains_is_a_number_however_few_tokens_there_are(tmp_pat
     assert trainer.update(make_batch(groups=0))["value/explained_variance"] == 0.0
 
 
+def test_of_equal_returns_there_is_nothing_to_explain(tmp_path: Path) -> None:
+    """As in a batch of which all or nothing is solved: the ratio of two roundings would be anything."""
+    trainer, nothing_solved = start(save_model(tmp_path), double=False), make_batch()
+    nothing_solved.rewards = [[0.0] * len(turns) for turns in nothing_solved.rewards]
+    for batch in (nothing_solved, make_batch(), nothing_solved):
+        explained = trainer.update(batch)["value/explained_variance"]
+        assert (explained == 0.0) == (batch is nothing_solved)
+
+
 def test_a_run_goes_on_to_the_byte(tmp_path: Path) -> None:
     path = save_model(tmp_path)
     """Under a schedule, whose rate the first step after a resume must have, the critic's too."""

@@ -233,6 +233,20 @@ def test_tries_that_are_stored_are_not_played_again(tmp_path: Path, agent: Any) 
     assert len(killed.rollouts.begun) == SIZE * TRIES and not resumed.rollouts.begun
 
 
+def test_a_sampler_that_does_not_say_whether_it_accepts_is_named(tmp_path: Path) -> None:
+    """With a `return` forgotten, every group would be refused, and the run would end without an update."""
+
+    class Forgets(CurriculumSampler):
+        def accept(self, group: list[Trajectory], returns: list[float]) -> Any:
+            super().accept(group, returns)
+
+    run = FakeRun(make_config(tmp_path, 0), [], random.Random(0), 0.0, Forgets)
+    run.resume()
+    run.tries.draw(0)
+    with pytest.raises(UserError, match="accept of the sampler gave None, but should say True or False"):
+        run.tries.collect(nullcontext())
+
+
 def test_what_is_judged_again_after_a_kill_leaves_the_tries_beside_it_in_the_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

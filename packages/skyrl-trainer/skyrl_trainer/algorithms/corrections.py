@@ -2,9 +2,7 @@
 
 `auto` is none where both sides compute in float32 and no token is stale, and tis otherwise. Of stale tokens, old is
 what the learner's weights give before the first update: the clip is around them, and w corrects for their age
-(decoupled PPO; AReaL, arXiv 2505.24298, equation 5). With `bypass` the old log-probabilities are the engine's: there is
-nothing to correct, and a forward pass is saved.
-A sequence's truncated weight is the product over its tokens: their geometric mean hardly leaves 1 on a long answer.
+(decoupled PPO; AReaL, arXiv 2505.24298, equation 5). docs/algorithms/corrections.md has the others.
 """
 
 from typing import Any

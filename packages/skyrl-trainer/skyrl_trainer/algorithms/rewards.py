@@ -6,7 +6,7 @@ trajectory, and a resumed run reads it there.
 
 import inspect
 import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 from numbers import Real
 from typing import Any
@@ -143,6 +143,7 @@ def call(name: str, function: RewardFunction, trajectories: list[Trajectory]) ->
         values = function(**columns)
         if inspect.iscoroutine(values):
             values = run_async(values)
+        values = list(values) if isinstance(values, Iterator) else values  # which may raise only now
     except Exception as error:
         raise UserError(f"{who} failed on {span}: {cause(error)}.") from error
     wanted = "return a list with one number, or None where it does not apply, for each"

@@ -58,9 +58,10 @@ def check_options(config: Config, options: Any, own_estimator: str | None) -> No
 def check_shapes(algorithm: object, wanted: Tensor, **parts: Tensor) -> Tensor:
     """Returns the last of `parts`, which methods of these names gave. Broadcast, a mean would count once per token."""
     for name, values in parts.items():
-        if values.shape != wanted.shape:
+        if (shape := getattr(values, "shape", None)) != wanted.shape:
+            gave = f"{values!r:.60}" if shape is None else f"a tensor of shape {tuple(shape)}"
             raise UserError(
-                f"{name} of {type(algorithm).__name__} gave a tensor of shape {tuple(values.shape)}, but it should be "
+                f"{name} of {type(algorithm).__name__} gave {gave}, but it should be "
                 f"of shape {tuple(wanted.shape)}: a number per {'trajectory' if name == 'reduction' else 'token'}."
             )
     return values

@@ -242,10 +242,10 @@ class GRPO(PolicyLoss):
             group_N=batch.group_N,
             reference_N=batch.ref_logprobs_N,
         )
-        ratio_N = self.ratio(tokens)
+        ratio_N = check_shapes(self, logprobs_N, ratio=self.ratio(tokens))
         loss_N, reports = check_type("surrogate", self.surrogate(ratio_N, tokens), tuple)
-        correction_N, of_correction = self.correction(tokens)
-        check_shapes(self, logprobs_N, ratio=ratio_N, surrogate=loss_N, correction=correction_N)
+        correction_N, of_correction = check_type("correction", self.correction(tokens), tuple)
+        check_shapes(self, logprobs_N, surrogate=loss_N, correction=correction_N)
         loss_N = loss_N * correction_N - entropy_coef * entropy_N
         if batch.ref_logprobs_N is not None:
             kl_N = check_shapes(self, logprobs_N, kl=self.kl(ratio_N, logprobs_N, batch.ref_logprobs_N))

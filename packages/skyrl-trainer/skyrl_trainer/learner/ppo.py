@@ -16,6 +16,7 @@ from torch import Tensor
 
 from skyrl_trainer.algorithms.losses import token_mean
 from skyrl_trainer.algorithms.options import LossOptions
+from skyrl_trainer.algorithms.rewards import differ
 from skyrl_trainer.errors import UserError
 from skyrl_trainer.learner import lora
 from skyrl_trainer.learner.batch import Row, with_end
@@ -88,7 +89,7 @@ class PPO(GRPO):
             masks = [torch.tensor(t.loss_mask(), dtype=torch.bool) for t in batch.trajectories]
             returns_N = torch.cat([torch.tensor(r)[m] for r, m in zip(result.returns, masks, strict=True)])
             error_N = returns_N - torch.cat([values_N1[:-1] for values_N1 in value])
-            few = len(returns_N) < 2  # whose variance is none
+            few = not differ(returns_N.tolist())  # whose variance is none
             self.explained_variance = 0.0 if few else 1 - (error_N.var() / returns_N.var().clamp(min=1e-12)).item()
         return result
 

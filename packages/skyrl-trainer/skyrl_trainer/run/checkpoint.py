@@ -1,11 +1,8 @@
 """Checkpoints that are whole or not there.
 
-    checkpoints/step_000010/learner.safetensors   weights and optimizer, comparable byte by byte
-                            state.json            schema, step, numbers of the learner, what the loop adds
-                            manifest.txt          checksum, size and name of each of the others
-
-A checkpoint is written to `.tmp-...`, flushed to the disk, and renamed: whatever kills the process in between leaves
-the previous one. One whose files do not match their manifest becomes `damaged-step_...`, and counts no more.
+checkpoints/step_000010/learner.safetensors   weights and optimizer, comparable byte by byte
+                        state.json            schema, step, numbers of the learner, what the loop adds
+                        manifest.txt          checksum, size and name of each of the others
 """
 
 import hashlib

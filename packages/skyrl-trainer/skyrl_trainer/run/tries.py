@@ -90,6 +90,8 @@ class Tries:
             del self._playing[number]
             alive = [trajectory for trajectory in group if not trajectory.stop_reason.failed]
             accepted = self._sampler.accept(alive, [sum(self._rewards.per_turn(trajectory)) for trajectory in alive])
+            if accepted is None:
+                raise UserError("accept of the sampler gave None, but should say True or False (docs/plug-ins.md).")
             self.flow.finish(number, group, accepted)
             if not accepted:
                 self._refused[number] = group
