@@ -98,6 +98,8 @@ def main() -> None:
     parser.add_argument("--games", type=Path, required=True, help="the folder that train, valid_seen and so on are in")
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
+    if not args.out.parent.is_dir():
+        parser.error(f"--out: there is no folder {args.out.parent}")
     rows, left_out = list[dict[str, Any]](), Counter[str]()
     for name, split in SPLITS.items():
         for path in sorted((args.games.expanduser() / name).rglob("traj_data.json")):

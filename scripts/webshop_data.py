@@ -76,6 +76,8 @@ def main() -> None:
     parser.add_argument("--first", type=int, help="so many products only")
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
+    if not args.out.parent.is_dir():
+        parser.error(f"--out: there is no folder {args.out.parent}")
     items = read(args.items, list, "a list of products with 'asin' and 'name'")
     mined = read(args.attributes, dict, "an object of products' attributes by asin")
     human = read(args.human, dict, "an object of lists of instructions by asin") if args.human else None

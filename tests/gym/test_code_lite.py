@@ -6,6 +6,7 @@ import json
 import os
 import pickle
 import re
+import time
 import zlib
 from collections import Counter
 
@@ -401,6 +402,16 @@ def test_of_a_row_too_the_first_failure_is_told(rows_env, row, code, said):
     rows_env.reset(options={"task": row})
     observation = rows_env.step(block(code))[0]
     assert re.search(said, observation), observation
+
+
+@pytest.mark.parametrize("row", [ADD, CALLED], ids=["mbpp", "functional"])
+def test_numbers_of_one_hash_do_not_hold_up_the_envs_process(rows_env, row):
+    """A set of them is made in quadratic time, where the sandbox's limits do not apply."""
+    same = "b','.join(str(k * (2**61 - 1)).encode() for k in range(1, 20_000))"
+    code = f"import os\ns = b'=None\\n=' + b'{{' + {same} + b'}}\\n'\nwhile s: s = s[os.write(1, s):]\nos._exit(0)"
+    rows_env.reset(options={"task": row})
+    begun = time.process_time()
+    assert not rows_env.step(block(code))[4]["success"] and time.process_time() - begun < 5.0
 
 
 FORGED = [

@@ -313,6 +313,8 @@ class TestCommandLine:
     def test_the_end_of_input_stops(self, monkeypatch, capsys):
         assert self.play(monkeypatch, "", "text_math", "--seed", "3", "--lang", "zh") == 0
         assert "Stopped." in capsys.readouterr().out
+        monkeypatch.setattr(sys, "stdin", None)  # closed, as by <&- in a shell
+        assert main(["play", "text_math", "--seed", "3"]) == 0 and "Stopped." in capsys.readouterr().out
 
     def test_a_mistake_is_a_sentence(self, monkeypatch, capsys):
         assert self.play(monkeypatch, "", "text_math", "--difficulty", "77") == 2

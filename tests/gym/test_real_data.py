@@ -264,3 +264,12 @@ def test_what_is_wrong_in_a_file_of_tasks_is_said(change, says, tmp_path):
     (tmp_path / "wrong.json").write_text(json.dumps([TASK | change]))
     with pytest.raises(ValueError, match=says):
         gym.make("skyrl/alfworld_lite-v0", tasks=tmp_path / "wrong.json")
+
+
+@pytest.mark.parametrize(
+    "script, given",
+    [("webshop_data.py", ("--items", "i", "--attributes", "a")), ("alfworld_data.py", ("--games", "g"))],
+)
+def test_a_folder_that_is_not_there_is_said_before_anything_is_read(script, given, tmp_path):
+    done = run(script, *given, "--out", tmp_path / "none" / "out.json")
+    assert done.returncode == 2 and f"--out: there is no folder {tmp_path / 'none'}" in done.stderr

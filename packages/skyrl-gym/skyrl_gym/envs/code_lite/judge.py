@@ -134,7 +134,8 @@ def _called(setup: str, code: str, calls: list[str], rows: bool) -> list[Any]:
 def _found(line: str) -> Any:
     """The literal that a line of the child's has, or a Failure; a call that never came back left no line."""
     try:
-        value = ast.literal_eval(line[1:])
+        # Of numbers with one hash a long set takes the env's process minutes.
+        value = ast.literal_eval(line[1:] if "{" not in line or len(line) < 2**14 else "")
         repr(value)  # ValueError of a very long number
     except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
         return Failure(0, "wrong" if line[:1] == "=" else "stopped", _without_addresses(line[1:]))
@@ -142,5 +143,4 @@ def _found(line: str) -> Any:
 
 
 def _without_addresses(text: str) -> str:
-    """As no two runs have the same."""
     return re.sub("0x[0-9a-f]+", "0x...", text)
