@@ -365,7 +365,7 @@ class TestDocumentation:
         assert len(rows) == 3
         env = gym.make("skyrl/text_math-v0")
         for row in rows:
-            assert env.reset(options={"task": row})[0] == "12 * 34 = ?"
+            assert env.reset(options={"task": row})[0] == "12 * 34 = ? Answer in \\boxed{}."
             assert env.step("\\boxed{408}")[1] == 1.1
 
     def test_the_table_of_text_math_is_right(self):

@@ -1,8 +1,4 @@
-"""What `trainer.algorithm.name` can name: a loss over GRPO or, with `_ppo` behind its name, over PPO.
-
-One of your own is registered by `@register_algorithm("mine")`; `mine` and `mine_ppo` can be named then. A class that is
-a GRPO is taken as it is.
-"""
+"""What `trainer.algorithm.name` can name: a loss over GRPO or, with `_ppo` behind its name, over PPO."""
 
 from skyrl_trainer.algorithms.policy_loss import PolicyLoss
 from skyrl_trainer.learner.grpo import GRPO

@@ -152,8 +152,12 @@ _WORDS = {"en": (" write ", " carry ", " borrow 1"), "zh": ("写", "进", "借1"
 def worked_steps(problem: Problem, lang: str) -> list[str]:
     """The steps of a careful pupil in a compact notation.
 
+    47 + 38        7+8=15 write 5 carry 1; 4+3+1=8 write 8
     52 - 38        12-8=4 write 4 borrow 1; 5-3-1=1 write 1
+    47 × 8         7×8=56 write 6 carry 5; 4×8+5=37 write 37
     47 × 38        47×30=1410; 47×8=376; 1410+376=1786
+    47 × 8 + 12    47×8=376; 376+12=388
+    47 + 38 + 12   47+38=85; 85+12=97
     """
     first, second, *rest = problem.terms
     if problem.kind == SUM:
