@@ -143,4 +143,4 @@ def _found(line: str) -> Any:
 
 
 def _without_addresses(text: str) -> str:
-    return re.sub("0x[0-9a-f]+", "0x...", text)
+    return re.sub("0x[0-9a-f]+", "0x...", text)  # no two runs have the same
