@@ -138,8 +138,7 @@ def held_out(source: Sequence[Sample], count: int) -> list[Sample]:
 
 
 def first_texts(sample: Sample, envs: dict[str, Any], label: str = "") -> tuple[str, dict[str, Any]]:
-    """An env's first observation and info; envs: those that were made already, by their ids. UserError where it raises,
-    with the label or the sample's id."""
+    """An env's first observation and info; envs: those made already, by ids. UserError (label or sample's id first)."""
     import gymnasium
 
     try:

@@ -346,6 +346,52 @@ def test_a_method_of_a_loss_that_gives_no_tensor_is_named(
 
 
 @pytest.mark.parametrize(
+    "part, gave, sentence",
+    [
+        ("surrogate", (torch.ones(9), {}, {}), r"surrogate of GRPO gave \(tensor\(.*a pair"),
+        ("correction", (torch.ones(9), None), r"correction of GRPO gave \(tensor\(.*a pair"),
+        ("surrogate", (torch.ones(9), {"entropy": torch.ones(9)}), "surrogate of GRPO reports 'entropy'"),
+        ("correction", (torch.ones(9), {"kl/mine": torch.ones(9)}), "correction of GRPO reports 'kl/mine'"),
+    ],
+)
+def test_a_pair_that_is_none_or_a_metric_whose_name_is_taken_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part: str, gave: Any, sentence: str
+) -> None:
+    """A mean of `entropy` would be one of both."""
+    trainer = GRPO(make_config()).start(make_learner(make_config(), save_model(tmp_path), 10))
+    monkeypatch.setattr(trainer, part, lambda *given: gave)
+    with pytest.raises(UserError, match=sentence):
+        trainer.update(make_batch())
+
+
+def one_each(batch: RewardBatch) -> Any:
+    return AdvantageBatch(batch, [1.0] * len(batch.trajectories))  # type: ignore[list-item]
+
+
+def sampled_only(batch: RewardBatch) -> Any:
+    return AdvantageBatch(batch, [[1.0] * t.num_output_tokens for t in batch.trajectories])
+
+
+def one_too_few(batch: RewardBatch) -> Any:
+    return AdvantageBatch(batch, [[0.0] * len(t.loss_mask()) for t in batch.trajectories[1:]])
+
+
+def returns_too_short(batch: RewardBatch) -> Any:
+    laid_out = [[0.0] * len(t.loss_mask()) for t in batch.trajectories]
+    return AdvantageBatch(batch, laid_out, [row[1:] for row in laid_out])
+
+
+@pytest.mark.parametrize("gives", [one_each, sampled_only, one_too_few, returns_too_short, lambda batch: None])
+def test_advantages_that_are_not_laid_out_over_the_tokens_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gives: Any
+) -> None:
+    trainer = GRPO(make_config()).start(make_learner(make_config(), save_model(tmp_path), 10))
+    monkeypatch.setattr(trainer, "_estimate", lambda batch, options, value: gives(batch))
+    with pytest.raises(UserError, match="The estimator gave no AdvantageBatch with a list for each trajectory"):
+        trainer.update(make_batch())
+
+
+@pytest.mark.parametrize(
     "algorithm, generator, sentence",
     [
         ({}, {"num_generations": 1}, r"generator\.num_generations=1 .*advantage_estimator=grpo .* at least 2"),

@@ -89,8 +89,7 @@ def k2(logprobs_N: Tensor, reference_N: Tensor) -> Tensor:
 
 
 def k3(logprobs_N: Tensor, reference_N: Tensor) -> Tensor:
-    """exp(-d) + d - 1: unbiased, of low variance, never negative; its gradient is not the KL's. GRPO's (arXiv
-    2402.03300, equation 4)."""
+    """exp(-d) + d - 1 >= 0: unbiased, of low variance; its gradient is not the KL's (arXiv 2402.03300, equation 4)."""
     minus_d_N = (reference_N - logprobs_N).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
     return minus_d_N.exp() - minus_d_N - 1
 

@@ -98,11 +98,8 @@ class UniformSampler:
 
 @register_sampler("curriculum")
 class CurriculumSampler(UniformSampler):
-    """Prefers the sources that the policy solves about half of the time.
-
-    A source's share goes as its weight times 4 p (1 - p), but at least FLOOR; p is its success rate, 0.5 at first,
-    which moves a RATE of the way to that of each group of tries.
-    """
+    """Prefers the sources that the policy solves about half of the time: a source's share goes as its weight times
+    4 p (1 - p), but at least FLOOR. Its success rate p, at first 0.5, moves a RATE of the way to each group's."""
 
     by_source = True
     RATE, FLOOR = 0.1, 0.1

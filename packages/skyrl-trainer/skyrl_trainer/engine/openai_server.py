@@ -150,7 +150,7 @@ class OpenAIServerEngine(EngineActor):
 
     async def _post(self, path: str, body: dict[str, Any] | None = None, limit: float = CALL_SECONDS) -> Any:
         """The answer's JSON or None. ValueError for a request that the server refuses; EngineDied
-        when it fails or is gone: one of ours that dies takes us along before."""
+        when it fails or is gone."""
         self._check_alive()
         try:
             return await self._http.ask("POST", path, body, limit)

@@ -7,10 +7,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from skyrl_trainer.algorithms.losses import Reports
 from skyrl_trainer.errors import UserError
 from skyrl_trainer.learner.batch import Row, collate
 from skyrl_trainer.learner.ranks import Ranks
 from skyrl_trainer.settings import OPTIONS, Config
+from skyrl_trainer.types import AdvantageBatch, RewardBatch
 
 SOME_READ = {"scale_rewards", "gamma", "gae_lambda"}
 """Options that not all estimators read. One of the user's may read any."""
@@ -22,12 +24,13 @@ READS = {
     "gae": {"gamma", "gae_lambda"},
 }
 
+TAKEN = {"loss", "lr", "grad_norm", "entropy", "kl", "ratio", "logprobs", "advantage", "value", "tokens"}
+"""How metrics of an update begin that no loss may report."""
+
 
 def check_options(config: Config, options: Any, own_estimator: str | None) -> None:
-    """UserError for options that contradict each other, or would change or train nothing.
-
-    own_estimator: the algorithm's, where the recipe does not choose.
-    """
+    """UserError for options that contradict each other, or would change or train nothing. own_estimator: the
+    algorithm's, where the recipe does not choose."""
     chosen = config.trainer.algorithm
     name, tries = own_estimator or chosen.advantage_estimator, config.generator.num_generations
     estimator = f"trainer.algorithm.advantage_estimator={name}"
@@ -67,11 +70,27 @@ def check_shapes(algorithm: object, wanted: Tensor, **parts: Tensor) -> Tensor:
     return values
 
 
-def check_type(what: str, value: Any, kind: type) -> Any:
-    """Returns the value, which a plug-in gave."""
-    if not isinstance(value, kind):
-        raise UserError(f"{what} gave {value!r:.60}, but should give a {kind.__name__} (docs/plug-ins.md).")
-    return value
+def check_pair(algorithm: object, wanted: Tensor, **part: Any) -> tuple[Tensor, Reports]:
+    """Returns what the method of this name gave: a number per token, and metrics of its own."""
+    ((name, pair),) = part.items()
+    method = f"{name} of {type(algorithm).__name__}"
+    if not (isinstance(pair, tuple) and len(pair) == 2 and isinstance(pair[1], dict)):
+        raise UserError(f"{method} gave {pair!r:.60}, but should give a pair: a tensor, and a dict of metrics.")
+    if taken := [metric for metric in pair[1] if metric.partition("/")[0] in TAKEN]:
+        raise UserError(f"{method} reports {taken[0]!r}, a name that docs/metrics.md has: give it another.")
+    return check_shapes(algorithm, wanted, **{name: pair[0]}), pair[1]
+
+
+def check_layout(given: Any, batch: RewardBatch) -> AdvantageBatch:
+    """Returns what an estimator gave."""
+    wanted = [len(trajectory.loss_mask()) for trajectory in batch.trajectories]
+    parts = [given.advantages, given.returns] if isinstance(given, AdvantageBatch) else [[]]
+    if any(part is not None and [len(row) for row in part if isinstance(row, list)] != wanted for part in parts):
+        raise UserError(
+            "The estimator gave no AdvantageBatch with a list for each trajectory, a number for each of its tokens: "
+            "`by_group` and `spread_over_tokens` make one (docs/plug-ins.md)."
+        )
+    return given
 
 
 def check_finite(what: str, step: int, rows: Sequence[Row], of_each: Sequence[Any]) -> None:

@@ -13,7 +13,7 @@ from skyrl_trainer.algorithms.losses import SampledTokens, adapted, k3
 from skyrl_trainer.algorithms.policy_loss import PolicyLoss
 from skyrl_trainer.errors import NothingLearned, UserError
 from skyrl_trainer.learner.batch import Row, collate, cut, make_rows, record_advantages, set_advantages
-from skyrl_trainer.learner.checks import check_finite, check_options, check_shapes, check_type, not_finite
+from skyrl_trainer.learner.checks import check_finite, check_layout, check_options, check_pair, check_shapes, not_finite
 from skyrl_trainer.learner.meter import Meter
 from skyrl_trainer.learner.model import Learner, Scorer
 from skyrl_trainer.settings import Config
@@ -46,11 +46,10 @@ class GRPO(PolicyLoss):
         return self
 
     def advantages(self, batch: RewardBatch, value: Sequence[Tensor] | None) -> AdvantageBatch:
-        return check_type("The estimator", self._estimate(batch, self.options, value), AdvantageBatch)
+        return check_layout(self._estimate(batch, self.options, value), batch)
 
     def needs_gradient(self, row: Row) -> bool:
-        """Where every advantage is 0 and nothing else is in the loss, the gradient is exactly zero: no pass is made.
-        Such a row still counts in the normaliser, but not in the means of entropy, clip fraction and KLs."""
+        """Where every advantage is 0 and nothing else is in the loss, the gradient is exactly zero: no pass is made."""
         return row.num_sampled > 0 and (self.beta > 0 or self.options.entropy_coef != 0 or bool(row.advantages.any()))
 
     def update(
@@ -161,7 +160,6 @@ class GRPO(PolicyLoss):
                 self._measure_engine(logprobs_N, batch, meter)
 
     def _score_old(self, rows: list[Row], indices: Sequence[int], meter: Meter) -> None:
-        """Log-probabilities of the policy before the first update, of rows that have none yet."""
         if self.options.correction == "bypass":
             for row in (each for each in rows if each.old_logprobs is None):
                 row.old_logprobs = torch.from_numpy(row.rollout_logprobs[row.mask])
@@ -243,9 +241,8 @@ class GRPO(PolicyLoss):
             reference_N=batch.ref_logprobs_N,
         )
         ratio_N = check_shapes(self, logprobs_N, ratio=self.ratio(tokens))
-        loss_N, reports = check_type("surrogate", self.surrogate(ratio_N, tokens), tuple)
-        correction_N, of_correction = check_type("correction", self.correction(tokens), tuple)
-        check_shapes(self, logprobs_N, surrogate=loss_N, correction=correction_N)
+        loss_N, reports = check_pair(self, logprobs_N, surrogate=self.surrogate(ratio_N, tokens))
+        correction_N, of_correction = check_pair(self, logprobs_N, correction=self.correction(tokens))
         loss_N = loss_N * correction_N - entropy_coef * entropy_N
         if batch.ref_logprobs_N is not None:
             kl_N = check_shapes(self, logprobs_N, kl=self.kl(ratio_N, logprobs_N, batch.ref_logprobs_N))

@@ -154,8 +154,7 @@ class Optimized:
             self.scheduler.step()
 
     def clip_gradients(self) -> Tensor:
-        """Clips to `trainer.max_grad_norm`; returns the norm before. A parameter without gradient gets zeros: momentum
-        and decay act also in a step that had nothing to learn."""
+        """Clips to `trainer.max_grad_norm`; returns the norm before. No gradient is one of zeros: momentum acts."""
         for parameter in (each for part in self.parts for each in part):
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)

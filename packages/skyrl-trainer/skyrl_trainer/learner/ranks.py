@@ -35,11 +35,8 @@ class Ranks:
             self.mesh = init_device_mesh(device, (size,))
 
     def passes(self, rows: Sequence[Row], indices: Sequence[int], token_budget: int) -> list[tuple[list[int], bool]]:
-        """This learner's micro-batches of these rows, (indices, True) each.
-
-        All learners get equally many, for they gather sharded weights at once: who has fewer repeats one as
-        (indices, False), which must count nowhere.
-        """
+        """This learner's micro-batches of these rows, (indices, True) each. As learners gather sharded weights at once,
+        who has fewer than another repeats one as (indices, False), which must count nowhere."""
         cuts = [cut(rows, share, token_budget) for share in shares(rows, indices, self.size)]
         mine = cuts[self.rank]
         again = [(part, False) for part in (mine or max(cuts))[-1:]]
@@ -89,10 +86,8 @@ class Ranks:
 
 
 def shares(rows: Sequence[Row], indices: Sequence[int], size: int) -> list[list[int]]:
-    """Deals rows to `size` learners, about equally many tokens each; a function of the rows alone.
-
-    Those with one prompt share its computation, and stay together unless they are more than one learner's part.
-    """
+    """Deals rows to `size` learners, about equally many tokens each, by the rows alone. Those with one prompt stay
+    together unless they are more than one learner's part."""
     groups = by_prompt(rows, indices)
 
     def tokens(part: Sequence[int]) -> int:

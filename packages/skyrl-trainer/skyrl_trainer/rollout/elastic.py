@@ -54,7 +54,6 @@ class ElasticRollouts(Rollouts):
         self, config: Config, engines: list[Any], tokenizer_path: str,
         nodes: list[str], env_nodes: list[str], cores: float,
     ) -> None:  # fmt: skip
-        """cores: that an EnvWorker reserves. A RolloutWorker lives on the core of its engine."""
         self._nodes, self._env_nodes, self._cores = nodes, env_nodes, cores
         self._retired: list[Any] = []
         """EnvWorkers that get no new episodes, until the nodes change again."""

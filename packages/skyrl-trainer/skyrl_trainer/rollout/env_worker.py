@@ -2,7 +2,7 @@
 
 Every call takes a list and answers with one `EnvReply` an item, in order; an env that raises or hangs spoils its own
 reply and nothing else. SIGALRM interrupts Python code after `step_timeout` seconds; a process that is silent for twice
-as long is killed. What was in a process that has ended is to be made anew: env_client.py says where.
+as long is killed.
 """
 
 import json

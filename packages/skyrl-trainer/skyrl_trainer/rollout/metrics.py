@@ -1,7 +1,6 @@
-"""The figures of a batch of trajectories: how well its agents do, and what they do on the way.
+"""The figures of a batch of trajectories and, as `agency/<env>/<difficulty>/...`, of each kind of task in it.
 
-One function makes the figures of the whole batch and, with `agency/<env>/<difficulty>/` before their names, of every
-kind of task in it. Names come from settings and tools, never from what a model wrote, so their number is bounded.
+Names come from settings and tools, never from what a model wrote: their number is bounded.
 """
 
 from collections.abc import Sequence
@@ -79,7 +78,7 @@ def _figures(everyone: Sequence[Trajectory]) -> StepMetrics:
 
 
 def _by_tool(alive: Sequence[Trajectory]) -> StepMetrics:
-    """Calls per episode and the share that failed. A name that the policy invents is no tool: no call of it fits."""
+    """Calls per episode and the share that failed."""
     calls = _calls(alive)
     known = sorted({str(call.get("tool")) for call in calls if call.get("args") is not None})[:MAX_KINDS]
     failures: dict[str, list[bool]] = {}
@@ -94,7 +93,7 @@ def _by_tool(alive: Sequence[Trajectory]) -> StepMetrics:
 
 
 def _by_kind(everyone: Sequence[Trajectory]) -> StepMetrics:
-    """The figures of each kind of task, where there are several; a stop reason that nobody had is left out."""
+    """The figures of each kind of task, where there are several."""
     kinds: dict[str, list[Trajectory]] = {}
     for trajectory in everyone:
         kinds.setdefault(kind(trajectory.sample), []).append(trajectory)

@@ -142,11 +142,8 @@ class RolloutWorker:
         self._tasks.add(asyncio.create_task(self._play(engine, env_workers, (new, *how, self._over))))
 
     async def finished(self, at_least: int, timeout: float, started: None) -> list[Trajectory] | None:
-        """Waits until so many trajectories have ended, and returns all that have; [] after `timeout` seconds.
-
-        `started`: what `start` returned, so that Ray runs it first. None: so many were never started, in this process
-        at least. Raises EngineDied or UserError when nothing more will come.
-        """
+        """Waits until so many trajectories have ended, and returns all that have; [] after `timeout` seconds. None: so
+        many were never started here. `started`: of `start`. Raises EngineDied or UserError when no more will come."""
         try:
             async with asyncio.timeout(timeout):
                 while len(self._ended) < at_least and self._tasks and self._error is None:

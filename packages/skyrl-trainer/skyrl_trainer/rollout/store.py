@@ -150,7 +150,6 @@ def _numbers(value: Any) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """Arrays and numpy's scalars of a data row as numbers and lists; any other object as its repr."""
     return value.tolist() if hasattr(value, "tolist") else repr(value)
 
 

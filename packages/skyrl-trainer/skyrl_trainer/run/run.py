@@ -71,7 +71,6 @@ class Run:
         self.tries = Tries(config, self.alone.options.max_draws, sampler, self.rewards, store, folder.check)
 
     def _stored_rollouts(self) -> Any:
-        """What stands in for rollouts where `data.train_data` names stored trajectories, else None."""
         from skyrl_trainer.rollout.stored import StoredRollouts, stored_folders
 
         folders, own = stored_folders(self.config.data.train_data), self.alone
