@@ -509,6 +509,15 @@ def test_retry_after_is_kept_within_what_a_request_may_wait(
     assert slept == pytest.approx(pauses, rel=0.05)
 
 
+def test_a_key_with_a_line_break_in_it_is_a_sentence() -> None:
+    async def ask(url: str) -> Any:
+        async with http.HTTPClient(url, "sk-1\nsk-2") as client:
+            return await client.ask("POST", "/chat/completions", {})
+
+    with served(lambda r: said("Hello.")) as (url, _), pytest.raises(http.Refused, match="character .* in headers"):
+        asyncio.run(ask(url))
+
+
 def test_members_of_requests_and_a_choice_of_items(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rows = [mmlu_pro(n, category="art \ud800" if n < 2 else "law") for n in range(6)]
     data, words = write(tmp_path / "rows.jsonl", rows), ['--request={"top_p": 0.9, "reasoning_effort": "high"}']

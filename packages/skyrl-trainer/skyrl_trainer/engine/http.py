@@ -62,7 +62,7 @@ class HTTPClient(AbstractAsyncContextManager["HTTPClient"]):
             try:
                 async with self._http.request(method, self.url + path, json=body, timeout=timeout) as reply:
                     text = await reply.text(errors="replace")
-            except (aiohttp.ClientError, OSError) as error:
+            except (aiohttp.ClientError, OSError, ValueError) as error:
                 if type(error) is TimeoutError:  # once more would take as long once more
                     raise Refused(0, f"no answer within {limit:g} seconds") from error
                 refused = Refused(0, f"{type(error).__name__}: {error}")

@@ -25,7 +25,7 @@ READS = {
 }
 
 TAKEN = {"loss", "lr", "grad_norm", "entropy", "kl", "ratio", "logprobs", "advantage", "value", "tokens"}
-"""How metrics of an update begin that no loss may report."""
+"""How metrics begin that no loss may report."""
 
 
 def check_options(config: Config, options: Any, own_estimator: str | None) -> None:
@@ -71,7 +71,7 @@ def check_shapes(algorithm: object, wanted: Tensor, **parts: Tensor) -> Tensor:
 
 
 def check_pair(algorithm: object, wanted: Tensor, **part: Any) -> tuple[Tensor, Reports]:
-    """Returns what the method of this name gave: a number per token, and metrics of its own."""
+    """Returns what a method gave: a number per token, and metrics of its own."""
     ((name, pair),) = part.items()
     method = f"{name} of {type(algorithm).__name__}"
     if not (isinstance(pair, tuple) and len(pair) == 2 and isinstance(pair[1], dict)):

@@ -103,7 +103,7 @@ class SqlLiteEnv(TextEnv):
         answer = last_answer(action, "</sql>")
         if answer is not None:
             return self._judge(_bare(answer))
-        queries = [_bare(text.partition("</sql>")[0]) for text in action.split("<sql>")[1:]]
+        queries = [_bare(text.partition("</sql>")[0]) for text in action.split("<sql>", MAX_CALLS + 1)[1:]]
         found = ask(self._databases()[:1], queries[:MAX_CALLS], SHOWN_ROWS)[0] if queries else []
         if len(queries) > MAX_CALLS:
             found += [{"error": f"Only the first {MAX_CALLS} queries of a message are run."}]
