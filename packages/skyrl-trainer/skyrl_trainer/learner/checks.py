@@ -1,4 +1,4 @@
-"""What a run refuses to learn from or with, a sentence each."""
+"""What a run refuses to learn from or with."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
