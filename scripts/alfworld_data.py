@@ -42,16 +42,16 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def problem(folder: Path) -> str:
-    """The initial state of a game, in PDDL."""
+    """The initial state of a game, in PDDL; the goal's variables have types and places, too."""
     plain, game = folder / "initial_state.pddl", folder / "game.tw-pddl"
     if plain.is_file():
-        return plain.read_text(encoding="utf-8")
+        return plain.read_text(encoding="utf-8").partition("(:goal")[0]
     if not game.is_file():
         raise SystemExit(f"{folder}: neither initial_state.pddl nor game.tw-pddl is beside traj_data.json.")
     text = read(game).get("pddl_problem")
     if not isinstance(text, str):
         raise SystemExit(f"{game}: field 'pddl_problem' must be a string, got {text!r:.60}.")
-    return text
+    return text.partition("(:goal")[0]
 
 
 def numbered(typed: list[tuple[str, str]], kinds: dict[str, Any]) -> dict[str, str]:

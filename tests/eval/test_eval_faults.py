@@ -514,7 +514,7 @@ def test_a_key_with_a_line_break_in_it_is_a_sentence() -> None:
         async with http.HTTPClient(url, "sk-1\nsk-2") as client:
             return await client.ask("POST", "/chat/completions", {})
 
-    with served(lambda r: said("Hello.")) as (url, _), pytest.raises(http.Refused, match="character .* in headers"):
+    with served(lambda r: said("Hello.")) as (url, _), pytest.raises(http.Refused, match=r"character .* in headers"):
         asyncio.run(ask(url))
 
 

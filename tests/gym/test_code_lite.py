@@ -201,6 +201,8 @@ def test_the_reward_pays_the_block_of_the_first_action_alone(env):
         ("x = 1", r"Test 1 of 19 fails: {name}\(.*\) raises NameError"),
         ("def {name}(*x):\n    return [][1]", r"Test 1 of 19 .* raises IndexError: .* \(line 2\)"),
         ("def {name}(*x):\n    return (n for n in x)", "gives <generator object .* at 0x...>; expected"),
+        ("def {name}(*x):\n    return str(iter(x))", "gives '<tuple_iterator object at 0x...>'; expected"),
+        ("def {name}(*x):\n    return hex(255)", "gives '0xff'; expected"),
         ("def {name}(*x):\n    raise ValueError('y' * 10**6)", "raises ValueError: y{200,300}"),
         ("def {name}(*x):\n    return 'y' * 10**4", "gives 'y{200,300}"),
         ("def {name}(*x):\n    while True: pass", "takes too long, or ends the program"),

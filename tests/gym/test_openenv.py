@@ -165,6 +165,9 @@ def test_idle_sessions_end_with_a_sentence():
         assert refusal["code"] == "SESSION_ERROR" and "idle for 1.5 s" in refusal["message"]
         with connect(f"{url}/ws") as another:
             assert say(another, reset())["type"] == "observation"
+            assert say(connection, reset())["data"]["code"] == "CAPACITY_REACHED"
+        time.sleep(0.5)
+        assert say(connection, reset())["type"] == "observation"  # the same connection goes on
 
 
 BAD = [

@@ -380,6 +380,10 @@ def test_what_is_wrong_with_a_row_is_said_in_a_sentence(folder):
     ):
         with pytest.raises(ValueError, match=says):
             env.reset(options={"task": ROW | change})
+    with closing(sqlite3.connect(folder / "concert" / "concert_2.sqlite")) as db:
+        db.executescript("ALTER TABLE singer RENAME TO singers")
+    with pytest.raises(ValueError, match="fails on the database 'concert': no such table: singer"):
+        gym.make(ID, databases=f"{folder}//").reset(options={"task": ROW})
     with pytest.raises(ValueError, match="needs gymnasium"):
         gym.make(ID).reset(options={"task": ROW})
     with pytest.raises(ValueError, match="There is no folder '/no/such'"):

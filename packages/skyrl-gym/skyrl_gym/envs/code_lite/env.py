@@ -4,6 +4,7 @@ docs/environments/code_lite.md says what an action is, what of a failure is told
 """
 
 import json
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -84,7 +85,8 @@ class CodeLiteEnv(TextEnv):
             failure = judge.program_failure(code, tests, setup)
         else:
             failure = judge.call_failure(code, tests, setup, rows=kind != "own")
-        return failure and failure._replace(got=cut(failure.got))
+        # No two runs have the same addresses.
+        return failure and failure._replace(got=cut(re.sub(" at 0x[0-9a-f]+", " at 0x...", failure.got)))
 
     def _said(self, failure: judge.Failure) -> str:
         """A sentence about the first failure; what is right only of a shown test."""

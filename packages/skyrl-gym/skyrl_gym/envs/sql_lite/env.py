@@ -77,8 +77,8 @@ class SqlLiteEnv(TextEnv):
         if self._folder is None:
             raise ValueError(f"{where} needs gymnasium.make(id, databases='spider/database').")
         db_id, question, query = row["db_id"], row["question"], row["query"]
-        [[schema, gold]] = ask(_files(self._folder, db_id)[:1], [SCHEMA, query])
-        for found in (schema, gold):
+        [[schema, gold], *hidden] = ask(_files(self._folder, db_id), [SCHEMA, query])
+        for found in (schema, gold, *(each for _, each in hidden)):
             if "error" in found or found["more"]:
                 why = found.get("error", "the result is too long")
                 raise ValueError(f"{where}: field 'query' fails on the database {db_id!r}: {why}.")
