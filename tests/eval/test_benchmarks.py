@@ -59,7 +59,10 @@ def test_browsecomp_decryption_round_trip(text: str) -> None:
         ("extracted_final_answer: 7\nreasoning: fits\ncorrect: yes\nconfidence: 55%", "yes", 55),
         ("**Correct:** yes", "yes", 100),
         ("correct: no, because\n...\n- correct : YES", "yes", 100),
-        ('{"extracted_final_answer": "7", "correct": "no"}', None, None),
+        ('{"extracted_final_answer": "7", "correct": "no"}', "no", 100),
+        ('{"correct": "yes", "confidence": 0.9,}', "yes", 90),
+        ("correct: no\nconfidence: about 85%", "no", 85),
+        ("correct: yes/no", None, None),
         ('{\n"extracted_final_answer": "7",\n"correct": "no"\n', "no", 100),
         ("This is incorrect: yes", None, None),
         ("It is correct.", None, None),
@@ -94,7 +97,7 @@ def test_judged_answers(name: str, tmp_path: Path) -> None:
         graded(item, "Answer: 7")
 
 
-def rating(details: dict[str, bool], excessive: list[str]) -> str:
+def rating(details: dict[str, bool], excessive: list[Any]) -> str:
     inner = {"Explanation": "-", "Correctness Details": details, "Excessive Answers": excessive}
     return "```json\n" + json.dumps({"Answer Correctness": inner}) + "\n```"
 
@@ -104,6 +107,7 @@ def rating(details: dict[str, bool], excessive: list[str]) -> str:
     [
         ({"Ix": True, "Ox": True}, [], 1.0, "fully_correct"),
         ({"Ix": True, "Ox": True}, ["Ux"], 0.8, "correct_with_excessive"),
+        ({"Ix": True, "Ox": True}, [1999], 0.8, "correct_with_excessive"),
         ({"Ix": True, "Ox": False}, [], 2 / 3, "partially_correct"),
         ({"Ix": False, "Ox": False}, ["Ux"], 0.0, "fully_incorrect"),
     ],
@@ -254,6 +258,7 @@ def test_gpqa_shuffles_by_the_records_id_alone() -> None:
         ("#### $1200.00", 1, True),
         ("So he has $1,200.", 1, False),
         ("First 3, then 1200", 1, False),
+        ("#### \u22121200", 0, False),
         ("1200 dollars, that is 12 notes", 0, False),
         ("none", 0, False),
     ],
@@ -269,6 +274,7 @@ def test_numbers_and_boxes() -> None:
     assert boxed("a \\boxed{1} b \\boxed{\\frac{1}{2}} c") == "\\frac{1}{2}"
     assert boxed("\\fbox{1} \\boxed {5}") == "5" and boxed("\\boxed{1} \\fbox{2}") == "2"
     assert boxed("\\boxed{\\{1, 2\\}}") == "\\{1, 2\\}" and boxed("\\boxed{\\left\\{1\\right.}") == "\\left\\{1\\right."
+    assert boxed("so \\boxed 5$.") == "5" and boxed("\\boxed 5, \\boxed{1}") == "1"
     assert boxed("\\boxed{1") == boxed("1") == boxed("\\boxed{}") == ""
     assert final("<think>a</think> b") == "b" and final("a <think> b") == "" and final(" a ") == "a"
 

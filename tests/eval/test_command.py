@@ -218,6 +218,8 @@ def test_compare(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         (["agent", "--grade-only", "--out=none"], "none/manifest.json"),
         (["agent", "--base-url=x", "--bench=gsm8k", "--data=DATA", "--tools=none.jsonl"], "--tools none.jsonl cannot"),
         (["code", "--predictions=none.jsonl", "--data=SWE"], "--predictions none.jsonl cannot be read"),
+        (["code", "--predictions=TWICE", "--data=SWE"], "an instance twice, or a patch that is no text"),
+        (["code", "--predictions=NUMBER", "--data=SWE"], "an instance twice, or a patch that is no text"),
         (
             ["code", "--bench=livecodebench", "--predictions=gold", "--data=LCB"],
             "of livecodebench have no official patch",
@@ -237,6 +239,9 @@ def test_what_is_missing_is_one_sentence(
     swe |= {"problem_statement": "?", "FAIL_TO_PASS": "[]", "PASS_TO_PASS": "[]", "eval_script": "true"}
     files = {"DATA": write(tmp_path / "d.jsonl", sums(3)), "HLE": write(tmp_path / "h.jsonl", ROWS["hle"])}
     files |= {"SWE": write(tmp_path / "s.jsonl", [swe]), "LCB": write(tmp_path / "l.jsonl", ROWS["livecodebench"])}
+    patch = {"instance_id": "made__up-1", "model_name_or_path": "m", "model_patch": "-"}
+    files |= {"TWICE": write(tmp_path / "p.jsonl", [patch, patch])}
+    files |= {"NUMBER": write(tmp_path / "n.jsonl", [patch | {"model_patch": 1}])}
     (tmp_path / "deep.json").write_text("[" * 10**5)
     for name, path in files.items():
         words = [word.replace(name, path) for word in words]

@@ -13,6 +13,7 @@ import pyarrow.parquet
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from skyrl_eval import benchmarks, data
 from skyrl_eval.types import Item
@@ -161,6 +162,31 @@ def test_repeated_rows_get_ids_of_their_own_and_contradicting_ones_are_refused(t
     rows = [ROWS["hle"][0], ROWS["hle"][0] | {"answer": "8"}]
     with pytest.raises(UserError, match="two different items with the id 'h1'"):
         data.load(benchmarks.find("hle"), str(write(tmp_path / "clash.jsonl", rows)))
+
+
+def test_mmlus_questions_that_contradict_each_other_are_two(tmp_path: Path) -> None:
+    rows = [ROWS["mmlu"][0] | {"answer": answer} for answer in (0, 1)]
+    found = data.load(benchmarks.find("mmlu"), str(write(tmp_path / "two.jsonl", rows)))
+    assert [item.gold for item in found.items] == ["A", "B"] and len({item.item_id for item in found.items}) == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("gsm8k", {"answer": "It is ten.\n#### ten"}),
+        ("gsm8k", {"answer": "#### "}),
+        ("hle", {"answer": ""}),
+        ("hle", {"question": ""}),
+        ("gpqa", {"Question": ""}),
+        ("gpqa", {"Correct Answer": ""}),
+        ("livecodebench", {"private_test_cases": ""}),
+    ],
+)
+def test_a_row_that_no_answer_or_any_would_be_right_for_is_none(name: str, change: dict[str, str]) -> None:
+    schema = benchmarks.find(name).Row
+    schema.model_validate(ROWS[name][0])
+    with pytest.raises(ValidationError):
+        schema.model_validate(ROWS[name][0] | change)
 
 
 @settings(max_examples=30, deadline=None)

@@ -153,4 +153,5 @@ def test_prices_are_read_and_a_wrong_file_is_named(tmp_path: Path) -> None:
 def test_cached_tokens_have_their_own_price() -> None:
     price: metrics.Price = {"prompt": 4.0, "completion": 8.0}
     assert metrics.cost(1_000_000, 0, 500_000, price) == 4.0
+    assert (metrics.cost(10, 0, 40, price) or 0) > 0  # more in its cache than it was sent, a server says
     assert metrics.cost(1_000_000, 500_000, 500_000, price | {"cached": 1.0}) == pytest.approx(2 + 0.5 + 4)

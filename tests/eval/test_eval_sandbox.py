@@ -8,6 +8,7 @@ import pickle
 import sys
 import time
 import zlib
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -216,6 +217,7 @@ PAIR = "class Solution:\n    def pair(self, a, b):\n        {}"
         (0, "print(2 * int(input()))", "correct", 2),
         (0, "if __name__ == '__main__':\n    print(sum([int(stdin.readline())] * 2)); exit(1)", "correct", 2),
         (0, "print(4)", "wrong", 1),
+        (0, "open('/task/inputs.json'); print(2 * int(input()))", "wrong", 0),  # it sees its own input alone
         (0, "print(2 * int(input())", "wrong", 0),
         (0, "while True: pass", "wrong", 0),
         (1, PAIR.format("print('noise'); return (a + b, a - b)"), "correct", 2),
@@ -235,6 +237,18 @@ def test_livecodebench_runs_programs(
     monkeypatch.setattr(lcb, "SECONDS", 1 if "while True" in code else 30)  # a busy machine is slow to start Python
     verdict = solved(number, code)
     assert (verdict.status, verdict.detail) == (status, {"tests": 2, "passed": passed})
+
+
+def test_livecodebench_has_no_right_program_where_there_is_no_test() -> None:
+    item = items("livecodebench")[0]
+    bare = replace(item, gold=item.gold | {"public": [], "private": "[]"})
+    assert benchmarks.find("livecodebench").grade(bare, attempt(bare, "```\nprint(1)\n```"), Context()).score == 0
+
+
+def test_a_python_that_was_started_by_a_relative_path_is_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "executable", os.path.join(os.getcwd(), os.path.relpath(sys.executable)))
+    assert "/../" in sys.executable and sandbox.run(["python", "-c", ""], seconds=60).code == 0
 
 
 @pytest.mark.parametrize("read", ["input()", "input().split()", "stdin.read()"])

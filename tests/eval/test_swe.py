@@ -108,7 +108,7 @@ def make_instance(parent: Path, stages: Sequence[Mapping[str, str]] = LONE, befo
             commits.append(git(origin, "rev-parse", "HEAD").strip())
     test_patch = git(origin, "diff", "--cached")
     git(origin, "reset", "-q", "--hard")
-    (five,), (two, *_) = stages[3], stages[1]
+    (five, *_), (two, *_) = stages[3], stages[1]
     row = {
         "repo": "made/up",
         "instance_id": "made__up-1",
@@ -165,6 +165,14 @@ def test_gold_is_resolved_and_its_log_kept(instance: Instance, tmp_path: Path) -
     log = (tmp_path / "made__up-1/0/test_output.txt").read_text()
     assert swe.START in log and "PASSED test_calc.py::test_five" in log
     assert (tmp_path / "made__up-1/0/patch.diff").read_text() == instance.row["patch"]
+
+
+def test_tests_are_reset_where_the_test_patch_adds_a_file(tmp_path: Path) -> None:
+    """git checks nothing out where one of the files is not there: a patch's own tests would stay, and count."""
+    instance = make_instance(tmp_path, (*LONE[:3], {**LONE[3], "data.txt": "5\n"}))
+    assert instance.graded(instance.patch(test_calc="")).status == "wrong"
+    own = instance.patch(calc=FIXED, test_calc=TESTS + "\n\ndef test_of_its_own():\n    pass\n")
+    assert instance.graded(own).status == "correct"
 
 
 def test_empty_and_wrong_and_broken_patches_are_not_resolved(instance: Instance) -> None:

@@ -146,7 +146,7 @@ def _solved(args: argparse.Namespace) -> Run:
     if any(item.image for item in items):
         raise UserError("--images shows nothing to a --checkpoint, which reads tokens: serve it, and give --base-url.")
     folder = _policy(args.checkpoint)
-    files = [path.open("rb") for path in sorted(folder.glob("*.safetensors"))]
+    files = [path.open("rb") for path in sorted(folder.glob("[!.]*.*"))]
     weights = data.content_id([hashlib.file_digest(file, "sha256").hexdigest() for file in files])
     name = args.checkpoint if "://" in args.checkpoint else str(Path(args.checkpoint))
     run = open_run(name, asked="tokens", weights=weights)
@@ -191,7 +191,6 @@ async def _endpoint(args: argparse.Namespace, request: dict[str, Any]) -> Endpoi
 
 
 def _engine(folder: Path, max_tokens: int) -> tuple[int, dict[str, Any]]:
-    """The context of an engine of this model, and the model as settings of training name it."""
     from transformers import AutoConfig
 
     config = AutoConfig.from_pretrained(folder)
@@ -267,6 +266,8 @@ def _predicted(path: str, open_run: Any) -> Run:
         rows = [] if path == "gold" else [row for _, row in read_jsonl(Path(path))]
         patches = {row["instance_id"]: row["model_patch"] or "" for row in rows}
         names = ", ".join(sorted({str(row["model_name_or_path"]) for row in rows}))
+        if len(patches) < len(rows) or not all(isinstance(patch, str) for patch in patches.values()):
+            raise ValueError("an instance twice, or a patch that is no text")
     except (OSError, ValueError, KeyError, TypeError) as error:
         wanted = "jsonl rows with instance_id, model_name_or_path and model_patch, or gold for the official patches"
         raise UserError(f"--predictions {path} cannot be read ({error!r}): expected {wanted}.") from error

@@ -129,7 +129,6 @@ def _download(official: Source) -> Path:
 
 
 def _rows(path: Path, model: type[BaseModel], bad: list[str]) -> Iterator[Any]:
-    """The file's rows as the benchmark's model, checked one by one; `bad` gets a sentence on others."""
     for number, values in enumerate(_raw(path), start=1):
         try:
             yield model.model_validate(json.loads(values) if isinstance(values, bytes) else values)

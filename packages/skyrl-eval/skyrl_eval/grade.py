@@ -144,7 +144,6 @@ def item_scores(folder: Path, results: Mapping[str, Any]) -> dict[str, float]:
 
 
 def _graded(benchmark: Benchmark, context: Context, item: Item, attempt: Attempt) -> Verdict:
-    """The verdict; "ungraded" with its reason where the attempt, the judge or the sandbox failed."""
     reason = f"The attempt failed: {attempt.error}" if attempt.stop == "error" else ""
     if not reason:
         try:

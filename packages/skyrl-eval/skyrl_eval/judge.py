@@ -11,7 +11,7 @@ from typing import Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict
 
-from skyrl_eval.benchmarks.common import final
+from skyrl_eval.benchmarks.common import final, last
 from skyrl_trainer.engine.endpoint import text_of, usage_of
 from skyrl_trainer.engine.http import HTTPClient, Refused
 from skyrl_trainer.engine.replies import Replies
@@ -46,6 +46,7 @@ class Match(BaseModel):
 def objects(text: str) -> Iterator[Any]:
     """The JSON objects in a text, whatever else is in it."""
     with suppress(RecursionError):  # what is nested so deeply is no judgement, and every brace in it would be tried
+        text = re.sub(r",(\s*[\]}])", r"\1", text)  # as in the example of DeepSearchQA's prompt
         for brace in re.finditer(r"\{", text):
             with suppress(ValueError):
                 yield json.JSONDecoder(strict=False).raw_decode(text, brace.start())[0]
@@ -54,24 +55,22 @@ def objects(text: str) -> Iterator[Any]:
 def parse_match(reply: str) -> Match | None:
     """The judgement in a reply: its JSON, or else the last line that is "correct:" and yes or no.
 
-    So "incorrect: yes" is no judgement, and "**Correct:** yes" is one. Values are read as judges write them ("Yes",
-    true, 85.5, "85%"); without a confidence it is 100, as the prompt says.
+    Values are read as judges write them ("Yes", true, 0.9, "85%"). Without a confidence it is 100, as the prompt
+    says.
     """
     text = final(reply)
-    whole = [found for found in objects(text) if found.keys() >= Match.model_fields.keys() - {"strict"}]
-    if whole:
+    if whole := [found for found in objects(text) if "correct" in found]:
         values = {name: " ".join(str(value).split()) for name, value in whole[-1].items()}
         text = "\n".join(f"{name}: {value}" for name, value in values.items())
-    if not (verdicts := re.findall(r"(?im)^\W*correct\W*:\W*(yes|no|true|false)\b", text)):
+    if not (verdicts := re.findall(r"(?im)^\W*correct\W*:\W*(yes|no|true|false)\b(?!/)", text)):
         return None
-    answers = re.findall(r"(?im)^\W*extracted_final_answer\W*:\s*(.*?)\s*$", text)
-    confidences = re.findall(r"(?im)^\W*confidence\W*:\W*(\d+(?:\.\d+)?)", text)
+    confidence = float(last(r"(?im)^\W*confidence\W*:[^\d\n]*(\d+(?:\.\d+)?)", text) or 100)
     return Match(
-        extracted_final_answer=answers[-1] if answers else "",
+        extracted_final_answer=last(r"(?im)^\W*extracted_final_answer\W*:\s*(.*?)\s*$", text),
         reasoning="",
         strict=True,
         correct="yes" if verdicts[-1].lower() in ("yes", "true") else "no",
-        confidence=round(min(float(confidences[-1]), 100)) if confidences else 100,
+        confidence=round(100 * confidence if confidence < 1 else min(confidence, 100)),
     )
 
 

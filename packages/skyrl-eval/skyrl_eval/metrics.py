@@ -93,7 +93,7 @@ def cost(prompt: int | None, completion: int | None, cached: int, price: Price |
     """US dollars, None where they are unknown; cached tokens cost their own price, or the prompt's."""
     if price is None or prompt is None or completion is None:
         return None
-    fresh = (prompt - cached) * price["prompt"] + cached * price.get("cached", price["prompt"])
+    fresh = max(0, prompt - cached) * price["prompt"] + cached * price.get("cached", price["prompt"])
     return (fresh + completion * price["completion"]) / 1e6
 
 

@@ -61,7 +61,7 @@ def run(
     environment = {"TZ": "UTC", "PYTHONHASHSEED": "0"}
     if executor == "namespace":
         environment |= {"HOME": "/tmp", "LANG": "C.UTF-8", "PYTHONDONTWRITEBYTECODE": "1"}
-        environment["PATH"] = f"{os.path.dirname(sys.executable)}:/usr/local/bin:/usr/bin:/bin"
+        environment["PATH"] = f"{os.path.dirname(os.path.abspath(sys.executable))}:/usr/local/bin:/usr/bin:/bin"
         limits = {"AS": memory_mib << 20, "FSIZE": 1 << 30, "NOFILE": 1024, "CORE": 0}
         mounts = [*((folder, folder, False) for folder in _visible()), *((str(o), i, w) for o, i, w in binds)]
         spec = {"binds": mounts, "cwd": cwd, "limits": limits, "environment": environment, "command": list(command)}

@@ -141,9 +141,9 @@ def paths_of(patch: str) -> set[str]:
 
 
 def pytest_script(commit: str, test_patch: str, tests: Sequence[str]) -> str:
-    """An eval script of the official shape for a repository whose tests pytest runs."""
+    """An eval script of the official shape, for pytest; it resets files that are there before the test patch."""
     form = STEPS.with_name("swe_pytest.sh").read_text(encoding="utf-8")
-    graded = " ".join(sorted(map(shlex.quote, paths_of(test_patch))))
+    graded = " ".join(sorted({shlex.quote(path) for path in re.findall(r"(?m)^--- a/([^\t\n]+)", test_patch)}))
     files = " ".join(sorted({shlex.quote(test.split("::")[0]) for test in tests}))
     patch = test_patch.rstrip("\n")
     return form.format(commit=commit, graded=graded, patch=patch, files=files, START=START, END=END)

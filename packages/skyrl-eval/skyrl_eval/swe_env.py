@@ -76,7 +76,6 @@ class ShellEnv(TextEnv):
 
 
 def _as_named(work: Callable[..., str]) -> Callable[..., str]:
-    """A tool whose errors name a file as the agent does, not where it lies outside the sandbox."""
 
     @functools.wraps(work)
     def told(self: Any, path: str, *arguments: Any, **named: Any) -> str:

@@ -143,7 +143,6 @@ def on_the_internet(host: str) -> bool:
 
 
 def _hits(answer: Any) -> list[Hit]:
-    """The first list in an answer, from outside in and `web` first, whose objects have an address."""
     waiting = [answer]
     for value in waiting:
         rows = [row for row in value if isinstance(row, dict)] if isinstance(value, list) else []

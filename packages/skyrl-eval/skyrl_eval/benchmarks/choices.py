@@ -74,7 +74,7 @@ class MMLU(FourChoices):
         answer: Annotated[int, Field(ge=0, le=3)]
 
     def item_of(self, row: Row) -> Item:
-        item_id = data.content_id(row.subject, row.question, row.choices)
+        item_id = data.content_id(row.subject, row.question, row.choices, row.answer)
         return self.item(item_id, row.question, "ABCD"[row.answer], category=row.subject, choices=row.choices)
 
 
@@ -86,8 +86,8 @@ class GPQA(FourChoices):
     notes = NOTES["gpqa"]
 
     class Row(data.Row):
-        question: str = Field(alias="Question")
-        correct: str = Field(alias="Correct Answer")
+        question: str = Field(alias="Question", min_length=1)
+        correct: str = Field(alias="Correct Answer", min_length=1)
         incorrect1: str = Field(alias="Incorrect Answer 1")
         incorrect2: str = Field(alias="Incorrect Answer 2")
         incorrect3: str = Field(alias="Incorrect Answer 3")

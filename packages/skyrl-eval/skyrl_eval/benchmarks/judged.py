@@ -52,8 +52,8 @@ class HLE(MatchedAnswer):
 
     class Row(data.Row):
         id: str
-        question: str
-        answer: str
+        question: str = Field(min_length=1)
+        answer: str = Field(min_length=1)
         answer_type: Literal["exactMatch", "multipleChoice"]
         image: str | None = None
         category: str = ""
@@ -103,7 +103,7 @@ class Rating(BaseModel):
     """
 
     details: dict[str, bool] = Field(alias="Correctness Details", min_length=1)
-    excessive: list[str] | None = Field(alias="Excessive Answers", default=None)
+    excessive: list[Any] | None = Field(alias="Excessive Answers", default=None)
 
     def figures(self) -> tuple[float, dict[str, Any]]:
         """F1; and precision, recall and which of the four rates the answer counts for."""

@@ -30,15 +30,16 @@ print("\\n" + {mark!r} + repr(list(_value) if isinstance(_value, tuple) else _va
 """
 MARK, RESULTS = ">>>>> value ", TypeAdapter(list[tuple[bool, str]])
 RUNNER = """
-import json, subprocess, sys
+import json, os, subprocess, sys
 run = subprocess.run
 inputs, seconds = json.load(open("/task/inputs.json"))
+os.remove("/task/inputs.json")
 results = []
 program = "import runpy\\ntry: runpy.run_path('/task/program.py', run_name='__main__')\\nexcept SystemExit: pass"
 for text in inputs:
     try:
         done = run([sys.executable, "-c", program], input=text.encode(), stdout=-1, stderr=-3, timeout=seconds)
-        results.append([done.returncode == 0, done.stdout.decode("utf-8", "replace")])
+        results.append([done.returncode == 0, done.stdout[: 1 << 24].decode("utf-8", "replace")])
     except subprocess.TimeoutExpired:
         results.append([False, "timeout"])
     if not results[-1][0]:
@@ -89,7 +90,7 @@ class LiveCodeBench(Benchmark):
         difficulty: Literal["easy", "medium", "hard"]
         contest_date: str = ""
         public_test_cases: Json[list[Any]]
-        private_test_cases: str
+        private_test_cases: str = Field(min_length=2)
         """JSON, or base64 of the zlib of a pickle of JSON: opened when it is needed, for it is large."""
         metadata: Json[dict[str, Any]] = Field(default_factory=dict)
 
@@ -114,4 +115,4 @@ class LiveCodeBench(Benchmark):
         passed = [ok and same(output, test["output"]) for (ok, output), test in zip(results, tests, strict=False)]
         first = [*passed, False].index(False)
         detail = {"tests": len(tests), "passed": first}
-        return verdict(item, attempt, float(first == len(tests)), code[:200], detail=detail)
+        return verdict(item, attempt, float(0 < len(tests) == first), code[:200], detail=detail)

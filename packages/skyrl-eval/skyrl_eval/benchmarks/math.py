@@ -15,14 +15,14 @@ BOX = re.compile(r"\\f?box(?:ed)?\s*\{")
 
 
 def boxed(text: str) -> str:
-    r"""What the last \boxed{} or \fbox{} holds, its braces in balance; "" where there is none, or it is not closed."""
+    r"""What the last \boxed{} or \fbox{} holds, its braces in balance, or else \boxed 2 has; "" where there is none."""
     held, depth = text[max((box.end() for box in BOX.finditer(text)), default=len(text)) :], 1
     # A backslash takes what follows out of the balance; in a row break it is the other backslash.
     for found in re.finditer(r"\\.|[{}]", held):
         depth += {"{": 1, "}": -1}.get(found[0], 0)
         if depth == 0:
             return held[: found.start()].strip()
-    return ""
+    return last(r"\\boxed\s+([^\s\\{}$]+)", text)
 
 
 def equivalent(gold: str, answer: str) -> bool:
@@ -80,13 +80,13 @@ class GSM8K(Benchmark):
 
     class Row(data.Row):
         question: str
-        answer: Annotated[str, Field(pattern="####")]
+        answer: Annotated[str, Field(pattern=r"####[^#]*\d")]
 
     def item_of(self, row: Row) -> Item:
         return self.item(data.content_id(row.question), row.question, number(row.answer.rpartition("####")[2]))
 
     def grade(self, item: Item, attempt: Attempt, context: Context) -> Verdict:
-        text = final(attempt.answer)
+        text = final(attempt.answer).replace("\u2212", "-")
         strict = number(last(r"####[ \t]*(\$?-?[\d.,]+)", text))
         answer = strict or number(last(r"(-?\$?\d[\d.,]*)", text))
         return verdict(item, attempt, float(answer == item.gold), answer, detail={"strict": strict == item.gold})

@@ -41,7 +41,7 @@ class SteppedEngine(EngineActor, ABC):
 
     @abstractmethod
     def _fits(self, request: GenerationRequest) -> bool:
-        """Whether `request` can enter before the next step, given what is in flight and was just admitted."""
+        """Whether it can enter before the next step, given what is in flight."""
 
     @abstractmethod
     def _add(self, key: str, request: GenerationRequest) -> None:

@@ -141,7 +141,6 @@ class Places:
     """Where a run's processes go."""
 
     def __init__(self, config: Config, model_path: str, engines: int, learns: bool) -> None:
-        """Raises UserError where a node could not do its part, or all together have too little room."""
         self._config, self._learns = config, learns
         self._nodes = find_places(config, learns) if engines else []
         files = [Path(model_path) / "config.json"]

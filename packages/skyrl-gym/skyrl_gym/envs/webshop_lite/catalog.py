@@ -82,7 +82,6 @@ class Catalog:
         return sorted(hits, key=lambda asin: (names.index(self.products[asin].name), rng.random()))
 
     def _search(self, keywords: str) -> list[str]:
-        """The asins of at most 50 products, best first; of a longer query the first 1,000 characters count."""
         query = " ".join(word for word in keywords[:1000].lower().split() if word not in words()["stop_words"])
         return [self._asins[number] for number in self._index.search(query, 50)]
 
