@@ -184,6 +184,7 @@ class TestRows:
         [
             (b'{"prompt": ', "rows.jsonl:1: not one JSON object"),
             (b'{"prompt": ' + b"[" * 10**5, "rows.jsonl:1: not one JSON object"),
+            (b'{"prompt": ' + b"9" * 5000 + b"}", "rows.jsonl:1: not one JSON object"),
             (b"\n[1]", "rows.jsonl:2: expected an object"),
             (b'{"a": "\xff"}', "rows.jsonl:1: not UTF-8"),
             (b"\n", "has no rows"),

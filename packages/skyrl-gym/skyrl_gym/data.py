@@ -117,7 +117,7 @@ def read_jsonl(path: Path) -> Iterator[tuple[str, Any]]:
                 row = json.loads(line.decode("utf-8-sig" if number == 1 else "utf-8"))
             except UnicodeDecodeError as error:
                 raise ValueError(f"{where}: not UTF-8 text (byte {error.start}).") from None
-            except (json.JSONDecodeError, RecursionError) as error:
+            except (ValueError, RecursionError) as error:
                 raise ValueError(f"{where}: not one JSON object on this line ({error}).") from None
             yield where, row
 

@@ -114,7 +114,7 @@ def resolve_env_id(name: str) -> str:
     if module:
         try:
             importlib.import_module(module)
-        except ImportError as error:
+        except Exception as error:
             raise ValueError(f"Environment {name!r} names the module {module!r}, which fails: {error}.") from error
     if env_id in gymnasium.registry:
         return name

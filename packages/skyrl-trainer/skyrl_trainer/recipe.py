@@ -11,6 +11,8 @@ import yaml
 
 from skyrl_trainer.errors import UserError
 
+UNREADABLE = (yaml.YAMLError, ValueError, RecursionError)
+
 
 class Setting(NamedTuple):
     """One assignment, its value not yet made of the YAML node (a text may look like a number)."""
@@ -37,7 +39,7 @@ def text_of(node: yaml.Node) -> str:
 def value_of(setting: Setting) -> Any:
     try:
         return _Loader("").construct_document(setting.node)  # type: ignore[no-untyped-call]
-    except yaml.YAMLError as error:
+    except UNREADABLE as error:
         raise _broken(f"The value of {setting.name} ({setting.source})", error) from None
 
 
@@ -85,11 +87,11 @@ def parse_override(text: str) -> Setting:
 def _parse(text: str, what: str) -> yaml.Node:
     try:
         return yaml.compose(text, _Loader) or yaml.ScalarNode("tag:yaml.org,2002:null", "")
-    except yaml.YAMLError as error:
+    except UNREADABLE as error:
         raise _broken(what, error) from None
 
 
-def _broken(what: str, error: yaml.YAMLError) -> UserError:
+def _broken(what: str, error: Exception) -> UserError:
     mark = getattr(error, "problem_mark", None)
     line = f", line {mark.line + 1}" if mark else ""
     return UserError(f"{what}{line}, is not valid YAML: {getattr(error, 'problem', None) or error}.")

@@ -151,7 +151,7 @@ class TrainerConfig(Section):
     """Tokens in one forward and backward pass; gradients accumulate over a mini-batch."""
     gradient_checkpointing: bool = False
     """Computes each layer's activations again in the backward pass instead of keeping them."""
-    learning_rate: float = Field(default=1e-6, gt=0)
+    learning_rate: float = Field(default=1e-6, gt=0, allow_inf_nan=False)
     """AdamW's, when warmed up."""
     lr_scheduler_type: str = "constant_with_warmup"
     """A schedule of transformers, by its name."""

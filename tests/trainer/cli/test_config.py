@@ -299,6 +299,14 @@ def test_a_single_source_of_data_needs_no_list() -> None:
         ),
         ("trainer.seed", "'trainer.seed' is not an override: write name=value, for example trainer.max_steps=10."),
         (
+            "trainer.max_steps=2024-13-45",
+            "The value of trainer.max_steps (command line), is not valid YAML: month must be in 1..12.",
+        ),
+        (
+            "trainer.learning_rate=.inf",
+            "trainer.learning_rate is Infinity (command line), but should be a finite number.",
+        ),
+        (
             "data.val_data=['a",
             'The value of data.val_data on the command line, "[\'a", line 1, is not valid YAML: '
             "found unexpected end of stream.",

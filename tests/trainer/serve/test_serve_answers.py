@@ -15,7 +15,7 @@ import httpx
 import openai
 import pytest
 
-from skyrl_trainer.agent.chat_api import application
+from skyrl_trainer.agent.chat_api import MAX_BODY, application
 from skyrl_trainer.agent.prompt import ChatPrompt
 from skyrl_trainer.agent.streaming import settled
 from skyrl_trainer.errors import EngineDied, UserError
@@ -297,6 +297,8 @@ def test_another_models_name_is_404_and_names_the_one_served(client: openai.Open
         ("completions", {"model": "tiny-run", "prompt": "x", "logprobs": 1}, "logprobs: Input should be null"),
         ("completions", {"model": "tiny-run", "prompt": "12 " * 2000}, "generator.max_model_len=1024"),
         ("completions", "no JSON", "the body: Invalid JSON"),
+        ("completions", {"model": "tiny-run", "prompt": "x", "stop": ["x" * 1001]}, "stop"),
+        ("completions", {"model": "tiny-run", "prompt": "x", "stop": ["x"] * 65}, "stop"),
         # Of each of these an engine would die.
         *(
             (
@@ -314,6 +316,12 @@ def test_a_bad_request_is_400_with_a_sentence(url: str, path: str, body: Any, se
     content = body if isinstance(body, str) else json.dumps(body)
     reply = httpx.post(f"{url}/{path}", content=content, timeout=20)
     assert reply.status_code == 400 and sentence in reply.json()["error"]["message"]
+
+
+def test_a_body_that_would_hold_up_all_others_is_refused(url: str) -> None:
+    body = {"model": "tiny-run", "messages": [{"role": "user", "content": "1 " * (MAX_BODY // 2)}]}
+    reply = httpx.post(f"{url}/chat/completions", json=body, timeout=60)
+    assert reply.status_code == 413 and "A request has at most" in reply.json()["error"]["message"]
 
 
 @pytest.mark.parametrize("url", [CHATML], indirect=True)

@@ -10,7 +10,7 @@ import time
 from bisect import bisect_left
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from functools import partial
-from typing import Any, Protocol
+from typing import Annotated, Any, Protocol
 
 from pydantic import Field, ValidationError
 from starlette.applications import Starlette
@@ -22,12 +22,13 @@ from skyrl_gym.parsing import ToolCall, parse_tool_calls
 from skyrl_trainer.agent import anthropic_api
 from skyrl_trainer.agent.streaming import Answering, Json, Streamed, Told, after, event_of, rest_of
 
-MAX_CHOICES = 16
+MAX_CHOICES, MAX_BODY = 16, 4 << 20
 THEIRS = "/v1/messages"  # Anthropic's
 CALL = "<tool_call>"
 """How a call of a tool begins in our grammar."""
 ROLES = ("system", "developer", "user", "assistant", "tool")
 KINDS = {401: "authentication_error", 429: "rate_limit_error"}
+Stop = Annotated[str, Field(max_length=1000)]
 JsonFunction = Callable[[Any], Coroutine[Any, Any, Json]]
 Choice = Json
 """Example: {"index": 0, "message": {"role": "assistant", "content": "46"}, "finish_reason": "stop", ...}"""
@@ -43,7 +44,7 @@ class Common(Streamed):
     top_p: float = Field(1.0, gt=0, le=1)
     seed: int | None = Field(None, ge=0, lt=2**63)
     n: int = Field(1, gt=0, le=MAX_CHOICES)
-    stop: str | list[str] | None = None
+    stop: Stop | Annotated[list[Stop], Field(max_length=64)] | None = None
 
     @property
     def stops(self) -> list[str]:
@@ -179,7 +180,9 @@ async def _answer(key: str, read: Callable[[bytes], Any], answer: JsonFunction, 
         keys = request.headers.get("authorization"), request.headers.get("x-api-key")
         if key and keys[0] != f"Bearer {key}" and keys[1] != key:
             raise Refusal(401, "The key is wrong: send `Authorization: Bearer` or `x-api-key` with the one given.")
-        given = read(await request.body())
+        if len(body := await request.body()) > MAX_BODY:
+            raise Refusal(413, f"A request has at most {MAX_BODY} bytes.")
+        given = read(body)
         answering = asyncio.create_task(answer(given))
         listening = asyncio.create_task(_cancel_at_hang_up(request, answering))
         answering.add_done_callback(lambda _: listening.cancel())

@@ -71,7 +71,7 @@ def check_shapes(algorithm: object, wanted: Tensor, **parts: Tensor) -> Tensor:
 
 
 def check_pair(algorithm: object, wanted: Tensor, **part: Any) -> tuple[Tensor, Reports]:
-    """Returns what a method gave: a number per token, and metrics of its own."""
+    """What a method gave: a number per token, and metrics of its own."""
     ((name, pair),) = part.items()
     method = f"{name} of {type(algorithm).__name__}"
     if not (isinstance(pair, tuple) and len(pair) == 2 and isinstance(pair[1], dict)):
@@ -82,7 +82,7 @@ def check_pair(algorithm: object, wanted: Tensor, **part: Any) -> tuple[Tensor, 
 
 
 def check_layout(given: Any, batch: RewardBatch) -> AdvantageBatch:
-    """Returns what an estimator gave."""
+    """What an estimator gave."""
     wanted = [len(trajectory.loss_mask()) for trajectory in batch.trajectories]
     parts = [given.advantages, given.returns] if isinstance(given, AdvantageBatch) else [[]]
     if any(part is not None and [len(row) for row in part if isinstance(row, list)] != wanted for part in parts):

@@ -93,7 +93,6 @@ def _by_tool(alive: Sequence[Trajectory]) -> StepMetrics:
 
 
 def _by_kind(everyone: Sequence[Trajectory]) -> StepMetrics:
-    """The figures of each kind of task, where there are several."""
     kinds: dict[str, list[Trajectory]] = {}
     for trajectory in everyone:
         kinds.setdefault(kind(trajectory.sample), []).append(trajectory)
