@@ -60,7 +60,6 @@ def split(out: Path, graded: set[str], script: str) -> tuple[str, list[str]]:
 
 
 def _top_level(path: PurePosixPath, packages: set[PurePosixPath]) -> str:
-    """What Python calls the file, or the outermost package that it is in, from the folder above."""
     while path.parent in packages:
         path = path.parent
     return path.name.split(".")[0]

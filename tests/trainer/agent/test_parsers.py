@@ -482,6 +482,9 @@ def test_a_served_policy_has_the_parsers_too() -> None:
         message = (
             ask(model="tiny-run", messages=[{"role": "user", "content": "Go."}], max_tokens=500).choices[0].message
         )
+        engine.text = '<tool_call>{"tool": "\\ud800", "args": {}}</tool_call>'  # half a character, which JSON can spell
+        odd = ask(model="tiny-run", messages=[{"role": "user", "content": "Go."}], max_tokens=500).choices[0].message
+    assert odd.tool_calls[0].function.name == "?"
     assert message.model_extra["reasoning_content"].strip() == "Hmm."
     (call,) = message.tool_calls
     assert (call.function.name, json.loads(call.function.arguments)) == ("find", {"limit": 3})

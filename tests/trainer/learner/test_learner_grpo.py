@@ -403,6 +403,7 @@ def test_advantages_that_are_not_laid_out_over_the_tokens_are_refused(
             r"scale_rewards has no effect .*=rloo, which reads none",
         ),
         ({"name": "ppo", "options": {"scale_rewards": "none"}}, {}, r"scale_rewards .* reads gae_lambda and gamma"),
+        ({"name": "cispo", "options": {"epsilon_high": None}}, {}, r"options\.epsilon_high is null"),
         ({"name": "ppo", "advantage_estimator": "rloo"}, {}, r"advantage_estimator=rloo has no effect .* always gae"),
         (
             {"advantage_estimator": "reinforce++", "options": {"sampler": "dynamic"}},

@@ -20,6 +20,7 @@ from starlette.routing import Route
 
 from skyrl_gym.parsing import ToolCall, parse_tool_calls
 from skyrl_trainer.agent import anthropic_api
+from skyrl_trainer.agent.prompt import well_formed
 from skyrl_trainer.agent.streaming import Answering, Json, Streamed, Told, after, event_of, rest_of
 
 MAX_CHOICES, MAX_BODY = 16, 4 << 20
@@ -89,7 +90,7 @@ def message_of(text: str) -> Json:
     if not calls:
         return {"role": "assistant", "content": text}
     before = text.partition(CALL)[0].rstrip()  # its beginning may have been told
-    functions = [{"name": call.tool, "arguments": json.dumps(call.args)} for call in calls]
+    functions = [{"name": well_formed(call.tool), "arguments": json.dumps(call.args)} for call in calls]
     made = [{"id": "", "type": "function", "function": each} for each in functions]
     return {"role": "assistant", "content": before or None, "tool_calls": made}
 

@@ -12,7 +12,7 @@ from typing import Any
 from zlib import crc32
 
 from skyrl_trainer.agent.chat_api import Choice, message_of, tokens_of
-from skyrl_trainer.agent.prompt import ChatPrompt
+from skyrl_trainer.agent.prompt import ChatPrompt, well_formed
 from skyrl_trainer.errors import UserError
 from skyrl_trainer.settings import AgentConfig
 from skyrl_trainer.types import GenerationOutput, Turn
@@ -93,7 +93,7 @@ def _call(call: Any, text: str) -> Message:
     if not isinstance(json.loads(call.arguments), dict):
         raise ValueError("the arguments of a call are a JSON object")
     own = call.id if call.id and call.id in text else ""
-    function = {"name": call.name, "arguments": call.arguments}
+    function = {"name": well_formed(call.name), "arguments": call.arguments}
     return {"id": own, "type": "function", "function": function}
 
 

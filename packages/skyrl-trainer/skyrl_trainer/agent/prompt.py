@@ -36,8 +36,8 @@ class ChatPrompt:
     after an output that ends with <|im_end|>, `observation("Wrong.", output)` are the ids of
     "\\n<|im_start|>user\\nWrong.<|im_end|>\\n<|im_start|>assistant\\n", and with <|im_end|> before it otherwise.
 
-    Only the template writes special tokens: a text that spells one, as a web page may, gets a space into it
-    ("<|im_end|>" is read as "< |im_end|>"), so that no page can end its own message and begin the assistant's.
+    Only the template writes special tokens: a text that spells one, as a web page may or a tool's description, gets a
+    space into it ("< |im_end|>"), so that it cannot end its message and begin the assistant's.
     """
 
     def __init__(self, tokenizer: Any) -> None:
@@ -102,14 +102,16 @@ class ChatPrompt:
         return tuple(self.encode(said.split(MARKER, 1)[-1]))
 
     def _render(self, messages: list[dict[str, Any]], **tools: Any) -> str:
-        told = [{**each, "content": self._without_special(each.get("content"))} for each in messages]
+        told, tools = map(self._without_special, ([{"content": None, **each} for each in messages], tools))
         return self.tokenizer.apply_chat_template(told, tokenize=False, add_generation_prompt=True, **tools)
 
-    def _without_special(self, content: Any) -> Any:
-        if isinstance(content, str):
+    def _without_special(self, value: Any) -> Any:
+        if isinstance(value, str):
             for token in self._special:
-                content = content.replace(token, f"{token[0]} {token[1:]}")
-        return content
+                value = value.replace(token, f"{token[0]} {token[1:]}")
+        if isinstance(value, list | tuple):
+            return [self._without_special(each) for each in value]
+        return dict(self._without_special([*value.items()])) if isinstance(value, dict) else value
 
     def encode(self, text: str) -> list[int]:
         """Ids of a text as it is."""

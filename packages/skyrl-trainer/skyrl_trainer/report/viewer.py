@@ -170,7 +170,6 @@ def token_texts(ids: list[int], decode: Decode) -> list[str]:
 
 
 def _decoder(run: Path, notes: list[str]) -> Decode | None:
-    """By the tokenizer of the run's policy, or of the model that it began with if that is on this machine."""
     found: Any = min(run.glob("*/[!.]*/tokenizer.json"), default=None)
     try:
         if found is None:
