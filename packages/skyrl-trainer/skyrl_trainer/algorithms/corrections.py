@@ -2,7 +2,7 @@
 
 `auto` is none where both sides compute in float32 and no token is stale, and tis otherwise. Of stale tokens, old is
 what the learner's weights give before the first update: the clip is around them, and w corrects for their age
-(decoupled PPO; AReaL, arXiv 2505.24298, equation 5). docs/algorithms/corrections.md has the others.
+(decoupled PPO; AReaL, arXiv 2505.24298, equation 5).
 """
 
 from typing import Any
@@ -31,8 +31,8 @@ def correction_range(options: Any, config: Config) -> tuple[str, float, float]:
         name = "none" if exact else "tis"
     name = "none" if name == "bypass" else name
     given = options.correction_range
-    if given is not None and not (len(given) == 2 and 0 <= given[0] <= given[1]):
-        wanted = "a smallest and a largest weight, such as [0, 2]"
+    if given is not None and (name == "none" or not (len(given) == 2 and 0 <= given[0] <= given[1])):
+        wanted = "left out" if name == "none" else "two weights, as in [0, 2]"
         raise UserError(f"trainer.algorithm.options.correction_range is {given}, but should be {wanted}.")
     low, high = given or RANGES[name]
     return name, low, high

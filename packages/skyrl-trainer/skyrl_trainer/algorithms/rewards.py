@@ -104,7 +104,7 @@ def differ(returns: Sequence[float]) -> bool:
 
 
 def soft_penalty(tokens: int, budget: int, cache: float) -> float:
-    """From 0 to -1 over the last `cache` tokens of the budget (DAPO, arXiv 2503.14476, section 4.1)."""
+    """From 0 to -1 over the last `cache` tokens of the budget (DAPO, arXiv 2503.14476, section 3.4)."""
     return max(-1.0, min(0.0, (budget - cache - tokens) / cache))
 
 
