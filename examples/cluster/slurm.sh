@@ -11,10 +11,15 @@
 set -euo pipefail
 shared=${SKYRL_SHARED:-$PWD}
 port=${SKYRL_RAY_PORT:-6379}
+# Ray's own niceness, 15, lets any other process starve the engines; nodes want the token that the first one has.
+export RAY_worker_niceness=0 RAY_USAGE_STATS_ENABLED=0
+[ ! -s ~/.ray/auth_token ] || export RAY_AUTH_MODE=token
 [ $# -gt 0 ] || { echo "Name a recipe: sbatch slurm.sh RECIPE [a.b=c ...]" >&2; exit 2; }
 
 mapfile -t nodes < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
-head=$(srun --nodes=1 --ntasks=1 -w "${nodes[0]}" hostname --ip-address | awk '{print $1}')
+head=$(srun --nodes=1 --ntasks=1 -w "${nodes[0]}" hostname --ip-address |
+    awk '{for (i = 1; i <= NF; i++) if ($i !~ /^127|:/) {print $i; exit}}')
+head=${head:-${nodes[0]}}
 steps=()
 trap 'kill "${steps[@]}" 2>/dev/null || true' EXIT
 # --block keeps Ray in the foreground, so that the step ends with it. The run itself is on the first node.
@@ -42,7 +47,7 @@ while kill -0 "$run" 2>/dev/null; do
     status=0
     wait "$run" || status=$?
 done
-if [ "$stopped" = 1 ]; then
+if [ "$stopped" = 1 ] && [ "$status" -ne 0 ]; then
     scontrol requeue "$SLURM_JOB_ID"
 fi
 exit "$status"

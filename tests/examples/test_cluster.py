@@ -30,6 +30,7 @@ FAKES = {
     "hostname": "echo 10.0.0.1 fe80::1",
     "pkill": 'echo "pkill $*" >> "$LOG"',
     "ray": r"""
+        echo "env mode=$RAY_AUTH_MODE niceness=$RAY_worker_niceness" >> "$LOG"
         echo "ray $*" >> "$LOG"
         if [ "$1" = status ] && grep -q '^pkill' "$LOG"; then exit 1; fi
         if [ "$1" = status ]; then grep '^ray start' "$LOG" | sed 's/.*/ 1 node_ab/'; fi
@@ -37,13 +38,13 @@ FAKES = {
     "skyrl-trainer": r"""
         echo "skyrl-trainer $*" >> "$LOG"
         code=$(head -n1 "$CODES"); sed -i 1d "$CODES"
-        if [ "$code" = wait ]; then
+        if [ "$code" = wait ] || [ "$code" = done ]; then
             trap 'echo TERM >> "$LOG"; stop=1' TERM
             echo ready >> "$LOG"
             until [ -n "$stop" ]; do sleep 0.05; done
             for _ in $(seq 10); do sleep 0.05; done
             echo saved >> "$LOG"
-            code=143
+            [ "$code" = done ] && code=0 || code=143
         fi
         exit "$code" """,
 }
@@ -62,7 +63,7 @@ def machine(tmp_path: Path) -> Path:
 
 
 def start(machine: Path, script: str, *arguments: str, codes: str = "0", **environment: str) -> subprocess.Popen[str]:
-    """codes: how the run ends each time that it is started, or `wait`: at SIGTERM, with 143."""
+    """codes: how the run ends each time that it is started, or `wait`: at SIGTERM, with 143 (`done`: 0)."""
     (machine / "codes").write_text(codes.replace(" ", "\n") + "\n")
     own = {"LOG": str(machine / "log"), "CODES": str(machine / "codes"), "SKYRL_POLL": "0.05"}
     own |= {"PATH": f"{machine / 'bin'}:{os.environ['PATH']}", "SLURM_JOB_NODELIST": "n[1-3]", "SLURM_JOB_ID": "42"}
@@ -92,6 +93,33 @@ def test_slurm_starts_a_node_each_and_the_run_on_the_first(machine: Path) -> Non
     run = f"train qwen_8gpu_split trainer.run_name=mine ray.address=10.0.0.1:6379 trainer.run_dir={folder}"
     assert f"skyrl-trainer {run}\n" in log and "requeue" not in log
     assert load_config(run.split()[1], run.split()[2:]).ray.address == "10.0.0.1:6379"
+
+
+@pytest.mark.parametrize(("script", "words"), [("slurm.sh", ["quickstart"]), ("ray_start.sh", ["join", "first"])])
+@pytest.mark.parametrize("token", ["", "secret"])
+def test_nodes_take_the_token_that_ray_has_written_and_no_niceness(
+    machine: Path, script: str, words: list[str], token: str
+) -> None:
+    """`ray start --address` and `ray status` do not by themselves, though `ray start --head` does."""
+    (machine / ".ray").mkdir()
+    (machine / ".ray/auth_token").write_text(token)
+    start(machine, script, *words, HOME=str(machine), RAY_AUTH_MODE="").communicate(timeout=60)
+    envs = {line for line in (machine / "log").read_text().splitlines() if line.startswith("env ")}
+    assert envs == {f"env mode={'token' if token else ''} niceness=0"}
+
+
+def test_slurm_asks_for_the_name_of_a_node_whose_address_is_the_loopback(machine: Path) -> None:
+    (machine / "bin/hostname").write_text("#!/bin/bash\necho 127.0.1.1 fe80::1\n")
+    start(machine, "slurm.sh", "quickstart").communicate(timeout=60)
+    assert "ray start --address=first:6379 --block" in (machine / "log").read_text()
+
+
+def test_slurm_does_not_queue_a_run_again_that_has_ended(machine: Path) -> None:
+    job = start(machine, "slurm.sh", "quickstart", codes="done")
+    wait_for(machine, "ready")
+    job.send_signal(signal.SIGTERM)
+    job.communicate(timeout=60)
+    assert job.returncode == 0 and "requeue" not in (machine / "log").read_text()
 
 
 def test_slurm_saves_and_queues_again_when_it_is_warned(machine: Path) -> None:

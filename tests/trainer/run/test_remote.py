@@ -423,6 +423,20 @@ def test_a_torn_record_of_what_was_sent_sends_it_again(machine: Any) -> None:
     assert Checkpoints(two.local, 2).load_latest().step == 2
 
 
+def test_what_the_store_has_lost_is_sent_again(machine: Any) -> None:
+    uploaded(machine("one").store(), 2)
+    before = dict(MemoryFileSystem.store)
+    for name in list(MemoryFileSystem.store):
+        if name.endswith(("config.yaml", "safetensors")):
+            del MemoryFileSystem.store[name]
+    assert len(MemoryFileSystem.store) < len(before)
+    again = machine("one").store()
+    again.fetch()
+    again.claim()
+    again.upload()
+    assert MemoryFileSystem.store.keys() == before.keys()
+
+
 def test_checkpoints_that_other_machines_left_are_deleted(machine: Any) -> None:
     for number, step in enumerate((2, 4, 6)):
         store = machine(f"machine{number}").store()

@@ -158,9 +158,9 @@ def start_ray(config: Config) -> None:
         cpus = max(os.cpu_count() or 1, config.generator.num_inference_engines)
         local = {"num_cpus": cpus, "include_dashboard": False, "_temp_dir": f"{tempfile.gettempdir()}/ray"}
         local["object_store_memory"] = OBJECT_STORE_BYTES
-        # Without its GCS a driver aborts after 60 s, too soon for the last save; and its death is ours to say.
+        # Without its GCS a driver aborts after 60 s, too soon for the last save. Its messages are a page; ours say it.
         os.environ.setdefault("RAY_gcs_rpc_server_reconnect_timeout_s", "600")
-        ray._private.worker.listen_error_messages = lambda *_: None
+    ray._private.worker.listen_error_messages = lambda *_: None
     try:
         if address:
             load("skyrl_trainer.run.cluster:prepare")(address)

@@ -65,8 +65,9 @@ class Store:
         found = self._ask("find", self._root, detail=True)
         sizes = {path[len(self._root) :]: about["size"] for path, about in found.items()}
         names = [name for name in sizes if _marker(name) in (None, *sizes) and name != OWNER]
-        # What other machines left: the next upload deletes it, after its own is there.
-        self._sent = {name: [] for name in sizes if re.match(f"checkpoints/{NAME}/", name)} | self._sent
+        # The next upload deletes what other machines left, after its own is there, and sends what the store has lost.
+        kept = {name: self._sent[name] for name in self._sent if name in sizes}
+        self._sent = {name: [] for name in sizes if re.match(f"checkpoints/{NAME}/", name)} | kept
         here = (path.relative_to(self.local).as_posix() for path in self.local.glob(f"*/*/{MANIFEST}"))
         ours, theirs = (max(filter(_age, each), key=_age, default="") for each in (here, names))
         same = ours and ours == theirs and (self.local / ours).read_bytes() == self._ask("cat_file", self._root + ours)
