@@ -46,7 +46,7 @@ class Match(BaseModel):
 def objects(text: str) -> Iterator[Any]:
     """The JSON objects in a text, whatever else is in it."""
     with suppress(RecursionError):  # what is nested so deeply is no judgement, and every brace in it would be tried
-        text = re.sub(r",(\s*[\]}])", r"\1", text)  # as in the example of DeepSearchQA's prompt
+        text = re.sub(r",(\s*[\]}])", r"\1", text)  # DeepSearchQA's prompt has one
         for brace in re.finditer(r"\{", text):
             with suppress(ValueError):
                 yield json.JSONDecoder(strict=False).raw_decode(text, brace.start())[0]

@@ -197,7 +197,7 @@ class Server:
                 return None
             if kind not in ("reset", "step", "state"):
                 raise Refused("UNKNOWN_TYPE", f"There is no message of type {str(kind)[:40]!r}.")
-            if kind == "reset" and name not in self._open:  # idle, or too slow
+            if kind == "reset" and name not in self._open:  # idle or too slow
                 self._begin(name)
             answer = await self._call(name, kind, data)
             return {"type": "state" if kind == "state" else "observation", "data": answer}
