@@ -55,8 +55,8 @@ def objects(text: str) -> Iterator[Any]:
 def parse_match(reply: str) -> Match | None:
     """The judgement in a reply: its JSON, or else the last line that is "correct:" and yes or no.
 
-    Values are read as judges write them ("Yes", true, 0.9, "85%"). Without a confidence it is 100, as the prompt
-    says.
+    Values are read as judges write them ("Yes", true, 0.9, "85%"). Without one a confidence
+    is 100, as in the prompt.
     """
     text = final(reply)
     if whole := [found for found in objects(text) if "correct" in found]:

@@ -47,7 +47,7 @@ class PPO(GRPO):
     value_clip = 0.2
     """How far a value may move in a rollout before its loss is clipped."""
     value_coef = 0.1
-    """Weight of the value loss; with critic=model, where it is clipped."""
+    """Weight of the value loss, before a critic clips its own gradient."""
     estimator_name = "gae"
     reduction = staticmethod(token_mean)
     critic: "Critic"
