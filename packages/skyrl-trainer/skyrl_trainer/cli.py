@@ -129,7 +129,8 @@ def _looking_commands(add: Callable[..., ArgumentParser]) -> None:
     report.add_argument("runs", nargs="+", type=_folder, metavar="RUN")
     report.add_argument("-o", "--out", type=Path, help="default: report.html (compare.html) in the first run's folder")
 
-    replay = add("replay", _replay, "play stored trajectories again and compare; score their tokens")
+    play = "play stored trajectories again and compare; score their tokens"
+    replay = add("replay", lambda args: load("skyrl_trainer.replay.commands:run")(args), play)
     replay.add_argument("run", type=_folder, metavar="RUN", help="a run folder, or a folder of stored trajectories")
     replay.add_argument("--step", type=int, metavar="N", help="default: every stored step")
     replay.add_argument("--index", default="all", metavar="I", help="a trajectory's number in its step; default: all")
@@ -207,8 +208,7 @@ def _init_policy(args: Namespace) -> None:
 
 
 def _warmstart(args: Namespace) -> None:
-    from skyrl_trainer.tiny.clone import warmstart
-
+    warmstart = load("skyrl_trainer.tiny.clone:warmstart")
     print(warmstart(load_config(*split_settings(args.settings)), args.out, args.seconds))
 
 
@@ -246,22 +246,14 @@ def _eval(args: Namespace) -> None:
 
 
 def _report(args: Namespace) -> None:
-    from skyrl_trainer.report.html import write_report
-
+    write_report = load("skyrl_trainer.report.html:write_report")
     out = args.out or args.runs[0] / ("report.html" if len(args.runs) == 1 else "compare.html")
     write_report(args.runs, out)
     print(out)
 
 
-def _replay(args: Namespace) -> int:
-    from skyrl_trainer.replay.commands import run
-
-    return run(args)
-
-
 def _view(args: Namespace) -> None:
-    from skyrl_trainer.report.viewer import write_viewer
-
+    write_viewer = load("skyrl_trainer.report.viewer:write_viewer")
     out = args.out or args.run / "trajectories.html"
     print(f"{out}: {write_viewer(args.run, out, args.step)}")
 

@@ -5,8 +5,10 @@ W&B and Trackio are called in the same way, and TensorBoard's files are read in 
 
 from __future__ import annotations
 
+import json
 import sys
-from types import SimpleNamespace
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -56,3 +58,28 @@ def test_swanlab_gets_the_run_its_settings_and_figures(monkeypatch: pytest.Monke
     calls, settings = learned(monkeypatch, "swanlab", Recorder("init", "log", "finish", config={}))
     assert calls["init"][1] == {"project": "sums", "experiment_name": "mine", "config": settings}
     assert calls["log"] == (({"loss": 0.5},), {"step": 3}) and "finish" in calls
+
+
+def test_the_machines_of_prometheus_are_those_of_now(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a cluster whose second node joins during the run and whose first one dies."""
+
+    def node(host: str, alive: bool = True) -> dict[str, Any]:
+        return {"NodeManagerAddress": host, "MetricsExportPort": 8080, "Alive": alive}
+
+    nodes, ports = [node("10.0.0.1")], tmp_path / "prometheus.json"
+    monkeypatch.setitem(sys.modules, "ray.dashboard.optional_deps", ModuleType("optional_deps"))
+    monkeypatch.setattr("ray.nodes", lambda: nodes)
+    monkeypatch.setattr("skyrl_trainer.report.prometheus.Gauge", lambda *_: SimpleNamespace(set=lambda *_: None))
+    tracker = Tracker(load_config(None, ["trainer.logger=prometheus", f"trainer.run_dir={tmp_path}"]))
+    assert json.loads(ports.read_text()) == [{"targets": ["10.0.0.1:8080"], "labels": {"run": "run"}}]
+    written = ports.stat()
+    tracker.log({"step": 1.0, "loss": 0.5})
+    assert ports.stat() == written  # the same machines
+    nodes.append(node("10.0.0.2"))
+    tracker.log({"step": 2.0, "loss": 0.5})
+    assert json.loads(ports.read_text())[0]["targets"] == ["10.0.0.1:8080", "10.0.0.2:8080"]
+    nodes[0] = node("10.0.0.1", alive=False)
+    tracker.log({"step": 3.0, "loss": 0.5})
+    assert json.loads(ports.read_text())[0]["targets"] == ["10.0.0.2:8080"]
+    tracker.close()
+    assert not list(tmp_path.glob("*prometheus*"))

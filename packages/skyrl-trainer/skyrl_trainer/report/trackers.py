@@ -21,15 +21,14 @@ class Tracker:
             return
         from accelerate.tracking import LOGGER_TYPE_TO_CLASS
 
-        project, name, values = trainer.project_name, trainer.run_name, flatten(config)
-        given: dict[str, Any] = {"name": name, "config": values}
-        if trainer.logger == "tensorboard":
-            project = "tensorboard"
-            given = {"logging_dir": str(config.run_path), "purge_step": last_step + 1}
-        elif trainer.logger == "mlflow":
-            given = {"run_name": name}
-        elif trainer.logger == "swanlab":
-            given = {"experiment_name": name, "config": values}
+        project = trainer.project_name if trainer.logger != "tensorboard" else "tensorboard"  # there, a folder
+        name, values = trainer.run_name, flatten(config)
+        kinds: dict[str, dict[str, Any]] = {
+            "tensorboard": {"logging_dir": str(config.run_path), "purge_step": last_step + 1},
+            "mlflow": {"run_name": name},
+            "swanlab": {"experiment_name": name, "config": values},
+        }
+        given = kinds.get(trainer.logger, {"name": name, "config": values})
         if self._prometheus:
             self._tracker = load("skyrl_trainer.report.prometheus:PrometheusTracker")(config)
         else:
