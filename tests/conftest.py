@@ -6,6 +6,7 @@ import tempfile
 from collections.abc import Iterator
 
 import pytest
+import ray
 from hypothesis import settings
 
 settings.register_profile("untimed", deadline=None)
@@ -22,6 +23,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         left = [item for item in items if item.get_closest_marker("full")]
         config.hook.pytest_deselected(items=left)
         items[:] = [item for item in items if item not in left]
+
+
+for unused in ("monitor", "log_monitor", "api_server"):  # nor does run/processes.py start them
+    setattr(ray._private.node.Node, f"start_{unused}", lambda *_, **__: None)
 
 
 @pytest.fixture

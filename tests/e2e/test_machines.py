@@ -43,7 +43,7 @@ def cluster() -> Iterator[str]:
         probe.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{probe.getsockname()[1]}"
     command = [str(Path(sys.executable).with_name("ray")), "start", "--block", "--num-cpus=1", "--disable-usage-stats"]
-    command.append("--object-store-memory=134217728")
+    command += ["--object-store-memory=134217728", "--no-monitor", "--include-log-monitor=false"]
     with tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True) as folder:
         head = ["--head", "--include-dashboard=false", f"--port={address.rpartition(':')[2]}", f"--temp-dir={folder}"]
         nodes, quiet = list[subprocess.Popen[bytes]](), subprocess.DEVNULL

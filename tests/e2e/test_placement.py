@@ -31,6 +31,7 @@ def cluster() -> Iterator[str]:
         probe.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{probe.getsockname()[1]}"
     command = [str(Path(sys.executable).with_name("ray")), "start", "--head", "--block", "--num-cpus=4"]
+    command += ["--no-monitor", "--include-log-monitor=false"]
     quiet = ["--disable-usage-stats", "--include-dashboard=false", f"--port={address.rpartition(':')[2]}"]
     # A folder of its own, with a short name for its sockets: in the default one, it would stay the machine's cluster.
     with tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True) as folder:

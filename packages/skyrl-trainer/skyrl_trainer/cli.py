@@ -191,11 +191,9 @@ def _train(args: Namespace) -> int:
 
 
 def _sft(args: Namespace) -> None:
-    from skyrl_trainer.run.sft import fine_tune
-
     config = load_config(*split_settings(args.settings))
     model_shape(config)  # raises where there is no such model
-    print(fine_tune(config))
+    print(load("skyrl_trainer.run.sft:fine_tune")(config))
 
 
 def _init_policy(args: Namespace) -> None:
@@ -237,9 +235,7 @@ def _serve(args: Namespace) -> None:
 
 def _eval(args: Namespace) -> None:
     config, model = _policy_of(args)
-    from skyrl_trainer.run.commands import evaluate
-
-    metrics = evaluate(config, model)
+    metrics = load("skyrl_trainer.run.commands:evaluate")(config, model)
     print(f"{model}: held-out tasks at temperature {config.generator.eval_temperature:g}")
     for name, value in metrics.items():
         print(f"  {name:<20}  {value:.6g}")

@@ -14,6 +14,8 @@ from skyrl_trainer.rollout.env_client import Host
 from skyrl_trainer.rollout.env_worker import CRASHED, Call, EnvReply
 from skyrl_trainer.rollout.pool import start_env_workers
 from skyrl_trainer.run.guardian import guarded
+from skyrl_trainer.run.processes import start_ray
+from skyrl_trainer.settings import Config
 from skyrl_trainer.types import StopReason, Trajectory, Turn
 from skyrl_trainer.user_file import run_async
 
@@ -113,7 +115,7 @@ class Player(AbstractContextManager["Player"]):
         if self._worker is None:
             if not ray.is_initialized():
                 self._stack.enter_context(guarded())
-                ray.init("local", include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+                start_ray(Config())
                 self._stack.callback(ray.shutdown)
             [self._worker] = start_env_workers(1, self._step_timeout, agent)
         return run_async(self._answers(calls, agent is not None))

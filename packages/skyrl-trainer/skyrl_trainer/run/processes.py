@@ -156,8 +156,10 @@ def start_ray(config: Config) -> None:
     local: dict[str, Any] = {}
     if not address:
         cpus = max(os.cpu_count() or 1, config.generator.num_inference_engines)
-        local = {"num_cpus": cpus, "include_dashboard": False, "_temp_dir": f"{tempfile.gettempdir()}/ray"}
-        local["object_store_memory"] = OBJECT_STORE_BYTES
+        folder = f"{tempfile.gettempdir()}/ray"
+        local = {"num_cpus": cpus, "object_store_memory": OBJECT_STORE_BYTES, "_temp_dir": folder}
+        for unused in ("monitor", "log_monitor", "api_server"):  # seconds each
+            setattr(ray._private.node.Node, f"start_{unused}", lambda *_, **__: None)
         # Without its GCS a driver aborts after 60 s, too soon for the last save. (Below: of deaths Ray prints pages.)
         os.environ.setdefault("RAY_gcs_rpc_server_reconnect_timeout_s", "600")
     ray._private.worker.listen_error_messages = lambda *_: None
