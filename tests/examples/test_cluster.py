@@ -221,10 +221,10 @@ def test_the_rayjob_has_what_kuberay_wants() -> None:
 
 def test_the_skypilot_file_has_what_it_runs() -> None:
     task = yaml.safe_load((CLUSTER / "sky.yaml").read_text())
-    assert set(task) == {"name", "num_nodes", "resources", "workdir", "file_mounts", "setup", "run"}
+    assert set(task) == {"name", "num_nodes", "resources", "workdir", "envs", "setup", "run"}
     assert task["resources"]["use_spot"] is True and task["num_nodes"] == 2
-    (folder, bucket), *_ = task["file_mounts"].items()
-    assert bucket["mode"] == "MOUNT_CACHED" and f'spot.sh "{folder}/' in task["run"]
+    assert task["envs"]["RUNS"].startswith("s3://") and 'spot.sh "$RUNS/' in task["run"], "no mount is quick enough"
+    assert "s3fs" in task["setup"]
     for script in re.findall(r"examples/cluster/\S+\.sh", task["run"]):
         assert os.access(CLUSTER.parents[1] / script, os.X_OK)
     for part in ("setup", "run"):
@@ -236,12 +236,13 @@ def test_the_skypilot_lines_run_on_both_nodes(machine: Path) -> None:
     task = yaml.safe_load((CLUSTER / "sky.yaml").read_text())
     (machine / "sky.sh").write_text(task["run"].replace("sleep 10", "sleep 0.1"))
     shared = {"SKYPILOT_NODE_IPS": "10.0.0.1\n10.0.0.2", "SKYPILOT_NUM_NODES": "2", "SKYPILOT_TASK_ID": "t1"}
+    shared |= task["envs"]
     other = start(machine, str(machine / "sky.sh"), **shared, SKYPILOT_NODE_RANK="1")
     first = start(machine, str(machine / "sky.sh"), **shared, SKYPILOT_NODE_RANK="0")
     assert first.wait(60) == 0 and other.wait(60) == 0, "the job ends when its first node has"
     log = (machine / "log").read_text()
     assert "ray start --address=10.0.0.1:6379" in log and "ray start --head --port=6379" in log
-    assert "ray.address=127.0.0.1:6379 trainer.run_dir=/runs/t1" in log
+    assert "ray.address=127.0.0.1:6379 trainer.run_dir=s3://bucket/runs/t1" in log
     (run,) = re.findall("skyrl-trainer train (.*) ray.address", log)
     config = load_config(run.split()[0], run.split()[1:])
     count, gpus = config.generator.num_inference_engines, task["resources"]["accelerators"].split(":")[1]
