@@ -83,7 +83,7 @@ def _parse(words: list[str]) -> Namespace:
 
     evaluate = add("eval", _eval, "held-out evaluation; `eval agent` and `eval code` run benchmarks")
     _target_arguments(evaluate, which="best")
-    serve = add("serve", _serve, "an OpenAI-compatible endpoint of a run's policy or of any model")
+    serve = add("serve", _serve, "OpenAI's API for a run's policy or any model")
     _target_arguments(serve, which="last")
     serve.add_argument("--host", default=LOCALHOST, help="0.0.0.0 lets everybody ask who can reach this machine")
     serve.add_argument("--port", type=int, default=8000, help="0 takes a free one")
@@ -91,15 +91,15 @@ def _parse(words: list[str]) -> Namespace:
     _looking_commands(add)
     init = add("init-policy", _init_policy, "make a tiny policy and its tokenizer, without a download")
     clone = add("warmstart", _warmstart, "clone the expert of data.train_data into trainer.policy.model.path")
-    clone.add_argument("--seconds", type=float, default=math.inf, help="stop after so many; default: no limit")
+    clone.add_argument("--seconds", type=float, default=math.inf, help="default: no limit")
     for command in (init, clone):
         command.add_argument("out", type=Path, metavar="DIR", help="new folder of the policy")
     for command in (train, sft, init, clone):
         chosen = command.add_argument("settings", nargs="*", metavar="RECIPE a.b=c", help=SETTINGS)
         chosen.completer = _recipes_and_settings  # type: ignore[attr-defined]
     add("envs", lambda _: load("skyrl_gym.__main__:main")([]), "registered environments")
-    doctor = add("doctor", _doctor, "what is installed, and what would run")
-    text = "what each node of the cluster at ray.address (default: auto) has, and what of this run would be there"
+    doctor = add("doctor", _doctor, "what is installed and would run")
+    text = "what each node of the cluster at ray.address (default: auto) has and would run"
     doctor.add_argument("--cluster", nargs="*", metavar="RECIPE a.b=c", help=text)
     if "_ARGCOMPLETE" in os.environ:  # set by the shell, which asks what could come next
         load("argcomplete:autocomplete")(parser)
@@ -137,7 +137,7 @@ def _looking_commands(add: Callable[..., ArgumentParser]) -> None:
     replay.add_argument("--live", action="store_true", help="run tools with effects outside again, as python_exec")
     replay.add_argument("--recompute", metavar="MODEL", help="score the tokens, too, with a model or a checkpoint")
 
-    text = "write trajectories.html: every turn, token and tool call, also of an evaluation; without a server"
+    text = "write trajectories.html: every turn, token and tool call, also of an evaluation"
     view = add("view", _view, text)
     view.add_argument("run", type=_folder, metavar="RUN")
     view.add_argument("--step", type=int, nargs="+", metavar="N", help="default: the newest that fit")
@@ -149,8 +149,8 @@ def _looking_commands(add: Callable[..., ArgumentParser]) -> None:
     what.add_argument("--out", type=Path, metavar="DIR", help="copy the policy there, and try to load it")
     what.add_argument("--trajectories", type=Path, metavar="JSONL", help="write the trajectories as chat messages")
     export.add_argument("--which", choices=("last", "best"), default="last", help="of a run's policies")
-    export.add_argument("--card", action="store_true", help="with --out: also a model card with the run's curve")
-    export.add_argument("--push", metavar="OWNER/NAME", help="with --out: also put the folder on Hugging Face, private")
+    export.add_argument("--card", action="store_true", help="with --out: a model card with the run's curve")
+    export.add_argument("--push", metavar="OWNER/NAME", help="with --out: put the folder on Hugging Face, private")
     export.add_argument("--step", type=int, metavar="N", help="of trajectories; default: every stored step")
     export.add_argument("--min-reward", type=float, metavar="X", help="only trajectories that earned so much")
     export.add_argument("--only-success", action="store_true", help="only trajectories that solved their task")
@@ -198,10 +198,9 @@ def _sft(args: Namespace) -> None:
 
 def _init_policy(args: Namespace) -> None:
     from skyrl_trainer.data import tasks
-    from skyrl_trainer.tiny.start import make_tiny
 
     config = load_config(*split_settings(args.settings))
-    make_tiny(config, args.out, tasks(config, config.data.train_data))
+    load("skyrl_trainer.tiny.start:make_tiny")(config, args.out, tasks(config, config.data.train_data))
     print(f"A new policy is in {args.out}.")
 
 

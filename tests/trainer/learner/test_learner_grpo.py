@@ -364,6 +364,21 @@ def test_a_pair_that_is_none_or_a_metric_whose_name_is_taken_is_refused(
         trainer.update(make_batch())
 
 
+@pytest.mark.parametrize("beta", [0.0, 0.1])
+def test_a_loss_without_a_gradient_is_refused(tmp_path: Path, beta: float) -> None:
+    """Beside a KL, which has one, the run would go on and learn nothing from its rewards."""
+
+    class Detached(GRPO):
+        def surrogate(self, ratio_N: Any, tokens: Any) -> Any:
+            loss_N, reports = super().surrogate(ratio_N, tokens)
+            return loss_N.detach(), reports
+
+    config, path = make_config(trainer={"algorithm": {"options": {"beta": beta}}}), save_model(tmp_path)
+    trainer = Detached(config).start(make_learner(config, path, 10), Scorer(config, path) if beta else None)
+    with pytest.raises(UserError, match="surrogate of Detached gave numbers without a gradient"):
+        trainer.update(make_batch())
+
+
 def one_each(batch: RewardBatch) -> Any:
     return AdvantageBatch(batch, [1.0] * len(batch.trajectories))  # type: ignore[list-item]
 

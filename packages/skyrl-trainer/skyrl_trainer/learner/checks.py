@@ -23,7 +23,6 @@ READS = {
     "reinforce++": {"gamma"},
     "gae": {"gamma", "gae_lambda"},
 }
-
 TAKEN = {"loss", "lr", "grad_norm", "entropy", "kl", "ratio", "logprobs", "advantage", "value", "tokens"}
 """How metrics begin that no loss may report."""
 
@@ -78,6 +77,8 @@ def check_pair(algorithm: object, wanted: Tensor, **part: Any) -> tuple[Tensor, 
         raise UserError(f"{method} gave {pair!r:.60}, but should give a pair: a tensor, and a dict of metrics.")
     if taken := [metric for metric in pair[1] if metric.partition("/")[0] in TAKEN]:
         raise UserError(f"{method} reports {taken[0]!r}, a name that docs/metrics.md has: give it another.")
+    if name == "surrogate" and not getattr(pair[0], "requires_grad", True):
+        raise UserError(f"{method} gave numbers without a gradient: detach nothing of the ratio.")
     return check_shapes(algorithm, wanted, **{name: pair[0]}), pair[1]
 
 
