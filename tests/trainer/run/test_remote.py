@@ -437,6 +437,18 @@ def test_what_the_store_has_lost_is_sent_again(machine: Any) -> None:
     assert MemoryFileSystem.store.keys() == before.keys()
 
 
+@pytest.mark.parametrize("name", ["../../evil", "/evil", "{cache}/evil"])
+def test_a_store_cannot_write_outside_the_runs_folder(machine: Any, name: str) -> None:
+    """Names of objects are any texts: with dots, or with the root in the middle, they would lead elsewhere."""
+    uploaded(machine("one").store(), 2)
+    two = machine("two").store()
+    evil = name.format(cache=two.local.parents[3])
+    MemoryFileSystem.store[f"/bucket/runs/a/{evil}"] = next(iter(MemoryFileSystem.store.values()))
+    two.fetch()
+    assert (two.local / "config.yaml").exists()
+    assert not list(two.local.parents[3].rglob("evil")) and not Path("/evil").exists()
+
+
 def test_checkpoints_that_other_machines_left_are_deleted(machine: Any) -> None:
     for number, step in enumerate((2, 4, 6)):
         store = machine(f"machine{number}").store()

@@ -37,7 +37,7 @@ WAIT_SECONDS, SLOWEST = 120.0, 2**20
 
 
 class Unreachable(UserError):
-    """A call of the store failed, or did not return in time."""
+    """A call of the store failed, or took too long."""
 
 
 class Store:
@@ -48,7 +48,7 @@ class Store:
         self.local = local_folder(address)
         self._owner = f"process {os.getpid()} on {socket.gethostname()}, {uuid.uuid4().hex[:8]}".encode()
         self._late: Future[Any] | None = None
-        """A call that did not return in time: what it writes may still come."""
+        """A call that took too long: what it writes may still come."""
         options = {"auto_mkdir": True} if address.startswith("file:") else {}
         try:
             self._files, root = fsspec.core.url_to_fs(address, use_listings_cache=False, **options)
@@ -64,7 +64,7 @@ class Store:
         """Where there is no checkpoint here, or an older one. checkpoints: the newest, or what readers want."""
         found = self._ask("find", self._root, detail=True)
         sizes = {path[len(self._root) :]: about["size"] for path, about in found.items()}
-        names = [name for name in sizes if _marker(name) in (None, *sizes) and name != OWNER]
+        names = [n for n in sizes if _marker(n) in (None, *sizes) and n != OWNER and not {"", ".."} & {*n.split("/")}]
         # The next upload deletes what other machines left, after its own is there, and sends what the store has lost.
         kept = {name: self._sent[name] for name in self._sent if name in sizes}
         self._sent = {name: [] for name in sizes if re.match(f"checkpoints/{NAME}/", name)} | kept
@@ -89,7 +89,7 @@ class Store:
                 self._sent[name] = _stat((aside / name).rename(path))
 
     def claim(self) -> None:
-        """From now on the folder is this run's."""
+        """The folder is this run's now."""
         self._ask("pipe_file", self._root + OWNER, self._owner)
 
     def upload(self) -> None:
