@@ -17,3 +17,9 @@ def test_a_step_that_a_resumed_run_made_again_is_there_once(tmp_path: Path) -> N
     for step, begun in ((1, 1.0), (2, 2.0), (3, 3.0), (2, 4.0), (3, 5.0)):
         write_spans(tmp_path, step, {"train": [(begun, begun + 0.5)]})
     assert [(row["step"], row["train"][0][0]) for row in read_spans(tmp_path)] == [(1, 1.0), (2, 4.0), (3, 5.0)]
+
+
+def test_lines_of_others_are_left_out(tmp_path: Path) -> None:
+    (tmp_path / TIMELINE).write_text('[1]\n{"train": []}\n7\n')
+    write_spans(tmp_path, 1, {})
+    assert read_spans(tmp_path) == [{"step": 1}]

@@ -26,6 +26,7 @@ from skyrl_trainer.run.loop import Loop
 from skyrl_trainer.run.run import Run
 from skyrl_trainer.run.signals import Stopped, StopSignal
 from skyrl_trainer.run.tries import Tries
+from skyrl_trainer.run.trl_callbacks import ToldRun
 from skyrl_trainer.settings import Config
 from skyrl_trainer.types import RewardBatch, Sample, StepMetrics, StopReason, Trajectory, Turn
 
@@ -295,10 +296,7 @@ def test_a_policy_is_the_best_once_it_is_saved() -> None:
         raise Stopped(2)
 
     run: Any = SimpleNamespace(best=[-1.0], folder=SimpleNamespace(path=Path("run")), processes=Mock())
-    run.learner, run.held_out = (
-        Mock(save_pretrained=stopped),
-        Mock(metrics=lambda rollouts, step: {"eval/success": 0.5}),
-    )
+    run.learner, run.examine = Mock(save_pretrained=stopped), lambda step: {"eval/success": 0.5}
     with pytest.raises(Stopped):
         Run.evaluate(run, 3)
     assert run.best == [-1.0]
@@ -311,10 +309,23 @@ def test_of_policies_with_one_success_rate_the_better_paid_is_the_best() -> None
     kept = []
     for success, reward in [(0.0, 0.2), (0.0, 0.9), (0.0, 0.9), (0.5, 0.1), (0.2, 2.0)]:
         figures = {"eval/success": success, "eval/reward/mean": reward}
-        run.held_out = Mock(metrics=lambda rollouts, step, figures=figures: dict(figures))
+        run.examine = lambda step, figures=figures: dict(figures)
         Run.evaluate(cast(Any, run), 1)
         kept.append(len(saved))
     assert kept == [1, 2, 2, 3, 3]
+
+
+def test_of_policies_that_reward_functions_judge_the_best_is_theirs() -> None:
+    """An env that earns nothing by itself would have the first evaluation's policy for ever."""
+    saved, run = list[Path](), cast(Any, ToldRun.__new__(ToldRun))
+    run.best, run.folder, run.processes = [-1.0], SimpleNamespace(path=Path("run")), Mock()
+    run.learner, kept = Mock(save_pretrained=saved.append), []
+    run.held_out = Mock(metrics=lambda rollouts, step: {"eval/success": 0.0, "eval/reward/mean": 0.0})
+    for total in (0.2, 0.1, 0.9):
+        run.rewards = Mock(metrics=lambda tries, total=total: {"reward/total": total})
+        assert run.evaluate(1)["eval/reward/total"] == total
+        kept.append(len(saved))
+    assert kept == [1, 1, 2]
 
 
 @pytest.mark.parametrize("bound", [0, 2])

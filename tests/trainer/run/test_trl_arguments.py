@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from datasets import Dataset
-from peft import LoraConfig
+from peft import LoraConfig, get_peft_model
 from transformers import TrainerCallback
 from trl import GRPOConfig
 
@@ -26,6 +27,7 @@ from skyrl_trainer.algorithms.rewards import call, reward_function
 from skyrl_trainer.data import load_samples
 from skyrl_trainer.errors import UserError
 from skyrl_trainer.rollout.env_worker import EnvWorker
+from skyrl_trainer.run.folder import RunFolder
 from skyrl_trainer.run.trl_arguments import loss_name, table
 from skyrl_trainer.run.trl_callbacks import Callbacks
 from skyrl_trainer.settings import Config, leaf_fields
@@ -43,6 +45,10 @@ def score(completions: Any, **columns: Any) -> list[float]:
 def half(x: float) -> float:
     """Halves a number."""
     return x / 2
+
+
+def peft_model() -> Any:
+    return get_peft_model(torch.nn.Sequential(torch.nn.Linear(2, 2)), LoraConfig(target_modules=["0"]))  # type: ignore
 
 
 def arguments(folder: Path, **given: Any) -> GRPOConfig:
@@ -244,6 +250,13 @@ def test_batches_and_steps_are_trls(given: dict[str, Any], ours: tuple[int, int,
         ({"rows": {"train": ROWS}}, "train is a dictionary with train; give one of them"),
         ({"rows": iter([{"prompt": "a", "picture": b"x"}])}, "Row 0 of train holds what JSON cannot .*bytes"),
         ({"model": "tiny", "processing_class": object()}, "processing_class cannot be taken with model='tiny'"),
+        (
+            {"model": "some/model", "processing_class": "name"},
+            "processing_class is a str; these trainers take",
+        ),
+        ({"model": peft_model()}, "model is of type PeftModel; give a name, a folder, or a model of transformers"),
+        ({"reward_funcs": torch.nn.Linear(1, 1)}, "reward_funcs has Linear.*; these trainers take functions"),
+        ({"reward_funcs": []}, "reward_funcs is needed"),
         ({"model": object()}, "model is of type object; give a name, a folder, or a model of transformers"),
     ],
 )
@@ -253,6 +266,26 @@ def test_what_cannot_be_is_one_sentence(given: dict[str, Any], sentence: str | N
         return
     with pytest.raises(UserError, match=sentence):
         trainer(tmp_path, **given)
+
+
+def test_none_is_no_callback_and_no_tool(tmp_path: Path) -> None:
+    """TRL's own default of both."""
+    assert settings(tmp_path, callbacks=None, tools=None) == settings(tmp_path)
+
+
+def test_a_script_leaves_the_files_of_a_run_that_goes_on(tmp_path: Path) -> None:
+    """Its env workers read them when they start again."""
+    made = trainer(tmp_path)
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file() and path.name != ".lock"}
+    with RunFolder(made.config), pytest.raises(UserError, match="is in use by process"):
+        trainer(tmp_path, rows=Dataset.from_list([{"prompt": "another"}]))
+    assert {path: path.read_bytes() for path in before} == before
+
+
+def test_a_run_goes_on_by_itself_and_from_nowhere_else(tmp_path: Path) -> None:
+    for given in (False, "checkpoint-100"):
+        with pytest.raises(UserError, match="resume_from_checkpoint: a run goes on from its newest one"):
+            trainer(tmp_path).train(resume_from_checkpoint=given)
 
 
 def test_other_arguments_than_these_are_refused() -> None:
@@ -358,6 +391,8 @@ def test_a_function_gets_every_column_of_the_data_set(tmp_path: Path) -> None:
     got = columns_of(tmp_path, Dataset.from_list(talks), "a", "b", tools=[half])
     assert got["prompts"][1] == [{"role": "user", "content": "q1"}] and got["ground_truth"] == [0, 1]
     assert [message["content"] for message in got["completions"][0]] == ["a", "and?", "b"] and got["text"] == ["t"] * 2
+    got = columns_of(tmp_path, ROWS, "a", "b", tools=[half])
+    assert got["completions"] == ["aand?b", "aand?b"], "all that came after the prompt, as TRL decodes it"
 
 
 def test_data_without_an_end_is_read_as_far_as_the_run_goes(tmp_path: Path) -> None:

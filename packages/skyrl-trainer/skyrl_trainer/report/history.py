@@ -81,7 +81,7 @@ def read_spans(run_dir: Path) -> list[dict[str, Any]]:
     """A line each; [] without a file. One torn by a crash is left out, or of a step that was made again."""
     path, spans = run_dir / TIMELINE, dict[int, Any]()
     for line in path.read_bytes().splitlines() if path.is_file() else []:
-        with suppress(ValueError):
+        with suppress(ValueError, TypeError, KeyError):
             row = json.loads(line)
             spans[row["step"]] = row
     return [*spans.values()]

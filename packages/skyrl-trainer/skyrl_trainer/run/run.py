@@ -147,21 +147,17 @@ class Run:
             self.alone.start(learner, learner.reference() if self.alone.beta > 0 else None)
 
     def _weight_sync(self) -> "SharedMemorySync | NCCLSync":
-        engines, learner = self.processes.engines, self.learner
-        backend = sync_backend(self.config)
+        engines, backend = self.processes.engines, sync_backend(self.config)
+        own: Any = self.learner
         if backend == "nccl":
             tensor_parallel = self.config.generator.inference_engine_tensor_parallel_size
-            return load("skyrl_trainer.weight_sync.nccl:NCCLSync")(engines, learner.transfer, tensor_parallel)
+            return load("skyrl_trainer.weight_sync.nccl:NCCLSync")(engines, own.transfer, tensor_parallel)
         if backend == "adapter":  # of one learner alone
-            from skyrl_trainer.learner.lora import LoRALearner
-            from skyrl_trainer.weight_sync.lora import AdapterSync
-
-            assert isinstance(learner, LoRALearner)
-            return AdapterSync(engines, learner.base_tensors, learner.adapter_tensors)
-        buffer = learner.share_weights()
+            return load("skyrl_trainer.weight_sync.lora:AdapterSync")(engines, own.base_tensors, own.adapter_tensors)
+        buffer = own.share_weights()
         if backend == "cuda_ipc":
-            buffer = load("skyrl_trainer.weight_sync.cuda_ipc:GPUBuffer").create(learner.named_tensors())
-        return SharedMemorySync(engines, learner.named_tensors, buffer)
+            buffer = load("skyrl_trainer.weight_sync.cuda_ipc:GPUBuffer").create(own.named_tensors())
+        return SharedMemorySync(engines, own.named_tensors, buffer)
 
     def resume(self) -> tuple[int, StepMetrics | None]:
         """The newest step in the weights, and its metrics if they were not written; 0 and {} in a new run."""
@@ -202,10 +198,14 @@ class Run:
         if self.sync.version is not None:
             self.canary.check(self.sync.version, self.learner.token_logprobs, report, only=index)
 
+    def examine(self, step: int) -> StepMetrics:
+        return self.held_out.metrics(self.processes.rollouts, step)
+
     def evaluate(self, step: int) -> StepMetrics:
-        """Success on the held-out tasks, each tried once; keeps the policy if it is the best, by reward where equal."""
-        metrics = self.held_out.metrics(self.processes.rollouts, step)
-        if (score := [metrics["eval/success"], metrics.get("eval/reward/mean", 0.0)]) > self.best:
+        """Of the held-out tasks; keeps the policy if it is the best, by reward where equal."""
+        metrics = self.examine(step)
+        reward = metrics.get("eval/reward/total", metrics.get("eval/reward/mean", 0.0))
+        if (score := [metrics["eval/success"], reward]) > self.best:
             self.learner.save_pretrained(self.folder.path / "model" / "best")
             self.best = score
         return metrics

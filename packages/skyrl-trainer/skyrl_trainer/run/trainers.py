@@ -8,7 +8,7 @@
 """
 
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,7 @@ from skyrl_trainer.learner.ppo import PPO
 from skyrl_trainer.protocols import RewardFunction
 from skyrl_trainer.report.history import read_metrics
 from skyrl_trainer.run.commands import train
+from skyrl_trainer.run.folder import RunFolder
 from skyrl_trainer.run.trl_arguments import is_trls, lora, loss_name, translated
 from skyrl_trainer.run.trl_callbacks import Callbacks, ToldRun
 from skyrl_trainer.run.trl_rows import ENV_ID, with_columns, write_environment, write_model, write_rows
@@ -42,9 +43,9 @@ class GRPOTrainer(GRPO):
     """GRPO with TRL's arguments. `train` runs what `skyrl-trainer train` runs."""
 
     recipe_name = "grpo"
-    """What config.yaml calls the algorithm; a class of your own is called by its own name."""
+    """What config.yaml calls the algorithm; one of yours has its own name."""
     by_loss = False
-    """Whether TRL's loss_type chose the class."""
+    """Whether loss_type chose the class."""
 
     def __new__(cls, model: Any = None, funcs: Any = None, args: Any = None, *rest: Any, **named: Any) -> Any:
         """TRL's loss is one of its arguments: GRPOTrainer makes the trainer that has it."""
@@ -62,19 +63,18 @@ class GRPOTrainer(GRPO):
         eval_dataset: Any = None,
         processing_class: Any = None,
         *,
-        callbacks: Sequence[Any] = (),
+        callbacks: Sequence[Any] | None = None,
         peft_config: Any = None,
-        tools: Sequence[Callable[..., Any]] = (),
+        tools: Sequence[Any] | None = None,
         environment_factory: Any = None,
         **others: Any,
     ) -> None:
-        """Raises UserError, which names what cannot be honoured.
+        """UserError names what cannot be honoured.
 
         model: a Hugging Face folder or name, an object, or `tiny`; or a Config alone, which is as args. args: a
-        trl.GRPOConfig, or a configuration (`load_config`), which the other arguments change. reward_funcs: one,
-        several, or a dictionary with weights, added to the env's own reward. train_dataset, eval_dataset: what
-        `data.train_data` takes, or a `datasets.Dataset`, whose rows are ours with a Config, and TRL's otherwise
-        and with environment_factory or tools. peft_config: a peft.LoraConfig.
+        trl.GRPOConfig, or what `load_config` gives. reward_funcs: one, several, or a dictionary with weights.
+        train_dataset, eval_dataset: as `data.train_data`, or a `datasets.Dataset`, whose rows are ours with a
+        Config, and TRL's otherwise and with environment_factory or tools.
         """
         model, args = (None, model) if isinstance(model, Config) else (model, args)
         for name in [name for name in others if others[name] not in (None, (None, None))]:
@@ -82,7 +82,7 @@ class GRPOTrainer(GRPO):
         agent = environment_factory is not None or bool(tools)
         rows = not isinstance(train_dataset, str | list | None)
         trls = agent or is_trls(args) or (rows and not isinstance(args, Config))
-        needed = {"reward_funcs": reward_funcs, "train_dataset": train_dataset}
+        needed = {"reward_funcs": reward_funcs or None, "train_dataset": train_dataset}
         for name in [name for name in needed if needed[name] is None]:
             if trls and environment_factory is None and not isinstance(train_dataset, str | list):
                 raise UserError(f"{name} is needed: only environments bring rewards and tasks.")
@@ -91,24 +91,25 @@ class GRPOTrainer(GRPO):
         self.callbacks = Callbacks(callbacks, args)
         if processing_class is not None and model is None:
             raise UserError("processing_class needs a model beside it.")
-        if model is not None:
-            config.trainer.policy.model.path = write_model(folder / "init" / "given", model, processing_class)
-        if peft_config is not None:
-            config.trainer.policy.model.lora = lora(peft_config)
-        _take_rewards(config, reward_funcs, getattr(args, "reward_weights", None), self.state)
-        if trls:
-            if config.environment.env_file:
-                raise UserError("environment.env_file has no use beside environment_factory and tools.")
-            config.environment.env_class = ENV_ID
-            config.environment.env_file = write_environment(folder, environment_factory, tools)
-            if train_dataset is None:
-                train_dataset = tuple({} for _ in range(config.trainer.train_batch_size))
-        _take_data(config, folder, train_dataset, eval_dataset, trls, environment_factory is not None)
+        with RunFolder(config):  # a run that goes on may read these files
+            if model is not None:
+                config.trainer.policy.model.path = write_model(folder / "init" / "given", model, processing_class)
+            if peft_config is not None:
+                config.trainer.policy.model.lora = lora(peft_config)
+            _take_rewards(config, reward_funcs, getattr(args, "reward_weights", None), self.state)
+            if trls:
+                if config.environment.env_file:
+                    raise UserError("environment.env_file has no use beside environment_factory and tools.")
+                config.environment.env_class = ENV_ID
+                config.environment.env_file = write_environment(folder, environment_factory, tools)
+                if train_dataset is None:
+                    train_dataset = tuple({} for _ in range(config.trainer.train_batch_size))
+            _take_data(config, folder, train_dataset, eval_dataset, trls, environment_factory is not None)
         load_plugin(config)
         super().__init__(config)
 
     def _config(self, args: Any, rows: Any, tools: bool) -> Config:
-        """The configuration that `args` stands for, with the name of this algorithm."""
+        """What `args` stands for, with the name of this algorithm."""
         if is_trls(args):
             counted = hasattr(rows, "__len__") and not isinstance(rows, str | list)
             known = len(rows) if counted else None
@@ -122,11 +123,13 @@ class GRPOTrainer(GRPO):
 
     @property
     def state(self) -> TrainerState:
-        """transformers' state, as callbacks see it: `log_history` has the metrics of every step."""
+        """As callbacks see it: `log_history` has every step's metrics."""
         return self.callbacks.state
 
-    def train(self) -> StepMetrics:
-        """Runs or resumes the whole run with this algorithm, as the command line does; its last step's metrics."""
+    def train(self, resume_from_checkpoint: bool | None = None) -> StepMetrics:
+        """Runs or resumes the run, as the command line does; its last step's metrics."""
+        if resume_from_checkpoint not in (None, True):
+            raise UserError("resume_from_checkpoint: a run goes on from its newest one; leave it out.")
         name = self.config.trainer.algorithm.name
         if name not in ALGORITHMS.names:
             register_algorithm(name)(type(self))
@@ -134,7 +137,7 @@ class GRPOTrainer(GRPO):
         return read_metrics(self.config.run_path)[-1]
 
     def save_model(self, output_dir: str | Path) -> None:
-        """Copies the policy of the last checkpoint, a Hugging Face folder."""
+        """Copies the policy of the last checkpoint."""
         policy = self.config.run_path / "model" / "last"
         if not policy.is_dir():
             raise UserError(f"There is no policy in {policy} yet: call train() first.")
@@ -180,9 +183,9 @@ BY_LOSS: dict[str, type[GRPOTrainer]] = {
 
 
 def _take_rewards(config: Config, given: RewardFunctions | None, weights: Any, state: TrainerState) -> None:
-    """Registers functions by their names, with TRL's columns. weights: of TRL's arguments, in the functions' order."""
+    """Registers functions by their names, with TRL's columns. weights: in the functions' order."""
     functions = [given] if callable(given) or isinstance(given, str) else list(given or ())
-    if bad := [function for function in functions if not callable(function)]:
+    if bad := [function for function in functions if not callable(function) or hasattr(function, "forward")]:
         raise UserError(f"reward_funcs has {bad[0]!r:.60}; these trainers take functions.")
     names = [getattr(each, "__name__", type(each).__name__) for each in functions]
     if len(set(names)) < len(names):
@@ -199,7 +202,7 @@ def _take_rewards(config: Config, given: RewardFunctions | None, weights: Any, s
 
 
 def _take_data(config: Config, folder: Path, train: Any, held_out: Any, trls: bool, speaks: bool) -> None:
-    """trls: whether the rows of data sets are TRL's, or ours. Data without an end is read as far as the run can go."""
+    """trls: whether rows are TRL's, or ours. Data without an end is read as far as the run can go."""
     most = config.trainer.max_steps * config.trainer.train_batch_size
     for name, given in (("train", train), ("val", held_out)):
         if given is None:

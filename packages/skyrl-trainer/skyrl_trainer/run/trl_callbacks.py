@@ -17,10 +17,10 @@ TOLD = ("on_init_end", "on_train_begin", "on_step_end", "on_log", "on_evaluate",
 
 
 class Callbacks:
-    """What callbacks are told: the script's `args`; `state`; `control`, which may stop. UserError for all else."""
+    """What callbacks are told; UserError for all else."""
 
-    def __init__(self, callbacks: Sequence[Any], args: Any) -> None:
-        self.callbacks = [each() if isinstance(each, type) else each for each in callbacks]
+    def __init__(self, callbacks: Sequence[Any] | None, args: Any) -> None:
+        self.callbacks = [each() if isinstance(each, type) else each for each in callbacks or ()]
         self.args, self.state, self.control = args, TrainerState(), TrainerControl()
         for each in self.callbacks:
             kind, told = type(each), ", ".join(TOLD)
@@ -59,8 +59,8 @@ class ToldRun(Run):
         self._tell("on_train_begin")
         return step, unfinished
 
-    def evaluate(self, step: int) -> StepMetrics:
-        metrics, tries = super().evaluate(step), self.held_out.tries
+    def examine(self, step: int) -> StepMetrics:
+        metrics, tries = super().examine(step), self.held_out.tries
         self.rewards.judge(tries.trajectories)
         judged = self.rewards.metrics(tries) if tries.groups else {}
         return metrics | {f"eval/{name}": judged[name] for name in judged}
@@ -74,8 +74,7 @@ class ToldRun(Run):
             self._tell("on_step_end")
         self._tell("on_log", logs=metrics)
         if "eval/success" in metrics:
-            found = {name: metrics[name] for name in metrics if name.startswith("eval/")}
-            self._tell("on_evaluate", metrics=found)
+            self._tell("on_evaluate", metrics={name: metrics[name] for name in metrics if name.startswith("eval/")})
         self.enough = self.callbacks.control.should_training_stop
 
     def save(self, step: int, loop_state: dict[str, Any]) -> None:

@@ -1,13 +1,13 @@
 """What a script in TRL's shape brings, as files in the run folder: rows, tools and environments, a model.
 
-EnvWorkers play in processes of their own, so the environments go there as a pickle, and a file that registers them.
+EnvWorkers play in other processes, so the environments go there as a pickle, and a file that registers them.
 """
 
 import inspect
 import json
 import shutil
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -36,8 +36,7 @@ NOT_PASSED = {"environments", "log_extra", "log_metric"}
 
 
 def write_rows(path: Path, name: str, given: Iterable[Mapping[str, Any]], most: int | None, speaks: bool) -> str:
-    """A file of rows for TRLEnv. given: a data set, of whose rows at most `most` are taken. speaks: an environment
-    does, so that a row needs no prompt."""
+    """A file of at most `most` rows for TRLEnv. speaks: an environment does, so that a row needs no prompt."""
     if isinstance(given, Mapping):
         raise UserError(f"{name} is a dictionary with {', '.join(given)}; give one of them.")
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -53,14 +52,14 @@ def write_rows(path: Path, name: str, given: Iterable[Mapping[str, Any]], most: 
     return str(path)
 
 
-def write_environment(folder: Path, factory: Any, tools: Sequence[Callable[..., Any]]) -> str:
+def write_environment(folder: Path, factory: Any, tools: Sequence[Any] | None) -> str:
     """The Python file that registers ENV_ID in every EnvWorker."""
     import cloudpickle
 
     folder.mkdir(parents=True, exist_ok=True)
     given = folder.resolve() / "environment.pkl"
     try:
-        given.write_bytes(cloudpickle.dumps((factory, list(tools))))
+        given.write_bytes(cloudpickle.dumps((factory, list(tools or ()))))
     except Exception as error:
         raise UserError(f"environment_factory or tools cannot be sent to another process: {error}.") from error
     file = folder.resolve() / "environment.py"
@@ -69,15 +68,15 @@ def write_environment(folder: Path, factory: Any, tools: Sequence[Callable[..., 
 
 
 def write_model(folder: Path, model: Any, tokenizer: Any) -> str:
-    """A Hugging Face folder of a model (an object, a folder or a name) with a tokenizer, the model's if None."""
-    if not isinstance(model, str | Path) and not hasattr(model, "save_pretrained"):
+    """A folder of a model (an object, a folder or a name) with a tokenizer, the model's if None."""
+    if not isinstance(model, str | Path) and (not hasattr(model, "save_pretrained") or hasattr(model, "peft_type")):
         raise UserError(f"model is of type {type(model).__name__}; give a name, a folder, or a model of transformers.")
     model = str(model) if isinstance(model, Path) else model
     if isinstance(model, str) and (tokenizer is None or model == "tiny"):
         if tokenizer is not None:
             raise UserError("processing_class cannot be taken with model='tiny', which makes its own tokenizer.")
         return model
-    if hasattr(tokenizer, "tokenizer"):
+    if hasattr(tokenizer, "tokenizer") or not hasattr(tokenizer or model, "save_pretrained"):
         raise UserError(f"processing_class is a {type(tokenizer).__name__}; these trainers take a tokenizer, for text.")
     if tokenizer is None:
         if not model.name_or_path:
@@ -98,8 +97,7 @@ def write_model(folder: Path, model: Any, tokenizer: Any) -> str:
 
 
 def with_columns(name: str, function: RewardFunction, state: Any) -> RewardFunction:
-    """The function with what TRL passes: the columns of the data set, strings where its prompts are strings, and
-    `trainer_state`."""
+    """The function with what TRL passes: columns, texts where the prompts are texts, and `trainer_state`."""
     for asked in NOT_PASSED & inspect.signature(function).parameters.keys():
         instead = "give the environment a method get_reward" if asked == "environments" else "return it as a reward"
         raise UserError(f"The reward function {name!r} asks for {asked!r}, which is not passed: {instead}.")
@@ -110,7 +108,7 @@ def with_columns(name: str, function: RewardFunction, state: Any) -> RewardFunct
         of_rows = {key: [row.get(key) for row in rows] for key in sorted(names)}
         if rows and all(isinstance(row.get("prompt"), str) for row in rows):
             prompts = [row["prompt"] for row in rows]
-            completions = ["".join(said["content"] for said in talk[:1]) for talk in completions]
+            completions = ["".join(said["content"] for said in talk) for talk in completions]
         told = {**others, **({"task": task} if rows else {}), **of_rows, "trainer_state": state}
         return function(prompts=prompts, completions=completions, **told)
 
