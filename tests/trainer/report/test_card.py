@@ -61,6 +61,19 @@ def test_a_card_names_the_model_that_was_trained_further(tmp_path: Path) -> None
     assert ModelCard.load(tmp_path / "README.md").data.base_model == "Qwen/Qwen2.5-0.5B-Instruct"
 
 
+def test_the_best_policy_of_a_card_is_the_one_that_the_run_kept(tmp_path: Path) -> None:
+    """By success, then by all rewards where functions judged, else by the env's."""
+    from skyrl_trainer.report.card import write_card
+
+    run = make_run(tmp_path / "run", max_steps=4)
+    rows = [{"step": step, "reward/mean": 0.0, "eval/success": 0.0, "eval/reward/mean": 0.0} for step in (1, 2, 3)]
+    totals = [0.1, 0.7, 0.7]
+    text = [json.dumps(row | {"eval/reward/total": total}) for row, total in zip(rows, totals, strict=True)]
+    (run / "metrics.jsonl").write_text("\n".join(text) + "\n")
+    write_card(run, "best", tmp_path)
+    assert "at step 2 |" in (tmp_path / "README.md").read_text()
+
+
 def test_what_cannot_be_done_is_said_before_anything_is_copied(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -12,7 +12,7 @@ from skyrl_trainer.report.history import read_metrics
 from skyrl_trainer.report.page import asset
 from skyrl_trainer.types import StepMetrics
 
-SUCCESS, HELD_OUT_REWARD, REWARD = "eval/success", "eval/reward/mean", "reward/mean"
+SUCCESS, MEAN, TOTAL, REWARD = "eval/success", "eval/reward/mean", "eval/reward/total", "reward/mean"
 
 
 def check_card(run: Path) -> None:
@@ -24,11 +24,11 @@ def check_card(run: Path) -> None:
 
 
 def write_card(run: Path, which: str, folder: Path) -> None:
-    """Writes README.md and curve.png beside the policy in `folder`; which: "last" or "best", as it was exported."""
+    """Writes README.md and curve.png beside the policy in `folder`; which: "last" or "best"."""
     from huggingface_hub import ModelCardData
 
     rows, values = read_metrics(run), flatten(load_config(str(run / "config.yaml"), []))
-    scores = [[row.get(name, -math.inf) for name in (SUCCESS, HELD_OUT_REWARD)] for row in rows]
+    scores = [[row.get(SUCCESS, -1.0), row.get(TOTAL, row.get(MEAN, -math.inf))] for row in rows]
     best = rows[scores.index(max(scores))]  # the first, as the run keeps it
     saved = max((int(path.name[5:11]) for path in run.glob("checkpoints/step_*[0-9]")), default=math.inf)
     chosen = best if which == "best" else [row for row in rows if row["step"] <= saved][-1]
