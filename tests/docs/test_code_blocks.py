@@ -90,6 +90,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("documents") / "runs"
     first = make_run(folder / "quickstart", max_steps=60)
     save_model(first / "model" / "last")
+    config = json.loads((first / "model" / "last" / "config.json").read_text())
+    (first / "model" / "last" / "config.json").write_text(json.dumps({**config, "skyrl_step": 60}))
     template = "{% for message in messages %}{{ message.content }}w1{% endfor %}"  # every policy's tokenizer has one
     (first / "model" / "last" / "chat_template.jinja").write_text(template)
     (first / "ray-logs").mkdir()

@@ -35,8 +35,11 @@ def test_metrics_and_files_of_a_run(finished: Path) -> None:
     assert list((finished / "tensorboard").glob("events*"))
     assert len(list((finished / "trajectories").glob("step_*.jsonl.gz"))) == 6
     assert len(list((finished / "checkpoints").glob("step_*"))) == 2
-    for which in ("last", "best"):
-        AutoModelForCausalLM.from_pretrained(finished / "model" / which)
+    measured = [row for row in rows if "eval/success" in row]
+    best = max(measured, key=lambda row: (row["eval/success"], row["eval/reward/mean"]))  # the first of equals
+    for which, step in (("last", 6), ("best", best["step"])):
+        model = AutoModelForCausalLM.from_pretrained(finished / "model" / which)
+        assert model.config.skyrl_step == step
         AutoTokenizer.from_pretrained(finished / "model" / which)
 
 

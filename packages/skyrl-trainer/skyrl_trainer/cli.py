@@ -281,7 +281,7 @@ def _export(args: Namespace) -> None:
     source = _model_folder(args.run, args.which)
     refuse_used(args.out)
     if args.card:
-        check_card(args.run)
+        check_card(args.run, source)
     if args.push:
         hub.push(args.push)
     with written_aside(args.out) as folder:

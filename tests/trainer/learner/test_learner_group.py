@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import signal
@@ -176,7 +177,8 @@ def test_updates_and_checkpoints_are_those_of_one_learner(
         assert all(torch.equal(saved.tensors[name], again.tensors[name]) for name in saved.tensors)
         update(3 + step)
         agree()
-    group.save_pretrained(tmp_path / "out")
+    group.save_pretrained(tmp_path / "out", step=7)
+    assert json.loads((tmp_path / "out/config.json").read_text())["skyrl_step"] == 7
     out = dict(make_learner(config, str(tmp_path / "out"), 1).named_tensors())
     assert all(torch.equal(tensor, out[name]) for name, tensor in group.named_tensors())
 

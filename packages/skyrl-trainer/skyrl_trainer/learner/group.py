@@ -133,8 +133,8 @@ class LearnerGroup:
     transfer = partialmethod(call, "learner", "transfer")
     release_memory = partialmethod(call, "learner", "release_memory")
 
-    def save_pretrained(self, folder: Path) -> None:
-        self.call("learner", "save_pretrained", folder.resolve())
+    def save_pretrained(self, folder: Path, step: int = 0) -> None:
+        self.call("learner", "save_pretrained", folder.resolve(), step)
 
     def share_weights(self) -> FlatBuffer:
         """The memory in which `named_tensors` will lie; to be unlinked by the caller."""

@@ -258,7 +258,7 @@ class Learner(Optimized, Scorer):
         """The policy that the run started from, frozen."""
         return Scorer(self.config, self.model_path, self.ranks)
 
-    def save_pretrained(self, folder: Path) -> None:
+    def save_pretrained(self, folder: Path, step: int = 0) -> None:
         """Writes a Hugging Face folder, tokenizer included: never half a model, nor a broken one (UserError)."""
         tensors: dict[str, Tensor] = {}
         for name, tensor in self.named_tensors():
@@ -270,9 +270,9 @@ class Learner(Optimized, Scorer):
         check_weights(tensors, self.optimizer_steps)
         with written_aside(folder) as aside:
             self.write(tensors, aside)
-            config_file = aside / "config.json"
-            settings = json.loads(config_file.read_text()) | {"dtype": self.config.trainer.policy.model.dtype}
-            config_file.write_text(json.dumps(settings, indent=2, sort_keys=True) + "\n")
+            path, dtype = aside / "config.json", self.config.trainer.policy.model.dtype
+            settings = json.loads(path.read_text()) | {"dtype": dtype, "skyrl_step": step}
+            path.write_text(json.dumps(settings, indent=2, sort_keys=True) + "\n")
             self.tokenizer.save_pretrained(aside)
 
     def write(self, tensors: dict[str, Tensor], folder: Path) -> None:

@@ -12,15 +12,17 @@ from skyrl_trainer.report.history import read_metrics
 from skyrl_trainer.report.page import asset
 from skyrl_trainer.types import StepMetrics
 
-SUCCESS, MEAN, TOTAL, REWARD = "eval/success", "eval/reward/mean", "eval/reward/total", "reward/mean"
+SUCCESS, REWARD, STEP = "eval/success", "reward/mean", "skyrl_step"
 
 
-def check_card(run: Path) -> None:
+def check_card(run: Path, policy: Path) -> None:
     """UserError where no card can be made, before anything is copied."""
     if find_spec("matplotlib") is None:
         raise UserError("--card draws a curve, which needs matplotlib: run `pip install 'skyrl-trainer[card]'`.")
     if not (run / "config.yaml").is_file() or not any(REWARD in row for row in read_metrics(run)):
         raise UserError(f"--card needs a run of reinforcement learning: config.yaml and metrics.jsonl in {run}.")
+    if STEP not in json.loads((policy / "config.json").read_bytes()):
+        raise UserError(f"--card needs the step of {policy}, which an older version did not note: train one more step.")
 
 
 def write_card(run: Path, which: str, folder: Path) -> None:
@@ -28,10 +30,8 @@ def write_card(run: Path, which: str, folder: Path) -> None:
     from huggingface_hub import ModelCardData
 
     rows, values = read_metrics(run), flatten(load_config(str(run / "config.yaml"), []))
-    scores = [[row.get(SUCCESS, -1.0), row.get(TOTAL, row.get(MEAN, -math.inf))] for row in rows]
-    best = rows[scores.index(max(scores))]  # the first, as the run keeps it
-    saved = max((int(path.name[5:11]) for path in run.glob("checkpoints/step_*[0-9]")), default=math.inf)
-    chosen = best if which == "best" else [row for row in rows if row["step"] <= saved][-1]
+    step = json.loads((folder / "config.json").read_text())[STEP]
+    chosen = next((row for row in rows if row["step"] == step), {"step": step})
     figures = [
         f"| `{key}` | {next(row[key] for row in rows if key in row):.4g} | {chosen.get(key, math.nan):.4g} |"
         for key in (*sorted(key for key in chosen if key.startswith("eval/")), REWARD)
@@ -41,7 +41,7 @@ def write_card(run: Path, which: str, folder: Path) -> None:
         values=values,
         version=__version__,
         which=which,
-        step=int(chosen["step"]),
+        step=int(step),
         tasks=", ".join(f"`{source}`" for source in values["data.train_data"]),
         figures="\n".join(figures),
         settings="\n".join(f"{key}: {json.dumps(value)}" for key, value in values.items() if value != default[key]),

@@ -206,7 +206,7 @@ class Run:
         metrics = self.examine(step)
         reward = metrics.get("eval/reward/total", metrics.get("eval/reward/mean", 0.0))
         if (score := [metrics["eval/success"], reward]) > self.best:
-            self.learner.save_pretrained(self.folder.path / "model" / "best")
+            self.learner.save_pretrained(self.folder.path / "model" / "best", step)
             self.best = score
         return metrics
 
@@ -231,8 +231,8 @@ class Run:
         extra = {**loop_state, "score": self.best, "config": self.config.model_dump(mode="json")}
         policy, ends = self.folder.path / "model" / "last", step == self.config.trainer.max_steps
         if ends:  # by its checkpoint
-            self.learner.save_pretrained(policy)
+            self.learner.save_pretrained(policy, step)
         self.checkpoints.save(step, self.algorithm.state_dict(), extra)
         if not ends:
-            self.learner.save_pretrained(policy)
+            self.learner.save_pretrained(policy, step)
         load("skyrl_trainer.report.html:write_report")([self.folder.path], self.folder.path / "report.html")

@@ -97,7 +97,7 @@ class FineTuning:
                 metrics |= self._evaluate()
             self._log(metrics)
             if last or (trainer.ckpt_interval and step % trainer.ckpt_interval == 0):
-                self.learner.save_pretrained(self.saved)
+                self.learner.save_pretrained(self.saved, int(step))
                 write_report([self.path], self.path / "report.html")
 
     def _evaluate(self) -> StepMetrics:
