@@ -1,5 +1,6 @@
 """`python -m skyrl_gym baseline`: figures of simple agents and of models behind endpoints; a mistake is a sentence."""
 
+import json
 import re
 
 import gymnasium as gym
@@ -8,7 +9,8 @@ import pytest
 import skyrl_gym
 from skyrl_gym.__main__ import main
 from skyrl_gym.baseline import episodes, expert, figures, make_agent
-from tests.eval.scripted_server import no, served
+from skyrl_trainer.agent.chat_api import message_of
+from tests.eval.scripted_server import Raw, no, served
 
 
 def said(capsys, *words):
@@ -75,13 +77,32 @@ def test_a_model_behind_an_endpoint_sees_the_whole_episode_and_earns_what_it_sho
     assert {request["model"] for request in asked} == {"m"}
 
 
+def test_calls_in_the_form_of_the_api_are_written_in_the_envs_grammar(capsys):
+    """As `skyrl-trainer serve` answers, and all servers that parse a model's calls."""
+    env = gym.make(skyrl_gym.resolve_env_id("tool_use"))
+
+    def model(request):
+        if len(request["messages"]) == 2:
+            model.seed += 1
+            env.reset(seed=model.seed)
+        message = message_of(env.unwrapped.expert_action())
+        env.step(env.unwrapped.expert_action())
+        return Raw(json.dumps({"choices": [{"message": message}]}))
+
+    model.seed = -1
+    with served(model) as (url, asked):
+        out = said(capsys, "tool_use", "--agent", url, "--model", "m", "--episodes", "4")
+    assert "success 1.000" in out and max(len(request["messages"]) for request in asked) > 2
+
+
 def test_what_was_played_before_an_endpoint_fails_is_said(capsys):
     answers = iter([(200, "\\boxed{1}")] * 3)
     with served(lambda _: next(answers, no(429, "too many"))) as (url, _):
         assert main(["baseline", "text_math", "--agent", f"{url}/", "--model", "m"]) == 2
     out, err = capsys.readouterr()
     assert "3 episodes" in out
-    what = "gave no answer of OpenAI's API (HTTPError: HTTP Error 429: Too Many Requests)"
+    told = '{"error": {"message": "too many"}}'
+    what = f"gave no answer of OpenAI's API (HTTPError: HTTP Error 429: Too Many Requests: {told})"
     assert err == f"{url}/chat/completions {what}\n"
 
 

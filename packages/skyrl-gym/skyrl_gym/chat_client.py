@@ -5,7 +5,10 @@ import os
 from collections.abc import Callable
 from http.client import HTTPException
 from typing import Any
+from urllib.error import HTTPError
 from urllib.request import Request, urlopen
+
+from skyrl_gym.parsing import said
 
 
 def fetched(url: str, body: dict[str, Any] | None, seconds: float, part: Callable[[Any], Any]) -> Any:
@@ -16,11 +19,12 @@ def fetched(url: str, body: dict[str, Any] | None, seconds: float, part: Callabl
         with urlopen(Request(url, data, headers), timeout=seconds) as answer:
             return part(json.load(answer))
     except (OSError, HTTPException, ValueError, LookupError, TypeError) as error:
-        raise RuntimeError(f"{url} gave no answer of OpenAI's API ({type(error).__name__}: {error})") from error
+        told = f": {error.read(500).decode(errors='replace')}" if isinstance(error, HTTPError) else ""
+        raise RuntimeError(f"{url} gave no answer of OpenAI's API ({type(error).__name__}: {error}{told})") from error
 
 
 def reply(url: str, model: str, messages: list[dict[str, str]], seconds: float, **sampling: Any) -> str:
     """What the model says next in a chat. url: up to /v1."""
     body = {"model": model, "messages": messages, **sampling}
     path = f"{url.rstrip('/')}/chat/completions"
-    return str(fetched(path, body, seconds, lambda answer: answer["choices"][0]["message"]["content"]) or "")
+    return str(fetched(path, body, seconds, lambda answer: said(answer["choices"][0]["message"])))

@@ -91,6 +91,19 @@ class ParseError:
     message: str
 
 
+def said(message: dict[str, Any]) -> str:
+    """What a message of OpenAI's API says; its `tool_calls` are written in our grammar, as the env reads them."""
+    functions = [call["function"] for call in message.get("tool_calls") or ()]
+    return "\n".join(filter(None, [message["content"], *map(_written, functions)]))
+
+
+def _written(function: dict[str, Any]) -> str:
+    """Arguments that are no JSON are left so: the env says what is wrong with them."""
+    name, arguments = json.dumps(function["name"]), function.get("arguments") or {}
+    args = arguments if isinstance(arguments, str) else json.dumps(arguments)
+    return f'<tool_call>{{"tool": {name}, "args": {args}}}</tool_call>'
+
+
 def parse_tool_calls(text: str) -> list[ToolCall | ParseError]:
     """The calls in a text, in order; malformed ones as errors. Takes time linear in the text's length.
 

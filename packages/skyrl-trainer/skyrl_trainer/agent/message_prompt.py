@@ -1,8 +1,8 @@
 """Prompts for a model that takes chat messages: every message is one "token" to the agent loop."""
 
-import json
 from typing import Any
 
+from skyrl_gym.parsing import said
 from skyrl_trainer.agent.prompt import first_messages
 
 
@@ -43,10 +43,7 @@ class MessagePrompt:
         ]
 
     def decode(self, ids: list[int]) -> str:
-        """What the model said; tool calls of the endpoint's own form are written in the grammar of ours."""
-        message = self._messages[ids[0]]
-        calls = [_written(call["function"]) for call in message.get("tool_calls", ())]
-        return "\n".join(filter(None, [message["content"], *calls]))
+        return said(self._messages[ids[0]])
 
     def add(self, role: str, content: Any, **more: Any) -> int:
         self._messages.append({"role": role, "content": content, **more})
@@ -54,10 +51,3 @@ class MessagePrompt:
 
     def messages(self, ids: list[int]) -> list[dict[str, Any]]:
         return [self._messages[number] for number in ids if number]
-
-
-def _written(function: dict[str, Any]) -> str:
-    """Arguments that are no JSON are left so: the env says what is wrong with them."""
-    name, arguments = json.dumps(function["name"]), function.get("arguments") or {}
-    args = arguments if isinstance(arguments, str) else json.dumps(arguments)
-    return f'<tool_call>{{"tool": {name}, "args": {args}}}</tool_call>'
