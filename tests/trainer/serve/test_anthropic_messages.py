@@ -76,6 +76,11 @@ def test_a_message_is_a_chat_and_says_its_weights(client: anthropic.Anthropic, e
     assert ask(client, max_tokens=1).stop_reason == "max_tokens"
 
 
+def test_null_is_as_good_as_a_member_that_is_left_out(client: anthropic.Anthropic) -> None:
+    names = ("system", "tools", "stop_sequences", "temperature", "top_p", "stream")
+    assert ask(client, extra_body=dict.fromkeys(names)).content[0].text == "46"
+
+
 def test_an_answer_ends_at_a_stop_sequence_and_names_it(client: anthropic.Anthropic, engine: SayingEngine) -> None:
     engine.text = "12 + 34 = 46"
     reply = ask(client, stop_sequences=["=", "+"])

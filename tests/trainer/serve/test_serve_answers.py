@@ -97,6 +97,15 @@ def test_models_and_a_chat_with_its_weight_versions(client: openai.OpenAI, engin
     assert reply.model_extra["weight_versions"] == [spans]
 
 
+def test_null_is_as_good_as_a_member_that_is_left_out(url: str) -> None:
+    """Clients that write all of their fields send it."""
+    names = ("n", "top_p", "stream", "temperature", "stop", "seed", "max_tokens", "logprobs", "tools")
+    for more in ({}, dict.fromkeys(names)):
+        body = {"model": "tiny-run", "messages": HELLO, **more}
+        reply = httpx.post(f"{url}/chat/completions", json=body, timeout=20).json()
+        assert reply["choices"][0]["message"]["content"] == "46", more
+
+
 def test_completions_take_text_or_tokens_and_end_at_a_stop_string(client: openai.OpenAI, engine: SayingEngine) -> None:
     engine.text = "12 + 34"
     reply = client.completions.create(model="tiny-run", prompt="the answer is", n=2, stop="+")
@@ -293,6 +302,7 @@ def test_another_models_name_is_404_and_names_the_one_served(client: openai.Open
             )
             for role in ("narrator", None, ["user"])
         ),
+        ("chat/completions", {"model": "tiny-run", "messages": [{**HELLO[0], "content": 5}]}, "a part of type 'int' "),
         ("chat/completions", {"model": "tiny-run", "messages": HELLO, "top_logprobs": 3}, "top_logprobs: "),
         ("completions", {"model": "tiny-run", "prompt": "x", "logprobs": 1}, "logprobs: Input should be null"),
         ("completions", {"model": "tiny-run", "prompt": "12 " * 2000}, "generator.max_model_len=1024"),

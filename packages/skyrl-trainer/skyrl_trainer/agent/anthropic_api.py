@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, Field
 
-from skyrl_trainer.agent.streaming import Answering, Json, Streamed, Told, event_of, rest_of
+from skyrl_trainer.agent.streaming import NULL_IS_ONE, Answering, Json, Streamed, Told, event_of, rest_of
 
 KINDS = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
 REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
@@ -15,7 +15,7 @@ REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 
 
 def _blocks(given: Any) -> Any:
-    return [{"type": "text", "text": given}] if isinstance(given, str) else given
+    return [{"type": "text", "text": given}] if isinstance(given, str) else given or []
 
 
 class Block(BaseModel):
@@ -52,10 +52,10 @@ class Messages(Streamed):
     max_tokens: int = Field(gt=0)
     messages: list[Message] = Field(min_length=1)
     system: Blocks = Field([])
-    tools: list[Tool] = Field([])
-    stop_sequences: list[str] = Field([])
+    tools: list[Tool] | None = None
+    stop_sequences: list[str] | None = None
     temperature: float | None = Field(None, ge=0, le=1)
-    top_p: float = Field(1.0, gt=0, le=1)
+    top_p: Annotated[float, NULL_IS_ONE] = Field(1.0, gt=0, le=1)
     thread: None = None
 
 
@@ -64,7 +64,7 @@ def asked(request: Messages) -> Json:
     told = [{"role": "system", "content": _text(request.system)}] if request.system else []
     for message in request.messages:
         told += _told(message)
-    tools = [{"type": "function", "function": tool.model_dump(by_alias=True)} for tool in request.tools]
+    tools = [{"type": "function", "function": tool.model_dump(by_alias=True)} for tool in request.tools or ()]
     same = request.model_dump(include={"model", "max_tokens", "temperature", "top_p", "stream"})
     return same | {"messages": told, "tools": tools or None, "stop": request.stop_sequences}
 

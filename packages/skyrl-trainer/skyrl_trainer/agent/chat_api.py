@@ -21,7 +21,7 @@ from starlette.routing import Route
 from skyrl_gym.parsing import ToolCall, parse_tool_calls
 from skyrl_trainer.agent import anthropic_api
 from skyrl_trainer.agent.prompt import well_formed
-from skyrl_trainer.agent.streaming import Answering, Json, Streamed, Told, after, event_of, rest_of
+from skyrl_trainer.agent.streaming import NULL_IS_ONE, Answering, Json, Streamed, Told, after, event_of, rest_of
 
 MAX_CHOICES, MAX_BODY = 16, 4 << 20
 THEIRS = "/v1/messages"  # Anthropic's
@@ -42,9 +42,9 @@ class Common(Streamed):
     max_tokens: int | None = Field(None, gt=0)
     max_completion_tokens: int | None = Field(None, gt=0)
     temperature: float | None = Field(None, ge=0, le=2)
-    top_p: float = Field(1.0, gt=0, le=1)
+    top_p: Annotated[float, NULL_IS_ONE] = Field(1.0, gt=0, le=1)
     seed: int | None = Field(None, ge=0, lt=2**63)
-    n: int = Field(1, gt=0, le=MAX_CHOICES)
+    n: Annotated[int, NULL_IS_ONE] = Field(1, gt=0, le=MAX_CHOICES)
     stop: Stop | Annotated[list[Stop], Field(max_length=64)] | None = None
 
     @property
@@ -127,9 +127,9 @@ def check(request: Chat) -> None:
     """Refuses what no policy of text can be asked, before its chat template sees it."""
     for number, message in enumerate(request.messages):
         where = f"messages.{number}"
-        content = message.get("content")
-        parts = content if isinstance(content, list) else [{"type": "text", "text": content or ""}]
-        for part in parts:
+        content = message.get("content") or ""
+        parts = [{"type": "text", "text": content}] if isinstance(content, str) else content
+        for part in parts if isinstance(parts, list) else [parts]:
             kind = part.get("type") if isinstance(part, dict) else type(part).__name__
             if kind != "text" or not isinstance(part.get("text"), str):
                 raise Refusal(400, f"{where}: a part of type {kind!r} cannot be shown to this policy, only text.")

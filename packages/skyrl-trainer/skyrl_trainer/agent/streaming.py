@@ -5,17 +5,18 @@ import json
 from collections.abc import AsyncIterator
 from typing import Any
 
-from pydantic import BaseModel, PrivateAttr
+from pydantic import BaseModel, BeforeValidator, PrivateAttr
 
 Json = dict[str, Any]
 Told = AsyncIterator[str]
 Answering = asyncio.Task[Json]
+NULL_IS_ONE = BeforeValidator(lambda given: 1 if given is None else given)
 
 
 class Streamed(BaseModel):
     """A request whose answer may be told before it is complete. Used from one event loop."""
 
-    stream: bool = False
+    stream: bool | None = False
     _told: asyncio.Queue[str | None] = PrivateAttr(default_factory=asyncio.Queue)
 
     def tell(self, text: str) -> None:

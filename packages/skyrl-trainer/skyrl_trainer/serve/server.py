@@ -88,7 +88,7 @@ class Policy:
         seed = secrets.randbits(48) if request.seed is None else request.seed
         name = f"cmpl-{secrets.token_hex(12)}"
         # Seeded always: engines on a CPU only keep seeded requests from pushing each other out of the cache.
-        streams = request.stream and request.n == 1 and not isinstance(self._prompt, ParsingPrompt)
+        streams = bool(request.stream) and request.n == 1 and not isinstance(self._prompt, ParsingPrompt)
         seeds = [(seed + i) % 2**63 for i in range(request.n)]  # engines take 63 bits
         asked = [GenerationRequest(f"{name}-{i}", ids, options, each, streams=streams) for i, each in enumerate(seeds)]
         engine, client = next(self._engines)
