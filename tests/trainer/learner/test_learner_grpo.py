@@ -457,6 +457,10 @@ def test_given_rewards_replace_the_batchs_own(tmp_path: Path) -> None:
 def test_a_trainer_is_chosen_by_name_and_a_mixin_makes_another(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"trainer\.algorithm\.name='gpro'.*grpo"):
         algorithm_class("gpro")
+    for name, wrong in (("a_function", len), ("another_class", dict)):
+        register_algorithm(name)(wrong)  # type: ignore[arg-type]
+        with pytest.raises(UserError, match=rf"name={name} is .*: it should be a class over PolicyLoss"):
+            algorithm_class(name)
 
     class TokenMeanMixin:
         def reduction(self, lengths_M: torch.Tensor) -> torch.Tensor:

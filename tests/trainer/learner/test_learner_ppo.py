@@ -10,12 +10,16 @@ import pytest
 import torch
 from tiny_models import make_batch, make_config, save_model
 
+from skyrl_trainer.algorithms.dapo import DAPOLossMixin
+from skyrl_trainer.algorithms.dual_clip import DualClipLossMixin
+from skyrl_trainer.algorithms.options import LossOptions, options_class
 from skyrl_trainer.errors import UserError
 from skyrl_trainer.learner.batch import collate, make_rows, set_advantages
 from skyrl_trainer.learner.compose import algorithm_class
 from skyrl_trainer.learner.grpo import GRPO, Meter
 from skyrl_trainer.learner.model import Scorer, make_learner
 from skyrl_trainer.learner.ppo import PPO, Critic
+from skyrl_trainer.run.trainers import PPOTrainer
 
 
 def start(path: str, name: str = "ppo", double: bool = True, **options: Any) -> GRPO:
@@ -216,6 +220,22 @@ def test_an_entropy_bonus_keeps_the_policy_open(tmp_path: Path) -> None:
         for _ in range(15):
             entropies[coef] = trainer.update(make_batch())["entropy"]
     assert entropies[0.5] > entropies[0.0] + 0.1
+
+
+def test_a_loss_over_ppo_has_the_same_options_from_python_as_by_name() -> None:
+    class Bounded(DAPOLossMixin, PPOTrainer): ...
+
+    class Own(DAPOLossMixin, PPOTrainer):
+        class Options(LossOptions):
+            sampler: str = "curriculum"
+
+    class Further(Own, PPOTrainer): ...
+
+    class Twice(DualClipLossMixin, Bounded): ...
+
+    kinds = (algorithm_class("dapo_ppo"), Bounded, Twice, Own, Further, algorithm_class("dapo"))
+    samplers = [options_class(kind)().sampler for kind in kinds]
+    assert samplers == ["uniform", "uniform", "uniform", "curriculum", "curriculum", "dynamic"]
 
 
 def test_an_adaptive_beta_needs_one_to_start_at(tmp_path: Path) -> None:

@@ -321,11 +321,20 @@ def test_grpo_trainer_is_the_trainer_of_trls_loss(given: dict[str, Any], tmp_pat
     )
 
 
+class Mine(GRPOTrainer):
+    """With a loss of its own."""
+
+
 def test_the_other_trainers_keep_their_own_defaults(tmp_path: Path) -> None:
     assert trainer(tmp_path, GSPOTrainer).options.epsilon == 3e-4
     assert trainer(tmp_path, DAPOTrainer).options.sampler == "dynamic"
     assert trainer(tmp_path, DAPOTrainer, epsilon_high=0.3).options.epsilon_high == 0.3
     assert trainer(tmp_path, PPOTrainer).config.trainer.algorithm.name == "ppo"
+    as_trl_has_it = {"loss_type": "grpo", "importance_sampling_level": "sequence"}
+    assert trainer(tmp_path, GSPOTrainer, **as_trl_has_it).options.epsilon == 3e-4
+    for kind, loss in ((Mine, "dr_grpo"), (Mine, "bnpo"), (DAPOTrainer, "sapo"), (PPOTrainer, "grpo")):
+        with pytest.raises(UserError, match=rf"GRPOConfig\.loss_type is '{loss}', which these trainers cannot do"):
+            trainer(tmp_path, kind, loss_type=loss)
     with pytest.raises(UserError, match=r"GRPOConfig\.epsilon is 0\.1, which SAPOTrainer has no use for"):
         trainer(tmp_path, SAPOTrainer, epsilon=0.1)
 

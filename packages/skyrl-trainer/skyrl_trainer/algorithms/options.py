@@ -55,8 +55,8 @@ def algorithm_name(config: Config) -> str:
 
 def options_class(algorithm: type) -> type[LossOptions]:
     """The `Options` of this class and of all that it inherits from, as one."""
-    own = tuple(base.__dict__["Options"] for base in algorithm.__mro__ if "Options" in base.__dict__)
-    return create_model("Options", __base__=own)
+    own = dict.fromkeys(base.__dict__["Options"] for base in algorithm.__mro__ if "Options" in base.__dict__)
+    return create_model("Options", __base__=tuple(own))
 
 
 def read_options(algorithm: type, config: Config) -> Any:

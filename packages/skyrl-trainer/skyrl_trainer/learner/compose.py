@@ -1,8 +1,9 @@
 """What `trainer.algorithm.name` can name: a loss over GRPO or, with `_ppo` behind its name, over PPO."""
 
 from skyrl_trainer.algorithms.policy_loss import PolicyLoss
+from skyrl_trainer.errors import UserError
 from skyrl_trainer.learner.grpo import GRPO
-from skyrl_trainer.registry import Registry
+from skyrl_trainer.registry import Registry, load
 
 PPO_SUFFIX = "_ppo"
 ALGORITHMS: Registry[type[PolicyLoss]] = Registry(
@@ -26,10 +27,9 @@ def algorithm_class(name: str) -> type[GRPO]:
     """The class of this name, put together where need be. Raises UserError with the names that there are."""
     over_ppo = name.endswith(PPO_SUFFIX) and name not in ALGORITHMS.names
     loss = ALGORITHMS.get(name.removesuffix(PPO_SUFFIX) if over_ppo else name)
+    if not (isinstance(loss, type) and issubclass(loss, PolicyLoss)):
+        raise UserError(f"trainer.algorithm.name={name} is {loss!r:.60}: it should be a class over PolicyLoss.")
     if issubclass(loss, GRPO):
         return loss
-    if not over_ppo:
-        return type(f"{loss.__name__}OverGRPO", (loss, GRPO), {})
-    from skyrl_trainer.learner.ppo import PPO, OptionsOverPPO
-
-    return type(f"{loss.__name__}OverPPO", (loss, PPO), {"Options": OptionsOverPPO})
+    over = load("skyrl_trainer.learner.ppo:PPO") if over_ppo else GRPO
+    return type(f"{loss.__name__}Over{over.__name__}", (loss, over), {})

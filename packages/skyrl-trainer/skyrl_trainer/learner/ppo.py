@@ -36,6 +36,10 @@ class OptionsOverPPO(LossOptions):
 class PPO(GRPO):
     """The estimator is GAE, the reduction the mean over all tokens; the rest is GRPO's."""
 
+    def __init_subclass__(cls) -> None:
+        if "Options" not in vars(cls) and not issubclass(cls.__mro__[1], GRPO):  # but a loss over PPO
+            cls.Options = OptionsOverPPO  # type: ignore[misc,assignment]
+
     class Options(LossOptions):
         critic: Literal["model", "backbone"] = "model"
         """A model (with LoRA an adapter) of its own, or a head on the policy's backbone."""

@@ -42,6 +42,9 @@ def translated(args: Any, algorithm: type[GRPO], by_loss: bool, rows: int | None
     default = type(args)(args.output_dir, use_cpu=args.use_cpu, bf16=args.bf16)
     same, loggers = table()["same"], args.report_to or ["none"]
     known = {*same, *table()["options"], *table()["translated"], *table()["either"]}
+    loss = table()["losses"].get(f"{args.loss_type} {args.importance_sampling_level}")
+    if not (by_loss or loss == getattr(algorithm, "recipe_name", None)):
+        known -= {"loss_type", "importance_sampling_level"}
     refuse_others(args, default, known, table()["values"])
     values = {setting: getattr(args, name) for name, setting in same.items()}
     values |= _steps(args, rows)
