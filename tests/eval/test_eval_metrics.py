@@ -110,6 +110,8 @@ def test_mcnemars_p_is_of_yes_and_no_alone() -> None:
     assert (found["better"], found["worse"], found["p"]) == (8, 0, None) and found["difference"] == 0.25
     assert metrics.compare({"q0": 0, "q1": 1}, {"q0": 1, "q1": 2 / 3})["p"] is None
     assert metrics.compare({"q0": 0, "q1": 0.5}, {"q0": 1, "q1": 0.5})["p"] is None
+    alike = metrics.compare({"q0": 0, "q1": 0}, {"q0": 1, "q1": 1})
+    assert alike["difference"] == 1 and alike["interval"] is None, "no spread is no certainty"
     assert metrics.compare({"q0": 0, "q1": 1}, {"q0": 1, "q1": 1})["p"] == 1
 
 

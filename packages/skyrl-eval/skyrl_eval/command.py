@@ -305,7 +305,6 @@ def _executor(bench: Benchmark) -> str:
 
 
 def _policy(target: str) -> Path:
-    """The model's folder of a run, which may be an address, or the target itself."""
     run = load("skyrl_trainer.run.remote:fetched")(target) if "://" in target else Path(target)
     for folder in (run / "model" / "best", run / "model" / "last", run):
         if (folder / "config.json").is_file():

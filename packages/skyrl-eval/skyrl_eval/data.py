@@ -114,7 +114,6 @@ def locate(official: Source, spec: str | None) -> tuple[str, str | None, list[Pa
 
 
 def _download(official: Source) -> Path:
-    """The file at the source's address, kept in the user's cache, and checked."""
     cache = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "skyrl-eval"
     path = cache / official.url.rpartition("/")[2]
     try:

@@ -186,7 +186,7 @@ def compare(a: Mapping[str, float], b: Mapping[str, float]) -> dict[str, Any]:
     n = better + worse
     tail = sum(math.comb(n, i) for i in range(min(better, worse) + 1)) / 2**n
     difference = float(gaps.mean()) if common else None
-    interval = None if error is None or difference is None else [difference - Z * error, difference + Z * error]
+    interval = [difference - Z * error, difference + Z * error] if difference is not None and error else None
     found = {"items": len(common), "difference": difference, "interval": interval}
     p = min(1.0, 2 * tail) if {*a.values(), *b.values()} <= {0, 1} else None
     return found | {"better": better, "worse": worse, "p": p}

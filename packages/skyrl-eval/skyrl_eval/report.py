@@ -42,7 +42,6 @@ def write_report(folder: Path, against: Path | None = None) -> Path:
 
 
 def view(folder: Path, out: Path, steps: list[int] | None = None) -> str:
-    """Writes the attempts' page, graded or not yet; returns what it did, in words."""
     if steps:
         raise UserError(f"{folder} is an evaluation, which has no steps: leave out --step.")
     attempts, verdicts = read_records(folder, Attempt), read_records(folder, Verdict)
@@ -54,7 +53,6 @@ def view(folder: Path, out: Path, steps: list[int] | None = None) -> str:
 
 
 def from_attempt(attempt: Attempt, verdict: Verdict, price: Price | None) -> Episode:
-    """What the model was asked and said, turn by turn, and what the grader says of it."""
     prompt, turns = list[dict[str, str]](), list[dict[str, Any]]()
     for message in attempt.messages:
         if message["role"] == "assistant":
@@ -78,7 +76,6 @@ def from_attempt(attempt: Attempt, verdict: Verdict, price: Price | None) -> Epi
 
 
 def comparison(a: Path, b: Path) -> dict[str, Any]:
-    """The paired difference of two runs on the items that both have, and in what the runs differ."""
     first, second = (read_json(folder, "manifest.json")["config"] for folder in (a, b))
     for name in ("bench", "data_sha256"):
         if first.get(name) != second.get(name):

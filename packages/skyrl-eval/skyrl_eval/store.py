@@ -108,7 +108,6 @@ def without_login(url: str) -> str:
 
 
 def versions() -> dict[str, str]:
-    """Of Python, of the packages that decide a figure, and of this checkout."""
     found = {"python": platform.python_version()}
     for name in PACKAGES:
         with contextlib.suppress(PackageNotFoundError):

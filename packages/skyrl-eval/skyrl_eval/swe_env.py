@@ -58,7 +58,6 @@ class ShellEnv(TextEnv):
         return cut(text.strip("\n")) or "(no output)"
 
     def _made(self, action: str) -> list[dict[str, Any]]:
-        """The calls of an action with what came of them, up to the first `submit`."""
         made: list[dict[str, Any]] = []
         self._failure = None
         for call in parse_tool_calls(final(action)):  # none in its thoughts

@@ -148,7 +148,7 @@ def _looking_commands(add: Callable[..., ArgumentParser]) -> None:
     what = export.add_mutually_exclusive_group(required=True)
     what.add_argument("--out", type=Path, metavar="DIR", help="copy the policy there, and try to load it")
     what.add_argument("--trajectories", type=Path, metavar="JSONL", help="write the trajectories as chat messages")
-    export.add_argument("--which", choices=("last", "best"), default="last", help="of a run's policies")
+    export.add_argument("--which", choices=("last", "best"), help="with --out: of a run's policies, default: last")
     export.add_argument("--card", action="store_true", help="with --out: a model card with the run's curve")
     export.add_argument("--push", metavar="OWNER/NAME", help="with --out: put the folder on Hugging Face, private")
     export.add_argument("--step", type=int, metavar="N", help="of trajectories; default: every stored step")
@@ -262,8 +262,8 @@ def _model_folder(run: Path, which: str) -> Path:
 
 def _export(args: Namespace) -> None:
     if args.trajectories:
-        if args.card or args.push:
-            raise UserError("--card and --push belong to a policy: give --out DIR in the place of --trajectories.")
+        if args.card or args.push or args.which:
+            raise UserError("--card, --push and --which belong to a policy: give --out DIR, not --trajectories.")
         from skyrl_trainer.replay.commands import export_chat
 
         print(export_chat(args.run, args.trajectories, args.step, args.min_reward, args.only_success))
@@ -278,7 +278,7 @@ def _export(args: Namespace) -> None:
     from skyrl_trainer.report.card import check_card, write_card
     from skyrl_trainer.tiny.init_policy import refuse_used
 
-    source = _model_folder(args.run, args.which)
+    source = _model_folder(args.run, which := args.which or "last")
     refuse_used(args.out)
     if args.card:
         check_card(args.run, source)
@@ -295,7 +295,7 @@ def _export(args: Namespace) -> None:
         except Exception as error:  # transformers and safetensors raise many kinds
             raise UserError(f"The policy in {source} does not load, so nothing was exported: {error}") from error
         if args.card:
-            write_card(args.run, args.which, folder)
+            write_card(args.run, which, folder)
     print(f"{args.out}: {model.num_parameters() / 1e6:.2f} M parameters, loads in transformers")
     if args.push:
         print(hub.push(args.push, args.out))

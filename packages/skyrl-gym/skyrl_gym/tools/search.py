@@ -80,7 +80,6 @@ class Corpus:
         raise ToolError(f"There is no article {title!r}; the nearest titles are: {', '.join(near) or 'none'}.")
 
     def _snippet(self, number: int, words: list[str]) -> str:
-        """The title, and the text about the longest of the words that it has."""
         title, text = self.articles[number]
         lower = text.lower()
         place = next((place for word in words if (place := lower.find(word)) >= 0), 0)

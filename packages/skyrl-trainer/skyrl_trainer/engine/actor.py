@@ -142,7 +142,6 @@ class EngineActor:
         self._queue.extendleft((client, each) for each in reversed(requests) if each.first)
 
     def _seat(self, running: int) -> bool:
-        """Whether the next request of the queue may be one of those that run."""
         return bool(self._queue) and running < self.max_num_seqs + FIRST_SEQS * self._queue[0][1].first
 
     def _room(self, request: GenerationRequest) -> int:

@@ -23,6 +23,10 @@ def run(args: argparse.Namespace) -> int:
     files = [path for path in (args.run / "config.yaml", args.run.parent / "config.yaml") if path.is_file()]
     config = load_config(str(files[0]) if files else None, [])
     total = same = 0
+    if args.recompute:  # before hours of playing: it may be wrong
+        from skyrl_trainer.replay.recompute import load_scorer, report
+
+        scorer, tokenizer = load_scorer(config, args.recompute)
     with Player(config.environment.step_timeout) as player:
         for step, trajectories in stored(args.run, args.step, args.index):
             found = 0
@@ -36,9 +40,6 @@ def run(args: argparse.Namespace) -> int:
             total, same = total + len(trajectories), same + found
     print(f"{same} of {total} identical", flush=True)
     if args.recompute:
-        from skyrl_trainer.replay.recompute import load_scorer, report
-
-        scorer, tokenizer = load_scorer(config, args.recompute)
         for step, trajectories in stored(args.run, args.step, args.index):
             print(f"step {step}, scored by {args.recompute}:", *report(trajectories, scorer, tokenizer), sep="\n")
     return int(same < total)
@@ -94,7 +95,7 @@ def export_chat(run: Path, out: Path, step: int | None, min_reward: float | None
     """Writes the chosen trajectories as chat jsonl, without failed ones; a sentence with the counts."""
     total = failed = written = 0
     aside = out.parent / f".{out.name}.{os.getpid()}"
-    with writing(out), ExitStack() as stack:
+    with writing(out, out.parent), ExitStack() as stack:
         stack.callback(aside.unlink, missing_ok=True)
         with aside.open("w", encoding="utf-8") as file:
             for _, trajectories in stored(run, step):

@@ -32,8 +32,10 @@ def write_card(run: Path, which: str, folder: Path) -> None:
     rows, values = read_metrics(run), flatten(load_config(str(run / "config.yaml"), []))
     step = json.loads((folder / "config.json").read_text())[STEP]
     chosen = next((row for row in rows if row["step"] == step), {"step": step})
+    start = next((row for row in rows if SUCCESS in row), {})
+    first = {**start, REWARD: next(row[REWARD] for row in rows if REWARD in row)}
     figures = [
-        f"| `{key}` | {next(row[key] for row in rows if key in row):.4g} | {chosen.get(key, math.nan):.4g} |"
+        f"| `{key}` | {first.get(key, math.nan):.4g} | {chosen.get(key, math.nan):.4g} |"
         for key in (*sorted(key for key in chosen if key.startswith("eval/")), REWARD)
     ]
     default, model = flatten(Config()), values["trainer.policy.model.path"]

@@ -239,7 +239,6 @@ class Envs:
         return {}
 
     def _guarded(self, what: str, call: Callable[[], Said], limit: float | None = None) -> Said:
-        """One env call under its limit, `step_timeout` if no other is given."""
         seconds = limit or self._limit
         signal.signal(signal.SIGALRM, _interrupt)
         try:

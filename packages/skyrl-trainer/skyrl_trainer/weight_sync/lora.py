@@ -28,7 +28,6 @@ class AdapterSync(SharedMemorySync):
         self._has_base = False
 
     def restore(self, index: int) -> SyncReport:
-        """The base once more, then the adapter; only then the engine resumes."""
         self._buffer, self._has_base = FlatBuffer.create(self._named_tensors()), False
         self._buffer.unlink()
         return super().restore(index)

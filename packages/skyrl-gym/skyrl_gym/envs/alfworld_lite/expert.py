@@ -53,7 +53,6 @@ def _plan(world: World, data: dict[str, Any], searches: bool) -> str:
 
 
 def _fetch(world: World, data: dict[str, Any]) -> str:
-    """Towards holding an object of the task's kind that is not yet where it belongs; one at hand is preferred."""
     done = placed(world, data, _target(world, data)) if data["target"] in world.layout.by_kind else []
     things = [(place, name) for place, names in world.contents.items() for name in names if name not in done]
     wanted = [(place, name) for place, name in things if kind_of(name) == data["object"]]
@@ -64,7 +63,6 @@ def _fetch(world: World, data: dict[str, Any]) -> str:
 
 
 def _search(world: World) -> str:
-    """A step of the walk through all places in the order in which they are listed, those that open last."""
     if world.at is not None and not world.reachable(world.at):
         return f"open {world.at}"
     walk = sorted(world.layout.places, key=lambda place: place in world.layout.openable)

@@ -95,7 +95,6 @@ def _spots(room: Layout) -> list[tuple[str, list[str]]]:
 
 @cache
 def _lamps(room: Layout, target: str) -> list[tuple[str, str]]:
-    """Where a lamp may stand and which; only lamps of the kind `target`, if that is one."""
     lamps = load()["lamps"]
     kinds = [target] if target in lamps else lamps if room.room in load()["task_rooms"][LOOK] else []
     return [(place, f"{kind} 1") for kind in kinds for place in room.places if kind_of(place) in lamps[kind]["beside"]]

@@ -89,7 +89,6 @@ class CodeLiteEnv(TextEnv):
         return failure and failure._replace(got=cut(re.sub(" at 0x[0-9a-f]+", " at 0x...", failure.got)))
 
     def _said(self, failure: judge.Failure) -> str:
-        """A sentence about the first failure; what is right only of a shown test."""
         data, says = self.task.data, tasks.data()["texts"][self.task.lang]
         call, right = data["tests"][failure.test]
         if data["kind"] == "asserts":

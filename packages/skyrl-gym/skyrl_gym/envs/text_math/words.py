@@ -108,7 +108,6 @@ def _values(spec: str) -> tuple[Fraction, ...]:
 
 
 def _show(value: Fraction, fractions: bool, form: str = "{}") -> str:
-    """A whole number, a fraction (in `form`) or a decimal; those of the stories all end."""
     if value.denominator == 1:
         return str(value.numerator)
     return form.format(value) if fractions else f"{Decimal(value.numerator) / Decimal(value.denominator):f}"

@@ -164,7 +164,6 @@ def _split(products: list[tuple[list[Any], str | None]]) -> dict[tuple[str, int]
 
 
 def _share(key: str) -> float:
-    """A number in [0, 1) that looks random and is always the same for a key."""
     return zlib.crc32(key.encode()) / (1 << 32)
 
 

@@ -241,7 +241,6 @@ class WebShopLiteEnv(TextEnv):
         return verdicts + [value for group, value in options if told.get(group) == page]
 
     def _may_be(self, asin: str) -> bool:
-        """Whether nothing that the expert has seen of a product speaks against it."""
         goal, products, told = self.task.ground_truth, self._shop.products, pages(self.options["lang"])
         if self._path:
             return self._haste[0] or self._meets(asin)
