@@ -214,6 +214,8 @@ def test_compare(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
             "neither a run with a saved policy nor a model",
         ),
         (["agent", "--base-url=x", "--bench=gsm8k", "--data=deep.json"], "deep.json cannot be read: maximum recursion"),
+        (["agent", "--base-url=x", "--bench=gsm8k", "--data=DATA", "--lenient"], "gsm8k has no letters to read"),
+        (["code", "--base-url=x", "--data=SWE", "--tools=DATA"], "has an environment with tools of its own"),
         (["agent", "--grade-only"], "--grade-only needs --out"),
         (["agent", "--grade-only", "--out=none"], "none/manifest.json"),
         (["agent", "--base-url=x", "--bench=gsm8k", "--data=DATA", "--tools=none.jsonl"], "--tools none.jsonl cannot"),
@@ -236,7 +238,7 @@ def test_what_is_missing_is_one_sentence(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     swe = {"repo": "made/up", "instance_id": "made__up-1", "base_commit": "0" * 40, "patch": "", "test_patch": ""}
-    swe |= {"problem_statement": "?", "FAIL_TO_PASS": "[]", "PASS_TO_PASS": "[]", "eval_script": "true"}
+    swe |= {"problem_statement": "?", "FAIL_TO_PASS": '["a"]', "PASS_TO_PASS": "[]", "eval_script": "true"}
     files = {"DATA": write(tmp_path / "d.jsonl", sums(3)), "HLE": write(tmp_path / "h.jsonl", ROWS["hle"])}
     files |= {"SWE": write(tmp_path / "s.jsonl", [swe]), "LCB": write(tmp_path / "l.jsonl", ROWS["livecodebench"])}
     patch = {"instance_id": "made__up-1", "model_name_or_path": "m", "model_patch": "-"}

@@ -123,7 +123,10 @@ def test_images_are_left_out_unless_they_are_asked_for(tmp_path: Path) -> None:
         ("mmlu", {"answer": 4}, "row 2, field 'answer'"),
         ("mmlu", {"choices": ["a", "b"]}, "row 2, field 'choices'"),
         ("mmlu-pro", {"answer": "Z"}, "row 2, field 'answer'"),
+        ("mmlu-pro", {"options": ["a", "N/A", "c"], "answer": "C"}, "field 'answer' is C, and field 'options' has 2"),
         ("gsm8k", {"answer": "42"}, "row 2, field 'answer'"),
+        ("gsm8k", {"answer": "#### 18 dollars"}, "row 2, field 'answer'"),
+        ("gsm8k", {"answer": "#### 50%"}, "row 2, field 'answer'"),
         ("gpqa", {"Correct Answer": None}, "row 2, field 'Correct Answer'"),
         ("math", {"solution": "no box", "answer": ""}, "field 'solution'"),
         ("deepsearchqa", {"answer_type": "Many"}, "row 2, field 'answer_type'"),
@@ -209,13 +212,15 @@ def test_both_schemas_of_swe_bench_give_the_same_item_but_for_script_and_image()
     assert new.gold["eval_script"] == "#!/bin/bash\n" and new.meta["container"] == "made/image"
     assert "pytest -rA test_a.py" in old.gold["eval_script"]
     assert old.meta["container"] == "swebench/sweb.eval.x86_64.made_1776_up-1:latest"
+    with pytest.raises(ValidationError, match="FAIL_TO_PASS"):  # whose patch nothing would test
+        items("swe-verified", [SWE | {"FAIL_TO_PASS": "[]"}])
     with pytest.raises(UserError, match="made__up-1, field 'eval_script'"):
         items("swe-verified", [SWE | {"FAIL_TO_PASS": '["test one (app.tests)"]'}])
     assert items("swe-multilingual", [new_row])[0].bench == "swe-multilingual"
 
 
 def test_nothing_that_the_grader_knows_is_in_what_an_env_gets() -> None:
-    secret = "the-gold-answer-4711"
+    secret = "471108154711"
     changed = {
         "hle": {"answer": secret},
         "deepsearchqa": {"answer": secret},

@@ -486,6 +486,8 @@ def test_a_rate_limit_at_the_first_question_says_nothing_of_how_to_ask(
         (429, "300", 1800.0, [300, 300, 300]),
         (503, "600", 1800.0, [600, 600, 600]),
         (503, "300", 0.0, [60, 60, 60]),
+        (429, "0", 1800.0, [0.1, 0.2, 0.4]),  # without a pause it would be asked as fast as it answers
+        (503, "nan", 1800.0, [0.1, 0.2, 0.4]),
         (429, "inf", 1800.0, [1800, 1800, 1800]),  # the clock stands still here: at most what is left
     ],
 )

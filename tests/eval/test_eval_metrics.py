@@ -148,8 +148,9 @@ def test_prices_are_read_and_a_wrong_file_is_named(tmp_path: Path) -> None:
     assert metrics.read_prices(path) == {"m": {"prompt": 1.0, "completion": 2.5}}
     for wrong in ('{"m": {"prompt": 1}}', '{"m": {"prompt": -1, "completion": 1}}', '{"m": {"prompt": NaN}}', None):
         path.unlink() if wrong is None else path.write_text(wrong)
-        with pytest.raises(UserError, match=rf"--prices {path}: expected JSON"):
+        with pytest.raises(UserError, match=rf"--prices {path}: expected JSON") as caught:
             metrics.read_prices(path)
+        assert wrong is None or "m.completion" in str(caught.value) or "m.prompt" in str(caught.value)
 
 
 def test_cached_tokens_have_their_own_price() -> None:

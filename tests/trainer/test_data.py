@@ -89,6 +89,54 @@ def test_a_users_file_registers_environments(tmp_path: Path) -> None:
     assert len(load_samples(["mine/other-sums-v0"], env_file=str(file))) > 0
 
 
+BROKEN = """
+import sys
+
+import gymnasium
+from gymnasium.spaces import Text
+
+
+class Broken(gymnasium.Env):
+    observation_space = action_space = Text(100)
+
+    def __init__(self, how):
+        self.how = how
+
+    def reset(self, *, seed=None, options=None):
+        if self.how == "raises":
+            return {}["lost"]
+        if self.how == "exits":
+            sys.exit(0)
+        gives = {"lists": (["a", "message"], {}), "no_info": ("hello", None)}
+        return gives.get(self.how, ("hello", {"instructions": None}))
+
+
+for how in ("raises", "exits", "lists", "no_info", "none"):
+    gymnasium.register(f"mine/broken_{how}-v0", Broken, kwargs={"how": how}, disable_env_checker=True)
+"""
+
+
+@pytest.mark.parametrize(
+    ("how", "sentence"),
+    [
+        ("raises", r"cannot begin an episode: KeyError: 'lost' \(.*broken\.py, line 16\)"),
+        ("exits", r"cannot begin an episode: SystemExit: 0 \(.*broken\.py, line 18\)"),
+        ("lists", r"TypeError: reset gave \(\['a', 'message'\], {}\), and should give a text and a dict"),
+        ("no_info", r"TypeError: reset gave \('hello', None\), and should give a text and a dict"),
+    ],
+)
+def test_an_env_that_cannot_begin_says_where_it_went_wrong(how: str, sentence: str, tmp_path: Path) -> None:
+    (tmp_path / "broken.py").write_text(BROKEN)
+    with pytest.raises(UserError, match=sentence):
+        load_samples([f"mine/broken_{how}-v0"], env_file=str(tmp_path / "broken.py"))
+
+
+def test_instructions_that_are_none_are_no_text(tmp_path: Path) -> None:
+    (tmp_path / "broken.py").write_text(BROKEN)
+    samples = load_samples(["mine/broken_none-v0"], env_file=str(tmp_path / "broken.py"))
+    assert list(conversation_texts(samples, 1, 0, experts=False)) == ["", "hello"]
+
+
 @pytest.mark.parametrize(
     ("spec", "words"),
     [

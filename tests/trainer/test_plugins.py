@@ -24,7 +24,7 @@ from skyrl_trainer.learner.model import Learner
 from skyrl_trainer.learner.ppo import PPO
 from skyrl_trainer.settings import Config
 from skyrl_trainer.types import RewardBatch, RolloutBatch, Sample, Trajectory, Turn
-from skyrl_trainer.user_file import load_plugin
+from skyrl_trainer.user_file import blaming, load_plugin, load_user_file
 from tests.trainer.learner.tiny_models import make_batch, save_model
 
 PAGE = (Path(__file__).parents[2] / "docs" / "plug-ins.md").read_text()
@@ -114,6 +114,14 @@ def test_the_package_is_light_until_the_python_api_is_asked_for() -> None:
     code += "from skyrl_trainer import load_config; assert 'torch' not in sys.modules and load_config(None, []); "
     code += "assert not hasattr(skyrl_trainer, 'nothing'); from skyrl_trainer import GRPOTrainer; GRPOTrainer()"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_a_plugin_that_exits_is_a_sentence_and_no_end_of_the_run(tmp_path: Path) -> None:
+    """An exit code of 0 would tell scripts that it had trained."""
+    (tmp_path / "leaves.py").write_text("import sys\n\n\ndef leave():\n    sys.exit(0)\n")
+    leave = load_user_file("trainer.algorithm.plugin_file", str(tmp_path / "leaves.py"), "leaves").leave
+    with pytest.raises(UserError, match=r"A plug-in failed with SystemExit: 0 \(.*leaves\.py, line 5\)"), blaming():
+        leave()
 
 
 def test_a_plugin_that_raises_is_a_sentence_with_its_file_and_line(

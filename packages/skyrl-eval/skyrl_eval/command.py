@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from skyrl_eval import benchmarks, data, grade, metrics, prompts, report, sandbox, tools
-from skyrl_eval.benchmarks.common import Benchmark, Context
+from skyrl_eval.benchmarks.common import QUESTION_ENV, Benchmark, Context
 from skyrl_eval.judge import Judge
 from skyrl_eval.solve import solve
 from skyrl_eval.store import Run, read_json, without_login, write_json
@@ -113,6 +113,8 @@ def _solved(args: argparse.Namespace) -> Run:
     grade.check_judge(bench, items[0], context)
     settings: dict[str, Any] = {name: getattr(args, name) for name in ("seed", "images", "tools")}
     if args.tools:
+        if bench.env(items[0]).env_id != QUESTION_ENV:
+            raise UserError(f"--tools: {bench.name} has an environment with tools of its own, so leave it out.")
         settings |= {"tools": tools.check_provider(args.tools), "tools_prompt": prompts.digest("tools")}
     if bench.executors:
         settings["executor"] = args.executor
@@ -279,7 +281,6 @@ def _predicted(path: str, open_run: Any) -> Run:
 
 
 def _context(args: argparse.Namespace, folder: Path | None) -> Context:
-    """folder: the run's, where the judge's replies and logs are kept; None: nothing is."""
     if bool(args.judge_url) != bool(args.judge_model):
         raise UserError("A judge needs both, --judge-url and --judge-model.")
     cache = folder and (args.cache or folder / "judge")

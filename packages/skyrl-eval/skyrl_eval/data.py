@@ -161,7 +161,6 @@ def _raw(path: Path) -> Iterator[Any]:
 
 
 def _named_once(items: list[Item], source: str) -> Iterator[Item]:
-    """Gives repeated rows ids of their own; two different items under one id are an error."""
     seen: dict[str, list[Item]] = {}
     for item in items:
         same = seen.setdefault(item.item_id, [])

@@ -43,13 +43,17 @@ class Match(BaseModel):
     strict: Literal[True]
 
 
-def objects(text: str) -> Iterator[Any]:
-    """The JSON objects in a text, whatever else is in it."""
+def objects(text: str, member: str) -> Iterator[Any]:
+    """The JSON objects with this member in a text, whatever else is in it; none that lies within another."""
     with suppress(RecursionError):  # what is nested so deeply is no judgement, and every brace in it would be tried
         text = re.sub(r",(\s*[\]}])", r"\1", text)  # DeepSearchQA's prompt has one
+        end = 0
         for brace in re.finditer(r"\{", text):
             with suppress(ValueError):
-                yield json.JSONDecoder(strict=False).raw_decode(text, brace.start())[0]
+                found, stop = json.JSONDecoder(strict=False).raw_decode(text, brace.start())
+                if member in found and brace.start() >= end:
+                    end = stop
+                    yield found
 
 
 def parse_match(reply: str) -> Match | None:
@@ -59,18 +63,19 @@ def parse_match(reply: str) -> Match | None:
     is 100, as in the prompt.
     """
     text = final(reply)
-    if whole := [found for found in objects(text) if "correct" in found]:
+    if whole := [*objects(text, "correct")]:
         values = {name: " ".join(str(value).split()) for name, value in whole[-1].items()}
         text = "\n".join(f"{name}: {value}" for name, value in values.items())
     if not (verdicts := re.findall(r"(?im)^\W*correct\W*:\W*(yes|no|true|false)\b(?!/)", text)):
         return None
-    confidence = float(last(r"(?im)^\W*confidence\W*:[^\d\n]*(\d+(?:\.\d+)?)", text) or 100)
+    said = last(r"(?im)^\W*confidence\W*:[^\d\n]*(\d+(?:\.\d+)?)", text) or "100"
+    confidence = float(said) * (100 if "." in said and float(said) <= 1 else 1)
     return Match(
         extracted_final_answer=last(r"(?im)^\W*extracted_final_answer\W*:\s*(.*?)\s*$", text),
         reasoning="",
         strict=True,
         correct="yes" if verdicts[-1].lower() in ("yes", "true") else "no",
-        confidence=round(100 * confidence if confidence < 1 else min(confidence, 100)),
+        confidence=round(min(confidence, 100)),
     )
 
 

@@ -84,7 +84,7 @@ def read_prices(path: Path) -> Prices:
     try:
         return TypeAdapter(Prices).validate_json(path.read_bytes())
     except (OSError, ValidationError) as error:
-        example, reason = '{"a-model": {"prompt": 0.4, "completion": 1.6}}', str(error).splitlines()[0]
+        example, reason = '{"a-model": {"prompt": 0.4, "completion": 1.6}}', " ".join(str(error).split())[:200]
         wanted = f"expected JSON with dollars for a million tokens by model, such as {example}"
         raise UserError(f"--prices {path}: {wanted} ({reason}).") from error
 

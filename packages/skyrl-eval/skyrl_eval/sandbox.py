@@ -104,7 +104,6 @@ def check(executor: str) -> None:
 
 
 def _visible() -> list[str]:
-    """The system's programs and this interpreter's, outermost folders only; nobody's files."""
     paths = [path for path in VISIBLE if os.path.exists(path)]
     own = sys.base_prefix, sys.prefix
     for path in *map(os.path.realpath, own), *own:  # which may be links to them

@@ -58,7 +58,6 @@ def solve(
 
 
 def attempt_of(trajectory: Trajectory, item: Item, number: int) -> Attempt:
-    """The attempt that an episode was. Its answer is the env's last `submission`, or else the last message."""
     turns = trajectory.turns
     said = turns[-1].action if turns else ""
     answer = next((t.info["submission"] for t in reversed(turns) if "submission" in t.info), said)

@@ -141,7 +141,6 @@ def read_records(folder: Path, kind: type[R], repair: bool = False, every: list[
 
 
 def _is_final(record: Attempt | Verdict | None) -> bool:
-    """Whether it may not be replaced: a good attempt may not, a verdict may."""
     return isinstance(record, Attempt) and record.stop != "error"
 
 

@@ -92,7 +92,6 @@ def guarded(gold: Mapping[str, Any], meta: Mapping[str, Any], patch: str, contex
 
 
 def _run(script: str, files: dict[str, str], seconds: Any, meta: Any, context: Any, binds: Any = ()) -> sandbox.Done:
-    """Runs one of STEPS in a fresh workspace or the item's image, with files in /eval."""
     with tempfile.TemporaryDirectory(prefix="skyrl-swe-") as name:
         folder = Path(name)
         (folder / "eval").mkdir()

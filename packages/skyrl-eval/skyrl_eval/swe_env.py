@@ -179,7 +179,6 @@ class SWEEnv(ShellEnv):
         return swe.diff(self._path / "testbed", self._commit, **self._where)
 
     def _resolved(self) -> tuple[bool, list[str]]:
-        """Whether what of the patch can be a fix passes the task's tests, in a fresh workspace; its flags."""
         tests, data = self.task.ground_truth, self.task.data
         if not tests or not self.patch:
             return False, []

@@ -55,7 +55,6 @@ def _expert_episode(env: gymnasium.Env[str, str], seed: int | None, options: dic
 
 
 def _typed() -> str:
-    """A line, or all up to the end of the block that it begins with ```; nothing at the end of the input."""
     action = line = sys.stdin.readline() if sys.stdin else ""
     while line and action.count("```") % 2:
         action += (line := sys.stdin.readline())

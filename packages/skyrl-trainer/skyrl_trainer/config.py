@@ -69,7 +69,6 @@ def saved_config(saved: dict[str, Any], source: str = "checkpoint") -> Config:
 
 
 def _sections() -> set[str]:
-    """Names of settings whose entries are settings."""
     return {OPTIONS} | {name[:dot] for name in leaf_fields() for dot in range(len(name)) if name[dot] == "."}
 
 

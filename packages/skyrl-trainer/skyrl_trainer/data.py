@@ -26,7 +26,7 @@ from urllib.parse import parse_qsl
 from skyrl_trainer.errors import UserError
 from skyrl_trainer.settings import Config
 from skyrl_trainer.types import Sample
-from skyrl_trainer.user_file import load_user_file
+from skyrl_trainer.user_file import cause, load_user_file
 
 Spec = str | dict[str, Any]
 DEFAULT_ENV_SIZE = 10_000
@@ -119,7 +119,6 @@ def load_samples(
 
 
 def tasks(config: Config, specs: Sequence[Spec]) -> SampleSource:
-    """`load_samples` by a run's settings."""
     environment = config.environment
     return load_samples(specs, environment.env_class, seed=config.trainer.seed, env_file=environment.env_file)
 
@@ -144,9 +143,12 @@ def first_texts(sample: Sample, envs: dict[str, Any], label: str = "") -> tuple[
     try:
         env = envs.get(sample.env_id) or envs.setdefault(sample.env_id, gymnasium.make(sample.env_id))
         observation, info = env.reset(seed=sample.seed, options=dict(sample.options))
-    except Exception as error:
+        if not (isinstance(observation, str) and isinstance(info, dict)):
+            raise TypeError(f"reset gave {(observation, info)!r:.80}, and should give a text and a dict")
+    except (Exception, SystemExit) as error:
         where = f"Data source {(label or sample.sample_id)!r}"
-        raise UserError(f"{where}: {sample.env_id} cannot begin an episode: {error}") from error
+        reason = error if type(error) is ValueError else cause(error)  # our envs' are sentences
+        raise UserError(f"{where}: {sample.env_id} cannot begin an episode: {reason}") from error
     return observation, info
 
 

@@ -58,7 +58,7 @@ def blaming() -> Iterator[None]:
         yield
     except UserError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         files = {module.__file__ for name, module in sys.modules.items() if name.startswith(PREFIX)}
         if any(frame.filename in files for frame in traceback.extract_tb(error.__traceback__)):
             raise UserError(f"A plug-in failed with {cause(error)}.") from error

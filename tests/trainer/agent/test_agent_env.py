@@ -6,10 +6,16 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
-from skyrl_trainer.agent.agent_env import AgentEnv
+from skyrl_trainer.agent.agent_env import AgentEnv, _checked
+from skyrl_trainer.agent.task import Play
+from skyrl_trainer.errors import UserError
 from skyrl_trainer.types import Sample
 
 AGENT = """
@@ -91,3 +97,24 @@ def playing(agent: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterat
         yield env
     finally:
         env.close()
+
+
+@pytest.mark.parametrize("number", [np.float32(0.5), torch.tensor(0.5), {"reward": np.float64(0.5)}, 0.5])
+def test_an_agent_may_return_any_kind_of_number(number: Any) -> None:
+    assert _checked(number) == {"reward": 0.5} and _checked(None) == {"reward": None}
+    assert _checked({"success": True}) == {"success": True, "reward": None}
+
+
+@pytest.mark.parametrize("number", [float("nan"), np.float32("inf"), "1.0", {"reward": 1.0, "solved": True}])
+def test_what_is_no_number_is_the_agents_mistake(number: Any) -> None:
+    with pytest.raises(UserError, match=r"The agent returned .*: return a number"):
+        _checked(number)
+
+
+@pytest.mark.parametrize("said", [("a", 1.0, True, {}), ("a", None, True, False, {}), ("a", "1.0", True, False, {})])
+def test_what_its_env_gives_wrongly_is_not_the_agents_mistake(said: Any) -> None:
+    """Its line, which unpacks five values, is right."""
+    play = Play(Sample("text_math#0", "skyrl/text_math-v0", 0))
+    play._env = SimpleNamespace(step=lambda action: said, unwrapped=None)  # type: ignore[assignment]
+    with pytest.raises(UserError, match=r"the task's env gave .* in step, not observation, reward and so on"):
+        play.step("b")

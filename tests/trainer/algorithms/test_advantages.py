@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from skyrl_trainer.algorithms.advantages import estimator, register_estimator
+from skyrl_trainer.algorithms.advantages import by_group, estimator, register_estimator
 from skyrl_trainer.algorithms.losses import adapted
 from skyrl_trainer.algorithms.options import CommonOptions
 from skyrl_trainer.errors import UserError
@@ -203,6 +203,12 @@ def test_an_env_may_report_a_call_of_its_own(calls: list[Any]) -> None:
 def options_of_ppo(**changes: Any) -> Any:
     config = Config.model_validate({"trainer": {"algorithm": {"name": "ppo", "options": changes}}})
     return PPOTrainer(config).options
+
+
+def test_a_group_whose_advantages_are_one_number_is_refused() -> None:
+    """Broadcast, each try would get the group's mean, and the run learn something else, silently."""
+    with pytest.raises(UserError, match=r"An estimator gave tensor\(1\.5.* by_group: it should give 2 advantages"):
+        by_group(batch_of([[[1.0], [2.0]]]), lambda returns: returns.mean())
 
 
 def test_gae_without_a_critic_is_refused() -> None:

@@ -248,6 +248,27 @@ def test_a_sampler_that_does_not_say_whether_it_accepts_is_named(tmp_path: Path)
         run.tries.collect(nullcontext())
 
 
+def test_a_sampler_that_could_not_be_saved_or_draws_too_few_is_named(tmp_path: Path) -> None:
+    """The first before anything is learned: the first checkpoint would be too late."""
+
+    class Stateless:
+        next_tasks = accept = None
+
+        def __init__(self, source: Any, seed: int) -> None: ...
+
+    class Short(CurriculumSampler):
+        def next_tasks(self, n: int) -> list[Sample]:
+            return super().next_tasks(n)[1:]
+
+    config = make_config(tmp_path, 0)
+    with pytest.raises(UserError, match="The sampler has no state_dict: make a subclass of UniformSampler"):
+        FakeRun(config, [], random.Random(0), 0.0, Stateless)
+    run = FakeRun(config, [], random.Random(0), 0.0, Short)
+    run.resume()
+    with pytest.raises(UserError, match=r"next_tasks of the sampler gave \[.*, and should give \d+ samples"):
+        run.tries.draw(0)
+
+
 def test_what_is_judged_again_after_a_kill_leaves_the_tries_beside_it_in_the_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -292,7 +313,7 @@ def test_what_is_judged_again_after_a_kill_leaves_the_tries_beside_it_in_the_fil
 def test_a_policy_is_the_best_once_it_is_saved() -> None:
     """A stop in the middle of it leaves the evaluation to be made again, and the policy to be saved then."""
 
-    def stopped(folder: Path) -> None:
+    def stopped(folder: Path, step: int) -> None:
         raise Stopped(2)
 
     run: Any = SimpleNamespace(best=[-1.0], folder=SimpleNamespace(path=Path("run")), processes=Mock())
@@ -304,22 +325,26 @@ def test_a_policy_is_the_best_once_it_is_saved() -> None:
 
 def test_of_policies_with_one_success_rate_the_better_paid_is_the_best() -> None:
     """So an env that never says `success` has a best policy, too: else the first one, before any training."""
-    saved, run = list[Path](), SimpleNamespace(best=[-1.0], folder=SimpleNamespace(path=Path("run")), processes=Mock())
-    run.learner = Mock(save_pretrained=saved.append)
+    saved, run = (
+        list[tuple[Path, int]](),
+        SimpleNamespace(best=[-1.0], folder=SimpleNamespace(path=Path("run")), processes=Mock()),
+    )
+    run.learner = Mock(save_pretrained=lambda folder, step: saved.append((folder, step)))
     kept = []
-    for success, reward in [(0.0, 0.2), (0.0, 0.9), (0.0, 0.9), (0.5, 0.1), (0.2, 2.0)]:
+    for step, (success, reward) in enumerate([(0.0, 0.2), (0.0, 0.9), (0.0, 0.9), (0.5, 0.1), (0.2, 2.0)]):
         figures = {"eval/success": success, "eval/reward/mean": reward}
         run.examine = lambda step, figures=figures: dict(figures)
-        Run.evaluate(cast(Any, run), 1)
+        Run.evaluate(cast(Any, run), step)
         kept.append(len(saved))
     assert kept == [1, 2, 2, 3, 3]
+    assert saved == [(Path("run/model/best"), step) for step in (0, 1, 3)]
 
 
 def test_of_policies_that_reward_functions_judge_the_best_is_theirs() -> None:
     """An env that earns nothing by itself would have the first evaluation's policy for ever."""
-    saved, run = list[Path](), cast(Any, ToldRun.__new__(ToldRun))
+    saved, run = list[int](), cast(Any, ToldRun.__new__(ToldRun))
     run.best, run.folder, run.processes = [-1.0], SimpleNamespace(path=Path("run")), Mock()
-    run.learner, kept = Mock(save_pretrained=saved.append), []
+    run.learner, kept = Mock(save_pretrained=lambda folder, step: saved.append(step)), []
     run.held_out = Mock(metrics=lambda rollouts, step: {"eval/success": 0.0, "eval/reward/mean": 0.0})
     for total in (0.2, 0.1, 0.9):
         run.rewards = Mock(metrics=lambda tries, total=total: {"reward/total": total})

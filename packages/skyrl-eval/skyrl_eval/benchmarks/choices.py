@@ -2,9 +2,9 @@
 
 import re
 from collections.abc import Sequence
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from skyrl_eval import data
 from skyrl_eval.benchmarks.common import NOTES, Benchmark, Context, ask, final, verdict
@@ -119,6 +119,12 @@ class MMLUPro(Choices):
         answer: Annotated[str, Field(pattern="^[A-J]$")]
         category: str = ""
         cot_content: str = ""
+
+        @model_validator(mode="after")
+        def has_answer(self) -> Self:
+            if ord(self.answer) - 65 >= (count := len(self.options) - self.options.count("N/A")):
+                raise ValueError(f"field 'answer' is {self.answer}, and field 'options' has {count}")
+            return self
 
         def asked(self) -> str:
             """The question, its choices without those that are "N/A", and the cue."""

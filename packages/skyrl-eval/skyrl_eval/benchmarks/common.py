@@ -64,6 +64,8 @@ class Benchmark:
         if self.judge and context.judge is None:
             who = f"{self.name} is graded by a judge (officially {self.judge})"
             raise UserError(f"{who}: give --judge-url and --judge-model.")
+        if context.lenient and not hasattr(self, "official_letter"):
+            raise UserError(f"--lenient: {self.name} has no letters to read otherwise, so leave it out.")
         if self.executors:
             if context.executor not in self.executors:
                 raise UserError(f"--executor {context.executor}: {self.name} takes {' or '.join(self.executors)}.")

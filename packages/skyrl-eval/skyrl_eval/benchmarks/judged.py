@@ -117,7 +117,7 @@ class Rating(BaseModel):
 
 def parse_rating(reply: str) -> Rating | None:
     key = "Answer Correctness"
-    ratings = [found[key] for found in objects(final(reply)) if key in found]
+    ratings = [found[key] for found in objects(final(reply), key)]
     try:
         return Rating.model_validate(ratings[-1])
     except (LookupError, ValidationError):

@@ -80,7 +80,7 @@ class GSM8K(Benchmark):
 
     class Row(data.Row):
         question: str
-        answer: Annotated[str, Field(pattern=r"####[^#]*\d")]
+        answer: Annotated[str, Field(pattern=r"####\s*[-$]*\d[\d.,]*\s*$")]
 
     def item_of(self, row: Row) -> Item:
         return self.item(data.content_id(row.question), row.question, number(row.answer.rpartition("####")[2]))

@@ -37,7 +37,7 @@ class SWEBench(Benchmark):
         patch: str
         test_patch: str
         problem_statement: str
-        fail_to_pass: Tests = Field(alias="FAIL_TO_PASS")
+        fail_to_pass: Tests = Field(alias="FAIL_TO_PASS", min_length=1)
         pass_to_pass: Tests = Field(alias="PASS_TO_PASS")
         eval_script: str = ""
         image: str = ""

@@ -84,7 +84,6 @@ def columns(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def methods(environment: Any) -> list[Callable[..., Any]]:
-    """What TRL takes for tools: public methods but `reset` and `get_reward`."""
     members = inspect.getmembers(type(environment), inspect.isfunction)
     names = [name for name, _ in members if name[0] != "_"]
     return [getattr(environment, name) for name in names if name not in ("reset", "get_reward")]

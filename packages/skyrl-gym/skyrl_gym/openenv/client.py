@@ -98,7 +98,6 @@ class OpenEnv(gymnasium.Env[str, str]):
         raise ConnectionError(f"The OpenEnv server {self._url!r} {why}.")
 
     def _connected(self) -> tuple[Info, str | None, Any]:
-        """The schema of actions, the name of its one text if that is all, and a connection."""
         end, key = time.monotonic() + self._limit, os.environ.get(KEY)
         address = re.fullmatch("(?:ws|http)(s?://[^/].*)", self._url)
         if address is None:
@@ -151,7 +150,6 @@ class OpenEnv(gymnasium.Env[str, str]):
 
 
 def _schema(asked: Request, seconds: float) -> tuple[Info, str | None]:
-    """That of actions, and the name of its one text. ValueError for what is none."""
     try:
         with urlopen(asked, timeout=seconds) as reply:
             schema = json.loads(reply.read(MAX_MESSAGE))["action"]

@@ -175,7 +175,6 @@ class Server:
         return await self._call(asked.get("episode_id"), path[1:], about)
 
     async def _begun(self, asked: Said, name: Any) -> tuple[str, Said]:
-        """The first observation of an episode in the session `name`, or in a new one."""
         name = secrets.token_hex(16) if name is None else name
         if not (isinstance(name, str) and 0 < len(name) < 256):
             raise Refused("VALIDATION_ERROR", "episode_id must be a text of 1 to 255 characters.")
@@ -205,7 +204,6 @@ class Server:
             return _error(error)
 
     async def _rpc(self, text: Text, name: str | None) -> Said:
-        """The reply to JSON-RPC. name: the connection's session; by HTTP `params` has it."""
         reply: Said = {"jsonrpc": "2.0", "id": None}
         try:
             message = _read(text)

@@ -15,6 +15,7 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import ExitStack, suppress
+from math import isfinite
 from pathlib import Path
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
@@ -121,10 +122,9 @@ class AgentEnv(gymnasium.Env[str, str]):
             return _news(self._request["messages"]), reward, False, False, info | {"request": self._request}
         if isinstance(event, UserError):
             raise event
-        returned = event if isinstance(event, dict) else {"reward": event or 0.0}
-        reward += returned.get("reward") or 0.0
+        reward += event["reward"] or 0.0
         told = reward > 0 if self._play.success is None else self._play.success
-        info["success"] = bool(returned.get("success", told))
+        info["success"] = bool(event.get("success", told))
         return "", reward, not self._play.truncated, self._play.truncated, info
 
     def _next(self) -> Any:
@@ -234,12 +234,15 @@ async def _played(call: Callable[..., Any], *arguments: str) -> Any:
         raise Refusal(400, f"The task's env raised {cause(error)}.") from error
 
 
-def _checked(returned: Any) -> Any:
-    """What the agent returned: None, a number, or a dictionary."""
-    reward, others = (returned.get("reward"), returned.keys()) if isinstance(returned, dict) else (returned, set())
-    if others - {"reward", "success"} or not (reward is None or isinstance(reward, int | float)):
+def _checked(returned: Any) -> Json:
+    """What the agent returned, None, a number or a dictionary, as the last."""
+    told: Json = dict(returned) if isinstance(returned, dict) else {"reward": returned}
+    reward: Any = told.get("reward")
+    told["reward"] = reward = reward.item() if hasattr(reward, "item") else reward  # of numpy or torch
+    known = told.keys() <= {"reward", "success"}
+    if not (known and (reward is None or (isinstance(reward, int | float) and isfinite(reward)))):
         raise UserError(f"The agent returned {repr(returned)[:80]}: return a number, {{'reward': ...}} or nothing.")
-    return returned
+    return told
 
 
 def _news(messages: list[Json]) -> str:

@@ -72,7 +72,10 @@ class Play:
             raise UserError("The agent steps its task's env before task.reset().")
         if self.recorded is not None and (feed := getattr(self.env, "feed_external", None)):
             feed(self.recorded)
-        observation, reward, terminated, truncated, info = self._env.step(action)
+        stepped = self._env.step(action)
+        if not (isinstance(stepped, tuple) and len(stepped) == 5 and hasattr(stepped[1], "__float__")):
+            raise UserError(f"the task's env gave {stepped!r:.80} in step, not observation, reward and so on")
+        observation, reward, terminated, truncated, info = stepped
         self._reward += float(reward)
         calls = info.get("tool_calls") or []
         self._calls += calls

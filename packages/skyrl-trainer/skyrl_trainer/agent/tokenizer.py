@@ -40,5 +40,4 @@ def load_tokenizer(path: str) -> Any:
 
 
 def load_chat_prompt(path: str) -> ChatPrompt:
-    """The prompt builder of a Hugging Face folder or name."""
     return ChatPrompt(load_tokenizer(path))

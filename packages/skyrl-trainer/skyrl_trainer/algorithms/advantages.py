@@ -95,7 +95,10 @@ def by_group(rewards: RewardBatch, advantages_of: Callable[[Tensor], Tensor]) ->
         members_M = group_M == number
         group = returns_M[members_M]
         if differ(group.tolist()):
-            advantages_M[members_M] = advantages_of(group)
+            values = advantages_of(group)
+            if getattr(values, "shape", None) != group.shape:
+                raise UserError(f"An estimator gave {values!r:.60} by_group: it should give {len(group)} advantages.")
+            advantages_M[members_M] = values
         if len(group) > 1:
             advantages_M[members_M] -= less_the_others(kl_M[members_M])
     return spread_over_tokens(rewards, advantages_M)

@@ -66,7 +66,6 @@ class UniformSampler:
         return part[permuted(place % len(part), len(part), f"{self.seed}/{place // len(part)}")]
 
     def _turn(self) -> int:
-        """The number of the source that is to be drawn from."""
         if len(self.parts) == 1:
             return 0
         shares, slack = self.shares(), 1 / (2 * len(self.parts) - 2)
@@ -114,7 +113,6 @@ class CurriculumSampler(UniformSampler):
         return [each / sum(wanted) for each in wanted]
 
     def accept(self, group: list[Trajectory], returns: list[float]) -> bool:
-        """Tells how its source goes."""
         if group and len(self.parts) > 1:
             number = self._names.index(_source_of(group[0].sample))
             self.rates[number] += self.RATE * (sum(each.success for each in group) / len(group) - self.rates[number])

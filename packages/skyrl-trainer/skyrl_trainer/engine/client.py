@@ -89,7 +89,6 @@ class EngineClient:
                     future.set_result(output)
 
     async def _submit_again(self) -> None:
-        """Everything that somebody still waits for, to the engine's next process."""
         deadline = time.monotonic() + RESTART_SECONDS
         while True:
             again = {name: request for name, request in self._unanswered.items() if name in self._waiting}

@@ -74,7 +74,7 @@ class HTTPClient(AbstractAsyncContextManager["HTTPClient"]):
                 refused = Refused(reply.status, reason_of(text))
                 if not refused.passes or '"insufficient_quota"' in text:  # no waiting mends OpenAI's
                     raise refused
-                pause = seconds_of(reply.headers.get("Retry-After", ""), pause)
+                pause = max(0.1 * pause, seconds_of(reply.headers.get("Retry-After", ""), pause))
             failures += refused.status != 429 or time.monotonic() > busy_until
             if failures >= tries:
                 raise refused

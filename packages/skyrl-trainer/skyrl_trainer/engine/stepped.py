@@ -171,7 +171,6 @@ class SteppedEngine(EngineActor, ABC):
         return not (self._paused or self._asleep)
 
     def _admit(self) -> list[tuple[str, GenerationOutput]]:
-        """Requests that can enter before the next step; what the model cannot take is answered."""
         refused = []
         while self._seat(len(self._in_flight)) and self._fits(self._queue[0][1]):
             client, request = self._queue.popleft()

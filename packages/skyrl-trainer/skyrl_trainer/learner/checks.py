@@ -128,7 +128,7 @@ def not_finite(
     return UserError(
         f"The {'loss' if bad else 'gradient'} of step {step} is not finite, in the micro-batch of the trajectories "
         f"{shown(ids)}; the weights are as they were before this optimizer step. Lower trainer.learning_rate or "
-        "trainer.max_grad_norm, or look at these trajectories' rewards and logprobs: "
+        "trainer.max_grad_norm, or look at a loss of yours and these trajectories' rewards and logprobs: "
         f"{config.run_path / 'trajectories'} holds them."
     )
 

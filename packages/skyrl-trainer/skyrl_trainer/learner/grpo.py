@@ -184,7 +184,6 @@ class GRPO(PolicyLoss):
 
     @torch.no_grad()
     def _score(self, model: Scorer, rows: list[Row], indices: Sequence[int], name: str, meter: Meter) -> None:
-        """Sets the field `name` of the rows to the model's log-probabilities."""
         scored: dict[int, Tensor] = {}
         for micro_batch, counts in self._passes(rows, indices):
             batch = self._collate(rows, micro_batch)

@@ -220,7 +220,6 @@ class RemoteEnv:
         return reply
 
     async def _build(self, action: str | None) -> EnvReply:
-        """A new env on some living worker, brought to where the episode is, and then the call that is due."""
         host = self._host = await self._client.place()
         host.episodes += 1
         self._open = True

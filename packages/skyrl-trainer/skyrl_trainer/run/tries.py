@@ -43,6 +43,9 @@ class Tries:
         self.rollouts: Any = None  # a Rollouts or StoredRollouts, set before the first draw
         self._size = config.generator.num_generations
         self._in_order = trainer.deterministic or trainer.max_staleness == 0
+        methods = ("next_tasks", "accept", "state_dict", "load_state_dict")
+        if lacks := [name for name in methods if not hasattr(sampler, name)]:
+            raise UserError(f"The sampler has no {lacks[0]}: make a subclass of UniformSampler (docs/plug-ins.md).")
         self._sampler, self._rewards, self._store, self._check = sampler, rewards, store, check
         self._waiting = store.inside("waiting")
         self._playing: dict[int, Group] = {}
@@ -61,7 +64,10 @@ class Tries:
     def draw(self, version: int) -> None:
         """Begins to play as many tasks as the engines, which hold this version, have room for."""
         numbers = self.flow.draw(self.flow.room(version))
-        drawn = self._unplayed | dict(zip(numbers, self._sampler.next_tasks(len(numbers)), strict=True))
+        samples = self._sampler.next_tasks(len(numbers))
+        if len(samples or ()) != len(numbers):
+            raise UserError(f"next_tasks of the sampler gave {samples!r:.60}, and should give {len(numbers)} samples.")
+        drawn = self._unplayed | dict(zip(numbers, samples, strict=True))
         self._unplayed = {}
         for number, sample in drawn.items():
             self._playing[number] = group = self.rollouts.new_group(self._name(number), sample, self._size)

@@ -84,8 +84,7 @@ def refuse_others(given: Any, default: Any, known: Collection[str], values: Mapp
 
 def _steps(args: Any, rows: int | None) -> dict[str, Any]:
     """How much is learned from at a time, how long, and what happens when."""
-    update = args.per_device_train_batch_size * args.world_size
-    update *= args.gradient_accumulation_steps
+    update = args.per_device_train_batch_size * args.world_size * args.gradient_accumulation_steps
     rollout = args.generation_batch_size
     size = max(update, rollout)
     if size % update or size % rollout or size % args.num_generations:
@@ -109,12 +108,11 @@ def _steps(args: Any, rows: int | None) -> dict[str, Any]:
             raise UserError(f"GRPOConfig.{name} is {strategy!r}; here it can be {' or '.join(there)}.")
         return math.ceil(there[strategy])
 
-    warmup = args.warmup_steps
     return {
         "trainer.train_batch_size": prompts,
         "trainer.num_mini_batches": size // update,
         "trainer.max_steps": steps,
-        "trainer.warmup_steps": math.ceil(warmup if warmup >= 1 else warmup * steps * updates),
+        "trainer.warmup_steps": math.ceil(args.warmup_steps * (1 if args.warmup_steps >= 1 else steps * updates)),
         "trainer.eval_interval": every("eval_strategy", args.eval_steps or 0),
         "trainer.ckpt_interval": every("save_strategy", args.save_steps),
     }
@@ -162,8 +160,7 @@ def _options(args: Any, default: Any, algorithm: type[GRPO], by_loss: bool) -> d
 def _correction(args: Any, default: Any) -> dict[str, Any]:
     """For the engine's own log-probabilities; {} is ours."""
     name, known = "vllm_importance_sampling_mode", table()["corrections"]
-    low = args.vllm_importance_sampling_clip_min
-    high = args.vllm_importance_sampling_clip_max
+    low, high = args.vllm_importance_sampling_clip_min, args.vllm_importance_sampling_clip_max
     mode, usual = getattr(args, name), getattr(default, name)
     if not args.vllm_importance_sampling_correction:
         return {"correction": "none"}

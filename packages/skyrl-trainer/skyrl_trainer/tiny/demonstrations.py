@@ -42,4 +42,4 @@ def conversation_texts(source: Sequence[Sample], count: int, seed: int, experts:
     envs: dict[str, Any] = {}
     for sample in _drawn(source, count, random.Random(seed)):
         observation, info = first_texts(sample, envs)
-        yield from (info.get("instructions", ""), observation)
+        yield from (info.get("instructions") or "", observation)

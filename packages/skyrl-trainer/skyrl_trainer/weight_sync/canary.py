@@ -84,14 +84,12 @@ class Canary:
         return {"sync/max_logprob_diff": worst, "sync/canary_change": largest}
 
     def _ask(self, engines: list[Any]) -> None:
-        """Gives every prefix to every engine."""
         options = SamplingOptions(max_tokens=1, top_logprobs=TOP_LOGPROBS)
         numbered = enumerate(self._prefixes)
         requests = [GenerationRequest(str(i), ids, options, i, first=True) for i, ids in numbered]
         ray.get([engine.submit.remote(self._client, requests) for engine in engines], timeout=CHECK_SECONDS)
 
     def _answers(self, engines: list[Any]) -> list[list[GenerationOutput]]:
-        """One output per prefix and engine, in the order of the prefixes."""
         deadline = time.monotonic() + CHECK_SECONDS
         replies: list[list[GenerationOutput]] = []
         for engine in engines:

@@ -122,7 +122,6 @@ class NCCLSync(EngineCalls):
         self._both("init_weight_transfer", calls, "open", *place, infos[0]["world_size"])
 
     def _both(self, phase: str, calls: list[Any], method: str, *arguments: Any) -> Any:
-        """What the learners answer, while the engines' `calls` meet them; ends at the first failure of either."""
         answer = in_thread(partial(self._learners, method, *arguments))  # left there if it waits for ever
         deadline = time.monotonic() + CALL_SECONDS
         try:

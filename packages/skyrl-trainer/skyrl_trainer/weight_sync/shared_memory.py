@@ -133,11 +133,9 @@ class SharedMemorySync(EngineCalls):
         self._each("init_weight_transfer", calls)
 
     def _others(self, nodes: Collection[str]) -> set[str]:
-        """Of these nodes, those of living engines."""
         return {node for engine, node in zip(self._living, self._nodes, strict=True) if engine and node in nodes}
 
     def _load(self, version: int) -> SyncReport:
-        """Everything but the resuming."""
         start, gone = time.perf_counter(), set[str]()
         self._fill()  # the engines go on meanwhile
         if others := self._others(self._receivers):

@@ -56,7 +56,6 @@ def make_data(split: str, difficulty: int, index: int) -> dict[str, Any]:
 
 
 def _draw(rng: random.Random, split: str, task_type: str, level: dict[str, Any]) -> tuple[Any, ...]:
-    """A layout, an object kind, what it is to be put in or seen by, where such objects lie, and the lamp, if any."""
     group = "unseen" if split == "test" else "seen"
     kind = rng.choice(load()["task_rooms"].get(task_type, tuple(load()["rooms"])))
     room = layout(kind, group, rng.randrange(len(load()["rooms"][kind][group])), level["most"])

@@ -131,7 +131,6 @@ def _called(setup: str, code: str, calls: list[str], rows: bool) -> list[Any]:
 
 
 def _found(line: str) -> Any:
-    """The literal that a line of the child's has, or a Failure; a call that never came back left no line."""
     try:
         # Of numbers with one hash a long set takes the env's process minutes.
         value = ast.literal_eval(line[1:] if "{" not in line or len(line) < 2**14 else "")

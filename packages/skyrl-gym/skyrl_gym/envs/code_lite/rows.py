@@ -90,7 +90,6 @@ class _Calls(ast.NodeTransformer):
 
 
 def _split(text: str, functions: set[str]) -> list[Any]:
-    """The calls of the submission's functions in an assert, and what it says of their values."""
     body, calls = ast.parse(text).body, _Calls(functions)
     expression = ast.unparse(calls.visit(body[0].test)) if len(body) == 1 and isinstance(body[0], ast.Assert) else ""
     if not calls.calls:
