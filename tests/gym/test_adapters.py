@@ -94,6 +94,16 @@ def test_skyrls_tutorial_as_a_gymnasium_environment(multiply, tmp_path, monkeypa
         check_env(gym.make(multiply, extras={"max_turns": 3}).unwrapped)
 
 
+def test_gems_random_actions_are_the_seeds_after_any_number_of_resets():
+    drawn = []
+    for _ in range(2):
+        env = gem.make("alfworld_lite", seed=3)
+        for _ in range(3):
+            env.reset()
+        drawn.append([env.sample_random_action() for _ in range(5)])
+    assert drawn[0] == drawn[1]
+
+
 @pytest.mark.parametrize("env_id", [env_id for env_id in IDS if env_id not in ROWS])
 def test_gems_loop(env_id):
     env, other = gem.make(env_id), gem.make(env_id)

@@ -240,6 +240,14 @@ def test_a_recorded_verdict_is_taken_and_nothing_run(env, monkeypatch):
     assert env.step(action) == outcome
 
 
+def test_a_record_is_for_the_episode_that_it_was_fed_to(env):
+    env.reset(seed=2)
+    calls = env.step(env.expert_action())[4]["tool_calls"]
+    env.feed_external(calls)
+    env.reset(seed=3)
+    assert env.step(block("pass"))[1] < 1.0
+
+
 # Attacks. Each earns nothing: what is right is not where the code runs.
 
 ATTACKS = {

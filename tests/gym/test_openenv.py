@@ -584,6 +584,10 @@ def test_the_trainers_data_names_servers_and_its_workers_play_them():
 
 def test_a_server_is_named_wherever_environments_are():
     with served() as url:
+        client = gym.make("skyrl/openenv-v0", url=url).unwrapped
+        for limit, options in ((2.0, {"timeout": 2.0}), (20.0, None)):
+            client.reset(seed=0, options=options)
+            assert client._limit == limit, "an option is one episode's"
         envs = skyrl_gym.make_vec(f"openenv:{url}", 4)
         texts, _ = envs.reset(seed=0)
         assert list(texts) == [gym.make("skyrl/text_math-v0").reset(seed=seed)[0] for seed in range(4)]

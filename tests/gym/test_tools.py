@@ -130,6 +130,15 @@ def test_a_parameter_that_a_call_cannot_give_by_name_is_refused(function, shown)
         tool(function)
 
 
+def test_hints_that_stand_as_text_are_read_without_the_modules_names():
+    """As of a function that has gone to another process, of a module with `from __future__ import annotations`."""
+    names = {}
+    exec("def pick(which: 'Literal[1, 2]', more: 'List[int]', no: 'Optional[str]' = None):\n    'Picks.'", names)
+    properties = tool(names["pick"]).schema["function"]["parameters"]["properties"]
+    assert properties["which"] == {"enum": [1, 2]} and properties["more"]["items"] == {"type": "integer"}
+    assert properties["no"] == {"anyOf": [{"type": "string"}, {"type": "null"}]}
+
+
 def test_a_union_is_any_of_its_parts():
     def either(x: int | str):
         """Does things."""

@@ -146,6 +146,16 @@ def test_rows_name_their_task() -> None:
     assert environment.answer("4800") == "The episode is over." and environment.get_reward() == 1.1
 
 
+@pytest.mark.parametrize("row", [{"ground_truth": "4"}, {"reward_model": {"ground_truth": "4"}}])
+def test_a_row_with_a_truth_is_its_own_task_in_whichever_form(row: dict[str, Any]) -> None:
+    """Else the environment would ask, and pay for, a task of its own."""
+    environment: Any = environment_factory("text_math")()
+    assert environment.reset(prompt=[{"role": "user", "content": "2 + 2 = ?"}], **row) is None
+    environment.answer("4")
+    assert environment.get_reward() == 1.1
+    assert environment.reset(prompt=[{"role": "user", "content": "?"}], seed=3, **row), "a seed names a task of ours"
+
+
 def test_tool_use_may_have_tools_of_your_own() -> None:
     def add(x: int, y: int = 1) -> int:
         """Adds two numbers."""

@@ -7,6 +7,7 @@ import pytest
 from gymnasium.vector import AutoresetMode
 
 import skyrl_gym
+from skyrl_gym.spaces import UnicodeText
 from skyrl_gym.vector import single_info
 from tests.gym.test_all_envs import FULL, GUESS, IDS, ROWS
 
@@ -65,6 +66,38 @@ def test_arguments_reach_every_episode():
     envs = gym.make_vec(GUESS, num_envs=2, lang="zh", difficulty=2, max_episode_steps=1, autoreset_mode="SameStep")
     assert "整数" in envs.reset(seed=1)[0][1] and envs.spec.to_json()
     assert envs.step(("x", "x"))[3].tolist() == [True, True] and "整数" in envs.step(("x", "x"))[0][0]
+
+
+class Telling(gym.Env):
+    """Each copy's info has values of another type."""
+
+    observation_space = action_space = UnicodeText(10)
+    made = 0
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.number, Telling.made = Telling.made, Telling.made + 1
+        values = [{"x": 1, "parts": {"y": 1}}, {"x": None, "parts": {"y": 0.5}}, {"x": 2**70, "parts": {"y": 2}}]
+        self.info = values[self.number % 3]
+        return "", dict(self.info)
+
+    def step(self, action):
+        return "", 0.0, False, False, dict(self.info)
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2), (1, 2, 0)])
+def test_infos_of_several_types_are_those_that_each_environment_gave(order):
+    gym.register("mine/Telling-v0", Telling, disable_env_checker=True)
+    try:
+        envs = skyrl_gym.make_vec("mine/Telling-v0", 3)
+        Telling.made = order[0]
+        infos = envs.reset(seed=1)[1]
+        for number, env in enumerate(envs.envs):
+            assert single_info(infos, number) == env.unwrapped.info
+        infos = envs.step(("", "", ""))[4]
+        assert [single_info(infos, n) for n in range(3)] == [env.unwrapped.info for env in envs.envs]
+    finally:
+        del gym.registry["mine/Telling-v0"]
 
 
 def test_shared_memory_is_refused():

@@ -4,6 +4,7 @@ import json
 import warnings
 
 import gymnasium as gym
+import numpy as np
 import pytest
 from gymnasium.utils.env_checker import check_env
 
@@ -42,6 +43,16 @@ def test_wrapped_environments_pass_the_checker(env_id, tmp_path):
         warnings.simplefilter("error")
         warnings.filterwarnings("ignore", ".*different from the unwrapped version.*")
         check_env(env)
+
+
+def test_an_episode_whose_options_are_numpys_is_recorded(tmp_path):
+    """Environments take its numbers."""
+    env = RecordEpisodes(gym.make(GUESS), tmp_path / "episodes.jsonl")
+    for _ in range(2):
+        env.reset(seed=3, options={"difficulty": np.int64(2)})
+        env.step("1")
+    env.close()
+    assert replay(tmp_path / "episodes.jsonl") == 2
 
 
 @pytest.mark.parametrize("env_id", IDS)

@@ -98,7 +98,6 @@ def read_json(folder: Path, name: str) -> dict[str, Any]:
 
 
 def answer_hash(attempt: Attempt) -> str:
-    """What ties a verdict to the answer that it is about, and to how the attempt ended."""
     return hashlib.sha256(json.dumps([attempt.answer, attempt.stop]).encode()).hexdigest()[:16]
 
 

@@ -114,7 +114,6 @@ def _parse(text: str, depth: int) -> Answer | None:
 
 
 def _in_order(expression: str) -> str:
-    """Its terms sorted, and the factors of each: "y*2 - x^{2}" is "2*y-x^2"."""
     terms = re.findall(rf"([+-]?) ?({_TERM})", re.sub("[{}]", "", expression))
     plain = [(sign or "+") + "*".join(sorted(re.findall(_FACTOR, term))) for sign, term in terms]
     # Words and numbers with nothing but hyphens between them are no sum, but a date, a code, an order of letters.

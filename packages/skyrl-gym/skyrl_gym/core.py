@@ -171,7 +171,7 @@ class TextEnv(gymnasium.Env[str, str]):
                 task = self.task_from_row(row, chosen)
         own = {name: self.options[name] for name in ("difficulty", "lang", "split") if name in self.options}
         self._task = task = dataclasses.replace(task, **own)
-        self._finished = False
+        self._finished, self.recorded = False, None
         self._screen = observation = self.begin(task)
         info = {"instructions": task.instructions, "task_id": task.task_id, **self.reset_info()}
         return observation, info | self._admissible()

@@ -120,7 +120,7 @@ def resolve_env_id(name: str) -> str:
         return name
     if f"skyrl/{name}-v0" in gymnasium.registry:
         return f"skyrl/{name}-v0"
-    short = {entry.id.removeprefix("skyrl/").removesuffix("-v0"): entry.id for entry in list_envs()}
+    short = {each.id[6:].removesuffix("-v0"): each.id for each in list_envs() if each.id.startswith("skyrl/")}
     near = _nearest(env_id, [*short, *gymnasium.registry])
     raise ValueError(f"There is no environment {name!r}.{near} `python -m skyrl_gym` lists those of registry files.")
 

@@ -4,6 +4,7 @@ Gymnasium's AsyncVectorEnv reads shared memory once, so that observations in tex
 finished environment is reset without options: what every episode should have is an argument of `make_vec`.
 """
 
+import weakref
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -33,7 +34,16 @@ def make_vec(
     envs = gymnasium.make_vec(resolve_env_id(env_id), num_envs, vectorization_mode, settings, **kwargs)
     # Gymnasium writes the autoreset mode into the environment class's metadata, which all vector environments share.
     envs.metadata = dict(envs.metadata)
+    envs._add_info = partial(_add_info, weakref.proxy(envs))  # type: ignore[method-assign]
     return envs
+
+
+def _add_info(envs: Any, infos: dict[str, Any], info: dict[str, Any], index: int) -> Any:
+    """Gymnasium's, whose arrays have the type of the first value: what does not fit makes them arrays of objects."""
+    for name, value in info.items():
+        if isinstance(infos.get(name), np.ndarray) and infos[name].dtype != np.asarray(value).dtype:
+            infos[name] = infos[name].astype(object)
+    return envs.__class__._add_info(envs, infos, info, index)
 
 
 def single_info(infos: dict[str, Any], index: int) -> dict[str, Any]:

@@ -97,10 +97,10 @@ class RecordEpisodes(TextWrapper, RecordConstructorArgs):
         super().close()
 
     def _write(self) -> None:
-        if self._episode:
-            with self._path.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(self._episode) + "\n")  # ASCII: a lone surrogate has no UTF-8
-        self._episode = {}
+        episode, self._episode = self._episode, {}
+        if episode:
+            with self._path.open("a", encoding="utf-8") as file:  # ASCII: a lone surrogate has no UTF-8
+                file.write(json.dumps(episode, default=lambda number: number.item()) + "\n")
 
 
 def replay(path: str | Path) -> int:

@@ -106,7 +106,6 @@ class Rating(BaseModel):
     excessive: list[Any] | None = Field(alias="Excessive Answers", default=None)
 
     def figures(self) -> tuple[float, dict[str, Any]]:
-        """F1; and precision, recall and which of the four rates the answer counts for."""
         found, expected = sum(self.details.values()), len(self.details)
         excessive = len(self.excessive or ())
         precision = found / max(found + excessive, 1)

@@ -16,7 +16,8 @@ class GemEnv(gymnasium.Wrapper[str, str, str, str]):
 
     def reset(self, seed: int | None = None, **kwargs: Any) -> tuple[str, dict[str, Any]]:
         seed, self._seed = self._seed if seed is None else seed, None
-        self.action_space.seed(seed)
+        if seed is not None:
+            self.action_space.seed(seed)
         observation, info = self.env.reset(seed=seed, **kwargs)
         return f"{info['instructions']}\n\n{observation}".lstrip(), info
 

@@ -13,7 +13,7 @@ from zlib import crc32
 
 import gymnasium
 
-from skyrl_gym.data import beside
+from skyrl_gym.data import beside, ground_truth
 from skyrl_gym.registry import resolve_env_id
 
 KINDS = {"integer": int, "number": float, "boolean": bool, "array": list}
@@ -36,11 +36,11 @@ class TextEnvironment:
         kind = type(self)
         kind.round += self._round == kind.round
         self._round = kind.round
-        names = ("task_id", *getattr(self.env.unwrapped, "choices", ()))
+        names = ("task_id", *getattr(self.env.unwrapped, "choices", ("split", "difficulty", "lang")))
         options = {name: row[name] for name in names if row.get(name) is not None}
-        if row.get("reward_spec") is not None:
+        seed, spec = row.get("seed"), row.get("reward_spec")
+        if spec is not None or (seed is None and "task_id" not in options and ground_truth(row) is not None):
             options = {"task": row}
-        seed = row.get("seed")
         if seed is None and not {"task", "task_id"} & options.keys():
             # The tries of a row, each an instance's, must meet one task. A small batch resets the first ones alone.
             seed = crc32(json.dumps(row, sort_keys=True, default=str).encode()) + kind.round

@@ -48,12 +48,12 @@ class OpenEnv(gymnasium.Env[str, str]):
     def __init__(self, url: str = "", timeout: float = 20.0, render_mode: None = None) -> None:
         self.observation_space = UnicodeText(MAX_MESSAGE)
         self.action_space = UnicodeText(1 << 20)
-        self._default, self._url, self._limit = url, "", timeout
+        self._default, self._url, self._limit = {"url": url, "timeout": timeout}, "", timeout
         self._socket: Any = None
 
     def reset(self, *, seed: int | None = None, options: Info | None = None) -> tuple[str, Info]:
         super().reset(seed=seed)
-        asked: Info = {"url": self._default, "timeout": self._limit} | (options or {})
+        asked: Info = self._default | (options or {})
         url, limit = str(asked.pop("url")).rstrip("/").removesuffix("/ws"), asked.pop("timeout")
         if type(limit) not in (int, float) or not 0 < limit < 1e6:
             raise ValueError(f"timeout is {limit!r}; expected seconds, more than 0.")

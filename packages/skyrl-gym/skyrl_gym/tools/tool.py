@@ -57,7 +57,7 @@ def tool(function: Callable[..., Any], *, external: bool = False) -> Tool:
 
     TypeError: a hint is missing or is none of str, int, float, bool, list[...], Literal[...] and X | Y.
     """
-    hints, properties, required = typing.get_type_hints(function), {}, []
+    hints, properties, required = typing.get_type_hints(function, localns=vars(typing)), {}, []
     for name, parameter in inspect.signature(function).parameters.items():
         where = f"Tool {function.__name__!r}: parameter {name!r}"
         if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):

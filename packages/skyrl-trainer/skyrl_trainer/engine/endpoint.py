@@ -155,7 +155,6 @@ class EndpointClient:
         return answer
 
     async def _is_there(self) -> bool:
-        """Whether it has answered, and answers a short question: then it only fails at some."""
         endpoint = self._endpoint
         hello = endpoint.request | {"model": endpoint.model, "messages": HELLO, endpoint.limit: 16}
         try:

@@ -95,7 +95,6 @@ def seconds_of(after: str, default: float) -> float:
 
 
 def reason_of(text: str) -> str:
-    """What an error's JSON says, in at most 300 characters."""
     with suppress(ValueError, TypeError, KeyError, RecursionError):
         text = str(json.loads(text)["error"]["message"])
     return " ".join(text.split())[:300] or "nothing"

@@ -69,7 +69,6 @@ class ShortScheduler(Scheduler):
         return plan
 
     def _going(self) -> list[Any]:
-        """The running sequences that take one token each; none where vLLM has more to decide."""
         going = [each for each in self.running if not self._ends(each)]
         room = min(self.kv_cache_manager.block_pool.get_num_free_blocks(), self.max_num_scheduled_tokens)
         unpaused = self._pause_state is PauseState.UNPAUSED

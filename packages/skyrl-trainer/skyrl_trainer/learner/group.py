@@ -166,7 +166,6 @@ class LearnerGroup:
             ray.kill(actor)
 
     def _start(self, rank: int, address: str) -> Any:
-        """On the CPU beside the driver; with GPUs machine by machine, the driver's first."""
         place = self.config.trainer.placement
         gpus = place.policy_num_gpus_per_node
         nodes = [node["NodeID"] for node in machines() if node["Resources"].get("GPU", 0) >= gpus]

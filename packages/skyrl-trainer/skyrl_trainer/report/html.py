@@ -43,7 +43,6 @@ def _run(path: Path, beside: Path) -> dict[str, Any]:
 
 
 def _trajectories(run: Path, beside: Path, notes: list[str]) -> str | None:
-    """The page's address; it is written, with few of them, if it is older than they are."""
     from skyrl_trainer.report import viewer
 
     store, page = viewer.Store(run / "trajectories"), run / viewer.PAGE

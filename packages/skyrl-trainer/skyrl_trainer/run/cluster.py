@@ -213,7 +213,6 @@ class ClusterWatch(EngineWatch):
             self._count(index)
 
     def _moved(self, index: int) -> bool:
-        """Whether the node of an engine, which is ready again, died with it."""
         died = self._nodes[index] not in {node.node_id for node in living()}
         self._nodes[index] = ray.get(self._engines[index].__ray_call__.remote(node_of), timeout=CONNECT_SECONDS)
         return died

@@ -156,7 +156,6 @@ def _paths(kind: str, hops: int) -> Iterator[tuple[str, ...]]:
 
 
 def _names(rule: dict[str, Any], count: int, split: str) -> list[list[str]]:
-    """Combinations of words, each in every language: `count` for train, a quarter for each other split; all differ."""
     pools = [[word.split("=") for word in data()["pools"][pool].split()] for pool in rule["pools"]]
     combinations = list(product(*pools))
     random.Random(f"names {rule['pools']}").shuffle(combinations)

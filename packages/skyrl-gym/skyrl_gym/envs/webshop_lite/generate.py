@@ -84,7 +84,6 @@ def _row(rng: random.Random, what: Any, side: int, packs: Any, owned: Any, value
 def _instructions(
     rng: random.Random, what: Any, side: int, packs: Any, owned: Any, values: Any
 ) -> list[dict[str, Any]]:
-    """Goals in other words than the page's: the tag, one attribute or two, an option and, at difficulty 3, a pack."""
     (kind, tag), found = what, []
     for level, asked in ((1, owned[:1]), (2, owned[1:]), (3, owned[1:])):
         offered = product(values, zip(words()["pack"]["letters"], packs, strict=True) if level == 3 else [None])
