@@ -86,6 +86,8 @@ def test_calls_in_the_form_of_the_api_are_written_in_the_envs_grammar(capsys):
             model.seed += 1
             env.reset(seed=model.seed)
         message = message_of(env.unwrapped.expert_action())
+        if message["content"] is None and model.seed % 2:  # which is as good as null
+            del message["content"]
         env.step(env.unwrapped.expert_action())
         return Raw(json.dumps({"choices": [{"message": message}]}))
 

@@ -93,8 +93,8 @@ class ParseError:
 
 def said(message: dict[str, Any]) -> str:
     """What a message of OpenAI's API says; its `tool_calls` are written in our grammar, as the env reads them."""
-    functions = [call["function"] for call in message.get("tool_calls") or ()]
-    return "\n".join(filter(None, [message["content"], *map(_written, functions)]))
+    calls = [_written(call["function"]) for call in message.get("tool_calls") or ()]
+    return "\n".join(filter(None, [message.get("content") if calls else message["content"], *calls]))
 
 
 def _written(function: dict[str, Any]) -> str:

@@ -147,7 +147,7 @@ def first_texts(sample: Sample, envs: dict[str, Any], label: str = "") -> tuple[
             raise TypeError(f"reset gave {(observation, info)!r:.80}, and should give a text and a dict")
     except (Exception, SystemExit) as error:
         where = f"Data source {(label or sample.sample_id)!r}"
-        reason = error if type(error) is ValueError else cause(error)  # our envs' are sentences
+        reason = error if type(error) in (ValueError, ImportError) else cause(error)  # our envs' are sentences
         raise UserError(f"{where}: {sample.env_id} cannot begin an episode: {reason}") from error
     return observation, info
 

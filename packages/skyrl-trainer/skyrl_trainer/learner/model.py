@@ -259,7 +259,7 @@ class Learner(Optimized, Scorer):
         return Scorer(self.config, self.model_path, self.ranks)
 
     def save_pretrained(self, folder: Path, step: int = 0) -> None:
-        """Writes a Hugging Face folder, tokenizer included: never half a model, nor a broken one (UserError)."""
+        """Writes a Hugging Face folder, which notes the step: never half a model, nor a broken one (UserError)."""
         tensors: dict[str, Tensor] = {}
         for name, tensor in self.named_tensors():
             full = whole(tensor.detach())
