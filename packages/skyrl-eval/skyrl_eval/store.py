@@ -140,7 +140,7 @@ def read_records(folder: Path, kind: type[R], repair: bool = False, every: list[
 
 
 def _is_final(record: Attempt | Verdict | None) -> bool:
-    return isinstance(record, Attempt) and record.stop != "error"
+    return isinstance(record, Attempt) and record.stop != "error"  # which no other may replace
 
 
 def write_json(path: Path, content: dict[str, Any]) -> None:

@@ -40,6 +40,7 @@ class Benchmark:
     executors: ClassVar[tuple[str, ...]] = ()  # that may run a model's code for grading, the best one first
     steps: ClassVar[int] = 1  # turns of an attempt, where --tools asks for no more
     slow: ClassVar[bool] = False  # a step of its env may run for minutes: there are more EnvWorkers, and they wait
+    lenient: ClassVar[bool] = False  # its grader reads Context.lenient
     images: ClassVar[bool] = False  # some of its questions show one
     judge: ClassVar[str] = ""  # the official judge's model; "" where a rule decides
     prompts: ClassVar[tuple[str, ...]] = ()
@@ -64,7 +65,7 @@ class Benchmark:
         if self.judge and context.judge is None:
             who = f"{self.name} is graded by a judge (officially {self.judge})"
             raise UserError(f"{who}: give --judge-url and --judge-model.")
-        if context.lenient and not hasattr(self, "official_letter"):
+        if context.lenient and not self.lenient:
             raise UserError(f"--lenient: {self.name} has no letters to read otherwise, so leave it out.")
         if self.executors:
             if context.executor not in self.executors:

@@ -111,8 +111,7 @@ class GRPOTrainer(GRPO):
     def _config(self, args: Any, rows: Any, tools: bool) -> Config:
         """What `args` stands for, with the name of this algorithm."""
         if is_trls(args):
-            counted = hasattr(rows, "__len__") and not isinstance(rows, str | list)
-            known = len(rows) if counted else None
+            known = len(rows) if hasattr(rows, "__len__") and not isinstance(rows, str | list) else None
             config = translated(args, type(self), self.by_loss, known, tools)
         elif isinstance(args, Config | None):
             config = (args or Config()).model_copy(deep=True)

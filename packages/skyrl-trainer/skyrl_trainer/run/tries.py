@@ -43,8 +43,7 @@ class Tries:
         self.rollouts: Any = None  # a Rollouts or StoredRollouts, set before the first draw
         self._size = config.generator.num_generations
         self._in_order = trainer.deterministic or trainer.max_staleness == 0
-        methods = ("next_tasks", "accept", "state_dict", "load_state_dict")
-        if lacks := [name for name in methods if not hasattr(sampler, name)]:
+        if lacks := [x for x in ("next_tasks", "accept", "state_dict", "load_state_dict") if not hasattr(sampler, x)]:
             raise UserError(f"The sampler has no {lacks[0]}: make a subclass of UniformSampler (docs/plug-ins.md).")
         self._sampler, self._rewards, self._store, self._check = sampler, rewards, store, check
         self._waiting = store.inside("waiting")

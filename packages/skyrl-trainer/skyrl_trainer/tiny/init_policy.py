@@ -54,7 +54,7 @@ def make_tokenizer(
         vocab_size=vocab_size - num_added, min_frequency=2, initial_alphabet=alphabet, show_progress=False
     )
     roles = ("system", "user", "assistant")
-    core.train_from_iterator((piece for text in texts for piece in (text[:10_000], *roles)), trainer)
+    core.train_from_iterator((piece for text in texts for piece in (text[:10_000], *roles)), trainer)  # else minutes
     core.add_special_tokens([AddedToken(token, normalized=False, special=True) for token in SPECIAL_TOKENS])
     core.add_tokens([AddedToken(tag, normalized=False, special=False) for tag in TOOL_TAGS])
     return PreTrainedTokenizerFast(
