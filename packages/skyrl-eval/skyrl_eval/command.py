@@ -178,7 +178,6 @@ def _members(text: str) -> dict[str, Any]:
 
 
 async def _endpoint(args: argparse.Namespace, request: dict[str, Any]) -> Endpoint:
-    """By token ids where it takes them, we have its tokenizer and no members are to be sent; else by messages."""
     given = Endpoint(args.base_url.rstrip("/"), args.model, request=request, cache=args.cache)
     # With a tool, if there will be some: a server that reads no calls says so now.
     shown = {"tools": [{"type": "function", "function": {"name": "search"}}]} if args.native_tools else {}

@@ -237,7 +237,6 @@ class TextEnv(gymnasium.Env[str, str]):
         return checked
 
     def _from_task_id(self, task_id: Any, options: Mapping[str, Any]) -> tuple[dict[str, Any], int]:
-        """The options and the index that a task id stands for; `options` beside it may not contradict it."""
         *values, index = task_id.split(":") if isinstance(task_id, str) else [""]
         if len(values) != len(self.id_options) or not (index.isascii() and index.isdigit() and len(index) < 10):
             form = ":".join(f"<{name}>" for name in (*self.id_options, "index"))

@@ -21,7 +21,6 @@ def last_answer(text: str, *, hashes: bool = False) -> str | None:
 
 
 def _last_between(text: str, opening: str, closing: str) -> tuple[int, int]:
-    """Where the content of the last complete form begins and ends; (-1, -1) for none."""
     start = text.rfind(opening, 0, max(text.rfind(closing), 0))
     return (start + len(opening), text.find(closing, start)) if start >= 0 else (-1, -1)
 
@@ -40,7 +39,6 @@ def _last_box(text: str) -> tuple[int, int]:
 
 
 def _closing_brace(text: str, begin: int, end: int) -> int | None:
-    """Where the brace that was opened just before `begin` is closed in text[begin:end], or None."""
     depth = 1
     position = begin
     while (close := text.find("}", position, end)) >= 0:

@@ -114,7 +114,6 @@ def _parse(words: list[str]) -> Namespace:
 
 
 def _folder(text: str) -> Path:
-    """A run folder; of one on an object store the local folder, which gets what is there."""
     return load("skyrl_trainer.run.remote:fetched")(text) if "://" in text else Path(text)
 
 

@@ -153,7 +153,6 @@ def first_texts(sample: Sample, envs: dict[str, Any], label: str = "") -> tuple[
 
 
 def _parse(spec: Spec) -> tuple[str, dict[str, Any]]:
-    """("text_math", {"difficulty": 2}) of "text_math?difficulty=2" or {"env": "text_math", "difficulty": 2}."""
     if isinstance(spec, dict):
         if not isinstance(spec.get("env"), str):
             raise UserError(f"Data source {spec!r} names no env; write {{env: text_math, split: train}}.")

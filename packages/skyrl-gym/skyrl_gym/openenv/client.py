@@ -83,7 +83,6 @@ class OpenEnv(gymnasium.Env[str, str]):
         self._socket = None
 
     def _in_time(self, call: Callable[[], Any]) -> Any:
-        """What it gives. It is left in its thread when it is late, whatever it waits for."""
         try:
             return in_thread(call).result(self._limit)
         except TimeoutError:

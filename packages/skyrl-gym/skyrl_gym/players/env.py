@@ -19,10 +19,7 @@ class PlayersEnv(TextEnv):
     """A subclass gives `game_class`, `count_tasks` and `make_task`, whose tasks are `task_of`."""
 
     game_class: ClassVar[type[Game]]
-    choices = TextEnv.choices | {
-        "opponent": ("random", "perfect", "self"),
-        "expert": ("perfect", "random"),
-    }
+    choices = TextEnv.choices | {"opponent": ("random", "perfect", "self"), "expert": ("perfect", "random")}
 
     def _checked(self, options: Mapping[str, Any]) -> dict[str, Any]:
         """`opponent` may be several, with commas, of which the seed draws one, and addresses (pool.py) among them."""

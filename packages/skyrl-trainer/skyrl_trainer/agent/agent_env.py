@@ -128,7 +128,6 @@ class AgentEnv(gymnasium.Env[str, str]):
         return "", reward, not self._play.truncated, self._play.truncated, info
 
     def _next(self) -> Any:
-        """What the agent asks next, without what it has given up, or what it returned."""
         while isinstance(event := self._events.get(), tuple):
             asked, future = json.dumps(event[0]), event[1]
             if asked in self._kept and future.set_running_or_notify_cancel():

@@ -122,7 +122,6 @@ class Conversation:
         return self._joined(ids, rest)
 
     def _joined(self, ids: list[int], text: str) -> list[int]:
-        """With the template's text behind them; an answer may have sampled its end of turn, or been cut before."""
         after = self._prompt.encode(text)
         return ids + (after[1:] if ids and after[:1] == ids[-1:] == [self._prompt.end_of_turn_id] else after)
 

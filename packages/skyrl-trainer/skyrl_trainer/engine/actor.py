@@ -118,7 +118,6 @@ class EngineActor:
             raise EngineDied(self._error)
 
     def _fail(self, sentence: str) -> None:
-        """From now on every call raises EngineDied, once what is done has been collected."""
         with self._lock:
             self._error = sentence
             self._wake(set(self._mail))

@@ -125,7 +125,6 @@ class EndpointClient:
         return [number] if finish == "length" else [number, *said.stop_token_ids], finish, usage
 
     async def _reply(self, path: str, body: dict[str, Any], request: GenerationRequest, told: Usage) -> Any:
-        """The answer, from disk where this try at this item has asked the same before; told gets its usage."""
         body = {"model": self._endpoint.model} | self._endpoint.request | body
         asked = self._endpoint.url, path, body, request.request_id, request.seed
         if (answer := self._replies.get(*asked)) is None:

@@ -42,13 +42,7 @@ class HTTPClient(AbstractAsyncContextManager["HTTPClient"]):
         self._http = aiohttp.ClientSession(connector=connector, headers=headers)
 
     async def ask(
-        self,
-        method: str,
-        path: str,
-        body: Any = None,
-        limit: float = PROBE_SECONDS,
-        tries: int = 1,
-        busy: float = 0.0,
+        self, method: str, path: str, body: Any = None, limit: float = PROBE_SECONDS, tries: int = 1, busy: float = 0.0
     ) -> Any:
         """The answer's JSON, or None. Raises Refused for what no other try mends, or after the last one.
 

@@ -145,7 +145,6 @@ class SteppedEngine(EngineActor, ABC):
             self._fail(f"The engine of {self.model_path} stopped. {reason}")
 
     def _turn(self) -> bool:
-        """Commands, admission, one step; waits when there is nothing to do. False ends the thread."""
         with self._lock:
             while not (self._stopping or self._commands or (self._steps and (self._queue or self._in_flight))):
                 self._lock.wait()

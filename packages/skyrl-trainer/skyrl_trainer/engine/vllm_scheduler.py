@@ -34,7 +34,6 @@ class ShortScheduler(Scheduler):
         self._plain = whole and not any(rare)
 
     def _new_blocks(self, request: Any) -> Any:
-        """Ids that one more token adds: None where there is room, and the full blocks are shared already."""
         tokens, key = request.num_computed_tokens + 1, request.request_id
         room = tokens <= len(self._cache.req_to_blocks.get(key, ())) * self._block
         shared = min(tokens, request.num_tokens) // self._block <= self._cache.num_cached_block.get(key, 0)

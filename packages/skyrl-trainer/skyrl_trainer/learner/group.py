@@ -200,7 +200,6 @@ class LearnerGroup:
             raise failure from first
 
     def _explained(self, method: str, errors: list[Exception | None]) -> UserError:
-        """Blames a learner that died, or else one with an error that nobody foresaw, or any, or one that is late."""
         died, late = ray.exceptions.RayActorError, ray.exceptions.GetTimeoutError
         last_to_blame = (type(None), late, UserError)
         order = [([isinstance(e, kind) for kind in last_to_blame], not isinstance(e, died)) for e in errors]

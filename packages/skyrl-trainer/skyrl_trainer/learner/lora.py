@@ -52,10 +52,7 @@ class LoRALearner(Learner):
         if self.lora.quantization == "none":
             return dtype, {}
         nf4 = BitsAndBytesConfig(
-            load_in_4bit=True,
-            bnb_4bit_quant_type="nf4",
-            bnb_4bit_use_double_quant=True,
-            bnb_4bit_compute_dtype=dtype,
+            load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True, bnb_4bit_compute_dtype=dtype
         )
         return dtype, {"quantization_config": nf4, "device_map": {"": self.device}}
 

@@ -105,7 +105,6 @@ class Segments:
         return visible, tokens, self._tensor(places_P)
 
     def _alike(self) -> list[np.ndarray]:
-        """The segments' numbers by length, cut where padding would cost more than another call."""
         order = np.lexsort((-self.before_S, -self.lengths_S, self.before_S > 0))
         cuts, read, before = [0], 0, 0
         for i, (own, n) in enumerate(zip(self.lengths_S[order], self.before_S[order], strict=True)):

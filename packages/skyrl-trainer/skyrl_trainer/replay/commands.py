@@ -85,7 +85,6 @@ def chat_rows(trajectory: Trajectory) -> Iterator[Json]:
 
 
 def _read(message: Json) -> Json:
-    """An answer that was given elsewhere, or never, is read there and not learned."""
     told = for_template(message)
     told.pop("reasoning_content", None)
     return told | {"weight": 0} if told["role"] == "assistant" else told

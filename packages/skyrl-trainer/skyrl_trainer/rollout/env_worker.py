@@ -86,7 +86,6 @@ class EnvWorker:
             process.end()
 
     def _fork(self, note: int) -> socket.socket:
-        """A new process of envs, which writes its notes into the file `note`: our end of its channel."""
         with self._forking:
             if self._template is None or self._template.poll() is not None:
                 self._requests, theirs = socket.socketpair()

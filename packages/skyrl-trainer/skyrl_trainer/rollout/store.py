@@ -122,7 +122,6 @@ def encoded(trajectory: Trajectory) -> list[bytes]:
 
 
 def _line(group: int, trajectory: Trajectory) -> list[bytes]:
-    """A line's gzip members: those of `encoded`, and between them what was known later."""
     entry = {"group": group, **_named(trajectory, TRAJECTORY_FIELDS)}
     entry["sample"] = _named(trajectory.sample, SAMPLE_FIELDS)
     text, members = _dumps(entry)[:-1] + ',"turns":[', list[bytes]()  # last, where a person finds them

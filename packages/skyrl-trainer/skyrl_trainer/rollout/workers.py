@@ -80,7 +80,6 @@ class Workers:
             ray.kill(worker)
 
     def _start(self, groups: list[list[Trajectory]], how: How) -> None:
-        """Each group to the worker that plays the fewest, at once or as soon as it has a place."""
         new = deque((group, how) for group in groups)
         if how.in_rounds or how.first or len(self._workers) == 1:
             return self._hand_out(new, math.inf)
@@ -123,7 +122,6 @@ class Workers:
             raise UserError(f"Waited {limit:.0f} seconds for the episodes, in vain: a RolloutWorker hangs.")
 
     def _receive(self, ref: Any, index: int) -> None:
-        """What a worker has answered. One that died is started again, and plays its trajectories once more."""
         playing = self._in_play[index]
         try:
             ended: list[Trajectory] | None = ray.get(ref)

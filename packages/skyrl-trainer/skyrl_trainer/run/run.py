@@ -191,7 +191,6 @@ class Run:
                 lost = True
 
     def _restore(self, index: int) -> None:
-        """The policy in force into an engine that Ray has started again; proved by the canary, as every sync."""
         if self.colocation.shared:
             raise EngineDied(f"Engine {index} died; beside the learner on its GPU it cannot load: start the run again.")
         report = self.sync.restore(index)

@@ -68,7 +68,6 @@ class Policy:
         return named(answer, choices)
 
     def _text(self, request: Common, output: GenerationOutput) -> tuple[str, str, str | None]:
-        """The output's text up to the request's first stop string, why it ends, and at which string."""
         text = self._prompt.decode(output.output_ids)
         ends = [(at, stop) for stop in request.stops if stop and (at := text.find(stop)) >= 0]
         at, stop = min(ends, default=(len(text), None))

@@ -47,11 +47,7 @@ class Canary:
         self._client = "canary"
 
     def check(
-        self,
-        version: int,
-        learner_logprobs: Callable[[list[int]], Tensor],
-        report: SyncReport,
-        only: int | None = None,
+        self, version: int, learner_logprobs: Callable[[list[int]], Tensor], report: SyncReport, only: int | None = None
     ) -> StepMetrics:
         """`learner_logprobs(ids)`: log-softmax after each token of `ids`, shape (T, V), position t given ids[:t + 1].
 

@@ -116,7 +116,6 @@ class AlfworldLiteEnv(TextEnv):
         self._world.set_state(state)
 
     def _from_task_id(self, task_id: Any, options: Mapping[str, Any]) -> tuple[dict[str, Any], int]:
-        """A task id settles the type: one that is given beside it must be the same."""
         resolved, index = super()._from_task_id(task_id, {**options, "task_type": "any"})
         asked, task_type = options.get("task_type", "any"), self.make_task(resolved, index).data["type"]
         if asked not in ("any", task_type):
