@@ -108,6 +108,28 @@ def test_what_was_played_before_an_endpoint_fails_is_said(capsys):
     assert err == f"{url}/chat/completions {what}\n"
 
 
+def test_an_episode_that_an_endpoint_refuses_on_the_way_has_failed_and_the_others_go_on(capsys):
+    """Say, for a context that is full."""
+    env = gym.make(skyrl_gym.resolve_env_id("tool_use"))
+
+    def model(request):
+        if len(request["messages"]) == 2:
+            model.seed += 1
+            env.reset(seed=model.seed)
+        elif model.seed == 1:
+            return no(400, "too long")
+        action = env.unwrapped.expert_action()
+        env.step(action)
+        return 200, action
+
+    model.seed = -1
+    with served(model) as (url, _):
+        assert main(["baseline", "tool_use", "--agent", url, "--model", "m", "--episodes", "4"]) == 0
+    out, err = capsys.readouterr()
+    assert "4 episodes" in out and "success 0.750" in out
+    assert err.count("\n") == 1 and err.startswith("Seed 1, after 1 steps: ") and "too long" in err
+
+
 @pytest.mark.parametrize(
     "words, sentence",
     [

@@ -18,7 +18,9 @@ import gymnasium as gym
 import pytest
 
 import skyrl_gym
+from skyrl_gym.adapters.trl import environment_factory
 from skyrl_gym.envs.tool_use.env import ToolUseEnv
+from skyrl_gym.openenv.episode import Episode
 from skyrl_gym.parsing import ToolCall
 from skyrl_gym.tools.mcp import McpServer
 from skyrl_gym.tools.tool import run_call
@@ -130,6 +132,25 @@ def test_an_official_server_over_stdio(folder, token):
     _, reward, terminated, *_ = env.step("<answer>5</answer>")
     assert terminated and reward > 1
     wait_for_none(token)  # without a close
+
+
+def test_its_tools_are_told_before_the_first_reset(plain, token):
+    """By OpenEnv's list, by TRL's methods, and to whoever asks; the session ends with the environment."""
+    with_tools = gym.make(ID, tools=[plain()])
+    names = [each["function"]["name"] for each in with_tools.reset(options=ROW)[1]["tools"]]
+    with_tools.close()
+    env = gym.make(ID, tools=[plain()])
+    assert [each["function"]["name"] for each in env.unwrapped.tools] == names and names
+    env.close()
+    made = environment_factory("tool_use", tools=[plain()])
+    assert {each for each in names if hasattr(made, each)} == {*names}
+    gym.register("skyrl/with_mcp-v0", "skyrl_gym.envs.tool_use.env:ToolUseEnv", kwargs={"tools": [plain()]})
+    try:
+        episode = Episode("skyrl/with_mcp-v0")
+        assert [each["name"] for each in episode.tools] == [*names, "act"]
+        episode.close()
+    finally:
+        del gym.registry["skyrl/with_mcp-v0"]
 
 
 def test_many_episodes_over_http_and_a_list_that_changes(url):

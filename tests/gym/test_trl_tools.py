@@ -12,7 +12,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import cloudpickle
 import gymnasium as gym
@@ -168,6 +168,39 @@ def test_tool_use_may_have_tools_of_your_own() -> None:
     environment.reset(prompt=[])
     assert (environment.add(2, 3), environment.add(x=2), environment.calculator("2 * 3")) == ("5", "3", "6")
     assert "argument 'x' must be" in environment.add("two") and inspect.signature(environment.add).parameters["y"]
+
+
+def test_hints_say_what_a_tools_schema_says_and_the_order_is_pythons(tmp_path: Path) -> None:
+    def pick(way: Literal["up", "down"], steps: list[int], limit: int | None = None) -> str:
+        """Picks."""
+        return f"{way} {steps} {limit}"
+
+    environment: Any = environment_factory("tool_use", tools=["calculator", pick])()
+    parameters = get_json_schema(environment.pick)["function"]["parameters"]
+    told = {name: {**each, "description": None} for name, each in parameters["properties"].items()}
+    assert told["way"] == {"type": "string", "enum": ["up", "down"], "description": None}
+    assert told["steps"] == {"type": "array", "items": {"type": "integer"}, "description": None}
+    assert told["limit"] == {"type": "integer", "nullable": True, "description": None}
+    environment.reset(prompt=[])
+    assert environment.pick("up", [1, 2]) == "up [1, 2] None"
+    # A list of an MCP server's tools, which is read without the server: no `required`, and the optional one first.
+    schemas = [
+        {"properties": {"k": {"type": "integer"}, "query": {"type": "string", "description": "What\n to find."}}},
+        {"properties": {}},
+        {},
+    ]
+    schemas[0]["required"] = ["query"]
+    names = ("find", "none", "bare")
+    listed = [{"name": n, "description": "Does.", "inputSchema": s} for n, s in zip(names, schemas, strict=True)]
+    (tmp_path / "tools.json").write_text(json.dumps(listed))
+    server = {"mcp": {"command": ["no-such-program"], "tools": str(tmp_path / "tools.json")}}
+    environment = environment_factory("tool_use", tools=["calculator", server])()
+    assert {tool.__name__ for tool in methods(environment)} == {*names, "calculator", "answer"}
+    parameters = get_json_schema(environment.find)["function"]["parameters"]
+    assert [*parameters["properties"]] == ["query", "k"] and parameters["required"] == ["query"]
+    assert parameters["properties"]["query"] == {"type": "string", "description": "What to find."}
+    environment.reset(prompt=[])
+    assert "no program 'no-such-program'" in environment.find("x")
 
 
 # TRL's own trainer, on a tiny random model.

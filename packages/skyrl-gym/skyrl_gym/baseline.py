@@ -1,13 +1,14 @@
 """What `random`, `first`, `expert` (docs/environments/baselines.md) or a model behind an endpoint reach in an env."""
 
 import random
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from statistics import fmean, stdev
 from typing import Any
 
 import gymnasium
 
-from skyrl_gym.chat_client import reply
+from skyrl_gym.chat_client import Unanswered, reply
 from skyrl_gym.core import TextEnv
 
 Z = 1.959964
@@ -23,10 +24,18 @@ Episode = tuple[bool, float, int]
 
 
 def episodes(env: Any, agent: Agent, seeds: Iterable[int], options: dict[str, Any] | None = None) -> Iterator[Episode]:
+    """Unanswered ends its episode, and is told, where the episode had begun: it may be too long for the model."""
     for seed in seeds:
         history, total, over = [env.reset(seed=seed, options=options)], 0.0, False
         while not over:
-            observation, reward, terminated, truncated, info = env.step(agent(env, history))
+            try:
+                action = agent(env, history)
+            except Unanswered as error:
+                if len(history) == 1:
+                    raise
+                print(f"Seed {seed}, after {len(history) - 1} steps: {error}", file=sys.stderr)
+                break
+            observation, reward, terminated, truncated, info = env.step(action)
             history.append((observation, info))
             total, over = total + float(reward), terminated or truncated
         yield bool(history[-1][1].get("success")), total, len(history) - 1

@@ -11,8 +11,12 @@ from urllib.request import Request, urlopen
 from skyrl_gym.parsing import said
 
 
+class Unanswered(RuntimeError):
+    """An endpoint has not given what it was asked for."""
+
+
 def fetched(url: str, body: dict[str, Any] | None, seconds: float, part: Callable[[Any], Any]) -> Any:
-    """A part of the JSON at the address, asked by POST where there is a body. RuntimeError where it is not there."""
+    """A part of the JSON at the address, asked by POST where there is a body. Unanswered where it is not there."""
     headers = {"Content-Type": "application/json", "Authorization": f"Bearer {os.environ.get('OPENAI_API_KEY', '-')}"}
     data = None if body is None else json.dumps(body).encode()
     try:
@@ -20,7 +24,7 @@ def fetched(url: str, body: dict[str, Any] | None, seconds: float, part: Callabl
             return part(json.load(answer))
     except (OSError, HTTPException, ValueError, LookupError, TypeError) as error:
         told = f": {error.read(500).decode(errors='replace')}" if isinstance(error, HTTPError) else ""
-        raise RuntimeError(f"{url} gave no answer of OpenAI's API ({type(error).__name__}: {error}{told})") from error
+        raise Unanswered(f"{url} gave no answer of OpenAI's API ({type(error).__name__}: {error}{told})") from error
 
 
 def reply(url: str, model: str, messages: list[dict[str, str]], seconds: float, **sampling: Any) -> str:

@@ -8,7 +8,9 @@ in SkyRL's format; else a task of the split is drawn.
 import inspect
 import json
 from collections.abc import Callable
-from typing import Any
+from functools import reduce
+from operator import or_
+from typing import Any, Literal
 from zlib import crc32
 
 import gymnasium
@@ -16,8 +18,7 @@ import gymnasium
 from skyrl_gym.data import beside, ground_truth
 from skyrl_gym.registry import resolve_env_id
 
-KINDS = {"integer": int, "number": float, "boolean": bool, "array": list}
-"""Of JSON; what is none of them is text."""
+KINDS = {"integer": int, "number": float, "boolean": bool, "object": dict, "null": type(None)}
 NOTE = "Here every action is a tool: call it, in place of writing the action."
 
 
@@ -72,21 +73,35 @@ def environment_factory(env_id: str, **arguments: Any) -> type[TextEnvironment]:
     known = beside(__file__, "trl_tools.yaml")
     told = known[next((base.__name__ for base in type(env).__mro__ if base.__name__ in known), "TextEnv")]
     own = {tool["function"]["name"]: tool["function"] for tool in getattr(env, "tools", ())}
+    env.close()
     names = {*own, *(name for name in told if "action" in told[name])}
     methods = {name: _method(name, told.get(name, {}), own.get(name)) for name in names}
     return type(type(env).__name__, (TextEnvironment,), {**methods, "env_id": env_id, "arguments": arguments})
 
 
+def _hint(schema: dict[str, Any]) -> Any:
+    """What TRL makes this JSON schema of again. What has no such hint is text."""
+    if "anyOf" in schema:
+        return reduce(or_, map(_hint, schema["anyOf"]))
+    if "enum" in schema:
+        return Literal[tuple(schema["enum"])]
+    if schema.get("type") == "array":
+        return list[_hint(schema.get("items", {}))]  # type: ignore[misc]
+    return KINDS.get(str(schema.get("type")), str)
+
+
 def _method(name: str, told: dict[str, Any], own: dict[str, Any] | None) -> Callable[..., str]:
     """told: by trl_tools.yaml. own: the schema of a tool that the environment has itself, called in its grammar."""
-    own = own or {"description": told["does"], "parameters": {"properties": {}}}
+    own = own or {"description": told["does"], "parameters": {"required": told.get("arguments", ())}}
     schema, action = own["parameters"], told.get("action")
-    says = told.get("arguments") or dict.fromkeys(schema["properties"], "As above.")
+    known, required = schema.get("properties", {}), schema.get("required", ())
+    told_of = {each: " ".join(known[each].get("description", "As above.").split()) for each in known}
+    says = told.get("arguments") or dict(sorted(told_of.items(), key=lambda each: each[0] not in required))
     place = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
     parameters = [place]
     for each in says:
-        hint = KINDS.get(schema["properties"].get(each, {}).get("type"), str)
-        default = place.empty if each in schema.get("required", says) else None
+        hint = _hint(known.get(each, {}))
+        default = place.empty if each in required else None
         parameters.append(place.replace(name=each, annotation=hint, default=default))
     signature = inspect.Signature(parameters)
 

@@ -28,13 +28,16 @@ class Episode:
         space = self._env.action_space
         if not isinstance(space, Text):
             raise ValueError(f"{env_id} acts by {space}, and only text can be served.")
-        own = [dict(schema["function"]) for schema in getattr(self._env.unwrapped, "tools", ())]
-        self.tools = [each | {"inputSchema": each.pop("parameters")} for each in own]
-        self.tools.append(_ACT | {"inputSchema": SCHEMA["action"]})
-        """As MCP lists them: the environment's own, and `act`, which takes any action."""
         self.waits = bool((self._env.metadata or {}).get("waits"))
         self._state: Said = {"episode_id": None, "step_count": 0}
         self._over = False
+
+    @property
+    def tools(self) -> list[Said]:
+        """As MCP lists them: the environment's own, and `act`, which takes any action."""
+        own = [dict(schema["function"]) for schema in getattr(self._env.unwrapped, "tools", ())]
+        listed = [each | {"inputSchema": each.pop("parameters")} for each in own]
+        return [*listed, _ACT | {"inputSchema": SCHEMA["action"]}]
 
     def reset(self, request: Mapping[str, Any]) -> Said:
         """request: seed, episode_id, task_id (or a task's number), and the environment's options."""

@@ -66,11 +66,17 @@ class ToolUseEnv(TextEnv):
         self._chosen = [item for items in found for item in items]
         self._toolboxes: dict[tuple[str, str], dict[str, Tool]] = {}
         self._tools = self._toolbox(self.defaults)
-        self.tools = [item.schema for item in self._tools.values()]
         listed = "\n".join(json.dumps(schema["function"], ensure_ascii=False) for schema in self.tools)
         texts = tasks.data()["texts"]
         self._instructions = [text.format(tools=listed, limit=MAX_CALLS) for text in texts["instructions"]]
         self._bare = [text.format(limit=MAX_CALLS) for text in texts["instructions_without_tools"]]
+
+    @property
+    def tools(self) -> list[dict[str, Any]]:
+        """Their schemas. MCP servers are asked, in a session, where there was no `reset` yet."""
+        if not self._tools:
+            self._offer()
+        return [item.schema for item in self._tools.values()]
 
     def _toolbox(self, options: Mapping[str, Any]) -> dict[str, Tool]:
         world = options["lang"], options["split"]
