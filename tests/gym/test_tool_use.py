@@ -210,6 +210,20 @@ def test_a_row_whose_answer_can_never_be_right_is_refused(truth):
         env.reset(options={"task": {"prompt": "?", "ground_truth": truth}})
 
 
+@pytest.mark.parametrize(
+    "truth, said", [(1e-07, "0.0000001"), (1e16, "10000000000000000"), (-2.5e20, "-25" + "0" * 19)]
+)
+def test_a_truth_that_python_writes_with_an_exponent_is_a_number(truth, said):
+    row = {"prompt": "How much?", "ground_truth": truth}
+    for env_id, form in ((ID, "<answer>{}</answer>"), ("skyrl/text_math-v0", "\\boxed{{{}}}")):
+        env = gym.make(env_id)
+        for answer, right in ((said, True), (f"{said[:-1]}3", False)):
+            env.reset(options={"task": row})
+            assert env.step(form.format(answer))[4]["success"] is right
+        env.reset(options={"task": row})
+        assert env.step(env.unwrapped.expert_action())[4]["success"]
+
+
 def test_a_template_that_lists_the_tools_gets_instructions_without_them() -> None:
     row = {"prompt": [{"role": "system", "content": "Be kind."}, {"role": "user", "content": "1+1?"}]}
     row |= {"data_source": "mine", "env_class": "tool_use", "reward_spec": {"method": "rule", "ground_truth": "2"}}

@@ -105,6 +105,8 @@ def test_shared_memory_is_refused():
         gym.make_vec(GUESS, num_envs=2, vectorization_mode="async")
     with pytest.raises(ValueError, match="valid ones are 'sync' and 'async'"):
         skyrl_gym.make_vec(GUESS, 2, "threads")
+    with pytest.raises(ValueError, match="num_envs is 0, expected at least 1"):
+        skyrl_gym.make_vec(GUESS, 0)
 
 
 def test_an_environment_of_rows_goes_on_with_its_rows_where_nobody_gives_options(tmp_path):

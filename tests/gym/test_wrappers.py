@@ -55,6 +55,15 @@ def test_an_episode_whose_options_are_numpys_is_recorded(tmp_path):
     assert replay(tmp_path / "episodes.jsonl") == 2
 
 
+def test_an_argument_that_no_record_can_hold_is_a_sentence(tmp_path):
+    def shout(word: str) -> str:
+        """Shouts."""
+        return word.upper()
+
+    with pytest.raises(ValueError, match=r"RecordEpisodes writes the arguments .* as JSON: .* function is not"):
+        RecordEpisodes(gym.make("skyrl/tool_use-v0", tools=[shout]), tmp_path / "episodes.jsonl")
+
+
 @pytest.mark.parametrize("env_id", IDS)
 def test_recorded_episodes_replay_until_something_differs(env_id, tmp_path):
     path = tmp_path / "episodes.jsonl"

@@ -201,7 +201,6 @@ def _engine(folder: Path, max_tokens: int) -> tuple[int, dict[str, Any]]:
 
 
 def _config(args: argparse.Namespace, bench: Benchmark, length: int, model: dict[str, Any] | None = None) -> Config:
-    """What rollouts and engines are told, in the terms of training."""
     steps = max(bench.steps, TOOL_STEPS) if args.tools else bench.steps
     workers = 2 * (os.cpu_count() or 1) if bench.slow else WAITING_WORKERS if args.tools else 1
     generator = {"max_turns": steps, "max_concurrency": args.concurrency, "max_model_len": length}
@@ -245,7 +244,6 @@ def _progress(run: Run, samples: int, over: threading.Event) -> None:
 
 
 def _solved_before(args: argparse.Namespace) -> Run:
-    """A run on disk, with the items that it was made of."""
     if not args.out:
         raise UserError("--grade-only needs --out with the folder of a run.")
     manifest = read_json(args.out, "manifest.json")

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import re
 import signal
+from decimal import Decimal
 from fractions import Fraction
 from threading import current_thread, main_thread
 from typing import TypeAlias
@@ -65,6 +66,11 @@ def canonical(text: str) -> Answer | None:
             text = pattern.sub(replacement, text)
     text = re.sub(r"百分之 *([0-9./]+)", r"\1%", text)
     return _parse(" ".join(text.split()), _DEEPEST)
+
+
+def written(truth: object) -> str:
+    """A row's truth in this grammar, which has none of the exponents that Python writes: 0.0000001 for 1e-07."""
+    return f"{Decimal(str(truth)):f}" if isinstance(truth, float) else str(truth)
 
 
 def same(given: str, truth: str) -> bool:

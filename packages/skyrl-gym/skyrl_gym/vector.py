@@ -28,6 +28,8 @@ def make_vec(
     """
     if vectorization_mode not in ("sync", "async"):
         raise ValueError(f"vectorization_mode is {vectorization_mode!r}; valid ones are 'sync' and 'async'.")
+    if num_envs < 1:
+        raise ValueError(f"num_envs is {num_envs}, expected at least 1.")
     settings = {"autoreset_mode": autoreset_mode, **kwargs.pop("vector_kwargs", {})}
     if vectorization_mode == "async":
         settings["shared_memory"] = False

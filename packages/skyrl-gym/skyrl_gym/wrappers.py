@@ -72,7 +72,10 @@ class RecordEpisodes(TextWrapper, RecordConstructorArgs):
             raise ValueError("RecordEpisodes takes environments of gymnasium.make only: replay needs their spec.")
         RecordConstructorArgs.__init__(self, path=str(path))
         super().__init__(env)
-        self._path, self._spec = Path(path), json.loads(env.spec.to_json())
+        try:
+            self._path, self._spec = Path(path), json.loads(env.spec.to_json())
+        except TypeError as error:
+            raise ValueError(f"RecordEpisodes writes the arguments of gymnasium.make as JSON: {error}.") from error
         self._episode: dict[str, Any] = {}
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Reset:

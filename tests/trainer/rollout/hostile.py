@@ -188,6 +188,7 @@ HOSTILE: dict[str, Callable[[Any], Any]] = {
     "observation_none": lambda env: answer(observation=None),
     "observation_bytes": lambda env: answer(observation=b"bad"),
     "info_none": lambda env: answer(info=None),
+    "success_text": lambda env: answer(info={"success": "false"}),
     "info_recursive": recursive,
     "info_giant": lambda env: answer(info={"text": "x" * 20_000_000}),
     "info_repr": lambda env: answer(info={"node": Node()}),

@@ -39,6 +39,7 @@ SAYS = {
     "clock": "hung or crashed its EnvWorker: its process ended with exit status 1.",
     "observation_bytes": "The env gave an observation that is a bytes, and it must be a str.",
     "info_none": "The env gave an info that is a NoneType, and it must be a dict.",
+    "success_text": "The env gave info['success'] as the text 'false', and it must be True or False.",
     "info_giant": "The env gave an info of 20000012 characters, and 16777216 are the most.",
     "exits.py": "exits.py failed with SystemExit: 3 (",
 }

@@ -198,7 +198,6 @@ class AgentEnv(gymnasium.Env[str, str]):
         return asyncio.run(asyncio.wait_for(returned, None)) if inspect.isawaitable(returned) else returned
 
     def _command(self) -> Any:
-        """Its last line as JSON, or None where that is something else."""
         assert self._agent
         tail = b""
         with subprocess.Popen(self._agent, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE) as process:
@@ -245,7 +244,6 @@ def _checked(returned: Any) -> Json:
 
 
 def _news(messages: list[Json]) -> str:
-    """What has been said since the assistant spoke, for people."""
     told = [for_template(each) for each in messages]
     last = max((place for place, each in enumerate(told) if each["role"] == "assistant"), default=-1)
     return "\n".join(each["content"] for each in told[last + 1 :])

@@ -82,7 +82,6 @@ def require_gym() -> None:
 
 
 def _try_vllm() -> tuple[bool, str]:
-    """(it imports, its version and platform or the error's last line)."""
     try:
         done = subprocess.run([sys.executable, "-c", PROBE], capture_output=True, text=True, timeout=180)
     except subprocess.TimeoutExpired:

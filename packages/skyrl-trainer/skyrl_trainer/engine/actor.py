@@ -144,7 +144,6 @@ class EngineActor:
         return bool(self._queue) and running < self.max_num_seqs + FIRST_SEQS * self._queue[0][1].first
 
     def _room(self, request: GenerationRequest) -> int:
-        """Tokens that an answer can have; ValueError when there is room for none."""
         room = self.max_model_len - len(request.prompt_ids)
         if room <= 0:
             raise ValueError(

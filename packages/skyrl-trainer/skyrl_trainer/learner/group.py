@@ -185,7 +185,6 @@ class LearnerGroup:
         return actor.remote(self.config, rank, self.size, address, self.store.port)
 
     def _everywhere(self, method: str, *arguments: Any) -> list[Any]:
-        """The answers of all actors, by rank."""
         if self.failure is not None:
             raise self.failure
         calls = [getattr(actor, method).remote(*arguments) for actor in self.actors]

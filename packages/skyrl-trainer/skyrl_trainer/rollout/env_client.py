@@ -195,7 +195,6 @@ class RemoteEnv:
                 self.close_error = f"The env's close was not answered after {timeout:g} seconds."
 
     async def _settle(self, action: str | None) -> EnvReply:
-        """Does a reset (None) or a step, in as many processes as it takes."""
         while True:
             if self._host is None:
                 reply = await self._build(action)

@@ -214,7 +214,6 @@ class Envs:
         return {"kind": "waiting"}
 
     def _ended(self, keys: list[str]) -> Iterator[tuple[str, Said]]:
-        """What the calls in threads have answered that have ended or taken too long."""
         for key in keys:
             thread = self._threads.get(key)
             if thread is None:
@@ -333,6 +332,8 @@ def _info(info: Any) -> str:
     if isinstance(parts := info.get("reward_parts"), dict):
         parts = {str(name)[:100]: _number(f"reward_parts[{name!r}]", part) for name, part in parts.items()}
         info = info | {"reward_parts": parts}
+    if isinstance(solved := info.get("success"), str):
+        raise UserError(f"The env gave info['success'] as the text {solved!r:.100}, and it must be True or False.")
     text = "\\ud"
     with contextlib.suppress(TypeError, ValueError):  # not where it holds other things
         text = json.dumps(info)

@@ -176,7 +176,6 @@ class Episode:
             self.clock.reschedule(when)
 
     async def _ask(self, number: int, memory: "Context", new_ids: list[int], new_segment: bool) -> Turn | None:
-        """One turn of the policy; None when the engine refused the request."""
         self.doing = f"waiting for the tokens of turn {number}"
         trajectory, sampling = self.trajectory, self.settings.sampling
         room = min(memory.most or sampling.max_tokens, self.settings.max_model_len - len(memory.context))

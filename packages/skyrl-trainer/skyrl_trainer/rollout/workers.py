@@ -142,7 +142,6 @@ class Workers:
         self._hand_out(self._waiting, self._places)
 
     def _play_again(self, index: int) -> None:
-        """A worker has died: once more all that it played."""
         self.watch()
         self._deaths[index] += 1
         if self._deaths[index] > MAX_RESTARTS:

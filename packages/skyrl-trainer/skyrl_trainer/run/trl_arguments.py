@@ -83,7 +83,6 @@ def refuse_others(given: Any, default: Any, known: Collection[str], values: Mapp
 
 
 def _steps(args: Any, rows: int | None) -> dict[str, Any]:
-    """How much is learned from at a time, how long, and what happens when."""
     update = args.per_device_train_batch_size * args.world_size * args.gradient_accumulation_steps
     rollout = args.generation_batch_size
     size = max(update, rollout)

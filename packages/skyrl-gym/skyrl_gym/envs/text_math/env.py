@@ -7,7 +7,7 @@ from importlib.util import find_spec
 from types import ModuleType
 from typing import Any, ClassVar
 
-from skyrl_gym.answers import LONGEST, Answer, canonical, verified
+from skyrl_gym.answers import LONGEST, Answer, canonical, verified, written
 from skyrl_gym.core import SPLITS, Choices, Outcome, RowsOnly, Task, TextEnv
 from skyrl_gym.data import ROLES, read_row, row_id
 from skyrl_gym.envs.text_math import arithmetic, logic, words
@@ -18,7 +18,7 @@ _FAMILIES: dict[str, ModuleType] = {"arithmetic": arithmetic, "words": words, "l
 
 
 def boxed(answer: object) -> str:
-    return f"\\boxed{{{answer}}}"
+    return f"\\boxed{{{written(answer)}}}"
 
 
 def _read(text: str, hashes: bool) -> Answer | None:
@@ -83,7 +83,7 @@ class TextMathEnv(TextEnv):
         hashes, truth = self.task.data.get("hashes", False), self.task.ground_truth
         if self.task.data.get("verify"):
             well_formed = 0 < len(given := last_answer(action, hashes=hashes) or "") <= LONGEST
-            correct = well_formed and verified(given, str(truth))
+            correct = well_formed and verified(given, written(truth))
         else:
             answer, right = _read(action, hashes), _read(boxed(truth), hashes)
             well_formed, correct = type(answer) is type(right), answer == right

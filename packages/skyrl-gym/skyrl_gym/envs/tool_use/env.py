@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from skyrl_gym.answers import canonical, same
+from skyrl_gym.answers import canonical, same, written
 from skyrl_gym.core import Outcome, Task, TextEnv
 from skyrl_gym.data import read_row, row_id
 from skyrl_gym.envs.tool_use import tasks
@@ -120,12 +120,12 @@ class ToolUseEnv(TextEnv):
         if prompt[-1]["role"] != "user" or any(message["role"] != "system" for message in prompt[:-1]):
             raise ValueError("options['task']: field 'prompt' must be system messages, or none, and one user message.")
         known = isinstance(truth, str | int | float) and not isinstance(truth, bool)
-        if not known or canonical(str(truth)) is None:
+        if not known or canonical(written(truth)) is None:
             what = "a number, a word, a list or a set (skyrl_gym.answers)"
             raise ValueError(f"options['task']: field 'reward_spec.ground_truth' must be {what}, got {truth!r:.60}.")
         *said, text = (message["content"] for message in prompt)
         instructions = "\n\n".join([*said, self._instructions[tasks.LANGS.index(options["lang"])]])
-        return Task(row_id(prompt), text, str(truth), instructions=instructions, data={"plan": []})
+        return Task(row_id(prompt), text, written(truth), instructions=instructions, data={"plan": []})
 
     def begin(self, task: Task) -> str:
         self.set_env_state({"calls": 0, "accepted": 0, "made": []})
