@@ -82,5 +82,5 @@ def missing(taskset, task):
         yield "a runtime"
     if task.toolsets(task.config) or taskset.toolsets(taskset.config):
         yield "tools"
-    if not task.data.prompt_text:
-        yield "a prompt in text"
+    if not task.data.prompt_text or (not isinstance(task.data.prompt, str) and len(task.data.prompt) > 1):
+        yield "a prompt of one text"

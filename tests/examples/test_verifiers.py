@@ -126,7 +126,10 @@ def test_the_datas_own_answers_are_paid_by_the_tasksets_own_rewards(address: str
     [
         ('register("endless")', "The taskset 'endless' has no end: give a limit."),
         ('register("endless", limit=5)', "The taskset 'endless' has 5 tasks, and 10 are needed for three splits."),
-        ('register("silent")', "The taskset 'silent' needs a prompt in text: only tasks of one turn are played here."),
+        (
+            'register("silent")',
+            "The taskset 'silent' needs a prompt of one text: only tasks of one turn are played here.",
+        ),
         ('register("confined")', "The taskset 'confined' needs a runtime: only tasks of one turn are played here."),
     ],
 )

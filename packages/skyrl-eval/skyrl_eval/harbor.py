@@ -18,7 +18,7 @@ from skyrl_gym.core import Choices, Outcome, Task
 from skyrl_gym.tools.tool import responses
 
 TEST_SECONDS = 600.0
-WORKDIR = re.compile(r"^WORKDIR (/(?:app|opt|root|srv|testbed|workspace)\S*)$", re.MULTILINE)
+WORKDIR = re.compile(r"^WORKDIR (/(?:app|code|data|home|opt|project|repo|root|src|srv|testbed|work)\S*)$", re.MULTILINE)
 BUILDS = re.compile(rf"^[ \t]*+(?!#|FROM |{WORKDIR.pattern[1:]}|COPY (?:\.|[\w-]+\.\w+) \./?$)\S.*", re.MULTILINE)
 """Lines of a Dockerfile for which it is not enough to copy the folder to the working directory."""
 

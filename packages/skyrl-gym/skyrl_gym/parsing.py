@@ -118,7 +118,6 @@ def parse_tool_calls(text: str) -> list[ToolCall | ParseError]:
 
 
 def _read_call(text: str, start: int) -> tuple[ToolCall | ParseError, int]:
-    """The call whose opening tag ends at `start`, and where to read on."""
     fence = _BEFORE_JSON.match(text, start)
     begin = fence.end() if fence else start
     try:

@@ -11,6 +11,7 @@ import torch
 from skyrl_trainer.algorithms.advantages import by_group, estimator, register_estimator
 from skyrl_trainer.algorithms.losses import adapted
 from skyrl_trainer.algorithms.options import CommonOptions
+from skyrl_trainer.algorithms.rewards import without_sampled_tokens
 from skyrl_trainer.errors import UserError
 from skyrl_trainer.run.trainers import PPOTrainer
 from skyrl_trainer.settings import Config
@@ -220,6 +221,19 @@ def test_kl_penalties_come_off_the_returns_of_a_group() -> None:
     batch = batch_of([[[1.0], [2.0]]])
     batch.kl_penalties = [[0.25, 0.25], [0.0, 1.5]]
     assert per_trajectory(estimator("rloo")(batch, options(), None)) == [0.0, 0.0]
+
+
+@pytest.mark.parametrize("name", ["grpo", "rloo", "maxrl"])
+def test_a_try_that_is_not_learned_from_has_no_kl_to_compare_with(name: str) -> None:
+    """DAPO's overlong_filter takes the tokens of cut-off tries: a KL of 0 there would be a reward for the others."""
+    batch = batch_of([[[1.0]] * 4, [[1.0]] * 4])
+    cut = [1, 5, 6, 7]
+    batch.trajectories = [without_sampled_tokens(t) if i in cut else t for i, t in enumerate(batch.trajectories)]
+    batch.kl_penalties = [[] if i in cut else [0.1 * (i + 1), 0.1] for i in range(8)]
+    found = estimator(name)(batch, options(), None).advantages
+    first = [0.1 * (i + 1) + 0.1 for i in (0, 2, 3)]
+    expected = [-(kl - (sum(first) - kl) / 2) for kl in first]
+    assert [max(found[i], key=abs) for i in (0, 2, 3)] == pytest.approx(expected) and not any(found[4])
 
 
 @pytest.mark.parametrize("name", ["grpo", "rloo", "maxrl", "reinforce++", "gae"])

@@ -185,6 +185,8 @@ def test_mini_batches_and_epochs_take_their_optimizer_steps_and_clip(tmp_path: P
     [
         ("constant_with_warmup", 3, [1 / 3, 2 / 3, 1, 1, 1]),
         ("constant_with_warmup", 0, [1, 1, 1, 1, 1]),
+        ("constant", 3, [1 / 3, 2 / 3, 1, 1, 1]),
+        ("constant", 0, [1, 1, 1, 1, 1]),
         ("linear", 0, [1, 0.8, 0.6, 0.4, 0.2]),
         ("linear", 2, [0.5, 1, 0.75, 0.5, 0.25]),
     ],

@@ -134,12 +134,14 @@ def test_redirected_output_is_one_plain_line_a_step() -> None:
         table.step({"step": 0, "eval/success": 0.39, "time/eval": 1.0})
         table.step({"step": 1, "reward/mean": 0.5, "kl/engine_learner": math.nan, "tokens/per_second": 12345.6})
         table.note("saved [red]checkpoints/step_1[/red]")
+        table.step({"step": 2, "reward/mean": 0.5, "failed": 3.0, "eval/failed": 1.0})
     lines = out.getvalue().splitlines()
     assert lines[0] == header()
     assert lines[1].split() == ["0", "0.390", "1.00s"]
     assert lines[2].split()[:4] == ["1", "0.500", "12,346", "nan"]
     assert lines[3] == "saved [red]checkpoints/step_1[/red]"
-    assert len(lines) == 4 and "\x1b" not in out.getvalue()
+    assert lines[5] == "step 2: 4 episodes failed; `skyrl-trainer view` shows why"
+    assert len(lines) == 6 and "\x1b" not in out.getvalue()
 
 
 def test_a_terminal_has_the_same_rows() -> None:

@@ -39,7 +39,7 @@ def learned(monkeypatch: pytest.MonkeyPatch, library: str, played: Recorder) -> 
     monkeypatch.setitem(sys.modules, library, played)
     config = load_config(None, [f"trainer.logger={library}", "trainer.run_name=mine", "trainer.project_name=sums"])
     tracker = Tracker(config)
-    tracker.log({"step": 3.0, "loss": 0.5, "kl": float("nan")})
+    tracker.log({"step": 3.0, "loss": 0.5, "kl": float("nan"), "reward/right (exact)": 1.0})
     tracker.close()
     return {name: (words, named) for name, words, named in played.calls}, flatten(config)
 
@@ -51,13 +51,14 @@ def test_mlflow_gets_the_run_its_settings_and_figures(monkeypatch: pytest.Monkey
     calls, settings = learned(monkeypatch, "mlflow", played)
     assert calls["create_experiment"][1]["name"] == "sums" and calls["start_run"][1]["run_name"] == "mine"
     assert calls["log_params"][0] == (settings,)
-    assert calls["log_metrics"] == (({"loss": 0.5},), {"step": 3}) and "end_run" in calls
+    # Its store in files has one a name, of which none may be another's folder: `tokens` and `tokens/trained`.
+    assert calls["log_metrics"] == (({"loss": 0.5, "reward.right .exact.": 1.0},), {"step": 3}) and "end_run" in calls
 
 
 def test_swanlab_gets_the_run_its_settings_and_figures(monkeypatch: pytest.MonkeyPatch) -> None:
     calls, settings = learned(monkeypatch, "swanlab", Recorder("init", "log", "finish", config={}))
     assert calls["init"][1] == {"project": "sums", "experiment_name": "mine", "config": settings}
-    assert calls["log"] == (({"loss": 0.5},), {"step": 3}) and "finish" in calls
+    assert calls["log"] == (({"loss": 0.5, "reward/right (exact)": 1.0},), {"step": 3}) and "finish" in calls
 
 
 def test_the_machines_of_prometheus_are_those_of_now(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -282,6 +282,12 @@ def test_a_script_leaves_the_files_of_a_run_that_goes_on(tmp_path: Path) -> None
     assert {path: path.read_bytes() for path in before} == before
 
 
+def test_a_learner_of_several_makes_its_trainer_while_the_run_holds_the_folder(tmp_path: Path) -> None:
+    config = trainer(tmp_path).config
+    with RunFolder(config):
+        assert GRPOTrainer(config).config.run_path == config.run_path
+
+
 def test_a_run_goes_on_by_itself_and_from_nowhere_else(tmp_path: Path) -> None:
     for given in (False, "checkpoint-100"):
         with pytest.raises(UserError, match="resume_from_checkpoint: a run goes on from its newest one"):

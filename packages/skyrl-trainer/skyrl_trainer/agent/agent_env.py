@@ -233,7 +233,6 @@ async def _played(call: Callable[..., Any], *arguments: str) -> Any:
 
 
 def _checked(returned: Any) -> Json:
-    """What the agent returned, None, a number or a dictionary, as the last."""
     told: Json = dict(returned) if isinstance(returned, dict) else {"reward": returned}
     reward: Any = told.get("reward")
     told["reward"] = reward = reward.item() if hasattr(reward, "item") else reward  # of numpy or torch

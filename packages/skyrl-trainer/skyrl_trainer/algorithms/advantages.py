@@ -90,6 +90,7 @@ def by_group(rewards: RewardBatch, advantages_of: Callable[[Tensor], Tensor]) ->
     the mean's rounding. A KL in the reward comes off less the others' mean and undivided, for the same reason."""
     returns_M, group_M = trajectory_returns(rewards), torch.tensor(rewards.group_index)
     kl_M = torch.tensor([sum(tokens) for tokens in rewards.kl_penalties or [[]] * len(returns_M)], dtype=torch.float64)
+    sampled_M = torch.tensor([trajectory.num_output_tokens > 0 for trajectory in rewards.trajectories])
     advantages_M = torch.zeros_like(returns_M)
     for number in set(rewards.group_index):
         members_M = group_M == number
@@ -99,7 +100,8 @@ def by_group(rewards: RewardBatch, advantages_of: Callable[[Tensor], Tensor]) ->
             if getattr(values, "shape", None) != group.shape:
                 raise UserError(f"An estimator gave {values!r:.60} by_group: it should give {len(group)} advantages.")
             advantages_M[members_M] = values
-        if len(group) > 1:
+        members_M &= sampled_M
+        if members_M.sum() > 1:
             advantages_M[members_M] -= less_the_others(kl_M[members_M])
     return spread_over_tokens(rewards, advantages_M)
 

@@ -100,7 +100,6 @@ class VLLMEngine(SteppedEngine):
         return list(self._written.get(request_id, ()))
 
     def _end(self, output: Any) -> GenerationOutput:
-        """The whole answer, with the last that vLLM's core has for it."""
         del self._reserved[output.request_id]
         answer = self._answers.pop(output.request_id)
         self._written.pop(answer.request_id, None)

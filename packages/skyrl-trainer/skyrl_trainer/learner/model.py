@@ -143,6 +143,7 @@ class Optimized:
         except (TypeError, ValueError, RuntimeError) as error:
             raise UserError(f"trainer.optimizer_kwargs does not fit torch.optim.AdamW: {error}.") from error
         kind, warm = settings.lr_scheduler_type, settings.warmup_steps
+        kind = "constant_with_warmup" if kind == "constant" else kind  # to transformers, that one has none
         try:
             self.scheduler: Any = get_scheduler(kind, self.optimizer, warm, total_steps + (warm > 0))
             if not isinstance(self.scheduler, LambdaLR):

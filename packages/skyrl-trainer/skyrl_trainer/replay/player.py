@@ -78,7 +78,6 @@ def compare(trajectory: Trajectory, replies: list[EnvReply]) -> Difference | Non
 
 
 def _pairs(turn: Turn | list[dict[str, str]], reply: EnvReply) -> list[tuple[str, Any, Any]]:
-    """(field, recorded, replayed) of a turn, or of the first messages."""
     parts = reply.info.get("reward_parts")
     if isinstance(turn, list):
         said = {"user": reply.observation, "system": reply.info.get("instructions", "")}

@@ -87,6 +87,8 @@ class LiveTable:
         self._rows += 1
         self._print(row(metrics, self._columns), "green" if "eval/success" in metrics else "")
         self._progress.update(self._task, completed=metrics["step"])
+        if failed := metrics.get("failed", 0.0) + metrics.get("eval/failed", 0.0):
+            self.note(f"step {metrics['step']:.0f}: {failed:.0f} episodes failed; `skyrl-trainer view` shows why")
 
     def _print(self, text: str, style: str) -> None:
         # soft_wrap: never cut or broken by us, however narrow the window or file is thought to be.

@@ -1,6 +1,7 @@
 """`trainer.logger`: accelerate's trackers and Prometheus; nothing is sent to anybody unless the setting asks for it."""
 
 import math
+import re
 from typing import Any
 
 from skyrl_trainer.config import Config, flatten
@@ -16,7 +17,7 @@ class Tracker:
     def __init__(self, config: Config, last_step: int = 0) -> None:
         self._tracker: Any = None
         trainer = config.trainer
-        self._prometheus = trainer.logger == "prometheus"
+        self._logger = trainer.logger
         if trainer.logger == "none":
             return
         from accelerate.tracking import LOGGER_TYPE_TO_CLASS
@@ -29,7 +30,7 @@ class Tracker:
             "swanlab": {"experiment_name": name, "config": values},
         }
         given = kinds.get(trainer.logger, {"name": name, "config": values})
-        if self._prometheus:
+        if trainer.logger == "prometheus":
             self._tracker = load("skyrl_trainer.report.prometheus:PrometheusTracker")(config)
         else:
             self._tracker = LOGGER_TYPE_TO_CLASS[trainer.logger](project, **given)
@@ -46,7 +47,9 @@ class Tracker:
         """worked: when each engine computed in the step; Prometheus gets its seconds as `busy/engine <number>`."""
         if self._tracker:
             values = {key: float(value) for key, value in metrics.items() if key != "step" and math.isfinite(value)}
-            if worked and self._prometheus:
+            if self._logger == "mlflow":  # which may keep a file each, of a name without other signs
+                values = {re.sub(r"[^\w. -]", ".", key): value for key, value in values.items()}
+            if worked and self._logger == "prometheus":
                 values |= {f"busy/{who}": sum(end - start for start, end in own) for who, own in worked.items()}
             self._tracker.log(values, step=int(metrics["step"]))
 

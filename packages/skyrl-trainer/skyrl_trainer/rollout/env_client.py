@@ -104,7 +104,6 @@ class Host:
         return await future
 
     async def _ask(self) -> None:
-        """One question for all that wait, again and again until none does."""
         while self._waiting:
             await asyncio.sleep(ASK_SECONDS)
             asked = {key: future for key, future in self._waiting.items() if not future.done()}

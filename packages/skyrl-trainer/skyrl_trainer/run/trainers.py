@@ -9,6 +9,7 @@
 
 import shutil
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -91,7 +92,8 @@ class GRPOTrainer(GRPO):
         self.callbacks = Callbacks(callbacks, args)
         if processing_class is not None and model is None:
             raise UserError("processing_class needs a model beside it.")
-        with RunFolder(config):  # a run that goes on may read these files
+        writes = any(each is not None for each in (model, *needed.values(), eval_dataset, environment_factory, tools))
+        with RunFolder(config) if writes else nullcontext():  # a run that goes on may read these files
             if model is not None:
                 config.trainer.policy.model.path = write_model(folder / "init" / "given", model, processing_class)
             if peft_config is not None:

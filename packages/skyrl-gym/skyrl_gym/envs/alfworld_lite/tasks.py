@@ -86,7 +86,6 @@ def ready(world: World, data: dict[str, Any], name: str) -> bool:
 
 @cache
 def _spots(room: Layout) -> list[tuple[str, list[str]]]:
-    """The object kinds of a room, each with the places that can contain it."""
     kinds = load()["rooms"][room.room]["objects"]
     spots = [(kind, [place for place in room.places if fits(kind, place)]) for kind in kinds]
     return [(kind, places) for kind, places in spots if places]

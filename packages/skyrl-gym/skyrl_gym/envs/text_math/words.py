@@ -85,13 +85,11 @@ def _pairs(which: int, split: str) -> list[tuple[Fraction, ...]]:
 
 
 def _rest(story: dict[str, Any], difficulty: int) -> dict[str, tuple[Fraction, ...]]:
-    """What each number may be that is named after the first sentence."""
     first = _numbers(story, 1)
     return {name: values for name, values in _numbers(story, difficulty).items() if name not in first}
 
 
 def _numbers(story: dict[str, Any], difficulty: int) -> dict[str, tuple[Fraction, ...]]:
-    """What each number may be that the first sentences of a story name."""
     told = "".join(step["en"] for step in story["steps"][:difficulty])
     return {name: _values(spec) for name, spec in story["numbers"].items() if f"{{{name}}}" in told}
 
