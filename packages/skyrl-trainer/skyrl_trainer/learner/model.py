@@ -13,7 +13,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.checkpoint import checkpoint
-from transformers import PreTrainedModel, get_scheduler
+from transformers import PreTrainedModel
 
 from skyrl_trainer.agent.tokenizer import load_tokenizer
 from skyrl_trainer.errors import UserError
@@ -136,6 +136,8 @@ class Optimized:
 
     def make_optimizer(self, parts: list[list[torch.nn.Parameter]], learning_rate: float, total_steps: int) -> None:
         """parts: sharded and whole weights apart, which no fused step takes together. total_steps: of the whole run."""
+        from transformers import get_scheduler  # imports peft and bitsandbytes: while the engines load
+
         self.parts, settings = parts, self.config.trainer
         groups = [{"params": part} for part in parts]
         try:
