@@ -1,6 +1,7 @@
 """`python -m skyrl_gym baseline`: figures of simple agents and of models behind endpoints; a mistake is a sentence."""
 
 import json
+import os
 import re
 
 import gymnasium as gym
@@ -209,3 +210,12 @@ def test_a_wrong_word_is_no_traceback(capsys, words, sentence):
     except SystemExit as ended:
         code = ended.code
     assert code == 2 and sentence.lower() in capsys.readouterr().err.lower()
+
+
+def test_this_machines_own_endpoint_is_asked_past_a_proxy(capsys, monkeypatch):
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+    monkeypatch.setenv("NO_PROXY", "mine.example")
+    monkeypatch.delenv("no_proxy", raising=False)
+    with served(lambda _: (200, "\\boxed{1}")) as (url, _):
+        assert "2 episodes" in said(capsys, "text_math", "--agent", url, "--model", "m", "--episodes", "2")
+    assert os.environ["no_proxy"] == os.environ["NO_PROXY"] == "mine.example,127.0.0.1,localhost"

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from skyrl_trainer import plugins
 from skyrl_trainer.algorithms.advantages import estimator
 from skyrl_trainer.algorithms.rewards import reward_function
 from skyrl_trainer.algorithms.samplers import sampler_class
@@ -148,3 +149,9 @@ class Impatient(UniformSampler):
     said = capsys.readouterr().err
     assert "unexpected" not in said
     assert re.search(r"A plug-in failed with TypeError: '<' not supported .*impatient\.py, line 8\)\.$", said.strip())
+
+
+def test_all_that_a_plugin_needs_is_exported_for_type_checkers() -> None:
+    """An import alone is private to them."""
+    public = {name for name in vars(plugins) if name[0] != "_"}
+    assert public == {*plugins.__all__} and len(plugins.__all__) == len(public)

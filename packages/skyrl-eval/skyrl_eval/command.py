@@ -97,7 +97,6 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _solved(args: argparse.Namespace) -> Run:
-    """The run with all attempts that could be made."""
     if sum(map(bool, (args.base_url, args.checkpoint, args.predictions))) != 1:
         what = "--base-url and --model, or --checkpoint" + (", or --predictions" if args.kind == "code" else "")
         raise UserError(f"Say once what is to be evaluated: {what}.")
@@ -260,7 +259,6 @@ def _solved_before(args: argparse.Namespace) -> Run:
 
 
 def _predicted(path: str, open_run: Any) -> Run:
-    """Somebody else's patches as attempts."""
     try:
         rows = [] if path == "gold" else [row for _, row in read_jsonl(Path(path))]
         patches = {row["instance_id"]: row["model_patch"] or "" for row in rows}
@@ -286,7 +284,6 @@ def _context(args: argparse.Namespace, folder: Path | None) -> Context:
 
 
 def _limits(args: argparse.Namespace, model: str) -> dict[str, Any]:
-    """Of a run's facts: a later part of it may have others."""
     if args.cost_limit is not None and model not in args.prices:
         raise UserError(f"--cost-limit needs the price of {model} in the file of --prices.")
     limits = {"tokens": args.token_limit, "dollars": args.cost_limit, "price": args.prices.get(model)}

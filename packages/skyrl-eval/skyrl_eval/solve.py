@@ -85,7 +85,6 @@ def attempt_of(trajectory: Trajectory, item: Item, number: int) -> Attempt:
 
 
 def _tokens(trajectory: Trajectory) -> dict[str, Any]:
-    """As the endpoint says; where none was asked, the ids that the engine read, again in every turn, and wrote."""
     names = ("prompt_tokens", "completion_tokens", "cached_tokens")
     counted = {name: int(trajectory.metrics[name]) for name in names if name in trajectory.metrics}
     if "uncounted" in trajectory.metrics:

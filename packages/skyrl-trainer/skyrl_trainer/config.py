@@ -120,7 +120,6 @@ def wrong_value(
 
 
 def _check(config: Config) -> None:
-    """What no single field can say."""
     generator, trainer = config.generator, config.trainer
     episodes = trainer.train_batch_size * generator.num_generations
     if generator.max_completion_length >= generator.max_model_len:

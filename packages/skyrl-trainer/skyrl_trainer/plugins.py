@@ -1,4 +1,3 @@
-# ruff: noqa: F401
 """All that a plug-in file needs, in one import: docs/plug-ins.md has an example of each kind."""
 
 from skyrl_trainer.algorithms.advantages import by_group, register_estimator, spread_over_tokens, trajectory_returns
@@ -18,3 +17,8 @@ from skyrl_trainer.engine.stepped import SteppedEngine
 from skyrl_trainer.learner.compose import register_algorithm
 from skyrl_trainer.learner.grpo import GRPO
 from skyrl_trainer.learner.ppo import PPO
+
+__all__ = ["GRPO", "PPO", "LossOptions", "PolicyLoss", "Reports", "SampledTokens", "SteppedEngine", "register_engine"]
+__all__ += ["CISPOLossMixin", "DAPOLossMixin", "DrGRPOLossMixin", "DualClipLossMixin", "GSPOLossMixin", "SAPOLossMixin"]
+__all__ += ["DynamicSampler", "GSPOTokenLossMixin", "UniformSampler", "register_algorithm", "register_estimator"]
+__all__ += ["by_group", "register_reward", "register_sampler", "spread_over_tokens", "trajectory_returns"]

@@ -8,6 +8,7 @@ from typing import Any, Generic, TypeVar
 from skyrl_trainer.errors import UserError
 
 T = TypeVar("T")
+Entry = TypeVar("Entry")
 
 
 load: Callable[[str], Any] = resolve_name
@@ -20,16 +21,16 @@ class Registry(Generic[T]):
     def __init__(self, setting: str, built_in: Mapping[str, str] | None = None) -> None:
         self.setting = setting
         self.built_in = dict(built_in or {})
-        self._entries: dict[str, T] = {}
+        self._entries: dict[str, Any] = {}
 
     @property
     def names(self) -> list[str]:
         return sorted({*self.built_in, *self._entries})
 
-    def register(self, name: str) -> Callable[[T], T]:
+    def register(self, name: str) -> Callable[[Entry], Entry]:
         """A decorator; a later registration of the same name replaces the earlier one."""
 
-        def add(entry: T) -> T:
+        def add(entry: Entry) -> Entry:
             self._entries[name] = entry
             return entry
 
@@ -43,4 +44,4 @@ class Registry(Generic[T]):
                 known = f"choose one of {', '.join(self.names)}, or " if self.names else ""
                 raise UserError(f"{self.setting}={name!r} is not registered; {known}register your own.{hint}")
             self._entries[name] = load(self.built_in[name])
-        return self._entries[name]
+        return self._entries[name]  # type: ignore[no-any-return]

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from accelerate.state import AcceleratorState
 from tiny_models import make_batch, make_config, save_model
 
 from skyrl_trainer.errors import NothingLearned, UserError
@@ -198,6 +199,17 @@ def test_no_step_of_a_schedule_has_the_rate_zero(
     config = make_config(trainer={"lr_scheduler_type": schedule, "warmup_steps": warmup})
     trainer = GRPO(config).start(make_learner(config, save_model(tmp_path), 5))
     assert [trainer.update(make_batch())["lr"] for _ in range(5)] == pytest.approx([rate * 1e-3 for rate in rates])
+
+
+def test_what_a_launcher_of_processes_has_left_is_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torchrun's, MPI's and accelerate's: it is a learner alone, or one whose peers we know."""
+    left = {"RANK": "0", "WORLD_SIZE": "8", "LOCAL_RANK": "0", "OMPI_COMM_WORLD_SIZE": "2", "PMI_SIZE": "4"}
+    for name, value in (left | {"ACCELERATE_USE_DEEPSPEED": "true"}).items():
+        monkeypatch.setenv(name, value)
+    AcceleratorState._reset_state(reset_partial_state=True)
+    assert make_trainer(save_model(tmp_path)).update(make_batch())["grad_norm"] > 0
 
 
 def test_rewards_rise_along_the_gradient(tmp_path: Path) -> None:

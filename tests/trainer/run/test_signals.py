@@ -6,11 +6,33 @@ import os
 import signal
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import ray
 
+from skyrl_trainer.errors import UserError
+from skyrl_trainer.run.processes import Processes
 from skyrl_trainer.run.signals import Stopped, StopSignal
+from skyrl_trainer.settings import Config
+
+
+def test_signals_reach_the_main_thread_alone_and_others_say_so() -> None:
+    with ThreadPoolExecutor() as pool, pytest.raises(UserError, match="call them in the main thread of a process"):
+        pool.submit(StopSignal().__enter__).result()
+
+
+def test_a_ray_of_the_users_own_is_left_alone() -> None:
+    ray.init("local", include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+    try:
+        with (
+            pytest.raises(UserError, match="has a Ray already"),
+            Processes(Config(), "", plays=False),
+        ):
+            pass
+        assert ray.is_initialized()
+    finally:
+        ray.shutdown()
 
 
 @pytest.mark.parametrize("wait", [ray.get, lambda never: ray.wait([never], timeout=60)], ids=["get", "wait"])

@@ -12,11 +12,12 @@ import threading
 from functools import cache
 from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from datasets import Dataset
+from datasets import Dataset, DatasetDict, IterableDataset
 from peft import LoraConfig, get_peft_model
 from transformers import TrainerCallback
 from trl import GRPOConfig
@@ -28,8 +29,9 @@ from skyrl_trainer.data import load_samples
 from skyrl_trainer.errors import UserError
 from skyrl_trainer.rollout.env_worker import EnvWorker
 from skyrl_trainer.run.folder import RunFolder
+from skyrl_trainer.run.run import Run
 from skyrl_trainer.run.trl_arguments import loss_name, table
-from skyrl_trainer.run.trl_callbacks import Callbacks
+from skyrl_trainer.run.trl_callbacks import Callbacks, ToldRun
 from skyrl_trainer.settings import Config, leaf_fields
 from skyrl_trainer.types import Sample, StopReason, Trajectory, Turn
 from tests.trainer.learner.tiny_models import save_model
@@ -570,3 +572,56 @@ def test_rows_of_ours_are_ours_where_the_configuration_is(tmp_path: Path) -> Non
     made = GRPOTrainer(args=Config.model_validate({"trainer": {"run_dir": str(tmp_path)}}), train_dataset=rows)
     assert made.config.environment.env_class == "text_math"
     assert json.loads((tmp_path / "data/train.jsonl").read_text()) == {"prompt": "1 + 1 = ?", "ground_truth": "2"}
+
+
+def test_rows_of_ours_without_an_end_are_read_as_far_as_the_run_can_go(tmp_path: Path) -> None:
+    def endless() -> Any:
+        for number in count():
+            yield {"prompt": f"{number} + 1 = ?", "ground_truth": str(number + 1)}
+
+    sizes = {"max_steps": 2, "train_batch_size": 8, "num_mini_batches": 1}
+    config = Config.model_validate({"trainer": {"run_dir": str(tmp_path), **sizes}})
+    GRPOTrainer(args=config, train_dataset=IterableDataset.from_generator(endless))
+    lines = (tmp_path / "data/train.jsonl").read_text().splitlines()
+    assert len(lines) == 16 and json.loads(lines[15])["ground_truth"] == "16"
+    made = GRPOTrainer(args=config, train_dataset=tmp_path / "data/train.jsonl")
+    assert made.config.data.train_data == [str(tmp_path / "data/train.jsonl")]
+    for given in (("text_math",), DatasetDict(train=ROWS)):
+        with pytest.raises(UserError, match=r"train data is a (tuple|DatasetDict): give sources' names"):
+            GRPOTrainer(args=config, train_dataset=given)
+
+
+def test_each_trainer_of_a_process_has_its_own_functions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def constant(value: float) -> Any:
+        def score(completions: Any, **columns: Any) -> list[float]:
+            return [value for _ in completions]
+
+        return score
+
+    made = [trainer(tmp_path / str(value), reward_funcs=[constant(value)]) for value in (0.25, 0.75)]
+    paid = []
+    judge = lambda *_, **__: paid.extend(reward_function("score")(prompts=[], completions=["x"]))  # noqa: E731
+    monkeypatch.setattr("skyrl_trainer.run.trainers.train", judge)
+    monkeypatch.setattr("skyrl_trainer.run.trainers.read_metrics", lambda _: [{}])
+    for each in made:
+        each.train()
+    assert paid == [0.25, 0.75]
+
+
+@pytest.mark.parametrize("unfinished, steps", [(None, [0, 1, 2]), ({}, [0, 1])])
+def test_a_run_that_goes_on_has_forgotten_who_stopped_it_and_knows_each_step_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unfinished: Any, steps: list[int]
+) -> None:
+    """`unfinished`: the checkpoint's step will be logged again."""
+
+    def found(run: Any, config: Config, folder: RunFolder, algorithm: Any) -> None:
+        run.config, run.first_step, run.train_tasks = config, 2, range(8)
+        run.checkpoint = SimpleNamespace(extra={"unfinished": unfinished})
+
+    monkeypatch.setattr(Run, "__init__", found)
+    (tmp_path / "metrics.jsonl").write_text("".join(f'{{"step": {step}.0}}\n' for step in range(3)))
+    callbacks = Callbacks([Stop], None)
+    callbacks.control.should_training_stop = True
+    run = ToldRun(Config(), SimpleNamespace(path=tmp_path), SimpleNamespace(callbacks=callbacks))  # type: ignore
+    assert not callbacks.control.should_training_stop
+    assert [row["step"] for row in callbacks.state.log_history] == [step * run.updates for step in steps]

@@ -19,6 +19,7 @@ from urllib.request import Request, urlopen
 
 import gymnasium
 
+from skyrl_gym.chat_client import past_proxies
 from skyrl_gym.openenv import MAX_MESSAGE, TERMINATED, TRUNCATED, in_thread
 from skyrl_gym.spaces import UnicodeText
 
@@ -50,6 +51,7 @@ class OpenEnv(gymnasium.Env[str, str]):
         self.action_space = UnicodeText(1 << 20)
         self._default, self._url, self._limit = {"url": url, "timeout": timeout}, "", timeout
         self._socket: Any = None
+        past_proxies()
 
     def reset(self, *, seed: int | None = None, options: Info | None = None) -> tuple[str, Info]:
         super().reset(seed=seed)

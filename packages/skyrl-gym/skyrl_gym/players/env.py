@@ -64,7 +64,6 @@ class PlayersEnv(TextEnv):
         self._talks[mover].append({"role": "assistant", "content": said})
 
     def _next(self) -> str:
-        """Lets the opponent move where it is its turn; what the role reads that is to act, or, at the end, ours."""
         if self.game.over:
             return self.game.observe(self.role)
         mover = self.game.agent_selection

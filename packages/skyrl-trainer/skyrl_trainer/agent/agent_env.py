@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 import gymnasium
 
+from skyrl_gym.chat_client import past_proxies
 from skyrl_trainer.agent.chat_api import Chat, Completion, Refusal, answer_of, application, for_template, message_of
 from skyrl_trainer.agent.early_imports import EarlyImports
 from skyrl_trainer.agent.http_server import HTTPServer
@@ -67,6 +68,7 @@ def check_agent(config: "Config") -> None:
 def prepare(given: str) -> Callable[[], None]:
     """In the process from which the episodes' are forked; returns what is called before each fork."""
     global early
+    past_proxies()
     os.environ.setdefault("DEFER_PYDANTIC_BUILD", "false")  # openai builds its models now, not in episodes
     with suppress(UserError):  # each episode says it
         find_agent(given)

@@ -74,7 +74,6 @@ def _text(blocks: list[Block]) -> str:
 
 
 def _told(message: Message) -> list[Json]:
-    """The results of tools are messages of their own, before what the user says."""
     said: Json = {"role": message.role, "content": _text(message.content)}
     results, calls = list[Json](), list[Json]()
     for block in message.content:

@@ -240,7 +240,6 @@ async def _streamed(given: Common, told: Told, answering: Answering) -> AsyncIte
 
 
 def _untold(choice: Choice, said: str) -> Choice:
-    """As the last chunk of a stream has it."""
     if "message" not in choice:
         return choice | {"text": rest_of(choice["text"], said)}
     delta = choice["message"] | {"content": rest_of(choice["message"]["content"], said)}

@@ -127,7 +127,6 @@ class Conversation:
 
 
 def _history(before: str, message: Json) -> str:
-    """Stands for all messages up to this one."""
     return blake2b((before + _key(message)).encode(errors="replace"), digest_size=16).hexdigest()
 
 

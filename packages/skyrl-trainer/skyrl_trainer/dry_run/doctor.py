@@ -83,7 +83,7 @@ def require_gym() -> None:
 
 def _try_vllm() -> tuple[bool, str]:
     try:
-        done = subprocess.run([sys.executable, "-c", PROBE], capture_output=True, text=True, timeout=180)
+        done = subprocess.run([sys.executable, "-P", "-c", PROBE], capture_output=True, text=True, timeout=180)
     except subprocess.TimeoutExpired:
         return False, "does not work here: no answer within 180 s"
     output = done.stderr if done.returncode else done.stdout

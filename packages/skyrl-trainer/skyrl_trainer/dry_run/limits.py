@@ -208,7 +208,6 @@ def likely_sync_backend(config: Config) -> str:
 
 
 def _sync_limit(config: Config, gpu: Card | None, shape: ModelShape, bandwidth: float) -> tuple[str, float]:
-    """(formula, seconds): what crosses the narrowest way."""
     backend = likely_sync_backend(config)
     name, sent = ("P_lora", adapter_size(config, shape)) if backend == "adapter" else ("P", shape.parameters)
     sent *= shape.width

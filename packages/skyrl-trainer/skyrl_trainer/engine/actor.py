@@ -89,7 +89,6 @@ class EngineActor:
         return worked
 
     def _note_work(self, began: float) -> None:
-        """It has computed until now."""
         with self._lock:
             if self._worked and began - self._worked[-1][1] < SHORT_REST:
                 began = self._worked.pop()[0]
@@ -123,7 +122,6 @@ class EngineActor:
             self._wake(set(self._mail))
 
     def _deliver(self, outputs: list[tuple[str, GenerationOutput]]) -> None:
-        """Outputs and the clients they are for."""
         with self._lock:
             for client, output in outputs:
                 self._mail.setdefault(client, Mailbox()).done.append(output)
@@ -136,7 +134,6 @@ class EngineActor:
                 box.waiter.get_loop().call_soon_threadsafe(box.wake)
 
     def _enqueue(self, client: str, requests: list[GenerationRequest]) -> None:
-        """In their order; those that go first before all others."""
         self._queue.extend((client, each) for each in requests if not each.first)
         self._queue.extendleft((client, each) for each in reversed(requests) if each.first)
 
@@ -153,7 +150,7 @@ class EngineActor:
         return room
 
 
-def refusal(request: GenerationRequest, error: ValueError) -> GenerationOutput:
+def refusal(request: GenerationRequest, error: Exception) -> GenerationOutput:
     """The answer to a request that the model cannot take."""
     return GenerationOutput(request.request_id, [], [], [], "error", str(error))
 

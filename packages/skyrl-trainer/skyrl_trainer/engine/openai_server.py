@@ -194,7 +194,6 @@ class OpenAIServerEngine(EngineActor):
         self._deliver([(client, output)])
 
     async def _generate(self, request: GenerationRequest) -> GenerationOutput:
-        """ValueError with a sentence when the server refuses the request."""
         options, sampling = request.options, sampling_params(request, self._room(request))
         sampling["logprobs"] = options.top_logprobs and options.top_logprobs + 1  # the server counts the sampled one
         rank = 0 if self._url else -request.first  # others' servers may know none

@@ -178,7 +178,7 @@ class SteppedEngine(EngineActor, ABC):
             try:
                 self._room(request)
                 self._add(key, request)
-            except ValueError as error:
+            except Exception as error:  # of vLLM, too, whose own are no ValueErrors
                 refused.append((client, refusal(request, error)))
             else:
                 self._in_flight[key] = (client, request)

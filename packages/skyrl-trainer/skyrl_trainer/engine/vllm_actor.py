@@ -76,7 +76,6 @@ class VLLMEngine(SteppedEngine):
         return [(output.request_id, self._end(output)) for output in step.outputs if output.finish_reason is not None]
 
     def _extend(self, answer: GenerationOutput, output: Any, version: int) -> None:
-        """By what one step of vLLM's core has for it."""
         answer.output_ids.extend(output.new_token_ids)
         answer.weight_versions.extend([version] * len(output.new_token_ids))
         if isinstance(output.new_logprobs, float):  # our scheduler's short way

@@ -217,7 +217,6 @@ class LearnerGroup:
         )
 
     def _end_of_log(self, rank: int) -> str:
-        """The last line of the process's log, if it is on this machine."""
         with suppress(AttributeError, IndexError, OSError, StopIteration):
             logs = Path(ray._private.worker._global_node.get_logs_dir_path())
             log = next(logs.glob(f"worker-*-{self.pids[rank]}.err"))
@@ -226,7 +225,6 @@ class LearnerGroup:
 
 
 def _error_of(call: Any) -> Exception | None:
-    """What was raised in the actor; GetTimeoutError while nothing was."""
     try:
         ray.get(call, timeout=0)
     except ray.exceptions.RayError as error:

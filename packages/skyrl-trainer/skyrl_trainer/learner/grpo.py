@@ -200,7 +200,6 @@ class GRPO(PolicyLoss):
     def _optimizer_step(
         self, rows: list[Row], mini_batch: list[int], meter: Meter, step: int, measure_engine: bool
     ) -> float:
-        """Accumulates the gradient of a mini-batch over its micro-batches, steps, and returns the learning rate."""
         weights_M = torch.zeros(len(rows), dtype=torch.float64)  # rows without a gradient included
         lengths_M = torch.tensor([float(rows[i].num_sampled) for i in mini_batch])
         weights_M[mini_batch] = check_shapes(self, lengths_M, reduction=self.reduction(lengths_M))
@@ -224,7 +223,6 @@ class GRPO(PolicyLoss):
         return learning_rates[0]
 
     def _micro_loss(self, batch: TrainingBatch, weights_M: Tensor, meter: Meter, measure_engine: bool) -> Tensor:
-        """One micro-batch's share of the mini-batch's loss."""
         hidden_NH = self.learner.hidden(batch)
         entropy_coef = self.options.entropy_coef
         logprobs_N, entropy_N = self.learner.logprobs(batch, hidden_NH, entropy_gradient=entropy_coef != 0)

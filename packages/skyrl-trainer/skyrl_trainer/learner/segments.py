@@ -61,7 +61,6 @@ class Segments:
 
     @cached_property
     def _ragged(self) -> tuple[Tensor | None, dict[str, Any]]:
-        """Which token is which key, all segments' one after the other (None: each its own); how they divide."""
         counts = self.lengths_S, self.lengths_S + self.before_S
         q, k = (self._tensor(np.append(0, count_S.cumsum())).int() for count_S in counts)
         sizes = {"cu_seq_q": q, "cu_seq_k": k, "max_q": int(self.lengths_S.max()), "max_k": self.longest}

@@ -30,7 +30,6 @@ class PrometheusTracker:
         self._name_ports()
 
     def _name_ports(self) -> None:
-        """Of the machines that are there."""
         ports = [(node["NodeManagerAddress"], node["MetricsExportPort"]) for node in ray.nodes() if node["Alive"]]
         targets = [f"{host}:{port}" for host, port in ports if port > 0]
         content = json.dumps([{"targets": targets, "labels": {"run": self._run}}]).encode()

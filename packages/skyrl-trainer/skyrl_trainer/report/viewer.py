@@ -112,7 +112,6 @@ def _span(steps: list[int]) -> str:
 
 
 def _episodes(store: Store, steps: list[int], each: int, decode: Decode | None, notes: list[str]) -> Iterator[Episode]:
-    """At most `each` of a step; what cannot be read is a note."""
     for step in steps:
         try:
             for _, trajectory in islice(store.trajectories(step), each):

@@ -112,7 +112,6 @@ class Host:
         self._asking = None
 
     async def _answers(self, keys: list[str]) -> list[EnvReply | None]:
-        """None where a call has not ended."""
         reply = await self._shared(("ended", "", keys))
         if reply.error is not None:
             return [EnvReply(error=reply.error, kind="lost")] * len(keys)

@@ -179,7 +179,6 @@ class Envs:
         return self._close(key)
 
     def _over(self, key: str, said: Said) -> Said:
-        """Closes an env that has failed, or whose episode is over."""
         over = "error" in said or said.get("terminated") or said.get("truncated")
         return said | self._close(key) if over else said
 
@@ -224,7 +223,6 @@ class Envs:
                 yield key, self._over(key, self._late(thread.what))
 
     def _close(self, key: str) -> Said:
-        """What `close` raised. The env's last reference goes within its limit, too."""
         if thread := self._threads.pop(key, None):
             thread.leave()
             self._left.append(thread)
@@ -287,7 +285,6 @@ def _interrupt(signum: int, frame: Any) -> None:
 
 
 def _tried(what: str, call: Callable[[], Said]) -> Said:
-    """What it answers, or whatever it raised as an answer."""
     try:
         return call()
     except EnvTimeout:

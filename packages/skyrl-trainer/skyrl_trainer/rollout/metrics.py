@@ -78,7 +78,6 @@ def _figures(everyone: Sequence[Trajectory]) -> StepMetrics:
 
 
 def _by_tool(alive: Sequence[Trajectory]) -> StepMetrics:
-    """Calls per episode and the share that failed."""
     calls = _calls(alive)
     known = sorted({str(call.get("tool")) for call in calls if call.get("args") is not None})[:MAX_KINDS]
     failures: dict[str, list[bool]] = {}

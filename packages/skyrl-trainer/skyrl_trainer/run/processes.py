@@ -1,6 +1,7 @@
 """All that runs beside the driver, here or where run/cluster.py puts it: Ray, engines, env and rollout workers."""
 
 import os
+import secrets
 import signal
 import tempfile
 from contextlib import suppress
@@ -48,8 +49,8 @@ class Processes:
     def __enter__(self) -> Self:
         if self._plays and self.model_path:
             load_chat_prompt(self.model_path)  # else it is a traceback
+        start_ray(self.config)
         try:
-            start_ray(self.config)
             number = 0 if self._endpoint else self.config.generator.num_inference_engines
             places = None
             if self.config.ray.address:
@@ -135,7 +136,6 @@ class Processes:
         )
 
     def _vllm_kwargs(self) -> dict[str, Any]:
-        """What follows from the placement."""
         if self.config.generator.backend not in ENGINES.built_in:
             return {}
         kwargs: dict[str, Any] = {"tensor_parallel_size": self.config.generator.inference_engine_tensor_parallel_size}
@@ -150,6 +150,8 @@ class Processes:
 def start_ray(config: Config) -> None:
     """Joins `ray.address`, or starts a Ray of our own."""
     address, on_sigterm = config.ray.address, signal.getsignal(signal.SIGTERM)
+    if ray.is_initialized():
+        raise UserError("This process has a Ray already, and a run starts its own: call ray.shutdown() before it.")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     # Ray's 15 lets any other busy process starve the engines: a rollout then takes many times as long.
     os.environ.setdefault("RAY_worker_niceness", "0")
@@ -157,6 +159,8 @@ def start_ray(config: Config) -> None:
     if not address:
         cpus = max(os.cpu_count() or 1, config.generator.num_inference_engines)
         folder = f"{tempfile.gettempdir()}/ray"
+        if not os.access(Path.home(), os.W_OK):  # where Ray keeps it
+            os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
         local = {"num_cpus": cpus, "object_store_memory": OBJECT_STORE_BYTES, "_temp_dir": folder}
         for unused in ("monitor", "log_monitor", "api_server"):  # seconds each
             setattr(ray._private.node.Node, f"start_{unused}", lambda *_, **__: None)
@@ -174,7 +178,8 @@ def start_ray(config: Config) -> None:
                 f"Could not join the Ray cluster at {address}: {error}. Check ray.address; if the cluster asks for "
                 "a token, put its ~/.ray/auth_token on this machine or set RAY_AUTH_TOKEN."
             ) from error
-        raise UserError(f"A local Ray could not start, is the machine overloaded? ({error})") from error
+        busy = "" if isinstance(error, OSError | ValueError) else " Is the machine overloaded?"
+        raise UserError(f"A local Ray could not start: {error}.{busy}") from error
 
 
 class _Keeper:

@@ -150,7 +150,6 @@ def _marker(name: str) -> str | None:
 
 
 def _age(name: str) -> list[int]:
-    """Of a checkpoint's manifest; of another file none."""
     if not re.fullmatch(rf"checkpoints/{NAME}/{MANIFEST}", name):
         return []
     return [int(number) for number in re.findall(r"\d+", name)]

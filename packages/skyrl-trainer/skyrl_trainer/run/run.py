@@ -129,14 +129,13 @@ class Run:
         self.sync = self._weight_sync()
         self.stack.callback(self.sync.close)
         length = min(CANARY_TOKENS, config.generator.max_model_len - 1)
-        ids = self.learner.tokenizer.encode(CANARY_TEXT * length, add_special_tokens=False)
+        ids = self.learner.tokenizer.encode(CANARY_TEXT * (length // 8 + 1), add_special_tokens=False)
         self.canary = Canary(engines, list(ids[:length]), TOLERANCE[trainer.policy.model.dtype])
         self.sync.away = self.canary.away = self.processes.watch.away
         self.processes.watch.restore = self._restore
         self.tries.rollouts = self.replayed or self.processes.rollouts
 
     def _start_learner(self, weights: str, updates: int) -> None:
-        """One in this process, or several in actors."""
         if self.config.num_learners > 1:
             from skyrl_trainer.learner.group import LearnerGroup
 

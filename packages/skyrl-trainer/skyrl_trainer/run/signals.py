@@ -7,8 +7,11 @@ import errno
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
+from threading import current_thread, main_thread
 from types import FrameType
 from typing import Any, Self
+
+from skyrl_trainer.errors import UserError
 
 
 class Stopped(KeyboardInterrupt):
@@ -32,6 +35,8 @@ class StopSignal:
         self._previous: dict[int, Any] = {}
 
     def __enter__(self) -> Self:
+        if current_thread() is not main_thread():
+            raise UserError("Commands and trainers listen to signals: call them in the main thread of a process.")
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             if (previous := signal.getsignal(number)) is not signal.SIG_IGN:
                 self._previous[number] = previous

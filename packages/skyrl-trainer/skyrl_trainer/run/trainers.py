@@ -98,7 +98,7 @@ class GRPOTrainer(GRPO):
                 config.trainer.policy.model.path = write_model(folder / "init" / "given", model, processing_class)
             if peft_config is not None:
                 config.trainer.policy.model.lora = lora(peft_config)
-            _take_rewards(config, reward_funcs, getattr(args, "reward_weights", None), self.state)
+            self.functions = _take_rewards(config, reward_funcs, getattr(args, "reward_weights", None), self.state)
             if trls:
                 if config.environment.env_file:
                     raise UserError("environment.env_file has no use beside environment_factory and tools.")
@@ -111,7 +111,6 @@ class GRPOTrainer(GRPO):
         super().__init__(config)
 
     def _config(self, args: Any, rows: Any, tools: bool) -> Config:
-        """What `args` stands for, with the name of this algorithm."""
         if is_trls(args):
             known = len(rows) if hasattr(rows, "__len__") and not isinstance(rows, str | list) else None
             config = translated(args, type(self), self.by_loss, known, tools)
@@ -131,6 +130,8 @@ class GRPOTrainer(GRPO):
         """Runs or resumes the run, as the command line does; its last step's metrics."""
         if resume_from_checkpoint not in (None, True):
             raise UserError("resume_from_checkpoint: a run goes on from its newest one; leave it out.")
+        for name, function in self.functions.items():  # another trainer may have registered its own of this name
+            register_reward(name)(function)
         name = self.config.trainer.algorithm.name
         if name not in ALGORITHMS.names:
             register_algorithm(name)(type(self))
@@ -183,8 +184,8 @@ BY_LOSS: dict[str, type[GRPOTrainer]] = {
 }
 
 
-def _take_rewards(config: Config, given: RewardFunctions | None, weights: Any, state: TrainerState) -> None:
-    """Registers functions by their names, with TRL's columns. weights: in the functions' order."""
+def _take_rewards(config: Config, given: RewardFunctions | None, weights: Any, state: TrainerState) -> dict[str, Any]:
+    """Registers functions by their names, with TRL's columns, and returns them. weights: in the functions' order."""
     functions = [given] if callable(given) or isinstance(given, str) else list(given or ())
     if bad := [function for function in functions if not callable(function) or hasattr(function, "forward")]:
         raise UserError(f"reward_funcs has {bad[0]!r:.60}; these trainers take functions.")
@@ -197,9 +198,11 @@ def _take_rewards(config: Config, given: RewardFunctions | None, weights: Any, s
     if isinstance(given, Mapping):
         found = dict(zip(names, given.values(), strict=True))
     settings = config.trainer.algorithm
-    for name, function in zip(names, functions, strict=True):
-        register_reward(name)(with_columns(name, function, state))
+    taken = {name: with_columns(name, function, state) for name, function in zip(names, functions, strict=True)}
+    for name, function in taken.items():
+        register_reward(name)(function)
     settings.reward_funcs = dict.fromkeys(names, 1.0) | settings.reward_funcs | found
+    return taken
 
 
 def _take_data(config: Config, folder: Path, train: Any, held_out: Any, trls: bool, speaks: bool) -> None:
@@ -209,13 +212,15 @@ def _take_data(config: Config, folder: Path, train: Any, held_out: Any, trls: bo
         if given is None:
             continue
         path = folder / "data" / f"{name}.jsonl"
-        if isinstance(given, str | list):
-            source = [given] if isinstance(given, str) else given
+        if isinstance(given, str | Path | list):
+            source = given if isinstance(given, list) else [str(given)]
         elif trls:
             source = [write_rows(path, name, given, None if hasattr(given, "__len__") else most, speaks)]
         else:
+            if not hasattr(given, "to_json"):
+                raise UserError(f"{name} data is a {type(given).__name__}: give sources' names, or a datasets.Dataset.")
             path.parent.mkdir(parents=True, exist_ok=True)
-            given.to_json(path)
+            (given if hasattr(given, "__len__") else given.take(most)).to_json(path)
             source = [str(path)]
         setattr(config.data, f"{name}_data", source)
     if trls and held_out is None:  # there is always a last evaluation

@@ -78,7 +78,6 @@ class Tries:
         self.rollouts.start([self._playing[number] for number in drawn if number not in self._found])
 
     def _name(self, number: int) -> str:
-        """Of a group: the step that it would belong to if none were refused, and its place in it."""
         batch, place = divmod(number, self.flow.size)
         return f"{batch + 1}/{place}"
 
@@ -132,7 +131,6 @@ class Tries:
                 del self._files[first]
 
     def _keep(self, groups: dict[int, Group]) -> None:
-        """In a file, with what else the one of its name holds."""
         self._check()
         first, known = min(groups), self.flow.groups | self._found | self._refused | self._taken[0] | self._taken[1]
         groups = {number: group for number in self._files.get(first, ()) if (group := known.get(number))} | groups
@@ -212,7 +210,6 @@ def _versions(group: Group) -> list[int]:
 
 
 def _tries_of(sample: Sample, group: Group) -> bool:
-    """Whether they tried it. Where its file lay elsewhere then, they get its name of today."""
     then = group[0].sample
     same = Path(then.sample_id).name == Path(sample.sample_id).name
     same = same and replace(then, sample_id=sample.sample_id, env_file=sample.env_file) == sample

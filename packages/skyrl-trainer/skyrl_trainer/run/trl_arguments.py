@@ -136,7 +136,6 @@ def _generation(args: Any, default: Any, tools: bool) -> dict[str, Any]:
 
 
 def _options(args: Any, default: Any, algorithm: type[GRPO], by_loss: bool) -> dict[str, Any]:
-    """Hyper-parameters of the loss, those that the algorithm has."""
     has = options_class(algorithm).model_fields.keys() - algorithm.ignores
     options: dict[str, Any] = {"sampler": "uniform"} if by_loss else {}
     for name in table()["options"]:
@@ -157,7 +156,6 @@ def _options(args: Any, default: Any, algorithm: type[GRPO], by_loss: bool) -> d
 
 
 def _correction(args: Any, default: Any) -> dict[str, Any]:
-    """For the engine's own log-probabilities; {} is ours."""
     name, known = "vllm_importance_sampling_mode", table()["corrections"]
     low, high = args.vllm_importance_sampling_clip_min, args.vllm_importance_sampling_clip_max
     mode, usual = getattr(args, name), getattr(default, name)

@@ -50,7 +50,9 @@ class ToldRun(Run):
         self.callbacks: Callbacks = algorithm.callbacks
         self.updates = config.trainer.num_iterations * config.trainer.num_mini_batches
         self._at(self.first_step)
-        rows = [row for row in read_metrics(folder.path) if self.checkpoint and row["step"] <= self.first_step]
+        self.callbacks.control.should_training_stop = False  # which ended the run before
+        written = self.first_step + (self.checkpoint is not None and self.checkpoint.extra["unfinished"] is None)
+        rows = [row for row in read_metrics(folder.path) if self.checkpoint and row["step"] < written]
         self.callbacks.state.log_history = [{**row, "step": int(row["step"]) * self.updates} for row in rows]
 
     def resume(self) -> tuple[int, StepMetrics | None]:

@@ -91,7 +91,6 @@ def joined(tensors: list[Tensor]) -> Source:
 
 
 def _pack(layer: Any, source: Source) -> None:
-    """Packs a weight; the layer's emptied parameter stays, for a layerwise reload."""
     kept = layer.weight
     layer.weight = torch.nn.Parameter(source().to(kept.dtype), requires_grad=False)
     layer.quant_method.process_weights_after_loading(layer)

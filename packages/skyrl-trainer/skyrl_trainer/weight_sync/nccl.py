@@ -113,7 +113,6 @@ class NCCLSync(EngineCalls):
         """The group ends with its processes."""
 
     def _open(self) -> None:
-        """A new group. Learner 0 is on the driver's machine; an engine's workers add their number to its offset."""
         with socket.socket() as probe:
             probe.bind(("", 0))
             place = (ray.util.get_node_ip_address(), int(probe.getsockname()[1]))

@@ -45,7 +45,6 @@ class EngineCalls:
         return self._each(method, [each and getattr(each, method).remote(*arguments) for each in self._living])
 
     def _each(self, method: str, calls: list[Any]) -> list[Any]:
-        """An answer per engine; None from one that is gone."""
         answers: list[Any] = []
         for index, call in enumerate(calls):
             try:

@@ -41,7 +41,6 @@ class AlfworldLiteEnv(TextEnv):
             given(self._file)
 
     def _given(self, options: Mapping[str, Any]) -> list[dict[str, Any]]:
-        """A file's tasks of a split and, if one is asked for, a type."""
         asked = options["task_type"]
         return [each for each in given(str(self._file))[options["split"]] if asked in ("any", each["type"])]
 

@@ -74,7 +74,6 @@ def _target(world: World, data: dict[str, Any]) -> str:
 
 
 def _at(world: World, place: str, command: str, inside: bool = False) -> str:
-    """The command itself where it can be given, else what leads there."""
     if world.at != place:
         return f"go to {place}"
     return f"open {place}" if inside and not world.reachable(place) else command

@@ -93,7 +93,6 @@ class World:
         return place not in self.layout.openable or place in self.open
 
     def _list_actions(self) -> list[str]:
-        """The admissible commands, sorted; each once."""
         here, held = self.at, self.held
         actions = ["help", "inventory", "look", *self.layout.go[here]]
         if held is not None:

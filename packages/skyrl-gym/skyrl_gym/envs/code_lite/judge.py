@@ -122,7 +122,6 @@ def sandbox(rows: bool) -> Any:
 
 
 def _called(setup: str, code: str, calls: list[str], rows: bool) -> list[Any]:
-    """What each call returned, as a literal's text, or a Failure."""
     head, *lines = _run(CALLS, setup, code, calls, rows).output.split("\n")
     if isinstance(loaded := _found(head), Failure):
         return [loaded._replace(kind="load" if loaded.kind == "raised" else loaded.kind) for _ in calls]

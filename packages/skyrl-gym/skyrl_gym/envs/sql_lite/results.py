@@ -51,8 +51,6 @@ def _shape(result: Result) -> tuple[int, int]:
 
 
 def _arranged(found: Sequence[Result], ordered: bool) -> list[list[Any]]:
-    """The values of each result, row by row: columns in the order of what they hold in all results, then rows."""
-
     def held(place: int) -> list[Any]:
         return [sorted(_key(row[place]) for row in result["rows"]) for result in found]
 
