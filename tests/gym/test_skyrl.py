@@ -159,6 +159,33 @@ def test_a_tool_group_names_what_it_has_not():
         env._execute_tool("Articles", "search", ["Italy"])
 
 
+def test_a_class_may_be_registered_with_what_every_episode_gets_beside_its_row():
+    """As `max_turns`, which SkyRL's trainer puts there."""
+
+    class Turns(BaseTextEnv):
+        def __init__(self, env_config=None, extras=None):
+            super().__init__()
+            self.max_turns = extras.get("max_turns", 2)
+
+        def step(self, action):
+            self.turns += 1
+            said = [{"role": "user", "content": "?"}]
+            over = self.turns == self.max_turns
+            return BaseTextEnvStepOutput(observations=said, reward=0.0, done=over, metadata={})
+
+    try:
+        for name, kwargs, turns in (("two", {}, 2), ("five", {"extras": {"max_turns": 5}}, 5)):
+            skyrl_gym.register(name, entry_point=Turns, kwargs=kwargs)
+            env, over, count = gym.make(name), False, 0
+            env.reset(options={"task": {**QUESTION, "env_class": name}})
+            while not over:
+                over, count = env.step("x")[2], count + 1
+            assert count == turns
+    finally:
+        for name in ("two", "five"):
+            gym.registry.pop(name, None)
+
+
 def test_every_episode_is_closed_once_however_it_goes_on(search):
     env = gym.make(search, max_episode_steps=2, extras={"max_turns": 3})
     for actions in ([CALL], [CALL, CALL], ["<answer>"], []):  # abandoned, truncated, ended, abandoned at once

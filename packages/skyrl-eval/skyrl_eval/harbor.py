@@ -71,7 +71,6 @@ class HarborEnv(ShellEnv):
         return Outcome(said, {"tests": reward}, valid, reward >= 1, submitted, {"tool_calls": made})
 
     def _reward(self) -> float:
-        """0.0 where the tests write none."""
         tests, work = Path(self.task.data["folder"], "tests"), self.task.data["work"]
         with tempfile.TemporaryDirectory(prefix="skyrl-harbor-") as logs:
             binds = [*self._binds, (tests, "/tests", False), (Path(logs), "/logs/verifier", True)]

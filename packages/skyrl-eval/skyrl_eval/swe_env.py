@@ -40,7 +40,6 @@ class ShellEnv(TextEnv):
         self._failure: sandbox.SandboxFailed | None = None
 
     def _prompt(self, name: str, **values: str) -> str:
-        """The prompt that lists the tools."""
         listed = "\n".join(json.dumps(each.schema["function"]) for each in self._tools.values())
         return prompts.fill(name, tools=listed, **values, **BUDGET)
 

@@ -60,6 +60,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             code, said = 1, f"unexpected error, {what} (the traceback is in {log.name})."
     with suppress(OSError):  # of a closed terminal
         print(f"skyrl-trainer: {said}", file=sys.stderr)
+        print(end="", flush=True)
+    if argv is None and code > 128:  # Ray's threads may crash at the interpreter's end
+        os._exit(code)
     return code
 
 

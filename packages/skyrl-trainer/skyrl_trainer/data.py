@@ -124,15 +124,16 @@ def tasks(config: Config, specs: Sequence[Spec]) -> SampleSource:
 
 
 def held_out(source: Sequence[Sample], count: int) -> list[Sample]:
-    """The first `count` samples whose tasks differ (system and user message), or all. Several sources take turns."""
-    found: dict[tuple[str, str], Sample] = {}
+    """The first `count` samples whose tasks differ (messages, a row's truth and id), or all. Sources take turns."""
+    found: dict[tuple[str, ...], Sample] = {}
     envs: dict[str, Any] = {}
     parts = source.parts if isinstance(source, SampleSource) else [source]
     for sample in (part[i] for i in range(max(map(len, parts))) for part in parts if i < len(part)):
         if len(found) == count:
             break
         observation, info = first_texts(sample, envs)
-        found.setdefault((info.get("instructions", ""), observation), sample)
+        row = str(info.get("task_id")) if "task" in sample.options else ""
+        found.setdefault((info.get("instructions", ""), observation, row, repr(sample.ground_truth)), sample)
     return list(found.values())
 
 

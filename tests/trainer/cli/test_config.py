@@ -227,6 +227,19 @@ def test_a_single_source_of_data_needs_no_list() -> None:
             "trainer.resume_mode (command line) can only be latest here.",
         ),
         ("trainer.seed.x=3", "trainer.seed.x (command line) is not a setting; did you mean trainer.seed?"),
+        (
+            "trainer.policy_mini_batch_size=4",
+            "trainer.policy_mini_batch_size (command line) is not a setting; here it is trainer.num_mini_batches.",
+        ),
+        (
+            "trainer.total_epochs=4",
+            "trainer.total_epochs (command line) is not a setting; here it is trainer.max_steps.",
+        ),
+        (
+            "trainer.algorithm.norm_adv_by_std_in_grpo=false",
+            "trainer.algorithm.norm_adv_by_std_in_grpo (command line) is not a setting; docs/configuration.md lists "
+            "them all.",
+        ),
         ("zzz=3", "zzz (command line) is not a setting; docs/configuration.md lists them all."),
         ("ray=x", "ray (command line) is a section: set one of ray.address."),
         (

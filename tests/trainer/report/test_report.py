@@ -132,9 +132,9 @@ def test_redirected_output_is_one_plain_line_a_step() -> None:
     with LiveTable(2, console=Console(file=out, width=40)) as table:
         table.phase("rollout")
         table.step({"step": 0, "eval/success": 0.39, "time/eval": 1.0})
-        table.step({"step": 1, "reward/mean": 0.5, "kl/engine_learner": math.nan, "tokens/per_second": 12345.6})
+        table.step({"step": 1, "reward/total": 0.5, "kl/engine_learner": math.nan, "tokens/per_second": 12345.6})
         table.note("saved [red]checkpoints/step_1[/red]")
-        table.step({"step": 2, "reward/mean": 0.5, "failed": 3.0, "eval/failed": 1.0})
+        table.step({"step": 2, "reward/total": 0.5, "failed": 3.0, "eval/failed": 1.0})
     lines = out.getvalue().splitlines()
     assert lines[0] == header()
     assert lines[1].split() == ["0", "0.390", "1.00s"]
@@ -148,13 +148,13 @@ def test_a_terminal_has_the_same_rows() -> None:
     out = io.StringIO()
     with LiveTable(2, console=Console(file=out, width=100, force_terminal=True)) as table:
         table.phase("rollout")
-        table.step({"step": 1, "reward/mean": 0.5})
+        table.step({"step": 1, "reward/total": 0.5})
     plain = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", out.getvalue())
-    assert header() in plain and row({"step": 1, "reward/mean": 0.5}).rstrip() in plain.replace("\r", "\n")
+    assert header() in plain and row({"step": 1, "reward/total": 0.5}).rstrip() in plain.replace("\r", "\n")
 
 
 def test_rows_and_header_are_equally_wide() -> None:
-    full = {"step": 50, "reward/mean": 1.0, "eval/success": 0.9, "tokens/per_second": 1e5, "kl/engine_learner": 3e-6}
+    full = {"step": 50, "reward/total": 1.0, "eval/success": 0.9, "tokens/per_second": 1e5, "kl/engine_learner": 3e-6}
     times = {"time/rollout": 12.3, "time/train": 4.5, "time/sync": 0.03, "time/eval": 2.2}
     assert len(row(full | times)) == len(row({"step": 1})) == len(header()) < 80
 

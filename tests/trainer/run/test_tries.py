@@ -340,9 +340,10 @@ def test_of_policies_with_one_success_rate_the_better_paid_is_the_best() -> None
     assert saved == [(Path("run/model/best"), step) for step in (0, 1, 3)]
 
 
-def test_of_policies_that_reward_functions_judge_the_best_is_theirs() -> None:
+@pytest.mark.parametrize("kind", [Run, ToldRun])
+def test_of_policies_that_reward_functions_judge_the_best_is_theirs(kind: type[Run]) -> None:
     """An env that earns nothing by itself would have the first evaluation's policy for ever."""
-    saved, run = list[int](), cast(Any, ToldRun.__new__(ToldRun))
+    saved, run = list[int](), cast(Any, kind.__new__(kind))
     run.best, run.folder, run.processes = [-1.0], SimpleNamespace(path=Path("run")), Mock()
     run.learner, kept = Mock(save_pretrained=lambda folder, step: saved.append(step)), []
     run.held_out = Mock(metrics=lambda rollouts, step: {"eval/success": 0.0, "eval/reward/mean": 0.0})

@@ -44,7 +44,7 @@ class SkyRLEnv(Repeated):
     ):
         super().__init__(rows=rows, render_mode=render_mode)
         self._create = partial(create, env_class, **{"env_config": {}, **env_kwargs, **kwargs})
-        self._extras = extras or {}
+        self._extras = extras or env_kwargs.get("extras") or {}
         self._env: Any = None
 
     def begin(self, task: Task) -> str:

@@ -59,7 +59,6 @@ def _value(node: ast.expr, source: str) -> Number:
 
 
 def _short(value: Number, power: int = 1) -> Number:
-    """The value, unless it or its power is too long."""
     if abs(power) * (max(value.numerator.bit_length(), value.denominator.bit_length()) - 1) >= MAX_BITS:
         raise ToolError(f"The numbers grow beyond {MAX_BITS} bits.")
     return value

@@ -65,7 +65,7 @@ def read_options(algorithm: type, config: Config) -> Any:
     name = algorithm_name(config)
     names = sorted(known.model_fields.keys() - algorithm.ignores)  # type: ignore[attr-defined]
     for option in sorted(given.keys() - set(names)):
-        near = difflib.get_close_matches(option, names, 1, 0.5)
+        near = difflib.get_close_matches(option, names, 1, 0.7)
         hint = f", did you mean {near[0]}?" if near else ""
         raise UserError(f"{OPTIONS}.{option} is not an option of {name}{hint}; {name} has {', '.join(names)}.")
     try:

@@ -11,7 +11,7 @@ from skyrl_trainer.types import StepMetrics
 Columns = dict[str, tuple[str, int, str]]
 COLUMNS: Columns = {
     "step": ("step", 5, "{:.0f}"),
-    "reward": ("reward/mean", 6, "{:.3f}"),
+    "reward": ("reward/total", 6, "{:.3f}"),
     "held-out": ("eval/success", 8, "{:.3f}"),
     "turns": ("turns/mean", 5, "{:.1f}"),
     "tokens/s": ("tokens/per_second", 8, "{:,.0f}"),

@@ -197,7 +197,10 @@ class Run:
             self.canary.check(self.sync.version, self.learner.token_logprobs, report, only=index)
 
     def examine(self, step: int) -> StepMetrics:
-        return self.held_out.metrics(self.processes.rollouts, step)
+        metrics, tries = self.held_out.metrics(self.processes.rollouts, step), self.held_out.tries
+        self.rewards.judge(tries.trajectories)
+        judged = self.rewards.metrics(tries) if tries.groups else {}
+        return metrics | {f"eval/{name}": judged[name] for name in judged}
 
     def evaluate(self, step: int) -> StepMetrics:
         """Of the held-out tasks; keeps the policy if it is the best, by reward where equal."""

@@ -43,7 +43,7 @@ class Callbacks:
 
 
 class ToldRun(Run):
-    """A run of a trainer, whose `callbacks` are told; held-out tasks are judged by the reward functions, too."""
+    """A run of a trainer, whose `callbacks` are told."""
 
     def __init__(self, config: Config, folder: RunFolder, algorithm: Any) -> None:
         super().__init__(config, folder, algorithm)
@@ -60,12 +60,6 @@ class ToldRun(Run):
         self.callbacks.state.max_steps = self.config.trainer.max_steps * self.updates
         self._tell("on_train_begin")
         return step, unfinished
-
-    def examine(self, step: int) -> StepMetrics:
-        metrics, tries = super().examine(step), self.held_out.tries
-        self.rewards.judge(tries.trajectories)
-        judged = self.rewards.metrics(tries) if tries.groups else {}
-        return metrics | {f"eval/{name}": judged[name] for name in judged}
 
     def log(self, step: int, metrics: StepMetrics, spans: Spans) -> None:
         super().log(step, metrics, spans)

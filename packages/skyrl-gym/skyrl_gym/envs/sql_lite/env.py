@@ -87,7 +87,6 @@ class SqlLiteEnv(TextEnv):
         return self._made(task_id, query, options, "schema", shown, question, db_id=db_id, ordered=ordered, look_up=[])
 
     def _databases(self) -> list[bytes]:
-        """The one that is shown, then the hidden ones."""
         data = self.task.data
         if "db_id" in data:
             return _files(str(self._folder), data["db_id"])
@@ -139,7 +138,6 @@ def _lines(schema: Result) -> str:
 
 
 def _bare(query: str) -> str:
-    """Without a code fence around it."""
     return _FENCE.sub("", query, count=1).strip().removesuffix("```").strip()
 
 
