@@ -159,7 +159,7 @@ def start_ray(config: Config) -> None:
     if not address:
         cpus = max(os.cpu_count() or 1, config.generator.num_inference_engines)
         folder = f"{tempfile.gettempdir()}/ray"
-        if not os.access(Path.home(), os.W_OK):  # where Ray keeps it
+        if not os.access(os.path.expanduser("~"), os.W_OK):  # where Ray keeps it
             os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
         local = {"num_cpus": cpus, "object_store_memory": OBJECT_STORE_BYTES, "_temp_dir": folder}
         for unused in ("monitor", "log_monitor", "api_server"):  # seconds each
