@@ -78,22 +78,32 @@ def test_a_model_behind_an_endpoint_sees_the_whole_episode_and_earns_what_it_sho
     assert {request["model"] for request in asked} == {"m"}
 
 
-def test_calls_in_the_form_of_the_api_are_written_in_the_envs_grammar(capsys):
-    """As `skyrl-trainer serve` answers, and all servers that parse a model's calls."""
-    env = gym.make(skyrl_gym.resolve_env_id("tool_use"))
+def along(answered):
+    """A model that plays tool_use's seeds 0, 1, ... as the expert; it answers `answered(seed, turn, action)`."""
+    env, seed = gym.make(skyrl_gym.resolve_env_id("tool_use")), -1
 
     def model(request):
-        if len(request["messages"]) == 2:
-            model.seed += 1
-            env.reset(seed=model.seed)
-        message = message_of(env.unwrapped.expert_action())
-        if message["content"] is None and model.seed % 2:  # which is as good as null
+        nonlocal seed
+        if (turn := len(request["messages"]) // 2 - 1) == 0:
+            seed += 1
+            env.reset(seed=seed)
+        action = env.unwrapped.expert_action()
+        env.step(action)
+        return answered(seed, turn, action)
+
+    return model
+
+
+def test_calls_in_the_form_of_the_api_are_written_in_the_envs_grammar(capsys):
+    """As `skyrl-trainer serve` answers, and all servers that parse a model's calls."""
+
+    def answered(seed, turn, action):
+        message = message_of(action)
+        if message["content"] is None and seed % 2:  # which is as good as null
             del message["content"]
-        env.step(env.unwrapped.expert_action())
         return Raw(json.dumps({"choices": [{"message": message}]}))
 
-    model.seed = -1
-    with served(model) as (url, asked):
+    with served(along(answered)) as (url, asked):
         out = said(capsys, "tool_use", "--agent", url, "--model", "m", "--episodes", "4")
     assert "success 1.000" in out and max(len(request["messages"]) for request in asked) > 2
 
@@ -111,20 +121,11 @@ def test_what_was_played_before_an_endpoint_fails_is_said(capsys):
 
 def test_an_episode_that_an_endpoint_refuses_on_the_way_has_failed_and_the_others_go_on(capsys):
     """Say, for a context that is full."""
-    env = gym.make(skyrl_gym.resolve_env_id("tool_use"))
 
-    def model(request):
-        if len(request["messages"]) == 2:
-            model.seed += 1
-            env.reset(seed=model.seed)
-        elif model.seed == 1:
-            return no(400, "too long")
-        action = env.unwrapped.expert_action()
-        env.step(action)
-        return 200, action
+    def answered(seed, turn, action):
+        return no(400, "too long") if (seed, turn) == (1, 1) else (200, action)
 
-    model.seed = -1
-    with served(model) as (url, _):
+    with served(along(answered)) as (url, _):
         assert main(["baseline", "tool_use", "--agent", url, "--model", "m", "--episodes", "4"]) == 0
     out, err = capsys.readouterr()
     assert "4 episodes" in out and "success 0.750" in out

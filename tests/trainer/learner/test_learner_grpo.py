@@ -209,7 +209,10 @@ def test_what_a_launcher_of_processes_has_left_is_not_waited_for(
     for name, value in (left | {"ACCELERATE_USE_DEEPSPEED": "true"}).items():
         monkeypatch.setenv(name, value)
     AcceleratorState._reset_state(reset_partial_state=True)
-    assert make_trainer(save_model(tmp_path)).update(make_batch())["grad_norm"] > 0
+    path = save_model(tmp_path)
+    assert Scorer(make_config(), path).token_logprobs([1, 2, 3]).isfinite().all()  # as `replay --recompute` makes it
+    assert make_trainer(path).update(make_batch())["grad_norm"] > 0
+    assert not {"WORLD_SIZE", "LOCAL_RANK", "ACCELERATE_USE_DEEPSPEED"} & os.environ.keys()
 
 
 def test_rewards_rise_along_the_gradient(tmp_path: Path) -> None:

@@ -13,9 +13,6 @@ from skyrl_trainer.errors import UserError
 from skyrl_trainer.learner import segments as attention
 from skyrl_trainer.settings import Config
 
-LAUNCHERS = {"LOCAL_RANK", "WORLD_SIZE", "PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE"}
-"""Variables of torchrun, MPI and the like: accelerate would wait for the other processes that they speak of."""
-
 
 def load_model(path: str, dtype: torch.dtype, **how: Any) -> PreTrainedModel:
     """A causal language model with the learner's attention; UserError where there is none. how: for transformers."""
@@ -57,7 +54,5 @@ def checkpoint_layers(model: PreTrainedModel, path: str) -> None:
 
 def use_threads(config: Config, learners: int) -> None:
     """Leaves a core to each engine that goes on beside them: threads that wait for one hold up all others."""
-    for name in [name for name in os.environ if name in LAUNCHERS or name.startswith("ACCELERATE_USE_")]:
-        del os.environ[name]
     engines = config.generator.num_inference_engines if config.trainer.max_staleness else 0
     torch.set_num_threads(min(torch.get_num_threads(), max(1, ((os.cpu_count() or 1) - engines) // learners)))

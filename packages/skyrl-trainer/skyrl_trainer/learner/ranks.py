@@ -4,6 +4,7 @@ All run the same program on the same rollout, each its share of the micro-batche
 """
 
 import math
+import os
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import TypeVar
@@ -18,6 +19,8 @@ from transformers import PreTrainedModel
 
 from skyrl_trainer.learner.batch import Row, by_prompt, cut
 
+LAUNCHERS = {"LOCAL_RANK", "WORLD_SIZE", "PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE"}
+"""Variables of torchrun, MPI and the like: accelerate would wait for the other processes that they speak of."""
 COLLECTIVE_SECONDS = 600.0
 """How long learners wait for one that does not come: longer than any micro-batch takes."""
 T = TypeVar("T")
@@ -28,6 +31,8 @@ class Ranks:
 
     def __init__(self, rank: int = 0, size: int = 1, store: dist.Store | None = None, device: str = "cpu") -> None:
         self.rank, self.size, self.device = rank, size, torch.device(device)
+        for name in [name for name in os.environ if name in LAUNCHERS or name.startswith("ACCELERATE_USE_")]:
+            del os.environ[name]
         if size > 1:
             backend = "gloo" if device == "cpu" else "cpu:gloo,cuda:nccl"
             limit = timedelta(seconds=COLLECTIVE_SECONDS)
