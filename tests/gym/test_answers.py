@@ -90,9 +90,10 @@ def test_same_is_an_equivalence(texts):
 def test_of_several_answers_the_one_that_opens_last_counts():
     one, two = "\\boxed{1}", "<answer>2</answer>"
     for text, answer in {one + two: "2", two + one: "1", two + one[:-1]: "2", one + two[:-1]: "1"}.items():
-        assert last_answer(text) == last_answer(text, hashes=True) == answer
+        assert last_answer(text) == last_answer(text, mark="####") == answer
     assert last_answer("<answer>\\boxed{5}</answer>") == last_answer("\\boxed{<answer>5</answer>}") == "5"
     assert last_answer("<answer>1 <answer>2</answer> 3</answer>") == "2" and last_answer("<answer></answer>") == ""
     assert last_answer("#### 18") is None and last_answer(f"{one} #### 18") == "1"
     for text, answer in {"#### 17\n#### 18\nso": " 18", f"{one} #### 18": " 18", f"#### 18 {one}": "1"}.items():
-        assert last_answer(text, hashes=True) == answer
+        assert last_answer(text, mark="####") == answer
+        assert last_answer(text.replace("####", "Answer:"), mark="Answer:") == answer

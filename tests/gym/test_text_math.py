@@ -589,7 +589,8 @@ def test_rows_with_any_exact_answer():
     with pytest.raises(ValueError, match=r"plays rows of a dataset: .* env.reset\(options={'task': row}\)"):
         gym.make(skyrl_gym.resolve_env_id("gsm8k")).reset(seed=1)
     truths = [18, 0.5, "18", "$1,234.50", "3/4", "\\frac{3}{4}", "1, 2", "{1, 2}", "\\{1, 2\\}", "B", "Paris"]
-    for truth, (name, source) in itertools.product(truths, {"text_math": "mine", "gsm8k": "openai/gsm8k"}.items()):
+    rows = (("text_math", "mine"), ("gsm8k", "openai/gsm8k"), ("text_math", "math_dapo"))
+    for truth, (name, source) in itertools.product(truths, rows):
         env = gym.make(f"skyrl/{name}-v0", solution="worked")
         prompt = [{"role": role, "content": role[0]} for role in ("system", "user", "user")]
         spec = {"method": "rule", "ground_truth": truth}
@@ -597,8 +598,9 @@ def test_rows_with_any_exact_answer():
         text, info = env.reset(options={"task": row})
         assert (text, info["instructions"]) == ("u\n\nu", "s")
         assert env.step(env.unwrapped.expert_action())[1] == 1.1
-        env.reset(options={"task": row})
-        assert env.step(f"So\n#### {truth}\n")[1] == (1.1 if name == "gsm8k" else 0.0)
+        for said, read_in in {"####": "openai/gsm8k", "Answer:": "math_dapo"}.items():
+            env.reset(options={"task": row})
+            assert env.step(f"So\n{said} {truth}\n")[1] == (1.1 if source == read_in else 0.0)
 
 
 def expression_row(truth, field="reward_spec", name="method"):

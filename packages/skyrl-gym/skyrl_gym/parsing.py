@@ -10,12 +10,12 @@ _LONGEST = 10_000
 _READ = 100_000  # bounds the time that a hostile text takes to some milliseconds
 
 
-def last_answer(text: str, *, hashes: bool = False) -> str | None:
-    r"""The content of the last complete `\boxed{...}` or `<answer>...</answer>` (with `hashes`, or `#### ...`)."""
+def last_answer(text: str, *, mark: str = "") -> str | None:
+    r"""The content of the last complete `\boxed{...}` or `<answer>...</answer>`, or what follows `mark` on its line."""
     text = text[-_READ:] + "\n"
     found = [_last_box(text), _last_between(text, "<answer>", "</answer>")]
-    if hashes:
-        found.append(_last_between(text, "####", "\n"))
+    if mark:
+        found.append(_last_between(text, mark, "\n"))
     begin, end = max(found)
     return text[begin:end] if begin >= 0 else None
 

@@ -14,6 +14,7 @@ from skyrl_gym.envs.text_math import arithmetic, logic, words
 from skyrl_gym.parsing import last_answer
 
 CORRECT, FORMAT = 1.0, 0.1
+_MARKS = {"openai/gsm8k": "####", "math_dapo": "Answer:"}  # before an answer, in rows of these data sources
 _FAMILIES: dict[str, ModuleType] = {"arithmetic": arithmetic, "words": words, "logic": logic}
 
 
@@ -21,8 +22,8 @@ def boxed(answer: object) -> str:
     return f"\\boxed{{{written(answer)}}}"
 
 
-def _read(text: str, hashes: bool) -> Answer | None:
-    content = last_answer(text, hashes=hashes)
+def _read(text: str, mark: str) -> Answer | None:
+    content = last_answer(text, mark=mark)
     return None if content is None else canonical(content)
 
 
@@ -64,28 +65,28 @@ class TextMathEnv(TextEnv):
             raise ValueError(
                 "options['task']: text_math takes a prompt of system and user messages; field 'prompt' has others."
             )
-        hashes, spec = row.get("data_source") == "openai/gsm8k", row["reward_spec"]
+        mark, spec = _MARKS.get(row.get("data_source"), ""), row["reward_spec"]
         verify = "math_verify" in (spec.get("method"), spec.get("style"))
         known = type(truth) in (str, int, float)
         if verify and find_spec("math_verify") is None:
             raise ImportError("options['task']: the row asks for 'math_verify': `pip install math-verify`.")
-        answer = truth if verify and known else _read(boxed(truth), hashes) if known else None
+        answer = truth if verify and known else _read(boxed(truth), mark) if known else None
         if answer is None or (isinstance(answer, str) and not isinstance(truth, str)):
             raise ValueError(
                 "options['task']: field 'reward_spec.ground_truth' must be a number, a word, a list or a set, such as "
                 f"85, '3/4', 'yes', '1, 2' or '{{1, 2}}' (skyrl_gym.answers), got {truth!r:.60}."
             )
         text, instructions = ("\n\n".join(said[role]) for role in ("user", "system"))
-        data = {"hashes": hashes, "verify": verify}
+        data = {"mark": mark, "verify": verify}
         return Task(row_id(prompt), text, truth, instructions=instructions, data=data)
 
     def act(self, action: str) -> Outcome:
-        hashes, truth = self.task.data.get("hashes", False), self.task.ground_truth
+        mark, truth = self.task.data.get("mark", ""), self.task.ground_truth
         if self.task.data.get("verify"):
-            well_formed = 0 < len(given := last_answer(action, hashes=hashes) or "") <= LONGEST
+            well_formed = 0 < len(given := last_answer(action, mark=mark) or "") <= LONGEST
             correct = well_formed and verified(given, written(truth))
         else:
-            answer, right = _read(action, hashes), _read(boxed(truth), hashes)
+            answer, right = _read(action, mark), _read(boxed(truth), mark)
             well_formed, correct = type(answer) is type(right), answer == right
         parts = {"correct": CORRECT * correct, "format": FORMAT * well_formed}
         return Outcome("", parts, well_formed, success=correct, terminated=True)
@@ -93,7 +94,7 @@ class TextMathEnv(TextEnv):
     def expert_action(self) -> str:
         r"""`\boxed{85}`, or with option solution="worked" the steps before it; a dataset row has no steps."""
         answer, data = boxed(self.task.ground_truth), self.task.data
-        if self.options["solution"] == "short" or "hashes" in data:
+        if self.options["solution"] == "short" or "mark" in data:
             return answer
         steps = data.get("steps")
         if steps is None:
