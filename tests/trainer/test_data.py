@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -91,6 +92,7 @@ def test_a_users_file_registers_environments(tmp_path: Path) -> None:
 
 BROKEN = """
 import sys
+import time
 
 import gymnasium
 from gymnasium.spaces import Text
@@ -107,11 +109,13 @@ class Broken(gymnasium.Env):
             return {}["lost"]
         if self.how == "exits":
             sys.exit(0)
+        if self.how == "hangs":
+            time.sleep(600)
         gives = {"lists": (["a", "message"], {}), "no_info": ("hello", None)}
         return gives.get(self.how, ("hello", {"instructions": None}))
 
 
-for how in ("raises", "exits", "lists", "no_info", "none"):
+for how in ("raises", "exits", "lists", "no_info", "none", "hangs"):
     gymnasium.register(f"mine/broken_{how}-v0", Broken, kwargs={"how": how}, disable_env_checker=True)
 """
 
@@ -119,8 +123,8 @@ for how in ("raises", "exits", "lists", "no_info", "none"):
 @pytest.mark.parametrize(
     ("how", "sentence"),
     [
-        ("raises", r"cannot begin an episode: KeyError: 'lost' \(.*broken\.py, line 16\)"),
-        ("exits", r"cannot begin an episode: SystemExit: 0 \(.*broken\.py, line 18\)"),
+        ("raises", r"cannot begin an episode: KeyError: 'lost' \(.*broken\.py, line 17\)"),
+        ("exits", r"cannot begin an episode: SystemExit: 0 \(.*broken\.py, line 19\)"),
         ("lists", r"TypeError: reset gave \(\['a', 'message'\], {}\), and should give a text and a dict"),
         ("no_info", r"TypeError: reset gave \('hello', None\), and should give a text and a dict"),
     ],
@@ -129,6 +133,16 @@ def test_an_env_that_cannot_begin_says_where_it_went_wrong(how: str, sentence: s
     (tmp_path / "broken.py").write_text(BROKEN)
     with pytest.raises(UserError, match=sentence):
         load_samples([f"mine/broken_{how}-v0"], env_file=str(tmp_path / "broken.py"))
+
+
+def test_an_env_that_hangs_at_the_start_is_cut_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "broken.py").write_text(BROKEN)
+    monkeypatch.setattr("skyrl_trainer.data.FIRST_SECONDS", 0.3)
+    before = signal.getsignal(signal.SIGALRM)
+    sentence = r"broken_hangs-v0 cannot begin an episode: TimeoutError: it took longer than 0.3 seconds \(.*, line 21\)"
+    with pytest.raises(UserError, match=sentence):
+        load_samples(["mine/broken_hangs-v0"], env_file=str(tmp_path / "broken.py"))
+    assert signal.getsignal(signal.SIGALRM) is before and signal.getitimer(signal.ITIMER_REAL)[0] != 1.0
 
 
 def test_instructions_that_are_none_are_no_text(tmp_path: Path) -> None:

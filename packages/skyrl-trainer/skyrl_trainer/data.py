@@ -14,6 +14,7 @@ Three options belong to the spec and not to the env: `size` (how many samples it
 import json
 import math
 import re
+import signal
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -30,8 +31,8 @@ from skyrl_trainer.user_file import cause, load_user_file
 
 Spec = str | dict[str, Any]
 DEFAULT_ENV_SIZE = 10_000
-CHECK_SECONDS = 5.0
-"""That the rows of a file are tried by their envs at the start."""
+CHECK_SECONDS, FIRST_SECONDS = 5.0, 300.0
+"""That the rows of a file are tried by their envs at the start; that an env may take to begin an episode there."""
 FILE_SUFFIXES = (".jsonl", ".parquet")
 
 
@@ -99,10 +100,9 @@ def load_samples(
     weights: list[float | None] = []
     for spec in specs:
         name, options = _parse(spec)
-        weight = options.pop("weight", None)
+        weights.append(weight := options.pop("weight", None))
         if weight is not None and not (type(weight) in (int, float) and 0 < weight < math.inf):
             raise UserError(f"Data source {spec!r}: weight is {weight!r}, and must be a number above 0.")
-        weights.append(weight)
         label = name + "?" * bool(options) + "&".join(f"{key}={options[key]}" for key in sorted(options))
         if label in parts:
             raise UserError(f"Data source {label!r} is listed twice; set the share of an env by its `weight` option.")
@@ -137,10 +137,15 @@ def held_out(source: Sequence[Sample], count: int) -> list[Sample]:
     return list(found.values())
 
 
+def _late(*of: object) -> None:
+    raise TimeoutError(f"it took longer than {FIRST_SECONDS:g} seconds")
+
+
 def first_texts(sample: Sample, envs: dict[str, Any], label: str = "") -> tuple[str, dict[str, Any]]:
     """An env's first observation and info; envs: those made already, by ids. UserError (label or sample's id first)."""
     import gymnasium
 
+    before, alarm = signal.signal(signal.SIGALRM, _late), signal.setitimer(signal.ITIMER_REAL, FIRST_SECONDS, 1.0)
     try:
         env = envs.get(sample.env_id) or envs.setdefault(sample.env_id, gymnasium.make(sample.env_id))
         observation, info = env.reset(seed=sample.seed, options=dict(sample.options))
@@ -150,6 +155,9 @@ def first_texts(sample: Sample, envs: dict[str, Any], label: str = "") -> tuple[
         where = f"Data source {(label or sample.sample_id)!r}"
         reason = error if type(error) in (ValueError, ImportError) else cause(error)  # our envs' are sentences
         raise UserError(f"{where}: {sample.env_id} cannot begin an episode: {reason}") from error
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, *alarm)
+        signal.signal(signal.SIGALRM, before)
     return observation, info
 
 

@@ -17,8 +17,7 @@ from skyrl_trainer.registry import load
 if TYPE_CHECKING:  # for the annotation alone: a process of envs must not load the settings for it
     from skyrl_trainer.settings import Config
 
-PREFIX = "skyrl_user_file_"
-"""How the names of the modules begin that users' files become."""
+PREFIX = "skyrl_user_file_"  # of the modules that users' files become
 _PATHS = get_paths()
 NOT_THE_USERS = ("<frozen", _PATHS["stdlib"], _PATHS["purelib"], str(Path(__file__).parent))
 """Beginnings of the names of files that a user cannot mend."""

@@ -25,8 +25,7 @@ def read_metrics(run_dir: Path) -> list[StepMetrics]:
     path = run_dir / FILE_NAME
     if not path.is_file():
         return []
-    lines = path.read_bytes().splitlines()
-    rows = []
+    lines, rows = path.read_bytes().splitlines(), list[StepMetrics]()
     for number, line in enumerate(lines, 1):
         try:
             row = {key: math.nan if value is None else float(value) for key, value in json.loads(line).items()}

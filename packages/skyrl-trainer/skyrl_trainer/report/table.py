@@ -28,8 +28,7 @@ OVERLAPPED = {
     "idle": ("idle/learner", 4, "{:.0%}"),
     **{title: COLUMNS[title] for title in list(COLUMNS)[6:]},
 }
-"""Where rollouts go on beside the learner: the tokens' age and its wait, in place of a KL that few
-tokens are fresh enough for."""
+"""Where rollouts go on beside the learner: the tokens' age and its wait, for few are fresh enough for a KL."""
 HEADER_EVERY = 25
 
 
@@ -48,11 +47,9 @@ def row(metrics: StepMetrics, columns: Columns = COLUMNS) -> str:
 
 
 class LiveTable:
-    """first_step: of a run that resumes, for the time left is estimated from this process's steps only."""
+    """first: step of a run that resumes, for the time left is estimated from this process's steps only."""
 
-    def __init__(
-        self, max_steps: int, first_step: int = 0, console: Console | None = None, columns: Columns = COLUMNS
-    ) -> None:
+    def __init__(self, steps: int, first: int = 0, columns: Columns = COLUMNS, console: Console | None = None) -> None:
         self.console = console or Console(highlight=False)
         self._columns = columns
         self._rows = 0
@@ -64,7 +61,7 @@ class LiveTable:
             disable=not self.console.is_terminal,
             speed_estimate_period=600,
         )
-        self._task = self._progress.add_task("starting", total=max_steps, completed=first_step)
+        self._task = self._progress.add_task("starting", total=steps, completed=first)
 
     def __enter__(self) -> Self:
         self._progress.start()

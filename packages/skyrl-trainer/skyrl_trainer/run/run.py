@@ -91,7 +91,7 @@ class Run:
             self.stack = stack
             trainer = self.config.trainer
             columns = OVERLAPPED if trainer.max_staleness else COLUMNS
-            self.table = stack.enter_context(LiveTable(trainer.max_steps, self.first_step, columns=columns))
+            self.table = stack.enter_context(LiveTable(trainer.max_steps, self.first_step, columns))
             if len(self.held_out.tasks) < (self.config.data.val_size or 0):
                 self.table.note(f"data.val_data has {len(self.held_out.tasks)} distinct tasks: all are used")
             self.folder.write_config()

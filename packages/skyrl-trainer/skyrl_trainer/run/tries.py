@@ -69,17 +69,14 @@ class Tries:
         drawn = self._unplayed | dict(zip(numbers, samples, strict=True))
         self._unplayed = {}
         for number, sample in drawn.items():
-            self._playing[number] = group = self.rollouts.new_group(self._name(number), sample, self._size)
+            batch, place = divmod(number, self.flow.size)
+            self._playing[number] = group = self.rollouts.new_group(f"{batch + 1}/{place}", sample, self._size)
             # What was refused then may not be now: it is learned from later, and what was drawn behind it as well.
             oldest = (number - self.flow.given_back) // self.flow.size - self.flow.max_staleness
             found = self._found.get(number)
             if found and not (_tries_of(group[0].sample, found) and min(_versions(found)) >= oldest):
                 del self._found[number]
         self.rollouts.start([self._playing[number] for number in drawn if number not in self._found])
-
-    def _name(self, number: int) -> str:
-        batch, place = divmod(number, self.flow.size)
-        return f"{batch + 1}/{place}"
 
     def collect(self, interruptible: AbstractContextManager[object]) -> None:
         """Waits until a group has ended (without staleness: all); stores, judges, accepts or refuses it."""

@@ -65,7 +65,7 @@ class TextMathEnv(TextEnv):
             raise ValueError(
                 "options['task']: text_math takes a prompt of system and user messages; field 'prompt' has others."
             )
-        mark, spec = _MARKS.get(row.get("data_source"), ""), row["reward_spec"]
+        mark, spec = _MARKS.get(row.get("data_source") or "", ""), row["reward_spec"]
         verify = "math_verify" in (spec.get("method"), spec.get("style"))
         known = type(truth) in (str, int, float)
         if verify and find_spec("math_verify") is None:
