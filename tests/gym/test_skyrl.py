@@ -169,7 +169,7 @@ def test_a_class_may_be_registered_with_what_every_episode_gets_beside_its_row()
 
         def step(self, action):
             self.turns += 1
-            said = [{"role": "user", "content": "?"}]
+            said = [{"role": "system", "content": f"turn {self.turns}"}, {"role": "tool", "content": None}]
             over = self.turns == self.max_turns
             return BaseTextEnvStepOutput(observations=said, reward=0.0, done=over, metadata={})
 
@@ -179,7 +179,9 @@ def test_a_class_may_be_registered_with_what_every_episode_gets_beside_its_row()
             env, over, count = gym.make(name), False, 0
             env.reset(options={"task": {**QUESTION, "env_class": name}})
             while not over:
-                over, count = env.step("x")[2], count + 1
+                text, _, over, *_ = env.step("x")
+                count += 1
+                assert text == f"system: turn {count}\n\ntool: "  # a rule of the game is heard when it is made
             assert count == turns
     finally:
         for name in ("two", "five"):

@@ -69,7 +69,7 @@ class SkyRLEnv(Repeated):
         if done:
             self.close()
         valid = bool(metadata.get("valid_action", True))
-        return Outcome(contents(step["observations"]), {"reward": reward}, valid, done and reward >= 1, done, info)
+        return Outcome(contents(step["observations"], None), {"reward": reward}, valid, done and reward >= 1, done, info)
 
     def close(self) -> None:
         """Closes the episode's environment, unless its end has done so."""
@@ -78,8 +78,8 @@ class SkyRLEnv(Repeated):
             env.close()
 
 
-def contents(messages: list[dict[str, str]], system: bool = False) -> str:
+def contents(messages: list[dict[str, str]], system: bool | None = False) -> str:
     """What the messages say; who says it, too, where the agent is to read more than one role."""
-    said = [message for message in messages if (message["role"] == "system") == system]
+    said = [message for message in messages if system in (None, message["role"] == "system")]
     form = "{content}" if len({message["role"] for message in said}) < 2 else "{role}: {content}"
-    return "\n\n".join(form.format_map(message) for message in said)
+    return "\n\n".join(form.format_map({**message, "content": message["content"] or ""}) for message in said)
