@@ -176,7 +176,7 @@ class FakeRun:
         self.table = SimpleNamespace(phase=lambda name: None, note=print)
         self.colocation = SimpleNamespace(sleep=lambda: None)
         self.alone = SimpleNamespace(options=SimpleNamespace(max_draws=1, overlong_filter=False))
-        self.algorithm, self.rewards = self, Rewards(config, self.alone.options)
+        self.algorithm, self.rewards = self, Rewards(config, self.alone.options.overlong_filter)
         tasks = [Sample(f"task#{i}", "test/None-v0", i, {"split": "train"}) for i in range(100_000)]
         store = JsonlTrajectoryStore(config.run_path / "trajectories")
         self.tries = Tries(config, 1, UniformSampler(tasks, 0), self.rewards, store)

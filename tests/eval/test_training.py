@@ -54,7 +54,7 @@ def test_without_tasks_of_envs_success_is_the_mean_accuracy(tmp_path: Path) -> N
         f"skyrl_eval:{bench}?data={write(tmp_path / f'{bench}.jsonl', ROWS[bench])}&n=1" for bench in ("gsm8k", "math")
     ]
     config = load_config(None, [f"data.val_data={specs}", f"trainer.run_dir={tmp_path}"])
-    held_out = HeldOut(config)
+    held_out = HeldOut(config, None)
     assert held_out.tasks == []
     found = held_out.metrics(Scripted("#### 999, or 1200: 1200"), 2)
     assert found["eval/success"] == (found["eval/gsm8k/accuracy"] + found["eval/math/accuracy"]) / 2

@@ -116,7 +116,6 @@ class Judge:
         raise JudgeFailed(f"The judge {self.model} at {self.base_url} {reason}.", **spent)
 
     def _request(self, prompt: str, schema: type[BaseModel] | None) -> tuple[str, dict[str, Any]]:
-        """The reply and its usage."""
         request: dict[str, Any] = {"model": self.model, "messages": [{"role": "user", "content": prompt}]}
         wishes: dict[str, Any] = {}
         if schema:  # HLE's: other judges think longer

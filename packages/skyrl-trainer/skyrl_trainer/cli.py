@@ -126,7 +126,6 @@ def _recipes_and_settings(**_: Any) -> list[str]:
 
 
 def _looking_commands(add: Callable[..., ArgumentParser]) -> None:
-    """What reads run folders."""
     report = add("report", _report, "write report.html: curves and settings, also of runs side by side")
     report.add_argument("runs", nargs="+", type=_folder, metavar="RUN")
     report.add_argument("-o", "--out", type=Path, help="default: report.html (compare.html) in the first run's folder")

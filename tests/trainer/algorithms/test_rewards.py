@@ -27,7 +27,7 @@ def rewards_of(funcs: dict[str, float] | None = None, **options: Any) -> Rewards
     algorithm = {"reward_funcs": funcs or {}, "options": options}
     generator = {"max_completion_length": 10, "max_turns": 2, "max_model_len": 100}
     config = Config.model_validate({"trainer": {"algorithm": algorithm}, "generator": generator})
-    return Rewards(config, PolicyLoss(config).options)
+    return Rewards(config, PolicyLoss(config).options.overlong_filter)
 
 
 def tried(number: int = 0, lengths: tuple[int, ...] = (2, 3), **changes: Any) -> Trajectory:

@@ -29,7 +29,7 @@ def episode(number: int, turns: list[Turn]) -> Trajectory:
 
 def batch(groups: list[list[Trajectory]], **weights: float) -> RewardBatch:
     config = Config.model_validate({"trainer": {"algorithm": {"reward_funcs": weights}}})
-    return Rewards(config, CommonOptions()).batch(RolloutBatch(0, groups), range(len(groups)))
+    return Rewards(config, False).batch(RolloutBatch(0, groups), range(len(groups)))
 
 
 def two_tries() -> list[Trajectory]:

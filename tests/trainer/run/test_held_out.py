@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from skyrl_trainer.errors import UserError
+from skyrl_trainer.run import commands
 from skyrl_trainer.run.held_out import TASKS_OF_ENVS, HeldOut
 from skyrl_trainer.settings import Config
 from skyrl_trainer.types import PromptBatch, RolloutBatch, StopReason, Trajectory, Turn
@@ -46,7 +48,7 @@ def rows(path: Path, number: int) -> str:
 def test_a_file_is_tried_whole_and_in_parts(tmp_path: Path, size: int | None, sizes: list[int]) -> None:
     data = {"val_data": [rows(tmp_path / "val.jsonl", 30)], "val_size": size}
     rollouts: Any = Solved()
-    held_out = HeldOut(Config.model_validate({"data": data, "trainer": {"eval_batch_size": 8}}))
+    held_out = HeldOut(Config.model_validate({"data": data, "trainer": {"eval_batch_size": 8}}), None)
     metrics = held_out.metrics(rollouts, step=3)
     assert rollouts.sizes == sizes and len(set(rollouts.names)) == sum(sizes) == metrics["eval/episodes"]
     assert metrics["eval/success"] == 1.0
@@ -66,7 +68,7 @@ def test_only_an_evaluation_of_which_all_failed_ends_a_run(tmp_path: Path, solve
 
     def examine(tasks: int) -> float:
         data = {"val_data": [rows(tmp_path / "val.jsonl", tasks)]}
-        held_out = HeldOut(Config.model_validate({"data": data, "trainer": {"eval_batch_size": 8}}))
+        held_out = HeldOut(Config.model_validate({"data": data, "trainer": {"eval_batch_size": 8}}), None)
         rollouts: Any = Failing()
         return held_out.metrics(rollouts, step=3)["eval/failed"]
 
@@ -79,7 +81,34 @@ def test_only_an_evaluation_of_which_all_failed_ends_a_run(tmp_path: Path, solve
 
 def test_tasks_of_envs_are_as_many_as_the_setting_or_the_spec_says(tmp_path: Path) -> None:
     def number(*specs: str, **data: Any) -> int:
-        return len(HeldOut(Config.model_validate({"data": {"val_data": list(specs), **data}})).tasks)
+        return len(HeldOut(Config.model_validate({"data": {"val_data": list(specs), **data}}), None).tasks)
 
     assert number(ENV) == TASKS_OF_ENVS and number(ENV, val_size=20) == 20 and number(f"{ENV}&size=7") == 7
     assert number(ENV, rows(tmp_path / "val.jsonl", 30)) == TASKS_OF_ENVS + 30
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_eval_shows_what_reward_functions_say(
+    known: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Those of a plug-in. What a script brought is not here, and the env's rewards stay."""
+    plugin = tmp_path / "judges.py"
+    plugin.write_text(
+        "from skyrl_trainer.plugins import register_reward\n\n\n@register_reward('always')\n"
+        "def always(completions, **columns):\n    return [0.25] * len(completions)\n"
+    )
+    algorithm: dict[str, Any] = {"reward_funcs": {"always" if known else "of_a_script": 2.0}}
+    algorithm |= {"plugin_file": str(plugin)} if known else {}
+    data = {"val_data": [rows(tmp_path / "val.jsonl", 3)]}
+    monkeypatch.setattr(commands, "check_engines", lambda *given, **more: None)
+    processes = SimpleNamespace(rollouts=Solved(), wait_for_engines=lambda: None)
+    monkeypatch.setattr(commands, "Processes", lambda *given: nullcontext(processes))
+    config = Config.model_validate({"data": data, "trainer": {"algorithm": algorithm}})
+    found = commands.evaluate(config, str(tmp_path))
+    said = capsys.readouterr().out
+    assert found["eval/success"] == 1.0
+    if known:
+        assert (found["eval/reward/always"], found["eval/reward/total"], said) == (0.25, 0.5, "")
+    else:
+        assert not {"eval/reward/total", "eval/reward/of_a_script"} & found.keys()
+        assert said.startswith("Rewards are the env's: trainer.algorithm.reward_funcs='of_a_script' is not registered")

@@ -89,7 +89,7 @@ class FakeRun:
         self.table = SimpleNamespace(phase=lambda name: None, note=lambda text: None)
         self.colocation = SimpleNamespace(sleep=lambda: None)
         self.alone = SimpleNamespace(options=SimpleNamespace(max_draws=4, overlong_filter=False))
-        self.rewards = Rewards(config, self.alone.options)
+        self.rewards = Rewards(config, self.alone.options.overlong_filter)
         parts = [[Sample(f"{kind}#{i}", "test/None-v0", i) for i in range(500)] for kind in ("a", "b")]
         store = JsonlTrajectoryStore(config.run_path / "trajectories")
         self.tries = Tries(config, 4, sampler(SampleSource(parts), 0), self.rewards, store)
@@ -317,7 +317,8 @@ def test_a_policy_is_the_best_once_it_is_saved() -> None:
         raise Stopped(2)
 
     run: Any = SimpleNamespace(best=[-1.0], folder=SimpleNamespace(path=Path("run")), processes=Mock())
-    run.learner, run.examine = Mock(save_pretrained=stopped), lambda step: {"eval/success": 0.5}
+    run.learner = Mock(save_pretrained=stopped)
+    run.held_out = Mock(metrics=lambda rollouts, step: {"eval/success": 0.5})
     with pytest.raises(Stopped):
         Run.evaluate(run, 3)
     assert run.best == [-1.0]
@@ -333,7 +334,7 @@ def test_of_policies_with_one_success_rate_the_better_paid_is_the_best() -> None
     kept = []
     for step, (success, reward) in enumerate([(0.0, 0.2), (0.0, 0.9), (0.0, 0.9), (0.5, 0.1), (0.2, 2.0)]):
         figures = {"eval/success": success, "eval/reward/mean": reward}
-        run.examine = lambda step, figures=figures: dict(figures)
+        run.held_out = Mock(metrics=lambda rollouts, step, figures=figures: dict(figures))
         Run.evaluate(cast(Any, run), step)
         kept.append(len(saved))
     assert kept == [1, 2, 2, 3, 3]
@@ -346,9 +347,9 @@ def test_of_policies_that_reward_functions_judge_the_best_is_theirs(kind: type[R
     saved, run = list[int](), cast(Any, kind.__new__(kind))
     run.best, run.folder, run.processes = [-1.0], SimpleNamespace(path=Path("run")), Mock()
     run.learner, kept = Mock(save_pretrained=lambda folder, step: saved.append(step)), []
-    run.held_out = Mock(metrics=lambda rollouts, step: {"eval/success": 0.0, "eval/reward/mean": 0.0})
+    figures = {"eval/success": 0.0, "eval/reward/mean": 0.0}
     for total in (0.2, 0.1, 0.9):
-        run.rewards = Mock(metrics=lambda tries, total=total: {"reward/total": total})
+        run.held_out = Mock(metrics=lambda rollouts, step, total=total: figures | {"eval/reward/total": total})
         assert run.evaluate(1)["eval/reward/total"] == total
         kept.append(len(saved))
     assert kept == [1, 1, 2]

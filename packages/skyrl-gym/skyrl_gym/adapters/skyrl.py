@@ -69,7 +69,8 @@ class SkyRLEnv(Repeated):
         if done:
             self.close()
         valid = bool(metadata.get("valid_action", True))
-        return Outcome(contents(step["observations"], None), {"reward": reward}, valid, done and reward >= 1, done, info)
+        text = contents(step["observations"], None)
+        return Outcome(text, {"reward": reward}, valid, done and reward >= 1, done, info)
 
     def close(self) -> None:
         """Closes the episode's environment, unless its end has done so."""

@@ -34,11 +34,10 @@ def register_reward(name: str) -> Callable[[RewardFunction], RewardFunction]:
 class Rewards:
     """The rewards of a run. Raises UserError for names that are not registered."""
 
-    def __init__(self, config: Config, options: Any) -> None:
-        """options: `trainer.algorithm.options`, checked and complete."""
+    def __init__(self, config: Config, overlong_filter: bool) -> None:
         self.weights = {**OWN_REWARDS, **config.trainer.algorithm.reward_funcs}
         self.functions = {name: reward_function(name) for name in self.weights if name not in OWN_REWARDS}
-        self.filter = options.overlong_filter
+        self.filter = overlong_filter
         self.budget = min(config.generator.max_completion_length, config.generator.max_model_len)
 
     def judge(self, trajectories: list[Trajectory]) -> bool:

@@ -102,7 +102,7 @@ def algorithm_options(config: Config) -> dict[str, Any]:
         algorithm.advantages(None, None)  # type: ignore  # raises
     learner.config = config
     learner.make_optimizer([[torch.nn.Parameter(torch.zeros(1))]], 1.0, 1)
-    Rewards(config, algorithm.options)
+    Rewards(config, algorithm.options.overlong_filter)
     sampler_class(algorithm.options.sampler)
     return dict(algorithm.options.model_dump(mode="json", exclude=algorithm.ignores))
 

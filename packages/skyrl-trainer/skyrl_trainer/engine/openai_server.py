@@ -126,7 +126,6 @@ class OpenAIServerEngine(EngineActor):
         self._admit()
 
     def _launch(self) -> str:
-        """Starts the server; the path of its socket."""
         kwargs = vllm_kwargs(*self.settings)
         if kwargs.get("kv_cache_memory_bytes") and not has_gpu():
             self._block_size = kwargs["block_size"]

@@ -2,6 +2,7 @@
 
 from contextlib import nullcontext
 
+from skyrl_trainer.algorithms.rewards import Rewards
 from skyrl_trainer.errors import UserError
 from skyrl_trainer.learner.grpo import GRPO
 from skyrl_trainer.run.folder import RunFolder
@@ -14,6 +15,7 @@ from skyrl_trainer.run.run import Run
 from skyrl_trainer.run.signals import StopSignal
 from skyrl_trainer.settings import Config
 from skyrl_trainer.types import StepMetrics
+from skyrl_trainer.user_file import load_plugin
 
 
 def train(config: Config, algorithm: GRPO | None = None, beside: Beside = nullcontext, kind: type[Run] = Run) -> int:
@@ -40,7 +42,13 @@ def train(config: Config, algorithm: GRPO | None = None, beside: Beside = nullco
 def evaluate(config: Config, model_path: str) -> StepMetrics:
     """Held-out success of a model on disk, as `eval/<name>`; no learner, nothing is written."""
     check_engines(config, model_path, training=False)
-    held_out = HeldOut(config)
+    load_plugin(config)
+    rewards = None
+    try:
+        rewards = Rewards(config, overlong_filter=False)
+    except UserError as error:  # a script's, that is not here
+        print(f"Rewards are the env's: {error}")
+    held_out = HeldOut(config, rewards)
     with guarded(), Processes(config, model_path) as processes:
         processes.wait_for_engines()
         return held_out.metrics(processes.rollouts, step=0)

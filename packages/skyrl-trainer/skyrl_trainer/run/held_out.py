@@ -1,5 +1,6 @@
 """What a policy is examined on: held-out tasks of envs, and benchmarks."""
 
+from skyrl_trainer.algorithms.rewards import Rewards
 from skyrl_trainer.data import EnvSamples, held_out, take_exams, tasks
 from skyrl_trainer.rollout.manager import Rollouts, check_not_all_failed
 from skyrl_trainer.rollout.metrics import rollout_metrics
@@ -11,11 +12,11 @@ TASKS_OF_ENVS = 500
 
 
 class HeldOut:
-    """`data.val_data`: distinct tasks of envs and files, and benchmarks."""
+    """`data.val_data`: distinct tasks of envs and files, and benchmarks. rewards: judge the tries."""
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, rewards: Rewards | None) -> None:
         specs, self._exams = take_exams(config.data.val_data, config.run_path)
-        self._at_once, self.tasks = config.trainer.eval_batch_size, list[Sample]()
+        self._rewards, self._at_once, self.tasks = rewards, config.trainer.eval_batch_size, list[Sample]()
         if specs or not self._exams:
             source = tasks(config, specs)
             of_files = [len(part) for part in source.parts if not isinstance(part, EnvSamples)]
@@ -25,14 +26,17 @@ class HeldOut:
     def metrics(self, rollouts: Rollouts, step: int) -> StepMetrics:
         """Each tried once. Without tasks of envs `eval/success` is the mean accuracy of the benchmarks."""
         found: StepMetrics = {}
-        self.tries = tries = RolloutBatch(step, [])
+        tries = RolloutBatch(step, [])
         for start in range(0, len(self.tasks), self._at_once):
             part = PromptBatch(step, self.tasks[start : start + self._at_once], num_generations=1, offset=start)
             tries.groups += rollouts.run(part, eval=True).groups
         if len(self.tasks) > 1:  # one alone may have had bad luck
             check_not_all_failed(tries, "evaluation at step")
         if self.tasks:
-            found = {f"eval/{name}": value for name, value in rollout_metrics(tries).items()}
+            if self._rewards:
+                self._rewards.judge(tries.trajectories)
+                found = self._rewards.metrics(tries)
+            found = {f"eval/{name}": value for name, value in (rollout_metrics(tries) | found).items()}
         for exam in self._exams:
             found |= exam.run(rollouts, step)
         accuracies = [value for name, value in found.items() if name.endswith("/accuracy")]

@@ -57,7 +57,7 @@ class Run:
         sync_backend(config)
         self.alone = algorithm or algorithm_class(algorithm_name(config))(config)
         self.algorithm: GRPO | LearnerGroup = self.alone
-        self.rewards = Rewards(config, self.alone.options)
+        self.rewards = Rewards(config, self.alone.options.overlong_filter)
         self.checkpoints = Checkpoints(path, trainer.max_ckpts_to_keep)
         self.checkpoint = self.checkpoints.load_latest()
         if self.checkpoint:
@@ -65,7 +65,7 @@ class Run:
         self.first_step = self.checkpoint.step if self.checkpoint else 0
         self.replayed = self._stored_rollouts()
         self.train_tasks = self.replayed.samples if self.replayed else tasks(config, config.data.train_data)
-        self.held_out = HeldOut(config)
+        self.held_out = HeldOut(config, self.rewards)
         sampler = sampler_class(self.alone.options.sampler)(self.train_tasks, trainer.seed)
         store = JsonlTrajectoryStore(path / "trajectories")
         self.tries = Tries(config, self.alone.options.max_draws, sampler, self.rewards, store, folder.check)
@@ -196,15 +196,9 @@ class Run:
         if self.sync.version is not None:
             self.canary.check(self.sync.version, self.learner.token_logprobs, report, only=index)
 
-    def examine(self, step: int) -> StepMetrics:
-        metrics, tries = self.held_out.metrics(self.processes.rollouts, step), self.held_out.tries
-        self.rewards.judge(tries.trajectories)
-        judged = self.rewards.metrics(tries) if tries.groups else {}
-        return metrics | {f"eval/{name}": judged[name] for name in judged}
-
     def evaluate(self, step: int) -> StepMetrics:
         """Of the held-out tasks; keeps the policy if it is the best, by reward where equal."""
-        metrics = self.examine(step)
+        metrics = self.held_out.metrics(self.processes.rollouts, step)
         reward = metrics.get("eval/reward/total", metrics.get("eval/reward/mean", 0.0))
         if (score := [metrics["eval/success"], reward]) > self.best:
             self.learner.save_pretrained(self.folder.path / "model" / "best", step)

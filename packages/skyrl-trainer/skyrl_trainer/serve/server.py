@@ -74,7 +74,6 @@ class Policy:
         return text[:at], "stop" if stop else output.finish_reason, stop
 
     async def _generate(self, request: Common, ids: list[int]) -> tuple[list[GenerationOutput], Json]:
-        """The outputs, and what every kind of answer has."""
         if request.model != self.name:
             raise Refusal(404, f"The model {request.model!r} is not served here; {self.name!r} is.")
         room = self._generator.max_model_len - len(ids)

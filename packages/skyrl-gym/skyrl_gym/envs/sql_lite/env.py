@@ -142,7 +142,6 @@ def _bare(query: str) -> str:
 
 
 def _shown(result: Result) -> dict[str, str]:
-    """A table as the agent reads it."""
     if "error" in result:
         return {"error": result["error"][:MAX_OUTPUT]}
     rows = [["NULL" if value is None else str(value)[:LONGEST_CELL] for value in row] for row in result["rows"]]

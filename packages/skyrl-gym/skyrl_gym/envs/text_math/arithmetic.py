@@ -175,7 +175,6 @@ def worked_steps(problem: Problem, lang: str) -> list[str]:
 
 
 def _digits(number: int) -> list[int]:
-    """Digits from the ones upwards."""
     return [int(digit) for digit in reversed(str(number))]
 
 
