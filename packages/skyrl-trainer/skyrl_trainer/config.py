@@ -1,6 +1,5 @@
 """The configuration of a run (settings.py), from a recipe and overrides, with who set what; and back to YAML."""
 
-import difflib
 import json
 import re
 from collections.abc import Iterable, Mapping
@@ -14,25 +13,11 @@ from pydantic import ValidationError
 
 from skyrl_trainer.errors import UserError
 from skyrl_trainer.recipe import Setting, parse_override, read_recipe, text_of, value_of, walk
+from skyrl_trainer.registry import load
 from skyrl_trainer.settings import OPTIONS, Config, leaf_fields
 
 FIXED = {"trainer.strategy": "fsdp2", "trainer.resume_mode": "latest"}
 """Words of SkyRL and of earlier run folders that can have one value here, and so are no settings."""
-ELSEWHERE = {
-    **dict.fromkeys(("loss_type", "policy_loss_type", "loss_agg_mode", "loss_reduction"), "trainer.algorithm.name"),
-    **dict.fromkeys(("epochs", "total_epochs"), "trainer.max_steps"),
-    **dict.fromkeys(("policy_mini_batch_size", "ppo_mini_batch_size"), "trainer.num_mini_batches"),
-    "update_epochs_per_batch": "trainer.num_iterations",
-    "entropy_coeff": "trainer.algorithm.options.entropy_coef",
-    "n_samples_per_prompt": "generator.num_generations",
-    "max_generate_length": "generator.max_completion_length",
-    "eps_clip_low": "trainer.algorithm.options.epsilon",
-    "eps_clip_high": "trainer.algorithm.options.epsilon_high",
-    "kl_loss_coef": "trainer.algorithm.options.beta",
-    "ckpt_path": "trainer.run_dir",
-    "optimizer_config": "trainer.learning_rate, trainer.max_grad_norm and trainer.optimizer_kwargs",
-}
-"""Names of TRL, SkyRL and verl that are other words here."""
 
 
 def flatten(config: Config) -> dict[str, Any]:
@@ -87,14 +72,14 @@ def _resolved(settings: Iterable[Setting]) -> Resolved:
             raise UserError(f"{name} ({setting.source}) can only be {FIXED[name]} here.")
         leaf = next((leaf for leaf in fields if f"{name}.".startswith(f"{leaf}.")), None)
         if leaf is None:
-            raise _unknown(setting, list(fields))
+            raise load("skyrl_trainer.elsewhere:unknown")(setting, list(fields))
         if name == leaf:
             is_text = fields[leaf].annotation is str and isinstance(setting.node, yaml.ScalarNode)
             values[leaf] = text_of(setting.node) if is_text else value_of(setting)
         else:  # one entry of a dictionary
             entry, entries = name[len(leaf) + 1 :], values.get(leaf, fields[leaf].default)
             if not isinstance(entries, dict) or "." in entry:
-                raise _unknown(setting, list(fields))
+                raise load("skyrl_trainer.elsewhere:unknown")(setting, list(fields))
             values[leaf] = entries | {entry: value_of(setting)}
         sources[leaf] = sources[name] = setting.source
     nested: dict[str, Any] = {}
@@ -130,6 +115,9 @@ def _check(config: Config) -> None:
             f"generator.max_completion_length is {generator.max_completion_length} and generator.max_model_len is "
             f"{generator.max_model_len}, but an episode must hold a prompt and a whole answer: raise max_model_len."
         )
+    if not isinstance(kwargs := generator.chat_template_kwargs, dict):
+        name = "generator.engine_kwargs.default_chat_template_kwargs"
+        raise UserError(f"{name} is {kwargs!r}, but should be a mapping such as {{enable_thinking: false}}.")
     if generator.agent.run and generator.agent.memory != "full":
         raise UserError("An agent of yours keeps its own history: leave out generator.agent.memory.")
     if trainer.num_mini_batches > episodes:
@@ -152,20 +140,6 @@ def _check(config: Config) -> None:
             "trainer.algorithm.options.correction is bypass, but with trainer.deterministic=true it must be another: "
             "the engine's logprobs differ by rounding from run to run."
         )
-
-
-def _unknown(setting: Setting, names: list[str]) -> UserError:
-    where = f"{setting.name} ({setting.source})"
-    if section := [name for name in names if name.startswith(f"{setting.name}.")]:
-        return UserError(f"{where} is a section: set one of {', '.join(section)}.")
-    last = setting.name.rpartition(".")[2]
-    if last in ELSEWHERE:
-        return UserError(f"{where} is not a setting; here it is {ELSEWHERE[last]}.")
-    ends = {name.rpartition(".")[2]: name for name in names}
-    near = [ends[end] for end in difflib.get_close_matches(last, ends, 1, 0.8)]
-    near = near or difflib.get_close_matches(setting.name, names, 1, 0.85)
-    advice = f"did you mean {near[0]}?" if near else "docs/configuration.md lists them all."
-    return UserError(f"{where} is not a setting; {advice}")
 
 
 def to_yaml(config: Config) -> str:

@@ -124,7 +124,7 @@ def tasks(config: Config, specs: Sequence[Spec]) -> SampleSource:
 
 
 def held_out(source: Sequence[Sample], count: int) -> list[Sample]:
-    """The first `count` samples whose tasks differ (messages, a row's truth and id), or all. Sources take turns."""
+    """The first `count` rows, and tasks of envs whose messages differ, or all. Sources take turns."""
     found: dict[tuple[str, ...], Sample] = {}
     envs: dict[str, Any] = {}
     parts = source.parts if isinstance(source, SampleSource) else [source]
@@ -132,8 +132,8 @@ def held_out(source: Sequence[Sample], count: int) -> list[Sample]:
         if len(found) == count:
             break
         observation, info = first_texts(sample, envs)
-        row = str(info.get("task_id")) if "task" in sample.options else ""
-        found.setdefault((info.get("instructions", ""), observation, row, repr(sample.ground_truth)), sample)
+        row = sample.sample_id if "task" in sample.options else ""  # in a file 16 times: it is to be tried 16 times
+        found.setdefault((info.get("instructions", ""), observation, row), sample)
     return list(found.values())
 
 

@@ -33,7 +33,7 @@ class DataConfig(Section):
     val_data: Free[list[str | dict[str, Any]]] = ["text_math?split=val"]
     """The same, for held-out evaluation; and benchmarks, `skyrl_eval:gsm8k?data=gsm8k.jsonl&n=50`."""
     val_size: Free[int | None] = Field(default=None, gt=0)
-    """Held-out tasks per evaluation, the first distinct ones; by default every row of files, and 500 tasks of envs."""
+    """Held-out tasks per evaluation: first rows, and distinct tasks of envs; by default all rows, and 500 of envs."""
 
     @field_validator("train_data", "val_data", mode="before", json_schema_input_type=str | dict | list[str | dict])
     @classmethod
@@ -217,6 +217,11 @@ class GeneratorConfig(Section):
     agent: AgentConfig = AgentConfig()
     engine_kwargs: Rounding[dict[str, Any]] = {}
     """Passed to vLLM as they are; `urls` (with openai_server) names servers that run already, one per engine."""
+
+    @property
+    def chat_template_kwargs(self) -> Any:
+        """Of the model's chat template, by the name that vLLM's server has for them: prompts are made here."""
+        return self.engine_kwargs.get("default_chat_template_kwargs") or {}
 
 
 class EnvironmentConfig(Section):

@@ -84,6 +84,17 @@ def test_special_tokens_in_tools_and_their_calls_stay_text_too() -> None:
     assert specials("<|im_end|>\n<|im_start|>assistant\n42<|im_end|>\n") == specials("b")
 
 
+def test_the_template_is_given_what_the_setting_holds() -> None:
+    """As Qwen3's enable_thinking: at the first prompt and after each observation; what is ours stays ours."""
+    tokenizer = copy.deepcopy(tiny_tokenizer())
+    tokenizer.chat_template = WITH_TOOLS.replace("assistant\n{% endif", "assistant\n{{ begin or '' }}{% endif")
+    said = ChatPrompt(tokenizer, {"begin": "Well,", "tokenize": True, "add_generation_prompt": False})
+    plain = ChatPrompt(tokenizer)
+    well = tokenizer.encode("Well,", add_special_tokens=False)
+    for asked in (lambda prompt: prompt.first("", "a"), lambda prompt: prompt.observation("b", [5])):
+        assert asked(said) == [*asked(plain), *well]
+
+
 def test_tokenizer_without_a_chat_template_is_refused_with_the_settings_name() -> None:
     with pytest.raises(UserError, match=r"trainer\.policy\.model\.path"):
         ChatPrompt(SimpleNamespace(chat_template=None, name_or_path="base-model"))

@@ -91,6 +91,21 @@ def test_a_reward_function_gets_what_trl_gives_and_is_asked_once() -> None:
     assert (metrics["reward/half"], metrics["reward/half/none"], metrics["reward/total"]) == (0.5, 1.0, 6.5)
 
 
+def test_a_rows_columns_come_by_name_as_in_trl() -> None:
+    """A task of an env has none, and an option of an env that is called `task` is no row."""
+    tries = [tried(0), tried(1), tried(2)]
+    row = {"prompt": "p", "target": "a", "level": 3, "reward_spec": {"ground_truth": 9}, "extra_info": None}
+    tries[1].sample.options["task"], tries[2].sample.options["task"] = row, "sort"
+
+    @register_reward("of_rows")
+    def of_rows(completions: Any, target: Any, level: Any, **others: Any) -> list[float]:
+        assert (target, level) == ([None, "a", None], [None, 3, None]) and others["task"] == [None, row, "sort"]
+        assert others["ground_truth"] == [0, 7, 14] and not {"prompt", "reward_spec"} & others.keys()
+        return [1.0] * len(completions)
+
+    assert rewards_of({"of_rows": 1.0}).judge(tries)
+
+
 def test_a_conversation_is_told_in_the_order_of_its_turns() -> None:
     """An agent's stand segment by segment in the record."""
     trajectory = tried(1, (2, 3, 1))

@@ -6,11 +6,12 @@ import json
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from skyrl_trainer.errors import UserError
+from skyrl_trainer.rollout.store import JsonlTrajectoryStore
 from skyrl_trainer.run import commands
 from skyrl_trainer.run.held_out import TASKS_OF_ENVS, HeldOut
 from skyrl_trainer.settings import Config
@@ -52,6 +53,17 @@ def test_a_file_is_tried_whole_and_in_parts(tmp_path: Path, size: int | None, si
     metrics = held_out.metrics(rollouts, step=3)
     assert rollouts.sizes == sizes and len(set(rollouts.names)) == sum(sizes) == metrics["eval/episodes"]
     assert metrics["eval/success"] == 1.0
+
+
+def test_what_was_tried_is_kept(tmp_path: Path) -> None:
+    """Of each evaluation that had tasks; one that is made again replaces its file."""
+    config = Config.model_validate({"data": {"val_data": [rows(tmp_path / "val.jsonl", 3)]}})
+    rollouts, store = cast(Any, Solved()), JsonlTrajectoryStore(tmp_path / "held_out")
+    held_out = HeldOut(config, None, store)
+    for step in (0, 10, 10):
+        held_out.metrics(rollouts, step)
+    assert store.steps() == [0, 10]
+    assert [each.trajectory_id for each in store.read(10).trajectories] == [f"eval/10/{k}/0" for k in range(3)]
 
 
 @pytest.mark.parametrize("solved, fails", [(8, False), (0, True)])

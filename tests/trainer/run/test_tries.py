@@ -316,36 +316,37 @@ def test_a_policy_is_the_best_once_it_is_saved() -> None:
     def stopped(folder: Path, step: int) -> None:
         raise Stopped(2)
 
-    run: Any = SimpleNamespace(best=[-1.0], folder=SimpleNamespace(path=Path("run")), processes=Mock())
+    folder = SimpleNamespace(path=Path("run"))
+    run: Any = SimpleNamespace(best=[], folder=folder, processes=Mock(), config=Config())
     run.learner = Mock(save_pretrained=stopped)
     run.held_out = Mock(metrics=lambda rollouts, step: {"eval/success": 0.5})
     with pytest.raises(Stopped):
         Run.evaluate(run, 3)
-    assert run.best == [-1.0]
+    assert run.best == []
 
 
-def test_of_policies_with_one_success_rate_the_better_paid_is_the_best() -> None:
-    """So an env that never says `success` has a best policy, too: else the first one, before any training."""
-    saved, run = (
-        list[tuple[Path, int]](),
-        SimpleNamespace(best=[-1.0], folder=SimpleNamespace(path=Path("run")), processes=Mock()),
-    )
+@pytest.mark.parametrize("weights, best", [({}, [0, 1, 3]), ({"mine": 1.0, "env": 0.0}, [0, 1, 4])])
+def test_of_policies_with_one_success_rate_the_better_paid_is_the_best(
+    weights: dict[str, float], best: list[int]
+) -> None:
+    """So an env that never says `success` has a best policy, too: else the first one, before any training. Rewards that
+    are chosen decide before success, which may be worth nothing."""
+    saved, folder = list[tuple[Path, int]](), SimpleNamespace(path=Path("run"))
+    config = Config.model_validate({"trainer": {"algorithm": {"reward_funcs": weights}}})
+    run = SimpleNamespace(best=[], folder=folder, processes=Mock(), config=config)
     run.learner = Mock(save_pretrained=lambda folder, step: saved.append((folder, step)))
-    kept = []
     for step, (success, reward) in enumerate([(0.0, 0.2), (0.0, 0.9), (0.0, 0.9), (0.5, 0.1), (0.2, 2.0)]):
-        figures = {"eval/success": success, "eval/reward/mean": reward}
+        figures = {"eval/success": success, "eval/reward/total": reward}
         run.held_out = Mock(metrics=lambda rollouts, step, figures=figures: dict(figures))
         Run.evaluate(cast(Any, run), step)
-        kept.append(len(saved))
-    assert kept == [1, 2, 2, 3, 3]
-    assert saved == [(Path("run/model/best"), step) for step in (0, 1, 3)]
+    assert saved == [(Path("run/model/best"), step) for step in best]
 
 
 @pytest.mark.parametrize("kind", [Run, ToldRun])
 def test_of_policies_that_reward_functions_judge_the_best_is_theirs(kind: type[Run]) -> None:
     """An env that earns nothing by itself would have the first evaluation's policy for ever."""
     saved, run = list[int](), cast(Any, kind.__new__(kind))
-    run.best, run.folder, run.processes = [-1.0], SimpleNamespace(path=Path("run")), Mock()
+    run.best, run.folder, run.processes, run.config = [], SimpleNamespace(path=Path("run")), Mock(), Config()
     run.learner, kept = Mock(save_pretrained=lambda folder, step: saved.append(step)), []
     figures = {"eval/success": 0.0, "eval/reward/mean": 0.0}
     for total in (0.2, 0.1, 0.9):

@@ -123,6 +123,7 @@ OTHER: dict[str, Any] = {
     "gradient_accumulation_steps": 3,
     "generation_batch_size": 16,
     "steps_per_generation": 2,
+    "chat_template_kwargs": {"enable_thinking": False},
     "delta": 4.0,
     "epsilon_high": 0.3,
 }

@@ -6,6 +6,7 @@ observation + output + ..., and a prefix of the next prompt.
 """
 
 import json
+from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
 
@@ -40,8 +41,8 @@ class ChatPrompt:
     space into it ("< |im_end|>"), so that it cannot end its message and begin the assistant's.
     """
 
-    def __init__(self, tokenizer: Any) -> None:
-        self.tokenizer = tokenizer
+    def __init__(self, tokenizer: Any, template_kwargs: Mapping[str, Any] = {}) -> None:
+        self.tokenizer, self._template_kwargs = tokenizer, template_kwargs
         name = getattr(tokenizer, "name_or_path", "") or "the policy"
         if not getattr(tokenizer, "chat_template", None):
             raise UserError(
@@ -103,7 +104,8 @@ class ChatPrompt:
 
     def _render(self, messages: list[dict[str, Any]], **tools: Any) -> str:
         told, tools = map(self._without_special, ([{"content": None, **each} for each in messages], tools))
-        return self.tokenizer.apply_chat_template(told, tokenize=False, add_generation_prompt=True, **tools)
+        kwargs = {**self._template_kwargs, **tools, "tokenize": False, "add_generation_prompt": True}
+        return self.tokenizer.apply_chat_template(told, **kwargs)
 
     def _without_special(self, value: Any) -> Any:
         if isinstance(value, str):

@@ -1,6 +1,7 @@
 """A policy's tokenizer, and the prompts that it builds."""
 
 import json
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -39,5 +40,5 @@ def load_tokenizer(path: str) -> Any:
     return tokenizer
 
 
-def load_chat_prompt(path: str) -> ChatPrompt:
-    return ChatPrompt(load_tokenizer(path))
+def load_chat_prompt(path: str, template_kwargs: Mapping[str, Any] = {}) -> ChatPrompt:
+    return ChatPrompt(load_tokenizer(path), template_kwargs)

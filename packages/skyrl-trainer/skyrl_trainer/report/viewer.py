@@ -55,7 +55,8 @@ def write_viewer(folder: Path, out: Path, steps: list[int] | None = None) -> str
 
 def view(run: Path, out: Path, steps: Sequence[int] | None, bounds: tuple[int, int] | None = None) -> str:
     """`write_viewer` of a run. Steps that are named share the number of trajectories that go in."""
-    store, notes, total = Store(run / "trajectories"), list[str](), 0
+    held_out = not (run / "trajectories").is_dir()  # or another folder of a run that has such files
+    store, notes, total = Store(run if held_out else run / "trajectories"), list[str](), 0
     stored = store.steps()
     if not stored:
         raise UserError(f"{run} has no trajectories: give the folder of a run that has finished a step.")
@@ -68,7 +69,8 @@ def view(run: Path, out: Path, steps: Sequence[int] | None, bounds: tuple[int, i
             total += int(store.header(step)["trajectories"])
     if bounds and len(chosen) < len(stored):
         notes.append(f"{len(stored) - len(chosen)} more steps are stored")
-    episodes = _episodes(store, chosen, -(-most // len(chosen)) if steps else most, _decoder(run, notes), notes)
+    decode = _decoder(run.parent if held_out else run, notes)
+    episodes = _episodes(store, chosen, -(-most // len(chosen)) if steps else most, decode, notes)
     return write_episodes(out, run, episodes, total, notes, (most, size))
 
 

@@ -118,7 +118,8 @@ class RolloutWorker:
     """`start` hands it trajectories to play; `finished` gives back those that have ended."""
 
     def __init__(self, tokenizer_path: str, generator: GeneratorConfig, client_id: str) -> None:
-        self._prompt = load_chat_prompt(tokenizer_path) if tokenizer_path else None
+        kwargs = generator.chat_template_kwargs
+        self._prompt = load_chat_prompt(tokenizer_path, kwargs) if tokenizer_path else None
         self._generator = generator
         # A restarted worker must not get what its predecessor asked for.
         self._client_id = f"{client_id}-{os.getpid()}"

@@ -4,6 +4,7 @@ from skyrl_trainer.algorithms.rewards import Rewards
 from skyrl_trainer.data import EnvSamples, held_out, take_exams, tasks
 from skyrl_trainer.rollout.manager import Rollouts, check_not_all_failed
 from skyrl_trainer.rollout.metrics import rollout_metrics
+from skyrl_trainer.rollout.store import JsonlTrajectoryStore
 from skyrl_trainer.settings import Config
 from skyrl_trainer.types import PromptBatch, RolloutBatch, Sample, StepMetrics
 
@@ -12,11 +13,12 @@ TASKS_OF_ENVS = 500
 
 
 class HeldOut:
-    """`data.val_data`: distinct tasks of envs and files, and benchmarks. rewards: judge the tries."""
+    """`data.val_data`: distinct tasks of envs and files, and benchmarks. `rewards` judges tries, `store` keeps them."""
 
-    def __init__(self, config: Config, rewards: Rewards | None) -> None:
+    def __init__(self, config: Config, rewards: Rewards | None, store: JsonlTrajectoryStore | None = None) -> None:
         specs, self._exams = take_exams(config.data.val_data, config.run_path)
-        self._rewards, self._at_once, self.tasks = rewards, config.trainer.eval_batch_size, list[Sample]()
+        self._rewards, self._store = rewards, store
+        self._at_once, self.tasks = config.trainer.eval_batch_size, list[Sample]()
         if specs or not self._exams:
             source = tasks(config, specs)
             of_files = [len(part) for part in source.parts if not isinstance(part, EnvSamples)]
@@ -36,6 +38,8 @@ class HeldOut:
             if self._rewards:
                 self._rewards.judge(tries.trajectories)
                 found = self._rewards.metrics(tries)
+            if self._store:
+                self._store.write(tries)
             found = {f"eval/{name}": value for name, value in (rollout_metrics(tries) | found).items()}
         for exam in self._exams:
             found |= exam.run(rollouts, step)

@@ -48,7 +48,7 @@ class Processes:
 
     def __enter__(self) -> Self:
         if self._plays and self.model_path:
-            load_chat_prompt(self.model_path)  # else it is a traceback
+            load_chat_prompt(self.model_path, self.config.generator.chat_template_kwargs)  # else it is a traceback
         start_ray(self.config)
         try:
             number = 0 if self._endpoint else self.config.generator.num_inference_engines
@@ -207,5 +207,5 @@ def check_engines(config: Config, model_path: str, training: bool) -> None:
 def engine_kwargs_of(config: Config, index: int) -> dict[str, Any]:
     """What the user gave, for one engine: its own URL instead of the list."""
     given = dict(config.generator.engine_kwargs)
-    urls = given.pop("urls", None)
+    urls, _ = given.pop("urls", None), given.pop("default_chat_template_kwargs", None)
     return given | ({"url": urls[index]} if urls else {})

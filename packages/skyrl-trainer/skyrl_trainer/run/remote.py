@@ -29,7 +29,8 @@ from skyrl_trainer.run.run import Run
 from skyrl_trainer.settings import Config
 
 MARKERS = {"checkpoints": MANIFEST, "model": "config.json", "init": "config.json"}
-REPLACED = ("checkpoints/step_*[0-9]", "trajectories", "model", "metrics*.jsonl", "timeline.*", "config.*", "report.*")
+FOLDERS = ("checkpoints/step_*[0-9]", "trajectories", "held_out", "model")
+REPLACED = (*FOLDERS, "metrics*.jsonl", "timeline.*", "config.*", "report.*")
 """What a fetch replaces here; of the rest it brings what is missing."""
 OWNER, RECORD = "owner.txt", ".uploaded.json"
 WAIT_SECONDS, SLOWEST = 120.0, 2**20

@@ -18,7 +18,7 @@ def resumable(found: Loaded, config: Config) -> Loaded:
     exams = [[c.data.val_data, c.data.val_size, c.generator.eval_temperature] for c in (then, config)]
     if str(exams[0]).replace(f"{then.run_path}/", f"{config.run_path}/") != str(exams[1]):
         # The score on other tasks is no bar: the next evaluation makes model/best anew.
-        found.extra["score"] = [-1.0]
+        found.extra["score"] = []
     for _, _, sample in found.extra["tries"]["open"]:
         sample["sample_id"] = moved(sample["sample_id"], then, config)
         sample["env_file"] = config.environment.env_file

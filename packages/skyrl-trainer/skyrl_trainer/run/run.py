@@ -65,7 +65,7 @@ class Run:
         self.first_step = self.checkpoint.step if self.checkpoint else 0
         self.replayed = self._stored_rollouts()
         self.train_tasks = self.replayed.samples if self.replayed else tasks(config, config.data.train_data)
-        self.held_out = HeldOut(config, self.rewards)
+        self.held_out = HeldOut(config, self.rewards, JsonlTrajectoryStore(path / "held_out"))
         sampler = sampler_class(self.alone.options.sampler)(self.train_tasks, trainer.seed)
         store = JsonlTrajectoryStore(path / "trajectories")
         self.tries = Tries(config, self.alone.options.max_draws, sampler, self.rewards, store, folder.check)
@@ -91,6 +91,8 @@ class Run:
             self.stack = stack
             trainer = self.config.trainer
             columns = OVERLAPPED if trainer.max_staleness else COLUMNS
+            if trainer.algorithm.reward_funcs and self.held_out.tasks:  # what is rewarded is not the env's success
+                columns = columns | {"held-out": ("eval/reward/total", 8, "{:.3f}")}
             self.table = stack.enter_context(LiveTable(trainer.max_steps, self.first_step, columns))
             if len(self.held_out.tasks) < (self.config.data.val_size or 0):
                 self.table.note(f"data.val_data has {len(self.held_out.tasks)} distinct tasks: all are used")
@@ -160,7 +162,7 @@ class Run:
 
     def resume(self) -> tuple[int, StepMetrics | None]:
         """The newest step in the weights, and its metrics if they were not written; 0 and {} in a new run."""
-        found, self.best = self.checkpoint, [-1.0]
+        found, self.best = self.checkpoint, list[float]()
         if found is None:
             step, unfinished = 0, {}
             self.tries.forget()
@@ -197,10 +199,10 @@ class Run:
             self.canary.check(self.sync.version, self.learner.token_logprobs, report, only=index)
 
     def evaluate(self, step: int) -> StepMetrics:
-        """Of the held-out tasks; keeps the policy if it is the best, by reward where equal."""
+        """Of the held-out tasks. Keeps the best policy: by success, then reward; by reward first where it is chosen."""
         metrics = self.held_out.metrics(self.processes.rollouts, step)
-        reward = metrics.get("eval/reward/total", metrics.get("eval/reward/mean", 0.0))
-        if (score := [metrics["eval/success"], reward]) > self.best:
+        score = [metrics["eval/success"], metrics.get("eval/reward/total", 0.0)]
+        if (score := score[::-1] if self.config.trainer.algorithm.reward_funcs else score) > self.best:
             self.learner.save_pretrained(self.folder.path / "model" / "best", step)
             self.best = score
         return metrics

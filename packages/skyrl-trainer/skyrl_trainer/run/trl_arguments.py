@@ -130,9 +130,9 @@ def _generation(args: Any, default: Any, tools: bool) -> dict[str, Any]:
         values["generator.max_turns"] = max(1, turns)
         values["generator.agent.max_episode_tokens"] = longest
         values["generator.agent.tools"] = "template"
-    if memory != default.vllm_gpu_memory_utilization:
-        values["generator.engine_kwargs"] = {"gpu_memory_utilization": memory}
-    return values
+    engine = {} if memory == default.vllm_gpu_memory_utilization else {"gpu_memory_utilization": memory}
+    engine |= {"default_chat_template_kwargs": args.chat_template_kwargs} if args.chat_template_kwargs else {}
+    return values | {"generator.engine_kwargs": engine}
 
 
 def _options(args: Any, default: Any, algorithm: type[GRPO], by_loss: bool) -> dict[str, Any]:

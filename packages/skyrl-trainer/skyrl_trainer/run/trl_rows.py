@@ -31,7 +31,6 @@ gymnasium.registry.pop({env_id!r}, None)
 gymnasium.register({env_id!r}, "skyrl_gym.adapters.trl_env:TRLEnv", kwargs={{"given": str(given)}})
 """
 EMPTY = [{"role": "user", "content": ""}]
-NO_COLUMNS = ("prompt", "completion", "completion_ids")
 NOT_PASSED = {"environments", "log_extra", "log_metric"}
 
 
@@ -104,12 +103,10 @@ def with_columns(name: str, function: RewardFunction, state: Any) -> RewardFunct
 
     def call(*, prompts: Any, completions: Any, task: Any = (), **others: Any) -> Any:
         rows = [columns(row or {}) for row in task]
-        names = {key for row in rows for key in row if key not in NO_COLUMNS}
-        of_rows = {key: [row.get(key) for row in rows] for key in sorted(names)}
         if rows and all(isinstance(row.get("prompt"), str) for row in rows):
             prompts = [row["prompt"] for row in rows]
             completions = ["".join(said["content"] for said in talk) for talk in completions]
-        told = {**others, **({"task": task} if rows else {}), **of_rows, "trainer_state": state}
+        told = {**others, **({"task": task} if rows else {}), "trainer_state": state}
         return function(prompts=prompts, completions=completions, **told)
 
     return call

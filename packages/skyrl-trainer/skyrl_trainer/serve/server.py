@@ -132,7 +132,8 @@ class PolicyServer(HTTPServer):
     def beside(self, run: Run) -> Iterator[None]:
         """Serves the policy of a training that has given its engines their first weights."""
         config = run.config
-        prompt = with_parsers(ChatPrompt(run.learner.tokenizer), config.generator.agent)
+        kwargs = config.generator.chat_template_kwargs
+        prompt = with_parsers(ChatPrompt(run.learner.tokenizer, kwargs), config.generator.agent)
         policy = Policy(config.trainer.run_name, run.processes.engines, prompt, config.generator)
         with self.running(chat_api.application(policy)):
             run.table.note(f"{config.trainer.run_name} is served at {self.url}")
@@ -142,7 +143,7 @@ class PolicyServer(HTTPServer):
 def serve(config: Config, model_path: str, name: str, server: PolicyServer) -> None:
     """Serves a model on disk under `name` until Ctrl-C, on engines of its own; one that dies is started again."""
     check_engines(config, model_path, training=False)
-    prompt = with_parsers(load_chat_prompt(model_path), config.generator.agent)
+    prompt = with_parsers(load_chat_prompt(model_path, config.generator.chat_template_kwargs), config.generator.agent)
     with guarded(), Processes(config, model_path, plays=False) as processes:
         processes.wait_for_engines()
         with server.running(chat_api.application(Policy(name, processes.engines, prompt, config.generator))):
