@@ -35,13 +35,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     # Before anything heavy is imported; transformers' own bars follow the first.
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    os.environ.setdefault("PYTHONUTF8", "1")  # of the engines: torch reads its own files in the locale's encoding
+    with suppress(AttributeError):  # a name that the terminal cannot show ends no training
+        sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
     try:
         with StopSignal(), blaming():
             args = _parse(list(sys.argv[1:] if argv is None else argv))
             # doctor says it among its findings.
             if args.command is not _doctor:
                 require_gym()
-            return int(args.command(args) or 0)
+            code = int(args.command(args) or 0)
+            sys.stdout.flush()
+            return code
     except UserError as error:
         code, said = 2, str(error)
     except KeyboardInterrupt as stopped:
@@ -49,7 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         code, said = 128 + number, f"stopped by {'Ctrl-C' if number == signal.SIGINT else stopped}."
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
+        code, said = 2, "nobody reads its output any more (a closed pipe), so it was stopped."
     except Exception as error:
         if isinstance(error, OSError) and error.errno == errno.ENOSPC:
             code, said = 2, f"no space is left for {error.filename or 'the disk'}: free some, then start again."
@@ -161,7 +166,7 @@ def _target_arguments(parser: ArgumentParser, which: str) -> None:
     text = "a run folder, a Hugging Face folder or a model's name"
     parser.add_argument("target", type=_folder, metavar="RUN|MODEL", help=text)
     parser.add_argument("settings", nargs="*", metavar="RECIPE a.b=c", help=f"{SETTINGS}; a run has its own recipe")
-    parser.add_argument("--which", choices=("last", "best"), default=which, help="of a run's policies")
+    parser.add_argument("--which", choices=("last", "best"), default=which, help=f"of a run's policies: {which}")
 
 
 def split_settings(words: list[str]) -> tuple[str | None, list[str]]:
@@ -286,7 +291,11 @@ def _export(args: Namespace) -> None:
     if args.push:
         hub.push(args.push)
     with written_aside(args.out) as folder:
-        shutil.copytree(source, folder, dirs_exist_ok=True)
+        try:  # by the open folder: a run that goes on may put another in its place
+            shutil.copytree(f"/proc/self/fd/{os.open(source, os.O_RDONLY)}", folder, dirs_exist_ok=True)
+        except shutil.Error as error:
+            what = f"{source} cannot be copied ({error.args[0][0][2]})"
+            raise UserError(f"{what}; if its run has just replaced it, export again.") from error
         from transformers import AutoModelForCausalLM
 
         try:

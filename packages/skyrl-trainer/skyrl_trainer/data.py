@@ -147,7 +147,9 @@ def first_texts(sample: Sample, envs: dict[str, Any], label: str = "") -> tuple[
 
     before, alarm = signal.signal(signal.SIGALRM, _late), signal.setitimer(signal.ITIMER_REAL, FIRST_SECONDS, 1.0)
     try:
-        env = envs.get(sample.env_id) or envs.setdefault(sample.env_id, gymnasium.make(sample.env_id))
+        env = envs.get(sample.env_id) or envs.setdefault(
+            sample.env_id, gymnasium.make(sample.env_id, disable_env_checker=True)
+        )
         observation, info = env.reset(seed=sample.seed, options=dict(sample.options))
         if not (isinstance(observation, str) and isinstance(info, dict)):
             raise TypeError(f"reset gave {(observation, info)!r:.80}, and should give a text and a dict")

@@ -48,6 +48,8 @@ def written_aside(target: Path) -> Iterator[Path]:
         aside.mkdir()
         yield aside
         for path in (*aside.rglob("*"), aside):
+            if path.is_file():  # as the umask says: safetensors lets nobody else read
+                path.chmod(aside.stat().st_mode & 0o666)
             flush(path)
         if target.exists():
             shutil.rmtree(replaced, ignore_errors=True)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import time
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -50,7 +51,8 @@ def _trajectories(run: Path, beside: Path, notes: list[str]) -> str | None:
     if not steps:
         notes.append("no trajectories stored")
         return None
-    if not page.exists() or page.stat().st_mtime <= store.path(steps[-1]).stat().st_mtime:
+    newest = store.path(steps[-1]).stat().st_mtime
+    if not (page.exists() and newest < page.stat().st_mtime <= time.time()):
         try:
             viewer.view(run, page, (steps[0], steps[len(steps) // 2], steps[-1]), viewer.BRIEF)
         except UserError as error:

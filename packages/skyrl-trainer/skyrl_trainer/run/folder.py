@@ -48,6 +48,7 @@ class RunFolder:
                 self.check()  # one that was deleted stays so
                 logs = Path(tempfile.gettempdir(), "ray", "session_latest", "logs")
                 shutil.copytree(logs, self.path / "ray-logs", dirs_exist_ok=True)
+                (self.path / "ray-logs").chmod(0o700)  # Ray lets everybody write
         self._lock.close()
 
     def check(self) -> None:
