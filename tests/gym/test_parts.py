@@ -278,6 +278,8 @@ class TestRegistry:
             assert skyrl_gym.resolve_env_id(env_id) == env_id
         with pytest.raises(ValueError, match=r"no environment 'text_mth'. Did you mean text_math"):
             skyrl_gym.resolve_env_id("text_mth")
+        with pytest.raises(ValueError, match=r"`python -m .*; `module:mine/x-v0` imports a module first.$"):
+            skyrl_gym.resolve_env_id("mine/x-v0")
         with pytest.raises(ValueError, match="names the module 'no_such_module'"):
             skyrl_gym.resolve_env_id("no_such_module:mine/sums-v0")
 
