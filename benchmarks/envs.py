@@ -29,6 +29,7 @@ from typing import Any
 ROUNDS, SECONDS, EPISODES = 5, 0.3, 200
 CODE = "print(sum(i * i for i in range(10)))"
 ROW = {"prompt": [{"role": "user", "content": "How many are 4 dozen?"}], "reward_spec": {"ground_truth": "48"}}
+PROMPT = "skyrl/prompt-v0"  # has no expert: any answer ends its episode
 PROGRAM = {"text": "Double x.", "code": "def f(x):\n    return 2 * x", "test_list": ["assert f(2) == 4"]}
 WAITING = """
 import time
@@ -78,7 +79,7 @@ def steps_per_second(env_id: str) -> float:
             env.reset(options=options)
         actions, ended = [], False
         while not ended:
-            actions.append(env.unwrapped.expert_action())
+            actions.append("Four." if env_id == PROMPT else env.unwrapped.expert_action())
             ended = any(env.step(actions[-1])[2:4])
         if not any("python_exec" in action for action in actions):
             plans.append((options, actions))

@@ -21,6 +21,9 @@ BAD_ACTION = "Let me think."
 QUESTIONS = {"en": "A crate holds 12 eggs. How many do 4 crates hold?", "zh": "一箱有12个鸡蛋，4箱有多少个？"}
 PROGRAMS = {"en": "Write a function f that doubles a number.", "zh": "编写函数f，把一个数加倍。"}
 PROGRAM = {"code": "def f(x):\n    return 2 * x", "test_list": ["assert f(2) == 4", "assert f(0) == 0"]}
+PROMPT = "skyrl/prompt-v0"
+SENTENCES = {"en": "Write a sentence with two numbers.", "zh": "写一句含有两个数字的话。"}
+ANSWERS = {"en": "Of 12 eggs 3 are brown.", "zh": "12个鸡蛋里有3个是棕色的。"}
 SHOWN: dict[str, list[dict[str, Any]]] = {
     "skyrl/text_math-v0": [{}, {"family": "words", "difficulty": 3}, {"family": "logic", "difficulty": 2}],
     "skyrl/tool_use-v0": [{"difficulty": 4}, {"difficulty": 5}],
@@ -33,7 +36,7 @@ SHOWN: dict[str, list[dict[str, Any]]] = {
 HEAD = """# Gallery
 
 Real episodes, written by `scripts/write_gallery.py`. The expert plays, in English and Chinese; in one episode of each
-environment it first says something that is no action.
+environment it first says something that is no action. For `skyrl/prompt-v0`, which has no expert, an answer is made up.
 """
 
 
@@ -45,14 +48,13 @@ def block(speaker: str, text: str) -> str:
 
 def transcript(env_id: str, lang: str, options: dict[str, Any], bad_action: bool) -> str:
     """An episode as markdown; of a long one the beginning and the end."""
-    env: Any = gym.make(env_id, lang=lang)
+    env: Any = gym.make(env_id, **({} if env_id == PROMPT else {"lang": lang}))
     try:
         observation, info = env.reset(seed=7, options={"split": "val", **options})
     except ValueError:  # played from dataset rows
         row = {"prompt": [{"role": "user", "content": QUESTIONS[lang]}], "reward_spec": {"ground_truth": "48"}}
-        observation, info = env.reset(
-            options={"task": PROGRAM | {"prompt": PROGRAMS[lang]} if "code" in env_id else row}
-        )
+        rows = {"skyrl/code_rows-v0": PROGRAM | {"prompt": PROGRAMS[lang]}, PROMPT: {"prompt": SENTENCES[lang]}}
+        observation, info = env.reset(options={"task": rows.get(env_id, row)})
     head = [f"### Task `{info['task_id']}`\n"]
     if info["instructions"]:
         head.append(block("System", info["instructions"]))
@@ -60,7 +62,8 @@ def transcript(env_id: str, lang: str, options: dict[str, Any], bad_action: bool
     turns: list[str] = []
     ended = False
     while not ended:
-        action = BAD_ACTION if bad_action and not turns else env.unwrapped.expert_action()
+        expert = (lambda: ANSWERS[lang]) if env_id == PROMPT else env.unwrapped.expert_action
+        action = BAD_ACTION if bad_action and not turns else expert()
         observation, reward, terminated, truncated, info = env.step(action)
         ended = terminated or truncated
         parts = ", ".join(f"{name} {value:g}" for name, value in info["reward_parts"].items())

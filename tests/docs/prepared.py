@@ -104,6 +104,8 @@ def benchmark(names: dict[str, Any]) -> Iterator[None]:
 
 
 def plug_ins(names: dict[str, Any]) -> None:
+    rows = [{"prompt": f"Write a sentence with {n} numbers.", "level": n} for n in range(20)]
+    Path("prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     Path("mine.py").write_text("\n\n".join(block.text for block in blocks(ROOT / "docs/plug-ins.md", "python")))
 
 

@@ -278,6 +278,8 @@ class TestRegistry:
             assert skyrl_gym.resolve_env_id(env_id) == env_id
         with pytest.raises(ValueError, match=r"no environment 'text_mth'. Did you mean text_math"):
             skyrl_gym.resolve_env_id("text_mth")
+        with pytest.raises(ValueError, match=r"`python -m .*; `module:mine/x-v0` imports a module first.$"):
+            skyrl_gym.resolve_env_id("mine/x-v0")
         with pytest.raises(ValueError, match="names the module 'no_such_module'"):
             skyrl_gym.resolve_env_id("no_such_module:mine/sums-v0")
 
@@ -362,8 +364,11 @@ class TestDocumentation:
         page = (self.PAGES / "README.md").read_text(encoding="utf-8")
         path = tmp_path / "rows.jsonl"
         path.write_text(re.search(r"```json\n(.*?)```", page, re.DOTALL)[1])
-        rows = load_rows(path)
+        *rows, prompt = load_rows(path)
         assert len(rows) == 3
+        env = gym.make(skyrl_gym.resolve_env_id(prompt["env_class"]))
+        assert env.reset(options={"task": prompt})[0] == "Write a sentence with two numbers."
+        assert env.step("One and 2.")[1:3] == (0.0, True)
         env = gym.make("skyrl/text_math-v0")
         for row in rows:
             assert env.reset(options={"task": row})[0] == "12 * 34 = ? Answer in \\boxed{}."

@@ -320,7 +320,11 @@ def test_observation_is_the_question_and_nothing_else():
         ({"task_id": "val:arithmetic:1:en:828"}, "its index must be below 828"),
         ({"task_id": "val:arithmetic:1:en:-1"}, "is not '<split>"),
         ({"task_id": "val:arithmetic:1:en:1", "split": "train"}, "contradicts option 'split'"),
-        ({"task": {"prompt": "x"}}, "options\\['task'\\]: field 'reward_spec.ground_truth' must be .* got None"),
+        (
+            {"task": {"prompt": "x"}},
+            "options\\['task'\\]: field 'reward_spec.ground_truth' must be .* got None. With env_class: prompt, or "
+            "environment.env_class=prompt, none is needed.$",
+        ),
         ({"task": 3}, "options\\['task'\\]: expected an object"),
         (
             {"task": {"prompt": [{"role": "user", "content": "x"}], "reward_spec": {"ground_truth": "3/0"}}},

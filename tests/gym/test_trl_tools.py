@@ -19,14 +19,17 @@ import gymnasium as gym
 import pytest
 from transformers.utils import get_json_schema
 
+import skyrl_gym
+from skyrl_gym import resolve_env_id
 from skyrl_gym.adapters.trl import environment_factory
 from skyrl_gym.adapters.trl_env import TRLEnv, methods
 from skyrl_gym.parsing import ToolCall, parse_tool_calls
-from tests.gym.test_all_envs import GUESS, IDS, ROWS
+from tests.gym.test_all_envs import GUESS, IDS, PROMPT, ROWS
 
 TOOLS = {
     "skyrl/text_math-v0": {"answer"},
     "skyrl/gsm8k-v0": {"answer"},
+    PROMPT: {"act"},
     "skyrl/alfworld_lite-v0": {
         *("go_to", "open", "close", "take", "put", "heat", "cool", "clean"),
         *("use", "examine", "inventory", "look"),
@@ -97,7 +100,7 @@ def test_every_tool_has_the_schema_that_trl_asks_for(env_id: str) -> None:
         assert optional == ({"k"} if schema["name"] == "search" and "tool_use" in env_id else set())
 
 
-@pytest.mark.parametrize("env_id", [env_id for env_id in IDS if env_id != GUESS])
+@pytest.mark.parametrize("env_id", [env_id for env_id in IDS if env_id not in (GUESS, PROMPT)])
 def test_the_expert_solves_tasks_through_the_tools(env_id: str) -> None:
     environment: Any = environment_factory(env_id)()
     best = 0.999 if "alfworld" in env_id or "webshop" in env_id else 1.1
@@ -279,7 +282,7 @@ OURS = [env_id for env_id in IDS if env_id != GUESS]
     [
         pytest.param(each, marks=() if each == "skyrl/tool_use-v0" else pytest.mark.full)
         for each in OURS
-        if "kuhn" not in each  # the cards decide who wins
+        if "kuhn" not in each and each != PROMPT  # the cards decide who wins; there is no expert
     ],
 )
 def test_trls_trainer_plays_and_is_rewarded(env_id: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -410,6 +413,49 @@ def test_a_row_alone_is_one_answer_without_a_reward(tmp_path: Path) -> None:
     observation, info = env.reset(options=trl_row())
     assert (observation, info["instructions"], "tools" in info) == ("Go.", "Be quick.", False)
     assert env.step(called("add", step=1))[:3] == ("", 0.0, True)
+
+
+PROMPTS = [
+    {"prompt": "Write a sentence with two numbers.", "level": 2, "columns": ["level"]},
+    {"prompt": trl_row()["task"]["prompt"], "ground_truth": "Gone.", "environment": "none", "extra_info": {"a": 1}},
+]
+
+
+def test_a_prompt_is_an_episode_of_one_answer_that_reward_functions_judge() -> None:
+    env: Any = gym.make(resolve_env_id("prompt"))
+    for row, asked, told in zip(PROMPTS, ("Write a sentence with two numbers.", "Go."), ("", "Be quick."), strict=True):
+        observation, info = env.reset(options={"task": row})
+        assert (observation, info["instructions"], "tools" in info) == (asked, told, False)
+        assert all(env.unwrapped.task.data[name] == row[name] for name in row if name != "prompt")
+        observation, reward, terminated, truncated, info = env.step(called("add", step=1) + "Gone.")
+        assert (observation, reward, terminated, truncated) == ("", 0.0, True, False)
+        assert (info["valid_action"], info["success"], info["reward_parts"]) == (True, False, {"environment": 0.0})
+    talk = [{"role": role, "content": role} for role in ("system", "user", "assistant", "user")]
+    observation, info = env.reset(options={"task": {"prompt": talk}})
+    assert (observation, info["instructions"]) == ("user: user\n\nassistant: assistant\n\nuser: user", "system")
+    with pytest.raises(NotImplementedError):
+        env.unwrapped.expert_action()
+
+
+def test_prompts_come_from_the_argument_rows_and_a_state_goes_on(tmp_path: Path) -> None:
+    (tmp_path / "rows.jsonl").write_text("".join(f"{json.dumps({'prompt': f'Say {n}.'})}\n" for n in range(3)))
+    env: Any = gym.make("skyrl/prompt-v0", rows=tmp_path / "rows.jsonl").unwrapped
+    asked = [env.reset(options={"task_id": str(n)})[0] for n in range(3)]
+    assert asked == ["Say 0.", "Say 1.", "Say 2."] and {env.reset(seed=n)[0] for n in range(20)} == {*asked}
+    twin, states = TRLEnv(given=None), [env.get_state()]
+    env.step("One.")
+    states.append(env.get_state())
+    for state in map(json.loads, map(json.dumps, states)):
+        twin.set_state(state)
+        assert twin.get_state() == state and twin.task == env.task
+    assert twin.actions == ["One."]
+    envs = skyrl_gym.make_vec("prompt", 2, rows=tmp_path / "rows.jsonl", autoreset_mode="SameStep")
+    assert {*envs.reset(seed=0)[0], *envs.step(("a", "b"))[0]} <= {*asked}
+    for wrong in ("3", "val:1:en:0", "x"):
+        with pytest.raises(ValueError, match=r"'<index>', for example '17'|no task '3': its index must be below 3"):
+            env.reset(options={"task_id": wrong})
+    with pytest.raises(ValueError, match="plays rows of a dataset"):
+        gym.make("skyrl/prompt-v0").reset(seed=1)
 
 
 def test_what_is_no_text_or_has_no_hints_is_refused(tmp_path: Path) -> None:

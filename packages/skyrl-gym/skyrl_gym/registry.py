@@ -120,9 +120,9 @@ def resolve_env_id(name: str) -> str:
         return name
     if f"skyrl/{name}-v0" in gymnasium.registry:
         return f"skyrl/{name}-v0"
-    short = {each.id[6:].removesuffix("-v0"): each.id for each in list_envs() if each.id.startswith("skyrl/")}
-    near = _nearest(env_id, [*short, *gymnasium.registry])
-    raise ValueError(f"There is no environment {name!r}.{near} `python -m skyrl_gym` lists those of registry files.")
+    short = [each.id[6:].removesuffix("-v0") for each in list_envs() if each.id.startswith("skyrl/")]
+    listed = f"`python -m skyrl_gym` lists those of registry files; `module:{env_id}` imports a module first."
+    raise ValueError(f"There is no environment {name!r}.{_nearest(env_id, [*short, *gymnasium.registry])} {listed}")
 
 
 def portable_env(name: str) -> tuple[str, dict[str, Any]]:

@@ -17,6 +17,7 @@ class Repeated(RowsOnly):
     """Plays rows; a state is the actions so far: played again."""
 
     choices: ClassVar[Choices] = {}
+    id_options = ()
     kept = ("actions",)
     actions: list[str]
 

@@ -26,19 +26,20 @@ The tools:
 
 
 class TRLEnv(Repeated):
-    """given: a file with the pickle of (factory, tools). The factory makes environments, and is None for none; of
+    """given: a file with the pickle of (factory, tools), or None. The factory makes environments, or is None; of
     several, a dictionary, a row chooses one by its field `environment`. Tools are functions."""
 
-    def __init__(self, *, given: str, rows: Any = None, render_mode: Any = None) -> None:
+    def __init__(self, *, given: str | None = None, rows: Any = None, render_mode: Any = None) -> None:
         super().__init__(rows=rows, render_mode=render_mode)
-        self._factory, self._functions = pickle.loads(Path(given).read_bytes())
+        pair: Any = pickle.loads(Path(given).read_bytes()) if given else (None, ())
+        self._factory, self._functions = pair
 
     def begin(self, task: Task) -> str:
         row, self.actions = columns(task.data), list[str]()
         environment = self._environment(row)
         made = [tool(waited(function)) for function in (*self._functions, *methods(environment))]
         self._tools = {each.name: each for each in made}
-        self._score = waited(getattr(environment, "get_reward", float))
+        self._score = getattr(environment, "get_reward", float)
         self._paid = 0.0
         said = waited(environment.reset)(**row) if environment else None
         if not isinstance(said, str | None):
@@ -69,7 +70,7 @@ class TRLEnv(Repeated):
         self.actions.append(action)
         calls = parse_tool_calls(action) if self._tools else []
         made = [run_call(self._tools, call) for call in calls]
-        score = float(self._score())
+        score = float(waited(self._score)())
         parts = {"environment": score - self._paid}
         self._paid, over = score, not made
         valid = all(call["args"] is not None for call in made)

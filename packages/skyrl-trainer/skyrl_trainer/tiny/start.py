@@ -26,7 +26,7 @@ def make_tiny(config: Config, out: Path, source: Sequence[Sample]) -> None:
     from skyrl_trainer.tiny.init_policy import init_policy
 
     model, seed = config.trainer.policy.model, config.trainer.seed
-    texts = conversation_texts(source, NUM_TEXTS, seed, experts=model.warmstart.num_demonstrations > 0)
+    texts = [*conversation_texts(source, NUM_TEXTS, seed, experts=model.warmstart.num_demonstrations > 0)]
     init_policy(out, texts, model.tiny, seed)
 
 

@@ -59,13 +59,13 @@ class TextMathEnv(TextEnv):
 
     def task_from_row(self, row: Mapping[str, Any], options: Mapping[str, Any]) -> Task:
         row = read_row(row, "options['task']")
-        prompt, truth = row["prompt"], row["reward_spec"].get("ground_truth")
+        prompt, spec = row["prompt"], row["reward_spec"]
         said = {role: [message["content"] for message in prompt if message["role"] == role] for role in ROLES}
         if said["assistant"] or said["tool"]:
             raise ValueError(
                 "options['task']: text_math takes a prompt of system and user messages; field 'prompt' has others."
             )
-        mark, spec = _MARKS.get(row.get("data_source") or "", ""), row["reward_spec"]
+        mark, truth = _MARKS.get(row.get("data_source") or "", ""), spec.get("ground_truth")
         verify = "math_verify" in (spec.get("method"), spec.get("style"))
         known = type(truth) in (str, int, float)
         if verify and find_spec("math_verify") is None:
@@ -74,7 +74,7 @@ class TextMathEnv(TextEnv):
         if answer is None or (isinstance(answer, str) and not isinstance(truth, str)):
             raise ValueError(
                 "options['task']: field 'reward_spec.ground_truth' must be a number, a word, a list or a set, such as "
-                f"85, '3/4', 'yes', '1, 2' or '{{1, 2}}' (skyrl_gym.answers), got {truth!r:.60}."
+                f"'1, 2', got {truth!r:.60}. With env_class: prompt, or environment.env_class=prompt, none is needed."
             )
         text, instructions = ("\n\n".join(said[role]) for role in ("user", "system"))
         data = {"mark": mark, "verify": verify}
