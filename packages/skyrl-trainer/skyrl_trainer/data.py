@@ -21,6 +21,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
+from threading import current_thread, main_thread
 from typing import Any
 from urllib.parse import parse_qsl
 
@@ -145,11 +146,12 @@ def first_texts(sample: Sample, envs: dict[str, Any], label: str = "") -> tuple[
     """An env's first observation and info; envs: those made already, by ids. UserError (label or sample's id first)."""
     import gymnasium
 
-    before, alarm = signal.signal(signal.SIGALRM, _late), signal.setitimer(signal.ITIMER_REAL, FIRST_SECONDS, 1.0)
+    if in_main := current_thread() is main_thread():  # another one hears no alarm
+        before, alarm = signal.signal(signal.SIGALRM, _late), signal.setitimer(signal.ITIMER_REAL, FIRST_SECONDS, 1.0)
     try:
-        env = envs.get(sample.env_id) or envs.setdefault(
-            sample.env_id, gymnasium.make(sample.env_id, disable_env_checker=True)
-        )
+        if sample.env_id not in envs:
+            envs[sample.env_id] = gymnasium.make(sample.env_id, disable_env_checker=True)
+        env = envs[sample.env_id]
         observation, info = env.reset(seed=sample.seed, options=dict(sample.options))
         if not (isinstance(observation, str) and isinstance(info, dict)):
             raise TypeError(f"reset gave {(observation, info)!r:.80}, and should give a text and a dict")
@@ -158,8 +160,9 @@ def first_texts(sample: Sample, envs: dict[str, Any], label: str = "") -> tuple[
         reason = error if type(error) in (ValueError, ImportError) else cause(error)  # our envs' are sentences
         raise UserError(f"{where}: {sample.env_id} cannot begin an episode: {reason}") from error
     finally:
-        signal.setitimer(signal.ITIMER_REAL, *alarm)
-        signal.signal(signal.SIGALRM, before)
+        if in_main:
+            signal.setitimer(signal.ITIMER_REAL, *alarm)
+            signal.signal(signal.SIGALRM, before)
     return observation, info
 
 
