@@ -31,8 +31,8 @@ def load_user_file(setting: str, given: str, what: str) -> ModuleType:
         return sys.modules[name]
     spec = spec_from_file_location(name, path) if path.suffix == ".py" and path.is_file() else None
     if spec is None or spec.loader is None:
-        wrong = "is not a Python file" if path.exists() else f"is not in {Path.cwd()}, where this was started"
-        raise UserError(f"{setting}: {given} {wrong}; give one that {what}.")
+        here = "" if path.exists() or given.startswith(("/", "~")) else f" in {Path.cwd()}"
+        raise UserError(f"{setting}: {given} is not a Python file{here}; give one that {what}.")
     module = sys.modules[name] = module_from_spec(spec)
     try:
         spec.loader.exec_module(module)

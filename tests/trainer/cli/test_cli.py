@@ -492,7 +492,7 @@ def test_export_copies_a_policy_that_loads_and_nothing_else(tmp_path: Path, caps
 
 
 AGENT_FAULTS = {
-    "run=nofile.py:agent": "generator.agent.run: nofile.py is not a Python file; give one that has your agent in it.",
+    "run=nofile.py:agent": "generator.agent.run: nofile.py is not a Python file in {cwd}; give one that has your agent in it.",
     "run=mine.py:nobody": "generator.agent.run=mine.py:nobody: mine.py has no function 'nobody'.",
     "run=mine.py": "name a file and a function in it, as my.py:agent.",
     "run=[nosuchprogram]": "generator.agent.run=['nosuchprogram']: there is no such program on this machine.",
@@ -503,7 +503,10 @@ AGENT_FAULTS = {
 def test_an_agent_that_is_not_there_is_said_before_anything_starts(given: str) -> None:
     Path("mine.py").write_text("def agent(task): ...\n")
     config = load_config("quickstart", [f"generator.agent.{given}"])
-    assert any(sentence.endswith(AGENT_FAULTS[given]) for sentence in obstacles(config, LAPTOP))
+    assert any(
+        sentence.endswith(AGENT_FAULTS[given].replace("{cwd}", str(Path.cwd())))
+        for sentence in obstacles(config, LAPTOP)
+    )
 
 
 def test_an_agent_beside_a_memory_of_ours_is_refused() -> None:
