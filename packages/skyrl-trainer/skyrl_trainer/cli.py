@@ -54,7 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         code, said = 128 + number, f"stopped by {'Ctrl-C' if number == signal.SIGINT else stopped}."
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        code, said = 2, "nobody reads its output any more (a closed pipe), so it was stopped."
+        return 128 + signal.SIGPIPE
     except Exception as error:
         if isinstance(error, OSError) and error.errno == errno.ENOSPC:
             code, said = 2, f"no space is left for {error.filename or 'the disk'}: free some, then start again."

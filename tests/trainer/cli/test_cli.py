@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import os
 import pty
+import shutil
 import signal
 import subprocess
 import sys
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -157,6 +159,17 @@ def test_a_reader_that_has_had_enough_gets_no_message(command: list[str]) -> Non
     done = subprocess.run([sys.executable, *command], stdout=writer, stderr=subprocess.PIPE, text=True)
     os.close(writer)
     assert (done.returncode, done.stderr) == (1, "")
+
+
+def test_what_a_terminal_cannot_show_is_shown_in_escapes() -> None:
+    """It was an unexpected error, at the end of a training that was whole."""
+    command = [sys.executable, "-m", "skyrl_trainer", "report", "run", "-o", "报告.html"]
+    Path("run").mkdir()
+    Path("run/metrics.jsonl").write_text('{"step": 0}\n')
+    variables = os.environ | {"PYTHONIOENCODING": "ascii"}
+    done = subprocess.run(command, env=variables, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, "\\u62a5\\u544a.html\n"), done.stderr
+    assert Path("报告.html").exists()
 
 
 def test_under_nohup_a_hangup_is_ignored() -> None:
@@ -463,7 +476,9 @@ def test_a_registry_that_cannot_be_read_is_a_sentence_of_every_command(words: li
         assert (done.returncode, done.stdout) == (2, "") and done.stderr.startswith(f"skyrl-trainer: {said}")
 
 
-def test_export_copies_a_policy_that_loads_and_nothing_else(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_export_copies_a_policy_that_loads_and_nothing_else(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     from skyrl_trainer.settings import TinyConfig
     from skyrl_trainer.tiny.init_policy import init_policy
 
@@ -485,6 +500,12 @@ def test_export_copies_a_policy_that_loads_and_nothing_else(tmp_path: Path, caps
     assert json.loads(Path("copy/generation_config.json").read_text())["eos_token_id"] == [*ends, other]
     assert cli.main(["export", "run", "--out", "copy"]) == 2
     assert "copy already exists and is not empty" in capsys.readouterr().err
+    assert Path("copy/model.safetensors").stat().st_mode == Path("copy/config.json").stat().st_mode, "by the umask"
+    monkeypatch.setattr("shutil.copytree", Mock(side_effect=shutil.Error([("a", "b", "[Errno 2] No such file")])))
+    assert cli.main(["export", "run", "--out", "other"]) == 2
+    assert "cannot be copied ([Errno 2] No such file); if its run has just replaced it" in capsys.readouterr().err
+    monkeypatch.undo()
+    monkeypatch.chdir(tmp_path)
     Path("run/model/last/model.safetensors").write_bytes(b"cut short")
     assert cli.main(["export", "run", "--out", "other"]) == 2
     assert "does not load, so nothing was exported" in capsys.readouterr().err
@@ -492,7 +513,7 @@ def test_export_copies_a_policy_that_loads_and_nothing_else(tmp_path: Path, caps
 
 
 AGENT_FAULTS = {
-    "run=nofile.py:agent": "generator.agent.run: nofile.py is not a Python file in {cwd}; give one that has your agent in it.",
+    "run=nofile.py:agent": "agent.run: nofile.py is not a Python file in {cwd}; give one that has your agent in it.",
     "run=mine.py:nobody": "generator.agent.run=mine.py:nobody: mine.py has no function 'nobody'.",
     "run=mine.py": "name a file and a function in it, as my.py:agent.",
     "run=[nosuchprogram]": "generator.agent.run=['nosuchprogram']: there is no such program on this machine.",

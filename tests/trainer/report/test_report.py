@@ -10,6 +10,7 @@ import random
 import re
 import resource
 import signal
+import time
 import warnings
 from contextlib import suppress
 from html.parser import HTMLParser
@@ -314,6 +315,19 @@ def test_a_damaged_trajectory_file_is_a_note(tmp_path: Path) -> None:
 def test_what_is_not_a_run_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"is not a run folder: it has no config.yaml"):
         write_report([tmp_path], tmp_path / "out.html")
+
+
+def test_a_page_of_the_future_is_written_anew(tmp_path: Path) -> None:
+    """The clock was set back: else the page would stay as it is until its time comes."""
+    run = make_run(tmp_path / "run", max_steps=2)
+    page = run / "trajectories.html"
+    page.write_text("old")
+    for ahead, written in ((1.0, False), (86400.0, True)):
+        newest = max(path.stat().st_mtime for path in (run / "trajectories").glob("*.gz"))
+        os.utime(page, (newest + ahead, newest + ahead))
+        time.sleep(max(0.0, newest + 1.1 - time.time()))
+        write_report([run], run / "report.html")
+        assert (page.read_text() != "old") == written
 
 
 def test_a_full_disk_leaves_a_page_as_it_was_and_the_next_report_is_whole(tmp_path: Path) -> None:

@@ -44,6 +44,8 @@ def test_the_logs_of_the_runs_own_ray_are_kept_when_it_ends_with_an_error(
         (logs / "worker-1.err").write_text("why")
         raise kind("A RolloutWorker died.")
     assert [path.name for path in (tmp_path / "run" / "ray-logs").glob("*")] == ["worker-1.err"] * own
+    if own:
+        assert (tmp_path / "run" / "ray-logs").stat().st_mode & 0o777 == 0o700
 
 
 def test_a_folder_that_was_deleted_is_not_made_again_for_the_logs(
