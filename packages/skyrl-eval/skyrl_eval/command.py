@@ -1,6 +1,5 @@
 """`skyrl-trainer eval agent` and `eval code`: solve, then grade, then results.json and the report."""
 
-import argparse
 import contextlib
 import hashlib
 import json
@@ -8,11 +7,12 @@ import math
 import os
 import re
 import sys
-import threading
 import time
+from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from threading import Event, Thread
 from typing import Any
 
 from skyrl_eval import benchmarks, data, grade, metrics, prompts, report, sandbox, tools
@@ -45,10 +45,10 @@ WAITING_WORKERS = 8
 """EnvWorkers for tools that wait for other machines: the steps of one that come together wait for the slowest."""
 
 
-def parse(kind: str, words: Sequence[str]) -> argparse.Namespace:
+def parse(kind: str, words: Sequence[str]) -> Namespace:
     """The options of `eval agent` and of `eval code`, which has two more."""
     bench, n = DEFAULTS[kind]
-    parser = argparse.ArgumentParser(prog=f"skyrl-trainer eval {kind}")
+    parser = ArgumentParser(prog=f"skyrl-trainer eval {kind}")
     known = ", ".join(benchmarks.names(kind))
     parser.add_argument("--bench", default=bench, metavar="NAME", help=f"{known} (default: {bench}), or yours")
     options = beside(__file__, "options.yaml")
@@ -62,7 +62,7 @@ def parse(kind: str, words: Sequence[str]) -> argparse.Namespace:
     return parser.parse_args(words)
 
 
-def run(args: argparse.Namespace) -> int:
+def run(args: Namespace) -> int:
     """The exit code: 0, or 3 where tries are not graded. UserError where there is no figure."""
     if args.compare:
         print(report.compare(*args.compare))
@@ -96,7 +96,7 @@ def run(args: argparse.Namespace) -> int:
         return UNGRADED if caveat else 0
 
 
-def _solved(args: argparse.Namespace) -> Run:
+def _solved(args: Namespace) -> Run:
     if sum(map(bool, (args.base_url, args.checkpoint, args.predictions))) != 1:
         what = "--base-url and --model, or --checkpoint" + (", or --predictions" if args.kind == "code" else "")
         raise UserError(f"Say once what is to be evaluated: {what}.")
@@ -110,7 +110,7 @@ def _solved(args: argparse.Namespace) -> Run:
     items = _chosen(args, found.items)
     bench.check(context := _context(args, None))
     grade.check_judge(bench, items[0], context)
-    settings: dict[str, Any] = {name: getattr(args, name) for name in ("seed", "images", "tools")}
+    settings = {name: getattr(args, name) for name in ("seed", "images", "tools")}
     if args.tools:
         if bench.env(items[0]).env_id != QUESTION_ENV:
             raise UserError(f"--tools: {bench.name} has an environment with tools of its own, so leave it out.")
@@ -154,10 +154,9 @@ def _solved(args: argparse.Namespace) -> Run:
     return _solve(args, run, Processes(_config(args, bench, *_engine(folder, args.max_tokens)), str(folder)))
 
 
-def _chosen(args: argparse.Namespace, items: list[Item]) -> list[Item]:
+def _chosen(args: Namespace, items: list[Item]) -> list[Item]:
     if args.only:
-        names = set(args.only)
-        items = [item for item in items if names & {item.item_id, item.meta.get("category")}]
+        items = [item for item in items if {item.item_id, item.meta.get("category")} & {*args.only}]
         if not items:
             raise UserError(f"--only {' '.join(args.only)} is the id or the category of no item.")
     items = data.subset(items, None if args.n == "all" else int(args.n), args.seed)
@@ -176,7 +175,7 @@ def _members(text: str) -> dict[str, Any]:
     return found
 
 
-async def _endpoint(args: argparse.Namespace, request: dict[str, Any]) -> Endpoint:
+async def _endpoint(args: Namespace, request: dict[str, Any]) -> Endpoint:
     given = Endpoint(args.base_url.rstrip("/"), args.model, request=request, cache=args.cache)
     # With a tool, if there will be some: a server that reads no calls says so now.
     shown = {"tools": [{"type": "function", "function": {"name": "search"}}]} if args.native_tools else {}
@@ -199,7 +198,7 @@ def _engine(folder: Path, max_tokens: int) -> tuple[int, dict[str, Any]]:
     return length, {"path": str(folder), "dtype": "float32" if dtype == "float32" else "bfloat16"}
 
 
-def _config(args: argparse.Namespace, bench: Benchmark, length: int, model: dict[str, Any] | None = None) -> Config:
+def _config(args: Namespace, bench: Benchmark, length: int, model: dict[str, Any] | None = None) -> Config:
     steps = max(bench.steps, TOOL_STEPS) if args.tools else bench.steps
     workers = 2 * (os.cpu_count() or 1) if bench.slow else WAITING_WORKERS if args.tools else 1
     generator = {"max_turns": steps, "max_concurrency": args.concurrency, "max_model_len": length}
@@ -210,7 +209,7 @@ def _config(args: argparse.Namespace, bench: Benchmark, length: int, model: dict
     return Config.model_validate({"generator": generator, "environment": environment, "trainer": trainer})
 
 
-def _solve(args: argparse.Namespace, run: Run, processes: Processes) -> Run:
+def _solve(args: Namespace, run: Run, processes: Processes) -> Run:
     if metrics.limit_reached(run.facts.get("limits"), run.tries) or not run.missing(args.samples):
         return run
     where = {"executor": args.executor, "repos": args.repos and str(args.repos), "tools": args.tools}
@@ -220,8 +219,8 @@ def _solve(args: argparse.Namespace, run: Run, processes: Processes) -> Run:
         sampling = SamplingOptions(args.max_tokens, args.temperature, stop_token_ids=rollouts.stop_token_ids)
         more = {name: value for name, value in where.items() if value}
         plugin = args.plugin and str(Path(args.plugin).expanduser().resolve())
-        over = threading.Event()
-        threading.Thread(target=_progress, args=(run, args.samples, over), daemon=True).start()
+        over = Event()
+        Thread(target=_progress, args=(run, args.samples, over), daemon=True).start()
         try:
             errors = solve(run, args.samples, rollouts, sampling, args.seed, more, plugin)
         except UserError as error:  # what was made is graded all the same
@@ -235,14 +234,14 @@ def _solve(args: argparse.Namespace, run: Run, processes: Processes) -> Run:
     return run
 
 
-def _progress(run: Run, samples: int, over: threading.Event) -> None:
+def _progress(run: Run, samples: int, over: Event) -> None:
     start, total = time.monotonic(), len(run.items) * samples
     while not over.wait(PROGRESS_SECONDS):
         done = total - len(run.missing(samples))
         print(f"{done} of {total} attempts, {time.monotonic() - start:.0f} s", file=sys.stderr)
 
 
-def _solved_before(args: argparse.Namespace) -> Run:
+def _solved_before(args: Namespace) -> Run:
     if not args.out:
         raise UserError("--grade-only needs --out with the folder of a run.")
     manifest = read_json(args.out, "manifest.json")
@@ -275,7 +274,7 @@ def _predicted(path: str, open_run: Any) -> Run:
     return run
 
 
-def _context(args: argparse.Namespace, folder: Path | None) -> Context:
+def _context(args: Namespace, folder: Path | None) -> Context:
     if bool(args.judge_url) != bool(args.judge_model):
         raise UserError("A judge needs both, --judge-url and --judge-model.")
     cache = folder and (args.cache or folder / "judge")
@@ -283,7 +282,7 @@ def _context(args: argparse.Namespace, folder: Path | None) -> Context:
     return Context(judge, args.executor, args.repos, folder and folder / "logs", args.lenient)
 
 
-def _limits(args: argparse.Namespace, model: str) -> dict[str, Any]:
+def _limits(args: Namespace, model: str) -> dict[str, Any]:
     if args.cost_limit is not None and model not in args.prices:
         raise UserError(f"--cost-limit needs the price of {model} in the file of --prices.")
     limits = {"tokens": args.token_limit, "dollars": args.cost_limit, "price": args.prices.get(model)}
@@ -291,7 +290,6 @@ def _limits(args: argparse.Namespace, model: str) -> dict[str, Any]:
 
 
 def _executor(bench: Benchmark) -> str:
-    """The first that works here."""
     for name in bench.executors:
         with contextlib.suppress(UserError):
             sandbox.check(name)

@@ -13,8 +13,6 @@ from typing import Any
 from skyrl_eval import benchmarks, judge, metrics, prompts
 from skyrl_eval.benchmarks.common import Benchmark, Context, verdict
 from skyrl_eval.data import Data
-from skyrl_eval.judge import JudgeFailed
-from skyrl_eval.metrics import Prices
 from skyrl_eval.sandbox import SandboxFailed
 from skyrl_eval.solve import STOPS
 from skyrl_eval.store import Run, answer_hash, read_json, read_records, versions, without_login
@@ -93,7 +91,7 @@ def grade_all(
     yield from (each.result() for each in as_completed(running))
 
 
-def results(run: Run, bench: str, samples: int, context: Context, prices: Prices, model: str) -> dict[str, Any]:
+def results(run: Run, bench: str, samples: int, context: Context, prices: metrics.Prices, model: str) -> dict[str, Any]:
     """What results.json says of a benchmark."""
     benchmark = benchmarks.find(bench)
     keys = sorted({item.key(sample) for item in run.items for sample in range(samples)})
@@ -148,7 +146,7 @@ def _graded(benchmark: Benchmark, context: Context, item: Item, attempt: Attempt
     if not reason:
         try:
             return benchmark.grade(item, attempt, context)
-        except JudgeFailed as error:
+        except judge.JudgeFailed as error:
             return verdict(item, attempt, None, "", error=str(error), **error.tokens)
         except SandboxFailed as error:
             reason = str(error)

@@ -138,7 +138,7 @@ def summarise(
     told_all = all(None not in pair for pair in spent)
     prompt, completion, cached = (totals[name] for name in COUNTERS[3:6])
     powers = [2**e for e in range(samples.bit_length())]
-    by_part: dict[str, list[float]] = defaultdict(list)
+    by_part = defaultdict(list)
     for item, value in zip(items, means, strict=True):
         by_part[item.meta.get("category") or "all"].append(value)
     return {
@@ -166,8 +166,7 @@ def summarise(
 
 def values_of(attempts: Iterable[Attempt], counter: str) -> list[Any]:
     """Of those that have it."""
-    values = (getattr(attempt, counter) for attempt in attempts)
-    return [value for value in values if value is not None]
+    return [value for attempt in attempts if (value := getattr(attempt, counter)) is not None]
 
 
 def mean(values: Sequence[float]) -> float | None:

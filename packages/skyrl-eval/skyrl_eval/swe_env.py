@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 
 from skyrl_eval import prompts, sandbox, swe
 from skyrl_eval.benchmarks.common import Context, final
-from skyrl_gym.core import Choices, Outcome, Task, TextEnv
+from skyrl_gym.core import Outcome, Task, TextEnv
 from skyrl_gym.parsing import MAX_CALLS, parse_tool_calls
 from skyrl_gym.tools.tool import ToolError, responses, run_call, tool
 
@@ -88,7 +88,7 @@ def _as_named(work: Callable[..., str]) -> Callable[..., str]:
 class SWEEnv(ShellEnv):
     """The tasks are benchmarks' (swe_verified.env), each given as options["task"] (docs/eval/README.md)."""
 
-    choices: ClassVar[Choices] = {"split": ("train", "val", "test"), "difficulty": (1,), "lang": ("en",)}
+    choices = TextEnv.choices | {"lang": ("en",)}
     kept = ("steps", "patch")
     tool_names = ("bash", "view", "replace", "submit")
     most_steps = 100

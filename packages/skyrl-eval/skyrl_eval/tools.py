@@ -10,12 +10,12 @@ import json
 import os
 import re
 import socket
-import urllib.request
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, unquote, urlsplit
+from urllib.request import HTTPRedirectHandler, Request, build_opener, urlopen
 
 from skyrl_gym.bm25 import BM25
 from skyrl_gym.data import read_jsonl
@@ -60,16 +60,21 @@ class Pages:
         body = None if "{query}" in url else json.dumps({"q": query, "query": query}).encode()
         url = url.replace("{query}", quote(query)).replace("{key}", quote(key))
         try:
-            request = urllib.request.Request(url, body, HEADERS | keys)
-            with urllib.request.urlopen(request, timeout=SECONDS) as reply:
+            with urlopen(Request(url, body, HEADERS | keys), timeout=SECONDS) as reply:
                 return _hits(json.loads(reply.read(MOST_BYTES)))
         except (OSError, ValueError) as error:
             raise ToolError(f"The search failed: {error}.") from error
 
     def _fetch(self, url: str) -> str:
-        opener = urllib.request.build_opener(_Checked(self._check))
+        check = self._check
+
+        class Checked(HTTPRedirectHandler):
+            def redirect_request(self, *args: Any) -> Request | None:
+                request = super().redirect_request(*args)
+                return request and check(request)
+
         try:
-            with opener.open(self._check(urllib.request.Request(url, headers=HEADERS)), timeout=SECONDS) as reply:
+            with build_opener(Checked).open(check(Request(url, headers=HEADERS)), timeout=SECONDS) as reply:
                 kind = reply.headers.get_content_type()
                 text = reply.read(MOST_BYTES).decode(reply.headers.get_content_charset("utf-8"), "replace")
         except (OSError, ValueError, LookupError) as error:
@@ -78,20 +83,11 @@ class Pages:
             raise ToolError(f"The page is {kind}, which cannot be read as text.")
         return plain_text(text) if "html" in kind else text
 
-    def _check(self, request: urllib.request.Request) -> urllib.request.Request:
+    def _check(self, request: Request) -> Request:
         """Before every request, so that nothing redirects to where it may not go."""
         if request.type not in ("http", "https") or is_blocked(request.full_url) or not self._is_public(request.host):
             raise ToolError("Only pages on the public internet can be opened, and not all of them.")
         return request
-
-
-class _Checked(urllib.request.HTTPRedirectHandler):
-    def __init__(self, check: Callable[[urllib.request.Request], urllib.request.Request]) -> None:
-        self._check = check
-
-    def redirect_request(self, *args: Any) -> urllib.request.Request | None:
-        request = super().redirect_request(*args)
-        return request and self._check(request)
 
 
 class Corpus:

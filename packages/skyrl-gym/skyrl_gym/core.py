@@ -11,13 +11,12 @@ A subclass gives `choices`, `count_tasks`, `make_task`, `begin`, `act` and `expe
 """
 
 import copy
-import dataclasses
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
-import gymnasium
-from gymnasium import logger
+from gymnasium import Env, logger
 from gymnasium.error import ResetNeeded
 
 from skyrl_gym.data import load_rows
@@ -28,7 +27,7 @@ Choices = dict[str, tuple[Any, ...]]
 SPLITS = ("train", "val", "test")
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class Task:
     """What is to be done. Everything in it is plain data (JSON), so that a state can be saved. `reset` fills in
     difficulty, language and split, where these are options of the environment.
@@ -39,18 +38,18 @@ class Task:
     task_id: str
     text: str
     """What is asked, as the agent reads it."""
-    ground_truth: Any = dataclasses.field(repr=False)
+    ground_truth: Any = field(repr=False)
     """Never shown to the agent, nor put in `info`."""
     difficulty: int = 1
     lang: str = "en"
     split: str = "train"
     instructions: str = ""
     """The system message; "" for none."""
-    data: dict[str, Any] = dataclasses.field(default_factory=dict, repr=False)
+    data: dict[str, Any] = field(default_factory=dict, repr=False)
     """The environment's own description of the task, for its rules and its expert."""
 
 
-@dataclasses.dataclass(slots=True)
+@dataclass(slots=True)
 class Outcome:
     """What an action led to. The reward is the sum of its parts."""
 
@@ -59,11 +58,11 @@ class Outcome:
     valid_action: bool
     success: bool = False
     terminated: bool = False
-    info: dict[str, Any] = dataclasses.field(default_factory=dict)
+    info: dict[str, Any] = field(default_factory=dict)
     """Further entries for `info`: for people and metrics, without the ground truth."""
 
 
-class TextEnv(gymnasium.Env[str, str]):
+class TextEnv(Env[str, str]):
     """Base class of all environments here. `defaults`: of reset options, as in `gymnasium.make(id, difficulty=2)`."""
 
     metadata: dict[str, Any] = {"render_modes": ["ansi"], "render_fps": 1}  # noqa: RUF012 (Gymnasium's declaration)
@@ -170,7 +169,7 @@ class TextEnv(gymnasium.Env[str, str]):
             else:
                 task = self.task_from_row(row, chosen)
         own = {name: self.options[name] for name in ("difficulty", "lang", "split") if name in self.options}
-        self._task = task = dataclasses.replace(task, **own)
+        self._task = task = replace(task, **own)
         self._finished, self.recorded = False, None
         self._screen = observation = self.begin(task)
         info = {"instructions": task.instructions, "task_id": task.task_id, **self.reset_info()}
@@ -210,7 +209,7 @@ class TextEnv(gymnasium.Env[str, str]):
 
     def get_state(self) -> dict[str, Any]:
         """The whole state of the episode as plain data, which `json` can carry; wrappers' state is not in it."""
-        episode = {"task": dataclasses.asdict(self.task), "options": self.options, "env": self.get_env_state()}
+        episode = {"task": asdict(self.task), "options": self.options, "env": self.get_env_state()}
         generator = {"np_random": self.np_random.bit_generator.state}
         return copy.deepcopy(episode | generator | {"finished": self._finished, "screen": self._screen})
 

@@ -4,7 +4,7 @@ import sys
 from collections.abc import Iterator
 from typing import Any, cast
 
-import gymnasium
+from gymnasium import Env, make
 
 from skyrl_gym.core import TextEnv
 from skyrl_gym.registry import resolve_env_id
@@ -12,7 +12,7 @@ from skyrl_gym.registry import resolve_env_id
 
 def num_tasks(env_id: str, options: dict[str, Any] | None = None) -> int:
     """How many distinct tasks an environment has under reset options, for example {"split": "val"}."""
-    with gymnasium.make(resolve_env_id(env_id)) as env:
+    with make(resolve_env_id(env_id)) as env:
         return cast(TextEnv, env.unwrapped).num_tasks(options)
 
 
@@ -20,14 +20,14 @@ def expert_trajectory(
     env_id: str, seed: int | None = None, options: dict[str, Any] | None = None
 ) -> list[dict[str, str]]:
     """An episode of the environment's expert, as chat messages; the instructions, if any, are the system's."""
-    with gymnasium.make(resolve_env_id(env_id)) as env:
+    with make(resolve_env_id(env_id)) as env:
         return _expert_episode(env, seed, options or {})["messages"]
 
 
 def demonstrations(env_id: str, n: int, options: dict[str, Any] | None = None) -> Iterator[dict[str, Any]]:
     """The expert's episodes of the first `n` tasks under reset options, always the same: {"messages": chat, "task_id",
     "env_id", "reward": the sum, "success"}; one that is hasty or searches may fail. ValueError if there are fewer."""
-    with gymnasium.make(resolve_env_id(env_id)) as env:
+    with make(resolve_env_id(env_id)) as env:
         text_env, options = env.unwrapped, options or {}
         if not isinstance(text_env, TextEnv):
             raise ValueError(f"{env_id} has no expert: it is no TextEnv.")
@@ -35,11 +35,10 @@ def demonstrations(env_id: str, n: int, options: dict[str, Any] | None = None) -
         if not 0 < n <= count:
             raise ValueError(f"n is {n}, expected 1 to {count}: {env_id} has {count} tasks under these options.")
         for index in range(n):
-            task_id = text_env.task_id(chosen, index)
-            yield _expert_episode(env, index, options | {"task_id": task_id})
+            yield _expert_episode(env, index, options | {"task_id": text_env.task_id(chosen, index)})
 
 
-def _expert_episode(env: gymnasium.Env[str, str], seed: int | None, options: dict[str, Any]) -> dict[str, Any]:
+def _expert_episode(env: Env[str, str], seed: int | None, options: dict[str, Any]) -> dict[str, Any]:
     if options.get("opponent", "perfect") not in ("random", "perfect"):  # a chat is one role's
         options = options | {"opponent": "random"}
     observation, info = env.reset(seed=seed, options=options)
@@ -54,15 +53,8 @@ def _expert_episode(env: gymnasium.Env[str, str], seed: int | None, options: dic
     return episode | {"reward": total, "success": info.get("success", False)}
 
 
-def _typed() -> str:
-    action = line = sys.stdin.readline() if sys.stdin else ""
-    while line and action.count("```") % 2:
-        action += (line := sys.stdin.readline())
-    return action
-
-
 def play(env_id: str, seed: int | None, options: dict[str, Any]) -> None:
-    with gymnasium.make(resolve_env_id(env_id)) as env:
+    with make(resolve_env_id(env_id)) as env:
         observation, info = env.reset(seed=seed, options=options)
         print(f"{env_id}, task {info.get('task_id', '')}\n{info.get('instructions', '')}".rstrip())
         done = False
@@ -71,7 +63,10 @@ def play(env_id: str, seed: int | None, options: dict[str, Any]) -> None:
             if "admissible_actions" in info:
                 print("You may:", ", ".join(info["admissible_actions"]))
             print("> ", end="", flush=True)
-            if not (action := _typed()):
+            action = line = sys.stdin.readline() if sys.stdin else ""
+            while line and action.count("```") % 2:
+                action += (line := sys.stdin.readline())
+            if not action:
                 print("\nStopped.")
                 return
             observation, reward, terminated, truncated, info = env.step(action.rstrip("\n"))

@@ -4,14 +4,14 @@ import json
 from pathlib import Path
 from typing import Any
 
-import gymnasium
+from gymnasium import Env, Wrapper, make
 from gymnasium.envs.registration import EnvSpec
 from gymnasium.utils import RecordConstructorArgs
 
 from skyrl_gym.data import read_jsonl
 from skyrl_gym.spaces import UnicodeText
 
-TextWrapper = gymnasium.Wrapper[str, str, str, str]
+TextWrapper = Wrapper[str, str, str, str]
 Reset = tuple[str, dict[str, Any]]
 Step = tuple[str, Any, bool, bool, dict[str, Any]]
 FIELDS = ("observation", "reward", "terminated", "truncated")
@@ -21,7 +21,7 @@ class HistoryWindow(TextWrapper, RecordConstructorArgs):
     """The observation becomes a transcript: the first observation, which holds the task, and the last `turns` turns,
     each as "> action" and what it led to. A line "[...]" stands for turns that are left out."""
 
-    def __init__(self, env: gymnasium.Env[str, str], turns: int) -> None:
+    def __init__(self, env: Env[str, str], turns: int) -> None:
         if turns < 1:
             raise ValueError(f"HistoryWindow: turns is {turns}, expected at least 1.")
         RecordConstructorArgs.__init__(self, turns=turns)
@@ -44,7 +44,7 @@ class HistoryWindow(TextWrapper, RecordConstructorArgs):
 class InvalidActionBudget(TextWrapper, RecordConstructorArgs):
     """Ends an episode, truncated, at its `budget`-th invalid action; `info["invalid_actions"]` counts them."""
 
-    def __init__(self, env: gymnasium.Env[str, str], budget: int) -> None:
+    def __init__(self, env: Env[str, str], budget: int) -> None:
         if budget < 1:
             raise ValueError(f"InvalidActionBudget: budget is {budget}, expected at least 1.")
         RecordConstructorArgs.__init__(self, budget=budget)
@@ -67,7 +67,7 @@ class RecordEpisodes(TextWrapper, RecordConstructorArgs):
     """Appends each episode to a jsonl file when it ends, the next begins, or at `close`: the spec with the
     wrappers below this one, the arguments of `reset`, every action, observation and reward. `replay` reads it."""
 
-    def __init__(self, env: gymnasium.Env[str, str], path: str | Path) -> None:
+    def __init__(self, env: Env[str, str], path: str | Path) -> None:
         if env.spec is None:
             raise ValueError("RecordEpisodes takes environments of gymnasium.make only: replay needs their spec.")
         RecordConstructorArgs.__init__(self, path=str(path))
@@ -111,7 +111,7 @@ def replay(path: str | Path) -> int:
     episodes = list(read_jsonl(Path(path)))
     for where, episode in episodes:
         try:
-            env = gymnasium.make(EnvSpec.from_json(json.dumps(episode["env"])))
+            env = make(EnvSpec.from_json(json.dumps(episode["env"])))
             if episode["np_random"] is not None:
                 env.unwrapped.np_random.bit_generator.state = episode["np_random"]
             arguments, steps = episode["reset"], episode["steps"]

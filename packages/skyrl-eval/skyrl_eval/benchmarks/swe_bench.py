@@ -3,7 +3,7 @@
 import json
 from collections import Counter
 from collections.abc import Sequence
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field
 
@@ -26,7 +26,7 @@ class SWEBench(Benchmark):
     kind, executors, steps, slow = "code", EXECUTORS, 100, True
     source = Source("SWE-bench/SWE-bench_Verified", "data/test-*.parquet", size=500)
     prompts = ("swebench_task", "swe_system", "swe_system_bare")
-    notes: ClassVar[tuple[str, ...]] = NOTES["swe-verified"]
+    notes = NOTES["swe-verified"]
 
     class Row(data.Row):
         """Both schemas: that of swebench 4 (lists as JSON text, no eval_script) and that of swebench 5."""
@@ -55,8 +55,7 @@ class SWEBench(Benchmark):
         script = row.eval_script or swe.pytest_script(row.base_commit, row.test_patch, tests)
         gold = row.model_dump(by_alias=True, exclude={"problem_statement", "image"}) | {"eval_script": script}
         meta = {"repo": row.repo, "base_commit": row.base_commit, "container": image}
-        places = {"category": row.repo, "cluster": row.repo}
-        return self.item(row.instance_id, row.problem_statement, gold, **meta, **places)
+        return self.item(row.instance_id, row.problem_statement, gold, **meta, category=row.repo, cluster=row.repo)
 
     def env(self, item: Item) -> Sample:
         """The repository and the issue; the patches, the tests and the script stay with the grader."""

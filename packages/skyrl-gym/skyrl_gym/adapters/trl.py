@@ -13,7 +13,7 @@ from operator import or_
 from typing import Any, Literal
 from zlib import crc32
 
-import gymnasium
+from gymnasium import make
 
 from skyrl_gym.data import beside, ground_truth
 from skyrl_gym.registry import resolve_env_id
@@ -30,7 +30,7 @@ class TextEnvironment:
     round = 0  # of the class
 
     def __init__(self) -> None:
-        self.env = gymnasium.make(self.env_id, **self.arguments)
+        self.env = make(self.env_id, **self.arguments)
         self.reward, self.done, self._round = 0.0, True, -1
 
     def reset(self, **row: Any) -> str | None:
@@ -69,7 +69,7 @@ class TextEnvironment:
 def environment_factory(env_id: str, **arguments: Any) -> type[TextEnvironment]:
     """A class of environments with their tools as methods; the arguments are those of gymnasium.make."""
     env_id = resolve_env_id(env_id)
-    env = gymnasium.make(env_id, **arguments).unwrapped
+    env = make(env_id, **arguments).unwrapped
     known = beside(__file__, "trl_tools.yaml")
     told = known[next((base.__name__ for base in type(env).__mro__ if base.__name__ in known), "TextEnv")]
     own = {tool["function"]["name"]: tool["function"] for tool in getattr(env, "tools", ())}

@@ -127,8 +127,7 @@ class OpenEnv(gymnasium.Env[str, str]):
             none = "This action holds no JSON object, and one that fits the schema is expected."
             return none, 0.0, False, dict(_REFUSED)
         if wrong := misfit(self._schema, value):
-            said = f"This action does not fit the schema: action{wrong}."
-            return said, 0.0, False, dict(_REFUSED)
+            return f"This action does not fit the schema: action{wrong}.", 0.0, False, dict(_REFUSED)
         return self._exchange("step", value)
 
     def _exchange(self, kind: str, data: Info) -> Answer:

@@ -231,8 +231,7 @@ class Server:
             raise Refused("UNKNOWN_TYPE", f"There is no method {method[:40]!r}.")
         done = await self._call(name, "call_tool", params.get("name"), params.get("arguments", {}))
         text = done["observation"]["text"]
-        content = [{"type": "text", "text": text}]
-        return {"content": content, "structuredContent": done, "data": text, "isError": False}
+        return {"content": [{"type": "text", "text": text}], "structuredContent": done, "data": text, "isError": False}
 
 
 def _error(error: Refused) -> Said:

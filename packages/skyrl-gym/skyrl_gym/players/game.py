@@ -127,9 +127,8 @@ class Game:
 
     def last(self, observe: bool = True) -> tuple[str | None, float, bool, bool, dict[str, Any]]:
         role = self.agent_selection
-        told = self.observe(role) if observe else None
         earned = self._cumulative_rewards[role], self.terminations[role], self.truncations[role]
-        return told, *earned, self.infos[role]
+        return self.observe(role) if observe else None, *earned, self.infos[role]
 
     def agent_iter(self, max_iter: int = 1 << 63) -> Iterator[str]:
         while self.agents and max_iter:

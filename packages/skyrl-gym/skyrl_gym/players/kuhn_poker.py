@@ -7,7 +7,7 @@ A policy is {information set: {move: probability}}; an information set is the ro
 
 from collections.abc import Mapping
 from itertools import permutations, product
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
@@ -31,7 +31,7 @@ WORDS = beside(__file__, "words.yaml")["kuhn_poker"]
 class KuhnPoker(Game):
     """A deal is the two cards, the first player's first."""
 
-    metadata: ClassVar[dict[str, Any]] = {"name": "kuhn_poker_v0", "render_modes": []}
+    metadata = Game.metadata | {"name": "kuhn_poker_v0"}
     stake = 2.0
     rules = WORDS["rules"]
 

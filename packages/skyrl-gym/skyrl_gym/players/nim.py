@@ -8,7 +8,7 @@ from functools import cache, reduce
 from hashlib import blake2b
 from itertools import product
 from operator import xor
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
@@ -33,7 +33,7 @@ def nim_sum(heaps: tuple[int, ...]) -> int:
 class Nim(Game):
     """A deal is the heaps. A move is a heap's letter and how many are taken: "B 2"."""
 
-    metadata: ClassVar[dict[str, Any]] = {"name": "nim_v0", "render_modes": []}
+    metadata = Game.metadata | {"name": "nim_v0"}
     rules = WORDS["rules"]
 
     def draw(self, generator: np.random.Generator) -> list[int]:

@@ -45,7 +45,7 @@ def _value(node: ast.expr, source: str) -> Number:
     match node:
         case ast.Constant() if _NUMBER.fullmatch(literal := source[node.col_offset : node.end_col_offset]):
             # From the text, because a float would round it. Whole numbers stay int, which is several times faster.
-            result: Number = int(literal) if literal.isdigit() else Fraction(literal)
+            result = int(literal) if literal.isdigit() else Fraction(literal)
         case ast.UnaryOp(op=ast.UAdd() | ast.USub()):
             operand = _value(node.operand, source)
             result = -operand if isinstance(node.op, ast.USub) else operand

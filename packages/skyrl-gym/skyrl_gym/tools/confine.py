@@ -14,9 +14,9 @@ import os
 import resource
 import signal
 import socket
-import struct
 import sys
 import types
+from struct import pack
 from typing import Any, NoReturn
 
 with open(os.path.join(os.path.dirname(os.path.abspath(__file__)), "sandbox_policy.json")) as _file:
@@ -39,7 +39,7 @@ def drop_privileges() -> None:
     for capability in range(64):
         libc.prctl(K.PR_CAPBSET_DROP, capability, 0, 0, 0)
     checked(libc.prctl(K.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0))
-    checked(libc.capset(struct.pack("Ii", 0x20080522, 0), bytes(24)))
+    checked(libc.capset(pack("Ii", 0x20080522, 0), bytes(24)))
     checked(libc.prctl(K.PR_SET_DUMPABLE, 0, 0, 0, 0))
 
 
@@ -65,13 +65,13 @@ def landlock_ruleset(rights: dict[str, int], abi: int) -> int:
     """A file descriptor for `restrict`: grants each path its rights (folders with what is in them), and nothing
     else. Where Landlock is new enough, it forbids TCP, and signals and abstract sockets to the outside."""
     known = (1 << 13 + (abi >= 2) + (abi >= 3) + (abi >= 5)) - 1
-    attributes = struct.pack("QQQ", known, 3, 3)[: 8 if abi < 4 else 16 if abi < 6 else 24]
+    attributes = pack("QQQ", known, 3, 3)[: 8 if abi < 4 else 16 if abi < 6 else 24]
     ruleset = checked(libc.syscall(K.landlock_create, attributes, ctypes.c_size_t(len(attributes)), 0))
     for path, right in rights.items():
         with contextlib.suppress(FileNotFoundError, PermissionError):  # what cannot be opened need not be granted
             target = os.open(path, os.O_PATH | os.O_CLOEXEC)
             right &= known if os.path.isdir(path) else known & ~K.READ_DIR  # which a file cannot be given
-            checked(libc.syscall(K.landlock_add, ruleset, 1, struct.pack("=Qi", right, target), 0))
+            checked(libc.syscall(K.landlock_add, ruleset, 1, pack("=Qi", right, target), 0))
             os.close(target)
     return ruleset
 
@@ -100,7 +100,7 @@ def seccomp_program(name: str) -> bytes:
     for number in policy["unseen"].values():
         program += [(K.IF_EQUAL, 0, 1, number), (K.RETURN, 0, 0, K.ENOSYS)]
     program += [(K.RETURN, 0, 0, getattr(K, policy["others"]))]
-    return b"".join(struct.pack("HBBI", *instruction) for instruction in program)
+    return b"".join(pack("HBBI", *instruction) for instruction in program)
 
 
 def restrict(ruleset: int, program: bytes) -> None:
@@ -108,9 +108,9 @@ def restrict(ruleset: int, program: bytes) -> None:
     if ruleset >= 0:
         checked(libc.syscall(K.landlock_restrict, ruleset, 0))
     if program:
-        program = program.replace(struct.pack("I", OWN_PID), struct.pack("I", os.getpid()))
+        program = program.replace(pack("I", OWN_PID), pack("I", os.getpid()))
         buffer = ctypes.create_string_buffer(program, len(program))
-        described = struct.pack("HxxxxxxQ", len(program) // 8, ctypes.addressof(buffer))
+        described = pack("HxxxxxxQ", len(program) // 8, ctypes.addressof(buffer))
         checked(libc.prctl(K.PR_SET_SECCOMP, 2, described, 0, 0))
 
 
@@ -129,7 +129,7 @@ def bind(outside: str, inside: str, writable: bool) -> None:
     else:
         os.close(os.open(inside, os.O_CREAT))
     mount(outside, inside, None, K.BIND | K.REC)
-    attributes = struct.pack("QQQQ", K.NOSUID | (0 if writable else K.RDONLY), 0, 0, 0)
+    attributes = pack("QQQQ", K.NOSUID | (0 if writable else K.RDONLY), 0, 0, 0)
     checked(libc.syscall(K.mount_setattr, -100, inside.encode(), 0x8000, attributes, ctypes.c_size_t(32)))
 
 
@@ -170,7 +170,7 @@ def main(spec: dict[str, Any]) -> NoReturn:
     die_with_parent()  # and everything else here ends with this process
     build(spec["root"], spec["binds"])
     with socket.socket() as any_socket:
-        fcntl.ioctl(any_socket, 0x8914, struct.pack("16sH14x", b"lo", 1))  # loopback up
+        fcntl.ioctl(any_socket, 0x8914, pack("16sH14x", b"lo", 1))  # loopback up
     set_limits(spec["limits"])
     drop_privileges()
     restrict(-1, seccomp_program("command"))

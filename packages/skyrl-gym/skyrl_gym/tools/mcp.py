@@ -92,7 +92,6 @@ class McpServer:
         return text
 
     def _ask(self, question: Callable[["Client"], Awaitable[Answer]]) -> Answer:
-        """Raises ToolError."""
         from skyrl_gym.tools import mcp_session
 
         program = self._settings.get("command", [""])[0]

@@ -9,14 +9,14 @@ import contextlib
 import ctypes
 import os
 import signal
-import subprocess
 import sys
 from pathlib import Path
+from subprocess import PIPE, Popen
 
 PARENT_DEATH, SUBREAPER = 1, 36  # of prctl
 
 
-def pass_on(server: subprocess.Popen[bytes], left: int, most_messages: int) -> None:
+def pass_on(server: Popen[bytes], left: int, most_messages: int) -> None:
     assert server.stdout is not None
     for _ in range(most_messages):
         line = server.stdout.readline(left + 1)
@@ -35,7 +35,7 @@ def main(command: list[str], owner: int, most_bytes: int, most_messages: int) ->
     prctl(PARENT_DEATH, int(signal.SIGTERM))
     try:
         if os.getppid() == owner:  # which may have ended before the line above
-            server = subprocess.Popen(command, stdout=subprocess.PIPE)
+            server = Popen(command, stdout=PIPE)
             with contextlib.suppress(BrokenPipeError):
                 pass_on(server, most_bytes, most_messages)
     finally:

@@ -28,12 +28,11 @@ class Session:
     """From the connection, which begins here, to `close`, or the end of its owner."""
 
     def __init__(self, owner: object, settings: Mapping[str, Any]) -> None:
-        """settings: a McpServer's."""
         self.process = os.getpid()
         self._loop, self._client, over = loop_of(self.process, "mcp sessions"), Future[Client](), asyncio.Event()
         transport = _http(settings["url"]) if "url" in settings else _stdio(settings)
         asyncio.run_coroutine_threadsafe(_live(transport, self._client, over), self._loop)
-        self.close: Callable[[], object] = weakref.finalize(owner, self._loop.call_soon_threadsafe, over.set)
+        self.close = weakref.finalize(owner, self._loop.call_soon_threadsafe, over.set)
         """Returns at once; the session's processes are gone some seconds later, at the latest."""
 
     def ask(self, question: Callable[[Client], Awaitable[Answer]], seconds: float) -> Answer:

@@ -5,7 +5,6 @@ expression is printed, as in a notebook. docs/environments/python_exec.md says w
 """
 
 import contextlib
-import dataclasses
 import functools
 import json
 import logging
@@ -13,14 +12,15 @@ import os
 import shutil
 import signal
 import socket
-import subprocess
 import sys
 import tempfile
 import threading
 import time
 import weakref
 from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from subprocess import DEVNULL, Popen
 from types import MappingProxyType
 from typing import Any, BinaryIO, cast
 
@@ -32,7 +32,7 @@ LONGEST_CODE, LONGEST_ERROR, MOST_FILES, PIPE = 1 << 20, 4800, 1000, 1 << 16
 PATIENCE = 60.0  # seconds that the server may take to start, or longer than a call's own limit
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class Limits:
     """What one call may use: address space, CPU time of all threads, output of both streams, and of files."""
 
@@ -45,12 +45,12 @@ class Limits:
     open_files: int = 32
 
     def __post_init__(self) -> None:
-        for name, value in dataclasses.asdict(self).items():
+        for name, value in asdict(self).items():
             if type(value) not in ((int, float) if name == "wall_seconds" else (int,)) or not 0 < value < 1 << 30:
                 raise ValueError(f"Limits: {name} is {value!r}; expected a positive int (or float, for wall_seconds).")
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class ExecResult:
     """For the model; `error` is the end of a traceback or a sentence. Example: ExecResult("4\\n", None, 0.002)"""
 
@@ -66,7 +66,7 @@ class Sandbox:
     def __init__(self, limits: Limits = Limits(), unsafe: bool = False) -> None:
         self.limits, self.unsafe = limits, unsafe or os.environ.get(UNSAFE) == "1"
         self._lock = threading.RLock()
-        self._server: tuple[subprocess.Popen[bytes], socket.socket] | None = None
+        self._server: tuple[Popen[bytes], socket.socket] | None = None
         self._folder, self._layers = "", dict[str, str]()
         _sandboxes.add(self)
 
@@ -92,7 +92,7 @@ class Sandbox:
                 return self._layers
             self.close()
             self._folder = os.path.realpath(tempfile.mkdtemp(prefix="skyrl-python-exec-"))
-            settings = json.dumps({"limits": dataclasses.asdict(self.limits), "folder": self._folder})
+            settings = json.dumps({"limits": asdict(self.limits), "folder": self._folder})
             program = os.path.join(os.path.dirname(os.path.abspath(__file__)), "sandbox_server.py")
             # Not -I, under which Python would ignore the hash seed.
             command = [sys.executable, "-s", "-S", "-B", "-X", "utf8", program, settings]
@@ -100,8 +100,8 @@ class Sandbox:
             clean["LD_LIBRARY_PATH"] = os.environ.get("LD_LIBRARY_PATH", "")  # Python's own library may be there
             ours, theirs = socket.socketpair(type=socket.SOCK_SEQPACKET)
             with theirs:
-                end, null = theirs.fileno(), subprocess.DEVNULL
-                process = subprocess.Popen(command, stdin=end, stdout=null, cwd="/", env=clean, start_new_session=True)
+                end, null = theirs.fileno(), DEVNULL
+                process = Popen(command, stdin=end, stdout=null, cwd="/", env=clean, start_new_session=True)
             self._server = process, ours
             self._layers = self._probed()
             missing = ", ".join(layer for layer, state in self._layers.items() if state == "missing")

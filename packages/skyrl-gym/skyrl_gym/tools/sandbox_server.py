@@ -8,7 +8,6 @@ arguments not in sandbox_policy.json (seccomp).
 
 import ast
 import builtins
-import contextlib
 import gc
 import json
 import linecache
@@ -21,6 +20,7 @@ import sys
 import threading
 import traceback
 import types
+from contextlib import suppress
 from typing import Any, NoReturn
 
 import confine  # lies beside this program
@@ -37,7 +37,7 @@ def rights(folder: str) -> dict[str, int]:
     granted[folder] = K.READ | K.WRITE_FILE | K.REMOVE_FILE | K.MAKE_FILE | K.TRUNCATE
     granted |= dict.fromkeys(("/dev/zero", "/dev/urandom", "/etc/ld.so.cache", "/usr/share/zoneinfo"), K.READ)
     for library in (standard, os.path.join(sys.base_prefix, "lib"), "/lib", "/lib64", "/usr/lib", "/usr/lib64"):
-        with contextlib.suppress(OSError), os.scandir(library) as entries:
+        with suppress(OSError), os.scandir(library) as entries:
             granted |= {e.path: K.READ for e in entries if not e.name.startswith(PACKAGES)}
     return granted
 
@@ -66,7 +66,7 @@ def run_code(code: str, memory: int) -> NoReturn:
         report = "".join(traceback.format_exception(type(error), error, trace, limit=-8)).strip()
         if len(report) > LONGEST_REPORT:
             report = report[: LONGEST_REPORT // 2] + "\n[...]\n" + report[-LONGEST_REPORT // 2 :]
-    with contextlib.suppress(BaseException):
+    with suppress(BaseException):
         sys.stdout.flush()
     os.write(REPORT, report.encode("utf-8", "backslashreplace"))
     os._exit(1 if report else 0)
@@ -82,7 +82,7 @@ class Server:
         confine.drop_privileges()
         if abi := confine.landlock_abi():
             self.ruleset = confine.landlock_ruleset(rights(folder), abi)
-        with contextlib.suppress(OSError):
+        with suppress(OSError):
             self.program = confine.seccomp_program("call")
         for name in confine.POLICY["modules"]:
             __import__(name)
@@ -125,13 +125,13 @@ class Server:
         with open(os.pidfd_open(pid), "rb", 0) as child:
             select.select([child.fileno(), 0], [], [])
         os.kill(pid, signal.SIGKILL)  # has not been waited for, so that the number is still its own
-        with contextlib.suppress(ProcessLookupError):
+        with suppress(ProcessLookupError):
             os.killpg(pid, signal.SIGKILL)
         return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
     def serve(self) -> None:
         """Answers each message that has three files with an exit status, till the owner ends."""
-        with socket.socket(fileno=0) as owner, contextlib.suppress(ConnectionError):
+        with socket.socket(fileno=0) as owner, suppress(ConnectionError):
             while (message := socket.recv_fds(owner, 99, 3))[0]:
                 if files := message[1]:  # without them: asked to stop a call that had just ended
                     owner.send(str(self.call(*files)).encode())

@@ -92,10 +92,9 @@ def learner_memory(config: Config, shape: ModelShape) -> Rows:
     trainer, lora = config.trainer, config.trainer.policy.model.lora
     # There compiled layers keep less, as measured; with LoRA the residual stream is in half precision, too.
     on_gpu = trainer.placement.policy_num_gpus_per_node > 0
-    chunk = LOGITS_AT_ONCE["cuda" if on_gpu else "cpu"]
     models = 1 + (algorithm_name(config).endswith("ppo") and trainer.algorithm.options.get("critic") != "backbone")
     tokens = max(trainer.micro_batch_tokens, config.generator.max_model_len)
-    logits = min(chunk, tokens * shape.vocabulary)
+    logits = min(LOGITS_AT_ONCE["cuda" if on_gpu else "cpu"], tokens * shape.vocabulary)
     checkpoints = shape.layers * shape.hidden * (shape.width if lora.rank else 4)
     layer = shape.kept * shape.width * ((9 if lora.rank else 10) if on_gpu else 12) // 12
     kept = checkpoints + layer if trainer.gradient_checkpointing else shape.layers * layer

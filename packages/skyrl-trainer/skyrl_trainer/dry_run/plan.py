@@ -73,12 +73,13 @@ def obstacles(config: Config, machine: Hardware) -> Iterator[str]:
             f"trainer.logger is {logger}, which is not installed: run `pip install {wheel}`, "
             "or use trainer.logger=tensorboard or none."
         )
+    from skyrl_trainer.agent.agent_env import check_agent
     from skyrl_trainer.engine.actor import engine_class
     from skyrl_trainer.learner import lora  # loads torch
     from skyrl_trainer.run.cluster import check_here
     from skyrl_trainer.weight_sync.colocation import sync_backend
 
-    checks = (model_shape, _load_data, _find_agent, algorithm_options, lora.checked, engine_class, sync_backend)
+    checks = (model_shape, _load_data, check_agent, algorithm_options, lora.checked, engine_class, sync_backend)
     for check in (*checks, check_here):
         try:
             check(config)
@@ -115,8 +116,7 @@ def settings(resolved: Resolved) -> Iterator[tuple[str, str]]:
         options = algorithm_options(resolved.config)
     values |= {f"{OPTIONS}.{option}": chosen for option, chosen in options.items()}
     for name, value in values.items():
-        text = json.dumps(value, ensure_ascii=False)
-        yield name, f"{text:<28}  {resolved.sources.get(name, 'default')}"
+        yield name, f"{json.dumps(value, ensure_ascii=False):<28}  {resolved.sources.get(name, 'default')}"
 
 
 def _load_data(config: Config) -> None:
@@ -133,12 +133,6 @@ def _load_data(config: Config) -> None:
             tasks(config, rest)
     except UserError as error:
         raise UserError(f"{name}: {error}") from None
-
-
-def _find_agent(config: Config) -> None:
-    from skyrl_trainer.agent.agent_env import check_agent
-
-    check_agent(config)
 
 
 def print_plan(resolved: Resolved) -> None:

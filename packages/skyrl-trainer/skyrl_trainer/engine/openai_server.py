@@ -33,7 +33,7 @@ class OpenAIServerEngine(EngineActor):
 
     def __init__(self, *settings: Any, **named_settings: Any) -> None:
         super().__init__(*settings, **named_settings)
-        self._url: str | None = self.engine_kwargs.get("url")
+        self._url = self.engine_kwargs.get("url")
         self._running: dict[asyncio.Task[None], int] = {}  # and the KV cache blocks that each may need
         self._began = 0.0  # when it last had nothing to do, was resumed, or ended a request
         self._started: asyncio.Task[None] | None = None

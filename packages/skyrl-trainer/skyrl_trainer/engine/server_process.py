@@ -5,10 +5,10 @@ It listens on a Unix socket in a folder that only we can open: its control endpo
 
 import json
 import os
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from subprocess import DEVNULL, PIPE, STDOUT, Popen
 from typing import Any
 
 from skyrl_trainer.engine.http import HTTPClient, Refused
@@ -38,16 +38,16 @@ class ServerProcess:
         self._folder = Path(tempfile.mkdtemp(prefix="skyrl-engine-"))
         self.socket = str(self._folder / "socket")
         guard = [sys.executable, "-S", "-c", GUARD, str(self._folder)]
-        self._guard = subprocess.Popen(guard, stdin=subprocess.PIPE, process_group=0)
+        self._guard = Popen(guard, stdin=PIPE, process_group=0)
         self._guard.wait()
         flags = [f"--uds={self.socket}", "--enable-scale-out", "--max-logprobs=32", "--disable-uvicorn-access-log"]
         flags += [as_flag(name, value) for name, value in engine_args.items()]
         with (self._folder / "log").open("wb") as log:
-            self.process = subprocess.Popen(
+            self.process = Popen(
                 [sys.executable, "-m", "vllm.entrypoints.openai.api_server", *flags],
-                stdin=subprocess.DEVNULL,
+                stdin=DEVNULL,
                 stdout=log,
-                stderr=subprocess.STDOUT,
+                stderr=STDOUT,
                 env=os.environ | engine_env() | SERVER_ENV | IDLE_ENV,
                 process_group=self._guard.pid,
             )

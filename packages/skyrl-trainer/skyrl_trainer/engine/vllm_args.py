@@ -42,7 +42,7 @@ def vllm_kwargs(
     model_path: str, dtype: str, max_model_len: int, max_num_seqs: int, seed: int, engine_kwargs: dict[str, Any]
 ) -> dict[str, Any]:
     """vLLM's EngineArgs for an engine in process or in a server; `engine_kwargs` win."""
-    kwargs: dict[str, Any] = {
+    kwargs = {
         "model": model_path,
         "dtype": dtype,
         "max_model_len": max_model_len,

@@ -39,7 +39,7 @@ class ShortScheduler(Scheduler):
         shared = min(tokens, request.num_tokens) // self._block <= self._cache.num_cached_block.get(key, 0)
         if room and shared:
             return None
-        added: Any = self.kv_cache_manager.allocate_slots(request, 1)
+        added = self.kv_cache_manager.allocate_slots(request, 1)
         return added.get_block_ids(allow_none=True)
 
     def schedule(self, throttle_prefills: bool = False) -> SchedulerOutput:

@@ -67,8 +67,7 @@ def _listed(steps: list[int]) -> str:
 
 def chat_rows(trajectory: Trajectory) -> Iterator[Json]:
     """A row for each conversation of the policy; TRL's SFTTrainer takes `messages` and `tools`, others choose rows."""
-    several = "skyrl/read" in trajectory.turns[0].info
-    for segment in trajectory.segments() if several else [[]]:
+    for segment in trajectory.segments() if "skyrl/read" in trajectory.turns[0].info else [[]]:
         messages = list[Json]()
         for turn in segment:
             messages += [*map(_read, turn.info["skyrl/read"]), {"role": "assistant", "content": turn.action}]

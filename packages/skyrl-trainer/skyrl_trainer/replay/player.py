@@ -106,7 +106,7 @@ class Player(AbstractContextManager["Player"]):
     def play(self, trajectory: Trajectory, live: bool) -> list[EnvReply]:
         """Replies to the reset and the actions; the last has an error where the env failed."""
         turns, _ = repeated(trajectory)
-        calls: list[Call] = [("reset", KEY, trajectory.sample)]
+        calls = [("reset", KEY, trajectory.sample)]
         for turn in turns:
             said = turn.info.get("skyrl/answer", turn.action)
             calls.append(("step", KEY, said, *(() if live else (turn.tool_calls,))))

@@ -50,9 +50,8 @@ def score(trajectories: Sequence[Trajectory], scorer: Scorer) -> list[np.ndarray
     scored: dict[int, np.ndarray] = {}
     for indices in cut(rows, range(len(rows)), scorer.config.trainer.micro_batch_tokens):
         logprobs_N, _ = scorer.logprobs(collate(rows, indices, scorer.device, scorer.dtype))
-        parts = logprobs_N.cpu().numpy()
         ends = np.cumsum([rows[i].num_sampled for i in indices])
-        scored |= zip(indices, np.split(parts, ends[:-1]), strict=True)
+        scored |= zip(indices, np.split(logprobs_N.cpu().numpy(), ends[:-1]), strict=True)
     return [scored.get(i, np.zeros(0)) for i in range(len(rows))]
 
 

@@ -1,7 +1,7 @@
 """What experts say and do in a source's tasks."""
 
-import random
 from collections.abc import Iterator, Sequence
+from random import Random
 from typing import Any
 
 from skyrl_trainer.data import SampleSource, first_texts
@@ -15,7 +15,7 @@ def demonstrations(source: Sequence[Sample], count: int, seed: int) -> Iterator[
     """`count` expert episodes (all, where there are fewer) of the source, as chat messages."""
     import skyrl_gym
 
-    for sample in _drawn(source, count, random.Random(seed)):
+    for sample in _drawn(source, count, Random(seed)):
         try:
             yield skyrl_gym.expert_trajectory(sample.env_id, sample.seed, sample.options)
         except (NotImplementedError, AttributeError) as error:
@@ -25,7 +25,7 @@ def demonstrations(source: Sequence[Sample], count: int, seed: int) -> Iterator[
             ) from error
 
 
-def _drawn(source: Sequence[Sample], count: int, rng: random.Random) -> Iterator[Sample]:
+def _drawn(source: Sequence[Sample], count: int, rng: Random) -> Iterator[Sample]:
     weights = source.weights if isinstance(source, SampleSource) else ()
     parts = source.parts if isinstance(source, SampleSource) and weights else [source]
     for part, weight in zip(parts, weights or [1.0], strict=True):
@@ -40,6 +40,6 @@ def conversation_texts(source: Sequence[Sample], count: int, seed: int, experts:
         yield from (each["content"] for talk in demonstrations(source, count, seed) for each in talk)
         return
     envs: dict[str, Any] = {}
-    for sample in _drawn(source, count, random.Random(seed)):
+    for sample in _drawn(source, count, Random(seed)):
         observation, info = first_texts(sample, envs)
         yield from (info.get("instructions") or "", observation)

@@ -24,7 +24,7 @@ TOOL_TAGS = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>
 
 CHAT_TEMPLATE = (Path(__file__).parent / "chat_template.jinja").read_text().strip()
 DEFAULT_VOCAB_SIZE = 512
-TINY_QWEN3: dict[str, Any] = beside(__file__, "qwen3.yaml")
+TINY_QWEN3 = beside(__file__, "qwen3.yaml")
 INDUCTION_ROPE = {"rope_type": "default", "rope_theta": 1e6}
 """Qwen's base: the copying circuit needs slow frequencies as well as fast ones."""
 # What vLLM's CPU attention (0.32) has kernels for.
@@ -129,6 +129,5 @@ def init_policy(out: Path, texts: Iterable[str], tiny: TinyConfig, seed: int) ->
     refuse_used(out)
     with written_aside(out) as folder:
         tokenizer = make_tokenizer(texts, tiny.config_kwargs.get("vocab_size", DEFAULT_VOCAB_SIZE), tiny.spaces)
-        model = make_model(tokenizer, tiny, seed)
-        model.save_pretrained(folder)
+        make_model(tokenizer, tiny, seed).save_pretrained(folder)
         tokenizer.save_pretrained(folder)

@@ -65,8 +65,7 @@ def checked(row: Any, where: str) -> dict[str, Any]:
     lists = {place: held if isinstance(held, list) else [None] for place, held in row["contents"].items()}
     things = [(place, thing) for place, held in lists.items() for thing in held]
     for place, thing in [*things, *row["lamps"].items()]:
-        known = facts["objects"] | facts["lamps"]
-        if place not in places or kind_of(str(thing)) not in known:
+        if place not in places or kind_of(str(thing)) not in facts["objects"] | facts["lamps"]:
             raise ValueError(f"{where}: {thing!r:.40} at {place!r:.40}: no known object at one of 'places'.")
     if len(things) > len({thing for _, thing in things}):
         raise ValueError(f"{where}: field 'contents' names an object twice.")

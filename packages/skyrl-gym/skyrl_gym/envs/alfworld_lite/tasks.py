@@ -5,8 +5,8 @@ hash of goal, layout and the kinds of places that matter says that it is of its 
 """
 
 import hashlib
-import random
 from functools import cache
+from random import Random
 from typing import Any
 
 from skyrl_gym.envs.alfworld_lite.world import TOOLS, Layout, World, fits, kind_of, layout, load, works
@@ -27,7 +27,7 @@ COUNTS = {"train": 60_000, "val": 6_000, "test": 6_000}
 def make_data(split: str, difficulty: int, index: int) -> dict[str, Any]:
     """A task as plain data: where it plays, its goal, and where everything lies."""
     level, task_type = load()["levels"][difficulty], TYPES[index % len(TYPES)]
-    rng = random.Random(f"alfworld_lite:{split}:{difficulty}:{index}")
+    rng = Random(f"alfworld_lite:{split}:{difficulty}:{index}")
     while True:
         room, thing, target, found, lamp = _draw(rng, split, task_type, level)
         relevant = [*sorted(map(kind_of, found)), *(kind_of(place) for place, _ in lamp if task_type == LOOK)]
@@ -55,7 +55,7 @@ def make_data(split: str, difficulty: int, index: int) -> dict[str, Any]:
     }
 
 
-def _draw(rng: random.Random, split: str, task_type: str, level: dict[str, Any]) -> tuple[Any, ...]:
+def _draw(rng: Random, split: str, task_type: str, level: dict[str, Any]) -> tuple[Any, ...]:
     group = "unseen" if split == "test" else "seen"
     kind = rng.choice(load()["task_rooms"].get(task_type, tuple(load()["rooms"])))
     room = layout(kind, group, rng.randrange(len(load()["rooms"][kind][group])), level["most"])

@@ -151,7 +151,7 @@ def inputs(kind: str, rng: random.Random) -> list[Any]:
     """Odd ones first, then such as one would try."""
     if kind == "numbers":
         pools = [rng.sample(range(-9, 21), 5) if turn % 2 else range(-9, 21) for turn in range(DRAWN)]
-        odd: list[Any] = [[], [0], [-4, -4, -4], [3, 2, 1, -1, -2], [1, 2, 3, 4, 5, 6, 7, 8, 9, 10]]
+        odd = [[], [0], [-4, -4, -4], [3, 2, 1, -1, -2], [1, 2, 3, 4, 5, 6, 7, 8, 9, 10]]
         return odd + [rng.choices(pool, k=rng.randint(3, 9)) for pool in pools]
     if kind == "number":
         return [0, 1, -1, -17, *rng.sample(range(2, 2000), DRAWN)]

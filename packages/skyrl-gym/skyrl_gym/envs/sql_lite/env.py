@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from skyrl_gym.core import Outcome, Task, TextEnv
-from skyrl_gym.data import read_row, row_id
+from skyrl_gym.data import ground_truth, read_row, row_id
 from skyrl_gym.envs.sql_lite import tasks
 from skyrl_gym.envs.sql_lite.results import MOST_MIB, Result, ask, same, sandbox
 from skyrl_gym.envs.tool_use.env import last_answer
@@ -68,8 +68,7 @@ class SqlLiteEnv(TextEnv):
         if "prompt" in row:
             row = read_row(row, where)
             said = [each["content"] for each in row["prompt"] if each["role"] == "user"]
-            truth = row["reward_spec"].get("ground_truth")
-            row = {**row, "question": "\n\n".join(said), "query": truth}
+            row = {**row, "question": "\n\n".join(said), "query": ground_truth(row)}
         for name in ("db_id", "question", "query"):
             value = row.get(name)
             if not isinstance(value, str) or not value.strip():

@@ -59,7 +59,7 @@ class ProblemTable:
         problems = [np.insert(terms, 0, kind, axis=1).astype(np.int16) for kind, terms in blocks]
         self._problems = np.concatenate(problems)  # the blocks of a difficulty are equally wide
         order = np.concatenate([_hash(kind, terms) for kind, terms in blocks])
-        split = np.concatenate([_hash(kind, _canonical(kind, terms)) for kind, terms in blocks]) % np.uint64(10)
+        split = np.concatenate([_hash(kind, _canonical(kind, terms)) for kind, terms in blocks]) % 10
         # Sorted by hash, which is the shuffled order, and without the second copies that random chains may hold.
         _, shuffled = np.unique(order, return_index=True)
         self._rows = {
@@ -87,9 +87,9 @@ def count(split: str, difficulty: int) -> int:
 
 def _mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
     """splitmix64's step (Steele, Lea and Flood, 2014): a bijection of 64-bit words that looks random."""
-    x = x + np.uint64(0x9E3779B97F4A7C15)
-    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    x = x + 0x9E3779B97F4A7C15
+    x = (x ^ (x >> np.uint64(30))) * 0xBF58476D1CE4E5B9
+    x = (x ^ (x >> np.uint64(27))) * 0x94D049BB133111EB
     return x ^ (x >> np.uint64(31))
 
 
@@ -102,7 +102,6 @@ def _hash(kind: int, terms: Terms) -> NDArray[np.uint64]:
 
 
 def _canonical(kind: int, terms: Terms) -> Terms:
-    """The terms with those sorted that may change places."""
     free = _COMMUTING[kind]
     return np.concatenate([np.sort(terms[:, :free], axis=1), terms[:, free:]], axis=1)
 
@@ -127,9 +126,9 @@ def _chains() -> Block:
     """Sums of n two-digit numbers, 3 <= n <= 40, with probability proportional to n ** -2.4: long-tailed lengths."""
     number = _mix(np.arange(_CHAIN_CANDIDATES, dtype=np.uint64))
     weights = np.arange(3, _CHAIN_TERMS + 1, dtype=np.float64) ** -2.4
-    lengths = 3 + np.searchsorted(np.cumsum(weights) / weights.sum(), (number >> np.uint64(11)) / float(1 << 53))
+    lengths = 3 + np.searchsorted(np.cumsum(weights) / weights.sum(), (number >> 11) / float(1 << 53))
     columns = np.arange(_CHAIN_TERMS, dtype=np.uint64)
-    terms = 10 + (_mix(number[:, None] ^ _mix(columns)[None, :]) % np.uint64(90)).astype(np.int64)
+    terms = 10 + (_mix(number[:, None] ^ _mix(columns)[None, :]) % 90).astype(np.int64)
     return SUM, np.where(columns[None, :] < lengths[:, None], terms, 0)
 
 

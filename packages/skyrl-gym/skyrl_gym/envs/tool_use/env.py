@@ -10,7 +10,7 @@ from typing import Any
 
 from skyrl_gym.answers import canonical, same, written
 from skyrl_gym.core import Outcome, Task, TextEnv
-from skyrl_gym.data import read_row, row_id
+from skyrl_gym.data import ground_truth, read_row, row_id
 from skyrl_gym.envs.tool_use import tasks
 from skyrl_gym.parsing import MAX_CALLS, parse_tool_calls
 from skyrl_gym.tools.calculator import calculator
@@ -116,7 +116,7 @@ class ToolUseEnv(TextEnv):
 
     def task_from_row(self, row: Mapping[str, Any], options: Mapping[str, Any]) -> Task:
         row = read_row(row, "options['task']")
-        prompt, truth = row["prompt"], row["reward_spec"].get("ground_truth")
+        prompt, truth = row["prompt"], ground_truth(row)
         if prompt[-1]["role"] != "user" or any(message["role"] != "system" for message in prompt[:-1]):
             raise ValueError("options['task']: field 'prompt' must be system messages, or none, and one user message.")
         known = isinstance(truth, str | int | float) and not isinstance(truth, bool)

@@ -6,11 +6,11 @@ a world of its own: no name of one is in another, so that no fact asked for in o
 """
 
 import math
-import random
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cache, partial
 from itertools import product, zip_longest
+from random import Random
 from typing import Any
 
 from skyrl_gym.data import beside
@@ -41,7 +41,7 @@ Chain = tuple[Entity, tuple[str, ...], bool]
 
 @cache
 def world(split: str) -> list[Entity]:
-    rng, kinds = random.Random(f"skyrl_gym tool_use 2 {split}"), data()["kinds"]
+    rng, kinds = Random(f"skyrl_gym tool_use 2 {split}"), data()["kinds"]
     groups = {kind: [Entity(kind, x) for x in _names(rule, rule["count"], split)] for kind, rule in kinds.items()}
     for kind, group in groups.items():
         for name, rule in kinds[kind]["fields"].items():
@@ -101,7 +101,7 @@ def chains(difficulty: int, split: str) -> list[Chain]:
             fits = isinstance(walks[0][2], int) or not level["computations"]
             if fits and all(_shown(value, lang) not in phrase for lang, (phrase, _, value) in enumerate(walks)):
                 found.append((entity, path, by_nick))
-    random.Random(f"chains {difficulty}").shuffle(found)
+    Random(f"chains {difficulty}").shuffle(found)
     return sorted(found, key=lambda chain: chain[1][-1])
 
 
@@ -122,8 +122,7 @@ def _computations(difficulty: int) -> list[tuple[str, Any]]:
 
 
 def count(difficulty: int, split: str) -> int:
-    bases = len(chains(difficulty, split) or _pairs(split))
-    return bases * max(len(_computations(difficulty)), 1)
+    return len(chains(difficulty, split) or _pairs(split)) * max(len(_computations(difficulty)), 1)
 
 
 def draft(difficulty: int, split: str, lang: int, index: int) -> tuple[str, Plan, str]:
@@ -158,7 +157,7 @@ def _paths(kind: str, hops: int) -> Iterator[tuple[str, ...]]:
 def _names(rule: dict[str, Any], count: int, split: str) -> list[list[str]]:
     pools = [[word.split("=") for word in data()["pools"][pool].split()] for pool in rule["pools"]]
     combinations = list(product(*pools))
-    random.Random(f"names {rule['pools']}").shuffle(combinations)
+    Random(f"names {rule['pools']}").shuffle(combinations)
     part = -(-count // 4)
     mine = {"train": slice(count), "val": slice(count, count + part), "test": slice(count + part, count + 2 * part)}
     chosen = combinations[mine[split]]

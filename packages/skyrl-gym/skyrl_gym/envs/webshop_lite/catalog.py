@@ -168,5 +168,4 @@ def _share(key: str) -> float:
 
 
 def _clean(text: str) -> str:
-    """On one line, without the brackets that an action needs for itself."""
     return " ".join(text.replace("[", "(").replace("]", ")").split())

@@ -3,9 +3,9 @@
 A cluster is the six products of one title: docs/environments/webshop_lite.md says how they differ.
 """
 
-import random
 from functools import cache, partial
 from itertools import product
+from random import Random
 from typing import Any
 
 from skyrl_gym.core import SPLITS
@@ -26,7 +26,7 @@ def pages(lang: str) -> dict[str, str]:
 
 def rows(lang: str) -> list[dict[str, Any]]:
     """The rows, in an order that says nothing about clusters; the field `split` is ours."""
-    rng, side = random.Random("webshop_lite catalog 2"), ("en", "zh").index(lang)
+    rng, side = Random("webshop_lite catalog 2"), ("en", "zh").index(lang)
     found: list[dict[str, Any]] = []
     for line, kind in [(each, kind) for each in words()["lines"] for kind in each["kinds"]]:
         for place, tag in enumerate(rng.sample(words()["tags"], 10)):
@@ -37,7 +37,7 @@ def rows(lang: str) -> list[dict[str, Any]]:
     return [{"asin": f"B{number}"} | row for number, row in zip(asins, found, strict=True)]
 
 
-def _cluster(rng: random.Random, line: Any, kind: Any, tag: Any, side: int) -> list[dict[str, Any]]:
+def _cluster(rng: Random, line: Any, kind: Any, tag: Any, side: int) -> list[dict[str, Any]]:
     """One facet tells the four apart, two others only together: the goals of difficulty 1, and those of 2 and 3."""
     facets = [words()["facets"][name] for name in rng.sample(line["facets"], 3)]
     alone, one, other = ([(facet["page"], value) for value in rng.sample(facet["values"], 4)] for facet in facets)
@@ -56,7 +56,7 @@ def _cluster(rng: random.Random, line: Any, kind: Any, tag: Any, side: int) -> l
     return found
 
 
-def _row(rng: random.Random, what: Any, side: int, packs: Any, owned: Any, values: Any, price: int) -> dict[str, Any]:
+def _row(rng: Random, what: Any, side: int, packs: Any, owned: Any, values: Any, price: int) -> dict[str, Any]:
     (line, kind, tag), pack = what, words()["pack"]
     name, space = kind[0][side].replace(" ", " " * (side == 0)), (" ", "")[side]
     told = {page: rng.choice(value[1])[side] for page, value in owned}
@@ -81,9 +81,7 @@ def _row(rng: random.Random, what: Any, side: int, packs: Any, owned: Any, value
     }
 
 
-def _instructions(
-    rng: random.Random, what: Any, side: int, packs: Any, owned: Any, values: Any
-) -> list[dict[str, Any]]:
+def _instructions(rng: Random, what: Any, side: int, packs: Any, owned: Any, values: Any) -> list[dict[str, Any]]:
     (kind, tag), found = what, []
     for level, asked in ((1, owned[:1]), (2, owned[1:]), (3, owned[1:])):
         offered = product(values, zip(words()["pack"]["letters"], packs, strict=True) if level == 3 else [None])
