@@ -35,8 +35,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     # Before anything heavy is imported; transformers' own bars follow the first.
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
-    os.environ.setdefault("PYTHONUTF8", "1")  # of the engines: torch reads its own files in the locale's encoding
-    with suppress(AttributeError):  # a name that the terminal cannot show ends no training
+    os.environ.setdefault("PYTHONUTF8", "1")  # torch reads its own files in the locale's encoding
+    with suppress(AttributeError):  # of names that it cannot show
         sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
     try:
         with StopSignal(), blaming():

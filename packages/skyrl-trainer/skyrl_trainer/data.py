@@ -33,7 +33,7 @@ from skyrl_trainer.user_file import cause, load_user_file
 Spec = str | dict[str, Any]
 DEFAULT_ENV_SIZE = 10_000
 CHECK_SECONDS, FIRST_SECONDS = 5.0, 300.0
-"""That the rows of a file are tried by their envs at the start; that an env may take to begin an episode there."""
+"""Limits of trying a file's rows at the start, and of an env's first reset there."""
 FILE_SUFFIXES = (".jsonl", ".parquet")
 
 
@@ -133,7 +133,7 @@ def held_out(source: Sequence[Sample], count: int) -> list[Sample]:
         if len(found) == count:
             break
         observation, info = first_texts(sample, envs)
-        row = sample.sample_id if "task" in sample.options else ""  # in a file 16 times: it is to be tried 16 times
+        row = sample.sample_id if "task" in sample.options else ""  # as often as it stands there
         found.setdefault((info.get("instructions", ""), observation, row), sample)
     return list(found.values())
 
@@ -147,7 +147,8 @@ def first_texts(sample: Sample, envs: dict[str, Any], label: str = "") -> tuple[
     import gymnasium
 
     if in_main := current_thread() is main_thread():  # another one hears no alarm
-        before, alarm = signal.signal(signal.SIGALRM, _late), signal.setitimer(signal.ITIMER_REAL, FIRST_SECONDS, 1.0)
+        before = signal.signal(signal.SIGALRM, _late)
+        alarm = signal.setitimer(signal.ITIMER_REAL, FIRST_SECONDS, 1.0)
     try:
         if sample.env_id not in envs:
             envs[sample.env_id] = gymnasium.make(sample.env_id, disable_env_checker=True)

@@ -220,7 +220,7 @@ class GeneratorConfig(Section):
 
     @property
     def chat_template_kwargs(self) -> Any:
-        """Of the model's chat template, by the name that vLLM's server has for them: prompts are made here."""
+        """Of the model's chat template, by vLLM's name: prompts are made here."""
         return self.engine_kwargs.get("default_chat_template_kwargs") or {}
 
 

@@ -255,7 +255,7 @@ def _object(value: Any) -> Said:
 
 
 def _json(reply: Said) -> str:
-    """A figure of numpy's becomes a number, anything else that JSON has not its repr."""
+    """A figure of numpy's becomes a number, what else JSON has not its repr."""
     return json.dumps(reply, default=lambda value: value.tolist() if hasattr(value, "tolist") else repr(value)[:1000])
 
 

@@ -96,7 +96,7 @@ def message_of(text: str) -> Json:
 
 
 def tokens_of(decode: Callable[[list[int]], str], text: str, ids: list[int], logprobs: list[float]) -> Json:
-    """A choice's `logprobs`: the text's tokens, each with the log-probability that it was sampled with."""
+    """A choice's `logprobs`: the text's tokens, each with its log-probability."""
     count, tokens = bisect_left(range(len(ids)), True, key=lambda n: decode(ids[:n]).startswith(text)), []
     for number, logprob in zip(ids[:count], logprobs, strict=False):
         token = decode([number])

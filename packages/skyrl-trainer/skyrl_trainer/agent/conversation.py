@@ -131,7 +131,7 @@ def _history(before: str, message: Json) -> str:
 
 
 def _key(message: Json) -> str:
-    """A message by what it says: agents leave out members that are empty, and white space around an answer."""
+    """A message by what it says: agents leave out empty members, and white space around an answer."""
     told = for_template(message)
     calls = [[call["function"]["name"], call["function"]["arguments"]] for call in told.get("tool_calls") or ()]
     content = told["content"].strip() if told["role"] == "assistant" else told["content"]

@@ -12,7 +12,7 @@ from skyrl_trainer.errors import UserError
 
 CLOSE_SECONDS = 10.0
 KEEP_SECONDS = 3600
-"""That a connection may lie idle: an agent's tools take their time, and not every client connects again."""
+"""That a connection may lie idle: an agent's tools take their time."""
 
 
 class HTTPServer:

@@ -118,7 +118,7 @@ def parsed(prompt: ChatPrompt, text: str, ids: list[int], tools: Tools) -> Messa
 def choice_of(
     prompt: ChatPrompt, text: str, output: GenerationOutput | Turn, tools: Tools, logprobs: Any, finish: str, stop: Any
 ) -> Choice:
-    """text: of the output, up to the string `stop` if it ended at one. logprobs: whether they are asked for."""
+    """text: of the output, up to the string `stop` if it ended at one. logprobs: whether they are asked."""
     message, ids = parsed(prompt, text, output.output_ids, tools), output.output_ids
     tokens = tokens_of(prompt.decode, text, ids, output.logprobs) if logprobs else None
     why = {"finish_reason": "tool_calls" if "tool_calls" in message else finish, "stop_reason": stop}
@@ -126,7 +126,7 @@ def choice_of(
 
 
 def named(answer: Message, choices: list[Choice]) -> Message:
-    """Calls without an id of the model's get one that no other answer has, of nine characters as Mistral's have."""
+    """Calls without an id get one that no other answer has, of nine characters as Mistral's have."""
     calls = [call for each in choices for call in each["message"].get("tool_calls", ())]
     for place, call in enumerate(calls):
         call["id"] = call["id"] or f"c{crc32((answer['id'] + str(place)).encode()):08x}"

@@ -98,7 +98,7 @@ class ChatPrompt:
         return self.tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
 
     def _after(self, messages: str) -> tuple[int, ...]:
-        """Ids of what follows the assistant's words when these messages (JSON) answer it, end-of-turn token first."""
+        """Ids of what follows the assistant's words when these messages (JSON) answer it."""
         said = self._render([*ASKED, MARKED, *json.loads(messages)])
         return tuple(self.encode(said.split(MARKER, 1)[-1]))
 

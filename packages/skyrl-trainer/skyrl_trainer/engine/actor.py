@@ -33,7 +33,7 @@ SHORT_REST = 0.05
 
 
 def was_restarted() -> bool:
-    """True in an actor that Ray made again after its process died: it starts paused, for its weights are old."""
+    """Whether Ray made this actor again after a death: it starts paused, for its weights are old."""
     if not ray.is_initialized():
         return False
     with warnings.catch_warnings(action="ignore"):  # Ray warns of a call that it makes itself

@@ -1,4 +1,4 @@
-"""The client of servers that answer in JSON over HTTP: tries, pauses between them, limits, and what an error says."""
+"""The client of JSON servers: tries, pauses between them, limits, and what an error says."""
 
 import asyncio
 import json

@@ -52,7 +52,7 @@ class VLLMEngine(SteppedEngine):
         return request.seed is None or request.options.max_tokens == 1 or needed <= self._free_blocks
 
     def _add(self, key: str, request: GenerationRequest) -> None:
-        """Past vLLM's own processing of outputs: it took a third of the time that a step spends outside the model."""
+        """Past vLLM's own processing of outputs, which took a third of the time outside the model."""
         from vllm import SamplingParams
 
         top = request.options.top_logprobs

@@ -1,4 +1,4 @@
-"""A page: one HTML file without any request to elsewhere, made of page.html, styles, a script and data."""
+"""A page: one HTML file without requests to elsewhere, of page.html, styles, a script and data."""
 
 import json
 import math

@@ -28,7 +28,7 @@ OVERLAPPED = {
     "idle": ("idle/learner", 4, "{:.0%}"),
     **{title: COLUMNS[title] for title in list(COLUMNS)[6:]},
 }
-"""Where rollouts go on beside the learner: the tokens' age and its wait, for few are fresh enough for a KL."""
+"""Beside the learner: the tokens' age and its wait, for few are fresh enough for a KL."""
 HEADER_EVERY = 25
 
 
@@ -47,7 +47,7 @@ def row(metrics: StepMetrics, columns: Columns = COLUMNS) -> str:
 
 
 class LiveTable:
-    """first: step of a run that resumes, for the time left is estimated from this process's steps only."""
+    """first: step of a run that resumes, for the time left is estimated from this process's steps."""
 
     def __init__(self, steps: int, first: int = 0, columns: Columns = COLUMNS, console: Console | None = None) -> None:
         self.console = console or Console(highlight=False)

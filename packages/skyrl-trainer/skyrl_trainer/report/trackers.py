@@ -1,4 +1,4 @@
-"""`trainer.logger`: accelerate's trackers and Prometheus; nothing is sent to anybody unless the setting asks for it."""
+"""`trainer.logger`: accelerate's trackers and Prometheus; nothing is sent unless the setting asks for it."""
 
 import math
 import re

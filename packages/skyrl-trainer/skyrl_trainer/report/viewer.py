@@ -55,8 +55,9 @@ def write_viewer(folder: Path, out: Path, steps: list[int] | None = None) -> str
 
 def view(run: Path, out: Path, steps: Sequence[int] | None, bounds: tuple[int, int] | None = None) -> str:
     """`write_viewer` of a run. Steps that are named share the number of trajectories that go in."""
-    held_out = not (run / "trajectories").is_dir()  # or another folder of a run that has such files
-    store, notes, total = Store(run if held_out else run / "trajectories"), list[str](), 0
+    held_out = not (run / "trajectories").is_dir()
+    store = Store(run if held_out else run / "trajectories")
+    notes, total = list[str](), 0
     stored = store.steps()
     if not stored:
         raise UserError(f"{run} has no trajectories: give the folder of a run that has finished a step.")
@@ -123,7 +124,7 @@ def _episodes(store: Store, steps: list[int], each: int, decode: Decode | None, 
 
 
 def from_trajectory(step: int, trajectory: Trajectory, decode: Decode | None) -> Episode:
-    """The record as it is stored, with the text of each sampled token, and of a context that is not the history."""
+    """The record as stored, with the text of each sampled token, and of a context that is not the history."""
     sample, stop, turns = trajectory.sample, trajectory.stop_reason, list[dict[str, Any]]()
     for turn in map(trajectory.turns.__getitem__, trajectory.by_time()):
         made = {name: getattr(turn, name) for name in Turn.__slots__} | {"prompt_ids": len(turn.prompt_ids)}

@@ -30,7 +30,7 @@ Reply = TypeVar("Reply")
 
 
 class Coalescer(Generic[Item, Reply]):
-    """Joins single calls into batched ones, without a timer: one is under way, and the next takes all that waits."""
+    """Joins calls into batched ones, without a timer: one is under way, the next takes all that waits."""
 
     def __init__(self, call_many: Callable[[list[Item]], Awaitable[list[Reply]]]) -> None:
         self._call_many = call_many
@@ -57,7 +57,7 @@ class Coalescer(Generic[Item, Reply]):
 
 
 async def settle(futures: list[asyncio.Future[Reply]], call: Awaitable[Sequence[Reply | None]]) -> None:
-    """Gives each future its reply, if there is one, or all of them what the call raised; not those cancelled."""
+    """Gives each future its reply, if any, or all what the call raised; not those cancelled."""
     try:
         replies = await call
     except Exception as error:

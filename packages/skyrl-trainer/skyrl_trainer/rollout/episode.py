@@ -22,7 +22,7 @@ if TYPE_CHECKING:  # loaded for users' agents and self-play alone
     Context = Memory | Conversation
 
 LONGEST_TOKEN = 256
-"""Characters that one token may stand for (runs of spaces): a longer text cannot fit, and is not encoded."""
+"""Characters that one token may stand for: a longer text cannot fit, and is not encoded."""
 
 
 @dataclass(frozen=True, slots=True)

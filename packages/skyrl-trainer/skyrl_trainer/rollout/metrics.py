@@ -10,7 +10,7 @@ from skyrl_trainer.algorithms.rewards import mean
 from skyrl_trainer.types import RewardBatch, RolloutBatch, Sample, StepMetrics, StopReason, Trajectory
 
 MAX_KINDS = 32
-"""A batch with more kinds of tasks has no figures by kind; more tools are `unknown`, more parts of rewards left out."""
+"""A batch with more kinds of tasks has no figures by kind; more tools are `unknown`, more parts left out."""
 UNKNOWN = "unknown"
 """In place of a tool's name: calls that could not be read, or whose tool no call of the batch fits."""
 

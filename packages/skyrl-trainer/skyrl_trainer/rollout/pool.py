@@ -1,4 +1,4 @@
-"""Starts and ends the EnvWorkers. Ray restarts one that dies; who calls it goes on (env_client.py)."""
+"""Starts and ends the EnvWorkers. Ray restarts one that dies."""
 
 import contextlib
 from typing import Any

@@ -113,7 +113,7 @@ class JsonlTrajectoryStore:
 
 
 def encoded(trajectory: Trajectory) -> list[bytes]:
-    """What playing settles of each turn, a gzip member each; numbers by an encoder ten times as fast as json."""
+    """What playing settles of each turn, a gzip member each; numbers by a faster encoder than json's."""
     members = []
     for turn in trajectory.turns:
         numbers, others = _named(turn, NUMBERS), _named(turn, OTHERS)

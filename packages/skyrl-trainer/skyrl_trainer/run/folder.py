@@ -1,6 +1,6 @@
 """The folder of a run, and who may write to it.
 
-config.yaml metrics.jsonl report.html {trajectories,held_out,checkpoints}/  model/{last,best}  tracker files  ray-logs/
+config.yaml metrics.jsonl report.html {trajectories,held_out,checkpoints}/  model/{last,best}  ray-logs/
 """
 
 import fcntl

@@ -66,7 +66,6 @@ _kept: list[subprocess.Popen[bytes]] = []
 
 
 def _locked(folder: Path) -> IO[str]:
-    """Holds the folder's lock while it is open; OSError where somebody else does."""
     file = open(folder / ".lock", "a")  # noqa: SIM115
     fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     return file

@@ -13,7 +13,7 @@ TASKS_OF_ENVS = 500
 
 
 class HeldOut:
-    """`data.val_data`: distinct tasks of envs and files, and benchmarks. `rewards` judges tries, `store` keeps them."""
+    """`data.val_data`: tasks of envs and files, and benchmarks. `rewards` judges tries, `store` keeps them."""
 
     def __init__(self, config: Config, rewards: Rewards | None, store: JsonlTrajectoryStore | None = None) -> None:
         specs, self._exams = take_exams(config.data.val_data, config.run_path)

@@ -91,7 +91,7 @@ class Run:
             self.stack = stack
             trainer = self.config.trainer
             columns = OVERLAPPED if trainer.max_staleness else COLUMNS
-            if trainer.algorithm.reward_funcs and self.held_out.tasks:  # what is rewarded is not the env's success
+            if trainer.algorithm.reward_funcs and self.held_out.tasks:  # success may earn nothing
                 columns = columns | {"held-out": ("eval/reward/total", 8, "{:.3f}")}
             self.table = stack.enter_context(LiveTable(trainer.max_steps, self.first_step, columns))
             if len(self.held_out.tasks) < (self.config.data.val_size or 0):
@@ -199,7 +199,7 @@ class Run:
             self.canary.check(self.sync.version, self.learner.token_logprobs, report, only=index)
 
     def evaluate(self, step: int) -> StepMetrics:
-        """Of the held-out tasks. Keeps the best policy: by success, then reward; by reward first where it is chosen."""
+        """Keeps the best policy: by success, then reward, and the other way round where rewards are chosen."""
         metrics = self.held_out.metrics(self.processes.rollouts, step)
         score = [metrics["eval/success"], metrics.get("eval/reward/total", 0.0)]
         if (score := score[::-1] if self.config.trainer.algorithm.reward_funcs else score) > self.best:

@@ -185,7 +185,7 @@ BY_LOSS: dict[str, type[GRPOTrainer]] = {
 
 
 def _take_rewards(config: Config, given: RewardFunctions | None, weights: Any, state: TrainerState) -> dict[str, Any]:
-    """Registers functions by their names, with TRL's columns, and returns them. weights: in the functions' order."""
+    """Registers functions by name, with TRL's columns, and returns them. weights: in their order."""
     functions = [given] if callable(given) or isinstance(given, str) else list(given or ())
     if bad := [function for function in functions if not callable(function) or hasattr(function, "forward")]:
         raise UserError(f"reward_funcs has {bad[0]!r:.60}; these trainers take functions.")

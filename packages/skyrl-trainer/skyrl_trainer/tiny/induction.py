@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 DISTANCE = 600
 """Tokens over which a repetition is found."""
 CONSTANT = 0.25
-"""Embedding dimension 0 of every token: what layer 0 queries with, as it looks for places, not for tokens."""
+"""Embedding dimension 0 of every token: what layer 0 queries with, for it looks for places."""
 PAST, COPY = 0.7, 3.0
 """Size of what layers 0 and 1 add, in units of an embedding's."""
 SHARPNESS = 8.0, 6.0

@@ -30,7 +30,7 @@ NUM_BUCKETS = 2
 
 
 class WeightSender:
-    """The learner's side, in the process (each process) that has it; methods must be called on all of them."""
+    """The learner's side, in each of its processes; methods must be called on all of them."""
 
     def __init__(self, named_tensors: NamedTensors, rank: int) -> None:
         """rank: of this learner among several; number 0 sends, the others only help to gather."""

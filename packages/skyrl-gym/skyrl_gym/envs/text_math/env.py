@@ -14,7 +14,7 @@ from skyrl_gym.envs.text_math import arithmetic, logic, words
 from skyrl_gym.parsing import last_answer
 
 CORRECT, FORMAT = 1.0, 0.1
-_MARKS = {"openai/gsm8k": "####", "math_dapo": "Answer:"}  # before an answer, in rows of these data sources
+_MARKS = {"openai/gsm8k": "####", "math_dapo": "Answer:"}  # before answers, by data source
 _FAMILIES: dict[str, ModuleType] = {"arithmetic": arithmetic, "words": words, "logic": logic}
 
 
