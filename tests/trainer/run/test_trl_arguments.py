@@ -405,10 +405,11 @@ def test_a_function_gets_every_column_of_the_data_set(tmp_path: Path) -> None:
     got = columns_of(tmp_path, ROWS, "1")
     assert got["prompts"] == ["0 + 1 = ?", "1 + 1 = ?"] and got["completions"] == ["1", "1"]
     assert (got["solution"], got["completion_ids"]) == (["1", "2"], [[5, 6], [5, 6]])
-    talks = [{"prompt": [{"role": "user", "content": f"q{n}"}], "ground_truth": n, "text": "t"} for n in range(3)]
+    talks = [{"prompt": [{"role": "user", "content": f"q{n}"}], "ground_truth": n, "task": f"t{n}"} for n in range(3)]
     got = columns_of(tmp_path, Dataset.from_list(talks), "a", "b", tools=[half])
     assert got["prompts"][1] == [{"role": "user", "content": "q1"}] and got["ground_truth"] == [0, 1]
-    assert [message["content"] for message in got["completions"][0]] == ["a", "and?", "b"] and got["text"] == ["t"] * 2
+    assert [message["content"] for message in got["completions"][0]] == ["a", "and?", "b"]
+    assert got["task"] == ["t0", "t1"], "a column of this name is the data set's"
     got = columns_of(tmp_path, ROWS, "a", "b", tools=[half])
     assert got["completions"] == ["aand?b", "aand?b"], "all that came after the prompt, as TRL decodes it"
 

@@ -131,7 +131,7 @@ def call(name: str, function: RewardFunction, trajectories: list[Trajectory]) ->
     columns: dict[str, Any] = {"ground_truth": [each.ground_truth for each in samples]}
     rows = [row if isinstance(row := each.options.get("task"), dict) else {} for each in samples]
     of_row = load("skyrl_gym.adapters.trl_env:columns")
-    for told in ([each.options for each in samples], [of_row(row) for row in rows]):
+    for told in ([of_row(row) for row in rows], [each.options for each in samples]):
         names = sorted({name for each in told for name in each} - {"prompt", "completion"})
         columns |= {name: [each.get(name) for each in told] for name in names}
     columns |= {name: [getattr(each, name) for each in samples] for name in ("sample_id", "env_id")}

@@ -106,7 +106,7 @@ def with_columns(name: str, function: RewardFunction, state: Any) -> RewardFunct
         if rows and all(isinstance(row.get("prompt"), str) for row in rows):
             prompts = [row["prompt"] for row in rows]
             completions = ["".join(said["content"] for said in talk) for talk in completions]
-        told = {**others, **({"task": task} if rows else {}), "trainer_state": state}
-        return function(prompts=prompts, completions=completions, **told)
+        own = {"task": [row.get("task", whole) for row, whole in zip(rows, task, strict=True)]} if rows else {}
+        return function(prompts=prompts, completions=completions, **{**others, **own, "trainer_state": state})
 
     return call
