@@ -72,14 +72,14 @@ def _resolved(settings: Iterable[Setting]) -> Resolved:
             raise UserError(f"{name} ({setting.source}) can only be {FIXED[name]} here.")
         leaf = next((leaf for leaf in fields if f"{name}.".startswith(f"{leaf}.")), None)
         if leaf is None:
-            raise load("skyrl_trainer.elsewhere:unknown")(setting, list(fields))
+            raise load("skyrl_trainer.dry_run.elsewhere:unknown")(setting, list(fields))
         if name == leaf:
             is_text = fields[leaf].annotation is str and isinstance(setting.node, yaml.ScalarNode)
             values[leaf] = text_of(setting.node) if is_text else value_of(setting)
         else:  # one entry of a dictionary
             entry, entries = name[len(leaf) + 1 :], values.get(leaf, fields[leaf].default)
             if not isinstance(entries, dict) or "." in entry:
-                raise load("skyrl_trainer.elsewhere:unknown")(setting, list(fields))
+                raise load("skyrl_trainer.dry_run.elsewhere:unknown")(setting, list(fields))
             values[leaf] = entries | {entry: value_of(setting)}
         sources[leaf] = sources[name] = setting.source
     nested: dict[str, Any] = {}
