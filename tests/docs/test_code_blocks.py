@@ -89,6 +89,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Run folders by the names that the documents use."""
     folder = tmp_path_factory.mktemp("documents") / "runs"
     first = make_run(folder / "quickstart", max_steps=60)
+    shutil.copytree(first / "trajectories", first / "held_out")
     save_model(first / "model" / "last")
     config = json.loads((first / "model" / "last" / "config.json").read_text())
     (first / "model" / "last" / "config.json").write_text(json.dumps({**config, "skyrl_step": 60}))

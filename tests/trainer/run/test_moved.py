@@ -85,7 +85,9 @@ def test_tries_that_were_stored_are_taken_and_the_others_played_with_the_files_o
     again.resume()
     again.tries.draw(0)
     played = {each.rsplit("/", 1)[0] for each in again.rollouts.begun}
-    assert played == {again.tries._name(number) for number, _, _ in saved["tries"]["open"] if number not in ended}
+    size = again.tries.flow.size
+    names = {number: f"{number // size + 1}/{number % size}" for number, _, _ in saved["tries"]["open"]}
+    assert played == {name for number, name in names.items() if number not in ended}
     groups = [*again.tries._playing.values(), *filter(None, again.tries.flow.groups.values())]
     for sample in (each.sample for group in groups for each in group):
         assert sample.sample_id.startswith(f"{there.run_path}/data/") and sample.env_file.endswith("/new/envs.py")
