@@ -125,7 +125,7 @@ def test_an_unknown_estimator_is_named_with_the_valid_ones_and_a_users_own_is_fo
     assert estimator("ones") is ones
 
 
-def ragged_turns(seed: int, terminated: bool) -> tuple[RewardBatch, list[torch.Tensor]]:
+def ragged_turns(seed: int, ended: StopReason) -> tuple[RewardBatch, list[torch.Tensor]]:
     """Three turns of 1 to 4 sampled tokens after prompts and observations of 1 to 3, and values of a critic."""
     draw = torch.Generator().manual_seed(seed)
 
@@ -137,25 +137,23 @@ def ragged_turns(seed: int, terminated: bool) -> tuple[RewardBatch, list[torch.T
         n = count(5)
         turns.append(Turn([1] * count(4), [2] * n, [0.0] * n, [0] * n, ""))
         rewards.append(float(torch.randn(1, generator=draw)))
-    ended = StopReason.TERMINATED if terminated else StopReason.TRUNCATED
     trajectory = Trajectory("0/0/0", Sample("0", "e", 0), 0, 0, turns, ended)
     batch = RewardBatch(RolloutBatch(0, [[trajectory]]), [trajectory], [0], [rewards])
-    return batch, [torch.randn(trajectory.num_output_tokens + 1, generator=draw, dtype=torch.float64)]
+    return batch, [torch.randn(trajectory.num_output_tokens, generator=draw, dtype=torch.float64)]
 
 
-@pytest.mark.parametrize("terminated", [True, False])
+@pytest.mark.parametrize("ended", ["TERMINATED", "TRUNCATED", "MAX_TURNS", "LENGTH"])
 @pytest.mark.parametrize("gamma, lam", [(1.0, 1.0), (0.97, 0.9), (0.9, 0.0)])
 @pytest.mark.parametrize("penalty", [False, True])
-def test_gae_is_the_sum_of_all_later_errors(terminated: bool, gamma: float, lam: float, penalty: bool) -> None:
-    """Against the definition as a double sum: observations are no steps, and V counts behind a truncated end only.
+def test_gae_is_the_sum_of_all_later_errors(ended: str, gamma: float, lam: float, penalty: bool) -> None:
+    """Against the definition as a double sum: observations are no steps, and V is 0 behind every end.
     A KL penalty comes off beside what is whitened, and is not the critic's to predict."""
     for seed in range(5):
-        batch, values = ragged_turns(seed, terminated)
+        batch, values = ragged_turns(seed, StopReason[ended])
         (trajectory,) = batch.trajectories
-        r, v = [], values[0].tolist()
+        r, v = [], [*values[0].tolist(), 0.0]
         for turn, reward in zip(trajectory.turns, batch.rewards[0], strict=True):
             r += [0.0] * (len(turn.output_ids) - 1) + [reward]
-        v[-1] = 0.0 if terminated else v[-1]
         delta = [r[t] + gamma * v[t + 1] - v[t] for t in range(len(r))]
         raw = [sum((gamma * lam) ** (k - t) * delta[k] for k in range(t, len(r))) for t in range(len(r))]
         kl = [0.1 * i * penalty for i in range(len(r))]
@@ -182,8 +180,8 @@ def test_an_agents_turns_count_in_the_order_of_their_sampling() -> None:
     straight = batch_of([[[1.0, 0.5, -2.0]]])
     turns = forked.turns = [replace(turn, info={}) for turn in forked.turns]
     turns[0].info["skyrl/call"], turns[1].info["skyrl/call"] = 1, 0
-    values = torch.tensor([0.3, -0.1, 0.7, 0.2, -0.4, 0.6, 9.0], dtype=torch.float64)
-    in_time = values[[2, 3, 0, 1, 4, 5, 6]]
+    values = torch.tensor([0.3, -0.1, 0.7, 0.2, -0.4, 0.6], dtype=torch.float64)
+    in_time = values[[2, 3, 0, 1, 4, 5]]
     for name, algorithm in (("gae", options_of_ppo(gamma=0.9, gae_lambda=0.8)), ("reinforce++", options(gamma=0.9))):
         for kl in (None, [[0.1, 0.2, 0.3, 0.4, 0.5, 0.6]]):
             batch.kl_penalties, straight.kl_penalties = kl, kl and [[0.3, 0.4, 0.1, 0.2, 0.5, 0.6]]
@@ -242,7 +240,7 @@ def test_beta_weighs_the_kl_in_the_reward(name: str, equal: bool) -> None:
     """Whatever divides the rewards must not divide the KL: where they are equal its noise would get the size of one."""
     draw = torch.Generator().manual_seed(0)
     kl = torch.randn(6, 2, generator=draw, dtype=torch.float64)
-    values = [torch.zeros(3, dtype=torch.float64)] * 6
+    values = [torch.zeros(2, dtype=torch.float64)] * 6
 
     def advantages(beta: float) -> torch.Tensor:
         batch = batch_of([[[1.0]] * 6] if equal else [[[1.0], [0.0]] * 3])
@@ -267,25 +265,23 @@ def test_credit_reaches_the_beginning_of_a_long_answer() -> None:
     batch = batch_of([[[1.0], [0.0]]])
     for trajectory, length in zip(batch.trajectories, (200, 100), strict=True):
         trajectory.turns[0] = Turn([1], [2] * length, [0.0] * length, [0] * length, "", terminated=True)
-    values = [torch.zeros(201, dtype=torch.float64), torch.zeros(101, dtype=torch.float64)]
+    values = [torch.zeros(200, dtype=torch.float64), torch.zeros(100, dtype=torch.float64)]
     right, wrong = (row[1:] for row in estimator("gae")(batch, options_of_ppo(), values).advantages)
     assert min(right) == max(right) > 0 > min(wrong) == max(wrong)
 
 
 @pytest.mark.parametrize("turns", [[1.0], [0.0, 1.0]])
-@pytest.mark.parametrize(("ended", "expected"), [("LENGTH", 1.0), ("TRUNCATED", 1.5), ("MAX_TURNS", 1.5)])
-def test_an_answer_that_a_token_budget_cut_is_over_in_one_turn_as_in_many(
-    turns: list[float], ended: str, expected: float
-) -> None:
-    """Whether the env judged it or nobody did; what only stopped has the critic's value behind it."""
+@pytest.mark.parametrize("ended", ["LENGTH", "TRUNCATED", "MAX_TURNS"])
+def test_an_answer_that_a_budget_cut_is_over_in_one_turn_as_in_many(turns: list[float], ended: str) -> None:
+    """Whether the env judged it or nobody did: a V behind its end, which no token teaches, would pay for the cut."""
     for judged in {False, ended == "LENGTH"}:
         batch = batch_of([[turns]])
         (trajectory,) = batch.trajectories
         trajectory.stop_reason = StopReason[ended]
         trajectory.turns[-1] = Turn([1], [2, 3], [0.0, 0.0], [0, 0], "", terminated=judged)
-        values = [torch.tensor([0.0] * 2 * len(turns) + [0.5], dtype=torch.float64)]
+        values = [torch.tensor([0.5] * 2 * len(turns), dtype=torch.float64)]
         returns = estimator("gae")(batch, options_of_ppo(), values).returns
-        assert returns is not None and returns[0][-1] == expected
+        assert returns is not None and returns[0][-1] == 1.0
 
 
 def test_beta_adapts_by_at_most_a_fifth_of_a_tenth() -> None:

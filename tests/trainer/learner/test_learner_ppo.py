@@ -15,11 +15,12 @@ from skyrl_trainer.algorithms.dual_clip import DualClipLossMixin
 from skyrl_trainer.algorithms.options import LossOptions, options_class
 from skyrl_trainer.errors import UserError
 from skyrl_trainer.learner.batch import collate, make_rows, set_advantages
-from skyrl_trainer.learner.compose import algorithm_class
+from skyrl_trainer.learner.compose import ALGORITHMS, algorithm_class
 from skyrl_trainer.learner.grpo import GRPO, Meter
 from skyrl_trainer.learner.model import Scorer, make_learner
 from skyrl_trainer.learner.ppo import PPO, Critic
 from skyrl_trainer.run.trainers import PPOTrainer
+from skyrl_trainer.types import RewardBatch, RolloutBatch, StopReason
 
 
 def start(path: str, name: str = "ppo", double: bool = True, **options: Any) -> GRPO:
@@ -65,7 +66,7 @@ def test_the_gradient_is_that_of_the_paper_and_does_not_depend_on_the_cut(tmp_pa
     path, batch = save_model(tmp_path, "gpt2"), make_batch(turns=3, rewritten=(1,))
     old = [torch.tensor([x for turn in t.turns for x in turn.logprobs]) for t in batch.trajectories]
     draw = torch.Generator().manual_seed(5)
-    values = [torch.randn(t.num_output_tokens + 1, generator=draw, dtype=torch.float64) for t in batch.trajectories]
+    values = [torch.randn(t.num_output_tokens, generator=draw, dtype=torch.float64) for t in batch.trajectories]
     options = {"critic": critic, "entropy_coef": 0.01, "beta": 0.1, "correction": "none"}
     found = [
         gradients(start(path, **options, trainer={"micro_batch_tokens": n}), batch, old_logprob=old, value=values)
@@ -150,7 +151,7 @@ def test_a_value_that_has_not_moved_is_not_counted_as_clipped(tmp_path: Path) ->
     """In float32 old + (new - old) is not new."""
     trainer, batch = start(save_model(tmp_path), double=False), make_batch()
     draw = torch.Generator().manual_seed(5)
-    values = [0.1 * torch.rand(t.num_output_tokens + 1, generator=draw) for t in batch.trajectories]
+    values = [0.1 * torch.rand(t.num_output_tokens, generator=draw) for t in batch.trajectories]
     assert isinstance(trainer, PPO)
     with torch.no_grad():
         trainer.critic.head.bias.fill_(0.09)
@@ -220,6 +221,35 @@ def test_an_entropy_bonus_keeps_the_policy_open(tmp_path: Path) -> None:
         for _ in range(15):
             entropies[coef] = trainer.update(make_batch())["entropy"]
     assert entropies[0.5] > entropies[0.0] + 0.1
+
+
+def test_any_algorithm_goes_over_ppo_by_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    """GRPO's loss over PPO is PPO itself; a subclass of GRPO, as one of yours may be, is put over it as a mixin is."""
+
+    class Mine(GRPO): ...
+
+    class Critical(PPO): ...
+
+    monkeypatch.setitem(ALGORITHMS._entries, "mine", Mine)
+    monkeypatch.setitem(ALGORITHMS._entries, "critical", Critical)
+    assert algorithm_class("grpo_ppo") is PPO is algorithm_class("ppo") and algorithm_class("grpo") is GRPO
+    assert algorithm_class("mine") is Mine
+    assert algorithm_class("mine_ppo").__mro__[1:4] == (Mine, PPO, GRPO)
+    assert algorithm_class("critical") is Critical is algorithm_class("critical_ppo")
+
+
+def test_running_out_of_turns_is_worth_what_it_earns(tmp_path: Path) -> None:
+    """On the same rollout again and again: tries that were right (1), wrong (0) and out of turns (0)."""
+    trainer = start(save_model(tmp_path), "ppo", double=False, trainer={"learning_rate": 1e-3})
+    trajectories = make_batch().trajectories[:3]
+    for trajectory, stop in zip(trajectories, ("TERMINATED", "TERMINATED", "MAX_TURNS"), strict=True):
+        trajectory.stop_reason = StopReason[stop]
+    rewards = [[0.0] * (len(each.turns) - 1) + [float(not n)] for n, each in enumerate(trajectories)]
+    batch = RewardBatch(RolloutBatch(1, [trajectories]), trajectories, [0, 0, 0], rewards)
+    for _ in range(40):
+        trainer.update(batch)
+    advantages = [each.turns[-1].advantages[-1] for each in trajectories]
+    assert advantages[0] > 0 > max(advantages[1:])
 
 
 def test_a_loss_over_ppo_has_the_same_options_from_python_as_by_name() -> None:

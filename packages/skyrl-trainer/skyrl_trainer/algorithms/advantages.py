@@ -14,7 +14,7 @@ from torch import Tensor
 from skyrl_trainer.algorithms.rewards import differ
 from skyrl_trainer.errors import UserError
 from skyrl_trainer.registry import Registry
-from skyrl_trainer.types import AdvantageBatch, RewardBatch, StopReason, Trajectory
+from skyrl_trainer.types import AdvantageBatch, RewardBatch, Trajectory
 
 Estimator = Callable[[RewardBatch, Any, Sequence[Tensor] | None], AdvantageBatch]
 
@@ -148,24 +148,20 @@ def gae(rewards: RewardBatch, options: Any, values: Sequence[Tensor] | None = No
 
         delta_t = r_t + gamma V_{t+1} - V_t,    A_t = delta_t + gamma lambda A_{t+1},    return_t = A_t + V_t
 
-    A step in time is a sampled token: V_{t+1} of a turn's last token is that of the next turn's first one. values[i]:
-    float64 [n + 1] for n sampled tokens; the last stands for what lies behind the episode's end, and counts where it
-    was truncated, not where the env ended it or a token budget cut it off. Advantages are whitened over the batch,
-    returns are not.
+    A step in time is a sampled token: V_{t+1} of a turn's last token is that of the next turn's first one, and 0 behind
+    every end, for no token teaches a critic what lies there. values[i]: float64 [N]. Advantages are whitened over the
+    batch, returns are not.
     """
     if values is None:
         raise UserError(
             "trainer.algorithm.advantage_estimator=gae needs a critic: take trainer.algorithm.name=ppo, or <name>_ppo."
         )
     advantages, returns = [], []
-    for trajectory, rewards_N, values_N1 in zip(rewards.trajectories, token_rewards(rewards), values, strict=True):
-        values_N1 = values_N1.double().clone()
-        if trajectory.stop_reason in (StopReason.TERMINATED, StopReason.LENGTH):
-            values_N1[-1] = 0.0
-        order = [*(place for _, places in spans(trajectory) for place in places), len(rewards_N)]
-        delta_N = rewards_N - values_N1[:-1]
-        delta_N[order[:-1]] += options.gamma * values_N1[order[1:]]
+    for trajectory, rewards_N, values_N in zip(rewards.trajectories, token_rewards(rewards), values, strict=True):
+        order = [place for _, places in spans(trajectory) for place in places]
+        delta_N = rewards_N - values_N
+        delta_N[order[:-1]] += options.gamma * values_N[order[1:]]
         advantages_N = discounted(trajectory, delta_N.tolist(), options.gamma * options.gae_lambda)
         advantages.append(advantages_N)
-        returns.append(advantages_N + values_N1[:-1])
+        returns.append(advantages_N + values_N)
     return AdvantageBatch(rewards, whitened(rewards, advantages, options.gamma), on_sampled(rewards, returns))

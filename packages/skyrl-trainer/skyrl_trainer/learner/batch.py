@@ -3,7 +3,7 @@
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import islice, pairwise
 
 import numpy as np
@@ -101,7 +101,7 @@ def make_rows(
 
 
 def set_advantages(rows: Sequence[Row], batch: AdvantageBatch, values: Sequence[Tensor] | None = None) -> None:
-    """Fills in the advantages, and with a critic the returns and its values, per sampled token and behind the end."""
+    """Fills in the advantages, and with a critic the returns and its values, per sampled token."""
     for i, (row, trajectory) in enumerate(zip(rows, batch.rewards.trajectories, strict=True)):
         sampled = np.array(trajectory.loss_mask(), dtype=bool)
         row.advantages = np.zeros(len(row.mask))
@@ -109,7 +109,7 @@ def set_advantages(rows: Sequence[Row], batch: AdvantageBatch, values: Sequence[
         if batch.returns is not None:
             row.returns = torch.tensor(batch.returns[i], dtype=torch.float64)[torch.from_numpy(sampled)]
         if values is not None:
-            row.values = values[i][:-1]
+            row.values = values[i]
 
 
 def record_advantages(batch: AdvantageBatch) -> None:
@@ -118,19 +118,6 @@ def record_advantages(batch: AdvantageBatch) -> None:
         sampled = iter(value for value, bit in zip(advantages, trajectory.loss_mask(), strict=True) if bit)
         for turn in trajectory.turns:
             turn.advantages[:] = islice(sampled, len(turn.output_ids))  # a role's turns share it with the episode's
-
-
-def with_end(row: Row) -> Row:
-    """The row with one token more, so that a critic also says what it expects behind the last sampled one."""
-    return replace(
-        row,
-        token_ids=np.append(row.token_ids, row.token_ids[-1:]),
-        mask=np.append(row.mask, True),
-        rollout_logprobs=np.append(row.rollout_logprobs, 0.0),
-        advantages=np.append(row.advantages, 0.0),
-        turns=np.append(row.turns, row.turns[-1:]),
-        old_logprobs=None,
-    )
 
 
 def by_prompt(rows: Sequence[Row], indices: Sequence[int]) -> list[list[int]]:

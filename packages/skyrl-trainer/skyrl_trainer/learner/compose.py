@@ -29,7 +29,9 @@ def algorithm_class(name: str) -> type[GRPO]:
     loss = ALGORITHMS.get(name.removesuffix(PPO_SUFFIX) if over_ppo else name)
     if not (isinstance(loss, type) and issubclass(loss, PolicyLoss)):
         raise UserError(f"trainer.algorithm.name={name} is {loss!r:.60}: it should be a class over PolicyLoss.")
-    if issubclass(loss, GRPO):
+    over: type[GRPO] = load("skyrl_trainer.learner.ppo:PPO") if over_ppo else GRPO
+    if issubclass(loss, over):
         return loss
-    over = load("skyrl_trainer.learner.ppo:PPO") if over_ppo else GRPO
+    if issubclass(over, loss):  # grpo_ppo is PPO
+        return over
     return type(f"{loss.__name__}Over{over.__name__}", (loss, over), {})

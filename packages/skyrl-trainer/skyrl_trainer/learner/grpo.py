@@ -61,9 +61,9 @@ class GRPO(PolicyLoss):
     ) -> StepMetrics:
         """Learns from one rollout: `num_iterations` epochs of `num_mini_batches` optimizer steps.
 
-        Each of these replaces what is there: old_logprob, [N] per trajectory, the scored ones; value, [N1] per
-        trajectory, the critic's; reward, per trajectory and turn, the batch's own. Raises UserError for a loss or
-        gradient that is not finite, NothingLearned before the first optimizer step.
+        Each of these may be given: old_logprob, [N] per trajectory, instead of scoring them; value, [N] per trajectory,
+        instead of asking the critic; reward, per trajectory and turn, instead of the batch's. Raises UserError for a
+        loss or gradient that is not finite, NothingLearned before the first optimizer step.
         """
         before = self.learner.optimizer_steps
         try:
@@ -145,13 +145,14 @@ class GRPO(PolicyLoss):
 
     def _prepare(self, rows: list[Row], meter: Meter) -> None:
         """Fills in the old and the reference log-probabilities, before the first optimizer step. Where the rollout is
-        one optimizer step the old policy is the present one: its pass is not made."""
+        one optimizer step the old policy is the present one: its pass is not made. Where no row has a gradient, entropy
+        and the engine are measured on one micro-batch."""
         chosen = [i for i, row in enumerate(rows) if self.needs_gradient(row)]
         if self.settings.num_iterations * self.settings.num_mini_batches > 1 or self.options.correction == "bypass":
             self._score_old(rows, chosen, meter)
         if self.reference is not None and self.beta > 0 and self.kl_form != "in_reward":
             self._score(self.reference, rows, chosen, "ref_logprobs", meter)
-        if not chosen:  # entropy and the engine's KL are still measured, on one micro-batch
+        if not chosen:
             for indices in cut(rows, range(len(rows)), self.settings.micro_batch_tokens)[:1]:
                 batch = self._collate(rows, indices)
                 with torch.no_grad():

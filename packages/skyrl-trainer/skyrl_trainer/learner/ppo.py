@@ -19,7 +19,7 @@ from skyrl_trainer.algorithms.options import LossOptions
 from skyrl_trainer.algorithms.rewards import differ
 from skyrl_trainer.errors import UserError
 from skyrl_trainer.learner import lora
-from skyrl_trainer.learner.batch import Row, with_end
+from skyrl_trainer.learner.batch import Row
 from skyrl_trainer.learner.grpo import GRPO, Meter
 from skyrl_trainer.learner.model import Learner, Optimized, Scorer
 from skyrl_trainer.learner.ranks import reshard
@@ -37,7 +37,7 @@ class PPO(GRPO):
     """The estimator is GAE, the reduction the mean over all tokens; the rest is GRPO's."""
 
     def __init_subclass__(cls) -> None:
-        if "Options" not in vars(cls) and not issubclass(cls.__mro__[1], GRPO):  # but a loss over PPO
+        if "Options" not in vars(cls) and not issubclass(cls.__mro__[1], GRPO):  # a mixin is first: a loss over PPO
             cls.Options = OptionsOverPPO  # type: ignore[misc,assignment]
 
     class Options(LossOptions):
@@ -77,22 +77,21 @@ class PPO(GRPO):
 
     @torch.no_grad()
     def values(self, rows: list[Row]) -> Sequence[Tensor]:
-        """V before each sampled token of each trajectory and behind its last one, float64 [n + 1]."""
-        longer = [with_end(row) if row.num_sampled else row for row in rows]
+        """V before each sampled token of each trajectory, float64 [N]."""
         known: dict[int, Tensor] = {}
-        for indices, counts in self._passes(longer, range(len(longer))):
-            values_N = self.critic.values(self._collate(longer, indices)).double().cpu()
+        for indices, counts in self._passes(rows, range(len(rows))):
+            values_N = self.critic.values(self._collate(rows, indices)).double().cpu()
             if counts:
-                known |= zip(indices, values_N.split([longer[i].num_sampled for i in indices]), strict=True)
+                known |= zip(indices, values_N.split([rows[i].num_sampled for i in indices]), strict=True)
         everyones = self.learner.ranks.exchange(known)
-        return [everyones.get(i, torch.zeros(1, dtype=torch.float64)) for i in range(len(rows))]
+        return [everyones.get(i, torch.zeros(0, dtype=torch.float64)) for i in range(len(rows))]
 
     def advantages(self, batch: RewardBatch, value: Sequence[Tensor] | None) -> AdvantageBatch:
         result = super().advantages(batch, value)
         if value and result.returns is not None:
             masks = [torch.tensor(t.loss_mask(), dtype=torch.bool) for t in batch.trajectories]
             returns_N = torch.cat([torch.tensor(r)[m] for r, m in zip(result.returns, masks, strict=True)])
-            error_N = returns_N - torch.cat([values_N1[:-1] for values_N1 in value])
+            error_N = returns_N - torch.cat([*value])
             few = not differ(returns_N.tolist())  # whose variance is none
             self.explained_variance = 0.0 if few else 1 - (error_N.var() / returns_N.var().clamp(min=1e-12)).item()
         return result

@@ -44,7 +44,7 @@ class Ranks:
         who has fewer than another repeats one as (indices, False), which must count nowhere."""
         cuts = [cut(rows, share, token_budget) for share in shares(rows, indices, self.size)]
         mine = cuts[self.rank]
-        again = [(part, False) for part in (mine or max(cuts))[-1:]]
+        again = [(part, False) for part in (mine or max(cuts, key=len))[-1:]]
         return [(part, True) for part in mine] + again * (max(map(len, cuts)) - len(mine))
 
     def gather(self, value: T) -> list[T]:

@@ -10,7 +10,7 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Generic, TypeVar
 
-from ray.exceptions import RayActorError
+from ray.exceptions import RayActorError, RayError
 
 from skyrl_trainer.errors import UserError
 from skyrl_trainer.rollout.env_worker import Call, EnvReply
@@ -126,7 +126,7 @@ class Host:
                 for key in (key for alone, key in self._unsure if alone):
                     self._handle.alone.remote(("close", key))  # which may wait for a call under way
                 break
-            except (RayActorError, TimeoutError):
+            except (RayError, TimeoutError):
                 self.gone = self.gone or time.monotonic() > deadline
                 await asyncio.sleep(RETRY_SECONDS)
         self._unsure, self.recovery = [], None
