@@ -121,10 +121,10 @@ class OneStep:
 
 def test_in_a_step_engines_sleep_while_the_learner_computes_and_are_awake_for_the_canary() -> None:
     calls: list[Any] = []
-    trainer = Loop(OneStep(calls), SimpleNamespace(interruptible=nullcontext))  # type: ignore[arg-type]
+    trainer = Loop(OneStep(calls), SimpleNamespace(interruptible=nullcontext, check=lambda: None))  # type: ignore[arg-type]
     trainer.seconds = {"time/rollout": 1.0}
     trainer.learn(RewardBatch(RolloutBatch(10, []), [], [], []), {"tokens": 1.0})
-    trainer.publish_and_log()
+    trainer.finish_step()
     calls = [call for call in calls if not str(call).startswith("clocks")]
     turn = [("sleep", 2), "update", "store", "release", WAKE_WEIGHTS, "sync", "release", WAKE_CACHE]
     assert calls == [*turn, "canary", "evaluate", "log", "save"]
@@ -136,7 +136,7 @@ def test_a_run_that_has_enough_ends_after_a_step_that_is_written_and_not_unfinis
     run.log = lambda *logged: setattr(run, "enough", True)
     saved: list[Any] = []
     run.save = lambda step, state: saved.append((step, state["unfinished"]))
-    Loop(run, SimpleNamespace(interruptible=nullcontext)).train()  # type: ignore[arg-type]
+    Loop(run, SimpleNamespace(interruptible=nullcontext, check=lambda: None)).train()  # type: ignore[arg-type]
     assert saved == [(9, None)]
 
 
@@ -145,7 +145,7 @@ def test_learners_that_wait_for_ever_are_asked_for_no_checkpoint() -> None:
     run: Any = OneStep(calls)
     run.publish = Mock(side_effect=LearnersWait("an engine died"))
     with pytest.raises(LearnersWait, match="an engine died"):
-        Loop(run, SimpleNamespace(interruptible=nullcontext)).train()  # type: ignore[arg-type]
+        Loop(run, SimpleNamespace(interruptible=nullcontext, check=lambda: None)).train()  # type: ignore[arg-type]
     assert "save" not in calls
 
 
@@ -154,7 +154,7 @@ def test_a_step_that_is_logged_after_it_was_resumed_counts_all_its_phases() -> N
     run.resume = lambda: (9, {"time/rollout": 10.0, "time/train": 5.0})
     logged: dict[str, float] = {}
     run.log = lambda step, metrics, spans: logged.update(metrics)
-    Loop(run, SimpleNamespace(interruptible=nullcontext)).publish_and_log()  # type: ignore[arg-type]
+    Loop(run, SimpleNamespace(interruptible=nullcontext, check=lambda: None)).finish_step()  # type: ignore[arg-type]
     phases = [value for name, value in logged.items() if name.startswith("time/") and name != "time/step"]
     assert logged["time/step"] == sum(phases) > 15
 
@@ -169,7 +169,7 @@ def test_the_last_whole_step_is_saved_unless_an_update_was_cut_in_two(error: Exc
         raise error
 
     run.algorithm.update = fails
-    trainer = Loop(run, SimpleNamespace(interruptible=nullcontext))  # type: ignore[arg-type]
+    trainer = Loop(run, SimpleNamespace(interruptible=nullcontext, check=lambda: None))  # type: ignore[arg-type]
     trainer.seconds, trainer.unfinished = {"time/rollout": 1.0}, None
     batch = RewardBatch(RolloutBatch(10, []), [], [], [])
     trainer.next_batch = lambda: (batch, {"tokens": 1.0})  # type: ignore[method-assign]

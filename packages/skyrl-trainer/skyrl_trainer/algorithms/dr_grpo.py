@@ -1,6 +1,6 @@
 """Dr. GRPO, GRPO done right (arXiv 2503.20783, section 3.2): nothing divides by a length or a standard deviation.
 
-loss = sum over tokens of PPO's clipped loss / (trajectories * most tokens a trajectory may have),  A = R - mean_g
+loss = sum over tokens of PPO's clipped loss / (trajectories * a constant length),  A = R - mean_g
 """
 
 from typing import Literal

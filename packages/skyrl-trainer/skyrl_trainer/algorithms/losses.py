@@ -84,7 +84,7 @@ def k1(logprobs_N: Tensor, reference_N: Tensor) -> Tensor:
 
 
 def k2(logprobs_N: Tensor, reference_N: Tensor) -> Tensor:
-    """d^2 / 2: biased, of low variance; its gradient is the reverse KL's."""
+    """d^2 / 2: biased, of low variance; its gradient is the reverse KL's on tokens of the present policy."""
     return (logprobs_N - reference_N).square() / 2
 
 

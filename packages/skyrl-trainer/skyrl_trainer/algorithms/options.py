@@ -30,7 +30,7 @@ class CommonOptions(LossOptions):
     kl_target: float | None = Field(None, gt=0)
     """Lets beta adapt itself until the mean KL per token is this."""
     entropy_coef: float = 0.0
-    """Weight of the entropy, which is to be large."""
+    """How much of a token's entropy is taken off its loss."""
     correction: Literal["auto", "none", "tis", "mis", "sequence_tis", "sequence_mask", "bypass"] = "auto"
     """Weight of a token for the engine's own log-probabilities, which bypass takes for the old ones."""
     correction_range: list[float] | None = None

@@ -16,24 +16,6 @@ from skyrl_trainer.types import PromptBatch, RolloutBatch, Sample, SamplingOptio
 class Rollouts(Workers):
     """Groups of episodes, or one after the other, on the workers (rollout/workers.py)."""
 
-    def run(self, batch: PromptBatch, eval: bool = False, sampling: SamplingOptions | None = None) -> RolloutBatch:
-        """Plays every sample `num_generations` times; blocks until all episodes are back, failed ones included.
-
-        `eval` takes generator.eval_temperature, and places beside what plays already; `sampling` replaces the recipe's
-        options. Raises EngineDied when an engine is gone, UserError when every episode failed, but for `eval`.
-        """
-        name = f"{'eval/' if eval else ''}{batch.step}"
-        groups = {
-            number: self.new_group(f"{name}/{number}", sample, batch.num_generations)
-            for number, sample in enumerate(batch.samples, batch.offset)
-        }
-        self.start(list(groups.values()), eval, sampling)
-        done = self.finished(groups, wait_for_all=True)
-        rollouts = RolloutBatch(batch.step, [done[number] for number in groups])
-        if not eval:
-            check_not_all_failed(rollouts, "step")
-        return rollouts
-
     def new_group(self, name: str, sample: Sample, size: int) -> Group:
         """Still empty trajectories, `name`/0 and on, with the seeds that their names stand for."""
         seed = self._config.trainer.seed
@@ -61,6 +43,25 @@ class Rollouts(Workers):
                 return over
             others = sum(map(len, self._in_play)) + len(self._ended) > sum(map(len, groups.values()))
             self._collect(min(map(len, groups.values())) if others or not wait_for_all else None)
+
+    def run(self, batch: PromptBatch, eval: bool = False, sampling: SamplingOptions | None = None) -> RolloutBatch:
+        """For evaluations and benchmarks; training calls new_group, start and finished. Plays every sample
+        `num_generations` times; blocks until all episodes are back, failed ones included.
+
+        `eval` takes generator.eval_temperature, and places beside what plays already; `sampling` replaces the recipe's
+        options. Raises EngineDied when an engine is gone, UserError when every episode failed, but for `eval`.
+        """
+        name = f"{'eval/' if eval else ''}{batch.step}"
+        groups = {
+            number: self.new_group(f"{name}/{number}", sample, batch.num_generations)
+            for number, sample in enumerate(batch.samples, batch.offset)
+        }
+        self.start(list(groups.values()), eval, sampling)
+        done = self.finished(groups, wait_for_all=True)
+        rollouts = RolloutBatch(batch.step, [done[number] for number in groups])
+        if not eval:
+            check_not_all_failed(rollouts, "step")
+        return rollouts
 
     def play(self, trajectories: Iterable[Trajectory], sampling: SamplingOptions, seeded: bool) -> Iterator[Trajectory]:
         """Plays still empty trajectories and yields each as it ends, generator.max_concurrency an engine at a time.

@@ -6,8 +6,9 @@
     5. the engines get the weights, and a canary proves it
     6. every eval_interval steps held-out tasks; every ckpt_interval steps a checkpoint
 
-With trainer.max_staleness=0 there is room for one batch, and a step is a function of the checkpoint before it. Killed
-anywhere, a run goes on from its newest checkpoint, and learns from the tries that were stored after it.
+With trainer.max_staleness=0 there is room for one batch, and with trainer.deterministic as well a step is a function of
+the checkpoint before it. Killed anywhere, a run goes on from its newest checkpoint, and learns from the tries that were
+stored after it.
 """
 
 import time
@@ -23,6 +24,7 @@ from skyrl_trainer.run.signals import StopSignal
 from skyrl_trainer.types import RewardBatch, StepMetrics
 
 Beside = Callable[[Run], AbstractContextManager[object]]
+"""What runs from the first publication to the end: the endpoint of `train --serve`."""
 
 
 class Loop:
@@ -36,19 +38,19 @@ class Loop:
         self.seconds: StepMetrics = {}  # and when: of this step's phases
         self.spans: Spans = {}
         self.saved: object = None if self.unfinished is not None else (self.step, None)
-        self.taken = time.perf_counter()  # when the newest batch was
+        self.batch_at = time.perf_counter()  # when the newest was taken
         self.whole = True
         """False during an update: no checkpoint then."""
 
     def train(self) -> None:
         """Trains until `trainer.max_steps`. A signal raises Stopped once a checkpoint is saved."""
         try:
-            self.publish_and_log()
+            self.finish_step()
             self.run.stack.enter_context(self.beside(self.run))
             while self.step < self.config.max_steps and not self.run.enough:
                 rewards, metrics = self.next_batch()
                 self.learn(rewards, metrics)
-                self.publish_and_log()
+                self.finish_step()
         except LearnersWait:
             self.whole = False
             raise
@@ -61,8 +63,7 @@ class Loop:
         run, size = self.run, self.config.train_batch_size
         self.seconds = {}
         with self.phase("rollout"):
-            with self.stop.interruptible():
-                pass  # or not: a signal may have come during the update
+            self.stop.check()  # a signal may have come during the update
             run.tries.draw(self.step)
             while (taken := run.tries.take(self.step)) is None:
                 run.tries.collect(self.stop.interruptible())
@@ -76,13 +77,14 @@ class Loop:
         return rewards, metrics | group_metrics(rewards, accepted, size)
 
     def learn(self, rewards: RewardBatch, metrics: StepMetrics) -> None:
-        """One call of the algorithm. From here on the step counts, whatever happens."""
-        metrics["tokens/per_second"] = metrics["tokens"] / self.seconds["time/rollout"]
-        if self.config.max_staleness:  # what rolling out beside the learner comes to, since the batch before
-            before, self.taken = self.taken, time.perf_counter()
-            metrics["tokens/per_second"] = metrics["tokens"] / (self.taken - before)
+        """One call of the algorithm. Once it returns the step counts, whatever happens after."""
+        seconds = self.seconds["time/rollout"]
+        if self.config.max_staleness:  # rollouts go on beside the learner: since the batch before
+            before, self.batch_at = self.batch_at, time.perf_counter()
+            seconds = self.batch_at - before
             metrics |= staleness(rewards.trajectories, self.step, self.config.max_staleness)
             metrics |= self.run.tries.flow.metrics()
+        metrics["tokens/per_second"] = metrics["tokens"] / seconds
         with self.phase("train"):
             self.run.colocation.sleep()
             self.whole = False
@@ -94,8 +96,8 @@ class Loop:
         self.step, self.unfinished = rewards.rollouts.step, metrics | self.seconds
         self.run.tries.learned(rewards.rollouts)
 
-    def publish_and_log(self) -> None:
-        """Brings the engines to this step's weights, evaluates where that is due, and writes the step's metrics."""
+    def finish_step(self) -> None:
+        """Brings the engines to this step's weights; draws, evaluates, logs and saves where that is due."""
         with self.phase("sync"):
             self.whole = True
             synced = self.run.publish(self.step)

@@ -56,6 +56,7 @@ class Run:
             load("skyrl_trainer.learner.lora:checked")(config)
         sync_backend(config)
         self.alone = algorithm or algorithm_class(algorithm_name(config))(config)
+        """Of this process; with several learners `algorithm` is all of theirs."""
         self.algorithm: GRPO | LearnerGroup = self.alone
         self.rewards = Rewards(config, self.alone.options.overlong_filter)
         self.checkpoints = Checkpoints(path, trainer.max_ckpts_to_keep)
@@ -202,7 +203,8 @@ class Run:
         """Keeps the best policy: by success, then reward, and the other way round where rewards are chosen."""
         metrics = self.held_out.metrics(self.processes.rollouts, step)
         score = [metrics["eval/success"], metrics.get("eval/reward/total", 0.0)]
-        if (score := score[::-1] if self.config.trainer.algorithm.reward_funcs else score) > self.best:
+        score = score[::-1] if self.config.trainer.algorithm.reward_funcs else score
+        if score > self.best:
             self.learner.save_pretrained(self.folder.path / "model" / "best", step)
             self.best = score
         return metrics

@@ -55,10 +55,14 @@ class StopSignal:
         if self.at_once or not first:
             raise Stopped(number)
 
-    @contextmanager
-    def interruptible(self) -> Iterator[None]:
+    def check(self) -> None:
+        """Raises Stopped where a signal was kept."""
         if self._requested:
             raise Stopped(self._requested)
+
+    @contextmanager
+    def interruptible(self) -> Iterator[None]:
+        self.check()
         self.at_once = True
         try:
             yield
