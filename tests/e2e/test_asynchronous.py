@@ -112,7 +112,7 @@ def test_a_rollout_worker_a_learner_an_engine_and_a_second_ctrl_c_in_flight(
 
 BOTH = """
 from skyrl_trainer.algorithms.rewards import differ
-from skyrl_trainer.algorithms.samplers import CurriculumSampler
+from skyrl_trainer.algorithms.curriculum import CurriculumSampler
 from skyrl_trainer.plugins import register_sampler
 
 

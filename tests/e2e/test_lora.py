@@ -25,8 +25,7 @@ from skyrl_trainer.settings import Config, TinyConfig
 from skyrl_trainer.tiny.init_policy import init_policy
 from skyrl_trainer.types import GenerationOutput, GenerationRequest, SamplingOptions
 from skyrl_trainer.weight_sync.canary import Canary
-from skyrl_trainer.weight_sync.colocation import adapter_kwargs
-from skyrl_trainer.weight_sync.lora import AdapterSync
+from skyrl_trainer.weight_sync.lora import AdapterSync, adapter_kwargs
 from tests.e2e.runs import Run, assert_nothing_left, metrics
 
 TOLERANCE = 5e-4

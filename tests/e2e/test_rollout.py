@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,8 @@ import pytest
 import ray
 import torch
 
+from skyrl_trainer.agent.tokenizer import load_chat_prompt
+from skyrl_trainer.engine.client import EngineClient
 from skyrl_trainer.engine.vllm_actor import VLLMEngine
 from skyrl_trainer.engine.vllm_args import engine_env
 from skyrl_trainer.errors import EngineDied
@@ -23,7 +27,7 @@ from skyrl_trainer.rollout.store import JsonlTrajectoryStore
 from skyrl_trainer.run.processes import ENGINE_START_SECONDS
 from skyrl_trainer.settings import Config, TinyConfig
 from skyrl_trainer.tiny.init_policy import init_policy
-from skyrl_trainer.types import PromptBatch, Sample, SamplingOptions
+from skyrl_trainer.types import GenerationOutput, GenerationRequest, PromptBatch, Sample, SamplingOptions
 
 SAMPLES = [Sample(f"s{i}", "skyrl/text_math-v0", i, {"split": "train", "difficulty": 1 + i % 4}) for i in range(8)]
 LONG = [Sample(f"t{i}", "skyrl/tool_use-v0", i, {"difficulty": 1 + i % 6}) for i in range(4)] + [
@@ -86,6 +90,36 @@ def test_evaluation_is_greedy(rollouts: Rollouts) -> None:
     done = rollouts.run(PromptBatch(3, SAMPLES[:2], 2), eval=True)
     for group in done.groups:
         assert group[0].token_ids() == group[1].token_ids()
+
+
+def test_an_engine_samples_no_further_than_the_first_stop(engine: tuple[Any, str]) -> None:
+    """The same tokens as without stops, up to the one that completes a stop, beside requests that go on."""
+    actor, policy = engine
+    prompt = load_chat_prompt(policy)
+    ids = prompt.first("", "Answer the question.")
+    free = SamplingOptions(max_tokens=80, stop_token_ids=prompt.stop_token_ids)
+    ending = replace(free, stops=("e", "qu", "\u20ac"))
+
+    async def ask(name: str, options: SamplingOptions) -> list[GenerationOutput]:
+        client = EngineClient(actor, f"test-{name}")
+        requests = [GenerationRequest(f"{name}{k}", ids, options, seed=k) for k in range(12)]
+        return list(await asyncio.gather(*map(client.generate, requests)))
+
+    async def both() -> list[list[GenerationOutput]]:
+        return list(await asyncio.gather(ask("free", free), ask("ending", ending)))
+
+    whole, cut = asyncio.run(both())
+    stopped = 0
+    for full, short in zip(whole, cut, strict=True):
+        most = len(full.output_ids)
+        text = [prompt.decode(full.output_ids[:n]) for n in range(most + 1)]
+        size = next((n for n in range(most) if any(stop in text[n] for stop in ending.stops)), most)
+        assert short.output_ids == full.output_ids[:size] and short.logprobs == pytest.approx(full.logprobs[:size])
+        assert len(short.weight_versions) == size
+        assert short.finish_reason == ("stop" if size < most else full.finish_reason)
+        stopped += size < most
+    assert stopped >= 3
+    assert [each.output_ids for each in asyncio.run(ask("again", free))] == [each.output_ids for each in whole]
 
 
 @pytest.mark.parametrize(

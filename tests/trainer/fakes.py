@@ -124,8 +124,8 @@ class FakeEngine:
 class FakeEnvWorker:
     """What a handle of an EnvWorker offers, in this process. The env answers what `Sample.options` say:
 
-    {"turns": 3} ends after three steps with reward 1, {"says": [...]} are its texts; {"raise_at": 1} and {"hang_at": 1}
-    fail in step 1 (0: reset).
+    {"turns": 3} ends after three steps with reward 1, {"says": [...]} are its texts, {"stop": [...]} ends an answer;
+    {"raise_at": 1} and {"hang_at": 1} fail in step 1 (0: reset).
     `kill()` loses all envs, fails the calls under way and comes back after `restart` seconds.
     """
 
@@ -199,6 +199,7 @@ class FakeEnvWorker:
         if over:
             del self.envs[key]
         digest = hashlib.sha256("\0".join(actions).encode()).hexdigest()[:8]
-        info = {"reward_parts": {"correct": float(over)}}
+        info: dict[str, Any] = {"reward_parts": {"correct": float(over)}}
+        info |= {"stop": options["stop"]} if not actions and "stop" in options else {}
         text = [*options.get("says", []), *[f"turn {len(actions)} {digest}"] * (len(actions) + 1)][len(actions)]
         return EnvReply(text[:LONGEST_TEXT], float(over), over, info=info)

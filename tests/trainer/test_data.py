@@ -14,6 +14,7 @@ import yaml
 
 import skyrl_trainer
 from skyrl_trainer import data
+from skyrl_trainer.algorithms.samplers import sampler_class
 from skyrl_trainer.data import SampleSource, held_out, load_samples
 from skyrl_trainer.errors import UserError
 from skyrl_trainer.tiny.demonstrations import conversation_texts, demonstrations
@@ -206,6 +207,8 @@ def test_bad_rows_and_lists_are_sentences(tmp_path: Path) -> None:
         ([unknown + "?size=2"], None, "takes no options"),
         (["text_math?weight=0"], None, r"weight is 0, and must be a number above 0"),
         (["text_math?weight=much"], None, r"weight is 'much'"),
+        (["text_math?tries=0"], None, r"tries is 0, and must be a whole number above 0"),
+        (["text_math?tries=many"], None, r"tries is 'many'"),
         (["text_math?lang=en&difficulty=1", "text_math?difficulty=1&lang=en"], None, "listed twice"),
         ([], None, "no source"),
         (["text_math"], str(tmp_path / "none.py"), "none.py is not a Python file"),
@@ -254,6 +257,19 @@ def test_held_out_rows_are_tried_as_often_as_they_stand_in_their_file(tmp_path: 
     rows = [{**ROW, "reward_spec": {"ground_truth": str(truth)}} for truth in (1, 2, 2, 3)]
     source = load_samples([write_rows(tmp_path / "rows.jsonl", *rows)])
     assert [sample.ground_truth for sample in held_out(source, len(source))] == ["1", "2", "2", "3"]
+
+
+def test_a_held_out_task_is_tried_as_often_as_its_source_says(tmp_path: Path) -> None:
+    """Counted after `count`; neither a part of the samples' ids nor of what the env is told."""
+    rows = [{**ROW, "reward_spec": {"ground_truth": str(truth)}} for truth in (1, 2)]
+    path = write_rows(tmp_path / "rows.jsonl", *rows)
+    source = load_samples([path + "?tries=3", {"env": "text_math", "split": "val", "tries": 2}])
+    assert list(source) == list(load_samples([path, "text_math?split=val"]))
+    chosen = held_out(source, 4)
+    assert list(Counter(sample.sample_id for sample in chosen).values()) == [3, 2, 3, 2]
+    assert [sample.ground_truth for sample in chosen if sample.ground_truth] == ["1"] * 3 + ["2"] * 3
+    with pytest.raises(UserError, match=r"`tries` are held-out data's; here generator.num_generations says it"):
+        sampler_class("uniform")(source, 0)
 
 
 def test_the_quick_starts_500_held_out_tasks_are_in_neither_training_nor_demonstrations() -> None:

@@ -7,8 +7,8 @@
     data/train.jsonl  data/train.parquet        rows in SkyRL's format; a row's env_class, else the default one
     owner/name?split=train  hf:a/b@revision     such files of a data set on Hugging Face, whose names hold the split's
 
-Three options belong to the spec and not to the env: `size` (how many samples it stands for), `seed` (which ones) and
-`weight` (its share of what is drawn, 1 where another spec has one; without any weight, shares are as the sizes).
+Four options are not the env's: `size` (how many samples the spec stands for), `seed` (which ones), `weight` (its share
+of what is drawn, 1 where another has one; without any, shares are as the sizes), and `tries`, of held-out data.
 """
 
 import json
@@ -26,6 +26,7 @@ from typing import Any
 from urllib.parse import parse_qsl
 
 from skyrl_trainer.errors import UserError
+from skyrl_trainer.registry import load
 from skyrl_trainer.settings import Config
 from skyrl_trainer.types import Sample
 from skyrl_trainer.user_file import cause, load_user_file
@@ -71,9 +72,10 @@ class EnvSamples(_Samples):
 class SampleSource(_Samples):
     """Several sources, one after the other. `weights` are theirs, or none where no spec has a weight."""
 
-    def __init__(self, parts: Sequence[Sequence[Sample]], weights: Sequence[float] = ()) -> None:
-        self.parts = parts
-        self.weights = weights
+    def __init__(
+        self, parts: Sequence[Sequence[Sample]], weights: Sequence[float] = (), tries: Sequence[int] = ()
+    ) -> None:
+        self.parts, self.weights, self.tries = parts, weights, tries or [1] * len(parts)
 
     def __len__(self) -> int:
         return sum(len(part) for part in self.parts)
@@ -98,12 +100,15 @@ def load_samples(
     if env_file:
         load_user_file("environment.env_file", env_file, "registers environments")
     parts: dict[str, Sequence[Sample]] = {}
-    weights: list[float | None] = []
+    weights, tries = list[float | None](), list[int]()
     for spec in specs:
         name, options = _parse(spec)
         weights.append(weight := options.pop("weight", None))
         if weight is not None and not (type(weight) in (int, float) and 0 < weight < math.inf):
             raise UserError(f"Data source {spec!r}: weight is {weight!r}, and must be a number above 0.")
+        tries.append(options.pop("tries", 1))
+        if type(tries[-1]) is not int or tries[-1] < 1:
+            raise UserError(f"Data source {spec!r}: tries is {tries[-1]!r}, and must be a whole number above 0.")
         label = name + "?" * bool(options) + "&".join(f"{key}={options[key]}" for key in sorted(options))
         if label in parts:
             raise UserError(f"Data source {label!r} is listed twice; set the share of an env by its `weight` option.")
@@ -113,10 +118,11 @@ def load_samples(
             parts[label] = _row_samples(name, [Path(name).expanduser()], default_env_class, env_file)
         # An env's id of this form ends in a version, as in a/b-v0.
         elif name.startswith("hf:") or re.fullmatch(r"[\w.-]+/[\w.-]+(@[\w.-]+)?(?<!-v\d)(?<!-v\d\d)", name):
-            parts[label] = _row_samples(name, _hub_files(name, **options), default_env_class, env_file)
+            files = load("skyrl_trainer.hub:data_files")(name, FILE_SUFFIXES, **options)
+            parts[label] = _row_samples(name, files, default_env_class, env_file)
         else:
             parts[label] = _env_samples(label, name, options, seed, env_file)
-    return SampleSource([*parts.values()], [weight or 1.0 for weight in weights] if any(weights) else ())
+    return SampleSource([*parts.values()], [weight or 1.0 for weight in weights] if any(weights) else (), tries)
 
 
 def tasks(config: Config, specs: Sequence[Spec]) -> SampleSource:
@@ -124,18 +130,19 @@ def tasks(config: Config, specs: Sequence[Spec]) -> SampleSource:
     return load_samples(specs, environment.env_class, seed=config.trainer.seed, env_file=environment.env_file)
 
 
-def held_out(source: Sequence[Sample], count: int) -> list[Sample]:
-    """The first `count` rows, and tasks of envs whose messages differ, or all. Sources take turns."""
-    found: dict[tuple[str, ...], Sample] = {}
+def held_out(source: SampleSource, count: int) -> list[Sample]:
+    """The first `count` rows, and tasks of envs whose messages differ, or all, each as often as its source's `tries`.
+    Sources take turns."""
+    found: dict[tuple[str, ...], list[Sample]] = {}
     envs: dict[str, Any] = {}
-    parts = source.parts if isinstance(source, SampleSource) else [source]
-    for sample in (part[i] for i in range(max(map(len, parts))) for part in parts if i < len(part)):
+    given, longest = [*zip(source.parts, source.tries, strict=True)], max(map(len, source.parts))
+    for sample, times in ((part[i], n) for i in range(longest) for part, n in given if i < len(part)):
         if len(found) == count:
             break
         observation, info = first_texts(sample, envs)
         row = sample.sample_id if "task" in sample.options else ""  # as often as it stands there
-        found.setdefault((info.get("instructions", ""), observation, row), sample)
-    return list(found.values())
+        found.setdefault((info.get("instructions", ""), observation, row), [sample] * times)
+    return [sample for same in found.values() for sample in same]
 
 
 def _late(*of: object) -> None:
@@ -225,18 +232,6 @@ def _env_samples(label: str, name: str, options: dict[str, Any], seed: int, env_
     samples = EnvSamples(label, env_id, options | own, size, seed, env_file)
     first_texts(samples[0], {}, label)  # now, so that an unknown option is a sentence at the start
     return samples
-
-
-def _hub_files(name: str, split: str = "train", **other: object) -> list[Path]:
-    if other:
-        raise UserError(f"Data source {name!r} is a data set, whose only option is split; got {', '.join(other)}.")
-    from skyrl_trainer.hub import snapshot
-
-    patterns = [f"*{split}*{suffix}" for suffix in FILE_SUFFIXES]
-    _, files = snapshot(name, patterns, "Data source")
-    if not files:
-        raise UserError(f"Data source {name!r} has no file {' or '.join(patterns)} on Hugging Face.")
-    return files
 
 
 def _row_samples(path: str, files: Sequence[Path], default_env_class: str, env_file: str | None) -> list[Sample]:

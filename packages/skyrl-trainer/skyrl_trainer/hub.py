@@ -1,6 +1,7 @@
 """Hugging Face: data sets by files (`owner/name`, `owner/name@revision`, either after `hf:`), and models put there."""
 
 import os
+from collections.abc import Sequence
 from fnmatch import fnmatch
 from pathlib import Path
 
@@ -32,6 +33,16 @@ def snapshot(name: str, patterns: list[str], asked_by: str) -> tuple[str, list[P
     folder = Path(found)
     names = sorted(file.relative_to(folder).as_posix() for file in folder.rglob("*"))  # earlier calls left more
     return folder.name, [folder / name for name in names if any(fnmatch(name, pattern) for pattern in patterns)]
+
+
+def data_files(name: str, suffixes: Sequence[str], split: str = "train", **other: object) -> list[Path]:
+    """A data set's files of a split, for `data.train_data` and `data.val_data`."""
+    if other:
+        raise UserError(f"Data source {name!r} is a data set, whose only option is split; got {', '.join(other)}.")
+    _, files = snapshot(name, [f"*{split}*{suffix}" for suffix in suffixes], "Data source")
+    if not files:
+        raise UserError(f"Data source {name!r} has no file *{split}*{f' or *{split}*'.join(suffixes)} on Hugging Face.")
+    return files
 
 
 def push(repo: str, folder: Path | None = None) -> str:

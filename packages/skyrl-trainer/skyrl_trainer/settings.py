@@ -31,7 +31,7 @@ class DataConfig(Section):
     """Env ids with options (`text_math?split=train&difficulty=2`), or jsonl and parquet files in SkyRL's row format, on
     disk or of a data set on Hugging Face (`owner/name?split=train`)."""
     val_data: Free[list[str | dict[str, Any]]] = ["text_math?split=val"]
-    """The same, for held-out evaluation; and benchmarks, `skyrl_eval:gsm8k?data=gsm8k.jsonl&n=50`."""
+    """For held-out evaluation, with `tries` of a task (`a.jsonl?tries=8`); and benchmarks, `skyrl_eval:gsm8k?n=50`."""
     val_size: Free[int | None] = Field(default=None, gt=0)
     """Held-out tasks per evaluation: first rows, and distinct tasks of envs; by default all rows, and 500 of envs."""
 

@@ -1,11 +1,10 @@
 """The records that flow through the system, in the order in which they flow.
 
-    Sample -> PromptBatch -> Turn -> Trajectory -> RolloutBatch -> RewardBatch
-           -> AdvantageBatch -> TrainingBatch -> StepMetrics
+    Sample -> Turn -> Trajectory -> RolloutBatch -> RewardBatch -> AdvantageBatch -> TrainingBatch -> StepMetrics
 
 Shape suffixes used across the project:
 
-    N  sampled tokens, of a micro-batch or of a trajectory  N1  N + 1: the place behind the end as well
+    N  sampled tokens, of a micro-batch or of a trajectory
     P  all tokens of a micro-batch, without padding         S   its segments
     M  trajectories of a rollout, mini-batch or group       U   turns of a trajectory
     T  tokens of one sequence                               B   sequences side by side
@@ -54,7 +53,7 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class PromptBatch:
-    """The samples of one step, each to be tried `num_generations` times.
+    """The samples of an evaluation, each to be tried `num_generations` times; training draws groups (run/tries.py).
 
     Example: PromptBatch(3, [a, b], 2) leads to 3/0/0, 3/0/1, 3/1/0 and 3/1/1 (step / sample / generation).
     """
@@ -74,6 +73,8 @@ class SamplingOptions:
     temperature: float = 1.0
     top_p: float = 1.0
     stop_token_ids: tuple[int, ...] = ()
+    stops: tuple[str, ...] = ()
+    """Texts that end it too (engine/stops.py)."""
     min_tokens: int = 0
     """Benchmarks force a length with it: no stop token is sampled before."""
     top_logprobs: int = 0
@@ -179,7 +180,7 @@ class Trajectory:
     sample: Sample
     generation: int
     seed: int
-    """Seeds the sampler of every turn (with the turn's number)."""
+    """Seeds the sampler of every turn (with the turn's number), where trainer.deterministic is on."""
     turns: list[Turn] = field(default_factory=list)
     stop_reason: StopReason = StopReason.TERMINATED
     error: str | None = None
@@ -233,7 +234,7 @@ class Trajectory:
 
 @dataclass(slots=True)
 class RolloutBatch:
-    """The trajectories of one step, in groups by sample (`groups[i][j]`: try j of sample i), failed ones too."""
+    """All trajectories of a step, failed ones too, by sample. Example: RolloutBatch(3, [[a0, a1], [b0, b1]])"""
 
     step: int
     groups: list[list[Trajectory]]
@@ -260,7 +261,7 @@ class RewardBatch:
 
 @dataclass(slots=True)
 class AdvantageBatch:
-    """One advantage for each sampled token, as long as `Trajectory.token_ids()`, 0.0 where the mask is 0."""
+    """A number per token of `Trajectory.token_ids()`, 0.0 where the mask is 0. Example: [[0.0, 0.0, 0.7, 0.7]]"""
 
     rewards: RewardBatch
     advantages: list[list[float]]

@@ -15,8 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
+from skyrl_trainer.algorithms.curriculum import CurriculumSampler
 from skyrl_trainer.algorithms.rewards import register_reward
-from skyrl_trainer.algorithms.samplers import CurriculumSampler, UniformSampler, permuted, sampler_class
+from skyrl_trainer.algorithms.samplers import UniformSampler, permuted, sampler_class
 from skyrl_trainer.data import SampleSource
 from skyrl_trainer.errors import UserError
 from skyrl_trainer.learner.ranks import Ranks

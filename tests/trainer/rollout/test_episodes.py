@@ -6,20 +6,22 @@ import asyncio
 import random
 from collections import Counter
 from collections.abc import Awaitable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from ray.exceptions import ActorDiedError, RaySystemError
 
 from skyrl_trainer.agent.prompt import ChatPrompt
 from skyrl_trainer.errors import EngineDied, UserError
-from skyrl_trainer.rollout.env_client import MAX_BATCH, Coalescer, EnvClient
+from skyrl_trainer.rollout.env_client import MAX_BATCH, Coalescer, EnvClient, Host
 from skyrl_trainer.rollout.env_worker import EnvReply
 from skyrl_trainer.rollout.rollout_worker import Episodes
 from skyrl_trainer.settings import GeneratorConfig
 from skyrl_trainer.types import GenerationOutput, GenerationRequest, Sample, SamplingOptions, StopReason, Trajectory
-from tests.trainer.fakes import FakeEngineClient, FakeEnvWorker, tiny_tokenizer
+from tests.trainer.fakes import FakeEngineClient, FakeEnvWorker, fake_tokens, tiny_tokenizer
 
 PROMPT = ChatPrompt(tiny_tokenizer())
 SAMPLING = SamplingOptions(max_tokens=8, stop_token_ids=PROMPT.stop_token_ids)
@@ -113,6 +115,46 @@ def test_next_prompt_is_previous_prompt_output_and_observation(
         outputs = [token for turn in trajectory.turns for token in turn.output_ids]
         assert [token for token, bit in zip(context, mask, strict=True) if bit] == outputs
         assert all((value != 0.0) == bool(bit) for value, bit in zip(logprobs, mask, strict=True))
+
+
+@pytest.mark.parametrize("stop", ["e", list("aeinorst")])
+def test_an_answer_ends_at_the_texts_that_the_env_names(stop: str | list[str]) -> None:
+    """The env is told all up to the stop and the stop; what an engine that does not know of it wrote on is gone. The
+    next prompt begins with the end of the turn, and the episode was not cut off."""
+    engine, options = FakeEngineClient(), [{"turns": 3, "stop": stop, "number": number} for number in range(20)]
+    done = asyncio.run(play(shells(options), engine, [FakeEnvWorker()]))
+    asked = {request.request_id: request for request in engine.requests}
+    assert {request.options.stops for request in asked.values()} == {tuple(stop)}
+    stopped = 0
+    for trajectory in done:
+        assert not trajectory.stop_reason.failed and len(trajectory.turns) == 3
+        context: list[int] = []
+        for number, turn in enumerate(trajectory.turns):
+            request = asked[f"{trajectory.trajectory_id}#{number}"]
+            context += turn.prompt_ids
+            assert request.prompt_ids == context
+            whole, size = fake_tokens(request).output_ids, len(turn.output_ids)
+            assert turn.output_ids == whole[:size] and len(turn.logprobs) == len(turn.weight_versions) == size
+            said = [each for each in stop if each in turn.action]
+            assert len(said) == turn.action.endswith(tuple(stop))
+            assert PROMPT.decode(turn.output_ids).startswith(turn.action)
+            if said:
+                stopped += 1
+                assert PROMPT.decode(turn.output_ids[:-1]) in turn.action[:-1]
+                if number + 1 < len(trajectory.turns):
+                    assert trajectory.turns[number + 1].prompt_ids[0] == PROMPT.end_of_turn_id
+            context += turn.output_ids
+        ended = bool(said) or turn.output_ids[-1] == PROMPT.end_of_turn_id
+        assert trajectory.stop_reason is (StopReason.TERMINATED if ended else StopReason.LENGTH)
+    assert stopped > 5
+
+
+def test_stops_that_are_none_fail_their_episode_with_a_sentence() -> None:
+    engine = FakeEngineClient()
+    [wrong, good] = asyncio.run(play(shells([{"stop": [7]}, {"stop": ["</a>"]}]), engine, [FakeEnvWorker()]))
+    assert wrong.stop_reason is StopReason.ENV_ERROR and not wrong.turns
+    assert 'info["stop"] is [7], but should be a list of texts such as ["</search>"]' in (wrong.error or "")
+    assert not good.stop_reason.failed
 
 
 @settings(max_examples=25, deadline=None)
@@ -335,6 +377,41 @@ def test_dead_worker_is_replayed_and_given_up_after_the_third_death() -> None:
         assert all(trajectory.metrics["env_replays"] == kills for trajectory in survived)
     assert all(trajectory.stop_reason is StopReason.ENV_ERROR for trajectory in thrice)
     assert "3 EnvWorkers died" in str(thrice[0].error)
+
+
+def test_an_episode_that_cannot_begin_ends_the_rollout_with_its_own_error() -> None:
+    def prompt_of(trajectory: Trajectory) -> ChatPrompt:
+        raise UserError("The row has no such prompt.")
+
+    async def begin() -> None:
+        episodes = Episodes(prompt_of, FakeEngineClient(), EnvClient([FakeEnvWorker()]), GeneratorConfig())
+        await episodes.play(shells([{"turns": 1}] * 3), SAMPLING, False, False)
+
+    with pytest.raises(UserError, match="The row has no such prompt"):
+        asyncio.run(begin())
+
+
+def test_a_worker_that_came_back_is_asked_again_where_it_could_not_close_at_once() -> None:
+    """Whatever Ray says of the call: nobody may wait for a recovery that has ended with an error."""
+
+    class Handle:
+        def __init__(self) -> None:
+            self.calls = 0
+            self.call_many = SimpleNamespace(remote=self.call)
+
+        async def call(self, calls: list[Any]) -> list[EnvReply]:
+            self.calls += 1
+            if self.calls < 4:
+                raise ActorDiedError() if self.calls == 1 else RaySystemError("out of descriptors")
+            return [EnvReply(observation="here")] * len(calls)
+
+    async def recover() -> Host:
+        client = EnvClient([Handle()])
+        host = await client.place()
+        assert (await host.call(False, "reset", "key", None)).kind == "lost"
+        return await asyncio.wait_for(client.place(), 20)
+
+    assert asyncio.run(recover()).recovery is None
 
 
 def test_death_of_the_engine_ends_the_rollout_and_closes_every_env() -> None:

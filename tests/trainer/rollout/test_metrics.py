@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import combinations
+from statistics import mean
 from typing import Any
 
 import pytest
@@ -49,6 +51,24 @@ def test_agency_of_a_batch_of_three() -> None:
     }  # fmt: skip
     assert {name: found[name] for name in expected} == pytest.approx(expected)
     assert not [name for name in found if name.startswith("agency/")], "one kind of task has no figures of its own"
+
+
+@given(st.lists(st.lists(st.booleans(), min_size=1, max_size=6), min_size=1, max_size=4))
+def test_pass_at_k_is_the_mean_over_all_choices_of_k_tries(solved: list[list[bool]]) -> None:
+    """Against its definition: of every k of a task's tries, whether one solved it. k: powers of two, and the most."""
+    groups = [
+        [tried(f"{g}/{t}", [turn(2, success=each)]) for t, each in enumerate(tries)] for g, tries in enumerate(solved)
+    ]
+    found = rollout_metrics(RolloutBatch(1, groups))
+    most = min(map(len, solved))
+    expected = {k: [mean(map(any, combinations(tries, k))) for tries in solved] for k in (2, 3, 4, 5, 6) if k <= most}
+    wanted = {f"pass_at/{k}": mean(of_tasks) for k, of_tasks in expected.items() if k in (2, 4, most)}
+    assert {name: value for name, value in found.items() if name.startswith("pass_at/")} == pytest.approx(wanted)
+
+
+def test_a_failed_try_has_not_passed() -> None:
+    failed = tried("c", [turn(1, success=True)], StopReason.ENV_ERROR)
+    assert rollout_metrics(RolloutBatch(1, [[SOLVED, CONFUSED], [failed, CONFUSED]]))["pass_at/2"] == 0.5
 
 
 def test_figures_by_env_and_difficulty() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -64,6 +65,33 @@ def test_what_was_tried_is_kept(tmp_path: Path) -> None:
         held_out.metrics(rollouts, step)
     assert store.steps() == [0, 10]
     assert [each.trajectory_id for each in store.read(10).trajectories] == [f"eval/10/{k}/0" for k in range(3)]
+
+
+def test_tries_of_a_task_are_a_group_and_give_pass_at_k(tmp_path: Path) -> None:
+    """Those that a spec asks for, and those of equal rows: DAPO's AIME has every row 32 times."""
+
+    class SomeSolved(Solved):
+        def run(self, batch: PromptBatch, eval: bool) -> RolloutBatch:
+            played = super().run(batch, eval)
+            for trajectory in played.trajectories:  # of the first task one try of four
+                number = int(trajectory.trajectory_id.split("/")[2])
+                trajectory.turns = [replace(trajectory.turns[0], info={"success": number == 2})]
+            return played
+
+    again = tmp_path / "again.jsonl"
+    again.write_text("\n".join(json.dumps({"prompt": f"{i % 2} + 1 = ?", "ground_truth": "1"}) for i in range(8)))
+    rollouts: Any = SomeSolved()
+    for spec in (rows(tmp_path / "val.jsonl", 2) + "?tries=4", str(again)):
+        data = {"data": {"val_data": [spec]}, "generator": {"eval_temperature": 0.6}}
+        store = JsonlTrajectoryStore(tmp_path / "held_out")
+        found = HeldOut(Config.model_validate(data), None, store).metrics(rollouts, step=3)
+        assert found["eval/success"] == 1 / 8 and found["eval/episodes"] == 8
+        assert (found["eval/pass_at/2"], found["eval/pass_at/4"]) == (0.25, 0.5)
+        groups = store.read(3).groups
+        assert [[each.generation for each in group] for group in groups] == [[0, 1, 2, 3]] * 2
+        assert all(len({repr(each.sample.options) for each in group}) == 1 for group in groups)
+    with pytest.raises(UserError, match=r"`tries` would all be the same at generator.eval_temperature=0"):
+        HeldOut(Config.model_validate({"data": {"val_data": [f"{ENV}&tries=2"]}}), None)
 
 
 @pytest.mark.parametrize("solved, fails", [(8, False), (0, True)])

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from skyrl_trainer.algorithms.samplers import CurriculumSampler
+from skyrl_trainer.algorithms.curriculum import CurriculumSampler
 from skyrl_trainer.data import SampleSource
 from skyrl_trainer.errors import UserError
 from skyrl_trainer.run import tries

@@ -15,8 +15,8 @@ from unittest.mock import Mock
 
 import pytest
 
+from skyrl_trainer.algorithms.curriculum import CurriculumSampler
 from skyrl_trainer.algorithms.rewards import Rewards, register_reward
-from skyrl_trainer.algorithms.samplers import CurriculumSampler
 from skyrl_trainer.data import SampleSource
 from skyrl_trainer.errors import NothingLearned, UserError
 from skyrl_trainer.report.history import Spans

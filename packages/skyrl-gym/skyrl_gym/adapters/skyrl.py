@@ -58,7 +58,8 @@ class SkyRLEnv(Repeated):
         return contents(messages)
 
     def reset_info(self) -> dict[str, Any]:
-        return {"instructions": self._instructions, "metadata": self._metadata}  # init may have changed the row's
+        metadata = self._metadata
+        return {"instructions": self._instructions, "metadata": metadata, "stop": metadata.get("stop", [])}
 
     def act(self, action: str) -> Outcome:
         self.actions.append(action)

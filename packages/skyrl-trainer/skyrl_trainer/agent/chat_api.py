@@ -49,7 +49,7 @@ class Common(Streamed):
 
     @property
     def stops(self) -> list[str]:
-        return [self.stop] if isinstance(self.stop, str) else self.stop or []
+        return [stop for stop in ([self.stop] if isinstance(self.stop, str) else self.stop or []) if stop]
 
     @property
     def most(self) -> int | None:

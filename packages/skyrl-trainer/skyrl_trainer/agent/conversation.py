@@ -7,13 +7,13 @@ segment; any other (a rewritten history, a second conversation, a retry) begins 
 """
 
 import json
-from bisect import bisect_left
 from hashlib import blake2b
 from itertools import accumulate
 
 from skyrl_trainer.agent.chat_api import Json, for_template
 from skyrl_trainer.agent.parsers import choice_of
 from skyrl_trainer.agent.prompt import MARKER, ChatPrompt
+from skyrl_trainer.engine.stops import cut_at_stop
 from skyrl_trainer.types import Turn
 
 
@@ -44,13 +44,14 @@ class Conversation:
         """For the info of the turn: its number, and the messages that are new in its segment."""
         self.most: int | None = request.get("max_tokens")
         """Tokens that the answer may have."""
+        self.stops = tuple(request.get("stop") or ())
         self.context = self._ids()
         """What the next output follows."""
 
     def said(self, turn: Turn) -> str:
         """The turn's answer as the agent gets it, in JSON: the message, why it ended, and how many tokens it took.
         One that asks for a `role` gets the plain text."""
-        stop, tools = self._cut_at_stop(turn), self._request.get("tools") or None
+        stop, tools = cut_at_stop(self._prompt.decode, turn, self.stops), self._request.get("tools") or None
         self.at_stop = stop is not None or turn.output_ids[-1] in self._prompt.stop_token_ids
         logprobs, finish = self._request.get("logprobs"), "stop" if self.at_stop else "length"
         choice = choice_of(self._prompt, turn.action, turn, tools, logprobs, finish, stop)
@@ -58,19 +59,6 @@ class Conversation:
         self._answers |= dict.fromkeys((_key(choice["message"]), self._history), turn.output_ids)
         usage = {"prompt_tokens": len(self.context), "completion_tokens": len(turn.output_ids)}
         return turn.action if "role" in self._request else json.dumps({"choice": choice, "usage": usage})
-
-    def _cut_at_stop(self, turn: Turn) -> str | None:
-        """Ends the turn with the token that completes one of the request's stop strings, as if none had followed, and
-        returns the string; the agent gets the text before it."""
-        stops, text = self._request.get("stop") or (), turn.action
-        places = [(at, stop) for stop in stops if stop and (at := text.find(stop)) >= 0]
-        if not places:
-            return None
-        (until, stop), ids = min(places), turn.output_ids
-        size = bisect_left(range(len(ids)), True, key=lambda n: stop in self._prompt.decode(ids[:n]))
-        turn.action, turn.output_ids, turn.logprobs = text[:until], ids[:size], turn.logprobs[:size]
-        turn.weight_versions = turn.weight_versions[:size]
-        return stop
 
     def advance(self, turns: list[Turn]) -> tuple[list[int], bool]:
         """After the last of `turns`, whose info holds the next request: the next turn's `prompt_ids`, `new_segment`.

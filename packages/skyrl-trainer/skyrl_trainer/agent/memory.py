@@ -4,8 +4,10 @@ What the policy wrote is never encoded again. A context that does not begin with
 """
 
 from bisect import bisect_left
+from typing import Any
 
 from skyrl_trainer.agent.prompt import ChatPrompt
+from skyrl_trainer.registry import load
 from skyrl_trainer.settings import AgentConfig
 from skyrl_trainer.types import Turn
 
@@ -19,18 +21,22 @@ class Memory:
 
     most: int | None = None
     """Tokens that an output may have, beside the run's own limit."""
-    at_stop = False  # whether the last output ended at a stop string
+    at_stop = False  # whether the last output ended at one of `stops`
     marks: tuple[()] = ()  # for a turn's info
 
-    def __init__(self, prompt: ChatPrompt, options: AgentConfig, first_ids: list[int]) -> None:
+    def __init__(self, prompt: ChatPrompt, options: AgentConfig, first_ids: list[int], stop: Any = None) -> None:
         self._prompt, self._first = prompt, first_ids
+        self.stops: tuple[str, ...] = load("skyrl_trainer.engine.stops:read_stops")(stop) if stop else ()
         self._kind, _, turns = options.memory.partition(":")
         self._turns = int(turns or 4)
         self.context = list(first_ids)
         """What the next output follows."""
 
     def said(self, turn: Turn) -> str:
-        """What the env is told."""
+        """What the env is told: the answer, up to and with one of `stops`."""
+        if self.stops:
+            stop = load("skyrl_trainer.engine.stops:cut_at_stop")(self._prompt.decode, turn, self.stops)
+            self.at_stop, turn.action = stop is not None, turn.action + (stop or "")
         return turn.action
 
     def advance(self, turns: list[Turn]) -> tuple[list[int], bool]:

@@ -11,7 +11,9 @@ from skyrl_trainer.protocols import Sampler
 from skyrl_trainer.registry import Registry
 from skyrl_trainer.types import Sample, Trajectory
 
-_SAMPLERS: Registry[Callable[[Sequence[Sample], int], Sampler]] = Registry("trainer.algorithm.options.sampler")
+_SAMPLERS: Registry[Callable[[Sequence[Sample], int], Sampler]] = Registry(
+    "trainer.algorithm.options.sampler", {"curriculum": "skyrl_trainer.algorithms.curriculum:CurriculumSampler"}
+)
 register_sampler = _SAMPLERS.register
 """On a class, or anything else that makes a protocols.Sampler from (all samples, trainer.seed)."""
 sampler_class = _SAMPLERS.get
@@ -46,6 +48,8 @@ class UniformSampler:
     def __init__(self, source: Sequence[Sample], seed: int) -> None:
         if len(source) == 0:
             raise UserError("data.train_data holds no task; name an env or a file with at least one row.")
+        if isinstance(source, SampleSource) and max(source.tries) > 1:
+            raise UserError("data.train_data: `tries` are held-out data's; here generator.num_generations says it.")
         self.source, self.seed = source, seed
         given = source.weights if isinstance(source, SampleSource) else ()
         self.parts: Sequence[Sequence[Sample]] = [source]
@@ -93,41 +97,6 @@ class UniformSampler:
                 f"data.train_data holds {len(self.source)} and trainer.seed={self.seed}; restore them to resume."
             )
         self.drawn, self.owed = list(state["drawn"]), list(state["owed"])
-
-
-@register_sampler("curriculum")
-class CurriculumSampler(UniformSampler):
-    """Prefers the sources that the policy solves about half of the time: a source's share goes as its weight times
-    4 p (1 - p), but at least FLOOR. Its success rate p, at first 0.5, moves a RATE of the way to each group's."""
-
-    by_source = True
-    RATE, FLOOR = 0.1, 0.1
-
-    def __init__(self, source: Sequence[Sample], seed: int) -> None:
-        super().__init__(source, seed)
-        self.rates = [0.5] * len(self.parts)
-        self._names = [_source_of(part[0]) for part in self.parts]
-
-    def shares(self) -> list[float]:
-        wanted = [w * max(self.FLOOR, 4 * p * (1 - p)) for w, p in zip(self.weights, self.rates, strict=True)]
-        return [each / sum(wanted) for each in wanted]
-
-    def accept(self, group: list[Trajectory], returns: list[float]) -> bool:
-        if group and len(self.parts) > 1:
-            number = self._names.index(_source_of(group[0].sample))
-            self.rates[number] += self.RATE * (sum(each.success for each in group) / len(group) - self.rates[number])
-        return True
-
-    def state_dict(self) -> dict[str, Any]:
-        return super().state_dict() | {"rates": list(self.rates)}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        super().load_state_dict(state)
-        self.rates = list(state["rates"])
-
-
-def _source_of(sample: Sample) -> str:
-    return sample.sample_id.rpartition("#")[0]
 
 
 @register_sampler("dynamic")

@@ -12,6 +12,7 @@ from weakref import WeakValueDictionary
 
 from skyrl_trainer.engine.http import BUSY, HTTPClient, Refused
 from skyrl_trainer.engine.replies import Replies
+from skyrl_trainer.engine.stops import first_stop
 from skyrl_trainer.errors import UserError
 from skyrl_trainer.types import GenerationOutput, GenerationRequest
 
@@ -84,6 +85,7 @@ class EndpointClient:
         body = {"prompt": request.prompt_ids, "return_token_ids": True, "max_tokens": options.max_tokens}
         body |= {"temperature": options.temperature, "seed": request.seed}
         body |= {"stop_token_ids": list(options.stop_token_ids), "ignore_eos": True}
+        body |= {"stop": list(options.stops)} if options.stops else {}
         answer = await self._reply("/completions", body, request, told)
         choice = answer["choices"][0]
         ids = choice["token_ids"]
@@ -115,6 +117,8 @@ class EndpointClient:
         choice = answer["choices"][0]
         message, finish = choice["message"], choice.get("finish_reason") or "stop"
         text, usage = text_of(message.get("content")), usage_of(answer, {})
+        if found := first_stop(text, request.options.stops):
+            text, finish = text[: found[0]] + found[1], "stop"
         # DeepSeek takes calls back with the thoughts before them only.
         kept = ("tool_calls", "reasoning_content", "reasoning") if said.tools and message.get("tool_calls") else ()
         calls = {name: message[name] for name in kept if message.get(name) is not None}

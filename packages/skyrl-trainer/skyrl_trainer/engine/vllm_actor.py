@@ -8,9 +8,11 @@ token (so none is preempted), and `max_num_batched_tokens` covers the whole cach
 import asyncio
 import os
 from dataclasses import replace
+from functools import cached_property, partial
 from typing import Any
 
 from skyrl_trainer.engine.stepped import SteppedEngine
+from skyrl_trainer.engine.stops import StopCheck
 from skyrl_trainer.engine.vllm_args import PREFILL_TOKENS, engine_env, vllm_kwargs
 from skyrl_trainer.errors import SyncError
 from skyrl_trainer.types import GenerationOutput, GenerationRequest
@@ -72,7 +74,11 @@ class VLLMEngine(SteppedEngine):
         step = self._llm.engine_core.get_output()
         self._admitted_tokens = 0
         for output in step.outputs:
-            self._extend(self._answers[output.request_id], output, int(step.weight_version))
+            answer, stops = self._answers[output.request_id], self._in_flight[output.request_id][1].options.stops
+            self._extend(answer, output, int(step.weight_version))
+            if stops and output.finish_reason is None and self._completes(answer.output_ids, stops):
+                self._llm.engine_core.abort_requests([output.request_id])
+                output.finish_reason = "stop"
         return [(output.request_id, self._end(output)) for output in step.outputs if output.finish_reason is not None]
 
     def _extend(self, answer: GenerationOutput, output: Any, version: int) -> None:
@@ -89,6 +95,13 @@ class VLLMEngine(SteppedEngine):
                 answer.top_logprobs.extend(dict(zip(*row, strict=True)) for row in zip(ids, logprobs, strict=True))
         if output.prefill_stats is not None:
             answer.usage["cached_tokens"] = output.prefill_stats.num_cached_tokens
+
+    @cached_property
+    def _completes(self) -> StopCheck:
+        from transformers import AutoTokenizer
+
+        decode = AutoTokenizer.from_pretrained(self.model_path).decode
+        return StopCheck(partial(decode, clean_up_tokenization_spaces=False))
 
     async def written(self, request_id: str, known: int) -> list[int]:
         """The tokens so far of a request that streams: more than `known`, unless a second passes without another."""

@@ -67,7 +67,8 @@ class Episode:
     held: bool = False
 
     async def run(self) -> None:
-        """Whatever happens, the env is closed and the slot free at the end. It raises the engine's death only."""
+        """Whatever happens, the env is closed and the slot free at the end. It raises UserError alone: the engine's
+        death, or a prompt that cannot be made."""
         start, env = time.monotonic(), self.env
         try:
             self.left = self.settings.timeout
@@ -124,7 +125,8 @@ class Episode:
             if reply.error is not None:
                 return self.stop(StopReason.ENV_ERROR, reply.error)
             turn.info |= memory.marks
-            own = len(turn.output_ids) == (memory.most or 0) < self.settings.sampling.max_tokens  # its agent's
+            asked = memory.most or 0  # by its agent: to reach it is no cut
+            own = len(turn.output_ids) == asked and asked < self.settings.sampling.max_tokens
             cut = not (own or memory.at_stop or turn.output_ids[-1] in self.settings.sampling.stop_token_ids)
             if reply.terminated or reply.truncated or number + 1 == self.settings.max_turns:
                 over = StopReason.TRUNCATED if reply.truncated else StopReason.MAX_TURNS
@@ -150,7 +152,8 @@ class Episode:
             self.trajectory.tools = request.get("tools")
             return Conversation(self.prompt, request)
         self.trajectory.tools = tools
-        return Memory(self.prompt, self.settings.agent, self.prompt.first(instructions, reply.observation, tools))
+        first = self.prompt.first(instructions, reply.observation, tools)
+        return Memory(self.prompt, self.settings.agent, first, reply.info.get("stop"))
 
     def _is_full(self, text: str) -> bool:
         too_long = len(text) > min(LONGEST_TEXT, LONGEST_TOKEN * self.settings.max_model_len)
@@ -177,7 +180,7 @@ class Episode:
 
     async def _ask(self, number: int, memory: "Context", new_ids: list[int], new_segment: bool) -> Turn | None:
         self.doing = f"waiting for the tokens of turn {number}"
-        trajectory, sampling = self.trajectory, self.settings.sampling
+        trajectory, sampling = self.trajectory, replace(self.settings.sampling, stops=memory.stops)
         room = min(memory.most or sampling.max_tokens, self.settings.max_model_len - len(memory.context))
         if self.settings.agent.max_episode_tokens is not None:
             room = min(room, self.settings.agent.max_episode_tokens - trajectory.num_output_tokens)
@@ -185,8 +188,8 @@ class Episode:
             sampling = replace(sampling, max_tokens=room, min_tokens=min(room, sampling.min_tokens))
         seed = derive_seed(trajectory.seed, number) if self.settings.seeded else None
         began = time.monotonic()
-        name = f"{trajectory.trajectory_id}#{number}"
-        output = await self.generate(GenerationRequest(name, list(memory.context), sampling, seed, self.settings.first))
+        request_id, context = f"{trajectory.trajectory_id}#{number}", list(memory.context)
+        output = await self.generate(GenerationRequest(request_id, context, sampling, seed, self.settings.first))
         if number + 1 == self.settings.max_turns:
             self.release()
         for name, count in output.usage.items():

@@ -4,6 +4,7 @@ Names come from settings and tools, never from what a model wrote: their number 
 """
 
 from collections.abc import Sequence
+from math import comb
 from typing import Any
 
 from skyrl_trainer.algorithms.rewards import mean
@@ -32,7 +33,7 @@ def rollout_metrics(batch: RolloutBatch) -> StepMetrics:
     for part in sorted(parts)[:MAX_KINDS]:
         sums = [sum(turn.reward_parts.get(part, 0.0) for turn in each.turns) for each in alive]
         metrics[f"reward/{part}"] = mean(sums)
-    return metrics | _by_tool(alive) | _by_kind(everyone)
+    return metrics | _by_tool(alive) | _by_kind(everyone) | _pass_at(batch.groups)
 
 
 def group_metrics(batch: RewardBatch, accepted: int, wanted: int) -> StepMetrics:
@@ -89,6 +90,15 @@ def _by_tool(alive: Sequence[Trajectory]) -> StepMetrics:
         metrics[f"tools/{name}/calls"] = len(failed) / len(alive)
         metrics[f"tools/{name}/errors"] = mean(failed)
     return metrics
+
+
+def _pass_at(groups: Sequence[Sequence[Trajectory]]) -> StepMetrics:
+    """How likely one of k tries solves a task, estimated from its n >= k, c of them solved: 1 - C(n - c, k) / C(n, k)
+    (Chen et al., arXiv:2107.03374, eq. 1)."""
+    most = min(map(len, groups), default=0)
+    tries = [(len(group), sum(each.success for each in _alive(group))) for group in groups]
+    sizes = {2**power for power in range(1, most.bit_length())} | ({most} - {0, 1})
+    return {f"pass_at/{k}": mean([1 - comb(n - c, k) / comb(n, k) for n, c in tries]) for k in sorted(sizes)}
 
 
 def _by_kind(everyone: Sequence[Trajectory]) -> StepMetrics:

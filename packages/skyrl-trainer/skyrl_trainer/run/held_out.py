@@ -2,11 +2,13 @@
 
 from skyrl_trainer.algorithms.rewards import Rewards
 from skyrl_trainer.data import EnvSamples, held_out, take_exams, tasks
+from skyrl_trainer.errors import UserError
+from skyrl_trainer.rollout.flow import Group
 from skyrl_trainer.rollout.manager import Rollouts, check_not_all_failed
 from skyrl_trainer.rollout.metrics import rollout_metrics
 from skyrl_trainer.rollout.store import JsonlTrajectoryStore
 from skyrl_trainer.settings import Config
-from skyrl_trainer.types import PromptBatch, RolloutBatch, Sample, StepMetrics
+from skyrl_trainer.types import PromptBatch, RolloutBatch, Sample, StepMetrics, Trajectory
 
 TASKS_OF_ENVS = 500
 """How many an evaluation has, unless `data.val_size` says it."""
@@ -23,15 +25,20 @@ class HeldOut:
             source = tasks(config, specs)
             of_files = [len(part) for part in source.parts if not isinstance(part, EnvSamples)]
             default = sum(of_files) + TASKS_OF_ENVS * (len(of_files) < len(source.parts))
+            if max(source.tries) > 1 and not config.generator.eval_temperature:
+                raise UserError(
+                    "data.val_data: `tries` would all be the same at generator.eval_temperature=0: raise it."
+                )
             self.tasks = held_out(source, config.data.val_size or default)
 
     def metrics(self, rollouts: Rollouts, step: int) -> StepMetrics:
-        """Each tried once. Without tasks of envs `eval/success` is the mean accuracy of the benchmarks."""
+        """Of all tries. Without tasks of envs `eval/success` is the mean accuracy of the benchmarks."""
         found: StepMetrics = {}
         tries = RolloutBatch(step, [])
         for start in range(0, len(self.tasks), self._at_once):
             part = PromptBatch(step, self.tasks[start : start + self._at_once], num_generations=1, offset=start)
             tries.groups += rollouts.run(part, eval=True).groups
+        tries.groups = by_task(tries.trajectories)
         if len(self.tasks) > 1:  # one alone may have had bad luck
             check_not_all_failed(tries, "evaluation at step")
         if self.tasks:
@@ -45,3 +52,15 @@ class HeldOut:
             found |= exam.run(rollouts, step)
         accuracies = [value for name, value in found.items() if name.endswith("/accuracy")]
         return found if self.tasks else found | {"eval/success": sum(accuracies) / len(accuracies)}
+
+
+def by_task(tries: list[Trajectory]) -> list[Group]:
+    """Those of equal rows, and of one task of an env, are a group: DAPO's AIME has every row 32 times."""
+    groups: dict[tuple[str, str, int | None], Group] = {}
+    for each in tries:
+        task = each.sample
+        seed = None if "task" in task.options else task.seed
+        group = groups.setdefault((task.env_id, repr(task.options), seed), [])
+        each.generation = len(group)
+        group.append(each)
+    return list(groups.values())

@@ -20,7 +20,7 @@ from skyrl_trainer.rollout.manager import Rollouts
 from skyrl_trainer.rollout.pool import at
 from skyrl_trainer.run.engine_watch import EngineWatch
 from skyrl_trainer.settings import Config
-from skyrl_trainer.weight_sync.colocation import adapter_kwargs, shares_gpus, sync_backend
+from skyrl_trainer.weight_sync.colocation import shares_gpus, sync_backend
 
 if TYPE_CHECKING:
     from skyrl_trainer.engine.endpoint import Endpoint
@@ -139,12 +139,12 @@ class Processes:
         if self.config.generator.backend not in ENGINES.built_in:
             return {}
         kwargs: dict[str, Any] = {"tensor_parallel_size": self.config.generator.inference_engine_tensor_parallel_size}
-        kwargs |= adapter_kwargs(self.config) if self._learns else {}
-        if self._learns and shares_gpus(self.config):
-            kwargs["enable_sleep_mode"] = True
-        if self._learns and sync_backend(self.config) == "nccl":
+        sync = sync_backend(self.config) if self._learns else ""
+        if sync == "adapter":
+            kwargs |= load("skyrl_trainer.weight_sync.lora:adapter_kwargs")(self.config)
+        if sync == "nccl":
             kwargs["weight_transfer_config"] = {"backend": "skyrl_nccl"}
-        return kwargs
+        return kwargs | ({"enable_sleep_mode": True} if self._learns and shares_gpus(self.config) else {})
 
 
 def start_ray(config: Config) -> None:

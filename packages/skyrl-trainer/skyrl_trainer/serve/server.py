@@ -20,6 +20,7 @@ from skyrl_trainer.agent.prompt import ChatPrompt
 from skyrl_trainer.agent.streaming import Json, settled
 from skyrl_trainer.agent.tokenizer import load_chat_prompt
 from skyrl_trainer.engine.client import EngineClient
+from skyrl_trainer.engine.stops import first_stop
 from skyrl_trainer.errors import UserError
 from skyrl_trainer.run.guardian import guarded
 from skyrl_trainer.run.processes import Processes, check_engines
@@ -69,8 +70,7 @@ class Policy:
 
     def _text(self, request: Common, output: GenerationOutput) -> tuple[str, str, str | None]:
         text = self._prompt.decode(output.output_ids)
-        ends = [(at, stop) for stop in request.stops if stop and (at := text.find(stop)) >= 0]
-        at, stop = min(ends, default=(len(text), None))
+        at, stop = first_stop(text, request.stops) or (len(text), None)
         return text[:at], "stop" if stop else output.finish_reason, stop
 
     async def _generate(self, request: Common, ids: list[int]) -> tuple[list[GenerationOutput], Json]:
@@ -82,7 +82,8 @@ class Policy:
             raise Refusal(400, f"The prompt has {len(ids)} tokens and leaves no room for an answer in {limit}.")
         most = request.most or self._generator.max_completion_length
         temperature = self._generator.temperature if request.temperature is None else request.temperature
-        options = SamplingOptions(min(most, room), temperature, request.top_p, self._prompt.stop_token_ids)
+        ends = self._prompt.stop_token_ids, tuple(request.stops)
+        options = SamplingOptions(min(most, room), temperature, request.top_p, *ends)
         seed = secrets.randbits(48) if request.seed is None else request.seed
         name = f"cmpl-{secrets.token_hex(12)}"
         # Seeded always: engines on a CPU only keep seeded requests from pushing each other out of the cache.

@@ -7,14 +7,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Literal
 
-import torch
-
 from skyrl_trainer.errors import UserError
+from skyrl_trainer.registry import load
 from skyrl_trainer.settings import Config
 from skyrl_trainer.weight_sync.shared_memory import EngineCalls
 
-ENGINE_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
-"""Ranks that vLLM has room for: the next larger one is chosen."""
 State = Literal["awake", "asleep", "weights awake"]
 
 
@@ -27,18 +24,7 @@ def sync_backend(config: Config) -> str:
     generator, place = config.generator, config.trainer.placement
     model, asked = config.trainer.policy.model, generator.weight_sync_backend
     if asked == "adapter" or (asked == "auto" and model.lora.quantization == "nf4"):
-        on_gpus = place.policy_num_gpus_per_node > 0 or torch.cuda.is_available()  # no float32 kernels there
-        limits = (
-            (model.lora.rank == 0, "needs an adapter: set trainer.policy.model.lora.rank"),
-            (config.num_learners > 1, "needs a single learner"),
-            (generator.backend not in ("vllm", "openai_server"), "needs generator.backend=vllm or openai_server"),
-            (generator.inference_engine_tensor_parallel_size > 1, "needs one GPU per engine"),
-            (model.lora.rank > ENGINE_RANKS[-1], f"goes up to rank {ENGINE_RANKS[-1]}"),
-            (on_gpus and model.dtype == "float32", "needs trainer.policy.model.dtype=bfloat16 on a GPU"),
-        )
-        for wrong, reason in limits:
-            if wrong:
-                raise UserError(f"generator.weight_sync_backend: adapter {reason}; or set it to shared_memory.")
+        load("skyrl_trainer.weight_sync.lora:check_adapter")(config)
         return "adapter"
     if shares_gpus(config):
         # NCCL joins no two processes on one GPU: there it gives way, as in SkyRL.
@@ -51,14 +37,6 @@ def sync_backend(config: Config) -> str:
     if obstacle and asked == "nccl":
         raise UserError(f"generator.weight_sync_backend is nccl, but {obstacle}: set it to auto.")
     return "shared_memory" if obstacle or asked == "shared_memory" else "nccl"
-
-
-def adapter_kwargs(config: Config) -> dict[str, Any]:
-    """What an engine must be started with to load adapters; {} where it gets merged weights."""
-    if sync_backend(config) != "adapter":
-        return {}
-    rank = next(rank for rank in ENGINE_RANKS if rank >= config.trainer.policy.model.lora.rank)
-    return {"enable_lora": True, "max_loras": 1, "max_lora_rank": rank}
 
 
 class Colocation(EngineCalls):

@@ -6,12 +6,42 @@ import time
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors.torch import save_file
 
 from skyrl_trainer.errors import SyncError, UserError
 from skyrl_trainer.protocols import NamedTensors
+from skyrl_trainer.settings import Config
 from skyrl_trainer.weight_sync.buffer import FlatBuffer, checksum, folder_with_room
 from skyrl_trainer.weight_sync.shared_memory import SharedMemorySync, SyncReport
+
+ENGINE_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+"""Ranks that vLLM has room for: the next larger one is chosen."""
+
+
+def check_adapter(config: Config) -> None:
+    """UserError where the engines cannot get an adapter alone."""
+    generator, model = config.generator, config.trainer.policy.model
+    on_gpus = (
+        config.trainer.placement.policy_num_gpus_per_node > 0 or torch.cuda.is_available()
+    )  # no float32 kernels there
+    limits = (
+        (model.lora.rank == 0, "needs an adapter: set trainer.policy.model.lora.rank"),
+        (config.num_learners > 1, "needs a single learner"),
+        (generator.backend not in ("vllm", "openai_server"), "needs generator.backend=vllm or openai_server"),
+        (generator.inference_engine_tensor_parallel_size > 1, "needs one GPU per engine"),
+        (model.lora.rank > ENGINE_RANKS[-1], f"goes up to rank {ENGINE_RANKS[-1]}"),
+        (on_gpus and model.dtype == "float32", "needs trainer.policy.model.dtype=bfloat16 on a GPU"),
+    )
+    for wrong, reason in limits:
+        if wrong:
+            raise UserError(f"generator.weight_sync_backend: adapter {reason}; or set it to shared_memory.")
+
+
+def adapter_kwargs(config: Config) -> dict[str, Any]:
+    """What an engine must be started with to load adapters."""
+    rank = next(rank for rank in ENGINE_RANKS if rank >= config.trainer.policy.model.lora.rank)
+    return {"enable_lora": True, "max_loras": 1, "max_lora_rank": rank}
 
 
 class AdapterSync(SharedMemorySync):
