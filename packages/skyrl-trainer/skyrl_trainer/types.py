@@ -261,7 +261,7 @@ class RewardBatch:
 
 @dataclass(slots=True)
 class AdvantageBatch:
-    """A number per token of `Trajectory.token_ids()`, 0.0 where the mask is 0. Example: [[0.0, 0.0, 0.7, 0.7]]"""
+    """A number per sampled token of each trajectory, turn after turn. Example: [[0.7, 0.7], [-0.7]]"""
 
     rewards: RewardBatch
     advantages: list[list[float]]

@@ -38,7 +38,7 @@ def batch_of(groups: list[list[list[float]]]) -> RewardBatch:
 
 
 def per_trajectory(batch: AdvantageBatch) -> list[float]:
-    return [advantages[1] for advantages in batch.advantages]
+    return [advantages[0] for advantages in batch.advantages]
 
 
 def test_grpo_centres_and_scales_by_the_group() -> None:
@@ -84,8 +84,7 @@ def test_reinforce_pp_whitens_discounted_returns_to_go(gamma: float) -> None:
     result = estimator("reinforce++")(batch_of(rewards), options(gamma=gamma), None)
     for row, expected in zip(result.advantages, to_go, strict=True):
         whitened = (torch.tensor(expected, dtype=torch.float64) - everything.mean()) / (everything.std() + 1e-4)
-        assert row[::3] == [0.0] * (len(row) // 3)  # prompts and observations
-        assert [x for i, x in enumerate(row) if i % 3] == pytest.approx(whitened.tolist())
+        assert row == pytest.approx(whitened.tolist())
 
 
 def test_reinforce_pp_survives_turns_and_batches_without_tokens() -> None:
@@ -94,8 +93,8 @@ def test_reinforce_pp_survives_turns_and_batches_without_tokens() -> None:
     batch.trajectories[1].turns[1] = silent  # its reward goes to the token before it
     result = estimator("reinforce++")(batch, options(), None).advantages
     scale = torch.tensor([1.0, 1.0, 6.0, 6.0], dtype=torch.float64).std().item() + 1e-4
-    assert result[0] == pytest.approx([0.0, *[-2.5 / scale] * 2])
-    assert result[1] == pytest.approx([0.0, *[2.5 / scale] * 2, 0.0])
+    assert result[0] == pytest.approx([-2.5 / scale] * 2)
+    assert result[1] == pytest.approx([2.5 / scale] * 2)
     assert estimator("reinforce++")(batch_of([]), options(), None).advantages == []
 
 
@@ -111,7 +110,7 @@ def test_rewards_of_all_turns_count_and_land_on_sampled_tokens_only() -> None:
     """Advantages are computed once a trajectory, however many turns it has, wherever its reward was given."""
     batch = batch_of([[[1.0, 0.0], [0.0]]])
     result = estimator("grpo")(batch, options(scale_rewards="none"), None)
-    assert result.advantages == [[0.0, 0.5, 0.5, 0.0, 0.5, 0.5], [0.0, -0.5, -0.5]]
+    assert result.advantages == [[0.5, 0.5, 0.5, 0.5], [-0.5, -0.5]]
 
 
 def test_an_unknown_estimator_is_named_with_the_valid_ones_and_a_users_own_is_found() -> None:
@@ -120,7 +119,7 @@ def test_an_unknown_estimator_is_named_with_the_valid_ones_and_a_users_own_is_fo
 
     @register_estimator("ones")
     def ones(rewards: RewardBatch, config: Any, values: object) -> AdvantageBatch:
-        return AdvantageBatch(rewards, [[1.0] * len(t.token_ids()) for t in rewards.trajectories])
+        return AdvantageBatch(rewards, [[1.0] * t.num_output_tokens for t in rewards.trajectories])
 
     assert estimator("ones") is ones
 
@@ -160,17 +159,13 @@ def test_gae_is_the_sum_of_all_later_errors(ended: str, gamma: float, lam: float
         kl_to_go = [sum(gamma ** (k - t) * kl[k] for k in range(t, len(r))) for t in range(len(r))]
         batch.kl_penalties = [kl] if penalty else None
         result = estimator("gae")(batch, options_of_ppo(gamma=gamma, gae_lambda=lam), values)
-        sampled = [i for i, bit in enumerate(trajectory.loss_mask()) if bit]
         assert result.returns is not None
-        assert [result.returns[0][i] for i in sampled] == pytest.approx(
-            [a + b for a, b in zip(raw, v, strict=False)], abs=1e-12
-        )
+        assert result.returns[0] == pytest.approx([a + b for a, b in zip(raw, v, strict=False)], abs=1e-12)
         mean, std = sum(raw) / len(raw), torch.tensor(raw, dtype=torch.float64).std().item()
-        assert [result.advantages[0][i] for i in sampled] == pytest.approx(
+        assert result.advantages[0] == pytest.approx(
             [(a - mean) / (std + 1e-4) - k + sum(kl_to_go) / len(r) for a, k in zip(raw, kl_to_go, strict=True)],
             abs=1e-12,
         )
-        assert all(result.advantages[0][i] == 0.0 for i, bit in enumerate(trajectory.loss_mask()) if not bit)
 
 
 def test_an_agents_turns_count_in_the_order_of_their_sampling() -> None:
@@ -187,7 +182,7 @@ def test_an_agents_turns_count_in_the_order_of_their_sampling() -> None:
             batch.kl_penalties, straight.kl_penalties = kl, kl and [[0.3, 0.4, 0.1, 0.2, 0.5, 0.6]]
             found = estimator(name)(batch, algorithm, [values]).advantages[0]
             expected = estimator(name)(straight, algorithm, [in_time]).advantages[0]
-            assert found[3:6] + found[:3] + found[6:] == pytest.approx(expected)
+            assert found[2:4] + found[:2] + found[4:] == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("calls", [[2, 1, 0], [{"tool": "search"}, {"tool": "answer"}, None], ["b", "a", 1]])
@@ -266,7 +261,7 @@ def test_credit_reaches_the_beginning_of_a_long_answer() -> None:
     for trajectory, length in zip(batch.trajectories, (200, 100), strict=True):
         trajectory.turns[0] = Turn([1], [2] * length, [0.0] * length, [0] * length, "", terminated=True)
     values = [torch.zeros(200, dtype=torch.float64), torch.zeros(100, dtype=torch.float64)]
-    right, wrong = (row[1:] for row in estimator("gae")(batch, options_of_ppo(), values).advantages)
+    right, wrong = estimator("gae")(batch, options_of_ppo(), values).advantages
     assert min(right) == max(right) > 0 > min(wrong) == max(wrong)
 
 

@@ -400,21 +400,21 @@ def one_each(batch: RewardBatch) -> Any:
     return AdvantageBatch(batch, [1.0] * len(batch.trajectories))  # type: ignore[list-item]
 
 
-def sampled_only(batch: RewardBatch) -> Any:
-    return AdvantageBatch(batch, [[1.0] * t.num_output_tokens for t in batch.trajectories])
+def all_tokens(batch: RewardBatch) -> Any:
+    return AdvantageBatch(batch, [[1.0] * len(t.loss_mask()) for t in batch.trajectories])
 
 
 def one_too_few(batch: RewardBatch) -> Any:
-    return AdvantageBatch(batch, [[0.0] * len(t.loss_mask()) for t in batch.trajectories[1:]])
+    return AdvantageBatch(batch, [[0.0] * t.num_output_tokens for t in batch.trajectories[1:]])
 
 
 def returns_too_short(batch: RewardBatch) -> Any:
-    laid_out = [[0.0] * len(t.loss_mask()) for t in batch.trajectories]
+    laid_out = [[0.0] * t.num_output_tokens for t in batch.trajectories]
     return AdvantageBatch(batch, laid_out, [row[1:] for row in laid_out])
 
 
-@pytest.mark.parametrize("gives", [one_each, sampled_only, one_too_few, returns_too_short, lambda batch: None])
-def test_advantages_that_are_not_laid_out_over_the_tokens_are_refused(
+@pytest.mark.parametrize("gives", [one_each, all_tokens, one_too_few, returns_too_short, lambda batch: None])
+def test_advantages_that_are_not_laid_out_over_the_sampled_tokens_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gives: Any
 ) -> None:
     trainer = GRPO(make_config()).start(make_learner(make_config(), save_model(tmp_path), 10))
@@ -452,16 +452,9 @@ def test_what_would_train_nothing_or_change_nothing_is_refused(
         algorithm_class(config.trainer.algorithm.name)(config)
 
 
-def test_nan_on_tokens_that_were_not_sampled_does_not_leak(tmp_path: Path) -> None:
+def test_the_engines_logprobs_as_the_old_ones_beside_a_kl(tmp_path: Path) -> None:
     trainer = make_trainer(save_model(tmp_path), algorithm={"options": {"beta": 0.1, "correction": "bypass"}})
-    batch = make_batch(turns=2)
-    spoiled = trainer.advantages(batch, None)
-    for advantages, trajectory in zip(spoiled.advantages, batch.trajectories, strict=True):
-        for t, bit in enumerate(trajectory.loss_mask()):
-            if not bit:
-                advantages[t] = float("nan")
-    trainer.advantages = lambda batch, value: spoiled  # type: ignore[method-assign]
-    metrics = trainer.update(batch)
+    metrics = trainer.update(make_batch(turns=2))
     assert all(value == value for value in metrics.values()) and metrics["kl/reference"] > 0
 
 

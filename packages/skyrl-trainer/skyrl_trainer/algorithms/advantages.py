@@ -57,15 +57,6 @@ def discounted(trajectory: Trajectory, values: list[float], factor: float) -> Te
     return torch.tensor(result, dtype=torch.float64)
 
 
-def on_sampled(rewards: RewardBatch, values: Sequence[Tensor]) -> list[list[float]]:
-    """Numbers of the sampled tokens of each trajectory, laid out over all its tokens with 0.0 elsewhere."""
-    rows = []
-    for trajectory, values_N in zip(rewards.trajectories, values, strict=True):
-        sampled = iter(values_N.tolist())
-        rows.append([next(sampled) if bit else 0.0 for bit in trajectory.loss_mask()])
-    return rows
-
-
 def whitened(rewards: RewardBatch, values: Sequence[Tensor], gamma: float) -> list[list[float]]:
     """Mean 0 and standard deviation 1 over the sampled tokens of the whole batch; exactly 0 where all are equal. The KL
     penalties from each token on, discounted, come off with a mean of 0 (see `by_group`)."""
@@ -76,13 +67,13 @@ def whitened(rewards: RewardBatch, values: Sequence[Tensor], gamma: float) -> li
         kl = [discounted(*pair, gamma) for pair in zip(rewards.trajectories, rewards.kl_penalties, strict=True)]
         mean = torch.cat(kl).mean() if kl else 0.0
         white = [white_N - (kl_N - mean) for white_N, kl_N in zip(white, kl, strict=True)]
-    return on_sampled(rewards, white)
+    return [white_N.tolist() for white_N in white]
 
 
 def spread_over_tokens(rewards: RewardBatch, advantages_M: Tensor) -> AdvantageBatch:
     """Gives every sampled token of a trajectory the trajectory's advantage."""
     pairs = zip(rewards.trajectories, advantages_M.tolist(), strict=True)
-    return AdvantageBatch(rewards, [[value * bit for bit in trajectory.loss_mask()] for trajectory, value in pairs])
+    return AdvantageBatch(rewards, [[value] * trajectory.num_output_tokens for trajectory, value in pairs])
 
 
 def by_group(rewards: RewardBatch, advantages_of: Callable[[Tensor], Tensor]) -> AdvantageBatch:
@@ -163,5 +154,5 @@ def gae(rewards: RewardBatch, options: Any, values: Sequence[Tensor] | None = No
         delta_N[order[:-1]] += options.gamma * values_N[order[1:]]
         advantages_N = discounted(trajectory, delta_N.tolist(), options.gamma * options.gae_lambda)
         advantages.append(advantages_N)
-        returns.append(advantages_N + values_N)
-    return AdvantageBatch(rewards, whitened(rewards, advantages, options.gamma), on_sampled(rewards, returns))
+        returns.append((advantages_N + values_N).tolist())
+    return AdvantageBatch(rewards, whitened(rewards, advantages, options.gamma), returns)

@@ -102,12 +102,11 @@ def make_rows(
 
 def set_advantages(rows: Sequence[Row], batch: AdvantageBatch, values: Sequence[Tensor] | None = None) -> None:
     """Fills in the advantages, and with a critic the returns and its values, per sampled token."""
-    for i, (row, trajectory) in enumerate(zip(rows, batch.rewards.trajectories, strict=True)):
-        sampled = np.array(trajectory.loss_mask(), dtype=bool)
+    for i, row in enumerate(rows):
         row.advantages = np.zeros(len(row.mask))
-        row.advantages[row.mask] = np.array(batch.advantages[i], dtype=np.float64)[sampled]
+        row.advantages[row.mask] = batch.advantages[i]
         if batch.returns is not None:
-            row.returns = torch.tensor(batch.returns[i], dtype=torch.float64)[torch.from_numpy(sampled)]
+            row.returns = torch.tensor(batch.returns[i], dtype=torch.float64)
         if values is not None:
             row.values = values[i]
 
@@ -115,7 +114,7 @@ def set_advantages(rows: Sequence[Row], batch: AdvantageBatch, values: Sequence[
 def record_advantages(batch: AdvantageBatch) -> None:
     """Into each turn of the record, for people."""
     for trajectory, advantages in zip(batch.rewards.trajectories, batch.advantages, strict=True):
-        sampled = iter(value for value, bit in zip(advantages, trajectory.loss_mask(), strict=True) if bit)
+        sampled = iter(advantages)
         for turn in trajectory.turns:
             turn.advantages[:] = islice(sampled, len(turn.output_ids))  # a role's turns share it with the episode's
 

@@ -84,12 +84,12 @@ def check_pair(algorithm: object, wanted: Tensor, **part: Any) -> tuple[Tensor, 
 
 def check_layout(given: Any, batch: RewardBatch) -> AdvantageBatch:
     """What an estimator gave."""
-    wanted = [len(trajectory.loss_mask()) for trajectory in batch.trajectories]
+    wanted = [trajectory.num_output_tokens for trajectory in batch.trajectories]
     parts = [given.advantages, given.returns] if isinstance(given, AdvantageBatch) else [[]]
     if any(part is not None and [len(row) for row in part if isinstance(row, list)] != wanted for part in parts):
         raise UserError(
-            "The estimator gave no AdvantageBatch with a list for each trajectory, a number for each of its tokens: "
-            "`by_group` and `spread_over_tokens` make one (docs/plug-ins.md)."
+            "The estimator gave no AdvantageBatch with a list for each trajectory, a number for each of its sampled "
+            "tokens: `by_group` and `spread_over_tokens` make one (docs/plug-ins.md)."
         )
     return given
 

@@ -89,8 +89,7 @@ class PPO(GRPO):
     def advantages(self, batch: RewardBatch, value: Sequence[Tensor] | None) -> AdvantageBatch:
         result = super().advantages(batch, value)
         if value and result.returns is not None:
-            masks = [torch.tensor(t.loss_mask(), dtype=torch.bool) for t in batch.trajectories]
-            returns_N = torch.cat([torch.tensor(r)[m] for r, m in zip(result.returns, masks, strict=True)])
+            returns_N = torch.tensor([each for row in result.returns for each in row], dtype=torch.float64)
             error_N = returns_N - torch.cat([*value])
             few = not differ(returns_N.tolist())  # whose variance is none
             self.explained_variance = 0.0 if few else 1 - (error_N.var() / returns_N.var().clamp(min=1e-12)).item()
