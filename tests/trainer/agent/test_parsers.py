@@ -488,3 +488,12 @@ def test_a_served_policy_has_the_parsers_too() -> None:
     assert message.model_extra["reasoning_content"].strip() == "Hmm."
     (call,) = message.tool_calls
     assert (call.function.name, json.loads(call.function.arguments)) == ("find", {"limit": 3})
+
+
+def test_parsers_keep_the_templates_arguments() -> None:
+    tokenizer = prompt_of("qwen3").tokenizer
+    silent = ChatPrompt(tokenizer, {"enable_thinking": False})
+    asked = [{"role": "user", "content": "Go."}]
+    parsing = with_parsers(silent, AgentConfig(tools="+qwen3"))
+    assert isinstance(parsing, ParsingPrompt) and parsing.text(asked) == silent.text(asked)
+    assert parsing.text(asked) != ChatPrompt(tokenizer).text(asked)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pty
+import re
 import shutil
 import signal
 import subprocess
@@ -404,6 +405,21 @@ def test_a_folder_without_a_model_is_named(tmp_path: Path) -> None:
     assert model_shape(load_config(None, overrides)) is None
     (tmp_path / "config.json").write_text(json.dumps(QWEN_0_6B))
     assert model_shape(load_config(None, overrides)) == ModelShape.of(QWEN_0_6B, "float32")
+
+
+def test_a_context_is_no_longer_than_a_models_positions(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Said by the dry run, too; but a model whose positions are stretched may have more."""
+    for path, most, more in (("tiny", 8192, []), (str(tmp_path), 4000, [f"trainer.policy.model.path={tmp_path}"])):
+        (tmp_path / "config.json").write_text(json.dumps(QWEN_0_6B | {"max_position_embeddings": 4000}))
+        assert model_shape(load_config(None, [f"generator.max_model_len={most}", *more]))
+        sentence = f"generator.max_model_len is {most + 1}, but trainer.policy.model.path={path} has {most} positions"
+        with pytest.raises(UserError, match=re.escape(sentence)):
+            model_shape(load_config(None, [f"generator.max_model_len={most + 1}", *more]))
+        assert cli.main(["train", "quickstart", f"generator.max_model_len={most + 1}", *more, "--dry-run"]) == 0
+        assert sentence in capsys.readouterr().out
+    for rope in ({"rope_scaling": {"rope_type": "yarn"}}, {"rope_parameters": {"rope_type": "yarn"}}):
+        (tmp_path / "config.json").write_text(json.dumps(QWEN_0_6B | {"max_position_embeddings": 4000} | rope))
+        assert model_shape(load_config(None, ["generator.max_model_len=4001", *more]))
 
 
 def test_the_estimate_agrees_with_published_sizes() -> None:

@@ -53,15 +53,15 @@ def _registered(folder: str) -> set[str]:
 class ParsingPrompt(ChatPrompt):
     """A ChatPrompt that also reads answers, as vLLM's server would."""
 
-    def __init__(self, tokenizer: Any, agent: AgentConfig) -> None:
+    def __init__(self, prompt: ChatPrompt, agent: AgentConfig) -> None:
         """UserError where the tokenizer or the machine's files do not suit."""
-        super().__init__(tokenizer)
+        super().__init__(prompt.tokenizer, prompt.template_kwargs)
         check_names(agent)
         from vllm.parser.parser_manager import ParserManager
         from vllm.tokenizers.hf import get_cached_tokenizer
 
         tool, reasoning = (name or None for name in parser_names(agent))
-        self._cached = get_cached_tokenizer(tokenizer)
+        self._cached = get_cached_tokenizer(self.tokenizer)
         self._finds_calls = tool is not None
         try:
             is_harmony = bool(HARMONY & {tool, reasoning})
@@ -99,9 +99,7 @@ def _call(call: Any, text: str) -> Message:
 
 def with_parsers(prompt: ChatPrompt, agent: AgentConfig) -> ChatPrompt:
     """The same prompts; with the parsers that the settings name, if any."""
-    if any(parser_names(agent)):
-        return ParsingPrompt(prompt.tokenizer, agent)
-    return prompt
+    return ParsingPrompt(prompt, agent) if any(parser_names(agent)) else prompt
 
 
 def parsed(prompt: ChatPrompt, text: str, ids: list[int], tools: Tools) -> Message:

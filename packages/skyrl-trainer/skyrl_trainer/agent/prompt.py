@@ -42,7 +42,7 @@ class ChatPrompt:
     """
 
     def __init__(self, tokenizer: Any, template_kwargs: Mapping[str, Any] = {}) -> None:
-        self.tokenizer, self._template_kwargs = tokenizer, template_kwargs
+        self.tokenizer, self.template_kwargs = tokenizer, template_kwargs
         name = getattr(tokenizer, "name_or_path", "") or "the policy"
         if not getattr(tokenizer, "chat_template", None):
             raise UserError(
@@ -104,7 +104,7 @@ class ChatPrompt:
 
     def _render(self, messages: list[dict[str, Any]], **tools: Any) -> str:
         told, tools = map(self._without_special, ([{"content": None, **each} for each in messages], tools))
-        kwargs = {**self._template_kwargs, **tools, "tokenize": False, "add_generation_prompt": True}
+        kwargs = {**self.template_kwargs, **tools, "tokenize": False, "add_generation_prompt": True}
         return self.tokenizer.apply_chat_template(told, **kwargs)
 
     def _without_special(self, value: Any) -> Any:

@@ -8,6 +8,7 @@ import json
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
+from os.path import commonprefix
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -82,11 +83,9 @@ def make_rows(prompt: ChatPrompt, chats: Sequence[Chat]) -> list[Row]:
 def share_beginning(rows: Sequence[Row]) -> None:
     """Lets a micro-batch compute once what all prompts of these rows begin with: most of an agent's is its system
     message. Example: prompts [1, 2, 3] and [1, 2, 4] share [1, 2]."""
-    first, last = (end(row.prompt.tolist() for row in rows) for end in (min, max))
-    unlike = (n for n, (a, b) in enumerate(zip(first, last, strict=False)) if a != b)
-    shared = next(unlike, len(first))
+    shared = commonprefix([row.prompt.tolist() for row in rows])  # noqa: RUF071 - of lists
     for row in rows:
-        row.shared = shared or None
+        row.shared = len(shared) or None
 
 
 class SFTTrainer:

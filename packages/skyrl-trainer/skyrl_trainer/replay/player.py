@@ -6,6 +6,7 @@ Tools with effects outside answer from the record, unless `live`.
 import asyncio
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
+from os.path import commonprefix
 from typing import Any
 
 import ray
@@ -42,8 +43,7 @@ class Difference:
         where = "reset" if self.turn is None else f"turn {self.turn}"
         then, now, at = self.recorded, self.replayed, ""
         if isinstance(then, str) and isinstance(now, str):
-            unlike = (i for i, (a, b) in enumerate(zip(then, now, strict=False)) if a != b)
-            same = next(unlike, min(len(then), len(now)))
+            same = len(commonprefix([then, now]))  # noqa: RUF071 - of characters
             at, start = f" from character {same}", max(0, same - EXCERPT // 3)
             then, now = then[start : start + EXCERPT], now[start : start + EXCERPT]
         return f"{where}, {self.field}{at}: {then!r} was recorded, now it is {now!r}"

@@ -76,21 +76,39 @@ def config_file(config: Config) -> Path | None:
 
 
 def model_shape(config: Config) -> ModelShape | None:
-    """None where it can't be known here: not downloaded yet, or of another kind. UserError where there is no model."""
+    """None where it can't be known here: not downloaded yet, or of another kind. UserError where there is no model, or
+    where it has fewer positions than a context may have tokens."""
+    generator, dtype = config.generator, config.trainer.policy.model.dtype
+    made = _described(config)
+    rope = made.get("rope_scaling") or made.get("rope_parameters") or {}
+    stretched = rope.get("rope_type", "default") != "default" or "hf_overrides" in generator.engine_kwargs
+    most = made.get("max_position_embeddings")
+    if most and not stretched and generator.max_model_len > most:
+        name = f"trainer.policy.model.path={config.trainer.policy.model.path}"
+        raise UserError(
+            f"generator.max_model_len is {generator.max_model_len}, but {name} has {most} positions: lower it."
+        )
+    try:
+        return ModelShape.of(made, dtype)
+    except KeyError:
+        return None
+    except (TypeError, ZeroDivisionError):
+        raise UserError(f"trainer.policy.model.path: {config_file(config)} is not a model's config.json.") from None
+
+
+def _described(config: Config) -> dict[str, Any]:
+    """As its config.json has it; {} where nobody knows."""
     model = config.trainer.policy.model
     if model.path == "tiny":
         from skyrl_trainer.tiny.init_policy import DEFAULT_VOCAB_SIZE, TINY_QWEN3
 
-        made = {**TINY_QWEN3, "vocab_size": DEFAULT_VOCAB_SIZE, **model.tiny.config_kwargs}
-        return ModelShape.of(made, model.dtype)
+        return {**TINY_QWEN3, "vocab_size": DEFAULT_VOCAB_SIZE, **model.tiny.config_kwargs}
     file = config_file(config)
     if file is None:
-        return ModelShape.of(KNOWN[model.path], model.dtype) if model.path in KNOWN else None
+        return KNOWN.get(model.path, {})
     try:
-        return ModelShape.of(json.loads(file.read_text()), model.dtype)
-    except KeyError:
-        return None
-    except (OSError, ValueError, TypeError, AttributeError, ZeroDivisionError):
+        return {**json.loads(file.read_text())}
+    except (OSError, ValueError, TypeError):
         missing = file if file.parent.is_dir() else f"folder {file.parent}"
         what = f"{file} is not a model's config.json" if file.is_file() else f"there is no {missing}"
         raise UserError(f"trainer.policy.model.path: {what}.") from None

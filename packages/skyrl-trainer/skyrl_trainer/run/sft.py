@@ -59,10 +59,8 @@ class FineTuning:
             shutil.rmtree(self.model, ignore_errors=True)
             texts = (each.get("content", "") for chat in chats for each in chat.messages)
             init_policy(Path(self.model), texts, config.trainer.policy.model.tiny, config.trainer.seed)
-        prompt, longest = (
-            load_chat_prompt(self.model, config.generator.chat_template_kwargs),
-            config.generator.max_model_len,
-        )
+        prompt = load_chat_prompt(self.model, config.generator.chat_template_kwargs)
+        longest = config.generator.max_model_len
         self.rows, self.held_out = (
             [row for row in make_rows(prompt, part) if len(row.token_ids) <= longest] for part in (chats, held_out)
         )
