@@ -2,7 +2,7 @@
 
     python examples/rllib_ppo.py [webshop_lite] [alfworld_lite] [--steps 60000] [--seed 0]
 
-The policy reads the vectors of `skyrl_gym.adapters.discrete` and chooses among the admissible actions. One network
+The policy reads the vectors of `discrete_actions.py` and chooses among the admissible actions. One network
 scores every action of a state, so that what is learned about an action holds in whichever place it is listed. It sees
 which words occur and not what they mean: in the built-in shop, whose goals say everything in other words, it learns
 nothing, and so its shop has a catalog of its own.
@@ -27,6 +27,7 @@ import gymnasium as gym
 import numpy as np
 import ray
 import torch
+from discrete_actions import Column, DiscreteActions
 from ray.rllib.algorithms.ppo import PPOConfig
 from ray.rllib.core.columns import Columns
 from ray.rllib.core.rl_module.apis.value_function_api import ValueFunctionAPI
@@ -34,8 +35,6 @@ from ray.rllib.core.rl_module.rl_module import RLModuleSpec
 from ray.rllib.core.rl_module.torch import TorchRLModule
 from ray.tune.registry import register_env
 from torch import nn
-
-from skyrl_gym.adapters.discrete import Column, DiscreteActions
 
 EPISODES, WIDTH, HIDDEN = 1000, 64, 64
 ENVS = {"webshop_lite": {}, "alfworld_lite": {"task_type": "pick_and_place_simple"}}

@@ -11,7 +11,7 @@ import pytest
 EXAMPLE = Path(__file__).parents[2] / "examples/rllib_ppo.py"
 
 
-@pytest.mark.full  # minutes of RLlib's own work; tests/gym/test_discrete.py has what is ours in it
+@pytest.mark.full  # minutes of RLlib's own work; test_discrete_actions.py has what is ours in it
 @pytest.mark.timeout(3600)
 def test_ppo_beats_chance_by_five_times(tmp_path):
     command = [sys.executable, str(EXAMPLE)]

@@ -4,15 +4,17 @@ import os
 import subprocess
 import sys
 import warnings
+from pathlib import Path
 
 import gymnasium as gym
 import numpy as np
 import pytest
 from gymnasium.utils.env_checker import check_env
 
-from skyrl_gym.adapters.discrete import Column, DiscreteActions
+from examples.discrete_actions import Column, DiscreteActions
 from tests.gym.test_all_envs import IDS
 
+ROOT = Path(__file__).parents[2]
 LISTED = ["skyrl/alfworld_lite-v0", "skyrl/webshop_lite-v0"]
 CASES = [(env_id, {"lang": lang, "difficulty": d}) for env_id in LISTED for lang in ("en", "zh") for d in (1, 3)]
 every_case = pytest.mark.parametrize(("env_id", "options"), CASES)
@@ -89,7 +91,7 @@ def test_an_actions_row_says_what_is_asked_seen_and_done():
 
 DIGEST = """
 import hashlib, gymnasium as gym, skyrl_gym
-from skyrl_gym.adapters.discrete import DiscreteActions
+from examples.discrete_actions import DiscreteActions
 env, digest = DiscreteActions(gym.make("skyrl/webshop_lite-v0", lang="zh")), hashlib.sha256()
 digest.update(env.reset(seed=5)[0].tobytes())
 for index in (0, 3, 2, 1, 40):
@@ -101,7 +103,10 @@ print(digest.hexdigest())
 def test_features_are_the_same_bytes_in_every_process():
     digests = {
         subprocess.run(
-            [sys.executable, "-c", DIGEST], env=os.environ | {"PYTHONHASHSEED": seed}, capture_output=True, check=True
+            [sys.executable, "-c", DIGEST],
+            env=os.environ | {"PYTHONHASHSEED": seed, "PYTHONPATH": str(ROOT)},
+            capture_output=True,
+            check=True,
         ).stdout
         for seed in ("1", "2")
     }
