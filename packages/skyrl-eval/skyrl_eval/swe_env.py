@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 
 from skyrl_eval import prompts, sandbox, swe
 from skyrl_eval.benchmarks.common import Context, final
-from skyrl_gym.core import Outcome, Task, TextEnv
+from skyrl_gym.core import Info, Options, Outcome, Row, Task, TextEnv
 from skyrl_gym.parsing import MAX_CALLS, parse_tool_calls
 from skyrl_gym.tools.tool import ToolError, responses, run_call, tool
 
@@ -130,7 +130,7 @@ class SWEEnv(ShellEnv):
         """Ends the task: the changes in /testbed are the answer."""
         return super().submit()
 
-    def task_from_row(self, row: Mapping[str, Any], options: Mapping[str, Any]) -> Task:
+    def task_from_row(self, row: Row, options: Options) -> Task:
         for name in ("question", "repo", "base_commit"):
             if not isinstance(row.get(name), str):
                 raise ValueError(f"options['task'], field {name!r}: expected a string, got {row.get(name)!r}.")
@@ -141,10 +141,10 @@ class SWEEnv(ShellEnv):
         instructions = self._prompt("swe_system")
         return Task(task_id, row["question"], row.get("tests"), instructions=instructions, data=data)
 
-    def count_tasks(self, options: Mapping[str, Any]) -> int:
+    def count_tasks(self, options: Options) -> int:
         raise ValueError("skyrl/swe-v0 has no tasks of its own: give one as options['task'] (docs/eval/README.md).")
 
-    def reset_info(self) -> dict[str, Any]:
+    def reset_info(self) -> Info:
         bare = prompts.fill("swe_system_bare", **BUDGET)
         return {"tools": [item.schema for item in self._tools.values()], "instructions_without_tools": bare}
 
@@ -158,9 +158,9 @@ class SWEEnv(ShellEnv):
         notes = [] if made else [NO_CALL]
         self.steps += 1
         over = submitted or self.steps == self._limit
-        info: dict[str, Any] = {"tool_calls": made}
+        info: Info = {"tool_calls": made}
         known = [call["args"] is not None for call in made]
-        patch = self._diff() if any(known) else self.patch
+        patch = swe.diff(self._path / "testbed", self._commit, **self._where) if any(known) else self.patch
         if len(patch) > LONGEST_PATCH:
             notes.append(f"Your changes have {len(patch)} characters, more than {LONGEST_PATCH}: they do not count.")
             info["patch_too_long"], patch = len(patch), ""
@@ -173,9 +173,6 @@ class SWEEnv(ShellEnv):
         said = "" if submitted else responses(made, *notes)
         valid = bool(made) and all(known)
         return Outcome(said, {"resolved": float(resolved)}, valid, resolved, submitted, info)
-
-    def _diff(self) -> str:
-        return swe.diff(self._path / "testbed", self._commit, **self._where)
 
     def _resolved(self) -> tuple[bool, list[str]]:
         tests, data = self.task.ground_truth, self.task.data

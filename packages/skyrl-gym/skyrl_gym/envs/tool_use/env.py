@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from skyrl_gym.answers import canonical, same, written
-from skyrl_gym.core import Outcome, Task, TextEnv
+from skyrl_gym.core import Info, Options, Outcome, Row, Task, TextEnv
 from skyrl_gym.data import ground_truth, read_row, row_id
 from skyrl_gym.envs.tool_use import tasks
 from skyrl_gym.parsing import MAX_CALLS, parse_tool_calls
@@ -56,7 +56,7 @@ class ToolUseEnv(TextEnv):
             self._offer()
 
     @classmethod
-    def preload(cls, options: Mapping[str, Any]) -> None:
+    def preload(cls, options: Options) -> None:
         if tasks.chains(options["difficulty"], options["split"]):
             tasks.corpus(options["lang"], options["split"]).search("")
 
@@ -78,13 +78,13 @@ class ToolUseEnv(TextEnv):
             self._offer()
         return [item.schema for item in self._tools.values()]
 
-    def _toolbox(self, options: Mapping[str, Any]) -> dict[str, Tool]:
+    def _toolbox(self, options: Options) -> dict[str, Tool]:
         world = options["lang"], options["split"]
         if world not in self._toolboxes:
             self._toolboxes[world] = toolbox(self._chosen, self._own_corpus or tasks.corpus(*world))
         return self._toolboxes[world]
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, Info]:
         if self._servers:
             self.close()
             self._offer()
@@ -95,16 +95,16 @@ class ToolUseEnv(TextEnv):
         for server in self._servers:
             server.close()
 
-    def reset_info(self) -> dict[str, Any]:
+    def reset_info(self) -> Info:
         """For a chat template that lists tools itself: their schemas, and the instructions without them."""
         lang = tasks.LANGS.index(self.task.lang)
         bare = self.task.instructions.replace(self._instructions[lang], self._bare[lang])
         return {"tools": self.tools, "instructions_without_tools": bare}
 
-    def count_tasks(self, options: Mapping[str, Any]) -> int:
+    def count_tasks(self, options: Options) -> int:
         return tasks.count(options["difficulty"], options["split"])
 
-    def make_task(self, options: Mapping[str, Any], index: int) -> Task:
+    def make_task(self, options: Options, index: int) -> Task:
         split, difficulty, lang = (options[name] for name in self.id_options)
         text, plan, answer = tasks.draft(difficulty, split, tasks.LANGS.index(lang), index)
         for name in [name for calls in plan for name, _ in calls]:
@@ -114,7 +114,7 @@ class ToolUseEnv(TextEnv):
         instructions = self._instructions[tasks.LANGS.index(lang)]
         return Task(self.task_id(options, index), text, answer, instructions=instructions, data={"plan": plan})
 
-    def task_from_row(self, row: Mapping[str, Any], options: Mapping[str, Any]) -> Task:
+    def task_from_row(self, row: Row, options: Options) -> Task:
         row = read_row(row, "options['task']")
         prompt, truth = row["prompt"], ground_truth(row)
         if prompt[-1]["role"] != "user" or any(message["role"] != "system" for message in prompt[:-1]):
