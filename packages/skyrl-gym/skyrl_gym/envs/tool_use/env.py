@@ -61,15 +61,12 @@ class ToolUseEnv(TextEnv):
             tasks.corpus(options["lang"], options["split"]).search("")
 
     def _offer(self) -> None:
-        """Finds the tools and words the instructions."""
+        """Finds the tools."""
         found = ((item.tools() if isinstance(item, McpServer) else [item]) for item in self._given)
         self._chosen = [item for items in found for item in items]
         self._toolboxes: dict[tuple[str, str], dict[str, Tool]] = {}
         self._tools = self._toolbox(self.defaults)
-        listed = "\n".join(json.dumps(schema["function"], ensure_ascii=False) for schema in self.tools)
-        texts = tasks.data()["texts"]
-        self._instructions = [text.format(tools=listed, limit=MAX_CALLS) for text in texts["instructions"]]
-        self._bare = [text.format(limit=MAX_CALLS) for text in texts["instructions_without_tools"]]
+        self._listed = "\n".join(json.dumps(schema["function"], ensure_ascii=False) for schema in self.tools)
 
     @property
     def tools(self) -> list[dict[str, Any]]:
@@ -95,11 +92,14 @@ class ToolUseEnv(TextEnv):
         for server in self._servers:
             server.close()
 
+    def _told(self, lang: str, name: str = "instructions") -> str:
+        text = tasks.data()["texts"][name][tasks.LANGS.index(lang)]
+        return str(text.format(tools=self._listed, limit=MAX_CALLS))
+
     def reset_info(self) -> Info:
         """For a chat template that lists tools itself: their schemas, and the instructions without them."""
-        lang = tasks.LANGS.index(self.task.lang)
-        bare = self.task.instructions.replace(self._instructions[lang], self._bare[lang])
-        return {"tools": self.tools, "instructions_without_tools": bare}
+        told, bare = self._told(self.task.lang), self._told(self.task.lang, "instructions_without_tools")
+        return {"tools": self.tools, "instructions_without_tools": self.task.instructions.replace(told, bare)}
 
     def count_tasks(self, options: Options) -> int:
         return tasks.count(options["difficulty"], options["split"])
@@ -111,8 +111,8 @@ class ToolUseEnv(TextEnv):
             if name not in self._tools or (self._own_corpus and name in ("search", "wiki")):
                 but = "this environment has other tools or another corpus"
                 raise ValueError(f"Difficulty {difficulty} needs the tool {name!r} over the built-in corpus; {but}.")
-        instructions = self._instructions[tasks.LANGS.index(lang)]
-        return Task(self.task_id(options, index), text, answer, instructions=instructions, data={"plan": plan})
+        task_id, instructions = self.task_id(options, index), self._told(lang)
+        return Task(task_id, text, answer, instructions=instructions, data={"plan": plan})
 
     def task_from_row(self, row: Row, options: Options) -> Task:
         row = read_row(row, "options['task']")
@@ -124,7 +124,7 @@ class ToolUseEnv(TextEnv):
             what = "a number, a word, a list or a set (skyrl_gym.answers)"
             raise ValueError(f"options['task']: field 'reward_spec.ground_truth' must be {what}, got {truth!r:.60}.")
         *said, text = (message["content"] for message in prompt)
-        instructions = "\n\n".join([*said, self._instructions[tasks.LANGS.index(options["lang"])]])
+        instructions = "\n\n".join([*said, self._told(options["lang"])])
         return Task(row_id(prompt), text, written(truth), instructions=instructions, data={"plan": []})
 
     def begin(self, task: Task) -> str:
