@@ -4,10 +4,9 @@ Each reset makes a swe.workspace; docs/eval/README.md says what the agent sees, 
 """
 
 import contextlib
-import functools
 import json
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any, ClassVar
 
@@ -73,16 +72,12 @@ class ShellEnv(TextEnv):
             self._opened.close()
 
 
-def _as_named(work: Callable[..., str]) -> Callable[..., str]:
-
-    @functools.wraps(work)
-    def told(self: Any, path: str, *arguments: Any, **named: Any) -> str:
-        try:
-            return work(self, path, *arguments, **named)
-        except OSError as error:
-            raise ToolError(f"{path}: {error.strerror}.") from error
-
-    return told
+@contextlib.contextmanager
+def _named(path: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise ToolError(f"{path}: {error.strerror}.") from error
 
 
 class SWEEnv(ShellEnv):
@@ -99,31 +94,31 @@ class SWEEnv(ShellEnv):
         binds = [(self._path / "testbed", "/testbed", True), (self._path / "tmp", "/tmp", True)]
         return self._shell(command, binds, "/testbed", **self._where)
 
-    @_as_named
     def view(self, path: str, start: int = 1) -> str:
         """Shows 200 numbered lines of a file from line `start` on, or the entries of a folder."""
-        place = self._place(path)
-        if place.is_dir():
-            return cut("\n".join(sorted(entry.name + "/" * entry.is_dir() for entry in place.iterdir())))
-        lines = self._read(place, path).split("\n")
+        with _named(path):
+            place = self._place(path)
+            if place.is_dir():
+                return cut("\n".join(sorted(entry.name + "/" * entry.is_dir() for entry in place.iterdir())))
+            lines = self._read(place, path).split("\n")
         first = min(max(start, 1), len(lines))
         shown = [f"{number:6}  {line}" for number, line in enumerate(lines, start=1)][first - 1 : first - 1 + LINES]
         return cut("\n".join(shown) + f"\n[lines {first} to {first + len(shown) - 1} of {len(lines)}]")
 
-    @_as_named
     def replace(self, path: str, old: str, new: str) -> str:
         """Replaces `old`, which must stand in the file exactly once, by `new`; an empty `old` makes a new file."""
-        place = self._place(path)
-        if not old:
-            if place.exists():
-                raise ToolError(f"{path} exists: give the text in it that is to be replaced as `old`.")
-            place.parent.mkdir(parents=True, exist_ok=True)
-        else:
-            before = self._read(place, path)
-            if (found := before.count(old)) != 1:
-                raise ToolError(f"`old` stands in {path} {found} times; it must stand there exactly once.")
-            new = before.replace(old, new)
-        place.write_bytes(new.encode("utf-8", "surrogateescape"))
+        with _named(path):
+            place = self._place(path)
+            if not old:
+                if place.exists():
+                    raise ToolError(f"{path} exists: give the text in it that is to be replaced as `old`.")
+                place.parent.mkdir(parents=True, exist_ok=True)
+            else:
+                before = self._read(place, path)
+                if (found := before.count(old)) != 1:
+                    raise ToolError(f"`old` stands in {path} {found} times; it must stand there exactly once.")
+                new = before.replace(old, new)
+            place.write_bytes(new.encode("utf-8", "surrogateescape"))
         return f"{path} is written."
 
     def submit(self) -> str:
@@ -160,7 +155,7 @@ class SWEEnv(ShellEnv):
         over = submitted or self.steps == self._limit
         info: Info = {"tool_calls": made}
         known = [call["args"] is not None for call in made]
-        patch = swe.diff(self._path / "testbed", self._commit, **self._where) if any(known) else self.patch
+        patch = self._diff() if any(known) else self.patch
         if len(patch) > LONGEST_PATCH:
             notes.append(f"Your changes have {len(patch)} characters, more than {LONGEST_PATCH}: they do not count.")
             info["patch_too_long"], patch = len(patch), ""
@@ -173,6 +168,9 @@ class SWEEnv(ShellEnv):
         said = "" if submitted else responses(made, *notes)
         valid = bool(made) and all(known)
         return Outcome(said, {"resolved": float(resolved)}, valid, resolved, submitted, info)
+
+    def _diff(self) -> str:
+        return swe.diff(self._path / "testbed", self._commit, **self._where)
 
     def _resolved(self) -> tuple[bool, list[str]]:
         tests, data = self.task.ground_truth, self.task.data
