@@ -19,7 +19,7 @@ import yaml
 VARIABLE = "SKYRL_ENVS_REGISTRY"
 OPENENV, OPENENV_ID = "openenv:", "skyrl/openenv-v0"
 """How an environment behind a server is named, openenv:ws://host:port, and the one that plays it."""
-_OPENENV_CLIENT = "skyrl_gym.openenv.client:OpenEnv"  # in no list, for it has no tasks of its own
+_CLIENT = "skyrl_gym.openenv.client:OpenEnv"  # in no list, for it has no tasks of its own
 _ID = re.compile(r"([\w.-]+/)?[\w.-]+-v\d+")
 _ENTRY_POINT = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 
@@ -71,7 +71,7 @@ def register_all() -> None:
     if not built_in:
         raise FileNotFoundError(f"There is no envs-registry.yaml in {folder}; install skyrl-gym again.")
     load_registry(built_in[0])
-    add_env(OPENENV_ID, _OPENENV_CLIENT)
+    add_env(OPENENV_ID, _CLIENT)
     for path in filter(None, os.environ.get(VARIABLE, "").split(os.pathsep)):
         load_registry(path)
 
@@ -113,7 +113,7 @@ def resolve_env_id(name: str) -> str:
     """
     if name.startswith(OPENENV):
         url = name.removeprefix(OPENENV)
-        add_env(env_id := f"openenv/{url.encode().hex()}-v0", _OPENENV_CLIENT, kwargs={"url": url})
+        add_env(env_id := f"openenv/{url.encode().hex()}-v0", _CLIENT, kwargs={"url": url})
         return env_id
     module, _, env_id = name.rpartition(":")
     if module:
