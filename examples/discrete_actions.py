@@ -20,10 +20,10 @@ from gymnasium.spaces import Box, Discrete
 from gymnasium.utils import RecordConstructorArgs
 from numpy.typing import NDArray
 
-from skyrl_gym.core import TextEnv
+from skyrl_gym.core import Info, TextEnv
 
 Features = NDArray[np.float32]
-Reset = tuple[Features, dict[str, Any]]
+Reset = tuple[Features, Info]
 
 _WORD = re.compile(r"[a-z][a-z0-9-]*(?: [0-9]+)?|[0-9][0-9.]*|[\u4e00-\u9fff]")
 
@@ -62,7 +62,7 @@ class DiscreteActions(gymnasium.Wrapper[Features, np.int64, str, str], RecordCon
         self._asked, self._taken = _words(observation), list[str]()
         return self._features(observation, info), info
 
-    def step(self, action: np.int64) -> tuple[Features, Any, bool, bool, dict[str, Any]]:
+    def step(self, action: np.int64) -> tuple[Features, Any, bool, bool, Info]:
         text = self.actions[action] if 0 <= action < len(self.actions) else ""
         observation, reward, terminated, truncated, info = self.env.step(text)
         self._taken.append(text)
@@ -72,7 +72,7 @@ class DiscreteActions(gymnasium.Wrapper[Features, np.int64, str, str], RecordCon
         """Which indices have an action; sb3-contrib's MaskablePPO looks for this name."""
         return np.arange(self._n) < len(self.actions)
 
-    def _features(self, observation: str, info: dict[str, Any]) -> Features:
+    def _features(self, observation: str, info: Info) -> Features:
         self.actions = info.get("admissible_actions", [])
         if (count := len(self.actions)) > self._n:
             raise ValueError(f"DiscreteActions: n is {self._n}, but this state has {count} actions; raise n.")

@@ -7,14 +7,12 @@ Nothing here knows what the right answer is, so the reward is 0: graders read th
 """
 
 import json
-from collections.abc import Mapping
-from typing import Any
 
 from skyrl_eval.benchmarks.common import final
 from skyrl_eval.data import content_id
 from skyrl_eval.prompts import fill
 from skyrl_eval.tools import Pages
-from skyrl_gym.core import Outcome, Task, TextEnv
+from skyrl_gym.core import Info, Options, Outcome, Row, Task, TextEnv
 from skyrl_gym.parsing import MAX_CALLS, parse_tool_calls
 from skyrl_gym.tools.tool import responses, run_call, tool
 
@@ -22,7 +20,7 @@ from skyrl_gym.tools.tool import responses, run_call, tool
 class QuestionEnv(TextEnv):
     """Every step's info has `tool_calls`, and `urls`: the addresses that were opened in it."""
 
-    def task_from_row(self, row: Mapping[str, Any], options: Mapping[str, Any]) -> Task:
+    def task_from_row(self, row: Row, options: Options) -> Task:
         if not isinstance(row.get("question"), str):
             raise ValueError(f"options['task']: field 'question' must be a string, got {row.get('question')!r:.80}.")
         self._pages = pages = Pages(row.get("tools") or "")
@@ -35,10 +33,10 @@ class QuestionEnv(TextEnv):
         instructions = "\n\n".join(filter(None, (self._bare, how)))
         return Task(content_id(row["question"]), row["question"], None, instructions=instructions)
 
-    def reset_info(self) -> dict[str, Any]:
+    def reset_info(self) -> Info:
         return {"tools": [each.schema for each in self._tools.values()], "instructions_without_tools": self._bare}
 
-    def count_tasks(self, options: Mapping[str, Any]) -> int:
+    def count_tasks(self, options: Options) -> int:
         raise ValueError("skyrl/question-v0 has no questions of its own: give one as options['task'].")
 
     def act(self, action: str) -> Outcome:

@@ -8,13 +8,12 @@ import math
 import re
 import shutil
 import tempfile
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
 from skyrl_eval import sandbox
 from skyrl_eval.swe_env import NO_CALL, ShellEnv, submits
-from skyrl_gym.core import Choices, Outcome, Task
+from skyrl_gym.core import Choices, Options, Outcome, Task
 from skyrl_gym.tools.tool import responses
 
 TEST_SECONDS = 600.0
@@ -37,15 +36,15 @@ class HarborEnv(ShellEnv):
         self.commands.append(command)
         return self._shell(command, self._binds, self.task.data["work"])
 
-    def _checked(self, options: Mapping[str, Any]) -> dict[str, Any]:
+    def _checked(self, options: Options) -> dict[str, Any]:
         rest = dict(options)
         folder = {"tasks": rest.pop("tasks")} if "tasks" in rest else {}
         return super()._checked(rest) | folder
 
-    def count_tasks(self, options: Mapping[str, Any]) -> int:
+    def count_tasks(self, options: Options) -> int:
         return len(_folders(options.get("tasks")))
 
-    def make_task(self, options: Mapping[str, Any], index: int) -> Task:
+    def make_task(self, options: Options, index: int) -> Task:
         folder = _folders(options["tasks"])[index]
         file = folder / "environment/Dockerfile"
         steps = file.read_text(encoding="utf-8") if file.is_file() else ""

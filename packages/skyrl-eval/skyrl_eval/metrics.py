@@ -46,7 +46,7 @@ def clustered_error(means: Sequence[float], clusters: Sequence[str]) -> float | 
 
 def pass_at_k(n: int, c: int, k: int) -> float:
     """Unbiased: the chance that k of n tries, drawn without putting back, hold one of the c correct ones."""
-    return 1.0 - math.comb(n - c, k) / math.comb(n, k)
+    return 1.0 - pass_all_k(n, n - c, k)
 
 
 def pass_all_k(n: int, c: int, k: int) -> float:

@@ -4,16 +4,15 @@ Each reset makes a swe.workspace; docs/eval/README.md says what the agent sees, 
 """
 
 import contextlib
-import functools
 import json
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any, ClassVar
 
 from skyrl_eval import prompts, sandbox, swe
 from skyrl_eval.benchmarks.common import Context, final
-from skyrl_gym.core import Outcome, Task, TextEnv
+from skyrl_gym.core import Info, Options, Outcome, Row, Task, TextEnv
 from skyrl_gym.parsing import MAX_CALLS, parse_tool_calls
 from skyrl_gym.tools.tool import ToolError, responses, run_call, tool
 
@@ -73,16 +72,12 @@ class ShellEnv(TextEnv):
             self._opened.close()
 
 
-def _as_named(work: Callable[..., str]) -> Callable[..., str]:
-
-    @functools.wraps(work)
-    def told(self: Any, path: str, *arguments: Any, **named: Any) -> str:
-        try:
-            return work(self, path, *arguments, **named)
-        except OSError as error:
-            raise ToolError(f"{path}: {error.strerror}.") from error
-
-    return told
+@contextlib.contextmanager
+def _named(path: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise ToolError(f"{path}: {error.strerror}.") from error
 
 
 class SWEEnv(ShellEnv):
@@ -99,38 +94,38 @@ class SWEEnv(ShellEnv):
         binds = [(self._path / "testbed", "/testbed", True), (self._path / "tmp", "/tmp", True)]
         return self._shell(command, binds, "/testbed", **self._where)
 
-    @_as_named
     def view(self, path: str, start: int = 1) -> str:
         """Shows 200 numbered lines of a file from line `start` on, or the entries of a folder."""
-        place = self._place(path)
-        if place.is_dir():
-            return cut("\n".join(sorted(entry.name + "/" * entry.is_dir() for entry in place.iterdir())))
-        lines = self._read(place, path).split("\n")
+        with _named(path):
+            place = self._place(path)
+            if place.is_dir():
+                return cut("\n".join(sorted(entry.name + "/" * entry.is_dir() for entry in place.iterdir())))
+            lines = self._read(place, path).split("\n")
         first = min(max(start, 1), len(lines))
         shown = [f"{number:6}  {line}" for number, line in enumerate(lines, start=1)][first - 1 : first - 1 + LINES]
         return cut("\n".join(shown) + f"\n[lines {first} to {first + len(shown) - 1} of {len(lines)}]")
 
-    @_as_named
     def replace(self, path: str, old: str, new: str) -> str:
         """Replaces `old`, which must stand in the file exactly once, by `new`; an empty `old` makes a new file."""
-        place = self._place(path)
-        if not old:
-            if place.exists():
-                raise ToolError(f"{path} exists: give the text in it that is to be replaced as `old`.")
-            place.parent.mkdir(parents=True, exist_ok=True)
-        else:
-            before = self._read(place, path)
-            if (found := before.count(old)) != 1:
-                raise ToolError(f"`old` stands in {path} {found} times; it must stand there exactly once.")
-            new = before.replace(old, new)
-        place.write_bytes(new.encode("utf-8", "surrogateescape"))
+        with _named(path):
+            place = self._place(path)
+            if not old:
+                if place.exists():
+                    raise ToolError(f"{path} exists: give the text in it that is to be replaced as `old`.")
+                place.parent.mkdir(parents=True, exist_ok=True)
+            else:
+                before = self._read(place, path)
+                if (found := before.count(old)) != 1:
+                    raise ToolError(f"`old` stands in {path} {found} times; it must stand there exactly once.")
+                new = before.replace(old, new)
+            place.write_bytes(new.encode("utf-8", "surrogateescape"))
         return f"{path} is written."
 
     def submit(self) -> str:
         """Ends the task: the changes in /testbed are the answer."""
         return super().submit()
 
-    def task_from_row(self, row: Mapping[str, Any], options: Mapping[str, Any]) -> Task:
+    def task_from_row(self, row: Row, options: Options) -> Task:
         for name in ("question", "repo", "base_commit"):
             if not isinstance(row.get(name), str):
                 raise ValueError(f"options['task'], field {name!r}: expected a string, got {row.get(name)!r}.")
@@ -141,10 +136,10 @@ class SWEEnv(ShellEnv):
         instructions = self._prompt("swe_system")
         return Task(task_id, row["question"], row.get("tests"), instructions=instructions, data=data)
 
-    def count_tasks(self, options: Mapping[str, Any]) -> int:
+    def count_tasks(self, options: Options) -> int:
         raise ValueError("skyrl/swe-v0 has no tasks of its own: give one as options['task'] (docs/eval/README.md).")
 
-    def reset_info(self) -> dict[str, Any]:
+    def reset_info(self) -> Info:
         bare = prompts.fill("swe_system_bare", **BUDGET)
         return {"tools": [item.schema for item in self._tools.values()], "instructions_without_tools": bare}
 
@@ -158,7 +153,7 @@ class SWEEnv(ShellEnv):
         notes = [] if made else [NO_CALL]
         self.steps += 1
         over = submitted or self.steps == self._limit
-        info: dict[str, Any] = {"tool_calls": made}
+        info: Info = {"tool_calls": made}
         known = [call["args"] is not None for call in made]
         patch = self._diff() if any(known) else self.patch
         if len(patch) > LONGEST_PATCH:

@@ -9,13 +9,13 @@ from typing import Any
 import gymnasium
 
 from skyrl_gym.chat_client import Unanswered, reply
-from skyrl_gym.core import TextEnv
+from skyrl_gym.core import Info, TextEnv
 
 Z = 1.959964
 """Standard deviations in a 95 % interval of the normal distribution."""
 ANSWER_SECONDS = 300.0
 """Limit of an endpoint's answer."""
-History = list[tuple[str, dict[str, Any]]]
+History = list[tuple[str, Info]]
 """Observation and info, of the reset and of every step since."""
 Agent = Callable[[Any, History], str]
 """From an environment and its episode's history to the next action."""

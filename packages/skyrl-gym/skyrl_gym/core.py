@@ -23,6 +23,12 @@ from skyrl_gym.data import load_rows
 from skyrl_gym.spaces import UnicodeText
 
 Choices = dict[str, tuple[Any, ...]]
+Options = Mapping[str, Any]
+"""Of a reset."""
+Info = dict[str, Any]
+"""Of a reset or a step."""
+Row = Mapping[str, Any]
+"""Of a dataset."""
 
 SPLITS = ("train", "val", "test")
 
@@ -58,7 +64,7 @@ class Outcome:
     valid_action: bool
     success: bool = False
     terminated: bool = False
-    info: dict[str, Any] = field(default_factory=dict)
+    info: Info = field(default_factory=dict)
     """Further entries for `info`: for people and metrics, without the ground truth."""
 
 
@@ -91,18 +97,18 @@ class TextEnv(Env[str, str]):
     # What a subclass gives.
 
     @classmethod
-    def preload(cls, options: Mapping[str, Any]) -> None:
+    def preload(cls, options: Options) -> None:
         """Reads what all episodes with these `options` share: for the processes that are forked from this one."""
 
-    def count_tasks(self, options: Mapping[str, Any]) -> int:
+    def count_tasks(self, options: Options) -> int:
         """How many distinct tasks there are under these options (complete, checked)."""
         raise NotImplementedError
 
-    def make_task(self, options: Mapping[str, Any], index: int) -> Task:
+    def make_task(self, options: Options, index: int) -> Task:
         """Task `index` (0 <= index < count_tasks(options)); different indices are different tasks."""
         raise NotImplementedError
 
-    def task_from_row(self, row: Mapping[str, Any], options: Mapping[str, Any]) -> Task:
+    def task_from_row(self, row: Row, options: Options) -> Task:
         """A task from a row in SkyRL's dataset format (skyrl_gym.data); raises ValueError with a sentence."""
         raise ValueError(f"{type(self).__name__} cannot be given a dataset row as options['task'].")
 
@@ -122,7 +128,7 @@ class TextEnv(Env[str, str]):
         """All actions that do something in this state, or None where they cannot be listed."""
         return None
 
-    def reset_info(self) -> dict[str, Any]:
+    def reset_info(self) -> Info:
         """Further entries for the `info` of `reset`: for people and metrics, without the ground truth."""
         return {}
 
@@ -135,7 +141,7 @@ class TextEnv(Env[str, str]):
         for name in self.kept:
             setattr(self, name, state[name])
 
-    def task_id(self, options: Mapping[str, Any], index: int) -> str:
+    def task_id(self, options: Options, index: int) -> str:
         """The id of task `index`, for `make_task`."""
         return ":".join([*(str(options[name]) for name in self.id_options), str(index)])
 
@@ -148,7 +154,7 @@ class TextEnv(Env[str, str]):
             raise ResetNeeded("There is no task before the first reset().")
         return self._task
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, Info]:
         """Starts an episode. ValueError for an unknown option, value or task id names the valid ones.
 
         seed: seeds `np_random`, which picks the task unless `options` names one. options: `task_id` (a task by its id),
@@ -161,13 +167,10 @@ class TextEnv(Env[str, str]):
             raise ValueError("Give options['task'] or options['task_id'], not both.")
         if task_id is not None:
             self.options, index = self._from_task_id(task_id, options)
-            task = self.make_task(self.options, index)
         else:
-            self.options = chosen = self.defaults | self._checked(options)
-            if row is None:
-                task = self.make_task(chosen, int(self.np_random.integers(self.count_tasks(chosen))))
-            else:
-                task = self.task_from_row(row, chosen)
+            self.options = self.defaults | self._checked(options)
+            index = int(self.np_random.integers(self.count_tasks(self.options))) if row is None else 0
+        task = self.make_task(self.options, index) if row is None else self.task_from_row(row, self.options)
         own = {name: self.options[name] for name in ("difficulty", "lang", "split") if name in self.options}
         self._task = task = replace(task, **own)
         self._finished, self.recorded = False, None
@@ -175,7 +178,7 @@ class TextEnv(Env[str, str]):
         info = {"instructions": task.instructions, "task_id": task.task_id, **self.reset_info()}
         return observation, info | self._admissible()
 
-    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+    def step(self, action: str) -> tuple[str, float, bool, bool, Info]:
         """Applies an action. `truncated` is always False: step limits are Gymnasium's TimeLimit."""
         if self._task is None:
             raise ResetNeeded("step() was called before the first reset().")
@@ -203,7 +206,7 @@ class TextEnv(Env[str, str]):
         """With render_mode "ansi": the first observation, or the last action and what it led to."""
         return self._screen if self.render_mode == "ansi" else None
 
-    def num_tasks(self, options: Mapping[str, Any] | None = None) -> int:
+    def num_tasks(self, options: Options | None = None) -> int:
         """How many distinct tasks there are under reset options such as {"split": "val", "difficulty": 2}."""
         return self.count_tasks(self.defaults | self._checked(options or {}))
 
@@ -222,7 +225,7 @@ class TextEnv(Env[str, str]):
         self._finished, self._screen = state["finished"], state["screen"]
         self.set_env_state(state["env"])
 
-    def _checked(self, options: Mapping[str, Any]) -> dict[str, Any]:
+    def _checked(self, options: Options) -> dict[str, Any]:
         checked = {}
         for name, value in options.items():
             values = self.choices.get(name)
@@ -235,7 +238,7 @@ class TextEnv(Env[str, str]):
             checked[name] = values[values.index(value)]  # a numpy integer becomes the int that it equals
         return checked
 
-    def _from_task_id(self, task_id: Any, options: Mapping[str, Any]) -> tuple[dict[str, Any], int]:
+    def _from_task_id(self, task_id: Any, options: Options) -> tuple[dict[str, Any], int]:
         *values, index = task_id.split(":") if isinstance(task_id, str) else [""]
         if len(values) != len(self.id_options) or not (index.isascii() and index.isdigit() and len(index) < 10):
             form = ":".join(f"<{name}>" for name in (*self.id_options, "index"))
@@ -253,7 +256,7 @@ class TextEnv(Env[str, str]):
             raise ValueError(f"There is no task {task_id!r}: its index must be below {count}.")
         return resolved, int(index)
 
-    def _admissible(self) -> dict[str, Any]:
+    def _admissible(self) -> Info:
         actions = self.admissible_actions()
         return {} if actions is None else {"admissible_actions": actions}
 
@@ -266,7 +269,7 @@ class RowsOnly(TextEnv):
         super().__init__(**arguments)
         self._rows = load_rows(rows) if isinstance(rows, str | Path) else list(rows or ())
 
-    def count_tasks(self, options: Mapping[str, Any]) -> int:
+    def count_tasks(self, options: Options) -> int:
         if not self._rows:
             raise ValueError(
                 "This environment plays rows of a dataset: gymnasium.make(id, rows='train.jsonl'), or "
@@ -274,5 +277,5 @@ class RowsOnly(TextEnv):
             )
         return len(self._rows)
 
-    def make_task(self, options: Mapping[str, Any], index: int) -> Task:
+    def make_task(self, options: Options, index: int) -> Task:
         return self.task_from_row(self._rows[index], options)

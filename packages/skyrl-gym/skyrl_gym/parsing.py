@@ -5,7 +5,7 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-_OPEN = re.compile(r"\\boxed\s*{")
+_OPEN, _BRACE = re.compile(r"\\boxed\s*{"), re.compile("[{}]")
 _LONGEST = 10_000
 _READ = 100_000  # bounds the time that a hostile text takes to some milliseconds
 
@@ -29,24 +29,14 @@ def _last_box(text: str) -> tuple[int, int]:
     end = len(text)
     while (start := text.rfind("\\boxed", 0, end)) >= 0:
         opened = _OPEN.match(text, start)
-        begin = opened.end() if opened else end
-        close = _closing_brace(text, begin, min(end, begin + _LONGEST + 1))
-        if close is not None:
-            return begin, close
+        begin, depth = opened.end() if opened else end, 1
+        for brace in _BRACE.finditer(text, begin, min(end, begin + _LONGEST + 1)):
+            depth += 1 if brace[0] == "{" else -1
+            if depth == 0:
+                return begin, brace.start()
         # This box is never closed, so an earlier one must close before it: each character is scanned once.
         end = start
     return -1, -1
-
-
-def _closing_brace(text: str, begin: int, end: int) -> int | None:
-    depth = 1
-    position = begin
-    while (close := text.find("}", position, end)) >= 0:
-        depth += text.count("{", position, close) - 1
-        if depth == 0:
-            return close
-        position = close + 1
-    return None
 
 
 def last_code(text: str) -> str | None:

@@ -19,6 +19,7 @@ import yaml
 VARIABLE = "SKYRL_ENVS_REGISTRY"
 OPENENV, OPENENV_ID = "openenv:", "skyrl/openenv-v0"
 """How an environment behind a server is named, openenv:ws://host:port, and the one that plays it."""
+_CLIENT = "skyrl_gym.openenv.client:OpenEnv"  # in no list, for it has no tasks of its own
 _ID = re.compile(r"([\w.-]+/)?[\w.-]+-v\d+")
 _ENTRY_POINT = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 
@@ -70,7 +71,7 @@ def register_all() -> None:
     if not built_in:
         raise FileNotFoundError(f"There is no envs-registry.yaml in {folder}; install skyrl-gym again.")
     load_registry(built_in[0])
-    _register_openenv(OPENENV_ID)
+    add_env(OPENENV_ID, _CLIENT)
     for path in filter(None, os.environ.get(VARIABLE, "").split(os.pathsep)):
         load_registry(path)
 
@@ -89,12 +90,15 @@ def load_registry(path: str | Path) -> list[EnvEntry]:
             raise ValueError(f"{entry.source}: field 'id': {entry.id!r} is already registered by {owner}; rename one.")
         new[entry.id] = entry
     for entry in new.values():
-        vector, limit = f"skyrl_gym.vector:{entry.id}", entry.max_episode_steps
-        gymnasium.register(
-            entry.id, entry.entry_point, max_episode_steps=limit, vector_entry_point=vector, kwargs=dict(entry.kwargs)
-        )
+        add_env(entry.id, entry.entry_point, max_episode_steps=entry.max_episode_steps, kwargs=dict(entry.kwargs))
         _entries[entry.id] = entry
     return entries
+
+
+def add_env(env_id: str, entry_point: Any, **arguments: Any) -> None:
+    """Registers with Gymnasium, for vectors of environments, too; an id that it knows stays as it is."""
+    if env_id not in gymnasium.registry:
+        gymnasium.register(env_id, entry_point, vector_entry_point=f"skyrl_gym.vector:{env_id}", **arguments)
 
 
 def list_envs() -> list[EnvEntry]:
@@ -109,7 +113,8 @@ def resolve_env_id(name: str) -> str:
     """
     if name.startswith(OPENENV):
         url = name.removeprefix(OPENENV)
-        return _register_openenv(f"openenv/{url.encode().hex()}-v0", url=url)
+        add_env(env_id := f"openenv/{url.encode().hex()}-v0", _CLIENT, kwargs={"url": url})
+        return env_id
     module, _, env_id = name.rpartition(":")
     if module:
         try:
@@ -130,14 +135,6 @@ def portable_env(name: str) -> tuple[str, dict[str, Any]]:
     if name.startswith(OPENENV):
         return OPENENV_ID, {"url": name.removeprefix(OPENENV)}
     return resolve_env_id(name), {}
-
-
-def _register_openenv(env_id: str, **arguments: str) -> str:
-    """It is in no list, for it has no tasks of its own."""
-    if env_id not in gymnasium.registry:
-        client, vector = "skyrl_gym.openenv.client:OpenEnv", f"skyrl_gym.vector:{env_id}"
-        gymnasium.register(env_id, client, vector_entry_point=vector, kwargs=arguments)
-    return env_id
 
 
 def _read(path: Path) -> list[EnvEntry]:

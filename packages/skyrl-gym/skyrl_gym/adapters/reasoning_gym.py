@@ -10,11 +10,10 @@ from contextlib import suppress
 from functools import cache
 from typing import Any, ClassVar
 
-import gymnasium
-
-from skyrl_gym.core import SPLITS, Choices, Outcome, Task, TextEnv
+from skyrl_gym.core import SPLITS, Choices, Options, Outcome, Task, TextEnv
 from skyrl_gym.data import beside
 from skyrl_gym.parsing import last_answer
+from skyrl_gym.registry import add_env
 
 try:
     from reasoning_gym import create_dataset
@@ -44,10 +43,10 @@ class ReasoningGymEnv(TextEnv):
         except (TypeError, ValueError, AssertionError) as error:
             raise ValueError(f"The data set {dataset!r} does not take config={config!r}: {error}.") from None
 
-    def count_tasks(self, options: Mapping[str, Any]) -> int:
+    def count_tasks(self, options: Options) -> int:
         return len(INDICES[options["split"]])
 
-    def make_task(self, options: Mapping[str, Any], index: int) -> Task:
+    def make_task(self, options: Options, index: int) -> Task:
         place = INDICES[options["split"]][index]
         entry = _dataset(*self._source)[place]
         task_id, data = self.task_id(options, index), {"place": place}
@@ -72,6 +71,5 @@ def _dataset(name: str, config: str) -> Any:
     return create_dataset(name, **{"seed": 0, "size": INDICES["test"].stop, **json.loads(config)})
 
 
-for name in DATASETS.keys() - gymnasium.registry.keys():  # __init__ says why one is left out
-    entry_point, vector = f"{__name__}:ReasoningGymEnv", f"skyrl_gym.vector:{name}"
-    gymnasium.register(name, entry_point, kwargs={"dataset": name}, vector_entry_point=vector)
+for name in DATASETS:  # __init__ says why one is left out
+    add_env(name, f"{__name__}:ReasoningGymEnv", kwargs={"dataset": name})

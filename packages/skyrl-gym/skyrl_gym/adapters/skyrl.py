@@ -8,7 +8,7 @@ import copy
 from functools import partial
 from typing import Any, ClassVar
 
-from skyrl_gym.core import Choices, Outcome, RowsOnly, Task
+from skyrl_gym.core import Choices, Info, Outcome, RowsOnly, Task
 from skyrl_gym.data import read_row, row_id
 from skyrl_gym.envs import create
 
@@ -57,7 +57,7 @@ class SkyRLEnv(Repeated):
         self._instructions = contents(messages, system=True)
         return contents(messages)
 
-    def reset_info(self) -> dict[str, Any]:
+    def reset_info(self) -> Info:
         metadata = self._metadata
         return {"instructions": self._instructions, "metadata": metadata, "stop": metadata.get("stop", [])}
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from skyrl_gym.adapters.skyrl import Repeated, contents
-from skyrl_gym.core import Outcome, Task
+from skyrl_gym.core import Info, Outcome, Task
 from skyrl_gym.openenv import result_of
 from skyrl_gym.parsing import MAX_CALLS, parse_tool_calls
 from skyrl_gym.tools.tool import responses, run_call, tool
@@ -35,8 +35,14 @@ class TRLEnv(Repeated):
         self._factory, self._functions = pair
 
     def begin(self, task: Task) -> str:
-        row, self.actions = columns(task.data), list[str]()
-        environment = self._environment(row)
+        row, self.actions, factory = columns(task.data), list[str](), self._factory
+        if isinstance(factory, dict):
+            name = row.pop("environment", None)
+            if name not in factory:
+                there = ", ".join(map(repr, factory))
+                raise ValueError(f"A row's environment is {name!r}; environment_factory has {there}.")
+            factory = factory[name]
+        environment = factory() if factory else None
         made = [tool(waited(function)) for function in (*self._functions, *methods(environment))]
         self._tools = {each.name: each for each in made}
         self._score = getattr(environment, "get_reward", float)
@@ -47,17 +53,7 @@ class TRLEnv(Repeated):
             raise ValueError(f"{name}.reset returned {said!r:.60}; expected a text or None.")
         return contents(task.data["prompt"]) + (said or "")
 
-    def _environment(self, row: dict[str, Any]) -> Any:
-        factory = self._factory
-        if isinstance(factory, dict):
-            name = row.pop("environment", None)
-            if name not in factory:
-                there = ", ".join(map(repr, factory))
-                raise ValueError(f"A row's environment is {name!r}; environment_factory has {there}.")
-            factory = factory[name]
-        return factory() if factory else None
-
-    def reset_info(self) -> dict[str, Any]:
+    def reset_info(self) -> Info:
         system = contents(self.task.data["prompt"], system=True)
         if not self._tools:
             return {"instructions": system}

@@ -7,7 +7,7 @@ import gymnasium
 from gymnasium.envs.registration import EnvSpec, load_env_creator
 
 from skyrl_gym.envs.base_text_env import Env
-from skyrl_gym.registry import resolve_env_id
+from skyrl_gym.registry import add_env, resolve_env_id
 
 _ADAPTER = "skyrl_gym.adapters.skyrl:SkyRLEnv"
 
@@ -17,8 +17,7 @@ def register(id: str, entry_point: str | Callable[..., Any], kwargs: dict[str, A
     arguments = {"env_class": entry_point, "env_kwargs": kwargs or {}}
     if id in gymnasium.registry and gymnasium.registry[id].kwargs != arguments:
         raise ValueError(f"The id {id!r} is already registered for something else; choose another.")
-    if id not in gymnasium.registry:
-        gymnasium.register(id, _ADAPTER, kwargs=arguments, vector_entry_point=f"skyrl_gym.vector:{id}")
+    add_env(id, _ADAPTER, kwargs=arguments)
 
 
 def spec(env_id: str) -> EnvSpec:

@@ -5,12 +5,11 @@ each role got by it; info["request"]["messages"] are the messages of the role th
 """
 
 import copy
-from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import numpy as np
 
-from skyrl_gym.core import Outcome, Task, TextEnv
+from skyrl_gym.core import Info, Options, Outcome, Task, TextEnv
 from skyrl_gym.players import pool
 from skyrl_gym.players.game import ILLEGAL, ROLES, Game
 
@@ -21,7 +20,7 @@ class PlayersEnv(TextEnv):
     game_class: ClassVar[type[Game]]
     choices = TextEnv.choices | {"opponent": ("random", "perfect", "self"), "expert": ("perfect", "random")}
 
-    def _checked(self, options: Mapping[str, Any]) -> dict[str, Any]:
+    def _checked(self, options: Options) -> dict[str, Any]:
         """`opponent` may be several, with commas, of which the seed draws one, and addresses (pool.py) among them."""
         given = options.get("opponent")
         several = given.split(",") if isinstance(given, str) else []
@@ -31,7 +30,7 @@ class PlayersEnv(TextEnv):
         rest = {name: value for name, value in options.items() if name != "opponent" or not several}
         return super()._checked(rest) | ({"opponent": given} if several else {})
 
-    def task_of(self, options: Mapping[str, Any], index: int, deal: Any, role: str, truth: Any) -> Task:
+    def task_of(self, options: Options, index: int, deal: Any, role: str, truth: Any) -> Task:
         """Plays `role` of a game with this deal. truth: what the role is not to be told."""
         game = self.game_class(options["lang"])
         game.reset(options={"deal": deal})
@@ -93,7 +92,7 @@ class PlayersEnv(TextEnv):
         finally:
             self._np_random = generator
 
-    def reset_info(self) -> dict[str, Any]:
+    def reset_info(self) -> Info:
         if self._opponent != "self" or self.game.over:
             return {}
         mover = self.game.agent_selection

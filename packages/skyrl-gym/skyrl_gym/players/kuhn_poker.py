@@ -7,11 +7,10 @@ A policy is {information set: {move: probability}}; an information set is the ro
 
 from collections.abc import Mapping
 from itertools import permutations, product
-from typing import Any
 
 import numpy as np
 
-from skyrl_gym.core import Task
+from skyrl_gym.core import Options, Task
 from skyrl_gym.data import beside
 from skyrl_gym.players.env import PlayersEnv
 from skyrl_gym.players.game import ROLES, Game
@@ -125,9 +124,9 @@ class KuhnPokerEnv(PlayersEnv):
 
     game_class = KuhnPoker
 
-    def count_tasks(self, options: Mapping[str, Any]) -> int:
+    def count_tasks(self, options: Options) -> int:
         return len(DEALS) * len(ROLES)
 
-    def make_task(self, options: Mapping[str, Any], index: int) -> Task:
+    def make_task(self, options: Options, index: int) -> Task:
         deal, role = DEALS[index // 2], index % 2
         return self.task_of(options, index, list(deal), ROLES[role], {deal[1 - role]: ROLES[1 - role]})

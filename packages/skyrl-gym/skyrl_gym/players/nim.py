@@ -3,16 +3,14 @@
 Who moves and finds heaps whose exclusive or is not 0 can win, by leaving heaps for which it is (Bouton, 1901).
 """
 
-from collections.abc import Mapping
 from functools import cache, reduce
 from hashlib import blake2b
 from itertools import product
 from operator import xor
-from typing import Any
 
 import numpy as np
 
-from skyrl_gym.core import SPLITS, Task
+from skyrl_gym.core import SPLITS, Options, Task
 from skyrl_gym.data import beside
 from skyrl_gym.players.env import PlayersEnv
 from skyrl_gym.players.game import ILLEGAL, ROLES, Game
@@ -91,10 +89,10 @@ class NimEnv(PlayersEnv):
     game_class = Nim
     choices = PlayersEnv.choices | {"difficulty": tuple(LEVELS)}
 
-    def count_tasks(self, options: Mapping[str, Any]) -> int:
+    def count_tasks(self, options: Options) -> int:
         return len(positions(options["split"], options["difficulty"]))
 
-    def make_task(self, options: Mapping[str, Any], index: int) -> Task:
+    def make_task(self, options: Options, index: int) -> Task:
         heaps = positions(options["split"], options["difficulty"])[index]
         role = ROLES[0] if nim_sum(heaps) else ROLES[1]
         return self.task_of(options, index, list(heaps), role, f"nim-sum {nim_sum(heaps)}")

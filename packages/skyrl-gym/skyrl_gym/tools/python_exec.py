@@ -93,7 +93,7 @@ class Sandbox:
             self.close()
             self._folder = os.path.realpath(tempfile.mkdtemp(prefix="skyrl-python-exec-"))
             settings = json.dumps({"limits": asdict(self.limits), "folder": self._folder})
-            program = os.path.join(os.path.dirname(os.path.abspath(__file__)), "sandbox_server.py")
+            program = str(Path(__file__).absolute().with_name("sandbox_server.py"))
             # Not -I, under which Python would ignore the hash seed.
             command = [sys.executable, "-s", "-S", "-B", "-X", "utf8", program, settings]
             clean = {"PYTHONHASHSEED": "0", "TZ": "UTC", "LANG": "C.UTF-8", "MALLOC_ARENA_MAX": "1"}

@@ -5,14 +5,13 @@ admissible changes nothing and costs a step. The reward is 1.0 when the task is 
 """
 
 import random
-from collections.abc import Mapping
 from os import PathLike
 from typing import Any
 
-from skyrl_gym.core import Outcome, Task, TextEnv
+from skyrl_gym.core import Info, Options, Outcome, Task, TextEnv
 from skyrl_gym.envs.alfworld_lite.expert import next_command, slip
 from skyrl_gym.envs.alfworld_lite.given import given, world_of
-from skyrl_gym.envs.alfworld_lite.tasks import COUNTS, TYPES, make_data, reached
+from skyrl_gym.envs.alfworld_lite.tasks import COUNTS, TYPES, Data, make_data, reached
 from skyrl_gym.envs.alfworld_lite.world import World, kind_of, load, why_not
 
 _LONGEST = 300
@@ -40,22 +39,22 @@ class AlfworldLiteEnv(TextEnv):
         if self._file:
             given(self._file)
 
-    def _given(self, options: Mapping[str, Any]) -> list[dict[str, Any]]:
+    def _given(self, options: Options) -> list[Data]:
         asked = options["task_type"]
         return [each for each in given(str(self._file))[options["split"]] if asked in ("any", each["type"])]
 
-    def count_tasks(self, options: Mapping[str, Any]) -> int:
+    def count_tasks(self, options: Options) -> int:
         if self._file:
             if not (found := len(self._given(options))):
                 raise ValueError(f"{self._file} has no task of split {options['split']!r} and this task_type.")
             return found
         return COUNTS[options["split"]] // (1 if options["task_type"] == "any" else len(TYPES))
 
-    def task_id(self, options: Mapping[str, Any], index: int) -> str:
+    def task_id(self, options: Options, index: int) -> str:
         """With a task type, the index counts the tasks of that type; the index of a task id counts all of them."""
         return self.make_task(options, index).task_id
 
-    def make_task(self, options: Mapping[str, Any], index: int) -> Task:
+    def make_task(self, options: Options, index: int) -> Task:
         split, difficulty, lang = (options[name] for name in self.id_options)
         if self._file:
             data = self._given(options)[index]
@@ -70,7 +69,7 @@ class AlfworldLiteEnv(TextEnv):
         task_id, instructions = super().task_id(options, index), load("text.yaml")[lang]["instructions"]
         return Task(task_id, text, wanted, instructions=instructions, data=data)
 
-    def reset_info(self) -> dict[str, Any]:
+    def reset_info(self) -> Info:
         return {"task_type": self.task.data["type"]}
 
     def begin(self, task: Task) -> str:
@@ -114,7 +113,7 @@ class AlfworldLiteEnv(TextEnv):
         self.begin(self.task)
         self._world.set_state(state)
 
-    def _from_task_id(self, task_id: Any, options: Mapping[str, Any]) -> tuple[dict[str, Any], int]:
+    def _from_task_id(self, task_id: Any, options: Options) -> tuple[dict[str, Any], int]:
         resolved, index = super()._from_task_id(task_id, {**options, "task_type": "any"})
         asked, task_type = options.get("task_type", "any"), self.make_task(resolved, index).data["type"]
         if asked not in ("any", task_type):
@@ -122,7 +121,7 @@ class AlfworldLiteEnv(TextEnv):
         return resolved, index
 
 
-def _goal(data: dict[str, Any], lang: str) -> str:
+def _goal(data: Data, lang: str) -> str:
     texts, facts = load("text.yaml")[lang], load()
     entries = facts["objects"][data["object"]], (facts["receptacles"] | facts["lamps"])[data["target"]]
     glosses = [f"（{entry['zh']}）" if lang == "zh" else "" for entry in entries]

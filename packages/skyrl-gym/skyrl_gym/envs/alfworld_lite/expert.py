@@ -3,25 +3,23 @@
 One that `searches` uses only what it has read, and says what it is after now, as ReAct does (Yao et al. 2022).
 """
 
-from typing import Any
-
-from skyrl_gym.envs.alfworld_lite.tasks import LOOK, VERBS, placed, ready
+from skyrl_gym.envs.alfworld_lite.tasks import LOOK, VERBS, Data, placed, ready
 from skyrl_gym.envs.alfworld_lite.world import TOOLS, World, fits, kind_of
 
 
-def next_command(world: World, data: dict[str, Any], searches: bool = False) -> str:
+def next_command(world: World, data: Data, searches: bool = False) -> str:
     """One of `world.actions`, "look" once the task is done; one that searches may write a line of thought before it."""
     command = _plan(world, data, searches)
     return f"{_thought(world, data)}\n{command}" if searches and not world.walking else command
 
 
-def slip(world: World, data: dict[str, Any]) -> str | None:
+def slip(world: World, data: Data) -> str | None:
     """A command in vain: to take, on the way, what is not to be seen; None where that cannot happen."""
     command = f"take {data['object']} 1 from {world.at}"
     return command if world.walking and world.held is None and command not in world.actions else None
 
 
-def _thought(world: World, data: dict[str, Any]) -> str:
+def _thought(world: World, data: Data) -> str:
     thing, target, verb = data["object"], data["target"], VERBS.get(data["type"])
     if world.held is None or kind_of(world.held) != thing:
         return f"find one {thing}"
@@ -30,7 +28,7 @@ def _thought(world: World, data: dict[str, Any]) -> str:
     return f"put {thing} at {target}" if verb is None or ready(world, data, world.held) else f"{verb} {thing}"
 
 
-def _plan(world: World, data: dict[str, Any], searches: bool) -> str:
+def _plan(world: World, data: Data, searches: bool) -> str:
     held, verb = world.held, VERBS.get(data["type"])
     if held is None:
         command = _fetch(world, data)
@@ -52,7 +50,7 @@ def _plan(world: World, data: dict[str, Any], searches: bool) -> str:
     return _at(world, target, f"move {held} to {target}", inside=True)
 
 
-def _fetch(world: World, data: dict[str, Any]) -> str:
+def _fetch(world: World, data: Data) -> str:
     done = placed(world, data, _target(world, data)) if data["target"] in world.layout.by_kind else []
     things = [(place, name) for place, names in world.contents.items() for name in names if name not in done]
     wanted = [(place, name) for place, name in things if kind_of(name) == data["object"]]
@@ -69,7 +67,7 @@ def _search(world: World) -> str:
     return f"go to {walk[(walk.index(world.at) + 1) % len(walk) if world.at is not None else 0]}"
 
 
-def _target(world: World, data: dict[str, Any]) -> str:
+def _target(world: World, data: Data) -> str:
     return max(world.layout.by_kind[data["target"]], key=lambda place: len(placed(world, data, place)))
 
 

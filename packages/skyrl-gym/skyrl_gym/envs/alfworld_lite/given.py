@@ -13,13 +13,13 @@ from typing import Any
 from skyrl_gym.core import SPLITS
 from skyrl_gym.data import read_list
 from skyrl_gym.envs.alfworld_lite.expert import next_command
-from skyrl_gym.envs.alfworld_lite.tasks import TYPES, reached
+from skyrl_gym.envs.alfworld_lite.tasks import TYPES, Data, reached
 from skyrl_gym.envs.alfworld_lite.world import World, kind_of, layout, load
 
 STEPS = 50
 
 
-def world_of(data: dict[str, Any], lang: str) -> World:
+def world_of(data: Data, lang: str) -> World:
     """Where a task begins."""
     room, group, number, most = data["layout"]
     counts = tuple(map(tuple, number)) if group == "given" else number
@@ -27,15 +27,15 @@ def world_of(data: dict[str, Any], lang: str) -> World:
 
 
 @lru_cache(maxsize=4)
-def given(path: str) -> dict[str, list[dict[str, Any]]]:
+def given(path: str) -> dict[str, list[Data]]:
     """A file's tasks by split. OSError, or ValueError with file, task (from 1) and what is wrong."""
-    found: dict[str, list[dict[str, Any]]] = {split: [] for split in SPLITS}
+    found: dict[str, list[Data]] = {split: [] for split in SPLITS}
     for number, row in enumerate(read_list(path, "tasks"), start=1):
         found[checked(row, f"{path} task {number}")["split"]].append(made(row))
     return found
 
 
-def made(row: dict[str, Any]) -> dict[str, Any]:
+def made(row: dict[str, Any]) -> Data:
     """A row as tasks.make_data makes it."""
     counts = [list(pair) for pair in row["places"].items()]
     most = max(row["places"].values(), default=0)
@@ -74,7 +74,7 @@ def checked(row: Any, where: str) -> dict[str, Any]:
     return row
 
 
-def _can_be_done(data: dict[str, Any]) -> bool:
+def _can_be_done(data: Data) -> bool:
     world = world_of(data, "en")
     try:
         begun = not reached(world, data)

@@ -22,9 +22,11 @@ SIMPLE, LOOK, CLEAN, HEAT, COOL, TWO = TYPES = (
 VERBS = {CLEAN: "clean", HEAT: "heat", COOL: "cool"}
 COUNTS = {"train": 60_000, "val": 6_000, "test": 6_000}
 """Tasks of each split, in each difficulty."""
+Data = dict[str, Any]
+"""What `make_data` makes, plain data."""
 
 
-def make_data(split: str, difficulty: int, index: int) -> dict[str, Any]:
+def make_data(split: str, difficulty: int, index: int) -> Data:
     """A task as plain data: where it plays, its goal, and where everything lies."""
     level, task_type = load()["levels"][difficulty], TYPES[index % len(TYPES)]
     rng = Random(f"alfworld_lite:{split}:{difficulty}:{index}")
@@ -65,7 +67,7 @@ def _draw(rng: Random, split: str, task_type: str, level: dict[str, Any]) -> tup
     return room, thing, target, found, [rng.choice(lamps)] if lamps else []
 
 
-def reached(world: World, data: dict[str, Any]) -> bool:
+def reached(world: World, data: Data) -> bool:
     """Whether the world is as the task wants it."""
     if data["type"] == LOOK:
         return world.lamps.get(world.at or "") in world.lit and kind_of(world.held or "") == data["object"]
@@ -73,12 +75,12 @@ def reached(world: World, data: dict[str, Any]) -> bool:
     return any(len(placed(world, data, place)) >= needed for place in world.layout.by_kind[data["target"]])
 
 
-def placed(world: World, data: dict[str, Any], place: str) -> list[str]:
+def placed(world: World, data: Data, place: str) -> list[str]:
     """The task's objects in a receptacle, as far as they are ready."""
     return [name for name in world.contents[place] if kind_of(name) == data["object"] and ready(world, data, name)]
 
 
-def ready(world: World, data: dict[str, Any], name: str) -> bool:
+def ready(world: World, data: Data, name: str) -> bool:
     """Whether an object is clean, hot or cool, if it has to be."""
     verb = VERBS.get(data["type"])
     return verb is None or TOOLS[verb][1] in world.marks.get(name, ())

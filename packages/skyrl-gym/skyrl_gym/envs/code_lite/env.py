@@ -5,10 +5,8 @@ docs/environments/code_lite.md says what an action is, what of a failure is told
 
 import json
 import re
-from collections.abc import Mapping
-from typing import Any
 
-from skyrl_gym.core import Outcome, RowsOnly, Task, TextEnv
+from skyrl_gym.core import Options, Outcome, Row, RowsOnly, Task, TextEnv
 from skyrl_gym.data import read_row, row_id
 from skyrl_gym.envs.code_lite import judge, tasks
 from skyrl_gym.envs.code_lite.rows import read_tests
@@ -28,13 +26,13 @@ class CodeLiteEnv(TextEnv):
     kept = ("tries",)
 
     @classmethod
-    def preload(cls, options: Mapping[str, Any]) -> None:
+    def preload(cls, options: Options) -> None:
         tasks.count(options["split"], options["difficulty"])
 
-    def count_tasks(self, options: Mapping[str, Any]) -> int:
+    def count_tasks(self, options: Options) -> int:
         return tasks.count(options["split"], options["difficulty"])
 
-    def make_task(self, options: Mapping[str, Any], index: int) -> Task:
+    def make_task(self, options: Options, index: int) -> Task:
         split, difficulty, lang = (options[name] for name in self.id_options)
         name, parts, tests = tasks.make(split, difficulty, index)
         text = tasks.text(lang, name, parts, tests[: tasks.SHOWN])
@@ -42,7 +40,7 @@ class CodeLiteEnv(TextEnv):
         data = {"kind": "own", "tests": tests, "shown": tasks.SHOWN, "setup": ""}
         return Task(self.task_id(options, index), text, solution, instructions=instructions, data=data)
 
-    def task_from_row(self, row: Mapping[str, Any], options: Mapping[str, Any]) -> Task:
+    def task_from_row(self, row: Row, options: Options) -> Task:
         row = read_row(row, "options['task']")
         prompt, data = row["prompt"], read_tests(row)
         if any(message["role"] not in ("system", "user") for message in prompt):

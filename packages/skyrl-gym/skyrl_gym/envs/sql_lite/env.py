@@ -4,13 +4,12 @@ docs/environments/sql_lite.md says what an action is and what is paid.
 """
 
 import re
-from collections.abc import Mapping
 from functools import lru_cache
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from skyrl_gym.core import Outcome, Task, TextEnv
+from skyrl_gym.core import Options, Outcome, Row, Task, TextEnv
 from skyrl_gym.data import ground_truth, read_row, row_id
 from skyrl_gym.envs.sql_lite import tasks
 from skyrl_gym.envs.sql_lite.results import MOST_MIB, Result, ask, same, sandbox
@@ -41,15 +40,15 @@ class SqlLiteEnv(TextEnv):
     def _says(self, name: str, lang: str) -> str:
         return str(tasks.world()["texts"][name][tasks.LANGS.index(lang)])
 
-    def _made(self, task_id: str, query: str, options: Mapping[str, Any], frame: str, *shown: str, **data: Any) -> Task:
+    def _made(self, task_id: str, query: str, options: Options, frame: str, *shown: str, **data: Any) -> Task:
         rules = self._says("instructions", options["lang"]).format(most=MAX_CALLS, rows=SHOWN_ROWS)
         text = self._says(frame, options["lang"]).format(*shown)
         return Task(task_id, text, query, instructions=rules, data=data)
 
-    def count_tasks(self, options: Mapping[str, Any]) -> int:
+    def count_tasks(self, options: Options) -> int:
         return tasks.COUNTS[options["split"]]
 
-    def make_task(self, options: Mapping[str, Any], index: int) -> Task:
+    def make_task(self, options: Options, index: int) -> Task:
         split, level, lang = (options[name] for name in self.id_options)
         draft, numbers = tasks.make(level, split, index)
         question = draft.texts[tasks.LANGS.index(lang)]
@@ -63,7 +62,7 @@ class SqlLiteEnv(TextEnv):
         task_id = self.task_id(options, index)
         return self._made(task_id, draft.sql, options, frame, shown, question, **data, look_up=look_up)
 
-    def task_from_row(self, row: Mapping[str, Any], options: Mapping[str, Any]) -> Task:
+    def task_from_row(self, row: Row, options: Options) -> Task:
         where = "options['task']"
         if "prompt" in row:
             row = read_row(row, where)
@@ -115,8 +114,7 @@ class SqlLiteEnv(TextEnv):
     def _judge(self, query: str) -> Outcome:
         databases, data = self._databases(), self.task.data
         gold, given = self.task.ground_truth, ask(databases, [query])
-        ours = [] if "db_id" in data else [tasks.results(each, [gold]) for each in databases]
-        truth = ours or ask(databases, [gold])
+        truth = ask(databases, [gold]) if "db_id" in data else [tasks.results(each, [gold]) for each in databases]
         mine, theirs = ([result for (result,) in each] for each in (given, truth))
         right = same(mine, theirs, data["ordered"])
         problem = mine[0].get("error", "")

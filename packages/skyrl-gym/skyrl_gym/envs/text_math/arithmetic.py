@@ -62,10 +62,8 @@ class ProblemTable:
         split = np.concatenate([_hash(kind, _canonical(kind, terms)) for kind, terms in blocks]) % 10
         # Sorted by hash, which is the shuffled order, and without the second copies that random chains may hold.
         _, shuffled = np.unique(order, return_index=True)
-        self._rows = {
-            name: shuffled[np.isin(split[shuffled], np.array(shares, dtype=np.uint64))].astype(np.int32)
-            for name, shares in _SHARES.items()
-        }
+        tenths = split[shuffled]
+        self._rows = {name: shuffled[np.isin(tenths, shares)].astype(np.int32) for name, shares in _SHARES.items()}
 
     def count(self, split: str) -> int:
         return len(self._rows[split])

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from importlib.util import find_spec
 from types import ModuleType
 from typing import Any, ClassVar
 
 from skyrl_gym.answers import LONGEST, Answer, canonical, verified, written
-from skyrl_gym.core import SPLITS, Choices, Outcome, RowsOnly, Task, TextEnv
+from skyrl_gym.core import SPLITS, Choices, Options, Outcome, Row, RowsOnly, Task, TextEnv
 from skyrl_gym.data import ROLES, read_row, row_id
 from skyrl_gym.envs.text_math import arithmetic, logic, words
 from skyrl_gym.parsing import last_answer
@@ -39,14 +38,14 @@ class TextMathEnv(TextEnv):
     }
     id_options = ("split", "family", "difficulty", "lang")
 
-    def count_tasks(self, options: Mapping[str, Any]) -> int:
+    def count_tasks(self, options: Options) -> int:
         split, family, difficulty = options["split"], options["family"], options["difficulty"]
         if difficulty not in _FAMILIES[family].LEVELS:
             valid = ", ".join(map(str, _FAMILIES[family].LEVELS))
             raise ValueError(f"text_math: family {family!r} has no difficulty {difficulty}; valid ones are {valid}.")
         return int(_FAMILIES[family].count(split, difficulty))
 
-    def make_task(self, options: Mapping[str, Any], index: int) -> Task:
+    def make_task(self, options: Options, index: int) -> Task:
         split, family, difficulty, lang = (options[name] for name in self.id_options)
         if family == "arithmetic":
             problem = arithmetic.table(difficulty).problem(split, index)
@@ -57,7 +56,7 @@ class TextMathEnv(TextEnv):
             data = {"steps": steps}
         return Task(self.task_id(options, index), text, answer, data=data)
 
-    def task_from_row(self, row: Mapping[str, Any], options: Mapping[str, Any]) -> Task:
+    def task_from_row(self, row: Row, options: Options) -> Task:
         row = read_row(row, "options['task']")
         prompt, spec = row["prompt"], row["reward_spec"]
         said = {role: [message["content"] for message in prompt if message["role"] == role] for role in ROLES}

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from skyrl_gym.answers import canonical, same, written
-from skyrl_gym.core import Outcome, Task, TextEnv
+from skyrl_gym.core import Info, Options, Outcome, Row, Task, TextEnv
 from skyrl_gym.data import ground_truth, read_row, row_id
 from skyrl_gym.envs.tool_use import tasks
 from skyrl_gym.parsing import MAX_CALLS, parse_tool_calls
@@ -56,20 +56,17 @@ class ToolUseEnv(TextEnv):
             self._offer()
 
     @classmethod
-    def preload(cls, options: Mapping[str, Any]) -> None:
+    def preload(cls, options: Options) -> None:
         if tasks.chains(options["difficulty"], options["split"]):
             tasks.corpus(options["lang"], options["split"]).search("")
 
     def _offer(self) -> None:
-        """Finds the tools and words the instructions."""
+        """Finds the tools."""
         found = ((item.tools() if isinstance(item, McpServer) else [item]) for item in self._given)
         self._chosen = [item for items in found for item in items]
         self._toolboxes: dict[tuple[str, str], dict[str, Tool]] = {}
         self._tools = self._toolbox(self.defaults)
-        listed = "\n".join(json.dumps(schema["function"], ensure_ascii=False) for schema in self.tools)
-        texts = tasks.data()["texts"]
-        self._instructions = [text.format(tools=listed, limit=MAX_CALLS) for text in texts["instructions"]]
-        self._bare = [text.format(limit=MAX_CALLS) for text in texts["instructions_without_tools"]]
+        self._listed = "\n".join(json.dumps(schema["function"], ensure_ascii=False) for schema in self.tools)
 
     @property
     def tools(self) -> list[dict[str, Any]]:
@@ -78,13 +75,13 @@ class ToolUseEnv(TextEnv):
             self._offer()
         return [item.schema for item in self._tools.values()]
 
-    def _toolbox(self, options: Mapping[str, Any]) -> dict[str, Tool]:
+    def _toolbox(self, options: Options) -> dict[str, Tool]:
         world = options["lang"], options["split"]
         if world not in self._toolboxes:
             self._toolboxes[world] = toolbox(self._chosen, self._own_corpus or tasks.corpus(*world))
         return self._toolboxes[world]
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, Info]:
         if self._servers:
             self.close()
             self._offer()
@@ -95,26 +92,29 @@ class ToolUseEnv(TextEnv):
         for server in self._servers:
             server.close()
 
-    def reset_info(self) -> dict[str, Any]:
-        """For a chat template that lists tools itself: their schemas, and the instructions without them."""
-        lang = tasks.LANGS.index(self.task.lang)
-        bare = self.task.instructions.replace(self._instructions[lang], self._bare[lang])
-        return {"tools": self.tools, "instructions_without_tools": bare}
+    def _told(self, lang: str, name: str = "instructions") -> str:
+        text = tasks.data()["texts"][name][tasks.LANGS.index(lang)]
+        return str(text.format(tools=self._listed, limit=MAX_CALLS))
 
-    def count_tasks(self, options: Mapping[str, Any]) -> int:
+    def reset_info(self) -> Info:
+        """For a chat template that lists tools itself: their schemas, and the instructions without them."""
+        told, bare = self._told(self.task.lang), self._told(self.task.lang, "instructions_without_tools")
+        return {"tools": self.tools, "instructions_without_tools": self.task.instructions.replace(told, bare)}
+
+    def count_tasks(self, options: Options) -> int:
         return tasks.count(options["difficulty"], options["split"])
 
-    def make_task(self, options: Mapping[str, Any], index: int) -> Task:
+    def make_task(self, options: Options, index: int) -> Task:
         split, difficulty, lang = (options[name] for name in self.id_options)
         text, plan, answer = tasks.draft(difficulty, split, tasks.LANGS.index(lang), index)
         for name in [name for calls in plan for name, _ in calls]:
             if name not in self._tools or (self._own_corpus and name in ("search", "wiki")):
                 but = "this environment has other tools or another corpus"
                 raise ValueError(f"Difficulty {difficulty} needs the tool {name!r} over the built-in corpus; {but}.")
-        instructions = self._instructions[tasks.LANGS.index(lang)]
-        return Task(self.task_id(options, index), text, answer, instructions=instructions, data={"plan": plan})
+        task_id, instructions = self.task_id(options, index), self._told(lang)
+        return Task(task_id, text, answer, instructions=instructions, data={"plan": plan})
 
-    def task_from_row(self, row: Mapping[str, Any], options: Mapping[str, Any]) -> Task:
+    def task_from_row(self, row: Row, options: Options) -> Task:
         row = read_row(row, "options['task']")
         prompt, truth = row["prompt"], ground_truth(row)
         if prompt[-1]["role"] != "user" or any(message["role"] != "system" for message in prompt[:-1]):
@@ -124,7 +124,7 @@ class ToolUseEnv(TextEnv):
             what = "a number, a word, a list or a set (skyrl_gym.answers)"
             raise ValueError(f"options['task']: field 'reward_spec.ground_truth' must be {what}, got {truth!r:.60}.")
         *said, text = (message["content"] for message in prompt)
-        instructions = "\n\n".join([*said, self._instructions[tasks.LANGS.index(options["lang"])]])
+        instructions = "\n\n".join([*said, self._told(options["lang"])])
         return Task(row_id(prompt), text, written(truth), instructions=instructions, data={"plan": []})
 
     def begin(self, task: Task) -> str:

@@ -6,12 +6,11 @@ value on the page, read as WebShop reads it. The only reward comes with the purc
 
 import copy
 import re
-from collections.abc import Mapping
 from functools import lru_cache
 from os import PathLike
 from typing import Any, NamedTuple
 
-from skyrl_gym.core import Outcome, Task, TextEnv
+from skyrl_gym.core import Info, Options, Outcome, Task, TextEnv
 from skyrl_gym.envs.webshop_lite.catalog import Catalog, load
 from skyrl_gym.envs.webshop_lite.generate import pages
 from skyrl_gym.envs.webshop_lite.reward import has_attribute, purchase
@@ -97,24 +96,24 @@ class WebShopLiteEnv(TextEnv):
         "expert": ("careful", "hasty"),
     }
 
-    def __init__(self, *, catalog: str | PathLike[str] | None = None, render_mode: str | None = None, **defaults: Any):
-        super().__init__(render_mode=render_mode, **defaults)
+    def __init__(self, *, catalog: str | PathLike[str] | None = None, **defaults: Any) -> None:
+        super().__init__(**defaults)
         self._path = None if catalog is None else str(catalog)
         if self._path:
             load(self._path, self.defaults["lang"])  # so that a malformed file is told at once
 
     @classmethod
-    def preload(cls, options: Mapping[str, Any]) -> None:
+    def preload(cls, options: Options) -> None:
         load(None, options["lang"]).search("")
 
-    def count_tasks(self, options: Mapping[str, Any]) -> int:
+    def count_tasks(self, options: Options) -> int:
         shop, wanted = load(self._path, options["lang"]), (options["split"], options["difficulty"])
         if not shop.goals[wanted]:
             there = ", ".join(f"{split}:{level}" for (split, level), goals in shop.goals.items() if goals) or "none"
             raise ValueError(f"{shop.source} has no goals of split and difficulty {wanted}; it has {there}.")
         return len(shop.goals[wanted])
 
-    def make_task(self, options: Mapping[str, Any], index: int) -> Task:
+    def make_task(self, options: Options, index: int) -> Task:
         split, difficulty, lang = (options[name] for name in self.id_options)
         shop = load(self._path, lang)
         text, truth = copy.deepcopy(shop.goals[split, difficulty][index])
@@ -152,7 +151,7 @@ class WebShopLiteEnv(TextEnv):
         parts = (text,) if brief else (self._shop.ui["instruction"], self.task.text, text)
         self._view, self._text = view, ("\n" if rich else " [SEP] ").join(parts)[:60_000]
 
-    def reset_info(self) -> dict[str, Any]:
+    def reset_info(self) -> Info:
         """Of every page, so that the infos of steps have it, too."""
         page = self._view.page
         return {"page": page, "has_search_bar": page == "search", "clickables": list(self._clicks)}
