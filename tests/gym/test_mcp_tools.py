@@ -173,7 +173,7 @@ def test_what_an_http_server_may_send_is_bounded(url, monkeypatch):
     monkeypatch.setattr("skyrl_gym.tools.mcp_session.MOST_BYTES", 100_000)
     env = gym.make(ID, tools=[{"mcp": {"url": url, "seconds": 30}}])
     env.reset(options=ROW)
-    assert "x... (cut: 20000 characters" in env.step(calls(("repeat", {"times": 20_000})))[0]
+    assert "[... 16000 characters left out ...]" in env.step(calls(("repeat", {"times": 20_000})))[0]
     assert "Error: The MCP server failed: " in env.step(calls(("repeat", {"times": 60_000})))[0]
     env.reset(options=ROW)
     assert "xx" in env.step(calls(("repeat", {"times": 2})))[0]

@@ -319,6 +319,15 @@ class TestCommandLine:
         monkeypatch.setattr(sys, "stdin", None)  # closed, as by <&- in a shell
         assert main(["play", "text_math", "--seed", "3"]) == 0 and "Stopped." in capsys.readouterr().out
 
+    def test_rows_are_an_option_of_envs_that_play_them(self, monkeypatch, capsys, tmp_path):
+        rows = tmp_path / "rows.jsonl"
+        rows.write_text(json.dumps({"prompt": "2 + 2 = ?", "ground_truth": "4"}))
+        assert self.play(monkeypatch, "\\boxed{4}\n", "gsm8k", "--option", f"rows={rows}") == 0
+        assert capsys.readouterr().out.endswith("Solved.\n")
+        for wrong, said in ((["--option", "rows=3"], "no data file 3"), ([], "--option rows=train.jsonl")):
+            assert self.play(monkeypatch, "", "gsm8k", *wrong) == 2
+            assert said in capsys.readouterr().err
+
     def test_a_mistake_is_a_sentence(self, monkeypatch, capsys):
         assert self.play(monkeypatch, "", "text_math", "--difficulty", "77") == 2
         assert "valid values are 1, 2" in capsys.readouterr().err

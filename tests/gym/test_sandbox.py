@@ -7,6 +7,7 @@ child; what lies outside (SECRET: a file, a variable, sockets) is neither seen n
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import socket
@@ -18,6 +19,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import gymnasium
 import pytest
 
 from skyrl_gym.tools import confine, python_exec
@@ -423,3 +425,20 @@ def test_small_limits_that_suffice_leave_every_layer_on() -> None:
     with contextlib.closing(Sandbox(limits)) as sandbox:
         assert "missing" not in sandbox.start().values()
         assert sandbox.run("while True: pass").error == "Timed out after 0.001 s of wall clock."
+
+
+@pytest.mark.parametrize(
+    "code, wrong",
+    [
+        ("print('x' * 9000); 1 / 0", "ZeroDivisionError: division by zero"),
+        ("print('x' * 500_000); 1 / 0", "ZeroDivisionError: division by zero"),
+        ("while True: print('on')", "Timed out after 2 s"),
+    ],
+)
+def test_what_went_wrong_stands_behind_however_much_was_printed(code: str, wrong: str) -> None:
+    env = gymnasium.make("skyrl_gym:skyrl/tool_use-v0", tools=["python_exec"])
+    env.reset(options={"task": {"prompt": "?", "ground_truth": "1"}})
+    call = json.dumps({"tool": "python_exec", "args": {"code": code}})
+    observation = env.step(f"<tool_call>{call}</tool_call>")[0]
+    assert len(observation) < 4200 and " characters left out " in observation
+    assert wrong in observation[-200:]

@@ -215,6 +215,28 @@ def test_rows_as_an_argument_and_prompts_of_several_roles(search):
     assert list(envs.reset(seed=0)[0]) == list(envs.step(("<answer>", "<answer>"))[0]) == ["Capital of Italy?"] * 2
 
 
+class Waiting(BaseTextEnv):
+    """Asks another machine, and says where an answer ends."""
+
+    metadata: ClassVar = {"waits": True}
+
+    def init(self, prompt):
+        return prompt, {"stop": ["</search>"]}
+
+    def step(self, action):
+        return BaseTextEnvStepOutput(observations=[], reward=0.0, done=True, metadata={})
+
+
+def test_a_class_says_that_it_waits_and_where_an_answer_ends():
+    for number, entry_point in enumerate((Waiting, f"{__name__}:Waiting")):
+        skyrl_gym.register(id=f"waiting-{number}", entry_point=entry_point)
+        env = gym.make(f"waiting-{number}")
+        assert env.metadata["waits"] and "render_modes" in env.metadata
+        _, info = env.reset(options={"task": {"prompt": "?", "ground_truth": "1"}})
+        assert info["stop"] == ["</search>"]
+    assert "waits" not in skyrl_gym.core.TextEnv.metadata
+
+
 def test_metrics_of_many_episodes_are_averaged():
     episodes = [{"searches": 1, "found": True, "last": "a"}, {"searches": 2, "found": False}, {"hops": 3.0}]
     assert SearchEnv.aggregate_metrics(episodes) == {"searches": 1.5, "found": 0.5, "hops": 3.0}

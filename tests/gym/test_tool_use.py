@@ -16,6 +16,7 @@ from gymnasium.utils.env_checker import check_env
 
 from skyrl_gym.envs.tool_use import tasks
 from skyrl_gym.envs.tool_use.env import last_answer
+from skyrl_gym.tools.tool import tool
 
 ID, SPLITS = "skyrl/tool_use-v0", ("train", "val", "test")
 SAMPLE = 1000 if os.environ.get("SKYRL_TEST_FULL") == "1" else 40
@@ -203,7 +204,40 @@ def test_own_tools_corpus_and_rows(tmp_path):
         gym.make(ID, tools=["wikki"])
 
 
-@pytest.mark.parametrize("truth", ["[0, 1) and (2, 3]", "", "1) a", "x" * 1001, "1/0", True, None])
+@pytest.mark.parametrize("truth", [{"target": ["Abel City", "The Abel"]}, ["abel", "abel city!"]])
+def test_a_list_of_texts_are_right_answers_as_search_agents_data_sets_have_them(truth):
+    """Search-R1's rows of Natural Questions, compared as SQuAD's exact match does."""
+    env = gym.make(ID, tools=["wiki"])
+    for answer, right in (
+        ("the Abel", True),
+        ("Abel  City.", True),
+        ("ABEL", True),
+        ("Abel town", False),
+        ("the", False),
+    ):
+        env.reset(options={"task": {"prompt": "Who?", "ground_truth": truth}})
+        assert env.step(f"<answer>{answer}</answer>")[4]["success"] is right, answer
+    env.reset(options={"task": {"prompt": "Who?", "ground_truth": truth}})
+    assert env.step(env.unwrapped.expert_action())[4]["success"]
+    state = json.loads(json.dumps(env.unwrapped.get_state()))
+    env.unwrapped.set_state(state)
+
+
+def test_no_tools_are_no_endless_search_for_them():
+    env = gym.make(ID, tools=[])
+    observation, info = env.reset(options={"task": {"prompt": "?", "ground_truth": "1"}})
+    assert (observation, info["tools"]) == ("?", [])
+
+
+def test_a_tool_of_ones_own_that_asks_others_waits_in_a_thread():
+    """As MCP servers do; those that compute are called one after the other."""
+    assert gym.make(ID, tools=[tool(shout, external=True)]).metadata.get("waits")
+    assert not gym.make(ID, tools=[shout]).metadata.get("waits") and not gym.make(ID).metadata.get("waits")
+
+
+@pytest.mark.parametrize(
+    "truth", ["[0, 1) and (2, 3]", "", "1) a", "x" * 1001, "1/0", True, None, [], ["the"], [1], {}]
+)
 def test_a_row_whose_answer_can_never_be_right_is_refused(truth):
     env = gym.make(ID)
     with pytest.raises(ValueError, match=r"ground_truth' must be a number, a word, a list or a set .* got"):

@@ -13,6 +13,7 @@ from typing_extensions import TypedDict
 from skyrl_eval.types import Attempt, Item, Verdict
 from skyrl_gym.baseline import Z, wilson
 from skyrl_trainer.errors import UserError
+from skyrl_trainer.rollout.metrics import pass_at_k
 
 COUNTERS = ("steps", "tool_calls", "tool_errors", "prompt_tokens", "completion_tokens", "cached_tokens", "seconds")
 STATUSES = ("correct", "wrong", "unparsed", "truncated", "ungraded", "missing")
@@ -42,11 +43,6 @@ def clustered_error(means: Sequence[float], clusters: Sequence[str]) -> float | 
         sums[cluster] += residual
     m = len(sums)
     return None if m < 2 else math.sqrt(m / (m - 1) * sum(s * s for s in sums.values())) / len(values)
-
-
-def pass_at_k(n: int, c: int, k: int) -> float:
-    """Unbiased: the chance that k of n tries, drawn without putting back, hold one of the c correct ones."""
-    return 1.0 - pass_all_k(n, n - c, k)
 
 
 def pass_all_k(n: int, c: int, k: int) -> float:

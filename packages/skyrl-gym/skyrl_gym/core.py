@@ -269,10 +269,15 @@ class RowsOnly(TextEnv):
         super().__init__(**arguments)
         self._rows = load_rows(rows) if isinstance(rows, str | Path) else list(rows or ())
 
+    def _checked(self, options: Options) -> dict[str, Any]:
+        if "rows" in options:  # of the command line
+            self._rows = load_rows(str(options["rows"]))
+        return super()._checked({name: each for name, each in options.items() if name != "rows"})
+
     def count_tasks(self, options: Options) -> int:
         if not self._rows:
             raise ValueError(
-                "This environment plays rows of a dataset: gymnasium.make(id, rows='train.jsonl'), or "
+                "This environment plays rows of a dataset: --option rows=train.jsonl, gymnasium.make(id, rows=...), or "
                 "env.reset(options={'task': row}) with a row of skyrl_gym.data.load_rows('train.jsonl')."
             )
         return len(self._rows)

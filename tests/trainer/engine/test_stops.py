@@ -50,7 +50,7 @@ def test_the_first_stop_counts() -> None:
 
 
 def test_what_an_env_may_say() -> None:
-    assert read_stops("</a>") == ("</a>",) and read_stops(["</a>", "</b>"]) == ("</a>", "</b>")
-    for wrong in ([7], [""], ["</a>", None], 3):
+    assert read_stops(("</a>",)) == ("</a>",) and read_stops(["</a>", "</b>"]) == ("</a>", "</b>")
+    for wrong in ([7], [""], ["</a>", None], 3, "</a>"):
         with pytest.raises(TypeError, match="stop"):
             read_stops(wrong)

@@ -35,7 +35,7 @@ def save_model(folder: Path, kind: str = "qwen3", seed: int = 0, **changes: Any)
                 "num_key_value_heads": 1,
                 "head_dim": 16,
                 "tie_word_embeddings": True,
-                "max_position_embeddings": 256,
+                "max_position_embeddings": 4096,
             }
             model = Qwen3ForCausalLM(Qwen3Config(**settings | changes))
         for name, parameter in model.named_parameters():

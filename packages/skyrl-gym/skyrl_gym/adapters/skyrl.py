@@ -8,6 +8,8 @@ import copy
 from functools import partial
 from typing import Any, ClassVar
 
+from gymnasium.envs.registration import load_env_creator
+
 from skyrl_gym.core import Choices, Info, Outcome, RowsOnly, Task
 from skyrl_gym.data import read_row, row_id
 from skyrl_gym.envs import create
@@ -44,6 +46,8 @@ class SkyRLEnv(Repeated):
         **kwargs: Any,
     ):
         super().__init__(rows=rows, render_mode=render_mode)
+        env_class = load_env_creator(env_class) if isinstance(env_class, str) else env_class
+        self.metadata = self.metadata | getattr(env_class, "metadata", {})  # that it waits, for one
         self._create = partial(create, env_class, **{"env_config": {}, **env_kwargs, **kwargs})
         self._extras = extras or env_kwargs.get("extras") or {}
         self._env: Any = None
@@ -58,7 +62,7 @@ class SkyRLEnv(Repeated):
         return contents(messages)
 
     def reset_info(self) -> Info:
-        metadata = self._metadata
+        metadata = self._metadata or {}
         return {"instructions": self._instructions, "metadata": metadata, "stop": metadata.get("stop", [])}
 
     def act(self, action: str) -> Outcome:

@@ -100,7 +100,8 @@ def run_call(
         key, value = "error", f"{done['tool']} failed: {type(error).__name__}: {error}"
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
     if len(text) > longest:
-        text = f"{text[:longest]}... (cut: {len(text)} characters in all)"
+        half, left_out = longest // 2, len(text) - longest  # an error is told at the end
+        text = f"{text[:half]}\n[... {left_out} characters left out ...]\n{text[-half:]}"
     # A lone surrogate, which Python strings may hold, could not be written to a file.
     return done | {key: text.encode("utf-8", "replace").decode()}
 

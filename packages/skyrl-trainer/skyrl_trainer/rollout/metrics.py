@@ -92,13 +92,16 @@ def _by_tool(alive: Sequence[Trajectory]) -> StepMetrics:
     return metrics
 
 
+def pass_at_k(n: int, c: int, k: int) -> float:
+    """Unbiased: the chance that k of n tries hold one of the c correct ones (arXiv 2107.03374, equation 1)."""
+    return 1.0 - comb(n - c, k) / comb(n, k)
+
+
 def _pass_at(groups: Sequence[Sequence[Trajectory]]) -> StepMetrics:
-    """How likely one of k tries solves a task, estimated from its n >= k, c of them solved: 1 - C(n - c, k) / C(n, k)
-    (Chen et al., arXiv:2107.03374, eq. 1)."""
     most = min(map(len, groups), default=0)
     tries = [(len(group), sum(each.success for each in _alive(group))) for group in groups]
     sizes = {2**power for power in range(1, most.bit_length())} | ({most} - {0, 1})
-    return {f"pass_at/{k}": mean([1 - comb(n - c, k) / comb(n, k) for n, c in tries]) for k in sorted(sizes)}
+    return {f"pass_at/{k}": mean([pass_at_k(n, c, k) for n, c in tries]) for k in sorted(sizes)}
 
 
 def _by_kind(everyone: Sequence[Trajectory]) -> StepMetrics:

@@ -4,6 +4,7 @@ docs/environments/tool_use.md says what an action is and what is paid.
 """
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -50,7 +51,8 @@ class ToolUseEnv(TextEnv):
         self._own_corpus = None if corpus is None else Corpus.load(corpus)
         self._given = [_server(item) if isinstance(item, Mapping) else item for item in tools]
         self._servers = [item for item in self._given if isinstance(item, McpServer)]
-        self.metadata = self.metadata | ({"waits": True} if self._servers else {})
+        waits = self._servers or any(isinstance(item, Tool) and item.external for item in self._given)
+        self.metadata = self.metadata | ({"waits": True} if waits else {})
         self._tools: dict[str, Tool] = {}
         if not self._servers:
             self._offer()
@@ -66,7 +68,7 @@ class ToolUseEnv(TextEnv):
         self._chosen = [item for items in found for item in items]
         self._toolboxes: dict[tuple[str, str], dict[str, Tool]] = {}
         self._tools = self._toolbox(self.defaults)
-        self._listed = "\n".join(json.dumps(schema["function"], ensure_ascii=False) for schema in self.tools)
+        self._listed = "\n".join(json.dumps(x.schema["function"], ensure_ascii=False) for x in self._tools.values())
 
     @property
     def tools(self) -> list[dict[str, Any]]:
@@ -119,13 +121,17 @@ class ToolUseEnv(TextEnv):
         prompt, truth = row["prompt"], ground_truth(row)
         if prompt[-1]["role"] != "user" or any(message["role"] != "system" for message in prompt[:-1]):
             raise ValueError("options['task']: field 'prompt' must be system messages, or none, and one user message.")
+        truth = truth["target"] if isinstance(truth, dict) and "target" in truth else truth  # Search-R1's
         known = isinstance(truth, str | int | float) and not isinstance(truth, bool)
-        if not known or canonical(written(truth)) is None:
-            what = "a number, a word, a list or a set (skyrl_gym.answers)"
+        if isinstance(truth, list):
+            known = bool(truth) and all(isinstance(each, str) and plain(each) for each in truth)
+        if not known or (not isinstance(truth, list) and canonical(written(truth)) is None):
+            what = "a number, a word, a list or a set in a text (skyrl_gym.answers), or a list of texts"
             raise ValueError(f"options['task']: field 'reward_spec.ground_truth' must be {what}, got {truth!r:.60}.")
         *said, text = (message["content"] for message in prompt)
         instructions = "\n\n".join([*said, self._told(options["lang"])])
-        return Task(row_id(prompt), text, written(truth), instructions=instructions, data={"plan": []})
+        truth = truth if isinstance(truth, list) else written(truth)
+        return Task(row_id(prompt), text, truth, instructions=instructions, data={"plan": []})
 
     def begin(self, task: Task) -> str:
         self.set_env_state({"calls": 0, "accepted": 0, "made": []})
@@ -146,7 +152,8 @@ class ToolUseEnv(TextEnv):
 
     def _judge(self, answer: str) -> Outcome:
         self.close()
-        right = same(answer, self.task.ground_truth)
+        truth = self.task.ground_truth
+        right = same(answer, truth) if isinstance(truth, str) else plain(answer) in map(plain, truth)
         parts = {"answer": 1.0 * right, "tool_calls": 0.1 * self.accepted / max(self.calls, 1)}
         return Outcome("", parts, valid_action=True, success=right, terminated=True, info={"tool_calls": []})
 
@@ -155,13 +162,20 @@ class ToolUseEnv(TextEnv):
             if missing := [call for call in calls if call not in self.made]:
                 objects = [json.dumps({"tool": name, "args": args}, ensure_ascii=False) for name, args in missing]
                 return "\n".join(f"<tool_call>{text}</tool_call>" for text in objects)
-        return f"<answer>{self.task.ground_truth}</answer>"
+        truth = self.task.ground_truth
+        return f"<answer>{truth if isinstance(truth, str) else truth[0]}</answer>"
 
     def set_env_state(self, state: dict[str, Any]) -> None:
         if not self._tools:  # a state of an instance that knew the servers' tools
             self._offer()
         self._tools = self._toolbox(self.options)
         super().set_env_state(state)
+
+
+def plain(text: str) -> str:
+    """As SQuAD's exact match compares: without case, punctuation and articles."""
+    words = re.sub(r"[^\w\s]", "", text.lower()).split()
+    return " ".join(word for word in words if word not in ("a", "an", "the"))
 
 
 def _server(item: Mapping[str, Any]) -> McpServer:
