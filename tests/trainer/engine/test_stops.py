@@ -6,6 +6,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from skyrl_trainer.agent.message_prompt import MessagePrompt
 from skyrl_trainer.engine.stops import StopCheck, cut_at_stop, first_stop, read_stops
 from skyrl_trainer.types import Turn
 from tests.trainer.fakes import tiny_tokenizer
@@ -47,6 +48,15 @@ def test_the_first_stop_counts() -> None:
     assert first_stop("<search>x</search><answer>", ["<answer>", "</search>"]) == (9, "</search>")
     assert first_stop("abc", ["abc", "b"]) == (1, "b"), "by where they end, as sampling would have"
     assert first_stop("nothing", ["</search>"]) is None
+
+
+def test_a_message_of_an_endpoint_is_one_token_and_stays() -> None:
+    prompt = MessagePrompt()
+    prompt.first("", "Which?")
+    ids = [prompt.add("assistant", "<a>7</a>"), 0]
+    turn = Turn([1], ids, [0.0, 0.0], [0, 0], prompt.decode(ids))
+    assert cut_at_stop(prompt.decode, turn, ("</a>",)) == "</a>" and turn.action == "<a>7"
+    assert turn.output_ids == ids[:1] and len(prompt.observation("Right.", turn.output_ids)) == 1
 
 
 def test_what_an_env_may_say() -> None:

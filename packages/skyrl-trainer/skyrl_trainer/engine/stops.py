@@ -28,7 +28,7 @@ def cut_at_stop(decode: Decode, turn: Turn, stops: Sequence[str]) -> str | None:
     if (found := first_stop(turn.action, stops)) is None:
         return None
     (until, stop), ids = found, turn.output_ids
-    size = bisect_left(range(len(ids)), True, key=lambda count: stop in decode(ids[:count]))
+    size = 1 + bisect_left(range(1, len(ids)), True, key=lambda n: stop in decode(ids[:n]))
     turn.action, turn.output_ids, turn.logprobs = turn.action[:until], ids[:size], turn.logprobs[:size]
     turn.weight_versions = turn.weight_versions[:size]
     return stop
