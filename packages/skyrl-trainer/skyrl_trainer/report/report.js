@@ -26,9 +26,13 @@ const envs = [...new Set(kinds.map(found => found[2]))].map(env => {
   const short = key => `${/([^/]*)\/success$/.exec(key)[1]}, ${about}`;
   return { title: `Success, ${env}`, unit: true, about, keys, short };
 });
+const size = key => Number(key.split("/").pop()), byK = prefix => group(prefix).sort((a, b) => size(a) - size(b));
+const held = byK("eval/pass_at/"), passes = held.length ? held : byK("pass_at/");
 const CHARTS = [
   { title: "Success", keys: both("success"), short: heldOut, marks: "eval/success", unit: true, always: true,
     about: allKeys.includes("eval/success") ? "held-out" : "training" },
+  { title: "Solved by one of k tries", keys: passes, short: key => `k = ${size(key)}`, unit: true,
+    about: passes === held ? "held-out" : "training" },
   { title: "Reward", keys: ["reward/mean", ...group("reward/", "reward/mean")], always: true, compare: 1,
     about: "mean" },
   { title: "Length of answers", keys: ["length/mean", "length/max"], zero: true, always: true, about: "tokens" },
