@@ -324,7 +324,7 @@ class TestCommandLine:
         rows.write_text(json.dumps({"prompt": "2 + 2 = ?", "ground_truth": "4"}))
         assert self.play(monkeypatch, "\\boxed{4}\n", "gsm8k", "--option", f"rows={rows}") == 0
         assert capsys.readouterr().out.endswith("Solved.\n")
-        for wrong, said in ((["--option", "rows=3"], "no data file 3"), ([], "--option rows=train.jsonl")):
+        for wrong, said in ((["--option", "rows=3"], "no data file 3"), ([], "--option rows=...")):
             assert self.play(monkeypatch, "", "gsm8k", *wrong) == 2
             assert said in capsys.readouterr().err
 

@@ -54,7 +54,7 @@ def test_the_examples_register_what_the_page_says(config: Config, tmp_path: Path
     sampler = sampler_class("mixed")([done.sample], 0)
     assert sampler.accept([done, lost], [1.0, 1.0]) and not sampler.accept([done, done], []) | sampler.accept([], [])
     rewards = RewardBatch(RolloutBatch(1, [[done] * 3]), [done] * 3, [0] * 3, [[0.0], [1.0], [5.0]])
-    assert [row[1] for row in estimator("median")(rewards, None, None).advantages] == [-1.0, 0.0, 4.0]
+    assert [row[0] for row in estimator("median")(rewards, None, None).advantages] == [-1.0, 0.0, 4.0]
     algorithm = algorithm_class("damped")(config)
     assert isinstance(algorithm, GRPO) and algorithm.options.damping == 0.25
     algorithm.start(Learner(config, save_model(tmp_path), 1))

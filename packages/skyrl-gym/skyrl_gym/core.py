@@ -277,8 +277,8 @@ class RowsOnly(TextEnv):
     def count_tasks(self, options: Options) -> int:
         if not self._rows:
             raise ValueError(
-                "This environment plays rows of a dataset: --option rows=train.jsonl, gymnasium.make(id, rows=...), or "
-                "env.reset(options={'task': row}) with a row of skyrl_gym.data.load_rows('train.jsonl')."
+                "This environment plays rows of a dataset: gymnasium.make(id, rows='train.jsonl'), --option rows=..., "
+                "or env.reset(options={'task': row}) with a row of skyrl_gym.data.load_rows('train.jsonl')."
             )
         return len(self._rows)
 

@@ -222,7 +222,7 @@ def test_mistrals_own_library_writes_what_the_parser_reads() -> None:
 
     template = "{% for m in messages %}{{ m.content + ('[/INST]' if m.role == 'user' else '</s>') }}{% endfor %}"
     small = tokenizer_of(template, "</s>", "[TOOL_CALLS]")
-    prompt, rng = ParsingPrompt(small, AgentConfig(tools="mistral")), random.Random(0)
+    prompt, rng = ParsingPrompt(ChatPrompt(small), AgentConfig(tools="mistral")), random.Random(0)
     tools = [Tool(function=Function(name=each, parameters={"type": "object", "properties": FIND})) for each in CALLED]
     for version in [MistralTokenizer.v3(), MistralTokenizer.v7()]:
         for count in [1, 2, 1, 3]:
@@ -250,7 +250,7 @@ def test_gpt_oss_is_read_from_its_own_tokens() -> None:
     file = Path(trl.__file__).parent / "chat_templates/gptoss.jinja"
     tokenizer = tokenizer_of(file.read_text(), "<|end|>", "")
     encoding = load_harmony_encoding(HarmonyEncodingName.HARMONY_GPT_OSS)
-    prompt = ParsingPrompt(tokenizer, AgentConfig(tools="openai+openai_gptoss"))
+    prompt = ParsingPrompt(ChatPrompt(tokenizer), AgentConfig(tools="openai+openai_gptoss"))
     render, rng, asked = tokenizer.apply_chat_template, random.Random(0), [{"role": "user", "content": "Go."}]
     before = render(asked, tools=TOOLS, tokenize=False, add_generation_prompt=True)
     for number in range(30):

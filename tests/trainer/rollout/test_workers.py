@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import signal
 import time
@@ -96,7 +97,7 @@ def test_a_worker_that_dies_while_nobody_asks_loses_no_group(rollouts: Rollouts,
 
 def test_a_worker_that_cannot_begin_is_said_at_once_in_one_line(folder: Path, tmp_path: Path) -> None:
     """Ray starts it no more."""
-    tokenizer = tiny_tokenizer()
+    tokenizer = copy.deepcopy(tiny_tokenizer())
     tokenizer.chat_template = None
     tokenizer.save_pretrained(tmp_path)
     rollouts = Rollouts(Config.model_validate({"environment": {"num_workers": 1}}), [None], str(tmp_path))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import json
 import platform
@@ -158,7 +159,7 @@ def test_a_run_on_one_machine_is_refused_before_anything_starts(
 
 
 def test_a_policy_that_cannot_talk_is_refused_before_ray_starts(tmp_path: Path) -> None:
-    tokenizer = tiny_tokenizer()
+    tokenizer = copy.deepcopy(tiny_tokenizer())
     tokenizer.chat_template = None
     tokenizer.save_pretrained(tmp_path)
     with pytest.raises(UserError, match="has no chat template"), Processes(load_config(None, []), str(tmp_path)):
