@@ -156,7 +156,7 @@ def test_a_model_folder_is_served_and_evaluated(
     data = write(tmp_path / "gsm8k.jsonl", [*ROWS["gsm8k"], long])
     words = [f"--data={data}", f"--checkpoint={policy}", "--bench=gsm8k", "--max-tokens=24"]
     assert main(["eval", "agent", *words, f"--out={tmp_path / 'run'}"]) == 3
-    assert "tokens or more, too many for the context, generator.max_model_len=4096" in capsys.readouterr().err
+    assert "tokens or more, too many for the context, generator.max_model_len=8192" in capsys.readouterr().err
     assert [line["stop"] for line in lines(tmp_path / "run/attempts.jsonl")].count("error") == 1
     config = json.loads((tmp_path / "run" / "manifest.json").read_text())["config"]
     assert config["asked"] == "tokens" and len(config["weights"]) == 16

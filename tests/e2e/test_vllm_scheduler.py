@@ -76,6 +76,7 @@ class SteppedByHand(VLLMEngine):
 
             CpuPlatform.check_and_update_config = staticmethod(check_and_update_config)  # type: ignore[assignment]
         self._load()
+        self.__dict__["_completes"] = lambda ids, stops: str(ids[-1]).endswith(stops[0])  # in the place of texts
         core = self._llm.engine_core.engine_core
         self.plans: list[Any] = []
         schedule = core.scheduler.schedule
@@ -116,6 +117,7 @@ class SteppedByHand(VLLMEngine):
                 done.append((step, output))
             streamed.append({request: list(ids) for request, ids in self._written.items()})
             step += 1
+        done.sort(key=lambda pair: (pair[0], pair[1].request_id))  # of a step those that end at a text come last here
         return done, streamed, core.scheduler.kv_cache_manager.block_pool.get_num_free_blocks()
 
 
@@ -148,7 +150,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 def mixed_requests(seeded: bool) -> list[GenerationRequest]:
-    """Every length next to a block's end, stop tokens, greedy and truncated sampling, alternatives, streams."""
+    """Every length next to a block's end, stops (tokens and texts), greedy and cut sampling, alternatives, streams."""
     generator = torch.Generator().manual_seed(1)
     common = torch.randint(2, VOCAB, (200,), generator=generator).tolist()
     requests = []
@@ -158,9 +160,8 @@ def mixed_requests(seeded: bool) -> list[GenerationRequest]:
         rest = torch.randint(2, VOCAB, (length - len(start),), generator=generator).tolist()
         limit = LIMITS[i * 5 % len(LIMITS)]
         stops = tuple(range(2 + i % 7, VOCAB, 20)) if i % 4 == 1 else ()
-        sampling = SamplingOptions(
-            limit, (1.0, 0.7, 0.0)[i % 3], (1.0, 0.9)[i % 2], stops, min(limit, i % 5), (0, 0, 3, 1)[i % 4]
-        )
+        how = (1.0, 0.7, 0.0)[i % 3], (1.0, 0.9)[i % 2], stops, min(limit, i % 5), (0, 0, 3, 1)[i % 4]
+        sampling = SamplingOptions(limit, *how, stops=("77",) * (i % 11 == 3) or ("8",) * (i % 11 == 7))
         seed = i if seeded and i % 2 else None
         requests.append(GenerationRequest(f"r{i}", start + rest, sampling, seed, i % 50 == 49, i % 7 == 0))
     return requests
@@ -191,6 +192,10 @@ def test_answers_are_those_of_vllms_own_scheduler(folder: str, crowded: bool, ah
     assert [own, ours] == (["AsyncScheduler", "ShortAsyncScheduler"] if ahead else ["Scheduler", "ShortScheduler"])
     assert len(expected[0]) == len(requests) - 1 and found == expected
     assert {output.finish_reason for _, output in found[0]} == {"stop", "length"}
+    texts = {request.request_id: request.options.stops for request in requests if request.options.stops}
+    ends = [(output, texts[output.request_id][0]) for _, output in found[0] if output.request_id in texts]
+    at_text = [str(output.output_ids[-1]).endswith(text) for output, text in ends]
+    assert any(at_text) and not any(str(i).endswith(text) for output, text in ends for i in output.output_ids[:-1])
     assert any(len(set(output.weight_versions)) > 1 for _, output in found[0])
     assert any(output.usage["cached_tokens"] for _, output in found[0]) and any(found[1])
     # Of 50 and more that wait for room in a crowded cache, the one that goes first is next.

@@ -73,12 +73,12 @@ class SamplingOptions:
     temperature: float = 1.0
     top_p: float = 1.0
     stop_token_ids: tuple[int, ...] = ()
-    stops: tuple[str, ...] = ()
-    """Texts that end it too (engine/stops.py)."""
     min_tokens: int = 0
     """Benchmarks force a length with it: no stop token is sampled before."""
     top_logprobs: int = 0
     """How many alternatives to return per position, beside the sampled token: for the canary."""
+    stops: tuple[str, ...] = ()
+    """Texts that end it too (engine/stops.py)."""
 
 
 @dataclass(frozen=True, slots=True)

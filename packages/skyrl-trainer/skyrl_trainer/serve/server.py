@@ -82,8 +82,8 @@ class Policy:
             raise Refusal(400, f"The prompt has {len(ids)} tokens and leaves no room for an answer in {limit}.")
         most = request.most or self._generator.max_completion_length
         temperature = self._generator.temperature if request.temperature is None else request.temperature
-        ends = self._prompt.stop_token_ids, tuple(request.stops)
-        options = SamplingOptions(min(most, room), temperature, request.top_p, *ends)
+        ends = self._prompt.stop_token_ids
+        options = SamplingOptions(min(most, room), temperature, request.top_p, ends, stops=tuple(request.stops))
         seed = secrets.randbits(48) if request.seed is None else request.seed
         name = f"cmpl-{secrets.token_hex(12)}"
         # Seeded always: engines on a CPU only keep seeded requests from pushing each other out of the cache.
