@@ -270,7 +270,7 @@ class RowsOnly(TextEnv):
         self._rows = load_rows(rows) if isinstance(rows, str | Path) else list(rows or ())
 
     def _checked(self, options: Options) -> dict[str, Any]:
-        if "rows" in options:  # of the command line
+        if "rows" in options:
             self._rows = load_rows(str(options["rows"]))
         return super()._checked({name: each for name, each in options.items() if name != "rows"})
 

@@ -36,7 +36,7 @@ def snapshot(name: str, patterns: list[str], asked_by: str) -> tuple[str, list[P
 
 
 def data_files(name: str, suffixes: Sequence[str], split: str = "train", **other: object) -> list[Path]:
-    """A data set's files of a split, for `data.train_data` and `data.val_data`."""
+    """A data set's files of a split."""
     if other:
         raise UserError(f"Data source {name!r} is a data set, whose only option is split; got {', '.join(other)}.")
     _, files = snapshot(name, [f"*{split}*{suffix}" for suffix in suffixes], "Data source")

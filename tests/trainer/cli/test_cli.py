@@ -417,7 +417,8 @@ def test_a_context_is_no_longer_than_a_models_positions(tmp_path: Path, capsys: 
             model_shape(load_config(None, [f"generator.max_model_len={most + 1}", *more]))
         assert cli.main(["train", "quickstart", f"generator.max_model_len={most + 1}", *more, "--dry-run"]) == 0
         assert sentence in capsys.readouterr().out
-    for rope in ({"rope_scaling": {"rope_type": "yarn"}}, {"rope_parameters": {"rope_type": "yarn"}}):
+    yarn = {"rope_type": "yarn"}
+    for rope in ({"rope_scaling": yarn}, {"rope_parameters": yarn}, {"rope_scaling": {"type": "yarn", "factor": 4.0}}):
         (tmp_path / "config.json").write_text(json.dumps(QWEN_0_6B | {"max_position_embeddings": 4000} | rope))
         assert model_shape(load_config(None, ["generator.max_model_len=4001", *more]))
 

@@ -11,7 +11,7 @@ Decode = Callable[[list[int]], str]
 
 
 def read_stops(said: Any) -> tuple[str, ...]:
-    """What an env says; TypeError where it is no list of texts."""
+    """An env's; TypeError where it is no list of texts."""
     if not (isinstance(said, list | tuple) and all(isinstance(stop, str) and stop for stop in said)):
         raise TypeError(f'info["stop"] is {said!r:.60}, but should be a list of texts such as ["</search>"]')
     return tuple(said)

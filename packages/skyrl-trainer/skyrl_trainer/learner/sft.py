@@ -83,7 +83,7 @@ def make_rows(prompt: ChatPrompt, chats: Sequence[Chat]) -> list[Row]:
 def share_beginning(rows: Sequence[Row]) -> None:
     """Lets a micro-batch compute once what all prompts of these rows begin with: most of an agent's is its system
     message. Example: prompts [1, 2, 3] and [1, 2, 4] share [1, 2]."""
-    shared = commonprefix([row.prompt.tolist() for row in rows])  # noqa: RUF071 - of lists
+    shared = commonprefix([row.prompt.tolist() for row in rows])  # noqa: RUF071
     for row in rows:
         row.shared = len(shared) or None
 

@@ -43,7 +43,7 @@ class Difference:
         where = "reset" if self.turn is None else f"turn {self.turn}"
         then, now, at = self.recorded, self.replayed, ""
         if isinstance(then, str) and isinstance(now, str):
-            same = len(commonprefix([then, now]))  # noqa: RUF071 - of characters
+            same = len(commonprefix([then, now]))  # noqa: RUF071
             at, start = f" from character {same}", max(0, same - EXCERPT // 3)
             then, now = then[start : start + EXCERPT], now[start : start + EXCERPT]
         return f"{where}, {self.field}{at}: {then!r} was recorded, now it is {now!r}"

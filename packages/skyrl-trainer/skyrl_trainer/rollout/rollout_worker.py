@@ -85,10 +85,8 @@ class Episodes:
         async def play(order: int, trajectory: Trajectory) -> Trajectory:
             generate = partial(rounds.generate, order) if rounds else self._engine.generate
             async with started:
-                env, prompt = (
-                    RemoteEnv(self._envs, trajectory.trajectory_id, trajectory.sample),
-                    self._prompt_of(trajectory),
-                )
+                env = RemoteEnv(self._envs, trajectory.trajectory_id, trajectory.sample)
+                prompt = self._prompt_of(trajectory)
                 episode = self._episode(trajectory, env, prompt, generate, slot, settings, int(self._held))
                 self._in_play.add(episode)
                 try:

@@ -55,7 +55,7 @@ class HeldOut:
 
 
 def by_task(tries: list[Trajectory]) -> list[Group]:
-    """Those of equal rows, and of one task of an env, are a group: DAPO's AIME has every row 32 times."""
+    """Tries of equal rows, or of one env's task, are a group: DAPO's AIME has each row 32 times."""
     groups: dict[tuple[str, str, int | None], Group] = {}
     for each in tries:
         task = each.sample

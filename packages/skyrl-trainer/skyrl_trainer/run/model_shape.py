@@ -77,11 +77,11 @@ def config_file(config: Config) -> Path | None:
 
 def model_shape(config: Config) -> ModelShape | None:
     """None where it can't be known here: not downloaded yet, or of another kind. UserError where there is no model, or
-    where it has fewer positions than a context may have tokens."""
+    it has too few positions."""
     generator, dtype = config.generator, config.trainer.policy.model.dtype
     made = _described(config)
-    rope = made.get("rope_scaling") or made.get("rope_parameters") or {}
-    stretched = rope.get("rope_type", "default") != "default" or "hf_overrides" in generator.engine_kwargs
+    kind = (made.get("rope_parameters") or {}).get("rope_type", "default")
+    stretched = made.get("rope_scaling") or kind != "default" or "hf_overrides" in generator.engine_kwargs
     most = made.get("max_position_embeddings")
     if most and not stretched and generator.max_model_len > most:
         name = f"trainer.policy.model.path={config.trainer.policy.model.path}"
@@ -97,7 +97,7 @@ def model_shape(config: Config) -> ModelShape | None:
 
 
 def _described(config: Config) -> dict[str, Any]:
-    """As its config.json has it; {} where nobody knows."""
+    """Its config.json; {} where nobody knows."""
     model = config.trainer.policy.model
     if model.path == "tiny":
         from skyrl_trainer.tiny.init_policy import DEFAULT_VOCAB_SIZE, TINY_QWEN3

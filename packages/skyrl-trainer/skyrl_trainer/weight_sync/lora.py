@@ -22,9 +22,8 @@ ENGINE_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 def check_adapter(config: Config) -> None:
     """UserError where the engines cannot get an adapter alone."""
     generator, model = config.generator, config.trainer.policy.model
-    on_gpus = (
-        config.trainer.placement.policy_num_gpus_per_node > 0 or torch.cuda.is_available()
-    )  # no float32 kernels there
+    # vLLM has no float32 kernels for adapters there.
+    on_gpus = config.trainer.placement.policy_num_gpus_per_node > 0 or torch.cuda.is_available()
     limits = (
         (model.lora.rank == 0, "needs an adapter: set trainer.policy.model.lora.rank"),
         (config.num_learners > 1, "needs a single learner"),
