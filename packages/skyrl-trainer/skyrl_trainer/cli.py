@@ -5,7 +5,6 @@ traceback in a file; 128 and the number of the signal that stopped it, 130 after
 """
 
 import errno
-import math
 import os
 import re
 import signal
@@ -13,10 +12,12 @@ import sys
 import tempfile
 import traceback
 from argparse import ArgumentParser, Namespace
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
+
+import yaml
 
 from skyrl_trainer import __version__
 from skyrl_trainer.config import leaf_fields, load_config, resolve
@@ -26,9 +27,6 @@ from skyrl_trainer.registry import load
 from skyrl_trainer.run.model_shape import model_shape
 from skyrl_trainer.run.signals import StopSignal
 from skyrl_trainer.user_file import blaming
-
-LOCALHOST = "127.0.0.1"
-SETTINGS = "a recipe (quickstart, or the path of a YAML file), then settings such as trainer.max_steps=10"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -42,7 +40,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         with StopSignal(), blaming():
             args = _parse(list(sys.argv[1:] if argv is None else argv))
             # doctor says it among its findings.
-            if args.command is not _doctor:
+            if args.command is not COMMANDS["doctor"]:
                 require_gym()
             code = int(args.command(args) or 0)
             sys.stdout.flush()
@@ -78,37 +76,15 @@ def _parse(words: list[str]) -> Namespace:
         require_gym()
         return load("skyrl_eval.command:parse")(words[1], words[2:])
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-
-    def add(name: str, command: Callable[..., Any], text: str) -> ArgumentParser:
-        added = commands.add_parser(name, help=text)
-        added.set_defaults(command=command)
-        return added
-
-    train = add("train", _train, "learn by reinforcement; goes on where the run folder left off")
-    train.add_argument("--dry-run", action="store_true", help="show settings, placement, memory, limits; run nothing")
-    train.add_argument("--serve", type=int, metavar="PORT", help="also answer OpenAI's API there; 0 takes a free port")
-    sft = add("sft", _sft, "learn from chats, the rows of data.train_data, before reinforcement does")
-
-    evaluate = add("eval", _eval, "held-out evaluation; `eval agent` and `eval code` run benchmarks")
-    _target_arguments(evaluate, which="best")
-    serve = add("serve", _serve, "OpenAI's API for a run's policy or any model")
-    _target_arguments(serve, which="last")
-    serve.add_argument("--host", default=LOCALHOST, help="0.0.0.0 lets everybody ask who can reach this machine")
-    serve.add_argument("--port", type=int, default=8000, help="0 takes a free one")
-
-    _looking_commands(add)
-    init = add("init-policy", _init_policy, "make a tiny policy and its tokenizer, without a download")
-    clone = add("warmstart", _warmstart, "clone the expert of data.train_data into trainer.policy.model.path")
-    clone.add_argument("--seconds", type=float, default=math.inf, help="default: no limit")
-    for command in (init, clone):
-        command.add_argument("out", type=Path, metavar="DIR", help="new folder of the policy")
-    for command in (train, sft, init, clone):
-        chosen = command.add_argument("settings", nargs="*", metavar="RECIPE a.b=c", help=SETTINGS)
-        chosen.completer = _recipes_and_settings  # type: ignore[attr-defined]
-    add("envs", lambda _: load("skyrl_gym.__main__:main")([]), "registered environments")
-    doctor = add("doctor", _doctor, "what is installed and would run")
-    text = "what each node of the cluster at ray.address (default: auto) has and would run"
-    doctor.add_argument("--cluster", nargs="*", metavar="RECIPE a.b=c", help=text)
+    for name, form in yaml.safe_load(Path(__file__).with_name("commands.yaml").read_text()).items():
+        arguments = form.pop("arguments", {})
+        command = commands.add_parser(name, **form)
+        command.set_defaults(command=COMMANDS[name])
+        for spelled, given in arguments.items():
+            kind = {"type": TYPES[given["type"]]} if "type" in given else {}
+            added = command.add_argument(*spelled.split(), **given | kind)
+            if spelled == "settings":
+                added.completer = _recipes_and_settings  # type: ignore[attr-defined]
     if "_ARGCOMPLETE" in os.environ:  # set by the shell, which asks what could come next
         load("argcomplete:autocomplete")(parser)
 
@@ -128,45 +104,6 @@ def _folder(text: str) -> Path:
 def _recipes_and_settings(**_: Any) -> list[str]:
     recipes = (Path(__file__).parent / "recipes").glob("*.yaml")
     return [*(recipe.stem for recipe in recipes), *(f"{name}=" for name in leaf_fields())]
-
-
-def _looking_commands(add: Callable[..., ArgumentParser]) -> None:
-    report = add("report", _report, "write report.html: curves and settings, also of runs side by side")
-    report.add_argument("runs", nargs="+", type=_folder, metavar="RUN")
-    report.add_argument("-o", "--out", type=Path, help="default: report.html (compare.html) in the first run's folder")
-
-    play = "play stored trajectories again and compare; score their tokens"
-    replay = add("replay", lambda args: load("skyrl_trainer.replay.commands:run")(args), play)
-    replay.add_argument("run", type=_folder, metavar="RUN", help="a run folder, or a folder of stored trajectories")
-    replay.add_argument("--step", type=int, metavar="N", help="default: every stored step")
-    replay.add_argument("--index", default="all", metavar="I", help="a trajectory's number in its step; default: all")
-    replay.add_argument("--live", action="store_true", help="run tools with effects outside again, as python_exec")
-    replay.add_argument("--recompute", metavar="MODEL", help="score the tokens, too, with a model or a checkpoint")
-
-    text = "write trajectories.html: every turn, token and tool call, also of an evaluation"
-    view = add("view", _view, text)
-    view.add_argument("run", type=_folder, metavar="RUN")
-    view.add_argument("--step", type=int, nargs="+", metavar="N", help="default: the newest that fit")
-    view.add_argument("-o", "--out", type=Path, metavar="FILE", help="default: trajectories.html in the run's folder")
-
-    export = add("export", _export, "a run's policy as a Hugging Face folder, or its trajectories as chats")
-    export.add_argument("run", type=_folder, metavar="RUN")
-    what = export.add_mutually_exclusive_group(required=True)
-    what.add_argument("--out", type=Path, metavar="DIR", help="copy the policy there, and try to load it")
-    what.add_argument("--trajectories", type=Path, metavar="JSONL", help="write the trajectories as chat messages")
-    export.add_argument("--which", choices=("last", "best"), help="with --out: of a run's policies, default: last")
-    export.add_argument("--card", action="store_true", help="with --out: a model card with the run's curve")
-    export.add_argument("--push", metavar="OWNER/NAME", help="with --out: put the folder on Hugging Face, private")
-    export.add_argument("--step", type=int, metavar="N", help="of trajectories; default: every stored step")
-    export.add_argument("--min-reward", type=float, metavar="X", help="only trajectories that earned so much")
-    export.add_argument("--only-success", action="store_true", help="only trajectories that solved their task")
-
-
-def _target_arguments(parser: ArgumentParser, which: str) -> None:
-    text = "a run folder, a Hugging Face folder or a model's name"
-    parser.add_argument("target", type=_folder, metavar="RUN|MODEL", help=text)
-    parser.add_argument("settings", nargs="*", metavar="RECIPE a.b=c", help=f"{SETTINGS}; a run has its own recipe")
-    parser.add_argument("--which", choices=("last", "best"), default=which, help=f"of a run's policies: {which}")
 
 
 def split_settings(words: list[str]) -> tuple[str | None, list[str]]:
@@ -193,7 +130,7 @@ def _train(args: Namespace) -> int:
         return train(resolved.config)
     from skyrl_trainer.serve.server import PolicyServer
 
-    return train(resolved.config, beside=PolicyServer(LOCALHOST, args.serve).beside)
+    return train(resolved.config, beside=PolicyServer("127.0.0.1", args.serve).beside)
 
 
 def _sft(args: Namespace) -> None:
@@ -267,6 +204,8 @@ def _model_folder(run: Path, which: str) -> Path:
 
 
 def _export(args: Namespace) -> None:
+    if bool(args.out) == bool(args.trajectories):
+        raise UserError("export needs --out DIR, for the policy, or --trajectories JSONL, and not both.")
     if args.trajectories:
         if args.card or args.push or args.which:
             raise UserError("--card, --push and --which belong to a policy: give --out DIR, not --trajectories.")
@@ -324,3 +263,21 @@ def _doctor(args: Namespace) -> int:
         print(f"{mark:<4}  {subject:<14} {text}", flush=True)
         failed |= mark == "FAIL"
     return int(failed)
+
+
+COMMANDS = {
+    "train": _train,
+    "sft": _sft,
+    "eval": _eval,
+    "serve": _serve,
+    "report": _report,
+    "replay": lambda args: load("skyrl_trainer.replay.commands:run")(args),
+    "view": _view,
+    "export": _export,
+    "init-policy": _init_policy,
+    "warmstart": _warmstart,
+    "envs": lambda _: load("skyrl_gym.__main__:main")([]),
+    "doctor": _doctor,
+}
+TYPES = {"int": int, "float": float, "path": Path, "folder": _folder}
+"""commands.yaml names what stands here."""

@@ -54,7 +54,7 @@ def stop_with(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
     def command(args: object) -> int:
         raise error
 
-    monkeypatch.setattr(cli, "_doctor", command)
+    monkeypatch.setitem(cli.COMMANDS, "doctor", command)
 
 
 def test_help_and_settings_load_neither_torch_nor_vllm_nor_ray() -> None:
@@ -105,7 +105,7 @@ def test_a_signal_is_named(
         signal.raise_signal(signal.Signals[name])
         raise AssertionError("not stopped")
 
-    monkeypatch.setattr(cli, "_doctor", raised)
+    monkeypatch.setitem(cli.COMMANDS, "doctor", raised)
     before = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)]
     assert cli.main(["doctor"]) == code
     said = "Ctrl-C" if name == "SIGINT" else name
@@ -124,7 +124,7 @@ def run(args):
         os.write({ready}, b".")
         time.sleep(60)
 
-cli._doctor = run
+cli.COMMANDS["doctor"] = run
 sys.exit(cli.main(["doctor"]))
 """
 
