@@ -42,7 +42,7 @@ def programs_that_run_here(monkeypatch):
             exec(code, {})
         return SimpleNamespace(output=printed.getvalue(), error=None)
 
-    monkeypatch.setattr("skyrl_gym.tools.python_exec.shared_sandbox", lambda: SimpleNamespace(run=run_here))
+    monkeypatch.setattr("skyrl_gym.tools.python_exec.shared_sandbox", lambda limits: SimpleNamespace(run=run_here))
     monkeypatch.setattr("skyrl_gym.envs.code_lite.judge.sandbox", lambda rows: SimpleNamespace(run=run_here))
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import pickle
 import signal
 import socket
 import subprocess
@@ -340,7 +341,7 @@ def test_close_leaves_nothing_and_a_fork_has_its_own_server(sandbox: Sandbox) ->
     assert int(os.read(reader, 99)) != server and server_of(other) == server and other.run("2").output == "2\n"
     other.close()
     assert not os.path.exists(folder) and not Path(f"/proc/{server}").exists()
-    assert shared_sandbox() is shared_sandbox()
+    assert shared_sandbox(Limits()) is shared_sandbox(Limits()) is not shared_sandbox(Limits(wall_seconds=3))
 
 
 @pytest.mark.parametrize("meanwhile", ["", "open('left', 'w'); import time; time.sleep(99)"])
@@ -442,3 +443,16 @@ def test_what_went_wrong_stands_behind_however_much_was_printed(code: str, wrong
     observation = env.step(f"<tool_call>{call}</tool_call>")[0]
     assert len(observation) < 4200 and " characters left out " in observation
     assert wrong in observation[-200:]
+
+
+def test_an_environment_gives_its_programs_limits_of_its_own_and_says_so_to_the_model() -> None:
+    env = gymnasium.make("skyrl/tool_use-v0", tools=[{"python_exec": {"output_bytes": 8}}, "calculator"])
+    _, info = env.reset(seed=0)
+    assert info["tools"][0]["function"]["description"].endswith("prints. Limits: output_bytes 8.")
+    call = {"tool": "python_exec", "args": {"code": "print('0123456789')"}}
+    [made] = env.step(f"<tool_call>{json.dumps(call)}</tool_call>")[4]["tool_calls"]
+    assert made["result"] == "01234567\n[output cut after 8 bytes]"
+    again = pickle.loads(pickle.dumps(env.unwrapped))
+    assert again.step(f"<tool_call>{json.dumps(call)}</tool_call>")[4]["tool_calls"] == [made]
+    usual = gymnasium.make("skyrl/tool_use-v0").reset(seed=0)[1]["tools"][3]["function"]
+    assert usual["description"] == "Runs a Python program on its own and returns what it prints."

@@ -134,6 +134,46 @@ def test_a_search_environment_written_for_skyrl(search):
     assert "postprocessed_action" not in info
 
 
+def test_what_its_tools_said_is_recorded_and_a_replay_does_not_ask_again(search, monkeypatch):
+    env = gym.make(search, extras={"max_turns": 5})
+    env.reset(options={"task": QUESTION})
+    asked = [env.step(f"<search>{word}</search>") for word in ("Italy", "France")]
+    calls = [info["tool_calls"] for *_, info in asked]
+    assert calls[0] == [{"tool": "Articles.search", "args": ["Italy"], "result": "Rome: The capital of Italy."}]
+    assert env.step("Rome?")[4]["tool_calls"] == []
+    monkeypatch.setattr(Corpus, "search", lambda *_: "The server says something else today.")
+    env.reset(options={"task": QUESTION})
+    for (observation, *_), recorded in zip(asked, calls, strict=True):
+        env.unwrapped.feed_external(recorded)
+        assert env.step(f"<search>{recorded[0]['args'][0]}</search>")[0] == observation
+    assert "today" in env.step("<search>Italy</search>")[0]  # the record is of one step
+    env.unwrapped.feed_external(calls[0])
+    assert "today" in env.step("<search>Spain</search>")[0]  # and answers its own calls alone
+
+
+def test_what_a_tool_returns_is_not_recorded_where_json_would_change_it():
+    class Things(ToolGroup):
+        @tool
+        def get(self, what):
+            return {"rows": [(1, "a")], "object": object(), "number": float("nan"), "text": "a"}[what]
+
+    class Bare(BaseTextEnv):
+        def __init__(self, env_config=None, extras=None):  # without the constructor that it extends
+            self.init_tool_groups([Things("Things")])
+
+        def step(self, action):
+            said = [{"role": "user", "content": repr(self._execute_tool("Things", "get", [action]))}]
+            return BaseTextEnvStepOutput(observations=said, reward=0.0, done=False)
+
+    skyrl_gym.register("things", Bare)
+    env = gym.make("things")
+    env.reset(options={"task": QUESTION})
+    kept = [env.step(what)[4]["tool_calls"] for what in ("rows", "object", "number", "text")]
+    assert kept == [[], [], [], [{"tool": "Things.get", "args": ["text"], "result": "a"}]]
+    assert Bare()._execute_tool("Things", "get", ["text"]) == "a"
+    del gym.registry["things"]
+
+
 def test_an_sql_environment_written_for_skyrl(tmp_path):
     with contextlib.closing(sqlite3.connect(tmp_path / "towns.sqlite")) as connection:
         connection.executescript("create table town (name text); insert into town values ('Rome'), ('Paris')")

@@ -16,6 +16,7 @@ from gymnasium.utils.env_checker import check_env
 
 from skyrl_gym.envs.tool_use import tasks
 from skyrl_gym.envs.tool_use.env import last_answer
+from skyrl_gym.tools.python_exec import Limits
 from skyrl_gym.tools.tool import tool
 
 ID, SPLITS = "skyrl/tool_use-v0", ("train", "val", "test")
@@ -31,7 +32,7 @@ def run_here(code):
 @pytest.fixture(autouse=True)
 def stand_ins(monkeypatch):
     """A sandbox that runs the expert's programs here; where `answers` is not there yet, a simple comparison."""
-    sandbox = SimpleNamespace(shared_sandbox=lambda: SimpleNamespace(run=run_here))
+    sandbox = SimpleNamespace(shared_sandbox=lambda limits: SimpleNamespace(run=run_here), Limits=Limits)
     monkeypatch.setitem(sys.modules, "skyrl_gym.tools.python_exec", sandbox)
     if importlib.util.find_spec("skyrl_gym.answers") is None:
         plain = SimpleNamespace(same=lambda given, truth: given.casefold() == truth.casefold())

@@ -30,6 +30,9 @@ GRAMMAR = [
     (wrap(f"```json\n{GOOD}\n```"), [F1]),
     (wrap(f"```{GOOD}```"), [F1]),
     (wrap('{"arguments": {"x": 1}, "name": "f"}'), [F1]),
+    (wrap('{"name": "f", "arguments": "{\\"x\\": 1}"}'), [F1]),
+    (wrap('{"name": "f", "arguments": "x=1"}'), [JSON]),
+    (wrap('{"name": "f", "arguments": "[1]"}'), [BAD]),
     (wrap('{"tool": "f"}'), [ToolCall("f", {})]),
     (wrap('{"tool": "f", "args": {"x": {"y": [{"z": {}}]}}}'), [ToolCall("f", {"x": {"y": [{"z": {}}]}})]),
     (

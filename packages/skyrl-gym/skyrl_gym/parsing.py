@@ -131,6 +131,7 @@ def _to_call(value: Any) -> ToolCall | ParseError:
     given = value if isinstance(value, dict) else {}
     members = {_OTHER_NAMES.get(key, key): part for key, part in given.items()}
     tool, args = members.get("tool"), members.get("args", {})
+    args = _DECODER.decode(args) if isinstance(args, str) else args  # as OpenAI's API has them
     known = members.keys() <= {"tool", "args"} and len(members) == len(given)  # not both names of one member
     if not known or not isinstance(tool, str) or not isinstance(args, dict):
         return ParseError('Malformed tool call: expected {"tool": "<name>", "args": {...}} and no other members.')

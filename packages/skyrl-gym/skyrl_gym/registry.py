@@ -147,8 +147,7 @@ def _read(path: Path) -> list[EnvEntry]:
         raise ValueError(f"The environment registry {path} cannot be read: {problem}.") from error
     if not isinstance(document, dict) or document.get("schema") != 1 or not isinstance(document.get("envs"), list):
         raise ValueError(f"{path}: expected 'schema: 1' and a list 'envs:' at the top of an environment registry.")
-    unknown = set(document) - {"schema", "envs"}
-    if unknown:
+    if unknown := document.keys() - {"schema", "envs"}:
         raise ValueError(f"{path}: unknown field {unknown.pop()!r} at the top; valid ones are schema, envs.")
     entry_nodes = next(value.value for key, value in node.value if key.value == "envs")
     return [_entry(path, entry_node, raw) for entry_node, raw in zip(entry_nodes, document["envs"], strict=True)]

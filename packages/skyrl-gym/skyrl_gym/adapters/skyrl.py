@@ -67,9 +67,10 @@ class SkyRLEnv(Repeated):
 
     def act(self, action: str) -> Outcome:
         self.actions.append(action)
+        self._env._recorded, self._env._executed = list(self.recorded or ()), ()
         step = self._env.step(action)
         reward, done, metadata = float(step["reward"]), bool(step["done"]), step.get("metadata") or {}
-        info = {"metadata": metadata, "metrics": self._env.get_metrics()}
+        info = {"metadata": metadata, "metrics": self._env.get_metrics(), "tool_calls": [*self._env._executed]}
         if step.get("postprocessed_action") is not None:
             info["postprocessed_action"] = step["postprocessed_action"]
         if done:

@@ -1,6 +1,8 @@
 """SkyRL's environment interface under SkyRL's names; `skyrl_gym.register` makes subclasses playable."""
 
+import json
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, suppress
 from numbers import Real
 from statistics import fmean
 from typing import Any, Generic, NotRequired, TypedDict, TypeVar
@@ -24,7 +26,7 @@ class BaseTextEnvStepOutput(TypedDict):
     """The action as the environment would have it. It is recorded; what is learned is what the agent wrote."""
 
 
-class Env(Generic[ObsType, ActType]):
+class Env(AbstractContextManager[Any], Generic[ObsType, ActType]):
     """What `skyrl_gym.make` makes; one instance is one episode."""
 
     def init(self, prompt: ObsType) -> tuple[ObsType, dict[str, Any]]:
@@ -41,9 +43,6 @@ class Env(Generic[ObsType, ActType]):
         """The episode's figures so far."""
         return {}
 
-    def __enter__(self) -> Any:
-        return self
-
     def __exit__(self, *error: Any) -> None:
         self.close()
 
@@ -53,6 +52,9 @@ class BaseTextEnv(Env[ConversationType, str]):
 
     turns = 0
     max_turns = 1
+    _recorded: Any = ()
+    _executed: tuple[dict[str, Any], ...] = ()
+    """Of tools: the calls that a replay answers, and those of this step."""
 
     def __init__(self, env_config: Any = None, extras: dict[str, Any] | None = None) -> None:
         self.tool_groups: Sequence[ToolGroup] = []
@@ -71,10 +73,20 @@ class BaseTextEnv(Env[ConversationType, str]):
             self.tool_to_toolgroup |= group.get_tool_to_group_mapping()
 
     def _execute_tool(self, tool_group_name: str, tool_name: str, tool_input: Sequence[Any]) -> Any:
+        """What the tool returns, kept for a replay where it is plain data; in one, what it returned then."""
         groups = {group.name: group for group in self.tool_groups}
         if tool_group_name not in groups:
             raise ValueError(f"There is no tool group {tool_group_name!r}, only {', '.join(groups) or 'none'}.")
-        return groups[tool_group_name].execute_tool(tool_name, *tool_input)
+        call = {"tool": f"{tool_group_name}.{tool_name}", "args": list(tool_input)}
+        if past := [made for made in self._recorded if call.items() <= made.items()]:
+            self._recorded.remove(past[0])
+            result = past[0]["result"]
+        else:
+            result = groups[tool_group_name].execute_tool(tool_name, *tool_input)
+        made = call | {"result": result}
+        with suppress(TypeError, ValueError):  # not JSON
+            self._executed += (made,) if json.loads(json.dumps(made)) == made else ()
+        return result
 
     @staticmethod
     def aggregate_metrics(metrics: list[dict[str, Any]]) -> dict[str, Any]:

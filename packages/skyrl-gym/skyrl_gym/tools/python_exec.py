@@ -200,9 +200,9 @@ _sandboxes: weakref.WeakSet[Sandbox] = weakref.WeakSet()
 
 
 @functools.cache
-def shared_sandbox() -> Sandbox:
-    """This process's sandbox with the default limits. Its server ends with this process, however that ends."""
-    return Sandbox()
+def shared_sandbox(limits: Limits) -> Sandbox:
+    """This process's sandbox with these limits. Its server ends with this process, however that ends."""
+    return Sandbox(limits)
 
 
 def _after_fork() -> None:

@@ -5,6 +5,7 @@ docs/environments/code_lite.md says what an action is, what of a failure is told
 
 import json
 import re
+from functools import partial
 
 from skyrl_gym.core import Options, Outcome, Row, RowsOnly, Task, TextEnv
 from skyrl_gym.data import read_row, row_id
@@ -77,12 +78,8 @@ class CodeLiteEnv(TextEnv):
             failure = json.loads(self.recorded[0]["result"])
             return failure and judge.Failure(*failure)
         kind, tests, setup = (self.task.data[name] for name in ("kind", "tests", "setup"))
-        if kind == "asserts":
-            failure = judge.assert_failure(code, tests, setup)
-        elif kind == "stdin":
-            failure = judge.program_failure(code, tests, setup)
-        else:
-            failure = judge.call_failure(code, tests, setup, rows=kind != "own")
+        judges = {"asserts": judge.assert_failure, "stdin": judge.program_failure}
+        failure = judges.get(kind, partial(judge.call_failure, rows=kind != "own"))(code, tests, setup)
         # No two runs have the same addresses.
         return failure and failure._replace(got=cut(re.sub(" at 0x[0-9a-f]+", " at 0x...", failure.got)))
 

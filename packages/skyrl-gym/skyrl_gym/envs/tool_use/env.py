@@ -6,6 +6,8 @@ docs/environments/tool_use.md says what an action is and what is paid.
 import json
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +26,13 @@ BUILTIN = ("calculator", "search", "wiki", "python_exec")
 
 def python_exec(code: str) -> str:
     """Runs a Python program on its own and returns what it prints."""
-    from skyrl_gym.tools.python_exec import shared_sandbox
+    return _run({}, code)
 
-    result = shared_sandbox().run(code)
+
+def _run(limits: Mapping[str, Any], code: str) -> str:
+    from skyrl_gym.tools.python_exec import Limits, shared_sandbox
+
+    result = shared_sandbox(Limits(**limits)).run(code)
     if result.error:
         raise ToolError(f"{result.output}\n{result.error}".strip())
     return result.output.rstrip("\n") or "(The program printed nothing.)"
@@ -35,9 +41,9 @@ def python_exec(code: str) -> str:
 class ToolUseEnv(TextEnv):
     """Difficulties: 1 calculator, 2 one article, 3 two hops, 4 facts and a sum, 5 python, 6 search, wiki and 1 or 5.
 
-    tools: names of built-in ones, functions or Tools of your own, and {"mcp": {...}} with the settings of a McpServer,
-    which has a session an episode. corpus: a jsonl file of {"title", "text"} rows for search and wiki; questions about
-    it are options["task"].
+    tools: names of built-in ones, functions or Tools of your own, {"python_exec": {...}} with Limits, {"mcp": {...}}
+    with the settings of a McpServer, which has a session an episode. corpus: a jsonl file of {"title", "text"} rows for
+    search and wiki; questions about it are options["task"].
     """
 
     choices = TextEnv.choices | {"difficulty": (1, 2, 3, 4, 5, 6)}
@@ -49,7 +55,7 @@ class ToolUseEnv(TextEnv):
     def __init__(self, *, tools: Sequence[Any] = BUILTIN, corpus: str | Path | None = None, **defaults: Any) -> None:
         super().__init__(**defaults)
         self._own_corpus = None if corpus is None else Corpus.load(corpus)
-        self._given = [_server(item) if isinstance(item, Mapping) else item for item in tools]
+        self._given = [_made(item) if isinstance(item, Mapping) else item for item in tools]
         self._servers = [item for item in self._given if isinstance(item, McpServer)]
         waits = self._servers or any(isinstance(item, Tool) and item.external for item in self._given)
         self.metadata = self.metadata | ({"waits": True} if waits else {})
@@ -178,10 +184,22 @@ def plain(text: str) -> str:
     return " ".join(word for word in words if word not in ("a", "an", "the"))
 
 
-def _server(item: Mapping[str, Any]) -> McpServer:
-    if [*item] != ["mcp"] or not isinstance(item["mcp"], Mapping):
-        raise ValueError(f"A tool that has {', '.join(item) or 'nothing'} is not {{mcp: {{{FORM}}}}}.")
-    return McpServer(item["mcp"])
+def _made(item: Mapping[str, Any]) -> McpServer | Tool:
+    kind, settings = next(iter(item.items()), ("nothing", None))
+    if len(item) != 1 or kind not in ("mcp", "python_exec") or not isinstance(settings, Mapping):
+        forms = f"{{mcp: {{{FORM}}}}} or {{python_exec: {{wall_seconds: 10}}}}"
+        raise ValueError(f"A tool that has {', '.join(item) or 'nothing'} is not {forms}.")
+    if kind == "mcp":
+        return McpServer(settings)
+    from skyrl_gym.tools.python_exec import Limits
+
+    if unknown := settings.keys() - Limits.__slots__:
+        raise ValueError(f"python_exec has no limit {unknown.pop()!r}; valid ones are {', '.join(Limits.__slots__)}.")
+    Limits(**settings)
+    told = f"{python_exec.__doc__} Limits: {', '.join(f'{name} {value}' for name, value in settings.items())}."
+    made = tool(python_exec, external=True)
+    schema = {**made.schema, "function": made.schema["function"] | {"description": told}}
+    return replace(made, function=partial(_run, dict(settings)), schema=schema)
 
 
 def toolbox(tools: Sequence[Any], corpus: Corpus) -> dict[str, Tool]:
