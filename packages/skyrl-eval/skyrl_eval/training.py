@@ -34,8 +34,7 @@ class Exam:
 
     def run(self, rollouts: Any, step: int) -> StepMetrics:
         """Tries every item once. Example: {"eval/gsm8k/accuracy": 0.4, "eval/gsm8k/ungraded": 0.0, ...}"""
-        batch = PromptBatch(step, [self._bench.env(item) for item in self._items], 1)
-        tries = rollouts.run(batch, eval=True)
+        tries = rollouts.run(PromptBatch(step, [self._bench.env(item) for item in self._items], 1), eval=True)
         check_not_all_failed(tries, "evaluation at step")
         attempts = [attempt_of(played, item, 0) for played, item in zip(tries.trajectories, self._items, strict=True)]
         verdicts = list(grade.grade_all(self._bench, self._items, attempts, self._context))

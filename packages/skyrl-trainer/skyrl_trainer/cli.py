@@ -184,16 +184,14 @@ def _eval(args: Namespace) -> None:
 
 
 def _report(args: Namespace) -> None:
-    write_report = load("skyrl_trainer.report.html:write_report")
     out = args.out or args.runs[0] / ("report.html" if len(args.runs) == 1 else "compare.html")
-    write_report(args.runs, out)
+    load("skyrl_trainer.report.html:write_report")(args.runs, out)
     print(out)
 
 
 def _view(args: Namespace) -> None:
-    write_viewer = load("skyrl_trainer.report.viewer:write_viewer")
     out = args.out or args.run / "trajectories.html"
-    print(f"{out}: {write_viewer(args.run, out, args.step)}")
+    print(f"{out}: {load('skyrl_trainer.report.viewer:write_viewer')(args.run, out, args.step)}")
 
 
 def _model_folder(run: Path, which: str) -> Path:

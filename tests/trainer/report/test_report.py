@@ -30,7 +30,7 @@ from skyrl_trainer.report.table import LiveTable, header, row
 from skyrl_trainer.report.trackers import Tracker
 from skyrl_trainer.report.viewer import write_viewer
 from skyrl_trainer.rollout.store import JsonlTrajectoryStore
-from tests.trainer.report.synthetic import NASTY, make_run, rollouts
+from tests.trainer.report.synthetic import NASTY, make_run, rollouts, trajectory
 
 
 class Page(HTMLParser):
@@ -173,6 +173,23 @@ def test_tensorboard_files_lie_in_the_run_folder(tmp_path: Path) -> None:
     events.Reload()
     assert [(event.step, event.value) for event in events.Scalars("loss")] == [(3, 0.25)]
     assert events.Tags()["scalars"] == ["loss"]
+
+
+def test_tensorboard_shows_the_first_held_out_tries_as_texts(tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    tracker = Tracker(load_config(None, [f"trainer.run_dir={tmp_path}"]))
+    for step, solved in ((0, 0.5), (1, None), (2, 1.0)):  # the second has no evaluation: its tries are the first's
+        figures = {"step": float(step), "loss": 0.25} | ({} if solved is None else {"eval/success": solved})
+        tracker.log(figures, tried=[trajectory(step, place, 0, 0.5, f"say {place}") for place in range(10)])
+    tracker.close()
+    events = EventAccumulator(str(tmp_path / "tensorboard"))
+    events.Reload()
+    assert len(events.Tags()["tensors"]) == 8
+    shown = events.Tensors("held_out/3/text_summary")
+    found = {event.step: event.tensor_proto.string_val[0].decode() for event in shown}
+    assert [*found] == [0, 2] and "\n    [assistant]\n    say 3" in found[0]
+    assert found[2].startswith(f"{trajectory(2, 3, 0, 0.5, '').sample.sample_id}, reward 0.5\n\n")
 
 
 def test_no_tracker_is_a_choice_and_writes_nothing(tmp_path: Path) -> None:

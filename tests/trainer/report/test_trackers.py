@@ -1,12 +1,13 @@
-"""What MLflow and SwanLab are told through accelerate's trackers; the two libraries are played by recorders.
+"""What MLflow, SwanLab and W&B are told through accelerate's trackers; the libraries are played by recorders.
 
-W&B and Trackio are called in the same way, and TensorBoard's files are read in test_report.py.
+Trackio is called in the same way, and TensorBoard's files are read in test_report.py.
 """
 
 from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -16,6 +17,8 @@ from accelerate import PartialState
 
 from skyrl_trainer.config import flatten, load_config
 from skyrl_trainer.report.trackers import Tracker
+from skyrl_trainer.types import Trajectory
+from tests.trainer.report.synthetic import trajectory
 
 
 class Recorder(SimpleNamespace):
@@ -33,13 +36,16 @@ class Recorder(SimpleNamespace):
         return note
 
 
-def learned(monkeypatch: pytest.MonkeyPatch, library: str, played: Recorder) -> tuple[dict[str, Any], Any]:
+def learned(
+    monkeypatch: pytest.MonkeyPatch, library: str, played: Recorder, tried: Sequence[Trajectory] = ()
+) -> tuple[dict[str, Any], Any]:
     """The recorder's calls by name after a run of one step, and all settings."""
     PartialState(cpu=True)  # the learner's to make
     monkeypatch.setitem(sys.modules, library, played)
     config = load_config(None, [f"trainer.logger={library}", "trainer.run_name=mine", "trainer.project_name=sums"])
     tracker = Tracker(config)
-    tracker.log({"step": 3.0, "loss": 0.5, "kl": float("nan"), "reward/right (exact)": 1.0})
+    figures = {"step": 3.0, "loss": 0.5, "kl": float("nan"), "reward/right (exact)": 1.0}
+    tracker.log(figures | ({"eval/success": 0.5} if tried else {}), tried=tried)
     tracker.close()
     return {name: (words, named) for name, words, named in played.calls}, flatten(config)
 
@@ -59,6 +65,16 @@ def test_swanlab_gets_the_run_its_settings_and_figures(monkeypatch: pytest.Monke
     calls, settings = learned(monkeypatch, "swanlab", Recorder("init", "log", "finish", config={}))
     assert calls["init"][1] == {"project": "sums", "experiment_name": "mine", "config": settings}
     assert calls["log"] == (({"loss": 0.5, "reward/right (exact)": 1.0},), {"step": 3}) and "finish" in calls
+
+
+def test_wandb_gets_a_table_of_held_out_tries(monkeypatch: pytest.MonkeyPatch) -> None:
+    tables: list[dict[str, Any]] = []
+    played = Recorder("init", "log", "finish", config={}, Table=lambda **given: tables.append(given) or "a table")
+    learned(monkeypatch, "wandb", played, [trajectory(3, place, 0, 0.5, f"say {place}") for place in range(9)])
+    assert tables[0]["columns"] == ["task", "reward", "episode"] and len(tables[0]["data"]) == 8
+    task, reward, episode = tables[0]["data"][1]
+    assert task == trajectory(3, 1, 0, 0.5, "").sample.sample_id and reward == 0.5 and episode.endswith("say 1")
+    assert ({"held_out": "a table"},) in [words for name, words, _ in played.calls if name == "log"]
 
 
 def test_the_machines_of_prometheus_are_those_of_now(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -299,8 +299,7 @@ def prepared(
         raise ValueError(f"Nobody can listen on {host}:{port} ({error}): give another --port or --host.") from None
     most: Said = {"ws_max_size": MAX_MESSAGE, "limit_concurrency": 2 * limits.sessions + 64}
     most |= {"timeout_graceful_shutdown": 2, "ws_per_message_deflate": False}
-    config = uvicorn.Config(app, lifespan="off", log_level="critical", **most)
-    return uvicorn.Server(config), listening
+    return uvicorn.Server(uvicorn.Config(app, lifespan="off", log_level="critical", **most)), listening
 
 
 def write_manifest(folder: Path, env_id: str, port: int) -> None:

@@ -2,13 +2,19 @@
 
 import math
 import re
+from collections.abc import Sequence
+from textwrap import indent
 from typing import Any
 
+from skyrl_trainer.algorithms.rewards import completion
 from skyrl_trainer.config import Config, flatten
 from skyrl_trainer.errors import UserError
 from skyrl_trainer.registry import load
 from skyrl_trainer.report.history import Spans
-from skyrl_trainer.types import StepMetrics
+from skyrl_trainer.types import StepMetrics, Trajectory
+
+SHOWN, LONGEST = 8, 10_000
+"""Held-out tries of an evaluation that a tracker with a place for texts gets, and the characters of one."""
 
 
 class Tracker:
@@ -43,15 +49,30 @@ class Tracker:
                 f"trainer.logger={trainer.logger} cannot start: {error}; use trainer.logger=tensorboard or none."
             ) from error
 
-    def log(self, metrics: StepMetrics, worked: Spans | None = None) -> None:
-        """worked: when each engine computed in the step; Prometheus gets its seconds as `busy/engine <number>`."""
+    def log(self, metrics: StepMetrics, worked: Spans | None = None, tried: Sequence[Trajectory] = ()) -> None:
+        """worked: when each engine computed in the step; Prometheus gets its seconds as `busy/engine <number>`.
+        tried: an evaluation's, of which the first are shown."""
         if self._tracker:
             values = {key: float(value) for key, value in metrics.items() if key != "step" and math.isfinite(value)}
             if self._logger == "mlflow":  # which may keep a file each, of a name without other signs
                 values = {re.sub(r"[^\w. -]", ".", key): value for key, value in values.items()}
             if worked and self._logger == "prometheus":
                 values |= {f"busy/{who}": sum(end - start for start, end in own) for who, own in worked.items()}
+            if "eval/success" in metrics:
+                self._show(tried[:SHOWN], int(metrics["step"]))
             self._tracker.log(values, step=int(metrics["step"]))
+
+    def _show(self, tried: Sequence[Trajectory], step: int) -> None:
+        rows = list[tuple[str, float, str]]()
+        for each in tried:
+            said = [f"[{message['role']}]\n{message['content']}" for message in (*each.prompt, *completion(each))]
+            rows.append((each.sample.sample_id, each.total_reward, "\n\n".join(said)[:LONGEST]))
+        if self._logger == "tensorboard":
+            for number, (task, reward, text) in enumerate(rows):
+                shown = f"{task}, reward {reward:g}\n\n{indent(text, '    ')}"  # Markdown's form of plain text
+                self._tracker.writer.add_text(f"held_out/{number}", shown, step)
+        elif self._logger == "wandb" and rows:
+            self._tracker.log_table("held_out", ["task", "reward", "episode"], [*map(list, rows)], step=step)
 
     def close(self) -> None:
         if self._tracker:

@@ -21,6 +21,7 @@ class HeldOut:
         specs, self._exams = take_exams(config.data.val_data, config.run_path)
         self._rewards, self._store = rewards, store
         self._at_once, self.tasks = config.trainer.eval_batch_size, list[Sample]()
+        self.tried: list[Trajectory] = []
         if specs or not self._exams:
             source = tasks(config, specs)
             of_files = [len(part) for part in source.parts if not isinstance(part, EnvSamples)]
@@ -42,8 +43,9 @@ class HeldOut:
         if len(self.tasks) > 1:  # one alone may have had bad luck
             check_not_all_failed(tries, "evaluation at step")
         if self.tasks:
+            self.tried = tries.trajectories
             if self._rewards:
-                self._rewards.judge(tries.trajectories)
+                self._rewards.judge(self.tried)
                 found = self._rewards.metrics(tries)
             if self._store:
                 self._store.write(tries)

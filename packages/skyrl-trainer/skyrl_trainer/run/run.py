@@ -222,7 +222,7 @@ class Run:
             row["memory/pss_gib"] = pss_gib()
         self.metrics.write(row)  # first: it names a full disk
         write_spans(self.folder.path, step, spans | worked)
-        self.tracker.log(row, worked)
+        self.tracker.log(row, worked, self.held_out.tried)
         self.table.step(row)
 
     def save(self, step: int, loop_state: dict[str, Any]) -> None:

@@ -33,5 +33,4 @@ class Digest:
         self.nbytes += flat.nbytes
 
     def hexdigest(self) -> str:
-        sums = [int(total) for total in self._sums]
-        return xxhash.xxh3_64(repr((self._names, sums)).encode()).hexdigest()
+        return xxhash.xxh3_64(repr((self._names, [*map(int, self._sums)])).encode()).hexdigest()

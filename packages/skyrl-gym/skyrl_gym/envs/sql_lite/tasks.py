@@ -200,8 +200,7 @@ def database(domain: str, planted: Planted, number: int) -> bytes:
                 ids = rng.sample(range(1, sizes[name] + 1), 4 * sizes[name] // 5)
                 cells.append(rng.choices(ids, k=size))
             db.execute(f"CREATE TABLE {table} ({', '.join(lines)})")
-            marks = ", ".join("?" * len(cells))
-            db.executemany(f"INSERT INTO {table} VALUES ({marks})", zip(*cells, strict=True))
+            db.executemany(f"INSERT INTO {table} VALUES ({', '.join('?' * len(cells))})", zip(*cells, strict=True))
         db.commit()
         return db.serialize()
 
