@@ -190,9 +190,12 @@ def test_what_an_answer_that_cannot_be_read_has_cost_is_unknown(tmp_path: Path) 
     data, out = write(tmp_path / "sums.jsonl", sums(5)), tmp_path / "run"
     with served(lambda r: Raw("<html>") if "What is" in str(r) else said("Hello.")) as (url, _):
         assert run(out, url, data, "--concurrency=1", "--token-limit=1000") == NO_FIGURE
-    (made,) = lines(out / "attempts.jsonl")
-    assert made["prompt_tokens"] is None and made["stop"] == "error"
-    assert json.loads((out / "results.json").read_text())["uncounted"] == 1
+    made = lines(out / "attempts.jsonl")
+    assert [(one["prompt_tokens"], one["stop"]) for one in made] == [(None, "error")] * 5
+    assert json.loads((out / "results.json").read_text())["uncounted"] == 5
+    with served(lambda r: said("4")) as (url, _):  # they are tried again, and a limit can be kept beside them
+        run(out, url, data, "--concurrency=1", "--token-limit=1000")
+    assert json.loads((out / "results.json").read_text())["counts"]["missing"] == 0
 
 
 def test_a_second_run_of_the_same_costs_nothing(tmp_path: Path) -> None:

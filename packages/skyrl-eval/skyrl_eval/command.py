@@ -67,8 +67,8 @@ def run(args: Namespace) -> int:
     if args.compare:
         print(report.compare(*args.compare))
         return 0
-    for name in ("samples", "max_tokens", "concurrency", "token_limit", "temperature", "seed"):
-        least = int(name not in ("temperature", "seed"))
+    for name in ("samples", "max_tokens", "concurrency", "token_limit", "cost_limit", "temperature", "seed"):
+        least = int(name not in ("cost_limit", "temperature", "seed"))
         if (value := getattr(args, name)) is not None and not least <= value < math.inf:
             raise UserError(f"--{name.replace('_', '-')} is {value}, but should be {least} or more.")
     if args.plugin:
@@ -134,7 +134,7 @@ def _solved(args: Namespace) -> Run:
     if args.native_tools and not args.tools and bench.steps == 1:
         raise UserError(f"--native-tools: {bench.name} has no tools of its own, so give --tools.")
     if args.predictions:
-        return _predicted(args.predictions, open_run)
+        return _predicted(args.predictions, found, open_run)
     settings |= {"temperature": args.temperature, "max_tokens": args.max_tokens}
     if not args.checkpoint:
         endpoint = run_async(_endpoint(args, settings.get("request", {})))
@@ -246,6 +246,12 @@ def _solved_before(args: Namespace) -> Run:
         raise UserError("--grade-only needs --out with the folder of a run.")
     manifest = read_json(args.out, "manifest.json")
     config, bench = manifest["config"], benchmarks.find(manifest["config"]["bench"])
+    then = config | {"samples": manifest["facts"].get("samples")}
+    for name, usual in (("bench", DEFAULTS[args.kind][0]), ("model", ""), ("samples", 1), ("temperature", 0.0)):
+        if (given := getattr(args, name)) not in (usual, then.get(name, usual)):
+            raise UserError(
+                f"--grade-only judges what is in {args.out}, whose {name} is {then[name]!r}, not {given!r}."
+            )
     official = config["source"] + (f"@{config['revision']}" if config["revision"] else "")
     found = data.load(bench, args.data or (official if official != bench.source.url else None), config["images"])
     if found.sha256 != config["data_sha256"]:
@@ -257,16 +263,24 @@ def _solved_before(args: Namespace) -> Run:
     return Run(args.out, config, manifest["facts"], chosen)
 
 
-def _predicted(path: str, open_run: Any) -> Run:
+def _predicted(path: str, found: data.Data, open_run: Any) -> Run:
     try:
-        rows = [] if path == "gold" else [row for _, row in read_jsonl(Path(path))]
+        if path.endswith(".json"):  # a list, or as mini-SWE-agent writes them, by their ids
+            whole = json.loads(Path(path).read_text(encoding="utf-8-sig"))
+            rows = [*whole.values()] if isinstance(whole, dict) else whole
+        else:
+            rows = [] if path == "gold" else [row for _, row in read_jsonl(Path(path))]
         patches = {row["instance_id"]: row["model_patch"] or "" for row in rows}
         names = ", ".join(sorted({str(row["model_name_or_path"]) for row in rows}))
         if len(patches) < len(rows) or not all(isinstance(patch, str) for patch in patches.values()):
             raise ValueError("an instance twice, or a patch that is no text")
     except (OSError, ValueError, KeyError, TypeError) as error:
-        wanted = "jsonl rows with instance_id, model_name_or_path and model_patch, or gold for the official patches"
+        wanted = "rows with instance_id, model_name_or_path and model_patch, or gold for the official patches"
         raise UserError(f"--predictions {path} cannot be read ({error!r}): expected {wanted}.") from error
+    if unknown := sorted(patches.keys() - {item.item_id for item in found.items}):
+        found.notes.append(f"{len(unknown)} of {len(patches)} predictions are of no item of the data: {unknown[0]}")
+        if len(unknown) == len(patches):
+            raise UserError(f"--predictions {path}: {found.notes[-1]}.")
     run = open_run(names or path, predictions=data.content_id(patches))
     for item, sample in run.missing(1):
         if (patch := item.gold["patch"] if path == "gold" else patches.get(item.item_id)) is not None:

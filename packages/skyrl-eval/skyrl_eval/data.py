@@ -41,7 +41,6 @@ class Row(BaseModel):
 @dataclass(frozen=True)
 class Data:
     """The items of a benchmark and what they were read from.
-
     Example: Data([item, ...], "cais/hle", "5a81a4c7...", "9c1e...", ["342 items with images are left out"])
     """
 
@@ -58,7 +57,6 @@ class Data:
 
 def load(bench: "Benchmark", spec: str | None = None, images: bool = False) -> Data:
     """All items of a benchmark.
-
     spec: as the module's docstring shows; None for the official data. images: keep the questions that show one.
     UserError names the file, the row, the field; or what is needed to fetch the data.
     """
@@ -151,7 +149,7 @@ def _raw(path: Path) -> Iterator[Any]:
             with path.open(encoding="utf-8-sig", newline="") as file:
                 yield from csv.DictReader(file)
         elif path.suffix == ".json":
-            rows = json.loads(path.read_text(encoding="utf-8"))
+            rows = json.loads(path.read_text(encoding="utf-8-sig"))
             yield from rows if isinstance(rows, list) else [rows]
         else:
             with path.open("rb") as lines:  # to be read one by one: some may be damaged

@@ -47,6 +47,8 @@ def objects(text: str, member: str) -> Iterator[Any]:
     """The JSON objects with this member in a text, whatever else is in it; none that lies within another."""
     with suppress(RecursionError):  # what is nested so deeply is no judgement, and every brace in it would be tried
         text = re.sub(r",(\s*[\]}])", r"\1", text)  # DeepSearchQA's prompt has one
+        # LaTeX, and "\$5", as judges quote them: JSON has no such escapes.
+        text = re.sub(r'\\(["\\/bfnrt]|u[0-9a-fA-F]{4})|\\', lambda found: found[0] if found[1] else r"\\", text)
         end = 0
         for brace in re.finditer(r"\{", text):
             with suppress(ValueError):
@@ -68,8 +70,8 @@ def parse_match(reply: str) -> Match | None:
         text = "\n".join(f"{name}: {value}" for name, value in values.items())
     if not (verdicts := re.findall(r"(?im)^\W*correct\W*:\W*(yes|no|true|false)\b(?!/)", text)):
         return None
-    said = last(r"(?im)^\W*confidence\W*:[^\d\n]*(\d+(?:\.\d+)?)", text) or "100"
-    confidence = float(said) * (100 if "." in said and float(said) <= 1 else 1)
+    said = last(r"(?im)^\W*confidence\W*:[^\d\n]*(\d+(?:\.\d+)?%?)", text) or "100%"
+    confidence = float(said.strip("%")) * (100 if re.fullmatch(r"0\.\d+|1\.0+", said) else 1)
     return Match(
         extracted_final_answer=last(r"(?im)^\W*extracted_final_answer\W*:\s*(.*?)\s*$", text),
         reasoning="",

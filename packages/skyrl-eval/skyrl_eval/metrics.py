@@ -34,7 +34,6 @@ Prices = dict[str, Price]
 
 def clustered_error(means: Sequence[float], clusters: Sequence[str]) -> float | None:
     """The standard error of the mean of item means whose errors may go together within a cluster.
-
     With every item a cluster of its own it is the usual one. None for fewer than two clusters.
     """
     values = np.asarray(means)
@@ -52,7 +51,6 @@ def pass_all_k(n: int, c: int, k: int) -> float:
 
 def calibration_error(confidences: Sequence[float], correct: Sequence[float], official: bool = False) -> float | None:
     """HLE's root mean square calibration error, in bins of 100 (or of all, where they are fewer) by confidence.
-
     The official one leaves out the last bin: it is None below 200 items, where no bin, or the only one, would be left.
     """
     n = len(confidences)
@@ -93,12 +91,12 @@ def cost(prompt: int | None, completion: int | None, cached: int, price: Price |
     return (fresh + completion * price["completion"]) / 1e6
 
 
-def limit_reached(limits: Mapping[str, Any] | None, attempts: Iterable[Attempt]) -> str:
+def limit_reached(limits: Mapping[str, Any] | None, attempts: Sequence[Attempt]) -> str:
     """Which limit (facts["limits"] of a run: tokens, dollars, price) its attempts have reached; "" for none."""
     if not limits:
         return ""
     told = [(one.prompt_tokens, one.completion_tokens, one.cached_tokens) for one in attempts]
-    if any(None in counts for counts in told):
+    if any(None in counts for counts, one in zip(told, attempts, strict=True) if one.stop != "error"):  # tried again
         return "nothing more is asked: the endpoint does not tell its tokens, so no limit can be kept"
     tokens = sum((prompt or 0) + (completion or 0) for prompt, completion, _ in told)
     dollars = sum(cost(*counts, limits["price"]) or 0.0 for counts in told)
@@ -171,7 +169,6 @@ def mean(values: Sequence[float]) -> float | None:
 
 def compare(a: Mapping[str, float], b: Mapping[str, float]) -> dict[str, Any]:
     """Two runs on the items of both (mean scores by item): the paired difference b - a, and McNemar's test.
-
     Example: compare({"q1": 1, "q2": 0}, {"q1": 1, "q2": 1})["difference"] == 0.5
     """
     common = sorted(a.keys() & b.keys())

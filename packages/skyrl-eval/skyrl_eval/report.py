@@ -21,7 +21,6 @@ SHORT, MAX_PARTS = 500, 400  # characters of a text, and parts of a list, on the
 
 def write_report(folder: Path, against: Path | None = None) -> Path:
     """Writes both pages of a graded run, compared with another one if given; returns the path of the first.
-
     UserError where the folder lacks a file of a graded run, or cannot be written to.
     """
     manifest, results = (read_json(folder, name) for name in ("manifest.json", "results.json"))

@@ -31,7 +31,6 @@ def solve(
     env_file: str | None = None,
 ) -> int:
     """Plays what the run lacks, within its limits; returns how many tries ended in an error.
-
     rollouts: rollout.manager.Rollouts, or what has its `play`. more: joins every task. env_file: registers envs.
     """
     asked: dict[str, tuple[Item, int]] = {}

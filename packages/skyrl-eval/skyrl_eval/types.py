@@ -10,7 +10,6 @@ Key = tuple[str, str, int]
 @dataclass(frozen=True, slots=True)
 class Item:
     """One question of a benchmark.
-
     Example: Item("gsm8k", "5f0c", "Ann has 4 pears and eats one. How many are left?", gold="3")
     """
 
@@ -41,7 +40,6 @@ class Record:
 @dataclass(slots=True)
 class Attempt(Record):
     """What one try at an item came to. Solving writes it; grading only reads it.
-
     Example: Attempt("hle", "q7", 0, answer="Answer: B\\nConfidence: 70%", stop="done", steps=1, prompt_tokens=212,
     completion_tokens=48, seconds=3.1)
     """
@@ -66,7 +64,6 @@ class Attempt(Record):
 @dataclass(slots=True)
 class Verdict(Record):
     """What a grader says of an attempt.
-
     Example: Verdict("hle", "q7", 0, score=1.0, status="correct", answer="B", confidence=0.7, grader="3ab1...")
     """
 

@@ -98,7 +98,6 @@ class BrowseComp(MatchedAnswer):
 
 class Rating(BaseModel):
     """DeepSearchQA's judge's reply.
-
     Example: {"Correctness Details": {"Ix": true, "Ox": false}, "Excessive Answers": ["Ux"]}
     """
 

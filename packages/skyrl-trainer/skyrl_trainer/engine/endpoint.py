@@ -33,7 +33,6 @@ HELLO = [{"role": "user", "content": "Hello."}]
 @dataclass(frozen=True, slots=True)
 class Endpoint:
     """What a RolloutWorker needs to ask a served model, in place of an engine's handle.
-
     Example: Endpoint("http://127.0.0.1:8000/v1", "Qwen/Qwen3-8B", tokenizer="Qwen/Qwen3-8B", max_model_len=40960)
     """
 
@@ -228,6 +227,7 @@ async def probe(endpoint: Endpoint, messages: bool, temperature: float) -> Endpo
                 if error.status in (0, *BUSY):  # says nothing of the request's form
                     break
     reason = reason or "its answers are not those of OpenAI's API"
+    reason += "" if "404" not in reason else " Does the address end in /v1?"
     raise UserError(f"--base-url {endpoint.url}, --model {model}: {reason}.")
 
 
