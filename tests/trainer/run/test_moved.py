@@ -106,7 +106,7 @@ def test_another_task_of_the_same_number_is_not_taken_for_it(tmp_path: Path) -> 
 
 
 def test_environments_of_a_script_are_found_where_the_folder_lies_now(tmp_path: Path) -> None:
-    file = Path(write_environment(tmp_path / "a", None, []))
+    file = Path(write_environment(tmp_path / "a", None, [], True))
     (tmp_path / "a").rename(tmp_path / "b")
     look = f"import runpy, gymnasium; runpy.run_path({str(tmp_path / 'b' / file.name)!r}); "
     look += f"print(gymnasium.spec({ENV_ID!r}).kwargs['given'])"

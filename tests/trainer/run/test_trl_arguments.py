@@ -293,8 +293,65 @@ def test_a_learner_of_several_makes_its_trainer_while_the_run_holds_the_folder(t
 
 def test_a_run_goes_on_by_itself_and_from_nowhere_else(tmp_path: Path) -> None:
     for given in (False, "checkpoint-100"):
+        made = trainer(tmp_path)
+        (made.config.run_path / "checkpoints").mkdir(exist_ok=True)
         with pytest.raises(UserError, match="resume_from_checkpoint: a run goes on from its newest one"):
-            trainer(tmp_path).train(resume_from_checkpoint=given)
+            made.train(resume_from_checkpoint=given)
+    with pytest.raises(UserError, match="has no expert to clone"):  # it goes on to the start: nothing has begun there
+        trainer(tmp_path / "new", model="tiny").train(resume_from_checkpoint=False)
+
+
+def test_other_rows_do_not_go_on_in_a_run_that_has_begun(tmp_path: Path) -> None:
+    made = trainer(tmp_path)
+    (made.config.run_path / "checkpoints").mkdir()
+    assert trainer(tmp_path).config.data == made.config.data
+    kept = Path(made.config.data.train_data[0]).read_text()
+    with pytest.raises(UserError, match=r"began with other rows: give another output_dir\.$"):
+        trainer(tmp_path, rows=Dataset.from_list([{"prompt": "Other", "answer": "1"}] * 8))
+    assert Path(made.config.data.train_data[0]).read_text() == kept
+
+
+def test_a_row_without_a_prompt_is_named_with_what_it_has(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"^Row 0 of train has no 'prompt'; it has question, answer\.$"):
+        trainer(tmp_path, rows=Dataset.from_list([{"question": "1+1", "answer": "2"}] * 8))
+
+
+def test_an_environment_alone_must_give_a_reward(tmp_path: Path) -> None:
+    class Silent:
+        def reset(self, **columns: Any) -> str:
+            return "Begin."
+
+    for given in (Silent, {"silent": Silent}):
+        with pytest.raises(UserError, match="Nothing gives a reward: give reward_funcs, or the environment a method"):
+            trainer(tmp_path, rows=None, reward_funcs=None, environment_factory=given)
+    assert trainer(tmp_path, environment_factory=Silent).config.trainer.algorithm.reward_funcs
+
+
+@pytest.mark.parametrize("name", ["compute_loss", "_calculate_rewards", "log"])
+def test_a_subclass_that_overrides_what_nobody_calls_is_refused(tmp_path: Path, name: str) -> None:
+    kind = type("Mine", (GRPOTrainer,), {name: lambda self, *given, **named: None, "recipe_name": "mine"})
+    with pytest.raises(UserError, match=rf"^{name} is not called here: write a loss mixin"):
+        trainer(tmp_path, kind)
+
+
+def test_what_a_script_of_trls_looks_for_in_vain_is_told(tmp_path: Path) -> None:
+    made = trainer(tmp_path)
+    with pytest.raises(AttributeError, match=r"no 'evaluate' here; of TRL's there is train\(\), save_model\(\)"):
+        made.evaluate()
+    assert not hasattr(made, "push_to_hub")
+    policy = made.config.run_path / "model" / "last"
+    policy.mkdir(parents=True)
+    (policy / "model.safetensors").write_bytes(b"weights")
+    made.save_model()
+    assert (made.config.run_path / "model.safetensors").read_bytes() == b"weights"
+
+
+def test_the_context_is_the_models_up_to_4096(tmp_path: Path) -> None:
+    assert trainer(tmp_path / "a").config.generator.max_model_len == 4096
+    assert trainer(tmp_path / "b", max_completion_length=3000).config.generator.max_model_len == 6000
+    assert trainer(tmp_path / "c", vllm_max_model_length=700).config.generator.max_model_len == 700
+    few = save_model(tmp_path / "model", max_position_embeddings=2048)
+    assert trainer(tmp_path / "d", model=few).config.generator.max_model_len == 2048
 
 
 def test_other_arguments_than_these_are_refused() -> None:
@@ -465,6 +522,9 @@ class Game:
     def move(self, to: str) -> str:
         """Moves."""
         return to
+
+    def get_reward(self) -> float:
+        return 0.0
 
 
 def test_a_process_of_envs_plays_a_class_that_only_the_script_has(tmp_path: Path) -> None:

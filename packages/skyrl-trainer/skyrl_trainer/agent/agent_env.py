@@ -169,8 +169,7 @@ class AgentEnv(gymnasium.Env[str, str]):
         finally:
             self._waiting -= 1
         self._asked += 1
-        told = answer_of(f"chatcmpl-{self._asked}", MODEL, answer["usage"])
-        return named(told, [answer["choice"]])
+        return named(answer_of(f"chatcmpl-{self._asked}", MODEL, answer["usage"]), [answer["choice"]])
 
     async def complete(self, request: Completion) -> Json:
         raise Refusal(404, "In training the policy answers /v1/chat/completions alone.")
@@ -187,8 +186,7 @@ class AgentEnv(gymnasium.Env[str, str]):
 
     def _run(self) -> None:
         try:
-            returned = self._call() if isinstance(self._agent, str) else self._command()
-            self._events.put(_checked(returned))
+            self._events.put(_checked(self._call() if isinstance(self._agent, str) else self._command()))
         except UserError as error:
             self._events.put(error)
         except BaseException as error:

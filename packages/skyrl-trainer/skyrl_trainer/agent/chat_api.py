@@ -10,7 +10,7 @@ import time
 from bisect import bisect_left
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from functools import partial
-from typing import Annotated, Any, Protocol
+from typing import Annotated, Any, Literal, Protocol
 
 from pydantic import Field, ValidationError
 from starlette.applications import Starlette
@@ -66,7 +66,7 @@ class Chat(Common):
     messages: list[Json] = Field(min_length=1)
     tools: list[Json] | None = None
     logprobs: bool | None = None
-    top_logprobs: int | None = Field(None, ge=0, le=0)
+    top_logprobs: Literal[0] | None = None
 
 
 class Refusal(Exception):
@@ -152,8 +152,10 @@ def application(backend: Backend, key: str = "", more: Mapping[str, JsonFunction
     """key: what `Authorization: Bearer` or `x-api-key` must hold, if any. more: what answers JSON at other paths."""
 
     async def models(request: Request) -> Response:
-        card = {"id": backend.name, "object": "model", "created": 0, "owned_by": "skyrl-trainer"}
-        return JSONResponse({"object": "list", "data": [card | backend.limits]})
+        card = {"id": backend.name, "object": "model", "created": 0, "owned_by": "skyrl-trainer"} | backend.limits
+        if (name := request.path_params.get("name", backend.name)) != backend.name:
+            return JSONResponse(_error_of(404, f"The model {name!r} is not served here; {backend.name!r} is."), 404)
+        return JSONResponse(card if request.path_params else {"object": "list", "data": [card]})
 
     async def chat(request: Chat) -> Json:
         check(request)
@@ -171,7 +173,7 @@ def application(backend: Backend, key: str = "", more: Mapping[str, JsonFunction
         **{path: (json.loads, function) for path, function in (more or {}).items()},
     }
     asked = [Route(path, partial(_answer, key, *both), methods=["POST"]) for path, both in routes.items()]
-    return Starlette(routes=[Route("/v1/models", models), *asked])
+    return Starlette(routes=[Route("/v1/models", models), Route("/v1/models/{name:path}", models), *asked])
 
 
 async def _answer(key: str, read: Callable[[bytes], Any], answer: JsonFunction, request: Request) -> Response:

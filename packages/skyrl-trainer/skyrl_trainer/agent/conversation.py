@@ -19,7 +19,6 @@ from skyrl_trainer.types import Turn
 
 class Conversation:
     """One episode's; what Memory (agent/memory.py) is to our own agent.
-
     Example: the agent asks [user A], is told B, and asks [user A, assistant B, user C]: one segment, of two turns. It
     then asks [user "In short: A B C"]: a second segment.
     """
@@ -62,7 +61,6 @@ class Conversation:
 
     def advance(self, turns: list[Turn]) -> tuple[list[int], bool]:
         """After the last of `turns`, whose info holds the next request: the next turn's `prompt_ids`, `new_segment`.
-
         The turns of the segment that goes on are moved to the end, so that each segment's stand together.
         """
         end = self.context + turns[-1].output_ids

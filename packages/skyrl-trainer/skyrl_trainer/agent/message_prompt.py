@@ -8,7 +8,6 @@ from skyrl_trainer.agent.prompt import first_messages
 
 class MessagePrompt:
     """ChatPrompt's methods, for one episode: the id of a message is its number, 0 ends a turn.
-
     Example: first("", "1+1?") == [1], and after the reply [2, 0] observation("Wrong.", [2, 0]) == [3].
     """
 

@@ -17,5 +17,6 @@ class DrGRPOLossMixin(PolicyLoss):
 
     def reduction(self, lengths_M: torch.Tensor) -> torch.Tensor:
         generator = self.config.generator
-        longest = min(generator.max_completion_length * generator.max_turns, generator.max_model_len)
+        most = generator.agent.max_episode_tokens or generator.max_model_len
+        longest = min(generator.max_completion_length * generator.max_turns, generator.max_model_len, most)
         return torch.full_like(lengths_M, 1.0 / (max(1, len(lengths_M)) * longest), dtype=torch.float64)

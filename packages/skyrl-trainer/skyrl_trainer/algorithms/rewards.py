@@ -128,13 +128,13 @@ def completion(trajectory: Trajectory) -> list[dict[str, str]]:
 def call(name: str, function: RewardFunction, trajectories: list[Trajectory]) -> list[float | None]:
     """What the function says of these trajectories, checked."""
     samples = [t.sample for t in trajectories]
-    columns: dict[str, Any] = {"ground_truth": [each.ground_truth for each in samples]}
+    ours = ("ground_truth", "sample_id", "env_id")  # a row's own come first
+    columns: dict[str, Any] = {name: [getattr(each, name) for each in samples] for name in ours}
     rows = [row if isinstance(row := each.options.get("task"), dict) else {} for each in samples]
     of_row = load("skyrl_gym.adapters.trl_env:columns")
     for told in ([of_row(row) for row in rows], [each.options for each in samples]):
         names = sorted({name for each in told for name in each} - {"prompt", "completion"})
         columns |= {name: [each.get(name) for each in told] for name in names}
-    columns |= {name: [getattr(each, name) for each in samples] for name in ("sample_id", "env_id")}
     columns |= {
         "prompts": [[dict(message) for message in t.prompt] for t in trajectories],
         "completions": [completion(t) for t in trajectories],

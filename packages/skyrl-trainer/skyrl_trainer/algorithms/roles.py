@@ -14,7 +14,6 @@ NEXT_ROLE = 1 << 20
 
 def by_role(kept: list[tuple[int, Trajectory]]) -> list[tuple[int, Trajectory]]:
     """Trajectories with their groups' numbers: for an episode of self-play one for each role that has acted.
-
     An action earns what its role gets until it acts again. Turns are copies that share their list of advantages with
     the episode's.
     """

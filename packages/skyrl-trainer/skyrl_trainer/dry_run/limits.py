@@ -50,7 +50,6 @@ PASSING = ("learner: activations of a micro-batch", "learner: logits of a chunk,
 
 def devices(config: Config) -> tuple[range, range]:
     """GPUs of the learner and of the engines; none of those that are on the processor.
-
     Where they share none the first are those of whoever starts first: a single learner, or else the engines.
     """
     from skyrl_trainer.engine.vllm_args import has_gpu  # loads Ray

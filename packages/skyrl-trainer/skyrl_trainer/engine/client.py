@@ -22,7 +22,6 @@ RETRY_SECONDS = 0.5
 
 class EngineClient:
     """Used from one event loop. `client_id` is unique among an engine's clients.
-
     Every request gets one output. Raises EngineDied from every waiting and later call once the engine's step loop has
     raised, or its process is gone for good.
     """

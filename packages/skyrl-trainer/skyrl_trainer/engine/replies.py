@@ -13,7 +13,6 @@ from skyrl_trainer.files import writing
 
 class Replies:
     """A folder with a JSON file per reply, named by the hash of what was asked; processes may share it.
-
     Example: Replies(Path("cache")).put({"text": "2"}, "a-model", "1+1?"), then get("a-model", "1+1?")["text"] == "2"
     """
 

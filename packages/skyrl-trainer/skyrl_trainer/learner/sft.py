@@ -32,7 +32,6 @@ LIKELY = math.log(0.5)
 
 def encode_chat(prompt: ChatPrompt, chat: Chat) -> tuple[list[int], list[bool]]:
     """The ids of a chat as a rollout would have them, and whether each is learned.
-
     Example: user "1+1?", assistant "2" gives the ids of "<|im_start|>user\\n1+1?<|im_end|>\\n<|im_start|>assistant\\n",
     all False, then those of "2<|im_end|>", all True.
     """
@@ -103,7 +102,6 @@ class SFTTrainer:
 
     def update(self, rows: Sequence[Row], learn: bool = True) -> StepMetrics:
         """One optimizer step, unless the loss or the gradient is not finite (UserError); without `learn` the metrics.
-
         `exact_match` is the share of rows that greedy decoding would surely repeat token for token.
         """
         learner, tokens = self.learner, sum(row.num_sampled for row in rows)
@@ -139,7 +137,6 @@ def fit(
     update: Callable[[list[Row]], StepMetrics], rows: Sequence[Row], batch_size: int, steps: int, seed: int
 ) -> Iterator[StepMetrics]:
     """`steps` optimizer steps, each on `batch_size` rows (all, if there are fewer); yields their metrics.
-
     All rows in an order of the seed's, then all in another, and so on.
     """
     generator, order = torch.Generator().manual_seed(seed), list[int]()

@@ -69,7 +69,7 @@ class Tracker:
             rows.append((each.sample.sample_id, each.total_reward, "\n\n".join(said)[:LONGEST]))
         if self._logger == "tensorboard":
             for number, (task, reward, text) in enumerate(rows):
-                shown = f"{task}, reward {reward:g}\n\n{indent(text, '    ')}"  # Markdown's form of plain text
+                shown = f"{task}, reward {reward:g}\n\n{indent(text, '    ')}"  # Markdown's plain text
                 self._tracker.writer.add_text(f"held_out/{number}", shown, step)
         elif self._logger == "wandb" and rows:
             self._tracker.log_table("held_out", ["task", "reward", "episode"], [*map(list, rows)], step=step)

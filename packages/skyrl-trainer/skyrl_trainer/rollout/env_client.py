@@ -181,7 +181,6 @@ class RemoteEnv:
 
     async def close(self, timeout: float = 5.0) -> None:
         """Tells the worker to close what is still open; an env that is over or failed has been closed there.
-
         Behind a slow env the worker closes it after `timeout`, when nobody waits any more.
         """
         host = self._leave()

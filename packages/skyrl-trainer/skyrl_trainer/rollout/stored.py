@@ -40,7 +40,6 @@ def stored_folders(specs: Sequence[str | dict[str, Any]]) -> list[Path]:
 
 class StoredRollouts:
     """Stands in for rollout.manager.Rollouts: `samples` are its tasks, `finished` gives their tries.
-
     Held in memory, compressed, about as large as the files. UserError for what this configuration cannot learn from.
     """
 

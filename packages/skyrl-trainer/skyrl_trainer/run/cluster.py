@@ -83,7 +83,6 @@ def living() -> list[Node]:
 
 def place_engines(config: Config, nodes: list[Node], on_gpus: bool, learns: bool = False) -> list[str]:
     """The node of each engine; UserError where there is no room. learns: learners need some, too.
-
     An engine takes a core, or as many GPUs as it is split over; the learners' are left to them, unless they take turns.
     """
     generator, place = config.generator, config.trainer.placement
@@ -130,7 +129,6 @@ def find_places(config: Config, learns: bool) -> list[str]:
 
 def cores_each(nodes: list[Node], engines: int, env_workers: int) -> float:
     """What an EnvWorker reserves: a core, or less where there would not be as much once the largest node has died.
-
     `nodes`: before the engines, which take a core each. 0 on a single machine.
     """
     left = sum(node.cpus for node in nodes) - max(node.cpus for node in nodes) - engines
@@ -167,7 +165,6 @@ class Places:
 
 class ClusterWatch(EngineWatch):
     """An engine that died is `away`: nobody waits for it while another is there, and others play its episodes.
-
     A death with the whole node is not held against the engine. Looks after the EnvWorkers' nodes, too.
     """
 
@@ -321,7 +318,6 @@ def examine(
     config: Config, places: list[str], files: list[Path], learns: bool
 ) -> Iterator[tuple[Node, Found | str, list[str]]]:
     """A node, what it found, or why it could not look, and what would stop a run there; the driver's first.
-
     places: of the engines. files: to be seen. learns: engines get weights.
     """
     paths = [str(file.resolve()) for file in files if file.exists()]

@@ -35,7 +35,6 @@ class ModelShape(NamedTuple):
     @classmethod
     def of(cls, config: dict[str, Any], dtype: str) -> Self:
         """From a config.json of the dense Llama, Qwen2 and Qwen3 kind (norms and biases left out: below 0.1 %).
-
         KeyError where it is of another.
         """
         if {"num_experts", "num_local_experts", "n_routed_experts"} & config.keys():
@@ -94,6 +93,11 @@ def model_shape(config: Config) -> ModelShape | None:
         return None
     except (TypeError, ZeroDivisionError):
         raise UserError(f"trainer.policy.model.path: {config_file(config)} is not a model's config.json.") from None
+
+
+def positions(config: Config) -> int:
+    """0 where nobody knows."""
+    return int(_described(config).get("max_position_embeddings") or 0)
 
 
 def _described(config: Config) -> dict[str, Any]:

@@ -215,8 +215,7 @@ class Run:
         busy = [end - start for own in worked.values() for start, end in own]
         idle = {"idle/engines": max(0.0, 1.0 - sum(busy) / (len(worked) * metrics["time/step"]))} if worked else {}
         idle |= {"idle/learner": metrics["time/rollout"] / metrics["time/step"]} if step else {}
-        restarts = self.processes.watch.new_step()
-        row = {"step": float(step), **metrics, **idle, "engine_restarts": float(restarts)}
+        row = {"step": float(step), **metrics, **idle, "engine_restarts": float(self.processes.watch.new_step())}
         if step % INTERVAL == 0:
             return_free_memory()
             row["memory/pss_gib"] = pss_gib()

@@ -24,7 +24,6 @@ class Stopped(KeyboardInterrupt):
 
 class StopSignal:
     """Inside, a signal raises Stopped; with `at_once = False` only in `interruptible`.
-
     Outside of that the first is kept, and raised when the next `interruptible` begins; a second one is raised at once.
     One that was ignored before (SIGHUP under nohup) still is.
     """

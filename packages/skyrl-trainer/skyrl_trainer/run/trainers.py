@@ -30,13 +30,16 @@ from skyrl_trainer.protocols import RewardFunction
 from skyrl_trainer.report.history import read_metrics
 from skyrl_trainer.run.commands import train
 from skyrl_trainer.run.folder import RunFolder
-from skyrl_trainer.run.trl_arguments import is_trls, lora, loss_name, translated
+from skyrl_trainer.run.model_shape import positions
+from skyrl_trainer.run.trl_arguments import is_trls, lora, loss_name, table, translated
 from skyrl_trainer.run.trl_callbacks import Callbacks, ToldRun
 from skyrl_trainer.run.trl_rows import ENV_ID, with_columns, write_environment, write_model, write_rows
 from skyrl_trainer.settings import Config
 from skyrl_trainer.types import StepMetrics
 from skyrl_trainer.user_file import load_plugin
 
+LONGEST_CONTEXT = 4096
+"""Where neither the script nor the model says less."""
 RewardFunctions = RewardFunction | Sequence[RewardFunction] | Mapping[RewardFunction, float]
 
 
@@ -80,6 +83,8 @@ class GRPOTrainer(GRPO):
         model, args = (None, model) if isinstance(model, Config) else (model, args)
         for name in [name for name in others if others[name] not in (None, (None, None))]:
             raise UserError(f"{name} is nothing that these trainers take: leave it out.")
+        if unheard := [name for name in table()["methods"] if hasattr(type(self), name)]:
+            raise UserError(f"{unheard[0]} is not called here: write a loss mixin or an estimator (docs/plug-ins.md).")
         agent = environment_factory is not None or bool(tools)
         rows = not isinstance(train_dataset, str | list | None)
         trls = agent or is_trls(args) or (rows and not isinstance(args, Config))
@@ -103,10 +108,14 @@ class GRPOTrainer(GRPO):
                 if config.environment.env_file:
                     raise UserError("environment.env_file has no use beside environment_factory and tools.")
                 config.environment.env_class = ENV_ID
-                config.environment.env_file = write_environment(folder, environment_factory, tools)
+                rewarded = bool(config.trainer.algorithm.reward_funcs)
+                config.environment.env_file = write_environment(folder, environment_factory, tools, rewarded)
                 if train_dataset is None:
                     train_dataset = tuple({} for _ in range(config.trainer.train_batch_size))
             _take_data(config, folder, train_dataset, eval_dataset, trls, environment_factory is not None)
+            if is_trls(args) and args.vllm_max_model_length is None:
+                room = min(positions(config), LONGEST_CONTEXT)
+                config.generator.max_model_len = max(config.generator.max_model_len, room)
         load_plugin(config)
         super().__init__(config)
 
@@ -128,7 +137,8 @@ class GRPOTrainer(GRPO):
 
     def train(self, resume_from_checkpoint: bool | None = None) -> StepMetrics:
         """Runs or resumes the run, as the command line does; its last step's metrics."""
-        if resume_from_checkpoint not in (None, True):
+        begun = (self.config.run_path / "checkpoints").exists()
+        if resume_from_checkpoint not in ((None, True) if begun else (None, True, False)):
             raise UserError("resume_from_checkpoint: a run goes on from its newest one; leave it out.")
         for name, function in self.functions.items():  # another trainer may have registered its own of this name
             register_reward(name)(function)
@@ -138,12 +148,16 @@ class GRPOTrainer(GRPO):
         train(self.config, self, kind=ToldRun)
         return read_metrics(self.config.run_path)[-1]
 
-    def save_model(self, output_dir: str | Path) -> None:
-        """Copies the policy of the last checkpoint."""
+    def __getattr__(self, name: str) -> Any:
+        there = "train(), save_model() and state, whose log_history has evaluations"
+        raise AttributeError(f"There is no {name!r} here; of TRL's there is {there}.")
+
+    def save_model(self, output_dir: str | Path | None = None) -> None:
+        """Copies the last checkpoint's policy, by default into the run folder."""
         policy = self.config.run_path / "model" / "last"
         if not policy.is_dir():
             raise UserError(f"There is no policy in {policy} yet: call train() first.")
-        shutil.copytree(policy, output_dir, dirs_exist_ok=True)
+        shutil.copytree(policy, output_dir or self.config.run_path, dirs_exist_ok=True)
 
 
 class PPOTrainer(GRPOTrainer, PPO):

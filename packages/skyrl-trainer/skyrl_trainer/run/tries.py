@@ -99,7 +99,6 @@ class Tries:
 
     def take(self, version: int) -> tuple[RolloutBatch, int] | None:
         """The next batch, and how many of its groups are accepted: these come first. None while it is not there.
-
         Raises UserError when every single episode of it failed.
         """
         if self._in_order and self._playing:  # no update meets an episode
@@ -161,8 +160,7 @@ class Tries:
         for name in COUNTERS:
             setattr(self.flow, name, state[name])
         self._sampler.load_state_dict(state["sampler"])
-        refused = {number for number, accepted, _ in state["open"] if accepted is False}
-        self._found = self._stored(step, refused)
+        self._found = self._stored(step, {number for number, accepted, _ in state["open"] if accepted is False})
         for number, accepted, entry in state["open"]:
             sample = Sample(**entry)
             group = self._found.get(number)

@@ -35,7 +35,6 @@ def loss_name(args: Any) -> str:
 
 def translated(args: Any, algorithm: type[GRPO], by_loss: bool, rows: int | None, tools: bool) -> Config:
     """The settings that these arguments stand for. UserError names a field that cannot be honoured.
-
     by_loss: whether loss_type chose the algorithm; else the algorithm keeps its defaults where the arguments have
     TRL's. rows: of the training data, None where nobody knows. tools: whether there are any.
     """

@@ -3,6 +3,7 @@
 EnvWorkers play in other processes, so the environments go there as a pickle, and a file that registers them.
 """
 
+import filecmp
 import inspect
 import json
 import shutil
@@ -39,22 +40,32 @@ def write_rows(path: Path, name: str, given: Iterable[Mapping[str, Any]], most: 
     if isinstance(given, Mapping):
         raise UserError(f"{name} is a dictionary with {', '.join(given)}; give one of them.")
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w", encoding="utf-8") as file:
+    aside, run = path.with_suffix(".new"), path.parents[1]
+    with aside.open("w", encoding="utf-8") as file:
         for number, row in enumerate(islice(given, most)):
             prompt = row.get("prompt", EMPTY if speaks else None)
+            if prompt is None:
+                raise UserError(f"Row {number} of {name} has no 'prompt'; it has {', '.join(row)}.")
             messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
             try:
                 file.write(json.dumps({"prompt": messages, "columns": dict(row)}) + "\n")
             except TypeError as error:
                 what = f"Row {number} of {name} holds what JSON cannot ({error})"
                 raise UserError(f"{what}: leave that column out.") from None
+    begun = name == "train" and path.exists() and (run / "checkpoints").exists()
+    if begun and not filecmp.cmp(aside, path, shallow=False):
+        raise UserError(f"The run in {run} began with other rows: give another output_dir.")
+    aside.replace(path)
     return str(path)
 
 
-def write_environment(folder: Path, factory: Any, tools: Sequence[Any] | None) -> str:
-    """The Python file that registers ENV_ID in every EnvWorker."""
+def write_environment(folder: Path, factory: Any, tools: Sequence[Any] | None, rewarded: bool) -> str:
+    """The Python file that registers ENV_ID in every EnvWorker. rewarded: by functions."""
     import cloudpickle
 
+    kinds = [*factory.values()] if isinstance(factory, dict) else [factory]
+    if not rewarded and all(isinstance(kind, type) and not hasattr(kind, "get_reward") for kind in kinds):
+        raise UserError("Nothing gives a reward: give reward_funcs, or the environment a method get_reward.")
     folder.mkdir(parents=True, exist_ok=True)
     given = folder.resolve() / "environment.pkl"
     try:
@@ -86,8 +97,7 @@ def write_model(folder: Path, model: Any, tokenizer: Any) -> str:
     if isinstance(model, str):
         from huggingface_hub import snapshot_download
 
-        source = Path(model if Path(model).is_dir() else snapshot_download(model))
-        for file in source.resolve().iterdir():
+        for file in Path(model if Path(model).is_dir() else snapshot_download(model)).resolve().iterdir():
             if not (folder / file.name).exists():
                 (folder / file.name).symlink_to(file)
     else:
