@@ -184,6 +184,39 @@ def test_an_endpoint_that_is_gone_ends_the_run_with_a_sentence(
     assert len(asked) < 100
 
 
+def test_a_run_goes_on_with_its_data_in_another_place(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data, out = write(tmp_path / "sums.jsonl", sums(8)), tmp_path / "run"
+    with served(answer_sums) as (url, _):
+        assert run(out, url, data, "--n=5") == 0
+        moved = Path(data).rename(tmp_path / "moved.jsonl")
+        assert run(out, url, str(moved), "--n=8") == 0
+        capsys.readouterr()
+        assert run(out, url, write(tmp_path / "sums.jsonl", sums(9)), "--n=8") == 2
+    assert "was begun with data_sha256=" in capsys.readouterr().err and len(lines(out / "attempts.jsonl")) == 8
+
+
+@pytest.mark.parametrize(
+    ("word", "sentence"),
+    [
+        ("--samples=5", "whose samples is 1, not 5"),
+        ("--model=other", "whose model is 'm', not 'other'"),
+        ("--temperature=1", "whose temperature is 0.0, not 1.0"),
+        ("--bench=mmlu", "whose bench is 'gsm8k', not 'mmlu'"),
+    ],
+)
+def test_what_grading_alone_cannot_change_is_refused(
+    word: str, sentence: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data, out = write(tmp_path / "sums.jsonl", sums(2)), tmp_path / "run"
+    with served(answer_sums) as (url, _):
+        assert run(out, url, data) == 0
+    same = ["--bench=gsm8k", "--model=m", "--samples=1"]
+    assert main(["eval", "agent", "--grade-only", f"--out={out}", *same]) == 0
+    capsys.readouterr()
+    assert main(["eval", "agent", "--grade-only", f"--out={out}", word]) == 2
+    assert f"--grade-only judges what is in {out}, {sentence}." in capsys.readouterr().err
+
+
 def test_compare(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     data = write(tmp_path / "sums.jsonl", sums(10))
     wrong: Reply = lambda r: (200, "#### 1")  # noqa: E731
@@ -209,6 +242,7 @@ def test_compare(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         (["agent", "--base-url=x", "--bench=gsm8k", "--data=DATA", "--n=²"], "--n is '²'"),
         (["agent", "--base-url=x", "--seed=-1"], "--seed is -1, but should be 0 or more."),
         (["agent", "--base-url=x", "--temperature=nan"], "--temperature is nan, but should be 0 or more."),
+        (["agent", "--base-url=x", "--cost-limit=-1"], "--cost-limit is -1.0, but should be 0 or more."),
         (
             ["agent", "--checkpoint=none", "--bench=gsm8k", "--data=DATA"],
             "neither a run with a saved policy nor a model",
@@ -222,6 +256,8 @@ def test_compare(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         (["code", "--predictions=none.jsonl", "--data=SWE"], "--predictions none.jsonl cannot be read"),
         (["code", "--predictions=TWICE", "--data=SWE"], "an instance twice, or a patch that is no text"),
         (["code", "--predictions=NUMBER", "--data=SWE"], "an instance twice, or a patch that is no text"),
+        (["code", "--predictions=OTHERS", "--data=SWE"], "1 of 1 predictions are of no item of the data: made__upp-1."),
+        (["code", "--predictions=BYID", "--data=SWE"], "1 of 1 predictions are of no item of the data: made__upp-1."),
         (
             ["code", "--bench=livecodebench", "--predictions=gold", "--data=LCB"],
             "of livecodebench have no official patch",
@@ -244,6 +280,10 @@ def test_what_is_missing_is_one_sentence(
     patch = {"instance_id": "made__up-1", "model_name_or_path": "m", "model_patch": "-"}
     files |= {"TWICE": write(tmp_path / "p.jsonl", [patch, patch])}
     files |= {"NUMBER": write(tmp_path / "n.jsonl", [patch | {"model_patch": 1}])}
+    other = patch | {"instance_id": "made__upp-1"}
+    files |= {"OTHERS": str(tmp_path / "o.json"), "BYID": str(tmp_path / "i.json")}
+    Path(files["OTHERS"]).write_text(json.dumps([other]))
+    Path(files["BYID"]).write_text(json.dumps({"made__upp-1": other}))  # as mini-SWE-agent writes them
     (tmp_path / "deep.json").write_text("[" * 10**5)
     for name, path in files.items():
         words = [word.replace(name, path) for word in words]

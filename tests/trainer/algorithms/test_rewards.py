@@ -94,13 +94,13 @@ def test_a_reward_function_gets_what_trl_gives_and_is_asked_once() -> None:
 def test_a_rows_columns_come_by_name_as_in_trl() -> None:
     """A task of an env has none, and an option of an env that is called `task` is no row."""
     tries = [tried(0), tried(1), tried(2)]
-    row = {"prompt": "p", "target": "a", "level": 3, "grade": "b", "reward_spec": {"ground_truth": 9}}
+    row = {"prompt": "p", "target": "a", "level": 3, "grade": "b", "reward_spec": {"ground_truth": 9}, "sample_id": 5}
     tries[1].sample.options["task"], tries[2].sample.options["task"] = row, "sort"
 
     @register_reward("of_rows")
     def of_rows(completions: Any, target: Any, grade: Any, level: Any, **others: Any) -> list[float]:
         assert (target, grade, level) == ([None, "a", None], [None, "b", None], [None, 1, 2])
-        assert others["task"] == [None, row, "sort"]
+        assert others["task"] == [None, row, "sort"] and others["sample_id"] == [None, 5, None]
         assert others["ground_truth"] == [0, 7, 14] and not {"prompt", "reward_spec"} & others.keys()
         return [1.0] * len(completions)
 

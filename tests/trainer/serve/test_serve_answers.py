@@ -83,6 +83,9 @@ def client(url: str) -> openai.OpenAI:
 
 def test_models_and_a_chat_with_its_weight_versions(client: openai.OpenAI, engine: SayingEngine) -> None:
     assert [model.id for model in client.models.list()] == ["tiny-run"]
+    assert client.models.retrieve("tiny-run") == client.models.list().data[0]
+    with pytest.raises(openai.NotFoundError, match="'a/b' is not served here; 'tiny-run' is"):
+        client.models.retrieve("a/b")
     reply = client.chat.completions.create(model="tiny-run", messages=HELLO, temperature=0.5, seed=7)
     (choice,) = reply.choices
     assert (choice.message.role, choice.message.content, choice.finish_reason) == ("assistant", "46", "stop")
