@@ -1,0 +1,78 @@
+"""examples/distill.py: a policy learns from what a teacher would have said, token by token."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from skyrl_trainer.algorithms.advantages import estimator
+from skyrl_trainer.config import load_config
+from skyrl_trainer.learner.compose import algorithm_class
+from skyrl_trainer.learner.model import make_learner
+from skyrl_trainer.user_file import load_plugin
+from tests.trainer.learner.tiny_models import make_batch, save_model
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "distill.py"
+
+
+def settings(teacher: str) -> list[str]:
+    return [
+        f"trainer.algorithm.plugin_file={EXAMPLE}",
+        "trainer.algorithm.name=distill",
+        "trainer.algorithm.advantage_estimator=teacher",
+        f"trainer.algorithm.options.teacher={teacher}",
+        "generator.num_generations=1",
+        "trainer.learning_rate=1e-2",
+        "trainer.lr_scheduler_type=constant",
+        "trainer.warmup_steps=0",
+    ]
+
+
+def test_an_advantage_is_the_teachers_log_probability_less_the_policys_own(tmp_path: Path) -> None:
+    config = load_config(None, settings(save_model(tmp_path, seed=7)))
+    load_plugin(config)
+    batch = make_batch(turns=4, rewritten=(2,))  # every try has two contexts
+    options = algorithm_class("distill")(config).options
+    found = estimator("teacher")(batch, options, None).advantages
+    model = AutoModelForCausalLM.from_pretrained(tmp_path).eval()
+    for trajectory, advantages in zip(batch.trajectories, found, strict=True):
+        expected, read = [], list[int]()
+        for turn in trajectory.turns:
+            read = turn.prompt_ids if turn.new_segment else [*read, *turn.prompt_ids]
+            for token, ours in zip(turn.output_ids, turn.logprobs, strict=True):
+                with torch.no_grad():
+                    theirs = model(torch.tensor([read])).logits[0, -1].log_softmax(-1)[token]
+                expected.append(float(theirs) - ours)
+                read = [*read, token]
+        assert advantages == pytest.approx(expected, abs=1e-4)
+
+
+def test_a_policy_that_samples_from_itself_comes_to_be_its_teacher(tmp_path: Path) -> None:
+    """The KL, exactly, at the positions that the policy itself has come to; without any reward."""
+    config = load_config(None, settings(save_model(tmp_path / "teacher", seed=7)))
+    load_plugin(config)
+    learner = make_learner(config, save_model(tmp_path / "policy", seed=1), 100)
+    algorithm = algorithm_class("distill")(config).start(learner)
+    teacher = AutoModelForCausalLM.from_pretrained(tmp_path / "teacher").eval()
+    torch.manual_seed(0)
+    divergences = []
+    for step in range(1, 46):
+        batch = make_batch(seed=step, groups=12, generations=1)
+        for trajectory in batch.trajectories:  # what the policy of now says to these prompts
+            (turn,) = trajectory.turns
+            asked = torch.tensor([turn.prompt_ids])
+            said = learner.model.generate(asked, max_new_tokens=8, min_new_tokens=8, do_sample=True, top_k=0)
+            with torch.no_grad():
+                both = [model(said).logits[0, len(turn.prompt_ids) - 1 : -1] for model in (learner.model, teacher)]
+            ours, theirs = (logits.log_softmax(-1) for logits in both)
+            turn.output_ids = said[0, len(turn.prompt_ids) :].tolist()
+            turn.logprobs = [float(row[token]) for row, token in zip(ours, turn.output_ids, strict=True)]
+            turn.weight_versions = [step - 1] * 8
+            divergences.append(float((ours.exp() * (ours - theirs)).sum(-1).mean()))
+        batch.rewards = [[0.0] for _ in batch.trajectories]
+        algorithm.update(batch)
+    first, last = sum(divergences[:24]) / 24, sum(divergences[-24:]) / 24
+    assert last < 0.65 * first, (first, last)
