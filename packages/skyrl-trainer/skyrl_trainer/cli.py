@@ -278,4 +278,4 @@ COMMANDS = {
     "doctor": _doctor,
 }
 TYPES = {"int": int, "float": float, "path": Path, "folder": _folder}
-"""commands.yaml names what stands here."""
+"""Named in commands.yaml."""

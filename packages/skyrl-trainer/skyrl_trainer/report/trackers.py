@@ -14,7 +14,7 @@ from skyrl_trainer.report.history import Spans
 from skyrl_trainer.types import StepMetrics, Trajectory
 
 SHOWN, LONGEST = 8, 10_000
-"""Held-out tries of an evaluation that a tracker with a place for texts gets, and the characters of one."""
+"""Tries of an evaluation that a tracker gets as texts, and characters of one."""
 
 
 class Tracker:
