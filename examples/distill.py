@@ -5,7 +5,8 @@
         trainer.algorithm.options.teacher=runs/quickstart/model/best
 
 A sampled token's advantage is log p_teacher - log p_policy, of which the mean is minus the KL of the policy from the
-teacher (Agarwal et al., arXiv 2306.13649, with the reverse KL); no reward is learned from. Both have one tokenizer.
+teacher (Agarwal et al., arXiv 2306.13649, with the reverse KL); no reward is learned from. Both have one tokenizer, and
+generator.temperature stays 1, at which the teacher is asked.
 """
 
 from functools import cache
@@ -20,7 +21,7 @@ from skyrl_trainer.types import AdvantageBatch
 @register_algorithm("distill")
 class DistillLossMixin(PolicyLoss):
     class Options(LossOptions):
-        teacher: str = ""  # a folder, or a model's name on Hugging Face
+        teacher: str  # a folder, or a model's name on Hugging Face
 
 
 @cache

@@ -198,10 +198,10 @@ def test_a_run_goes_on_with_its_data_in_another_place(tmp_path: Path, capsys: py
 @pytest.mark.parametrize(
     ("word", "sentence"),
     [
-        ("--samples=5", "whose samples is 1, not 5"),
-        ("--model=other", "whose model is 'm', not 'other'"),
-        ("--temperature=1", "whose temperature is 0.0, not 1.0"),
-        ("--bench=mmlu", "whose bench is 'gsm8k', not 'mmlu'"),
+        ("--samples=5", "samples is 1 in {}, not 5."),
+        ("--model=other", "model is 'm' in {}, not 'other'."),
+        ("--temperature=1", "temperature is 0.0 in {}, not 1.0."),
+        ("--bench=mmlu", "bench is 'gsm8k' in {}, not 'mmlu'."),
     ],
 )
 def test_what_grading_alone_cannot_change_is_refused(
@@ -214,7 +214,16 @@ def test_what_grading_alone_cannot_change_is_refused(
     assert main(["eval", "agent", "--grade-only", f"--out={out}", *same]) == 0
     capsys.readouterr()
     assert main(["eval", "agent", "--grade-only", f"--out={out}", word]) == 2
-    assert f"--grade-only judges what is in {out}, {sentence}." in capsys.readouterr().err
+    assert f"--grade-only: {sentence.format(out)}" in capsys.readouterr().err
+
+
+def test_an_address_without_v1_is_asked_whether_it_ends_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data = write(tmp_path / "sums.jsonl", sums(2))
+    with served(lambda _: (404, "Not Found")) as (url, _):
+        assert run(tmp_path / "a", url.removesuffix("/v1"), data) == 2
+        assert "(does the address end in /v1?)." in capsys.readouterr().err
+        assert run(tmp_path / "b", url, data) == 2
+    assert "does the address" not in capsys.readouterr().err
 
 
 def test_compare(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -258,6 +267,8 @@ def test_compare(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         (["code", "--predictions=NUMBER", "--data=SWE"], "an instance twice, or a patch that is no text"),
         (["code", "--predictions=OTHERS", "--data=SWE"], "1 of 1 predictions are of no item of the data: made__upp-1."),
         (["code", "--predictions=BYID", "--data=SWE"], "1 of 1 predictions are of no item of the data: made__upp-1."),
+        (["code", "--predictions=ROWS", "--data=SWE"], "2 of 2 predictions are of no item of the data: 5."),
+        (["code", "--predictions=deep.json", "--data=SWE"], "--predictions deep.json cannot be read (RecursionError"),
         (
             ["code", "--bench=livecodebench", "--predictions=gold", "--data=LCB"],
             "of livecodebench have no official patch",
@@ -283,7 +294,10 @@ def test_what_is_missing_is_one_sentence(
     other = patch | {"instance_id": "made__upp-1"}
     files |= {"OTHERS": str(tmp_path / "o.json"), "BYID": str(tmp_path / "i.json")}
     Path(files["OTHERS"]).write_text(json.dumps([other]))
+    del other["instance_id"]
     Path(files["BYID"]).write_text(json.dumps({"made__upp-1": other}))  # as mini-SWE-agent writes them
+    rows = [other | {"instance_id": 5}, other | {"instance_id": "zz"}]
+    files |= {"ROWS": write(tmp_path / "rows.json", rows)}  # a row a line
     (tmp_path / "deep.json").write_text("[" * 10**5)
     for name, path in files.items():
         words = [word.replace(name, path) for word in words]

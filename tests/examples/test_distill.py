@@ -10,6 +10,7 @@ from transformers import AutoModelForCausalLM
 
 from skyrl_trainer.algorithms.advantages import estimator
 from skyrl_trainer.config import load_config
+from skyrl_trainer.errors import UserError
 from skyrl_trainer.learner.compose import algorithm_class
 from skyrl_trainer.learner.model import make_learner
 from skyrl_trainer.user_file import load_plugin
@@ -76,3 +77,10 @@ def test_a_policy_that_samples_from_itself_comes_to_be_its_teacher(tmp_path: Pat
         algorithm.update(batch)
     first, last = sum(divergences[:24]) / 24, sum(divergences[-24:]) / 24
     assert last < 0.65 * first, (first, last)
+
+
+def test_a_run_without_a_teacher_is_told_before_it_starts() -> None:
+    config = load_config(None, [word for word in settings("none") if "teacher=" not in word])
+    load_plugin(config)
+    with pytest.raises(UserError, match=r"^trainer\.algorithm\.options\.teacher is missing: give it a value\.$"):
+        algorithm_class("distill")(config)

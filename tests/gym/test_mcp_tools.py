@@ -364,6 +364,8 @@ def test_a_registry_file_may_name_a_server(plain, tmp_path):
     [
         ({"mpc": {}}, r"A tool that has mpc is not {mcp: {command: \[PROGRAM"),
         ({"mcp": "python server.py"}, "A tool that has mcp is not {mcp: {"),
+        ({"python_exec": {}}, "A tool that has python_exec is not {mcp: {"),
+        ({1: 2}, "A tool that has 1 is not {mcp: {"),
         ({"python_exec": 5}, "A tool that has python_exec is not {mcp: {"),
         ({"python_exec": {"wall": 5}}, "python_exec has no limit 'wall'; valid ones are wall_seconds, cpu_seconds, "),
         ({"python_exec": {"wall_seconds": 0}}, "wall_seconds is 0; expected a positive"),

@@ -452,6 +452,7 @@ def test_an_environment_gives_its_programs_limits_of_its_own_and_says_so_to_the_
     call = {"tool": "python_exec", "args": {"code": "print('0123456789')"}}
     [made] = env.step(f"<tool_call>{json.dumps(call)}</tool_call>")[4]["tool_calls"]
     assert made["result"] == "01234567\n[output cut after 8 bytes]"
+    assert "waits" not in env.metadata  # its programs run one after the other in any case
     again = pickle.loads(pickle.dumps(env.unwrapped))
     assert again.step(f"<tool_call>{json.dumps(call)}</tool_call>")[4]["tool_calls"] == [made]
     usual = gymnasium.make("skyrl/tool_use-v0").reset(seed=0)[1]["tools"][3]["function"]

@@ -135,6 +135,7 @@ def test_a_search_environment_written_for_skyrl(search):
 
 
 def test_what_its_tools_said_is_recorded_and_a_replay_does_not_ask_again(search, monkeypatch):
+    monkeypatch.setattr(SearchEnv, "metadata", {"waits": True}, raising=False)
     env = gym.make(search, extras={"max_turns": 5})
     env.reset(options={"task": QUESTION})
     asked = [env.step(f"<search>{word}</search>") for word in ("Italy", "France")]
@@ -149,6 +150,72 @@ def test_what_its_tools_said_is_recorded_and_a_replay_does_not_ask_again(search,
     assert "today" in env.step("<search>Italy</search>")[0]  # the record is of one step
     env.unwrapped.feed_external(calls[0])
     assert "today" in env.step("<search>Spain</search>")[0]  # and answers its own calls alone
+
+
+def test_tools_of_a_class_that_does_not_wait_are_called_in_a_replay_for_they_may_keep_a_state():
+    class Cart(ToolGroup):
+        def __init__(self):
+            self.things = []
+            super().__init__("Cart")
+
+        @tool
+        def add(self, thing):
+            self.things.append(thing)
+            return self.things
+
+    class Shop(BaseTextEnv):
+        def __init__(self, env_config=None, extras=None):
+            super().__init__()
+            self.cart = Cart()
+            self.init_tool_groups([self.cart])
+
+        def step(self, action):
+            said = self._execute_tool("Cart", "add", iter([action]))
+            text = f"{len(said)} things, {len(self.cart.things)} in the cart"
+            said.append("changed by the environment")
+            said.pop()
+            return BaseTextEnvStepOutput(observations=[{"role": "user", "content": text}], reward=0.0, done=False)
+
+    skyrl_gym.register("shop", Shop)
+    env = gym.make("shop")
+    for _ in range(2):
+        env.reset(options={"task": QUESTION})
+        for number, thing in enumerate(("tea", "cup", "milk"), 1):
+            env.unwrapped.feed_external([{"tool": "Cart.add", "args": [thing], "result": ["something", "else"]}])
+            text, *_, info = env.step(thing)
+            assert text == f"{number} things, {number} in the cart"
+            assert info["tool_calls"][0]["args"] == [thing] and len(info["tool_calls"][0]["result"]) == number
+    del gym.registry["shop"]
+
+
+def test_a_record_is_of_what_the_tool_returned_and_not_of_what_the_environment_made_of_it(monkeypatch):
+    class Words(ToolGroup):
+        @tool
+        def get(self):
+            return ["a", "b"]
+
+    class Changing(BaseTextEnv):
+        metadata: ClassVar[dict] = {"waits": True}
+
+        def __init__(self, env_config=None, extras=None):
+            super().__init__()
+            self.init_tool_groups([Words("Words")])
+
+        def step(self, action):
+            said = self._execute_tool("Words", "get", [])
+            text = ", ".join(said)
+            said.append("seen")
+            return BaseTextEnvStepOutput(observations=[{"role": "user", "content": text}], reward=0.0, done=False)
+
+    skyrl_gym.register("changing", Changing)
+    env = gym.make("changing")
+    env.reset(options={"task": QUESTION})
+    calls = env.step("x")[4]["tool_calls"]
+    env.reset(options={"task": QUESTION})
+    env.unwrapped.feed_external(calls)
+    assert env.step("x")[0] == "a, b"
+    assert calls == [{"tool": "Words.get", "args": [], "result": ["a", "b"]}]
+    del gym.registry["changing"]
 
 
 def test_what_a_tool_returns_is_not_recorded_where_json_would_change_it():

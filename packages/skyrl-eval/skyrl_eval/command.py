@@ -246,12 +246,10 @@ def _solved_before(args: Namespace) -> Run:
         raise UserError("--grade-only needs --out with the folder of a run.")
     manifest = read_json(args.out, "manifest.json")
     config, bench = manifest["config"], benchmarks.find(manifest["config"]["bench"])
-    then = config | {"samples": manifest["facts"].get("samples")}
+    then = config | {"samples": manifest["facts"].get("samples", args.samples)}
     for name, usual in (("bench", DEFAULTS[args.kind][0]), ("model", ""), ("samples", 1), ("temperature", 0.0)):
         if (given := getattr(args, name)) not in (usual, then.get(name, usual)):
-            raise UserError(
-                f"--grade-only judges what is in {args.out}, whose {name} is {then[name]!r}, not {given!r}."
-            )
+            raise UserError(f"--grade-only: {name} is {then.get(name)!r} in {args.out}, not {given!r}.")
     official = config["source"] + (f"@{config['revision']}" if config["revision"] else "")
     found = data.load(bench, args.data or (official if official != bench.source.url else None), config["images"])
     if found.sha256 != config["data_sha256"]:
@@ -265,16 +263,17 @@ def _solved_before(args: Namespace) -> Run:
 
 def _predicted(path: str, found: data.Data, open_run: Any) -> Run:
     try:
-        if path.endswith(".json"):  # a list, or as mini-SWE-agent writes them, by their ids
-            whole = json.loads(Path(path).read_text(encoding="utf-8-sig"))
-            rows = [*whole.values()] if isinstance(whole, dict) else whole
-        else:
-            rows = [] if path == "gold" else [row for _, row in read_jsonl(Path(path))]
-        patches = {row["instance_id"]: row["model_patch"] or "" for row in rows}
+        rows: Any = [] if path == "gold" else None
+        if path.endswith(".json"):  # a list, or by their ids, as mini-SWE-agent writes them
+            with contextlib.suppress(ValueError):
+                rows = json.loads(Path(path).read_text(encoding="utf-8-sig"))
+        rows = [row for _, row in read_jsonl(Path(path))] if rows is None else rows
+        rows = [{"instance_id": name} | row for name, row in rows.items()] if isinstance(rows, dict) else rows
+        patches = {str(row["instance_id"]): row["model_patch"] or "" for row in rows}
         names = ", ".join(sorted({str(row["model_name_or_path"]) for row in rows}))
         if len(patches) < len(rows) or not all(isinstance(patch, str) for patch in patches.values()):
             raise ValueError("an instance twice, or a patch that is no text")
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         wanted = "rows with instance_id, model_name_or_path and model_patch, or gold for the official patches"
         raise UserError(f"--predictions {path} cannot be read ({error!r}): expected {wanted}.") from error
     if unknown := sorted(patches.keys() - {item.item_id for item in found.items}):

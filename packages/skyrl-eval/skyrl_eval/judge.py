@@ -70,8 +70,8 @@ def parse_match(reply: str) -> Match | None:
         text = "\n".join(f"{name}: {value}" for name, value in values.items())
     if not (verdicts := re.findall(r"(?im)^\W*correct\W*:\W*(yes|no|true|false)\b(?!/)", text)):
         return None
-    said = last(r"(?im)^\W*confidence\W*:[^\d\n]*(\d+(?:\.\d+)?%?)", text) or "100%"
-    confidence = float(said.strip("%")) * (100 if re.fullmatch(r"0\.\d+|1\.0+", said) else 1)
+    said = last(r"(?im)^\W*confidence\W*:[^\d\n]*(\d+(?:\.\d+)?\s*%?)", text) or "100%"
+    confidence = float(said.strip(" %")) * (100 if re.fullmatch(r"0\.\d+|1\.0+", said) else 1)
     return Match(
         extracted_final_answer=last(r"(?im)^\W*extracted_final_answer\W*:\s*(.*?)\s*$", text),
         reasoning="",

@@ -28,7 +28,6 @@ def terms(text: str) -> list[str]:
 
 class BM25:
     """An inverted index with every weight computed beforehand; for up to about 50,000 documents.
-
     Example: BM25(["a red shoe", "a blue shoe"]).search("blue", 10) == [1]
     """
 

@@ -2,6 +2,7 @@
 
 import json
 import re
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -131,8 +132,9 @@ def _to_call(value: Any) -> ToolCall | ParseError:
     given = value if isinstance(value, dict) else {}
     members = {_OTHER_NAMES.get(key, key): part for key, part in given.items()}
     tool, args = members.get("tool"), members.get("args", {})
-    args = _DECODER.decode(args) if isinstance(args, str) else args  # as OpenAI's API has them
     known = members.keys() <= {"tool", "args"} and len(members) == len(given)  # not both names of one member
+    with suppress(ValueError):
+        args = _DECODER.decode(args or "{}") if isinstance(args, str) else args  # as OpenAI's API has them
     if not known or not isinstance(tool, str) or not isinstance(args, dict):
         return ParseError('Malformed tool call: expected {"tool": "<name>", "args": {...}} and no other members.')
     return ToolCall(tool, args)

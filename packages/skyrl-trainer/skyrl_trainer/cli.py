@@ -203,7 +203,7 @@ def _model_folder(run: Path, which: str) -> Path:
 
 def _export(args: Namespace) -> None:
     if bool(args.out) == bool(args.trajectories):
-        raise UserError("export needs either --out DIR, for the policy, or --trajectories JSONL.")
+        raise UserError("export takes one of --out DIR, for the policy, and --trajectories JSONL.")
     if args.trajectories:
         if args.card or args.push or args.which:
             raise UserError("--card, --push and --which belong to a policy: give --out DIR, not --trajectories.")

@@ -99,7 +99,9 @@ def wrong_value(
 ) -> UserError:
     """One sentence on the first of the values that is wrong; prefix: of the setting, before a value's name."""
     places = [(".".join(map(str, item["loc"])) + ".", item["msg"]) for item in error.errors()]
-    name = next(name for name in values if places[0][0].startswith(f"{name}."))
+    name = next((name for name in values if places[0][0].startswith(f"{name}.")), None)
+    if name is None:
+        return UserError(f"{prefix}{places[0][0][:-1]} is missing: give it a value.")
     idle = r"^(Input|String|Dictionary) should (be|match pattern|have) | after validation.*"
     wanted = " or ".join(re.sub(idle, "", text) for at, text in places if at.startswith(f"{name}."))
     value = json.dumps(values[name], ensure_ascii=False, default=str)

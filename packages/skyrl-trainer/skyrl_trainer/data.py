@@ -92,6 +92,7 @@ def load_samples(
     specs: Sequence[Spec], default_env_class: str = "text_math", seed: int = 0, env_file: str | None = None
 ) -> SampleSource:
     """The samples of all specs, in order. UserError names the spec, what is wrong with it and what is right.
+
     default_env_class: of rows that name none. seed: of specs that have none. env_file: registers environments.
     """
     if not specs:
@@ -158,7 +159,8 @@ def first_texts(sample: Sample, envs: dict[str, Any], label: str = "") -> tuple[
     try:
         if sample.env_id not in envs:
             envs[sample.env_id] = gymnasium.make(sample.env_id, disable_env_checker=True)
-        observation, info = envs[sample.env_id].reset(seed=sample.seed, options=dict(sample.options))
+        env = envs[sample.env_id]
+        observation, info = env.reset(seed=sample.seed, options=dict(sample.options))
         if not (isinstance(observation, str) and isinstance(info, dict)):
             raise TypeError(f"reset gave {(observation, info)!r:.80}, and should give a text and a dict")
     except (Exception, SystemExit) as error:

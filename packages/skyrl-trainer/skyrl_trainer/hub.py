@@ -10,7 +10,6 @@ from skyrl_trainer.errors import UserError
 
 def snapshot(name: str, patterns: list[str], asked_by: str) -> tuple[str, list[Path]]:
     """The data set's commit, and its files that fit the patterns, in Hugging Face's cache, in order.
-
     UserError says what is needed to fetch it; asked_by: the option that names it.
     """
     from huggingface_hub import snapshot_download
@@ -47,7 +46,6 @@ def data_files(name: str, suffixes: Sequence[str], split: str = "train", **other
 
 def push(repo: str, folder: Path | None = None) -> str:
     """The address of the model repository `owner/name`: made, private, where there is none; a policy's files go there.
-
     UserError where it cannot be written to; without a folder, before there is anything to be lost.
     """
     from huggingface_hub import HfApi

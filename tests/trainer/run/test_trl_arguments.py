@@ -309,6 +309,18 @@ def test_other_rows_do_not_go_on_in_a_run_that_has_begun(tmp_path: Path) -> None
     with pytest.raises(UserError, match=r"began with other rows: give another output_dir\.$"):
         trainer(tmp_path, rows=Dataset.from_list([{"prompt": "Other", "answer": "1"}] * 8))
     assert Path(made.config.data.train_data[0]).read_text() == kept
+    assert [file.name for file in Path(made.config.data.train_data[0]).parent.iterdir()] == ["train.jsonl"]
+
+
+def test_a_longer_run_reads_more_of_data_without_an_end(tmp_path: Path) -> None:
+    def rows() -> Any:
+        yield from ({"prompt": f"{number}"} for number in range(1000))
+
+    endless = IterableDataset.from_generator(rows)
+    made = trainer(tmp_path, rows=endless)
+    (made.config.run_path / "checkpoints").mkdir()
+    files = [Path(trainer(tmp_path, rows=endless, max_steps=n).config.data.train_data[0]) for n in (8, 16, 4)]
+    assert len(files[0].read_text().splitlines()) > 1
 
 
 def test_a_row_without_a_prompt_is_named_with_what_it_has(tmp_path: Path) -> None:
@@ -330,7 +342,7 @@ def test_an_environment_alone_must_give_a_reward(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["compute_loss", "_calculate_rewards", "log"])
 def test_a_subclass_that_overrides_what_nobody_calls_is_refused(tmp_path: Path, name: str) -> None:
     kind = type("Mine", (GRPOTrainer,), {name: lambda self, *given, **named: None, "recipe_name": "mine"})
-    with pytest.raises(UserError, match=rf"^{name} is not called here: write a loss mixin"):
+    with pytest.raises(UserError, match=rf"^{name} is not called here; docs"):
         trainer(tmp_path, kind)
 
 
@@ -350,6 +362,7 @@ def test_the_context_is_the_models_up_to_4096(tmp_path: Path) -> None:
     assert trainer(tmp_path / "a").config.generator.max_model_len == 4096
     assert trainer(tmp_path / "b", max_completion_length=3000).config.generator.max_model_len == 6000
     assert trainer(tmp_path / "c", vllm_max_model_length=700).config.generator.max_model_len == 700
+    assert trainer(tmp_path / "e", model="nobody/has-downloaded-this").config.generator.max_model_len == 4096
     few = save_model(tmp_path / "model", max_position_embeddings=2048)
     assert trainer(tmp_path / "d", model=few).config.generator.max_model_len == 2048
 

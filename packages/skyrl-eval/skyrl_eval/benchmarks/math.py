@@ -87,7 +87,7 @@ class GSM8K(Benchmark):
 
     def grade(self, item: Item, attempt: Attempt, context: Context) -> Verdict:
         text = final(attempt.answer).replace("\u2212", "-")
-        strict = number(last(r"####[ \t]*(?!\d+[.)][ \t]+\S)(\$?-?[\d.,]+)", text))  # no "#### 2. So"
+        strict = number(last(r"####[ \t]*(?!\d+[.)][ \t]+\S.*\n\s*\S)(\$?-?[\d.,]+)", text))  # no "#### 2. So"
         answer = strict or number(last(r"(-?\$?\d[\d.,]*)", text))
         return verdict(item, attempt, float(answer == item.gold), answer, detail={"strict": strict == item.gold})
 

@@ -67,7 +67,8 @@ class SkyRLEnv(Repeated):
 
     def act(self, action: str) -> Outcome:
         self.actions.append(action)
-        self._env._recorded, self._env._executed = list(self.recorded or ()), ()
+        recorded = self.recorded if self.metadata.get("waits") else None  # others' tools may keep a state
+        self._env._recorded, self._env._executed = list(recorded or ()), ()
         step = self._env.step(action)
         reward, done, metadata = float(step["reward"]), bool(step["done"]), step.get("metadata") or {}
         info = {"metadata": metadata, "metrics": self._env.get_metrics(), "tool_calls": [*self._env._executed]}

@@ -1,8 +1,9 @@
 """SkyRL's environment interface under SkyRL's names; `skyrl_gym.register` makes subclasses playable."""
 
+import copy
 import json
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, suppress
+from contextlib import suppress
 from numbers import Real
 from statistics import fmean
 from typing import Any, Generic, NotRequired, TypedDict, TypeVar
@@ -26,7 +27,7 @@ class BaseTextEnvStepOutput(TypedDict):
     """The action as the environment would have it. It is recorded; what is learned is what the agent wrote."""
 
 
-class Env(AbstractContextManager[Any], Generic[ObsType, ActType]):
+class Env(Generic[ObsType, ActType]):
     """What `skyrl_gym.make` makes; one instance is one episode."""
 
     def init(self, prompt: ObsType) -> tuple[ObsType, dict[str, Any]]:
@@ -42,6 +43,9 @@ class Env(AbstractContextManager[Any], Generic[ObsType, ActType]):
     def get_metrics(self) -> dict[str, Any]:
         """The episode's figures so far."""
         return {}
+
+    def __enter__(self) -> Any:
+        return self
 
     def __exit__(self, *error: Any) -> None:
         self.close()
@@ -73,19 +77,19 @@ class BaseTextEnv(Env[ConversationType, str]):
             self.tool_to_toolgroup |= group.get_tool_to_group_mapping()
 
     def _execute_tool(self, tool_group_name: str, tool_name: str, tool_input: Sequence[Any]) -> Any:
-        """What the tool returns, kept for a replay where it is plain data; in one, what it returned then."""
+        """What the tool returns, kept where it is plain data; in a replay of a class that waits, what is kept."""
         groups = {group.name: group for group in self.tool_groups}
         if tool_group_name not in groups:
             raise ValueError(f"There is no tool group {tool_group_name!r}, only {', '.join(groups) or 'none'}.")
-        call = {"tool": f"{tool_group_name}.{tool_name}", "args": list(tool_input)}
+        call: dict[str, Any] = {"tool": f"{tool_group_name}.{tool_name}", "args": list(tool_input)}
         if past := [made for made in self._recorded if call.items() <= made.items()]:
             self._recorded.remove(past[0])
-            result = past[0]["result"]
+            result = copy.deepcopy(past[0]["result"])
         else:
-            result = groups[tool_group_name].execute_tool(tool_name, *tool_input)
-        made = call | {"result": result}
+            result = groups[tool_group_name].execute_tool(tool_name, *call["args"])
         with suppress(TypeError, ValueError):  # not JSON
-            self._executed += (made,) if json.loads(json.dumps(made)) == made else ()
+            made = json.loads(json.dumps(call | {"result": result}))
+            self._executed += (made,) if made == call | {"result": result} else ()
         return result
 
     @staticmethod

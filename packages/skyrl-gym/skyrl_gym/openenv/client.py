@@ -40,7 +40,6 @@ _REFUSED = {"reward_parts": {"reward": 0.0}, "valid_action": False, "success": F
 
 class OpenEnv(gymnasium.Env[str, str]):
     """url: ws://host:port. timeout: seconds that an answer may take.
-
     Both are options of reset, too; its other options are the server's.
     """
 

@@ -16,7 +16,6 @@ Articles = Sequence[tuple[str, str]]
 
 class Corpus:
     """Articles (title, text) with distinct titles. `search` and `wiki` are tools.
-
     articles: or a function that returns them, called when they are first read.
     made_by: a function and its arguments that make the same corpus, which a pickle holds in place of the articles.
     """

@@ -54,7 +54,6 @@ class Tool:
 
 def tool(function: Callable[..., Any], *, external: bool = False) -> Tool:
     """A decorator: a Tool of a function with a docstring and type hints. A parameter with a default is optional.
-
     TypeError: a hint is missing or is none of str, int, float, bool, list[...], Literal[...] and X | Y.
     """
     hints, properties, required = typing.get_type_hints(function, localns=vars(typing)), {}, []
@@ -77,7 +76,6 @@ def run_call(
     longest: int = MAX_OUTPUT,
 ) -> dict[str, Any]:
     """Runs a call and returns {"tool", "args", "result" or "error"}; args is None unless they fit a tool's schema.
-
     recorded: earlier returns, from which external tools answer instead of running; each answers once.
     """
     done: dict[str, Any] = {"tool": None, "args": None}
@@ -108,7 +106,6 @@ def run_call(
 
 def responses(calls: Sequence[Mapping[str, Any]], *notes: str) -> str:
     """What the model reads of calls that `run_call` ran, and of notes: in tags, as in Qwen's templates.
-
     Example: responses([{"tool": "add", "args": {"x": 1}, "result": "2"}]) == "<tool_response>\\n2\\n</tool_response>"
     """
     texts = [call["result"] if "result" in call else f"Error: {call['error']}" for call in calls]

@@ -153,9 +153,10 @@ def application(backend: Backend, key: str = "", more: Mapping[str, JsonFunction
 
     async def models(request: Request) -> Response:
         card = {"id": backend.name, "object": "model", "created": 0, "owned_by": "skyrl-trainer"} | backend.limits
-        if (name := request.path_params.get("name", backend.name)) != backend.name:
+        name = request.path_params.get("name", "").strip("/")
+        if name not in ("", backend.name):
             return JSONResponse(_error_of(404, f"The model {name!r} is not served here; {backend.name!r} is."), 404)
-        return JSONResponse(card if request.path_params else {"object": "list", "data": [card]})
+        return JSONResponse(card if name else {"object": "list", "data": [card]})
 
     async def chat(request: Chat) -> Json:
         check(request)

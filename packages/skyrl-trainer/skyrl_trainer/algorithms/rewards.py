@@ -128,13 +128,13 @@ def completion(trajectory: Trajectory) -> list[dict[str, str]]:
 def call(name: str, function: RewardFunction, trajectories: list[Trajectory]) -> list[float | None]:
     """What the function says of these trajectories, checked."""
     samples = [t.sample for t in trajectories]
-    ours = ("ground_truth", "sample_id", "env_id")  # a row's own come first
-    columns: dict[str, Any] = {name: [getattr(each, name) for each in samples] for name in ours}
+    ours = [{"ground_truth": s.ground_truth, "sample_id": s.sample_id, "env_id": s.env_id} for s in samples]
+    columns: dict[str, Any] = {name: [each[name] for each in ours] for name in ours[0]}  # a row's own come first
     rows = [row if isinstance(row := each.options.get("task"), dict) else {} for each in samples]
     of_row = load("skyrl_gym.adapters.trl_env:columns")
     for told in ([of_row(row) for row in rows], [each.options for each in samples]):
         names = sorted({name for each in told for name in each} - {"prompt", "completion"})
-        columns |= {name: [each.get(name) for each in told] for name in names}
+        columns |= {name: [x.get(name, own.get(name)) for x, own in zip(told, ours, strict=True)] for name in names}
     columns |= {
         "prompts": [[dict(message) for message in t.prompt] for t in trajectories],
         "completions": [completion(t) for t in trajectories],

@@ -223,11 +223,11 @@ async def probe(endpoint: Endpoint, messages: bool, temperature: float) -> Endpo
                 if CUT_OFF in error.reason:
                     return asked
                 if not reason or limit not in error.reason:  # not of its name
-                    reason = str(error)
+                    unlike = error.status == 404 and not endpoint.url.endswith("/v1")
+                    reason = f"{error}{' (does the address end in /v1?)' * unlike}"
                 if error.status in (0, *BUSY):  # says nothing of the request's form
                     break
     reason = reason or "its answers are not those of OpenAI's API"
-    reason += "" if "404" not in reason else " Does the address end in /v1?"
     raise UserError(f"--base-url {endpoint.url}, --model {model}: {reason}.")
 
 

@@ -101,7 +101,8 @@ def export_chat(run: Path, out: Path, step: int | None, min_reward: float | None
                 failed += len(trajectories) - len(alive)
                 for _, part in by_role(alive):
                     total += 1
-                    if (min_reward is None or part.total_reward >= min_reward) and (part.success or not only_success):
+                    enough = min_reward is None or part.total_reward >= min_reward
+                    if enough and (part.success or not only_success):
                         file.writelines(json.dumps(row) + "\n" for row in chat_rows(part))
                         written += 1
         total += failed

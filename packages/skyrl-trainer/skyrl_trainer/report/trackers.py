@@ -13,8 +13,8 @@ from skyrl_trainer.registry import load
 from skyrl_trainer.report.history import Spans
 from skyrl_trainer.types import StepMetrics, Trajectory
 
-SHOWN, LONGEST = 8, 10_000
-"""Tries of an evaluation that a tracker gets as texts, and characters of one."""
+LONGEST = 10_000
+"""Characters of a try that is shown."""
 
 
 class Tracker:
@@ -51,7 +51,7 @@ class Tracker:
 
     def log(self, metrics: StepMetrics, worked: Spans | None = None, tried: Sequence[Trajectory] = ()) -> None:
         """worked: when each engine computed in the step; Prometheus gets its seconds as `busy/engine <number>`.
-        tried: an evaluation's, of which the first are shown."""
+        tried: some of the newest evaluation's, to be shown."""
         if self._tracker:
             values = {key: float(value) for key, value in metrics.items() if key != "step" and math.isfinite(value)}
             if self._logger == "mlflow":  # which may keep a file each, of a name without other signs
@@ -59,7 +59,7 @@ class Tracker:
             if worked and self._logger == "prometheus":
                 values |= {f"busy/{who}": sum(end - start for start, end in own) for who, own in worked.items()}
             if "eval/success" in metrics:
-                self._show(tried[:SHOWN], int(metrics["step"]))
+                self._show(tried, int(metrics["step"]))
             self._tracker.log(values, step=int(metrics["step"]))
 
     def _show(self, tried: Sequence[Trajectory], step: int) -> None:

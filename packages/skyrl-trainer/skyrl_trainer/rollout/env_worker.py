@@ -129,7 +129,8 @@ class EnvProcess:
             except (OSError, ValueError, TypeError, EOFError) as error:
                 self.end()
                 culprit = min(max(self._note[0], len(replies)), len(calls) - 1)
-                replies += [EnvReply(error="The env's process has ended.", kind="lost")] * (len(calls) - len(replies))
+                lost = EnvReply(error="The env's process has ended.", kind="lost")
+                replies += [lost] * (len(calls) - len(replies))
                 replies[culprit] = EnvReply(error=f"{CRASHED}: {error}.", kind="died")
         return replies
 

@@ -12,6 +12,8 @@ from skyrl_trainer.types import PromptBatch, RolloutBatch, Sample, StepMetrics, 
 
 TASKS_OF_ENVS = 500
 """How many an evaluation has, unless `data.val_size` says it."""
+SHOWN = 8
+"""Of its tries, that a tracker shows."""
 
 
 class HeldOut:
@@ -43,9 +45,9 @@ class HeldOut:
         if len(self.tasks) > 1:  # one alone may have had bad luck
             check_not_all_failed(tries, "evaluation at step")
         if self.tasks:
-            self.tried = tries.trajectories
+            self.tried = tries.trajectories[:SHOWN]
             if self._rewards:
-                self._rewards.judge(self.tried)
+                self._rewards.judge(tries.trajectories)
                 found = self._rewards.metrics(tries)
             if self._store:
                 self._store.write(tries)

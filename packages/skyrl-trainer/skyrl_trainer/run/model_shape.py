@@ -97,7 +97,8 @@ def model_shape(config: Config) -> ModelShape | None:
 
 def positions(config: Config) -> int:
     """0 where nobody knows."""
-    return int(_described(config).get("max_position_embeddings") or 0)
+    made = _described(config)
+    return int(made.get("text_config", made).get("max_position_embeddings") or 0)
 
 
 def _described(config: Config) -> dict[str, Any]:

@@ -84,7 +84,7 @@ class GRPOTrainer(GRPO):
         for name in [name for name in others if others[name] not in (None, (None, None))]:
             raise UserError(f"{name} is nothing that these trainers take: leave it out.")
         if unheard := [name for name in table()["methods"] if hasattr(type(self), name)]:
-            raise UserError(f"{unheard[0]} is not called here: write a loss mixin or an estimator (docs/plug-ins.md).")
+            raise UserError(f"{unheard[0]} is not called here; docs/plug-ins.md has what is.")
         agent = environment_factory is not None or bool(tools)
         rows = not isinstance(train_dataset, str | list | None)
         trls = agent or is_trls(args) or (rows and not isinstance(args, Config))
@@ -99,6 +99,9 @@ class GRPOTrainer(GRPO):
             raise UserError("processing_class needs a model beside it.")
         writes = any(each is not None for each in (model, *needed.values(), eval_dataset, environment_factory, tools))
         with RunFolder(config) if writes else nullcontext():  # a run that goes on may read these files
+            if trls and train_dataset is None:
+                train_dataset = tuple({} for _ in range(config.trainer.train_batch_size))
+            _take_data(config, folder, train_dataset, eval_dataset, trls, environment_factory is not None)
             if model is not None:
                 config.trainer.policy.model.path = write_model(folder / "init" / "given", model, processing_class)
             if peft_config is not None:
@@ -110,11 +113,8 @@ class GRPOTrainer(GRPO):
                 config.environment.env_class = ENV_ID
                 rewarded = bool(config.trainer.algorithm.reward_funcs)
                 config.environment.env_file = write_environment(folder, environment_factory, tools, rewarded)
-                if train_dataset is None:
-                    train_dataset = tuple({} for _ in range(config.trainer.train_batch_size))
-            _take_data(config, folder, train_dataset, eval_dataset, trls, environment_factory is not None)
             if is_trls(args) and args.vllm_max_model_length is None:
-                room = min(positions(config), LONGEST_CONTEXT)
+                room = min(positions(config) or LONGEST_CONTEXT, LONGEST_CONTEXT)
                 config.generator.max_model_len = max(config.generator.max_model_len, room)
         load_plugin(config)
         super().__init__(config)
@@ -139,7 +139,7 @@ class GRPOTrainer(GRPO):
         """Runs or resumes the run, as the command line does; its last step's metrics."""
         begun = (self.config.run_path / "checkpoints").exists()
         if resume_from_checkpoint not in ((None, True) if begun else (None, True, False)):
-            raise UserError("resume_from_checkpoint: a run goes on from its newest one; leave it out.")
+            raise UserError("resume_from_checkpoint: a run goes on from its newest one, or has another output_dir.")
         for name, function in self.functions.items():  # another trainer may have registered its own of this name
             register_reward(name)(function)
         name = self.config.trainer.algorithm.name

@@ -24,7 +24,8 @@ class Callbacks:
         self.args, self.state, self.control = args, TrainerState(), TrainerControl()
         for each in self.callbacks:
             kind, told = type(each), ", ".join(TOLD)
-            for event in sorted({name for name in dir(TrainerCallback) if name.startswith("on_")} - set(TOLD)):
+            events = {name for name in dir(TrainerCallback) if name.startswith("on_")}
+            for event in sorted(events - set(TOLD)):
                 if getattr(kind, event, None) is not getattr(TrainerCallback, event):
                     raise UserError(f"{kind.__name__}.{event} is never called; there are {told}.")
         self.tell("on_init_end")
@@ -36,7 +37,8 @@ class Callbacks:
                 getattr(each, event)(self.args, self.state, self.control, **more)
             except Exception as error:
                 raise UserError(f"{name}.{event} failed: {cause(error)}.") from error
-            for flag in {flag for flag, on in vars(self.control).items() if on} - {"should_training_stop"}:
+            wanted = {flag for flag, on in vars(self.control).items() if on}
+            for flag in wanted - {"should_training_stop"}:
                 raise UserError(f"{name} sets {flag}; only should_training_stop has an effect here.")
 
 

@@ -22,7 +22,6 @@ SLIPS = 1 / 8
 class AlfworldLiteEnv(TextEnv):
     """Option `task_type` asks for one of the six types; `feedback` is what an inadmissible command is answered by;
     `expert` says whether the expert knows where everything lies.
-
     Argument `tasks`: a JSON file of tasks (given.py) in place of the built-in ones, in every difficulty.
     """
 

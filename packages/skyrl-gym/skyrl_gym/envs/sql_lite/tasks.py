@@ -161,7 +161,6 @@ def split_of(sql: str) -> str:
 @lru_cache(maxsize=1 << 10)
 def make(difficulty: int, split: str, index: int) -> tuple[Draft, list[int]]:
     """A task: its question, and the numbers of its databases, the one that is shown first.
-
     With n tasks (rounded up to a multiple of the number of patterns) task i tries the candidates i, i + n, i + 2n and
     so on: they have one pattern, and no two tasks are alike.
     """
@@ -220,7 +219,6 @@ def near_misses(sql: str) -> list[str]:
 
 def suite(draft: Draft) -> list[int]:
     """The numbers of databases that tell the query from all of its near misses; [] if too many have to be tried.
-
     On each its result is neither empty nor has a NULL, so that nothing hangs on whether a sum of nothing is 0; and it
     is not the same on all.
     """

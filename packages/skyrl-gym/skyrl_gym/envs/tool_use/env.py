@@ -57,7 +57,7 @@ class ToolUseEnv(TextEnv):
         self._own_corpus = None if corpus is None else Corpus.load(corpus)
         self._given = [_made(item) if isinstance(item, Mapping) else item for item in tools]
         self._servers = [item for item in self._given if isinstance(item, McpServer)]
-        waits = self._servers or any(isinstance(item, Tool) and item.external for item in self._given)
+        waits = self._servers or any(isinstance(item, Tool) and item.external for item in tools)
         self.metadata = self.metadata | ({"waits": True} if waits else {})
         self._tools: dict[str, Tool] = {}
         if not self._servers:
@@ -186,9 +186,9 @@ def plain(text: str) -> str:
 
 def _made(item: Mapping[str, Any]) -> McpServer | Tool:
     kind, settings = next(iter(item.items()), ("nothing", None))
-    if len(item) != 1 or kind not in ("mcp", "python_exec") or not isinstance(settings, Mapping):
+    if len(item) != 1 or kind not in ("mcp", "python_exec") or not (isinstance(settings, Mapping) and settings):
         forms = f"{{mcp: {{{FORM}}}}} or {{python_exec: {{wall_seconds: 10}}}}"
-        raise ValueError(f"A tool that has {', '.join(item) or 'nothing'} is not {forms}.")
+        raise ValueError(f"A tool that has {', '.join(map(str, item)) or 'nothing'} is not {forms}.")
     if kind == "mcp":
         return McpServer(settings)
     from skyrl_gym.tools.python_exec import Limits

@@ -150,7 +150,6 @@ def price_limit(price: float, key: str) -> float | None:
 
 def _split(products: list[tuple[list[Any], str | None]]) -> dict[tuple[str, int], list[tuple[str, dict[str, Any]]]]:
     """Of products in a shuffled order seven tenths to train, two to val, one to test, where none is given.
-
     The difficulty is by what is asked; of the built-in goals, which name a tag besides, it is one less.
     """
     found: dict[tuple[str, int], list[Any]] = {(split, level): [] for split in SPLITS for level in (1, 2, 3)}

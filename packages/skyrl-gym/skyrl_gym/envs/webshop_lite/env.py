@@ -31,7 +31,6 @@ def render(
     catalog: Catalog, view: View, rich: bool, opened: tuple[str, ...], order: int | None
 ) -> tuple[str, dict[str, View]]:
     """A view's text, plain or with buttons marked, and where each text leads that can be clicked.
-
     Results and the search page are views without options, so that every way back to them forgets what was chosen.
     """
     ui, clicks, lines = catalog.ui, dict[str, View](), list[str]()
@@ -83,7 +82,6 @@ def parse_action(action: str) -> tuple[str, str]:
 
 class WebShopLiteEnv(TextEnv):
     """What each option does is told in docs/environments/webshop_lite.md.
-
     Argument `catalog`: a JSON file in WebShop's schema in place of the built-in products.
     """
 
@@ -191,7 +189,6 @@ class WebShopLiteEnv(TextEnv):
 
     def expert_action(self) -> str:
         """Searches for the title, reads the results that could be it until one is, picks options and buys.
-
         In a user's catalog it searches for the whole instruction and opens the first result that meets it; where
         none of ten does, it searches for a title, too.
         """
@@ -223,7 +220,6 @@ class WebShopLiteEnv(TextEnv):
 
     def _thoughts(self) -> list[str]:
         """What it looks for in the shop's words, or what a page says of that.
-
         Example: "seaside desk lamp", "ready made", "silver", "60"; then "not fitter job" or "ready made".
         """
         goal, page, told = self.task.ground_truth, self._view.page, pages(self.options["lang"])

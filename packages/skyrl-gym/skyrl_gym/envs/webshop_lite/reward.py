@@ -18,7 +18,6 @@ def purchase(
     goal: dict[str, Any], wanted: Product, bought: Product, chosen: dict[str, str], strict: bool
 ) -> tuple[dict[str, float], dict[str, Any]]:
     """The reward's parts, each already times r_type, and the terms of the formula.
-
     `wanted` is the product that the goal was made from; `chosen` are the options of the `bought` one, value by group.
     """
     query, category = bought.query == wanted.query, len(bought.categories & wanted.categories) >= 2
