@@ -341,6 +341,7 @@ def test_a_class_says_that_it_waits_and_where_an_answer_ends():
         assert env.metadata["waits"] and "render_modes" in env.metadata
         _, info = env.reset(options={"task": {"prompt": "?", "ground_truth": "1"}})
         assert info["stop"] == ["</search>"]
+        del gym.registry[f"waiting-{number}"]
     assert "waits" not in skyrl_gym.core.TextEnv.metadata
 
 
