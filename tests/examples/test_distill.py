@@ -51,7 +51,7 @@ def test_an_advantage_is_the_teachers_log_probability_less_the_policys_own(tmp_p
         assert advantages == pytest.approx(expected, abs=1e-4)
 
 
-def test_a_policy_that_samples_from_itself_comes_to_be_its_teacher(tmp_path: Path) -> None:
+def test_a_policy_that_samples_from_itself_comes_closer_to_its_teacher(tmp_path: Path) -> None:
     """The KL, exactly, at the positions that the policy itself has come to; without any reward."""
     config = load_config(None, settings(save_model(tmp_path / "teacher", seed=7)))
     load_plugin(config)

@@ -76,6 +76,7 @@ def _parse(words: list[str]) -> Namespace:
         require_gym()
         return load("skyrl_eval.command:parse")(words[1], words[2:])
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    # Read here and not by skyrl_gym.options: `doctor` has to speak where skyrl-gym is missing.
     for name, form in yaml.safe_load(Path(__file__).with_name("commands.yaml").read_text()).items():
         arguments = form.pop("arguments", {})
         command = commands.add_parser(name, **form)
