@@ -11,6 +11,7 @@ import json
 import random
 import re
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import cache, partial
 from itertools import chain
 from pathlib import Path
@@ -327,7 +328,8 @@ def test_an_agent_gets_thoughts_and_calls_apart_and_its_segment_goes_on(name: st
     calls = choice["message"]["tool_calls"]
     answer = {"role": "assistant", "content": None, "tool_calls": calls}
     result = {"role": "tool", "tool_call_id": calls[0]["id"], "content": "three"}
-    turn.info["request"] = asked | {"messages": [*asked["messages"], answer, result]}
+    request = asked | {"messages": [*asked["messages"], answer, result]}
+    assert conversation.refusal({"request": request}, 2**20) is None
     new_ids, new_segment = conversation.advance([turn])
     assert not new_segment and conversation.context == turn.prompt_ids + ids + new_ids
     assert "three" in prompt.decode(new_ids)
@@ -359,14 +361,15 @@ class Agent:
     def hears(self, text: str, whole: bool = False) -> list[dict[str, Any]]:
         """What it asked, and the answer. whole: as tokens that the tokenizer would take; otherwise its letters."""
         ids = [*chain(*map(self.prompt.encode, [text] if whole else text)), self.prompt.end_of_turn_id]
-        marks = self.conversation.marks
-        self.turns.append(Turn(self.new_ids, ids, [0.0] * len(ids), [0] * len(ids), text, info=dict(marks)))
-        return [*self.asked, json.loads(self.conversation.said(self.turns[-1]))["choice"]["message"]]
+        turn = Turn(self.new_ids, ids, [0.0] * len(ids), [0] * len(ids), text)
+        said = json.loads(self.conversation.said(turn))
+        self.turns.append(replace(turn, info=self.conversation.marks))
+        return [*self.asked, said["choice"]["message"]]
 
     def asks(self, *messages: dict[str, Any], **more: Any) -> bool:
         """Whether a segment begins with it."""
         self.asked = list(messages)
-        self.turns[-1].info["request"] = {"messages": self.asked, **self.more, **more}
+        assert self.conversation.refusal({"request": {"messages": self.asked, **self.more, **more}}, 2**20) is None
         self.new_ids, new_segment = self.conversation.advance(self.turns)
         return new_segment
 

@@ -18,6 +18,7 @@ import pytest
 import ray
 
 import skyrl_gym  # noqa: F401
+from skyrl_trainer.agent.conversation import MOST_REFUSED
 from skyrl_trainer.agent.task import Play
 from skyrl_trainer.agent.tokenizer import load_chat_prompt
 from skyrl_trainer.chats import ChatRow
@@ -41,7 +42,7 @@ import asyncio, os, subprocess, time
 import gymnasium
 import httpx
 import numpy as np
-from openai import APIStatusError, AsyncOpenAI, OpenAI
+from openai import APIStatusError, AsyncOpenAI, BadRequestError, OpenAI
 
 
 def ask(task, content="hello", **more):
@@ -114,6 +115,34 @@ def solves_and_then_asks(task):
     task.reset()
     task.step(f"\\\\boxed{{{eval(task.reset()[0].split('=')[0])}}}")
     ask(task)
+
+
+def too_much(task, words=2000):
+    try:
+        ask(task, "word " * words)
+    except BadRequestError as error:
+        told = error.body["message"]
+        assert "prompt is too long" in told and "maximum context length is 1024 tokens" in told, told
+    else:
+        raise AssertionError("It fits.")
+
+
+def shortens(task):
+    """What does not fit is refused, and it goes on with less; its env is played before, between and after."""
+    solution = f"\\\\boxed{{{eval(task.reset()[0].split('=')[0])}}}"
+    task.step(solution)
+    too_much(task)
+    task.reset()
+    task.step(solution)
+    too_much(task, 1500)
+    ask(task, "shorter")
+    too_much(task)
+    return 0.25
+
+
+def never_shortens(task):
+    for _ in range(100):
+        too_much(task)
 
 
 def ends_at_a_stop_string(task):
@@ -363,13 +392,15 @@ def played(folder: Path) -> tuple[dict[str, Trajectory], dict[str, GenerationReq
         "messages",
         "ends_at_a_stop_string",
         "shows_tools",
+        "never_shortens",
         *GOOD,
     )
     samples.insert(0, Sample("solves_and_then_asks", "skyrl/text_math-v0", 1, {"difficulty": 1}))
+    samples.append(Sample("shortens", "skyrl/text_math-v0", 1, {"difficulty": 1}))
     samples.append(Sample("plays_with_numbers", "test/Numbers-v0", 1))
     run = {"run": f"{folder}/agents.py:does"}
     found, asked = play(folder, run, samples, max_turns=CALLS, episode_timeout=900.0)
-    for again, first in zip(found[-len(GOOD) - 1 :], found[1 : 1 + len(GOOD)], strict=False):
+    for again, first in zip(found[-len(GOOD) - 2 :], found[1 : 1 + len(GOOD)], strict=False):
         assert (again.stop_reason.failed, again.total_reward) == (first.stop_reason.failed, first.total_reward)
     return {each.sample.sample_id: each for each in found}, asked
 
@@ -411,6 +442,22 @@ def test_success_that_the_env_told_before_the_last_question_counts(
 ) -> None:
     trajectory = played[0]["solves_and_then_asks"]
     assert not trajectory.stop_reason.failed and len(trajectory.turns) == 2 and trajectory.success, trajectory.error
+
+
+def test_a_call_that_does_not_fit_is_refused_and_the_agent_may_ask_a_shorter_one(
+    played: tuple[dict[str, Trajectory], dict[str, GenerationRequest]],
+) -> None:
+    trajectory = played[0]["shortens"]
+    assert trajectory.stop_reason is StopReason.TERMINATED and trajectory.success, trajectory.error
+    first, last = trajectory.turns
+    once = played[0]["solves_and_then_asks"].turns[0].reward
+    assert once > 0 and (first.reward, last.reward) == (2 * once, 0.25)
+    assert sum(first.reward_parts.values()) == first.reward and first.observation == "shorter"
+    assert [len(json.loads(turn.info["skyrl/answer"])["refused"]) for turn in trajectory.turns] == [2, 1]
+    assert_faithful(trajectory, played[1])
+    endless = played[0]["never_shortens"]
+    assert (endless.stop_reason, len(endless.turns)) == (StopReason.LENGTH, 1), endless.error
+    assert len(json.loads(endless.turns[0].info["skyrl/answer"])["refused"]) == MOST_REFUSED
 
 
 def test_an_env_may_tell_numpys_numbers(
@@ -531,6 +578,6 @@ def test_a_stored_episode_of_an_agent_is_played_again(
 ) -> None:
     player = Player(5.0)
     longest = sorted(example, key=lambda each: len(each.turns))[-3:]  # with a client that the episodes have in common
-    for trajectory in (played[0]["quotes"], *longest):
-        assert len(trajectory.turns) > 3
+    assert all(len(trajectory.turns) > 3 for trajectory in longest)
+    for trajectory in (played[0]["quotes"], played[0]["shortens"], *longest):
         assert compare(trajectory, player.play(trajectory, live=False)) is None

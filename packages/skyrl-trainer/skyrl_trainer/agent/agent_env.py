@@ -87,6 +87,8 @@ class AgentEnv(gymnasium.Env[str, str]):
         self._future: Future[Json] = Future()
         self._kept: dict[str, Json] = {}
         """Answers that came after the client had given up, by request: it asks again, and is a turn once."""
+        self._said = Json()
+        """The last answer, and in `refused` what the agent was told instead of answers after it."""
         self._asked = self._waiting = 0
         what = sample.sample_id, sample.env_id, sample.seed, dict(sample.options), sample.ground_truth
         self._task = Task(*what, play=self._play)
@@ -112,15 +114,17 @@ class AgentEnv(gymnasium.Env[str, str]):
         return "\n".join(others), {"instructions": "\n".join(system), "request": self._request}
 
     def step(self, action: str) -> tuple[str, float, bool, bool, Json]:
-        if self._future.set_running_or_notify_cancel():
-            self._future.set_result(_read(action))
-        else:
-            self._kept[json.dumps(self._request)] = _read(action)
-        event = self._next()
+        said = _read(action)
+        refused = [{"refused": sentence} for sentence in said.get("refused", ())]
+        answers = [said, *refused] if "choice" in said else refused[-1:]
+        self._said = said if "choice" in said else self._said | said
+        for answer in answers:
+            event = self._told(answer)
+            if not isinstance(event, tuple):
+                break
         reward, info = self._play.earned()
-        info["skyrl/answer"] = action
+        info["skyrl/answer"] = json.dumps(self._said)
         if isinstance(event, tuple):
-            self._request, self._future = event
             return _news(self._request["messages"]), reward, False, False, info | {"request": self._request}
         if isinstance(event, UserError):
             raise event
@@ -128,6 +132,17 @@ class AgentEnv(gymnasium.Env[str, str]):
         told = reward > 0 if self._play.success is None else self._play.success
         info["success"] = bool(event.get("success", told))
         return "", reward, not self._play.truncated, self._play.truncated, info
+
+    def _told(self, answer: Json) -> Any:
+        """What follows, after the request has its answer."""
+        if self._future.set_running_or_notify_cancel():
+            self._future.set_result(answer)
+        else:
+            self._kept[json.dumps(self._request)] = answer
+        event = self._next()
+        if isinstance(event, tuple):
+            self._request, self._future = event
+        return event
 
     def _next(self) -> Any:
         while isinstance(event := self._events.get(), tuple):
@@ -168,6 +183,8 @@ class AgentEnv(gymnasium.Env[str, str]):
             raise Refusal(503, "The episode is over.") from None
         finally:
             self._waiting -= 1
+        if "choice" not in answer:
+            raise Refusal(400, answer["refused"])
         self._asked += 1
         return named(answer_of(f"chatcmpl-{self._asked}", MODEL, answer["usage"]), [answer["choice"]])
 
@@ -213,9 +230,10 @@ class AgentEnv(gymnasium.Env[str, str]):
 
 
 def _read(action: str) -> Json:
-    """Conversation.said; a plain text, as a person would say it, is an answer that was not cut."""
+    """Conversation.said, Conversation.refusal, or, of a record, both; a plain text, as a person would say it, is an
+    answer that was not cut."""
     with suppress(ValueError, RecursionError):
-        if isinstance(said := json.loads(action), dict) and said.keys() == {"choice", "usage"}:
+        if isinstance(said := json.loads(action), dict) and said.keys() - {"refused"} in ({"choice", "usage"}, set()):
             return said
     choice = {"index": 0, "message": message_of(action), "logprobs": None, "finish_reason": "stop"}
     return {"choice": choice, "usage": {"prompt_tokens": 0, "completion_tokens": 0}}

@@ -123,6 +123,12 @@ def for_template(message: Json) -> Json:
     return told | {"tool_calls": calls} if calls else told
 
 
+def too_long(tokens: int, limit: int) -> str:
+    """In words by which clients of OpenAI and of Anthropic know that they must shorten it."""
+    told = f"prompt is too long: {tokens} tokens > {limit - 1} maximum, which leave room for an answer"
+    return f"{told}. This model's maximum context length is {limit} tokens (generator.max_model_len={limit})."
+
+
 def check(request: Chat) -> None:
     """Refuses what no policy of text can be asked, before its chat template sees it."""
     for number, message in enumerate(request.messages):

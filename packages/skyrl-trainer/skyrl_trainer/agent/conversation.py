@@ -10,11 +10,14 @@ import json
 from hashlib import blake2b
 from itertools import accumulate
 
-from skyrl_trainer.agent.chat_api import Json, for_template
+from skyrl_trainer.agent.chat_api import Json, for_template, too_long
 from skyrl_trainer.agent.parsers import choice_of
 from skyrl_trainer.agent.prompt import MARKER, ChatPrompt
 from skyrl_trainer.engine.stops import cut_at_stop
 from skyrl_trainer.types import Turn
+
+MOST_REFUSED = 8
+"""Requests one after the other that do not fit."""
 
 
 class Conversation:
@@ -38,9 +41,7 @@ class Conversation:
         self._begin(request)
 
     def _begin(self, request: Json) -> None:
-        self._request = request
-        self.marks = {"skyrl/call": len(self._segments), "skyrl/read": request["messages"]}
-        """For the info of the turn: its number, and the messages that are new in its segment."""
+        self._request, self._read = request, request["messages"]
         self.most: int | None = request.get("max_tokens")
         """Tokens that the answer may have."""
         self.stops = tuple(request.get("stop") or ())
@@ -54,19 +55,31 @@ class Conversation:
         self.at_stop = stop is not None or turn.output_ids[-1] in self._prompt.stop_token_ids
         logprobs, finish = self._request.get("logprobs"), "stop" if self.at_stop else "length"
         choice = choice_of(self._prompt, turn.action, turn, tools, logprobs, finish, stop)
+        self.marks = {"skyrl/call": len(self._segments), "skyrl/read": self._read}
+        """For the info of the turn: its number, and the messages that are new in its segment."""
         self._history = _history(self._history, choice["message"])
         self._answers |= dict.fromkeys((_key(choice["message"]), self._history), turn.output_ids)
+        end = self.context + turn.output_ids
+        self._ends[self._segment] = end, self._history, len(self._request["messages"]) + 1
+        self._segments.append(self._segment)
+        self._refused = list[str]()
         usage = {"prompt_tokens": len(self.context), "completion_tokens": len(turn.output_ids)}
         return turn.action if "role" in self._request else json.dumps({"choice": choice, "usage": usage})
 
+    def refusal(self, info: Json, limit: int) -> str | None:
+        """Takes the next request from a reply's info. Where it does not fit: what the agent is told, for its env."""
+        if (request := info.pop("request", None)) is None:
+            return None
+        self._begin(request)
+        if len(self.context) < limit or "role" in request or len(self._refused) == MOST_REFUSED:
+            return None
+        self._refused.append(too_long(len(self.context), limit))
+        return json.dumps({"refused": self._refused})
+
     def advance(self, turns: list[Turn]) -> tuple[list[int], bool]:
-        """After the last of `turns`, whose info holds the next request: the next turn's `prompt_ids`, `new_segment`.
+        """Before the request that was read last, after the last of `turns`: its `prompt_ids` and `new_segment`.
         The turns of the segment that goes on are moved to the end, so that each segment's stand together.
         """
-        end = self.context + turns[-1].output_ids
-        self._ends[self._segment] = end, self._history, len(self._request["messages"]) + 1
-        self._segments.append(self._segment)
-        self._begin(turns[-1].info.pop("request"))
         fitting = [(len(ids), n, told) for n, (ids, _, told) in self._ends.items() if self.context[: len(ids)] == ids]
         if not fitting:
             self._segment = len(self._ends)
@@ -76,7 +89,7 @@ class Conversation:
         order = sorted(range(len(turns)), key=lambda place: self._segments[place] == self._segment)
         turns[:] = [turns[place] for place in order]
         self._segments = [self._segments[place] for place in order]
-        self.marks["skyrl/read"] = self._request["messages"][told:]
+        self._read = self._request["messages"][told:]
         return self.context[size:], False
 
     def _ids(self) -> list[int]:

@@ -39,6 +39,9 @@ class Memory:
             self.at_stop, turn.action = stop is not None, turn.action + (stop or "")
         return turn.action
 
+    def refusal(self, info: dict[str, Any], limit: int) -> str | None:
+        """None: what our own agent asks is cut where it ends."""
+
     def advance(self, turns: list[Turn]) -> tuple[list[int], bool]:
         """After the last of `turns` has been answered by its env: the next turn's `prompt_ids` and `new_segment`."""
         seen = self.context + turns[-1].output_ids

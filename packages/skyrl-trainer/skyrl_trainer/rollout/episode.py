@@ -121,13 +121,15 @@ class Episode:
             turn = await self._ask(number, memory, new_ids, new_segment)
             if turn is None:
                 return None
-            reply = await self._act(turn, memory.said(turn), reset_seconds if number == 0 else 0.0)
+            said, asked = memory.said(turn), memory.most or 0  # by its agent: to reach it is no cut
+            own = len(turn.output_ids) == asked and asked < self.settings.sampling.max_tokens
+            cut = not (own or memory.at_stop or turn.output_ids[-1] in self.settings.sampling.stop_token_ids)
+            reply = await self._act(turn, said, reset_seconds if number == 0 else 0.0)
+            while refusal := memory.refusal(turn.info, self.settings.max_model_len):
+                reply = await self._act(turn, refusal, 0.0)
             if reply.error is not None:
                 return self.stop(StopReason.ENV_ERROR, reply.error)
             turn.info |= memory.marks
-            asked = memory.most or 0  # by its agent: to reach it is no cut
-            own = len(turn.output_ids) == asked and asked < self.settings.sampling.max_tokens
-            cut = not (own or memory.at_stop or turn.output_ids[-1] in self.settings.sampling.stop_token_ids)
             if reply.terminated or reply.truncated or number + 1 == self.settings.max_turns:
                 over = StopReason.TRUNCATED if reply.truncated else StopReason.MAX_TURNS
                 return self.stop(StopReason.LENGTH if cut else StopReason.TERMINATED if reply.terminated else over)
@@ -213,11 +215,12 @@ class Episode:
         self.doing = f"in its env's step {len(self.trajectory.turns) - 1}"
         began = time.monotonic()
         reply = await self.env.step(said)
-        turn.seconds["env"] = time.monotonic() - began + reset_seconds
-        turn.observation, turn.reward, turn.info = reply.observation, reply.reward, reply.info
+        turn.seconds["env"] = turn.seconds.get("env", 0.0) + time.monotonic() - began + reset_seconds
+        turn.observation, turn.reward, turn.info = reply.observation, turn.reward + reply.reward, turn.info | reply.info
         turn.terminated, turn.truncated = reply.terminated, reply.truncated
         if isinstance(turn.info.get("reward_parts"), dict):  # what has a field of its own is stored once
-            turn.reward_parts = turn.info.pop("reward_parts")
+            for part, value in turn.info.pop("reward_parts").items():
+                turn.reward_parts[part] = turn.reward_parts.get(part, 0.0) + value
         if isinstance(turn.info.get("tool_calls"), list):
-            turn.tool_calls = turn.info.pop("tool_calls")
+            turn.tool_calls += turn.info.pop("tool_calls")
         return reply

@@ -78,8 +78,7 @@ class Policy:
             raise Refusal(404, f"The model {request.model!r} is not served here; {self.name!r} is.")
         room = self._generator.max_model_len - len(ids)
         if room <= 0:
-            limit = f"generator.max_model_len={self._generator.max_model_len}"
-            raise Refusal(400, f"The prompt has {len(ids)} tokens and leaves no room for an answer in {limit}.")
+            raise Refusal(400, chat_api.too_long(len(ids), self._generator.max_model_len))
         most = request.most or self._generator.max_completion_length
         temperature = self._generator.temperature if request.temperature is None else request.temperature
         ends = self._prompt.stop_token_ids
