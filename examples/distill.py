@@ -5,15 +5,16 @@
         trainer.algorithm.options.teacher=runs/quickstart/model/best
 
 A sampled token's advantage is log p_teacher - log p_policy, of which the mean is minus the KL of the policy from the
-teacher (Agarwal et al., arXiv 2306.13649, with the reverse KL); no reward is learned from. Both have one tokenizer, and
-generator.temperature stays 1, at which the teacher is asked.
+teacher (Agarwal et al., arXiv 2306.13649, with the reverse KL); no reward is learned from. Both have one vocabulary,
+which every step checks on its first episode, and generator.temperature stays 1, at which the teacher is asked.
 """
 
 from functools import cache
 
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from skyrl_trainer.errors import UserError
 from skyrl_trainer.plugins import LossOptions, PolicyLoss, register_algorithm, register_estimator
 from skyrl_trainer.types import AdvantageBatch
 
@@ -27,7 +28,15 @@ class DistillLossMixin(PolicyLoss):
 @cache
 def load_teacher(path):
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    return AutoModelForCausalLM.from_pretrained(path, dtype="auto").eval().to(device)
+    model = AutoModelForCausalLM.from_pretrained(path, dtype="auto").eval().to(device)
+    return model, AutoTokenizer.from_pretrained(path)
+
+
+def check_vocabulary(tokenizer, trajectory):
+    for turn in trajectory.turns:
+        text = tokenizer.decode(turn.output_ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        if text[: len(turn.action)] != turn.action[: len(text)]:  # one of them has the end's token, or a stop string
+            raise UserError(f"The teacher reads other tokens: {turn.action!r:.60} is {text!r:.60} to it.")
 
 
 @torch.no_grad()
@@ -48,7 +57,9 @@ def logprobs_of(model, trajectory):
 
 @register_estimator("teacher")
 def teacher(rewards, options, values=None):
-    advantages, model = [], load_teacher(options.teacher)
+    advantages, (model, tokenizer) = [], load_teacher(options.teacher)
+    for trajectory in rewards.trajectories[:1]:
+        check_vocabulary(tokenizer, trajectory)
     for trajectory in rewards.trajectories:
         sampled = [logprob for turn in trajectory.turns for logprob in turn.logprobs]
         pairs = zip(logprobs_of(model, trajectory), sampled, strict=True)

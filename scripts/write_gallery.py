@@ -76,18 +76,22 @@ def transcript(env_id: str, lang: str, options: dict[str, Any], bad_action: bool
     return "\n".join([*head, *turns])
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description="Writes the gallery of real episodes.")
-    parser.add_argument("--out", type=Path, default=Path("docs/environments/gallery.md"))
-    out = parser.parse_args().out
+def page() -> str:
     pages = [HEAD]
     for entry in skyrl_gym.list_envs():
         pages.append(f"## {entry.id}\n\n{entry.description}\n")
         shown = SHOWN.get(entry.id, [{}])
         pages += [transcript(entry.id, lang, options, False) for options in shown for lang in ("en", "zh")]
         pages.append(transcript(entry.id, "en", shown[0], True))
-    out.write_text("\n".join(pages), encoding="utf-8")
-    print(f"{out}: {len(pages)} parts")
+    return "\n".join(pages)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Writes the gallery of real episodes.")
+    parser.add_argument("--out", type=Path, default=Path("docs/environments/gallery.md"))
+    out = parser.parse_args().out
+    out.write_text(page(), encoding="utf-8")
+    print(out)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from skyrl_trainer.algorithms.advantages import estimator
 from skyrl_trainer.config import load_config
@@ -38,6 +38,13 @@ def test_an_advantage_is_the_teachers_log_probability_less_the_policys_own(tmp_p
     batch = make_batch(turns=4, rewritten=(2,))  # every try has two contexts
     options = algorithm_class("distill")(config).options
     found = estimator("teacher")(batch, options, None).advantages
+    turn, tokenizer = batch.trajectories[0].turns[0], AutoTokenizer.from_pretrained(tmp_path)
+    for said in (tokenizer.decode(turn.output_ids), tokenizer.decode(turn.output_ids[:-1])):
+        turn.action = said
+        assert estimator("teacher")(batch, options, None).advantages == found
+    turn.action = "other tokens"
+    with pytest.raises(UserError, match=r"^The teacher reads other tokens: 'other tokens' is "):
+        estimator("teacher")(batch, options, None)
     model = AutoModelForCausalLM.from_pretrained(tmp_path).eval()
     for trajectory, advantages in zip(batch.trajectories, found, strict=True):
         expected, read = [], list[int]()

@@ -17,7 +17,7 @@ import pytest
 import yaml
 
 import skyrl_gym
-from scripts import write_environments, write_figures
+from scripts import write_environments, write_figures, write_gallery
 from skyrl_trainer.learner.compose import ALGORITHMS
 from skyrl_trainer.settings import OPTIONS, leaf_fields
 
@@ -135,6 +135,11 @@ def test_the_table_of_each_environment_is_what_its_code_says() -> None:
     assert len(texts) >= 6
     for path, text in texts.items():
         assert path.read_text(encoding="utf-8") == text, f"{path}: run scripts/write_environments.py"
+
+
+def test_the_gallery_shows_every_environment_as_it_plays_now() -> None:
+    shown = (ROOT / "docs/environments/gallery.md").read_text(encoding="utf-8")
+    assert shown == write_gallery.page(), "run scripts/write_gallery.py"
 
 
 def test_each_diagram_is_drawn_and_asks_no_other_site_for_anything() -> None:
