@@ -85,6 +85,27 @@ def test_an_answer_that_a_client_did_not_wait_for_is_that_of_the_same_request_as
     assert replies[1][1:3] == (21.0, True)
 
 
+SWALLOWS = """
+from contextlib import suppress
+
+from openai import APIError, OpenAI
+
+
+def agent(task):
+    with suppress(APIError), OpenAI(base_url=task.base_url, api_key=task.api_key, max_retries=0) as client:
+        client.chat.completions.create(model="gpt-5", messages=[{"role": "user", "content": "Look."}])
+"""
+
+
+def test_what_was_refused_is_told_where_an_agent_keeps_it_to_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with playing(SWALLOWS, tmp_path, monkeypatch) as env, pytest.raises(UserError) as raised:
+        env.reset()
+    why = "its last request was refused: The model 'gpt-5' is not served here; 'policy' is."
+    assert str(raised.value) == f"The agent ended before it asked the model anything; {why}"
+
+
 @contextmanager
 def playing(agent: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[AgentEnv]:
     for dialect in ("OPENAI", "ANTHROPIC"):  # which the episode sets

@@ -89,7 +89,7 @@ class AgentEnv(gymnasium.Env[str, str]):
         """Answers that came after the client had given up, by request: it asks again, and is a turn once."""
         self._said = Json()
         """The last answer, and in `refused` what the agent was told instead of answers after it."""
-        self._asked = self._waiting = 0
+        self._asked, self._waiting, self._refusal = 0, 0, ""
         what = sample.sample_id, sample.env_id, sample.seed, dict(sample.options), sample.ground_truth
         self._task = Task(*what, play=self._play)
         self.name, self.limits = MODEL, Json()
@@ -106,7 +106,7 @@ class AgentEnv(gymnasium.Env[str, str]):
         event = self._next()
         if not isinstance(event, tuple):
             ended = str(event).removesuffix(".") if isinstance(event, UserError) else "The agent ended"
-            raise UserError(f"{ended} before it asked the model anything.")
+            raise UserError(f"{ended} before it asked the model anything{self._refusal}.")
         self._request, self._future = event
         told = [for_template(each) for each in self._request["messages"]]
         system = [each["content"] for each in told if each["role"] == "system"]
@@ -164,6 +164,13 @@ class AgentEnv(gymnasium.Env[str, str]):
         self._play.close()
 
     async def chat(self, request: Chat) -> Json:
+        try:
+            return await self._chat(request)
+        except Refusal as error:
+            self._refusal = f"; its last request was refused: {str(error).removesuffix('.')}"
+            raise
+
+    async def _chat(self, request: Chat) -> Json:
         if request.model != MODEL:
             raise Refusal(404, f"The model {request.model!r} is not served here; {MODEL!r} is.")
         if request.n > 1:
