@@ -17,8 +17,9 @@ from skyrl_trainer.engine.stepped import SteppedEngine
 from skyrl_trainer.learner.compose import register_algorithm
 from skyrl_trainer.learner.grpo import GRPO
 from skyrl_trainer.learner.ppo import PPO
+from skyrl_trainer.learner.reward_model import RewardModel
 
 __all__ = ["GRPO", "PPO", "LossOptions", "PolicyLoss", "Reports", "SampledTokens", "SteppedEngine", "register_engine"]
 __all__ += ["CISPOLossMixin", "DAPOLossMixin", "DrGRPOLossMixin", "DualClipLossMixin", "GSPOLossMixin", "SAPOLossMixin"]
-__all__ += ["DynamicSampler", "GSPOTokenLossMixin", "UniformSampler", "register_algorithm", "register_estimator"]
-__all__ += ["by_group", "register_reward", "register_sampler", "spread_over_tokens", "trajectory_returns"]
+__all__ += ["DynamicSampler", "GSPOTokenLossMixin", "RewardModel", "UniformSampler", "by_group", "register_algorithm"]
+__all__ += ["register_estimator", "register_reward", "register_sampler", "spread_over_tokens", "trajectory_returns"]

@@ -11,9 +11,9 @@ import shutil
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
-from transformers import TrainerState
+from transformers import PreTrainedModel, TrainerState
 
 from skyrl_trainer.algorithms.cispo import CISPOLossMixin
 from skyrl_trainer.algorithms.dapo import DAPOLossMixin
@@ -26,6 +26,7 @@ from skyrl_trainer.errors import UserError
 from skyrl_trainer.learner.compose import ALGORITHMS, register_algorithm
 from skyrl_trainer.learner.grpo import GRPO
 from skyrl_trainer.learner.ppo import PPO
+from skyrl_trainer.learner.reward_model import RewardModel
 from skyrl_trainer.protocols import RewardFunction
 from skyrl_trainer.report.history import read_metrics
 from skyrl_trainer.run.commands import train
@@ -40,7 +41,8 @@ from skyrl_trainer.user_file import load_plugin
 
 LONGEST_CONTEXT = 4096
 """Where neither the script nor the model says less."""
-RewardFunctions = RewardFunction | Sequence[RewardFunction] | Mapping[RewardFunction, float]
+Reward: TypeAlias = RewardFunction | PreTrainedModel | str
+RewardFunctions: TypeAlias = Reward | Sequence[Reward] | Mapping[Reward, float]
 
 
 class GRPOTrainer(GRPO):
@@ -76,7 +78,8 @@ class GRPOTrainer(GRPO):
         """UserError names what cannot be honoured.
 
         model: a Hugging Face folder or name, an object, or `tiny`; or a Config alone, which is as args. args: a
-        trl.GRPOConfig, or what `load_config` gives. reward_funcs: one, several, or a dictionary with weights.
+        trl.GRPOConfig, or what `load_config` gives. reward_funcs: one, several, or a dictionary with weights, of
+        functions and reward models.
         train_dataset, eval_dataset: as `data.train_data`, or a `datasets.Dataset`, whose rows are ours with a
         Config, and TRL's otherwise and with environment_factory or tools.
         """
@@ -200,9 +203,12 @@ BY_LOSS: dict[str, type[GRPOTrainer]] = {
 
 def _take_rewards(config: Config, given: RewardFunctions | None, weights: Any, state: TrainerState) -> dict[str, Any]:
     """Registers functions by name, with TRL's columns, and returns them. weights: in their order."""
-    functions = [given] if callable(given) or isinstance(given, str) else list(given or ())
+    functions: list[Any] = [given] if callable(given) or isinstance(given, str) else list(given or ())
+    functions = [RewardModel(each) if isinstance(each, str | PreTrainedModel) else each for each in functions]
     if bad := [function for function in functions if not callable(function) or hasattr(function, "forward")]:
-        raise UserError(f"reward_funcs has {bad[0]!r:.60}; these trainers take functions.")
+        raise UserError(f"reward_funcs has {bad[0]!r:.60}; these trainers take functions and reward models.")
+    for model in [each for each in functions if isinstance(each, RewardModel)]:
+        model.load()  # a wrong name is told now
     names = [getattr(each, "__name__", type(each).__name__) for each in functions]
     if len(set(names)) < len(names):
         raise UserError(f"reward_funcs has two functions of one name ({', '.join(names)}); rename one of them.")
