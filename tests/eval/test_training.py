@@ -10,6 +10,7 @@ from skyrl_eval.training import Exam
 from skyrl_trainer.config import load_config
 from skyrl_trainer.data import take_exams
 from skyrl_trainer.errors import UserError
+from skyrl_trainer.rollout.stored import open_store
 from skyrl_trainer.run.run import HeldOut
 from skyrl_trainer.types import PromptBatch, RolloutBatch, StopReason, Trajectory, Turn
 from tests.eval.made_up import ROWS
@@ -41,6 +42,9 @@ def test_a_benchmark_is_tried_and_graded(tmp_path: Path) -> None:
     found = exam.run(Scripted(*(answers[name] for name in order)), 3)
     assert found == {f"eval/gsm8k/{name}": value for name, value in
                      {"accuracy": 0.5, "ungraded": 1.0, "unparsed": 0.0, "truncated": 0.0}.items()}  # fmt: skip
+    kept = open_store(tmp_path / "held_out" / "gsm8k").read(3).trajectories
+    assert [each.scores for each in kept] == [{"gsm8k": {"Ann": 1.0, "Bob": None}[name]} for name in order]
+    assert [turn.action for each in kept for turn in each.turns] == ["#### 999"]
 
 
 def tried(exam: Exam) -> Scripted:
@@ -81,9 +85,11 @@ def test_any_package_can_bring_exams(tmp_path: Path, monkeypatch: pytest.MonkeyP
         ("skyrl_eval:gsm8k?data=DATA&n=few", "n=few"),
         ("skyrl_eval:gsm8k?data=none.jsonl", "none.jsonl is not a file"),
         ("skyrl_eval:hle?data=DATA", "graded by a judge"),
+        ("skyrl_eval:gsm8k?data=GSM skyrl_eval:gsm8k?data=GSM&n=2", "'skyrl_eval:gsm8k' is listed twice, and a bench"),
     ],
 )
 def test_what_is_wrong_is_said_at_the_start(spec: str, sentence: str, tmp_path: Path) -> None:
-    spec = spec.replace("DATA", write(tmp_path / "hle.jsonl", ROWS["hle"]))
+    for name, bench in (("DATA", "hle"), ("GSM", "gsm8k")):
+        spec = spec.replace(name, write(tmp_path / f"{bench}.jsonl", ROWS[bench]))
     with pytest.raises(UserError, match=sentence):
-        take_exams([spec], tmp_path)
+        take_exams(spec.split(), tmp_path)

@@ -200,7 +200,7 @@ def _parse(spec: Spec) -> tuple[str, dict[str, Any]]:
 def take_exams(specs: Sequence[Spec], folder: Path) -> tuple[list[Spec], list[Any]]:
     """Held-out data apart: what `load_samples` takes, and the package's `exam(name, options, folder)` for every
     benchmark, whose `run(rollouts, step)` gives figures to log. folder: of the run."""
-    rest, exams = [], []
+    rest, exams, named = [], [], set[str]()
     for spec in specs:
         name, options = _parse(spec)
         package, _, bench = name.partition(":")
@@ -211,7 +211,10 @@ def take_exams(specs: Sequence[Spec], folder: Path) -> tuple[list[Spec], list[An
                 make = getattr(import_module(package), "exam", None)
         if make is None:  # an env, or a file
             rest.append(spec)
+        elif name in named:
+            raise UserError(f"Data source {name!r} is listed twice, and a benchmark has one curve: leave one out.")
         else:
+            named.add(name)
             exams.append(make(bench, options, folder))
     return rest, exams
 

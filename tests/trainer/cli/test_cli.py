@@ -325,6 +325,10 @@ def test_training_refuses_what_cannot_work_before_it_starts_anything(
         ("trainer.lr_scheduler_type=foo", "trainer.lr_scheduler_type='foo' cannot be used"),
         ("trainer.lr_scheduler_type=reduce_lr_on_plateau", "trainer.lr_scheduler_type='reduce_lr_on_plateau' cannot"),
         ("generator.temperature=0", "generator.temperature=0 leaves nothing to learn from"),
+        (
+            "data.val_data=text_math?split=val&tries=4",
+            "data.val_data: `tries` would all be the same",
+        ),
     ],
 )
 def test_a_dry_run_says_which_setting_cannot_be_used(override: str, sentence: str) -> None:

@@ -55,20 +55,29 @@ def test_agency_of_a_batch_of_three() -> None:
 
 @given(st.lists(st.lists(st.booleans(), min_size=1, max_size=6), min_size=1, max_size=4))
 def test_pass_at_k_is_the_mean_over_all_choices_of_k_tries(solved: list[list[bool]]) -> None:
-    """Against its definition: of every k of a task's tries, whether one solved it. k: powers of two, and the most."""
+    """Against its definition: of every k of a task's tries, whether one solved it; over the tasks with so many. k:
+    powers of two, and the most."""
     groups = [
         [tried(f"{g}/{t}", [turn(2, success=each)]) for t, each in enumerate(tries)] for g, tries in enumerate(solved)
     ]
     found = rollout_metrics(RolloutBatch(1, groups))
-    most = min(map(len, solved))
-    expected = {k: [mean(map(any, combinations(tries, k))) for tries in solved] for k in (2, 3, 4, 5, 6) if k <= most}
-    wanted = {f"pass_at/{k}": mean(of_tasks) for k, of_tasks in expected.items() if k in (2, 4, most)}
+    most = max(map(len, solved))
+    sizes = [k for k in (2, 3, 4, 5, 6) if k in (2, 4, most) and k <= most]
+    expected = {k: [mean(map(any, combinations(tries, k))) for tries in solved if len(tries) >= k] for k in sizes}
+    wanted = {f"pass_at/{k}": mean(of_tasks) for k, of_tasks in expected.items()}
     assert {name: value for name, value in found.items() if name.startswith("pass_at/")} == pytest.approx(wanted)
 
 
 def test_a_failed_try_has_not_passed() -> None:
     failed = tried("c", [turn(1, success=True)], StopReason.ENV_ERROR)
     assert rollout_metrics(RolloutBatch(1, [[SOLVED, CONFUSED], [failed, CONFUSED]]))["pass_at/2"] == 0.5
+
+
+def test_files_of_rows_of_one_env_have_figures_of_their_own() -> None:
+    """Named by folder and name, for data sets' files are called alike."""
+    of = {"aime.jsonl#0": "gsm8k/aime", "math/test.parquet#3": "gsm8k/math_test", "/data/a/b.jsonl#1": "gsm8k/a_b"}
+    for name, expected in {**of, "o/n?split=test#2": "gsm8k/o_n?split=test", "exam/7": "gsm8k"}.items():
+        assert kind(Sample(name, "skyrl/gsm8k-v0", 0, {"task": {"prompt": "1"}})) == expected
 
 
 def test_figures_by_env_and_difficulty() -> None:

@@ -213,6 +213,7 @@ REFUSALS: list[tuple[dict[str, Any], str]] = [
     ({"trainer__policy__model__path": "tiny"}, r"other tokens than a tiny policy"),
     ({"generator__temperature": 1.0}, r"generator\.temperature=0\.8, not 1"),
     ({"generator__top_p": 0.9}, r"generator\.top_p=1, not 0\.9"),
+    ({"trainer__max_staleness": 1}, r"with them trainer\.max_staleness must be 0"),
 ]
 
 
@@ -229,9 +230,10 @@ def test_what_cannot_be_learned_from_is_refused(
 
 def test_folders_stand_alone_and_a_run_does_not_learn_from_itself(run: Path, tmp_path: Path) -> None:
     folder = str(run / "trajectories")
-    assert stored_folders([folder]) == [Path(folder)] and stored_folders(["text_math", {"env": "text_math"}]) == []
+    for specs, found in (([folder], [Path(folder)]), (["text_math", {"env": "text_math"}], [])):
+        assert stored_folders(config(run, data__train_data=specs)) == found
     with pytest.raises(UserError, match="holds stored trajectories, and others stand beside it"):
-        stored_folders([folder, "text_math"])
+        stored_folders(config(run, data__train_data=[folder, "text_math"]))
     with pytest.raises(UserError, match=r"trainer\.run_dir"):
         StoredRollouts(config(run, trainer__run_dir=str(run)), [run], corrects=True)
 

@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from functools import partial
 from typing import Annotated, Any, Literal, Protocol
 
-from pydantic import Field, ValidationError
+from pydantic import Field, StrictInt, ValidationError
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
@@ -58,7 +58,7 @@ class Common(Streamed):
 
 
 class Completion(Common):
-    prompt: str | list[int] = Field(min_length=1)
+    prompt: str | list[StrictInt] = Field(min_length=1)
     logprobs: None = None  # chats have them
 
 

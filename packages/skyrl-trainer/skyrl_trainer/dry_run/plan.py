@@ -120,19 +120,18 @@ def settings(resolved: Resolved) -> Iterator[tuple[str, str]]:
 
 
 def _load_data(config: Config) -> None:
-    from skyrl_trainer.data import take_exams, tasks
+    from skyrl_trainer.data import tasks
     from skyrl_trainer.rollout.stored import stored_folders
+    from skyrl_trainer.run.held_out import HeldOut
 
     name = "data.train_data"
     try:
-        if not stored_folders(config.data.train_data):
+        if not stored_folders(config):
             tasks(config, config.data.train_data)
         name = "data.val_data"
-        rest, exams = take_exams(config.data.val_data, config.run_path)
-        if rest or not exams:
-            tasks(config, rest)
+        HeldOut(config, None)
     except UserError as error:
-        raise UserError(f"{name}: {error}") from None
+        raise UserError(f"{name}: {str(error).removeprefix(f'{name}: ')}") from None
 
 
 def print_plan(resolved: Resolved) -> None:
@@ -152,7 +151,7 @@ def print_plan(resolved: Resolved) -> None:
         )
         _print("\nPhysical limits", bounds.limits(config, shape, machine))
     else:
-        print("\nMemory and limits are not known: the model is not on this machine, or of an unknown kind.")
+        print("\nMemory and limits are not known: the model is not on this machine, or unknown, or as said below.")
     _print("\nWould stop a new run here", [("-", sentence) for sentence in dict.fromkeys(found) or ["nothing found"]])
 
 

@@ -33,6 +33,8 @@ const CHARTS = [
     about: allKeys.includes("eval/success") ? "held-out" : "training" },
   { title: "Solved by one of k tries", keys: passes, short: key => `k = ${size(key)}`, unit: true,
     about: passes === held ? "held-out" : "training" },
+  { title: "Benchmarks", keys: allKeys.filter(key => /^eval\/.+\/accuracy$/.test(key)), unit: true,
+    short: key => key.split("/").slice(1, -1).join("/"), about: "accuracy" },
   { title: "Reward", keys: ["reward/mean", ...group("reward/", "reward/mean")], always: true, compare: 1,
     about: "mean" },
   { title: "Length of answers", keys: ["length/mean", "length/max"], zero: true, always: true, about: "tokens" },

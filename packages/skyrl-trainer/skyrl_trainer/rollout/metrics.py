@@ -5,6 +5,7 @@ Names come from settings and tools, never from what a model wrote: their number 
 
 from collections.abc import Sequence
 from math import comb
+from pathlib import Path
 from typing import Any
 
 from skyrl_trainer.algorithms.rewards import mean
@@ -50,10 +51,14 @@ def group_metrics(batch: RewardBatch, accepted: int, wanted: int) -> StepMetrics
 
 
 def kind(sample: Sample) -> str:
-    """What sort of task: "tool_use/2", or "text_math" where the sample names no difficulty; "a_b" for the env a/b."""
+    """What sort of task: "tool_use/2", or "text_math" where the sample names no difficulty; "a_b" for the env a/b;
+    "gsm8k/math_test" for rows of math/test.jsonl."""
     env = sample.env_id.removeprefix("skyrl/").removesuffix("-v0").replace("/", "_")
-    difficulty = sample.options.get("difficulty")
-    return env if difficulty is None else f"{env}/{difficulty}"
+    sort = sample.options.get("difficulty")
+    if "task" in sample.options:
+        file = Path(sample.sample_id.rpartition("#")[0])
+        sort = "_".join(filter(None, (file.parent.name, file.stem)))
+    return env if sort in (None, "") else f"{env}/{sort}"
 
 
 def _figures(everyone: Sequence[Trajectory]) -> StepMetrics:
@@ -98,10 +103,10 @@ def pass_at_k(n: int, c: int, k: int) -> float:
 
 
 def _pass_at(groups: Sequence[Sequence[Trajectory]]) -> StepMetrics:
-    most = min(map(len, groups), default=0)
+    most = max(map(len, groups), default=0)
     tries = [(len(group), sum(each.success for each in _alive(group))) for group in groups]
     sizes = {2**power for power in range(1, most.bit_length())} | ({most} - {0, 1})
-    return {f"pass_at/{k}": mean([pass_at_k(n, c, k) for n, c in tries]) for k in sorted(sizes)}
+    return {f"pass_at/{k}": mean([pass_at_k(n, c, k) for n, c in tries if n >= k]) for k in sorted(sizes)}
 
 
 def _by_kind(everyone: Sequence[Trajectory]) -> StepMetrics:

@@ -6,7 +6,7 @@ come from another policy, so a correction has to be chosen.
 
 import pickle
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -28,13 +28,16 @@ def open_store(path: Path) -> JsonlTrajectoryStore:
     raise UserError(f"{path} holds no stored trajectories: give a run folder, or a folder with step_*.jsonl.gz files.")
 
 
-def stored_folders(specs: Sequence[str | dict[str, Any]]) -> list[Path]:
-    """Those of `data.train_data` that hold trajectories. UserError where other sources stand beside them."""
+def stored_folders(config: Config) -> list[Path]:
+    """Those of `data.train_data` that hold trajectories. UserError where they cannot be trained on so."""
+    specs = config.data.train_data
     paths = [Path(spec).expanduser() for spec in specs if isinstance(spec, str)]
     folders = [p for p in paths if any(JsonlTrajectoryStore(f).steps() for f in (p, p / "trajectories"))]
     if folders and len(folders) < len(specs):
         wanted = "a run learns either from those or from its own, so name folders only, or none"
         raise _unfit(folders[0], f"holds stored trajectories, and others stand beside it: {wanted}")
+    if folders and config.trainer.max_staleness:
+        raise UserError("Stored trajectories are as old as they are: with them trainer.max_staleness must be 0.")
     return folders
 
 

@@ -34,6 +34,11 @@ class HeldOut:
                 )
             self.tasks = held_out(source, config.data.val_size or default)
 
+    @property
+    def distinct(self) -> int:
+        """Tasks, however often each is tried."""
+        return len({each.sample_id for each in self.tasks})
+
     def metrics(self, rollouts: Rollouts, step: int) -> StepMetrics:
         """Of all tries. Without tasks of envs `eval/success` is the mean accuracy of the benchmarks."""
         found: StepMetrics = {}

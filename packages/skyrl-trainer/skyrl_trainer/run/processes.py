@@ -175,8 +175,8 @@ def start_ray(config: Config) -> None:
     except Exception as error:  # a plain one when Ray's processes do not come up in time
         if address:
             raise UserError(
-                f"Could not join the Ray cluster at {address}: {error}. Check ray.address; if the cluster asks for "
-                "a token, put its ~/.ray/auth_token on this machine or set RAY_AUTH_TOKEN."
+                f"Could not join the Ray cluster at {address}: {str(error).rstrip('.')}. Check ray.address; if the "
+                "cluster asks for a token, put its ~/.ray/auth_token on this machine or set RAY_AUTH_TOKEN."
             ) from error
         busy = "" if isinstance(error, OSError | ValueError) else " Is the machine overloaded?"
         raise UserError(f"A local Ray could not start: {error}.{busy}") from error

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Self
 from skyrl_trainer.algorithms.options import algorithm_name
 from skyrl_trainer.algorithms.rewards import Rewards
 from skyrl_trainer.algorithms.samplers import sampler_class
-from skyrl_trainer.errors import EngineDied, EngineLost, UserError
+from skyrl_trainer.errors import EngineDied, EngineLost
 from skyrl_trainer.learner.compose import algorithm_class
 from skyrl_trainer.learner.grpo import GRPO
 from skyrl_trainer.learner.model import Learner, make_learner
@@ -74,11 +74,9 @@ class Run:
     def _stored_rollouts(self) -> Any:
         from skyrl_trainer.rollout.stored import StoredRollouts, stored_folders
 
-        folders, own = stored_folders(self.config.data.train_data), self.alone
+        folders, own = stored_folders(self.config), self.alone
         if not folders:
             return None
-        if self.config.trainer.max_staleness:
-            raise UserError("Stored trajectories are as old as they are: with them trainer.max_staleness must be 0.")
         corrects = own.options.correction == "bypass" or own.correction_range[0] != "none"
         return StoredRollouts(self.config, folders, corrects)
 
@@ -95,8 +93,8 @@ class Run:
             if trainer.algorithm.reward_funcs and self.held_out.tasks:  # success may earn nothing
                 columns = columns | {"held-out": ("eval/reward/total", 8, "{:.3f}")}
             self.table = stack.enter_context(LiveTable(trainer.max_steps, self.first_step, columns))
-            if len(self.held_out.tasks) < (self.config.data.val_size or 0):
-                self.table.note(f"data.val_data has {len(self.held_out.tasks)} distinct tasks: all are used")
+            if (found := self.held_out.distinct) < (self.config.data.val_size or 0):
+                self.table.note(f"data.val_data has {found} distinct tasks: all are used")
             self.folder.write_config()
             self._start_processes()
             stack.callback(gc.set_threshold, *gc.get_threshold())
