@@ -1,14 +1,12 @@
 """Logic puzzles with exactly one solution: knights and knaves, orders of arrival, guests of a party.
 
 At difficulty d a puzzle is about d + 2 people. A world says everything about them, and a bit mask says in which worlds
-a clue holds. A puzzle takes clues that hold in a secret world until no other is left, and then does without those that
-it can: one solution, proved, and no idle clue. A hash of what the clues mean decides the split.
+a clue holds. A hash of what the clues mean decides the split.
 """
 
 import hashlib
 import random
 from bisect import bisect_left
-from collections.abc import Callable
 from functools import cache, reduce
 from itertools import accumulate, permutations, product
 from math import perm
@@ -21,32 +19,7 @@ from skyrl_gym.envs.text_math.words import MOST, SPACE, shuffled, wording
 
 LEVELS = (1, 2, 3, 4, 5)
 _SHARES = {"val": (0,), "test": (1,), "train": range(2, 10)}
-_FORMS: dict[str, dict[str, tuple[int, Callable[..., Any]]]] = {
-    "knights": {
-        "is": (2, lambda says, x: says == x),
-        "is_not": (2, lambda says, x: says != x),
-        "both": (3, lambda says, x, y: says == (x & y)),
-        "either": (3, lambda says, x, y: says == (x | y)),
-        "alike": (3, lambda says, x, y: says == (x == y)),
-        "differ": (3, lambda says, x, y: says == (x != y)),
-    },
-    "orders": {
-        "before": (2, lambda x, y: x < y),
-        "just_before": (2, lambda x, y: x + 1 == y),
-        "apart": (2, lambda x, y: abs(x - y) > 1),
-        "between": (3, lambda x, y, z: (x - y) * (z - x) > 0),
-        "not_first": (1, lambda x: x > 0),
-    },
-    "guests": {
-        "implies": (2, lambda x, y: x <= y),
-        "excludes": (2, lambda x, y: x + y < 2),
-        "replaces": (2, lambda x, y: x + y > 0),
-        "exactly_one": (2, lambda x, y: x != y),
-        "with_two": (3, lambda x, y, z: (x & y) <= z),
-    },
-}
-"""How many people a clue of logic.yaml names, and in which worlds it holds, given what these say of each of them."""
-_KINDS = tuple(_FORMS)
+_KINDS = ("knights", "orders", "guests")
 
 Clue = tuple[str, tuple[int, ...], int]
 """A form, the people it names, and the mask: bit i for world i. Example: ("before", (2, 0), 0b110001)."""
@@ -58,9 +31,10 @@ def solver(kind: str, people: int) -> tuple[list[tuple[int, ...]], list[Clue]]:
     worlds = list(permutations(range(people)) if kind == "orders" else product((0, 1), repeat=people))
     columns = np.array(worlds).T
     clues = []
-    for form, (count, holds) in _FORMS[kind].items():
-        for named in permutations(range(people), count):
-            bits = np.packbits(holds(*columns[list(named)]), bitorder="little")
+    for form, clue in wording("logic.yaml")[kind]["clues"].items():
+        for named in permutations(range(people), clue["people"]):
+            known = dict(zip("xyz", columns[list(named)], strict=False))
+            bits = np.packbits(eval(clue["holds"], known), bitorder="little")
             clues.append((form, named, int.from_bytes(bits.tobytes(), "little")))
     return worlds, clues
 
@@ -122,12 +96,12 @@ def _same_mask(kind: str, people: int) -> dict[int, list[Any]]:
 
 
 def count(split: str, difficulty: int) -> int:
-    """How many tasks each split has: one of each kind for each ordered choice of names, a million at most."""
+    """One of each kind for each ordered choice of names, a million at most."""
     return min(MOST, len(_KINDS) * perm(len(wording("logic.yaml")["people"]["en"]), difficulty + 2))
 
 
 def make(split: str, difficulty: int, lang: str, index: int) -> tuple[str, str, list[str]]:
-    """The text of a task, its answer and the worked steps: how many worlds the clues leave, one after the other."""
+    """The text of a task, its answer and the worked steps: how many worlds are left after each clue."""
     data, kind, people = wording("logic.yaml"), _KINDS[index % len(_KINDS)], difficulty + 2
     world, clues = puzzle(kind, people, split, random.Random(f"text_math:logic:{split}:{difficulty}:{index}"))
     free, names = list(data["people"][lang]), []
