@@ -1,7 +1,7 @@
 """The six task types, how a task is drawn, and when it is done.
 
-Task `index` has type index % 6. It is drawn from `random.Random` of a string of split, difficulty and index, until a
-hash of goal, layout and the kinds of places that matter says that it is of its split (every tenth is val's).
+Task `index` has type index % 6. It is drawn until a hash of goal, layout and the kinds of places that matter says that
+it is of its split: every tenth is val's.
 """
 
 import hashlib
@@ -11,15 +11,9 @@ from typing import Any
 
 from skyrl_gym.envs.alfworld_lite.world import TOOLS, Layout, World, fits, kind_of, layout, load, works
 
-SIMPLE, LOOK, CLEAN, HEAT, COOL, TWO = TYPES = (
-    "pick_and_place_simple",
-    "look_at_obj_in_light",
-    "pick_clean_then_place_in_recep",
-    "pick_heat_then_place_in_recep",
-    "pick_cool_then_place_in_recep",
-    "pick_two_obj_and_place",
-)
-VERBS = {CLEAN: "clean", HEAT: "heat", COOL: "cool"}
+TYPES = tuple(load()["task_types"])
+_, LOOK, *_, TWO = TYPES
+VERBS = {name: rule["verb"] for name, rule in load()["task_types"].items() if "verb" in rule}
 COUNTS = {"train": 60_000, "val": 6_000, "test": 6_000}
 """Tasks of each split, in each difficulty."""
 Data = dict[str, Any]
@@ -59,7 +53,7 @@ def make_data(split: str, difficulty: int, index: int) -> Data:
 
 def _draw(rng: Random, split: str, task_type: str, level: dict[str, Any]) -> tuple[Any, ...]:
     group = "unseen" if split == "test" else "seen"
-    kind = rng.choice(load()["task_rooms"].get(task_type, tuple(load()["rooms"])))
+    kind = rng.choice(load()["task_types"][task_type].get("rooms", tuple(load()["rooms"])))
     room = layout(kind, group, rng.randrange(len(load()["rooms"][kind][group])), level["most"])
     thing, target, sources = rng.choice(_goals(room, task_type, level["closed"]))
     lamps = _lamps(room, target)
@@ -96,7 +90,7 @@ def _spots(room: Layout) -> list[tuple[str, list[str]]]:
 @cache
 def _lamps(room: Layout, target: str) -> list[tuple[str, str]]:
     lamps = load()["lamps"]
-    kinds = [target] if target in lamps else lamps if room.room in load()["task_rooms"][LOOK] else []
+    kinds = [target] if target in lamps else lamps if room.room in load()["task_types"][LOOK]["rooms"] else []
     return [(place, f"{kind} 1") for kind in kinds for place in room.places if kind_of(place) in lamps[kind]["beside"]]
 
 
