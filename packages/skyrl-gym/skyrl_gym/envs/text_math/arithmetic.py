@@ -1,9 +1,7 @@
 """The arithmetic problems of text_math: what each difficulty holds, how the splits are cut, and worked solutions.
 
-Every difficulty is a finite list of distinct problems. Two hashes (of our own, hence stable) decide:
-- the split, by a hash of the problem in canonical form, in which factors and summands are sorted: "47 + 38" and
-  "38 + 47" lie in one split, in every difficulty and language;
-- the order within a split, by a hash of the problem as it is written.
+Every difficulty is a finite list of distinct problems. A hash of a problem with its factors and summands sorted decides
+the split: "47 + 38" and "38 + 47" lie in one, everywhere. A hash of it as it is written decides the order.
 """
 
 from collections.abc import Callable, Sequence
@@ -110,18 +108,14 @@ def _grid(*ranges: tuple[int, int]) -> Terms:
     return np.stack([axis.ravel() for axis in axes], axis=1)
 
 
-def _differences(low: int, high: int) -> Block:
-    pairs = _grid((low, high), (low, high))
-    return DIFFERENCE, pairs[pairs[:, 0] >= pairs[:, 1]]
-
-
-def _product_differences() -> Block:
-    triples = _grid((10, 99), (2, 9), (10, 99))
-    return PRODUCT_DIFFERENCE, triples[triples[:, 0] * triples[:, 1] >= triples[:, 2]]
+def _differences(kind: int, *ranges: tuple[int, int]) -> Block:
+    """Those that are not below 0."""
+    terms = _grid(*ranges)
+    return kind, terms[terms[:, :-1].prod(axis=1) >= terms[:, -1]]
 
 
 def _chains() -> Block:
-    """Sums of n two-digit numbers, 3 <= n <= 40, with probability proportional to n ** -2.4: long-tailed lengths."""
+    """Sums of n two-digit numbers, 3 <= n <= 40, with probability proportional to n ** -2.4."""
     number = _mix(np.arange(_CHAIN_CANDIDATES, dtype=np.uint64))
     weights = np.arange(3, _CHAIN_TERMS + 1, dtype=np.float64) ** -2.4
     lengths = 3 + np.searchsorted(np.cumsum(weights) / weights.sum(), (number >> 11) / float(1 << 53))
@@ -133,15 +127,14 @@ def _chains() -> Block:
 _TWO, _THREE = (10, 99), (100, 999)
 LEVELS: dict[int, Callable[[], list[Block]]] = {
     1: lambda: [(SUM, _grid(_TWO, _TWO))],
-    2: lambda: [(SUM, _grid(_TWO, _TWO)), _differences(*_TWO)],
+    2: lambda: [(SUM, _grid(_TWO, _TWO)), _differences(DIFFERENCE, _TWO, _TWO)],
     3: lambda: [(PRODUCT, _grid(_TWO, (2, 9)))],
-    4: lambda: [(SUM, _grid(_THREE, _THREE)), _differences(*_THREE)],
-    5: lambda: [(PRODUCT_SUM, _grid(_TWO, (2, 9), _TWO)), _product_differences()],
+    4: lambda: [(SUM, _grid(_THREE, _THREE)), _differences(DIFFERENCE, _THREE, _THREE)],
+    5: lambda: [(PRODUCT_SUM, _grid(_TWO, (2, 9), _TWO)), _differences(PRODUCT_DIFFERENCE, _TWO, (2, 9), _TWO)],
     6: lambda: [(PRODUCT, _grid(_TWO, _TWO))],
     7: lambda: [(PRODUCT, _grid(_THREE, _TWO))],
     8: lambda: [_chains()],
 }
-"""The difficulties, by how much work they are on paper; docs/environments/text_math.md describes them."""
 
 _WORDS = {"en": (" write ", " carry ", " borrow 1"), "zh": ("写", "进", "借1")}
 
