@@ -29,9 +29,9 @@ class HistoryWindow(TextWrapper, RecordConstructorArgs):
         self.observation_space = UnicodeText(1 << 40)
         self._limit = turns
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Reset:
+    def reset(self, **kwargs: Any) -> Reset:
         self._turns: list[str] = []
-        self._first, info = self.env.reset(seed=seed, options=options)
+        self._first, info = self.env.reset(**kwargs)
         return self._first, info
 
     def step(self, action: str) -> Step:
@@ -51,9 +51,9 @@ class InvalidActionBudget(TextWrapper, RecordConstructorArgs):
         super().__init__(env)
         self._budget = budget
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Reset:
+    def reset(self, **kwargs: Any) -> Reset:
         self._invalid = 0
-        observation, info = self.env.reset(seed=seed, options=options)
+        observation, info = self.env.reset(**kwargs)
         return observation, info | {"invalid_actions": 0}
 
     def step(self, action: str) -> Step:

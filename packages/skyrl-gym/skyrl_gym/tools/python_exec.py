@@ -21,7 +21,6 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from subprocess import DEVNULL, Popen
-from types import MappingProxyType
 from typing import Any, BinaryIO, cast
 
 from skyrl_gym.tools import confine
@@ -70,7 +69,7 @@ class Sandbox:
         self._folder, self._layers = "", dict[str, str]()
         _sandboxes.add(self)
 
-    def run(self, code: str, files: Mapping[str, bytes] = MappingProxyType({})) -> ExecResult:
+    def run(self, code: str, files: Mapping[str, bytes] | None = None) -> ExecResult:
         """Runs code, with these files in its folder; whatever it does becomes a result. Raises as `start` does."""
         if len(code) > LONGEST_CODE:
             return ExecResult("", f"The code has {len(code)} characters; at most {LONGEST_CODE} are run.", 0.0)
@@ -84,9 +83,8 @@ class Sandbox:
         return ExecResult("", "The sandbox's server died twice during this call.", 0.0)
 
     def start(self) -> dict[str, str]:
-        """Starts the server unless it runs; the layers of protection, each "on" (with a version) or "missing";
-        raises RuntimeError for a missing one unless `unsafe`, ValueError for limits within which no code can run, and
-        OSError where the server cannot be started."""
+        """Starts the server unless it runs; the layers of protection, each "on" (with a version) or "missing".
+        Raises RuntimeError for a missing one unless `unsafe`, ValueError for limits within which no code can run."""
         with self._lock:
             if self._server and self._server[0].poll() is None:
                 return self._layers
@@ -137,7 +135,7 @@ class Sandbox:
             layers[layer] = "on" if expected in (self._call(code, 20).error or "") else "missing"
         return layers
 
-    def _call(self, code: str, wall: float, given: Mapping[str, bytes] = MappingProxyType({})) -> ExecResult:
+    def _call(self, code: str, wall: float, given: Mapping[str, bytes] | None = None) -> ExecResult:
         started = time.monotonic()
         ours = cast(Any, self._server)[1]
         with contextlib.ExitStack() as stack:
@@ -148,7 +146,7 @@ class Sandbox:
             os.set_blocking(report.fileno(), False)
             source.write(code.encode("utf-8", "surrogatepass"))
             try:
-                for name, content in given.items():
+                for name, content in (given or {}).items():
                     Path(self._folder, name).write_bytes(content)
                 socket.send_fds(ours, [b"run"], [file.fileno() for file in (source, output_end, report_end)])
                 text, stopped, status = self._listen(ours, output, wall)

@@ -1,7 +1,4 @@
-"""tool_use: a calculator, search and wiki over a made-up world, python_exec, or a user's tools.
-
-docs/environments/tool_use.md says what an action is and what is paid.
-"""
+"""tool_use (docs/environments/tool_use.md): a calculator, search and wiki over a made-up world, python, your tools."""
 
 import json
 import re
@@ -40,7 +37,6 @@ def _run(limits: Mapping[str, Any], code: str) -> str:
 
 class ToolUseEnv(TextEnv):
     """Difficulties: 1 calculator, 2 one article, 3 two hops, 4 facts and a sum, 5 python, 6 search, wiki and 1 or 5.
-
     tools: names of built-in ones, functions or Tools of your own, {"python_exec": {...}} with Limits, {"mcp": {...}}
     with the settings of a McpServer, which has a session an episode. corpus: a jsonl file of {"title", "text"} rows for
     search and wiki; questions about it are options["task"].
@@ -89,11 +85,11 @@ class ToolUseEnv(TextEnv):
             self._toolboxes[world] = toolbox(self._chosen, self._own_corpus or tasks.corpus(*world))
         return self._toolboxes[world]
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, Info]:
+    def reset(self, **kwargs: Any) -> tuple[str, Info]:
         if self._servers:
             self.close()
             self._offer()
-        return super().reset(seed=seed, options=options)
+        return super().reset(**kwargs)
 
     def close(self) -> None:
         """Ends the episode's sessions with MCP servers."""
