@@ -131,14 +131,14 @@ def configuration(bench: str, data: Data, **settings: Any) -> dict[str, Any]:
 
 def item_scores(folder: Path, results: Mapping[str, Any]) -> dict[str, float]:
     """The mean score of every item that its results are of, for `metrics.compare`; a try without one counts as 0."""
-    scores = {f"{bench}:{item_id}": 0.0 for bench, item_id in read_json(folder, "manifest.json")["ids"]}
-    found = [one for one in read_records(folder, Verdict).values() if f"{one.bench}:{one.item_id}" in scores]
+    scores = {(bench, item_id): 0.0 for bench, item_id in read_json(folder, "manifest.json")["ids"]}
+    found = [one for one in read_records(folder, Verdict).values() if one.key[:2] in scores]
     verdicts = [one for one in found if one.sample < results["samples"] and one.grader == results["grader"]]
     if not verdicts or len(scores) != results["items"]:
         raise UserError(f"{folder} has other verdicts or items than its results: grade the run first.")
     for one in verdicts:
-        scores[f"{one.bench}:{one.item_id}"] += one.score or 0.0
-    return {name: total / results["samples"] for name, total in scores.items()}
+        scores[one.key[:2]] += one.score or 0.0
+    return {":".join(key): total / results["samples"] for key, total in scores.items()}
 
 
 def _graded(benchmark: Benchmark, context: Context, item: Item, attempt: Attempt) -> Verdict:

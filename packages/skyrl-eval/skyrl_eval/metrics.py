@@ -116,8 +116,7 @@ def summarise(
 ) -> dict[str, Any]:
     """What every benchmark has in results.json, for the selected items and k samples of each."""
     graded = {verdict.key: verdict for verdict in verdicts}
-    keys = [[item.key(sample) for sample in range(samples)] for item in items]
-    scores = [[graded[key].score for key in row] for row in keys]
+    scores = [[graded[item.key(sample)].score for sample in range(samples)] for item in items]
     means = [sum(score or 0.0 for score in row) / samples for row in scores]
     known = [[score for score in row if score is not None] for row in scores]
     right = [sum(score == 1 for score in row) for row in scores]

@@ -1,7 +1,4 @@
-"""skyrl/swe-v0: an issue of a repository is resolved with the tools bash, view, replace and submit.
-
-Each reset makes a swe.workspace; docs/eval/README.md says what the agent sees, what counts and what is paid.
-"""
+"""skyrl/swe-v0 (docs/eval/README.md): an issue of a repository, resolved with bash, view, replace and submit."""
 
 import contextlib
 import json
@@ -81,7 +78,7 @@ def _named(path: str) -> Iterator[None]:
 
 
 class SWEEnv(ShellEnv):
-    """The tasks are benchmarks' (swe_verified.env), each given as options["task"] (docs/eval/README.md)."""
+    """The tasks are benchmarks' (SWEBench.env), each given as options["task"]."""
 
     choices = TextEnv.choices | {"lang": ("en",)}
     kept = ("steps", "patch")
@@ -102,7 +99,7 @@ class SWEEnv(ShellEnv):
                 return cut("\n".join(sorted(entry.name + "/" * entry.is_dir() for entry in place.iterdir())))
             lines = self._read(place, path).split("\n")
         first = min(max(start, 1), len(lines))
-        shown = [f"{number:6}  {line}" for number, line in enumerate(lines, start=1)][first - 1 : first - 1 + LINES]
+        shown = [f"{number:6}  {line}" for number, line in enumerate(lines[first - 1 :][:LINES], start=first)]
         return cut("\n".join(shown) + f"\n[lines {first} to {first + len(shown) - 1} of {len(lines)}]")
 
     def replace(self, path: str, old: str, new: str) -> str:
