@@ -42,7 +42,7 @@ TOOL_STEPS, EPISODE_SECONDS = 50, 7200.0
 STEP_SECONDS = (180.0, 600.0)
 """Longest step of an env, and of one that is slow."""
 WAITING_WORKERS = 8
-"""EnvWorkers for tools that wait for other machines: the steps of one that come together wait for the slowest."""
+"""EnvWorkers for tools that wait for other machines: steps of one wait for the slowest."""
 
 
 def parse(kind: str, words: Sequence[str]) -> Namespace:

@@ -33,16 +33,14 @@ MOST_BAD = 0.1
 
 
 class Row(BaseModel):
-    """A row of a data set; each benchmark names its fields. Columns that it does not name are ignored."""
+    """A row of a data set: each benchmark names its fields, other columns are ignored."""
 
     model_config = ConfigDict(extra="ignore", coerce_numbers_to_str=True, populate_by_name=True, frozen=True)
 
 
 @dataclass(frozen=True)
 class Data:
-    """The items of a benchmark and what they were read from.
-    Example: Data([item, ...], "cais/hle", "5a81a4c7...", "9c1e...", ["342 items with images are left out"])
-    """
+    """The items of a benchmark and what they were read from."""
 
     items: list[Item]
     source: str
@@ -56,8 +54,7 @@ class Data:
 
 
 def load(bench: "Benchmark", spec: str | None = None, images: bool = False) -> Data:
-    """All items of a benchmark.
-    spec: as the module's docstring shows; None for the official data. images: keep the questions that show one.
+    """All items of a benchmark. spec: as above; None for the official data. images: keep the questions that show one.
     UserError names the file, the row, the field; or what is needed to fetch the data.
     """
     source, revision, files = locate(bench.source, spec)
@@ -94,7 +91,7 @@ def content_id(*parts: Any) -> str:
 
 
 def locate(official: Source, spec: str | None) -> tuple[str, str | None, list[Path]]:
-    """Where the data is: its name for the manifest, the revision, and the files on this machine."""
+    """The data's name for the manifest, its revision, and its files on this machine."""
     if spec and not spec.startswith("hf:"):
         path = Path(spec).expanduser()
         if path.is_dir():

@@ -1,7 +1,4 @@
-"""skyrl/harbor-v0: tasks in Harbor's folders, in the namespace sandbox, with the tools bash and submit.
-
-More: docs/environments/task_sets.md. Tests run when nothing that the agent has started does.
-"""
+"""skyrl/harbor-v0 (docs/environments/task_sets.md): tasks in Harbor's folders, with the tools bash and submit."""
 
 import json
 import math
@@ -70,6 +67,7 @@ class HarborEnv(ShellEnv):
         return Outcome(said, {"tests": reward}, valid, reward >= 1, submitted, {"tool_calls": made})
 
     def _reward(self) -> float:
+        """Of tests that run when nothing that the agent has started does."""
         tests, work = Path(self.task.data["folder"], "tests"), self.task.data["work"]
         with tempfile.TemporaryDirectory(prefix="skyrl-harbor-") as logs:
             binds = [*self._binds, (tests, "/tests", False), (Path(logs), "/logs/verifier", True)]

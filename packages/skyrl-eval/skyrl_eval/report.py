@@ -20,9 +20,7 @@ SHORT, MAX_PARTS = 500, 400  # characters of a text, and parts of a list, on the
 
 
 def write_report(folder: Path, against: Path | None = None) -> Path:
-    """Writes both pages of a graded run, compared with another one if given; returns the path of the first.
-    UserError where the folder lacks a file of a graded run, or cannot be written to.
-    """
+    """Writes both pages of a graded run, compared with another one if given; returns the path of the first."""
     manifest, results = (read_json(folder, name) for name in ("manifest.json", "results.json"))
     chosen = {(*each, number) for each in manifest["ids"] for number in range(results["samples"])}
     attempts = [one for key, one in read_records(folder, Attempt).items() if key in chosen]

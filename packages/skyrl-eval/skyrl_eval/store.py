@@ -1,7 +1,6 @@
 """A run's folder: manifest.json, then attempts.jsonl and verdicts.jsonl, to which lines are only added.
 
-A line is on the disk before the next step builds on it; one that a kill has torn is cut off when the run is opened
-again. An attempt that ended in an error may be tried again, any other is final: it is there once, whatever happens.
+A line that a kill has torn is cut off when the run is opened again. Attempts that ended in no error are final.
 """
 
 import contextlib
@@ -62,12 +61,12 @@ class Run(contextlib.AbstractContextManager["Run"]):
         self._files = {kind: (folder / name).open("a", encoding="utf-8") for kind, name in FILES.items()}
 
     def missing(self, samples: int) -> list[tuple[Item, int]]:
-        """What is still to be tried, in order: nothing good is there of it."""
+        """What is still to be tried, in order."""
         wanted = [(item, sample) for sample in range(samples) for item in self.items]
         return [(item, sample) for item, sample in wanted if not _is_final(self.attempts.get(item.key(sample)))]
 
     def add(self, record: Attempt | Verdict) -> None:
-        """Writes a line, to the disk. Threads may call it. A second good attempt for the same key is not taken."""
+        """Writes a line to the disk before it returns; threads may call it. ValueError for a second good attempt."""
         with self._lock:
             if isinstance(record, Attempt):
                 if _is_final(self.attempts.get(record.key)):

@@ -1,7 +1,4 @@
-"""search and open_page, for agents.
-
-Where they look, and what they do not show: docs/eval/README.md. Nothing is opened that is not on the public internet.
-"""
+"""search and open_page, for agents (docs/eval/README.md). Nothing is opened that is not on the public internet."""
 
 import hashlib
 import html

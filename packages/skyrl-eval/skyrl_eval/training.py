@@ -1,7 +1,4 @@
-"""Benchmarks while a policy trains: `skyrl_eval:gsm8k?n=50&data=...` in `data.val_data`.
-
-Options: `data` (as --data), `n` (50), `judge_url` and `judge_model` where a judge grades.
-"""
+"""Benchmarks while a policy trains: `skyrl_eval:gsm8k?n=50&data=...&judge_url=...` in `data.val_data`."""
 
 from pathlib import Path
 from typing import Any

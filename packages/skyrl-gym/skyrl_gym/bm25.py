@@ -1,7 +1,6 @@
 """BM25 over a list of texts, in plain Python (Robertson and Zaragoza, 2009, with the +1 in the logarithm of Lucene).
 
-Chinese, which writes no spaces, is cut into characters and pairs of neighbours. Scores are sums in a fixed order, and
-equal ones come in the order of the documents.
+Scores are sums in a fixed order, and equal ones come in the order of the documents.
 """
 
 import heapq
@@ -16,7 +15,7 @@ _PIECE = re.compile(r"[一-鿿㐀-䶿]+|[^\W_一-鿿㐀-䶿]+")
 
 
 def terms(text: str) -> list[str]:
-    """The words of a text. Example: "Red 运动鞋" -> ["red", "运", "动", "鞋", "运动", "动鞋"]."""
+    """The words of a text. Chinese has no spaces: "Red 运动鞋" -> ["red", "运", "动", "鞋", "运动", "动鞋"]."""
     found = []
     for piece in _PIECE.findall(text.lower()):
         if "㐀" <= piece[0] <= "鿿":

@@ -16,7 +16,7 @@ class Unanswered(RuntimeError):
 
 
 def past_proxies() -> None:
-    """This process, and those that it starts, ask this machine's own servers past any proxy from now on."""
+    """From now on this process and its children ask this machine's own servers past any proxy."""
     known = os.environ.get("no_proxy", os.environ.get("NO_PROXY", ""))
     if (here := "127.0.0.1,localhost") not in known:
         os.environ["no_proxy"] = os.environ["NO_PROXY"] = ",".join(filter(None, (known, here)))

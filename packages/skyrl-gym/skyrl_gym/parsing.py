@@ -41,10 +41,7 @@ def _last_box(text: str) -> tuple[int, int]:
 
 
 def last_code(text: str) -> str | None:
-    """What the last complete block holds between a line ```python (or ```py, or ``` alone) and the next line ```.
-
-    Blocks in other languages do not count, nor does one that is cut off. Blanks around a line's text are ignored.
-    """
+    """What the last complete block holds between a line ```python (or ```py, or ``` alone) and the next line ```."""
     found, opened, language = None, -1, ""
     lines = text[-_READ:].split("\n")
     for place, line in enumerate(lines):
@@ -94,10 +91,7 @@ def _written(function: dict[str, Any]) -> str:
 
 
 def parse_tool_calls(text: str) -> list[ToolCall | ParseError]:
-    """The calls in a text, in order; malformed ones as errors. Takes time linear in the text's length.
-
-    docs/environments/tool_use.md has the grammar. After 8 calls the rest is one error.
-    """
+    """The calls in a text (docs/environments/tool_use.md), malformed ones as errors, in time linear in its length."""
     found: list[ToolCall | ParseError] = []
     position = 0
     while (start := text.find(_CALL, position)) >= 0:

@@ -28,7 +28,7 @@ class GemEnv(gymnasium.Wrapper[str, str, str, str]):
 
 
 def make(name: str, seed: int | None = None, **kwargs: Any) -> GemEnv:
-    """An environment by its id or short name; further arguments are those of gymnasium.make."""
+    """An environment by its id or short name; further arguments are gymnasium.make's."""
     env = GemEnv(gymnasium.make(resolve_env_id(name), **kwargs))
     env._seed = seed
     return env

@@ -1,7 +1,6 @@
 """A BaseTextEnv as a TextEnv that is played from dataset rows: `reset(options={"task": row})`, or argument `rows`.
 
-What becomes what: docs/environments/README.md. A state is saved as the actions so far, which restores classes that are
-deterministic. An episode that does not end is closed by the next `reset` or by `close`.
+What becomes what: docs/environments/README.md. A state, the actions so far, restores classes that are deterministic.
 """
 
 import copy

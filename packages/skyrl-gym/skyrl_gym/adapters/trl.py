@@ -1,8 +1,7 @@
 """Our environments for TRL: `GRPOTrainer(environment_factory=environment_factory("webshop_lite"), ...)`.
 
-Each action is a method, as trl_tools.yaml says; an environment that it does not know, as yours, has one, `act`. The
-reward is the episode's sum. A row names its task by `task_id` or `seed`, with `split` and the like beside it, or is one
-in SkyRL's format; else a task of the split is drawn.
+Each action is a method, as trl_tools.yaml says, or else `act`. The reward is the episode's sum. A row names its task by
+`task_id` or `seed`, with `split` and the like, or is one in SkyRL's format; else a task of the split is drawn.
 """
 
 import inspect
@@ -23,7 +22,7 @@ NOTE = "Here every action is a tool: call it, in place of writing the action."
 
 
 class TextEnvironment:
-    """What TRL asks for; a subclass names its environment, the arguments of gymnasium.make, and has the tools."""
+    """What TRL asks for; a subclass has `env_id`, `arguments` of gymnasium.make, and the tools."""
 
     env_id: str
     arguments: dict[str, Any]
@@ -67,7 +66,7 @@ class TextEnvironment:
 
 
 def environment_factory(env_id: str, **arguments: Any) -> type[TextEnvironment]:
-    """A class of environments with their tools as methods; the arguments are those of gymnasium.make."""
+    """A class of environments with their tools as methods; arguments are gymnasium.make's."""
     env_id = resolve_env_id(env_id)
     env = make(env_id, **arguments).unwrapped
     known = beside(__file__, "trl_tools.yaml")

@@ -1,7 +1,6 @@
 """One environment in the words of the OpenEnv protocol, as plain data.
 
-An action is {"text": ...}; an observation has the "text" that the agent reads, and as
-"metadata" the info of reset or step. What is wrong with a request is a ValueError.
+An observation has the "text" that the agent reads, and info as "metadata". What is wrong with a request: ValueError.
 """
 
 import json

@@ -1,8 +1,8 @@
 """`python -m skyrl_gym serve ENV`: an environment behind the OpenEnv protocol.
 
 A WebSocket at `/ws` is a session of its own; `/reset`, `/step` and `/state` share one by the `episode_id` that reset
-gives; `/mcp`, by HTTP or WebSocket, plays by tools. Environments are called in the event loop, one after the other:
-they are Python, which threads only make slower. Those with `metadata["waits"]` are called in threads.
+gives; `/mcp`, by HTTP or WebSocket, plays by tools. Environments are called in the event loop, as threads would only
+make them slower; those with `metadata["waits"]` in threads.
 """
 
 import asyncio
@@ -260,7 +260,7 @@ def _json(reply: Said) -> str:
 
 
 def application(env_id: str, limits: Limits = Limits(), key: str | None = None) -> ASGIApp:
-    """An ASGI application. key: what `Authorization: Bearer` must have, or None."""
+    """key: what `Authorization: Bearer` must have, or None."""
     server, told = Server(env_id, limits), {each.id: each.description for each in list_envs()}
     calls = {"/reset": "POST", "/step": "POST", "/state": "GET", "/mcp": "POST"}
     info = {"title": env_id, "version": "1.0.0"}  # OpenEnv's validator reads it, and the paths

@@ -1,7 +1,4 @@
-"""Nim: two players in turn take things from one of several heaps; who takes the last thing wins.
-
-Who moves and finds heaps whose exclusive or is not 0 can win, by leaving heaps for which it is (Bouton, 1901).
-"""
+"""Nim: two players in turn take things from one of several heaps; who takes the last thing wins."""
 
 from functools import cache, reduce
 from hashlib import blake2b
@@ -24,7 +21,7 @@ WORDS = beside(__file__, "words.yaml")["nim"]
 
 
 def nim_sum(heaps: tuple[int, ...]) -> int:
-    """The exclusive or: 0 where whoever moves loses against perfect play."""
+    """The exclusive or: 0 where whoever moves loses against perfect play (Bouton, 1901)."""
     return reduce(xor, heaps, 0)
 
 

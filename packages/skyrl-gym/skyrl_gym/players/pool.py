@@ -1,7 +1,6 @@
 """Policies that somebody serves as opponents: `opponent=http://127.0.0.1:8100/v1,http://127.0.0.1:8101/v1#name`.
 
-Any OpenAI-compatible endpoint, as `skyrl-trainer serve` makes of a checkpoint; without #name it is the first model that
-it lists. Requests have a seed from the episode's.
+Any OpenAI-compatible endpoint, as `skyrl-trainer serve` makes of a checkpoint; without #name its first model.
 """
 
 from functools import cache

@@ -1,7 +1,6 @@
 """An exact calculator: Python's syntax for arithmetic, evaluated over fractions by a walk over a whitelist of nodes.
 
-Numbers such as 12, 0.5 and 1.5e3; + - * / // % **, also written × ÷ − ^; parentheses; the functions below. Numbers are
-cut off at MAX_BITS above and below the line, so that no expression takes more than milliseconds.
+Also written × ÷ − ^. Numbers have at most MAX_BITS, so that no expression takes more than milliseconds.
 """
 
 import ast

@@ -1,7 +1,4 @@
-"""SkyRL's tool groups, for environments written for SkyRL: a group's tools are the methods that `tool` marks.
-
-The environments here have the tools of tool.py, whose arguments are checked against a schema.
-"""
+"""SkyRL's tool groups, for environments written for SkyRL (ours have tool.py's): the methods that `tool` marks."""
 
 from collections.abc import Callable
 from typing import Any, TypeVar

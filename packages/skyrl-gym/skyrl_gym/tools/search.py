@@ -15,8 +15,7 @@ Articles = Sequence[tuple[str, str]]
 
 
 class Corpus:
-    """Articles (title, text) with distinct titles. `search` and `wiki` are tools.
-    articles: or a function that returns them, called when they are first read.
+    """Articles (title, text) with distinct titles, or a function that returns them when they are first read.
     made_by: a function and its arguments that make the same corpus, which a pickle holds in place of the articles.
     """
 

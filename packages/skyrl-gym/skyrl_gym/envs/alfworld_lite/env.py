@@ -1,8 +1,4 @@
-"""alfworld_lite: household tasks in a text room, with ALFWorld's commands and rules.
-
-The command is the last line of an action (at most 300 characters), whatever its case and spaces. One that is not
-admissible changes nothing and costs a step. The reward is 1.0 when the task is done (`success`), else 0.
-"""
+"""alfworld_lite (docs/environments/alfworld_lite.md): household tasks in a text room, by ALFWorld's rules."""
 
 import random
 from os import PathLike
@@ -20,10 +16,7 @@ SLIPS = 1 / 8
 
 
 class AlfworldLiteEnv(TextEnv):
-    """Option `task_type` asks for one of the six types; `feedback` is what an inadmissible command is answered by;
-    `expert` says whether the expert knows where everything lies.
-    Argument `tasks`: a JSON file of tasks (given.py) in place of the built-in ones, in every difficulty.
-    """
+    """tasks: a JSON file of tasks (given.py) in place of the built-in ones, in every difficulty."""
 
     choices = TextEnv.choices | {
         "difficulty": tuple(load()["levels"]),
@@ -94,8 +87,7 @@ class AlfworldLiteEnv(TextEnv):
         return Outcome(observation, {"success": float(success)}, valid, success, success, self.reset_info())
 
     def expert_action(self) -> str:
-        """Of the expert that searches, now and then a slip: how to go on after one is to be seen, too.
-        Task and turn decide where, so that to ask changes nothing."""
+        """Of the expert that searches now and then a slip: how to go on is to be seen. Task and turn decide where."""
         searches = self.options["expert"] == "searches"
         draw = random.Random(f"{self.task.task_id} {self._world.turn}")
         slipped = slip(self._world, self.task.data) if searches and draw.random() < SLIPS else None

@@ -54,8 +54,7 @@ class Layout:
 
 @cache
 def layout(room: str, group: str, number: Any, most: int) -> Layout:
-    """A layout of a room kind from the group "seen" or "unseen", with at most `most` receptacles of a kind; of the
-    group "given", `number` is pairs of a receptacle kind and a count."""
+    """Of the group "seen" or "unseen", with at most `most` places of a kind; "given" by `number`, kinds and counts."""
     counts = dict(number) if group == "given" else load()["rooms"][room][group][number]
     by_kind = {kind: tuple(f"{kind} {n}" for n in range(1, min(count, most) + 1)) for kind, count in counts.items()}
     places = tuple(place for names in by_kind.values() for place in names)

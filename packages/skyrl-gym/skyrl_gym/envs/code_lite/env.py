@@ -1,7 +1,4 @@
-"""code_lite: write a Python program against tests, several times, with the first failure shown.
-
-docs/environments/code_lite.md says what an action is, what of a failure is told, and what is paid.
-"""
+"""code_lite (docs/environments/code_lite.md): a Python program against tests, with the first failure shown."""
 
 import json
 import re

@@ -1,7 +1,4 @@
-"""sql_lite: a question about a SQLite database, answered by a query; queries to look at it before.
-
-docs/environments/sql_lite.md says what an action is and what is paid.
-"""
+"""sql_lite (docs/environments/sql_lite.md): a question about a database, answered by a query; others look at it."""
 
 import re
 from functools import lru_cache
@@ -24,7 +21,6 @@ _FENCE = re.compile(r"\s*+(?:```\w*+)?\s*+")
 
 class SqlLiteEnv(TextEnv):
     """Difficulties: 1 and 2 one table, 3 two; 4 two and 5 three or four, whose columns the agent has to look up.
-
     databases: Spider's folder `database`, for rows with `db_id`, `question` and `query` as options["task"].
     """
 

@@ -1,8 +1,6 @@
 """A model's queries in the sandbox, and when two results are the same (docs/environments/sql_lite.md).
 
-A model's SQL is a model's code: it runs in python_exec's sandbox, a confined process for each call, which finds the
-databases as files in its folder and gives rows back. Whether these are right is found out here: no true answer is ever
-in the process that runs a model's query.
+The sandbox finds the databases as files in its folder. No true answer is ever in it: rows are compared here.
 """
 
 import json

@@ -219,8 +219,7 @@ def near_misses(sql: str) -> list[str]:
 
 def suite(draft: Draft) -> list[int]:
     """The numbers of databases that tell the query from all of its near misses; [] if too many have to be tried.
-    On each its result is neither empty nor has a NULL, so that nothing hangs on whether a sum of nothing is 0; and it
-    is not the same on all.
+    On each its result is neither empty nor has a NULL, as a sum of nothing is; and it is not the same on all.
     """
     alive, chosen, truths = near_misses(draft.sql), list[int](), list[list[Any]]()
     for number in range(TRIES):

@@ -37,7 +37,7 @@ def shuffled(number: int, size: int) -> int:
 
 @cache
 def count(split: str, difficulty: int) -> int:
-    """How many tasks there are: every story gives as many as the one with the fewest choices, a million at most."""
+    """Every story gives as many tasks as the one with the fewest choices, all a million at most."""
     stories = wording("words.yaml")["stories"]
     rest = [_rest(story, difficulty).values() for story in stories]
     sizes = [len(_pairs(which, split)) * prod(map(len, values)) for which, values in enumerate(rest)]

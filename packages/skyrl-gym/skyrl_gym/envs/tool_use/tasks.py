@@ -1,8 +1,7 @@
 """Made-up worlds and the tasks about them, from the words and sentences in world.json.
 
 A fact of an entity is a number, another entity, or a nickname. A chain asks for a fact by way of others: "the
-population of the city in which the founder of X was born". Numbers without `asks` are never asked for. Each split has
-a world of its own: no name of one is in another, so that no fact asked for in one can have been learned in another.
+population of the city in which the founder of X was born". Each split has a world and names of its own.
 """
 
 import math

@@ -1,7 +1,4 @@
-"""A catalog: products, goals by split and difficulty, and search, from rows in WebShop's own JSON schema (row.yaml).
-
-docs/environments/webshop_lite.md says what goals a row has; built-in rows say of which split.
-"""
+"""A catalog: products, goals (docs/environments/webshop_lite.md) and search, from rows in WebShop's JSON schema."""
 
 import itertools
 import random

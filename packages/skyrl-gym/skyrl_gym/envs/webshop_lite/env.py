@@ -1,8 +1,4 @@
-"""webshop_lite: find and buy in a made-up web shop what an instruction asks for; WebShop's rules without its stack.
-
-An action is `search[words]`, on the search page, or `click[text]`, where the text is a button, an asin or an option's
-value on the page, read as WebShop reads it. The only reward comes with the purchase (reward.py).
-"""
+"""webshop_lite (docs/environments/webshop_lite.md): a made-up web shop with WebShop's rules, without its stack."""
 
 import copy
 import re
@@ -81,9 +77,7 @@ def parse_action(action: str) -> tuple[str, str]:
 
 
 class WebShopLiteEnv(TextEnv):
-    """What each option does is told in docs/environments/webshop_lite.md.
-    Argument `catalog`: a JSON file in WebShop's schema in place of the built-in products.
-    """
+    """catalog: a JSON file in WebShop's schema in place of the built-in products."""
 
     choices = TextEnv.choices | {
         "difficulty": (1, 2, 3),
@@ -182,7 +176,6 @@ class WebShopLiteEnv(TextEnv):
         return Outcome(text, parts, True, reward == 1, True, self.reset_info() | terms)
 
     def admissible_actions(self) -> list[str]:
-        """Every click on the page; on the search page the instruction, cut at its punctuation, as searches."""
         if self._view.page == "search":
             return [f"search[{part}]" for part in re.split(r"\s*[,:，：、]\s*", self.task.text) if part]
         return [f"click[{text}]" for text in self._clicks]

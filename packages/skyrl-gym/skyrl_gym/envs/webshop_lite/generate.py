@@ -1,7 +1,4 @@
-"""The built-in catalog: 2,400 made-up products as rows in WebShop's own JSON schema, which catalog.py reads.
-
-A cluster is the six products of one title: docs/environments/webshop_lite.md says how they differ.
-"""
+"""The built-in catalog: 2,400 made-up products, in clusters of six of one title, as rows in WebShop's JSON schema."""
 
 from functools import cache, partial
 from itertools import product

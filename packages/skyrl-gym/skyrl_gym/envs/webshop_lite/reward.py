@@ -2,8 +2,7 @@
 
     r = r_type * (matched attributes + matched options + [price <= limit]) / (goal attributes + goal options + 1)
 
-The published matching is generous: ("x-large", "large") and ("8", "8.5") count as equal. With `strict` an attribute
-must be in the product's list, and an option must have exactly the goal's value in the goal's group.
+The published matching is generous: "x-large" passes for "large", and "8" for "8.5"; with `strict` only the same does.
 """
 
 import re
@@ -18,7 +17,7 @@ def purchase(
     goal: dict[str, Any], wanted: Product, bought: Product, chosen: dict[str, str], strict: bool
 ) -> tuple[dict[str, float], dict[str, Any]]:
     """The reward's parts, each already times r_type, and the terms of the formula.
-    `wanted` is the product that the goal was made from; `chosen` are the options of the `bought` one, value by group.
+    wanted: the product that the goal was made from. chosen: the options of the `bought` one, value by group.
     """
     query, category = bought.query == wanted.query, len(bought.categories & wanted.categories) >= 2
     title = len(bought.nouns & wanted.nouns) / len(wanted.nouns) if wanted.nouns else 0.2
@@ -41,7 +40,7 @@ def purchase(
 
 
 def has_attribute(product: Product, attribute: str, strict: bool) -> bool:
-    """Whether an attribute is listed, or, unless `strict`, nearly listed or written in one of the product's texts."""
+    """Whether an attribute is listed, or, unless `strict`, nearly so, or is in one of the product's texts."""
     if strict or attribute in product.attributes:
         return attribute in product.attributes
     texts = (product.name, " ".join(product.features), *product.description)
