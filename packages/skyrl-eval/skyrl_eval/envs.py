@@ -6,15 +6,13 @@
 Nothing here knows what the right answer is, so the reward is 0: graders read the attempt.
 """
 
-import json
-
 from skyrl_eval.benchmarks.common import final
 from skyrl_eval.data import content_id
 from skyrl_eval.prompts import fill
 from skyrl_eval.tools import Pages
 from skyrl_gym.core import Info, Options, Outcome, Row, Task, TextEnv
 from skyrl_gym.parsing import MAX_CALLS, parse_tool_calls
-from skyrl_gym.tools.tool import responses, run_call, tool
+from skyrl_gym.tools.tool import listed, responses, run_call, tool
 
 
 class QuestionEnv(TextEnv):
@@ -27,8 +25,7 @@ class QuestionEnv(TextEnv):
         functions = (pages.search, pages.open_page) if row.get("tools") else ()
         self._tools = {each.__name__: tool(each, external=True) for each in functions}
         self.metadata = self.metadata | {"waits": bool(functions)}  # read by EnvWorkers: their pages are far away
-        listed = "\n".join(json.dumps(each.schema["function"]) for each in self._tools.values())
-        how = fill("tools", tools=listed, limit=str(MAX_CALLS)) if listed else ""
+        how = fill("tools", tools=listed(self._tools), limit=str(MAX_CALLS)) if functions else ""
         self._bare = row.get("instructions") or ""
         instructions = "\n\n".join(filter(None, (self._bare, how)))
         return Task(content_id(row["question"]), row["question"], None, instructions=instructions)

@@ -1,7 +1,6 @@
 """skyrl/swe-v0 (docs/eval/README.md): an issue of a repository, resolved with bash, view, replace and submit."""
 
 import contextlib
-import json
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
@@ -11,11 +10,11 @@ from skyrl_eval import prompts, sandbox, swe
 from skyrl_eval.benchmarks.common import Context, final
 from skyrl_gym.core import Info, Options, Outcome, Row, Task, TextEnv
 from skyrl_gym.parsing import MAX_CALLS, parse_tool_calls
-from skyrl_gym.tools.tool import ToolError, responses, run_call, tool
+from skyrl_gym.tools.tool import ToolError, listed, responses, run_call, tool
 
 SECONDS, OUTPUT, LINES = 30.0, 16 << 10, 200
 LONGEST_PATCH, LONGEST_FILE = 1 << 20, 16 << 20
-BUDGET = {"limit": str(MAX_CALLS), "seconds": f"{SECONDS:.0f}"}  # calls of an action, and time of each: for prompts
+BUDGET = {"limit": str(MAX_CALLS), "seconds": f"{SECONDS:.0f}"}  # of an action's calls, for prompts
 # An outer shell prints the code, and ends with 0, never with the command's. umask: a container's root writes for all.
 SHELL = """. /opt/miniconda3/bin/activate testbed 2> /dev/null; umask 0
 bash -c "$0"; code=$?; [ $code = 0 ] || echo "[exit code $code]"; exit 0"""
@@ -36,8 +35,7 @@ class ShellEnv(TextEnv):
         self._failure: sandbox.SandboxFailed | None = None
 
     def _prompt(self, name: str, **values: str) -> str:
-        listed = "\n".join(json.dumps(each.schema["function"]) for each in self._tools.values())
-        return prompts.fill(name, tools=listed, **values, **BUDGET)
+        return prompts.fill(name, tools=listed(self._tools), **values, **BUDGET)
 
     def submit(self) -> str:
         """Ends the task: what is there is judged."""

@@ -37,7 +37,6 @@ SPLITS = ("train", "val", "test")
 class Task:
     """What is to be done. Everything in it is plain data (JSON), so that a state can be saved. `reset` fills in
     difficulty, language and split, where these are options of the environment.
-
     Example: Task("val:1:en:7", "47 + 38 = ?", 85)
     """
 
@@ -156,7 +155,6 @@ class TextEnv(Env[str, str]):
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, Info]:
         """Starts an episode. ValueError for an unknown option, value or task id names the valid ones.
-
         seed: seeds `np_random`, which picks the task unless `options` names one. options: `task_id` (a task by its id),
         or `task` (a row in SkyRL's dataset format), or any of `choices`.
         """

@@ -71,19 +71,19 @@ def read_row(row: Any, where: str) -> dict[str, Any]:
         raise ValueError(f"{where}: field 'prompt' is missing; the row has {sorted(map(str, row))}.")
     if isinstance(prompt, str):
         prompt = [{"role": "user", "content": prompt}]
-    _require(isinstance(prompt, list) and prompt != [], where, "prompt", "a string or a list of messages", prompt)
+    require(isinstance(prompt, list) and prompt != [], where, "prompt", "a string or a list of messages", prompt)
     for number, message in enumerate(prompt):
         field = f"prompt[{number}]"
-        _require(isinstance(message, dict), where, field, "an object with 'role' and 'content'", message)
+        require(isinstance(message, dict), where, field, "an object with 'role' and 'content'", message)
         role, content = message.get("role"), message.get("content")
-        _require(role in ROLES, where, f"{field}.role", f"one of {', '.join(ROLES)}", role)
-        _require(isinstance(content, str), where, f"{field}.content", "a string", content)
+        require(role in ROLES, where, f"{field}.role", f"one of {', '.join(ROLES)}", role)
+        require(isinstance(content, str), where, f"{field}.content", "a string", content)
     if all(message["role"] != "user" for message in prompt):
         raise ValueError(f"{where}: field 'prompt' has no message with role 'user'.")
     for name in ("data_source", "env_class"):
-        _require(isinstance(row.get(name), str | None), where, name, "a string", row.get(name))
+        require(isinstance(row.get(name), str | None), where, name, "a string", row.get(name))
     for name in ("reward_spec", "reward_model", "extra_info"):
-        _require(isinstance(row.get(name), dict | None), where, name, "an object", row.get(name))
+        require(isinstance(row.get(name), dict | None), where, name, "an object", row.get(name))
     spec, truth = row.get("reward_spec") or row.get("reward_model") or {}, ground_truth(row)
     return {**row, "prompt": prompt, "reward_spec": spec if truth is None else {**spec, "ground_truth": truth}}
 
@@ -94,7 +94,7 @@ def ground_truth(row: Mapping[str, Any]) -> Any:
     return next((place["ground_truth"] for place in places if place.get("ground_truth") is not None), None)
 
 
-def _require(fine: bool, where: str, field: str, expected: str, value: Any) -> None:
+def require(fine: bool, where: str, field: str, expected: str, value: Any) -> None:
     if not fine:
         raise ValueError(f"{where}: field '{field}' must be {expected}, got {value!r:.60}.")
 

@@ -108,7 +108,6 @@ def list_envs() -> list[EnvEntry]:
 
 def resolve_env_id(name: str) -> str:
     """The id that gymnasium.make takes: "text_math" -> "skyrl/text_math-v0". ValueError names the nearest ones.
-
     "openenv:ws://host:port" gets an id of this process alone; `portable_env` gives one of every process.
     """
     if name.startswith(OPENENV):

@@ -22,7 +22,6 @@ def make_vec(
     env_id: str, num_envs: int = 1, vectorization_mode: str = "sync", *, autoreset_mode: Any = "NextStep", **kwargs: Any
 ) -> gymnasium.vector.VectorEnv:
     """`num_envs` copies of an environment, by id or short name, in one process ("sync") or a process each ("async").
-
     `autoreset_mode` is a Gymnasium AutoresetMode or its value; further arguments are gymnasium.make_vec's (`wrappers`,
     `vector_kwargs`) and the environment's, as in `make_vec("webshop_lite", 8, split="val")`.
     """

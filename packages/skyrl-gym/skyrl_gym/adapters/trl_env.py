@@ -7,7 +7,6 @@ The reward of a step is what `get_reward` rises by, so that an episode's sum is 
 import copy
 import functools
 import inspect
-import json
 import pickle
 from collections.abc import Callable
 from pathlib import Path
@@ -17,7 +16,7 @@ from skyrl_gym.adapters.skyrl import Repeated, contents
 from skyrl_gym.core import Info, Outcome, Task
 from skyrl_gym.openenv import result_of
 from skyrl_gym.parsing import MAX_CALLS, parse_tool_calls
-from skyrl_gym.tools.tool import responses, run_call, tool
+from skyrl_gym.tools.tool import listed, responses, run_call, tool
 
 TELLS = """You may call tools, {most} in a message at most; a message without a call ends the task. A call is
 <tool_call>{{"tool": "<name>", "args": {{<arguments as JSON>}}}}</tool_call>
@@ -58,8 +57,7 @@ class TRLEnv(Repeated):
         if not self._tools:
             return {"instructions": system}
         schemas = [each.schema for each in self._tools.values()]
-        lines = [json.dumps(schema["function"], ensure_ascii=False) for schema in schemas]
-        told = TELLS.format(most=MAX_CALLS, tools="\n".join(lines))
+        told = TELLS.format(most=MAX_CALLS, tools=listed(self._tools))
         return {"instructions": f"{system}\n\n{told}".lstrip(), "instructions_without_tools": system, "tools": schemas}
 
     def act(self, action: str) -> Outcome:

@@ -1,6 +1,6 @@
 """An exact calculator: Python's syntax for arithmetic, evaluated over fractions by a walk over a whitelist of nodes.
 
-Also written × ÷ − ^. Numbers have at most MAX_BITS, so that no expression takes more than milliseconds.
+Its operators are also × ÷ − ^. Numbers have at most MAX_BITS, so that no expression takes more than milliseconds.
 """
 
 import ast

@@ -33,7 +33,7 @@ class Session:
         transport = _http(settings["url"]) if "url" in settings else _stdio(settings)
         asyncio.run_coroutine_threadsafe(_live(transport, self._client, over), self._loop)
         self.close = weakref.finalize(owner, self._loop.call_soon_threadsafe, over.set)
-        """Returns at once; the session's processes are gone some seconds later, at the latest."""
+        """Returns at once; the session's processes are gone some seconds later."""
 
     def ask(self, question: Callable[[Client], Awaitable[Answer]], seconds: float) -> Answer:
         async def asked() -> Answer:

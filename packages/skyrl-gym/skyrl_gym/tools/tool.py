@@ -69,6 +69,11 @@ def tool(function: Callable[..., Any], *, external: bool = False) -> Tool:
     return Tool(function.__name__, function, {"type": "function", "function": described}, external)
 
 
+def listed(tools: Mapping[str, Tool]) -> str:
+    """As a prompt lists them: a line of JSON for each."""
+    return "\n".join(json.dumps(each.schema["function"], ensure_ascii=False) for each in tools.values())
+
+
 def run_call(
     tools: Mapping[str, Tool],
     call: ToolCall | ParseError,

@@ -12,7 +12,7 @@ from skyrl_gym.envs.alfworld_lite.world import World, kind_of, load, why_not
 
 _LONGEST = 300
 SLIPS = 1 / 8
-"""Of the commands on a search, how many the expert that searches may give in vain."""
+"""Of the commands on a search, how many may be given in vain."""
 
 
 class AlfworldLiteEnv(TextEnv):
@@ -87,7 +87,7 @@ class AlfworldLiteEnv(TextEnv):
         return Outcome(observation, {"success": float(success)}, valid, success, success, self.reset_info())
 
     def expert_action(self) -> str:
-        """Of the expert that searches now and then a slip: how to go on is to be seen. Task and turn decide where."""
+        """Of the expert that searches, now and then a slip. Task and turn decide where: to ask changes nothing."""
         searches = self.options["expert"] == "searches"
         draw = random.Random(f"{self.task.task_id} {self._world.turn}")
         slipped = slip(self._world, self.task.data) if searches and draw.random() < SLIPS else None

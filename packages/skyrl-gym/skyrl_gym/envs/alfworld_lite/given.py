@@ -11,7 +11,7 @@ from functools import lru_cache
 from typing import Any
 
 from skyrl_gym.core import SPLITS
-from skyrl_gym.data import read_list
+from skyrl_gym.data import read_list, require
 from skyrl_gym.envs.alfworld_lite.expert import next_command
 from skyrl_gym.envs.alfworld_lite.tasks import TYPES, Data, reached
 from skyrl_gym.envs.alfworld_lite.world import World, kind_of, layout, load
@@ -55,8 +55,7 @@ def checked(row: Any, where: str) -> dict[str, Any]:
         if not isinstance(value, str) or value not in values:
             raise ValueError(f"{where}: field {field!r} is {value!r:.60}; valid ones are {', '.join(values)}.")
     for field in ("places", "contents", "lamps"):
-        if not isinstance(row.get(field), dict):
-            raise ValueError(f"{where}: field {field!r} must be an object, got {row.get(field)!r:.60}.")
+        require(isinstance(row.get(field), dict), where, field, "an object", row.get(field))
     counts = row["places"]
     for kind, count in counts.items():
         if kind not in facts["receptacles"] or type(count) is not int or not 0 < count < 100:

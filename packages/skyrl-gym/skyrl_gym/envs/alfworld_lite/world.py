@@ -54,7 +54,7 @@ class Layout:
 
 @cache
 def layout(room: str, group: str, number: Any, most: int) -> Layout:
-    """Of the group "seen" or "unseen", with at most `most` places of a kind; "given" by `number`, kinds and counts."""
+    """From the group "seen" or "unseen"; in "given", `number` is pairs of kind and count. At most `most` of a kind."""
     counts = dict(number) if group == "given" else load()["rooms"][room][group][number]
     by_kind = {kind: tuple(f"{kind} {n}" for n in range(1, min(count, most) + 1)) for kind, count in counts.items()}
     places = tuple(place for names in by_kind.values() for place in names)

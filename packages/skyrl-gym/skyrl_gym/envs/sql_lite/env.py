@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from skyrl_gym.core import Options, Outcome, Row, Task, TextEnv
-from skyrl_gym.data import ground_truth, read_row, row_id
+from skyrl_gym.data import ground_truth, read_row, require, row_id
 from skyrl_gym.envs.sql_lite import tasks
 from skyrl_gym.envs.sql_lite.results import MOST_MIB, Result, ask, same, sandbox
 from skyrl_gym.envs.tool_use.env import last_answer
@@ -66,8 +66,7 @@ class SqlLiteEnv(TextEnv):
             row = {**row, "question": "\n\n".join(said), "query": ground_truth(row)}
         for name in ("db_id", "question", "query"):
             value = row.get(name)
-            if not isinstance(value, str) or not value.strip():
-                raise ValueError(f"{where}: field {name!r} must be a string with text, got {value!r:.60}.")
+            require(isinstance(value, str) and value.strip() != "", where, name, "a string with text", value)
         if self._folder is None:
             raise ValueError(f"{where} needs gymnasium.make(id, databases='spider/database').")
         db_id, question, query = row["db_id"], row["question"], row["query"]

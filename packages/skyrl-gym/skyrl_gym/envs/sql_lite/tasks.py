@@ -161,8 +161,7 @@ def split_of(sql: str) -> str:
 @lru_cache(maxsize=1 << 10)
 def make(difficulty: int, split: str, index: int) -> tuple[Draft, list[int]]:
     """A task: its question, and the numbers of its databases, the one that is shown first.
-    With n tasks (rounded up to a multiple of the number of patterns) task i tries the candidates i, i + n, i + 2n and
-    so on: they have one pattern, and no two tasks are alike.
+    With n tasks (a multiple of the number of patterns) task i tries candidates i, i + n and so on: all of one pattern.
     """
     count = len(patterns(difficulty))
     step = -(-COUNTS[split] // count) * count
@@ -219,7 +218,7 @@ def near_misses(sql: str) -> list[str]:
 
 def suite(draft: Draft) -> list[int]:
     """The numbers of databases that tell the query from all of its near misses; [] if too many have to be tried.
-    On each its result is neither empty nor has a NULL, as a sum of nothing is; and it is not the same on all.
+    On each its result is neither empty nor has a NULL, which a sum of nothing is; and it is not the same on all.
     """
     alive, chosen, truths = near_misses(draft.sql), list[int](), list[list[Any]]()
     for number in range(TRIES):

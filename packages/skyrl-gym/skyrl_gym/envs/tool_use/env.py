@@ -10,13 +10,13 @@ from typing import Any
 
 from skyrl_gym.answers import canonical, same, written
 from skyrl_gym.core import Info, Options, Outcome, Row, Task, TextEnv
-from skyrl_gym.data import ground_truth, read_row, row_id
+from skyrl_gym.data import ground_truth, read_row, require, row_id
 from skyrl_gym.envs.tool_use import tasks
 from skyrl_gym.parsing import MAX_CALLS, parse_tool_calls
 from skyrl_gym.tools.calculator import calculator
 from skyrl_gym.tools.mcp import FORM, McpServer
 from skyrl_gym.tools.search import Corpus
-from skyrl_gym.tools.tool import Tool, ToolError, responses, run_call, tool
+from skyrl_gym.tools.tool import Tool, ToolError, listed, responses, run_call, tool
 
 BUILTIN = ("calculator", "search", "wiki", "python_exec")
 
@@ -70,7 +70,7 @@ class ToolUseEnv(TextEnv):
         self._chosen = [item for items in found for item in items]
         self._toolboxes: dict[tuple[str, str], dict[str, Tool]] = {}
         self._tools = self._toolbox(self.defaults)
-        self._listed = "\n".join(json.dumps(x.schema["function"], ensure_ascii=False) for x in self._tools.values())
+        self._listed = listed(self._tools)
 
     @property
     def tools(self) -> list[dict[str, Any]]:
@@ -127,9 +127,9 @@ class ToolUseEnv(TextEnv):
         known = isinstance(truth, str | int | float) and not isinstance(truth, bool)
         if isinstance(truth, list):
             known = bool(truth) and all(isinstance(each, str) and plain(each) for each in truth)
-        if not known or (not isinstance(truth, list) and canonical(written(truth)) is None):
-            what = "a number, a word, a list or a set in a text (skyrl_gym.answers), or a list of texts"
-            raise ValueError(f"options['task']: field 'reward_spec.ground_truth' must be {what}, got {truth!r:.60}.")
+        known = known and (isinstance(truth, list) or canonical(written(truth)) is not None)
+        what = "a number, a word, a list or a set in a text (skyrl_gym.answers), or a list of texts"
+        require(known, "options['task']", "reward_spec.ground_truth", what, truth)
         *said, text = (message["content"] for message in prompt)
         instructions = "\n\n".join([*said, self._told(options["lang"])])
         truth = truth if isinstance(truth, list) else written(truth)

@@ -182,8 +182,7 @@ class WebShopLiteEnv(TextEnv):
 
     def expert_action(self) -> str:
         """Searches for the title, reads the results that could be it until one is, picks options and buys.
-        In a user's catalog it searches for the whole instruction and opens the first result that meets it; where
-        none of ten does, it searches for a title, too.
+        In a user's catalog it searches for the whole instruction; where none of ten results meets it, for the title.
         """
         view, goal, ui = self._view, self.task.ground_truth, self._shop.ui
         if self.options["thoughts"] == "on" and not self._thought and (words := self._thoughts()):
