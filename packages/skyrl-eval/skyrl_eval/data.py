@@ -40,7 +40,7 @@ class Row(BaseModel):
 
 @dataclass(frozen=True)
 class Data:
-    """The items of a benchmark and what they were read from."""
+    """Example: Data([item, ...], "cais/hle", "5a81a4c7...", "9c1e...", ["342 items with images are left out"])"""
 
     items: list[Item]
     source: str

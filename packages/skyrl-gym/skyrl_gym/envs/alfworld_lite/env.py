@@ -16,7 +16,9 @@ SLIPS = 1 / 8
 
 
 class AlfworldLiteEnv(TextEnv):
-    """tasks: a JSON file of tasks (given.py) in place of the built-in ones, in every difficulty."""
+    """Option `task_type` asks for one of the six types; `feedback` is what an inadmissible command is answered by;
+    `expert` says whether the expert knows where everything lies. tasks: a JSON file (given.py) in place of ours.
+    """
 
     choices = TextEnv.choices | {
         "difficulty": tuple(load()["levels"]),

@@ -1,7 +1,8 @@
 """Logic puzzles with exactly one solution: knights and knaves, orders of arrival, guests of a party.
 
 At difficulty d a puzzle is about d + 2 people. A world says everything about them, and a bit mask says in which worlds
-a clue holds. A hash of what the clues mean decides the split.
+a clue holds. A puzzle takes clues that hold in a secret world until no other is left, and then does without those that
+it can: one solution, proved, and no idle clue. A hash of what the clues mean decides the split.
 """
 
 import hashlib

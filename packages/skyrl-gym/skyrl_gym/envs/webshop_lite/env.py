@@ -176,6 +176,7 @@ class WebShopLiteEnv(TextEnv):
         return Outcome(text, parts, True, reward == 1, True, self.reset_info() | terms)
 
     def admissible_actions(self) -> list[str]:
+        """Every click on the page; on the search page the instruction, cut at its punctuation, as searches."""
         if self._view.page == "search":
             return [f"search[{part}]" for part in re.split(r"\s*[,:，：、]\s*", self.task.text) if part]
         return [f"click[{text}]" for text in self._clicks]
