@@ -202,6 +202,8 @@ def test_a_run_goes_on_with_its_data_in_another_place(tmp_path: Path, capsys: py
         ("--model=other", "model is 'm' in {}, not 'other'."),
         ("--temperature=1", "temperature is 0.0 in {}, not 1.0."),
         ("--bench=mmlu", "bench is 'gsm8k' in {}, not 'mmlu'."),
+        ("--seed=5", "seed is 0 in {}, not 5."),
+        ("--max-tokens=9", "max_tokens is 16384 in {}, not 9."),
     ],
 )
 def test_what_grading_alone_cannot_change_is_refused(

@@ -246,9 +246,9 @@ def _solved_before(args: Namespace) -> Run:
         raise UserError("--grade-only needs --out with the folder of a run.")
     manifest = read_json(args.out, "manifest.json")
     config, bench = manifest["config"], benchmarks.find(manifest["config"]["bench"])
-    then = config | {"samples": manifest["facts"].get("samples", args.samples)}
-    for name, usual in (("bench", DEFAULTS[args.kind][0]), ("model", ""), ("samples", 1), ("temperature", 0.0)):
-        if (given := getattr(args, name)) not in (usual, then.get(name, usual)):
+    then, usual = config | {"samples": manifest["facts"].get("samples", args.samples)}, vars(parse(args.kind, []))
+    for name in ("bench", "model", "samples", "temperature", "seed", "max_tokens"):
+        if (given := getattr(args, name)) not in (usual[name], then.get(name, usual[name])):
             raise UserError(f"--grade-only: {name} is {then.get(name)!r} in {args.out}, not {given!r}.")
     official = config["source"] + (f"@{config['revision']}" if config["revision"] else "")
     found = data.load(bench, args.data or (official if official != bench.source.url else None), config["images"])

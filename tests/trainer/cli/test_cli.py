@@ -432,6 +432,9 @@ def test_the_estimate_agrees_with_published_sizes() -> None:
     assert shape.parameters == pytest.approx(596e6, rel=0.001)
     assert shape.kv_bytes == 112 * 1024
     rows = dict(memory(load_config(None, []), shape))
+    assert rows["processes themselves, about"] == 2.25 * 2**30, "measured: 2.2 GiB with one engine, 3.7 with three"
+    three = load_config(None, ["generator.num_inference_engines=3"])
+    assert dict(memory(three, shape))["processes themselves, about"] == 3.75 * 2**30
     assert rows["learner: weights, gradients, AdamW's two moments, in float32"] == 4 * 4 * shape.parameters
 
 

@@ -42,6 +42,8 @@ ASSUMED = "H100"
 """Where the run wants GPUs and this machine has none, or an unknown one: SXM, 80 GB or what it has."""
 VLLM_SHARE = 0.92
 """Of a GPU's memory, that vLLM takes if engine_kwargs.gpu_memory_utilization does not say."""
+FIRST_PROCESSES, OTHER_PROCESS = 6 * 2**28, 3 * 2**28
+"""As measured: of a driver that learns, Ray and envs; of an engine with its RolloutWorker, or another learner."""
 Rows = list[tuple[str, int]]
 """(what, bytes)."""
 PASSING = ("learner: activations of a micro-batch", "learner: logits of a chunk, and what follows them")
@@ -120,7 +122,9 @@ def memory(config: Config, shape: ModelShape) -> Rows:
     generator = config.generator
     engines = 0 if devices(config)[1] else generator.num_inference_engines
     tokens = generator.max_concurrency * generator.max_model_len * engines
+    more = generator.num_inference_engines + config.num_learners - 1
     return [
+        ("processes themselves, about", FIRST_PROCESSES + more * OTHER_PROCESS),
         *((what, size * config.num_learners) for what, size in learner_memory(config, shape)),
         ("engines: weights", shape.parameters * shape.width * engines),
         ("engines: KV cache, every episode in flight at max_model_len", tokens * shape.kv_bytes),
