@@ -20,8 +20,8 @@ from skyrl_trainer.types import Trajectory
 
 def run(args: argparse.Namespace) -> int:
     """Exit code 0 where every episode was identical to its record, 1 otherwise."""
-    files = [path for path in (args.run / "config.yaml", args.run.parent / "config.yaml") if path.is_file()]
-    config = load_config(str(files[0]) if files else None, [])
+    files = [folder / "config.yaml" for folder in (args.run, *args.run.resolve().parents[:2])]  # of held_out/NAME, too
+    config = load_config(next((str(path) for path in files if path.is_file()), None), [])
     total = same = 0
     if args.recompute:  # before hours of playing: it may be wrong
         from skyrl_trainer.replay.recompute import load_scorer, report

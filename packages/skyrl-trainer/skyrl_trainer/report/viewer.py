@@ -55,8 +55,7 @@ def write_viewer(folder: Path, out: Path, steps: list[int] | None = None) -> str
 
 def view(run: Path, out: Path, steps: Sequence[int] | None, bounds: tuple[int, int] | None = None) -> str:
     """`write_viewer` of a run. Steps that are named share the number of trajectories that go in."""
-    held_out = not (run / "trajectories").is_dir()
-    store = Store(run if held_out else run / "trajectories")
+    store = Store(run / "trajectories" if (run / "trajectories").is_dir() else run)
     notes, total = list[str](), 0
     stored = store.steps()
     if not stored:
@@ -70,7 +69,8 @@ def view(run: Path, out: Path, steps: Sequence[int] | None, bounds: tuple[int, i
             total += int(store.header(step)["trajectories"])
     if bounds and len(chosen) < len(stored):
         notes.append(f"{len(stored) - len(chosen)} more steps are stored")
-    decode = _decoder(run.parent if held_out else run, notes)
+    of_run = [each for each in (run, *run.resolve().parents[:2]) if (each / "config.yaml").is_file()]
+    decode = _decoder(next(iter(of_run), run), notes)
     episodes = _episodes(store, chosen, -(-most // len(chosen)) if steps else most, decode, notes)
     return write_episodes(out, run, episodes, total, notes, (most, size))
 
