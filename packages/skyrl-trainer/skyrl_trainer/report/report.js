@@ -28,13 +28,14 @@ const envs = [...new Set(kinds.map(found => found[2]))].map(env => {
 });
 const size = key => Number(key.split("/").pop()), byK = prefix => group(prefix).sort((a, b) => size(a) - size(b));
 const held = byK("eval/pass_at/"), passes = held.length ? held : byK("pass_at/");
+const exams = allKeys.filter(key => /^eval\/.+\/accuracy$/.test(key)), bench = key => key.slice(5, -9);
 const CHARTS = [
   { title: "Success", keys: both("success"), short: heldOut, marks: "eval/success", unit: true, always: true,
     about: allKeys.includes("eval/success") ? "held-out" : "training" },
   { title: "Solved by one of k tries", keys: passes, short: key => `k = ${size(key)}`, unit: true,
     about: passes === held ? "held-out" : "training" },
-  { title: "Benchmarks", keys: allKeys.filter(key => /^eval\/.+\/accuracy$/.test(key)), unit: true,
-    short: key => key.split("/").slice(1, -1).join("/"), about: "accuracy" },
+  { title: exams.length === 1 ? `Accuracy, ${bench(exams[0])}` : "Accuracy by benchmark", keys: exams, short: bench,
+    unit: true },
   { title: "Reward", keys: ["reward/mean", ...group("reward/", "reward/mean")], always: true, compare: 1,
     about: "mean" },
   { title: "Length of answers", keys: ["length/mean", "length/max"], zero: true, always: true, about: "tokens" },
