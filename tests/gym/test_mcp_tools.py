@@ -368,6 +368,7 @@ def test_a_registry_file_may_name_a_server(plain, tmp_path):
         ({1: 2}, "A tool that has 1 is not {mcp: {"),
         ({"python_exec": 5}, "A tool that has python_exec is not {mcp: {"),
         ({"python_exec": {"wall": 5}}, "python_exec has no limit 'wall'; valid ones are wall_seconds, cpu_seconds, "),
+        ({"python_exec": {"memory_mib": 8}}, r"python_exec needs more than Limits\(.*memory_mib=8.*no code can run: "),
         ({"python_exec": {"wall_seconds": 0}}, "wall_seconds is 0; expected a positive"),
         ({"mcp": {"command": "python server.py"}}, "MCP server: command cannot be; expected is command: "),
         ({"mcp": {"command": ["a"], "url": "http://a"}}, "command and url cannot be"),

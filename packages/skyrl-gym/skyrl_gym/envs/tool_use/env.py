@@ -187,11 +187,11 @@ def _made(item: Mapping[str, Any]) -> McpServer | Tool:
         raise ValueError(f"A tool that has {', '.join(map(str, item)) or 'nothing'} is not {forms}.")
     if kind == "mcp":
         return McpServer(settings)
-    from skyrl_gym.tools.python_exec import Limits
+    from skyrl_gym.tools.python_exec import Limits, shared_sandbox
 
     if unknown := settings.keys() - Limits.__slots__:
         raise ValueError(f"python_exec has no limit {unknown.pop()!r}; valid ones are {', '.join(Limits.__slots__)}.")
-    Limits(**settings)
+    shared_sandbox(Limits(**settings)).start()  # no code may run within them
     told = f"{python_exec.__doc__} Limits: {', '.join(f'{name} {value}' for name, value in settings.items())}."
     made = tool(python_exec, external=True)
     schema = {**made.schema, "function": made.schema["function"] | {"description": told}}
