@@ -43,6 +43,7 @@ def first(times: int, *faults: Callable[[], Raw]) -> Callable[[int, str, dict[st
 Fault = Callable[[int, str, dict[str, Any]], Raw]
 """Of the number of the try, the right answer, and the request."""
 CACHED = {"prompt_tokens": 11, "completion_tokens": 5, "prompt_tokens_details": {"cached_tokens": math.inf}}
+AZURE = "the prompt triggering Azure OpenAI's content management policy. Please modify your prompt and retry."
 OUT_OF_TOKENS = "Could not finish the message because max_tokens or model output limit was reached. Please try again."
 ENDPOINT: dict[str, tuple[Fault, str, str]] = {
     "rate limit, more often than there are tries": (first(9, lambda: no(429, "slow", "0")), "done", ""),
@@ -68,6 +69,8 @@ ENDPOINT: dict[str, tuple[Fault, str, str]] = {
     "no reason to finish": (lambda n, r, q: said(r, finish=None), "done", ""),
     "refusal": (lambda n, r, q: said(None, refusal="I cannot."), "refusal", ""),
     "content filter": (lambda n, r, q: said("", "content_filter"), "content_filter", ""),
+    "Azure's filter": (lambda n, r, q: no(400, f"filtered due to {AZURE}"), "content_filter", ""),
+    "OpenAI's filter": (lambda n, r, q: no(400, "flagged as violating our usage policy."), "content_filter", ""),
     "tool calls": (lambda n, r, q: said(None, "tool_calls", tool_calls=[{"id": "1"}]), "tool_calls", ""),
     "only thoughts": (lambda n, r, q: said(None, reasoning_content="Hm."), "reasoning_only", ""),
     "nothing": (lambda n, r, q: said(""), "empty", ""),
@@ -114,8 +117,8 @@ def test_an_endpoint_with_every_fault_at_once(tmp_path: Path, capsys: pytest.Cap
     stops = Counter(stop for _, stop, _ in ENDPOINT.values())
     assert results["stops"] == dict(sorted(stops.items()))
     assert results["counts"]["correct"] == stops["done"] and results["counts"]["ungraded"] == stops["error"]
-    assert results["cost"] is None and results["uncounted"] == 4 + 6, "of answers that are none, too"
-    assert "1 tries ended in content filter." in results["notes"]
+    assert results["cost"] is None and results["uncounted"] == 4 + 8, "of answers that are none, too"
+    assert "3 tries ended in content filter." in results["notes"]
     out = capsys.readouterr().out
     assert f"of {len(ENDPOINT)} tries {stops['error']} ungraded, counted as not correct; the first: The attempt" in out
     page = (tmp_path / "run" / "report.html").read_text()

@@ -26,6 +26,8 @@ TOO_LONG = re.compile(r"context|token|length|too long", re.IGNORECASE)
 """In a refusal's reason: prompt and answer are more than its context."""
 # OpenAI's refusal, where thoughts have used up the limit of an answer.
 CUT_OFF = "Could not finish the message"
+FILTERED = re.compile(r"content (management )?policy|content.filter|usage polic", re.IGNORECASE)
+"""In OpenAI's and Azure's refusal of what a prompt says."""
 Usage = dict[str, int]
 HELLO = [{"role": "user", "content": "Hello."}]
 
@@ -108,6 +110,9 @@ class EndpointClient:
             except Refused as error:
                 if CUT_OFF in error.reason:
                     return [said.add("assistant", "")], "length", {"uncounted": 1}
+                if error.status == 400 and FILTERED.search(error.reason):
+                    odd = {"uncounted": 1, f"ended/{turn}/content_filter": 1}
+                    return [said.add("assistant", ""), *said.stop_token_ids], "stop", odd
                 too_long = error.status in (400, 413, 422) and TOO_LONG.search(error.reason)
                 if not too_long or (turn == "0" and not limit):
                     raise
