@@ -305,6 +305,33 @@ def test_a_pool_of_served_policies_plays_the_other_role_and_the_seed_draws_one()
         env.reset(options={"opponent": "perfect,best"})
 
 
+def test_after_an_opponent_that_gave_no_answer_nothing_is_played_in_its_place():
+    """The agent's next action would be its opponent's move."""
+    env = gym.make("skyrl/nim-v0", opponent="http://127.0.0.1:1/v1").unwrapped
+    env.reset(options={"task_id": "train:1:en:15"})
+    with pytest.raises(RuntimeError, match="gave no answer"):
+        env.step("B 1")
+    with pytest.warns(UserWarning, match="after the episode had ended"):
+        assert env.step("B 1")[2]
+    assert env.game.moves == ["B 1"]
+    env = gym.make("skyrl/kuhn_poker-v0", opponent="http://127.0.0.1:1/v1").unwrapped
+    with pytest.raises(RuntimeError, match="gave no answer"):
+        for seed in range(12):  # until one gives the second role
+            env.reset(seed=seed)
+    with pytest.warns(UserWarning, match="after the episode had ended"):
+        assert env.step("bet")[2] and not env.game.moves
+
+
+def test_in_self_play_who_writes_only_nonsense_has_no_success():
+    """Nor has the role that won by it without a move."""
+    for name in ("nim", "kuhn_poker"):
+        env = gym.make(f"skyrl/{name}-v0", opponent="self")
+        for seed in range(20):
+            env.reset(seed=seed)
+            _, reward, over, _, info = env.step("nonsense")
+            assert over and reward < 0 and not info["success"]
+
+
 def test_an_opponent_whose_first_text_is_no_move_has_lost(monkeypatch):
     monkeypatch.setattr("skyrl_gym.players.pool.ask", lambda *_: "nonsense")
     env = gym.make("skyrl/kuhn_poker-v0", opponent="http://127.0.0.1:1/v1").unwrapped

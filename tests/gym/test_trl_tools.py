@@ -8,6 +8,7 @@ import inspect
 import json
 import pickle
 import re
+import sqlite3
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -147,6 +148,25 @@ def test_rows_name_their_task() -> None:
     environment = environment_factory("gsm8k")()
     assert environment.reset(**named("skyrl/gsm8k-v0", 0)) is None  # the prompt holds everything
     assert environment.answer("4800") == "The episode is over." and environment.get_reward() == 1.1
+
+
+def test_rows_of_environments_without_tasks_of_their_own_are_the_tasks(tmp_path: Path) -> None:
+    """MBPP's have a `task_id`, which is not one of ours; Spider's name a database."""
+    environment: Any = environment_factory("code_rows")()
+    mbpp = {"task_id": 601, "text": "Double a number.", "code": "def f(x):\n    return 2 * x"}
+    assert environment.reset(prompt="Double.", **mbpp, test_list=["assert f(2) == 4"], test_setup_code="") is None
+    environment.submit("```python\ndef f(x):\n    return 2 * x\n```")
+    assert environment.get_reward() >= 1
+    prompts: Any = environment_factory("prompt")()
+    assert prompts.reset(prompt=[{"role": "user", "content": "Write."}], level=2) is None
+    (tmp_path / "pets").mkdir()
+    with sqlite3.connect(tmp_path / "pets" / "pets.sqlite") as database:
+        database.execute("create table pets (name text)")
+        database.execute("insert into pets values ('Rex')")
+    spider: Any = environment_factory("sql_lite", databases=str(tmp_path))()
+    row = {"db_id": "pets", "question": "Which pets are there?", "query": "select name from pets"}
+    assert spider.reset(**row) is None
+    assert spider.env.unwrapped.task.data["db_id"] == "pets"
 
 
 @pytest.mark.parametrize("row", [{"ground_truth": "4"}, {"reward_model": {"ground_truth": "4"}}])
@@ -433,7 +453,7 @@ def test_a_prompt_is_an_episode_of_one_answer_that_reward_functions_judge() -> N
     talk = [{"role": role, "content": role} for role in ("system", "user", "assistant", "user")]
     observation, info = env.reset(options={"task": {"prompt": talk}})
     assert (observation, info["instructions"]) == ("user: user\n\nassistant: assistant\n\nuser: user", "system")
-    with pytest.raises(NotImplementedError):
+    with pytest.raises(NotImplementedError, match=r"TRLEnv has no expert\."):
         env.unwrapped.expert_action()
 
 
@@ -442,6 +462,10 @@ def test_prompts_come_from_the_argument_rows_and_a_state_goes_on(tmp_path: Path)
     env: Any = gym.make("skyrl/prompt-v0", rows=tmp_path / "rows.jsonl").unwrapped
     asked = [env.reset(options={"task_id": str(n)})[0] for n in range(3)]
     assert asked == ["Say 0.", "Say 1.", "Say 2."] and {env.reset(seed=n)[0] for n in range(20)} == {*asked}
+    (tmp_path / "others.jsonl").write_text(json.dumps({"prompt": "Sing."}))
+    others = {"rows": tmp_path / "others.jsonl"}
+    assert env.num_tasks(others) == 1 and env.reset(options=others)[0] == "Sing."
+    assert env.num_tasks() == 3 and env.reset(seed=1)[0] in asked, "an option is of its episode alone"
     twin, states = TRLEnv(given=None), [env.get_state()]
     env.step("One.")
     states.append(env.get_state())

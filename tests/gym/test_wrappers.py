@@ -1,5 +1,6 @@
 """The wrappers, the replay of recorded episodes, and demonstrations."""
 
+import datetime
 import json
 import warnings
 
@@ -51,6 +52,18 @@ def test_an_episode_whose_options_are_numpys_is_recorded(tmp_path):
     for _ in range(2):
         env.reset(seed=3, options={"difficulty": np.int64(2)})
         env.step("1")
+    env.close()
+    assert replay(tmp_path / "episodes.jsonl") == 2
+
+
+def test_a_replay_answers_calls_of_tools_by_the_record(tmp_path):
+    """And a row may hold what JSON cannot, as a date of a parquet file."""
+    env = RecordEpisodes(gym.make("skyrl/tool_use-v0"), tmp_path / "episodes.jsonl")
+    question = {"prompt": "Now?", "ground_truth": "1", "asked": datetime.date(2026, 1, 2)}
+    code = {"tool": "python_exec", "args": {"code": "import time; print(time.time_ns())"}}
+    for _ in range(2):
+        env.reset(options={"task": question})
+        env.step(f"<tool_call>{json.dumps(code)}</tool_call>")
     env.close()
     assert replay(tmp_path / "episodes.jsonl") == 2
 

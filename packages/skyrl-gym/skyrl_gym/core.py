@@ -13,6 +13,7 @@ A subclass gives `choices`, `count_tasks`, `make_task`, `begin`, `act` and `expe
 import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -121,7 +122,7 @@ class TextEnv(Env[str, str]):
 
     def expert_action(self) -> str:
         """An action of a policy that always succeeds, in the state at hand."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} has no expert.")
 
     def admissible_actions(self) -> list[str] | None:
         """All actions that do something in this state, or None where they cannot be listed."""
@@ -171,8 +172,9 @@ class TextEnv(Env[str, str]):
         task = self.make_task(self.options, index) if row is None else self.task_from_row(row, self.options)
         own = {name: self.options[name] for name in ("difficulty", "lang", "split") if name in self.options}
         self._task = task = replace(task, **own)
-        self._finished, self.recorded = False, None
+        self._finished, self.recorded = True, None  # should it not begin
         self._screen = observation = self.begin(task)
+        self._finished = False
         info = {"instructions": task.instructions, "task_id": task.task_id, **self.reset_info()}
         return observation, info | self._admissible()
 
@@ -185,6 +187,7 @@ class TextEnv(Env[str, str]):
         if self._finished:
             logger.warn("step() was called after the episode had ended; call reset() first. Nothing happens.")
             return "", 0.0, True, False, {"reward_parts": {}, "valid_action": False, "success": False}
+        self._finished = True  # should it fail half-way
         outcome = self.act(action)
         self.recorded = None
         self._finished = outcome.terminated
@@ -268,17 +271,24 @@ class RowsOnly(TextEnv):
         self._rows = load_rows(rows) if isinstance(rows, str | Path) else list(rows or ())
 
     def _checked(self, options: Options) -> dict[str, Any]:
-        if "rows" in options:
-            self._rows = load_rows(str(options["rows"]))
-        return super()._checked({name: each for name, each in options.items() if name != "rows"})
+        """`rows` may be another file, of this episode."""
+        rest = super()._checked({name: each for name, each in options.items() if name != "rows"})
+        return rest | ({"rows": str(options["rows"])} if "rows" in options else {})
+
+    def _rows_of(self, options: Options) -> list[Any]:
+        return _rows(options["rows"]) if "rows" in options else self._rows
 
     def count_tasks(self, options: Options) -> int:
-        if not self._rows:
+        if not (rows := self._rows_of(options)):
             raise ValueError(
                 "This environment plays rows of a dataset: gymnasium.make(id, rows='train.jsonl'), --option rows=..., "
                 "or env.reset(options={'task': row}) with a row of skyrl_gym.data.load_rows('train.jsonl')."
             )
-        return len(self._rows)
+        return len(rows)
 
     def make_task(self, options: Options, index: int) -> Task:
-        return self.task_from_row(self._rows[index], options)
+        return self.task_from_row(self._rows_of(options)[index], options)
+
+
+_rows = lru_cache(maxsize=1)(load_rows)
+"""Of an option that every reset repeats."""

@@ -28,7 +28,7 @@ def beside(module: str, name: str) -> Any:
 def read_list(path: str, what: str) -> list[Any]:
     """A JSON file's list, not an empty one. OSError, or ValueError with the file."""
     try:
-        found = json.loads(Path(path).read_text(encoding="utf-8"))
+        found = json.loads(Path(path).read_text(encoding="utf-8-sig"))
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{path}: not a JSON file in UTF-8 ({error}).") from None
     if not isinstance(found, list) or not found:

@@ -65,7 +65,7 @@ class InvalidActionBudget(TextWrapper, RecordConstructorArgs):
 
 class RecordEpisodes(TextWrapper, RecordConstructorArgs):
     """Appends each episode to a jsonl file when it ends, the next begins, or at `close`: the spec with the
-    wrappers below this one, the arguments of `reset`, every action, observation and reward. `replay` reads it."""
+    wrappers below this one, the arguments of `reset`, actions, observations, rewards and calls. `replay` reads it."""
 
     def __init__(self, env: Env[str, str], path: str | Path) -> None:
         if env.spec is None:
@@ -90,7 +90,7 @@ class RecordEpisodes(TextWrapper, RecordConstructorArgs):
     def step(self, action: str) -> Step:
         outcome = self.env.step(action)
         if self._episode:
-            self._episode["steps"].append([action, *outcome[:4]])
+            self._episode["steps"].append([action, *outcome[:4], outcome[4].get("tool_calls")])
             if outcome[2] or outcome[3]:
                 self._write()
         return outcome
@@ -103,7 +103,7 @@ class RecordEpisodes(TextWrapper, RecordConstructorArgs):
         episode, self._episode = self._episode, {}
         if episode:
             with self._path.open("a", encoding="utf-8") as file:  # ASCII: a lone surrogate has no UTF-8
-                file.write(json.dumps(episode, default=lambda number: number.item()) + "\n")
+                file.write(json.dumps(episode, default=lambda x: x.item() if hasattr(x, "item") else str(x)) + "\n")
 
 
 def replay(path: str | Path) -> int:
@@ -111,13 +111,15 @@ def replay(path: str | Path) -> int:
     episodes = list(read_jsonl(Path(path)))
     for where, episode in episodes:
         try:
-            env = make(EnvSpec.from_json(json.dumps(episode["env"])))
+            env: Any = make(EnvSpec.from_json(json.dumps(episode["env"])))
             if episode["np_random"] is not None:
                 env.unwrapped.np_random.bit_generator.state = episode["np_random"]
             arguments, steps = episode["reset"], episode["steps"]
         except (AttributeError, KeyError, TypeError) as error:
             raise ValueError(f"{where}: not an episode of RecordEpisodes ({error!r}).") from None
         for index, (action, *recorded) in enumerate(steps):
+            if calls := recorded[4] if len(recorded) > 4 else None:
+                env.unwrapped.feed_external(calls)
             outcome = env.step(action) if index else env.reset(**arguments)
             for name, then, now in zip(FIELDS, recorded, outcome, strict=False):
                 if then != now:

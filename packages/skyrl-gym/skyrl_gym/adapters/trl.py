@@ -14,6 +14,7 @@ from zlib import crc32
 
 from gymnasium import make
 
+from skyrl_gym.core import RowsOnly
 from skyrl_gym.data import beside, ground_truth
 from skyrl_gym.registry import resolve_env_id
 
@@ -39,7 +40,9 @@ class TextEnvironment:
         names = ("task_id", *getattr(self.env.unwrapped, "choices", ("split", "difficulty", "lang")))
         options = {name: row[name] for name in names if row.get(name) is not None}
         seed, spec = row.get("seed"), row.get("reward_spec")
-        if spec is not None or (seed is None and "task_id" not in options and ground_truth(row) is not None):
+        plays_rows = isinstance(self.env.unwrapped, RowsOnly) and "rows" not in self.arguments
+        given = plays_rows or spec is not None or "db_id" in row  # Spider's
+        if given or (seed is None and "task_id" not in options and ground_truth(row) is not None):
             options = {"task": row}
         if seed is None and not {"task", "task_id"} & options.keys():
             # The tries of a row, each an instance's, must meet one task. A small batch resets the first ones alone.

@@ -130,7 +130,9 @@ class OpenEnv(gymnasium.Env[str, str]):
         return self._exchange("step", value)
 
     def _exchange(self, kind: str, data: Info) -> Answer:
-        sent = json.dumps({"type": kind, "data": data})
+        if self._socket is None:
+            raise ValueError("has ended the session: reset begins another")
+        sent = json.dumps({"type": kind, "data": data}, default=lambda number: number.item())
         with suppress(Exception):  # a server that has closed the connection may have said why
             self._socket.send(sent)
         received = self._socket.recv()
@@ -139,7 +141,8 @@ class OpenEnv(gymnasium.Env[str, str]):
             said = reply["data"]
             if reply["type"] == "observation":
                 return _observed(said)
-            why = f"{said['message']} {json.dumps(said.get('errors', ''))[:500]}"
+            errors = said.get("errors")
+            why = f"{said['message']}{f' {json.dumps(errors)[:500]}' if errors else ''}"
             mended = kind == "step" and said.get("code") == "VALIDATION_ERROR"
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
             raise ValueError("talks nonsense: what it sent is no observation") from None

@@ -54,7 +54,8 @@ class PlayersEnv(TextEnv):
         both = self._opponent == "self"
         info = {"role": mover, "rewards": rewards} | self.reset_info() if both else {}
         parts = {"game": rewards[ROLES[0] if both else self.role]}
-        return Outcome(observation, parts, valid, over and self.game.well_played(self.role), over, info)
+        played = not both or self.role in map(self.game.mover, range(len(self.game.moves)))
+        return Outcome(observation, parts, valid, over and played and self.game.well_played(self.role), over, info)
 
     def _say(self, action: str) -> None:
         mover = self.game.agent_selection

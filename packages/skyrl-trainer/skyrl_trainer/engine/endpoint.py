@@ -111,8 +111,8 @@ class EndpointClient:
                 if CUT_OFF in error.reason:
                     return [said.add("assistant", "")], "length", {"uncounted": 1}
                 if error.status == 400 and FILTERED.search(error.reason):
-                    odd = {"uncounted": 1, f"ended/{turn}/content_filter": 1}
-                    return [said.add("assistant", ""), *said.stop_token_ids], "stop", odd
+                    blocked = {"uncounted": 1, f"ended/{turn}/content_filter": 1}
+                    return [said.add("assistant", ""), *said.stop_token_ids], "stop", blocked
                 too_long = error.status in (400, 413, 422) and TOO_LONG.search(error.reason)
                 if not too_long or (turn == "0" and not limit):
                     raise
