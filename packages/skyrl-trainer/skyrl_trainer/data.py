@@ -92,7 +92,6 @@ def load_samples(
     specs: Sequence[Spec], default_env_class: str = "text_math", seed: int = 0, env_file: str | None = None
 ) -> SampleSource:
     """The samples of all specs, in order. UserError names the spec, what is wrong with it and what is right.
-
     default_env_class: of rows that name none. seed: of specs that have none. env_file: registers environments.
     """
     if not specs:

@@ -35,7 +35,6 @@ def writing(path: object, folder: Path | None = None) -> Iterator[None]:
 @contextmanager
 def written_aside(target: Path) -> Iterator[Path]:
     """Gives an empty folder beside `target`; what is put there is flushed and becomes `target` in one rename.
-
     On an error the folder goes away and `target` stays as it was; one of the disk is a UserError. What a process
     that was killed here had left behind is removed, or put back, first.
     """

@@ -54,7 +54,6 @@ class Sampler(Protocol):
 
     def accept(self, group: list[Trajectory], returns: list[float]) -> bool:
         """Whether a finished group takes part in learning; asked once per group, in order.
-
         group: the tries of one task, without those that failed. returns: what each earned in all.
         """
 
@@ -65,7 +64,6 @@ class Sampler(Protocol):
 
 class RewardFunction(Protocol):
     """TRL's signature: one number per trajectory, None where the function does not apply. May be `async`.
-
     prompts, completions: a list of messages {"role", "content"} per trajectory; a completion is the policy's answers
     and, between them, what the env said. columns: `ground_truth`, `sample_id`, `env_id` and the sample's options.
     """

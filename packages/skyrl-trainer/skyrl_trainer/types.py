@@ -31,7 +31,6 @@ StepMetrics = dict[str, float]
 @dataclass(frozen=True, slots=True)
 class Sample:
     """One task, before anybody has tried it.
-
     Example: Sample("text_math:train:17", "skyrl/text_math-v0", 17, {"split": "train", "difficulty": 2})
     """
 
@@ -54,7 +53,6 @@ class Sample:
 @dataclass(frozen=True, slots=True)
 class PromptBatch:
     """The samples of an evaluation, each to be tried `num_generations` times; training draws groups (run/tries.py).
-
     Example: PromptBatch(3, [a, b], 2) leads to 3/0/0, 3/0/1, 3/1/0 and 3/1/1 (step / sample / generation).
     """
 
@@ -141,7 +139,6 @@ class StopReason(StrEnum):
 @dataclass(slots=True)
 class Turn:
     """What the policy read, what it wrote, and what the env answered.
-
     Example: Turn([1, 8, 9], [5, 2], [-0.1, -0.7], [4, 4], "\\boxed{42}", reward_parts={"format": 0.1}, reward=0.1)
     """
 
@@ -172,7 +169,6 @@ class Turn:
 @dataclass(slots=True)
 class Trajectory:
     """The turns of one episode. A failed episode is a trajectory too.
-
     Example: Trajectory("3/0/1", sample, generation=1, seed=991, turns=[turn], stop_reason=StopReason.TERMINATED)
     """
 

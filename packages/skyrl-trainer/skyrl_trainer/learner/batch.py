@@ -18,7 +18,6 @@ from skyrl_trainer.types import AdvantageBatch, TrainingBatch, Trajectory
 @dataclass(slots=True)
 class Row:
     """One trajectory, without what stands behind a segment's last sampled token.
-
     Example: token_ids [7, 8, 5, 2] with mask [0, 0, 1, 1] has num_sampled 2, and `old_logprobs` of shape [2].
     """
 

@@ -60,7 +60,6 @@ class GRPO(PolicyLoss):
         reward: list[list[float]] | None = None,
     ) -> StepMetrics:
         """Learns from one rollout: `num_iterations` epochs of `num_mini_batches` optimizer steps.
-
         Each of these may be given: old_logprob, [N] per trajectory, instead of scoring them; value, [N] per trajectory,
         instead of asking the critic; reward, per trajectory and turn, instead of the batch's. Raises UserError for a
         loss or gradient that is not finite, NothingLearned before the first optimizer step.

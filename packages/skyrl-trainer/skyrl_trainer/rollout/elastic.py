@@ -19,7 +19,6 @@ BESIDE_SECONDS = 2.0
 
 def spread(nodes: list[str], cores: dict[str, float]) -> list[str]:
     """The node of each worker, in proportion to the nodes' cores; it stays where it is unless that node is crowded.
-
     nodes: where they are, on one that is not among `cores` if it died or is still to be started. cores: of each living
     node; the driver's is the first, and comes last where others have as much room.
     """

@@ -65,7 +65,6 @@ class Rollouts(Workers):
 
     def play(self, trajectories: Iterable[Trajectory], sampling: SamplingOptions, seeded: bool) -> Iterator[Trajectory]:
         """Plays still empty trajectories and yields each as it ends, generator.max_concurrency an engine at a time.
-
         They are taken from the iterable as there is room. seeded: every request has a generator of its own. Raises
         EngineDied when an engine is gone, UserError when an endpoint answers no more.
         """

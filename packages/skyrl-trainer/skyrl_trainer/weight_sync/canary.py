@@ -50,7 +50,6 @@ class Canary:
         self, version: int, learner_logprobs: Callable[[list[int]], Tensor], report: SyncReport, only: int | None = None
     ) -> StepMetrics:
         """`learner_logprobs(ids)`: log-softmax after each token of `ids`, shape (T, V), position t given ids[:t + 1].
-
         only: an engine that was restored between two syncs. Returns the largest error, and the largest change since the
         previous check of all (0.0 at the first). Raises SyncError; EngineLost when an engine dies meanwhile.
         """

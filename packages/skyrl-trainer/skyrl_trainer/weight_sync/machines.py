@@ -45,7 +45,6 @@ class Receiver:
 
 def open_buffers(receivers: dict[str, Any], nodes: set[str], layout: list[dict[str, Any]]) -> dict[str, str]:
     """The path of each node's buffer. Raises EngineLost where a node is gone, SyncError where it has no room.
-
     receivers: by node; those that are missing are started.
     """
     for node in nodes - receivers.keys():
