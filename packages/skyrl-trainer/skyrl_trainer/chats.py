@@ -12,6 +12,7 @@ from typing import Any, Literal, NamedTuple, Self
 
 from pydantic import BaseModel, Json, ValidationError, model_validator
 
+from skyrl_gym.data import read_jsonl, read_parquet
 from skyrl_trainer.errors import UserError
 
 
@@ -61,8 +62,6 @@ class Chat(NamedTuple):
 
 def read_chats(path: str) -> list[Chat]:
     """The rows of a .jsonl or .parquet file. Raises UserError with the file, the line and what was expected."""
-    from skyrl_gym.data import read_jsonl, read_parquet
-
     file = Path(path).expanduser()
     try:
         rows = read_parquet(file) if file.suffix == ".parquet" else read_jsonl(file)

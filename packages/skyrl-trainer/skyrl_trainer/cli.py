@@ -7,6 +7,7 @@ traceback in a file; 128 and the number of the signal that stopped it, 130 after
 import errno
 import os
 import re
+import shutil
 import signal
 import sys
 import tempfile
@@ -21,6 +22,7 @@ import yaml
 
 from skyrl_trainer import __version__
 from skyrl_trainer.config import leaf_fields, load_config, resolve
+from skyrl_trainer.data import tasks
 from skyrl_trainer.dry_run.doctor import examine, hardware, require_gym
 from skyrl_trainer.errors import UserError
 from skyrl_trainer.registry import load
@@ -125,13 +127,11 @@ def _train(args: Namespace) -> int:
         return 0
     for sentence in obstacles(resolved.config, hardware()):
         raise UserError(sentence)
-    from skyrl_trainer.run.commands import train
-
+    train = load("skyrl_trainer.run.commands:train")
     if args.serve is None:
         return train(resolved.config)
-    from skyrl_trainer.serve.server import PolicyServer
-
-    return train(resolved.config, beside=PolicyServer("127.0.0.1", args.serve).beside)
+    server = load("skyrl_trainer.serve.server:PolicyServer")("127.0.0.1", args.serve)
+    return train(resolved.config, beside=server.beside)
 
 
 def _sft(args: Namespace) -> None:
@@ -141,8 +141,6 @@ def _sft(args: Namespace) -> None:
 
 
 def _init_policy(args: Namespace) -> None:
-    from skyrl_trainer.data import tasks
-
     config = load_config(*split_settings(args.settings))
     load("skyrl_trainer.tiny.start:make_tiny")(config, args.out, tasks(config, config.data.train_data))
     print(f"A new policy is in {args.out}.")
@@ -208,14 +206,11 @@ def _export(args: Namespace) -> None:
     if args.trajectories:
         if args.card or args.push or args.which:
             raise UserError("--card, --push and --which belong to a policy: give --out DIR, not --trajectories.")
-        from skyrl_trainer.replay.commands import export_chat
-
-        print(export_chat(args.run, args.trajectories, args.step, args.min_reward, args.only_success))
+        export = load("skyrl_trainer.replay.commands:export_chat")
+        print(export(args.run, args.trajectories, args.step, args.min_reward, args.only_success))
         return
     if (args.step, args.min_reward, args.only_success) != (None, None, False):
         raise UserError("--step, --min-reward and --only-success choose trajectories: give --trajectories, not --out.")
-    import shutil
-
     from skyrl_trainer import hub
     from skyrl_trainer.agent.tokenizer import load_chat_prompt
     from skyrl_trainer.files import written_aside
@@ -252,11 +247,9 @@ def _export(args: Namespace) -> None:
 def _doctor(args: Namespace) -> int:
     found = examine()
     if args.cluster is not None:
-        from skyrl_trainer.dry_run.cluster import examine_cluster
-
         config = load_config(*split_settings(args.cluster))
         config.ray.address = config.ray.address or "auto"
-        found = examine_cluster(config)
+        found = load("skyrl_trainer.dry_run.cluster:examine_cluster")(config)
     failed = False
     for mark, subject, text in found:
         print(f"{mark:<4}  {subject:<14} {text}", flush=True)

@@ -80,9 +80,7 @@ class LoRALearner(Learner):
                 continue
             weight: Any = parameter
             if getattr(weight, "quant_state", None) is not None:
-                from bitsandbytes.functional import dequantize_4bit
-
-                weight = dequantize_4bit(weight.data, weight.quant_state)
+                weight = load("bitsandbytes.functional:dequantize_4bit")(weight.data, weight.quant_state)
             before, wrapped, last = path.rpartition(".base_layer.")
             if wrapped and last == "weight" and name is not None:
                 layer: Any = self.model.get_submodule(before)
@@ -224,9 +222,8 @@ def _targets(model: Any, wanted: Literal["all-linear"] | list[str]) -> list[str]
 
 
 def _layers(model: torch.nn.Module) -> Iterator[tuple[str, Any]]:
-    from peft.tuners.lora import LoraLayer
-
-    return ((path, module) for path, module in model.named_modules() if isinstance(module, LoraLayer))
+    kind = load("peft.tuners.lora:LoraLayer")
+    return ((path, module) for path, module in model.named_modules() if isinstance(module, kind))
 
 
 def _active(model: torch.nn.Module) -> str | None:

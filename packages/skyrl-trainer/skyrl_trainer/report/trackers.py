@@ -26,8 +26,6 @@ class Tracker:
         self._logger = trainer.logger
         if trainer.logger == "none":
             return
-        from accelerate.tracking import LOGGER_TYPE_TO_CLASS
-
         project = trainer.project_name if trainer.logger != "tensorboard" else "tensorboard"  # there, a folder
         name, values = trainer.run_name, flatten(config)
         kinds: dict[str, dict[str, Any]] = {
@@ -39,7 +37,7 @@ class Tracker:
         if trainer.logger == "prometheus":
             self._tracker = load("skyrl_trainer.report.prometheus:PrometheusTracker")(config)
         else:
-            self._tracker = LOGGER_TYPE_TO_CLASS[trainer.logger](project, **given)
+            self._tracker = load("accelerate.tracking:LOGGER_TYPE_TO_CLASS")[trainer.logger](project, **given)
         try:
             self._tracker.start()
             if trainer.logger == "mlflow":

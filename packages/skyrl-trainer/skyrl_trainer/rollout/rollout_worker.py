@@ -75,9 +75,7 @@ class Episodes:
         settings = EpisodeSettings(sampling, generator.max_turns, length, timeout, seeded, first, generator.agent)
         (slot, started), rounds = self._places[first], None
         if in_rounds:  # all are in flight, and the engine bounds what it runs
-            from skyrl_trainer.rollout.rounds import Rounds
-
-            rounds = Rounds(self._engine, len(trajectories))
+            rounds = load("skyrl_trainer.rollout.rounds:Rounds")(self._engine, len(trajectories))
             slot, started = (asyncio.Semaphore(len(trajectories)) for _ in range(2))
 
         async def play(order: int, trajectory: Trajectory) -> Trajectory:
@@ -129,9 +127,7 @@ class RolloutWorker:
         gc.freeze()  # a full collection of what the libraries made takes 0.25 s
 
     async def stop_token_ids(self) -> tuple[int, ...]:
-        from skyrl_trainer.agent.message_prompt import MessagePrompt
-
-        return (self._prompt or MessagePrompt).stop_token_ids
+        return (self._prompt or load("skyrl_trainer.agent.message_prompt:MessagePrompt")).stop_token_ids
 
     async def start(self, engine: Any, env_workers: list[Any], trajectories: list[Trajectory], how: How) -> None:
         """Begins to play those that are not here yet. `engine`: an actor's handle, or an Endpoint."""

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from random import Random
 from typing import Any
 
+import skyrl_gym
 from skyrl_trainer.data import SampleSource, first_texts
 from skyrl_trainer.errors import UserError
 from skyrl_trainer.types import Sample
@@ -13,8 +14,6 @@ Conversation = list[dict[str, Any]]
 
 def demonstrations(source: Sequence[Sample], count: int, seed: int) -> Iterator[Conversation]:
     """`count` expert episodes (all, where there are fewer) of the source, as chat messages."""
-    import skyrl_gym
-
     for sample in _drawn(source, count, Random(seed)):
         try:
             yield skyrl_gym.expert_trajectory(sample.env_id, sample.seed, sample.options)

@@ -12,6 +12,8 @@ import torch
 
 from skyrl_trainer.errors import UserError
 from skyrl_trainer.settings import Config
+from skyrl_trainer.tiny.demonstrations import conversation_texts
+from skyrl_trainer.tiny.init_policy import init_policy
 from skyrl_trainer.types import Sample
 
 WARMSTART_SECONDS = 7200.0
@@ -22,9 +24,6 @@ NUM_TEXTS = 2000
 
 def make_tiny(config: Config, out: Path, source: Sequence[Sample]) -> None:
     """A tiny policy with random weights, and tokens made from the source's texts, in a new folder."""
-    from skyrl_trainer.tiny.demonstrations import conversation_texts
-    from skyrl_trainer.tiny.init_policy import init_policy
-
     model, seed = config.trainer.policy.model, config.trainer.seed
     texts = [*conversation_texts(source, NUM_TEXTS, seed, experts=model.warmstart.num_demonstrations > 0)]
     init_policy(out, texts, model.tiny, seed)
