@@ -32,7 +32,7 @@ class DataConfig(Section):
     disk or of a data set on Hugging Face (`owner/name?split=train`)."""
     val_data: Free[list[str | dict[str, Any]]] = ["text_math?split=val"]
     """For held-out evaluation, with `tries` of a task (`a.jsonl?tries=8`); and benchmarks, `skyrl_eval:gsm8k?n=50`."""
-    val_size: Free[int | None] = Field(default=None, gt=0)
+    val_size: Free[int | None] = Field(None, gt=0)
     """Held-out tasks per evaluation: first rows, and distinct tasks of envs; by default all rows, and 500 of envs."""
 
     @field_validator("train_data", "val_data", mode="before", json_schema_input_type=str | dict | list[str | dict])
@@ -55,9 +55,9 @@ class TinyConfig(Section):
 class LoRAConfig(Section):
     """Adapters to train in place of the weights. There is no dropout: it would put noise in every ratio."""
 
-    rank: int = Field(default=0, ge=0)
+    rank: int = Field(0, ge=0)
     """Rank of the adapters; 0 trains all weights. Where only other entries are given, 32."""
-    alpha: float = Field(default=32.0, gt=0, allow_inf_nan=False)
+    alpha: float = Field(32.0, gt=0, allow_inf_nan=False)
     """Adapters count alpha/rank times: the best learning rate then hardly depends on the rank."""
     target_modules: Literal["all-linear"] | list[str] = "all-linear"
     """The ends of the names of layers that get one, as peft has them: `[q_proj, v_proj]`."""
@@ -73,15 +73,15 @@ class LoRAConfig(Section):
 class Warmstart(Section):
     """How the tiny policy first clones experts of the training data."""
 
-    num_demonstrations: int = Field(default=4000, ge=0)
+    num_demonstrations: int = Field(4000, ge=0)
     """Expert episodes to clone, or all that there are; 0 for none."""
-    target_exact_match: float = Field(default=0.2, ge=0, le=1)
+    target_exact_match: float = Field(0.2, ge=0, le=1)
     """Share of the expert's episodes that greedy decoding would surely repeat, above which cloning stops."""
-    epochs: float = Field(default=8.0, gt=0)
+    epochs: float = Field(8.0, gt=0)
     """Passes over the demonstrations, at most."""
     optimizer: dict[Literal["adamw", "muon"], PositiveFloat] = Field({"adamw": 1e-3}, min_length=1, max_length=1)
     """Its name and learning rate; `muon` is for long episodes."""
-    batch_size: int = Field(default=32, gt=0)
+    batch_size: int = Field(32, gt=0)
     """Demonstrations per optimizer step."""
 
 
@@ -102,9 +102,9 @@ class PolicyConfig(Section):
 class PlacementConfig(Section):
     colocate_all: Rounding[bool] = True
     """The learner and the engines take turns on the same devices."""
-    policy_num_gpus_per_node: Rounding[int] = Field(default=0, ge=0, le=8)
+    policy_num_gpus_per_node: Rounding[int] = Field(0, ge=0, le=8)
     """GPUs for the learner; 0 trains on the CPU."""
-    policy_num_nodes: Rounding[int] = Field(default=1, gt=0)
+    policy_num_nodes: Rounding[int] = Field(1, gt=0)
     """Machines that learn; on the CPU, processes that do."""
 
 
@@ -130,46 +130,46 @@ class TrainerConfig(Section):
     """The project at a tracker."""
     logger: Free[Literal["tensorboard", "wandb", "trackio", "mlflow", "swanlab", "prometheus", "none"]] = "tensorboard"
     """A tracker; metrics.jsonl and report.html are always written."""
-    seed: int = Field(default=0, ge=0, lt=2**32)
+    seed: int = Field(0, ge=0, lt=2**32)
     """Of tasks, sampling and the tiny policy."""
     deterministic: bool = False
     """The same bytes in every run on CPUs: seeded requests in a fixed order, all of the loss by the learner."""
     policy: PolicyConfig = PolicyConfig()
     placement: PlacementConfig = PlacementConfig()
     algorithm: AlgorithmConfig = AlgorithmConfig()
-    max_steps: int = Field(default=50, ge=0)
+    max_steps: int = Field(50, ge=0)
     """Rollout steps in the whole run (a resumed run counts on)."""
-    max_staleness: int = Field(default=0, ge=0)
+    max_staleness: int = Field(0, ge=0)
     """Updates that a token may be old when it is learned from; 0: rollouts and learning take turns."""
-    train_batch_size: int = Field(default=32, gt=0)
+    train_batch_size: int = Field(32, gt=0)
     """Prompts per step; each is tried `generator.num_generations` times."""
-    num_iterations: int = Field(default=1, gt=0)
+    num_iterations: int = Field(1, gt=0)
     """Epochs over one rollout (TRL's mu)."""
-    num_mini_batches: int = Field(default=1, gt=0)
+    num_mini_batches: int = Field(1, gt=0)
     """Optimizer steps in one epoch over a rollout."""
-    micro_batch_tokens: Rounding[int] = Field(default=16384, gt=0)
+    micro_batch_tokens: Rounding[int] = Field(16384, gt=0)
     """Tokens in one forward and backward pass; gradients accumulate over a mini-batch."""
     gradient_checkpointing: bool = False
     """Computes each layer's activations again in the backward pass instead of keeping them."""
-    learning_rate: float = Field(default=1e-6, gt=0, allow_inf_nan=False)
+    learning_rate: float = Field(1e-6, gt=0, allow_inf_nan=False)
     """AdamW's, when warmed up."""
     lr_scheduler_type: str = "constant_with_warmup"
     """A schedule of transformers, by its name."""
-    warmup_steps: int = Field(default=0, ge=0)
+    warmup_steps: int = Field(0, ge=0)
     """Optimizer steps until the learning rate is full; the first has its share of it, not 0."""
     optimizer_kwargs: dict[str, Any] = {"betas": [0.9, 0.99], "weight_decay": 0.0}
     """Passed to torch.optim.AdamW as they are. The usual beta2, 0.999, averages over more steps than a run has."""
-    max_grad_norm: float = Field(default=1.0, gt=0)
+    max_grad_norm: float = Field(1.0, gt=0)
     """The gradient of a mini-batch is clipped to this norm."""
-    eval_batch_size: Free[int] = Field(default=1024, gt=0)
+    eval_batch_size: Free[int] = Field(1024, gt=0)
     """Held-out tasks that are tried at a time, each once."""
     eval_before_train: Free[bool] = True
     """Step 0 is a held-out evaluation."""
-    eval_interval: Free[int] = Field(default=10, ge=0)
+    eval_interval: Free[int] = Field(10, ge=0)
     """Steps between evaluations; 0 for none but the first and the last."""
-    ckpt_interval: Free[int] = Field(default=10, ge=0)
+    ckpt_interval: Free[int] = Field(10, ge=0)
     """Steps between checkpoints; 0 for the last only."""
-    max_ckpts_to_keep: Free[int] = Field(default=2, gt=0)
+    max_ckpts_to_keep: Free[int] = Field(2, gt=0)
     """Older checkpoints are deleted."""
 
 
@@ -180,7 +180,7 @@ class AgentConfig(Section):
     """An agent of yours; it asks the policy as an OpenAI endpoint: a function, `my.py:agent`, or a command, a list."""
     memory: Literal["full", "no_thinking", "window", "summary"] | Turns = "full"
     """What stands before the next output: `full`, `no_thinking`, the last turns (`window:4`), or a `summary:4`."""
-    max_episode_tokens: int | None = Field(default=None, gt=0)
+    max_episode_tokens: int | None = Field(None, gt=0)
     """Sampled tokens of an episode, over all its turns."""
     tools: str = "env"
     """Who tells of tools: the `env`, or the model's chat `template`; or vLLM's parser of calls (and of thoughts) for an
@@ -190,29 +190,29 @@ class AgentConfig(Section):
 class GeneratorConfig(Section):
     backend: Rounding[str] = "vllm"
     """The inference engine: vllm (within its actor), openai_server (vLLM's, in a process of its own), or yours."""
-    num_inference_engines: Rounding[int] = Field(default=1, gt=0)
+    num_inference_engines: Rounding[int] = Field(1, gt=0)
     """Each is a process with a copy of the policy."""
-    inference_engine_tensor_parallel_size: Rounding[int] = Field(default=1, gt=0)
+    inference_engine_tensor_parallel_size: Rounding[int] = Field(1, gt=0)
     """GPUs of one engine."""
     weight_sync_backend: Rounding[Literal["auto", "shared_memory", "nccl", "adapter"]] = "auto"
     """How new weights reach the engines, an adapter merged in or (adapter) alone; auto: as fits placement and model."""
-    num_generations: int = Field(default=8, gt=0)
+    num_generations: int = Field(8, gt=0)
     """Tries per prompt: the size of a GRPO group."""
-    max_completion_length: int = Field(default=64, gt=0)
+    max_completion_length: int = Field(64, gt=0)
     """Tokens per turn."""
-    max_model_len: int = Field(default=1024, gt=0)
+    max_model_len: int = Field(1024, gt=0)
     """Tokens per episode, prompts and observations included."""
-    max_turns: int = Field(default=1, gt=0)
+    max_turns: int = Field(1, gt=0)
     """Answers of the policy in one episode."""
-    max_concurrency: Rounding[int] = Field(default=256, gt=0)
+    max_concurrency: Rounding[int] = Field(256, gt=0)
     """Episodes in flight per engine."""
-    temperature: float = Field(default=1.0, ge=0)
+    temperature: float = Field(1.0, ge=0)
     """Of the rollouts; 0 is greedy."""
-    top_p: float = Field(default=1.0, gt=0, le=1)
+    top_p: float = Field(1.0, gt=0, le=1)
     """Nucleus sampling in rollouts; 1 for none."""
-    eval_temperature: Free[float] = Field(default=0.0, ge=0)
+    eval_temperature: Free[float] = Field(0.0, ge=0)
     """Of held-out evaluation."""
-    episode_timeout: Free[float] = Field(default=300.0, gt=0)
+    episode_timeout: Free[float] = Field(300.0, gt=0)
     """Wall-clock seconds of a whole episode, its reset and all its turns included."""
     agent: AgentConfig = AgentConfig()
     engine_kwargs: Rounding[dict[str, Any]] = {}
@@ -229,9 +229,9 @@ class EnvironmentConfig(Section):
     """A gymnasium id, a short name for `skyrl/<name>-v0`, or one that `env_file` registers; a row may name its own."""
     env_file: Free[str | None] = None
     """A Python file of yours, loaded in every EnvWorker, that registers environments."""
-    num_workers: Free[int] = Field(default=1, gt=0)
+    num_workers: Free[int] = Field(1, gt=0)
     """EnvWorker processes."""
-    step_timeout: Free[float] = Field(default=30.0, gt=0)
+    step_timeout: Free[float] = Field(30.0, gt=0)
     """Wall-clock seconds of one env call."""
 
 
