@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 
 class _OneDNNLinear(torch.autograd.Function):
@@ -31,18 +31,18 @@ def _matmul(x: Tensor, weight: Tensor) -> Tensor:
     return torch.ops.mkldnn._linear_pointwise(x, weight, None, "none", [], "")
 
 
-def use_onednn(model: torch.nn.Module) -> None:
+def use_onednn(model: nn.Module) -> None:
     """Reroutes every Linear without a bias; only float32 on a CPU then takes another way."""
     # On a GPU each layer's partial would be compiled by itself.
     if next(model.parameters()).is_cuda or not torch.backends.mkldnn.is_available():
         return
     for module in model.modules():
-        if type(module) is torch.nn.Linear and module.bias is None:
+        if type(module) is nn.Linear and module.bias is None:
             module.forward = partial(_forward, module)  # type: ignore[method-assign]
 
 
-def _forward(module: torch.nn.Linear, x: Tensor) -> Tensor:
+def _forward(module: nn.Linear, x: Tensor) -> Tensor:
     plain = x.dtype == module.weight.dtype == torch.float32 and not torch.is_autocast_enabled("cpu")
     if plain and x.device.type == "cpu":
         return _OneDNNLinear.apply(x, module.weight)
-    return torch.nn.functional.linear(x, module.weight)
+    return nn.functional.linear(x, module.weight)

@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 import torch
 from safetensors.torch import save_file
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import BitsAndBytesConfig
 
 from skyrl_trainer.errors import UserError
@@ -60,7 +60,7 @@ class LoRALearner(Learner):
         # So small that every learner has all of it.
         add_role(self.model.to(self.device), POLICY, self.lora, self.config.trainer.seed)
 
-    def trainable(self) -> dict[str, torch.nn.Parameter]:
+    def trainable(self) -> dict[str, nn.Parameter]:
         return parameters_of(self.model, POLICY)
 
     def scoring(self, chunked: bool, entropy_gradient: bool) -> Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]:
@@ -137,7 +137,7 @@ class FrozenHead(torch.autograd.Function):
 
 def _score(hidden_NH: Tensor, weight_VH: Tensor, targets_N: Tensor, scale: float) -> tuple[Tensor, Tensor, Tensor]:
     """Logprobs, entropies, and d logprob / d hidden [N, H]."""
-    logits_NV = torch.nn.functional.linear(hidden_NH, weight_VH)
+    logits_NV = nn.functional.linear(hidden_NH, weight_VH)
     logits_NV = (logits_NV if logits_NV.dtype == torch.float64 else logits_NV.float()) * scale
     sums_N = logits_NV.logsumexp(-1)
     p_NV = (logits_NV - sums_N[:, None]).exp()
@@ -158,7 +158,7 @@ class Reference(Scorer):
             return super().hidden(batch)
 
 
-def add_role(model: torch.nn.Module, name: str, options: LoRAConfig, seed: int) -> dict[str, torch.nn.Parameter]:
+def add_role(model: nn.Module, name: str, options: LoRAConfig, seed: int) -> dict[str, nn.Parameter]:
     """Freezes the base and adds an adapter, whose B starts at 0; returns its parameters. The first role stays the one
     that computes outside of `role`. UserError when target_modules does not fit the model."""
     from peft import LoraConfig, inject_adapter_in_model
@@ -166,7 +166,7 @@ def add_role(model: torch.nn.Module, name: str, options: LoRAConfig, seed: int) 
     active = _active(model) or name
     targets = _targets(model, options.target_modules)
     settings = LoraConfig(r=options.rank, lora_alpha=options.alpha, target_modules=targets)  # type: ignore[arg-type]
-    settings._register_custom_module({torch.nn.Linear: load("skyrl_trainer.learner.adapted:Adapted")})
+    settings._register_custom_module({nn.Linear: load("skyrl_trainer.learner.adapted:Adapted")})
     with torch.random.fork_rng(devices=[]), warnings.catch_warnings():  # peft draws from the global generator
         warnings.simplefilter("ignore")  # that there are several adapters
         inject_adapter_in_model(settings, model, name)
@@ -176,14 +176,14 @@ def add_role(model: torch.nn.Module, name: str, options: LoRAConfig, seed: int) 
             weight = getattr(layer, matrix)[name].weight
             weight.data = weight.data.to(torch.promote_types(weight.dtype, torch.float32))  # what learns has masters
         a = layer.lora_A[name].weight.data
-        a.copy_(torch.nn.init.kaiming_uniform_(torch.empty(a.shape), a=math.sqrt(5), generator=generator))
+        a.copy_(nn.init.kaiming_uniform_(torch.empty(a.shape), a=math.sqrt(5), generator=generator))
     use_onednn(model)
     _activate(model, active)
     return parameters_of(model, name)
 
 
 @contextmanager
-def role(model: torch.nn.Module, name: str | None) -> Iterator[None]:
+def role(model: nn.Module, name: str | None) -> Iterator[None]:
     """Inside, the model computes with this role's adapter, or none. Backward passes may follow outside, but not with
     gradient checkpointing."""
     before = _active(model)
@@ -194,7 +194,7 @@ def role(model: torch.nn.Module, name: str | None) -> Iterator[None]:
         _activate(model, before)
 
 
-def parameters_of(model: torch.nn.Module, name: str) -> dict[str, torch.nn.Parameter]:
+def parameters_of(model: nn.Module, name: str) -> dict[str, nn.Parameter]:
     """The adapter's, by their names in the model."""
     ends = tuple(f".{matrix}.{name}.weight" for matrix in MATRICES)
     return {path: parameter for path, parameter in model.named_parameters() if path.endswith(ends)}
@@ -206,7 +206,7 @@ def _targets(model: Any, wanted: Literal["all-linear"] | list[str]) -> list[str]
     linear = {
         path.replace(".base_layer", "")
         for path, module in model.named_modules()
-        if isinstance(module, torch.nn.Linear) and module is not head
+        if isinstance(module, nn.Linear) and module is not head
         if not any(f".{matrix}" in path for matrix in MATRICES)
     }
     ends = sorted({path.rpartition(".")[2] for path in linear})
@@ -221,17 +221,17 @@ def _targets(model: Any, wanted: Literal["all-linear"] | list[str]) -> list[str]
     return chosen
 
 
-def _layers(model: torch.nn.Module) -> Iterator[tuple[str, Any]]:
+def _layers(model: nn.Module) -> Iterator[tuple[str, Any]]:
     kind = load("peft.tuners.lora:LoraLayer")
     return ((path, module) for path, module in model.named_modules() if isinstance(module, kind))
 
 
-def _active(model: torch.nn.Module) -> str | None:
+def _active(model: nn.Module) -> str | None:
     layer = next((layer for _, layer in _layers(model)), None)
     return None if layer is None or layer.disable_adapters else layer.active_adapters[0]
 
 
-def _activate(model: torch.nn.Module, name: str | None) -> None:
+def _activate(model: nn.Module, name: str | None) -> None:
     for _, layer in _layers(model):
         layer.enable_adapters(name is not None)
         if name is not None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator, AutocastKwargs
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from torch.optim.lr_scheduler import LambdaLR
@@ -130,11 +130,11 @@ class Optimized:
     ranks: Ranks
     prefix = ""  # of the names in a state
 
-    def trainable(self) -> dict[str, torch.nn.Parameter]:
+    def trainable(self) -> dict[str, nn.Parameter]:
         """What the optimizer changes, by name."""
         raise NotImplementedError
 
-    def make_optimizer(self, parts: list[list[torch.nn.Parameter]], learning_rate: float, total_steps: int) -> None:
+    def make_optimizer(self, parts: list[list[nn.Parameter]], learning_rate: float, total_steps: int) -> None:
         """parts: sharded and whole weights apart, which no fused step takes together. total_steps: of the whole run."""
         from transformers import get_scheduler  # imports peft and bitsandbytes: while the engines load
 
@@ -224,7 +224,7 @@ class Learner(Optimized, Scorer):
         self.optimizer_steps = 0
         self._sender: Any = None
 
-    def trainable(self) -> dict[str, torch.nn.Parameter]:
+    def trainable(self) -> dict[str, nn.Parameter]:
         return {name: p for name, p in reshard(self.model).named_parameters() if p.requires_grad}
 
     def backward(self, loss: Tensor) -> None:

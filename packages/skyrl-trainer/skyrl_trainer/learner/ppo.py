@@ -12,7 +12,7 @@ from typing import Any, Literal, Self
 
 import torch
 from pydantic import Field
-from torch import Tensor
+from torch import Tensor, nn
 
 from skyrl_trainer.algorithms.losses import token_mean
 from skyrl_trainer.algorithms.options import LossOptions
@@ -138,7 +138,7 @@ class Critic(Optimized):
         self.shares_hidden = kind == "backbone"
         self.body: Scorer = learner
         self.role: Callable[[], AbstractContextManager[object]] = nullcontext
-        body: dict[str, torch.nn.Parameter] = {}
+        body: dict[str, nn.Parameter] = {}
         if kind == "model" and learner.lora is not None:
             body = lora.add_role(learner.model, "critic", learner.lora, config.trainer.seed)
             self.role = partial(lora.role, learner.model, "critic")
@@ -146,15 +146,15 @@ class Critic(Optimized):
             self.body = Scorer(config, learner.model_path, learner.ranks)
             body = dict(self.body.model.base_model.named_parameters())  # an untied output layer has no part
         hidden_size = learner.model.config.get_text_config().hidden_size
-        self.head = torch.nn.Linear(hidden_size, 1, bias=True).to(learner.device, learner.dtype)
-        torch.nn.init.zeros_(self.head.weight)
-        torch.nn.init.zeros_(self.head.bias)
+        self.head = nn.Linear(hidden_size, 1, bias=True).to(learner.device, learner.dtype)
+        nn.init.zeros_(self.head.weight)
+        nn.init.zeros_(self.head.bias)
         self.model = self.body.model
         self.parameters = body | {f"value.{name}": each for name, each in self.head.named_parameters()}
         parts = [[*self.head.parameters()], [*body.values()]]
         self.make_optimizer([part for part in parts if part], rate, learner.total_optimizer_steps)
 
-    def trainable(self) -> dict[str, torch.nn.Parameter]:
+    def trainable(self) -> dict[str, nn.Parameter]:
         reshard(self.model)
         return self.parameters
 
