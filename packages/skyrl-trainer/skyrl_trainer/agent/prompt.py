@@ -12,11 +12,12 @@ from typing import Any
 
 from skyrl_trainer.errors import UserError
 
+Messages = list[dict[str, Any]]
 LONGEST_TEXT = 2**20
 """Characters of an observation that are read, whatever the context holds."""
 MARKER = "\x11assistant\x12"
 """Stands for the assistant's words in the dummy conversation; no text has it, and no template changes it."""
-ASKED: list[dict[str, Any]] = [{"role": "user", "content": "."}]
+ASKED: Messages = [{"role": "user", "content": "."}]
 MARKED = {"role": "assistant", "content": MARKER}
 
 
@@ -63,15 +64,15 @@ class ChatPrompt:
         self._first = lru_cache(256)(lambda given: tuple(self.conversation(*json.loads(given))))
         self._replies = lru_cache(256)(self._after)
 
-    def first(self, instructions: str, observation: str, tools: list[dict[str, Any]] | None = None) -> list[int]:
+    def first(self, instructions: str, observation: str, tools: Messages | None = None) -> list[int]:
         """Ids of the system message (if any) and the user's, up to where the assistant begins."""
         return list(self._first(json.dumps([first_messages(instructions, observation), tools])))
 
-    def conversation(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None = None) -> list[int]:
+    def conversation(self, messages: Messages, tools: Messages | None = None) -> list[int]:
         """The same for messages of OpenAI's chat API."""
         return self.encode(self.text(messages, tools))
 
-    def text(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None = None) -> str:
+    def text(self, messages: Messages, tools: Messages | None = None) -> str:
         """What the template makes of them; UserError when it shows no tools."""
         text = self._render(messages, **({"tools": tools} if tools else {}))
         if tools and text == self._render(messages):
@@ -85,7 +86,7 @@ class ChatPrompt:
         """Ids between an output and the next one; a turn that was cut gets its end-of-turn token here."""
         return self.replies([{"role": "user", "content": text}], after_ids)
 
-    def replies(self, messages: list[dict[str, Any]], after_ids: list[int]) -> list[int]:
+    def replies(self, messages: Messages, after_ids: list[int]) -> list[int]:
         """The same for messages of OpenAI's chat API, such as the results of tools."""
         ids = self._replies(json.dumps(messages))
         ended = after_ids[-1:] == [self.end_of_turn_id] == list(ids[:1])
@@ -102,7 +103,7 @@ class ChatPrompt:
         said = self._render([*ASKED, MARKED, *json.loads(messages)])
         return tuple(self.encode(said.split(MARKER, 1)[-1]))
 
-    def _render(self, messages: list[dict[str, Any]], **tools: Any) -> str:
+    def _render(self, messages: Messages, **tools: Any) -> str:
         told, tools = map(self._without_special, ([{"content": None, **each} for each in messages], tools))
         kwargs = {**self.template_kwargs, **tools, "tokenize": False, "add_generation_prompt": True}
         return self.tokenizer.apply_chat_template(told, **kwargs)

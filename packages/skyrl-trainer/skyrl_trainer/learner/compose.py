@@ -6,18 +6,19 @@ from skyrl_trainer.learner.grpo import GRPO
 from skyrl_trainer.registry import Registry, load
 
 PPO_SUFFIX = "_ppo"
+LOSSES = "skyrl_trainer.algorithms"
 ALGORITHMS: Registry[type[PolicyLoss]] = Registry(
     "trainer.algorithm.name",
     {
         "grpo": "skyrl_trainer.learner.grpo:GRPO",
         "ppo": "skyrl_trainer.learner.ppo:PPO",
-        "sapo": "skyrl_trainer.algorithms.sapo:SAPOLossMixin",
-        "gspo": "skyrl_trainer.algorithms.gspo:GSPOLossMixin",
-        "gspo_token": "skyrl_trainer.algorithms.gspo:GSPOTokenLossMixin",
-        "dapo": "skyrl_trainer.algorithms.dapo:DAPOLossMixin",
-        "dr_grpo": "skyrl_trainer.algorithms.dr_grpo:DrGRPOLossMixin",
-        "cispo": "skyrl_trainer.algorithms.cispo:CISPOLossMixin",
-        "dual_clip": "skyrl_trainer.algorithms.dual_clip:DualClipLossMixin",
+        "sapo": f"{LOSSES}.sapo:SAPOLossMixin",
+        "gspo": f"{LOSSES}.gspo:GSPOLossMixin",
+        "gspo_token": f"{LOSSES}.gspo:GSPOTokenLossMixin",
+        "dapo": f"{LOSSES}.dapo:DAPOLossMixin",
+        "dr_grpo": f"{LOSSES}.dr_grpo:DrGRPOLossMixin",
+        "cispo": f"{LOSSES}.cispo:CISPOLossMixin",
+        "dual_clip": f"{LOSSES}.dual_clip:DualClipLossMixin",
     },
 )
 register_algorithm = ALGORITHMS.register

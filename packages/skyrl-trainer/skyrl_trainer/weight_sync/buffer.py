@@ -19,13 +19,15 @@ from skyrl_trainer.errors import UserError
 
 _ALIGNMENT = 64
 SHARED_MEMORY = Path("/dev/shm")
+Layout = list[dict[str, Any]]
+"""A {"name", "dtype", "shape", "offset"} per tensor."""
 
 
 class FlatBuffer:
     """`tensors`: views into the mapped file by name, writable and shared."""
 
-    def __init__(self, path: str, layout: list[dict[str, Any]]) -> None:
-        """Maps an existing file. `layout`: a {"name", "dtype", "shape", "offset"} per tensor."""
+    def __init__(self, path: str, layout: Layout) -> None:
+        """Maps an existing file."""
         self.path, self.layout = path, layout
         self._file = open(path, "r+b")  # noqa: SIM115, stays open for `again`
         self.flat = torch.from_file(path, shared=True, size=os.path.getsize(path), dtype=torch.uint8)
@@ -65,7 +67,7 @@ class FlatBuffer:
         Path(self.path).unlink(missing_ok=True)
 
 
-def layout_of(named_tensors: Iterable[tuple[str, Tensor]]) -> tuple[list[dict[str, Any]], int]:
+def layout_of(named_tensors: Iterable[tuple[str, Tensor]]) -> tuple[Layout, int]:
     """A buffer's layout, and its bytes."""
     layout, end = [], 0
     for name, tensor in named_tensors:
@@ -75,7 +77,7 @@ def layout_of(named_tensors: Iterable[tuple[str, Tensor]]) -> tuple[list[dict[st
     return layout, end
 
 
-def views(flat: Tensor, layout: list[dict[str, Any]]) -> dict[str, Tensor]:
+def views(flat: Tensor, layout: Layout) -> dict[str, Tensor]:
     """The tensors that lie in `flat`, by name."""
     tensors = {}
     for entry in layout:
@@ -85,7 +87,7 @@ def views(flat: Tensor, layout: list[dict[str, Any]]) -> dict[str, Tensor]:
     return tensors
 
 
-def empty_tensors(layout: list[dict[str, Any]], device: str = "cpu") -> dict[str, Tensor]:
+def empty_tensors(layout: Layout, device: str = "cpu") -> dict[str, Tensor]:
     """Of a buffer's names, shapes and dtypes."""
     return {e["name"]: torch.empty(e["shape"], dtype=getattr(torch, e["dtype"]), device=device) for e in layout}
 

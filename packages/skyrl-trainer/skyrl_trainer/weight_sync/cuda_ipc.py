@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.multiprocessing.reductions import rebuild_cuda_tensor, reduce_tensor
 
 from skyrl_trainer.errors import UserError
-from skyrl_trainer.weight_sync.buffer import FlatBuffer, layout_of, views
+from skyrl_trainer.weight_sync.buffer import FlatBuffer, Layout, layout_of, views
 from skyrl_trainer.weight_sync.digest import Digest
 
 DEVICE = 6
@@ -20,7 +20,7 @@ class GPUBuffer(FlatBuffer):
 
     path = ""
 
-    def __init__(self, flat: Tensor, layout: list[dict[str, Any]]) -> None:
+    def __init__(self, flat: Tensor, layout: Layout) -> None:
         self.flat, self.layout, self.tensors = flat, layout, views(flat, layout)
 
     @classmethod
@@ -36,7 +36,7 @@ class GPUBuffer(FlatBuffer):
             ) from error
 
     @classmethod
-    def opened(cls, handle: tuple[Any, ...], layout: list[dict[str, Any]]) -> Self:
+    def opened(cls, handle: tuple[Any, ...], layout: Layout) -> Self:
         """Another process's, by its `again`."""
         here = (*handle[:DEVICE], torch.cuda.current_device(), *handle[DEVICE + 1 :])
         return cls(rebuild_cuda_tensor(*here), layout)

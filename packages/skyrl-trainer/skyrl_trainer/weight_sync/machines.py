@@ -9,7 +9,7 @@ from ray.exceptions import RayError, RayTaskError
 
 from skyrl_trainer.errors import EngineLost, SyncError
 from skyrl_trainer.rollout.pool import at
-from skyrl_trainer.weight_sync.buffer import FlatBuffer, empty_tensors
+from skyrl_trainer.weight_sync.buffer import FlatBuffer, Layout, empty_tensors
 from skyrl_trainer.weight_sync.shared_memory import node_of
 
 OPEN_SECONDS = 120.0
@@ -27,7 +27,7 @@ def machines() -> list[dict[str, Any]]:
 class Receiver:
     """The actor on another machine."""
 
-    def __init__(self, layout: list[dict[str, Any]]) -> None:
+    def __init__(self, layout: Layout) -> None:
         self._layout = layout
         self._buffer: FlatBuffer | None = None
 
@@ -43,7 +43,7 @@ class Receiver:
         np.copyto(self._buffer.flat.numpy(), data)
 
 
-def open_buffers(receivers: dict[str, Any], nodes: set[str], layout: list[dict[str, Any]]) -> dict[str, str]:
+def open_buffers(receivers: dict[str, Any], nodes: set[str], layout: Layout) -> dict[str, str]:
     """The path of each node's buffer. Raises EngineLost where a node is gone, SyncError where it has no room.
     receivers: by node; those that are missing are started.
     """
