@@ -1,6 +1,6 @@
 """What a policy remembers of an episode (docs/agents/README.md): the ids that stand before its next output.
 
-What the policy wrote is never encoded again. A context that does not begin with the one before it is a new segment.
+A context that does not begin with the one before it is a new segment.
 """
 
 from bisect import bisect_left

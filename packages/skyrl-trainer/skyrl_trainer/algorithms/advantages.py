@@ -20,7 +20,6 @@ Estimator = Callable[[RewardBatch, Any, Sequence[Tensor] | None], AdvantageBatch
 
 STD_EPSILON = 1e-4
 """Added to the standard deviation, as in TRL."""
-
 _ESTIMATORS: Registry[Estimator] = Registry("trainer.algorithm.advantage_estimator")
 register_estimator = _ESTIMATORS.register
 estimator = _ESTIMATORS.get

@@ -37,7 +37,6 @@ def permuted(index: int, size: int, key: str) -> int:
 @register_sampler("uniform")
 class UniformSampler:
     """Every task once per epoch, in an order of the epoch's own; the next epoch follows without a gap.
-
     Sources with weights (`text_math?weight=2`) have epochs of their own and take turns: after any number of draws none
     is further than one from its share of them (Tijdeman, The chairman assignment problem, 1980).
     """

@@ -76,7 +76,6 @@ def require_gym() -> None:
         )
     try:
         importlib.import_module("skyrl_gym")
-    # A file that SKYRL_ENVS_REGISTRY names.
     except ValueError as error:
         raise UserError(str(error)) from error
 

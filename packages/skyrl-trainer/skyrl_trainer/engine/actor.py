@@ -83,7 +83,6 @@ class EngineActor:
         self._worked: list[tuple[float, float]] = []
 
     def worked(self) -> list[tuple[float, float]]:
-        """When it computed, by time.time(), since this was asked last."""
         with self._lock:
             worked, self._worked = self._worked, []
         return worked

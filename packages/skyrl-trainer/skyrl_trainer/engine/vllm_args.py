@@ -16,7 +16,6 @@ _CPU_ENV = {
     "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",
 }
 _ENV = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_LOGGING_LEVEL": "ERROR", "VLLM_NO_USAGE_STATS": "1"}
-
 PREFILL_TOKENS = 16384
 """Prompt tokens admitted before one step: bounds a prefill's memory."""
 CPU_BLOCK = 32

@@ -30,7 +30,6 @@ from skyrl_trainer.types import LearnerState, TrainingBatch
 
 class Scorer:
     """A causal LM that gives the log-probabilities of sampled tokens.
-
     Weights that learn are float32 masters, for a learning rate of 1e-6 would vanish in the rounding of bfloat16: with
     `trainer.policy.model.dtype=bfloat16` the passes run under autocast. ranks: the learners that it is one of.
     """

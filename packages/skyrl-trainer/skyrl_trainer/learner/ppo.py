@@ -125,7 +125,6 @@ class PPO(GRPO):
 
 class Critic(Optimized):
     """The value of each state, V(prompt and tokens so far), from a body's last layer and one linear head.
-
     The body is a model of its own that starts as the policy's copy; with LoRA an adapter of its own on the policy's
     weights; or, with `critic=backbone`, the policy itself, which the value loss then trains too. The head starts at 0.
     """

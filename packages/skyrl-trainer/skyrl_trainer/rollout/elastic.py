@@ -98,7 +98,7 @@ class ElasticRollouts(Rollouts):
             super()._play_again(index)
 
     def leave(self, index: int) -> None:
-        """An engine is away: others play its episodes. Its RolloutWorker ends."""
+        """An engine is away: others play its episodes."""
         ray.kill(self._workers[index])
         self._starting.pop(index, None)
         self._present = [other for other in self._present if other != index]

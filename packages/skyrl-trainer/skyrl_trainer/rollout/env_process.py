@@ -125,9 +125,7 @@ class Waiting(threading.Thread):
 
 class Envs:
     """Many envs. A call that raises or takes longer than `step_timeout` seconds spoils its own reply only.
-
-    Calls are made one after the other, but resets and steps of envs with `metadata["waits"]` (for other machines, say)
-    in threads: they are answered at once with kind "waiting", and in truth when ("ended", "", keys) asks for them.
+    Calls are made in turn, but resets and steps of envs with `metadata["waits"]` (for other machines, say) in threads.
     """
 
     def __init__(self, channel: socket.socket, note: mmap.mmap, step_timeout: float) -> None:

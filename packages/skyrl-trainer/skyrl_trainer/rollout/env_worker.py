@@ -1,8 +1,6 @@
 """EnvWorker: the actor that holds many environments, in processes of their own (env_process.py).
 
-Every call takes a list and answers with one `EnvReply` an item, in order; an env that raises or hangs spoils its own
-reply only. SIGALRM interrupts Python code after `step_timeout` seconds; a process that is silent for twice
-as long is killed.
+SIGALRM interrupts their Python code after `step_timeout` seconds; a process that is silent for twice as long is killed.
 """
 
 import json

@@ -45,9 +45,7 @@ class Rollouts(Workers):
             self._collect(min(map(len, groups.values())) if others or not wait_for_all else None)
 
     def run(self, batch: PromptBatch, eval: bool = False, sampling: SamplingOptions | None = None) -> RolloutBatch:
-        """For evaluations and benchmarks; training calls new_group, start and finished. Plays every sample
-        `num_generations` times; blocks until all episodes are back, failed ones included.
-
+        """For evaluations and benchmarks: blocks until all tries of every sample are back, failed ones included.
         `eval` takes generator.eval_temperature, and places beside what plays already; `sampling` replaces the recipe's
         options. Raises EngineDied when an engine is gone, UserError when every episode failed, but for `eval`.
         """
@@ -65,8 +63,8 @@ class Rollouts(Workers):
 
     def play(self, trajectories: Iterable[Trajectory], sampling: SamplingOptions, seeded: bool) -> Iterator[Trajectory]:
         """Plays still empty trajectories and yields each as it ends, generator.max_concurrency an engine at a time.
-        They are taken from the iterable as there is room. seeded: every request has a generator of its own. Raises
-        EngineDied when an engine is gone, UserError when an endpoint answers no more.
+        They are taken from the iterable as there is room. seeded: as in EpisodeSettings. Raises EngineDied
+        when an engine is gone, UserError when an endpoint answers no more.
         """
         waiting = iter(trajectories)
         room = self._config.generator.max_concurrency * len(self._workers)

@@ -24,7 +24,6 @@ from skyrl_trainer.learner.checks import check_weights
 from skyrl_trainer.types import LearnerState
 
 log = logging.getLogger(__name__)
-
 SCHEMA = 2
 MANIFEST = "manifest.txt"
 NAME = r"step_\d+(-\d+)?"

@@ -165,7 +165,7 @@ class Places:
 
 class ClusterWatch(EngineWatch):
     """An engine that died is `away`: nobody waits for it while another is there, and others play its episodes.
-    A death with the whole node is not held against the engine. Looks after the EnvWorkers' nodes, too.
+    A death with the whole node is not held against the engine.
     """
 
     def __init__(self, engines: list[Any], nodes: list[str], waits: bool) -> None:

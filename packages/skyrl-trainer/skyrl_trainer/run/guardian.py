@@ -39,7 +39,6 @@ def guarded() -> Iterator[None]:
         new = Path(tempfile.mkdtemp(prefix=f".{PREFIX}", dir=shared))
     lock = _locked(new)
     folder = new.rename(shared / new.name[1:])
-    # The guardian's standard input is a pipe whose other end only we hold: it is closed when we die.
     guardian = subprocess.Popen(
         [sys.executable, "-S", __file__, folder],
         stdin=subprocess.PIPE,
@@ -62,7 +61,7 @@ def guarded() -> Iterator[None]:
 
 
 _kept: list[subprocess.Popen[bytes]] = []
-"""Holds the pipes open until the interpreter ends."""
+"""Guardians: each reads a pipe whose other end only we hold, so it is closed when we die."""
 
 
 def _locked(folder: Path) -> IO[str]:

@@ -21,7 +21,6 @@ END_OF_TEXT, TURN_START, TURN_END = "<|endoftext|>", "<|im_start|>", "<|im_end|>
 SPECIAL_TOKENS = (END_OF_TEXT, TURN_START, TURN_END)
 TOOL_TAGS = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<think>", "</think>")
 """Ordinary tokens: `decode(skip_special_tokens=True)` keeps them, so that a parser finds the calls."""
-
 CHAT_TEMPLATE = (Path(__file__).parent / "chat_template.jinja").read_text().strip()
 DEFAULT_VOCAB_SIZE = 512
 TINY_QWEN3 = beside(__file__, "qwen3.yaml")
