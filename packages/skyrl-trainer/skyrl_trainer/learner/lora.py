@@ -9,6 +9,7 @@ import math
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -67,11 +68,7 @@ class LoRALearner(Learner):
         head: Any = self.model.get_output_embeddings()
         if entropy_gradient or head.bias is not None or not torch.is_grad_enabled():
             return super().scoring(chunked, entropy_gradient)
-
-        def score(hidden_NH: Tensor, targets_N: Tensor) -> Any:
-            return FrozenHead.apply(hidden_NH, head.weight, targets_N, self.inverse_temperature)
-
-        return score
+        return partial(FrozenHead.apply, head.weight, self.inverse_temperature)
 
     def full_tensors(self, name: str | None = POLICY) -> Iterator[tuple[str, Tensor]]:
         """The weights under the names that they had without adapters, dequantised, the role's adapter merged in."""
@@ -121,7 +118,7 @@ class FrozenHead(torch.autograd.Function):
     """A loss scales all of d logprob / d hidden by one number: with it known, no logits are made again."""
 
     @staticmethod
-    def forward(ctx: Any, hidden_NH: Tensor, weight_VH: Tensor, targets_N: Tensor, scale: float) -> Any:
+    def forward(ctx: Any, weight_VH: Tensor, scale: float, hidden_NH: Tensor, targets_N: Tensor) -> Any:
         score = torch.compile(_score, dynamic=True) if hidden_NH.is_cuda else _score
         logprobs_N, entropies_N, slopes_NH = score(hidden_NH, weight_VH, targets_N, scale)
         ctx.save_for_backward(slopes_NH)
@@ -132,7 +129,7 @@ class FrozenHead(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         (slopes_NH,) = ctx.saved_tensors
         hidden_grad_NH = grads[0][:, None] * slopes_NH
-        return hidden_grad_NH.to(slopes_NH.dtype), None, None, None
+        return None, None, hidden_grad_NH.to(slopes_NH.dtype), None
 
 
 def _score(hidden_NH: Tensor, weight_VH: Tensor, targets_N: Tensor, scale: float) -> tuple[Tensor, Tensor, Tensor]:
