@@ -130,7 +130,7 @@ def _check(config: Config) -> None:
     if trainer.max_staleness and trainer.algorithm.options.get("correction") == "none":
         raise UserError(
             f"trainer.max_staleness={trainer.max_staleness} learns from tokens of older weights, and with "
-            "trainer.algorithm.options.correction=none nothing corrects for that: leave it at auto."
+            f"{OPTIONS}.correction=none nothing corrects for that: leave it at auto."
         )
     if trainer.deterministic and trainer.max_staleness > 1:
         raise UserError(
@@ -139,7 +139,7 @@ def _check(config: Config) -> None:
         )
     if trainer.deterministic and trainer.algorithm.options.get("correction") == "bypass":
         raise UserError(
-            "trainer.algorithm.options.correction is bypass, but with trainer.deterministic=true it must be another: "
+            f"{OPTIONS}.correction is bypass, but with trainer.deterministic=true it must be another: "
             "the engine's logprobs differ by rounding from run to run."
         )
 

@@ -17,10 +17,10 @@ from skyrl_trainer.registry import Registry
 from skyrl_trainer.types import AdvantageBatch, RewardBatch, Trajectory
 
 Estimator = Callable[[RewardBatch, Any, Sequence[Tensor] | None], AdvantageBatch]
-
+SETTING = "trainer.algorithm.advantage_estimator"
 STD_EPSILON = 1e-4
 """Added to the standard deviation, as in TRL."""
-_ESTIMATORS: Registry[Estimator] = Registry("trainer.algorithm.advantage_estimator")
+_ESTIMATORS: Registry[Estimator] = Registry(SETTING)
 register_estimator = _ESTIMATORS.register
 estimator = _ESTIMATORS.get
 
@@ -119,8 +119,8 @@ def rloo(rewards: RewardBatch, options: Any, values: object = None) -> Advantage
 def maxrl(rewards: RewardBatch, options: Any, values: object = None) -> AdvantageBatch:
     """(R_i - mean_g) / (mean_g + 1e-4), of returns from 0 up (arXiv 2602.02710): a rare success weighs more."""
     if (least := min(trajectory_returns(rewards).tolist(), default=0.0)) < -1e-9:
-        name = "trainer.algorithm.advantage_estimator"
-        raise UserError(f"{name}=maxrl divides by mean returns: none may be negative, but one is {least:g}; take grpo.")
+        reason = f"divides by mean returns: none may be negative, but one is {least:g}"
+        raise UserError(f"{SETTING}=maxrl {reason}; take grpo.")
     return by_group(rewards, lambda group: (group - group.mean()) / (group.mean() + STD_EPSILON))
 
 
@@ -143,9 +143,7 @@ def gae(rewards: RewardBatch, options: Any, values: Sequence[Tensor] | None = No
     batch, returns are not.
     """
     if values is None:
-        raise UserError(
-            "trainer.algorithm.advantage_estimator=gae needs a critic: take trainer.algorithm.name=ppo, or <name>_ppo."
-        )
+        raise UserError(f"{SETTING}=gae needs a critic: take trainer.algorithm.name=ppo, or <name>_ppo.")
     advantages, returns = [], []
     for trajectory, rewards_N, values_N in zip(rewards.trajectories, token_rewards(rewards), values, strict=True):
         order = [place for _, places in spans(trajectory) for place in places]
