@@ -1,6 +1,7 @@
 """transformers.TrainerCallback beside a run: it is told what happens, with a TrainerState, and may stop the run."""
 
 from collections.abc import Sequence
+from itertools import product
 from typing import Any
 
 from transformers import TrainerCallback, TrainerControl, TrainerState
@@ -22,12 +23,10 @@ class Callbacks:
     def __init__(self, callbacks: Sequence[Any] | None, args: Any) -> None:
         self.callbacks = [each() if isinstance(each, type) else each for each in callbacks or ()]
         self.args, self.state, self.control = args, TrainerState(), TrainerControl()
-        for each in self.callbacks:
-            kind, told = type(each), ", ".join(TOLD)
-            events = {name for name in dir(TrainerCallback) if name.startswith("on_")}
-            for event in sorted(events - set(TOLD)):
-                if getattr(kind, event, None) is not getattr(TrainerCallback, event):
-                    raise UserError(f"{kind.__name__}.{event} is never called; there are {told}.")
+        events = {name for name in dir(TrainerCallback) if name.startswith("on_")}
+        for kind, event in product(map(type, self.callbacks), sorted(events - set(TOLD))):
+            if getattr(kind, event, None) is not getattr(TrainerCallback, event):
+                raise UserError(f"{kind.__name__}.{event} is never called; there are {', '.join(TOLD)}.")
         self.tell("on_init_end")
 
     def tell(self, event: str, **more: Any) -> None:
@@ -37,8 +36,7 @@ class Callbacks:
                 getattr(each, event)(self.args, self.state, self.control, **more)
             except Exception as error:
                 raise UserError(f"{name}.{event} failed: {cause(error)}.") from error
-            wanted = {flag for flag, on in vars(self.control).items() if on}
-            for flag in wanted - {"should_training_stop"}:
+            for flag in {flag for flag, on in vars(self.control).items() if on} - {"should_training_stop"}:
                 raise UserError(f"{name} sets {flag}; only should_training_stop has an effect here.")
 
 
