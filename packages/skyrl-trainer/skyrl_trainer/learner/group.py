@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 
 import ray
 import torch
+from ray.exceptions import GetTimeoutError, RayActorError, RayError
 from torch.distributed import TCPStore
 
 from skyrl_trainer.agent.tokenizer import load_tokenizer
@@ -63,7 +64,6 @@ class LearnerProcess:
         return metrics, [[turn.advantages for turn in each.turns] for each in answered]
 
     def call(self, owner: str, method: str, *arguments: Any) -> Any:
-        """owner: "learner" or "algorithm"."""
         answer = getattr(getattr(self, owner), method)(*arguments)
         reshard(self.learner.model)  # no gathered weights beside an engine that is awake
         return answer if self.rank == 0 else None
@@ -190,7 +190,7 @@ class LearnerGroup:
         calls = [getattr(actor, method).remote(*arguments) for actor in self.actors]
         try:
             return ray.get(calls, timeout=CALL_SECONDS)
-        except ray.exceptions.RayError as first:  # the others may wait for the one that failed
+        except RayError as first:  # the others may wait for the one that failed
             ray.wait(calls, num_returns=len(calls), timeout=BLAME_SECONDS)
             errors = [_error_of(call) for call in calls]
             failure = self._explained(method, errors)
@@ -199,16 +199,15 @@ class LearnerGroup:
             raise failure from first
 
     def _explained(self, method: str, errors: list[Exception | None]) -> UserError:
-        died, late = ray.exceptions.RayActorError, ray.exceptions.GetTimeoutError
-        last_to_blame = (type(None), late, UserError)
-        order = [([isinstance(e, kind) for kind in last_to_blame], not isinstance(e, died)) for e in errors]
+        last_to_blame = (type(None), GetTimeoutError, UserError)
+        order = [([isinstance(e, kind) for kind in last_to_blame], not isinstance(e, RayActorError)) for e in errors]
         rank = order.index(min(order))
         error, who = errors[rank], f"Learner {rank} of {self.size}"
         if isinstance(error, UserError):
             return type(error)(str(error))
-        if isinstance(error, late):
+        if isinstance(error, GetTimeoutError):
             return UserError(f"{who} did not finish {method} within {CALL_SECONDS:.0f} s.")
-        if not isinstance(error, died):
+        if not isinstance(error, RayActorError):
             return UserError(f"{who} failed in {method}: {type(error).__name__}: {error}")
         said = self._end_of_log(rank) or str(error).strip().splitlines()[-1].strip()
         return UserError(
@@ -227,6 +226,6 @@ class LearnerGroup:
 def _error_of(call: Any) -> Exception | None:
     try:
         ray.get(call, timeout=0)
-    except ray.exceptions.RayError as error:
+    except RayError as error:
         return getattr(error, "cause", None) or error
     return None

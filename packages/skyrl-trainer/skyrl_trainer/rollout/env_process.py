@@ -7,7 +7,6 @@ The process reads lists of calls (pickle), notes in that file which one it is in
 JSON. The keeper writes how it ended and ends what it left behind, daemons too; it kills it if the EnvWorker hangs up.
 """
 
-import contextlib
 import ctypes
 import faulthandler
 import gc
@@ -24,6 +23,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -92,13 +92,13 @@ def _keep(channel: socket.socket, note: mmap.mmap, step_timeout: float) -> None:
         while (ended := os.waitid(os.P_ALL, 0, look)) and ended.si_pid != process:
             os.waitpid(ended.si_pid, 0)
     for kill in (os.killpg, os.kill):
-        with contextlib.suppress(ProcessLookupError):
+        with suppress(ProcessLookupError):
             kill(process, signal.SIGKILL)
     code = os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
     how = f"exit status {code}" if code >= 0 else signal.Signals(-code).name
-    with contextlib.suppress(OSError):
+    with suppress(OSError):
         channel.sendall(json.dumps(how).encode() + b"\n")
-    with contextlib.suppress(OSError):
+    with suppress(OSError):
         while children := Path(f"/proc/self/task/{os.getpid()}/children").read_text().split():
             for child in children:
                 os.kill(int(child), signal.SIGKILL)
@@ -115,7 +115,7 @@ class Waiting(threading.Thread):
         self.start()
 
     def run(self) -> None:
-        with contextlib.suppress(EnvTimeout):
+        with suppress(EnvTimeout):
             self.said = _tried(self.what, self._call)
 
     def leave(self) -> None:
@@ -314,7 +314,7 @@ def _text(observation: Any) -> str:
 
 def _number(name: str, value: Any) -> float:
     number = math.nan
-    with contextlib.suppress(TypeError, ValueError, OverflowError):
+    with suppress(TypeError, ValueError, OverflowError):
         number = math.nan if isinstance(value, str) else float(value)
     if not abs(number) <= LARGEST_REWARD:
         raise UserError(f"The env's step gave {name} {repr(value)[:100]}, and it must be a number up to 1e9.")
@@ -330,7 +330,7 @@ def _info(info: Any) -> str:
     if isinstance(solved := info.get("success"), str):
         raise UserError(f"The env gave info['success'] as the text {solved!r:.100}, and it must be True or False.")
     text = "\\ud"
-    with contextlib.suppress(TypeError, ValueError):  # not where it holds other things
+    with suppress(TypeError, ValueError):  # not where it holds other things
         text = json.dumps(info)
     if "\\ud" in text:  # or may hold half a character
         text = json.dumps(plain(info))

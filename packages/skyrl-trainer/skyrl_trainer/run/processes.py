@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import ray
 import torch
+from ray.exceptions import GetTimeoutError, RayError
 
 from skyrl_trainer.agent.tokenizer import load_chat_prompt
 from skyrl_trainer.engine.actor import ENGINES, engine_class
@@ -84,12 +85,12 @@ class Processes:
         """Blocks until every engine has loaded the model."""
         try:
             ray.get(self._loading, timeout=ENGINE_START_SECONDS)
-        except ray.exceptions.GetTimeoutError as error:
+        except GetTimeoutError as error:
             raise EngineDied(
                 f"An engine did not load {self.model_path} within {ENGINE_START_SECONDS:.0f} s: "
                 "start again if it was downloading; else free memory, or lower generator.max_model_len."
             ) from error
-        except ray.exceptions.RayError as error:
+        except RayError as error:
             cause = getattr(error, "cause", error)
             reason = str(cause).strip() or type(cause).__name__
             raise EngineDied(f"An engine could not start. {reason}") from error
@@ -100,7 +101,7 @@ class Processes:
         asked = {f"engine {index}": self.engines[index].worked.remote() for index in there}
         spans: Spans = {}
         for name, answer in asked.items():
-            with suppress(ray.exceptions.RayError):  # a dead one is the watch's to find
+            with suppress(RayError):  # a dead one is the watch's to find
                 spans[name] = ray.get(answer, timeout=WORKED_SECONDS)
         return spans
 
