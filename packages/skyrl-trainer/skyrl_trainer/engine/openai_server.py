@@ -148,8 +148,7 @@ class OpenAIServerEngine(EngineActor):
             os._exit(1)
 
     async def _post(self, path: str, body: dict[str, Any] | None = None, limit: float = CALL_SECONDS) -> Any:
-        """The answer's JSON or None. ValueError for a request that the server refuses; EngineDied
-        when it fails or is gone."""
+        """The answer's JSON or None. ValueError where the server refuses it; EngineDied where it fails or is gone."""
         self._check_alive()
         try:
             return await self._http.ask("POST", path, body, limit)

@@ -24,7 +24,7 @@ from skyrl_trainer.types import GenerationOutput, GenerationRequest
 
 
 class SteppedEngine(EngineActor, ABC):
-    """The public half of protocols.InferenceEngine. Subclasses run a model: `_load`, `_fits`, `_add`, `_step`."""
+    """The public half of protocols.InferenceEngine. Subclasses run a model."""
 
     def __init__(self, *settings: Any, **named_settings: Any) -> None:
         super().__init__(*settings, **named_settings)

@@ -144,8 +144,7 @@ class Critic(Optimized):
         elif kind == "model":
             self.body = Scorer(config, learner.model_path, learner.ranks)
             body = dict(self.body.model.base_model.named_parameters())  # an untied output layer has no part
-        hidden_size = learner.model.config.get_text_config().hidden_size
-        self.head = nn.Linear(hidden_size, 1, bias=True).to(learner.device, learner.dtype)
+        self.head = nn.Linear(learner.model.config.get_text_config().hidden_size, 1).to(learner.device, learner.dtype)
         nn.init.zeros_(self.head.weight)
         nn.init.zeros_(self.head.bias)
         self.model = self.body.model

@@ -31,7 +31,6 @@ BROKEN = "\ufffd"  # what decoding puts in the place of bytes that are not a cha
 FIELDS = ("id", "step", "task", "env", "difficulty", "reward", "outcome", "stop", "turns", "tokens")
 """Of an index row: ["3/0/1", 3, "tool_use#17", "tool_use-v0", 2, 1.1, "success", "terminated", 4, 96]."""
 WHOLE = ("output_ids", "weight_versions", "logprobs", "advantages", "texts")  # per token, clean already
-
 Decode = Callable[[list[int]], str]
 
 

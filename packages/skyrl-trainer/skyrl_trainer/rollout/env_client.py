@@ -24,7 +24,6 @@ ASK_SECONDS = 0.02
 MAX_SHARED_DEATHS = 2
 MAX_BATCH = 64
 """Items of one call: enough to make its cost small, and few enough that the first answers are soon there."""
-
 Item = TypeVar("Item")
 Reply = TypeVar("Reply")
 

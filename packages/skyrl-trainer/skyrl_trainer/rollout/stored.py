@@ -93,8 +93,7 @@ class StoredRollouts:
         folder, wanted = store.path(0).parent, self._size
         if folder.resolve() == (config.run_path / "trajectories").resolve():
             raise _unfit(folder, "is this run's own folder: give another trainer.run_dir")
-        recipe = folder.parent / "config.yaml"
-        now = config.generator
+        recipe, now = folder.parent / "config.yaml", config.generator
         then = load_config(str(recipe), []).generator if recipe.is_file() else now
         for name in ("temperature", "top_p"):
             before, here = getattr(then, name), getattr(now, name)

@@ -80,8 +80,7 @@ class Canary:
 
     def _ask(self, engines: list[Any]) -> None:
         options = SamplingOptions(max_tokens=1, top_logprobs=TOP_LOGPROBS)
-        numbered = enumerate(self._prefixes)
-        requests = [GenerationRequest(str(i), ids, options, i, first=True) for i, ids in numbered]
+        requests = [GenerationRequest(str(i), ids, options, i, first=True) for i, ids in enumerate(self._prefixes)]
         ray.get([engine.submit.remote(self._client, requests) for engine in engines], timeout=CHECK_SECONDS)
 
     def _answers(self, engines: list[Any]) -> list[list[GenerationOutput]]:
