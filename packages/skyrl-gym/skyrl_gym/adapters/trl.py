@@ -40,8 +40,9 @@ class TextEnvironment:
         names = ("task_id", *getattr(self.env.unwrapped, "choices", ("split", "difficulty", "lang")))
         options = {name: row[name] for name in names if row.get(name) is not None}
         seed, spec = row.get("seed"), row.get("reward_spec")
-        plays_rows = isinstance(self.env.unwrapped, RowsOnly) and "rows" not in self.arguments
-        given = plays_rows or spec is not None or "db_id" in row  # Spider's
+        given = spec is not None or "db_id" in row  # Spider's
+        if isinstance(self.env.unwrapped, RowsOnly):
+            given = given or "rows" not in self.arguments
         if given or (seed is None and "task_id" not in options and ground_truth(row) is not None):
             options = {"task": row}
         if seed is None and not {"task", "task_id"} & options.keys():

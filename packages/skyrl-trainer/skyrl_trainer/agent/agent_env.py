@@ -115,9 +115,11 @@ class AgentEnv(gymnasium.Env[str, str]):
 
     def step(self, action: str) -> tuple[str, float, bool, bool, Json]:
         said = _read(action)
-        refused = [{"refused": sentence} for sentence in said.get("refused", ())]
-        answers = [said, *refused] if "choice" in said else refused[-1:]
-        self._said = said if "choice" in said else self._said | said
+        answers = [{"refused": sentence} for sentence in said.get("refused", ())]
+        if "choice" in said:  # of a record: all that followed it, too
+            self._said, answers = said, [said, *answers]
+        else:
+            self._said, answers = self._said | said, answers[-1:]
         for answer in answers:
             event = self._told(answer)
             if not isinstance(event, tuple):

@@ -76,6 +76,8 @@ def trajectory_mean(values_N: Tensor, trajectory_N: Tensor) -> Tensor:
 
 # Estimators of KL(policy || reference) from tokens that the policy sampled (Schulman, "Approximating KL divergence"),
 # with d = logp - ref; [N] -> [N].
+
+
 def k1(logprobs_N: Tensor, reference_N: Tensor) -> Tensor:
     """d: unbiased, of high variance. In a loss its expected gradient is zero: for rewards and metrics only."""
     return logprobs_N - reference_N

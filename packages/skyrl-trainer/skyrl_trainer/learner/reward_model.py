@@ -31,8 +31,8 @@ class RewardModel:
         model: Any = self._given
         try:
             if not isinstance(model, PreTrainedModel):
-                how: Any = {"num_labels": 1, "dtype": "auto", "output_loading_info": True}
-                model, found = AutoModelForSequenceClassification.from_pretrained(self._path, **how)
+                load = AutoModelForSequenceClassification.from_pretrained
+                model, found = load(self._path, num_labels=1, dtype="auto", output_loading_info=True)
                 if missing := found["missing_keys"]:  # they are random
                     raise ValueError(f"its files lack {min(missing)}")
                 model.to("cuda" if torch.cuda.is_available() else "cpu")

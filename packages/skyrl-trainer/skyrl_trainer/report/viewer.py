@@ -68,8 +68,9 @@ def view(run: Path, out: Path, steps: Sequence[int] | None, bounds: tuple[int, i
             total += int(store.header(step)["trajectories"])
     if bounds and len(chosen) < len(stored):
         notes.append(f"{len(stored) - len(chosen)} more steps are stored")
-    of_run = [each for each in (run, *run.resolve().parents[:2]) if (each / "config.yaml").is_file()]
-    decode = _decoder(next(iter(of_run), run), notes)
+    folders = run, *run.resolve().parents[:2]
+    of_run = next((each for each in folders if (each / "config.yaml").is_file()), run)
+    decode = _decoder(of_run, notes)
     episodes = _episodes(store, chosen, -(-most // len(chosen)) if steps else most, decode, notes)
     return write_episodes(out, run, episodes, total, notes, (most, size))
 

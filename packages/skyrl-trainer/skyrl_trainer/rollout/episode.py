@@ -216,7 +216,8 @@ class Episode:
         began = time.monotonic()
         reply = await self.env.step(said)
         turn.seconds["env"] = turn.seconds.get("env", 0.0) + time.monotonic() - began + reset_seconds
-        turn.observation, turn.reward, turn.info = reply.observation, turn.reward + reply.reward, turn.info | reply.info
+        turn.observation, turn.info = reply.observation, turn.info | reply.info
+        turn.reward += reply.reward
         turn.terminated, turn.truncated = reply.terminated, reply.truncated
         if isinstance(turn.info.get("reward_parts"), dict):  # what has a field of its own is stored once
             for part, value in turn.info.pop("reward_parts").items():

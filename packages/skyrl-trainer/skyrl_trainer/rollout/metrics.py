@@ -51,8 +51,9 @@ def group_metrics(batch: RewardBatch, accepted: int, wanted: int) -> StepMetrics
 
 
 def kind(sample: Sample) -> str:
-    """What sort of task: "tool_use/2", or "text_math" where the sample names no difficulty; "a_b" for the env a/b;
-    "gsm8k/math_test" for rows of math/test.jsonl."""
+    """What sort of task: "tool_use/2", or "text_math" where the sample names no difficulty; "a_b" for the env a/b.
+    Of rows of math/test.jsonl it is "gsm8k/math_test".
+    """
     env = sample.env_id.removeprefix("skyrl/").removesuffix("-v0").replace("/", "_")
     sort = sample.options.get("difficulty")
     if "task" in sample.options:

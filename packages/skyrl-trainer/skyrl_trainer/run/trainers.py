@@ -79,9 +79,8 @@ class GRPOTrainer(GRPO):
 
         model: a Hugging Face folder or name, an object, or `tiny`; or a Config alone, which is as args. args: a
         trl.GRPOConfig, or what `load_config` gives. reward_funcs: one, several, or a dictionary with weights, of
-        functions and reward models.
-        train_dataset, eval_dataset: as `data.train_data`, or a `datasets.Dataset`, whose rows are ours with a
-        Config, and TRL's otherwise and with environment_factory or tools.
+        functions and reward models. train_dataset, eval_dataset: as `data.train_data`, or a `datasets.Dataset`, whose
+        rows are ours with a Config, and TRL's otherwise and with environment_factory or tools.
         """
         model, args = (None, model) if isinstance(model, Config) else (model, args)
         for name in [name for name in others if others[name] not in (None, (None, None))]:
