@@ -78,7 +78,7 @@ def transcript(env_id: str, lang: str, options: dict[str, Any], bad_action: bool
 
 def page() -> str:
     pages = [HEAD]
-    for entry in skyrl_gym.list_envs():
+    for entry in [each for each in skyrl_gym.list_envs() if each.entry_point.startswith("skyrl_gym.")]:
         pages.append(f"## {entry.id}\n\n{entry.description}\n")
         shown = SHOWN.get(entry.id, [{}])
         pages += [transcript(entry.id, lang, options, False) for options in shown for lang in ("en", "zh")]

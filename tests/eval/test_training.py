@@ -10,6 +10,7 @@ from skyrl_eval.training import Exam
 from skyrl_trainer.config import load_config
 from skyrl_trainer.data import take_exams
 from skyrl_trainer.errors import UserError
+from skyrl_trainer.rollout.store import JsonlTrajectoryStore
 from skyrl_trainer.rollout.stored import open_store
 from skyrl_trainer.run.run import HeldOut
 from skyrl_trainer.types import PromptBatch, RolloutBatch, StopReason, Trajectory, Turn
@@ -39,6 +40,7 @@ def test_a_benchmark_is_tried_and_graded(tmp_path: Path) -> None:
     exam = Exam("gsm8k", {"data": write(tmp_path / "gsm8k.jsonl", ROWS["gsm8k"]), "n": 2}, tmp_path)
     answers = {"Ann": "#### 999", "Bob": None}
     order = ["Ann" if "Ann" in str(sample.options) else "Bob" for sample in tried(exam).batches[0].samples]
+    exam.store = JsonlTrajectoryStore(tmp_path / "held_out")
     found = exam.run(Scripted(*(answers[name] for name in order)), 3)
     assert found == {f"eval/gsm8k/{name}": value for name, value in
                      {"accuracy": 0.5, "ungraded": 1.0, "unparsed": 0.0, "truncated": 0.0}.items()}  # fmt: skip
@@ -60,7 +62,12 @@ def test_without_tasks_of_envs_success_is_the_mean_accuracy(tmp_path: Path) -> N
     config = load_config(None, [f"data.val_data={specs}", f"trainer.run_dir={tmp_path}"])
     held_out = HeldOut(config, None)
     assert held_out.tasks == []
+    before = sorted(tmp_path.iterdir())
     found = held_out.metrics(Scripted("#### 999, or 1200: 1200"), 2)
+    assert sorted(tmp_path.iterdir()) == before, "`skyrl-trainer eval` writes nothing"
+    kept = JsonlTrajectoryStore(tmp_path / "held_out")
+    HeldOut(config, None, kept).metrics(Scripted("#### 999, or 1200: 1200"), 2)
+    assert {path.name for path in (tmp_path / "held_out").iterdir()} == {"gsm8k", "math"}
     assert found["eval/success"] == (found["eval/gsm8k/accuracy"] + found["eval/math/accuracy"]) / 2
 
 

@@ -636,5 +636,8 @@ def test_a_client_makes_the_server_ask_no_address_and_rows_may_speak_of_one():
 
     with pytest.raises(ValueError, match="An option names an address"):
         Episode("skyrl/kuhn_poker-v0").reset({"seed": 1, "opponent": "self,http://127.0.0.1:9/v1"})
+    for name in ("rows", "tasks"):
+        with pytest.raises(ValueError, match="An option names an address or files"):
+            Episode("skyrl/gsm8k-v0").reset({name: "/etc/passwd"})
     row = {"prompt": "What is at http://example.com?", "ground_truth": "nothing"}
     assert "http://example.com" in Episode("skyrl/gsm8k-v0").reset({"task": row})["observation"]["text"]

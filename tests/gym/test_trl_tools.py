@@ -6,6 +6,7 @@ import asyncio
 import importlib.util
 import inspect
 import json
+import os
 import pickle
 import re
 import sqlite3
@@ -466,6 +467,9 @@ def test_prompts_come_from_the_argument_rows_and_a_state_goes_on(tmp_path: Path)
     others = {"rows": tmp_path / "others.jsonl"}
     assert env.num_tasks(others) == 1 and env.reset(options=others)[0] == "Sing."
     assert env.num_tasks() == 3 and env.reset(seed=1)[0] in asked, "an option is of its episode alone"
+    others["rows"].write_text(json.dumps({"prompt": "Dance."}))
+    os.utime(others["rows"], (1, 1))
+    assert env.reset(options=others)[0] == "Dance."
     twin, states = TRLEnv(given=None), [env.get_state()]
     env.step("One.")
     states.append(env.get_state())

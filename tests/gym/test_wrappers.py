@@ -12,6 +12,7 @@ from gymnasium.utils.env_checker import check_env
 import skyrl_gym
 from skyrl_gym import HistoryWindow, InvalidActionBudget, RecordEpisodes, replay
 from skyrl_gym.__main__ import main
+from skyrl_gym.spaces import UnicodeText
 from tests.gym.test_all_envs import GUESS, IDS, ROWS, good_action
 
 
@@ -59,13 +60,38 @@ def test_an_episode_whose_options_are_numpys_is_recorded(tmp_path):
 def test_a_replay_answers_calls_of_tools_by_the_record(tmp_path):
     """And a row may hold what JSON cannot, as a date of a parquet file."""
     env = RecordEpisodes(gym.make("skyrl/tool_use-v0"), tmp_path / "episodes.jsonl")
-    question = {"prompt": "Now?", "ground_truth": "1", "asked": datetime.date(2026, 1, 2)}
+    more = {"asked": datetime.date(2026, 1, 2), "levels": np.arange(3)}
+    question = {"prompt": "Now?", "ground_truth": "1", **more}
     code = {"tool": "python_exec", "args": {"code": "import time; print(time.time_ns())"}}
     for _ in range(2):
         env.reset(options={"task": question})
         env.step(f"<tool_call>{json.dumps(code)}</tool_call>")
     env.close()
     assert replay(tmp_path / "episodes.jsonl") == 2
+
+
+class Telling(gym.Env):
+    """An environment of a user's own that tells of calls, and cannot be fed."""
+
+    observation_space = action_space = UnicodeText(100)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return "go", {}
+
+    def step(self, action):
+        return "", 1.0, True, False, {"tool_calls": [{"tool": "look", "args": {}, "result": "?"}]}
+
+
+def test_an_environment_that_cannot_be_fed_is_replayed(tmp_path):
+    gym.register("test/Telling-v0", f"{__name__}:Telling")
+    try:
+        env = RecordEpisodes(gym.make("test/Telling-v0"), tmp_path / "episodes.jsonl")
+        env.reset(seed=0)
+        env.step("a")
+        assert replay(tmp_path / "episodes.jsonl") == 1
+    finally:
+        del gym.registry["test/Telling-v0"]
 
 
 def test_an_argument_that_no_record_can_hold_is_a_sentence(tmp_path):

@@ -7,12 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from skyrl_gym import load_registry
+from skyrl_trainer.registry import load
 
 load_registry(Path(__file__).with_name("envs-registry.yaml"))
 
 
 def exam(name: str, options: dict[str, Any], folder: Path) -> Any:
     """What `skyrl_eval:gsm8k?n=50` among held-out data stands for (skyrl_trainer.data.take_exams)."""
-    from skyrl_eval.training import Exam
-
-    return Exam(name, options, folder)
+    return load("skyrl_eval.training:Exam")(name, options, folder)

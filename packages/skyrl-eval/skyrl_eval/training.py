@@ -17,13 +17,13 @@ class Exam:
     """A subset of a benchmark. Example: Exam("gsm8k", {"data": "gsm8k.jsonl", "n": 50}, Path("runs/run"))"""
 
     def __init__(self, name: str, options: dict[str, Any], folder: Path) -> None:
-        """folder: where tries, in held_out/NAME, and the judge's replies are kept. UserError where something is
-        missing."""
+        """folder: where the judge's replies are kept. UserError where something is missing."""
         if unknown := sorted(options.keys() - {"data", "n", "judge_url", "judge_model"}):
             raise UserError(f"skyrl_eval:{name} takes data, n, judge_url and judge_model, not {unknown[0]}.")
         if type(n := options.get("n", 50)) is not int or n < 1:
             raise UserError(f"skyrl_eval:{name}: n={n} should be a number of items.")
-        self._bench, self._store = benchmarks.find(name), JsonlTrajectoryStore(folder / "held_out")
+        self._bench = benchmarks.find(name)
+        self.store: JsonlTrajectoryStore | None = None  # which keeps tries
         self._items = data.subset(data.load(self._bench, options.get("data")).items, n)
         asks = options.get("judge_url") and options.get("judge_model")
         judge = Judge(options["judge_url"], options["judge_model"], folder / "judge") if asks else None
@@ -40,7 +40,8 @@ class Exam:
         scores = {verdict.key: verdict.score for verdict in verdicts}
         for played, attempt in zip(tries.trajectories, attempts, strict=True):
             played.scores[self._bench.name] = scores[attempt.key]
-        self._store.inside(self._bench.name).write(tries)
+        if self.store:
+            self.store.inside(self._bench.name).write(tries)
         found = metrics.summarise(self._items, 1, attempts, verdicts)
         shown = {"accuracy": found["accuracy"]} | {f: found["counts"][f] for f in ("ungraded", "unparsed", "truncated")}
         return {f"eval/{self._bench.name}/{figure}": float(value) for figure, value in shown.items()}

@@ -14,6 +14,7 @@ import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache
+from os.path import getmtime
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -276,7 +277,7 @@ class RowsOnly(TextEnv):
         return rest | ({"rows": str(options["rows"])} if "rows" in options else {})
 
     def _rows_of(self, options: Options) -> list[Any]:
-        return _rows(options["rows"]) if "rows" in options else self._rows
+        return _rows(options["rows"], getmtime(options["rows"])) if "rows" in options else self._rows
 
     def count_tasks(self, options: Options) -> int:
         if not (rows := self._rows_of(options)):
@@ -290,5 +291,6 @@ class RowsOnly(TextEnv):
         return self.task_from_row(self._rows_of(options)[index], options)
 
 
-_rows = lru_cache(maxsize=1)(load_rows)
-"""Of an option that every reset repeats."""
+@lru_cache(maxsize=1)
+def _rows(path: str, changed: float) -> list[Any]:
+    return load_rows(path)

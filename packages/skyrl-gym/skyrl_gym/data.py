@@ -25,6 +25,11 @@ def beside(module: str, name: str) -> Any:
     return yaml.load(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader))
 
 
+def plain(value: Any) -> Any:
+    """For JSON: of numpy's, or a date of a parquet file."""
+    return value.tolist() if hasattr(value, "tolist") else str(value)
+
+
 def read_list(path: str, what: str) -> list[Any]:
     """A JSON file's list, not an empty one. OSError, or ValueError with the file."""
     try:

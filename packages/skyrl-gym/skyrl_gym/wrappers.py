@@ -8,7 +8,7 @@ from gymnasium import Env, Wrapper, make
 from gymnasium.envs.registration import EnvSpec
 from gymnasium.utils import RecordConstructorArgs
 
-from skyrl_gym.data import read_jsonl
+from skyrl_gym.data import plain, read_jsonl
 from skyrl_gym.spaces import UnicodeText
 
 TextWrapper = Wrapper[str, str, str, str]
@@ -103,7 +103,7 @@ class RecordEpisodes(TextWrapper, RecordConstructorArgs):
         episode, self._episode = self._episode, {}
         if episode:
             with self._path.open("a", encoding="utf-8") as file:  # ASCII: a lone surrogate has no UTF-8
-                file.write(json.dumps(episode, default=lambda x: x.item() if hasattr(x, "item") else str(x)) + "\n")
+                file.write(json.dumps(episode, default=plain) + "\n")
 
 
 def replay(path: str | Path) -> int:
@@ -118,8 +118,9 @@ def replay(path: str | Path) -> int:
         except (AttributeError, KeyError, TypeError) as error:
             raise ValueError(f"{where}: not an episode of RecordEpisodes ({error!r}).") from None
         for index, (action, *recorded) in enumerate(steps):
-            if calls := recorded[4] if len(recorded) > 4 else None:
-                env.unwrapped.feed_external(calls)
+            calls = recorded[4] if len(recorded) > 4 else None
+            if calls and (feed := getattr(env.unwrapped, "feed_external", None)):
+                feed(calls)
             outcome = env.step(action) if index else env.reset(**arguments)
             for name, then, now in zip(FIELDS, recorded, outcome, strict=False):
                 if then != now:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -104,6 +105,43 @@ def test_what_was_refused_is_told_where_an_agent_keeps_it_to_itself(
         env.reset()
     why = "its last request was refused: The model 'gpt-5' is not served here; 'policy' is."
     assert str(raised.value) == f"The agent ended before it asked the model anything; {why}"
+
+
+def test_what_was_earned_around_a_refusal_is_one_sum_in_one_order() -> None:
+    """0.1 + (0.2 + 0.3) is another number than a replay's."""
+    plays = [Play(Sample("text_math#0", "skyrl/text_math-v0", 0)) for _ in range(2)]
+    for play in plays:
+        rewards = iter((0.1, 0.2, 0.3))
+        info = {"reward_parts": {"a": 0.1}, "tool_calls": [{"tool": "look"}]}
+        step = partial(lambda rewards, info, action: ("", next(rewards), False, False, info), rewards, info)
+        play._env = SimpleNamespace(step=step, unwrapped=None)  # type: ignore[assignment]
+    live, replayed = plays
+    live.step("a")
+    assert live.earned()[0] == 0.1
+    live.recall()
+    for _ in range(2):
+        live.step("a")
+    for _ in range(3):
+        replayed.step("a")
+    assert live.earned() == replayed.earned() != (0.1 + (0.2 + 0.3), {})
+
+
+@pytest.mark.parametrize("text", ["{}", '{"refused": []}', '{"refused": 5}', "[]", "5", '{"choice": 1}'])
+def test_any_text_is_an_action(text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with playing(SAYS, tmp_path, monkeypatch) as env:
+        env.reset()
+        assert env.step(text)[1:3] == (float(len(text)), True)
+
+
+SAYS = """
+from openai import OpenAI
+
+
+def agent(task):
+    with OpenAI(base_url=task.base_url, api_key=task.api_key) as client:
+        asked = {"model": task.model, "messages": [{"role": "user", "content": "Look."}]}
+        return len(client.chat.completions.create(**asked).choices[0].message.content)
+"""
 
 
 @contextmanager

@@ -315,7 +315,7 @@ def test_an_agent_gets_thoughts_and_calls_apart_and_its_segment_goes_on(name: st
     """It sends back the answer without its thoughts; what stands in the context is what was sampled."""
     prompt = prompt_of(name)
     asked: dict[str, Any] = {"messages": [{"role": "user", "content": "Go."}], "tools": TOOLS}
-    conversation = Conversation(prompt, asked)
+    conversation = Conversation(prompt, asked, 2**20)
     said = {
         "content": "",
         "reasoning_content": "Hmm.",
@@ -329,7 +329,7 @@ def test_an_agent_gets_thoughts_and_calls_apart_and_its_segment_goes_on(name: st
     answer = {"role": "assistant", "content": None, "tool_calls": calls}
     result = {"role": "tool", "tool_call_id": calls[0]["id"], "content": "three"}
     request = asked | {"messages": [*asked["messages"], answer, result]}
-    assert conversation.refusal({"request": request}, 2**20) is None
+    assert conversation.refusal({"request": request}) is None
     new_ids, new_segment = conversation.advance([turn])
     assert not new_segment and conversation.context == turn.prompt_ids + ids + new_ids
     assert "three" in prompt.decode(new_ids)
@@ -355,7 +355,7 @@ class Agent:
         file = Path(trl.__file__).parent / f"chat_templates/{template}.jinja"
         self.prompt, self.more = ChatPrompt(tokenizer_of(file.read_text(), ENDS[template], "")), more
         self.asked = [{"role": "user", "content": "Go."}]
-        self.conversation = Conversation(self.prompt, {"messages": self.asked, **more})
+        self.conversation = Conversation(self.prompt, {"messages": self.asked, **more}, 2**20)
         self.new_ids, self.turns = self.conversation.context, list[Turn]()
 
     def hears(self, text: str, whole: bool = False) -> list[dict[str, Any]]:
@@ -369,7 +369,7 @@ class Agent:
     def asks(self, *messages: dict[str, Any], **more: Any) -> bool:
         """Whether a segment begins with it."""
         self.asked = list(messages)
-        assert self.conversation.refusal({"request": {"messages": self.asked, **self.more, **more}}, 2**20) is None
+        assert self.conversation.refusal({"request": {"messages": self.asked, **self.more, **more}}) is None
         self.new_ids, new_segment = self.conversation.advance(self.turns)
         return new_segment
 

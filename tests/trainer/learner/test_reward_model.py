@@ -80,7 +80,7 @@ def test_a_run_asks_it_by_its_name(path: str) -> None:
 
 def test_a_script_of_trls_gives_one_by_name_or_loaded(path: str, tmp_path: Path) -> None:
     loaded = Qwen3ForSequenceClassification.from_pretrained(path)
-    for given in (path, loaded, [path], {path: 1.0}):
+    for given in (path, f"{path}/", loaded, [path], {path: 1.0}):
         trainer = GRPOTrainer("tiny", given, load_config("quickstart", [f"trainer.run_dir={tmp_path}"]), "text_math")
         assert trainer.config.trainer.algorithm.reward_funcs == {"likes-0.1B": 1.0}
 

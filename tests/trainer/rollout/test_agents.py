@@ -140,6 +140,12 @@ def shortens(task):
     return 0.25
 
 
+def earns_and_does_not_see_it(task):
+    """Its env has paid when it asks too much; nothing catches what the client raises."""
+    task.step(f"\\\\boxed{{{eval(task.reset()[0].split('=')[0])}}}")
+    ask(task, "word " * 2000)
+
+
 def never_shortens(task):
     for _ in range(100):
         too_much(task)
@@ -396,11 +402,12 @@ def played(folder: Path) -> tuple[dict[str, Trajectory], dict[str, GenerationReq
         *GOOD,
     )
     samples.insert(0, Sample("solves_and_then_asks", "skyrl/text_math-v0", 1, {"difficulty": 1}))
-    samples.append(Sample("shortens", "skyrl/text_math-v0", 1, {"difficulty": 1}))
+    for name in ("shortens", "earns_and_does_not_see_it"):
+        samples.append(Sample(name, "skyrl/text_math-v0", 1, {"difficulty": 1}))
     samples.append(Sample("plays_with_numbers", "test/Numbers-v0", 1))
     run = {"run": f"{folder}/agents.py:does"}
     found, asked = play(folder, run, samples, max_turns=CALLS, episode_timeout=900.0)
-    for again, first in zip(found[-len(GOOD) - 2 :], found[1 : 1 + len(GOOD)], strict=False):
+    for again, first in zip(found[-len(GOOD) - 3 :], found[1 : 1 + len(GOOD)], strict=False):
         assert (again.stop_reason.failed, again.total_reward) == (first.stop_reason.failed, first.total_reward)
     return {each.sample.sample_id: each for each in found}, asked
 
@@ -455,6 +462,9 @@ def test_a_call_that_does_not_fit_is_refused_and_the_agent_may_ask_a_shorter_one
     assert sum(first.reward_parts.values()) == first.reward and first.observation == "shorter"
     assert [len(json.loads(turn.info["skyrl/answer"])["refused"]) for turn in trajectory.turns] == [2, 1]
     assert_faithful(trajectory, played[1])
+    raising = played[0]["earns_and_does_not_see_it"]
+    assert (raising.stop_reason, raising.total_reward) == (StopReason.LENGTH, once), "as before it was told"
+    assert "prompt is too long" in (raising.error or "") and raising.turns[0].info["skyrl/call"] == 0
     endless = played[0]["never_shortens"]
     assert (endless.stop_reason, len(endless.turns)) == (StopReason.LENGTH, 1), endless.error
     assert len(json.loads(endless.turns[0].info["skyrl/answer"])["refused"]) == MOST_REFUSED
@@ -579,5 +589,6 @@ def test_a_stored_episode_of_an_agent_is_played_again(
     player = Player(5.0)
     longest = sorted(example, key=lambda each: len(each.turns))[-3:]  # with a client that the episodes have in common
     assert all(len(trajectory.turns) > 3 for trajectory in longest)
-    for trajectory in (played[0]["quotes"], played[0]["shortens"], *longest):
+    refused = (played[0][name] for name in ("shortens", "never_shortens", "earns_and_does_not_see_it"))
+    for trajectory in (played[0]["quotes"], *refused, *longest):
         assert compare(trajectory, player.play(trajectory, live=False)) is None

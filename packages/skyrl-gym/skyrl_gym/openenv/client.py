@@ -20,6 +20,7 @@ from urllib.request import Request, urlopen
 import gymnasium
 
 from skyrl_gym.chat_client import past_proxies
+from skyrl_gym.data import plain
 from skyrl_gym.openenv import MAX_MESSAGE, TERMINATED, TRUNCATED, in_thread
 from skyrl_gym.spaces import UnicodeText
 
@@ -131,8 +132,8 @@ class OpenEnv(gymnasium.Env[str, str]):
 
     def _exchange(self, kind: str, data: Info) -> Answer:
         if self._socket is None:
-            raise ValueError("has ended the session: reset begins another")
-        sent = json.dumps({"type": kind, "data": data}, default=lambda number: number.item())
+            raise ValueError("has no session with this client: reset begins one")
+        sent = json.dumps({"type": kind, "data": data}, default=plain)
         with suppress(Exception):  # a server that has closed the connection may have said why
             self._socket.send(sent)
         received = self._socket.recv()

@@ -44,8 +44,9 @@ class Episode:
         seed, named = options.pop("seed", None), options.pop("episode_id", None)
         if seed is not None and (type(seed) is not int or seed < 0):
             raise ValueError(f"seed is {seed!r}, and must be a whole number of at least 0.")
-        if "rows" in options or any(isinstance(value, str) and "://" in value for value in options.values()):
-            told = "An option names an address or a file"
+        places = [value for value in options.values() if isinstance(value, str) and "://" in value]
+        if places or {"rows", "tasks"} & options.keys():
+            told = "An option names an address or files"
             raise ValueError(f"{told}: a server does not ask others, or open files, for those who ask it.")
         env, number = self._env.unwrapped, options.get("task_id")
         if type(number) is int and number >= 0 and isinstance(env, TextEnv):

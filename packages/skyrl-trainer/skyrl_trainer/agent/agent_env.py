@@ -89,6 +89,7 @@ class AgentEnv(gymnasium.Env[str, str]):
         """Answers that came after the client had given up, by request: it asks again, and is a turn once."""
         self._said = Json()
         """The last answer, and in `refused` what the agent was told instead of answers after it."""
+        self._recorded: list[Json] | None = None  # of a replay
         self._asked, self._waiting, self._refusal = 0, 0, ""
         what = sample.sample_id, sample.env_id, sample.seed, dict(sample.options), sample.ground_truth
         self._task = Task(*what, play=self._play)
@@ -116,10 +117,13 @@ class AgentEnv(gymnasium.Env[str, str]):
     def step(self, action: str) -> tuple[str, float, bool, bool, Json]:
         said = _read(action)
         answers = [{"refused": sentence} for sentence in said.get("refused", ())]
-        if "choice" in said:  # of a record: all that followed it, too
+        if "choice" in said:  # of a record: with all that followed it
             self._said, answers = said, [said, *answers]
         else:
             self._said, answers = self._said | said, answers[-1:]
+            self._play.recall()
+        self._play.feed(self._recorded)
+        self._recorded = None
         for answer in answers:
             event = self._told(answer)
             if not isinstance(event, tuple):
@@ -156,7 +160,7 @@ class AgentEnv(gymnasium.Env[str, str]):
         return event
 
     def feed_external(self, recorded: list[Json]) -> None:
-        self._play.recorded = recorded
+        self._recorded = recorded
 
     def close(self) -> None:
         if early is not None:
@@ -241,9 +245,12 @@ class AgentEnv(gymnasium.Env[str, str]):
 def _read(action: str) -> Json:
     """Conversation.said, Conversation.refusal, or, of a record, both; a plain text, as a person would say it, is an
     answer that was not cut."""
-    with suppress(ValueError, RecursionError):
-        if isinstance(said := json.loads(action), dict) and said.keys() - {"refused"} in ({"choice", "usage"}, set()):
-            return said
+    with suppress(ValueError, RecursionError, AttributeError):
+        said = json.loads(action)
+        refused = said.get("refused", [""])
+        known = said and said.keys() - {"refused"} in ({"choice", "usage"}, set())
+        if known and refused and isinstance(refused, list):
+            return dict(said)
     choice = {"index": 0, "message": message_of(action), "logprobs": None, "finish_reason": "stop"}
     return {"choice": choice, "usage": {"prompt_tokens": 0, "completion_tokens": 0}}
 

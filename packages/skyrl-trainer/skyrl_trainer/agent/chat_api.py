@@ -125,7 +125,7 @@ def for_template(message: Json) -> Json:
 
 def too_long(tokens: int, limit: int) -> str:
     """In words by which clients of OpenAI and of Anthropic know that they must shorten it."""
-    told = f"prompt is too long: {tokens} tokens > {limit - 1} maximum, which leave room for an answer"
+    told = f"prompt is too long: {tokens} tokens > {limit - 1} maximum, so that there is room for an answer"
     return f"{told}. This model's maximum context length is {limit} tokens (generator.max_model_len={limit})."
 
 

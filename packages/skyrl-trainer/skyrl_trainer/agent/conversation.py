@@ -26,9 +26,9 @@ class Conversation:
     then asks [user "In short: A B C"]: a second segment.
     """
 
-    def __init__(self, prompt: ChatPrompt, request: Json) -> None:
-        """request: the first, {"messages", "tools", "max_tokens", "logprobs", "stop"}, or {"messages", "role"}."""
-        self._prompt = prompt
+    def __init__(self, prompt: ChatPrompt, request: Json, limit: int) -> None:
+        """request: {"messages", "tools", "max_tokens", "logprobs", "stop"}, or {"messages", "role"}. limit: tokens."""
+        self._prompt, self._limit = prompt, limit
         self._answers: dict[str, list[int]] = {}
         """Ids of what the policy has answered: by the answer alone, and by the history that ends with it."""
         self._segments: list[int] = []
@@ -66,14 +66,14 @@ class Conversation:
         usage = {"prompt_tokens": len(self.context), "completion_tokens": len(turn.output_ids)}
         return turn.action if "role" in self._request else json.dumps({"choice": choice, "usage": usage})
 
-    def refusal(self, info: Json, limit: int) -> str | None:
+    def refusal(self, info: Json) -> str | None:
         """Takes the next request from a reply's info. Where it does not fit: what the agent is told, for its env."""
         if (request := info.pop("request", None)) is None:
             return None
         self._begin(request)
-        if len(self.context) < limit or "role" in request or len(self._refused) == MOST_REFUSED:
+        if len(self.context) < self._limit or "role" in request or len(self._refused) == MOST_REFUSED:
             return None
-        self._refused.append(too_long(len(self.context), limit))
+        self._refused.append(too_long(len(self.context), self._limit))
         return json.dumps({"refused": self._refused})
 
     def advance(self, turns: list[Turn]) -> tuple[list[int], bool]:

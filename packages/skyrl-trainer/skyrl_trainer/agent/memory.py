@@ -39,7 +39,7 @@ class Memory:
             self.at_stop, turn.action = stop is not None, turn.action + (stop or "")
         return turn.action
 
-    def refusal(self, info: dict[str, Any], limit: int) -> str | None:
+    def refusal(self, info: dict[str, Any]) -> str | None:
         """None: what our own agent asks is cut where it ends."""
 
     def advance(self, turns: list[Turn]) -> tuple[list[int], bool]:

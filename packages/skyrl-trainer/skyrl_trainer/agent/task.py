@@ -87,12 +87,24 @@ class Play:
         self.truncated, self.success = truncated and not terminated, info.get("success", self.success)
         return observation, float(reward), terminated, truncated, info
 
+    def feed(self, recorded: list[Json] | None) -> None:
+        """The calls of tools since the last answer, to answer from; None: they are made."""
+        self.recorded = recorded and recorded[len(self._calls) :]
+
     def earned(self) -> tuple[float, Json]:
         """The reward and the info for the record."""
         info = self._info | {"reward_parts": self._parts, "tool_calls": self._calls}
         earned = self._reward, {key: info[key] for key in info if not isinstance(info[key], dict | list) or info[key]}
+        self._told = self._reward, self._parts, self._calls, self._info
         self._forget()
         return earned
+
+    def recall(self) -> None:
+        """A refusal goes on with the last answer: what was earned by it is told again, with what comes."""
+        reward, parts, calls, info = self._told
+        self._reward, self._calls, self._info = reward + self._reward, calls + self._calls, self._info or info
+        for part, value in parts.items():
+            self._parts[part] = value + self._parts.get(part, 0.0)
 
     def close(self) -> None:
         if self._env is not None:

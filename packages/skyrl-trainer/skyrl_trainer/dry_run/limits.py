@@ -13,6 +13,7 @@ from skyrl_trainer.algorithms.options import algorithm_name
 from skyrl_trainer.dry_run.doctor import Hardware
 from skyrl_trainer.errors import UserError
 from skyrl_trainer.process_memory import LOGITS_AT_ONCE
+from skyrl_trainer.registry import load
 from skyrl_trainer.run.model_shape import ModelShape
 from skyrl_trainer.settings import Config
 
@@ -201,10 +202,8 @@ def limits(config: Config, shape: ModelShape, machine: Hardware) -> list[tuple[s
 
 def likely_sync_backend(config: Config) -> str:
     """ "-" where it cannot be what was asked for, which plan.obstacles says."""
-    from skyrl_trainer.weight_sync.colocation import sync_backend  # loads torch
-
     try:
-        return sync_backend(config)
+        return str(load("skyrl_trainer.weight_sync.colocation:sync_backend")(config))  # torch, too
     except UserError:
         return "-"
 

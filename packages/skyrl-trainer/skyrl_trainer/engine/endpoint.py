@@ -27,7 +27,6 @@ TOO_LONG = re.compile(r"context|token|length|too long", re.IGNORECASE)
 # OpenAI's refusal, where thoughts have used up the limit of an answer.
 CUT_OFF = "Could not finish the message"
 FILTERED = re.compile(r"content (management )?policy|content.filter|usage polic", re.IGNORECASE)
-"""In OpenAI's and Azure's refusal of what a prompt says."""
 Usage = dict[str, int]
 HELLO = [{"role": "user", "content": "Hello."}]
 

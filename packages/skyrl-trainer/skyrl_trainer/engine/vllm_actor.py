@@ -15,6 +15,7 @@ from skyrl_trainer.engine.stepped import SteppedEngine
 from skyrl_trainer.engine.stops import StopCheck
 from skyrl_trainer.engine.vllm_args import PREFILL_TOKENS, engine_env, vllm_kwargs
 from skyrl_trainer.errors import SyncError
+from skyrl_trainer.registry import load
 from skyrl_trainer.types import GenerationOutput, GenerationRequest
 
 SCHEDULER = "skyrl_trainer.engine.vllm_scheduler.scheduler"
@@ -98,9 +99,7 @@ class VLLMEngine(SteppedEngine):
 
     @cached_property
     def _completes(self) -> StopCheck:
-        from transformers import AutoTokenizer
-
-        decode = AutoTokenizer.from_pretrained(self.model_path).decode
+        decode = load("transformers:AutoTokenizer").from_pretrained(self.model_path).decode
         return StopCheck(partial(decode, clean_up_tokenization_spaces=False))
 
     async def written(self, request_id: str, known: int) -> list[int]:

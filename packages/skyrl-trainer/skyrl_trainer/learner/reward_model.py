@@ -9,13 +9,11 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer, PreT
 
 from skyrl_trainer.errors import UserError
 
-READ_AT_ONCE = 16
-"""Conversations."""
+READ_AT_ONCE = 16  # conversations
 
 
 class RewardModel:
     """A reward function. It is asked as TRL asks it: with the whole conversation, in its own chat template.
-
     Example: register_reward("helpful")(RewardModel("Skywork/Skywork-Reward-V2-Qwen3-0.6B"))
     """
 
@@ -23,7 +21,7 @@ class RewardModel:
         """given: a folder, or a name on Hugging Face, loaded when it is first asked; or a model, where it is."""
         self._given = given
         path = given.name_or_path if isinstance(given, PreTrainedModel) else str(given)
-        self.__name__, self._path = path.rpartition("/")[2], path
+        self.__name__, self._path = Path(path).name, path
 
     @cache  # noqa: B019, a run has few
     def load(self) -> tuple[PreTrainedModel, Any]:

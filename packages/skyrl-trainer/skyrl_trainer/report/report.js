@@ -28,7 +28,7 @@ const envs = [...new Set(kinds.map(found => found[2]))].map(env => {
 });
 const size = key => Number(key.split("/").pop()), byK = prefix => group(prefix).sort((a, b) => size(a) - size(b));
 const held = byK("eval/pass_at/"), passes = held.length ? held : byK("pass_at/");
-const exams = allKeys.filter(key => /^eval\/.+\/accuracy$/.test(key)), bench = key => key.slice(5, -9);
+const exams = allKeys.filter(key => /^eval\/(?!reward\/).+\/accuracy$/.test(key)), bench = key => key.slice(5, -9);
 const CHARTS = [
   { title: "Success", keys: both("success"), short: heldOut, marks: "eval/success", unit: true, always: true,
     about: allKeys.includes("eval/success") ? "held-out" : "training" },

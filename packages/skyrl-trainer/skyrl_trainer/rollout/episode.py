@@ -124,13 +124,15 @@ class Episode:
             said, asked = memory.said(turn), memory.most or 0  # by its agent: to reach it is no cut
             own = len(turn.output_ids) == asked and asked < self.settings.sampling.max_tokens
             cut = not (own or memory.at_stop or turn.output_ids[-1] in self.settings.sampling.stop_token_ids)
-            reply = await self._act(turn, said, reset_seconds if number == 0 else 0.0)
-            while refusal := memory.refusal(turn.info, self.settings.max_model_len):
-                reply = await self._act(turn, refusal, 0.0)
+            reply = await self._act(turn, memory, said, reset_seconds if number == 0 else 0.0)
             if reply.error is not None:
                 return self.stop(StopReason.ENV_ERROR, reply.error)
-            turn.info |= memory.marks
-            if reply.terminated or reply.truncated or number + 1 == self.settings.max_turns:
+            last = number + 1 == self.settings.max_turns
+            while not (last or self._is_full(reply.observation)) and (refusal := memory.refusal(turn.info)):
+                reply = await self._act(turn, memory, refusal, 0.0)
+                if reply.error is not None:  # the agent does not take it
+                    return self.stop(StopReason.LENGTH, reply.error)
+            if reply.terminated or reply.truncated or last:
                 over = StopReason.TRUNCATED if reply.truncated else StopReason.MAX_TURNS
                 return self.stop(StopReason.LENGTH if cut else StopReason.TERMINATED if reply.terminated else over)
             if self._is_full(reply.observation):
@@ -152,7 +154,7 @@ class Episode:
             from skyrl_trainer.agent.conversation import Conversation
 
             self.trajectory.tools = request.get("tools")
-            return Conversation(self.prompt, request)
+            return Conversation(self.prompt, request, self.settings.max_model_len)
         self.trajectory.tools = tools
         first = self.prompt.first(instructions, reply.observation, tools)
         return Memory(self.prompt, self.settings.agent, first, reply.info.get("stop"))
@@ -211,17 +213,18 @@ class Episode:
         trajectory.turns.append(turn)
         return turn
 
-    async def _act(self, turn: Turn, said: str, reset_seconds: float) -> EnvReply:
+    async def _act(self, turn: Turn, memory: "Context", said: str, reset_seconds: float) -> EnvReply:
         self.doing = f"in its env's step {len(self.trajectory.turns) - 1}"
         began = time.monotonic()
         reply = await self.env.step(said)
         turn.seconds["env"] = turn.seconds.get("env", 0.0) + time.monotonic() - began + reset_seconds
-        turn.observation, turn.info = reply.observation, turn.info | reply.info
-        turn.reward += reply.reward
+        if reply.error is not None:
+            return reply
+        turn.observation, turn.reward, turn.info = reply.observation, reply.reward, reply.info
         turn.terminated, turn.truncated = reply.terminated, reply.truncated
         if isinstance(turn.info.get("reward_parts"), dict):  # what has a field of its own is stored once
-            for part, value in turn.info.pop("reward_parts").items():
-                turn.reward_parts[part] = turn.reward_parts.get(part, 0.0) + value
+            turn.reward_parts = turn.info.pop("reward_parts")
         if isinstance(turn.info.get("tool_calls"), list):
-            turn.tool_calls += turn.info.pop("tool_calls")
+            turn.tool_calls = turn.info.pop("tool_calls")
+        turn.info |= memory.marks
         return reply

@@ -51,14 +51,13 @@ def group_metrics(batch: RewardBatch, accepted: int, wanted: int) -> StepMetrics
 
 
 def kind(sample: Sample) -> str:
-    """What sort of task: "tool_use/2", or "text_math" where the sample names no difficulty; "a_b" for the env a/b.
-    Of rows of math/test.jsonl it is "gsm8k/math_test".
-    """
+    """What sort of task: "tool_use/2", or "text_math" where the sample names no difficulty; "a_b" for the env a/b;
+    "gsm8k/math_test" for rows of math/test.jsonl."""
     env = sample.env_id.removeprefix("skyrl/").removesuffix("-v0").replace("/", "_")
     sort = sample.options.get("difficulty")
     if "task" in sample.options:
         file = Path(sample.sample_id.rpartition("#")[0])
-        sort = "_".join(filter(None, (file.parent.name, file.stem)))
+        sort = "_".join(filter(None, (file.parent.name.strip("."), file.stem)))
     return env if sort in (None, "") else f"{env}/{sort}"
 
 

@@ -12,6 +12,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
+import ray
+
 from skyrl_trainer.agent.tokenizer import load_chat_prompt
 from skyrl_trainer.errors import EngineDied
 from skyrl_trainer.registry import load
@@ -162,24 +164,19 @@ class RolloutWorker:
             self._episodes.hold(held)
 
     def _connect(self, engine: Any, envs: EnvClient) -> Episodes:
-        from ray.actor import ActorHandle
-
-        if isinstance(engine, ActorHandle):
-            from skyrl_trainer.agent.parsers import with_parsers
-            from skyrl_trainer.engine.client import EngineClient
-
+        if isinstance(engine, ray.actor.ActorHandle):
+            with_parsers = load("skyrl_trainer.agent.parsers:with_parsers")
             prompt = self._prompt and with_parsers(self._prompt, self._generator.agent)
-            return Episodes(lambda trajectory: prompt, EngineClient(engine, self._client_id), envs, self._generator)
-        from skyrl_trainer.agent.message_prompt import MessagePrompt
-        from skyrl_trainer.engine.endpoint import EndpointClient
-
-        client = EndpointClient(engine)
+            client = load("skyrl_trainer.engine.client:EngineClient")(engine, self._client_id)
+            return Episodes(lambda trajectory: prompt, client, envs, self._generator)
+        client = load("skyrl_trainer.engine.endpoint:EndpointClient")(engine)
+        message_prompt = load("skyrl_trainer.agent.message_prompt:MessagePrompt")
 
         def prompt_of(trajectory: Trajectory) -> Any:
             if self._prompt is not None:
                 return self._prompt
             task = trajectory.sample.options.get("task") or {}
-            prompt = client.conversations[trajectory.trajectory_id] = MessagePrompt(task.get("image", ""))
+            prompt = client.conversations[trajectory.trajectory_id] = message_prompt(task.get("image", ""))
             return prompt
 
         return Episodes(prompt_of, client, envs, self._generator)

@@ -36,7 +36,7 @@ class JsonlTrajectoryStore:
         self._folder, self._max_bytes = Path(folder), max_bytes
 
     def inside(self, name: str) -> Self:
-        """Another one, in a folder of this one's, for files that do not stay."""
+        """Another one, in a folder of this one's."""
         self._folder.mkdir(exist_ok=True)
         return type(self)(self._folder / name, self._max_bytes)
 

@@ -59,6 +59,7 @@ class TracedEpisode(Episode):
                 span.set_attribute("weight_version", turn.weight_versions[-1] if turn.weight_versions else -1)
             return turn
 
-    async def _act(self, turn: Turn, said: str, reset_seconds: float) -> EnvReply:
-        with trace.use_span(self.open, end_on_exit=True), tracer().start_as_current_span("step"):
-            return await super()._act(turn, said, reset_seconds)
+    async def _act(self, turn: Turn, memory: "Context", said: str, reset_seconds: float) -> EnvReply:
+        ends = self.open.is_recording()  # not twice
+        with trace.use_span(self.open, end_on_exit=ends), tracer().start_as_current_span("step"):
+            return await super()._act(turn, memory, said, reset_seconds)

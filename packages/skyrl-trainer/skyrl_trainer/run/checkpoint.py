@@ -107,7 +107,6 @@ def read_checkpoint(path: Path) -> Loaded:
 
 
 def _manifest(path: Path) -> bytes:
-    """A line for each file; compared as a whole, so that a bit that flips in it is found, too."""
     lines = ""
     for name in ("learner.safetensors", "state.json"):
         with (path / name).open("rb") as file:

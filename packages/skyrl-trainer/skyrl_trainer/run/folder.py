@@ -14,6 +14,7 @@ from typing import Self
 from skyrl_trainer.config import Config, to_yaml
 from skyrl_trainer.errors import UserError
 from skyrl_trainer.files import write_whole, writing
+from skyrl_trainer.registry import load
 
 
 class RunFolder:
@@ -41,9 +42,8 @@ class RunFolder:
 
     def __exit__(self, kind: type | None, *error: object) -> None:
         """Keeps Ray's logs of a run that ended with an error; outside of `guarded` they are others'."""
-        from skyrl_trainer.run.guardian import PREFIX
-
-        if kind and issubclass(kind, Exception) and PREFIX in tempfile.gettempdir():
+        prefix = load("skyrl_trainer.run.guardian:PREFIX")
+        if kind and issubclass(kind, Exception) and prefix in tempfile.gettempdir():
             with suppress(OSError, UserError):
                 self.check()  # one that was deleted stays so
                 logs = Path(tempfile.gettempdir(), "ray", "session_latest", "logs")

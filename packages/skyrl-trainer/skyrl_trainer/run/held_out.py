@@ -22,6 +22,8 @@ class HeldOut:
     def __init__(self, config: Config, rewards: Rewards | None, store: JsonlTrajectoryStore | None = None) -> None:
         specs, self._exams = take_exams(config.data.val_data, config.run_path)
         self._rewards, self._store = rewards, store
+        for each in self._exams:
+            each.store = store
         self._at_once, self.tasks = config.trainer.eval_batch_size, list[Sample]()
         self.tried: list[Trajectory] = []
         if specs or not self._exams:
@@ -33,11 +35,6 @@ class HeldOut:
                     "data.val_data: `tries` would all be the same at generator.eval_temperature=0: raise it."
                 )
             self.tasks = held_out(source, config.data.val_size or default)
-
-    @property
-    def distinct(self) -> int:
-        """Tasks, however often each is tried."""
-        return len({each.sample_id for each in self.tasks})
 
     def metrics(self, rollouts: Rollouts, step: int) -> StepMetrics:
         """Of all tries. Without tasks of envs `eval/success` is the mean accuracy of the benchmarks."""

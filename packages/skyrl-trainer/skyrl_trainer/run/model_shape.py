@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 from skyrl_trainer.errors import UserError
+from skyrl_trainer.registry import load
 from skyrl_trainer.settings import Config
 
 QWEN_1_5B = {"hidden_size": 1536, "num_hidden_layers": 28, "num_attention_heads": 12, "num_key_value_heads": 2}
@@ -67,9 +68,7 @@ def config_file(config: Config) -> Path | None:
     path = config.trainer.policy.model.path
     file = Path(path).expanduser() / "config.json"
     if not file.parent.is_dir() and re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", path):
-        from huggingface_hub import try_to_load_from_cache
-
-        found = try_to_load_from_cache(path, "config.json")
+        found = load("huggingface_hub:try_to_load_from_cache")(path, "config.json")
         return Path(found) if isinstance(found, str) else None
     return file
 

@@ -93,8 +93,9 @@ class Run:
             if trainer.algorithm.reward_funcs and self.held_out.tasks:  # success may earn nothing
                 columns = columns | {"held-out": ("eval/reward/total", 8, "{:.3f}")}
             self.table = stack.enter_context(LiveTable(trainer.max_steps, self.first_step, columns))
-            if (found := self.held_out.distinct) < (self.config.data.val_size or 0):
-                self.table.note(f"data.val_data has {found} distinct tasks: all are used")
+            distinct = {each.sample_id for each in self.held_out.tasks}
+            if len(distinct) < (self.config.data.val_size or 0):
+                self.table.note(f"data.val_data has {len(distinct)} distinct tasks: all are used")
             self.folder.write_config()
             self._start_processes()
             stack.callback(gc.set_threshold, *gc.get_threshold())
@@ -107,10 +108,9 @@ class Run:
 
     def _start_processes(self) -> None:
         config, trainer = self.config, self.config.trainer
-        from skyrl_trainer.tiny.start import StartPolicy
-
         self.table.phase("making the policy")
-        policy = self.stack.enter_context(StartPolicy(config, self.folder.path, self.train_tasks))
+        start = load("skyrl_trainer.tiny.start:StartPolicy")(config, self.folder.path, self.train_tasks)
+        policy = self.stack.enter_context(start)
         self.table.phase("starting Ray and the engines")
         self.processes = self.stack.enter_context(Processes(config, policy.architecture, learns=True))
         self.table.phase("cloning the expert")
@@ -138,9 +138,8 @@ class Run:
 
     def _start_learner(self, weights: str, updates: int) -> None:
         if self.config.num_learners > 1:
-            from skyrl_trainer.learner.group import LearnerGroup
-
-            self.learner = self.algorithm = group = LearnerGroup(self.config, type(self.alone), weights, updates)
+            group = load("skyrl_trainer.learner.group:LearnerGroup")(self.config, type(self.alone), weights, updates)
+            self.learner = self.algorithm = group
             self.stack.callback(group.close)
         else:
             self.learner = learner = make_learner(self.config, weights, updates)

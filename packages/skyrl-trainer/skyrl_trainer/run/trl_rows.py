@@ -16,6 +16,7 @@ from skyrl_gym.adapters.trl_env import columns
 from skyrl_trainer.agent.tokenizer import load_tokenizer
 from skyrl_trainer.errors import UserError
 from skyrl_trainer.protocols import RewardFunction
+from skyrl_trainer.registry import load
 
 ENV_ID = "trl/environment-v0"
 ENV_FILE = """import pickle
@@ -96,9 +97,8 @@ def write_model(folder: Path, model: Any, tokenizer: Any) -> str:
     shutil.rmtree(folder, ignore_errors=True)
     tokenizer.save_pretrained(folder)
     if isinstance(model, str):
-        from huggingface_hub import snapshot_download
-
-        for file in Path(model if Path(model).is_dir() else snapshot_download(model)).resolve().iterdir():
+        found = model if Path(model).is_dir() else load("huggingface_hub:snapshot_download")(model)
+        for file in Path(found).resolve().iterdir():
             if not (folder / file.name).exists():
                 (folder / file.name).symlink_to(file)
     else:

@@ -107,7 +107,6 @@ class Policy:
         return outputs, chat_api.answer_of(name, self.name, usage) | told
 
     async def _follow(self, engine: Any, asked: GenerationRequest, request: Common) -> None:
-        """Tells the answer's text while it grows, but for what may begin something else."""
         ends = [*request.stops, *([CALL] if isinstance(request, Chat) else [])]
         ids: list[int] = []
         with suppress(Exception):  # an engine that cannot, or that dies: what is left comes in one piece

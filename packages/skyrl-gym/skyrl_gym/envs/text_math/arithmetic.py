@@ -115,7 +115,6 @@ def _differences(kind: int, *ranges: tuple[int, int]) -> Block:
 
 
 def _chains() -> Block:
-    """Sums of n two-digit numbers, 3 <= n <= 40, with probability proportional to n ** -2.4."""
     number = _mix(np.arange(_CHAIN_CANDIDATES, dtype=np.uint64))
     weights = np.arange(3, _CHAIN_TERMS + 1, dtype=np.float64) ** -2.4
     lengths = 3 + np.searchsorted(np.cumsum(weights) / weights.sum(), (number >> 11) / float(1 << 53))
