@@ -14,7 +14,7 @@ import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache
-from os.path import getmtime
+from os.path import getmtime, isfile
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -277,7 +277,7 @@ class RowsOnly(TextEnv):
         return rest | ({"rows": str(options["rows"])} if "rows" in options else {})
 
     def _rows_of(self, options: Options) -> list[Any]:
-        return _rows(options["rows"], getmtime(options["rows"])) if "rows" in options else self._rows
+        return _rows(path, isfile(path) and getmtime(path)) if (path := options.get("rows")) else self._rows
 
     def count_tasks(self, options: Options) -> int:
         if not (rows := self._rows_of(options)):

@@ -119,7 +119,7 @@ def rloo(rewards: RewardBatch, options: Any, values: object = None) -> Advantage
 def maxrl(rewards: RewardBatch, options: Any, values: object = None) -> AdvantageBatch:
     """(R_i - mean_g) / (mean_g + 1e-4), of returns from 0 up (arXiv 2602.02710): a rare success weighs more."""
     if (least := min(trajectory_returns(rewards).tolist(), default=0.0)) < -1e-9:
-        raise UserError(f"{SETTING}=maxrl divides by mean returns: none may be negative, as {least:g} is; take grpo.")
+        raise UserError(f"{SETTING}=maxrl divides by mean returns: none may be negative (one is {least:g}); take grpo.")
     return by_group(rewards, lambda group: (group - group.mean()) / (group.mean() + STD_EPSILON))
 
 
