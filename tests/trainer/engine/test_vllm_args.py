@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 import types
 from typing import Any
@@ -12,7 +13,10 @@ import vllm
 from skyrl_trainer.engine import vllm_args
 from skyrl_trainer.engine.vllm_actor import SCHEDULER, VLLMEngine
 from skyrl_trainer.engine.vllm_args import PREFILL_TOKENS, vllm_kwargs
+from skyrl_trainer.errors import UserError
+from skyrl_trainer.run.processes import check_engines
 from skyrl_trainer.types import GenerationRequest, SamplingOptions
+from tests.trainer.learner.tiny_models import make_config
 
 
 def test_on_a_gpu_prompts_are_read_in_large_steps_and_the_users_word_wins(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -22,6 +26,16 @@ def test_on_a_gpu_prompts_are_read_in_large_steps_and_the_users_word_wins(monkey
     assert "enforce_eager" not in found and "kv_cache_memory_bytes" not in found
     own = vllm_kwargs("there", "bfloat16", 1024, 256, 0, {"max_num_batched_tokens": 4096})
     assert own["max_num_batched_tokens"] == 4096
+
+
+def test_an_argument_that_vllm_does_not_know_is_named_before_anything_starts() -> None:
+    known = {field.name: None for field in dataclasses.fields(vllm.EngineArgs)}
+    vllm_args.check_names({**known, "urls": [], "default_chat_template_kwargs": {}})
+    config = make_config(generator={"engine_kwargs": {"gpu_memory_utilisation": 0.5}})
+    with pytest.raises(UserError, match=r"gpu_memory_utilisation is no .* Did you mean gpu_memory_utilization\?"):
+        check_engines(config, "tiny", training=True)
+    with pytest.raises(UserError, match=r"engine_kwargs\.foo is no argument of vLLM's EngineArgs: leave it out\.$"):
+        vllm_args.check_names({"foo": 1})
 
 
 def test_attention_in_float32_is_exact_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:

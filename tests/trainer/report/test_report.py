@@ -131,13 +131,14 @@ def test_a_torn_last_line_is_left_out_whatever_its_bytes(tmp_path: Path, torn: b
 def test_redirected_output_is_one_plain_line_a_step() -> None:
     out = io.StringIO()
     with LiveTable(2, console=Console(file=out, width=40)) as table:
-        table.phase("rollout")
+        table.phase("starting Ray and the engines")  # so that its first minute is not silent
         table.step({"step": 0, "eval/success": 0.39, "time/eval": 1.0})
+        table.phase("rollout")
         table.step({"step": 1, "reward/total": 0.5, "kl/engine_learner": math.nan, "tokens/per_second": 12345.6})
         table.note("saved [red]checkpoints/step_1[/red]")
         table.step({"step": 2, "reward/total": 0.5, "failed": 3.0, "eval/failed": 1.0})
-    lines = out.getvalue().splitlines()
-    assert lines[0] == header()
+    began, *lines = out.getvalue().splitlines()
+    assert began == "starting Ray and the engines ..." and lines[0] == header()
     assert lines[1].split() == ["0", "0.390", "1.00s"]
     assert lines[2].split()[:4] == ["1", "0.500", "12,346", "nan"]
     assert lines[3] == "saved [red]checkpoints/step_1[/red]"

@@ -30,6 +30,16 @@ def test_a_folder_that_was_deleted_or_replaced_is_noticed(tmp_path: Path) -> Non
                 folder.check()
 
 
+def test_a_run_that_was_refused_leaves_no_folder(tmp_path: Path) -> None:
+    config = make_config(trainer={"run_dir": str(tmp_path / "run")})
+    for begun in (False, True):
+        with pytest.raises(UserError, match="no such file"), guarded(), RunFolder(config) as folder:
+            if begun:
+                folder.write_config()
+            raise UserError("There is no such file.")
+        assert folder.path.exists() is begun
+
+
 @pytest.mark.parametrize("kind", [UserError, RuntimeError])
 @pytest.mark.parametrize("own", [True, False])
 def test_the_logs_of_the_runs_own_ray_are_kept_when_it_ends_with_an_error(

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 import ray
 
 from skyrl_trainer.errors import EngineDied
-from skyrl_trainer.registry import Registry
+from skyrl_trainer.registry import Registry, load
 from skyrl_trainer.settings import Config
 from skyrl_trainer.types import GenerationOutput, GenerationRequest
 from skyrl_trainer.user_file import load_plugin
@@ -174,6 +174,8 @@ def register_engine(name: str) -> Callable[[E], E]:
 
 
 def engine_class(config: Config) -> type[EngineActor]:
-    """Raises UserError with the valid names."""
+    """Raises UserError with the valid names, or for an argument that vLLM does not know."""
     load_plugin(config)
+    if config.generator.backend == "vllm":
+        load(f"{HERE}.vllm_args:check_names")(config.generator.engine_kwargs)
     return ENGINES.get(config.generator.backend)

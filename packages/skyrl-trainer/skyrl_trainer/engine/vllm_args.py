@@ -1,8 +1,13 @@
 """What vLLM is started with, in an actor or in a server of its own."""
 
+import ast
+from difflib import get_close_matches
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 from skyrl_trainer.engine.actor import FIRST_SEQS
+from skyrl_trainer.errors import UserError
 
 _CPU_ENV = {
     # The sampler's compilation would stall the first request for many seconds, for no gain on a CPU.
@@ -70,6 +75,19 @@ def vllm_kwargs(
     kwargs |= {"enforce_eager": True, "distributed_executor_backend": "uni", "block_size": block}
     kwargs |= {"kv_cache_memory_bytes": size, "max_num_batched_tokens": max(size // one, max_model_len, PREFILL_TOKENS)}
     return kwargs | engine_kwargs
+
+
+def check_names(engine_kwargs: dict[str, Any]) -> None:
+    """UserError for one that vLLM lacks: its arguments are read from its source, for its import takes ten seconds."""
+    if (spec := find_spec("vllm")) is None:
+        return
+    source = Path(str(spec.origin)).parent / "engine" / "arg_utils.py"
+    classes = [node for node in ast.parse(source.read_text()).body if isinstance(node, ast.ClassDef)]
+    fields = next(each.body for each in classes if each.name == "EngineArgs")
+    known = [ast.unparse(field.target) for field in fields if isinstance(field, ast.AnnAssign)]
+    for name in engine_kwargs.keys() - {*known, "urls", "default_chat_template_kwargs"}:
+        hint = "".join(f" Did you mean {near}?" for near in get_close_matches(name, known, n=1))
+        raise UserError(f"generator.engine_kwargs.{name} is no argument of vLLM's EngineArgs: leave it out.{hint}")
 
 
 def kv_token_bytes(model_path: str, dtype: str) -> int:

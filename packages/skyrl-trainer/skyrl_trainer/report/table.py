@@ -71,8 +71,10 @@ class LiveTable:
         self._progress.stop()
 
     def phase(self, name: str) -> None:
-        """What is being done now; seen on a terminal only."""
+        """What is being done now; without a terminal it is said before the first row only."""
         self._progress.update(self._task, description=name)
+        if not (self._rows or self.console.is_terminal):
+            self._print(f"{name} ...", "")
 
     def note(self, text: str) -> None:
         """A line between the rows: a checkpoint, a restarted worker."""

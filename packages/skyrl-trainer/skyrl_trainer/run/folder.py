@@ -41,14 +41,17 @@ class RunFolder:
         return self
 
     def __exit__(self, kind: type | None, *error: object) -> None:
-        """Keeps Ray's logs of a run that ended with an error; outside of `guarded` they are others'."""
+        """Keeps Ray's logs of a run that ended with an error; outside of `guarded` they are others'. A run that wrote
+        nothing leaves no folder."""
         prefix = load("skyrl_trainer.run.guardian:PREFIX")
-        if kind and issubclass(kind, Exception) and prefix in tempfile.gettempdir():
-            with suppress(OSError, UserError):
-                self.check()  # one that was deleted stays so
-                logs = Path(tempfile.gettempdir(), "ray", "session_latest", "logs")
+        with suppress(OSError, UserError):
+            self.check()  # one that was deleted stays so
+            logs = Path(tempfile.gettempdir(), "ray", "session_latest", "logs")
+            if kind and issubclass(kind, Exception) and prefix in tempfile.gettempdir() and logs.exists():
                 shutil.copytree(logs, self.path / "ray-logs", dirs_exist_ok=True)
                 (self.path / "ray-logs").chmod(0o700)  # Ray lets everybody write
+            elif kind and os.listdir(self.path) == [".lock"]:
+                shutil.rmtree(self.path)
         self._lock.close()
 
     def check(self) -> None:

@@ -11,7 +11,8 @@ from skyrl_trainer.settings import Config
 
 QWEN_1_5B = {"hidden_size": 1536, "num_hidden_layers": 28, "num_attention_heads": 12, "num_key_value_heads": 2}
 QWEN_1_5B |= {"intermediate_size": 8960, "vocab_size": 151_936}
-KNOWN: dict[str, dict[str, Any]] = dict.fromkeys(("Qwen/Qwen2.5-1.5B-Instruct", "Qwen/Qwen2.5-1.5B"), QWEN_1_5B)
+KNOWN: dict[str, dict[str, Any]] = {"Qwen/Qwen2.5-1.5B": QWEN_1_5B}
+KNOWN |= {"Qwen/Qwen2.5-1.5B-Instruct": {**QWEN_1_5B, "max_position_embeddings": 32_768}}
 """Shapes of the recipes' models, for a plan before the model has been downloaded."""
 
 
