@@ -94,17 +94,25 @@ from openai import APIError, OpenAI
 
 def agent(task):
     with suppress(APIError), OpenAI(base_url=task.base_url, api_key=task.api_key, max_retries=0) as client:
-        client.chat.completions.create(model="gpt-5", messages=[{"role": "user", "content": "Look."}])
+        client.chat.completions.create(model="MODEL", messages=[{"role": "ROLE", "content": "Look."}])
 """
 
 
+@pytest.mark.parametrize(
+    ("model", "role", "why"),
+    [
+        ("gpt-5", "user", "The model 'gpt-5' is not served here; 'policy' is."),
+        ("policy", "oracle", "messages.0 has the role 'oracle', expected one of system, developer, "),
+    ],
+)
 def test_what_was_refused_is_told_where_an_agent_keeps_it_to_itself(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    model: str, role: str, why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with playing(SWALLOWS, tmp_path, monkeypatch) as env, pytest.raises(UserError) as raised:
+    agent = SWALLOWS.replace("MODEL", model).replace("ROLE", role)
+    with playing(agent, tmp_path, monkeypatch) as env, pytest.raises(UserError) as raised:
         env.reset()
-    why = "its last request was refused: The model 'gpt-5' is not served here; 'policy' is."
-    assert str(raised.value) == f"The agent ended before it asked the model anything; {why}"
+    said = "The agent ended before it asked the model anything; its last request was refused: "
+    assert str(raised.value).startswith(said + why)
 
 
 def test_what_was_earned_around_a_refusal_is_one_sum_in_one_order() -> None:

@@ -80,7 +80,8 @@ class Backend(Protocol):
     limits: Json
     """More for its card at /v1/models: {"max_model_len": 4096}."""
 
-    async def chat(self, request: Chat) -> Json: ...
+    async def chat(self, request: Chat) -> Json:
+        """Begins with `check`."""
     async def complete(self, request: Completion) -> Json: ...
 
 
@@ -164,18 +165,14 @@ def application(backend: Backend, key: str = "", more: Mapping[str, JsonFunction
             return JSONResponse(_error_of(404, f"The model {name!r} is not served here; {backend.name!r} is."), 404)
         return JSONResponse(card if name else {"object": "list", "data": [card]})
 
-    async def chat(request: Chat) -> Json:
-        check(request)
-        return await backend.chat(request)
-
     async def messages(request: anthropic_api.Messages) -> Json:
         same = Chat(**anthropic_api.asked(request))
         same.tells_for(request)
-        return anthropic_api.answer_of(await chat(same))
+        return anthropic_api.answer_of(await backend.chat(same))
 
     routes: dict[str, tuple[Callable[[bytes], Any], JsonFunction]] = {
         "/v1/completions": (Completion.model_validate_json, backend.complete),
-        "/v1/chat/completions": (Chat.model_validate_json, chat),
+        "/v1/chat/completions": (Chat.model_validate_json, backend.chat),
         THEIRS: (anthropic_api.Messages.model_validate_json, messages),
         **{path: (json.loads, function) for path, function in (more or {}).items()},
     }

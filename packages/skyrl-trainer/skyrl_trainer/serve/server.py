@@ -54,6 +54,7 @@ class Policy:
         return answer | {"object": "text_completion", "choices": choices}
 
     async def chat(self, request: Chat) -> Json:
+        chat_api.check(request)
         try:
             ids = self._prompt.conversation([*map(chat_api.for_template, request.messages)], request.tools)
         except UserError as error:
