@@ -210,7 +210,7 @@ def test_bad_rows_and_lists_are_sentences(tmp_path: Path) -> None:
         (["text_math?tries=0"], None, r"tries is 0, and must be a whole number above 0"),
         (["text_math?tries=many"], None, r"tries is 'many'"),
         (["text_math?lang=en&difficulty=1", "text_math?difficulty=1&lang=en"], None, "listed twice"),
-        ([], None, "no source"),
+        ([], None, "is empty: give it"),
         (["text_math"], str(tmp_path / "none.py"), "none.py is not a Python file"),
         (["text_math"], str(failing), "failing.py failed with ZeroDivisionError"),
     ]:

@@ -196,7 +196,7 @@ def _view(args: Namespace) -> None:
 def _model_folder(run: Path, which: str) -> Path:
     folder = run / "model" / which
     if not (folder / "config.json").is_file():
-        raise UserError(f"There is no policy in {folder}: {run} is not a run folder, or its run has saved none yet.")
+        raise UserError(f"There is no policy in {folder}: look what {run} holds, and choose with --which.")
     return folder
 
 

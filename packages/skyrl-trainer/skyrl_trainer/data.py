@@ -95,7 +95,7 @@ def load_samples(
     default_env_class: of rows that name none. seed: of specs that have none. env_file: registers environments.
     """
     if not specs:
-        raise UserError("The data has no source: give an env spec such as 'text_math?split=train', or a file.")
+        raise UserError("data.train_data or data.val_data is empty: give it 'text_math?split=train', say, or a file.")
     if env_file:
         load_user_file("environment.env_file", env_file, "registers environments")
     parts: dict[str, Sequence[Sample]] = {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from skyrl_trainer import cli
 from skyrl_trainer.config import load_config
 from skyrl_trainer.report.history import read_metrics
+from skyrl_trainer.run.sft import FineTuning
+from skyrl_trainer.types import StepMetrics
 
 SIZES = (
     "{hidden_size: 64, num_hidden_layers: 2, intermediate_size: 128, num_attention_heads: 2, num_key_value_heads: 1}"
@@ -72,6 +75,20 @@ def test_a_folder_with_a_run_is_left_alone(capsys: pytest.CaptureFixture[str]) -
     assert {path: path.read_bytes() for path in Path("a").rglob("*") if path.is_file()} == before
 
 
+def test_a_stop_saves_what_was_learned(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    log = FineTuning._log
+
+    def stopping(self: FineTuning, metrics: StepMetrics) -> None:
+        log(self, metrics)
+        if metrics["step"] == 3:
+            signal.raise_signal(signal.SIGTERM)
+
+    monkeypatch.setattr(FineTuning, "_log", stopping)
+    assert sft("a") == 143 and "stopped by SIGTERM" in capsys.readouterr().err
+    assert [row["step"] for row in read_metrics(Path("a"))] == [1, 2, 3]
+    assert AutoModelForCausalLM.from_pretrained("a/model/last") and Path("a/report.html").exists()
+
+
 def test_what_a_refused_start_has_left_is_made_anew_by_the_next(capsys: pytest.CaptureFixture[str]) -> None:
     assert sft("a", "generator.max_model_len=9", "generator.max_completion_length=2", "trainer.max_steps=1") == 2
     assert "raise it" in capsys.readouterr().err
@@ -88,6 +105,8 @@ def test_adapters_and_a_models_folder_and_several_learners(capsys: pytest.Captur
     more = ["trainer.policy.model.path=a/model/last", "trainer.policy.model.lora={rank: 4}", "trainer.max_steps=4"]
     assert sft("one", *more) == 0 and sft("two", *more, "trainer.placement.policy_num_nodes=2") == 0
     assert Path("two/model/last/adapter/adapter_model.safetensors").exists()
+    adapter = json.loads(Path("one/model/last/adapter/adapter_config.json").read_text())
+    assert adapter["target_modules"] == sorted(adapter["target_modules"])  # peft's is a set, of another order each time
     before, after = read_metrics(Path("a")), read_metrics(Path("one"))
     assert after[0]["loss"] < 0.8 * before[0]["loss"]
     assert [row["loss"] for row in read_metrics(Path("two"))] == pytest.approx([row["loss"] for row in after], rel=1e-4)
@@ -106,6 +125,7 @@ def test_weights_that_the_last_update_left_without_a_number_are_not_saved(capsys
         (["data.train_data=text_math"], "learns from files of chats (.jsonl or .parquet), not from 'text_math'"),
         (["data.train_data=none.jsonl"], "none.jsonl cannot be read"),
         (["data.val_data=none.jsonl"], "none.jsonl cannot be read"),
+        (["data.val_data=held_out.jsonl?tries=2"], "of chats (.jsonl or .parquet), not from 'held_out.jsonl?tries=2'"),
         (["generator.max_model_len=9", "generator.max_completion_length=2"], "max_model_len=9 is less than any chat"),
         (["trainer.policy.model.path=nowhere"], "trainer.policy.model.path: there is no folder nowhere"),
         (["trainer.policy.model.lora={rank: 0, quantization: nf4}"], "trainer.policy.model.lora.rank is 0"),

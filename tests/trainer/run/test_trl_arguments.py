@@ -19,7 +19,7 @@ import pytest
 import torch
 from datasets import Dataset, DatasetDict, IterableDataset
 from peft import LoraConfig, get_peft_model
-from transformers import TrainerCallback
+from transformers import Qwen3Config, Qwen3ForCausalLM, TrainerCallback
 from trl import GRPOConfig
 
 import skyrl_trainer
@@ -51,6 +51,14 @@ def half(x: float) -> float:
 
 def peft_model() -> Any:
     return get_peft_model(torch.nn.Sequential(torch.nn.Linear(2, 2)), LoraConfig(target_modules=["0"]))  # type: ignore
+
+
+def with_adapter() -> Any:
+    """As AutoModelForCausalLM makes it of a folder with an adapter."""
+    sizes = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
+    model: Any = Qwen3ForCausalLM(Qwen3Config(vocab_size=8, num_key_value_heads=1, head_dim=8, **sizes))
+    model.add_adapter(LoraConfig(target_modules=["q_proj"]))
+    return model
 
 
 def arguments(folder: Path, **given: Any) -> GRPOConfig:
@@ -256,6 +264,10 @@ def test_batches_and_steps_are_trls(given: dict[str, Any], ours: tuple[int, int,
         (
             {"model": "some/model", "processing_class": "name"},
             "processing_class is a str; these trainers take",
+        ),
+        (
+            {"model": with_adapter()},
+            r"of type Qwen3ForCausalLM; .* a model of transformers without adapters \(merged\)",
         ),
         ({"model": peft_model()}, "model is of type PeftModel; give a name, a folder, or a model of transformers"),
         (

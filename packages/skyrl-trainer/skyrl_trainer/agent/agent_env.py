@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING, Any
 import gymnasium
 
 from skyrl_gym.chat_client import past_proxies
-from skyrl_trainer.agent.chat_api import Chat, Completion, Refusal, answer_of, application, check, for_template
-from skyrl_trainer.agent.chat_api import message_of
+from skyrl_trainer.agent import chat_api
+from skyrl_trainer.agent.chat_api import Chat, Completion, Refusal, answer_of, application, for_template, message_of
 from skyrl_trainer.agent.early_imports import EarlyImports
 from skyrl_trainer.agent.http_server import HTTPServer
 from skyrl_trainer.agent.parsers import check_names, named
@@ -172,7 +172,7 @@ class AgentEnv(gymnasium.Env[str, str]):
 
     async def chat(self, request: Chat) -> Json:
         try:
-            check(request)
+            chat_api.check(request)
             return await self._chat(request)
         except Refusal as error:
             self._refusal = f"; its last request was refused: {str(error).removesuffix('.')}"

@@ -82,6 +82,7 @@ class Backend(Protocol):
 
     async def chat(self, request: Chat) -> Json:
         """Begins with `check`."""
+
     async def complete(self, request: Completion) -> Json: ...
 
 

@@ -27,7 +27,8 @@ from skyrl_trainer.report.trackers import Tracker
 from skyrl_trainer.run.folder import RunFolder
 from skyrl_trainer.run.guardian import guarded
 from skyrl_trainer.run.processes import start_ray
-from skyrl_trainer.settings import Config
+from skyrl_trainer.run.signals import StopSignal
+from skyrl_trainer.settings import Config, DataConfig
 from skyrl_trainer.tiny.init_policy import init_policy
 from skyrl_trainer.types import StepMetrics
 
@@ -40,12 +41,13 @@ def fine_tune(config: Config) -> str:
     """Returns a sentence about what was learned. Raises UserError, before a model is loaded, for what is wrong."""
     _refuse(config)
     chats = _chats(config.data.train_data)
-    held_out = _chats([spec for spec in config.data.val_data if str(spec).endswith(FILE_SUFFIXES)])
-    with RunFolder(config) as folder, ExitStack() as stack:
+    given = config.data.val_data
+    held_out = _chats([] if given == DataConfig().val_data else given)
+    with StopSignal() as stop, RunFolder(config) as folder, ExitStack() as stack:
         folder.write_config()
         run = FineTuning(config, folder.path, chats, held_out[: config.data.val_size])
         run.start(stack)
-        run.learn()
+        run.learn(stop)
     return f"Learned from {len(run.rows)} chats. Policy: {run.saved}   Curves: {folder.path / 'report.html'}"
 
 
@@ -88,8 +90,8 @@ class FineTuning:
         stack.callback(self.metrics.close)
         stack.callback(self.tracker.close)
 
-    def learn(self) -> None:
-        trainer = self.config.trainer
+    def learn(self, stop: StopSignal) -> None:
+        trainer, stop.at_once = self.config.trainer, False
         if self.held_out and trainer.eval_before_train:
             self._log({"step": 0, **self._evaluate()})
         for metrics in fit(self.update, self.rows, trainer.train_batch_size, self.steps, trainer.seed):
@@ -97,9 +99,10 @@ class FineTuning:
             if self.held_out and (last or (trainer.eval_interval and step % trainer.eval_interval == 0)):
                 metrics |= self._evaluate()
             self._log(metrics)
-            if last or (trainer.ckpt_interval and step % trainer.ckpt_interval == 0):
+            if last or stop.requested or (trainer.ckpt_interval and step % trainer.ckpt_interval == 0):
                 self.learner.save_pretrained(self.saved, int(step))
                 write_report([self.path], self.path / "report.html")
+            stop.check()
 
     def _evaluate(self) -> StepMetrics:
         return {"eval/loss": self.update(self.held_out, learn=False)["loss"]}
@@ -130,7 +133,7 @@ def _chats(sources: Sequence[Spec]) -> list[Chat]:
     for source in sources:
         if not str(source).endswith(FILE_SUFFIXES):
             raise UserError(
-                f"data.train_data: sft learns from files of chats (.jsonl or .parquet), not from {source!r}; "
+                f"sft learns from files of chats (.jsonl or .parquet), not from {source!r}; "
                 "`python -m skyrl_gym demos ENV` writes what an env's expert does."
             )
     return [chat for source in sources for chat in read_chats(str(source))]

@@ -30,7 +30,7 @@ class StopSignal:
 
     def __init__(self) -> None:
         self.at_once = True
-        self._requested = 0
+        self.requested = 0
         self._previous: dict[int, Any] = {}
 
     def __enter__(self) -> Self:
@@ -46,18 +46,18 @@ class StopSignal:
         for number, previous in self._previous.items():
             signal.signal(number, previous)
         # Ray drops ours, and in its place comes what is written to a terminal that was closed.
-        if self._requested and (type(error[1]) is KeyboardInterrupt or getattr(error[1], "errno", 0) == errno.EIO):
-            raise Stopped(self._requested)
+        if self.requested and (type(error[1]) is KeyboardInterrupt or getattr(error[1], "errno", 0) == errno.EIO):
+            raise Stopped(self.requested)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        first, self._requested = not self._requested, number
+        first, self.requested = not self.requested, number
         if self.at_once or not first:
             raise Stopped(number)
 
     def check(self) -> None:
         """Raises Stopped where a signal was kept."""
-        if self._requested:
-            raise Stopped(self._requested)
+        if self.requested:
+            raise Stopped(self.requested)
 
     @contextmanager
     def interruptible(self) -> Iterator[None]:

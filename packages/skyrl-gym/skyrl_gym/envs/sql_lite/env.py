@@ -60,7 +60,7 @@ class SqlLiteEnv(TextEnv):
 
     def task_from_row(self, row: Row, options: Options) -> Task:
         where = "options['task']"
-        if "prompt" in row:
+        if not isinstance(row, dict) or "prompt" in row:
             row = read_row(row, where)
             said = [each["content"] for each in row["prompt"] if each["role"] == "user"]
             row = {**row, "question": "\n\n".join(said), "query": ground_truth(row)}

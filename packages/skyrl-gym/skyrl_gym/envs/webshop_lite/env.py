@@ -185,7 +185,7 @@ class WebShopLiteEnv(TextEnv):
         """Searches for the title, reads the results that could be it until one is, picks options and buys.
         In a user's catalog it searches for the whole instruction; where none of ten results meets it, for the title.
         """
-        view, goal, ui = self._view, self.task.ground_truth, self._shop.ui
+        goal, view, ui = self.task.ground_truth, self._view, self._shop.ui
         if self.options["thoughts"] == "on" and not self._thought and (words := self._thoughts()):
             return f"think[{ui['list'].join(words)}]"
         if view.page == "search":
