@@ -30,9 +30,9 @@ HEAD = f"""# Configuration
 Written by `scripts/write_settings.py`, as is [recipe.schema.json](recipe.schema.json), by which editors complete and
 check recipes: with `# yaml-language-server: $schema=...` and the path or address of that file in their first line.
 
-A run that is resumed keeps its settings; but those marked ● may change, and those marked ○ unless the run is
-`trainer.deterministic`. Where the held-out tasks or their temperature did (`val_data`, `val_size`, `eval_temperature`),
-the next evaluation makes `model/best` anew, for the score before is of something else.
+A run that is resumed keeps its settings; but those marked ● may change, those marked ○ unless the run is
+`trainer.deterministic`, and `trainer.max_steps` under a constant learning rate or `inverse_sqrt`. Where `val_data`,
+`val_size` or `eval_temperature` changed, the next evaluation makes `model/best` anew: the old score is of other tasks.
 """
 TABLE = "\n\n| setting | default | values | what it is |\n|---|---|---|---|\n"
 OPTIONS_HEAD = f"""
