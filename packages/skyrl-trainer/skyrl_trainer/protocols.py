@@ -24,9 +24,7 @@ class InferenceEngine(Protocol):
         """Lets the running step end and takes no other; requests in flight keep their place."""
 
     def init_weight_transfer(self, init_info: dict[str, Any]) -> None: ...
-
     def start_weight_update(self) -> None: ...
-
     def update_weights(self, update_info: dict[str, Any]) -> None: ...
 
     def finish_weight_update(self, version: int) -> str:
@@ -58,7 +56,6 @@ class Sampler(Protocol):
         """
 
     def state_dict(self) -> dict[str, Any]: ...
-
     def load_state_dict(self, state: dict[str, Any]) -> None: ...
 
 

@@ -9,7 +9,6 @@ from skyrl_trainer.errors import UserError
 
 T = TypeVar("T")
 Entry = TypeVar("Entry")
-
 load: Callable[[str], Any] = resolve_name
 """What a place names. Example: load("skyrl_trainer.learner.ppo:PPO")"""
 

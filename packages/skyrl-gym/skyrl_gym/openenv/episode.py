@@ -16,7 +16,6 @@ from skyrl_gym.data import beside
 from skyrl_gym.openenv import TERMINATED, TRUNCATED
 
 Said = dict[str, Any]
-
 SCHEMA = beside(__file__, "schema.json")
 _ACT = {"name": "act", "description": "Takes one action; returns what it led to."}
 

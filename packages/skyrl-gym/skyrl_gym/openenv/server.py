@@ -33,7 +33,6 @@ from skyrl_gym.registry import list_envs
 
 Said = dict[str, Any]
 Text = str | bytes | bytearray
-
 CODES = {
     "INVALID_JSON": (400, -32700),
     "SESSION_ERROR": (404, -32000),

@@ -73,8 +73,6 @@ class Game:
         """What an expert says for it: a clone learns to look at what is said first."""
         return self.spelled(move)
 
-    # AEC.
-
     def __init__(self, lang: str = "en") -> None:
         self.lang, self.possible_agents = lang, list(ROLES)
         self._observations, self._actions = UnicodeText(1 << 16), UnicodeText(1 << 20)
@@ -134,8 +132,6 @@ class Game:
         while self.agents and max_iter:
             max_iter -= 1
             yield self.agent_selection
-
-    # What envs and solvers ask.
 
     def mover(self, number: int) -> str:
         """Who makes move `number`."""

@@ -58,8 +58,6 @@ class SteppedEngine(EngineActor, ABC):
     def _rest(self, level: int, tags: list[str]) -> None:
         """Sleeps at a level above 0, or wakes these tags; nothing to do where no memory is given back."""
 
-    # What a client calls.
-
     def ready(self) -> dict[str, Any]:
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
@@ -111,8 +109,6 @@ class SteppedEngine(EngineActor, ABC):
             self._lock.notify()
         if self._thread is not None:
             self._thread.join(timeout=30)
-
-    # The thread.
 
     def _call(self, command: Callable[[], Any], timeout: float = CALL_SECONDS) -> Any:
         future: Future[Any] = Future()

@@ -133,8 +133,6 @@ class Tries:
         self._waiting.write(RolloutBatch(first, [groups[number] for number in sorted(groups)]))
         self._files[first] = set(groups)
 
-    # A checkpoint, and what was stored after it.
-
     def state_dict(self) -> dict[str, Any]:
         """The numbers of the flow, and every open group with the sampler's verdict, if given."""
         taken, refused = self._taken

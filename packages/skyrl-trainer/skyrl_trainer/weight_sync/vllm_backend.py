@@ -45,7 +45,6 @@ class SharedMemoryUpdateInfo(WeightTransferUpdateInfo):
 class SharedMemoryBackend(WeightTransferEngine[SharedMemoryInitInfo, SharedMemoryUpdateInfo]):
     init_info_cls = SharedMemoryInitInfo
     update_info_cls = SharedMemoryUpdateInfo
-
     buffer: FlatBuffer | None = None
     checksum: str = ""
     """Of the bytes that the last update loaded; empty when it loaded none."""

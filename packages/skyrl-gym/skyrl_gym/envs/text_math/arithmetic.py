@@ -20,7 +20,6 @@ _SHARES = {"val": (0,), "test": (1,), "train": tuple(range(2, 10))}
 """Tenths of the hash range."""
 _FORMS = {DIFFERENCE: "{} - {}", PRODUCT: "{} × {}", PRODUCT_SUM: "{} × {} + {}", PRODUCT_DIFFERENCE: "{} × {} - {}"}
 _TEMPLATES = {"en": "{} = ? Answer in \\boxed{{}}.", "zh": "{} = ？把答案写进 \\boxed{{}}。"}
-
 Terms = NDArray[np.int64]
 """A problem per row; rows shorter than the widest end in zeros (no problem has a zero among its terms)."""
 Block = tuple[int, Terms]
@@ -134,7 +133,6 @@ LEVELS: dict[int, Callable[[], list[Block]]] = {
     7: lambda: [(PRODUCT, _grid(_THREE, _TWO))],
     8: lambda: [_chains()],
 }
-
 _WORDS = {"en": (" write ", " carry ", " borrow 1"), "zh": ("写", "进", "借1")}
 
 

@@ -21,7 +21,6 @@ from skyrl_gym.envs.text_math.words import MOST, SPACE, shuffled, wording
 LEVELS = (1, 2, 3, 4, 5)
 _SHARES = {"val": (0,), "test": (1,), "train": range(2, 10)}
 _KINDS = ("knights", "orders", "guests")
-
 Clue = tuple[str, tuple[int, ...], int]
 """A form, the people it names, and the mask: bit i for world i. Example: ("before", (2, 0), 0b110001)."""
 
