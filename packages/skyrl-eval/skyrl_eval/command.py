@@ -190,9 +190,7 @@ async def _endpoint(args: Namespace, request: dict[str, Any]) -> Endpoint:
 
 
 def _engine(folder: Path, max_tokens: int) -> tuple[int, dict[str, Any]]:
-    from transformers import AutoConfig
-
-    config = AutoConfig.from_pretrained(folder)
+    config = load("transformers:AutoConfig").from_pretrained(folder)
     dtype = str(config.dtype or "float32").removeprefix("torch.")
     length = min(config.get_text_config().max_position_embeddings, 4 * max_tokens + 8192)
     return length, {"path": str(folder), "dtype": "float32" if dtype == "float32" else "bfloat16"}

@@ -229,10 +229,8 @@ def _export(args: Namespace) -> None:
         except shutil.Error as error:
             what = f"{source} cannot be copied ({error.args[0][0][2]})"
             raise UserError(f"{what}; if its run has just replaced it, export again.") from error
-        from transformers import AutoModelForCausalLM
-
         try:
-            model = AutoModelForCausalLM.from_pretrained(folder, dtype="auto")
+            model = load("transformers:AutoModelForCausalLM").from_pretrained(folder, dtype="auto")
             model.generation_config.eos_token_id = [*load_chat_prompt(str(folder)).stop_token_ids]  # for other servers
             model.generation_config.save_pretrained(folder)
         except Exception as error:  # transformers and safetensors raise many kinds

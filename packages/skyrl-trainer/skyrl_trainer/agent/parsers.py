@@ -14,6 +14,7 @@ from zlib import crc32
 from skyrl_trainer.agent.chat_api import Choice, message_of, tokens_of
 from skyrl_trainer.agent.prompt import ChatPrompt, well_formed
 from skyrl_trainer.errors import UserError
+from skyrl_trainer.registry import load
 from skyrl_trainer.settings import AgentConfig
 from skyrl_trainer.types import GenerationOutput, Turn
 
@@ -57,15 +58,13 @@ class ParsingPrompt(ChatPrompt):
         """UserError where the tokenizer or the machine's files do not suit."""
         super().__init__(prompt.tokenizer, prompt.template_kwargs)
         check_names(agent)
-        from vllm.parser.parser_manager import ParserManager
-        from vllm.tokenizers.hf import get_cached_tokenizer
-
+        manager = load("vllm.parser.parser_manager:ParserManager")
         tool, reasoning = (name or None for name in parser_names(agent))
-        self._cached = get_cached_tokenizer(self.tokenizer)
+        self._cached = load("vllm.tokenizers.hf:get_cached_tokenizer")(self.tokenizer)
         self._finds_calls = tool is not None
         try:
             is_harmony = bool(HARMONY & {tool, reasoning})
-            self._parser: Any = ParserManager.get_parser(tool, reasoning, True, is_harmony=is_harmony)
+            self._parser: Any = manager.get_parser(tool, reasoning, True, is_harmony=is_harmony)
             self.read("", [], [])
         except Exception as error:
             told = f"generator.agent.tools={agent.tools}"

@@ -56,10 +56,8 @@ class VLLMEngine(SteppedEngine):
 
     def _add(self, key: str, request: GenerationRequest) -> None:
         """Past vLLM's own processing of outputs, which took a third of the time outside the model."""
-        from vllm import SamplingParams
-
         top = request.options.top_logprobs
-        params = SamplingParams(**sampling_params(request, self._room(request)), logprobs=top)
+        params = load("vllm:SamplingParams")(**sampling_params(request, self._room(request)), logprobs=top)
         prompt = {"type": "token", "prompt_token_ids": request.prompt_ids}
         tasks, process = self._llm.get_supported_tasks(), self._llm.input_processor.process_inputs
         checked = process(key, prompt, params, tasks, lora_request=self._adapter, priority=-request.first)
@@ -147,11 +145,10 @@ class VLLMEngine(SteppedEngine):
     def _load_adapter(self, folder: str) -> None:
         """Requests in flight go on with it. The folder is read only here; its name, new every time, is a part of the
         keys of vLLM's prefix cache."""
-        from vllm.lora.request import LoRARequest
-
-        self._llm.add_lora(LoRARequest("policy", 1, folder, load_inplace=True))
+        request = partial(load("vllm.lora.request:LoRARequest"), "policy", 1, folder)
+        self._llm.add_lora(request(load_inplace=True))
         self._llm.collective_rpc("adapter_loaded")
-        self._adapter = LoRARequest("policy", 1, folder)
+        self._adapter = request()
 
 
 def sampling_params(request: GenerationRequest, room: int) -> dict[str, Any]:

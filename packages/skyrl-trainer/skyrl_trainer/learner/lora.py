@@ -159,15 +159,13 @@ class Reference(Scorer):
 def add_role(model: nn.Module, name: str, options: LoRAConfig, seed: int) -> dict[str, nn.Parameter]:
     """Freezes the base and adds an adapter, whose B starts at 0; returns its parameters. The first role stays the one
     that computes outside of `role`. UserError when target_modules does not fit the model."""
-    from peft import LoraConfig, inject_adapter_in_model
-
     active = _active(model) or name
     targets = _targets(model, options.target_modules)
-    settings = LoraConfig(r=options.rank, lora_alpha=options.alpha, target_modules=targets)  # type: ignore[arg-type]
+    settings = load("peft:LoraConfig")(r=options.rank, lora_alpha=options.alpha, target_modules=targets)
     settings._register_custom_module({nn.Linear: load("skyrl_trainer.learner.adapted:Adapted")})
     with torch.random.fork_rng(devices=[]), warnings.catch_warnings():  # peft draws from the global generator
         warnings.simplefilter("ignore")  # that there are several adapters
-        inject_adapter_in_model(settings, model, name)
+        load("peft:inject_adapter_in_model")(settings, model, name)
     generator = torch.Generator().manual_seed(seed)
     for _, layer in _layers(model):
         for matrix in MATRICES:

@@ -8,6 +8,7 @@ from pathlib import Path
 from skyrl_trainer import __version__
 from skyrl_trainer.config import Config, flatten, load_config
 from skyrl_trainer.errors import UserError
+from skyrl_trainer.registry import load
 from skyrl_trainer.report.history import read_metrics
 from skyrl_trainer.report.page import asset
 from skyrl_trainer.types import StepMetrics
@@ -27,8 +28,6 @@ def check_card(run: Path, policy: Path) -> None:
 
 def write_card(run: Path, which: str, folder: Path) -> None:
     """Writes README.md and curve.png beside the policy in `folder`; which: "last" or "best"."""
-    from huggingface_hub import ModelCardData
-
     rows, values = read_metrics(run), flatten(load_config(str(run / "config.yaml"), []))
     step = json.loads((folder / "config.json").read_text())[STEP]
     chosen = next((row for row in rows if row["step"] == step), {"step": step})
@@ -48,7 +47,7 @@ def write_card(run: Path, which: str, folder: Path) -> None:
         figures="\n".join(figures),
         settings="\n".join(f"{key}: {json.dumps(value)}" for key, value in values.items() if value != default[key]),
     )
-    data = ModelCardData(
+    data = load("huggingface_hub:ModelCardData")(
         base_model=None if model == "tiny" or Path(model).exists() else model,
         library_name="transformers",
         pipeline_tag="text-generation",
@@ -59,9 +58,7 @@ def write_card(run: Path, which: str, folder: Path) -> None:
 
 
 def _draw(rows: list[StepMetrics], out: Path) -> None:
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(9, 3.2), layout="constrained")
+    figure = load("matplotlib.figure:Figure")(figsize=(9, 3.2), layout="constrained")
     for axis, key in zip(figure.subplots(1, 2), (SUCCESS, REWARD), strict=True):
         points = [row for row in rows if math.isfinite(row.get(key, math.nan))]
         axis.plot([row["step"] for row in points], [row[key] for row in points])

@@ -63,15 +63,13 @@ def write_rows(path: Path, name: str, given: Iterable[Mapping[str, Any]], most: 
 
 def write_environment(folder: Path, factory: Any, tools: Sequence[Any] | None, rewarded: bool) -> str:
     """The Python file that registers ENV_ID in every EnvWorker. rewarded: by functions."""
-    import cloudpickle
-
     kinds = [*factory.values()] if isinstance(factory, dict) else [factory]
     if not rewarded and all(isinstance(kind, type) and not hasattr(kind, "get_reward") for kind in kinds):
         raise UserError("Nothing gives a reward: give reward_funcs, or the environment a method get_reward.")
     folder.mkdir(parents=True, exist_ok=True)
     given = folder.resolve() / "environment.pkl"
     try:
-        given.write_bytes(cloudpickle.dumps((factory, list(tools or ()))))
+        given.write_bytes(load("cloudpickle:dumps")((factory, list(tools or ()))))
     except Exception as error:
         raise UserError(f"environment_factory or tools cannot be sent to another process: {error}.") from error
     file = folder.resolve() / "environment.py"
