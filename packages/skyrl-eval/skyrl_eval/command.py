@@ -227,7 +227,7 @@ def _solve(args: Namespace, run: Run, processes: Processes) -> Run:
         finally:
             over.set()
     if errors:
-        last = next(attempt.error for attempt in reversed(run.tries) if attempt.stop == "error")
+        last = next(each.error for each in reversed(run.tries) if each.stop == "error")
         print(f"{errors} attempts ended in an error; the same command tries them again. One: {last}", file=sys.stderr)
     return run
 

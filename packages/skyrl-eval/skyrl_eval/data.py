@@ -103,7 +103,7 @@ def locate(official: Source, spec: str | None) -> tuple[str, str | None, list[Pa
     if spec is None and official.url:
         return official.url, None, [_download(official)]
     name = (spec or official.repo).removeprefix("hf:")
-    patterns = [pattern for pattern in (official.files, official.shots) if pattern] or ["*"]
+    patterns = [*filter(None, (official.files, official.shots))] or ["*"]
     commit, files = snapshot(name, patterns, "--data")
     return name.partition("@")[0], commit, [file for file in files if file.suffix in SUFFIXES]
 

@@ -57,10 +57,10 @@ def grade_run(run: Run, bench: str, context: Context) -> list[Verdict]:
     """Grades what is not graded yet, and returns the verdicts of the run's items."""
     benchmark, grader = benchmarks.find(bench), grader_hash(bench, context)
     items = {item.item_id: item for item in run.items}
-    attempts = [attempt for attempt in run.attempts.values() if attempt.item_id in items]
+    attempts = [each for each in run.attempts.values() if each.item_id in items]
     kept = {key: old.attempt for key, old in run.verdicts.items() if old.grader == grader and old.status != "ungraded"}
-    todo = [attempt for attempt in attempts if kept.get(attempt.key) != answer_hash(attempt)]
-    for result in grade_all(benchmark, [items[attempt.item_id] for attempt in todo], todo, context):
+    todo = [each for each in attempts if kept.get(each.key) != answer_hash(each)]
+    for result in grade_all(benchmark, [items[each.item_id] for each in todo], todo, context):
         result.grader, result.attempt = grader, answer_hash(run.attempts[result.key])
         old = run.verdicts.get(result.key)
         if old and (old.status, old.grader) == ("ungraded", grader):  # its judge was paid, too
@@ -69,7 +69,7 @@ def grade_run(run: Run, bench: str, context: Context) -> list[Verdict]:
                 setattr(result, name, None if None in counts else sum(counts))
         if old != result:
             run.add(result)
-    return [run.verdicts[attempt.key] for attempt in attempts]
+    return [run.verdicts[each.key] for each in attempts]
 
 
 def grade_all(

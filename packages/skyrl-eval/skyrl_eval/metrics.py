@@ -36,8 +36,7 @@ def clustered_error(means: Sequence[float], clusters: Sequence[str]) -> float | 
     """The standard error of the mean of item means whose errors may go together within a cluster.
     With every item a cluster of its own it is the usual one. None for fewer than two clusters.
     """
-    values = np.asarray(means)
-    sums: dict[str, float] = defaultdict(float)
+    values, sums = np.asarray(means), defaultdict[str, float](float)
     for residual, cluster in zip(values - values.mean(), clusters, strict=True):
         sums[cluster] += residual
     m = len(sums)
@@ -65,8 +64,8 @@ def calibration_error(confidences: Sequence[float], correct: Sequence[float], of
 def calibration(verdicts: Sequence[Verdict]) -> dict[str, Any]:
     """Over all judged verdicts; `curve` is (confidence, share correct, count) in tenths of confidence."""
     judged = [(v.confidence, float(v.score == 1)) for v in verdicts if v.confidence is not None and v.score is not None]
-    confidences, correct = [pair[0] for pair in judged], [pair[1] for pair in judged]
-    tenths: dict[int, list[tuple[float, float]]] = defaultdict(list)
+    confidences, correct = ([pair[n] for pair in judged] for n in (0, 1))
+    tenths = defaultdict[int, list[Any]](list)
     for pair in judged:
         tenths[min(int(pair[0] * 10), 9)].append(pair)
     curve = [[*np.mean(part, axis=0).round(6).tolist(), len(part)] for _, part in sorted(tenths.items())]
@@ -115,16 +114,16 @@ def summarise(
     judge_price: Price | None = None,
 ) -> dict[str, Any]:
     """What every benchmark has in results.json, for the selected items and k samples of each."""
-    graded = {verdict.key: verdict for verdict in verdicts}
+    graded = {each.key: each for each in verdicts}
     scores = [[graded[item.key(sample)].score for sample in range(samples)] for item in items]
     means = [sum(score or 0.0 for score in row) / samples for row in scores]
     known = [[score for score in row if score is not None] for row in scores]
     right = [sum(score == 1 for score in row) for row in scores]
-    status = Counter(verdict.status for verdict in verdicts)
+    status = Counter(each.status for each in verdicts)
     low, high = wilson(mean(means) or 0.0, len(items))
     paid = [one for one in attempts if one.key in graded]
     taken = list({one.key: one for one in paid}.values())  # of several attempts of a key the last one
-    uncounted = sum(attempt.prompt_tokens is None for attempt in paid)
+    uncounted = sum(each.prompt_tokens is None for each in paid)
     totals = {name: sum(values_of(paid, name)) for name in COUNTERS}
     spent = [(v.judge_prompt_tokens, v.judge_completion_tokens) for v in verdicts]
     judge_in, judge_out = (sum(pair[kind] or 0 for pair in spent) for kind in (0, 1))
@@ -145,7 +144,7 @@ def summarise(
         "pass_at": {str(k): mean([pass_at_k(samples, c, k) for c in right]) for k in powers},
         "pass_all": {str(k): mean([pass_all_k(samples, c, k) for c in right]) for k in powers},
         "counts": {name: status[name] for name in STATUSES},
-        "stops": dict(sorted(Counter(attempt.stop for attempt in taken).items())),
+        "stops": dict(sorted(Counter(each.stop for each in taken).items())),
         "means": {name: mean(values_of(taken, name)) for name in COUNTERS},
         "totals": totals,
         "uncounted": uncounted,
@@ -159,7 +158,7 @@ def summarise(
 
 def values_of(attempts: Iterable[Attempt], counter: str) -> list[Any]:
     """Of those that have it."""
-    return [value for attempt in attempts if (value := getattr(attempt, counter)) is not None]
+    return [value for each in attempts if (value := getattr(each, counter)) is not None]
 
 
 def mean(values: Sequence[float]) -> float | None:

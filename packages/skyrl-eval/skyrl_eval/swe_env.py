@@ -51,7 +51,7 @@ class ShellEnv(TextEnv):
         return cut(text.strip("\n")) or "(no output)"
 
     def _made(self, action: str) -> list[dict[str, Any]]:
-        made: list[dict[str, Any]] = []
+        made = []
         self._failure = None
         for call in parse_tool_calls(final(action)):  # none in its thoughts
             made.append(run_call(self._tools, call, longest=2 * OUTPUT))

@@ -37,7 +37,7 @@ class Exam:
         check_not_all_failed(tries, "evaluation at step")
         attempts = [attempt_of(played, item, 0) for played, item in zip(tries.trajectories, self._items, strict=True)]
         verdicts = list(grade.grade_all(self._bench, self._items, attempts, self._context))
-        scores = {verdict.key: verdict.score for verdict in verdicts}
+        scores = {each.key: each.score for each in verdicts}
         for played, attempt in zip(tries.trajectories, attempts, strict=True):
             played.scores[self._bench.name] = scores[attempt.key]
         if self.store:

@@ -31,7 +31,7 @@ class BM25:
     """
 
     def __init__(self, documents: Sequence[str]) -> None:
-        counts = [Counter(terms(document)) for document in documents]
+        counts = [Counter(terms(each)) for each in documents]
         lengths = [sum(count.values()) for count in counts]
         mean = sum(lengths) / max(len(lengths), 1) or 1.0
         document_frequency = Counter(term for count in counts for term in count)

@@ -51,7 +51,7 @@ def load_rows(path: str | Path) -> list[dict[str, Any]]:
     readers = {".jsonl": read_jsonl, ".parquet": read_parquet}
     if path.suffix not in readers:
         raise ValueError(f"{path} ends in {path.suffix!r}; data files end in .jsonl or .parquet.")
-    rows: list[dict[str, Any]] = []
+    rows = []
     with_truth: dict[str | None, bool] = {}
     for where, value in readers[path.suffix](path):
         row = read_row(value, where)
@@ -83,7 +83,7 @@ def read_row(row: Any, where: str) -> dict[str, Any]:
         role, content = message.get("role"), message.get("content")
         require(role in ROLES, where, f"{field}.role", f"one of {', '.join(ROLES)}", role)
         require(isinstance(content, str), where, f"{field}.content", "a string", content)
-    if all(message["role"] != "user" for message in prompt):
+    if all(each["role"] != "user" for each in prompt):
         raise ValueError(f"{where}: field 'prompt' has no message with role 'user'.")
     for name in ("data_source", "env_class"):
         require(isinstance(row.get(name), str | None), where, name, "a string", row.get(name))

@@ -61,7 +61,7 @@ class Chat(NamedTuple):
 
 
 def read_chats(path: str) -> list[Chat]:
-    """The rows of a .jsonl or .parquet file. Raises UserError with the file, the line and what was expected."""
+    """The rows of a .jsonl or .parquet file. UserError with the file, the line and what was expected."""
     file = Path(path).expanduser()
     try:
         rows = read_parquet(file) if file.suffix == ".parquet" else read_jsonl(file)

@@ -52,7 +52,7 @@ def resolve(recipe: str | None, overrides: list[str]) -> Resolved:
 
 
 def saved_config(saved: dict[str, Any], source: str = "checkpoint") -> Config:
-    """Of a checkpoint, this version's or an earlier one's. Raises UserError, which names the source."""
+    """Of a checkpoint, this version's or an earlier one's. UserError, which names the source."""
     return _resolved(walk(yaml.compose(yaml.safe_dump(saved)), "", _sections(), source)).config
 
 

@@ -16,7 +16,7 @@ import math
 import re
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib import import_module
@@ -204,7 +204,7 @@ def take_exams(specs: Sequence[Spec], folder: Path) -> tuple[list[Spec], list[An
         name, options = _parse(spec)
         package, _, bench = name.partition(":")
         is_env = not bench or "/" in bench or re.search(r"-v\d+$", bench)
-        make: Callable[..., Any] | None = None
+        make = None
         if not is_env and all(part.isidentifier() for part in package.split(".")):
             with suppress(ModuleNotFoundError):
                 make = getattr(import_module(package), "exam", None)

@@ -31,7 +31,7 @@ def snapshot(name: str, patterns: list[str], asked_by: str) -> tuple[str, list[P
         ) from error
     folder = Path(found)
     names = sorted(file.relative_to(folder).as_posix() for file in folder.rglob("*"))  # earlier calls left more
-    return folder.name, [folder / name for name in names if any(fnmatch(name, pattern) for pattern in patterns)]
+    return folder.name, [folder / name for name in names if any(fnmatch(name, each) for each in patterns)]
 
 
 def data_files(name: str, suffixes: Sequence[str], split: str = "train", **other: object) -> list[Path]:

@@ -35,7 +35,7 @@ class Registry(Generic[T]):
         return add
 
     def get(self, name: str) -> T:
-        """Raises UserError with the valid names and the nearest."""
+        """UserError with the valid names and the nearest."""
         if name not in self._entries:
             if name not in self.built_in:
                 hint = "".join(f" Did you mean {near}?" for near in get_close_matches(name, self.names, n=1))

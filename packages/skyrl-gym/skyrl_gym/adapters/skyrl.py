@@ -88,6 +88,6 @@ class SkyRLEnv(Repeated):
 
 def contents(messages: list[dict[str, str]], system: bool | None = False) -> str:
     """What the messages say; who says it, too, where the agent is to read more than one role."""
-    said = [message for message in messages if system in (None, message["role"] == "system")]
-    form = "{content}" if len({message["role"] for message in said}) < 2 else "{role}: {content}"
-    return "\n\n".join(form.format_map({**message, "content": message["content"] or ""}) for message in said)
+    said = [each for each in messages if system in (None, each["role"] == "system")]
+    form = "{content}" if len({each["role"] for each in said}) < 2 else "{role}: {content}"
+    return "\n\n".join(form.format_map({**each, "content": each["content"] or ""}) for each in said)

@@ -42,7 +42,7 @@ class TRLEnv(Repeated):
                 raise ValueError(f"A row's environment is {name!r}; environment_factory has {there}.")
             factory = factory[name]
         environment = factory() if factory else None
-        made = [tool(waited(function)) for function in (*self._functions, *methods(environment))]
+        made = [tool(waited(each)) for each in (*self._functions, *methods(environment))]
         self._tools = {each.name: each for each in made}
         self._score = getattr(environment, "get_reward", float)
         self._paid = 0.0

@@ -17,7 +17,7 @@ TRUNCATED, TERMINATED = "TimeLimit.truncated", "terminated"
 
 def in_thread(call: Callable[[], Any]) -> "Future[Any]":
     """What the call will give, in a thread that nobody has to wait for, not even at the end of the process."""
-    future: Future[Any] = Future()
+    future = Future[Any]()
     future.set_running_or_notify_cancel()
 
     def work() -> None:

@@ -51,7 +51,7 @@ def _value(node: ast.expr, source: str) -> Number:
         case ast.BinOp() if type(node.op) in _OPERATORS:
             result = _OPERATORS[type(node.op)](_value(node.left, source), _value(node.right, source))
         case ast.Call(func=ast.Name(id=name), keywords=[]) if name in _FUNCTIONS:
-            result = _FUNCTIONS[name](*[_value(argument, source) for argument in node.args])
+            result = _FUNCTIONS[name](*[_value(each, source) for each in node.args])
         case _:
             raise ToolError(f"Only numbers, + - * / // % **, parentheses and {', '.join(_FUNCTIONS)} are known.")
     return _short(result)

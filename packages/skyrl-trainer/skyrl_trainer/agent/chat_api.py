@@ -171,7 +171,7 @@ def application(backend: Backend, key: str = "", more: Mapping[str, JsonFunction
         same.tells_for(request)
         return anthropic_api.answer_of(await backend.chat(same))
 
-    routes: dict[str, tuple[Callable[[bytes], Any], JsonFunction]] = {
+    routes: dict[str, tuple[Any, JsonFunction]] = {
         "/v1/completions": (Completion.model_validate_json, backend.complete),
         "/v1/chat/completions": (Chat.model_validate_json, backend.chat),
         THEIRS: (anthropic_api.Messages.model_validate_json, messages),

@@ -60,7 +60,7 @@ def options_class(algorithm: type) -> type[LossOptions]:
 
 
 def read_options(algorithm: type, config: Config) -> Any:
-    """The options, checked against those that the class knows. Raises UserError, which lists what there is."""
+    """The options, checked against those that the class knows. UserError, which lists what there is."""
     known, given = options_class(algorithm), config.trainer.algorithm.options
     name = algorithm_name(config)
     names = sorted(known.model_fields.keys() - algorithm.ignores)  # type: ignore[attr-defined]

@@ -32,7 +32,7 @@ def register_reward(name: str) -> Callable[[RewardFunction], RewardFunction]:
 
 
 class Rewards:
-    """The rewards of a run. Raises UserError for names that are not registered."""
+    """The rewards of a run. UserError for names that are not registered."""
 
     def __init__(self, config: Config, overlong_filter: bool) -> None:
         self.weights = {**OWN_REWARDS, **config.trainer.algorithm.reward_funcs}

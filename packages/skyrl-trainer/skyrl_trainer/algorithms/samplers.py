@@ -89,7 +89,7 @@ class UniformSampler:
         return {"drawn": list(self.drawn), "owed": self.owed, "seed": self.seed, "size": len(self.source)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Raises UserError when the state belongs to other data."""
+        """UserError when the state belongs to other data."""
         if (state["size"], state["seed"]) != (len(self.source), self.seed):
             raise UserError(
                 f"The checkpoint was drawing from {state['size']} tasks with trainer.seed={state['seed']}, but now "

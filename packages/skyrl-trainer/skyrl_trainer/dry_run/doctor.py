@@ -63,7 +63,7 @@ def version(package: str) -> str | None:
 
 
 def require_gym() -> None:
-    """Raises UserError if skyrl_gym is missing, another project, or cannot read a registry."""
+    """UserError if skyrl_gym is missing, another project, or cannot read a registry."""
     install = "`pip install packages/skyrl-gym` in a checkout of this project."
     spec = importlib.util.find_spec("skyrl_gym")
     if spec is None or spec.origin is None:

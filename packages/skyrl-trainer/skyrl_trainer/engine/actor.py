@@ -174,7 +174,7 @@ def register_engine(name: str) -> Callable[[E], E]:
 
 
 def engine_class(config: Config) -> type[EngineActor]:
-    """Raises UserError with the valid names, or for an argument that vLLM does not know."""
+    """UserError with the valid names, or for an argument that vLLM does not know."""
     load_plugin(config)
     if config.generator.backend == "vllm":
         load(f"{HERE}.vllm_args:check_names")(config.generator.engine_kwargs)

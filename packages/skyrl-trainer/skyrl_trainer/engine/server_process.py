@@ -71,7 +71,7 @@ def as_flag(name: str, value: Any) -> str:
 
 
 def check_servers(urls: Any, num_engines: int, model: str, training: bool) -> None:
-    """Raises UserError unless each URL is a server that has the model and our endpoints, and takes weights."""
+    """UserError unless each URL is a server that has the model and our endpoints, and takes weights."""
     if not isinstance(urls, list) or len(urls) != num_engines:
         raise UserError(f"{URLS} is {urls!r}, but should be a list of generator.num_inference_engines={num_engines}.")
     for url in urls:

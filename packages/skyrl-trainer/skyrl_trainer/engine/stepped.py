@@ -111,7 +111,7 @@ class SteppedEngine(EngineActor, ABC):
             self._thread.join(timeout=30)
 
     def _call(self, command: Callable[[], Any], timeout: float = CALL_SECONDS) -> Any:
-        future: Future[Any] = Future()
+        future = Future[Any]()
         if self._thread is None:
             raise EngineLost(f"The engine of {self.model_path} was started again and has not loaded yet.")
         with self._lock:

@@ -10,7 +10,7 @@ class Adapted(Linear):
     """y = W x + B (alpha/rank A x), W in any form. peft multiplies behind B, where each pass has far more numbers."""
 
     def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        result: Tensor = self.base_layer(x, *args, **kwargs)
+        result = self.base_layer(x, *args, **kwargs)
         if self.disable_adapters:
             return result
         (name,) = self.active_adapters

@@ -84,7 +84,7 @@ def check_pair(algorithm: object, wanted: Tensor, **part: Any) -> tuple[Tensor, 
 
 def check_layout(given: Any, batch: RewardBatch) -> AdvantageBatch:
     """What an estimator gave."""
-    wanted = [trajectory.num_output_tokens for trajectory in batch.trajectories]
+    wanted = [each.num_output_tokens for each in batch.trajectories]
     parts = [given.advantages, given.returns] if isinstance(given, AdvantageBatch) else [[]]
     if any(part is not None and [len(row) for row in part if isinstance(row, list)] != wanted for part in parts):
         raise UserError(
@@ -103,7 +103,7 @@ def check_finite(what: str, step: int, rows: Sequence[Row], of_each: Sequence[An
 
 
 def check_weights(tensors: Mapping[str, Tensor], step: int) -> None:
-    """Raises UserError for weights, or an optimizer's state, that nobody can learn on from: they are not saved."""
+    """UserError for weights, or an optimizer's state, that nobody can learn on from: they are not saved."""
     bad = [name for name, value in tensors.items() if not torch.isfinite(value).all()]
     if bad:
         raise UserError(

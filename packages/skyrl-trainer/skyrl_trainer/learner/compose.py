@@ -25,12 +25,12 @@ register_algorithm = ALGORITHMS.register
 
 
 def algorithm_class(name: str) -> type[GRPO]:
-    """The class of this name, put together where need be. Raises UserError with the names that there are."""
+    """The class of this name, put together where need be. UserError with the names that there are."""
     over_ppo = name.endswith(PPO_SUFFIX) and name not in ALGORITHMS.names
     loss = ALGORITHMS.get(name.removesuffix(PPO_SUFFIX) if over_ppo else name)
     if not (isinstance(loss, type) and issubclass(loss, PolicyLoss)):
         raise UserError(f"trainer.algorithm.name={name} is {loss!r:.60}: it should be a class over PolicyLoss.")
-    over: type[GRPO] = load("skyrl_trainer.learner.ppo:PPO") if over_ppo else GRPO
+    over = load("skyrl_trainer.learner.ppo:PPO") if over_ppo else GRPO
     if issubclass(loss, over):
         return loss
     if issubclass(over, loss):  # grpo_ppo is PPO

@@ -30,7 +30,7 @@ class GRPO(PolicyLoss):
     """The algorithm's own estimator; None where the recipe chooses."""
 
     def __init__(self, config: Config) -> None:
-        """Raises UserError for settings that contradict each other; nothing is loaded before `start`."""
+        """UserError for settings that contradict each other; nothing is loaded before `start`."""
         super().__init__(config)
         self.settings = config.trainer
         self._estimate = estimator(self.estimator_name or self.settings.algorithm.advantage_estimator)
@@ -61,7 +61,7 @@ class GRPO(PolicyLoss):
     ) -> StepMetrics:
         """Learns from one rollout: `num_iterations` epochs of `num_mini_batches` optimizer steps.
         Each of these may be given: old_logprob, [N] per trajectory, instead of scoring them; value, [N] per trajectory,
-        instead of asking the critic; reward, per trajectory and turn, instead of the batch's. Raises UserError for a
+        instead of asking the critic; reward, per trajectory and turn, instead of the batch's. UserError for a
         loss or gradient that is not finite, NothingLearned before the first optimizer step.
         """
         before = self.learner.optimizer_steps
@@ -130,7 +130,7 @@ class GRPO(PolicyLoss):
         return LearnerState(state.tensors, {**state.numbers, "beta": self.beta})
 
     def load_state_dict(self, state: LearnerState) -> None:
-        """Raises UserError when the state is another model's."""
+        """UserError when the state is another model's."""
         self.learner.load_state_dict(state)
         self.beta = float(state.numbers["beta"])
 

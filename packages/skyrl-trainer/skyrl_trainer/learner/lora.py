@@ -31,7 +31,7 @@ MATRICES = ("lora_A", "lora_B")
 
 
 def checked(config: Config) -> LoRAConfig | None:
-    """None for full fine-tuning. Raises UserError where it cannot be what is asked for."""
+    """None for full fine-tuning. UserError where it cannot be what is asked for."""
     options = config.trainer.policy.model.lora
     if options.quantization == "nf4" and options.rank == 0:
         raise UserError("trainer.policy.model.lora.rank is 0, which trains all weights without adapters: give a rank.")

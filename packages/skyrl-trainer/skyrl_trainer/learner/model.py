@@ -182,7 +182,7 @@ class Optimized:
 
     def state_dict(self) -> LearnerState:
         """Everything that the next optimizer step depends on. No random state: nothing here draws a number."""
-        tensors: dict[str, Tensor] = {}
+        tensors = {}
         for name, parameter in self.trainable().items():
             tensors[f"{self.prefix}model.{name}"] = parameter.detach()
             for key, value in self.optimizer.state.get(parameter, {}).items():
@@ -262,7 +262,7 @@ class Learner(Optimized, Scorer):
 
     def save_pretrained(self, folder: Path, step: int = 0) -> None:
         """Writes a Hugging Face folder, which notes the step: never half a model, nor a broken one (UserError)."""
-        tensors: dict[str, Tensor] = {}
+        tensors = {}
         for name, tensor in self.named_tensors():
             full = whole(tensor.detach())
             if self.ranks.rank == 0:  # the others only take part
@@ -285,7 +285,7 @@ class Learner(Optimized, Scorer):
         return LearnerState(state.tensors, {"optimizer_steps": self.optimizer_steps, **state.numbers})
 
     def load_state_dict(self, state: LearnerState) -> None:
-        """Raises UserError when the state is another model's."""
+        """UserError when the state is another model's."""
         named = self.trainable()
         saved = {key.removeprefix("model.") for key in state.tensors if key.startswith("model.")}
         wrong = [n for n, p in named.items() if n not in saved or state.tensors[f"model.{n}"].shape != p.shape]
@@ -300,5 +300,5 @@ def make_learner(config: Config, model_path: str, total_optimizer_steps: int, ra
     """A Learner of all weights or, with a rank in `trainer.policy.model.lora`, of an adapter."""
     use_threads(config, ranks.size if ranks else 1)
     adapts = config.trainer.policy.model.lora.rank > 0
-    kind: type[Learner] = load("skyrl_trainer.learner.lora:LoRALearner") if adapts else Learner
+    kind = load("skyrl_trainer.learner.lora:LoRALearner") if adapts else Learner
     return kind(config, model_path, total_optimizer_steps, ranks)

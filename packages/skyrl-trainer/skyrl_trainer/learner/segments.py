@@ -87,7 +87,7 @@ class Segments:
     def _padded(self) -> tuple[list[Tensor | None], list[tuple[Tensor, Tensor]], Tensor]:
         """A block: which key a query sees (bool [B, 1, T, K]; None: those before it), and which tokens are its queries
         [B, T] and keys [B, K], padded with any. Last, where among all blocks' queries each token stands, [P]."""
-        visible: list[Tensor | None] = []
+        visible = []
         tokens, places_P, end = [], np.empty(self.lengths_S.sum(), np.int64), 0
         for chosen_B in self._alike():
             own_B, before_B = self.lengths_S[chosen_B, None], self.before_S[chosen_B, None]

@@ -28,7 +28,7 @@ class Tracker:
             return
         project = trainer.project_name if trainer.logger != "tensorboard" else "tensorboard"  # there, a folder
         name, values = trainer.run_name, flatten(config)
-        kinds: dict[str, dict[str, Any]] = {
+        kinds: dict[str, Any] = {
             "tensorboard": {"logging_dir": str(config.run_path), "purge_step": last_step + 1},
             "mlflow": {"run_name": name},
             "swanlab": {"experiment_name": name, "config": values},

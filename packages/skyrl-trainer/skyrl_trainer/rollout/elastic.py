@@ -107,7 +107,7 @@ class ElasticRollouts(Rollouts):
         playing.sort(key=lambda each: each[0].trajectory_id)
         for _, found in itertools.groupby(playing, key=lambda each: each[0].trajectory_id.rpartition("/")[0]):
             group = list(found)
-            self._waiting.append(([trajectory for trajectory, _ in group], group[0][1]))
+            self._waiting.append(([each for each, _ in group], group[0][1]))
         if self._present:
             self._hand_out(self._waiting, self._places)
 

@@ -150,8 +150,7 @@ class Envs:
                 os._exit(1)
 
     def _play(self, calls: list[tuple[Any, ...]]) -> None:
-        replies: list[Said] = []
-        began = time.monotonic()
+        replies, began = list[Said](), time.monotonic()
         for number, call in enumerate(calls):
             self._note[0] = number
             replies.append(self._answer(*call))

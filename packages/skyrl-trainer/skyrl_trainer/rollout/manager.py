@@ -20,7 +20,7 @@ class Rollouts(Workers):
         """Still empty trajectories, `name`/0 and on, with the seeds that their names stand for."""
         seed = self._config.trainer.seed
         sample = replace(sample, agent=self._config.generator.agent.run)
-        ids = [f"{name}/{generation}" for generation in range(size)]
+        ids = [f"{name}/{number}" for number in range(size)]
         return [Trajectory(each, sample, number, derive_seed(seed, each)) for number, each in enumerate(ids)]
 
     def start(self, groups: list[Group], eval: bool = False, sampling: SamplingOptions | None = None) -> None:
@@ -90,7 +90,7 @@ class Rollouts(Workers):
 
 def check_not_all_failed(rollouts: RolloutBatch, what: str) -> None:
     """UserError with the first error where not one episode could be played."""
-    failed = [trajectory for trajectory in rollouts.trajectories if trajectory.stop_reason.failed]
+    failed = [each for each in rollouts.trajectories if each.stop_reason.failed]
     if failed and len(failed) == len(rollouts.trajectories):
         raise UserError(
             f"All {len(failed)} episodes of {'the ' if ' ' in what else ''}{what} {rollouts.step} failed; the first, "

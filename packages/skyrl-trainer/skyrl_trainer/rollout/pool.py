@@ -25,7 +25,7 @@ def start_env_workers(
 ) -> list[Any]:
     """So many actors. step_timeout: seconds of one env call. agent: `generator.agent.run`. where: Ray's options."""
     options = {"num_cpus": 0, "max_restarts": -1, "max_task_retries": 0, "concurrency_groups": {"alone": MAX_ALONE}}
-    actor: Any = ray.remote(**options | where)(EnvWorker)
+    actor = ray.remote(**options | where)(EnvWorker)
     return [actor.remote(step_timeout, agent) for _ in range(number)]
 
 

@@ -98,7 +98,7 @@ class Episodes:
 
         try:
             async with asyncio.TaskGroup() as group:
-                tasks = [group.create_task(play(order, trajectory)) for order, trajectory in enumerate(trajectories)]
+                tasks = [group.create_task(play(order, each)) for order, each in enumerate(trajectories)]
         except ExceptionGroup as errors:
             died, _ = errors.split(EngineDied)
             raise (died or errors).exceptions[0] from None

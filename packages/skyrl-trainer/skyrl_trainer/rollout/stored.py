@@ -20,7 +20,7 @@ from skyrl_trainer.types import Sample, Trajectory
 
 
 def open_store(path: Path) -> JsonlTrajectoryStore:
-    """The trajectories of a run, or of their folder itself. Raises UserError where there are none."""
+    """The trajectories of a run, or of their folder itself. UserError where there are none."""
     for folder in (path / "trajectories", path):
         store = JsonlTrajectoryStore(folder)
         if store.steps():
@@ -62,7 +62,7 @@ class StoredRollouts:
             raise _unfit(folders[0], f"has no group of generator.num_generations={self._size} tries: lower it")
 
     def new_group(self, name: str, sample: Sample, size: int) -> list[Trajectory]:
-        return [Trajectory(f"{name}/{generation}", sample, generation, 0) for generation in range(size)]
+        return [Trajectory(f"{name}/{number}", sample, number, 0) for number in range(size)]
 
     def start(self, groups: list[list[Trajectory]]) -> None:
         """Nothing has to be played."""
@@ -72,11 +72,10 @@ class StoredRollouts:
         return {number: self._stored(group) for number, group in groups.items()}
 
     def _stored(self, empty: list[Trajectory]) -> list[Trajectory]:
-        group: list[Trajectory] = pickle.loads(zlib.decompress(self._packed[empty[0].sample.sample_id]))
-        for trajectory, named in zip(group, empty, strict=True):
-            trajectory.trajectory_id, trajectory.sample = named.trajectory_id, named.sample
-            trajectory.scores = {}
-            for turn in trajectory.turns:
+        group = pickle.loads(zlib.decompress(self._packed[empty[0].sample.sample_id]))
+        for each, named in zip(group, empty, strict=True):
+            each.trajectory_id, each.sample, each.scores = named.trajectory_id, named.sample, {}
+            for turn in each.turns:
                 turn.advantages = []
         return group
 

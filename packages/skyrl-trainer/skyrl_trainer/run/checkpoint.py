@@ -69,7 +69,7 @@ class Checkpoints:
 
     def load_latest(self) -> Loaded | None:
         """The newest whole checkpoint, or None; UserError where all are damaged. Newer damaged ones are renamed."""
-        damaged: list[tuple[str, Exception]] = []
+        damaged = []
         for name in reversed(self.names()):
             try:
                 found = read_checkpoint(self.folder / name)

@@ -305,7 +305,7 @@ def shortage(name: str, found: Found, weights: int, store: int) -> list[str]:
 
 
 def check_here(config: Config, learns: bool = True) -> None:
-    """Raises UserError where a run without a cluster has no room for its weights."""
+    """UserError where a run without a cluster has no room for its weights."""
     if config.ray.address or not learns:
         return
     found = look([])
@@ -325,7 +325,7 @@ def examine(
     weights = buffer_bytes(config) if learns else 0
     asked = []
     for node in nodes:
-        task: Any = ray.remote(look).options(num_cpus=0, max_retries=0, **at(node.node_id, only=True))
+        task = ray.remote(look).options(num_cpus=0, max_retries=0, **at(node.node_id, only=True))
         asked.append((node, task.remote(paths)))
     deadline = time.monotonic() + LOOK_SECONDS
     for node, call in asked:

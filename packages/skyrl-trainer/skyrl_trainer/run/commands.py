@@ -19,7 +19,7 @@ from skyrl_trainer.user_file import load_plugin
 
 
 def train(config: Config, algorithm: GRPO | None = None, beside: Beside = nullcontext, kind: type[Run] = Run) -> int:
-    """Runs or resumes what `config` asks for; returns the exit code. Raises UserError with a sentence.
+    """Runs or resumes what `config` asks for; returns the exit code. UserError with a sentence.
     algorithm: instead of a new one of the class that `trainer.algorithm.name` is registered for. beside: entered once
     the engines have their first weights, left before they are stopped. kind: of the run, which may do more.
     """

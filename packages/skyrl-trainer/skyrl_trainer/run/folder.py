@@ -55,7 +55,7 @@ class RunFolder:
         self._lock.close()
 
     def check(self) -> None:
-        """Raises UserError where the folder was deleted, and the lock with it."""
+        """UserError where the folder was deleted, and the lock with it."""
         lock = self.path / ".lock"
         if not (lock.exists() and os.path.samestat(lock.stat(), os.fstat(self._lock.fileno()))):
             raise UserError(f"The run folder {self.path} was deleted or replaced during the run: start the run again.")

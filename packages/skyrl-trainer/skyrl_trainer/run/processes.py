@@ -99,7 +99,7 @@ class Processes:
         """When each engine computed, since this was asked last; without those that do not answer."""
         there = [index for index in range(len(self.engines)) if index not in self.watch.away]
         asked = {f"engine {index}": self.engines[index].worked.remote() for index in there}
-        spans: Spans = {}
+        spans = {}
         for name, answer in asked.items():
             with suppress(RayError):  # a dead one is the watch's to find
                 spans[name] = ray.get(answer, timeout=WORKED_SECONDS)
@@ -191,7 +191,7 @@ class _Keeper:
 
 
 def check_engines(config: Config, model_path: str, training: bool) -> None:
-    """Raises UserError where servers, an agent or this machine are not what the run needs; starts nothing."""
+    """UserError where servers, an agent or this machine are not what the run needs; starts nothing."""
     generator = config.generator
     if generator.agent.run or generator.agent.tools not in ("env", "template"):
         load("skyrl_trainer.agent.agent_env:check_agent")(config)

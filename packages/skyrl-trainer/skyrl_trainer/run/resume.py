@@ -13,7 +13,7 @@ OPEN_ENDED_SCHEDULES = ("constant", "constant_with_warmup", "inverse_sqrt")
 
 
 def resumable(found: Loaded, config: Config) -> Loaded:
-    """Its open tasks name the files of today. Raises UserError when the run cannot go on with these settings."""
+    """Its open tasks name the files of today. UserError when the run cannot go on with these settings."""
     then = check_resumable(found.extra["config"], config, found.version)
     exams = [[c.data.val_data, c.data.val_size, c.generator.eval_temperature] for c in (then, config)]
     if str(exams[0]).replace(f"{then.run_path}/", f"{config.run_path}/") != str(exams[1]):

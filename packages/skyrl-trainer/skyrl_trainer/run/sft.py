@@ -38,7 +38,7 @@ SHOWN = ("loss", "eval/loss", "lr", "grad_norm", "epoch", "tokens/per_second")
 
 
 def fine_tune(config: Config) -> str:
-    """Returns a sentence about what was learned. Raises UserError, before a model is loaded, for what is wrong."""
+    """Returns a sentence about what was learned. UserError, before a model is loaded, for what is wrong."""
     _refuse(config)
     chats = _chats(config.data.train_data)
     given = config.data.val_data

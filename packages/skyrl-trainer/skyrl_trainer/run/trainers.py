@@ -204,7 +204,7 @@ def _take_rewards(config: Config, given: RewardFunctions | None, weights: Any, s
     """Registers functions by name, with TRL's columns, and returns them. weights: in their order."""
     functions: list[Any] = [given] if callable(given) or isinstance(given, str) else list(given or ())
     functions = [RewardModel(each) if isinstance(each, str | PreTrainedModel) else each for each in functions]
-    if bad := [function for function in functions if not callable(function) or hasattr(function, "forward")]:
+    if bad := [each for each in functions if not callable(each) or hasattr(each, "forward")]:
         raise UserError(f"reward_funcs has {bad[0]!r:.60}; these trainers take functions and reward models.")
     for model in [each for each in functions if isinstance(each, RewardModel)]:
         model.load()  # a wrong name is told now
@@ -213,14 +213,12 @@ def _take_rewards(config: Config, given: RewardFunctions | None, weights: Any, s
         raise UserError(f"reward_funcs has two functions of one name ({', '.join(names)}); rename one of them.")
     if weights and len(weights) != len(names):
         raise UserError(f"GRPOConfig.reward_weights has {len(weights)} weights for {len(names)} reward functions.")
-    found: dict[str, float] = dict(zip(names, weights or (), strict=False))
-    if isinstance(given, Mapping):
-        found = dict(zip(names, given.values(), strict=True))
+    own = given.values() if isinstance(given, Mapping) else weights or ()
     settings = config.trainer.algorithm
     taken = {name: with_columns(name, function, state) for name, function in zip(names, functions, strict=True)}
     for name, function in taken.items():
         register_reward(name)(function)
-    settings.reward_funcs = dict.fromkeys(names, 1.0) | settings.reward_funcs | found
+    settings.reward_funcs = dict.fromkeys(names, 1.0) | settings.reward_funcs | dict(zip(names, own, strict=False))
     return taken
 
 

@@ -118,7 +118,7 @@ def _model_config(tokenizer: "PreTrainedTokenizerFast", config_kwargs: dict[str,
 
 
 def refuse_used(out: Path) -> None:
-    """Raises UserError unless there is no `out`, or an empty folder."""
+    """UserError unless there is no `out`, or an empty folder."""
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UserError(f"{out} already exists and is not empty; name another folder or remove it.")
 

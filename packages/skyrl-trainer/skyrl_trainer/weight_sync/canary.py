@@ -85,7 +85,7 @@ class Canary:
 
     def _answers(self, engines: list[Any]) -> list[list[GenerationOutput]]:
         deadline = time.monotonic() + CHECK_SECONDS
-        replies: list[list[GenerationOutput]] = []
+        replies = []
         for engine in engines:
             outputs: list[GenerationOutput] = []
             while len(outputs) < len(self._prefixes):

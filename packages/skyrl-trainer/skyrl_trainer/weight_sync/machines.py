@@ -48,7 +48,7 @@ def open_buffers(receivers: dict[str, Any], nodes: set[str], layout: Layout) -> 
     receivers: by node; those that are missing are started.
     """
     for node in nodes - receivers.keys():
-        actor: Any = ray.remote(Receiver).options(num_cpus=0, **at(node, only=True))
+        actor = ray.remote(Receiver).options(num_cpus=0, **at(node, only=True))
         receivers[node] = actor.remote(layout)
     paths = {}
     for node in nodes:

@@ -45,7 +45,7 @@ class EngineCalls:
         return self._each(method, [each and getattr(each, method).remote(*arguments) for each in self._living])
 
     def _each(self, method: str, calls: list[Any]) -> list[Any]:
-        answers: list[Any] = []
+        answers = []
         for index, call in enumerate(calls):
             try:
                 answers.append(call and self._wait(method, [call])[0])
@@ -126,9 +126,8 @@ class SharedMemorySync(EngineCalls):
         if others := {*nodes} - paths.keys():
             paths |= load("skyrl_trainer.weight_sync.machines:open_buffers")(self._receivers, others, layout)
         infos = [{"path": paths[node], "layout": layout} for node in nodes]
-        each = zip(self._living, infos, strict=True)
-        calls = [engine and engine.init_weight_transfer.remote(info) for engine, info in each]
-        self._each("init_weight_transfer", calls)
+        pairs = zip(self._living, infos, strict=True)
+        self._each("init_weight_transfer", [each and each.init_weight_transfer.remote(info) for each, info in pairs])
 
     def _others(self, nodes: Collection[str]) -> set[str]:
         return {node for engine, node in zip(self._living, self._nodes, strict=True) if engine and node in nodes}

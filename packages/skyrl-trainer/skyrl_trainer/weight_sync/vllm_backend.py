@@ -145,7 +145,7 @@ class WorkerExtension:
         """Takes the checksum of the adapter as the layers hold it, and lets go of the base's buffer."""
         manager = self.model_runner.lora_manager._adapter_manager
         adapter, slot = manager.get_adapter(ADAPTER), manager.lora_index_to_id.index(ADAPTER)
-        held: dict[str, list[torch.Tensor]] = {}
+        held = {}
         for path, weights in adapter.loras.items():
             layer, parts = manager.modules[path], manager.packed_modules.get(path)
             given = weights.lora_a if parts else [weights.lora_a]

@@ -41,7 +41,7 @@ class CodeLiteEnv(TextEnv):
     def task_from_row(self, row: Row, options: Options) -> Task:
         row = read_row(row, "options['task']")
         prompt, data = row["prompt"], read_tests(row)
-        if any(message["role"] not in ("system", "user") for message in prompt):
+        if any(each["role"] not in ("system", "user") for each in prompt):
             raise ValueError("options['task']: field 'prompt' may have system and user messages only.")
         says = tasks.data()["texts"][options["lang"]]
         told, asked = ([each["content"] for each in prompt if each["role"] == role] for role in ("system", "user"))

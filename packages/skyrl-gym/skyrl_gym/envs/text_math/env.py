@@ -59,7 +59,7 @@ class TextMathEnv(TextEnv):
     def task_from_row(self, row: Row, options: Options) -> Task:
         row = read_row(row, "options['task']")
         prompt, spec = row["prompt"], row["reward_spec"]
-        said = {role: [message["content"] for message in prompt if message["role"] == role] for role in ROLES}
+        said = {role: [each["content"] for each in prompt if each["role"] == role] for role in ROLES}
         if said["assistant"] or said["tool"]:
             raise ValueError(
                 "options['task']: text_math takes a prompt of system and user messages; field 'prompt' has others."

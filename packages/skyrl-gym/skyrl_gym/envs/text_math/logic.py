@@ -44,8 +44,7 @@ def puzzle(kind: str, people: int, split: str, rng: random.Random) -> tuple[tupl
     worlds, clues = solver(kind, people)
     secret = int(rng.random() * len(worlds))
     while True:
-        chosen: list[Clue] = []
-        left = -1
+        chosen, left = list[Clue](), -1
         while left != 1 << secret:  # ends: all clues that hold in a world hold together in no other (tested)
             clue = clues[int(rng.random() * len(clues))]
             if clue[2] >> secret & 1 and left & clue[2] != left:

@@ -61,7 +61,7 @@ def make(split: str, difficulty: int, lang: str, index: int) -> tuple[str, str, 
     shown = {name: _show(value, fractions) for name, value in values.items()}
     shown |= {"name": names[turn % len(names)], "other": names[(turn + 1) % len(names)]}
     sentences = [step[lang].split(" | ") for step in told]
-    parts = [*(sentence[0] for sentence in sentences), sentences[-1][1], data["ask"][lang]]
+    parts = [*(each[0] for each in sentences), sentences[-1][1], data["ask"][lang]]
     steps = []
     for number, operation in enumerate("; ".join(step["do"] for step in told).split("; "), start=1):
         left, sign, right = operation.split()

@@ -121,7 +121,7 @@ class ToolUseEnv(TextEnv):
     def task_from_row(self, row: Row, options: Options) -> Task:
         row = read_row(row, "options['task']")
         prompt, truth = row["prompt"], ground_truth(row)
-        if prompt[-1]["role"] != "user" or any(message["role"] != "system" for message in prompt[:-1]):
+        if prompt[-1]["role"] != "user" or any(each["role"] != "system" for each in prompt[:-1]):
             raise ValueError("options['task']: field 'prompt' must be system messages, or none, and one user message.")
         truth = truth["target"] if isinstance(truth, dict) and "target" in truth else truth  # Search-R1's
         known = isinstance(truth, str | int | float) and not isinstance(truth, bool)
@@ -130,7 +130,7 @@ class ToolUseEnv(TextEnv):
         known = known and (isinstance(truth, list) or canonical(written(truth)) is not None)
         what = "a number, a word, a list or a set in a text (skyrl_gym.answers), or a list of texts"
         require(known, "options['task']", "reward_spec.ground_truth", what, truth)
-        *said, text = (message["content"] for message in prompt)
+        *said, text = (each["content"] for each in prompt)
         instructions = "\n\n".join([*said, self._told(options["lang"])])
         truth = truth if isinstance(truth, list) else written(truth)
         return Task(row_id(prompt), text, truth, instructions=instructions, data={"plan": []})
