@@ -14,7 +14,9 @@ import json
 import os
 import sys
 import tempfile
+import urllib.error
 import urllib.request
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from pkgutil import resolve_name
@@ -27,8 +29,11 @@ def agent(task):
     """In the trainer: the row's sample is played by inspect, whose model is this episode's endpoint."""
     sample = task.options["task"]["extra_info"]
     asked = {**sample, "url": task.base_url, "key": task.api_key, "name": task.model}
-    with urllib.request.urlopen(f"http://127.0.0.1:{PORT}", json.dumps(asked).encode()) as reply:
-        said = json.load(reply)
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{PORT}", json.dumps(asked).encode()) as reply:
+            said = json.load(reply)
+    except urllib.error.URLError as error:
+        raise RuntimeError(f"inspect_tasks.py does not play samples at port {PORT} ({error.reason})") from None
     if "error" in said:
         raise RuntimeError(said["error"])
     return said
@@ -58,9 +63,10 @@ class Player(BaseHTTPRequestHandler):
             said = played(self.server.tasks[asked.pop("task")], **asked)
         except Exception as error:
             said = {"error": f"inspect: {error}"}
-        self.send_response(200)
-        self.end_headers()
-        self.wfile.write(json.dumps(said).encode())
+        with suppress(BrokenPipeError):  # the episode is over
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(json.dumps(said).encode())
 
     def log_message(self, *_):
         """A line for each episode would be too many."""
@@ -77,7 +83,10 @@ def main(*words):
     sys.path.insert(0, os.getcwd())
     tasks = {name: resolve_name(name)() for name in words[::2]}
     for (name, task), rows in zip(tasks.items(), words[1::2], strict=True):
-        played(task, 0, run=False)  # says what is wrong with it, and imports what all samples need
+        try:
+            played(task, 0, run=False)  # imports what all samples need
+        except Exception as error:  # inspect's own are printed by its display, which is off
+            sys.exit(f"inspect: {name}: {error}")
         with Path(rows).open("w") as file:
             for index, sample in enumerate(task.dataset):
                 said = sample.input if isinstance(sample.input, str) else sample.input[-1].text

@@ -64,6 +64,7 @@ LEFT_OUT = {
         "textarena_games": "only a full run installs TextArena: tests/examples/test_textarena.py trains with it",
         "from verifiers_tasksets": "only a full run installs verifiers: tests/examples/test_verifiers.py",
         "-m venv /tmp/verifiers": "as above",
+        "-m venv /tmp/inspect": "only a full run installs inspect: tests/examples/test_inspect_tasks.py",
     },
 }
 """Of a page, what stands in a block, and why it is not executed with the page's others."""
