@@ -103,7 +103,10 @@ def test_a_new_run_keeps_an_older_runs_metrics_beside(tmp_path: Path) -> None:
     for loss in (1.0, 2.0, 3.0):
         MetricsWriter(tmp_path).write({"step": 1, "loss": loss})
     assert [read_metrics(tmp_path)[0]["loss"]] == [3.0]
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["metrics.1.jsonl", "metrics.2.jsonl", "metrics.jsonl"]
+    (tmp_path / "metrics.1.jsonl").unlink()  # by hand: the next one must not take the place of the second
+    MetricsWriter(tmp_path).write({"step": 1, "loss": 4.0})
+    kept = {path.name: json.loads(path.read_text())["loss"] for path in tmp_path.iterdir()}
+    assert kept == {"metrics.1.jsonl": 3.0, "metrics.2.jsonl": 2.0, "metrics.jsonl": 4.0}
 
 
 def test_a_damaged_line_is_named(tmp_path: Path) -> None:

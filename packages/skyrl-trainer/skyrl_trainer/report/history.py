@@ -9,6 +9,7 @@ timeline.jsonl  who worked from when to when, in seconds as time.time() counts t
 import json
 import math
 from contextlib import suppress
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +53,8 @@ class MetricsWriter:
                 kept = [_line(row) for row in read_metrics(run_dir) if row["step"] <= last_step]
                 write_whole(self.path, "".join(kept).encode())
             elif self.path.exists():
-                self.path.rename(run_dir / f"metrics.{len(list(run_dir.glob('metrics*.jsonl')))}.jsonl")
+                older = (run_dir / f"metrics.{number}.jsonl" for number in count(1))
+                self.path.rename(next(path for path in older if not path.exists()))
             self._file = self.path.open("a", encoding="utf-8")
 
     def write(self, metrics: StepMetrics) -> None:
