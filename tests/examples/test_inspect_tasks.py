@@ -115,7 +115,8 @@ def test_what_is_wrong_is_said(python: Path, folder: Path) -> None:
     done = run(python, EXAMPLE, "tasks:same", "same.jsonl", cwd=folder)
     assert done.stderr.splitlines()[-1].startswith("inspect: tasks:same: The dataset contains duplicate sample ids")
     done = run(python, "-c", ASKS, cwd=EXAMPLE.parent)
-    assert done.stderr.splitlines()[-1] == "RuntimeError: inspect_tasks.py does not play samples at port 1 ([Errno 111] Connection refused)"
+    sentence = "RuntimeError: inspect_tasks.py does not play samples at port 1 ([Errno 111] Connection refused)"
+    assert done.stderr.splitlines()[-1] == sentence
 
 
 ASKS = """

@@ -18,6 +18,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import gymnasium as gym
@@ -25,6 +26,7 @@ import pytest
 from gymnasium.error import ResetNeeded
 
 import skyrl_gym
+from skyrl_gym import TextEnv
 
 FULL = os.environ.get("SKYRL_TEST_FULL") == "1"
 SEEDS = 1000 if FULL else 10
@@ -153,6 +155,7 @@ import json, sys, warnings
 import gymnasium as gym
 from gymnasium.utils.env_checker import check_env
 import skyrl_gym
+from skyrl_gym import TextEnv
 
 warnings.simplefilter("error")
 rows, ids = json.loads(sys.argv[1]), [entry.id for entry in skyrl_gym.list_envs()]
@@ -322,8 +325,11 @@ def test_the_ground_truth_is_not_shown_before_it_is_earned(env_id, options):
 @every_case
 def test_misuse_is_refused(env_id, options):
     env = gym.make(env_id)
-    with pytest.raises(ResetNeeded):
-        env.step("x")
+    methods = ("expert_action", "admissible_actions") if env_id.startswith("skyrl/") else ()
+    own = [each for each in methods if getattr(type(env.unwrapped), each) is not getattr(TextEnv, each)]
+    for ask in (partial(env.step, "x"), env.unwrapped.get_state, *(getattr(env.unwrapped, each) for each in own)):
+        with pytest.raises(ResetNeeded):
+            ask()
     with pytest.raises(ValueError, match="no option 'colour'; valid ones are task_id, task"):
         env.reset(options={"colour": "red"})
     for task_id in ("nonsense", "moon:1:en:0", "train:1:en:999999999", 7):

@@ -249,6 +249,7 @@ class TestRegistry:
             ("{difficulty: 4}", "[4]", ":6: field 'kwargs' must be a mapping"),
             ("schema: 1", "schema: 2", "expected 'schema: 1'"),
             ("schema: 1", "schema: 1\nmore: 2", "unknown field 'more'"),
+            ("schema: 1", "schema: 1\nschema: 1", "a field stands twice at the top"),
             ("description:", "description: x\n    description:", "field twice"),
             ("  - id: mine/sums-v0", "  - sums\n  - id: mine/sums-v0", ":3: an entry of 'envs' is a mapping"),
             ("  - id", "  - [id", "cannot be read: .*line 3"),

@@ -203,6 +203,7 @@ def test_own_tools_corpus_and_rows(tmp_path):
     assert env.step(env.unwrapped.expert_action())[1] == pytest.approx(1.1)
     with pytest.raises(ValueError, match="no built-in tool 'wikki'; valid ones are calculator"):
         gym.make(ID, tools=["wikki"])
+    assert set(gym.make(ID, tools="wiki").unwrapped._tools) == {"wiki"}
 
 
 @pytest.mark.parametrize("truth", [{"target": ["Abel City", "The Abel"]}, ["abel", "abel city!"]])

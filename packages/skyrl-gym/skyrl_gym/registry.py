@@ -146,6 +146,8 @@ def _read(path: Path) -> list[EnvEntry]:
         raise ValueError(f"The environment registry {path} cannot be read: {problem}.") from error
     if not isinstance(document, dict) or document.get("schema") != 1 or not isinstance(document.get("envs"), list):
         raise ValueError(f"{path}: expected 'schema: 1' and a list 'envs:' at the top of an environment registry.")
+    if len(document) < len(node.value):  # YAML itself lets the last one win
+        raise ValueError(f"{path}: a field stands twice at the top.")
     if unknown := document.keys() - {"schema", "envs"}:
         raise ValueError(f"{path}: unknown field {unknown.pop()!r} at the top; valid ones are schema, envs.")
     entry_nodes = next(value.value for key, value in node.value if key.value == "envs")
@@ -157,7 +159,7 @@ def _entry(path: Path, node: yaml.Node, raw: Any) -> EnvEntry:
     if not isinstance(raw, dict):
         raise ValueError(f"{source}: an entry of 'envs' is a mapping with id, entry_point and so on, got {raw!r}.")
     lines = {key.value: f"{path}:{key.start_mark.line + 1}" for key, _ in node.value}
-    if len(raw) < len(node.value):  # YAML itself lets the last one win
+    if len(raw) < len(node.value):
         raise ValueError(f"{source}: an entry has a field twice; it has {[key.value for key, _ in node.value]}.")
     for name in raw:
         if name not in _RULES:

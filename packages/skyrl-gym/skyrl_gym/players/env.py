@@ -82,7 +82,7 @@ class PlayersEnv(TextEnv):
         return pool.ask(player, self._talks[self.game.agent_selection], int(self.np_random.integers(1 << 31)))
 
     def expert_action(self) -> str:
-        if self.game.over:
+        if self.task and self.game.over:
             return ""
         # To ask changes nothing, and the draws are others than those with which the opponent will answer.
         generator, moves = self.np_random, len(self.game.moves)

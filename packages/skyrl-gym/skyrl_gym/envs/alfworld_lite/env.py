@@ -97,7 +97,7 @@ class AlfworldLiteEnv(TextEnv):
 
     def admissible_actions(self) -> list[str]:
         """Every command that is carried out, also those that only inform; `put` for `move` is not listed."""
-        return list(self._world.actions)
+        return list(self._world.actions if self.task else ())  # or ResetNeeded
 
     def get_env_state(self) -> dict[str, Any]:
         return {name: getattr(self._world, name) for name in World.STATE}

@@ -51,6 +51,7 @@ class ToolUseEnv(TextEnv):
     def __init__(self, *, tools: Sequence[Any] = BUILTIN, corpus: str | Path | None = None, **defaults: Any) -> None:
         super().__init__(**defaults)
         self._own_corpus = None if corpus is None else Corpus.load(corpus)
+        tools = [tools] if isinstance(tools, str) else tools
         self._given = [_made(item) if isinstance(item, Mapping) else item for item in tools]
         self._servers = [item for item in self._given if isinstance(item, McpServer)]
         waits = self._servers or any(isinstance(item, Tool) and item.external for item in tools)

@@ -177,8 +177,9 @@ class WebShopLiteEnv(TextEnv):
 
     def admissible_actions(self) -> list[str]:
         """Every click on the page; on the search page the instruction, cut at its punctuation, as searches."""
-        if self._view.page == "search":
-            return [f"search[{part}]" for part in re.split(r"\s*[,:，：、]\s*", self.task.text) if part]
+        text, page = self.task.text, self._view.page
+        if page == "search":
+            return [f"search[{part}]" for part in re.split(r"\s*[,:，：、]\s*", text) if part]
         return [f"click[{text}]" for text in self._clicks]
 
     def expert_action(self) -> str:
