@@ -43,7 +43,7 @@ def read_list(path: str, what: str) -> list[Any]:
 
 def load_rows(path: str | Path) -> list[dict[str, Any]]:
     """Reads and checks every row of a .jsonl or .parquet file (parquet needs pyarrow, else ImportError).
-    Raises FileNotFoundError, or ValueError with the file, the line (jsonl) or row (parquet, from 1) and the field.
+    FileNotFoundError, or ValueError with the file, the line (jsonl) or row (parquet, from 1) and the field.
     """
     path = Path(path)
     if not path.is_file():

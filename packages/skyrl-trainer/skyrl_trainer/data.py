@@ -130,8 +130,7 @@ def tasks(config: Config, specs: Sequence[Spec]) -> SampleSource:
 
 
 def held_out(source: SampleSource, count: int) -> list[Sample]:
-    """The first `count` rows, and tasks of envs whose messages differ, each as often as its source's `tries`. Sources
-    take turns."""
+    """The first `count` rows, and tasks of envs whose messages differ, each `tries` times; the sources take turns."""
     found: dict[tuple[str, ...], list[Sample]] = {}
     envs: dict[str, Any] = {}
     given, longest = [*zip(source.parts, source.tries, strict=True)], max(map(len, source.parts))

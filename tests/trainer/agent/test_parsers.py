@@ -407,7 +407,10 @@ def test_exported_chats_are_the_conversations_that_the_policy_had_token_by_token
     agent.hears("5", whole=True)
     agent.turns[-1].new_segment = True
     trajectory = Trajectory("1/0/0", Sample("s", "e", 0, agent="my.py:agent"), 0, 0, agent.turns, tools=TOOLS)
+    assert not any("scores" in row for row in chat_rows(trajectory))
+    trajectory.scores = {"brief": -0.5, "judge": None}
     rows = json.loads(json.dumps([*chat_rows(trajectory)]))
+    assert all(row["scores"] == trajectory.scores for row in rows), "beside the env's reward"
     roles = [[each["role"] for each in row["messages"]] for row in rows]
     dialogue = ["user", "assistant", "tool", "assistant"]
     assert roles == [dialogue, ["system", "user", "assistant", "user", "assistant"]]

@@ -123,6 +123,7 @@ def test_a_conversation_is_told_in_the_order_of_its_turns() -> None:
         ([1.0, "good"], "returned 'good' for trajectory 1/1/0: return a list with one number, or None"),
         ([float("nan"), 1.0], "returned nan for trajectory 1/0/0"),
         (0.5, "returned 0.5 for 2 trajectories"),
+        ({1.0, 2.0}, "returned {1.0, 2.0} for 2 trajectories"),
         ({0: 1.0, 1: 2.0}, r"returned \{0: 1.0, 1: 2.0\} for 2 trajectories"),
         (ZeroDivisionError("by zero"), r"failed on 2 .*ZeroDivisionError: by zero \(.*test_rewards.py, line \d+\)"),
         (map(lambda text: int("x"), "ab"), r"failed on 2 .*ValueError: invalid literal .*test_rewards.py, line \d+\)"),

@@ -89,7 +89,7 @@ def test_a_script_of_trls_gives_one_by_name_or_loaded(path: str, tmp_path: Path)
     ("make", "why"),
     [
         (tiny_policy, "its files lack score.weight"),
-        (lambda folder: save_reward_model(folder, outputs=3), "size mismatch|mismatched"),
+        (lambda folder: save_reward_model(folder, outputs=3), "its files lack score.weight of one output"),
         (lambda folder: f"{folder}/nothing", ""),
     ],
     ids=["a policy", "three outputs", "nothing"],

@@ -31,6 +31,7 @@ def metrics_row(step: int, max_steps: int, rng: random.Random, gain: float) -> d
         "clip_fraction": 0.02 + 0.01 * rng.random(),
         "success": success - 0.05,
         "reward/mean": reward,
+        "reward/total": reward,
         "reward/correct": reward - 0.09,
         "reward/format": 0.09,
         "length/mean": 22 - 6 * progress + rng.gauss(0, 0.4),

@@ -84,19 +84,22 @@ def test_a_card_names_the_model_that_was_trained_further(tmp_path: Path) -> None
     assert ModelCard.load(tmp_path / "README.md").data.base_model == "Qwen/Qwen2.5-0.5B-Instruct"
 
 
-def test_at_first_means_the_first_evaluation_also_of_what_it_could_not_tell(tmp_path: Path) -> None:
+@pytest.mark.parametrize("evaluated", [True, False])
+def test_at_first_means_before_the_first_step_also_of_what_it_could_not_tell(evaluated: bool, tmp_path: Path) -> None:
     """Tokens per success, for example, where nothing had succeeded; steps have no evaluation in between."""
     from skyrl_trainer.report.card import write_card
 
     run = make_run(tmp_path / "run", max_steps=4)
-    rows = [{"step": 0, "eval/success": 0.0}, {"step": 1, "reward/mean": 0.25}]
-    rows += [{"step": 2, "reward/mean": 0.5, "eval/success": 0.5, "eval/tokens/per_success": 106.0}]
+    rows = [{"step": 0, "eval/success": 0.0}] * evaluated + [{"step": 1, "reward/mean": 0.0, "reward/total": 0.25}]
+    rows += [{"step": 2, "reward/total": 0.5, "eval/success": 0.5, "eval/tokens/per_success": 106.0}]
     (run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     note(tmp_path, 2)
     write_card(run, "last", tmp_path)
     card = (tmp_path / "README.md").read_text()
-    for row in ("`eval/success` | 0 | 0.5", "`eval/tokens/per_success` | nan | 106", "`reward/mean` | 0.25 | 0.5"):
+    first = " 0" if evaluated else ""
+    for row in (f"`eval/success` |{first} | 0.5", "`eval/tokens/per_success` | | 106", "`reward/total` | 0.25 | 0.5"):
         assert f"| {row} |" in card
+    assert "`eval/...`: tasks of `text_math?split=val" in card, "which may be those of training"
 
 
 def test_what_cannot_be_done_is_said_before_anything_is_copied(

@@ -25,6 +25,7 @@ from trl import GRPOConfig
 import skyrl_trainer
 from skyrl_trainer import DAPOTrainer, GRPOTrainer, GSPOTrainer, PPOTrainer, SAPOTrainer
 from skyrl_trainer.algorithms.rewards import call, reward_function
+from skyrl_trainer.config import load_config
 from skyrl_trainer.data import load_samples
 from skyrl_trainer.errors import UserError
 from skyrl_trainer.rollout.env_worker import EnvWorker
@@ -275,6 +276,7 @@ def test_batches_and_steps_are_trls(given: dict[str, Any], ours: tuple[int, int,
             "reward_funcs has Linear.*; these trainers take functions and reward models",
         ),
         ({"reward_funcs": []}, "reward_funcs is needed"),
+        ({"reward_funcs": {len: "much"}}, "reward_funcs: .much. is no weight"),
         ({"model": object()}, "model is of type object; give a name, a folder, or a model of transformers"),
     ],
 )
@@ -301,9 +303,9 @@ def test_a_script_leaves_the_files_of_a_run_that_goes_on(tmp_path: Path) -> None
 
 
 def test_a_learner_of_several_makes_its_trainer_while_the_run_holds_the_folder(tmp_path: Path) -> None:
-    config = trainer(tmp_path).config
-    with RunFolder(config):
-        assert GRPOTrainer(config).config.run_path == config.run_path
+    made = trainer(tmp_path)
+    with RunFolder(made.config):
+        assert type(made)(made.config).config == made.config
 
 
 def test_a_run_goes_on_by_itself_and_from_nowhere_else(tmp_path: Path) -> None:
@@ -431,6 +433,17 @@ def test_the_other_trainers_keep_their_own_defaults(tmp_path: Path) -> None:
             trainer(tmp_path, kind, loss_type=loss)
     with pytest.raises(UserError, match=r"GRPOConfig\.epsilon is 0\.1, which SAPOTrainer has no use for"):
         trainer(tmp_path, SAPOTrainer, epsilon=0.1)
+
+
+def test_another_algorithm_in_the_settings_than_the_trainers_is_refused(tmp_path: Path) -> None:
+    def made(kind: type[GRPOTrainer], name: str) -> str:
+        words = [f"trainer.run_dir={tmp_path}", f"trainer.algorithm.name={name}"]
+        return kind("tiny", args=load_config("quickstart", words)).config.trainer.algorithm.name
+
+    assert made(SAPOTrainer, "sapo") == made(SAPOTrainer, "grpo") == "sapo"
+    for kind, name in ((GRPOTrainer, "sapo"), (DAPOTrainer, "sapo"), (GRPOTrainer, "nonsense")):
+        with pytest.raises(UserError, match=rf"^trainer.algorithm.name={name}, but {kind.__name__} trains"):
+            made(kind, name)
 
 
 def test_every_registered_algorithm_has_a_trainer() -> None:
@@ -715,3 +728,5 @@ def test_a_run_that_goes_on_has_forgotten_who_stopped_it_and_knows_each_step_onc
     run = ToldRun(Config(), SimpleNamespace(path=tmp_path), SimpleNamespace(callbacks=callbacks))  # type: ignore
     assert not callbacks.control.should_training_stop
     assert [row["step"] for row in callbacks.state.log_history] == [step * run.updates for step in steps]
+    monkeypatch.setattr(Run, "evaluate", lambda self, step: {"at": self.callbacks.state.global_step})
+    assert run.evaluate(3) == {"at": 3 * run.updates}, "reward functions see it while they judge held-out tries"

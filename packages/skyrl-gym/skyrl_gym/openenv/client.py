@@ -40,9 +40,7 @@ _REFUSED = {"reward_parts": {"reward": 0.0}, "valid_action": False, "success": F
 
 
 class OpenEnv(gymnasium.Env[str, str]):
-    """url: ws://host:port. timeout: seconds that an answer may take.
-    Both are options of reset, too; its other options are the server's.
-    """
+    """url: ws://host:port. timeout: seconds of an answer. Both are options of reset, too; others are the server's."""
 
     metadata: Info = {"render_modes": [], "waits": True}  # noqa: RUF012 (Gymnasium's declaration)
 

@@ -54,7 +54,7 @@ class McpServer:
         return self.__dict__ | {"_session": None}  # a copy has its own
 
     def tools(self) -> list[Tool]:
-        """Raises RuntimeError, a sentence, where they cannot be had."""
+        """RuntimeError, a sentence, where they cannot be had."""
         file = self._settings.get("tools", "")
         known = os.path.exists(file)
         try:
@@ -108,7 +108,7 @@ class McpServer:
 
 
 def check_arguments(tool: str, schema: Any, arguments: Mapping[str, Any]) -> None:
-    """Raises ToolError with what fits least."""
+    """ToolError with what fits least."""
     from skyrl_gym.json_schema import misfit
 
     if wrong := misfit(schema, arguments):

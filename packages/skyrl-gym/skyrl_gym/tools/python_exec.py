@@ -84,7 +84,7 @@ class Sandbox:
 
     def start(self) -> dict[str, str]:
         """Starts the server unless it runs; the layers of protection, each "on" (with a version) or "missing".
-        Raises RuntimeError for a missing one unless `unsafe`, ValueError for limits within which no code can run, and
+        RuntimeError for a missing one unless `unsafe`, ValueError for limits within which no code can run, and
         OSError where the server cannot be started."""
         with self._lock:
             if self._server and self._server[0].poll() is None:

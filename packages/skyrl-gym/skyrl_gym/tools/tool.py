@@ -41,7 +41,7 @@ class Tool:
     external: bool
     """Its results depend on more than the arguments, for example on a process; a replay feeds the recorded ones."""
     check: Callable[[Mapping[str, Any]], None] | None = None
-    """Raises ToolError for arguments that do not fit. None: `tool` has made the schema, which says it all."""
+    """ToolError for arguments that do not fit. None: `tool` has made the schema, which says it all."""
 
     def __reduce__(self) -> Any:
         """The name of a decorated function stands for its Tool, so that pickle would not find the function by it."""

@@ -80,7 +80,7 @@ def by_group(rewards: RewardBatch, advantages_of: Callable[[Tensor], Tensor]) ->
     the mean's rounding. A KL in the reward comes off less the others' mean and undivided, for the same reason."""
     returns_M, group_M = trajectory_returns(rewards), torch.tensor(rewards.group_index)
     kl_M = torch.tensor([sum(tokens) for tokens in rewards.kl_penalties or [[]] * len(returns_M)], dtype=torch.float64)
-    sampled_M = torch.tensor([trajectory.num_output_tokens > 0 for trajectory in rewards.trajectories])
+    sampled_M = torch.tensor([each.num_output_tokens > 0 for each in rewards.trajectories])
     advantages_M = torch.zeros_like(returns_M)
     for number in set(rewards.group_index):
         members_M = group_M == number

@@ -6,7 +6,7 @@ trajectory, and a resumed run reads it there.
 
 import inspect
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Set
 from dataclasses import replace
 from numbers import Real
 from typing import Any
@@ -151,7 +151,7 @@ def call(name: str, function: RewardFunction, trajectories: list[Trajectory]) ->
         raise UserError(f"{who} failed on {span}: {cause(error)}.") from error
     wanted = "return a list with one number, or None where it does not apply, for each"
     try:
-        if isinstance(values, Mapping):  # its keys are no rewards
+        if isinstance(values, Mapping | Set):  # no rewards, or in no order
             raise TypeError
         values = [value.item() if hasattr(value, "item") else value for value in values]
     except (TypeError, ValueError, RuntimeError):

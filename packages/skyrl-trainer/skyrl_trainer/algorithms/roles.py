@@ -14,9 +14,7 @@ NEXT_ROLE = 1 << 20
 
 def by_role(kept: list[tuple[int, Trajectory]]) -> list[tuple[int, Trajectory]]:
     """Trajectories with their groups' numbers: for an episode of self-play one for each role that has acted.
-    An action earns what its role gets until it acts again. Turns are copies that share their list of advantages with
-    the episode's.
-    """
+    An action earns what its role gets until it acts again. Turns are copies with the episode's lists of advantages."""
     parts = []
     for group, episode in kept:
         order = episode.by_time()

@@ -21,10 +21,8 @@ RETRY_SECONDS = 0.5
 
 
 class EngineClient:
-    """Used from one event loop. `client_id` is unique among an engine's clients.
-    Every request gets one output. Raises EngineDied from every waiting and later call once the engine's step loop has
-    raised, or its process is gone for good.
-    """
+    """Used from one event loop. `client_id` is unique among an engine's clients. Every request gets one output.
+    Waiting and later calls raise EngineDied once the engine's step loop has raised, or its process is gone for good."""
 
     def __init__(self, actor: Any, client_id: str) -> None:
         self._actor, self._client_id = actor, client_id

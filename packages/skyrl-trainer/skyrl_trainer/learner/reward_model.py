@@ -30,9 +30,10 @@ class RewardModel:
         try:
             if not isinstance(model, PreTrainedModel):
                 load = AutoModelForSequenceClassification.from_pretrained
-                model, found = load(self._path, num_labels=1, dtype="auto", output_loading_info=True)
-                if missing := found["missing_keys"]:  # they are random
-                    raise ValueError(f"its files lack {min(missing)}")
+                told = {"output_loading_info": True, "ignore_mismatched_sizes": True}
+                model, found = load(self._path, num_labels=1, dtype="auto", **told)
+                if missing := {*found["missing_keys"], *(name for name, *_ in found["mismatched_keys"])}:
+                    raise ValueError(f"its files lack {min(missing)} of one output")
                 model.to("cuda" if torch.cuda.is_available() else "cpu")
             if model.config.num_labels != 1:
                 raise ValueError(f"it has {model.config.num_labels} outputs, and a reward is one")

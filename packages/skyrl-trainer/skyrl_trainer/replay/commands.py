@@ -76,6 +76,7 @@ def chat_rows(trajectory: Trajectory) -> Iterator[Json]:
             "tools": json.dumps(trajectory.tools) if trajectory.tools else None,  # a text: datasets would mix schemas
             "reward": trajectory.total_reward,
             "success": trajectory.success,
+            **({"scores": trajectory.scores} if trajectory.scores else {}),
             "env": trajectory.sample.env_id,
             "task": trajectory.sample.sample_id,
             "trajectory": trajectory.trajectory_id,

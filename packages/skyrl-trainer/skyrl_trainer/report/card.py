@@ -13,7 +13,7 @@ from skyrl_trainer.report.history import read_metrics
 from skyrl_trainer.report.page import asset
 from skyrl_trainer.types import StepMetrics
 
-SUCCESS, REWARD, STEP = "eval/success", "reward/mean", "skyrl_step"
+SUCCESS, REWARD, STEP = "eval/success", "reward/total", "skyrl_step"
 
 
 def check_card(run: Path, policy: Path) -> None:
@@ -31,10 +31,10 @@ def write_card(run: Path, which: str, folder: Path) -> None:
     rows, values = read_metrics(run), flatten(load_config(str(run / "config.yaml"), []))
     step = json.loads((folder / "config.json").read_text())[STEP]
     chosen = next((row for row in rows if row["step"] == step), {"step": step})
-    start = next((row for row in rows if SUCCESS in row), {})
+    start = rows[0] if rows[0]["step"] == 0 else {}
     first = {**start, REWARD: next(row[REWARD] for row in rows if REWARD in row)}
     figures = [
-        f"| `{key}` | {first.get(key, math.nan):.4g} | {chosen.get(key, math.nan):.4g} |"
+        f"| `{key}` |" + "".join(f" {row[key]:.4g} |" if key in row else " |" for row in (first, chosen))
         for key in (*sorted(key for key in chosen if key.startswith("eval/")), REWARD)
     ]
     default, model = flatten(Config()), values["trainer.policy.model.path"]
@@ -43,7 +43,7 @@ def write_card(run: Path, which: str, folder: Path) -> None:
         version=__version__,
         which=which,
         step=int(step),
-        tasks=", ".join(f"`{source}`" for source in values["data.train_data"]),
+        **{name: ", ".join(f"`{source}`" for source in values[f"data.{name}_data"]) for name in ("train", "val")},
         figures="\n".join(figures),
         settings="\n".join(f"{key}: {json.dumps(value)}" for key, value in values.items() if value != default[key]),
     )

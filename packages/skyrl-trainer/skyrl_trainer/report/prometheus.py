@@ -24,7 +24,7 @@ class PrometheusTracker:
         self._shown, self._ports = set[str](), b""
 
     def start(self) -> None:
-        """Raises ImportError where Ray cannot serve metrics."""
+        """ImportError where Ray cannot serve metrics."""
         import_module("ray.dashboard.optional_deps")
         self._gauge = Gauge("skyrl_metric", "A key of metrics.jsonl, of the newest step.", ("key", "run"))
         self._name_ports()

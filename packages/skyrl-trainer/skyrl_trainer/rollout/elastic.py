@@ -1,5 +1,4 @@
-"""Rollouts on a cluster (`ray.address`), whose nodes come and go: EnvWorkers are spread over them, and each
-RolloutWorker is beside its engine."""
+"""Rollouts on a cluster (`ray.address`), whose nodes come and go: EnvWorkers on all, a RolloutWorker by its engine."""
 
 import itertools
 import time
@@ -19,9 +18,8 @@ BESIDE_SECONDS = 2.0
 
 def spread(nodes: list[str], cores: dict[str, float]) -> list[str]:
     """The node of each worker, in proportion to the nodes' cores; it stays where it is unless that node is crowded.
-    nodes: where they are, on one that is not among `cores` if it died or is still to be started. cores: of each living
-    node; the driver's is the first, and comes last where others have as much room.
-    """
+    nodes: where they are, on one that is not in `cores` if it died or is still to start. cores: by living node, the
+    driver's first; it comes last where others have as much room."""
     found, count = list(nodes), Counter(nodes)
 
     def load(node: str, more: int = 0) -> float:

@@ -37,7 +37,7 @@ class Coalescer(Generic[Item, Reply]):
         self._drain: asyncio.Task[None] | None = None
 
     async def __call__(self, item: Item) -> Reply:
-        future: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
+        future = asyncio.get_running_loop().create_future()
         self._waiting.append((item, future))
         if self._drain is None:
             self._drain = asyncio.create_task(self._run())
@@ -88,7 +88,7 @@ class Host:
     async def call(self, alone: bool, *call: Any) -> EnvReply:
         """alone: in a process of its own. A dead worker has lost the env."""
         try:
-            reply: EnvReply = await (self._handle.alone.remote(call) if alone else self._shared(call))
+            reply = await (self._handle.alone.remote(call) if alone else self._shared(call))
             return await self._ended(call[1]) if reply.kind == "waiting" else reply
         except RayActorError as error:
             self._unsure.append((alone, call[1]))

@@ -47,7 +47,7 @@ class Rollouts(Workers):
     def run(self, batch: PromptBatch, eval: bool = False, sampling: SamplingOptions | None = None) -> RolloutBatch:
         """For evaluations and benchmarks: blocks until all tries of every sample are back, failed ones included.
         `eval` takes generator.eval_temperature, and places beside what plays already; `sampling` replaces the recipe's
-        options. Raises EngineDied when an engine is gone, UserError when every episode failed, but for `eval`.
+        options. EngineDied when an engine is gone, UserError when every episode failed, but for `eval`.
         """
         name = f"{'eval/' if eval else ''}{batch.step}"
         groups = {
@@ -63,7 +63,7 @@ class Rollouts(Workers):
 
     def play(self, trajectories: Iterable[Trajectory], sampling: SamplingOptions, seeded: bool) -> Iterator[Trajectory]:
         """Plays still empty trajectories and yields each as it ends, generator.max_concurrency an engine at a time.
-        They are taken from the iterable as there is room. seeded: as in EpisodeSettings. Raises EngineDied
+        They are taken from the iterable as there is room. seeded: as in EpisodeSettings. EngineDied
         when an engine is gone, UserError when an endpoint answers no more.
         """
         waiting = iter(trajectories)

@@ -140,7 +140,7 @@ class RolloutWorker:
 
     async def finished(self, at_least: int, timeout: float, started: None) -> list[Trajectory] | None:
         """Waits until so many trajectories have ended, and returns all that have; [] after `timeout` seconds. None: so
-        many were never started here. `started`: from `start`. Raises EngineDied or UserError when no more will come."""
+        many were never started here. `started`: from `start`. EngineDied or UserError when no more will come."""
         try:
             async with asyncio.timeout(timeout):
                 while len(self._ended) < at_least and self._tasks and self._error is None:

@@ -18,7 +18,7 @@ class Rounds:
 
     async def generate(self, order: int, request: GenerationRequest) -> GenerationOutput:
         """`order`: the trajectory's place in the batch."""
-        future: asyncio.Future[GenerationOutput] = asyncio.get_running_loop().create_future()
+        future = asyncio.get_running_loop().create_future()
         self._waiting[order] = (request, future)
         self._leave_if_complete()
         try:

@@ -56,7 +56,7 @@ class Node(NamedTuple):
 
 
 def prepare(address: str) -> None:
-    """Before ray.init, which would try for minutes. Raises OSError at once if Ray does not listen there."""
+    """Before ray.init, which would try for minutes. OSError at once if Ray does not listen there."""
     host, _, port = address.rpartition(":")
     if "://" in host:
         raise ValueError("a Ray client cannot place engines: give HOST:PORT of the head, on one of its machines")

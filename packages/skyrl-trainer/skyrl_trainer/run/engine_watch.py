@@ -38,7 +38,7 @@ class EngineWatch:
         return deaths
 
     def check(self, wait: float = 0.0) -> bool:
-        """Brings back every engine that died, which may take minutes; whether there was one. Raises EngineDied.
+        """Brings back every engine that died, which may take minutes; whether there was one. EngineDied.
         wait: seconds to look for a death that was noticed elsewhere."""
         for name, _ in ray._private.worker._global_node.dead_processes():  # of a Ray of our own
             if name in ("gcs_server", "raylet"):

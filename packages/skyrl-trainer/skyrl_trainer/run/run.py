@@ -113,7 +113,7 @@ class Run:
         policy = self.stack.enter_context(start)
         self.table.phase("starting Ray and the engines")
         self.processes = self.stack.enter_context(Processes(config, policy.architecture, learns=True))
-        self.table.phase("cloning the expert")
+        self.table.phase("waiting for the policy")
         weights = policy.weights()
         level = 1 if sync_backend(config) == "adapter" else 2  # 2 drops the weights: an adapter brings none
         engines, hold = self.processes.engines, self.processes.rollouts.hold
@@ -178,7 +178,7 @@ class Run:
         return step, unfinished
 
     def publish(self, step: int) -> StepMetrics:
-        """The learner's weights into every engine, proved by the canary. Raises SyncError."""
+        """The learner's weights into every engine, proved by the canary. SyncError."""
         with self.colocation.publishing():
             loaded = self.sync.sync(version=step).engine_checksums
         lost = bool({index for index, each in enumerate(loaded) if each is None} - self.sync.away)

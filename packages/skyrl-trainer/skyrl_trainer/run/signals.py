@@ -55,7 +55,7 @@ class StopSignal:
             raise Stopped(number)
 
     def check(self) -> None:
-        """Raises Stopped where a signal was kept."""
+        """Stopped where a signal was kept."""
         if self.requested:
             raise Stopped(self.requested)
 

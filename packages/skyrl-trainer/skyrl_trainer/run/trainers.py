@@ -10,6 +10,7 @@
 import shutil
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
+from numbers import Real
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -129,7 +130,10 @@ class GRPOTrainer(GRPO):
             config = (args or Config()).model_copy(deep=True)
         else:
             raise UserError(f"args is a {type(args).__name__}; give a trl.GRPOConfig, or what load_config returns.")
-        config.trainer.algorithm.name = type(self).__dict__.get("recipe_name", type(self).__name__)
+        asked, name = config.trainer.algorithm.name, type(self).__dict__.get("recipe_name", type(self).__name__)
+        if asked not in ("grpo", name):
+            raise UserError(f"trainer.algorithm.name={asked}, but {type(self).__name__} trains {name}: leave it out.")
+        config.trainer.algorithm.name = name
         return config
 
     @property
@@ -214,6 +218,8 @@ def _take_rewards(config: Config, given: RewardFunctions | None, weights: Any, s
     if weights and len(weights) != len(names):
         raise UserError(f"GRPOConfig.reward_weights has {len(weights)} weights for {len(names)} reward functions.")
     own = given.values() if isinstance(given, Mapping) else weights or ()
+    if wrong := [each for each in own if not isinstance(each, Real)]:
+        raise UserError(f"reward_funcs: {wrong[0]!r:.60} is no weight.")
     settings = config.trainer.algorithm
     taken = {name: with_columns(name, function, state) for name, function in zip(names, functions, strict=True)}
     for name, function in taken.items():

@@ -89,8 +89,8 @@ class Tries:
                 self._keep(ended)
         for number, group in sorted(ended.items()):
             del self._playing[number]
-            alive = [trajectory for trajectory in group if not trajectory.stop_reason.failed]
-            accepted = self._sampler.accept(alive, [sum(self._rewards.per_turn(trajectory)) for trajectory in alive])
+            alive = [each for each in group if not each.stop_reason.failed]
+            accepted = self._sampler.accept(alive, [sum(self._rewards.per_turn(each)) for each in alive])
             if accepted is None:
                 raise UserError("accept of the sampler gave None, but should say True or False (docs/plug-ins.md).")
             self.flow.finish(number, group, accepted)
@@ -99,7 +99,7 @@ class Tries:
 
     def take(self, version: int) -> tuple[RolloutBatch, int] | None:
         """The next batch, and how many of its groups are accepted: these come first. None while it is not there.
-        Raises UserError when every single episode of it failed.
+        UserError when every single episode of it failed.
         """
         if self._in_order and self._playing:  # no update meets an episode
             return None

@@ -59,6 +59,10 @@ class ToldRun(Run):
         self._tell("on_train_begin")
         return step, unfinished
 
+    def evaluate(self, step: int) -> StepMetrics:
+        self._at(step)  # for reward functions
+        return super().evaluate(step)
+
     def log(self, step: int, metrics: StepMetrics, spans: Spans) -> None:
         super().log(step, metrics, spans)
         self._at(step)

@@ -51,7 +51,7 @@ class Canary:
     ) -> StepMetrics:
         """`learner_logprobs(ids)`: log-softmax after each token of `ids`, shape (T, V), position t given ids[:t + 1].
         only: an engine that was restored between two syncs. Returns the largest error, and the largest change since the
-        previous check of all (0.0 at the first). Raises SyncError; EngineLost when an engine dies meanwhile.
+        previous check of all (0.0 at the first). SyncError; EngineLost when an engine dies meanwhile.
         """
         numbers = [only] if only is not None else [n for n in range(len(self._engines)) if n not in self.away]
         engines = [self._engines[number] for number in numbers]

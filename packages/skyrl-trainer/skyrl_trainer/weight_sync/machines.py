@@ -44,7 +44,7 @@ class Receiver:
 
 
 def open_buffers(receivers: dict[str, Any], nodes: set[str], layout: Layout) -> dict[str, str]:
-    """The path of each node's buffer. Raises EngineLost where a node is gone, SyncError where it has no room.
+    """The path of each node's buffer. EngineLost where a node is gone, SyncError where it has no room.
     receivers: by node; those that are missing are started.
     """
     for node in nodes - receivers.keys():
