@@ -23,6 +23,7 @@ from pkgutil import resolve_name
 from socketserver import ForkingMixIn
 
 PORT = int(os.environ.get("INSPECT_PORT", "8903"))
+KIND = {"Content-Type": "application/json"}  # which the page of a browser cannot send
 
 
 def agent(task):
@@ -30,7 +31,8 @@ def agent(task):
     sample = task.options["task"]["extra_info"]
     asked = {**sample, "url": task.base_url, "key": task.api_key, "name": task.model}
     try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{PORT}", json.dumps(asked).encode()) as reply:
+        request = urllib.request.Request(f"http://127.0.0.1:{PORT}", json.dumps(asked).encode(), KIND)
+        with urllib.request.urlopen(request) as reply:
             said = json.load(reply)
     except urllib.error.URLError as error:
         raise RuntimeError(f"inspect_tasks.py does not play samples at port {PORT} ({error.reason})") from None
@@ -52,12 +54,18 @@ def played(task, index, url="http://nobody", key="none", name="policy", run=True
         [log] = eval(task, model, log_dir=logs, log_level="error", display="none", **asked)
         if log.status == "error":
             raise RuntimeError(log.error.message)
-        scores = [value_to_float()(score.value) for each in log.samples or () for score in each.scores.values()]
+        values = [score.value for each in log.samples or () for score in each.scores.values()]
+        if several := [value for value in values if isinstance(value, dict | list)]:
+            raise RuntimeError(f"a scorer gave {several[0]}, and a reward is one number")
+        scores = [value_to_float()(value) for value in values]
     return {"reward": sum(scores) / len(scores), "success": min(scores) >= 1} if run else None
 
 
 class Player(BaseHTTPRequestHandler):
     def do_POST(self):
+        if self.headers["Content-Type"] != KIND["Content-Type"]:
+            self.send_error(415)
+            return
         asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         try:
             said = played(self.server.tasks[asked.pop("task")], **asked)
@@ -87,6 +95,8 @@ def main(*words):
             played(task, 0, run=False)  # imports what all samples need
         except Exception as error:  # inspect's own are printed by its display, which is off
             sys.exit(f"inspect: {name}: {error}")
+        if not task.scorer:
+            sys.exit(f"inspect: {name} has no scorer, which would say what an answer is worth")
         with Path(rows).open("w") as file:
             for index, sample in enumerate(task.dataset):
                 said = sample.input if isinstance(sample.input, str) else sample.input[-1].text

@@ -65,6 +65,7 @@ LEFT_OUT = {
         "from verifiers_tasksets": "only a full run installs verifiers: tests/examples/test_verifiers.py",
         "-m venv /tmp/verifiers": "as above",
         "-m venv /tmp/inspect": "only a full run installs inspect: tests/examples/test_inspect_tasks.py",
+        "inspect_tasks.py:agent": "as above",
     },
 }
 """Of a page, what stands in a block, and why it is not executed with the page's others."""

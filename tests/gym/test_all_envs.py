@@ -155,7 +155,6 @@ import json, sys, warnings
 import gymnasium as gym
 from gymnasium.utils.env_checker import check_env
 import skyrl_gym
-from skyrl_gym import TextEnv
 
 warnings.simplefilter("error")
 rows, ids = json.loads(sys.argv[1]), [entry.id for entry in skyrl_gym.list_envs()]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import gc
 import types
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -28,7 +29,7 @@ def test_on_a_gpu_prompts_are_read_in_large_steps_and_the_users_word_wins(monkey
     assert own["max_num_batched_tokens"] == 4096
 
 
-def test_an_argument_that_vllm_does_not_know_is_named_before_anything_starts() -> None:
+def test_an_argument_that_vllm_does_not_know_is_named_before_anything_starts(monkeypatch: pytest.MonkeyPatch) -> None:
     known = {field.name: None for field in dataclasses.fields(vllm.EngineArgs)}
     vllm_args.check_names({**known, "urls": [], "default_chat_template_kwargs": {}})
     config = make_config(generator={"engine_kwargs": {"gpu_memory_utilisation": 0.5}})
@@ -36,6 +37,8 @@ def test_an_argument_that_vllm_does_not_know_is_named_before_anything_starts() -
         check_engines(config, "tiny", training=True)
     with pytest.raises(UserError, match=r"engine_kwargs\.foo is no argument of vLLM's EngineArgs: leave it out\.$"):
         vllm_args.check_names({"foo": 1})
+    monkeypatch.setattr(vllm_args, "find_spec", lambda name: SimpleNamespace(origin="/nowhere/__init__.py"))
+    vllm_args.check_names({"foo": 1})  # of another vLLM, which nobody knows here
 
 
 def test_attention_in_float32_is_exact_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -38,6 +38,10 @@ def test_a_run_that_was_refused_leaves_no_folder(tmp_path: Path) -> None:
                 folder.write_config()
             raise UserError("There is no such file.")
         assert folder.path.exists() is begun
+    (tmp_path / "mine").mkdir()
+    with pytest.raises(UserError), RunFolder(make_config(trainer={"run_dir": str(tmp_path / "mine")})):
+        raise UserError("There is no such file.")
+    assert (tmp_path / "mine").exists(), "it was there before"
 
 
 @pytest.mark.parametrize("kind", [UserError, RuntimeError])

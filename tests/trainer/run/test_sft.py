@@ -44,7 +44,7 @@ def sft(run: str, *settings: str) -> int:
 def test_a_run_folder_with_curves_and_a_policy_and_the_same_bytes_twice(capsys: pytest.CaptureFixture[str]) -> None:
     assert sft("a", "data.val_data=held_out.jsonl", "trainer.eval_interval=5") == 0
     printed = capsys.readouterr().out
-    assert "64 of 64 chats are no longer than" in printed and "step 16 of 16: loss" in printed
+    assert "64 of 64 chats, 8 of 8 held-out ones are no longer than" in printed and "step 16 of 16: loss" in printed
     rows = read_metrics(Path("a"))
     assert [row["step"] for row in rows] == list(range(17)) and rows[-1]["epoch"] == 2.0
     assert rows[-1]["loss"] < 0.6 * rows[1]["loss"] and rows[-1]["eval/loss"] < 0.6 * rows[0]["eval/loss"]
@@ -73,6 +73,13 @@ def test_a_folder_with_a_run_is_left_alone(capsys: pytest.CaptureFixture[str]) -
         "a holds a run already, which sft does not go on with: give another trainer.run_dir" in capsys.readouterr().err
     )
     assert {path: path.read_bytes() for path in Path("a").rglob("*") if path.is_file()} == before
+
+
+def test_any_recipe_will_do_and_what_is_not_held_out_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["sft", "quickstart", "data.train_data=chats.jsonl", "trainer.run_dir=a", "trainer.max_steps=1", *FAST]
+    assert cli.main(words) == 0
+    assert "64 of 64 chats, 0 of 0 held-out ones are no longer than" in capsys.readouterr().out
+    assert "eval/loss" not in read_metrics(Path("a"))[-1]
 
 
 def test_a_stop_saves_what_was_learned(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -268,7 +268,7 @@ def test_batches_and_steps_are_trls(given: dict[str, Any], ours: tuple[int, int,
         ),
         (
             {"model": with_adapter()},
-            r"of type Qwen3ForCausalLM; .* a model of transformers without adapters \(merged\)",
+            r"of type Qwen3ForCausalLM; .* a model of transformers without adapters",
         ),
         ({"model": peft_model()}, "model is of type PeftModel; give a name, a folder, or a model of transformers"),
         (
@@ -441,8 +441,10 @@ def test_another_algorithm_in_the_settings_than_the_trainers_is_refused(tmp_path
         return kind("tiny", args=load_config("quickstart", words)).config.trainer.algorithm.name
 
     assert made(SAPOTrainer, "sapo") == made(SAPOTrainer, "grpo") == "sapo"
+    mine = type("Mine", (SAPOTrainer,), {})
+    assert {made(mine, "sapo"), made(mine, "Mine"), made(mine, "grpo")} == {"Mine"}, "the name of what it is made of"
     for kind, name in ((GRPOTrainer, "sapo"), (DAPOTrainer, "sapo"), (GRPOTrainer, "nonsense")):
-        with pytest.raises(UserError, match=rf"^trainer.algorithm.name={name}, but {kind.__name__} trains"):
+        with pytest.raises(UserError, match=rf"^trainer.algorithm.name={name}, but this is {kind.__name__}: take"):
             made(kind, name)
 
 

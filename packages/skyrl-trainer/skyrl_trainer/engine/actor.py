@@ -174,8 +174,9 @@ def register_engine(name: str) -> Callable[[E], E]:
 
 
 def engine_class(config: Config) -> type[EngineActor]:
-    """UserError with the valid names, or for an argument that vLLM does not know."""
+    """UserError with the valid names, or for an argument unknown to vLLM."""
     load_plugin(config)
-    if config.generator.backend == "vllm":
+    engine = ENGINES.get(config.generator.backend)
+    if engine.__module__ == f"{HERE}.vllm_actor":
         load(f"{HERE}.vllm_args:check_names")(config.generator.engine_kwargs)
-    return ENGINES.get(config.generator.backend)
+    return engine

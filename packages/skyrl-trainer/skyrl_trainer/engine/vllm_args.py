@@ -1,6 +1,6 @@
 """What vLLM is started with, in an actor or in a server of its own."""
 
-import ast
+import re
 from difflib import get_close_matches
 from importlib.util import find_spec
 from pathlib import Path
@@ -8,6 +8,7 @@ from typing import Any
 
 from skyrl_trainer.engine.actor import FIRST_SEQS
 from skyrl_trainer.errors import UserError
+from skyrl_trainer.registry import load
 
 _CPU_ENV = {
     # The sampler's compilation would stall the first request for many seconds, for no gain on a CPU.
@@ -31,9 +32,7 @@ CPU_KV_CACHE_BYTES = 2**30
 
 def has_gpu() -> bool:
     """torch is imported here, for a RolloutWorker has none."""
-    import torch
-
-    return torch.cuda.is_available()
+    return bool(load("torch").cuda.is_available())
 
 
 def engine_env() -> dict[str, str]:
@@ -78,14 +77,12 @@ def vllm_kwargs(
 
 
 def check_names(engine_kwargs: dict[str, Any]) -> None:
-    """UserError for one that vLLM lacks: its arguments are read from its source, for its import takes ten seconds."""
-    if (spec := find_spec("vllm")) is None:
-        return
-    source = Path(str(spec.origin)).parent / "engine" / "arg_utils.py"
-    classes = [node for node in ast.parse(source.read_text()).body if isinstance(node, ast.ClassDef)]
-    fields = next(each.body for each in classes if each.name == "EngineArgs")
-    known = [ast.unparse(field.target) for field in fields if isinstance(field, ast.AnnAssign)]
-    for name in engine_kwargs.keys() - {*known, "urls", "default_chat_template_kwargs"}:
+    """UserError for one that vLLM's source lacks: its import takes ten seconds."""
+    spec = find_spec("vllm") if engine_kwargs else None
+    source = Path(str(spec and spec.origin)).with_name("engine") / "arg_utils.py"
+    body = source.read_text("utf-8").partition("class EngineArgs")[2] if source.is_file() else ""
+    known = re.findall(r"^    (\w+): ", body.partition("    def ")[0], re.MULTILINE)
+    for name in engine_kwargs.keys() - {*known, "urls", "default_chat_template_kwargs"} if known else ():
         hint = "".join(f" Did you mean {near}?" for near in get_close_matches(name, known, n=1))
         raise UserError(f"generator.engine_kwargs.{name} is no argument of vLLM's EngineArgs: leave it out.{hint}")
 

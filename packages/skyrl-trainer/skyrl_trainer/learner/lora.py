@@ -109,7 +109,7 @@ class LoRALearner(Learner):
         plain.generation_config = model.generation_config
         plain.save_pretrained(folder, state_dict=tensors)
         settings.base_model_name_or_path, settings.task_type = self.model_path, "CAUSAL_LM"
-        settings.target_modules = sorted(settings.target_modules)  # a set: the same bytes in every process
+        settings.target_modules = sorted(settings.target_modules)  # of a set
         settings.save_pretrained(folder / "adapter")
         adapter = {name: tensor.cpu().contiguous() for name, tensor in self.adapter_tensors(scaled=False)}
         save_file(adapter, folder / "adapter" / "adapter_model.safetensors")

@@ -53,7 +53,7 @@ class MetricsWriter:
                 kept = [_line(row) for row in read_metrics(run_dir) if row["step"] <= last_step]
                 write_whole(self.path, "".join(kept).encode())
             elif self.path.exists():
-                older = (run_dir / f"metrics.{number}.jsonl" for number in count(1))
+                older = (run_dir / f"metrics.{n}.jsonl" for n in count(1))
                 self.path.rename(next(path for path in older if not path.exists()))
             self._file = self.path.open("a", encoding="utf-8")
 

@@ -71,7 +71,7 @@ class LiveTable:
         self._progress.stop()
 
     def phase(self, name: str) -> None:
-        """What is being done now; without a terminal it is said before the first row only."""
+        """What is being done now; without a terminal until the first row."""
         self._progress.update(self._task, description=name)
         if not (self._rows or self.console.is_terminal):
             self._print(f"{name} ...", "")

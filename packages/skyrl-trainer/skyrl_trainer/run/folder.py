@@ -25,6 +25,7 @@ class RunFolder:
         self.config = config
 
     def __enter__(self) -> Self:
+        self._new = not self.path.exists()
         with writing(self.path, self.path):
             self._lock = open(self.path / ".lock", "a+")
             try:
@@ -50,8 +51,9 @@ class RunFolder:
             if kind and issubclass(kind, Exception) and prefix in tempfile.gettempdir() and logs.exists():
                 shutil.copytree(logs, self.path / "ray-logs", dirs_exist_ok=True)
                 (self.path / "ray-logs").chmod(0o700)  # Ray lets everybody write
-            elif kind and os.listdir(self.path) == [".lock"]:
-                shutil.rmtree(self.path)
+            elif kind and self._new and os.listdir(self.path) == [".lock"]:
+                (self.path / ".lock").unlink()
+                self.path.rmdir()
         self._lock.close()
 
     def check(self) -> None:

@@ -28,7 +28,7 @@ from skyrl_trainer.run.folder import RunFolder
 from skyrl_trainer.run.guardian import guarded
 from skyrl_trainer.run.processes import start_ray
 from skyrl_trainer.run.signals import StopSignal
-from skyrl_trainer.settings import Config, DataConfig
+from skyrl_trainer.settings import Config
 from skyrl_trainer.tiny.init_policy import init_policy
 from skyrl_trainer.types import StepMetrics
 
@@ -41,8 +41,7 @@ def fine_tune(config: Config) -> str:
     """Returns a sentence about what was learned. UserError, before a model is loaded, for what is wrong."""
     _refuse(config)
     chats = _chats(config.data.train_data)
-    given = config.data.val_data
-    held_out = _chats([] if given == DataConfig().val_data else given)
+    held_out = _chats([each for each in config.data.val_data if any(map(str(each).count, FILE_SUFFIXES))])
     with StopSignal() as stop, RunFolder(config) as folder, ExitStack() as stack:
         folder.write_config()
         run = FineTuning(config, folder.path, chats, held_out[: config.data.val_size])
@@ -66,7 +65,8 @@ class FineTuning:
         self.rows, self.held_out = (
             [row for row in make_rows(prompt, part) if len(row.token_ids) <= longest] for part in (chats, held_out)
         )
-        print(f"{len(self.rows)} of {len(chats)} chats are no longer than generator.max_model_len={longest} tokens")
+        counts = f"{len(self.rows)} of {len(chats)} chats, {len(self.held_out)} of {len(held_out)} held-out ones"
+        print(f"{counts} are no longer than generator.max_model_len={longest} tokens")
         if not self.rows:
             raise UserError(f"generator.max_model_len={longest} is less than any chat has: raise it.")
         passes, size = config.trainer.num_iterations, min(config.trainer.train_batch_size, len(self.rows))
@@ -102,7 +102,7 @@ class FineTuning:
             if last or stop.requested or (trainer.ckpt_interval and step % trainer.ckpt_interval == 0):
                 self.learner.save_pretrained(self.saved, int(step))
                 write_report([self.path], self.path / "report.html")
-            stop.check()
+                stop.check()
 
     def _evaluate(self) -> StepMetrics:
         return {"eval/loss": self.update(self.held_out, learn=False)["loss"]}

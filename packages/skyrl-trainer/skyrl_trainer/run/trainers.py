@@ -131,8 +131,8 @@ class GRPOTrainer(GRPO):
         else:
             raise UserError(f"args is a {type(args).__name__}; give a trl.GRPOConfig, or what load_config returns.")
         asked, name = config.trainer.algorithm.name, type(self).__dict__.get("recipe_name", type(self).__name__)
-        if asked not in ("grpo", name):
-            raise UserError(f"trainer.algorithm.name={asked}, but {type(self).__name__} trains {name}: leave it out.")
+        if asked not in ("grpo", name, self.recipe_name):
+            raise UserError(f"trainer.algorithm.name={asked}, but this is {type(self).__name__}: take that one's.")
         config.trainer.algorithm.name = name
         return config
 

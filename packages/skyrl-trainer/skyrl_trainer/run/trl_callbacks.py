@@ -60,7 +60,7 @@ class ToldRun(Run):
         return step, unfinished
 
     def evaluate(self, step: int) -> StepMetrics:
-        self._at(step)  # for reward functions
+        self._at(step)
         return super().evaluate(step)
 
     def log(self, step: int, metrics: StepMetrics, spans: Spans) -> None:

@@ -81,7 +81,7 @@ def write_model(folder: Path, model: Any, tokenizer: Any) -> str:
     """A folder of a model (an object, a folder or a name) with a tokenizer, the model's if None."""
     adapted = hasattr(model, "peft_type") or getattr(model, "_hf_peft_config_loaded", False)
     if not isinstance(model, str | Path) and (adapted or not hasattr(model, "save_pretrained")):
-        wanted = "give a name, a folder, or a model of transformers without adapters (merged)"
+        wanted = "give a name, a folder, or a model of transformers without adapters"
         raise UserError(f"model is of type {type(model).__name__}; {wanted}.")
     model = str(model) if isinstance(model, Path) else model
     if isinstance(model, str) and (tokenizer is None or model == "tiny"):
