@@ -348,6 +348,7 @@ def test_of_policies_that_reward_functions_judge_the_best_is_theirs(kind: type[R
     saved, run = list[int](), cast(Any, kind.__new__(kind))
     run.best, run.folder, run.processes, run.config = [], SimpleNamespace(path=Path("run")), Mock(), Config()
     run.learner, kept = Mock(save_pretrained=lambda folder, step: saved.append(step)), []
+    run.callbacks, run.updates, run.train_tasks = Mock(), 1, range(8)
     figures = {"eval/success": 0.0, "eval/reward/mean": 0.0}
     for total in (0.2, 0.1, 0.9):
         run.held_out = Mock(metrics=lambda rollouts, step, total=total: figures | {"eval/reward/total": total})
