@@ -14,7 +14,7 @@ _SAMPLE_LENGTH = 64
 
 
 class UnicodeText(Text):
-    """Strings of at most `max_length` characters (code points), whatever the characters; `seed` is of `sample`."""
+    """Strings of at most `max_length` code points, whichever; `seed` is of `sample`."""
 
     def __init__(self, max_length: int, *, seed: int | None = None) -> None:
         # An ordered string: a set would make samples depend on PYTHONHASHSEED.

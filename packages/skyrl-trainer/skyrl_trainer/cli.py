@@ -90,7 +90,6 @@ def _parse(words: list[str]) -> Namespace:
                 added.completer = _recipes_and_settings  # type: ignore[attr-defined]
     if "_ARGCOMPLETE" in os.environ:  # set by the shell, which asks what could come next
         load("argcomplete:autocomplete")(parser)
-
     args, rest = parser.parse_known_args(words)
     # argparse ends a list of settings at the first option: those after it are settings all the same.
     if rest and (not hasattr(args, "settings") or any(word.startswith("-") for word in rest)):
@@ -215,16 +214,15 @@ def _export(args: Namespace) -> None:
     from skyrl_trainer.agent.tokenizer import load_chat_prompt
     from skyrl_trainer.files import written_aside
     from skyrl_trainer.report.card import check_card, write_card
-    from skyrl_trainer.tiny.init_policy import refuse_used
 
     source = _model_folder(args.run, which := args.which or "last")
-    refuse_used(args.out)
+    load("skyrl_trainer.tiny.init_policy:refuse_used")(args.out)
     if args.card:
         check_card(args.run, source)
     if args.push:
         hub.push(args.push)
     with written_aside(args.out) as folder:
-        try:  # by the open folder: a run that goes on may put another in its place
+        try:  # by the open folder: its run may put another in its place
             shutil.copytree(f"/proc/self/fd/{os.open(source, os.O_RDONLY)}", folder, dirs_exist_ok=True)
         except shutil.Error as error:
             what = f"{source} cannot be copied ({error.args[0][0][2]})"

@@ -231,7 +231,7 @@ def _env_samples(label: str, name: str, options: dict[str, Any], seed: int, env_
         hint = " A data file ends in .jsonl or .parquet." if "." in name or "/" in name else ""
         raise UserError(f"Data source {label!r}: {error}{hint}") from error
     samples = EnvSamples(label, env_id, options | own, size, seed, env_file)
-    first_texts(samples[0], {}, label)  # now, so that an unknown option is a sentence at the start
+    first_texts(samples[0], {}, label)  # an unknown option is told at the start
     return samples
 
 

@@ -14,7 +14,7 @@ class SyncError(UserError):
 
 
 class LearnersWait(SyncError):
-    """And the learners wait for it, maybe for ever: nothing can be asked of them, no checkpoint either."""
+    """And the learners wait for it, maybe for ever: nothing can be asked of them."""
 
 
 class EngineDied(UserError):

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:  # for the annotations alone: an EnvWorker unpickles a Sample and must not load torch for it
+if TYPE_CHECKING:  # an EnvWorker unpickles a Sample and must not load torch
     from torch import Tensor
 
 StepMetrics = dict[str, float]

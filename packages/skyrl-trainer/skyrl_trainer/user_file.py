@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from skyrl_trainer.errors import UserError
 from skyrl_trainer.registry import load
 
-if TYPE_CHECKING:  # for the annotation alone: a process of envs must not load the settings for it
+if TYPE_CHECKING:  # a process of envs must not load the settings
     from skyrl_trainer.settings import Config
 
 PREFIX = "skyrl_user_file_"  # of the modules that users' files become

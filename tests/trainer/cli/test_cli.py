@@ -319,7 +319,7 @@ def test_training_refuses_what_cannot_work_before_it_starts_anything(
         ("generator.backend=foo", "generator.backend='foo' is not registered; choose one of openai_server, "),
         (
             "trainer.algorithm.advantage_estimator=gae",
-            "needs a critic: take trainer.algorithm.name=ppo, or <name>_ppo.",
+            "needs a critic: take trainer.algorithm.name=ppo, or <name>_ppo, or PPOTrainer.",
         ),
         ("trainer.optimizer_kwargs={foo: 3}", "trainer.optimizer_kwargs does not fit torch.optim.AdamW"),
         ("trainer.lr_scheduler_type=foo", "trainer.lr_scheduler_type='foo' cannot be used"),

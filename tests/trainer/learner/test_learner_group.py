@@ -18,6 +18,7 @@ import psutil
 import pytest
 import ray
 import torch
+from ray import cloudpickle
 from tiny_models import make_batch, make_chats, make_config, save_model
 from torch.distributed.tensor import DTensor
 from transformers import AutoModelForCausalLM
@@ -92,7 +93,7 @@ def group(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProbedGroup]:
         "local", num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="ERROR",
         object_store_memory=2**27,
     )  # fmt: skip
-    made = ProbedGroup(two_config(), GRPO, save_model(tmp_path_factory.mktemp("model")), 10)
+    made = ProbedGroup(two_config(), GRPO(two_config()), save_model(tmp_path_factory.mktemp("model")), 10)
     yield made
     made.close()
     ray.shutdown()
@@ -107,7 +108,19 @@ def prepare(process: Probe, config: Any, double: bool) -> None:
 def load(group: ProbedGroup, config: Any, path: str, double: bool = False) -> None:
     """The same processes with another policy and configuration."""
     group._everywhere("do", prepare, config, double)
-    group._everywhere("load", algorithm_class(config.trainer.algorithm.name), path, 10)
+    sent = cloudpickle.dumps(algorithm_class(config.trainer.algorithm.name)(config))
+    group._everywhere("load", sent, path, 10)
+
+
+def test_learners_have_what_a_script_has_set_on_its_algorithm(group: ProbedGroup, tmp_path: Path) -> None:
+    config, path = two_config(), save_model(tmp_path)
+    algorithm: Any = algorithm_class("ppo")(config)
+    algorithm.value_coef = 7.0
+    group._everywhere("load", cloudpickle.dumps(algorithm), path, 10)
+    assert group._everywhere("do", lambda process: process.algorithm.value_coef) == [7.0, 7.0]
+    algorithm.lock = threading.Lock()
+    with pytest.raises(UserError, match=r"^PPO cannot go to 2 learners: cannot pickle '_thread.lock' object\.$"):
+        LearnerGroup(config, algorithm, path, 10)
 
 
 @pytest.mark.parametrize("kind, double, tolerance", [("qwen3", False, 1e-5), ("gpt2", True, 1e-10)])
@@ -189,7 +202,7 @@ def test_two_learners_teach_what_one_would(group: ProbedGroup, tmp_path: Path) -
     share_beginning(rows)
     alone = SFTTrainer(config).start(make_learner(config, path, 10))
     group._everywhere("do", prepare, config, False)
-    group._everywhere("load", SFTTrainer, path, 10)
+    group._everywhere("load", cloudpickle.dumps(SFTTrainer(config)), path, 10)
     expected = gradient(alone, rows, True)
     for found in group._everywhere("do", lambda process: gradient(process.algorithm, rows, True)):
         assert (found - expected).norm() <= 1e-5 * expected.norm()

@@ -201,7 +201,14 @@ def test_what_lora_does_not_go_with_is_refused(tmp_path: Path) -> None:
             r"needs an adapter: set trainer\.policy\.model\.lora\.rank",
         ),
         ({"lora": NF4 | {"rank": 513}}, "goes up to rank 512"),
-        ({"lora": NF4, "trainer": {"placement": {"policy_num_nodes": 2}}}, "needs a single learner"),
+        (
+            {
+                "lora": NF4,
+                "trainer": {"placement": {"policy_num_nodes": 2}},
+                "generator": {"weight_sync_backend": "adapter"},
+            },
+            "needs a single learner",
+        ),
         ({"lora": NF4, "generator": {"backend": "transformers"}}, "needs generator.backend=vllm or openai_server"),
         ({"lora": NF4, "generator": {"inference_engine_tensor_parallel_size": 2}}, "needs one GPU per engine"),
         (  # vLLM's kernels for adapters take half precision only

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch
 from tiny_models import make_batch, make_config, save_model
 
 from skyrl_trainer.algorithms.dapo import DAPOLossMixin
+from skyrl_trainer.algorithms.dr_grpo import DrGRPOLossMixin
 from skyrl_trainer.algorithms.dual_clip import DualClipLossMixin
 from skyrl_trainer.algorithms.options import LossOptions, options_class
 from skyrl_trainer.errors import UserError
@@ -268,6 +270,13 @@ def test_a_loss_over_ppo_has_the_same_options_from_python_as_by_name() -> None:
     kinds = (algorithm_class("dapo_ppo"), Bounded, Twice, Own, Further, algorithm_class("dapo"))
     samplers = [options_class(kind)().sampler for kind in kinds]
     assert samplers == ["uniform", "uniform", "uniform", "curriculum", "curriculum", "dynamic"]
+
+
+def test_a_loss_behind_ppo_is_refused_for_half_of_it_would_be_hidden() -> None:
+    for name, bases in {"Dr": (PPOTrainer, DrGRPOLossMixin), "Deep": (DAPOLossMixin, PPO, DrGRPOLossMixin)}.items():
+        with pytest.raises(UserError, match=rf"^{name}: put DrGRPOLossMixin before PPO, which hides it\.$"):
+            type(name, bases, {})
+    type("Logged", (DrGRPOLossMixin, PPOTrainer, Mapping), {})  # which is no loss
 
 
 def test_an_adaptive_beta_needs_one_to_start_at(tmp_path: Path) -> None:

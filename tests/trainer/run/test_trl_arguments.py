@@ -19,11 +19,12 @@ import pytest
 import torch
 from datasets import Dataset, DatasetDict, IterableDataset
 from peft import LoraConfig, get_peft_model
+from ray import cloudpickle
 from transformers import Qwen3Config, Qwen3ForCausalLM, TrainerCallback
 from trl import GRPOConfig
 
 import skyrl_trainer
-from skyrl_trainer import DAPOTrainer, GRPOTrainer, GSPOTrainer, PPOTrainer, SAPOTrainer
+from skyrl_trainer import DAPOTrainer, DualClipTrainer, GRPOTrainer, GSPOTrainer, PPOTrainer, SAPOTrainer
 from skyrl_trainer.algorithms.rewards import call, reward_function
 from skyrl_trainer.config import load_config
 from skyrl_trainer.data import load_samples
@@ -411,10 +412,9 @@ def test_grpo_trainer_is_the_trainer_of_trls_loss(given: dict[str, Any], tmp_pat
     assert type(made).recipe_name == made.config.trainer.algorithm.name == loss_name(args)
     options = made.config.trainer.algorithm.options
     assert all(getattr(args, name) in (value, None) for name, value in options.items() if name in FIELDS)
-    again = pickle.loads(pickle.dumps((type(made), made.config)))
-    assert again[0](again[1]).options.model_dump() == made.options.model_dump(), (
-        "as a learner in another process makes it"
-    )
+    made.ours = 10.0
+    again = pickle.loads(cloudpickle.dumps(made))  # as other learners have it
+    assert (type(again), again.ours, again.options.model_dump()) == (type(made), 10.0, made.options.model_dump())
 
 
 class Mine(GRPOTrainer):
@@ -428,6 +428,10 @@ def test_the_other_trainers_keep_their_own_defaults(tmp_path: Path) -> None:
     assert trainer(tmp_path, PPOTrainer).config.trainer.algorithm.name == "ppo"
     as_trl_has_it = {"loss_type": "grpo", "importance_sampling_level": "sequence"}
     assert trainer(tmp_path, GSPOTrainer, **as_trl_has_it).options.epsilon == 3e-4
+    assert trainer(tmp_path, GSPOTrainer, importance_sampling_level="sequence").options.epsilon == 3e-4
+    assert trainer(tmp_path, DualClipTrainer, loss_type="grpo", delta=4.0).options.delta == 4.0
+    with pytest.raises(UserError, match=r"importance_sampling_level is 'sequence', which these trainers cannot do"):
+        trainer(tmp_path, DAPOTrainer, importance_sampling_level="sequence")
     for kind, loss in ((Mine, "dr_grpo"), (Mine, "bnpo"), (DAPOTrainer, "sapo"), (PPOTrainer, "grpo")):
         with pytest.raises(UserError, match=rf"GRPOConfig\.loss_type is '{loss}', which these trainers cannot do"):
             trainer(tmp_path, kind, loss_type=loss)
@@ -448,6 +452,16 @@ def test_another_algorithm_in_the_settings_than_the_trainers_is_refused(tmp_path
             made(kind, name)
 
 
+@pytest.mark.parametrize("options", [{}, {"gae_lambda": 0.9}])
+def test_gae_without_a_critic_is_refused_before_anything_starts(tmp_path: Path, options: dict[str, Any]) -> None:
+    words = [f"trainer.run_dir={tmp_path / 'run'}", "trainer.algorithm.advantage_estimator=gae"]
+    config = load_config("quickstart", [*words, f"trainer.algorithm.options={json.dumps(options)}"])
+    for kind in (GRPOTrainer, SAPOTrainer):
+        with pytest.raises(UserError, match=r"advantage_estimator=gae needs a critic: take .*, or PPOTrainer\.$"):
+            kind(args=config)
+    assert not (tmp_path / "run").exists()
+
+
 def test_every_registered_algorithm_has_a_trainer() -> None:
     from skyrl_trainer.learner.compose import ALGORITHMS
 
@@ -465,6 +479,9 @@ def test_adapters_are_pefts(tmp_path: Path) -> None:
     config = settings(tmp_path, peft_config=LoraConfig(r=4, lora_alpha=8, task_type="CAUSAL_LM"))
     lora = config.trainer.policy.model.lora
     assert (lora.rank, lora.alpha, lora.target_modules) == (4, 8.0, ["q_proj", "v_proj"])
+    qlora = load_config("quickstart", [f"trainer.run_dir={tmp_path}", "trainer.policy.model.lora.quantization=nf4"])
+    lora = GRPOTrainer("tiny", args=qlora, peft_config=LoraConfig(r=4)).config.trainer.policy.model.lora
+    assert (lora.rank, lora.quantization) == (4, "nf4"), "which peft has no word for"
     given = LoraConfig(target_modules="all-linear")
     assert settings(tmp_path, peft_config=given).trainer.policy.model.lora.target_modules == "all-linear"
     with pytest.raises(UserError, match=r"LoraConfig\.lora_dropout is 0\.1, which these trainers cannot do"):

@@ -94,6 +94,7 @@ TOGETHER = {"policy_num_gpus_per_node": 1, "colocate_all": True}
         (TOGETHER, {"inference_engine_tensor_parallel_size": 2}, {}, "shared_memory"),
         (TOGETHER | {"policy_num_nodes": 2}, {}, {}, "shared_memory"),
         (TOGETHER, {}, {"quantization": "nf4"}, "adapter"),
+        ({"policy_num_nodes": 2}, {}, {"quantization": "nf4"}, "shared_memory"),
         ({}, {"weight_sync_backend": "nccl"}, {}, "policy_num_gpus_per_node=0"),
         (APART | {"colocate_all": True}, {"weight_sync_backend": "nccl"}, {}, "shared_memory"),
         (APART, {"weight_sync_backend": "nccl", "backend": "transformers"}, {}, "generator.backend is transformers"),

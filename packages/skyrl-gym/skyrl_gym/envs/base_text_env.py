@@ -64,7 +64,7 @@ class BaseTextEnv(Env[ConversationType, str]):
         self.tool_groups: Sequence[ToolGroup] = []
         self.tool_to_toolgroup: dict[str, str] = {}
         self.env_config = env_config
-        if extras is not None:  # a constructor of a subclass's own reads them itself, and calls this one without
+        if extras is not None:  # a subclass's own constructor reads them itself
             self.extras, self.ground_truth = extras, ground_truth(extras)
 
     def init(self, prompt: ConversationType) -> tuple[ConversationType, dict[str, Any]]:

@@ -51,7 +51,7 @@ def loop_of(process: int, name: str) -> asyncio.AbstractEventLoop:
 
 
 def result_of(work: Coroutine[Any, Any, Any], seconds: float | None = None, loop: Any = None) -> Any:
-    """Of a coroutine, or TimeoutError. All run in one loop, so that a client or a lock serves later calls, too."""
+    """Of a coroutine, or TimeoutError. All run in one loop: a client or a lock serves later calls, too."""
     used = loop or loop_of(os.getpid(), "coroutines")
     future = asyncio.run_coroutine_threadsafe(work, used)
     try:

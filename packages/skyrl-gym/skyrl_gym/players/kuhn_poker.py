@@ -104,7 +104,7 @@ def value(first: Policy, second: Policy) -> float:
 
 
 def best_response(policy: Policy, role: str) -> tuple[float, Policy]:
-    """What `role` wins in the mean at its best, and how: some best response is among the 64 policies that never mix."""
+    """What `role` wins in the mean at its best, and how: one of the 64 policies that never mix is best."""
     own = [name for name in SETS if len(name.split()) % 2 == 1 - ROLES.index(role)]
     found: list[tuple[float, Policy]] = []
     for choice in product((0, 1), repeat=len(own)):

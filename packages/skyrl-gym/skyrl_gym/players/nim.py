@@ -51,7 +51,7 @@ class Nim(Game):
         return 1.0 if self.mover(len(self.moves)) == ROLES[1] else -1.0
 
     def perfect(self, generator: np.random.Generator) -> str:
-        """A winning move; where there is none, one from the largest heap: the other has the most to think about."""
+        """A winning move; where there is none, one from the largest heap, which leaves most to think about."""
         heaps, total = self.heaps, nim_sum(self.heaps)
         for name, heap in zip(NAMES, heaps, strict=False):
             if heap ^ total < heap:

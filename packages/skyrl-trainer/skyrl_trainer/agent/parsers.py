@@ -72,9 +72,8 @@ class ParsingPrompt(ChatPrompt):
 
     def read(self, text: str, ids: list[int], tools: Tools) -> Message:
         """As `parsed`; raises what the parser raises."""
-        from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
-
-        request = ChatCompletionRequest(messages=[], tools=tools or None)
+        asked = load("vllm.entrypoints.openai.chat_completion.protocol:ChatCompletionRequest")
+        request = asked(messages=[], tools=tools or None)
         parser = self._parser(self._cached, request.tools)
         thought, said, calls = parser.parse(text, request, tools is not None, ids)
         message: Message = {"role": "assistant", "content": said or ""}

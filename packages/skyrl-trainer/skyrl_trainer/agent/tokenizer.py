@@ -17,12 +17,11 @@ def load_tokenizer(path: str) -> Any:
     """What AutoTokenizer gives, which imports torch: 3 s and 340 MB of a RolloutWorker. `model_ends` are
     ids at which the model's files end an answer. UserError where there is none."""
     import transformers
-    from transformers.utils import cached_file
 
     folder, settings = Path(path), dict[str, Any]()
     for file in ("config.json", "tokenizer_config.json", "generation_config.json"):
         with suppress(OSError, TypeError, ValueError):
-            settings |= json.loads(Path(cached_file(path, file)).read_bytes())
+            settings |= json.loads(Path(transformers.utils.cached_file(path, file)).read_bytes())
         if not (settings or folder.is_dir()):
             break  # no such model, or no network: each file would wait for it
     name = settings.get("tokenizer_class", "")

@@ -142,7 +142,7 @@ def gae(rewards: RewardBatch, options: Any, values: Sequence[Tensor] | None = No
     batch, returns are not.
     """
     if values is None:
-        raise UserError(f"{SETTING}=gae needs a critic: take trainer.algorithm.name=ppo, or <name>_ppo.")
+        raise UserError(f"{SETTING}=gae needs a critic: take trainer.algorithm.name=ppo, or <name>_ppo, or PPOTrainer.")
     advantages, returns = [], []
     for trajectory, rewards_N, values_N in zip(rewards.trajectories, token_rewards(rewards), values, strict=True):
         order = [place for _, places in spans(trajectory) for place in places]

@@ -1,4 +1,4 @@
-"""Which tasks come next. A sampler is pure: a few numbers are its whole state, and a checkpoint holds them."""
+"""Which tasks come next. A sampler is pure: its state is a few numbers, which a checkpoint holds."""
 
 from collections.abc import Callable, Sequence
 from hashlib import blake2b

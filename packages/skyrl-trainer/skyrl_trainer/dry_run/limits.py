@@ -55,8 +55,7 @@ def devices(config: Config) -> tuple[range, range]:
     """GPUs of the learner and of the engines; none of those that are on the processor.
     Where they share none the first are those of whoever starts first: a single learner, or else the engines.
     """
-    from skyrl_trainer.engine.vllm_args import has_gpu  # loads Ray
-
+    has_gpu = load("skyrl_trainer.engine.vllm_args:has_gpu")  # loads Ray
     place, generator = config.trainer.placement, config.generator
     learners = place.policy_num_gpus_per_node
     tensor = generator.inference_engine_tensor_parallel_size

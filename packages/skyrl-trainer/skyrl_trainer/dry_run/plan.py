@@ -93,14 +93,11 @@ def algorithm_options(config: Config) -> dict[str, Any]:
 
     from skyrl_trainer.algorithms.rewards import Rewards
     from skyrl_trainer.algorithms.samplers import sampler_class
-    from skyrl_trainer.learner.compose import GRPO, algorithm_class
+    from skyrl_trainer.learner.compose import algorithm_class
     from skyrl_trainer.learner.model import Optimized
 
     load_plugin(config)
-    kind, gae = algorithm_class(algorithm_name(config)), config.trainer.algorithm.advantage_estimator == "gae"
-    algorithm, learner = kind(config), Optimized()
-    if gae and (kind.values, kind.update) == (GRPO.values, GRPO.update):
-        algorithm.advantages(None, None)  # type: ignore  # raises
+    algorithm, learner = algorithm_class(algorithm_name(config))(config), Optimized()
     learner.config = config
     learner.make_optimizer([[torch.nn.Parameter(torch.zeros(1))]], 1.0, 1)
     Rewards(config, algorithm.options.overlong_filter)

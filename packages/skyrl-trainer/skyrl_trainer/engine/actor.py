@@ -27,7 +27,7 @@ LOAD_SECONDS = 900.0
 CALL_SECONDS = 300.0
 """Longest wait for a step to end plus a command to run: a large model's weights are loaded well within it."""
 FIRST_SEQS = 4
-"""Sequences that an engine runs beyond max_num_seqs, for requests that go first: the canary's do not wait."""
+"""Sequences beyond max_num_seqs, for requests that go first: the canary's do not wait."""
 SHORT_REST = 0.05
 """Seconds between two steps of a model that count as work."""
 

@@ -131,7 +131,7 @@ class SteppedEngine(EngineActor, ABC):
             gc.disable()  # collections take a fifth of the start
             self._load()
             gc.enable()
-            gc.freeze()  # a full collection of what the libraries made takes 0.25 s
+            gc.freeze()  # else a full collection takes 0.25 s
             while self._turn():
                 pass
         except BaseException as error:

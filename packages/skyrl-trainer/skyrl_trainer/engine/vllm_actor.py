@@ -143,8 +143,7 @@ class VLLMEngine(SteppedEngine):
             self._llm.wake_up(tags)
 
     def _load_adapter(self, folder: str) -> None:
-        """Requests in flight go on with it. The folder is read only here; its name, new every time, is a part of the
-        keys of vLLM's prefix cache."""
+        """Requests in flight go on with it. The folder's name, always a new one, is in vLLM's prefix cache's keys."""
         request = partial(load("vllm.lora.request:LoRARequest"), "policy", 1, folder)
         self._llm.add_lora(request(load_inplace=True))
         self._llm.collective_rpc("adapter_loaded")

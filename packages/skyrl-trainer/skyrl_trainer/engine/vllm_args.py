@@ -89,10 +89,7 @@ def check_names(engine_kwargs: dict[str, Any]) -> None:
 
 def kv_token_bytes(model_path: str, dtype: str) -> int:
     """Bytes that one token takes in the KV cache."""
-    import torch
-    from transformers import AutoConfig
-
-    config = AutoConfig.from_pretrained(model_path).get_text_config()
+    config = load("transformers:AutoConfig").from_pretrained(model_path).get_text_config()
     heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    return 2 * config.num_hidden_layers * heads * head_dim * getattr(torch, dtype).itemsize
+    return 2 * config.num_hidden_layers * heads * head_dim * int(load(f"torch:{dtype}").itemsize)

@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 class Adapted(Linear):
-    """y = W x + B (alpha/rank A x), W in any form. peft multiplies behind B, where each pass has far more numbers."""
+    """y = W x + B (alpha/rank A x), W in any form. peft multiplies behind B, over far more numbers."""
 
     def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         result = self.base_layer(x, *args, **kwargs)

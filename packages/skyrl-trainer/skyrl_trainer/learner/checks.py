@@ -28,8 +28,7 @@ TAKEN = {"loss", "lr", "grad_norm", "entropy", "kl", "ratio", "logprobs", "advan
 
 
 def check_options(config: Config, options: Any, own_estimator: str | None) -> None:
-    """UserError for options that contradict each other, or would change or train nothing. own_estimator: the
-    algorithm's, where the recipe does not choose."""
+    """UserError for options that contradict each other, or change nothing. own_estimator: where no recipe chooses."""
     chosen = config.trainer.algorithm
     name, tries = own_estimator or chosen.advantage_estimator, config.generator.num_generations
     estimator = f"trainer.algorithm.advantage_estimator={name}"

@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 
 import ray
 import torch
+from ray import cloudpickle
 from ray.exceptions import GetTimeoutError, RayActorError, RayError
 from torch.distributed import TCPStore
 
@@ -24,7 +25,7 @@ from skyrl_trainer.process_memory import INTERVAL, return_free_memory
 from skyrl_trainer.rollout.pool import at
 from skyrl_trainer.settings import Config
 from skyrl_trainer.types import LearnerState, RewardBatch, StepMetrics
-from skyrl_trainer.user_file import blaming, load_plugin
+from skyrl_trainer.user_file import load_plugin
 from skyrl_trainer.weight_sync.buffer import FlatBuffer, empty_tensors
 from skyrl_trainer.weight_sync.machines import machines
 
@@ -43,10 +44,9 @@ class LearnerProcess:
         device = "cuda" if config.trainer.placement.policy_num_gpus_per_node else "cpu"
         self.ranks = Ranks(rank, size, TCPStore(address, port), device)
 
-    def load(self, algorithm: type[Any], weights: str, total_optimizer_steps: int) -> int:
+    def load(self, algorithm: bytes, weights: str, total_optimizer_steps: int) -> int:
         """Returns the process id."""
-        with blaming():
-            self.algorithm = algorithm(self.config)
+        self.algorithm = cloudpickle.loads(algorithm)
         self.learner = make_learner(self.config, weights, total_optimizer_steps, self.ranks)
         self.reference = self.learner.reference() if self.algorithm.beta > 0 else None
         self.algorithm.start(self.learner, self.reference)
@@ -97,23 +97,26 @@ class LearnerProcess:
 
 
 class LearnerGroup:
-    """What a run needs of learner and algorithm. A method's UserError names the learner that failed; the group is of no
-    use then."""
+    """What a run needs of learner and algorithm. After a UserError, which names the learner, it is of no use."""
 
     process: ClassVar[type[LearnerProcess]] = LearnerProcess
 
-    def __init__(self, config: Config, algorithm: type[Any], weights: str, total_optimizer_steps: int) -> None:
-        """algorithm: a GRPO or an SFTTrainer."""
+    def __init__(self, config: Config, algorithm: Any, weights: str, total_optimizer_steps: int) -> None:
+        """algorithm: a GRPO or an SFTTrainer; each learner has a copy."""
         self.config, self.size = config, config.num_learners
         self.tokenizer = load_tokenizer(weights)
         self.failure: UserError | None = None
         self.pids: list[int] = []
         weights = str(Path(weights).resolve()) if Path(weights).exists() else weights
+        try:
+            sent = cloudpickle.dumps(algorithm)
+        except Exception as error:
+            raise UserError(f"{type(algorithm).__name__} cannot go to {self.size} learners: {error}.") from error
         address = ray.util.get_node_ip_address()
         self.store = TCPStore(address, 0, is_master=True, wait_for_workers=False)
         self.actors = [self._start(rank, address) for rank in range(self.size)]
         try:
-            self.pids = self._everywhere("load", algorithm, weights, total_optimizer_steps)
+            self.pids = self._everywhere("load", sent, weights, total_optimizer_steps)
         except BaseException:
             self.close()
             raise

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from skyrl_trainer.algorithms.advantages import estimator
+from skyrl_trainer.algorithms.advantages import estimator, gae
 from skyrl_trainer.algorithms.losses import SampledTokens, adapted, k3
 from skyrl_trainer.algorithms.policy_loss import PolicyLoss
 from skyrl_trainer.errors import NothingLearned, UserError
@@ -31,9 +31,11 @@ class GRPO(PolicyLoss):
 
     def __init__(self, config: Config) -> None:
         """UserError for settings that contradict each other; nothing is loaded before `start`."""
-        super().__init__(config)
         self.settings = config.trainer
         self._estimate = estimator(self.estimator_name or self.settings.algorithm.advantage_estimator)
+        if self._estimate is gae and (type(self).values, type(self).update) == (GRPO.values, GRPO.update):
+            gae(None, None)  # type: ignore  # raises
+        super().__init__(config)
         check_options(config, self.options, self.estimator_name)
         if config.generator.temperature == 0:
             raise UserError("generator.temperature=0 leaves nothing to learn from; set it above 0 (1.0 is usual).")
@@ -49,7 +51,7 @@ class GRPO(PolicyLoss):
         return check_layout(self._estimate(batch, self.options, value), batch)
 
     def needs_gradient(self, row: Row) -> bool:
-        """Where every advantage is 0 and nothing else is in the loss, the gradient is exactly zero: no pass is made."""
+        """Where every advantage is 0 and nothing else is in the loss, the gradient is zero: no pass is made."""
         return row.num_sampled > 0 and (self.beta > 0 or self.options.entropy_coef != 0 or bool(row.advantages.any()))
 
     def update(

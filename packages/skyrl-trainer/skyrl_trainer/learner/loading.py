@@ -53,6 +53,6 @@ def checkpoint_layers(model: PreTrainedModel, path: str) -> None:
 
 
 def use_threads(config: Config, learners: int) -> None:
-    """Leaves a core to each engine that goes on beside them: threads that wait for one hold up all others."""
+    """Leaves a core to each engine that goes on beside them: waiting threads hold up all others."""
     engines = config.generator.num_inference_engines if config.trainer.max_staleness else 0
     torch.set_num_threads(min(torch.get_num_threads(), max(1, ((os.cpu_count() or 1) - engines) // learners)))

@@ -135,8 +135,7 @@ class Optimized:
 
     def make_optimizer(self, parts: list[list[nn.Parameter]], learning_rate: float, total_steps: int) -> None:
         """parts: sharded and whole weights apart, which no fused step takes together. total_steps: of the whole run."""
-        from transformers import get_scheduler  # imports peft and bitsandbytes: while the engines load
-
+        get_scheduler = load("transformers:get_scheduler")  # imports peft and bitsandbytes: while the engines load
         self.parts, settings = parts, self.config.trainer
         groups = [{"params": part} for part in parts]
         try:
@@ -151,7 +150,7 @@ class Optimized:
                 raise ValueError("it goes by a metric, which training has not")
         except (TypeError, ValueError) as error:
             raise UserError(f"trainer.lr_scheduler_type={kind!r} cannot be used: {error}.") from error
-        if warm:  # the first step would have the rate 0, and its rollout be wasted
+        if warm:  # at rate 0 the first rollout would be wasted
             self.optimizer.step()  # moves nothing, as there is no gradient
             self.scheduler.step()
 

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from skyrl_trainer.algorithms.losses import token_mean
 from skyrl_trainer.algorithms.options import LossOptions
+from skyrl_trainer.algorithms.policy_loss import PolicyLoss
 from skyrl_trainer.algorithms.rewards import differ
 from skyrl_trainer.errors import UserError
 from skyrl_trainer.learner import lora
@@ -37,6 +38,9 @@ class PPO(GRPO):
     """The estimator is GAE, the reduction the mean over all tokens; the rest is GRPO's."""
 
     def __init_subclass__(cls) -> None:
+        for late in {*cls.__mro__[cls.__mro__.index(PPO) :]} - {*PPO.__mro__}:
+            if issubclass(late, PolicyLoss):
+                raise UserError(f"{cls.__name__}: put {late.__name__} before PPO, which hides it.")
         if "Options" not in vars(cls) and not issubclass(cls.__mro__[1], GRPO):  # a mixin is first: a loss over PPO
             cls.Options = OptionsOverPPO  # type: ignore[misc,assignment]
 

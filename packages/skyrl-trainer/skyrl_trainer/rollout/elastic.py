@@ -73,8 +73,7 @@ class ElasticRollouts(Rollouts):
         return super()._start_worker(index, **(at(self._nodes[index]) if self._nodes else {}))
 
     def settle(self, cores: dict[str, float]) -> None:
-        """EnvWorkers leave nodes that died, and crowded ones, where they play what they have. cores: of each living
-        node."""
+        """EnvWorkers leave nodes that died, and crowded ones, where they play what they have. cores: by living node."""
         leaving, self._retired = self._retired, []
         for index, node in enumerate(spread(self._env_nodes, cores)):
             if node != self._env_nodes[index]:

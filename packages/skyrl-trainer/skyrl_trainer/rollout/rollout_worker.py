@@ -126,7 +126,7 @@ class RolloutWorker:
         self._error: Exception | None = None
         self._env_workers: list[Any] | None = None  # newer than those that come with a call (rollout/elastic.py)
         self._tasks, self._news = set[Any](), asyncio.Event()
-        gc.freeze()  # a full collection of what the libraries made takes 0.25 s
+        gc.freeze()  # else a full collection takes 0.25 s
 
     async def stop_token_ids(self) -> tuple[int, ...]:
         return (self._prompt or load("skyrl_trainer.agent.message_prompt:MessagePrompt")).stop_token_ids

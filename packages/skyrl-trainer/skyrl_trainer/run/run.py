@@ -118,7 +118,7 @@ class Run:
         level = 1 if sync_backend(config) == "adapter" else 2  # 2 drops the weights: an adapter brings none
         engines, hold = self.processes.engines, self.processes.rollouts.hold
         self.colocation = Colocation(engines, level, shares_gpus(config), lambda: self.learner.release_memory(), hold)
-        if self.colocation.shared:  # one after the other: neither could measure its memory beside the other
+        if self.colocation.shared:  # neither could measure its memory beside the other
             self.processes.wait_for_engines()
             self.colocation.sleep()
         self.table.phase("loading the policy")
@@ -138,7 +138,7 @@ class Run:
 
     def _start_learner(self, weights: str, updates: int) -> None:
         if self.config.num_learners > 1:
-            group = load("skyrl_trainer.learner.group:LearnerGroup")(self.config, type(self.alone), weights, updates)
+            group = load("skyrl_trainer.learner.group:LearnerGroup")(self.config, self.alone, weights, updates)
             self.learner = self.algorithm = group
             self.stack.callback(group.close)
         else:

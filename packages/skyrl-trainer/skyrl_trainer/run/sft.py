@@ -83,7 +83,7 @@ class FineTuning:
             stack.enter_context(guarded())
             start_ray(config)
             stack.callback(ray.shutdown)
-            self.learner = group = LearnerGroup(config, SFTTrainer, self.model, self.steps)
+            self.learner = group = LearnerGroup(config, SFTTrainer(config), self.model, self.steps)
             self.update = lambda rows, learn=True: group.call("algorithm", "update", ray.put(rows), learn)
             stack.callback(group.close)
         self.tracker, self.metrics = Tracker(self.config), MetricsWriter(self.path)

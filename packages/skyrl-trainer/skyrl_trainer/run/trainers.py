@@ -96,7 +96,7 @@ class GRPOTrainer(GRPO):
             if trls and environment_factory is None and not isinstance(train_dataset, str | list):
                 raise UserError(f"{name} is needed: only environments bring rewards and tasks.")
         config = self._config(args, train_dataset, agent)
-        folder = config.run_path
+        folder, policy = config.run_path, config.trainer.policy.model
         self.callbacks = Callbacks(callbacks, args)
         if processing_class is not None and model is None:
             raise UserError("processing_class needs a model beside it.")
@@ -106,9 +106,9 @@ class GRPOTrainer(GRPO):
                 train_dataset = tuple({} for _ in range(config.trainer.train_batch_size))
             _take_data(config, folder, train_dataset, eval_dataset, trls, environment_factory is not None)
             if model is not None:
-                config.trainer.policy.model.path = write_model(folder / "init" / "given", model, processing_class)
+                policy.path = write_model(folder / "init" / "given", model, processing_class)
             if peft_config is not None:
-                config.trainer.policy.model.lora = lora(peft_config)
+                policy.lora = lora(peft_config, policy.lora.quantization)
             self.functions = _take_rewards(config, reward_funcs, getattr(args, "reward_weights", None), self.state)
             if trls:
                 if config.environment.env_file:
@@ -136,6 +136,10 @@ class GRPOTrainer(GRPO):
         config.trainer.algorithm.name = name
         return config
 
+    def __getstate__(self) -> dict[str, Any]:
+        # For other learners, which ask neither callbacks nor reward functions.
+        return vars(self) | {"callbacks": None, "functions": {}}
+
     @property
     def state(self) -> TrainerState:
         """As callbacks see it: `log_history` has every step's metrics."""
@@ -146,7 +150,7 @@ class GRPOTrainer(GRPO):
         begun = (self.config.run_path / "checkpoints").exists()
         if resume_from_checkpoint not in ((None, True) if begun else (None, True, False)):
             raise UserError("resume_from_checkpoint: a run goes on from its newest one, or has another output_dir.")
-        for name, function in self.functions.items():  # another trainer may have registered its own of this name
+        for name, function in self.functions.items():  # another trainer's may have this name
             register_reward(name)(function)
         name = self.config.trainer.algorithm.name
         if name not in ALGORITHMS.names:

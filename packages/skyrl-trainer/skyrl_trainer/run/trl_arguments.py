@@ -23,14 +23,14 @@ def is_trls(args: Any) -> bool:
     return any(base.__name__ == "GRPOConfig" for base in type(args).__mro__)
 
 
-def loss_name(args: Any) -> str:
-    """The algorithm that TRL's arguments ask for."""
+def loss_name(args: Any, needed: bool = True) -> str:
+    """The algorithm that TRL's arguments ask for; if it is not `needed`, "" instead of a UserError."""
     losses, asked = table()["losses"], f"{args.loss_type} {args.importance_sampling_level}"
     asked += " delta" * (args.delta is not None)
-    if asked not in losses:
+    if needed and asked not in losses:
         what = f"GRPOConfig asks for loss_type and importance_sampling_level {asked}"
         raise UserError(f"{what}; there are {'; '.join(losses)}.")
-    return str(losses[asked])
+    return str(losses.get(asked, ""))
 
 
 def translated(args: Any, algorithm: type[GRPO], by_loss: bool, rows: int | None, tools: bool) -> Config:
@@ -41,9 +41,9 @@ def translated(args: Any, algorithm: type[GRPO], by_loss: bool, rows: int | None
     default = type(args)(args.output_dir, use_cpu=args.use_cpu, bf16=args.bf16)
     same, loggers = table()["same"], args.report_to or ["none"]
     known = {*same, *table()["options"], *table()["translated"], *table()["either"]}
-    loss = table()["losses"].get(f"{args.loss_type} {args.importance_sampling_level}")
-    if not (by_loss or loss == getattr(algorithm, "recipe_name", None)):
-        known -= {"loss_type", "importance_sampling_level"}
+    name = getattr(algorithm, "recipe_name", "")
+    if not (by_loss or loss_name(args, needed=False) == name):
+        known -= {"loss_type"} if name.startswith("gspo") else {"loss_type", "importance_sampling_level"}
     refuse_others(args, default, known, table()["values"])
     values = {setting: getattr(args, name) for name, setting in same.items()}
     values |= _steps(args, rows)
@@ -168,13 +168,13 @@ def _correction(args: Any, default: Any) -> dict[str, Any]:
     return {}
 
 
-def lora(given: Any) -> LoRAConfig:
+def lora(given: Any, quantization: str) -> LoRAConfig:
     """Of a peft.LoraConfig; without target_modules, the ones that peft has for Qwen."""
     kind, names = type(given), table()["lora"]
     if kind.__name__ != "LoraConfig":
         raise UserError(f"peft_config is a {kind.__name__}; these trainers take a peft.LoraConfig.")
     refuse_others(given, kind(), {*names, *table()["lora_either"]})
-    values = {ours: getattr(given, theirs) for theirs, ours in names.items()}
+    values = {ours: getattr(given, theirs) for theirs, ours in names.items()} | {"quantization": quantization}
     modules = values["target_modules"] or ["q_proj", "v_proj"]
     values["target_modules"] = modules if isinstance(modules, str) else sorted(modules)
     settings = {f"trainer.policy.model.lora.{name}": value for name, value in values.items()}

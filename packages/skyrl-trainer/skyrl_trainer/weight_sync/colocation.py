@@ -23,7 +23,7 @@ def sync_backend(config: Config) -> str:
     """How weights reach the engines, as generator.weight_sync_backend asks. UserError where it cannot be."""
     generator, place = config.generator, config.trainer.placement
     model, asked = config.trainer.policy.model, generator.weight_sync_backend
-    if asked == "adapter" or (asked == "auto" and model.lora.quantization == "nf4"):
+    if asked == "adapter" or (asked == "auto" and model.lora.quantization == "nf4" and config.num_learners == 1):
         load("skyrl_trainer.weight_sync.lora:check_adapter")(config)
         return "adapter"
     if shares_gpus(config):

@@ -90,7 +90,7 @@ class NCCLSync(EngineCalls):
         self.version, start = version, time.perf_counter()
         self._everywhere("pause")
         self._everywhere("start_weight_update")
-        self._check_living()  # before the learners wait for engines that died during the update
+        self._check_living()  # before the learners wait for engines that died
         calls = [engine.update_weights.remote(self._update_info) for engine in self._engines]
         size, checksum = self._both("update_weights", calls, "send")
         loaded = self._everywhere("finish_weight_update", version)

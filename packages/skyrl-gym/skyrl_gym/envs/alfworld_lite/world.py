@@ -78,7 +78,7 @@ class World:
         self.open: list[str] = []
         self.lit: list[str] = []
         self.marks: dict[str, list[str]] = {}
-        self.walking = False  # whether all that was done since a thing was last changed was to go and to open
+        self.walking = False  # whether, since a thing was changed, one has only gone and opened
         self.turn = 0  # how many actions there were, admissible or not
         self.actions = self._list_actions()
 

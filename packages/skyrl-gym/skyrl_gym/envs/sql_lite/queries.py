@@ -12,7 +12,7 @@ import sqlite3
 from collections.abc import Iterable
 from typing import Any
 
-STEPS = 20_000_000  # of SQLite's virtual machine, for all queries of a call together: about a second
+STEPS = 20_000_000  # of SQLite's virtual machine, for all queries of a call: about a second
 LONGEST_QUERY, LONGEST_VALUE, LONGEST_RESULT = 10_000, 1 << 20, 1 << 20
 READING = (sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_RECURSIVE)
 PRAGMAS = ("table_info", "table_xinfo", "table_list", "foreign_key_list", "index_list", "index_info")

@@ -21,7 +21,7 @@ _SHARES = {"val": (0,), "test": (1,), "train": tuple(range(2, 10))}
 _FORMS = {DIFFERENCE: "{} - {}", PRODUCT: "{} × {}", PRODUCT_SUM: "{} × {} + {}", PRODUCT_DIFFERENCE: "{} × {} - {}"}
 _TEMPLATES = {"en": "{} = ? Answer in \\boxed{{}}.", "zh": "{} = ？把答案写进 \\boxed{{}}。"}
 Terms = NDArray[np.int64]
-"""A problem per row; rows shorter than the widest end in zeros (no problem has a zero among its terms)."""
+"""A problem per row, filled up with zeros, which no problem has among its terms."""
 Block = tuple[int, Terms]
 
 
@@ -89,7 +89,7 @@ def _mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
 
 
 def _hash(kind: int, terms: Terms) -> NDArray[np.uint64]:
-    """A hash per row. Zeros are skipped, so that a two-term row hashes alike in a narrow and in a wide block."""
+    """A hash per row. Zeros are skipped: the block's width does not matter."""
     state = _mix(np.full(len(terms), kind, dtype=np.uint64))
     for column in terms.T.astype(np.uint64):
         state = np.where(column > 0, _mix(state ^ column), state)

@@ -28,7 +28,7 @@ _OPERATIONS = {
 
 
 def shuffled(number: int, size: int) -> int:
-    """Where `number` goes in a shuffle of range(size): times a stride that has no factor in common with size."""
+    """Where `number` goes in a shuffle of range(size): times a stride coprime to size."""
     stride = size * 618 // 1000
     while gcd(stride, size) > 1:
         stride += 1

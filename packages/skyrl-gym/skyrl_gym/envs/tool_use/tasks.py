@@ -105,7 +105,7 @@ def chains(difficulty: int, split: str) -> list[Chain]:
 
 
 def _pair(number: int) -> tuple[int, int]:
-    """The numbers of a computation without facts; 899 and 300 have no common factor, so that the pairs differ."""
+    """The numbers of a computation without facts; the pairs differ, for 899 and 300 are coprime."""
     return 101 + number % 899, 401 + number * 7 % 300
 
 
