@@ -2,11 +2,14 @@
 # A Ray cluster over the nodes of a SLURM job, and a run that joins it:
 #   sbatch --nodes=4 --gpus-per-node=8 examples/cluster/slurm.sh qwen_8gpu_split generator.num_inference_engines=29
 # The run folder must lie on a store that every node sees. SLURM warns two minutes before it ends the job: the run saves,
-# and the job is queued again and resumes (delete the `scontrol requeue` where you do not want that).
+# and the job is queued again and resumes (delete the `scontrol requeue` where you do not want that). `scancel` ends it at
+# once: what came after the newest checkpoint is stored, and learned again. Without --mem=0 a job has the default's memory.
 #SBATCH --job-name=skyrl
 #SBATCH --ntasks-per-node=1
 #SBATCH --exclusive
+#SBATCH --mem=0
 #SBATCH --requeue
+#SBATCH --open-mode=append
 #SBATCH --signal=B:TERM@120
 set -euo pipefail
 shared=${SKYRL_SHARED:-$PWD}

@@ -108,6 +108,12 @@ def test_nodes_take_the_token_that_ray_has_written_and_no_niceness(
     assert envs == {f"env mode={'token' if token else ''} niceness=0"}
 
 
+def test_a_slurm_job_has_all_memory_of_its_nodes_and_keeps_what_its_earlier_tries_wrote() -> None:
+    """By default, as a real SLURM showed: so much per core, and a new file at each start."""
+    asked = re.findall(r"^#SBATCH (--\S+)", (CLUSTER / "slurm.sh").read_text(), re.MULTILINE)
+    assert {"--exclusive", "--mem=0", "--requeue", "--open-mode=append"} <= set(asked)
+
+
 def test_slurm_asks_for_the_name_of_a_node_whose_address_is_the_loopback(machine: Path) -> None:
     (machine / "bin/hostname").write_text("#!/bin/bash\necho 127.0.1.1 fe80::1\n")
     start(machine, "slurm.sh", "quickstart").communicate(timeout=60)
