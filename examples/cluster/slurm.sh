@@ -29,13 +29,21 @@ trap 'kill "${steps[@]}" 2>/dev/null || true' EXIT
 srun --nodes=1 --ntasks=1 --overlap -w "${nodes[0]}" \
     ray start --head --node-ip-address="$head" --port="$port" --include-dashboard=false --block &
 steps+=($!)
+join() {  # a busy node may miss the limit that Ray has for its start
+    trap 'kill "$step"; exit' TERM
+    for _ in 1 2 3; do
+        srun --nodes=1 --ntasks=1 --overlap -w "$1" ray start --address="$head:$port" --block &
+        step=$!
+        wait "$step" && return
+    done
+}
 for node in "${nodes[@]:1}"; do
-    srun --nodes=1 --ntasks=1 --overlap -w "$node" ray start --address="$head:$port" --block &
+    join "$node" &
     steps+=($!)
 done
-for try in $(seq 60); do
-    [ "$(ray status --address="$head:$port" 2>/dev/null | grep -c '^ 1 node_')" -ge "${#nodes[@]}" ] && break
-    [ "$try" -lt 60 ] || { echo "Not all ${#nodes[@]} nodes joined Ray at $head:$port within five minutes." >&2; exit 1; }
+SECONDS=0
+until [ "$(ray status --address="$head:$port" 2>/dev/null | grep -c '^ 1 node_')" -ge "${#nodes[@]}" ]; do
+    [ "$SECONDS" -lt 300 ] || { echo "Not all ${#nodes[@]} nodes joined Ray at $head:$port within five minutes." >&2; exit 1; }
     sleep "${SKYRL_POLL:-5}"
 done
 

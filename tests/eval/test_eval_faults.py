@@ -352,6 +352,39 @@ def test_a_server_with_little_context_is_asked_for_what_fits(card: dict[str, Any
     assert len([request for request in asked if "messages" in request]) == (1 + 6 if card else 1 + 12)
 
 
+def test_an_answer_that_cannot_be_read_is_not_kept(tmp_path: Path) -> None:
+    """Mended, the server is asked again, and only for that one."""
+    data, words, broken = write(tmp_path / "sums.jsonl", sums(3)), [f"--cache={tmp_path / 'cache'}"], True
+
+    def reply(request: dict[str, Any]) -> Raw:
+        number = request["messages"][-1]["content"].split()[2:3]
+        return said(7 if broken and number == ["1"] else f"#### {2 * int(number[0])}" if number else "Hello.")
+
+    with served(reply) as (url, asked):
+        assert run(tmp_path / "run", url, data, *words) == WITH_CAVEAT
+        broken, before = False, len(asked)
+        assert run(tmp_path / "run", url, data, *words) == 0
+        assert (
+            sum(len(each["messages"][-1]["content"].split()) > 2 for each in asked[before:] if "messages" in each) == 1
+        )
+
+
+@pytest.mark.parametrize(
+    ("reason", "outgrown"),
+    [
+        ("This model's maximum context length is 512 tokens", True),
+        ("prompt is too long: 2100 tokens > 2000 maximum", True),
+        ("The input token count (9) exceeds the maximum number of tokens allowed (8).", True),
+        ("Input validation error: `inputs` tokens + `max_new_tokens` must be <= 4097.", True),
+        ("Tool call id was c1 but must be a-z, A-Z, 0-9, with a length of 9.", False),
+        ("Invalid token in the tool's name", False),
+    ],
+)
+def test_only_a_prompt_without_room_ends_an_episode_as_cut_off(reason: str, outgrown: bool) -> None:
+    """Anything else that is refused later than in the first turn is an error, to be seen and tried again."""
+    assert bool(endpoint.OUTGROWN.search(reason)) is outgrown
+
+
 def test_a_model_that_thinks_longer_than_the_first_questions_limit_is_asked_all_the_same(tmp_path: Path) -> None:
     data = write(tmp_path / "sums.jsonl", sums(6))
 

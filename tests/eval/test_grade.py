@@ -306,6 +306,16 @@ def test_verdicts_are_written_as_they_come(tmp_path: Path) -> None:
     assert next(found).item_id == tasks[0].item_id
 
 
+def test_a_judges_address_is_told_without_its_login() -> None:
+    class Refused(type(benchmarks.find("gsm8k"))):  # type: ignore[misc]
+        def grade(self, item: Item, attempt: Attempt, context: Context) -> Verdict:
+            raise JudgeFailed("http://me:secret@host:1/v1 answered HTTP 400")
+
+    (task, *_) = items("gsm8k")
+    [found] = grade.grade_all(Refused(), [task], [attempt(task, "1")], Context())
+    assert found.error == "http://host:1/v1 answered HTTP 400" and found.score is None
+
+
 def test_tokens_of_tries_that_failed_and_were_made_again_count_for_the_limit_and_the_bill(tmp_path: Path) -> None:
     (task, *_) = items("gsm8k")
     failed = replace(attempt(task, ""), stop="error", prompt_tokens=400, completion_tokens=200)
@@ -316,6 +326,9 @@ def test_tokens_of_tries_that_failed_and_were_made_again_count_for_the_limit_and
         run.add(failed)
         limits = {"tokens": 1700, "dollars": None, "price": None}
         assert "limit of 1700 tokens" in metrics.limit_reached(limits, run.tries)
+        run.facts["limits"] = limits
+        stopped = grade.results(run, "gsm8k", 1, Context(), {"other": {"prompt": 1.0, "completion": 1.0}}, "m")
+        assert "limit of 1700 tokens" in stopped["caveat"] and "--prices has no m, but other." in stopped["notes"]
         run.add(replace(attempt(task, "#### 1"), prompt_tokens=100, completion_tokens=10))
     with Run(tmp_path, {}, {}, [task]) as run:
         prices = {"m": {"prompt": 1.0, "completion": 10.0}}

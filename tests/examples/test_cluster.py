@@ -31,6 +31,7 @@ FAKES = {
     "pkill": 'echo "pkill $*" >> "$LOG"',
     "ray": r"""
         echo "env mode=$RAY_AUTH_MODE niceness=$RAY_worker_niceness" >> "$LOG"
+        if [[ "$*" == *--address*--block ]] && [ -n "$MISSED" ] && mkdir "$LOG.missed" 2> /dev/null; then exit 1; fi
         echo "ray $*" >> "$LOG"
         if [ "$1" = status ] && grep -q '^pkill' "$LOG"; then exit 1; fi
         if [ "$1" = status ]; then grep '^ray start' "$LOG" | sed 's/.*/ 1 node_ab/'; fi
@@ -106,6 +107,16 @@ def test_nodes_take_the_token_that_ray_has_written_and_no_niceness(
     start(machine, script, *words, HOME=str(machine), RAY_AUTH_MODE="").communicate(timeout=60)
     envs = {line for line in (machine / "log").read_text().splitlines() if line.startswith("env ")}
     assert envs == {f"env mode={'token' if token else ''} niceness=0"}
+
+
+def test_a_node_whose_ray_was_too_slow_to_start_joins_again(machine: Path) -> None:
+    job = start(machine, "slurm.sh", "quickstart", MISSED="1")
+    output = job.communicate(timeout=60)
+    assert job.returncode == 0, output
+    assert (machine / "log").read_text().count("ray start --address=10.0.0.1:6379 --block\n") == 2 + 3, (
+        "of srun, of ray"
+    )
+    assert (machine / "log.missed").is_dir()
 
 
 def test_a_slurm_job_has_all_memory_of_its_nodes_and_keeps_what_its_earlier_tries_wrote() -> None:

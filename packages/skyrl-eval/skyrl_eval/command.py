@@ -88,9 +88,9 @@ def run(args: Namespace) -> int:
         page = report.write_report(run.folder)
         caveat = f", {results['caveat']}" if results["caveat"] else ""
         for one in [one for one in verdicts if one.score is None and one.sample < samples][:1]:
-            caveat += f"; the first: {one.error}"
+            caveat += f"; the first: {str(one.error).rstrip('.')}"
         if results["accuracy_graded"] is None:
-            raise UserError(f"{title}: no figure{caveat} {page}")
+            raise UserError(f"{title}: no figure{caveat}. {page}")
         accuracy, low, high = (100 * results[name] for name in ("accuracy", "low", "high"))
         print(f"{title}: {accuracy:.1f} % ({low:.1f} to {high:.1f}){caveat}. {page}")
         return UNGRADED if caveat else 0

@@ -100,6 +100,8 @@ def results(run: Run, bench: str, samples: int, context: Context, prices: metric
     notes = list(benchmark.notes)
     if judge and judge != benchmark.judge:
         notes.append(f"Judged by {judge}, not by the official {benchmark.judge}: not comparable with published ones.")
+    if prices and model not in prices:
+        notes.append(f"--prices has no {model}, but {', '.join(prices)}.")
     if judge and judge == model:
         notes.append("The model judged itself: not comparable with published figures.")
     if context.lenient:
@@ -115,7 +117,7 @@ def results(run: Run, bench: str, samples: int, context: Context, prices: metric
     counts = common["counts"]
     lacking = " and ".join(f"{counts[name]} {name}" for name in LACKING if counts[name])
     caveats = [f"of {len(verdicts)} tries {lacking}, counted as not correct"] if lacking else []
-    if counts["missing"] and (reached := metrics.limit_reached(run.facts.get("limits"), run.tries)):
+    if lacking and (reached := metrics.limit_reached(run.facts.get("limits"), run.tries)):
         caveats.append(reached)
     if unreadable := run.facts.get("unreadable"):
         caveats.append(f"{unreadable} rows of the data cannot be read and are left out")
@@ -147,7 +149,7 @@ def _graded(benchmark: Benchmark, context: Context, item: Item, attempt: Attempt
         try:
             return benchmark.grade(item, attempt, context)
         except judge.JudgeFailed as error:
-            return verdict(item, attempt, None, "", error=str(error), **error.tokens)
+            return verdict(item, attempt, None, "", error=without_login(str(error)), **error.tokens)
         except SandboxFailed as error:
             reason = str(error)
         except Exception as error:  # one odd answer must not end the grading of all others; it is counted

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Annotated, Any, NotRequired
 
 import numpy as np
-from pydantic import Field, TypeAdapter, ValidationError
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError, with_config
 from typing_extensions import TypedDict
 
 from skyrl_eval.types import Attempt, Item, Verdict
@@ -20,6 +20,7 @@ STATUSES = ("correct", "wrong", "unparsed", "truncated", "ungraded", "missing")
 Dollars = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
+@with_config(ConfigDict(extra="forbid"))
 class Price(TypedDict):
     """US dollars for a million tokens. Example: {"prompt": 0.4, "completion": 1.6, "cached": 0.1}"""
 

@@ -40,7 +40,7 @@ def make_vec(
 
 
 def _add_info(envs: Any, infos: dict[str, Any], info: dict[str, Any], index: int) -> Any:
-    """Gymnasium's, whose arrays have the type of the first value: what does not fit makes them arrays of objects."""
+    # Gymnasium's, whose arrays have the type of the first value: what does not fit makes them arrays of objects.
     for name, value in info.items():
         if isinstance(infos.get(name), np.ndarray) and infos[name].dtype != np.asarray(value).dtype:
             infos[name] = infos[name].astype(object)

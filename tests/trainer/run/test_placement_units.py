@@ -8,8 +8,9 @@ from typing import Any
 from unittest.mock import Mock
 
 import pytest
+from ray.exceptions import ActorUnavailableError
 
-from skyrl_trainer.errors import UserError
+from skyrl_trainer.errors import EngineDied, UserError
 from skyrl_trainer.run import processes
 from skyrl_trainer.run.cluster import Node, living, place_engines
 from skyrl_trainer.run.processes import Processes
@@ -172,3 +173,13 @@ def test_with_adapters_the_drivers_machine_is_filled_first() -> None:
     wanted = config(3)
     wanted.generator.weight_sync_backend, wanted.trainer.policy.model.lora.rank = "adapter", 8
     assert place_engines(wanted, CPUS, on_gpus=False, learns=True) == ["driver", "driver", "b"]
+
+
+def test_an_engine_that_dies_with_its_node_before_it_is_ready_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray's words are that the actor was restarted, and that a task may or may not have been executed."""
+    made: Any = Processes.__new__(Processes)
+    made._loading, made.model_path = [], "model"
+    lost = ActorUnavailableError("The actor was restarted. The task may or may not have been executed.", b"0" * 16)
+    monkeypatch.setattr(processes.ray, "get", Mock(side_effect=lost))
+    with pytest.raises(EngineDied, match=r"^An engine could not start\. It died, maybe with its node: start again\.$"):
+        made.wait_for_engines()

@@ -44,7 +44,7 @@ class Tool:
     """ToolError for arguments that do not fit. None: `tool` has made the schema, which says it all."""
 
     def __reduce__(self) -> Any:
-        """The name of a decorated function stands for its Tool, so that pickle would not find the function by it."""
+        # The name of a decorated function stands for its Tool, so that pickle would not find the function by it.
         place = f"{self.function.__module__}:{getattr(self.function, '__qualname__', '')}"
         with contextlib.suppress(ValueError, AttributeError):  # a function within another has no such name
             if pkgutil.resolve_name(place) is self:

@@ -245,8 +245,7 @@ class AgentEnv(gymnasium.Env[str, str]):
 
 
 def _read(action: str) -> Json:
-    """Conversation.said, Conversation.refusal, or, of a record, both; a plain text, as a person would say it, is an
-    answer that was not cut."""
+    """Conversation.said, Conversation.refusal, or, of a record, both; a plain text is an answer that was not cut."""
     with suppress(ValueError, RecursionError, AttributeError):
         said = json.loads(action)
         refused = said.get("refused", [""])

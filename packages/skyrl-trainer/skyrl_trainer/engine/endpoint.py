@@ -6,6 +6,7 @@ One that does not take and give token ids, as vLLM's /v1/completions, gets chat 
 import os
 import re
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import product
 from typing import Any
 from weakref import WeakValueDictionary
@@ -23,7 +24,8 @@ MOST_FAILURES = 8
 """Failed requests in a row, no fewer than are in flight, after which it is asked whether it is there."""
 UNBOUNDED, FAILED = 1 << 24, ("abort", "error")
 TOO_LONG = re.compile(r"context|token|length|too long", re.IGNORECASE)
-"""In a refusal's reason: prompt and answer are more than its context."""
+OUTGROWN = re.compile(r"context|too (long|large)|exceed|(max|input)\S* (\S+ )*tokens", re.IGNORECASE)
+"""In a refusal's reason: prompt and answer, or the prompt alone, are more than its context."""
 # OpenAI's refusal, where thoughts have used up the limit of an answer.
 CUT_OFF = "Could not finish the message"
 FILTERED = re.compile(r"content (management )?policy|content.filter|usage polic", re.IGNORECASE)
@@ -86,10 +88,11 @@ class EndpointClient:
         body |= {"temperature": options.temperature, "seed": request.seed}
         body |= {"stop_token_ids": list(options.stop_token_ids), "ignore_eos": True}
         body |= {"stop": list(options.stops)} if options.stops else {}
-        answer = await self._reply("/completions", body, request, told)
+        answer, keep = await self._reply("/completions", body, request, told)
         choice = answer["choices"][0]
         ids = choice["token_ids"]
         known = {"prompt_tokens": len(request.prompt_ids), "completion_tokens": len(ids)}
+        keep()
         return ids, choice["finish_reason"], usage_of(answer, known)
 
     async def _message(self, request: GenerationRequest, said: Any, told: Usage) -> tuple[list[int], str, Usage]:
@@ -104,7 +107,7 @@ class EndpointClient:
         limits = [{endpoint.limit: most}, {}] if most < endpoint.max_model_len else [{}]
         for limit in limits:
             try:
-                answer = await self._reply("/chat/completions", body | limit, request, told)
+                answer, keep = await self._reply("/chat/completions", body | limit, request, told)
                 break
             except Refused as error:
                 if CUT_OFF in error.reason:
@@ -112,7 +115,7 @@ class EndpointClient:
                 if error.status == 400 and FILTERED.search(error.reason):
                     blocked = {"uncounted": 1, f"ended/{turn}/content_filter": 1}
                     return [said.add("assistant", ""), *said.stop_token_ids], "stop", blocked
-                too_long = error.status in (400, 413, 422) and TOO_LONG.search(error.reason)
+                too_long = error.status in (400, 413, 422) and (TOO_LONG if limit else OUTGROWN).search(error.reason)
                 if not too_long or (turn == "0" and not limit):
                     raise
         else:
@@ -129,18 +132,20 @@ class EndpointClient:
             usage[f"ended/{turn}/{odd}"] = 1
         number = said.add("assistant", text or message.get("refusal") or "", **calls)
         said.decode([number])  # raises now what calls of another form raise
+        keep()
         return [number] if finish == "length" else [number, *said.stop_token_ids], finish, usage
 
     async def _reply(self, path: str, body: dict[str, Any], request: GenerationRequest, told: Usage) -> Any:
+        keep: Any = dict  # called once the answer could be read
         body = {"model": self._endpoint.model} | self._endpoint.request | body
         asked = self._endpoint.url, path, body, request.request_id, request.seed
         if (answer := self._replies.get(*asked)) is None:
             answer = await self._post(path, body)
             choice = answer["choices"][0]
             if choice.get("finish_reason") not in FAILED and (choice.get("message") or choice.get("token_ids")):
-                self._replies.put(answer, *asked)
+                keep = partial(self._replies.put, answer, *asked)
         told |= usage_of(answer, {})
-        return answer
+        return answer, keep
 
     async def _post(self, path: str, body: dict[str, Any]) -> Any:
         self._in_flight += 1
@@ -245,4 +250,4 @@ async def _cards(http: HTTPClient) -> dict[str, Any]:
     except Refused as error:
         if error.status:
             return {}
-        raise UserError(f"--base-url {http.url} does not answer ({error}): is it up?") from error
+        raise UserError(f"--base-url {http.url} does not answer ({error}): is it up, and begins with http?") from error

@@ -55,7 +55,7 @@ class VLLMEngine(SteppedEngine):
         return request.seed is None or request.options.max_tokens == 1 or needed <= self._free_blocks
 
     def _add(self, key: str, request: GenerationRequest) -> None:
-        """Past vLLM's own processing of outputs, which took a third of the time outside the model."""
+        # Past vLLM's own processing of outputs, which took a third of the time outside the model.
         top = request.options.top_logprobs
         params = load("vllm:SamplingParams")(**sampling_params(request, self._room(request)), logprobs=top)
         prompt = {"type": "token", "prompt_token_ids": request.prompt_ids}

@@ -93,8 +93,7 @@ class ShortScheduler(Scheduler):
         request.num_in_flight_tokens += 1
 
     def update_from_output(self, scheduled: Any, sampled: Any) -> dict[int, EngineCoreOutputs]:
-        """Appends the tokens of sequences that go on, with a number for logprob where no more is asked for; first and
-        last ones, prefills and the rest are vLLM's."""
+        """Appends the tokens of sequences that go on, a number for logprob if no more is asked; the rest is vLLM's."""
         tokens, rows, logprobs = sampled.sampled_token_ids, sampled.req_id_to_index, sampled.logprobs
         if not (self._plain and tokens and logprobs and logprobs.cu_num_generated_tokens is None):
             return super().update_from_output(scheduled, sampled)

@@ -180,8 +180,7 @@ def add_role(model: nn.Module, name: str, options: LoRAConfig, seed: int) -> dic
 
 @contextmanager
 def role(model: nn.Module, name: str | None) -> Iterator[None]:
-    """Inside, the model computes with this role's adapter, or none. Backward passes may follow outside, but not with
-    gradient checkpointing."""
+    """With this role's adapter, or none, inside. Backward passes may follow outside, unless layers are checkpointed."""
     before = _active(model)
     _activate(model, name)
     try:

@@ -67,8 +67,7 @@ class Episode:
     held: bool = False
 
     async def run(self) -> None:
-        """Whatever happens, the env is closed and the slot free at the end. It raises UserError alone: the engine's
-        death, or a prompt that cannot be made."""
+        """At its end the env is closed, the slot free. UserError: the engine's death, a prompt that can't be made."""
         start, env = time.monotonic(), self.env
         try:
             self.left = self.settings.timeout

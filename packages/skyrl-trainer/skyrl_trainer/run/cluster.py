@@ -291,8 +291,7 @@ def buffer_bytes(config: Config) -> int:
 
 
 def shortage(name: str, found: Found, weights: int, store: int) -> list[str]:
-    """A sentence where a flat buffer has no room. store: bytes of /dev/shm that Ray's object store may yet take;
-    without them its processes die of a bus error."""
+    """A sentence where a flat buffer has no room. store: bytes of /dev/shm that Ray's object store may yet take."""
     buffer, shared, other = int(ROOM * weights), found.shared_memory, found.temporary
     outside = shared <= buffer  # then the buffer goes to the temporary folder
     fits = other > buffer if outside else shared >= buffer + store

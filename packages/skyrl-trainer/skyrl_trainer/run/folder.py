@@ -42,8 +42,7 @@ class RunFolder:
         return self
 
     def __exit__(self, kind: type | None, *error: object) -> None:
-        """Keeps Ray's logs of a run that ended with an error; outside of `guarded` they are others'. A run that wrote
-        nothing leaves no folder."""
+        """Keeps Ray's logs of a run that ended with an error and wrote something; outside `guarded` they're others'."""
         prefix = load("skyrl_trainer.run.guardian:PREFIX")
         with suppress(OSError, UserError):
             self.check()  # one that was deleted stays so

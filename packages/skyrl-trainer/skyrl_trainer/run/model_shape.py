@@ -75,8 +75,7 @@ def config_file(config: Config) -> Path | None:
 
 
 def model_shape(config: Config) -> ModelShape | None:
-    """None where it can't be known here: not downloaded yet, or of another kind. UserError where there is no model, or
-    it has too few positions."""
+    """None where it can't be known: not downloaded, or of another kind. UserError: no model, or too few positions."""
     generator, dtype = config.generator, config.trainer.policy.model.dtype
     made = _described(config)
     kind = (made.get("rope_parameters") or {}).get("rope_type", "default")

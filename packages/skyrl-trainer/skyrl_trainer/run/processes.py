@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import ray
 import torch
-from ray.exceptions import GetTimeoutError, RayError
+from ray.exceptions import ActorUnavailableError, GetTimeoutError, RayError
 
 from skyrl_trainer.agent.tokenizer import load_chat_prompt
 from skyrl_trainer.engine.actor import ENGINES, engine_class
@@ -91,7 +91,8 @@ class Processes:
                 "start again if it was downloading; else free memory, or lower generator.max_model_len."
             ) from error
         except RayError as error:
-            cause = getattr(error, "cause", error)
+            died = isinstance(error, ActorUnavailableError)  # and would be made again, which says nothing
+            cause = "It died, maybe with its node: start again." if died else getattr(error, "cause", error)
             reason = str(cause).strip() or type(cause).__name__
             raise EngineDied(f"An engine could not start. {reason}") from error
 

@@ -188,7 +188,7 @@ class Tries:
         return found
 
     def _counts(self, group: Group, step: int, refused: set[int]) -> bool:
-        """Not one whose tries all failed or whose reward is no number, unless refused: the env may be mended."""
+        # Not one whose tries all failed or whose reward is no number, unless refused: the env may be mended.
         sound = all(math.isfinite(t.total_reward) for t in group) and not all(t.stop_reason.failed for t in group)
         return len(group) == self._size and max(_versions(group)) <= step and (sound or self._number(group) in refused)
 

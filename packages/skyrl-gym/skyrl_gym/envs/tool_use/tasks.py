@@ -105,13 +105,13 @@ def chains(difficulty: int, split: str) -> list[Chain]:
 
 
 def _pair(number: int) -> tuple[int, int]:
-    """The numbers of a computation without facts; the pairs differ, for 899 and 300 are coprime."""
+    # The numbers of a computation without facts; the pairs differ, for 899 and 300 are coprime.
     return 101 + number % 899, 401 + number * 7 % 300
 
 
 @cache
 def _pairs(split: str) -> list[tuple[int, int]]:
-    """Those of test that train has the other way round are left out: their products are the same."""
+    # Those of test that train has the other way round are left out: their products are the same.
     turned = {_pair(number)[::-1] for number in _NUMBERS["train"]} if split == "test" else set()
     return [pair for pair in map(_pair, _NUMBERS[split]) if pair not in turned]
 

@@ -35,7 +35,7 @@ def rows(lang: str) -> list[dict[str, Any]]:
 
 
 def _cluster(rng: Random, line: Any, kind: Any, tag: Any, side: int) -> list[dict[str, Any]]:
-    """One facet tells the four apart, two others only together: the goals of difficulty 1, and those of 2 and 3."""
+    # One facet tells the four apart, two others only together: the goals of difficulty 1, and those of 2 and 3.
     facets = [words()["facets"][name] for name in rng.sample(line["facets"], 3)]
     alone, one, other = ([(facet["page"], value) for value in rng.sample(facet["values"], 4)] for facet in facets)
     owned = [[alone[n], one[n // 2], other[n % 2]] for n in range(4)]
