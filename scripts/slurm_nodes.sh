@@ -40,13 +40,13 @@ CONF
     unshare --uts sh -c 'hostname ctl && slurmctld'
     for i in $(seq "$count"); do
         mkdir -p "$folder/node$i"
-        ip netns add "node$i"
-        ip link add "slurm$i" type veth peer name eth0 netns "node$i"
+        ip netns add "slurmnode$i"
+        ip link add "slurm$i" type veth peer name eth0 netns "slurmnode$i"
         ip link set "slurm$i" master slurmbr up
-        ip -n "node$i" address add "10.77.0.$i/24" dev eth0
-        ip -n "node$i" link set eth0 up
-        ip -n "node$i" link set lo up
-        setsid nsenter --net="/run/netns/node$i" unshare --uts --mount --ipc --pid --fork --mount-proc bash -c "
+        ip -n "slurmnode$i" address add "10.77.0.$i/24" dev eth0
+        ip -n "slurmnode$i" link set eth0 up
+        ip -n "slurmnode$i" link set lo up
+        setsid nsenter --net="/run/netns/slurmnode$i" unshare --uts --mount --ipc --pid --fork --mount-proc bash -c "
             hostname node$i; mount --bind '$folder/hosts' /etc/hosts
             mount -t tmpfs tmpfs /tmp; mount -t tmpfs tmpfs /dev/shm
             exec slurmd -D -N node$i" > "$folder/node$i.out" 2>&1 < /dev/null &
@@ -60,8 +60,8 @@ CONF
 }
 
 down() {
-    for file in "$folder"/*.pid; do [ ! -e "$file" ] || kill "$(cat "$file")" || true; done
-    for i in $(ip netns list | awk '/^node[0-9]/ {print $1}'); do
+    [ ! -e "$folder/ctl.pid" ] || kill "$(cat "$folder/ctl.pid")" || true
+    for i in $(ip netns list | awk '/^slurmnode[0-9]/ {print $1}'); do
         ip netns pids "$i" | xargs -r kill -9
         ip netns del "$i"
     done

@@ -3,7 +3,7 @@
 #   sbatch --nodes=4 --gpus-per-node=8 examples/cluster/slurm.sh qwen_8gpu_split generator.num_inference_engines=29
 # The run folder must lie on a store that every node sees. SLURM warns two minutes before it ends the job: the run saves,
 # and the job is queued again and resumes (delete the `scontrol requeue` where you do not want that). `scancel` ends it at
-# once: what came after the newest checkpoint is stored, and learned again. Without --mem=0 a job has the default's memory.
+# once: episodes since the newest checkpoint are kept, and learned from again. Without --mem=0 a job has little memory.
 #SBATCH --job-name=skyrl
 #SBATCH --ntasks-per-node=1
 #SBATCH --exclusive
@@ -30,11 +30,13 @@ srun --nodes=1 --ntasks=1 --overlap -w "${nodes[0]}" \
     ray start --head --node-ip-address="$head" --port="$port" --include-dashboard=false --block &
 steps+=($!)
 join() {  # a busy node may miss the limit that Ray has for its start
-    trap 'kill "$step"; exit' TERM
+    step=
+    trap 'kill ${step:+"$step"}; exit' TERM
     for _ in 1 2 3; do
         srun --nodes=1 --ntasks=1 --overlap -w "$1" ray start --address="$head:$port" --block &
         step=$!
         wait "$step" && return
+        sleep "${SKYRL_POLL:-5}"
     done
 }
 for node in "${nodes[@]:1}"; do

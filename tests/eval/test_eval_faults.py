@@ -6,6 +6,7 @@ import asyncio
 import json
 import math
 import os
+import re
 import socket
 import threading
 import time
@@ -376,13 +377,19 @@ def test_an_answer_that_cannot_be_read_is_not_kept(tmp_path: Path) -> None:
         ("prompt is too long: 2100 tokens > 2000 maximum", True),
         ("The input token count (9) exceeds the maximum number of tokens allowed (8).", True),
         ("Input validation error: `inputs` tokens + `max_new_tokens` must be <= 4097.", True),
+        ("Range of input length should be [1, 30720]", True),
+        ("Please reduce the length of the messages or completion.", True),
+        ("The decoder prompt (length 2000) is longer than the maximum model length of 1024.", True),
+        ("Too many tokens in prompt", True),
+        ("Invalid 'messages[3].tool_calls': array exceeds 128", False),
+        ("Number of tool results exceeds number of tool calls", False),
         ("Tool call id was c1 but must be a-z, A-Z, 0-9, with a length of 9.", False),
         ("Invalid token in the tool's name", False),
     ],
 )
 def test_only_a_prompt_without_room_ends_an_episode_as_cut_off(reason: str, outgrown: bool) -> None:
     """Anything else that is refused later than in the first turn is an error, to be seen and tried again."""
-    assert bool(endpoint.OUTGROWN.search(reason)) is outgrown
+    assert bool(re.search(endpoint.OUTGROWN, reason)) is outgrown
 
 
 def test_a_model_that_thinks_longer_than_the_first_questions_limit_is_asked_all_the_same(tmp_path: Path) -> None:

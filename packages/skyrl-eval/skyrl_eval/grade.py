@@ -100,7 +100,7 @@ def results(run: Run, bench: str, samples: int, context: Context, prices: metric
     notes = list(benchmark.notes)
     if judge and judge != benchmark.judge:
         notes.append(f"Judged by {judge}, not by the official {benchmark.judge}: not comparable with published ones.")
-    if prices and model not in prices:
+    if prices and not {model, judge} & prices.keys():
         notes.append(f"--prices has no {model}, but {', '.join(prices)}.")
     if judge and judge == model:
         notes.append("The model judged itself: not comparable with published figures.")
@@ -117,7 +117,8 @@ def results(run: Run, bench: str, samples: int, context: Context, prices: metric
     counts = common["counts"]
     lacking = " and ".join(f"{counts[name]} {name}" for name in LACKING if counts[name])
     caveats = [f"of {len(verdicts)} tries {lacking}, counted as not correct"] if lacking else []
-    if lacking and (reached := metrics.limit_reached(run.facts.get("limits"), run.tries)):
+    unmade = counts["missing"] or common["stops"].get("error")
+    if unmade and (reached := metrics.limit_reached(run.facts.get("limits"), run.tries)):
         caveats.append(reached)
     if unreadable := run.facts.get("unreadable"):
         caveats.append(f"{unreadable} rows of the data cannot be read and are left out")

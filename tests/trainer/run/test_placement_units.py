@@ -181,5 +181,5 @@ def test_an_engine_that_dies_with_its_node_before_it_is_ready_is_said(monkeypatc
     made._loading, made.model_path = [], "model"
     lost = ActorUnavailableError("The actor was restarted. The task may or may not have been executed.", b"0" * 16)
     monkeypatch.setattr(processes.ray, "get", Mock(side_effect=lost))
-    with pytest.raises(EngineDied, match=r"^An engine could not start\. It died, maybe with its node: start again\.$"):
+    with pytest.raises(EngineDied, match=r"^An engine could not start\. It died, or cannot be reached: start again\.$"):
         made.wait_for_engines()

@@ -72,8 +72,8 @@ class ParsingPrompt(ChatPrompt):
 
     def read(self, text: str, ids: list[int], tools: Tools) -> Message:
         """As `parsed`; raises what the parser raises."""
-        asked = load("vllm.entrypoints.openai.chat_completion.protocol:ChatCompletionRequest")
-        request = asked(messages=[], tools=tools or None)
+        kind = load("vllm.entrypoints.openai.chat_completion.protocol:ChatCompletionRequest")
+        request = kind(messages=[], tools=tools or None)
         parser = self._parser(self._cached, request.tools)
         thought, said, calls = parser.parse(text, request, tools is not None, ids)
         message: Message = {"role": "assistant", "content": said or ""}

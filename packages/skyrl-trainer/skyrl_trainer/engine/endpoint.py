@@ -23,9 +23,9 @@ BUSY_SECONDS = 1800.0
 MOST_FAILURES = 8
 """Failed requests in a row, no fewer than are in flight, after which it is asked whether it is there."""
 UNBOUNDED, FAILED = 1 << 24, ("abort", "error")
-TOO_LONG = re.compile(r"context|token|length|too long", re.IGNORECASE)
-OUTGROWN = re.compile(r"context|too (long|large)|exceed|(max|input)\S* (\S+ )*tokens", re.IGNORECASE)
-"""In a refusal's reason: prompt and answer, or the prompt alone, are more than its context."""
+TOO_LONG = "(?i)context|token|length|too long"
+OUTGROWN = r"(?i)context|too (long|large|many tok)|inputs?\W+(length|tok)|the length of|longer than|max\S* (\S+ )*tok"
+"""In a refusal's reason: prompt and answer may be more than its context; the prompt alone is."""
 # OpenAI's refusal, where thoughts have used up the limit of an answer.
 CUT_OFF = "Could not finish the message"
 FILTERED = re.compile(r"content (management )?policy|content.filter|usage polic", re.IGNORECASE)
@@ -90,10 +90,10 @@ class EndpointClient:
         body |= {"stop": list(options.stops)} if options.stops else {}
         answer, keep = await self._reply("/completions", body, request, told)
         choice = answer["choices"][0]
-        ids = choice["token_ids"]
+        ids, finish = choice["token_ids"], choice["finish_reason"]
         known = {"prompt_tokens": len(request.prompt_ids), "completion_tokens": len(ids)}
         keep()
-        return ids, choice["finish_reason"], usage_of(answer, known)
+        return ids, finish, usage_of(answer, known)
 
     async def _message(self, request: GenerationRequest, said: Any, told: Usage) -> tuple[list[int], str, Usage]:
         endpoint, most = self._endpoint, request.options.max_tokens
@@ -115,7 +115,7 @@ class EndpointClient:
                 if error.status == 400 and FILTERED.search(error.reason):
                     blocked = {"uncounted": 1, f"ended/{turn}/content_filter": 1}
                     return [said.add("assistant", ""), *said.stop_token_ids], "stop", blocked
-                too_long = error.status in (400, 413, 422) and (TOO_LONG if limit else OUTGROWN).search(error.reason)
+                too_long = error.status in (400, 413, 422) and re.search(TOO_LONG if limit else OUTGROWN, error.reason)
                 if not too_long or (turn == "0" and not limit):
                     raise
         else:
@@ -250,4 +250,4 @@ async def _cards(http: HTTPClient) -> dict[str, Any]:
     except Refused as error:
         if error.status:
             return {}
-        raise UserError(f"--base-url {http.url} does not answer ({error}): is it up, and begins with http?") from error
+        raise UserError(f"--base-url {http.url} does not answer ({error}): is it up?") from error

@@ -28,7 +28,7 @@ TAKEN = {"loss", "lr", "grad_norm", "entropy", "kl", "ratio", "logprobs", "advan
 
 
 def check_options(config: Config, options: Any, own_estimator: str | None) -> None:
-    """UserError for options that contradict each other, or change nothing. own_estimator: where no recipe chooses."""
+    """UserError for options that contradict each other or do nothing. own_estimator: the algorithm's, if it has one."""
     chosen = config.trainer.algorithm
     name, tries = own_estimator or chosen.advantage_estimator, config.generator.num_generations
     estimator = f"trainer.algorithm.advantage_estimator={name}"

@@ -42,7 +42,7 @@ class RunFolder:
         return self
 
     def __exit__(self, kind: type | None, *error: object) -> None:
-        """Keeps Ray's logs of a run that ended with an error and wrote something; outside `guarded` they're others'."""
+        """Keeps Ray's logs of a failed run (outside `guarded` they are others'); an empty folder goes."""
         prefix = load("skyrl_trainer.run.guardian:PREFIX")
         with suppress(OSError, UserError):
             self.check()  # one that was deleted stays so

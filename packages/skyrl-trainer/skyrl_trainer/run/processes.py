@@ -92,7 +92,7 @@ class Processes:
             ) from error
         except RayError as error:
             died = isinstance(error, ActorUnavailableError)  # and would be made again, which says nothing
-            cause = "It died, maybe with its node: start again." if died else getattr(error, "cause", error)
+            cause = "It died, or cannot be reached: start again." if died else getattr(error, "cause", error)
             reason = str(cause).strip() or type(cause).__name__
             raise EngineDied(f"An engine could not start. {reason}") from error
 

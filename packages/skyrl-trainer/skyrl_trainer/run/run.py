@@ -5,6 +5,7 @@ The engines load while the tiny policy is still cloning the expert in a process 
 
 import gc
 from contextlib import ExitStack, closing
+from copy import copy
 from typing import TYPE_CHECKING, Any, Self
 
 from skyrl_trainer.algorithms.options import algorithm_name
@@ -138,7 +139,9 @@ class Run:
 
     def _start_learner(self, weights: str, updates: int) -> None:
         if self.config.num_learners > 1:
-            group = load("skyrl_trainer.learner.group:LearnerGroup")(self.config, self.alone, weights, updates)
+            sent = copy(self.alone)
+            vars(sent).update(callbacks=None, functions=None)  # of a script, to which they are of use
+            group = load("skyrl_trainer.learner.group:LearnerGroup")(self.config, sent, weights, updates)
             self.learner = self.algorithm = group
             self.stack.callback(group.close)
         else:

@@ -136,10 +136,6 @@ class GRPOTrainer(GRPO):
         config.trainer.algorithm.name = name
         return config
 
-    def __getstate__(self) -> dict[str, Any]:
-        # For other learners, which ask neither callbacks nor reward functions.
-        return vars(self) | {"callbacks": None, "functions": {}}
-
     @property
     def state(self) -> TrainerState:
         """As callbacks see it: `log_history` has every step's metrics."""

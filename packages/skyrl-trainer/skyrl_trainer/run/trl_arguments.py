@@ -23,17 +23,17 @@ def is_trls(args: Any) -> bool:
     return any(base.__name__ == "GRPOConfig" for base in type(args).__mro__)
 
 
-def loss_name(args: Any, needed: bool = True) -> str:
-    """The algorithm that TRL's arguments ask for; if it is not `needed`, "" instead of a UserError."""
+def loss_name(args: Any) -> str:
+    """The algorithm that TRL's arguments ask for."""
     losses, asked = table()["losses"], f"{args.loss_type} {args.importance_sampling_level}"
     asked += " delta" * (args.delta is not None)
-    if needed and asked not in losses:
+    if asked not in losses:
         what = f"GRPOConfig asks for loss_type and importance_sampling_level {asked}"
         raise UserError(f"{what}; there are {'; '.join(losses)}.")
-    return str(losses.get(asked, ""))
+    return str(losses[asked])
 
 
-def translated(args: Any, algorithm: type[GRPO], by_loss: bool, rows: int | None, tools: bool) -> Config:
+def translated(args: Any, algorithm: Any, by_loss: bool, rows: int | None, tools: bool) -> Config:
     """The settings that these arguments stand for. UserError names a field that cannot be honoured.
     by_loss: whether loss_type chose the algorithm; else the algorithm keeps its defaults where the arguments have
     TRL's. rows: of the training data, None where nobody knows. tools: whether there are any.
@@ -41,10 +41,11 @@ def translated(args: Any, algorithm: type[GRPO], by_loss: bool, rows: int | None
     default = type(args)(args.output_dir, use_cpu=args.use_cpu, bf16=args.bf16)
     same, loggers = table()["same"], args.report_to or ["none"]
     known = {*same, *table()["options"], *table()["translated"], *table()["either"]}
-    name = getattr(algorithm, "recipe_name", "")
-    if not (by_loss or loss_name(args, needed=False) == name):
-        known -= {"loss_type"} if name.startswith("gspo") else {"loss_type", "importance_sampling_level"}
-    refuse_others(args, default, known, table()["values"])
+    losses, asked = table()["losses"], f"{args.loss_type} {args.importance_sampling_level}"
+    if not by_loss and algorithm.recipe_name not in (losses.get(asked), losses.get(f"{asked} delta")):
+        known -= {"loss_type", "importance_sampling_level"}
+    own = {"importance_sampling_level": ["sequence"]} if algorithm.recipe_name == "gspo" else {}
+    refuse_others(args, default, known, table()["values"] | own)
     values = {setting: getattr(args, name) for name, setting in same.items()}
     values |= _steps(args, rows)
     values |= _generation(args, default, tools)
