@@ -276,6 +276,9 @@ def test_a_loss_behind_ppo_is_refused_for_half_of_it_would_be_hidden() -> None:
     for name, bases in {"Dr": (PPOTrainer, DrGRPOLossMixin), "Deep": (DAPOLossMixin, PPO, DrGRPOLossMixin)}.items():
         with pytest.raises(UserError, match=rf"^{name}: put DrGRPOLossMixin before PPO, which hides it\.$"):
             type(name, bases, {})
+    mine = type("Mine", (DrGRPOLossMixin,), {})
+    with pytest.raises(UserError, match=r"^Mine2: put Mine before PPO"):  # the one that was named, not its base
+        type("Mine2", (PPOTrainer, mine), {})
     type("Logged", (DrGRPOLossMixin, PPOTrainer, Mapping), {})  # which is no loss
 
 

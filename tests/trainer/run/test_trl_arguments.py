@@ -14,6 +14,7 @@ from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -504,6 +505,24 @@ def test_adapters_are_pefts(tmp_path: Path) -> None:
         trainer(tmp_path, peft_config=LoraConfig(target_modules=r".*\.q_proj"))
     with pytest.raises(UserError, match="peft_config is a dict"):
         trainer(tmp_path, peft_config={})
+
+
+def test_other_learners_get_the_trainer_without_what_stays_in_the_script(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Callbacks and reward functions may hold what cannot be sent; here they go on."""
+    callback: Any = TrainerCallback()
+    callback.lock = threading.Lock()
+    made: Any = trainer(tmp_path, callbacks=[callback])
+    made.ours, made.config.trainer.placement.policy_num_nodes = 10.0, 2
+    run, group = Run.__new__(Run), Mock()
+    run.config, run.alone, run.stack = made.config, made, Mock()
+    monkeypatch.setattr("skyrl_trainer.run.run.load", lambda name: group)
+    run._start_learner("model", 1)
+    (_, sent, *_), _ = group.call_args
+    again = pickle.loads(cloudpickle.dumps(sent))
+    assert (type(again), again.ours) == (type(made), 10.0) and not again.callbacks and not again.functions
+    assert made.state.log_history == [] and made.functions, "as it was"
 
 
 # Rows and columns.

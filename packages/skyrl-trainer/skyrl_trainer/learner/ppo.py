@@ -38,8 +38,8 @@ class PPO(GRPO):
     """The estimator is GAE, the reduction the mean over all tokens; the rest is GRPO's."""
 
     def __init_subclass__(cls) -> None:
-        for late in {*cls.__mro__[cls.__mro__.index(PPO) :]} - {*PPO.__mro__}:
-            if issubclass(late, PolicyLoss):
+        for late in cls.__mro__[cls.__mro__.index(PPO) :]:
+            if issubclass(late, PolicyLoss) and late not in PPO.__mro__:
                 raise UserError(f"{cls.__name__}: put {late.__name__} before PPO, which hides it.")
         if "Options" not in vars(cls) and not issubclass(cls.__mro__[1], GRPO):  # a mixin is first: a loss over PPO
             cls.Options = OptionsOverPPO  # type: ignore[misc,assignment]
