@@ -31,7 +31,7 @@ def said(content: Any, finish: str | None = "stop", usage: Any = ..., **message:
     return Raw(json.dumps(body | ({} if told is None else {"usage": told})))
 
 
-def no(status: int, reason: str, after: str | None = None, **more: str) -> Raw:
+def no(status: int, reason: str, after: str | None = None, **more: str | int) -> Raw:
     return Raw(json.dumps({"error": {"message": reason, **more}}), status, after)
 
 

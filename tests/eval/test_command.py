@@ -204,6 +204,9 @@ def test_a_run_goes_on_with_its_data_in_another_place(tmp_path: Path, capsys: py
         ("--bench=mmlu", "bench is 'gsm8k' in {}, not 'mmlu'."),
         ("--seed=5", "seed is 0 in {}, not 5."),
         ("--max-tokens=9", "max_tokens is 16384 in {}, not 9."),
+        ("--n=9", "n is '2' in {}, not '9'."),
+        ("--only=x", "only is None in {}, not ['x']."),
+        ("--images", "images is False in {}, not True."),
     ],
 )
 def test_what_grading_alone_cannot_change_is_refused(
@@ -212,7 +215,7 @@ def test_what_grading_alone_cannot_change_is_refused(
     data, out = write(tmp_path / "sums.jsonl", sums(2)), tmp_path / "run"
     with served(answer_sums) as (url, _):
         assert run(out, url, data) == 0
-    same = ["--bench=gsm8k", "--model=m", "--samples=1"]
+    same = ["--bench=gsm8k", "--model=m", "--samples=1", "--n=all"]
     assert main(["eval", "agent", "--grade-only", f"--out={out}", *same]) == 0
     capsys.readouterr()
     assert main(["eval", "agent", "--grade-only", f"--out={out}", word]) == 2

@@ -58,6 +58,9 @@ ENDPOINT: dict[str, tuple[Fault, str, str]] = {
     "closed in the middle": (first(1, lambda: said("#### 1")._replace(cut=20)), "done", ""),
     "a page": (lambda n, r, q: Raw("<html>Welcome!</html>"), "error", "its answer is no JSON"),
     "an error as an answer": (lambda n, r, q: no(200, "upstream died"), "error", "upstream died"),
+    "its provider's error as an answer": (first(2, lambda: no(200, "overloaded", "0", code=502)), "done", ""),
+    "its provider's limit as an answer": (first(7, lambda: no(200, "slow", "0", code=429)), "done", ""),
+    "its provider's refusal as an answer": (lambda n, r, q: no(200, "not so", code="400"), "error", "HTTP 400: not so"),
     "no choices": (lambda n, r, q: Raw('{"choices": []}'), "error", "not an answer of OpenAI's API"),
     "a choice of nothing": (lambda n, r, q: Raw('{"choices": [null]}'), "error", "not an answer of OpenAI's API"),
     "not UTF-8": (lambda n, r, q: Raw("\udcff\udcfe"), "error", "not an answer of OpenAI's API"),
@@ -152,6 +155,9 @@ JUDGE: dict[str, tuple[Fault, float | None, int]] = {
     ),
     "rate limit": (lambda n, r, q: no(429, "slow", "0.1") if n < 3 else said(match("yes")), 1, 4),
     "closed in the middle": (lambda n, r, q: said("x" * 99)._replace(cut=20) if n < 1 else said(match("yes")), 1, 2),
+    "its provider's error as an answer": (
+        lambda n, r, q: no(200, "busy", "0", code=503) if n < 2 else said(match("yes")), 1, 3,
+    ),
     "nonsense once": (lambda n, r, q: said("It depends.") if n < 1 else said(match("yes")), 1, 2),
     "nonsense": (lambda n, r, q: said("It depends."), None, 3),
     "nothing": (lambda n, r, q: said(None), None, 3),
@@ -211,9 +217,18 @@ def hle(count: int) -> list[dict[str, Any]]:
     return [{"id": f"q{n}", "question": f"Q{n}?", "answer": "7", "answer_type": "exactMatch"} for n in range(count)]
 
 
-@pytest.mark.parametrize("name", ["nonsense", "refuses the key", "a page", "nothing"])
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("nonsense", "says what cannot be read: 'It depends.'"),
+        ("refuses the key", "does not answer: HTTP 401: who are you?"),
+        ("a page", "does not answer as OpenAI's API does, but with no JSON."),
+        ("no choices", "does not answer as OpenAI's API does, but with {'choices': []}."),
+        ("nothing", "says what cannot be read: ''"),
+    ],
+)
 def test_a_judge_that_cannot_be_used_is_found_before_the_model_is_asked(
-    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    name: str, reason: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "judge.jsonl").write_text('{"of": "somebody else", "and": "torn')
@@ -225,6 +240,7 @@ def test_a_judge_that_cannot_be_used_is_found_before_the_model_is_asked(
         assert hle_run(tmp_path / "run", url, other, data) == NO_FIGURE
     captured = capsys.readouterr()
     assert "The judge m at http" in captured.err and "Nothing was asked of the model yet." in captured.err
+    assert reason in captured.err
     assert not asked and "%" not in captured.out and not (tmp_path / "run").exists()
     assert (tmp_path / "judge.jsonl").read_text() == '{"of": "somebody else", "and": "torn', "it is not ours"
 

@@ -139,6 +139,16 @@ def test_summary_of_a_run_with_everything_that_can_happen() -> None:
     assert metrics.summarise(items[2:], 2, [], verdicts[-2:])["means"]["steps"] is None
 
 
+def test_tokens_that_nobody_told_are_not_0() -> None:
+    silent = [Attempt("b", "x1", 0, "", prompt_tokens=None, completion_tokens=None)]
+    judged = [Verdict("b", "x1", 0, 1.0, "correct", judge_prompt_tokens=None, judge_completion_tokens=None)]
+    price: metrics.Price = {"prompt": 1.0, "completion": 2.0}
+    found = metrics.summarise([Item("b", "x1", "")], 1, silent, judged, price, price)
+    assert found["totals"] | {"prompt_tokens": None, "completion_tokens": None} == found["totals"]
+    assert found["totals"]["steps"] == 0 and found["judge_tokens"] == [None, None]
+    assert (found["cost"], found["judge_cost"], found["uncounted"]) == (None, None, 1)
+
+
 KEYS = [("x1", 0), ("x1", 1), ("x2", 0), ("x2", 1), ("y1", 0)]
 
 
@@ -154,8 +164,9 @@ def test_prices_are_read_and_a_wrong_file_is_named(tmp_path: Path) -> None:
     }
     for text, name in wrong.items():
         path.write_text(text)
-        with pytest.raises(UserError, match=rf"--prices {path}: expected JSON.*{name}"):
+        with pytest.raises(UserError, match=rf"--prices {path}: expected JSON.*{name}") as told:
             metrics.read_prices(path)
+        assert "https://" not in str(told.value), "what pydantic says of it, without its address"
     path.unlink()
     with pytest.raises(UserError, match=rf"--prices {path}: expected JSON"):
         metrics.read_prices(path)

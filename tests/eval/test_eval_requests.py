@@ -236,6 +236,18 @@ def test_the_judges_replies_are_in_the_cache_too(tmp_path: Path) -> None:
             judged.clear()
 
 
+@pytest.mark.parametrize("cache", ["file", "file/cache"])
+def test_a_cache_that_cannot_be_written_is_told_before_anything_is_paid(
+    cache: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = write(tmp_path / "gsm8k.jsonl", ROWS["gsm8k"][:2])
+    (tmp_path / "file").write_text("")
+    with served(lambda _: said("#### 1")) as (url, asked):
+        assert run(tmp_path / "run", url, data, f"--cache={tmp_path / cache}") == 2
+    assert f"--cache: {tmp_path / 'file'} is no folder that can be written." in capsys.readouterr().err
+    assert not asked and not (tmp_path / "run").exists()
+
+
 def test_a_reply_is_whole_or_not_there(tmp_path: Path) -> None:
     replies = Replies(tmp_path / "cache")
     assert replies.get("a") is None and not (tmp_path / "cache").exists()

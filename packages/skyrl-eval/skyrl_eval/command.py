@@ -73,7 +73,11 @@ def run(args: Namespace) -> int:
             raise UserError(f"--{name.replace('_', '-')} is {value}, but should be {least} or more.")
     if args.plugin:
         load_user_file("--plugin", args.plugin, "registers benchmarks")
-    args.cache = str(args.cache.expanduser().resolve()) if args.cache else ""
+    if args.cache:
+        args.cache = str(folder := args.cache.expanduser().resolve())
+        there = next(filter(Path.exists, (folder, *folder.parents)))
+        if not (there.is_dir() and os.access(there, os.W_OK)):
+            raise UserError(f"--cache: {there} is no folder that can be written.")
     args.prices = metrics.read_prices(args.prices) if args.prices else {}
     with guarded(), _solved_before(args) if args.grade_only else _solved(args) as run:
         bench, model = run.config["bench"], run.config["model"]
@@ -176,7 +180,7 @@ def _members(text: str) -> dict[str, Any]:
 
 
 async def _endpoint(args: Namespace, request: dict[str, Any]) -> Endpoint:
-    given = Endpoint(args.base_url.rstrip("/"), args.model, request=request, cache=args.cache)
+    given = Endpoint(args.base_url.rstrip("/"), args.model, request=request, cache=args.cache or "")
     # With a tool, if there will be some: a server that reads no calls says so now.
     shown = {"tools": [{"type": "function", "function": {"name": "search"}}]} if args.native_tools else {}
     messages = args.images or args.native_tools or bool(request)
@@ -245,7 +249,9 @@ def _solved_before(args: Namespace) -> Run:
     manifest = read_json(args.out, "manifest.json")
     config, bench = manifest["config"], benchmarks.find(manifest["config"]["bench"])
     then, usual = config | {"samples": manifest["facts"].get("samples", args.samples)}, vars(parse(args.kind, []))
-    for name in ("bench", "model", "samples", "temperature", "seed", "max_tokens"):
+    then |= {"n": "all" if args.n == "all" else str(len(manifest["ids"]))}
+    args.only = args.only and sorted(args.only)
+    for name in ("bench", "model", "n", "only", "images", "samples", "temperature", "seed", "max_tokens"):
         if (given := getattr(args, name)) not in (usual[name], then.get(name, usual[name])):
             raise UserError(f"--grade-only: {name} is {then.get(name)!r} in {args.out}, not {given!r}.")
     official = config["source"] + (f"@{config['revision']}" if config["revision"] else "")

@@ -66,8 +66,8 @@ class HarborEnv(ShellEnv):
         said = responses(made, *([] if made else [NO_CALL]))
         return Outcome(said, {"tests": reward}, valid, reward >= 1, submitted, {"tool_calls": made})
 
+    # Of tests that run when nothing that the agent has started does.
     def _reward(self) -> float:
-        """Of tests that run when nothing that the agent has started does."""
         tests, work = Path(self.task.data["folder"], "tests"), self.task.data["work"]
         with tempfile.TemporaryDirectory(prefix="skyrl-harbor-") as logs:
             binds = [*self._binds, (tests, "/tests", False), (Path(logs), "/logs/verifier", True)]

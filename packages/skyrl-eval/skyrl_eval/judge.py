@@ -59,10 +59,8 @@ def objects(text: str, member: str) -> Iterator[Any]:
 
 
 def parse_match(reply: str) -> Match | None:
-    """The judgement in a reply: its JSON, or else the last line that is "correct:" and yes or no.
-
-    Values are read as judges write them ("Yes", true, 0.9, "85%"). Without one a confidence
-    is 100, as in the prompt.
+    """The judgement in a reply: its JSON, or else the last line that is "correct:" and yes or no. Values are read as
+    judges write them ("Yes", true, 0.9, "85%"). Without one a confidence is 100, as in the prompt.
     """
     text = final(reply)
     if whole := [*objects(text, "correct")]:
@@ -134,7 +132,8 @@ class Judge:
         except Refused as error:
             raise JudgeFailed(f"does not answer: {error}") from error
         except (LookupError, TypeError, AttributeError) as error:
-            raise JudgeFailed(f"does not answer as OpenAI's API does: {error!r}") from error
+            said = "no JSON" if answer is None else f"{answer!r:.200}"
+            raise JudgeFailed(f"does not answer as OpenAI's API does, but with {said}") from error
 
     async def _post(self, body: dict[str, Any]) -> Any:
         key = os.environ.get("JUDGE_API_KEY") or os.environ.get("OPENAI_API_KEY", "")

@@ -78,9 +78,9 @@ def read_prices(path: Path) -> Prices:
     try:
         return TypeAdapter(Prices).validate_json(path.read_bytes())
     except (OSError, ValidationError) as error:
-        example, reason = '{"a-model": {"prompt": 0.4, "completion": 1.6}}', " ".join(str(error).split())[:200]
-        wanted = f"expected JSON with dollars for a million tokens by model, such as {example}"
-        raise UserError(f"--prices {path}: {wanted} ({reason}).") from error
+        reason = " ".join(str(error).split(" [type=")[0].split())
+        wanted = 'dollars for a million tokens by model, such as {"a-model": {"prompt": 0.4, "completion": 1.6}}'
+        raise UserError(f"--prices {path}: expected JSON with {wanted} ({reason}).") from error
 
 
 def cost(prompt: int | None, completion: int | None, cached: int, price: Price | None) -> float | None:
@@ -125,10 +125,10 @@ def summarise(
     paid = [one for one in attempts if one.key in graded]
     taken = list({one.key: one for one in paid}.values())  # of several attempts of a key the last one
     uncounted = sum(each.prompt_tokens is None for each in paid)
-    totals = {name: sum(values_of(paid, name)) for name in COUNTERS}
-    spent = [(v.judge_prompt_tokens, v.judge_completion_tokens) for v in verdicts]
-    judge_in, judge_out = (sum(pair[kind] or 0 for pair in spent) for kind in (0, 1))
-    told_all = all(None not in pair for pair in spent)
+    totals = {name: sum(told) if (told := values_of(paid, name)) else None for name in COUNTERS}
+    spent = [values_of(verdicts, name) for name in ("judge_prompt_tokens", "judge_completion_tokens")]
+    judge_in, judge_out = (sum(told) if told else None for told in spent)
+    told_all = all(len(told) == len(verdicts) for told in spent)
     prompt, completion, cached = (totals[name] for name in COUNTERS[3:6])
     powers = [2**e for e in range(samples.bit_length())]
     by_part = defaultdict(list)
@@ -150,16 +150,16 @@ def summarise(
         "totals": totals,
         "uncounted": uncounted,
         "price": price,
-        "cost": None if uncounted else cost(prompt, completion, cached, price),
+        "cost": None if uncounted else cost(prompt, completion, cached or 0, price),
         "judge_tokens": [judge_in, judge_out],
         "judge_cost": cost(judge_in, judge_out, 0, judge_price) if told_all else None,
         "by_category": {name: {"items": len(v), "accuracy": mean(v)} for name, v in sorted(by_part.items())},
     }
 
 
-def values_of(attempts: Iterable[Attempt], counter: str) -> list[Any]:
+def values_of(records: Iterable[Attempt | Verdict], counter: str) -> list[Any]:
     """Of those that have it."""
-    return [value for each in attempts if (value := getattr(each, counter)) is not None]
+    return [value for each in records if (value := getattr(each, counter)) is not None]
 
 
 def mean(values: Sequence[float]) -> float | None:

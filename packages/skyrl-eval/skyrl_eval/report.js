@@ -50,8 +50,8 @@ const figures = name => [per[name], ...(spread[name] || [null, null, null]), tot
 section("Figures per attempt",
   table(["", "mean", "median", "95th percentile", "most", "all together"],
     ORDER.map(name => row([words(name), ...figures(name).map(show)]))),
-  note("Prompt tokens are summed over requests, as a bill has them. " +
-    `The judge read ${show(results.judge_tokens[0])} and wrote ${show(results.judge_tokens[1])} tokens.`));
+  note("Prompt tokens are summed over requests, as a bill has them." + (!results.judge ? "" :
+    ` The judge read ${show(results.judge_tokens[0])} and wrote ${show(results.judge_tokens[1])} tokens.`)));
 if (results.samples > 1) section("Several tries", table(["", ...Object.keys(results.pass_at).map(k => `k = ${k}`)], [
   row(["pass@k: one of k is correct", ...Object.values(results.pass_at).map(value => percent(value))]),
   row(["pass^k: all k are correct", ...Object.values(results.pass_all).map(value => percent(value))]),

@@ -173,8 +173,8 @@ class SWEEnv(ShellEnv):
         clean, flags = swe.guarded(tests, data, self.patch, context)
         return bool(clean) and swe.run_tests(tests, data, clean, context, guarded=True).resolved, flags
 
+    # Where a path of the agent's is out here. Nothing of its runs between calls, so a link cannot change.
     def _place(self, path: str) -> Path:
-        """Where a path of the agent's is out here. Nothing of its runs between calls, so a link cannot change."""
         inside = PurePosixPath("/testbed", path)
         for name in ("testbed", "tmp"):
             root = self._path.resolve() / name

@@ -80,8 +80,8 @@ class Pages:
             raise ToolError(f"The page is {kind}, which cannot be read as text.")
         return plain_text(text) if "html" in kind else text
 
+    # Before every request, so that nothing redirects to where it may not go.
     def _check(self, request: Request) -> Request:
-        """Before every request, so that nothing redirects to where it may not go."""
         if request.type not in ("http", "https") or is_blocked(request.full_url) or not self._is_public(request.host):
             raise ToolError("Only pages on the public internet can be opened, and not all of them.")
         return request

@@ -85,8 +85,8 @@ def said(message: dict[str, Any]) -> str:
     return "\n".join(filter(None, [message.get("content") if calls else message["content"], *calls]))
 
 
+# Arguments that are no JSON are left so: the env says what is wrong with them.
 def _written(function: dict[str, Any]) -> str:
-    """Arguments that are no JSON are left so: the env says what is wrong with them."""
     name, arguments = json.dumps(function["name"]), function.get("arguments") or {}
     args = arguments if isinstance(arguments, str) else json.dumps(arguments)
     return f'<tool_call>{{"tool": {name}, "args": {args}}}</tool_call>'

@@ -149,14 +149,12 @@ def _late(*of: object) -> None:
 
 def first_texts(sample: Sample, envs: dict[str, Any], label: str = "") -> tuple[str, dict[str, Any]]:
     """An env's first observation and info; envs: those made already, by ids. UserError (label or sample's id first)."""
-    import gymnasium
-
     if in_main := current_thread() is main_thread():  # another one hears no alarm
         before = signal.signal(signal.SIGALRM, _late)
         alarm = signal.setitimer(signal.ITIMER_REAL, FIRST_SECONDS, 1.0)
     try:
         if sample.env_id not in envs:
-            envs[sample.env_id] = gymnasium.make(sample.env_id, disable_env_checker=True)
+            envs[sample.env_id] = load("gymnasium:make")(sample.env_id, disable_env_checker=True)
         env = envs[sample.env_id]
         observation, info = env.reset(seed=sample.seed, options=dict(sample.options))
         if not (isinstance(observation, str) and isinstance(info, dict)):
@@ -218,15 +216,13 @@ def take_exams(specs: Sequence[Spec], folder: Path) -> tuple[list[Spec], list[An
 
 
 def _env_samples(label: str, name: str, options: dict[str, Any], seed: int, env_file: str | None) -> EnvSamples:
-    import skyrl_gym
-
     size = options.pop("size", DEFAULT_ENV_SIZE)
     seed = options.pop("seed", seed)
     for key, value, least in (("size", size, 1), ("seed", seed, 0)):
         if type(value) is not int or not least <= value < 2**63:
             raise UserError(f"Data source {label!r}: {key} is {value!r}, not a whole number from {least} to 2**63.")
     try:
-        env_id, own = skyrl_gym.registry.portable_env(name)
+        env_id, own = load("skyrl_gym.registry:portable_env")(name)
     except ValueError as error:
         hint = " A data file ends in .jsonl or .parquet." if "." in name or "/" in name else ""
         raise UserError(f"Data source {label!r}: {error}{hint}") from error
@@ -236,10 +232,8 @@ def _env_samples(label: str, name: str, options: dict[str, Any], seed: int, env_
 
 
 def _row_samples(path: str, files: Sequence[Path], default_env_class: str, env_file: str | None) -> list[Sample]:
-    import skyrl_gym
-
     try:
-        rows = [row for file in files for row in skyrl_gym.data.load_rows(file)]
+        rows = [row for file in files for row in load("skyrl_gym.data:load_rows")(file)]
     except (OSError, ValueError, ImportError) as error:
         raise UserError(str(error)) from error
     samples = []
@@ -248,7 +242,7 @@ def _row_samples(path: str, files: Sequence[Path], default_env_class: str, env_f
         env_class = row.get("env_class") or default_env_class
         if first_of_class := env_class not in env_ids:
             try:
-                env_ids[env_class] = skyrl_gym.resolve_env_id(env_class)
+                env_ids[env_class] = load("skyrl_gym:resolve_env_id")(env_class)
             except ValueError as error:
                 raise UserError(f"{path} row {number + 1}, field 'env_class': {error}") from error
         truth = row["reward_spec"].get("ground_truth")

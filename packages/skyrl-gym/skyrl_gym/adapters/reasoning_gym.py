@@ -65,9 +65,9 @@ class ReasoningGymEnv(TextEnv):
         return f"<answer>{self.task.ground_truth}</answer>"
 
 
+# For the whole process: some take seconds to make. config: as JSON.
 @cache
 def _dataset(name: str, config: str) -> Any:
-    """For the whole process: some take seconds to make. config: as JSON."""
     return create_dataset(name, **{"seed": 0, "size": INDICES["test"].stop, **json.loads(config)})
 
 

@@ -42,8 +42,8 @@ class Session:
         return result_of(asked(), seconds, self._loop)
 
 
+# It ends by a scope: from a cancelled task, the transport would not shield its clean-up.
 async def _live(transport: Transport, connected: Future[Client], over: asyncio.Event) -> None:
-    """Ends by a scope: from a cancelled task, the transport would not shield its clean-up."""
     async with anyio.create_task_group() as group:
         group.start_soon(_connect, transport, connected)
         await over.wait()

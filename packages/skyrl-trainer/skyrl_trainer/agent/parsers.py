@@ -86,8 +86,8 @@ class ParsingPrompt(ChatPrompt):
         return message
 
 
+# With the id that the model wrote, if any: vLLM's are random.
 def _call(call: Any, text: str) -> Message:
-    """With the id that the model wrote, if any: vLLM's are random."""
     if not isinstance(json.loads(call.arguments), dict):
         raise ValueError("the arguments of a call are a JSON object")
     own = call.id if call.id and call.id in text else ""

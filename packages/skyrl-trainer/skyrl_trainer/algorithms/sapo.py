@@ -4,8 +4,6 @@
 
 Its gradient is -w r A grad logp with w = 4 p (1 - p), p = sigmoid(tau (r - 1)): 1 at r = 1 for every tau, and fading
 on both sides, faster for negative advantages. `epsilon` is refused, and `clip_fraction` is 0.
-
-The gate "sigmoid" has the slope 1 / (4 tau) at r = 1.
 """
 
 from typing import Literal

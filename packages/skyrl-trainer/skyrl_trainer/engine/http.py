@@ -60,11 +60,13 @@ class HTTPClient(AbstractAsyncContextManager["HTTPClient"]):
                     raise Refused(0, f"no answer within {limit:g} seconds") from error
                 refused = Refused(0, f"{type(error).__name__}: {error}")
             else:
-                if reply.status == 200:
-                    with suppress(ValueError, RecursionError):
-                        return json.loads(text)
-                    return None
-                refused = Refused(reply.status, reason_of(text))
+                answer, status = None, reply.status
+                with suppress(ValueError, RecursionError, LookupError, TypeError):
+                    answer = json.loads(text)
+                    status = max(status, int(answer["error"]["code"]))  # OpenRouter's way, once a model has begun
+                if status == 200:
+                    return answer
+                refused = Refused(status, reason_of(text))
                 if not refused.passes or '"insufficient_quota"' in text:  # no waiting mends OpenAI's
                     raise refused
                 pause = max(0.1 * pause, seconds_of(reply.headers.get("Retry-After", ""), pause))

@@ -142,8 +142,8 @@ class VLLMEngine(SteppedEngine):
         else:
             self._llm.wake_up(tags)
 
+    # Requests in flight go on with it. The folder's name, always a new one, is in vLLM's prefix cache's keys.
     def _load_adapter(self, folder: str) -> None:
-        """Requests in flight go on with it. The folder's name, always a new one, is in vLLM's prefix cache's keys."""
         request = partial(load("vllm.lora.request:LoRARequest"), "policy", 1, folder)
         self._llm.add_lora(request(load_inplace=True))
         self._llm.collective_rpc("adapter_loaded")

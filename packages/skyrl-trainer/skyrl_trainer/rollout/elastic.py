@@ -85,8 +85,8 @@ class ElasticRollouts(Rollouts):
         for worker in self._workers:
             worker.__ray_call__.remote(_use, self.env_workers)
 
+    # By others, where its engine has died with it: both were on one node.
     def _play_again(self, index: int) -> None:
-        """By others, where its engine has died with it: both were on one node."""
         deadline = time.monotonic() + BESIDE_SECONDS
         while index in self._present and time.monotonic() < deadline:
             time.sleep(0.1)

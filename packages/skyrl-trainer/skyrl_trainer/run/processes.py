@@ -106,8 +106,8 @@ class Processes:
                 spans[name] = ray.get(answer, timeout=WORKED_SECONDS)
         return spans
 
+    # For a single learner, which is this process: Ray would give its GPU to an engine.
     def _keep_a_gpu(self) -> None:
-        """For a single learner, which is this process: Ray would give its GPU to an engine."""
         place = self.config.trainer.placement
         if not (self._learns and place.policy_num_gpus_per_node) or place.colocate_all or self.config.num_learners > 1:
             return
