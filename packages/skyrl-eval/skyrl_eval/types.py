@@ -40,8 +40,7 @@ class Record:
 @dataclass(slots=True)
 class Attempt(Record):
     """What one try at an item came to. Solving writes it; grading only reads it.
-    Example: Attempt("hle", "q7", 0, answer="Answer: B\\nConfidence: 70%", stop="done", steps=1, prompt_tokens=212,
-    completion_tokens=48, seconds=3.1)
+    Example: Attempt("hle", "q7", 0, answer="Answer: B\\nConfidence: 70%", prompt_tokens=212, completion_tokens=48)
     """
 
     answer: str  # the model's last message as it wrote it; for SWE-bench the patch

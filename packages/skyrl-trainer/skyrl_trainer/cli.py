@@ -118,13 +118,11 @@ def split_settings(words: list[str]) -> tuple[str | None, list[str]]:
 
 
 def _train(args: Namespace) -> int:
-    from skyrl_trainer.dry_run.plan import obstacles, print_plan
-
     resolved = resolve(*split_settings(args.settings))
     if args.dry_run:
-        print_plan(resolved)
+        load("skyrl_trainer.dry_run.plan:print_plan")(resolved)
         return 0
-    for sentence in obstacles(resolved.config, hardware()):
+    for sentence in load("skyrl_trainer.dry_run.plan:obstacles")(resolved.config, hardware()):
         raise UserError(sentence)
     train = load("skyrl_trainer.run.commands:train")
     if args.serve is None:
@@ -167,10 +165,9 @@ def _policy_of(args: Namespace) -> tuple[Any, str]:
 
 def _serve(args: Namespace) -> None:
     config, model = _policy_of(args)
-    from skyrl_trainer.serve.server import PolicyServer, serve
-
     name = args.target.resolve().name if args.target.is_dir() else model
-    serve(config, model, name, PolicyServer(args.host, args.port))
+    server = load("skyrl_trainer.serve.server:PolicyServer")(args.host, args.port)
+    load("skyrl_trainer.serve.server:serve")(config, model, name, server)
 
 
 def _eval(args: Namespace) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from skyrl_trainer import cli
 from skyrl_trainer.config import load_config
+from skyrl_trainer.errors import UserError
 from skyrl_trainer.report.history import read_metrics
 from skyrl_trainer.run.sft import FineTuning
 from skyrl_trainer.types import StepMetrics
@@ -66,13 +68,28 @@ def test_fewer_chats_than_a_batch_are_learned_as_often_as_is_asked() -> None:
 
 
 def test_a_folder_with_a_run_is_left_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    """One that is complete, of other settings, of other chats, of `train`, or of which only the policy is there."""
     assert sft("a", "trainer.max_steps=2") == 0
-    before = {path: path.read_bytes() for path in Path("a").rglob("*") if path.is_file()}
-    assert sft("a", "trainer.seed=1") == 2
+    before = files("a")
+    assert sft("a", "trainer.max_steps=2") == 0 and "is complete" in capsys.readouterr().out
+    assert sft("a", "trainer.max_steps=2", "trainer.seed=1") == 2
+    assert "cannot go on with other settings (trainer.seed was 0, is 1)" in capsys.readouterr().err
     assert (
-        "a holds a run already, which sft does not go on with: give another trainer.run_dir" in capsys.readouterr().err
+        cli.main(["train", "sft", "data.train_data=text_math", "data.val_data=text_math", "trainer.run_dir=a", *FAST])
+        == 2
     )
-    assert {path: path.read_bytes() for path in Path("a").rglob("*") if path.is_file()} == before
+    assert "cannot go on with other settings (data.train_data was ['chats.jsonl']" in capsys.readouterr().err
+    Path("chats.jsonl").write_text(Path("chats.jsonl").read_text().replace('"5"', '"6"'))
+    assert sft("a", "trainer.max_steps=2") == 2
+    assert "a has learned from other chats: give another trainer.run_dir" in capsys.readouterr().err
+    assert {path: content for path, content in files("a").items() if "init" not in path.parts} == before
+    shutil.rmtree("a/checkpoints")
+    assert sft("a", "trainer.max_steps=2") == 2
+    assert "a has a policy, and no checkpoint to go on from: give another trainer.run_dir" in capsys.readouterr().err
+
+
+def files(run: str) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in Path(run).rglob("*") if path.is_file() and "init" not in path.parts}
 
 
 def test_any_recipe_will_do_and_what_is_not_held_out_is_said(capsys: pytest.CaptureFixture[str]) -> None:
@@ -82,18 +99,45 @@ def test_any_recipe_will_do_and_what_is_not_held_out_is_said(capsys: pytest.Capt
     assert "eval/loss" not in read_metrics(Path("a"))[-1]
 
 
-def test_a_stop_saves_what_was_learned(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    "more",
+    [
+        ["data.val_data=held_out.jsonl", "trainer.eval_interval=5"],
+        ["trainer.policy.model.lora={rank: 4}", "trainer.placement.policy_num_nodes=2"],
+    ],
+)
+def test_a_stopped_run_goes_on_to_the_same_bytes(
+    more: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By SIGTERM at step 3, which saves what was learned; then by an error at step 7, which goes back to step 5."""
     log = FineTuning._log
 
     def stopping(self: FineTuning, metrics: StepMetrics) -> None:
         log(self, metrics)
         if metrics["step"] == 3:
             signal.raise_signal(signal.SIGTERM)
+        if metrics["step"] == 7:
+            raise UserError("The power is gone.")
 
-    monkeypatch.setattr(FineTuning, "_log", stopping)
-    assert sft("a") == 143 and "stopped by SIGTERM" in capsys.readouterr().err
-    assert [row["step"] for row in read_metrics(Path("a"))] == [1, 2, 3]
-    assert AutoModelForCausalLM.from_pretrained("a/model/last") and Path("a/report.html").exists()
+    words = ["trainer.ckpt_interval=5", *more]
+    assert sft("whole", *words) == 0
+    with monkeypatch.context() as patched:
+        patched.setattr(FineTuning, "_log", stopping)
+        assert sft("a", *words) == 143 and "stopped by SIGTERM" in capsys.readouterr().err
+        steps = [row["step"] for row in read_metrics(Path("a"))]
+        assert [step for step in steps if step] == [1, 2, 3] and Path("a/report.html").exists()
+        assert AutoModelForCausalLM.from_pretrained("a/model/last")
+        assert sft("a", *words) == 2 and "going on from the checkpoint of step 3" in capsys.readouterr().out
+    assert sft("a", *words) == 0 and "going on from the checkpoint of step 5" in capsys.readouterr().out
+    assert (
+        Path("a/model/last/model.safetensors").read_bytes() == Path("whole/model/last/model.safetensors").read_bytes()
+    )
+    timed = {"tokens/per_second", "time/train"}
+    told, wanted = (
+        [{k: v for k, v in row.items() if k not in timed} for row in read_metrics(Path(run))] for run in ("a", "whole")
+    )
+    assert told == wanted and len(told) >= 16
+    assert not list(Path("a").glob("metrics.*.jsonl"))
 
 
 def test_what_a_refused_start_has_left_is_made_anew_by_the_next(capsys: pytest.CaptureFixture[str]) -> None:

@@ -20,8 +20,8 @@ class PlayersEnv(TextEnv):
     game_class: ClassVar[type[Game]]
     choices = TextEnv.choices | {"opponent": ("random", "perfect", "self"), "expert": ("perfect", "random")}
 
+    # `opponent` may be several, with commas, of which the seed draws one, and addresses (pool.py) among them.
     def _checked(self, options: Options) -> dict[str, Any]:
-        """`opponent` may be several, with commas, of which the seed draws one, and addresses (pool.py) among them."""
         given = options.get("opponent")
         several = given.split(",") if isinstance(given, str) else []
         for each in several:

@@ -83,9 +83,8 @@ class Sandbox:
         return ExecResult("", "The sandbox's server died twice during this call.", 0.0)
 
     def start(self) -> dict[str, str]:
-        """Starts the server unless it runs; the layers of protection, each "on" (with a version) or "missing".
-        RuntimeError for a missing one unless `unsafe`, ValueError for limits within which no code can run, and
-        OSError where the server cannot be started."""
+        """Starts the server unless it runs; the layers of protection, each "on" (with a version) or "missing". Raises
+        RuntimeError for that unless `unsafe`, ValueError for limits that are too small, OSError for no server."""
         with self._lock:
             if self._server and self._server[0].poll() is None:
                 return self._layers
@@ -182,8 +181,8 @@ class Sandbox:
             raise ConnectionError("it closed the connection")
         return text, stopped, int(status)
 
+    # Why the call must be stopped; "" if it need not be. Nothing in the kernel limits all files together.
     def _excess(self, seconds: float, wall: float) -> str:
-        """Why the call must be stopped; "" if it need not be. Nothing in the kernel limits all files together."""
         if seconds > wall:
             return f"Timed out after {wall:g} s of wall clock."
         size = 0

@@ -129,8 +129,8 @@ def _history(before: str, message: Json) -> str:
     return blake2b((before + _key(message)).encode(errors="replace"), digest_size=16).hexdigest()
 
 
+# A message by what it says: agents leave out empty members, and white space around an answer.
 def _key(message: Json) -> str:
-    """A message by what it says: agents leave out empty members, and white space around an answer."""
     told = for_template(message)
     calls = [[call["function"]["name"], call["function"]["arguments"]] for call in told.get("tool_calls") or ()]
     content = told["content"].strip() if told["role"] == "assistant" else told["content"]

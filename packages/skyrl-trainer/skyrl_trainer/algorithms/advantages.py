@@ -138,8 +138,7 @@ def gae(rewards: RewardBatch, options: Any, values: Sequence[Tensor] | None = No
         delta_t = r_t + gamma V_{t+1} - V_t,    A_t = delta_t + gamma lambda A_{t+1},    return_t = A_t + V_t
 
     A step in time is a sampled token: V_{t+1} of a turn's last token is that of the next turn's first one, and 0 behind
-    every end, for no token teaches a critic what lies there. values[i]: float64 [N]. Advantages are whitened over the
-    batch, returns are not.
+    every end, for no token teaches a critic what lies there. values[i]: float64 [N]. Advantages are whitened by batch.
     """
     if values is None:
         raise UserError(f"{SETTING}=gae needs a critic: take trainer.algorithm.name=ppo, or <name>_ppo, or PPOTrainer.")

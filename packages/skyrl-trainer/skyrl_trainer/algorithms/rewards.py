@@ -1,7 +1,6 @@
 """What a trajectory is worth: the env's reward, reward functions and the penalty for length, each with its weight.
 
-A function (protocols.RewardFunction) judges every trajectory that did not fail, once: what it says is stored with the
-trajectory, and a resumed run reads it there.
+A function (protocols.RewardFunction) judges every trajectory that did not fail once, and its word is stored with it.
 """
 
 import inspect

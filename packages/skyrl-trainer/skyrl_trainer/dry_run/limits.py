@@ -1,7 +1,6 @@
 """What a model takes and what the hardware can give: shapes, memory, data sheets, the physical limits of a run.
 
-Symbols in the formulas: P parameters, b bytes of one, B episodes in flight, c tokens that each holds on average, k
-bytes of the keys and values of one token.
+Symbols: P parameters, b bytes of one, B episodes in flight, c tokens that each holds on average, k bytes of KV of one.
 """
 
 import re

@@ -15,6 +15,7 @@ from skyrl_trainer.dry_run import limits as bounds
 from skyrl_trainer.dry_run.doctor import GIB, Hardware, hardware
 from skyrl_trainer.dry_run.limits import PASSING, card, devices, gpus_needed
 from skyrl_trainer.errors import UserError
+from skyrl_trainer.registry import load
 from skyrl_trainer.run.model_shape import KNOWN, ModelShape, config_file, model_shape
 from skyrl_trainer.settings import OPTIONS, Config
 from skyrl_trainer.user_file import load_plugin
@@ -117,16 +118,12 @@ def settings(resolved: Resolved) -> Iterator[tuple[str, str]]:
 
 
 def _load_data(config: Config) -> None:
-    from skyrl_trainer.data import tasks
-    from skyrl_trainer.rollout.stored import stored_folders
-    from skyrl_trainer.run.held_out import HeldOut
-
     name = "data.train_data"
     try:
-        if not stored_folders(config):
-            tasks(config, config.data.train_data)
+        if not load("skyrl_trainer.rollout.stored:stored_folders")(config):
+            load("skyrl_trainer.data:tasks")(config, config.data.train_data)
         name = "data.val_data"
-        HeldOut(config, None)
+        load("skyrl_trainer.run.held_out:HeldOut")(config, None)
     except UserError as error:
         raise UserError(f"{name}: {str(error).removeprefix(f'{name}: ')}") from None
 

@@ -1,7 +1,6 @@
 """What every engine actor has: its settings, a queue of requests, a mailbox a client, and the reason why it is dead.
 
-Its one coroutine, `collect`, makes it an asyncio actor in Ray: any number of clients can wait in it. The other methods
-may hold up the actor's event loop.
+Its coroutine, `collect`, makes it an asyncio actor: any number of clients can wait in it. Other methods may block it.
 """
 
 import asyncio

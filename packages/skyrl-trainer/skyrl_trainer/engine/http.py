@@ -45,8 +45,7 @@ class HTTPClient(AbstractAsyncContextManager["HTTPClient"]):
         self, method: str, path: str, body: Any = None, limit: float = PROBE_SECONDS, tries: int = 1, busy: float = 0.0
     ) -> Any:
         """The answer's JSON, or None. Raises Refused for what no other try mends, or after the last one.
-        limit: seconds of one try; where they pass, there is no other. busy: seconds in which a rate limit (429) costs
-        no try.
+        limit: seconds of one try; where they pass, there is no other. busy: seconds in which a 429 costs no try.
         """
         failures, number, busy_until = 0, 0, time.monotonic() + busy
         timeout = aiohttp.ClientTimeout(total=limit, sock_connect=PROBE_SECONDS)

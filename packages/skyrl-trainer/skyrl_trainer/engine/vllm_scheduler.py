@@ -116,8 +116,8 @@ class ShortScheduler(Scheduler):
         all_outputs.setdefault(0, EngineCoreOutputs()).outputs.extend(outputs)
         return all_outputs
 
+    # Whether one more token is all that happens, by vLLM's `check_stop` and what VLLMEngine asks for.
     def _goes_on(self, request: Any, tokens: list[int]) -> bool:
-        """Whether one more token is all that happens, by vLLM's `check_stop` and what VLLMEngine asks for."""
         params = request.sampling_params
         return (
             request.status is RequestStatus.RUNNING

@@ -177,9 +177,9 @@ def collate(rows: Sequence[Row], indices: Sequence[int], device: torch.device, d
     )
 
 
+# Segments as (ids, number of the segment that it continues or -1), the places of their tokens, and, by row, where
+# its sampled tokens are predicted.
 def _segments(rows: list[Row]) -> tuple[list[tuple[np.ndarray, int]], list[np.ndarray], list[np.ndarray]]:
-    """Segments as (ids, number of the segment that it continues or -1), the places of their tokens, and, by row, where
-    its sampled tokens are predicted."""
     times = Counter(row.prompt.tobytes() for row in rows)
     prompts: dict[bytes, tuple[int, int]] = {}  # its number and its first token
     segments: list[tuple[np.ndarray, int]] = []

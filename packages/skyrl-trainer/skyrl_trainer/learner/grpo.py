@@ -144,10 +144,10 @@ class GRPO(PolicyLoss):
         order = np.random.default_rng([self.settings.seed, self.learner.optimizer_steps]).permutation(num_rows)
         return [part.tolist() for part in np.array_split(order, parts)]
 
+    # Fills in the old and the reference log-probabilities, before the first optimizer step. Where the rollout is
+    # one optimizer step the old policy is the present one: its pass is not made. Where no row has a gradient, entropy
+    # and the engine are measured on one micro-batch.
     def _prepare(self, rows: list[Row], meter: Meter) -> None:
-        """Fills in the old and the reference log-probabilities, before the first optimizer step. Where the rollout is
-        one optimizer step the old policy is the present one: its pass is not made. Where no row has a gradient, entropy
-        and the engine are measured on one micro-batch."""
         chosen = [i for i, row in enumerate(rows) if self.needs_gradient(row)]
         if self.settings.num_iterations * self.settings.num_mini_batches > 1 or self.options.correction == "bypass":
             self._score_old(rows, chosen, meter)

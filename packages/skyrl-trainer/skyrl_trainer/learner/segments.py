@@ -83,10 +83,10 @@ class Segments:
         outs_BHTD = [attend(q, k, v, m, is_causal=m is None) for q, k, v, m in zip(*blocks, visible, strict=True)]
         return torch.cat([out.transpose(1, 2).flatten(0, 1) for out in outs_BHTD]).index_select(0, places_P)
 
+    # A block: which key a query sees (bool [B, 1, T, K]; None: those before it), and which tokens are its queries
+    # [B, T] and keys [B, K], padded with any. Last, where among all blocks' queries each token stands, [P].
     @cached_property
     def _padded(self) -> tuple[list[Tensor | None], list[tuple[Tensor, Tensor]], Tensor]:
-        """A block: which key a query sees (bool [B, 1, T, K]; None: those before it), and which tokens are its queries
-        [B, T] and keys [B, K], padded with any. Last, where among all blocks' queries each token stands, [P]."""
         visible = []
         tokens, places_P, end = [], np.empty(self.lengths_S.sum(), np.int64), 0
         for chosen_B in self._alike():

@@ -1,7 +1,6 @@
 """Supervised fine-tuning: the same Learner, taught by what an expert said instead of by rewards.
 
-A conversation becomes token ids exactly as a rollout makes them. The loss is the mean of -log p over the expert's
-tokens of a batch.
+A chat becomes token ids exactly as a rollout makes them. The loss is the mean of -log p over a batch's learned tokens.
 """
 
 import json
@@ -98,6 +97,7 @@ class SFTTrainer:
 
     def start(self, learner: Learner, reference: Scorer | None = None) -> Self:
         self.learner = learner
+        self.state_dict, self.load_state_dict = learner.state_dict, learner.load_state_dict
         return self
 
     def update(self, rows: Sequence[Row], learn: bool = True) -> StepMetrics:
@@ -134,13 +134,13 @@ class SFTTrainer:
 
 
 def fit(
-    update: Callable[[list[Row]], StepMetrics], rows: Sequence[Row], batch_size: int, steps: int, seed: int
+    update: Callable[[list[Row]], StepMetrics], rows: Sequence[Row], size: int, steps: int, seed: int, done: int = 0
 ) -> Iterator[StepMetrics]:
-    """`steps` optimizer steps, each on `batch_size` rows (all, if there are fewer); yields their metrics.
-    All rows in an order of the seed's, then all in another, and so on.
+    """`steps` optimizer steps, each on `size` rows (all, if there are fewer); yields the metrics of those after
+    `done`. All rows in an order of the seed's, then all in another, and so on.
     """
     generator, order = torch.Generator().manual_seed(seed), list[int]()
-    size = min(batch_size, len(rows))
+    size = min(size, len(rows))
     console = Console(stderr=True)
     columns = (*Progress.get_default_columns(), TextColumn("loss {task.fields[loss]:.3f}"))
     with Progress(*columns, console=console, disable=not console.is_terminal) as bar:
@@ -149,6 +149,8 @@ def fit(
             while len(order) < size:
                 order += torch.randperm(len(rows), generator=generator).tolist()
             batch, order = [rows[i] for i in order[:size]], order[size:]
+            if step <= done:
+                continue
             start = time.perf_counter()
             metrics = update(batch)
             seconds = time.perf_counter() - start

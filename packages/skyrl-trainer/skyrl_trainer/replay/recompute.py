@@ -1,7 +1,6 @@
 """Scores stored tokens with a model and says where their log-probabilities have moved.
 
-In float32, by the learner's own pass and at the run's temperature, from the recorded ids. The tokens of step N were
-sampled by the weights after step N - 1.
+In float32, by the learner's pass, at the run's temperature. Tokens of step N are of the weights after step N - 1.
 """
 
 import heapq

@@ -1,9 +1,8 @@
 """What a run writes a line of after each step.
 
 metrics.jsonl   one JSON object, each step once; what is not finite is written as null, and read as NaN
-timeline.jsonl  who worked from when to when, in seconds as time.time() counts them; the report draws it. Example:
+timeline.jsonl  who worked from when to when, in seconds of time.time(); "rollout" is the driver's wait. Example:
                 {"step": 3, "train": [[1790000000.1, 1790000001.4]], "engine 0": [[1790000000.0, 1790000000.9]]}
-                "rollout" is the driver's wait for tries
 """
 
 import json

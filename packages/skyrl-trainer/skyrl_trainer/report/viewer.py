@@ -153,8 +153,7 @@ def from_trajectory(step: int, trajectory: Trajectory, decode: Decode | None) ->
 
 def token_texts(ids: list[int], decode: Decode) -> list[str]:
     """The text of each token, as long as `ids`; parts of one character have "", the last of them all.
-    Example: [64, 161, 249, 121] of a byte-level tokenizer -> ["a", "", "", "国"]. (The library's DecodeStream raises on
-    some bytes of Llama 2.)
+    Example: [64, 161, 249, 121] -> ["a", "", "", "国"]. (The library's DecodeStream raises on some bytes of Llama 2.)
     """
     texts, run = list[str](), list[int]()
     for token in ids:

@@ -101,9 +101,9 @@ class Workers:
     def _send(self, index: int, share: list[Trajectory], how: How) -> None:
         self._sent[index] = self._workers[index].start.remote(self._engines[index], self.env_workers, share, how)
 
+    # Takes what has ended within CHECK_INTERVAL seconds into `_ended`; looks after the engines meanwhile.
+    # at_least: trajectories that a worker may wait for before it answers; None: all that it plays.
     def _collect(self, at_least: int | None) -> None:
-        """Takes what has ended within CHECK_INTERVAL seconds into `_ended`; looks after the engines meanwhile.
-        at_least: trajectories that a worker may wait for before it answers; None: all that it plays."""
         for index, playing in enumerate(self._in_play):
             if playing and index not in self._polls.values():
                 wanted = 1 if self._waiting else min(at_least or len(playing), len(playing))  # its place is another's

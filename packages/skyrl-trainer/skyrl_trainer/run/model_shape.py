@@ -36,9 +36,7 @@ class ModelShape(NamedTuple):
 
     @classmethod
     def of(cls, config: dict[str, Any], dtype: str) -> Self:
-        """From a config.json of the dense Llama, Qwen2 and Qwen3 kind (norms and biases left out: below 0.1 %).
-        KeyError where it is of another.
-        """
+        """From a config.json of the dense Llama, Qwen2 and Qwen3 kind, without norms and biases; else KeyError."""
         if {"num_experts", "num_local_experts", "n_routed_experts"} & config.keys():
             raise KeyError("experts")
         hidden = config["hidden_size"]

@@ -1,7 +1,6 @@
 """A run folder on an object store, at any address that fsspec knows: s3://bucket/runs/a.
 
-What is copied when, and who owns it: docs/clusters.md. A folder there counts only with its marker, which goes up last
-and is deleted before a file is replaced.
+What is copied when: docs/clusters.md. A folder there counts with its marker, which goes up last and is deleted first.
 """
 
 import json

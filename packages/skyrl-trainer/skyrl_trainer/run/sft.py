@@ -4,6 +4,7 @@ An optimizer step takes `trainer.train_batch_size` chats. All are gone through `
 most `trainer.max_steps` steps; chats in `data.val_data` give `eval/loss`.
 """
 
+import hashlib
 import math
 import shutil
 from collections.abc import Callable, Sequence
@@ -21,12 +22,14 @@ from skyrl_trainer.learner.group import LearnerGroup
 from skyrl_trainer.learner.lora import checked
 from skyrl_trainer.learner.model import Learner, make_learner
 from skyrl_trainer.learner.sft import SFTTrainer, fit, make_rows
-from skyrl_trainer.report.history import FILE_NAME, MetricsWriter
+from skyrl_trainer.report.history import MetricsWriter
 from skyrl_trainer.report.html import write_report
 from skyrl_trainer.report.trackers import Tracker
+from skyrl_trainer.run.checkpoint import Checkpoints
 from skyrl_trainer.run.folder import RunFolder
 from skyrl_trainer.run.guardian import guarded
 from skyrl_trainer.run.processes import start_ray
+from skyrl_trainer.run.resume import check_resumable
 from skyrl_trainer.run.signals import StopSignal
 from skyrl_trainer.settings import Config
 from skyrl_trainer.tiny.init_policy import init_policy
@@ -43,8 +46,10 @@ def fine_tune(config: Config) -> str:
     chats = _chats(config.data.train_data)
     held_out = _chats([each for each in config.data.val_data if any(map(str(each).count, FILE_SUFFIXES))])
     with StopSignal() as stop, RunFolder(config) as folder, ExitStack() as stack:
-        folder.write_config()
         run = FineTuning(config, folder.path, chats, held_out[: config.data.val_size])
+        if run.done == run.steps:
+            return f"The run in {folder.path} is complete. For a new one give another trainer.run_dir."
+        folder.write_config()
         run.start(stack)
         run.learn(stop)
     return f"Learned from {len(run.rows)} chats. Policy: {run.saved}   Curves: {folder.path / 'report.html'}"
@@ -71,6 +76,15 @@ class FineTuning:
             raise UserError(f"generator.max_model_len={longest} is less than any chat has: raise it.")
         passes, size = config.trainer.num_iterations, min(config.trainer.train_batch_size, len(self.rows))
         self.steps = min(config.trainer.max_steps, math.ceil(passes * len(self.rows) / size))
+        learned = hashlib.sha256(b"".join(part.tobytes() for row in self.rows for part in (row.token_ids, row.mask)))
+        self.extra = {"config": config.model_dump(mode="json"), "chats": learned.hexdigest()}
+        self.checkpoints = Checkpoints(path, config.trainer.max_ckpts_to_keep)
+        self.found = self.checkpoints.load_latest()
+        self.done = self.found.step if self.found else 0
+        if self.found:
+            check_resumable(self.found.extra["config"], config, self.found.version)
+            if self.found.extra.get("chats") != self.extra["chats"]:
+                raise UserError(f"{path} has learned from other chats: give another trainer.run_dir.")
 
     def start(self, stack: ExitStack) -> None:
         config = self.config.model_copy(deep=True)
@@ -86,21 +100,25 @@ class FineTuning:
             self.learner = group = LearnerGroup(config, SFTTrainer(config), self.model, self.steps)
             self.update = lambda rows, learn=True: group.call("algorithm", "update", ray.put(rows), learn)
             stack.callback(group.close)
-        self.tracker, self.metrics = Tracker(self.config), MetricsWriter(self.path)
+        if self.found:
+            self.learner.load_state_dict(self.found.learner)
+            print(f"going on from the checkpoint of step {self.done}")
+        self.tracker, self.metrics = Tracker(self.config, self.done), MetricsWriter(self.path, self.done or None)
         stack.callback(self.metrics.close)
         stack.callback(self.tracker.close)
 
     def learn(self, stop: StopSignal) -> None:
         trainer, stop.at_once = self.config.trainer, False
-        if self.held_out and trainer.eval_before_train:
+        if self.held_out and trainer.eval_before_train and not self.done:
             self._log({"step": 0, **self._evaluate()})
-        for metrics in fit(self.update, self.rows, trainer.train_batch_size, self.steps, trainer.seed):
+        for metrics in fit(self.update, self.rows, trainer.train_batch_size, self.steps, trainer.seed, self.done):
             step, last = metrics["step"], metrics["step"] == self.steps
             if self.held_out and (last or (trainer.eval_interval and step % trainer.eval_interval == 0)):
                 metrics |= self._evaluate()
             self._log(metrics)
             if last or stop.requested or (trainer.ckpt_interval and step % trainer.ckpt_interval == 0):
                 self.learner.save_pretrained(self.saved, int(step))
+                self.checkpoints.save(int(step), self.learner.state_dict(), self.extra)
                 write_report([self.path], self.path / "report.html")
                 stop.check()
 
@@ -120,8 +138,8 @@ def _refuse(config: Config) -> None:
     path, gpus = config.run_path, config.trainer.placement.policy_num_gpus_per_node
     if "://" in config.run_address:
         raise UserError(f"sft writes to a disk only: give another trainer.run_dir than {config.run_address}.")
-    if any((path / name).exists() for name in (FILE_NAME, "model", "checkpoints")):
-        raise UserError(f"{path} holds a run already, which sft does not go on with: give another trainer.run_dir.")
+    if (path / "model").exists() and not (path / "checkpoints").exists():
+        raise UserError(f"{path} has a policy, and no checkpoint to go on from: give another trainer.run_dir.")
     if not config.trainer.max_steps:
         raise UserError("trainer.max_steps is 0, which leaves nothing to learn: set it above.")
     if gpus > (found := torch.cuda.device_count()) and not config.ray.address:

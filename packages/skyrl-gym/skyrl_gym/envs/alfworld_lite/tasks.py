@@ -1,7 +1,6 @@
 """The six task types, how a task is drawn, and when it is done.
 
-Task `index` has type index % 6. It is drawn until a hash of goal, layout and the kinds of places that matter says that
-it is of its split: every tenth is val's.
+Task `index` has type index % 6, and is drawn until a hash of its goal, layout and kinds of places names its split.
 """
 
 import hashlib

@@ -144,9 +144,9 @@ def _shown(result: Result) -> dict[str, str]:
     return {"result": f"{text[:MAX_OUTPUT]}{cut}\n{count}"}
 
 
+# <folder>/<db_id>/<db_id>.sqlite, and after it up to seven others that lie beside it, as in test suites.
 @lru_cache(maxsize=4)
 def _files(folder: str, db_id: str) -> list[bytes]:
-    """<folder>/<db_id>/<db_id>.sqlite, and after it up to seven others that lie beside it, as in test suites."""
     shown = Path(folder, db_id, f"{db_id}.sqlite")
     if Path(db_id).name != db_id or not shown.is_file():
         raise ValueError(f"options['task']: field 'db_id': there is no database {str(shown)!r}.")

@@ -1,8 +1,7 @@
 """Runs queries on SQLite files, read-only and bounded. This file's text is what runs in python_exec's sandbox, so it
 knows the standard library only; queries of our own run through it here.
 
-What neither SQLite's authorizer nor its progress handler sees (a function that takes long or much memory within one
-step) ends at the sandbox's limits.
+What SQLite's authorizer and progress handler do not see (one long or large step) ends at the sandbox's limits.
 """
 
 import contextlib

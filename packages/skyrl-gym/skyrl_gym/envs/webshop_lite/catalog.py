@@ -145,10 +145,9 @@ def price_limit(price: float, key: str) -> float | None:
     return pairs[int(_share(key) * len(pairs))] if pairs else None
 
 
+# Of products in a shuffled order seven tenths to train, two to val, one to test, where none is given.
+# The difficulty is by what is asked; of the built-in goals, which name a tag besides, it is one less.
 def _split(products: list[tuple[list[Any], str | None]]) -> dict[tuple[str, int], list[tuple[str, dict[str, Any]]]]:
-    """Of products in a shuffled order seven tenths to train, two to val, one to test, where none is given.
-    The difficulty is by what is asked; of the built-in goals, which name a tag besides, it is one less.
-    """
     found: dict[tuple[str, int], list[Any]] = {(split, level): [] for split in SPLITS for level in (1, 2, 3)}
     random.Random("webshop_lite splits 1").shuffle(products)
     for place, (goals, given) in enumerate(products):
