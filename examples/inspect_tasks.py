@@ -68,7 +68,11 @@ class Player(BaseHTTPRequestHandler):
             return
         asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         try:
-            said = played(self.server.tasks[asked.pop("task")], **asked)
+            if (task := self.server.tasks.get(name := asked.pop("task"))) is None or asked["index"] >= len(
+                task.dataset
+            ):
+                raise LookupError(f"no sample {asked['index']} of {name!r} is played here: write the rows again")
+            said = played(task, **asked)
         except Exception as error:
             said = {"error": f"inspect: {error}"}
         with suppress(BrokenPipeError):  # the episode is over
@@ -89,7 +93,12 @@ class Server(ForkingMixIn, HTTPServer):
 def main(*words):
     """words: the name of a task, the file for its samples, and so on."""
     sys.path.insert(0, os.getcwd())
-    tasks = {name: resolve_name(name)() for name in words[::2]}
+    if not words or len(words) % 2:
+        sys.exit("usage: inspect_tasks.py MODULE:TASK ROWS.jsonl [MODULE:TASK ROWS.jsonl ...]")
+    try:
+        tasks = {name: resolve_name(name)() for name in words[::2]}
+    except (ImportError, AttributeError, ValueError) as error:
+        sys.exit(f"inspect: a task is named as module:function, and is in a file here: {error}")
     for (name, task), rows in zip(tasks.items(), words[1::2], strict=True):
         try:
             played(task, 0, run=False)  # imports what all samples need

@@ -223,7 +223,12 @@ class TestRegistry:
         assert entry.source == f"{path}:3" and entry in skyrl_gym.list_envs()
         assert gym.make("mine/sums-v0").reset(seed=1)[1]["task_id"].startswith("train:arithmetic:4:")
         assert gym.spec("mine/sums-v0").max_episode_steps == 3
-        skyrl_gym.load_registry(path)  # again: nothing happens
+        for text in (ENTRY, ENTRY.replace("Sums.", "More sums.")):
+            path.write_text(text)
+            skyrl_gym.load_registry(path)  # again: nothing happens
+        path.write_text(ENTRY.replace("steps: 3", "steps: 8"))
+        with pytest.raises(ValueError, match=r"'mine/sums-v0' is already registered by .*mine.yaml:3; rename one"):
+            skyrl_gym.load_registry(path)
 
     def test_by_the_environment_variable(self, tmp_path):
         path = tmp_path / "mine.yaml"
@@ -247,6 +252,13 @@ class TestRegistry:
             ("    description: Sums.\n", "", ":3: field 'description' is missing"),
             ("steps: 3", "steps: 0", ":7: field 'max_episode_steps' must be a whole number above 0, got 0"),
             ("{difficulty: 4}", "[4]", ":6: field 'kwargs' must be a mapping"),
+            (
+                "steps: 3",
+                "steps: 3\n    reward_range: [5, 1]",
+                ":8: field 'reward_range' must be a list of two numbers",
+            ),
+            ("steps: 3", "steps: 3\n    reward_range: [0, .nan]", ":8: field 'reward_range' must be a list of two"),
+            ("Sums.", "2024-13-45", "cannot be read: month must be in 1..12"),
             ("schema: 1", "schema: 2", "expected 'schema: 1'"),
             ("schema: 1", "schema: 1\nmore: 2", "unknown field 'more'"),
             ("schema: 1", "schema: 1\nschema: 1", "a field stands twice at the top"),
@@ -349,7 +361,19 @@ class TestCommandLine:
         out = capsys.readouterr().out
         assert "\nSay hi.\n> reward 1" in out and "\nBye.\n" in out
         assert main(["demos", "mine/plain-v0", "--n", "1", "--out", str(tmp_path / "demos.jsonl")]) == 2
-        assert "mine/plain-v0 has no expert: it is no TextEnv." in capsys.readouterr().err
+        assert "mine/plain-v0 has no tasks and no expert: it is no TextEnv." in capsys.readouterr().err
+        for ask in (skyrl_gym.num_tasks, skyrl_gym.expert_trajectory):
+            with pytest.raises(ValueError, match="has no tasks and no expert: it is no TextEnv"):
+                ask("mine/plain-v0")
+        assert self.play(monkeypatch, "left\n", "CartPole-v1") == 2
+        assert "CartPole-v1 acts by Discrete(2), and only text can be played." in capsys.readouterr().err
+
+    @pytest.mark.parametrize("word", ["split", "split=", "split=2024-13-45", "split=[a"])
+    def test_an_option_without_a_value_is_refused(self, capsys, word):
+        with pytest.raises(SystemExit):
+            main(["play", "text_math", "--option", word])
+        said = capsys.readouterr().err
+        assert f"'{word}' is not NAME=VALUE" in said or f"'{word}' has no value of YAML: put it in quotes" in said
 
 
 def test_importing_is_cheap():

@@ -45,6 +45,29 @@ def drawn_policy(seed: int) -> dict[str, dict[str, float]]:
     }
 
 
+def test_resets_without_a_seed_go_on_from_the_last_one() -> None:
+    """As Gymnasium's do: the same deals in every process."""
+    deals = []
+    for _ in range(2):
+        game = Nim()
+        game.reset(seed=0)
+        deals.append([game.deal])
+        for _ in range(5):
+            game.reset()
+            deals[-1].append(game.deal)
+    assert deals[0] == deals[1] and len({*map(str, deals[0])}) > 1
+
+
+@pytest.mark.parametrize("opponent", ["perfect", "perfect,perfect", "random,perfect"])
+def test_an_expert_plays_the_built_in_opponents_that_are_asked_for(opponent: str) -> None:
+    """A clone of one role; who is served elsewhere, or the policy itself, is replaced by random moves."""
+    asked = [expert_trajectory("nim", seed, {"opponent": opponent}) for seed in range(20)]
+    drawn = [expert_trajectory("nim", seed, {"opponent": "random"}) for seed in range(20)]
+    assert asked != drawn
+    for other in ("self", "http://127.0.0.1:9", "perfect,http://127.0.0.1:9"):
+        assert [expert_trajectory("nim", seed, {"opponent": other}) for seed in range(20)] == drawn
+
+
 def test_a_random_expert_and_a_random_opponent_draw_apart() -> None:
     """Else nobody would bet behind a check, and a clone would never read how the first player meets a bet."""
     talks = [expert_trajectory("kuhn_poker", seed, {"expert": "random", "opponent": "random"}) for seed in range(400)]

@@ -336,7 +336,7 @@ def test_observation_is_the_question_and_nothing_else():
         ),
         (
             {"task": {"prompt": [{"role": r, "content": "x"} for r in ROLES], "reward_spec": {"ground_truth": "3"}}},
-            "takes a prompt of system and user messages; field 'prompt' has others",
+            "field 'prompt' must hold messages of the system and the user alone",
         ),
         ({"task": {}, "task_id": "val:arithmetic:1:en:1"}, "not both"),
     ],

@@ -5,7 +5,7 @@ import math
 import re
 import time
 from fractions import Fraction
-from typing import Literal
+from typing import List, Literal  # noqa: UP035
 
 import pytest
 from hypothesis import given, settings
@@ -115,6 +115,19 @@ def test_schema_of_a_signature():
     assert order.schema == {"type": "function", "function": described} and not order.external
     with pytest.raises(TypeError, match="parameter 'x' needs a hint"):
         tool(lambda x: x)
+    with pytest.raises(TypeError, match=r"Tool 'bare': parameter 'x' needs a hint of .* got typing.List"):
+        tool(bare)
+    with pytest.raises(TypeError, match="Tool 'later' is async, and nobody would await it: give a plain function"):
+        tool(later)
+
+
+def bare(x: List):  # noqa: UP006
+    """Does things."""
+
+
+async def later(x: str) -> str:
+    """Does things."""
+    return x
 
 
 def varied(x: str, *more: int):

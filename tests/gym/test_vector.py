@@ -62,6 +62,15 @@ def test_results_are_those_of_single_environments(env_id, mode, vectorization):
     envs.close()
 
 
+def test_gymnasiums_own_names_of_modes_are_taken():
+    envs = skyrl_gym.make_vec(GUESS, 2, gym.VectorizeMode.SYNC, autoreset_mode=AutoresetMode.DISABLED)
+    assert isinstance(envs, gym.vector.SyncVectorEnv) and len(envs.reset(seed=1)[0]) == 2
+    with pytest.raises(
+        ValueError, match="vectorization_mode is 'vector_entry_point'; valid ones are 'sync' and 'async'"
+    ):
+        skyrl_gym.make_vec(GUESS, 2, gym.VectorizeMode.VECTOR_ENTRY_POINT)
+
+
 def test_arguments_reach_every_episode():
     envs = gym.make_vec(GUESS, num_envs=2, lang="zh", difficulty=2, max_episode_steps=1, autoreset_mode="SameStep")
     assert "整数" in envs.reset(seed=1)[0][1] and envs.spec.to_json()

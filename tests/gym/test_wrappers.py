@@ -12,6 +12,8 @@ from gymnasium.utils.env_checker import check_env
 import skyrl_gym
 from skyrl_gym import HistoryWindow, InvalidActionBudget, RecordEpisodes, replay
 from skyrl_gym.__main__ import main
+from skyrl_gym.adapters import gem
+from skyrl_gym.adapters.trl import environment_factory
 from skyrl_gym.spaces import UnicodeText
 from tests.gym.test_all_envs import GUESS, IDS, ROWS, good_action
 
@@ -36,6 +38,49 @@ def test_invalid_actions_end_the_episode():
         (False, False, 1),
         (False, True, 2),
     ]
+
+
+def test_a_reset_that_is_refused_changes_nothing_of_the_episode(tmp_path):
+    """Neither the rules of the environment nor what wrappers count."""
+    wrong = [{"lang": "zh", "task_id": "val:9:en:0"}, {"lang": "zh", "task": {"prompt": 3}}, {"lang": "xx"}]
+    env = RecordEpisodes(InvalidActionBudget(HistoryWindow(gym.make(GUESS), turns=2), budget=2), tmp_path / "a.jsonl")
+    for refused in wrong:
+        first, _ = env.reset(options={"task_id": "val:1:en:0"})
+        before = env.unwrapped.options, env.unwrapped.task
+        env.step("x")
+        with pytest.raises(ValueError):
+            env.reset(options=refused)
+        assert (env.unwrapped.options, env.unwrapped.task) == before
+        observation, _, _, truncated, info = env.step("x")
+        assert observation == f"{first}\n> x\nThat is no number.\n> x\nThat is no number."
+        assert truncated and info["invalid_actions"] == 2
+    env.close()
+    assert replay(tmp_path / "a.jsonl") == len(wrong)
+    (tmp_path / "a.jsonl").write_text((tmp_path / "a.jsonl").read_text().replace('"steps": [', '"steps": [1, '))
+    with pytest.raises(ValueError, match=r"a.jsonl:1: not an episode of RecordEpisodes \(TypeError"):
+        replay(tmp_path / "a.jsonl")
+
+
+def test_an_environment_that_does_not_say_which_actions_are_valid_has_no_invalid_ones():
+    class Plain(gym.Env):
+        observation_space = action_space = UnicodeText(100)
+
+        def reset(self, *, seed=None, options=None):
+            super().reset(seed=seed)
+            return "hello", {}
+
+        def step(self, action):
+            return "bye", 1.0, action == "end", False, {}
+
+    gym.register("mine/silent-v0", Plain)
+    try:
+        env = InvalidActionBudget(gym.make("mine/silent-v0"), budget=1)
+        env.reset(seed=0)
+        assert env.step("x")[2:4] == (False, False) and env.step("end")[2:] == (True, False, {"invalid_actions": 0})
+        assert gem.make("mine/silent-v0").reset()[0] == "hello"
+        assert "hello" in environment_factory("mine/silent-v0")().reset()
+    finally:
+        del gym.registry["mine/silent-v0"]
 
 
 @pytest.mark.parametrize("env_id", [env_id for env_id in IDS if env_id not in ROWS])

@@ -71,12 +71,12 @@ def _serve(args: argparse.Namespace) -> None:
 
 
 def _option(text: str) -> tuple[str, Any]:
-    name, equals, value = text.partition("=")
-    if not equals:
+    name, _, value = text.partition("=")
+    if not value:
         raise argparse.ArgumentTypeError(f"{text!r} is not NAME=VALUE, for example solution=worked")
     try:
         return name, yaml.safe_load(value)
-    except yaml.YAMLError as error:
+    except (ValueError, yaml.YAMLError) as error:
         raise argparse.ArgumentTypeError(f"{text!r} has no value of YAML: put it in quotes, {name}='...'") from error
 
 

@@ -166,13 +166,13 @@ class TextEnv(Env[str, str]):
         if row is not None and task_id is not None:
             raise ValueError("Give options['task'] or options['task_id'], not both.")
         if task_id is not None:
-            self.options, index = self._from_task_id(task_id, options)
+            chosen, index = self._from_task_id(task_id, options)
         else:
-            self.options = self.defaults | self._checked(options)
-            index = int(self.np_random.integers(self.count_tasks(self.options))) if row is None else 0
-        task = self.make_task(self.options, index) if row is None else self.task_from_row(row, self.options)
-        own = {name: self.options[name] for name in ("difficulty", "lang", "split") if name in self.options}
-        self._task = task = replace(task, **own)
+            chosen = self.defaults | self._checked(options)
+            index = int(self.np_random.integers(self.count_tasks(chosen))) if row is None else 0
+        task = self.make_task(chosen, index) if row is None else self.task_from_row(row, chosen)
+        own = {name: chosen[name] for name in ("difficulty", "lang", "split") if name in chosen}
+        self.options, self._task = chosen, (task := replace(task, **own))
         self._finished, self.recorded = True, None  # should it not begin
         self._screen = observation = self.begin(task)
         self._finished = False

@@ -2,18 +2,25 @@
 
 import sys
 from collections.abc import Iterator
-from typing import Any, cast
+from typing import Any
 
 from gymnasium import Env, make
+from gymnasium.spaces import Text
 
 from skyrl_gym.core import TextEnv
 from skyrl_gym.registry import resolve_env_id
 
 
+def _text_env(env: Env[Any, Any]) -> TextEnv:
+    if not isinstance(env.unwrapped, TextEnv):
+        raise ValueError(f"{env.spec and env.spec.id} has no tasks and no expert: it is no TextEnv.")
+    return env.unwrapped
+
+
 def num_tasks(env_id: str, options: dict[str, Any] | None = None) -> int:
     """How many distinct tasks an environment has under reset options, for example {"split": "val"}."""
     with make(resolve_env_id(env_id)) as env:
-        return cast(TextEnv, env.unwrapped).num_tasks(options)
+        return _text_env(env).num_tasks(options)
 
 
 def expert_trajectory(
@@ -28,9 +35,7 @@ def demonstrations(env_id: str, n: int, options: dict[str, Any] | None = None) -
     """The expert's episodes of the first `n` tasks under reset options, always the same: {"messages": chat, "task_id",
     "env_id", "reward": the sum, "success"}; one that is hasty or searches may fail. ValueError if there are fewer."""
     with make(resolve_env_id(env_id)) as env:
-        text_env, options = env.unwrapped, options or {}
-        if not isinstance(text_env, TextEnv):
-            raise ValueError(f"{env_id} has no expert: it is no TextEnv.")
+        text_env, options = _text_env(env), options or {}
         count, chosen = text_env.num_tasks(options), text_env.defaults | options
         if not 0 < n <= count:
             raise ValueError(f"n is {n}, expected 1 to {count}: {env_id} has {count} tasks under these options.")
@@ -39,13 +44,13 @@ def demonstrations(env_id: str, n: int, options: dict[str, Any] | None = None) -
 
 
 def _expert_episode(env: Env[str, str], seed: int | None, options: dict[str, Any]) -> dict[str, Any]:
-    if options.get("opponent", "perfect") not in ("random", "perfect"):  # a chat is one role's
+    if not {*str(options.get("opponent", "perfect")).split(",")} <= {"random", "perfect"}:  # a chat is one role's
         options = options | {"opponent": "random"}
     observation, info = env.reset(seed=seed, options=options)
     task_id, total, done = info.get("task_id"), 0.0, False
     messages = [{"role": "system", "content": told}] if (told := info.get("instructions")) else []
     while not done:
-        action = cast(TextEnv, env.unwrapped).expert_action()
+        action = _text_env(env).expert_action()
         messages += [{"role": "user", "content": observation}, {"role": "assistant", "content": action}]
         observation, reward, terminated, truncated, info = env.step(action)
         total, done = total + float(reward), terminated or truncated
@@ -55,6 +60,8 @@ def _expert_episode(env: Env[str, str], seed: int | None, options: dict[str, Any
 
 def play(env_id: str, seed: int | None, options: dict[str, Any]) -> None:
     with make(resolve_env_id(env_id)) as env:
+        if not isinstance(env.action_space, Text):
+            raise ValueError(f"{env_id} acts by {env.action_space}, and only text can be played.")
         observation, info = env.reset(seed=seed, options=options)
         print(f"{env_id}, task {info.get('task_id', '')}\n{info.get('instructions', '')}".rstrip())
         done = False

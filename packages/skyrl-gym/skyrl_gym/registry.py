@@ -9,7 +9,7 @@ import importlib
 import os
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +55,7 @@ _RULES: dict[str, tuple[str, Callable[[Any], object]]] = {
     "description": ("a string", lambda x: isinstance(x, str)),
     "action_grammar": ("a string", lambda x: isinstance(x, str)),
     "splits": ("a list of names", lambda x: _holds(x, list, str)),
-    "reward_range": ("a list of two numbers", lambda x: _holds(x, list, int, float) and len(x) == 2),
+    "reward_range": ("a list of two numbers", lambda x: _holds(x, list, int, float) and len(x) == 2 and x[0] <= x[1]),
     "max_episode_steps": ("a whole number above 0", lambda x: x is None or (type(x) is int and x > 0)),
     "kwargs": ("a mapping of argument names", lambda x: _holds(x, dict, str)),
 }
@@ -83,7 +83,7 @@ def load_registry(path: str | Path) -> list[EnvEntry]:
         if entry.id in new:
             raise ValueError(f"{entry.source}: field 'id': {entry.id!r} is also the id of {new[entry.id].source}.")
         known = _entries.get(entry.id)
-        if known is not None and (known.entry_point, known.kwargs) == (entry.entry_point, entry.kwargs):
+        if known is not None and replace(known, source=entry.source, description=entry.description) == entry:
             continue
         if entry.id in gymnasium.registry:
             owner = known.source if known else "a call of gymnasium.register"
@@ -141,7 +141,7 @@ def _read(path: Path) -> list[EnvEntry]:
         loader = yaml.SafeLoader(path.read_text(encoding="utf-8"))
         node = loader.get_single_node()
         document = loader.construct_document(node) if node else None
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+    except (OSError, ValueError, yaml.YAMLError) as error:
         problem = " ".join(str(error).split())
         raise ValueError(f"The environment registry {path} cannot be read: {problem}.") from error
     if not isinstance(document, dict) or document.get("schema") != 1 or not isinstance(document.get("envs"), list):

@@ -25,6 +25,7 @@ def make_vec(
     `autoreset_mode` is a Gymnasium AutoresetMode or its value; further arguments are gymnasium.make_vec's (`wrappers`,
     `vector_kwargs`) and the environment's, as in `make_vec("webshop_lite", 8, split="val")`.
     """
+    vectorization_mode = getattr(vectorization_mode, "value", vectorization_mode)
     if vectorization_mode not in ("sync", "async"):
         raise ValueError(f"vectorization_mode is {vectorization_mode!r}; valid ones are 'sync' and 'async'.")
     if num_envs < 1:

@@ -30,8 +30,8 @@ class HistoryWindow(TextWrapper, RecordConstructorArgs):
         self._limit = turns
 
     def reset(self, **kwargs: Any) -> Reset:
-        self._turns: list[str] = []
         self._first, info = self.env.reset(**kwargs)
+        self._turns: list[str] = []
         return self._first, info
 
     def step(self, action: str) -> Step:
@@ -52,13 +52,13 @@ class InvalidActionBudget(TextWrapper, RecordConstructorArgs):
         self._budget = budget
 
     def reset(self, **kwargs: Any) -> Reset:
-        self._invalid = 0
         observation, info = self.env.reset(**kwargs)
+        self._invalid = 0
         return observation, info | {"invalid_actions": 0}
 
     def step(self, action: str) -> Step:
         observation, reward, terminated, truncated, info = self.env.step(action)
-        self._invalid += not info["valid_action"]
+        self._invalid += not info.get("valid_action", True)
         truncated = truncated or (self._invalid >= self._budget and not terminated)
         return observation, reward, terminated, truncated, info | {"invalid_actions": self._invalid}
 
@@ -79,10 +79,10 @@ class RecordEpisodes(TextWrapper, RecordConstructorArgs):
         self._episode: dict[str, Any] = {}
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Reset:
-        self._write()
         # Without a seed, the generator goes on from where earlier episodes left it.
         generator = self.unwrapped.np_random.bit_generator.state if seed is None else None
         observation, info = self.env.reset(seed=seed, options=options)
+        self._write()
         self._episode = {"env": self._spec, "np_random": generator, "reset": {"seed": seed, "options": options}}
         self._episode["steps"] = [[None, observation]]  # the first is the reset
         return observation, info
@@ -114,10 +114,10 @@ def replay(path: str | Path) -> int:
             env: Any = make(EnvSpec.from_json(json.dumps(episode["env"])))
             if episode["np_random"] is not None:
                 env.unwrapped.np_random.bit_generator.state = episode["np_random"]
-            arguments, steps = episode["reset"], episode["steps"]
+            arguments, steps = episode["reset"], [(action, told) for action, *told in episode["steps"]]
         except (AttributeError, KeyError, TypeError) as error:
             raise ValueError(f"{where}: not an episode of RecordEpisodes ({error!r}).") from None
-        for index, (action, *recorded) in enumerate(steps):
+        for index, (action, recorded) in enumerate(steps):
             calls = recorded[4] if len(recorded) > 4 else None
             if calls and (feed := getattr(env.unwrapped, "feed_external", None)):
                 feed(calls)

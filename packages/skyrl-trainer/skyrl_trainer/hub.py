@@ -9,9 +9,7 @@ from skyrl_trainer.errors import UserError
 
 
 def snapshot(name: str, patterns: list[str], asked_by: str) -> tuple[str, list[Path]]:
-    """The data set's commit, and its files that fit the patterns, in Hugging Face's cache, in order.
-    UserError says what is needed to fetch it; asked_by: the option that names it.
-    """
+    """The data set's commit, and its files that fit the patterns, in the cache, in order. asked_by: for UserErrors."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 

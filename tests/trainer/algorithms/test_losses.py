@@ -363,6 +363,9 @@ def test_mixins_compose_and_bring_their_options_and_ranges() -> None:
         ("grpo", {"correction": "bypass", "correction_range": [0.5, 2.0]}, r"range is .* should be left out"),
         ("grpo", {"correction": "tis", "correction_range": [3.0, 2.0]}, r"range is \[3.0, 2.0\], .* two weights"),
         ("grpo", {"correction": "tis", "correction_range": [0.5]}, r"range is \[0.5\], but should be two weights"),
+        ("grpo", {"correction": "tis", "correction_range": [0.0, 0.0]}, r"range is \[0.0, 0.0\], .* two weights"),
+        ("grpo", {"correction_range": [0.5, 2.0]}, r"should be left out: correction=auto has none"),
+        ("cispo", {"epsilon_high": 0}, r"epsilon_high is 0, but should be greater than 0"),
     ],
 )
 def test_options_that_do_not_fit_are_named(name: str, options: dict[str, Any], sentence: str) -> None:

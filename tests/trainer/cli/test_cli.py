@@ -278,7 +278,7 @@ def test_a_dry_run_says_what_would_stop_the_skyrl_command_on_a_laptop(monkeypatc
         "trainer.policy.model.path: there is no folder /nowhere/model.",
         "The placement needs 4 GPUs (trainer.placement.policy_num_gpus_per_node=4, 4 engines); this machine has none.",
         "data.train_data: There is no data file /nowhere/train.parquet; expected a .jsonl or .parquet file.",
-        "trainer.logger is wandb, which is not installed: run `pip install wandb`",
+        "trainer.logger=wandb is not installed: run `pip install wandb`, or use tensorboard or none.",
     ):
         assert part in found
 
@@ -322,18 +322,29 @@ def test_training_refuses_what_cannot_work_before_it_starts_anything(
             "needs a critic: take trainer.algorithm.name=ppo, or <name>_ppo, or PPOTrainer.",
         ),
         ("trainer.optimizer_kwargs={foo: 3}", "trainer.optimizer_kwargs does not fit torch.optim.AdamW"),
+        ("trainer.optimizer_kwargs={betas: [0.9]}", "trainer.optimizer_kwargs does not fit torch.optim.AdamW"),
+        ("trainer.optimizer_kwargs={betas: {}}", "trainer.optimizer_kwargs does not fit torch.optim.AdamW"),
         ("trainer.lr_scheduler_type=foo", "trainer.lr_scheduler_type='foo' cannot be used"),
+        ("trainer.lr_scheduler_type=cosine_with_min_lr", "cannot be used: One of min_lr or min_lr_rate"),
+        ("trainer.algorithm.reward_funcs={succes: 1}", "Did you mean success?"),
+        ("data.train_data=text_math?tries=2", "data.train_data: `tries` are held-out data's; here generator.num_gen"),
         ("trainer.lr_scheduler_type=reduce_lr_on_plateau", "trainer.lr_scheduler_type='reduce_lr_on_plateau' cannot"),
         ("generator.temperature=0", "generator.temperature=0 leaves nothing to learn from"),
         (
             "data.val_data=text_math?split=val&tries=4",
-            "data.val_data: `tries` would all be the same",
+            "data.val_data: `tries` are all the same",
         ),
     ],
 )
 def test_a_dry_run_says_which_setting_cannot_be_used(override: str, sentence: str) -> None:
     found = list(obstacles(load_config(None, ["trainer.algorithm.name=dapo", override]), LAPTOP))
     assert len(found) == 1 and sentence in found[0]
+
+
+@pytest.mark.parametrize("way", ["foreach", "differentiable", "fused"])
+def test_adamws_own_ways_are_settings(way: str) -> None:
+    """Ours is the fused one, which no other goes with."""
+    assert not list(obstacles(load_config(None, [f"trainer.optimizer_kwargs={{{way}: true}}"]), LAPTOP))
 
 
 @pytest.mark.parametrize("name", ["ppo", "cispo_ppo"])
@@ -416,7 +427,7 @@ def test_a_context_is_no_longer_than_a_models_positions(tmp_path: Path, capsys: 
     for path, most, more in (("tiny", 8192, []), (str(tmp_path), 4000, [f"trainer.policy.model.path={tmp_path}"])):
         (tmp_path / "config.json").write_text(json.dumps(QWEN_0_6B | {"max_position_embeddings": 4000}))
         assert model_shape(load_config(None, [f"generator.max_model_len={most}", *more]))
-        sentence = f"generator.max_model_len is {most + 1}, but trainer.policy.model.path={path} has {most} positions"
+        sentence = f"generator.max_model_len={most + 1}, and trainer.policy.model.path={path} has {most} positions"
         with pytest.raises(UserError, match=re.escape(sentence)):
             model_shape(load_config(None, [f"generator.max_model_len={most + 1}", *more]))
         assert cli.main(["train", "quickstart", f"generator.max_model_len={most + 1}", *more, "--dry-run"]) == 0

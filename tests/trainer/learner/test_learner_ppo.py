@@ -218,6 +218,24 @@ def test_kl_in_the_reward_is_taken_off_token_by_token_and_not_counted_in_the_los
     assert (found[0] - expected[0]).norm() <= 1e-9 * expected[0].norm()
 
 
+def test_the_kl_that_moves_beta_is_never_below_zero(tmp_path: Path) -> None:
+    """The mean of k1 is, where the policy has become less likely than the reference to write what it learns from."""
+    algorithm = {"advantage_estimator": "rloo", "options": {"beta": 0.1, "kl_estimator": "k1_in_reward"}}
+    trainer = start(save_model(tmp_path, "gpt2"), "grpo", trainer={"algorithm": algorithm})
+    means = list[float]()
+    assert trainer.reference is not None
+    for seed in range(8):
+        batch = make_batch(seed=seed, turns=2)
+        rows = make_rows(batch.trajectories)
+        trainer._score(trainer.learner, rows, range(len(rows)), "old_logprobs", Meter())
+        trainer._score(trainer.reference, rows, range(len(rows)), "ref_logprobs", Meter())
+        old_N, ref_N = (torch.cat([getattr(row, f"{name}_logprobs") for row in rows]) for name in ("old", "ref"))
+        means.append((old_N - ref_N).mean().item())
+        expected = (torch.expm1(ref_N - old_N) - (ref_N - old_N)).mean().item()
+        assert trainer.update(batch)["kl/reference"] == pytest.approx(expected, abs=1e-12)
+    assert min(means) < 0 < expected
+
+
 def test_an_entropy_bonus_keeps_the_policy_open(tmp_path: Path) -> None:
     entropies = {}
     for coef in (0.0, 0.5):

@@ -111,12 +111,12 @@ def test_a_new_run_keeps_an_older_runs_metrics_beside(tmp_path: Path) -> None:
 
 def test_a_damaged_line_is_named(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").write_text('{"step": 0}\nnonsense\n{"step": 1}\n')
-    with pytest.raises(UserError, match=r"metrics.jsonl, line 2, is not a JSON object of numbers: 'nonsense'"):
+    with pytest.raises(UserError, match=r"metrics.jsonl, line 2, is no JSON object of numbers with a step: 'nonsense'"):
         read_metrics(tmp_path)
 
     for line in ('{"loss": 1}', '{"step": null}', '{"step": "one"}', "[]"):
         (tmp_path / "metrics.jsonl").write_text(line + '\n{"step": 1}\n')
-        with pytest.raises(UserError, match=r"metrics.jsonl, line 1, is not .* of them is its step"):
+        with pytest.raises(UserError, match=r"metrics.jsonl, line 1, is no JSON object of numbers with a step"):
             MetricsWriter(tmp_path, last_step=1)
 
 

@@ -61,6 +61,27 @@ def test_mlflow_gets_the_run_its_settings_and_figures(monkeypatch: pytest.Monkey
     assert calls["log_metrics"] == (({"loss": 0.5, "reward.right .exact.": 1.0},), {"step": 3}) and "end_run" in calls
 
 
+def test_a_tracker_that_fails_is_given_up_and_the_run_goes_on(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """At once, with a sentence: a server that is gone costs minutes each time that it is asked."""
+
+    def gone(*words: Any, **named: Any) -> None:
+        calls.append(words)
+        raise ConnectionError("nobody is there")
+
+    calls = list[Any]()
+    played = Recorder("init", "finish", config={}, log=gone)
+    PartialState(cpu=True)
+    monkeypatch.setitem(sys.modules, "swanlab", played)
+    tracker = Tracker(load_config(None, ["trainer.logger=swanlab"]))
+    for step in range(3):
+        tracker.log({"step": float(step), "loss": 0.5})
+    tracker.close()
+    assert len(calls) == 1 and [name for name, _, _ in played.calls] == ["init"]
+    assert caplog.messages == ["trainer.logger=swanlab is given up (nobody is there); metrics.jsonl has all."]
+
+
 def test_swanlab_gets_the_run_its_settings_and_figures(monkeypatch: pytest.MonkeyPatch) -> None:
     calls, settings = learned(monkeypatch, "swanlab", Recorder("init", "log", "finish", config={}))
     assert calls["init"][1] == {"project": "sums", "experiment_name": "mine", "config": settings}

@@ -96,7 +96,7 @@ def test_tries_of_a_task_are_a_group_and_give_pass_at_k(tmp_path: Path) -> None:
     rollouts.names.clear()
     found = both.metrics(rollouts, step=3)
     assert (found["eval/pass_at/2"], found["eval/pass_at/4"]) == (0.5, 1.0), "of the source with tries"
-    with pytest.raises(UserError, match=r"`tries` would all be the same at generator.eval_temperature=0"):
+    with pytest.raises(UserError, match=r"`tries` are all the same at generator.eval_temperature=0"):
         HeldOut(Config.model_validate({"data": {"val_data": [f"{ENV}&tries=2"]}}), None)
 
 

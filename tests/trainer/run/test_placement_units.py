@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import signal
+import sys
 from collections.abc import Callable
 from typing import Any
 from unittest.mock import Mock
@@ -14,6 +16,7 @@ from skyrl_trainer.errors import EngineDied, UserError
 from skyrl_trainer.run import processes
 from skyrl_trainer.run.cluster import Node, living, place_engines
 from skyrl_trainer.run.processes import Processes
+from skyrl_trainer.run.signals import Stopped, StopSignal
 from skyrl_trainer.settings import Config
 
 CPUS = [Node("driver", 2, 0), Node("b", 4, 0)]
@@ -183,3 +186,20 @@ def test_an_engine_that_dies_with_its_node_before_it_is_ready_is_said(monkeypatc
     monkeypatch.setattr(processes.ray, "get", Mock(side_effect=lost))
     with pytest.raises(EngineDied, match=r"^An engine could not start\. It died, or cannot be reached: start again\.$"):
         made.wait_for_engines()
+
+
+def test_a_sigterm_while_ray_starts_is_a_stop_like_any_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray puts a handler of its own in the place of ours, which ends the process without a word."""
+
+    def init(**_: Any) -> None:
+        signal.signal(signal.SIGTERM, lambda number, _: sys.exit(number))
+        signal.raise_signal(signal.SIGTERM)
+
+    monkeypatch.setattr(processes.ray, "is_initialized", lambda: False)
+    monkeypatch.setattr(processes.ray, "init", init)
+    monkeypatch.setattr(processes.ray._private.worker, "listen_error_messages", None)
+    with StopSignal():
+        ours = signal.getsignal(signal.SIGTERM)
+        with pytest.raises(Stopped) as stopped:
+            processes.start_ray(Config())
+        assert stopped.value.number == signal.SIGTERM and signal.getsignal(signal.SIGTERM) == ours

@@ -124,7 +124,7 @@ def test_what_the_learner_answers_and_why_it_fails_come_through() -> None:
     def fails(method: str) -> None:
         raise ValueError("out of memory")
 
-    with pytest.raises(SyncError, match="in update_weights: the learner did not send its weights: out of memory"):
+    with pytest.raises(SyncError, match="in update_weights: the learner did not send weights: out of memory"):
         Alone(fails)._both("update_weights", [], "send")
 
 

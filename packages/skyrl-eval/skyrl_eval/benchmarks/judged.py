@@ -97,9 +97,7 @@ class BrowseComp(MatchedAnswer):
 
 
 class Rating(BaseModel):
-    """DeepSearchQA's judge's reply.
-    Example: {"Correctness Details": {"Ix": true, "Ox": false}, "Excessive Answers": ["Ux"]}
-    """
+    """A reply such as {"Correctness Details": {"Ix": true, "Ox": false}, "Excessive Answers": ["Ux"]}."""
 
     details: dict[str, bool] = Field(alias="Correctness Details", min_length=1)
     excessive: list[Any] | None = Field(alias="Excessive Answers", default=None)

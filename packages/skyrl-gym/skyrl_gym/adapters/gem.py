@@ -19,7 +19,7 @@ class GemEnv(gymnasium.Wrapper[str, str, str, str]):
         if seed is not None:
             self.action_space.seed(seed)
         observation, info = self.env.reset(seed=seed, **kwargs)
-        return f"{info['instructions']}\n\n{observation}".lstrip(), info
+        return f"{info.get('instructions', '')}\n\n{observation}".lstrip(), info
 
     def sample_random_action(self) -> str:
         """An admissible action where they are listed, else random characters."""

@@ -52,7 +52,7 @@ class TextEnvironment:
         self.reward, self.done = 0.0, False
         if "task" in options:  # the prompt holds instructions and question
             return None
-        told = info.get("instructions_without_tools", info["instructions"])
+        told = info.get("instructions_without_tools", info.get("instructions", ""))
         return f"{told}\n\n{NOTE}\n\n{observation}".lstrip()
 
     def get_reward(self) -> float:
@@ -93,8 +93,8 @@ def _hint(schema: dict[str, Any]) -> Any:
     return KINDS.get(str(schema.get("type")), str)
 
 
+# told: by trl_tools.yaml. own: the schema of a tool that the environment has itself, called in its grammar.
 def _method(name: str, told: dict[str, Any], own: dict[str, Any] | None) -> Callable[..., str]:
-    """told: by trl_tools.yaml. own: the schema of a tool that the environment has itself, called in its grammar."""
     own = own or {"description": told["does"], "parameters": {"required": told.get("arguments", ())}}
     schema, action = own["parameters"], told.get("action")
     known, required = schema.get("properties", {}), schema.get("required", ())

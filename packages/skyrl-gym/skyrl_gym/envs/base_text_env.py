@@ -76,8 +76,8 @@ class BaseTextEnv(Env[ConversationType, str]):
         for group in tool_groups:
             self.tool_to_toolgroup |= group.get_tool_to_group_mapping()
 
+    # What the tool returns, kept where it is plain data; in a replay of a class that waits, what is kept.
     def _execute_tool(self, tool_group_name: str, tool_name: str, tool_input: Sequence[Any]) -> Any:
-        """What the tool returns, kept where it is plain data; in a replay of a class that waits, what is kept."""
         groups = {group.name: group for group in self.tool_groups}
         if tool_group_name not in groups:
             raise ValueError(f"There is no tool group {tool_group_name!r}, only {', '.join(groups) or 'none'}.")

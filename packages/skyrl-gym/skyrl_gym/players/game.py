@@ -76,6 +76,7 @@ class Game:
     def __init__(self, lang: str = "en") -> None:
         self.lang, self.possible_agents = lang, list(ROLES)
         self._observations, self._actions = UnicodeText(1 << 16), UnicodeText(1 << 20)
+        self._generator = np.random.default_rng()
 
     def observation_space(self, agent: str) -> UnicodeText:
         return self._observations
@@ -86,7 +87,9 @@ class Game:
     def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> None:
         """options: `deal`, where chance is not to draw it, and `moves` that were made already."""
         options = options or {}
-        self.deal = options["deal"] if "deal" in options else self.draw(np.random.default_rng(seed))
+        if seed is not None:  # else it goes on from the last one
+            self._generator = np.random.default_rng(seed)
+        self.deal = options["deal"] if "deal" in options else self.draw(self._generator)
         self.moves = list(options.get("moves", ()))
         self.agents, self.agent_selection = list(ROLES), self.mover(len(self.moves))
         self.rewards = dict.fromkeys(ROLES, 0.0)

@@ -60,13 +60,14 @@ class McpServer:
         try:
             listed = read_list(file, "an MCP server's tools") if known else self._ask(_list)
             tools = [self._tool(**each) for each in listed]
+            if file and not known:
+                aside = Path(f"{file}.{uuid4().hex}")
+                aside.write_text(json.dumps(listed, indent=1), encoding="utf-8")
+                aside.replace(file)
         except Exception as error:
             server = self._settings.get("url") or " ".join(self._settings["command"])  # the rest may hold secrets
-            raise RuntimeError(f"No list of tools from the MCP server {server:.200}: {_reason(error)}") from error
-        if file and not known:
-            aside = Path(f"{file}.{uuid4().hex}")
-            aside.write_text(json.dumps(listed, indent=1), encoding="utf-8")
-            aside.replace(file)
+            source = file if known else f"the MCP server {server:.200}"
+            raise RuntimeError(f"No list of tools from {source}: {_reason(error)}") from error
         return tools
 
     def close(self) -> None:

@@ -163,8 +163,8 @@ class Sandbox:
         shown = text[:most].decode("utf-8", "replace") + f"\n[output cut after {most} bytes]" * (len(text) > most)
         return ExecResult(shown, error, time.monotonic() - started)
 
+    # What the child prints, up to a byte more than the limit; why it had to be stopped, or ""; its exit status.
     def _listen(self, ours: socket.socket, output: BinaryIO, wall: float) -> tuple[bytes, str, int]:
-        """What the child prints, up to a byte more than the limit; why it had to be stopped, or ""; its exit status."""
         ours.settimeout(0.001)
         text, stopped, status, started = b"", "", None, time.monotonic()
         while status is None:

@@ -53,9 +53,9 @@ class Tool:
 
 
 def tool(function: Callable[..., Any], *, external: bool = False) -> Tool:
-    """A decorator: a Tool of a function with a docstring and type hints. A parameter with a default is optional.
-    TypeError: a hint is missing or is none of str, int, float, bool, list[...], Literal[...] and X | Y.
-    """
+    """A decorator: a Tool of a function with type hints, or TypeError. A parameter with a default is optional."""
+    if inspect.iscoroutinefunction(function):
+        raise TypeError(f"Tool {function.__name__!r} is async, and nobody would await it: give a plain function.")
     hints, properties, required = typing.get_type_hints(function, localns=vars(typing)), {}, []
     for name, parameter in inspect.signature(function).parameters.items():
         where = f"Tool {function.__name__!r}: parameter {name!r}"
@@ -141,14 +141,12 @@ def _schema(hint: Any, where: str) -> dict[str, Any]:
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     if origin is typing.Literal:
         return {"enum": list(args)}
-    if origin is list:
+    if origin is list and args:
         return {"type": "array", "items": _schema(args[0], where)}
     if origin in (typing.Union, types.UnionType):
         return {"anyOf": [_schema(arg, where) for arg in args]}
     if hint not in _JSON_TYPES:
-        raise TypeError(
-            f"{where} needs a hint of str, int, float, bool, list[...], Literal[...] or X | None, got {hint}."
-        )
+        raise TypeError(f"{where} needs a hint of str, int, float, bool, list[...], Literal[...] or X | Y, got {hint}.")
     return {"type": _JSON_TYPES[hint]}
 
 

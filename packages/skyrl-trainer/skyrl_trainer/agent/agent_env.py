@@ -244,8 +244,8 @@ class AgentEnv(gymnasium.Env[str, str]):
         return None
 
 
+# Conversation.said, Conversation.refusal, or, of a record, both; a plain text is an answer that was not cut.
 def _read(action: str) -> Json:
-    """Conversation.said, Conversation.refusal, or, of a record, both; a plain text is an answer that was not cut."""
     with suppress(ValueError, RecursionError, AttributeError):
         said = json.loads(action)
         refused = said.get("refused", [""])

@@ -98,8 +98,8 @@ class ChatPrompt:
             ids = ids[:-1]
         return self.tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
 
+    # Ids of what follows the assistant's words when these messages (JSON) answer it.
     def _after(self, messages: str) -> tuple[int, ...]:
-        """Ids of what follows the assistant's words when these messages (JSON) answer it."""
         said = self._render([*ASKED, MARKED, *json.loads(messages)])
         return tuple(self.encode(said.split(MARKER, 1)[-1]))
 

@@ -16,7 +16,7 @@ from skyrl_trainer.algorithms.policy_loss import PolicyLoss
 
 class CISPOLossMixin(PolicyLoss):
     class Options(LossOptions):
-        epsilon_high: float = Field(5.0, ge=0)
+        epsilon_high: float = Field(5.0, gt=0)
 
     ignores = frozenset({"epsilon"})
     reduction = staticmethod(token_mean)

@@ -42,7 +42,7 @@ class CommonOptions(LossOptions):
     sampler: str = "uniform"
     """A registered sampler: uniform, curriculum, yours; dynamic draws until every group has rewards that differ."""
     max_draws: int = Field(4, gt=0)
-    """Batches that the dynamic sampler draws per step, at most."""
+    """Batches that the dynamic sampler draws per step, at most; trainer.max_staleness=k allows k more."""
     overlong_filter: bool = False
     """A trajectory that its token budget cut off is not learned from."""
 

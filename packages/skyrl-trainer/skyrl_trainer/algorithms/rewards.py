@@ -19,7 +19,7 @@ from skyrl_trainer.user_file import cause, run_async
 
 OWN_REWARDS = {"env": 1.0, "success": 0.0, "overlong": 0.0}
 """With the weights by default: the env's reward, 1 for a solved task, and the penalty for length."""
-_REWARDS: Registry[RewardFunction] = Registry("trainer.algorithm.reward_funcs")
+_REWARDS: Registry[RewardFunction] = Registry("trainer.algorithm.reward_funcs", dict.fromkeys(OWN_REWARDS, ""))
 reward_function = _REWARDS.get
 
 

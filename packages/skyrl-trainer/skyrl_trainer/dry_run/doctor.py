@@ -41,8 +41,8 @@ def hardware() -> Hardware:
     return Hardware(len(os.sched_getaffinity(0)), memory, tuple(_gpus()))
 
 
+# NVIDIA's, by its own tool; CUDA_VISIBLE_DEVICES (indices or UUIDs) hides some.
 def _gpus() -> Iterator[Gpu]:
-    """NVIDIA's, by its own tool; CUDA_VISIBLE_DEVICES (indices or UUIDs) hides some."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     command = ["nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader,nounits"]
     command += [f"--id={visible}"] if visible else []

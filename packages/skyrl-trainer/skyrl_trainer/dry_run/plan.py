@@ -70,10 +70,7 @@ def obstacles(config: Config, machine: Hardware) -> Iterator[str]:
         yield f"{backend}: install skyrl-trainer[cpu] or skyrl-trainer[gpu]."
     wheel, module = ("'ray[default]'", "aiohttp_cors") if logger == "prometheus" else (logger, logger)
     if logger != "none" and importlib.util.find_spec(module) is None:
-        yield (
-            f"trainer.logger is {logger}, which is not installed: run `pip install {wheel}`, "
-            "or use trainer.logger=tensorboard or none."
-        )
+        yield f"trainer.logger={logger} is not installed: run `pip install {wheel}`, or use tensorboard or none."
     from skyrl_trainer.agent.agent_env import check_agent
     from skyrl_trainer.engine.actor import engine_class
     from skyrl_trainer.learner import lora  # loads torch
@@ -121,7 +118,8 @@ def _load_data(config: Config) -> None:
     name = "data.train_data"
     try:
         if not load("skyrl_trainer.rollout.stored:stored_folders")(config):
-            load("skyrl_trainer.data:tasks")(config, config.data.train_data)
+            samples = load("skyrl_trainer.data:tasks")(config, config.data.train_data)
+            load("skyrl_trainer.algorithms.samplers:UniformSampler")(samples, config.trainer.seed)
         name = "data.val_data"
         load("skyrl_trainer.run.held_out:HeldOut")(config, None)
     except UserError as error:

@@ -147,8 +147,8 @@ class OpenAIServerEngine(EngineActor):
             self._server.end()
             os._exit(1)
 
+    # The answer's JSON or None. ValueError where the server refuses it; EngineDied where it fails or is gone.
     async def _post(self, path: str, body: dict[str, Any] | None = None, limit: float = CALL_SECONDS) -> Any:
-        """The answer's JSON or None. ValueError where the server refuses it; EngineDied where it fails or is gone."""
         self._check_alive()
         try:
             return await self._http.ask("POST", path, body, limit)

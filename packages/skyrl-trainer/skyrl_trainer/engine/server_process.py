@@ -95,9 +95,7 @@ async def _check_server(url: str, model: str, training: bool) -> None:
             names = [str(card["id"]) for card in cards]
             known = {*names, *(card.get("root") for card in cards)}
         except (ValueError, TypeError, KeyError, AttributeError):
-            raise UserError(
-                f"{URLS}: {url} is no OpenAI-compatible server: /v1/models gave {status} {found!r}."
-            ) from None
+            raise UserError(f"{URLS}: {url} is no OpenAI server: /v1/models gave {status} {found!r}.") from None
         if model not in known:
             raise UserError(f"{URLS}: {url} does not serve trainer.policy.model.path={model}, but {', '.join(names)}.")
         if (await ask("POST", "/inference/v1/generate", {}))[0] == 404:

@@ -73,9 +73,9 @@ class ShortScheduler(Scheduler):
         unpaused = self._pause_state is PauseState.UNPAUSED
         return going if unpaused and len(going) <= room and all(map(self._takes_one, going)) else []
 
+    # Whether its last token is planned already.
     @staticmethod
     def _ends(request: Any) -> bool:
-        """Whether its last token is planned already."""
         planned = request.num_output_placeholders
         return planned and request.num_computed_tokens + 2 - planned >= request.num_prompt_tokens + request.max_tokens
 

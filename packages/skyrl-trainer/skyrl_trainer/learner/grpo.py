@@ -136,8 +136,8 @@ class GRPO(PolicyLoss):
         self.learner.load_state_dict(state)
         self.beta = float(state.numbers["beta"])
 
+    # Splits the rows evenly, in an order that is a function of the seed and the optimizer steps so far.
     def _mini_batches(self, num_rows: int) -> list[list[int]]:
-        """Splits the rows evenly, in an order that is a function of the seed and the optimizer steps so far."""
         parts = min(self.settings.num_mini_batches, num_rows)
         if parts <= 1:
             return [list(range(num_rows))] if num_rows else []
@@ -168,8 +168,8 @@ class GRPO(PolicyLoss):
         elif missing := [i for i in indices if rows[i].old_logprobs is None]:
             self._score(self.learner, rows, missing, "old_logprobs", meter)
 
+    # beta times the KL to the reference at each sampled token, to be taken off the rewards.
     def _kl_penalties(self, rows: list[Row], meter: Meter) -> list[list[float]]:
-        """beta times the KL to the reference at each sampled token, to be taken off the rewards."""
         assert self.reference is not None
         everyone = [i for i, row in enumerate(rows) if row.num_sampled]
         self._score_old(rows, everyone, meter)
@@ -178,9 +178,9 @@ class GRPO(PolicyLoss):
         for i in everyone:
             old_N, reference_N = rows[i].old_logprobs, rows[i].ref_logprobs
             assert old_N is not None and reference_N is not None
-            kl_N = self.kl_estimator(old_N.double(), reference_N.to(old_N.device).double())
-            meter.mean("kl/reference", kl_N)
-            penalties[i] = (self.beta * kl_N).tolist()
+            pair = old_N.double(), reference_N.to(old_N.device).double()
+            meter.mean("kl/reference", k3(*pair))  # k1's mean is below 0 where the reference itself has sampled
+            penalties[i] = (self.beta * self.kl_estimator(*pair)).tolist()
             rows[i].ref_logprobs = None  # so that the loss does not count it once more
         return penalties
 
@@ -255,8 +255,8 @@ class GRPO(PolicyLoss):
             self._measure_engine(logprobs_N, batch, meter)
         return (loss_N * weights_M[tokens.trajectory_N].to(loss_N.dtype)).sum()
 
+    # How far what sampled is from the learner, before the learner moves: the engine itself, and older weights.
     def _measure_engine(self, logprobs_N: Tensor, batch: TrainingBatch, meter: Meter) -> None:
-        """How far what sampled is from the learner, before the learner moves: the engine itself, and older weights."""
         # In float64: the KL of two implementations of one policy is far below float32's rounding of 1.
         rollout_N, logprobs_N = batch.rollout_logprobs_N.double(), logprobs_N.detach().double()
         kl_N = k3(rollout_N, logprobs_N)

@@ -195,8 +195,8 @@ def parameters_of(model: nn.Module, name: str) -> dict[str, nn.Parameter]:
     return {path: parameter for path, parameter in model.named_parameters() if path.endswith(ends)}
 
 
+# The ends of the names of linear layers that get an adapter; never the head, nor embeddings.
 def _targets(model: Any, wanted: Literal["all-linear"] | list[str]) -> list[str]:
-    """The ends of the names of linear layers that get an adapter; never the head, nor embeddings."""
     head = model.get_output_embeddings()
     linear = {
         path.replace(".base_layer", "")
@@ -210,8 +210,7 @@ def _targets(model: Any, wanted: Literal["all-linear"] | list[str]) -> list[str]
         if not any(f".{path}".endswith(f".{target}") for path in linear):
             raise UserError(
                 f"trainer.policy.model.lora.target_modules: {target} is no torch.nn.Linear of {type(model).__name__}, "
-                f"which has {', '.join(ends) or 'none'}: choose from these, or all-linear (embeddings and the output "
-                "layer get no adapter)."
+                f"which has {', '.join(ends) or 'none'}: choose from these, or all-linear (not the output layer)."
             )
     return chosen
 

@@ -139,8 +139,9 @@ class Optimized:
         self.parts, settings = parts, self.config.trainer
         groups = [{"params": part} for part in parts]
         try:
-            self.optimizer = torch.optim.AdamW(groups, lr=learning_rate, **{"fused": True, **settings.optimizer_kwargs})
-        except (TypeError, ValueError, RuntimeError) as error:
+            fused = not {"foreach", "differentiable"} & settings.optimizer_kwargs.keys()
+            self.optimizer = torch.optim.AdamW(groups, learning_rate, **{"fused": fused, **settings.optimizer_kwargs})
+        except (TypeError, ValueError, RuntimeError, LookupError) as error:
             raise UserError(f"trainer.optimizer_kwargs does not fit torch.optim.AdamW: {error}.") from error
         kind, warm = settings.lr_scheduler_type, settings.warmup_steps
         kind = "constant_with_warmup" if kind == "constant" else kind  # to transformers, that one has none
@@ -149,7 +150,7 @@ class Optimized:
             if not isinstance(self.scheduler, LambdaLR):
                 raise ValueError("it goes by a metric, which training has not")
         except (TypeError, ValueError) as error:
-            raise UserError(f"trainer.lr_scheduler_type={kind!r} cannot be used: {error}.") from error
+            raise UserError(f"trainer.lr_scheduler_type={kind!r} cannot be used: {error}; take linear, say.") from error
         if warm:  # at rate 0 the first rollout would be wasted
             self.optimizer.step()  # moves nothing, as there is no gradient
             self.scheduler.step()

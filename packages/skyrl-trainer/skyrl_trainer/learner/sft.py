@@ -97,7 +97,8 @@ class SFTTrainer:
 
     def start(self, learner: Learner, reference: Scorer | None = None) -> Self:
         self.learner = learner
-        self.state_dict, self.load_state_dict = learner.state_dict, learner.load_state_dict
+        self.state_dict = learner.state_dict
+        self.load_state_dict = learner.load_state_dict
         return self
 
     def update(self, rows: Sequence[Row], learn: bool = True) -> StepMetrics:

@@ -34,9 +34,7 @@ def read_metrics(run_dir: Path) -> list[StepMetrics]:
             if number == len(lines):
                 break
             shown = line[:80].decode(errors="replace")
-            raise UserError(
-                f"{path}, line {number}, is not a JSON object of numbers: {shown!r}, or none of them is its step."
-            ) from None
+            raise UserError(f"{path}, line {number}, is no JSON object of numbers with a step: {shown!r}.") from None
         rows.append(row)
     return rows
 

@@ -1,7 +1,7 @@
 """What a run shows while it trains: one line per step, and on a terminal a status line that moves below."""
 
 import math
-from typing import Self
+from typing import Any, Self
 
 from rich.console import Console
 from rich.progress import MofNCompleteColumn, Progress, SpinnerColumn, TimeElapsedColumn
@@ -54,13 +54,8 @@ class LiveTable:
         self._columns = columns
         self._rows = 0
         parts = (SpinnerColumn(), *Progress.get_default_columns(), MofNCompleteColumn(), TimeElapsedColumn())
-        self._progress = Progress(
-            *parts,
-            console=self.console,
-            transient=True,
-            disable=not self.console.is_terminal,
-            speed_estimate_period=600,
-        )
+        how: dict[str, Any] = {"transient": True, "speed_estimate_period": 600}
+        self._progress = Progress(*parts, console=self.console, disable=not self.console.is_terminal, **how)
         self._task = self._progress.add_task("starting", total=steps, completed=first)
 
     def __enter__(self) -> Self:

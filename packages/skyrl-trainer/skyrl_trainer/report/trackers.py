@@ -1,8 +1,10 @@
 """`trainer.logger`: accelerate's trackers and Prometheus; nothing is sent unless the setting asks for it."""
 
+import logging
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from textwrap import indent
 from typing import Any
 
@@ -13,6 +15,7 @@ from skyrl_trainer.registry import load
 from skyrl_trainer.report.history import Spans
 from skyrl_trainer.types import StepMetrics, Trajectory
 
+log = logging.getLogger(__name__)
 LONGEST = 10_000
 """Characters of a try that is shown."""
 
@@ -48,9 +51,8 @@ class Tracker:
             ) from error
 
     def log(self, metrics: StepMetrics, worked: Spans | None = None, tried: Sequence[Trajectory] = ()) -> None:
-        """worked: when each engine computed in the step; Prometheus gets its seconds as `busy/engine <number>`.
-        tried: some of the newest evaluation's, to be shown."""
-        if self._tracker:
+        """worked: when each engine computed, for Prometheus's `busy/engine <number>`. tried: held-out tries to show."""
+        with self._asked():
             values = {key: float(value) for key, value in metrics.items() if key != "step" and math.isfinite(value)}
             if self._logger == "mlflow":  # which may keep a file each, of a name without other signs
                 values = {re.sub(r"[^\w. -]", ".", key): value for key, value in values.items()}
@@ -73,5 +75,14 @@ class Tracker:
             self._tracker.log_table("held_out", ["task", "reward", "episode"], [*map(list, rows)], step=step)
 
     def close(self) -> None:
-        if self._tracker:
+        with self._asked():
             self._tracker.finish()
+
+    @contextmanager
+    def _asked(self) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:  # its server may be gone, which ends no run
+            if self._tracker:
+                log.warning("trainer.logger=%s is given up (%s); metrics.jsonl has all.", self._logger, error)
+            self._tracker = None

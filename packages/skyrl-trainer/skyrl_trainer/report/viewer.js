@@ -159,7 +159,7 @@ function promptView({ prompt }) {
 function callView(call) {
   if (call === null || typeof call !== "object") return el("div", { class: "call" }, el("code", {}, JSON.stringify(call)));
   const failed = "error" in call, args = call.args ? JSON.stringify(call.args) : "";
-  const result = typeof call.result === "string" ? call.result : JSON.stringify(call.result);
+  const result = typeof call.result === "string" ? call.result : JSON.stringify(call.result ?? null);
   return el("div", { class: `call${failed ? " failed" : ""}` },
     el("code", {}, `${call.tool ?? "(no call that could be read)"} ${args}`),
     el("pre", { class: failed && "error" }, failed ? `error: ${call.error}` : `→ ${result}`));

@@ -252,8 +252,8 @@ class Envs:
         setting = f"environment.step_timeout={self._limit:g} seconds"
         return {"error": f"The env's {what} was cut off: it took longer than {setting}.", "kind": "timeout"}
 
+    # Puts back what an env changed for everybody; ends the process, and the env, if it cannot.
     def _restore(self) -> None:
-        """Puts back what an env changed for everybody; ends the process, and the env, if it cannot."""
         if os.getpid() != self._pid:  # the env has forked, and this is the other one
             os._exit(0)
         os.fchdir(self._home)

@@ -140,8 +140,8 @@ class Episode:
             if len(memory.context) >= self.settings.max_model_len:
                 return self.stop(StopReason.LENGTH)
 
+    # What stands before each output; too many ids, where the first text is too long to look at.
     def _begin(self, reply: EnvReply) -> "Context":
-        """What stands before each output; too many ids, where the first text is too long to look at."""
         instructions, tools = reply.info.get("instructions", ""), None
         if self.settings.agent.tools == "template" and reply.info.get("tools"):
             tools = reply.info["tools"]

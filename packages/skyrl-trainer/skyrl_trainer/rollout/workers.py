@@ -151,8 +151,8 @@ class Workers:
             self._send(index, [trajectory for trajectory, _ in again], how)
 
 
+# The worker's `stop_token_ids`, once Ray has started it: calls fail at once meanwhile.
 def _alive(worker: Any, what: str) -> tuple[int, ...]:
-    """The worker's `stop_token_ids`, once Ray has started it: calls fail at once meanwhile."""
     deadline = time.monotonic() + START_LIMIT
     while True:
         try:

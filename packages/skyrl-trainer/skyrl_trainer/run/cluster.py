@@ -164,9 +164,7 @@ class Places:
 
 
 class ClusterWatch(EngineWatch):
-    """An engine that died is `away`: nobody waits for it while another is there, and others play its episodes.
-    A death with the whole node is not held against the engine.
-    """
+    """An engine that died is `away`: nobody waits for it while another is there, and others play its episodes."""
 
     def __init__(self, engines: list[Any], nodes: list[str], waits: bool) -> None:
         """waits: for every engine, where each episode is to be played by its own, or a sync needs all."""
@@ -265,8 +263,8 @@ def look(files: list[str]) -> Found:
     )
 
 
+# In a task of Ray's, whose parent is the raylet.
 def _store_shares() -> bool:
-    """In a task of Ray's, whose parent is the raylet."""
     try:
         return f"--plasma_directory={SHARED_MEMORY}" in psutil.Process(os.getppid()).cmdline()
     except psutil.Error:  # the first process of a container has no parent there
@@ -317,8 +315,7 @@ def examine(
     config: Config, places: list[str], files: list[Path], learns: bool
 ) -> Iterator[tuple[Node, Found | str, list[str]]]:
     """A node, what it found, or why it could not look, and what would stop a run there; the driver's first.
-    places: of the engines. files: to be seen. learns: engines get weights.
-    """
+    places: of the engines. files: to be seen. learns: engines get weights."""
     paths = [str(file.resolve()) for file in files if file.exists()]
     nodes, ours = living(), look([])
     weights = buffer_bytes(config) if learns else 0

@@ -31,9 +31,7 @@ class HeldOut:
             of_files = [len(part) for part in source.parts if not isinstance(part, EnvSamples)]
             default = sum(of_files) + TASKS_OF_ENVS * (len(of_files) < len(source.parts))
             if max(source.tries) > 1 and not config.generator.eval_temperature:
-                raise UserError(
-                    "data.val_data: `tries` would all be the same at generator.eval_temperature=0: raise it."
-                )
+                raise UserError("data.val_data: `tries` are all the same at generator.eval_temperature=0: raise it.")
             self.tasks = held_out(source, config.data.val_size or default)
 
     def metrics(self, rollouts: Rollouts, step: int) -> StepMetrics:

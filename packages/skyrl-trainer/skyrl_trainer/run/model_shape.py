@@ -82,7 +82,7 @@ def model_shape(config: Config) -> ModelShape | None:
     if most and not stretched and generator.max_model_len > most:
         name = f"trainer.policy.model.path={config.trainer.policy.model.path}"
         raise UserError(
-            f"generator.max_model_len is {generator.max_model_len}, but {name} has {most} positions: lower it."
+            f"generator.max_model_len={generator.max_model_len}, and {name} has {most} positions: lower it."
         )
     try:
         return ModelShape.of(made, dtype)

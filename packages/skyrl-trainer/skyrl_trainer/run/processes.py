@@ -20,6 +20,7 @@ from skyrl_trainer.report.history import Spans
 from skyrl_trainer.rollout.manager import Rollouts
 from skyrl_trainer.rollout.pool import at
 from skyrl_trainer.run.engine_watch import EngineWatch
+from skyrl_trainer.run.signals import Stopped
 from skyrl_trainer.settings import Config
 from skyrl_trainer.weight_sync.colocation import shares_gpus, sync_backend
 
@@ -173,7 +174,8 @@ def start_ray(config: Config) -> None:
         if address:
             load("skyrl_trainer.run.cluster:prepare")(address)
         ray.init(address=address or "local", log_to_driver=False, logging_level="ERROR", namespace="skyrl", **local)
-        signal.signal(signal.SIGTERM, on_sigterm)  # Ray has put its own in the place
+    except SystemExit as error:  # by the handler of SIGTERM that Ray puts in the place of ours
+        raise Stopped(signal.SIGTERM) from error
     except Exception as error:  # a plain one when Ray's processes do not come up in time
         if address:
             raise UserError(
@@ -182,6 +184,8 @@ def start_ray(config: Config) -> None:
             ) from error
         busy = "" if isinstance(error, OSError | ValueError) else " Is the machine overloaded?"
         raise UserError(f"A local Ray could not start: {error}.{busy}") from error
+    finally:
+        signal.signal(signal.SIGTERM, on_sigterm)
 
 
 class _Keeper:

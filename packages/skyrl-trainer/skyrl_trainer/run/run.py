@@ -73,13 +73,11 @@ class Run:
         self.tries = Tries(config, self.alone.options.max_draws, sampler, self.rewards, store, folder.check)
 
     def _stored_rollouts(self) -> Any:
-        from skyrl_trainer.rollout.stored import StoredRollouts, stored_folders
-
-        folders, own = stored_folders(self.config), self.alone
+        folders, own = load("skyrl_trainer.rollout.stored:stored_folders")(self.config), self.alone
         if not folders:
             return None
         corrects = own.options.correction == "bypass" or own.correction_range[0] != "none"
-        return StoredRollouts(self.config, folders, corrects)
+        return load("skyrl_trainer.rollout.stored:StoredRollouts")(self.config, folders, corrects)
 
     @property
     def complete(self) -> bool:

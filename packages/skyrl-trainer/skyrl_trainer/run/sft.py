@@ -103,7 +103,8 @@ class FineTuning:
         if self.found:
             self.learner.load_state_dict(self.found.learner)
             print(f"going on from the checkpoint of step {self.done}")
-        self.tracker, self.metrics = Tracker(self.config, self.done), MetricsWriter(self.path, self.done or None)
+        self.tracker = Tracker(self.config, self.done)
+        self.metrics = MetricsWriter(self.path, self.done or None)
         stack.callback(self.metrics.close)
         stack.callback(self.tracker.close)
 

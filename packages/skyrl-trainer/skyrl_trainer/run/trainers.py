@@ -204,8 +204,8 @@ BY_LOSS: dict[str, type[GRPOTrainer]] = {
 }
 
 
+# Registers functions by name, with TRL's columns, and returns them. weights: in their order.
 def _take_rewards(config: Config, given: RewardFunctions | None, weights: Any, state: TrainerState) -> dict[str, Any]:
-    """Registers functions by name, with TRL's columns, and returns them. weights: in their order."""
     functions: list[Any] = [given] if callable(given) or isinstance(given, str) else list(given or ())
     functions = [RewardModel(each) if isinstance(each, str | PreTrainedModel) else each for each in functions]
     if bad := [each for each in functions if not callable(each) or hasattr(each, "forward")]:
@@ -228,8 +228,8 @@ def _take_rewards(config: Config, given: RewardFunctions | None, weights: Any, s
     return taken
 
 
+# trls: whether rows are TRL's, or ours. Data without an end is read as far as the run can go.
 def _take_data(config: Config, folder: Path, train: Any, held_out: Any, trls: bool, speaks: bool) -> None:
-    """trls: whether rows are TRL's, or ours. Data without an end is read as far as the run can go."""
     most = config.trainer.max_steps * config.trainer.train_batch_size
     for name, given in (("train", train), ("val", held_out)):
         if given is None:

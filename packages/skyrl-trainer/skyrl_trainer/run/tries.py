@@ -172,8 +172,8 @@ class Tries:
         self.flow.groups |= dict.fromkeys(self._unplayed)
         self.flow.groups = dict(sorted(self.flow.groups.items()))
 
+    # Whole groups by number, no token newer than the checkpoint, of two the newer; moves them to one file.
     def _stored(self, step: int, refused: set[int]) -> dict[int, Group]:
-        """Whole groups by number, no token newer than the checkpoint, of two the newer; moves them to one file."""
         stores = [(self._waiting, number) for number in self._waiting.steps()]
         stores += [(self._store, number) for number in self._store.steps() if number > step]
         last = step + 1 + self.flow.max_staleness  # later files have newer tokens

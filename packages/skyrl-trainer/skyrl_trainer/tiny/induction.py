@@ -98,8 +98,8 @@ def _reads_tokens(dim: int, hidden: int) -> Tensor:
     return torch.cat([torch.zeros(dim, 1), _orthogonal(dim, hidden - 1)], dim=1)
 
 
+# A projection [D, H] that makes one vector of every token: its pair (i, i + D/2) has amplitude and phase i.
 def _reads_constant(amplitudes_F: Tensor, phases_F: Tensor, hidden: int) -> Tensor:
-    """A projection [D, H] that makes one vector of every token: its pair (i, i + D/2) has amplitude and phase i."""
     weight_DH = torch.zeros(2 * len(amplitudes_F), hidden)
     weight_DH[:, 0] = torch.cat([amplitudes_F * phases_F.cos(), amplitudes_F * phases_F.sin()])
     return weight_DH

@@ -137,9 +137,7 @@ class NCCLSync(EngineCalls):
         except (EngineLost, SyncError) as failed:
             raise (SyncError if answer.done() else LearnersWait)(str(failed)) from failed
         if error := answer.exception():
-            raise SyncError(
-                f"Weight sync failed in {phase}: the learner did not {method} its weights: {error}"
-            ) from error
+            raise SyncError(f"Weight sync failed in {phase}: the learner did not {method} weights: {error}") from error
         return answer.result()
 
 

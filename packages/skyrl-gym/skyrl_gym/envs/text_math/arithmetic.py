@@ -80,8 +80,8 @@ def count(split: str, difficulty: int) -> int:
     return table(difficulty).count(split)
 
 
+# splitmix64's step (Steele, Lea and Flood, 2014): a bijection of 64-bit words that looks random.
 def _mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """splitmix64's step (Steele, Lea and Flood, 2014): a bijection of 64-bit words that looks random."""
     x = x + 0x9E3779B97F4A7C15
     x = (x ^ (x >> np.uint64(30))) * 0xBF58476D1CE4E5B9
     x = (x ^ (x >> np.uint64(27))) * 0x94D049BB133111EB

@@ -61,9 +61,7 @@ class TextMathEnv(TextEnv):
         prompt, spec = row["prompt"], row["reward_spec"]
         said = {role: [each["content"] for each in prompt if each["role"] == role] for role in ROLES}
         if said["assistant"] or said["tool"]:
-            raise ValueError(
-                "options['task']: text_math takes a prompt of system and user messages; field 'prompt' has others."
-            )
+            raise ValueError("options['task']: field 'prompt' must hold messages of the system and the user alone.")
         mark, truth = _MARKS.get(row.get("data_source") or "", ""), spec.get("ground_truth")
         verify = "math_verify" in (spec.get("method"), spec.get("style"))
         known = type(truth) in (str, int, float)

@@ -85,9 +85,9 @@ def _ranked(values: list[Any]) -> list[int]:
     return [bisect_left(order, value) for value in values]
 
 
+# By mask, every clue that means it: "both are knights" names two people in either order.
 @cache
 def _same_mask(kind: str, people: int) -> dict[int, list[Any]]:
-    """By mask, every clue that means it: "both are knights" names two people in either order."""
     found: dict[int, list[Any]] = {}
     for form, named, mask in solver(kind, people)[1]:
         found.setdefault(mask, []).append((form, named))

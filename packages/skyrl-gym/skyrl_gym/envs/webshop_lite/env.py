@@ -212,10 +212,9 @@ class WebShopLiteEnv(TextEnv):
             return f"click[{ui['back']}]"
         return f"click[{ui['next' if elsewhere[0] >= 10 * view.number else 'prev']}]"
 
+    # What it looks for in the shop's words, or what a page says of that.
+    # Example: "seaside desk lamp", "ready made", "silver", "60"; then "not fitter job" or "ready made".
     def _thoughts(self) -> list[str]:
-        """What it looks for in the shop's words, or what a page says of that.
-        Example: "seaside desk lamp", "ready made", "silver", "60"; then "not fitter job" or "ready made".
-        """
         goal, page, told = self.task.ground_truth, self._view.page, pages(self.options["lang"])
         if self._path or page in ("results", "item"):
             return []

@@ -69,8 +69,8 @@ def token_set_ratio(one: str, two: str) -> int:
     return round(100 * max(ratios))
 
 
+# The length of the longest common subsequence; one bit for each character of `one` (Hyyrö, 2004).
 def _common_subsequence(one: str, two: str) -> int:
-    """The length of the longest common subsequence; one bit for each character of `one` (Hyyrö, 2004)."""
     row = full = (1 << len(one)) - 1
     places = {character: sum(1 << n for n, each in enumerate(one) if each == character) for character in set(one)}
     for character in two:
