@@ -44,7 +44,7 @@ MODELS = '{"object": "list", "data": [{"id": "other-model", "root": "%s"}]}'
 @pytest.mark.parametrize(
     ("answers", "sentence"),
     [
-        ({}, "no OpenAI-compatible server: /v1/models gave 404 '<html>no such page</html>'"),
+        ({}, "no OpenAI server: /v1/models gave 404 '<html>no such page</html>'"),
         ({"/v1/models": (200, MODELS % "elsewhere")}, "but other-model"),
         ({"/v1/models": (200, MODELS % "CLONE")}, "has no /inference/v1/generate"),
         ({"/v1/models": (200, MODELS % "CLONE"), "/inference/v1/generate": (400, "{}")}, "takes no weights from us"),
