@@ -61,6 +61,11 @@ ENDPOINT: dict[str, tuple[Fault, str, str]] = {
     "its provider's error as an answer": (first(2, lambda: no(200, "overloaded", "0", code=502)), "done", ""),
     "its provider's limit as an answer": (first(7, lambda: no(200, "slow", "0", code=429)), "done", ""),
     "its provider's refusal as an answer": (lambda n, r, q: no(200, "not so", code="400"), "error", "HTTP 400: not so"),
+    "a rate limit with a number of its own": (first(9, lambda: no(429, "slow", "0", code="1302")), "done", ""),
+    "a refused key with a number of its own": (lambda n, r, q: no(401, "who?", code=1000), "error", "HTTP 401: who?"),
+    "a filter with a number of its own": (lambda n, r, q: no(400, AZURE, code="1301"), "content_filter", ""),
+    "an error without a status": (lambda n, r, q: no(200, "odd", code=1301), "error", "not an answer of OpenAI's API"),
+    "a number that is none": (lambda n, r, q: Raw('{"error": {"code": 1e999}}'), "error", "not an answer of OpenAI"),
     "no choices": (lambda n, r, q: Raw('{"choices": []}'), "error", "not an answer of OpenAI's API"),
     "a choice of nothing": (lambda n, r, q: Raw('{"choices": [null]}'), "error", "not an answer of OpenAI's API"),
     "not UTF-8": (lambda n, r, q: Raw("\udcff\udcfe"), "error", "not an answer of OpenAI's API"),
@@ -121,8 +126,8 @@ def test_an_endpoint_with_every_fault_at_once(tmp_path: Path, capsys: pytest.Cap
     stops = Counter(stop for _, stop, _ in ENDPOINT.values())
     assert results["stops"] == dict(sorted(stops.items()))
     assert results["counts"]["correct"] == stops["done"] and results["counts"]["ungraded"] == stops["error"]
-    assert results["cost"] is None and results["uncounted"] == 4 + 8, "of answers that are none, too"
-    assert "3 tries ended in content filter." in results["notes"]
+    assert results["cost"] is None and results["uncounted"] == 5 + 10, "of answers that are none, too"
+    assert "4 tries ended in content filter." in results["notes"]
     out = capsys.readouterr().out
     assert f"of {len(ENDPOINT)} tries {stops['error']} ungraded, counted as not correct; the first: The attempt" in out
     page = (tmp_path / "run" / "report.html").read_text()

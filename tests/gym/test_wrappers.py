@@ -61,6 +61,23 @@ def test_a_reset_that_is_refused_changes_nothing_of_the_episode(tmp_path):
         replay(tmp_path / "a.jsonl")
 
 
+def test_a_reset_that_is_refused_draws_nothing(tmp_path):
+    """Opponents that draw their moves go on as if nobody had asked."""
+    for seed in range(8):
+        env = RecordEpisodes(gym.make("skyrl/nim-v0"), tmp_path / f"{seed}.jsonl")
+        env.reset(seed=seed, options={"opponent": "random"})
+        done = False
+        while not done:
+            before = env.unwrapped.np_random.bit_generator.state
+            for refused in ({"opponent": "bogus"}, {"task": {"prompt": 3}}, {"task_id": "val:77:en:0"}):
+                with pytest.raises(ValueError):
+                    env.reset(seed=seed + 100, options=refused)
+            assert env.unwrapped.np_random.bit_generator.state == before
+            done = env.step(env.unwrapped.expert_action())[2]
+        env.close()
+        assert replay(tmp_path / f"{seed}.jsonl") == 1
+
+
 def test_an_environment_that_does_not_say_which_actions_are_valid_has_no_invalid_ones():
     class Plain(gym.Env):
         observation_space = action_space = UnicodeText(100)

@@ -71,6 +71,8 @@ def run(args: Namespace) -> int:
         least = int(name not in ("cost_limit", "temperature", "seed"))
         if (value := getattr(args, name)) is not None and not least <= value < math.inf:
             raise UserError(f"--{name.replace('_', '-')} is {value}, but should be {least} or more.")
+    if args.n != "all" and not (re.fullmatch("[0-9]{1,9}", args.n) and int(args.n)):
+        raise UserError(f"--n is {args.n!r}, but should be a number of items, or all.")
     if args.plugin:
         load_user_file("--plugin", args.plugin, "registers benchmarks")
     if args.cache:
@@ -104,8 +106,6 @@ def _solved(args: Namespace) -> Run:
     if sum(map(bool, (args.base_url, args.checkpoint, args.predictions))) != 1:
         what = "--base-url and --model, or --checkpoint" + (", or --predictions" if args.kind == "code" else "")
         raise UserError(f"Say once what is to be evaluated: {what}.")
-    if args.n != "all" and not (re.fullmatch("[0-9]{1,9}", args.n) and int(args.n)):
-        raise UserError(f"--n is {args.n!r}, but should be a number of items, or all.")
     bench = benchmarks.find(args.bench)
     if bench.kind != args.kind:
         raise UserError(f"{bench.name} is a benchmark of `eval {bench.kind}`, not of `eval {args.kind}`.")
@@ -249,9 +249,7 @@ def _solved_before(args: Namespace) -> Run:
     manifest = read_json(args.out, "manifest.json")
     config, bench = manifest["config"], benchmarks.find(manifest["config"]["bench"])
     then, usual = config | {"samples": manifest["facts"].get("samples", args.samples)}, vars(parse(args.kind, []))
-    then |= {"n": "all" if args.n == "all" else str(len(manifest["ids"]))}
-    args.only = args.only and sorted(args.only)
-    for name in ("bench", "model", "n", "only", "images", "samples", "temperature", "seed", "max_tokens"):
+    for name in ("bench", "model", "images", "samples", "temperature", "seed", "max_tokens"):
         if (given := getattr(args, name)) not in (usual[name], then.get(name, usual[name])):
             raise UserError(f"--grade-only: {name} is {then.get(name)!r} in {args.out}, not {given!r}.")
     official = config["source"] + (f"@{config['revision']}" if config["revision"] else "")
@@ -259,6 +257,9 @@ def _solved_before(args: Namespace) -> Run:
     if found.sha256 != config["data_sha256"]:
         raise UserError(f"--data {args.data or official} is not the data that {args.out} was made of.")
     args.executor = config["executor"] if config.get("executor") in bench.executors else "namespace"
+    args.seed, ids = config["seed"], {item_id for _, item_id in manifest["ids"]}
+    if (args.n, args.only) != (usual["n"], None) and {item.item_id for item in _chosen(args, found.items)} != ids:
+        raise UserError(f"--grade-only: {args.out} has other items than --n and --only choose: leave them out.")
     items = {item.item_id: item for item in found.items}
     chosen = [items[item_id] for _, item_id in manifest["ids"]]
     bench.check(_context(args, None))

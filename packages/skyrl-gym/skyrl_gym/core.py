@@ -160,7 +160,6 @@ class TextEnv(Env[str, str]):
         seed: seeds `np_random`, which picks the task unless `options` names one. options: `task_id` (a task by its id),
         or `task` (a row in SkyRL's dataset format), or any of `choices`.
         """
-        super().reset(seed=seed)
         options = dict(options or {})
         row, task_id = options.pop("task", None), options.pop("task_id", None)
         if row is not None and task_id is not None:
@@ -168,9 +167,11 @@ class TextEnv(Env[str, str]):
         if task_id is not None:
             chosen, index = self._from_task_id(task_id, options)
         else:
-            chosen = self.defaults | self._checked(options)
-            index = int(self.np_random.integers(self.count_tasks(chosen))) if row is None else 0
-        task = self.make_task(chosen, index) if row is None else self.task_from_row(row, chosen)
+            chosen, index = self.defaults | self._checked(options), -1
+        given = None if row is None else self.task_from_row(row, chosen)
+        drawn_from = self.count_tasks(chosen) if given is None and index < 0 else 0
+        super().reset(seed=seed)  # not before: a refusal changes nothing
+        task = given or self.make_task(chosen, index if index >= 0 else int(self.np_random.integers(drawn_from)))
         own = {name: chosen[name] for name in ("difficulty", "lang", "split") if name in chosen}
         self.options, self._task = chosen, (task := replace(task, **own))
         self._finished, self.recorded = True, None  # should it not begin

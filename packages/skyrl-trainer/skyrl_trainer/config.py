@@ -128,19 +128,14 @@ def _check(config: Config) -> None:
             "(trainer.train_batch_size times generator.num_generations)."
         )
     if trainer.max_staleness and trainer.algorithm.options.get("correction") == "none":
-        raise UserError(
-            f"trainer.max_staleness={trainer.max_staleness} learns from tokens of older weights, and with "
-            f"{OPTIONS}.correction=none nothing corrects for that: leave it at auto."
-        )
+        raise UserError(f"{OPTIONS}.correction=none corrects nothing for trainer.max_staleness: leave it at auto.")
     if trainer.deterministic and trainer.max_staleness > 1:
         raise UserError(
-            f"trainer.max_staleness={trainer.max_staleness} has no promise of the same bytes: with "
-            "trainer.deterministic=true it must be 0 or 1, in lock-step."
+            f"trainer.max_staleness={trainer.max_staleness} must be 0 or 1 with trainer.deterministic=true."
         )
     if trainer.deterministic and trainer.algorithm.options.get("correction") == "bypass":
         raise UserError(
-            f"{OPTIONS}.correction is bypass, but with trainer.deterministic=true it must be another: "
-            "the engine's logprobs differ by rounding from run to run."
+            f"{OPTIONS}.correction=bypass rounds otherwise in each run: not with trainer.deterministic=true."
         )
 
 

@@ -324,6 +324,7 @@ def test_training_refuses_what_cannot_work_before_it_starts_anything(
         ("trainer.optimizer_kwargs={foo: 3}", "trainer.optimizer_kwargs does not fit torch.optim.AdamW"),
         ("trainer.optimizer_kwargs={betas: [0.9]}", "trainer.optimizer_kwargs does not fit torch.optim.AdamW"),
         ("trainer.optimizer_kwargs={betas: {}}", "trainer.optimizer_kwargs does not fit torch.optim.AdamW"),
+        ("trainer.optimizer_kwargs={betas: [0.9, 0.9, 0.9]}", "does not fit torch.optim.AdamW: too many values"),
         ("trainer.lr_scheduler_type=foo", "trainer.lr_scheduler_type='foo' cannot be used"),
         ("trainer.lr_scheduler_type=cosine_with_min_lr", "cannot be used: One of min_lr or min_lr_rate"),
         ("trainer.algorithm.reward_funcs={succes: 1}", "Did you mean success?"),
@@ -341,10 +342,12 @@ def test_a_dry_run_says_which_setting_cannot_be_used(override: str, sentence: st
     assert len(found) == 1 and sentence in found[0]
 
 
-@pytest.mark.parametrize("way", ["foreach", "differentiable", "fused"])
+@pytest.mark.parametrize("way", ["foreach: true", "foreach: false", "fused: true", "fused: false"])
 def test_adamws_own_ways_are_settings(way: str) -> None:
-    """Ours is the fused one, which no other goes with."""
-    assert not list(obstacles(load_config(None, [f"trainer.optimizer_kwargs={{{way}: true}}"]), LAPTOP))
+    """Ours is the fused one, which foreach does not go with; what no step could be taken by is refused."""
+    assert not list(obstacles(load_config(None, [f"trainer.optimizer_kwargs={{{way}}}"]), LAPTOP))
+    (said,) = obstacles(load_config(None, ["trainer.optimizer_kwargs={differentiable: true}"]), LAPTOP)
+    assert said.startswith("trainer.optimizer_kwargs does not fit torch.optim.AdamW: ")
 
 
 @pytest.mark.parametrize("name", ["ppo", "cispo_ppo"])

@@ -15,6 +15,7 @@ from skyrl_trainer import cli
 from skyrl_trainer.config import load_config
 from skyrl_trainer.errors import UserError
 from skyrl_trainer.report.history import read_metrics
+from skyrl_trainer.run.checkpoint import Checkpoints
 from skyrl_trainer.run.sft import FineTuning
 from skyrl_trainer.types import StepMetrics
 
@@ -82,14 +83,14 @@ def test_a_folder_with_a_run_is_left_alone(capsys: pytest.CaptureFixture[str]) -
     Path("chats.jsonl").write_text(Path("chats.jsonl").read_text().replace('"5"', '"6"'))
     assert sft("a", "trainer.max_steps=2") == 2
     assert "a has learned from other chats: give another trainer.run_dir" in capsys.readouterr().err
-    assert {path: content for path, content in files("a").items() if "init" not in path.parts} == before
+    assert files("a") == before
     shutil.rmtree("a/checkpoints")
     assert sft("a", "trainer.max_steps=2") == 2
     assert "a has a policy, and no checkpoint to go on from: give another trainer.run_dir" in capsys.readouterr().err
 
 
 def files(run: str) -> dict[Path, bytes]:
-    return {path: path.read_bytes() for path in Path(run).rglob("*") if path.is_file() and "init" not in path.parts}
+    return {path: path.read_bytes() for path in Path(run).rglob("*") if path.is_file()}
 
 
 def test_any_recipe_will_do_and_what_is_not_held_out_is_said(capsys: pytest.CaptureFixture[str]) -> None:
@@ -97,6 +98,28 @@ def test_any_recipe_will_do_and_what_is_not_held_out_is_said(capsys: pytest.Capt
     assert cli.main(words) == 0
     assert "64 of 64 chats, 0 of 0 held-out ones are no longer than" in capsys.readouterr().out
     assert "eval/loss" not in read_metrics(Path("a"))[-1]
+
+
+def test_a_first_save_that_was_cut_short_is_made_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The policy is written, and the checkpoint is not: the same command begins again, and keeps the old curve."""
+
+    def cut(*_: object) -> None:
+        raise UserError("The power is gone.")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Checkpoints, "save", cut)
+        assert sft("a", "trainer.max_steps=2") == 2 and Path("a/model/last").exists()
+    assert sft("a", "trainer.max_steps=2") == 0 == sft("b", "trainer.max_steps=2")
+    assert [len(read_metrics(Path(run))) for run in "ab"] == [2, 2] and Path("a/metrics.1.jsonl").exists()
+    assert Path("a/model/last/model.safetensors").read_bytes() == Path("b/model/last/model.safetensors").read_bytes()
+
+
+def test_a_schedule_without_an_end_may_be_made_longer_and_shorter(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["trainer.lr_scheduler_type=constant", "trainer.max_steps={}"]
+    for steps, wanted in ((2, 2), (4, 4), (3, 4)):
+        assert sft("a", *(word.format(steps) for word in words)) == 0
+        assert len(read_metrics(Path("a"))) == wanted
+    assert "The run in" in (said := capsys.readouterr().out) and said.strip().endswith("give another trainer.run_dir.")
 
 
 @pytest.mark.parametrize(

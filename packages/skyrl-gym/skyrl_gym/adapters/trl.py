@@ -82,8 +82,8 @@ def environment_factory(env_id: str, **arguments: Any) -> type[TextEnvironment]:
     return type(type(env).__name__, (TextEnvironment,), {**methods, "env_id": env_id, "arguments": arguments})
 
 
+# What TRL makes this JSON schema of again. What has no such hint is text.
 def _hint(schema: dict[str, Any]) -> Any:
-    """What TRL makes this JSON schema of again. What has no such hint is text."""
     if "anyOf" in schema:
         return reduce(or_, map(_hint, schema["anyOf"]))
     if "enum" in schema:

@@ -253,8 +253,8 @@ def _object(value: Any) -> Said:
     return value
 
 
+# A figure of numpy's becomes a number, what else JSON has not its repr.
 def _json(reply: Said) -> str:
-    """A figure of numpy's becomes a number, what else JSON has not its repr."""
     return json.dumps(reply, default=lambda value: value.tolist() if hasattr(value, "tolist") else repr(value)[:1000])
 
 

@@ -53,7 +53,8 @@ class Tool:
 
 
 def tool(function: Callable[..., Any], *, external: bool = False) -> Tool:
-    """A decorator: a Tool of a function with type hints, or TypeError. A parameter with a default is optional."""
+    """A decorator: a Tool of a function with type hints (or TypeError), which its docstring describes to the model.
+    A parameter with a default is optional."""
     if inspect.iscoroutinefunction(function):
         raise TypeError(f"Tool {function.__name__!r} is async, and nobody would await it: give a plain function.")
     hints, properties, required = typing.get_type_hints(function, localns=vars(typing)), {}, []

@@ -88,8 +88,8 @@ class Rewards:
     def _cut_off(self, trajectory: Trajectory) -> bool:
         return self.filter and trajectory.stop_reason is StopReason.LENGTH
 
+    # Of the longest turn; all of it where the trajectory was cut off.
     def _penalty(self, trajectory: Trajectory) -> float:
-        """Of the longest turn; all of it where the trajectory was cut off."""
         longest = max((len(turn.output_ids) for turn in trajectory.turns), default=0)
         longest = self.budget if trajectory.stop_reason is StopReason.LENGTH else longest
         return soft_penalty(longest, self.budget, self.budget / 5)

@@ -119,7 +119,8 @@ def _load_data(config: Config) -> None:
     try:
         if not load("skyrl_trainer.rollout.stored:stored_folders")(config):
             samples = load("skyrl_trainer.data:tasks")(config, config.data.train_data)
-            load("skyrl_trainer.algorithms.samplers:UniformSampler")(samples, config.trainer.seed)
+            if "sampler" not in config.trainer.algorithm.options:  # yours may take more
+                load("skyrl_trainer.algorithms.samplers:UniformSampler")(samples, config.trainer.seed)
         name = "data.val_data"
         load("skyrl_trainer.run.held_out:HeldOut")(config, None)
     except UserError as error:

@@ -154,9 +154,7 @@ class EndpointClient:
         except Refused as error:
             self._failures = self._failures + 1 if error.passes else 0
             if self._failures >= max(MOST_FAILURES, self._in_flight) and not await self._is_there():
-                raise UserError(
-                    f"{self._endpoint.url} answers no more ({error}); the same command goes on where this run ended."
-                ) from error
+                raise UserError(f"{self._endpoint.url} answers no more: {error}; the same command goes on.") from error
             raise
         finally:
             self._in_flight -= 1
@@ -191,8 +189,8 @@ def text_of(content: Any) -> str:
     return "" + (content or "")
 
 
+# What an answer is where it is no plain one; "" for one that is.
 def _oddity(message: dict[str, Any], finish: str, text: str) -> str:
-    """What an answer is where it is no plain one; "" for one that is."""
     if finish not in ("stop", "length"):
         return re.sub(r"\W+", "_", finish)[:30]
     for name in ("refusal", "tool_calls"):
@@ -240,8 +238,8 @@ async def probe(endpoint: Endpoint, messages: bool, temperature: float) -> Endpo
     raise UserError(f"--base-url {endpoint.url}, --model {model}: {reason}.")
 
 
+# What /v1/models lists, by name; nothing where there is no such list.
 async def _cards(http: HTTPClient) -> dict[str, Any]:
-    """What /v1/models lists, by name; nothing where there is no such list."""
     try:
         listed = await http.ask("GET", "/models", limit=FIRST_SECONDS, busy=FIRST_SECONDS)
         return {str(card.get("id")): card for card in listed["data"]}

@@ -60,9 +60,10 @@ class HTTPClient(AbstractAsyncContextManager["HTTPClient"]):
                 refused = Refused(0, f"{type(error).__name__}: {error}")
             else:
                 answer, status = None, reply.status
-                with suppress(ValueError, RecursionError, LookupError, TypeError):
+                with suppress(ValueError, RecursionError, LookupError, TypeError, OverflowError):
                     answer = json.loads(text)
-                    status = max(status, int(answer["error"]["code"]))  # OpenRouter's way, once a model has begun
+                    if status == 200 and 400 <= (code := int(answer["error"]["code"])) < 600:
+                        status = code  # OpenRouter's way, once a model has begun
                 if status == 200:
                     return answer
                 refused = Refused(status, reason_of(text))

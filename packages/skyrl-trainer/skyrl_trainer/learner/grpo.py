@@ -179,7 +179,7 @@ class GRPO(PolicyLoss):
             old_N, reference_N = rows[i].old_logprobs, rows[i].ref_logprobs
             assert old_N is not None and reference_N is not None
             pair = old_N.double(), reference_N.to(old_N.device).double()
-            meter.mean("kl/reference", k3(*pair))  # k1's mean is below 0 where the reference itself has sampled
+            meter.mean("kl/reference", k3(*pair))  # k1's mean can be below 0
             penalties[i] = (self.beta * self.kl_estimator(*pair)).tolist()
             rows[i].ref_logprobs = None  # so that the loss does not count it once more
         return penalties
@@ -265,8 +265,8 @@ class GRPO(PolicyLoss):
             meter.mean("kl/engine_learner", kl_N[batch.fresh_F])
             meter.maximum("logprobs/max_diff", (logprobs_N - rollout_N).abs()[batch.fresh_F])
 
+    # This learner's micro-batches, and whether each counts (see Ranks).
     def _passes(self, rows: list[Row], indices: Sequence[int]) -> list[tuple[list[int], bool]]:
-        """This learner's micro-batches, and whether each counts (see Ranks)."""
         return self.learner.ranks.passes(rows, indices, self.settings.micro_batch_tokens)
 
     def _collate(self, rows: list[Row], indices: list[int]) -> TrainingBatch:

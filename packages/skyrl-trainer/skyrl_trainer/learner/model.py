@@ -139,8 +139,9 @@ class Optimized:
         self.parts, settings = parts, self.config.trainer
         groups = [{"params": part} for part in parts]
         try:
-            fused = not {"foreach", "differentiable"} & settings.optimizer_kwargs.keys()
+            fused = not settings.optimizer_kwargs.get("foreach")
             self.optimizer = torch.optim.AdamW(groups, learning_rate, **{"fused": fused, **settings.optimizer_kwargs})
+            _, _ = self.optimizer.defaults["betas"]
         except (TypeError, ValueError, RuntimeError, LookupError) as error:
             raise UserError(f"trainer.optimizer_kwargs does not fit torch.optim.AdamW: {error}.") from error
         kind, warm = settings.lr_scheduler_type, settings.warmup_steps

@@ -52,6 +52,8 @@ class Tracker:
 
     def log(self, metrics: StepMetrics, worked: Spans | None = None, tried: Sequence[Trajectory] = ()) -> None:
         """worked: when each engine computed, for Prometheus's `busy/engine <number>`. tried: held-out tries to show."""
+        if not self._tracker:
+            return
         with self._asked():
             values = {key: float(value) for key, value in metrics.items() if key != "step" and math.isfinite(value)}
             if self._logger == "mlflow":  # which may keep a file each, of a name without other signs
@@ -75,14 +77,14 @@ class Tracker:
             self._tracker.log_table("held_out", ["task", "reward", "episode"], [*map(list, rows)], step=step)
 
     def close(self) -> None:
-        with self._asked():
-            self._tracker.finish()
+        if self._tracker:
+            with self._asked():
+                self._tracker.finish()
 
     @contextmanager
     def _asked(self) -> Iterator[None]:
         try:
             yield
         except Exception as error:  # its server may be gone, which ends no run
-            if self._tracker:
-                log.warning("trainer.logger=%s is given up (%s); metrics.jsonl has all.", self._logger, error)
+            log.warning("trainer.logger=%s is given up (%s); metrics.jsonl has all.", self._logger, error)
             self._tracker = None

@@ -182,8 +182,8 @@ class Envs:
     def _say(self, replies: list[Said]) -> None:
         self._channel.sendall(f"[{', '.join(map(_json, replies))}]\n".encode())
 
+    # alone: in a process of its own, where nobody minds that it waits.
     def _reset(self, key: str, sample: Sample, alone: bool = False) -> Said:
-        """alone: in a process of its own, where nobody minds that it waits."""
         if sample.env_file is not None:
             _load(sample.env_file)
         agent = {"id": "skyrl_trainer.agent.agent_env:skyrl/agent-v0", "sample": sample}

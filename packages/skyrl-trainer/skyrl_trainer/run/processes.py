@@ -174,7 +174,7 @@ def start_ray(config: Config) -> None:
         if address:
             load("skyrl_trainer.run.cluster:prepare")(address)
         ray.init(address=address or "local", log_to_driver=False, logging_level="ERROR", namespace="skyrl", **local)
-    except SystemExit as error:  # by the handler of SIGTERM that Ray puts in the place of ours
+    except SystemExit as error:  # Ray's own handler of SIGTERM raises it
         raise Stopped(signal.SIGTERM) from error
     except Exception as error:  # a plain one when Ray's processes do not come up in time
         if address:

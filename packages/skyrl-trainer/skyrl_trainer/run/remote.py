@@ -143,8 +143,8 @@ class Store:
             ) from error
 
 
+# Of a file's folder: model/last/config.json of model/last/tokenizer.json.
 def _marker(name: str) -> str | None:
-    """Of a file's folder: model/last/config.json of model/last/tokenizer.json."""
     room, folder, *rest = [*name.split("/"), ""]
     return f"{room}/{folder}/{MARKERS[room]}" if room in MARKERS and any(rest) else None
 

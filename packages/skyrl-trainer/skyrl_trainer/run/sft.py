@@ -47,7 +47,7 @@ def fine_tune(config: Config) -> str:
     held_out = _chats([each for each in config.data.val_data if any(map(str(each).count, FILE_SUFFIXES))])
     with StopSignal() as stop, RunFolder(config) as folder, ExitStack() as stack:
         run = FineTuning(config, folder.path, chats, held_out[: config.data.val_size])
-        if run.done == run.steps:
+        if run.done >= run.steps:
             return f"The run in {folder.path} is complete. For a new one give another trainer.run_dir."
         folder.write_config()
         run.start(stack)
@@ -59,12 +59,17 @@ class FineTuning:
     def __init__(self, config: Config, path: Path, chats: list[Chat], held_out: list[Chat]) -> None:
         self.config, self.path, self.saved = config, path, path / "model" / "last"
         self.model = config.trainer.policy.model.path
+        self.checkpoints = Checkpoints(path, config.trainer.max_ckpts_to_keep)
+        self.found = self.checkpoints.load_latest()
+        self.done = self.found.step if self.found else 0
+        if self.found:
+            check_resumable(self.found.extra["config"], config, self.found.version)
         if self.model == "tiny":
             self.model = str(path / "init" / "random")
-            # A start that was refused, or cut short, has left it.
-            shutil.rmtree(self.model, ignore_errors=True)
-            texts = (each.get("content", "") for chat in chats for each in chat.messages)
-            init_policy(Path(self.model), texts, config.trainer.policy.model.tiny, config.trainer.seed)
+            if not self.found:  # else a refused start may have left it
+                shutil.rmtree(self.model, ignore_errors=True)
+                texts = (each.get("content", "") for chat in chats for each in chat.messages)
+                init_policy(Path(self.model), texts, config.trainer.policy.model.tiny, config.trainer.seed)
         prompt = load_chat_prompt(self.model, config.generator.chat_template_kwargs)
         longest = config.generator.max_model_len
         self.rows, self.held_out = (
@@ -78,13 +83,8 @@ class FineTuning:
         self.steps = min(config.trainer.max_steps, math.ceil(passes * len(self.rows) / size))
         learned = hashlib.sha256(b"".join(part.tobytes() for row in self.rows for part in (row.token_ids, row.mask)))
         self.extra = {"config": config.model_dump(mode="json"), "chats": learned.hexdigest()}
-        self.checkpoints = Checkpoints(path, config.trainer.max_ckpts_to_keep)
-        self.found = self.checkpoints.load_latest()
-        self.done = self.found.step if self.found else 0
-        if self.found:
-            check_resumable(self.found.extra["config"], config, self.found.version)
-            if self.found.extra.get("chats") != self.extra["chats"]:
-                raise UserError(f"{path} has learned from other chats: give another trainer.run_dir.")
+        if self.found and self.found.extra.get("chats") != self.extra["chats"]:
+            raise UserError(f"{path} has learned from other chats: give another trainer.run_dir.")
 
     def start(self, stack: ExitStack) -> None:
         config = self.config.model_copy(deep=True)
@@ -110,6 +110,7 @@ class FineTuning:
 
     def learn(self, stop: StopSignal) -> None:
         trainer, stop.at_once = self.config.trainer, False
+        self.checkpoints.folder.mkdir(exist_ok=True)  # what a first save leaves is this run's
         if self.held_out and trainer.eval_before_train and not self.done:
             self._log({"step": 0, **self._evaluate()})
         for metrics in fit(self.update, self.rows, trainer.train_batch_size, self.steps, trainer.seed, self.done):
@@ -119,8 +120,8 @@ class FineTuning:
             self._log(metrics)
             if last or stop.requested or (trainer.ckpt_interval and step % trainer.ckpt_interval == 0):
                 self.learner.save_pretrained(self.saved, int(step))
-                self.checkpoints.save(int(step), self.learner.state_dict(), self.extra)
                 write_report([self.path], self.path / "report.html")
+                self.checkpoints.save(int(step), self.learner.state_dict(), self.extra)
                 stop.check()
 
     def _evaluate(self) -> StepMetrics:

@@ -197,8 +197,8 @@ class Tries:
         return (batch - 1) * self.flow.size + place
 
 
+# Of the weights that sampled each token; 0 where there is none.
 def _versions(group: Group) -> list[int]:
-    """Of the weights that sampled each token; 0 where there is none."""
     return [version for each in group for turn in each.turns for version in turn.weight_versions] or [0]
 
 

@@ -88,8 +88,8 @@ def _mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
     return x ^ (x >> np.uint64(31))
 
 
+# A hash per row. Zeros are skipped: the block's width does not matter.
 def _hash(kind: int, terms: Terms) -> NDArray[np.uint64]:
-    """A hash per row. Zeros are skipped: the block's width does not matter."""
     state = _mix(np.full(len(terms), kind, dtype=np.uint64))
     for column in terms.T.astype(np.uint64):
         state = np.where(column > 0, _mix(state ^ column), state)
@@ -101,8 +101,8 @@ def _canonical(kind: int, terms: Terms) -> Terms:
     return np.concatenate([np.sort(terms[:, :free], axis=1), terms[:, free:]], axis=1)
 
 
+# Every combination of whole numbers from inclusive ranges, one a row.
 def _grid(*ranges: tuple[int, int]) -> Terms:
-    """Every combination of whole numbers from inclusive ranges, one a row."""
     axes = np.meshgrid(*(np.arange(low, high + 1) for low, high in ranges), indexing="ij")
     return np.stack([axis.ravel() for axis in axes], axis=1)
 
