@@ -257,7 +257,7 @@ def _solved_before(args: Namespace) -> Run:
     if found.sha256 != config["data_sha256"]:
         raise UserError(f"--data {args.data or official} is not the data that {args.out} was made of.")
     args.executor = config["executor"] if config.get("executor") in bench.executors else "namespace"
-    args.seed, ids = config["seed"], {item_id for _, item_id in manifest["ids"]}
+    args.seed, ids = config.get("seed", args.seed), {item_id for _, item_id in manifest["ids"]}
     if (args.n, args.only) != (usual["n"], None) and {item.item_id for item in _chosen(args, found.items)} != ids:
         raise UserError(f"--grade-only: {args.out} has other items than --n and --only choose: leave them out.")
     items = {item.item_id: item for item in found.items}

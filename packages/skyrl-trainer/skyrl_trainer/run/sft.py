@@ -1,7 +1,6 @@
 """`skyrl-trainer sft`: fine-tunes on the chats of `data.train_data`, by the settings of a run, into a run folder.
 
-An optimizer step takes `trainer.train_batch_size` chats. All are gone through `trainer.num_iterations` times, in at
-most `trainer.max_steps` steps; chats in `data.val_data` give `eval/loss`.
+A step takes `trainer.train_batch_size` chats, and all are gone through `trainer.num_iterations` times.
 """
 
 import hashlib
@@ -102,6 +101,7 @@ class FineTuning:
             stack.callback(group.close)
         if self.found:
             self.learner.load_state_dict(self.found.learner)
+            self.found = None  # its tensors are in the learner now
             print(f"going on from the checkpoint of step {self.done}")
         self.tracker = Tracker(self.config, self.done)
         self.metrics = MetricsWriter(self.path, self.done or None)
