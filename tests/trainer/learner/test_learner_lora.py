@@ -176,7 +176,7 @@ def test_a_checkpoint_holds_the_adapter_alone_and_resumes_to_the_byte(tmp_path: 
             {"target_modules": ["q_prj"]},
             r"q_prj is no torch.nn.Linear of Qwen3ForCausalLM, which has down_proj, .*v_proj",
         ),
-        ({"target_modules": ["lm_head"]}, r"lm_head is no .* not the output layer"),
+        ({"target_modules": ["lm_head"]}, r"lm_head is no .*not the output layer"),
         ({"target_modules": []}, r"target_modules: \[\] is no torch.nn.Linear"),
     ],
 )

@@ -132,8 +132,9 @@ def test_a_schedule_without_an_end_may_be_made_longer_and_shorter(capsys: pytest
 def test_a_stopped_run_goes_on_to_the_same_bytes(
     more: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """By SIGTERM at step 3, which saves what was learned; then by an error at step 7, which goes back to step 5."""
-    log = FineTuning._log
+    """By SIGTERM at step 3, which saves what was learned; then by an error at step 7, which goes back to step 5.
+    Several learners, which take long to start, are stopped once."""
+    log, twice = FineTuning._log, "policy_num_nodes" not in more[-1]
 
     def stopping(self: FineTuning, metrics: StepMetrics) -> None:
         log(self, metrics)
@@ -150,8 +151,10 @@ def test_a_stopped_run_goes_on_to_the_same_bytes(
         steps = [row["step"] for row in read_metrics(Path("a"))]
         assert [step for step in steps if step] == [1, 2, 3] and Path("a/report.html").exists()
         assert AutoModelForCausalLM.from_pretrained("a/model/last")
-        assert sft("a", *words) == 2 and "going on from the checkpoint of step 3" in capsys.readouterr().out
-    assert sft("a", *words) == 0 and "going on from the checkpoint of step 5" in capsys.readouterr().out
+        if twice:
+            assert sft("a", *words) == 2 and "going on from the checkpoint of step 3" in capsys.readouterr().out
+    assert sft("a", *words) == 0
+    assert f"going on from the checkpoint of step {5 if twice else 3}" in capsys.readouterr().out
     assert (
         Path("a/model/last/model.safetensors").read_bytes() == Path("whole/model/last/model.safetensors").read_bytes()
     )
