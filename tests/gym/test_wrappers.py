@@ -16,6 +16,7 @@ from skyrl_gym.adapters import gem
 from skyrl_gym.adapters.trl import environment_factory
 from skyrl_gym.spaces import UnicodeText
 from tests.gym.test_all_envs import GUESS, IDS, ROWS, good_action
+from tests.gym.test_parts import Plain
 
 
 def test_history_is_the_task_and_the_last_turns():
@@ -79,23 +80,13 @@ def test_a_reset_that_is_refused_draws_nothing(tmp_path):
 
 
 def test_an_environment_that_does_not_say_which_actions_are_valid_has_no_invalid_ones():
-    class Plain(gym.Env):
-        observation_space = action_space = UnicodeText(100)
-
-        def reset(self, *, seed=None, options=None):
-            super().reset(seed=seed)
-            return "hello", {}
-
-        def step(self, action):
-            return "bye", 1.0, action == "end", False, {}
-
     gym.register("mine/silent-v0", Plain)
     try:
         env = InvalidActionBudget(gym.make("mine/silent-v0"), budget=1)
         env.reset(seed=0)
-        assert env.step("x")[2:4] == (False, False) and env.step("end")[2:] == (True, False, {"invalid_actions": 0})
-        assert gem.make("mine/silent-v0").reset()[0] == "hello"
-        assert "hello" in environment_factory("mine/silent-v0")().reset()
+        assert env.step("x")[2:] == (True, False, {"invalid_actions": 0})
+        assert gem.make("mine/silent-v0").reset()[0] == "Say hi."
+        assert "Say hi." in environment_factory("mine/silent-v0")().reset()
     finally:
         del gym.registry["mine/silent-v0"]
 

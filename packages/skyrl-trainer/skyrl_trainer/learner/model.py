@@ -141,7 +141,7 @@ class Optimized:
         try:
             fused = not settings.optimizer_kwargs.get("foreach")
             self.optimizer = torch.optim.AdamW(groups, learning_rate, **{"fused": fused, **settings.optimizer_kwargs})
-            _, _ = self.optimizer.defaults["betas"]
+            _, _ = self.optimizer.defaults["betas"]  # are two
         except (TypeError, ValueError, RuntimeError, LookupError) as error:
             raise UserError(f"trainer.optimizer_kwargs does not fit torch.optim.AdamW: {error}.") from error
         kind, warm = settings.lr_scheduler_type, settings.warmup_steps
