@@ -250,6 +250,7 @@ def test_compare(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         (["code"], "or --predictions."),
         (["agent", "--base-url=x", "--checkpoint=y"], "Say once"),
         (["agent", "--base-url=http://127.0.0.1:9/v1", "--bench=gsm8k", "--data=DATA"], "does not answer"),
+        (["agent", "--base-url=127.0.0.1:9/v1", "--bench=gsm8k", "--data=DATA"], "it begins with no http://"),
         (["agent", "--base-url=http://127.0.0.1:9/v1", "--data=HLE"], "graded by a judge (officially o3-mini"),
         (["agent", "--base-url=x", "--data=HLE", "--judge-url=x"], "A judge needs both"),
         (["agent", "--base-url=x", "--bench=gsm8k", "--data=DATA", "--n=0"], "--n is '0'"),

@@ -43,6 +43,7 @@ class TestUnicodeText:
         space = UnicodeText(9)
         assert space == UnicodeText(9) != UnicodeText(8)
         assert space != Text(9, min_length=0) and repr(space) == "UnicodeText(9)"
+        assert not space.is_np_flattenable  # there is no list of its characters
         assert copy.deepcopy(space) == space == pickle.loads(pickle.dumps(space))
 
 

@@ -267,6 +267,23 @@ def test_the_perfect_opponent_never_loses_from_where_it_can_win_and_a_random_one
     assert np.mean(won["perfect"]) < 0.15 < 0.3 < np.mean(won["random"])
 
 
+@pytest.mark.parametrize("name", ["nim", "kuhn_poker"])
+@pytest.mark.parametrize("lang", ["en", "zh"])
+def test_the_listed_moves_are_those_that_the_rules_allow(name, lang):
+    env = gym.make(f"skyrl/{name}-v0", lang=lang)
+    for seed in range(30):
+        _, info = env.reset(seed=seed)
+        over = False
+        while not over:
+            moves = info["admissible_actions"]
+            assert [env.unwrapped.game.parse(move) for move in moves] == env.unwrapped.game.legal()
+            _, _, over, _, info = env.step(moves[seed % len(moves)])
+            assert info["valid_action"]
+        assert info["admissible_actions"] == []
+    env.reset(seed=0)
+    assert env.step("nonsense")[-1]["admissible_actions"] == []
+
+
 def test_success_at_kuhn_is_play_that_an_equilibrium_could_make():
     env = gym.make("skyrl/kuhn_poker-v0", opponent="perfect").unwrapped
     for seed in range(40):

@@ -4,6 +4,7 @@ import json
 import math
 import re
 import time
+from datetime import date
 from fractions import Fraction
 from typing import List, Literal  # noqa: UP035
 
@@ -174,6 +175,16 @@ def test_arguments_are_checked():
         assert repr(next(iter(args))) in done["error"] and done["args"] is None
     assert call_order(item="a")["error"] == "order: argument 'count' is missing."
     assert "did you mean order?" in call_order("ordr")["error"]
+
+
+def test_a_set_has_the_same_text_in_every_process():
+    def colours():
+        """Lists colours."""
+        return {"colours": {"red", "green", "blue"}, "sizes": frozenset({3, 10}), "day": date(2026, 1, 2)}
+
+    listed = tool(colours)
+    done = run_call({"colours": listed}, ToolCall("colours", {}))
+    assert done["result"] == '{"colours": ["blue", "green", "red"], "sizes": [10, 3], "day": "2026-01-02"}'
 
 
 def test_failures_are_text():

@@ -31,5 +31,9 @@ class UnicodeText(Text):
     def contains(self, x: Any) -> bool:
         return isinstance(x, str) and len(x) <= self.max_length
 
+    @property
+    def is_np_flattenable(self) -> bool:
+        return False
+
     def __repr__(self) -> str:
         return f"UnicodeText({self.max_length})"

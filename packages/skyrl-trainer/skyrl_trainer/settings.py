@@ -7,7 +7,7 @@ docs/configuration.md and the JSON schema are made from it. A field exists when 
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, PositiveFloat, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, field_validator, model_validator
 from pydantic.fields import FieldInfo
 
 from skyrl_trainer.files import local_folder
@@ -23,7 +23,9 @@ Rounding = Annotated[T, ROUNDING]
 
 
 class Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", validate_assignment=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(
+        extra="forbid", validate_assignment=True, use_attribute_docstrings=True, allow_inf_nan=False
+    )
 
 
 class DataConfig(Section):
@@ -57,7 +59,7 @@ class LoRAConfig(Section):
 
     rank: int = Field(0, ge=0)
     """Rank of the adapters; 0 trains all weights. Where only other entries are given, 32."""
-    alpha: float = Field(32.0, gt=0, allow_inf_nan=False)
+    alpha: float = Field(32.0, gt=0)
     """Adapters count alpha/rank times: the best learning rate then hardly depends on the rank."""
     target_modules: Literal["all-linear"] | list[str] = "all-linear"
     """The ends of the names of layers that get one, as peft has them: `[q_proj, v_proj]`."""
@@ -113,7 +115,7 @@ class AlgorithmConfig(Section):
     """A registered trainer class: ppo, grpo, sapo, gspo, gspo_token, dapo, dr_grpo, cispo, dual_clip, or yours."""
     advantage_estimator: str = "grpo"
     """A registered estimator: grpo, rloo, reinforce++, maxrl, gae (ppo always has it), or yours."""
-    reward_funcs: dict[str, FiniteFloat] = {}
+    reward_funcs: dict[str, float] = {}
     """Weights: of the env's reward (`env`, 1), a task solved (`success`, 0), overlength (`overlong`, 0), functions."""
     plugin_file: Free[str | None] = None
     """A Python file of yours that registers algorithms, engines, samplers, rewards and so on."""
@@ -151,7 +153,7 @@ class TrainerConfig(Section):
     """Tokens in one forward and backward pass; gradients accumulate over a mini-batch."""
     gradient_checkpointing: bool = False
     """Computes each layer's activations again in the backward pass instead of keeping them."""
-    learning_rate: float = Field(1e-6, gt=0, allow_inf_nan=False)
+    learning_rate: float = Field(1e-6, gt=0)
     """AdamW's, when warmed up."""
     lr_scheduler_type: str = "constant_with_warmup"
     """A schedule of transformers, by its name."""
@@ -159,7 +161,7 @@ class TrainerConfig(Section):
     """Optimizer steps until the learning rate is full; the first has its share of it, not 0."""
     optimizer_kwargs: dict[str, Any] = {"betas": [0.9, 0.99], "weight_decay": 0.0}
     """Passed to torch.optim.AdamW as they are. The usual beta2, 0.999, averages over more steps than a run has."""
-    max_grad_norm: float = Field(1.0, gt=0)
+    max_grad_norm: float = Field(1.0, gt=0, allow_inf_nan=True)
     """The gradient of a mini-batch is clipped to this norm."""
     eval_batch_size: Free[int] = Field(1024, gt=0)
     """Held-out tasks that are tried at a time, each once."""

@@ -320,6 +320,10 @@ def test_a_single_source_of_data_needs_no_list() -> None:
             "trainer.learning_rate is Infinity (command line), but should be a finite number.",
         ),
         (
+            "generator.episode_timeout=.inf",
+            "generator.episode_timeout is Infinity (command line), but should be a finite number.",
+        ),
+        (
             "data.val_data=['a",
             'The value of data.val_data on the command line, "[\'a", line 1, is not valid YAML: '
             "found unexpected end of stream.",

@@ -29,7 +29,7 @@ SMALL = TinyConfig(
 
 @pytest.fixture(scope="module")
 def tokenizer() -> PreTrainedTokenizerFast:
-    return make_tokenizer(TEXTS)
+    return make_tokenizer(TEXTS, 512)
 
 
 @pytest.fixture(scope="module")

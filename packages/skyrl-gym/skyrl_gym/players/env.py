@@ -93,6 +93,9 @@ class PlayersEnv(TextEnv):
         finally:
             self._np_random = generator
 
+    def admissible_actions(self) -> list[str]:
+        return [] if self.task and self.game.over else [self.game.spelled(move) for move in self.game.legal()]
+
     def reset_info(self) -> Info:
         if self._opponent != "self" or self.game.over:
             return {}

@@ -102,12 +102,17 @@ def run_call(
         key, value = "error", str(error)
     except Exception as error:  # a user's tool may raise anything
         key, value = "error", f"{done['tool']} failed: {type(error).__name__}: {error}"
-    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=_plain)
     if len(text) > longest:
         half, left_out = longest // 2, len(text) - longest  # an error is told at the end
         text = f"{text[:half]}\n[... {left_out} characters left out ...]\n{text[-half:]}"
     # A lone surrogate, which Python strings may hold, could not be written to a file.
     return done | {key: text.encode("utf-8", "replace").decode()}
+
+
+# A set's order is another in each process.
+def _plain(value: Any) -> Any:
+    return sorted(value, key=str) if isinstance(value, set | frozenset) else str(value)
 
 
 def responses(calls: Sequence[Mapping[str, Any]], *notes: str) -> str:

@@ -13,7 +13,7 @@ from skyrl_trainer.settings import OPTIONS, Config, Section
 class LossOptions(Section):
     """Base of the `Options` that an algorithm or a mixin nests: a field each, its default the algorithm's own."""
 
-    model_config = ConfigDict(strict=True, allow_inf_nan=False)
+    model_config = ConfigDict(strict=True)
 
 
 class CommonOptions(LossOptions):

@@ -77,7 +77,7 @@ def obstacles(config: Config, machine: Hardware) -> Iterator[str]:
     from skyrl_trainer.run.cluster import check_here
     from skyrl_trainer.weight_sync.colocation import sync_backend
 
-    checks = (model_shape, _load_data, check_agent, algorithm_options, lora.checked, engine_class, sync_backend)
+    checks = (model_shape, _load_data, check_agent, algorithm_options, lora.check_targets, engine_class, sync_backend)
     for check in (*checks, check_here):
         try:
             check(config)

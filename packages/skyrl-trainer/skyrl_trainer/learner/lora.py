@@ -8,7 +8,7 @@ import importlib.util
 import math
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -23,6 +23,7 @@ from skyrl_trainer.learner.cpu_linear import use_onednn
 from skyrl_trainer.learner.model import Learner, Scorer
 from skyrl_trainer.learner.ranks import Ranks
 from skyrl_trainer.registry import load
+from skyrl_trainer.run.model_shape import described
 from skyrl_trainer.settings import Config, LoRAConfig
 from skyrl_trainer.types import TrainingBatch
 
@@ -38,6 +39,15 @@ def checked(config: Config) -> LoRAConfig | None:
     if options.quantization == "nf4" and importlib.util.find_spec("bitsandbytes") is None:
         raise UserError("trainer.policy.model.lora.quantization: nf4 needs bitsandbytes (pip install bitsandbytes).")
     return options if options.rank else None
+
+
+def check_targets(config: Config) -> None:
+    """UserError where `checked` has one, or config.json's model no such layers."""
+    made, options = described(config), checked(config)
+    with suppress(ValueError), torch.device("meta"):  # a kind that transformers does not know
+        if options and "model_type" in made:
+            kind = load("transformers:AutoConfig").for_model(**made)
+            _targets(load("transformers:AutoModelForCausalLM").from_config(kind), options.target_modules)
 
 
 class LoRALearner(Learner):

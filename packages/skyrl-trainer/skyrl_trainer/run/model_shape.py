@@ -75,7 +75,7 @@ def config_file(config: Config) -> Path | None:
 def model_shape(config: Config) -> ModelShape | None:
     """None where it can't be known: not downloaded, or of another kind. UserError: no model, or too few positions."""
     generator, dtype = config.generator, config.trainer.policy.model.dtype
-    made = _described(config)
+    made = described(config)
     kind = (made.get("rope_parameters") or {}).get("rope_type", "default")
     stretched = made.get("rope_scaling") or kind != "default" or "hf_overrides" in generator.engine_kwargs
     most = made.get("max_position_embeddings")
@@ -94,17 +94,15 @@ def model_shape(config: Config) -> ModelShape | None:
 
 def positions(config: Config) -> int:
     """0 where nobody knows."""
-    made = _described(config)
+    made = described(config)
     return int(made.get("text_config", made).get("max_position_embeddings") or 0)
 
 
-def _described(config: Config) -> dict[str, Any]:
+def described(config: Config) -> dict[str, Any]:
     """Its config.json; {} where nobody knows."""
     model = config.trainer.policy.model
     if model.path == "tiny":
-        from skyrl_trainer.tiny.init_policy import DEFAULT_VOCAB_SIZE, TINY_QWEN3
-
-        return {**TINY_QWEN3, "vocab_size": DEFAULT_VOCAB_SIZE, **model.tiny.config_kwargs}
+        return {**load("skyrl_trainer.tiny.init_policy:tiny_settings")(model.tiny.config_kwargs)}
     file = config_file(config)
     if file is None:
         return KNOWN.get(model.path, {})

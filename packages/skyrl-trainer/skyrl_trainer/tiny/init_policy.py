@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from skyrl_gym.data import beside
 from skyrl_trainer.errors import UserError
 from skyrl_trainer.files import written_aside
+from skyrl_trainer.registry import load
 from skyrl_trainer.settings import TinyConfig
 
 if TYPE_CHECKING:
@@ -22,7 +23,6 @@ SPECIAL_TOKENS = (END_OF_TEXT, TURN_START, TURN_END)
 TOOL_TAGS = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<think>", "</think>")
 """Ordinary tokens: `decode(skip_special_tokens=True)` keeps them, so that a parser finds the calls."""
 CHAT_TEMPLATE = (Path(__file__).parent / "chat_template.jinja").read_text().strip()
-DEFAULT_VOCAB_SIZE = 512
 TINY_QWEN3 = beside(__file__, "qwen3.yaml")
 INDUCTION_ROPE = {"rope_type": "default", "rope_theta": 1e6}
 """Qwen's base: the copying circuit needs slow frequencies as well as fast ones."""
@@ -30,27 +30,21 @@ INDUCTION_ROPE = {"rope_type": "default", "rope_theta": 1e6}
 _HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
 
 
-def make_tokenizer(
-    texts: Iterable[str], vocab_size: int = DEFAULT_VOCAB_SIZE, spaces: str = "before"
-) -> "PreTrainedTokenizerFast":
+def make_tokenizer(texts: Iterable[str], vocab_size: int, spaces: str = "before") -> "PreTrainedTokenizerFast":
     """A byte-level BPE of at most `vocab_size` tokens, added ones included. spaces: as in settings.TinyConfig."""
     from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
 
-    num_added = len(SPECIAL_TOKENS) + len(TOOL_TAGS)
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    if vocab_size < len(alphabet) + num_added:
-        raise UserError(
-            f"vocab_size is {vocab_size}; a byte-level tokenizer needs at least {len(alphabet) + num_added} "
-            f"(256 bytes and {num_added} tokens of the chat format)."
-        )
     core = Tokenizer(models.BPE())
     split = pre_tokenizers.Split(Regex(beside(__file__, "pieces.yaml")[spaces]), behavior="isolated")
     to_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     core.pre_tokenizer = pre_tokenizers.Sequence([split, to_bytes])
     core.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=vocab_size - num_added, min_frequency=2, initial_alphabet=alphabet, show_progress=False
+        vocab_size=vocab_size - len(SPECIAL_TOKENS) - len(TOOL_TAGS),
+        min_frequency=2,
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
     )
     roles = ("system", "user", "assistant")
     core.train_from_iterator((piece for text in texts for piece in (text[:10_000], *roles)), trainer)  # else minutes
@@ -69,12 +63,14 @@ def make_tokenizer(
 def make_model(tokenizer: "PreTrainedTokenizerFast", tiny: TinyConfig, seed: int) -> "Qwen3ForCausalLM":
     """A float32 Qwen3 with tied embeddings; the caller's random state and number of threads are left as they were."""
     import torch
-    from transformers import GenerationConfig, Qwen3ForCausalLM
+    from transformers import GenerationConfig, Qwen3Config, Qwen3ForCausalLM
 
     from skyrl_trainer.tiny.induction import add_induction
 
     rope = {"rope_parameters": INDUCTION_ROPE} if tiny.induction else {}
-    config = _model_config(tokenizer, rope | tiny.config_kwargs)
+    ends = {"eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
+    settings = {**tiny_settings(rope | tiny.config_kwargs), "vocab_size": len(tokenizer), "bos_token_id": None, **ends}
+    config = Qwen3Config(**settings)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # a matrix product's last bits depend on it
     with torch.random.fork_rng(devices=[]):
@@ -83,30 +79,22 @@ def make_model(tokenizer: "PreTrainedTokenizerFast", tiny: TinyConfig, seed: int
         if tiny.induction:
             add_induction(model)
     torch.set_num_threads(threads)
-    model.generation_config = GenerationConfig(
-        eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id, do_sample=True
-    )
+    model.generation_config = GenerationConfig(**ends, do_sample=True)
     return model
 
 
-def _model_config(tokenizer: "PreTrainedTokenizerFast", config_kwargs: dict[str, Any]) -> "Qwen3Config":
-    from transformers import Qwen3Config
-
-    setting, known = "trainer.policy.model.tiny.config_kwargs", Qwen3Config().to_dict()
+def tiny_settings(config_kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Of the whole Qwen3 configuration; UserError where they make no model that vLLM runs on the processor."""
+    setting, known = "trainer.policy.model.tiny.config_kwargs", load("transformers:Qwen3Config")().to_dict()
     for key in sorted(config_kwargs.keys() - known.keys()):
         near = difflib.get_close_matches(key, known, n=1)
         hint = f"; did you mean {near[0]!r}?" if near else "."
         raise UserError(f"{setting}: Qwen3 has no setting {key!r}{hint}")
-    settings = {
-        **TINY_QWEN3,
-        "tie_word_embeddings": True,
-        "dtype": "float32",
-        **config_kwargs,
-        "vocab_size": len(tokenizer),
-        "eos_token_id": tokenizer.eos_token_id,
-        "pad_token_id": tokenizer.pad_token_id,
-        "bos_token_id": None,
-    }
+    settings = {**TINY_QWEN3, **config_kwargs}
+    for key in (key for key, usual in TINY_QWEN3.items() if type(usual) is int):
+        least = 256 + len(SPECIAL_TOKENS + TOOL_TAGS) if key == "vocab_size" else 1  # each byte is a token
+        if type(settings[key]) is not int or settings[key] < least:
+            raise UserError(f"{setting}: {key} is {settings[key]!r}; it must be a whole number from {least} on.")
     if settings["head_dim"] not in _HEAD_SIZES:
         sizes = ", ".join(map(str, _HEAD_SIZES))
         raise UserError(f"{setting}: head_dim is {settings['head_dim']}; vLLM's CPU attention has {sizes}.")
@@ -114,7 +102,7 @@ def _model_config(tokenizer: "PreTrainedTokenizerFast", config_kwargs: dict[str,
     if heads % kv_heads:
         wanted = "num_attention_heads must be a multiple of num_key_value_heads"
         raise UserError(f"{setting}: {wanted}, not {heads} and {kv_heads}.")
-    return Qwen3Config(**settings)
+    return settings
 
 
 def refuse_used(out: Path) -> None:
@@ -127,6 +115,6 @@ def init_policy(out: Path, texts: Iterable[str], tiny: TinyConfig, seed: int) ->
     """Into `out`, a new or empty folder; `texts` train the tokenizer, `seed` makes the weights."""
     refuse_used(out)
     with written_aside(out) as folder:
-        tokenizer = make_tokenizer(texts, tiny.config_kwargs.get("vocab_size", DEFAULT_VOCAB_SIZE), tiny.spaces)
+        tokenizer = make_tokenizer(texts, tiny_settings(tiny.config_kwargs)["vocab_size"], tiny.spaces)
         make_model(tokenizer, tiny, seed).save_pretrained(folder)
         tokenizer.save_pretrained(folder)
