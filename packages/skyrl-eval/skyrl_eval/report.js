@@ -64,7 +64,7 @@ if (calibration && calibration.judged) {
   const shares = calibration.curve.map(([confidence, share, count]) => [
     confidence, share, 3 + 6 * Math.sqrt(count / most),
     `${whole(confidence)} stated, ${whole(share)} correct, ${count} answers`]);
-  const lines = [{ color: "var(--faint)", dash: true, points: [[0, 0, 0], [1, 1, 0]] },
+  const lines = [{ color: "var(--faint)", dash: 1, points: [[0, 0, 0], [1, 1, 0]] },
     { label: "correct", color: "var(--c0)", points: shares }];
   const official = none(calibration.official) ? "given from 200 judged answers up" : percent(calibration.official);
   boxes.push([

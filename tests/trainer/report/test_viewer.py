@@ -191,7 +191,7 @@ def test_a_torn_tokenizer_is_a_note_and_one_that_is_being_written_is_none(tmp_pa
 def test_view_says_what_is_missing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = small_run(tmp_path / "run")
     assert cli.main(["view", str(run), "--step", "1", "-o", str(tmp_path / "one.html")]) == 0
-    assert capsys.readouterr().out == f"{tmp_path / 'one.html'}: 1 trajectories, step 1, 0.0 MB\n"
+    assert capsys.readouterr().out == f"{tmp_path / 'one.html'}: 1 trajectory, step 1, 0.0 MB\n"
     assert cli.main(["view", str(run), "--step", "1", "7"]) == 2
     assert "no trajectories of --step 7: it has 2 steps from 1 to 2." in capsys.readouterr().err
     assert cli.main(["view", str(tmp_path)]) == 2
@@ -273,6 +273,7 @@ def check(seen: dict[str, Any]) -> None:
         "step": ["1/0/0"], "low": ["2/0/0"], "high": ["2/1/1"], "search": ["2/1/1"],
     }  # fmt: skip
     assert seen["sorted"][0][:2] == ["2/1/1", "2/0/1"] and seen["sorted"][1][:2] == ["2/2/0", "2/0/0"]
+    assert seen["sorted"][2] == "↓ reward"
     assert seen["down"] == ["2/0/0", "2/0/1", "#2/0/1"]
     # Half of the full colour's opacity: 0.5 of the page's largest advantage, 1.0, of 0.75.
     assert seen["tokens"][:4] == [
@@ -294,7 +295,10 @@ def check(seen: dict[str, Any]) -> None:
     assert seen["compared"] == [["2/0/0", "2/0/1"], "first difference: turn 1, token 5", ["€", "!"], 2, "#2/0/0,2/0/1"]
     assert seen["back"] == "#2/0/0"
     assert seen["failed"] == [[NASTY], ["failed"]]
-    assert seen["unknown"] == "There is no 9/9/9 on this page."
+    assert seen["unknown"] == ["‹ listThere is no 9/9/9 on this page.", ["#"]]
+    # The keys that scroll move what was opened, and what was folded stays so in another shade.
+    assert seen["focus"] == ["detail", "shade"]
+    assert seen["folds"][0] == seen["folds"][1] and set(seen["folds"][0]) == {True, False}
     assert seen["title"] == "run: trajectories" and seen["pwned"] == "undefined"
 
 

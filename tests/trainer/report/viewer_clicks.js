@@ -44,7 +44,7 @@ async function clicks() {
   head("reward");
   const up = ids();
   head("reward");
-  seen.sorted = [up, ids()];
+  seen.sorted = [up, ids(), document.activeElement.textContent];
   head("reward");
 
   press("ArrowDown");
@@ -57,7 +57,12 @@ async function clicks() {
   await open("2/0/0");
   seen.tokens = shades();
   seen.tip = hover(2);
+  seen.focus = [document.activeElement.getAttribute("id")];
+  for (const fold of all("#detail details")) fold.open = !fold.open;
+  seen.folds = all("#detail details").map(fold => fold.open);
   choose("shade", "logprob");
+  seen.folds = [seen.folds, all("#detail details").map(fold => fold.open)];
+  seen.focus.push(document.activeElement.getAttribute("id"));
   seen.logprob = shades();
   choose("shade", "advantage");
   seen.texts = text("#detail pre");
@@ -81,7 +86,7 @@ async function clicks() {
   seen.failed = [text("pre.error"), text(".chip")];
   location.hash = "#9/9/9";
   await until("the sentence", () => all(".empty").length === 1);
-  seen.unknown = text(".empty")[0];
+  seen.unknown = [text(".empty")[0], all(".empty .back").map(back => back.getAttribute("href"))];
   seen.title = document.title;
   seen.pwned = typeof globalThis.pwned;
   return seen;

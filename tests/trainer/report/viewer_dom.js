@@ -21,6 +21,9 @@ class Element extends EventTarget {
   hasAttribute(name) { return this.attributes.has(name); }
   getBoundingClientRect() { return { left: 0, top: 0, bottom: 0 }; }
   scrollIntoView() {}
+  focus() { document.activeElement = this; }
+  get open() { return this.hasAttribute("open"); }
+  set open(on) { on ? this.setAttribute("open", "") : this.attributes.delete("open"); }
   get children() { return this.nodes.filter(node => node instanceof Element); }
   get textContent() { return this.nodes.map(node => node instanceof Element ? node.textContent : node).join(""); }
   set textContent(text) { this.replaceChildren(text); }

@@ -12,7 +12,7 @@ const section = (title, ...body) => fill(main, {}, [el("h2", {}, title), body]);
 const tiles = list => el("div", { class: "tiles" }, list.map(([value, label]) =>
   card("", el("b", {}, value), el("span", {}, label))));
 const row = (cells, kind) => el("tr", { class: kind }, cells.map(cell => el("td", {}, cell)));
-const table = (heads, rows, kind = "") => card("scroll", el("table", { class: kind },
+const table = (heads, rows, kind = "") => el("div", { class: "card scroll", tabindex: 0 }, el("table", { class: kind },
   heads.length > 0 && el("tr", {}, heads.map(head => el("th", {}, head))), rows));
 function choice(label, options, changed) {
   const select = el("select", {}, options.map(([value, text]) => el("option", { value }, text)));
@@ -22,7 +22,7 @@ function choice(label, options, changed) {
 }
 
 /* ---- Lines: { title, lines, about, zero, unit, xs, x, y, marks } ---- */
-// A line: { label, color, dash, points, mark }, a point: [x, y, radius, what it says]; y is null where there is a gap.
+// A line: { label, color, dash, points, mark }, dash: 0 is none; a point: [x, y, radius, what it says], y null in gaps.
 // unit: from 0 to 1 at least; zero: from 0 on; xs: the ends of the x axis; x, y: the words for a value.
 function ticks(low, high, count) {
   const rough = (high - low) / count, power = 10 ** Math.floor(Math.log10(rough)), list = [];
@@ -45,7 +45,7 @@ function chart(options) {
   if (!known.length) return fill(box, {}, [note("No values yet.")]);
   const names = lines.filter(line => line.label);
   box.append(el("div", { class: "legend" }, names.length < 2 ? about : names.map(line => el("span", {},
-    el("i", { style: `border-color:${line.color}`, class: line.dash && "dash" }), line.label))));
+    el("i", { style: `border-color:${line.color}`, class: line.dash > 0 && "dash" }), line.label))));
   const [low, high] = range(known.map(point => point[1]), options), steps = all.map(point => point[0]);
   let [first, end] = options.xs || [lowest(steps), highest(steps)];
   if (first === end) [first, end] = [first - .5, end + .5];
@@ -54,7 +54,7 @@ function chart(options) {
   const picture = svg("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, role: "img", "aria-label": title },
     ticks(low, high, 4).map(tick => [
       svg("line", { x1: LEFT, x2: WIDTH - RIGHT, y1: y(tick), y2: y(tick), stroke: "var(--line)" }),
-      svg("text", { x: LEFT - 7, y: y(tick) + 4, "text-anchor": "end" }, (options.y || show)(tick))]),
+      svg("text", { x: LEFT - 7, y: y(tick) + 4, "text-anchor": "end" }, options.y ? options.y(tick) : show(tick, 6))]),
     ticks(first, end, 6).filter(tick => options.x || Number.isInteger(tick)).map(tick =>
       svg("text", { x: x(tick), y: HEIGHT - 6, "text-anchor": "middle" }, (options.x || String)(tick))),
     lines.map(line => drawn(line, x, y)), lines.filter(line => line.mark).map((line, k) => ends(line, x, y, k)));
@@ -65,11 +65,13 @@ function chart(options) {
 function drawn({ points, color, dash }, x, y) {
   let path = "", open = false;
   for (const [at, value] of points) {
-    if (value !== null) path += `${open ? "L" : "M"}${x(at).toFixed(1)} ${y(value).toFixed(1)}`;
+    // With h0 a point that stands alone is a dot.
+    if (value !== null) path += `${open ? "L" : "M"}${x(at).toFixed(1)} ${y(value).toFixed(1)}${open ? "" : "h0"}`;
     open = value !== null;
   }
   const dots = points.length > 30 ? [] : points.filter(point => point[1] !== null);
-  const stroke = { stroke: color, "stroke-width": 1.9, "stroke-linejoin": "round", "stroke-dasharray": dash && "5 4" };
+  const stroke = { stroke: color, "stroke-width": 1.9, "stroke-linejoin": "round", "stroke-linecap": "round",
+    "stroke-dasharray": dash > 0 && ["1 5", "5 5", "2 5", "9 5 2 5"][dash % 4] };
   return [svg("path", { d: path, fill: "none", ...stroke }), dots.map(([at, value, r = 2.6, says]) =>
     svg("circle", { cx: x(at), cy: y(value), r, fill: color }, says && svg("title", {}, says)))];
 }

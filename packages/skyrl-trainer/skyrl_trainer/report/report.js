@@ -3,9 +3,9 @@ const points = (run, key) => run.metrics[key] || [];
 const known = (run, key) => points(run, key).filter(point => point[1] !== null);
 const values = (run, key) => known(run, key).map(point => point[1]);
 function seconds(total) {
-  const minutes = Math.floor(total / 60);
+  const whole = Math.round(total), minutes = Math.floor(whole / 60);
   if (minutes >= 60) return `${Math.floor(minutes / 60)} h ${minutes % 60} min`;
-  return minutes ? `${minutes} min ${Math.round(total % 60)} s` : `${show(total)} s`;
+  return minutes ? `${minutes} min ${whole % 60} s` : `${show(total)} s`;
 }
 
 /* ---- Curves ---- */
@@ -61,11 +61,11 @@ const CHARTS = [
 function curve({ keys, short = after, marks, compare, ...options }) {
   const wanted = several && compare ? keys.slice(0, compare) : keys;
   const there = wanted.filter(key => runs.some(run => points(run, key).length)), single = there.length === 1;
-  // Runs have a colour each as long as line styles can tell their metrics apart; then metrics have one.
-  const byRun = single || several && there.length === 2;
+  // Two runs and many metrics: metrics have a colour each, and runs a line style. Else it is the other way round.
+  const byRun = single || several && (there.length === 2 || runs.length > 2);
   const lines = there.flatMap((key, k) => runs.map((run, r) => ({
     label: single && several ? run.name : several ? `${short(key)}, ${run.name}` : short(key), mark: key === marks,
-    color: `var(--c${(byRun ? r : k) % 6})`, dash: byRun ? k > 0 : r > 0, points: points(run, key),
+    color: `var(--c${(byRun ? r : k) % 6})`, dash: byRun ? k + Math.floor(r / 6) : r, points: points(run, key),
   }))).filter(line => line.points.length);
   return chart({ ...options, lines });
 }
@@ -85,7 +85,8 @@ function figures(run) {
   if (start && end) add(`${gain < 0 ? "−" : "+"}${Math.abs(gain).toFixed(3)}`, "gained by learning");
   const reward = known(run, "reward/mean"), speed = values(run, "tokens/per_second").sort((a, b) => a - b);
   if (reward.length) add(show(last(reward)[1]), `mean reward at step ${last(reward)[0]}`);
-  if (speed.length) add(show(speed[speed.length >> 1]), "tokens per second (median)");
+  const middle = [speed.length, speed.length - 1].map(ends => speed[ends >> 1] / 2);
+  if (speed.length) add(show(middle[0] + middle[1]), "tokens per second (median)");
   const time = values(run, "time/step").reduce((a, b) => a + b, 0), memory = values(run, "memory/pss_gib");
   if (time) add(seconds(time), "all steps together");
   if (memory.length) add(`${show(Math.max(...memory))} GiB`, "peak memory");

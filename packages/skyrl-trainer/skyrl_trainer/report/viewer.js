@@ -1,7 +1,7 @@
 const find = id => document.getElementById(id);
 const list = el("div", { id: "list", role: "listbox", "aria-label": "trajectories" });
 const side = el("div", { id: "side" }, el("div", { id: "heads", class: "line" }), list);
-const detail = el("main", { id: "detail" }), bubble = el("div", { id: "tip", class: "tip" });
+const detail = el("main", { id: "detail", tabindex: -1 }), bubble = el("div", { id: "tip", class: "tip" });
 const rows = page.rows.map((row, number) =>
   Object.fromEntries([["number", number], ...page.fields.map((name, k) => [name, row[k]])]));
 const byId = new Map(rows.map(row => [row.id, row]));
@@ -26,8 +26,8 @@ async function load(row) {
 /* ---- The list ---- */
 const COLUMNS = [  // name, title, width, width on a phone
   ["outcome", "✓", "16px", "14px"], ["id", "id", "minmax(62px, .4fr)", "minmax(54px, .4fr)"],
-  ["task", "task", "minmax(80px, 1fr)", "minmax(50px, 1fr)"], ["difficulty", "diff", "28px", "22px"],
-  ["reward", MEASURE, "58px", "42px"], ["turns", "turns", "38px", "32px"], ["tokens", "tokens", "48px", "44px"],
+  ["task", "task", "minmax(80px, 1fr)", "minmax(50px, 1fr)"], ["difficulty", "diff", "37px", "28px"],
+  ["reward", MEASURE, "62px", "50px"], ["turns", "turns", "50px", "40px"], ["tokens", "tokens", "60px", "60px"],
   ["stop", "stop", "76px", "0"],
 ].filter(([name]) => rows.some(row => row[name] !== null));
 const GOOD = ["✓", "good"], BAD = ["✗", "bad"];
@@ -53,13 +53,14 @@ function refresh() {
   state.shown = rows.filter(wanted);
   if (sort) state.shown.sort((a, b) => sort.sign * compare(a[sort.name], b[sort.name]) || a.number - b.number);
   find("count").textContent = `${show(state.shown.length)} of ${show(rows.length)}`;
-  find("heads").replaceChildren(...COLUMNS.map(([name, title]) => {
+  find("heads").replaceChildren(...COLUMNS.map(([name, title], k) => {
     const sign = sort && sort.name === name ? sort.sign : 0, order = sign > 0 ? "ascending" : "descending";
     const head = el("button", { class: kind(name), title: `sort by ${name}`, "aria-sort": sign !== 0 && order },
-      title + ["", " ↑", " ↓"].at(sign));
+      ["", "↑ ", "↓ "].at(sign) + title);
     head.addEventListener("click", () => {
       state.sort = sign < 0 ? null : { name, sign: sign ? -1 : 1 };
       refresh();
+      find("heads").children[k].focus();
     });
     return head;
   }));
@@ -68,7 +69,10 @@ function refresh() {
 }
 function cell(row, name) {
   if (name === "outcome") return el("span", { class: mark(row.outcome)[1] }, mark(row.outcome)[0]);
-  if (name === "task") return el("span", { class: "task" }, el("span", {}, row.task.slice(0, -6)), row.task.slice(-6));
+  if (name === "task") {
+    const end = [...row.task].slice(-6).join(""), start = row.task.slice(0, row.task.length - end.length);
+    return el("span", { class: "task" }, el("span", {}, start), end);
+  }
   return el("span", { class: kind(name) }, name === "stop" ? words(row.stop) : show(row[name]));
 }
 function paint() {  // only the lines in view are in the document
@@ -76,7 +80,7 @@ function paint() {  // only the lines in view are in the document
   const seen = state.shown.slice(first, first + Math.ceil((list.clientHeight || 900) / ROW) + 16);
   list.replaceChildren(el("div", { style: `height:${state.shown.length * ROW}px` }), ...seen.map((row, k) => el("a", {
     class: `line${row === state.open[0] ? " chosen" : ""}`, style: `top:${(first + k) * ROW}px`, href: linkTo(row),
-    role: "option", "aria-selected": String(row === state.open[0]),
+    role: "option", "aria-selected": String(row === state.open[0]), tabindex: -1,
     title: `${row.id}: ${row.task}, ${row.env}, ${row.outcome}`,
   }, COLUMNS.map(([name]) => cell(row, name)))));
 }
@@ -200,7 +204,13 @@ function rest(data) {
 function tools(row, learned) {
   const shade = select({ id: "shade" }, [["advantage", "advantage"], ["logprob", "logprob"]]);
   shade.value = state.shade;
-  shade.addEventListener("change", () => { state.shade = shade.value; draw(); });
+  shade.addEventListener("change", () => {
+    const folds = () => [...detail.querySelectorAll("details")], open = folds().map(fold => fold.open);
+    state.shade = shade.value;
+    draw();
+    folds().forEach((fold, k) => { fold.open = open[k]; });
+    find("shade").focus();
+  });
   const others = rows.filter(other => other.task === row.task && other !== row);
   const other = select({ id: "other" }, [["", "nothing"],
     ...others.map(each => [each.number, `${each.id} (${each.outcome}, ${show(each.reward)})`])]);
@@ -278,8 +288,8 @@ async function route() {
   const place = state.shown.indexOf(state.open[0]) * ROW, below = place - list.scrollTop;
   if (place >= 0 && (below < 0 || below + ROW > list.clientHeight)) list.scrollTop = place - list.clientHeight / 2;
   paint();
-  if (state.open.length) return draw();
-  detail.replaceChildren(el("div", { class: "empty" }, missing.length
+  if (state.open.length) return draw(), detail.focus({ preventScroll: true });  // for the keys that scroll
+  detail.replaceChildren(el("div", { class: "empty" }, el("a", { class: "back", href: "#" }, "‹ list"), missing.length
     ? `There is no ${missing.join(", ")} on this page.` : "Choose a trajectory: click a line, or press ↓."));
 }
 function key(event) {
