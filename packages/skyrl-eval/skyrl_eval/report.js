@@ -49,7 +49,7 @@ const ORDER = ["steps", "tool_calls", "tool_errors", "prompt_tokens", "cached_to
 const figures = name => [per[name], ...(spread[name] || [null, null, null]), totals[name]];
 section("Figures per attempt",
   table(["", "mean", "median", "95th percentile", "most", "all together"],
-    ORDER.map(name => row([words(name), ...figures(name).map(show)]))),
+    ORDER.map(name => row([words(name), ...figures(name).map(value => show(value))]))),
   note("Prompt tokens are summed over requests, as a bill has them." + (!results.judge ? "" :
     ` The judge read ${show(results.judge_tokens[0])} and wrote ${show(results.judge_tokens[1])} tokens.`)));
 if (results.samples > 1) section("Several tries", table(["", ...Object.keys(results.pass_at).map(k => `k = ${k}`)], [

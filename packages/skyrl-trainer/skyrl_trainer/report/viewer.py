@@ -93,7 +93,8 @@ def write_episodes(
     if not rows:
         raise UserError("; ".join([f"{folder} has no trajectory to show", *notes]) + ".")
     steps = [row[1] for row in rows if row[1] is not None]
-    what = f"{len(rows):,} {'trajectory' if len(rows) == 1 else 'trajectories'}" + (f", {_span(steps)}" if steps else "")
+    noun = "trajectory" if len(rows) == 1 else "trajectories"
+    what = f"{len(rows):,} {noun}" + (f", {_span(steps)}" if steps else "")
     if total > len(rows):
         limit = f"at most {bounds[0]:,} trajectories and {bounds[1] / 1e6:g} MB go in"
         hint = ": --step of `skyrl-trainer view` chooses others" if steps else ""
