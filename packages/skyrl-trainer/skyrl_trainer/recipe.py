@@ -38,7 +38,7 @@ def text_of(node: yaml.Node) -> str:
 
 def value_of(setting: Setting) -> Any:
     try:
-        return _Loader("").construct_document(setting.node)  # type: ignore[no-untyped-call]
+        return _Loader("").construct_document(setting.node)
     except UNREADABLE as error:
         raise _broken(f"The value of {setting.name} ({setting.source})", error) from None
 

@@ -42,4 +42,4 @@ class Registry(Generic[T]):
                 known = f"choose one of {', '.join(self.names)}, or " if self.names else ""
                 raise UserError(f"{self.setting}={name!r} is not registered; {known}register your own.{hint}")
             self._entries[name] = load(self.built_in[name])
-        return self._entries[name]  # type: ignore[no-any-return]
+        return self._entries[name]

@@ -38,7 +38,7 @@ def use_onednn(model: nn.Module) -> None:
         return
     for module in model.modules():
         if type(module) is nn.Linear and module.bias is None:
-            module.forward = partial(_forward, module)  # type: ignore[method-assign]
+            module.forward = partial(_forward, module)
 
 
 def _forward(module: nn.Linear, x: Tensor) -> Tensor:

@@ -21,7 +21,6 @@ from transformers import BitsAndBytesConfig
 from skyrl_trainer.errors import UserError
 from skyrl_trainer.learner.cpu_linear import use_onednn
 from skyrl_trainer.learner.model import Learner, Scorer
-from skyrl_trainer.learner.ranks import Ranks
 from skyrl_trainer.registry import load
 from skyrl_trainer.run.model_shape import described
 from skyrl_trainer.settings import Config, LoRAConfig
@@ -53,13 +52,9 @@ def check_targets(config: Config) -> None:
 class LoRALearner(Learner):
     """A Learner whose adapter learns. A state is the adapter's alone."""
 
-    def __init__(self, config: Config, model_path: str, total_optimizer_steps: int, ranks: Ranks | None = None) -> None:
-        self.lora = checked(config)
-        super().__init__(config, model_path, total_optimizer_steps, ranks)
-
     def loading(self) -> tuple[torch.dtype, dict[str, Any]]:
         """nf4: linear layers in NF4 with double quantisation, all but the head."""
-        dtype = self.published_dtype  # frozen weights need no masters
+        self.lora, dtype = checked(self.config), self.published_dtype  # frozen weights need no masters
         if self.lora.quantization == "none":
             return dtype, {}
         nf4 = BitsAndBytesConfig(

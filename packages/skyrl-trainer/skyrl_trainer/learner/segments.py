@@ -116,7 +116,7 @@ class Segments:
         return np.split(order, cuts[1:])
 
 
-@torch.compiler.disable  # type: ignore[untyped-decorator]
+@torch.compiler.disable
 def attention(
     module: torch.nn.Module,
     query: Tensor,

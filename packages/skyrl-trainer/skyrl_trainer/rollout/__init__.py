@@ -1,1 +1,0 @@
-"""Rollouts: samples in, trajectories out, each exactly once, whatever fails on the way."""

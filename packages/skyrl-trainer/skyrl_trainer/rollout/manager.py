@@ -25,8 +25,14 @@ class Rollouts(Workers):
 
     def start(self, groups: list[Group], eval: bool = False, sampling: SamplingOptions | None = None) -> None:
         """Begins to play still empty trajectories; each group (same prompt, one cache) by one engine."""
-        deterministic = self._config.trainer.deterministic
-        self._start(groups, How(sampling or self._sampling(eval), deterministic, deterministic, eval))
+        generator, deterministic = self._config.generator, self._config.trainer.deterministic
+        sampling = sampling or SamplingOptions(
+            max_tokens=generator.max_completion_length,
+            temperature=generator.eval_temperature if eval else generator.temperature,
+            top_p=1.0 if eval else generator.top_p,
+            stop_token_ids=self.stop_token_ids,
+        )
+        self._start(groups, How(sampling, deterministic, deterministic, eval))
 
     def finished(self, groups: Mapping[int, Group], wait_for_all: bool = False) -> dict[int, Group]:
         """Of these groups, which were started, those that have ended: waits for one of them, or for all."""
@@ -77,15 +83,6 @@ class Rollouts(Workers):
             self._collect(1)
             ended, self._ended = self._ended, {}
             yield from ended.values()
-
-    def _sampling(self, eval: bool) -> SamplingOptions:
-        generator = self._config.generator
-        return SamplingOptions(
-            max_tokens=generator.max_completion_length,
-            temperature=generator.eval_temperature if eval else generator.temperature,
-            top_p=1.0 if eval else generator.top_p,
-            stop_token_ids=self.stop_token_ids,
-        )
 
 
 def check_not_all_failed(rollouts: RolloutBatch, what: str) -> None:

@@ -110,6 +110,6 @@ def _manifest(path: Path) -> bytes:
     lines = ""
     for name in ("learner.safetensors", "state.json"):
         with (path / name).open("rb") as file:
-            digest = hashlib.file_digest(file, xxhash.xxh3_128)  # type: ignore[arg-type]
+            digest = hashlib.file_digest(file, xxhash.xxh3_128)
             lines += f"{digest.hexdigest()} {file.tell()} {name}\n"
     return lines.encode()

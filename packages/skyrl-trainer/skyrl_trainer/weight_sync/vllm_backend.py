@@ -70,7 +70,7 @@ class SharedMemoryBackend(WeightTransferEngine[SharedMemoryInitInfo, SharedMemor
         with ThreadPoolExecutor(1) as pool:
             checksum = pool.submit(self.buffer.checksum)
             if self.direct is None:
-                self.model.load_weights(iter(self.buffer.tensors.items()))  # type: ignore[operator]
+                self.model.load_weights(iter(self.buffer.tensors.items()))
             else:
                 self.direct.load()
             self.checksum = checksum.result()
@@ -92,7 +92,7 @@ class SharedMemoryBackend(WeightTransferEngine[SharedMemoryInitInfo, SharedMemor
         for head in layers:
             if isinstance(head, ParallelLMHead):
                 head.weight = embedding.weight
-                head.quant_method.process_weights_after_loading(head)  # type: ignore[operator]
+                head.quant_method.process_weights_after_loading(head)
 
     def shutdown(self) -> None:
         self.buffer = None
@@ -114,7 +114,7 @@ class NCCLBackend(NCCLWeightTransferEngine):
         def load(pairs: list[tuple[str, torch.Tensor]]) -> None:
             for name, tensor in pairs:
                 digest.add(name, tensor)
-            self.model.load_weights(pairs)  # type: ignore[operator]
+            self.model.load_weights(pairs)
 
         packed_nccl_broadcast_consumer(
             iterator=((name, (shape, getattr(torch, dtype))) for name, dtype, shape in zip(*columns, strict=True)),
