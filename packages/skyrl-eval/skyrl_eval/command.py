@@ -22,6 +22,7 @@ from skyrl_eval.solve import solve
 from skyrl_eval.store import Run, read_json, without_login, write_json
 from skyrl_eval.types import Attempt, Item
 from skyrl_gym.data import beside, read_jsonl
+from skyrl_gym.openenv import result_of
 from skyrl_gym.options import add_options
 from skyrl_trainer.agent.tokenizer import load_chat_prompt
 from skyrl_trainer.engine.endpoint import UNBOUNDED, Endpoint, probe
@@ -31,7 +32,7 @@ from skyrl_trainer.run.guardian import guarded
 from skyrl_trainer.run.processes import Processes
 from skyrl_trainer.settings import Config
 from skyrl_trainer.types import SamplingOptions
-from skyrl_trainer.user_file import load_user_file, run_async
+from skyrl_trainer.user_file import load_user_file
 
 DEFAULTS = {"agent": ("hle", "150"), "code": ("swe-verified", "50")}
 PROGRESS_SECONDS = 10.0
@@ -141,7 +142,7 @@ def _solved(args: Namespace) -> Run:
         return _predicted(args.predictions, found, open_run)
     settings |= {"temperature": args.temperature, "max_tokens": args.max_tokens}
     if not args.checkpoint:
-        endpoint = run_async(_endpoint(args, settings.get("request", {})))
+        endpoint = result_of(_endpoint(args, settings.get("request", {})))
         facts["base_url"] = without_login(endpoint.url)
         if args.temperature and not (endpoint.seeded or endpoint.tokenizer):
             found.notes.append("The endpoint takes no seed: the same command samples other answers.")

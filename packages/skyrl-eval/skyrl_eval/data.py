@@ -1,7 +1,7 @@
 """Data of benchmarks, from Hugging Face or from files, in the official schemas.
 
-    cais/hle   cais/hle@5a81a4c7   hf:cais/hle@5a81a4c7    a data set on Hugging Face, at a revision
-    data/hle.jsonl  .json  .csv  .parquet  data/hle/       files of the same schema, or a folder of them
+    cais/hle   cais/hle@5a81a4c7   hf:cais/hle@5a81a4c7  a data set on Hugging Face, at a revision
+    data/hle.jsonl  .json  .csv  .parquet  data/hle/     files of the same schema, or a folder of them
 
 In a folder, files whose names begin with "validation" or "dev" hold worked examples, all others items.
 """

@@ -15,7 +15,8 @@ class Item:
 
     bench: str
     item_id: str  # the data set's own, or a hash of the content: never a row number
-    question: str  # as the data set has it; `env` of the benchmark puts the official instructions around it
+    # As the data set has it; `env` of the benchmark puts the official instructions around it
+    question: str
     gold: Any = field(default=None, repr=False)  # for the grader only: no env, prompt or transcript ever holds it
     meta: dict[str, Any] = field(default_factory=dict)  # for the grader and for results by part: category, cluster, ...
     image: str = ""  # a data URI

@@ -1,12 +1,12 @@
 r"""Final answers, compared exactly; docs/environments/text_math.md has the grammar and all rules.
 
 85   +085   85.0   ８５   8,500/100   85 km   Fraction(85)
-1 3/4   1\frac34   1.75   175%   $1.75        Fraction(7, 4)
-Knight   "knight"   \text{knight}.            "knight"
-x^2+3y   3*y + x^{2}                          "3*y+x^2"
-1, 2    (1, 2)    [1, 2]                      (Fraction(1), Fraction(2))
-{1, 2}  {2, 1, 2}  \{1,2\}                    frozenset of the same two
-(0, 1]  \left(0, 1\right]                     ("(", Fraction(0), Fraction(1), "]")
+1 3/4   1\frac34   1.75   175%   $1.75   Fraction(7, 4)
+Knight   "knight"   \text{knight}.       "knight"
+x^2+3y   3*y + x^{2}                     "3*y+x^2"
+1, 2    (1, 2)    [1, 2]                 (Fraction(1), Fraction(2))
+{1, 2}  {2, 1, 2}  \{1,2\}               frozenset of the same two
+(0, 1]  \left(0, 1\right]                ("(", Fraction(0), Fraction(1), "]")
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """Where tasks come from: env specs and dataset files, as one list of samples.
 
-    text_math?split=train&difficulty=2          an env (gymnasium id, or short name for skyrl/<name>-v0) and its options
-    {"env": "text_math", "split": "train"}      the same as a mapping
-    openenv:ws://127.0.0.1:8900?split=train     an env behind an OpenEnv server
-    skyrl_eval:gsm8k?data=gsm8k.jsonl&n=50      held-out data only: a benchmark, by the `exam` of the package named
-    data/train.jsonl  data/train.parquet        rows in SkyRL's format; a row's env_class, else the default one
-    owner/name?split=train  hf:a/b@revision     such files of a data set on Hugging Face, whose names hold the split's
+    text_math?split=train&difficulty=2       an env (gymnasium id, or short name for skyrl/<name>-v0) and its options
+    {"env": "text_math", "split": "train"}   the same as a mapping
+    openenv:ws://127.0.0.1:8900?split=train  an env behind an OpenEnv server
+    skyrl_eval:gsm8k?data=gsm8k.jsonl&n=50   held-out data only: a benchmark, by the `exam` of the package named
+    data/train.jsonl  data/train.parquet     rows in SkyRL's format; a row's env_class, else the default one
+    owner/name?split=train  hf:a/b@revision  such files of a data set on Hugging Face, whose names hold the split's
 
 Four options are not the env's: `size` (how many samples the spec stands for), `seed` (which ones), `weight` (its share
 of what is drawn, 1 where another has one; without any, shares are as the sizes), and `tries`, of held-out data.

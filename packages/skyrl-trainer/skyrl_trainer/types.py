@@ -5,12 +5,12 @@
 Shape suffixes used across the project:
 
     N  sampled tokens, of a micro-batch or of a trajectory
-    P  all tokens of a micro-batch, without padding         S   its segments
-    M  trajectories of a rollout, mini-batch or group       U   turns of a trajectory
-    T  tokens of one sequence                               B   sequences side by side
-    V  vocabulary                                           K   keys that a query sees; the canary's likeliest tokens
-    H  hidden size; heads, where D follows it               D   width of a head
-    R  tokens that a segment continues                      F   rotary frequencies; fresh tokens
+    P  all tokens of a micro-batch, without padding    S  its segments
+    M  trajectories of a rollout, mini-batch or group  U  turns of a trajectory
+    T  tokens of one sequence                          B  sequences side by side
+    V  vocabulary                                      K  keys that a query sees; the canary's likeliest tokens
+    H  hidden size; heads, where D follows it          D  width of a head
+    R  tokens that a segment continues                 F  rotary frequencies; fresh tokens
     1  a batch of one, where a model wants a batch
 """
 

@@ -2,17 +2,16 @@
 
 import sys
 import traceback
-from collections.abc import Coroutine, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from hashlib import blake2b
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from sysconfig import get_paths
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from skyrl_trainer.errors import UserError
-from skyrl_trainer.registry import load
 
 if TYPE_CHECKING:  # a process of envs must not load the settings
     from skyrl_trainer.settings import Config
@@ -63,11 +62,6 @@ def blaming() -> Iterator[None]:
         if any(frame.filename in files for frame in traceback.extract_tb(error.__traceback__)):
             raise UserError(f"A plug-in failed with {cause(error)}.") from error
         raise
-
-
-def run_async(work: Coroutine[Any, Any, Any]) -> Any:
-    """What it returns; also where a loop runs already, as in a notebook."""
-    return load("skyrl_gym.openenv:result_of")(work)
 
 
 def cause(error: BaseException) -> str:

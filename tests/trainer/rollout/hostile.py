@@ -138,7 +138,7 @@ def answer(**changes: Any) -> tuple[Any, ...]:
 HOSTILE: dict[str, Callable[[Any], Any]] = {
     "exit": lambda env: sys.exit(),
     "reset_exit": lambda env: sys.exit(3),
-    "reset_raises": throw(Own("no")),
+    "reset_raises": throw(Own("no\n\n  never")),
     "generator_exit": throw(GeneratorExit()),
     "interrupt": throw(KeyboardInterrupt()),
     "cancelled": throw(asyncio.CancelledError()),

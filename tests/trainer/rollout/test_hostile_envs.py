@@ -26,7 +26,7 @@ NOT_IN_A_THREAD = ("directory", "shallow", "streams")
 FAIL_IN_A_THREAD = {"alarm": "The env's step raised ValueError: signal only works in main thread"}
 SAYS = {
     "exit": "The env's step raised SystemExit: without a message (hostile.py, line",
-    "reset_raises": "The env's reset raised Own: no (hostile.py, line",
+    "reset_raises": "The env's reset raised Own: no never (hostile.py, line",
     "mute": "The env's step raised Mute: with a message that cannot be read (hostile.py, line",
     "exit_3": "hung or crashed its EnvWorker: its process ended with exit status 3.",
     "kill": "hung or crashed its EnvWorker: its process ended with SIGKILL.",

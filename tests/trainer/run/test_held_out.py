@@ -17,6 +17,7 @@ from skyrl_trainer.run import commands
 from skyrl_trainer.run.held_out import TASKS_OF_ENVS, HeldOut
 from skyrl_trainer.settings import Config
 from skyrl_trainer.types import PromptBatch, RolloutBatch, StopReason, Trajectory, Turn
+from skyrl_trainer.user_file import load_plugin
 
 ENV = "text_math?split=val&difficulty=1"
 
@@ -146,7 +147,7 @@ def test_eval_shows_what_reward_functions_say(
     algorithm: dict[str, Any] = {"reward_funcs": {"always" if known else "of_a_script": 2.0}}
     algorithm |= {"plugin_file": str(plugin)} if known else {}
     data = {"val_data": [rows(tmp_path / "val.jsonl", 3)]}
-    monkeypatch.setattr(commands, "check_engines", lambda *given, **more: None)
+    monkeypatch.setattr(commands, "check_engines", lambda config, *given, **more: load_plugin(config))
     processes = SimpleNamespace(rollouts=Solved(), wait_for_engines=lambda: None)
     monkeypatch.setattr(commands, "Processes", lambda *given: nullcontext(processes))
     config = Config.model_validate({"data": data, "trainer": {"algorithm": algorithm}})

@@ -17,6 +17,7 @@ import pytest
 
 from skyrl_trainer.algorithms.curriculum import CurriculumSampler
 from skyrl_trainer.algorithms.rewards import Rewards, register_reward
+from skyrl_trainer.algorithms.samplers import DynamicSampler
 from skyrl_trainer.data import SampleSource
 from skyrl_trainer.errors import NothingLearned, UserError
 from skyrl_trainer.report.history import Spans
@@ -246,6 +247,24 @@ def test_a_sampler_that_does_not_say_whether_it_accepts_is_named(tmp_path: Path)
     run.tries.draw(0)
     with pytest.raises(UserError, match="accept of the sampler gave None, but should say True or False"):
         run.tries.collect(nullcontext())
+
+
+def test_a_group_whose_every_try_was_cut_off_and_would_not_be_learned_from_is_drawn_anew(tmp_path: Path) -> None:
+    run = FakeRun(make_config(tmp_path, 0), [], random.Random(0), 0.0, DynamicSampler)
+    run.failing, run.rewards.filter, ends = 0.0, True, run.rollouts.finished
+
+    def cut_off(groups: Mapping[int, list[Trajectory]], wait_for_all: bool) -> dict[int, list[Trajectory]]:
+        for number, group in (ended := ends(groups, wait_for_all)).items():
+            for reward, each in enumerate(group):
+                each.turns[0].reward = float(reward)
+                each.stop_reason = StopReason.LENGTH if number == 0 or reward else StopReason.TERMINATED
+        return ended
+
+    run.rollouts.finished = cut_off  # type: ignore[method-assign]
+    run.resume()
+    run.tries.draw(0)
+    run.tries.collect(nullcontext())
+    assert [*run.tries._refused] == [0] and len(run.tries.flow.groups) == SIZE - 1
 
 
 def test_a_sampler_that_could_not_be_saved_or_draws_too_few_is_named(tmp_path: Path) -> None:

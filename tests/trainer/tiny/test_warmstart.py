@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -14,6 +15,7 @@ import pytest
 import torch
 
 from skyrl_trainer.cli import main
+from skyrl_trainer.config import load_config, to_yaml
 from skyrl_trainer.data import load_samples
 from skyrl_trainer.errors import UserError
 from skyrl_trainer.learner.batch import Row
@@ -22,6 +24,7 @@ from skyrl_trainer.settings import Config, TinyConfig, Warmstart
 from skyrl_trainer.tiny.clone import STEPS_PER_LOOK, WARMUP_STEPS, MuonLearner, clone, drills
 from skyrl_trainer.tiny.demonstrations import conversation_texts
 from skyrl_trainer.tiny.init_policy import init_policy
+from skyrl_trainer.tiny.start import StartPolicy
 from skyrl_trainer.types import StepMetrics
 
 SMALL = {"hidden_size": 64, "num_hidden_layers": 2, "intermediate_size": 128, "num_attention_heads": 2}
@@ -54,6 +57,27 @@ def test_a_clone_learns_leaves_only_a_model_and_is_the_same_in_another_process(
     subprocess.run(command, check=True, capture_output=True, timeout=300)
     for name in files:
         assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
+
+
+def test_a_run_says_how_far_its_cloning_is_and_why_it_failed(tmp_path: Path) -> None:
+    """The process clones by config.yaml, which a run has written before."""
+    cloning = ["num_demonstrations=64", "epochs=20", "batch_size=32", "optimizer={adamw: 3.0e-3}"]
+    settings = [f"trainer.policy.model.warmstart.{each}" for each in cloning]
+    config = load_config(
+        None, [*settings, f"trainer.policy.model.tiny.config_kwargs={SMALL}", f"data.train_data={SPEC}"]
+    )
+    said = list[str]()
+    for place, more in (("a", ""), ("b", "\nnonsense: 1")):
+        (run := tmp_path / place).mkdir()
+        (run / "config.yaml").write_text(to_yaml(config) + more)
+        with StartPolicy(config, run, load_samples([SPEC])) as start:
+            if not more:
+                assert start.weights(said.append) == str(run / "init" / "cloned")
+                continue
+            with pytest.raises(UserError, match=r"Cloning the expert failed \(.*nonsense.*\); .*warmstart.log has the"):
+                start.weights(said.append)
+    told = [line for line in said if line.startswith("cloning")]
+    assert any(re.fullmatch(r"cloning, step \d+ of 40: 0\.\d\d of episodes word for word", line) for line in told)
 
 
 def test_cloning_stops_when_it_repeats_enough_episodes_and_when_its_time_is_up(policy: Path, tmp_path: Path) -> None:

@@ -97,8 +97,8 @@ class Server:
             with suppress(Exception):  # nobody is left to be told
                 session.episode.close()
 
+    # What the session's Episode answers. Refused with what is wrong.
     async def _call(self, name: Any, what: str, *arguments: Any) -> Any:
-        """What the session's Episode answers. Refused with what is wrong."""
         if not isinstance(name, str) or name not in self._open:
             ends = f"one that is idle for {self._limits.idle:g} s ends; reset first."
             raise Refused("SESSION_ERROR", f"There is no session {str(name)[:100]!r}, or no more: {ends}")
@@ -186,8 +186,8 @@ class Server:
                 self._end(name)
             raise
 
+    # The reply to a message of `/ws`; None to `close`.
     async def _message(self, text: Text, name: str) -> Said | None:
-        """The reply to a message of `/ws`; None to `close`."""
         try:
             message = _read(text)
             kind, data = message.get("type"), _object(message.get("data", {}))

@@ -28,7 +28,8 @@ from skyrl_gym.tools import confine
 log = logging.getLogger(__name__)
 UNSAFE = "SKYRL_UNSAFE_PYTHON_EXEC"
 LONGEST_CODE, LONGEST_ERROR, MOST_FILES, PIPE = 1 << 20, 4800, 1000, 1 << 16
-PATIENCE = 60.0  # seconds that the server may take to start, or longer than a call's own limit
+# Seconds that the server may take to start, or longer than a call's own limit
+PATIENCE = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,8 +122,8 @@ class Sandbox:
                 ours.close()
                 shutil.rmtree(self._folder, ignore_errors=True)
 
+    # By layer of protection, whether it holds, tried from inside.
     def _probed(self) -> dict[str, str]:
-        """By layer of protection, whether it holds, tried from inside."""
         if error := self._call("open('/dev/null').close(); bytearray(1 << 20)", PATIENCE).error:
             self.close()
             raise ValueError(

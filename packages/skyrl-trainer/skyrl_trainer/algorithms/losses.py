@@ -74,8 +74,7 @@ def trajectory_mean(values_N: Tensor, trajectory_N: Tensor) -> Tensor:
     return (sum_M / count_M)[place_N]
 
 
-# Estimators of KL(policy || reference) from tokens that the policy sampled (Schulman, "Approximating KL divergence"),
-# with d = logp - ref; [N] -> [N].
+# Estimators of KL(policy || reference), [N] -> [N], with d = logp - ref (Schulman, "Approximating KL divergence").
 
 
 def k1(logprobs_N: Tensor, reference_N: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ from skyrl_trainer.protocols import RewardFunction
 from skyrl_trainer.registry import Registry, load
 from skyrl_trainer.settings import Config
 from skyrl_trainer.types import RewardBatch, RolloutBatch, StepMetrics, StopReason, Trajectory
-from skyrl_trainer.user_file import cause, run_async
+from skyrl_trainer.user_file import cause
 
 OWN_REWARDS = {"env": 1.0, "success": 0.0, "overlong": 0.0}
 """With the weights by default: the env's reward, 1 for a solved task, and the penalty for length."""
@@ -57,7 +57,7 @@ class Rewards:
             kept = load("skyrl_trainer.algorithms.roles:by_role")(kept)
         return RewardBatch(
             rollouts=rollouts,
-            trajectories=[without_sampled_tokens(t) if self._cut_off(t) else t for _, t in kept],
+            trajectories=[without_sampled_tokens(t) if self.cut_off(t) else t for _, t in kept],
             group_index=[i for i, _ in kept],
             rewards=[self.per_turn(t) for _, t in kept],
         )
@@ -80,12 +80,12 @@ class Rewards:
             metrics[f"reward/{name}"] = mean([score for score in scores if score is not None])
             metrics[f"reward/{name}/none"] = float(scores.count(None))
         if self.filter:
-            metrics["overlong/filtered"] = float(sum(map(self._cut_off, alive)))
+            metrics["overlong/filtered"] = float(sum(map(self.cut_off, alive)))
         if self.weights["overlong"]:
             metrics["overlong/penalty"] = mean([self._penalty(t) for t in alive])
         return metrics
 
-    def _cut_off(self, trajectory: Trajectory) -> bool:
+    def cut_off(self, trajectory: Trajectory) -> bool:
         return self.filter and trajectory.stop_reason is StopReason.LENGTH
 
     # Of the longest turn; all of it where the trajectory was cut off.
@@ -144,7 +144,7 @@ def call(name: str, function: RewardFunction, trajectories: list[Trajectory]) ->
     try:
         values = function(**columns)
         if inspect.iscoroutine(values):
-            values = run_async(values)
+            values = load("skyrl_gym.openenv:result_of")(values)
         values = list(values) if isinstance(values, Iterator) else values  # which may raise only now
     except Exception as error:
         raise UserError(f"{who} failed on {span}: {cause(error)}.") from error

@@ -11,10 +11,10 @@ from pathlib import Path
 from subprocess import DEVNULL, PIPE, STDOUT, Popen
 from typing import Any
 
+from skyrl_gym.openenv import result_of
 from skyrl_trainer.engine.http import HTTPClient, Refused
 from skyrl_trainer.engine.vllm_args import engine_env
 from skyrl_trainer.errors import UserError
-from skyrl_trainer.user_file import run_async
 
 SERVER_ENV = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1"}
 """For the endpoints of the weight transfer, and for those that load an adapter."""
@@ -23,7 +23,8 @@ IDLE_ENV = {"VLLM_HTTP_TIMEOUT_KEEP_ALIVE": "86400"}  # else one closes in use
 GUARD = """
 import os, shutil, sys
 if os.fork():
-    os._exit(0)  # an orphan is no child of the actor, whose children Ray kills without a word
+    # An orphan is no child of the actor, whose children Ray kills without a word
+    os._exit(0)
 sys.stdin.read()
 shutil.rmtree(sys.argv[1], True)
 os.killpg(0, 9)
@@ -75,7 +76,7 @@ def check_servers(urls: Any, num_engines: int, model: str, training: bool) -> No
     if not isinstance(urls, list) or len(urls) != num_engines:
         raise UserError(f"{URLS} is {urls!r}, but should be a list of generator.num_inference_engines={num_engines}.")
     for url in urls:
-        run_async(_check_server(str(url), model, training))
+        result_of(_check_server(str(url), model, training))
 
 
 async def _check_server(url: str, model: str, training: bool) -> None:

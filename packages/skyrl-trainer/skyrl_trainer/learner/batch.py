@@ -177,8 +177,7 @@ def collate(rows: Sequence[Row], indices: Sequence[int], device: torch.device, d
     )
 
 
-# Segments as (ids, number of the segment that it continues or -1), the places of their tokens, and, by row, where
-# its sampled tokens are predicted.
+# Segments as (ids, the segment that it continues or -1), their tokens' places, where a row's tokens are predicted.
 def _segments(rows: list[Row]) -> tuple[list[tuple[np.ndarray, int]], list[np.ndarray], list[np.ndarray]]:
     times = Counter(row.prompt.tobytes() for row in rows)
     prompts: dict[bytes, tuple[int, int]] = {}  # its number and its first token

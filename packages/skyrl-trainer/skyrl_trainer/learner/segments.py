@@ -52,7 +52,8 @@ class Segments:
         """[P, H, D] of query, key, value to [P, H, D]; half precision on a GPU. Queries stand at their keys' end."""
         query, key, value = heads_PHD
         keys, sizes = self._ragged
-        if keys is not None:  # the gradient of an embedding sums in float32, in a fixed order; an index's does not
+        # The gradient of an embedding sums in float32, in a fixed order; an index's does not
+        if keys is not None:
             key, value = (embedding(keys, x.flatten(1)).unflatten(1, x.shape[1:]) for x in (key, value))
         out_PHD = varlen_attn(query, key, value, **sizes, scale=scaling, **_CAUSAL)
         assert isinstance(out_PHD, Tensor)  # a tuple is for those who ask for more

@@ -11,6 +11,7 @@ from typing import Any
 
 import ray
 
+from skyrl_gym.openenv import result_of
 from skyrl_trainer.rollout.env_client import Host
 from skyrl_trainer.rollout.env_worker import CRASHED, Call, EnvReply
 from skyrl_trainer.rollout.pool import start_env_workers
@@ -18,7 +19,6 @@ from skyrl_trainer.run.guardian import guarded
 from skyrl_trainer.run.processes import start_ray
 from skyrl_trainer.settings import Config
 from skyrl_trainer.types import StopReason, Trajectory, Turn
-from skyrl_trainer.user_file import run_async
 
 START_LIMIT, CLOSE_SECONDS = 120.0, 5.0
 """For a process to start, beside the env calls' own limits; for an env to close."""
@@ -117,7 +117,7 @@ class Player(AbstractContextManager["Player"]):
                 start_ray(Config())
                 self._stack.callback(ray.shutdown)
             [self._worker] = start_env_workers(1, self._step_timeout, agent)
-        return run_async(self._answers(calls, agent is not None))
+        return result_of(self._answers(calls, agent is not None))
 
     async def _answers(self, calls: list[Call], alone: bool) -> list[EnvReply]:
         """alone: in a process of its own, as in rollouts."""

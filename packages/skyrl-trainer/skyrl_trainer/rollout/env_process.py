@@ -71,8 +71,8 @@ def main(requests_fd: int, step_timeout: float, agent: str | list[str] | None) -
                 os.close(file)
 
 
+# The keeper: never returns. Orphans become its children.
 def _keep(channel: socket.socket, note: mmap.mmap, step_timeout: float) -> None:
-    """The keeper: never returns. Orphans become its children."""
     ctypes.CDLL(None).prctl(36, 1)  # PR_SET_CHILD_SUBREAPER
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     process = os.fork()
@@ -296,7 +296,7 @@ def _sentence(error: BaseException) -> str:
     frames = traceback.extract_tb(error.__traceback__)
     where = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
     try:
-        message = str(error).strip()[:LONGEST_ERROR]
+        message = " ".join(str(error).split())[:LONGEST_ERROR]
     except EnvTimeout:
         raise
     except BaseException:

@@ -1,8 +1,8 @@
-"""Checkpoints that are whole or not there.
+"""Checkpoints that are whole or not there: checkpoints/step_000010/ holds
 
-checkpoints/step_000010/learner.safetensors   weights and optimizer, comparable byte by byte
-                        state.json            schema, step, numbers of the learner, what the loop adds
-                        manifest.txt          checksum, size and name of each of the others
+learner.safetensors  weights and optimizer, comparable byte by byte
+state.json           schema, step, numbers of the learner, what the loop adds
+manifest.txt         checksum, size and name of each of the others
 """
 
 import hashlib

@@ -187,7 +187,7 @@ class ClusterWatch(EngineWatch):
             if time.monotonic() > deadline:
                 raise EngineDied(
                     f"All {len(self._engines)} engines died, and none was back after {RESTART_SECONDS:.0f} s: the "
-                    "cluster has no room for one any more. Join nodes to it and start the run again; it goes on."
+                    "cluster has no room for one. Join nodes and start again; the run goes on."
                 )
             time.sleep(0.2)
         if self.rollouts:

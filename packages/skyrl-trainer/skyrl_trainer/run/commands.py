@@ -15,7 +15,6 @@ from skyrl_trainer.run.run import Run
 from skyrl_trainer.run.signals import StopSignal
 from skyrl_trainer.settings import Config
 from skyrl_trainer.types import StepMetrics
-from skyrl_trainer.user_file import load_plugin
 
 
 def train(config: Config, algorithm: GRPO | None = None, beside: Beside = nullcontext, kind: type[Run] = Run) -> int:
@@ -40,8 +39,7 @@ def train(config: Config, algorithm: GRPO | None = None, beside: Beside = nullco
 
 def evaluate(config: Config, model_path: str) -> StepMetrics:
     """Held-out success of a model on disk, as `eval/<name>`; no learner, nothing is written."""
-    check_engines(config, model_path, training=False)
-    load_plugin(config)
+    check_engines(config, model_path, training=False)  # loads the plug-in, too
     rewards = None
     try:
         rewards = Rewards(config, overlong_filter=False)

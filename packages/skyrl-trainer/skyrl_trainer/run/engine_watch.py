@@ -72,10 +72,7 @@ class EngineWatch:
         now = time.monotonic()
         self._deaths.append((index, now))
         if sum(who == index and now - when < HOURS * 3600 for who, when in self._deaths) > MAX_RESTARTS:
-            raise EngineDied(
-                f"Engine {index} died {MAX_RESTARTS + 1} times within {HOURS} hours: see ray-logs; if memory ran out, "
-                "lower generator.max_concurrency or engine_kwargs.kv_cache_memory_bytes."
-            )
+            raise EngineDied(f"Engine {index} died {MAX_RESTARTS + 1} times within {HOURS} hours: see ray-logs.")
 
     def _wait_ready(self, index: int) -> None:
         deadline = time.monotonic() + RESTART_SECONDS

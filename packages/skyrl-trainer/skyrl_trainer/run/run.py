@@ -27,7 +27,6 @@ from skyrl_trainer.run.processes import Processes, check_engines
 from skyrl_trainer.run.tries import Tries
 from skyrl_trainer.settings import Config
 from skyrl_trainer.types import StepMetrics
-from skyrl_trainer.user_file import load_plugin
 from skyrl_trainer.weight_sync.canary import TOLERANCE, Canary
 from skyrl_trainer.weight_sync.colocation import Colocation, shares_gpus, sync_backend
 from skyrl_trainer.weight_sync.shared_memory import SharedMemorySync
@@ -51,8 +50,7 @@ class Run:
     def __init__(self, config: Config, folder: RunFolder, algorithm: GRPO | None = None) -> None:
         self.config, self.folder = config, folder
         trainer, path = config.trainer, folder.path
-        check_engines(config, trainer.policy.model.path, training=True)
-        load_plugin(config)
+        check_engines(config, trainer.policy.model.path, training=True)  # loads the plug-in, too
         if trainer.policy.model.lora.quantization != "none":
             load("skyrl_trainer.learner.lora:checked")(config)
         sync_backend(config)
@@ -113,7 +111,7 @@ class Run:
         self.table.phase("starting Ray and the engines")
         self.processes = self.stack.enter_context(Processes(config, policy.architecture, learns=True))
         self.table.phase("waiting for the policy")
-        weights = policy.weights()
+        weights = policy.weights(self.table.phase)
         level = 1 if sync_backend(config) == "adapter" else 2  # 2 drops the weights: an adapter brings none
         engines, hold = self.processes.engines, self.processes.rollouts.hold
         self.colocation = Colocation(engines, level, shares_gpus(config), lambda: self.learner.release_memory(), hold)

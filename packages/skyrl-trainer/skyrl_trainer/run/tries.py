@@ -90,6 +90,8 @@ class Tries:
         for number, group in sorted(ended.items()):
             del self._playing[number]
             alive = [each for each in group if not each.stop_reason.failed]
+            if all(map(self._rewards.cut_off, alive)):  # nothing could be learned from them
+                alive = []
             accepted = self._sampler.accept(alive, [sum(self._rewards.per_turn(each)) for each in alive])
             if accepted is None:
                 raise UserError("accept of the sampler gave None, but should say True or False (docs/plug-ins.md).")

@@ -35,6 +35,7 @@ def warmstart(config: Config, out: Path, seconds: float = math.inf) -> str:
         raise UserError("trainer.policy.model.path: name the policy to clone into; `init-policy` makes a tiny one.")
     source = tasks(config, config.data.train_data)
     conversations = list(demonstrations(source, model.warmstart.num_demonstrations, seed))
+    print(f"cloning {len(conversations)} expert episodes", flush=True)
     steps, loss, match = clone(model.path, out, conversations, model.warmstart, seed, seconds)
     return (
         f"Cloned {len(conversations)} expert episodes in {time.monotonic() - started:.0f} s and {steps} steps: "
@@ -77,6 +78,8 @@ def clone(
         latest.append(metrics)
         done, match = learner.optimizer_steps, mean(one["exact_match"] for one in latest)
         knows = match > options.target_exact_match and done > first
+        if done % max(STEPS_PER_LOOK, steps // 10) == 0:
+            print(f"cloning, step {done} of {steps}: {match:.2f} of episodes word for word", flush=True)
         if (knows or time.monotonic() > deadline) and done % STEPS_PER_LOOK == 0:
             break
     learner.save_pretrained(out)

@@ -4,7 +4,8 @@ import json
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 
@@ -57,18 +58,21 @@ class StartPolicy(AbstractContextManager["StartPolicy"]):
             if torch.cuda.is_available():  # whose memory an engine measures
                 self.weights()
 
-    def weights(self) -> str:
-        """The policy's folder or name; UserError with the end of the log when cloning failed."""
+    def weights(self, tell: Callable[[str], object] = str) -> str:
+        """The policy's folder or name; UserError with the end of the log when cloning failed. tell: how far it is."""
         if self._process is not None:
-            try:
-                code = self._process.wait(WARMSTART_SECONDS)
-            except subprocess.TimeoutExpired:
-                code = -1
+            said, until = "", time.monotonic() + WARMSTART_SECONDS
+            while (code := self._process.poll()) is None and time.monotonic() < until:
+                if said != (said := self._said()):
+                    tell(said)
+                time.sleep(0.1)
             if code != 0:
-                log = Path(self._log.name)
-                last = (log.read_text(errors="replace").strip().splitlines() or ["no output"])[-1]
-                raise UserError(f"Cloning the expert failed ({last}); {log} has the rest.")
+                said = self._said() or "no output"
+                raise UserError(f"Cloning the expert failed ({said}); {self._log.name} has the rest.")
         return self._weights
+
+    def _said(self) -> str:
+        return (Path(self._log.name).read_text(errors="replace").strip().splitlines() or [""])[-1]
 
     def __exit__(self, *error: object) -> None:
         if self._process is not None:

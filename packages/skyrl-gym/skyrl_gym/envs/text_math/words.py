@@ -73,9 +73,9 @@ def make(split: str, difficulty: int, lang: str, index: int) -> tuple[str, str, 
     return SPACE[lang].join(parts).format(**shown), _show(values["it"], fractions), steps
 
 
+# What a split's first sentences of a story may name.
 @cache
 def _pairs(which: int, split: str) -> list[tuple[Fraction, ...]]:
-    """What a split's first sentences of a story may name."""
     pairs = list(product(*_numbers(wording("words.yaml")["stories"][which], 1).values()))
     either = sorted({tuple(sorted(pair)) for pair in pairs})
     tenth = len(either) // 10
@@ -94,9 +94,9 @@ def _numbers(story: dict[str, Any], difficulty: int) -> dict[str, tuple[Fraction
     return {name: _values(spec) for name, spec in story["numbers"].items() if f"{{{name}}}" in told}
 
 
+# What "2..9", "0.5..2.5/0.25" or "1/2 3/4" stands for.
 @cache
 def _values(spec: str) -> tuple[Fraction, ...]:
-    """What "2..9", "0.5..2.5/0.25" or "1/2 3/4" stands for."""
     if ".." not in spec:
         return tuple(map(Fraction, spec.split()))
     ends, _, step = spec.partition("/")
