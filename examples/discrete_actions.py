@@ -49,7 +49,7 @@ class DiscreteActions(gymnasium.Wrapper[Features, np.int64, str, str], RecordCon
         name = type(env.unwrapped).__name__
         listing = getattr(type(env.unwrapped), "admissible_actions", None)
         if listing in (None, TextEnv.admissible_actions):
-            raise ValueError(f"DiscreteActions: {name} lists no admissible actions; alfworld_lite and webshop_lite do.")
+            raise ValueError(f"DiscreteActions: {name} lists no admissible actions, as alfworld_lite does.")
         RecordConstructorArgs.__init__(self, n=n, width=width)
         super().__init__(env)
         self.action_space = Discrete(n)

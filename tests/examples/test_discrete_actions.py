@@ -16,6 +16,7 @@ from tests.gym.test_all_envs import IDS
 
 ROOT = Path(__file__).parents[2]
 LISTED = ["skyrl/alfworld_lite-v0", "skyrl/webshop_lite-v0"]
+GAMES = ["skyrl/nim-v0", "skyrl/kuhn_poker-v0"]
 CASES = [(env_id, {"lang": lang, "difficulty": d}) for env_id in LISTED for lang in ("en", "zh") for d in (1, 3)]
 every_case = pytest.mark.parametrize(("env_id", "options"), CASES)
 
@@ -117,10 +118,17 @@ def test_vectors_of_environments():
     assert again.observation_space.shape == (43 * 16,)
 
 
-@pytest.mark.parametrize("env_id", [env_id for env_id in IDS if env_id not in LISTED])
+@pytest.mark.parametrize("env_id", [each for each in IDS if each not in (*LISTED, *GAMES)])
 def test_environments_without_a_list_of_actions_are_refused(env_id):
-    with pytest.raises(ValueError, match="lists no admissible actions; alfworld_lite and webshop_lite do"):
+    with pytest.raises(ValueError, match="lists no admissible actions, as alfworld_lite does"):
         DiscreteActions(gym.make(env_id))
+
+
+@pytest.mark.parametrize("env_id", GAMES)
+def test_the_moves_of_a_game_are_actions(env_id):
+    env = DiscreteActions(gym.make(env_id), n=16)
+    env.reset(seed=1)
+    assert env.actions == env.unwrapped.admissible_actions() and env.step(np.int64(0))[-1]["valid_action"]
 
 
 def test_a_room_too_small_is_refused():

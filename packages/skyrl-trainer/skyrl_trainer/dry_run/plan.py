@@ -16,7 +16,7 @@ from skyrl_trainer.dry_run.doctor import GIB, Hardware, hardware
 from skyrl_trainer.dry_run.limits import PASSING, card, devices, gpus_needed
 from skyrl_trainer.errors import UserError
 from skyrl_trainer.registry import load
-from skyrl_trainer.run.model_shape import KNOWN, ModelShape, config_file, model_shape
+from skyrl_trainer.run.model_shape import KNOWN, ModelShape, config_file, described, model_shape
 from skyrl_trainer.settings import OPTIONS, Config
 from skyrl_trainer.user_file import load_plugin
 
@@ -73,16 +73,25 @@ def obstacles(config: Config, machine: Hardware) -> Iterator[str]:
         yield f"trainer.logger={logger} is not installed: run `pip install {wheel}`, or use tensorboard or none."
     from skyrl_trainer.agent.agent_env import check_agent
     from skyrl_trainer.engine.actor import engine_class
-    from skyrl_trainer.learner import lora  # loads torch
     from skyrl_trainer.run.cluster import check_here
     from skyrl_trainer.weight_sync.colocation import sync_backend
 
-    checks = (model_shape, _load_data, check_agent, algorithm_options, lora.check_targets, engine_class, sync_backend)
+    checks = (model_shape, _load_data, check_agent, algorithm_options, _check_lora, engine_class, sync_backend)
     for check in (*checks, check_here):
         try:
             check(config)
         except UserError as error:
             yield str(error)
+
+
+# The layers are those of the model that config.json describes.
+def _check_lora(config: Config) -> None:
+    made, options = described(config), load("skyrl_trainer.learner.lora:checked")(config)
+    with suppress(ValueError), load("torch:device")("meta"):  # a kind that transformers does not know
+        if options and "model_type" in made:
+            kind = load("transformers:AutoConfig").for_model(**made)
+            model = load("transformers:AutoModelForCausalLM").from_config(kind)
+            load("skyrl_trainer.learner.lora:lora_targets")(model, options.target_modules)
 
 
 def algorithm_options(config: Config) -> dict[str, Any]:

@@ -8,7 +8,7 @@ import importlib.util
 import math
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -22,7 +22,6 @@ from skyrl_trainer.errors import UserError
 from skyrl_trainer.learner.cpu_linear import use_onednn
 from skyrl_trainer.learner.model import Learner, Scorer
 from skyrl_trainer.registry import load
-from skyrl_trainer.run.model_shape import described
 from skyrl_trainer.settings import Config, LoRAConfig
 from skyrl_trainer.types import TrainingBatch
 
@@ -38,15 +37,6 @@ def checked(config: Config) -> LoRAConfig | None:
     if options.quantization == "nf4" and importlib.util.find_spec("bitsandbytes") is None:
         raise UserError("trainer.policy.model.lora.quantization: nf4 needs bitsandbytes (pip install bitsandbytes).")
     return options if options.rank else None
-
-
-def check_targets(config: Config) -> None:
-    """UserError where `checked` has one, or config.json's model no such layers."""
-    made, options = described(config), checked(config)
-    with suppress(ValueError), torch.device("meta"):  # a kind that transformers does not know
-        if options and "model_type" in made:
-            kind = load("transformers:AutoConfig").for_model(**made)
-            _targets(load("transformers:AutoModelForCausalLM").from_config(kind), options.target_modules)
 
 
 class LoRALearner(Learner):
@@ -165,7 +155,7 @@ def add_role(model: nn.Module, name: str, options: LoRAConfig, seed: int) -> dic
     """Freezes the base and adds an adapter, whose B starts at 0; returns its parameters. The first role stays the one
     that computes outside of `role`. UserError when target_modules does not fit the model."""
     active = _active(model) or name
-    targets = _targets(model, options.target_modules)
+    targets = lora_targets(model, options.target_modules)
     settings = load("peft:LoraConfig")(r=options.rank, lora_alpha=options.alpha, target_modules=targets)
     settings._register_custom_module({nn.Linear: load("skyrl_trainer.learner.adapted:Adapted")})
     with torch.random.fork_rng(devices=[]), warnings.catch_warnings():  # peft draws from the global generator
@@ -201,7 +191,7 @@ def parameters_of(model: nn.Module, name: str) -> dict[str, nn.Parameter]:
 
 
 # The ends of the names of linear layers that get an adapter; never the head, nor embeddings.
-def _targets(model: Any, wanted: Literal["all-linear"] | list[str]) -> list[str]:
+def lora_targets(model: Any, wanted: Literal["all-linear"] | list[str]) -> list[str]:
     head = model.get_output_embeddings()
     linear = {
         path.replace(".base_layer", "")
