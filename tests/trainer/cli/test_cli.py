@@ -347,6 +347,31 @@ def test_a_dry_run_says_which_setting_cannot_be_used(override: str, sentence: st
     assert sentence in found
 
 
+SHAPE = {"hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8, "vocab_size": 99}
+STRANGE = [
+    {"model_type": "qwen3", **SHAPE, "attn_implementation": "flash_attention_2"},
+    {"model_type": "qwen3", **SHAPE, "hidden_act": "nosuch"},
+    {"model_type": "qwen3", **SHAPE, "layer_types": ["full_attention"] * 3},
+    {"model_type": "qwen3", **SHAPE, "dtype": "nosuch"},
+    {"model_type": "nosuch", **SHAPE},
+    {"model_type": ["qwen3"], **SHAPE},
+    {"model_type": "clip", "auto_map": {"AutoModelForCausalLM": "modeling_x.X"}},
+    SHAPE,
+]
+
+
+@pytest.mark.parametrize("made", STRANGE)
+def test_a_model_that_cannot_be_made_here_is_not_refused_for_its_targets(
+    tmp_path: Path, made: dict[str, object]
+) -> None:
+    """Nor is its code asked for: a dry run downloads and runs nothing."""
+    (tmp_path / "config.json").write_text(json.dumps(made))
+    settings = [f"trainer.policy.model.path={tmp_path}", "trainer.policy.model.lora.target_modules=[q_prj]"]
+    said = [each for each in obstacles(load_config(None, settings), LAPTOP) if "target_modules" in each]
+    known = "attn_implementation" in made  # the learner has an attention of its own
+    assert len(said) == known and all("q_prj is no torch.nn.Linear of Qwen3ForCausalLM, which" in each for each in said)
+
+
 @pytest.mark.parametrize("way", ["foreach: true", "foreach: false", "fused: true", "fused: false"])
 def test_adamws_own_ways_are_settings(way: str) -> None:
     """Ours is the fused one, which foreach does not go with; what no step could be taken by is refused."""

@@ -250,7 +250,14 @@ def test_a_sampler_that_does_not_say_whether_it_accepts_is_named(tmp_path: Path)
 
 
 def test_a_group_whose_every_try_was_cut_off_and_would_not_be_learned_from_is_drawn_anew(tmp_path: Path) -> None:
-    run = FakeRun(make_config(tmp_path, 0), [], random.Random(0), 0.0, DynamicSampler)
+    seen = []
+
+    class Watched(DynamicSampler):
+        def accept(self, group: list[Trajectory], returns: list[float]) -> bool:
+            seen.append((len(group), sorted(returns)))
+            return super().accept(group, returns)
+
+    run = FakeRun(make_config(tmp_path, 0), [], random.Random(0), 0.0, Watched)
     run.failing, run.rewards.filter, ends = 0.0, True, run.rollouts.finished
 
     def cut_off(groups: Mapping[int, list[Trajectory]], wait_for_all: bool) -> dict[int, list[Trajectory]]:
@@ -264,6 +271,7 @@ def test_a_group_whose_every_try_was_cut_off_and_would_not_be_learned_from_is_dr
     run.resume()
     run.tries.draw(0)
     run.tries.collect(nullcontext())
+    assert seen == [(TRIES, [0.0, 0.0])] + [(TRIES, [0.0, 1.0])] * (SIZE - 1)
     assert [*run.tries._refused] == [0] and len(run.tries.flow.groups) == SIZE - 1
 
 

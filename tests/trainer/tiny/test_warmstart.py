@@ -70,12 +70,12 @@ def test_a_run_says_how_far_its_cloning_is_and_why_it_failed(tmp_path: Path) -> 
     for place, more in (("a", ""), ("b", "\nnonsense: 1")):
         (run := tmp_path / place).mkdir()
         (run / "config.yaml").write_text(to_yaml(config) + more)
-        with StartPolicy(config, run, load_samples([SPEC])) as start:
+        with StartPolicy(config, run, load_samples([SPEC]), said.append) as start:
             if not more:
-                assert start.weights(said.append) == str(run / "init" / "cloned")
+                assert start.weights() == str(run / "init" / "cloned")
                 continue
             with pytest.raises(UserError, match=r"Cloning the expert failed \(.*nonsense.*\); .*warmstart.log has the"):
-                start.weights(said.append)
+                start.weights()
     told = [line for line in said if line.startswith("cloning")]
     assert any(re.fullmatch(r"cloning, step \d+ of 40: 0\.\d\d of episodes word for word", line) for line in told)
 

@@ -86,12 +86,13 @@ def obstacles(config: Config, machine: Hardware) -> Iterator[str]:
 
 # The layers are those of the model that config.json describes.
 def _check_lora(config: Config) -> None:
-    made, options = described(config), load("skyrl_trainer.learner.lora:checked")(config)
-    with suppress(ValueError), load("torch:device")("meta"):  # a kind that transformers does not know
-        if options and "model_type" in made:
-            kind = load("transformers:AutoConfig").for_model(**made)
-            model = load("transformers:AutoModelForCausalLM").from_config(kind)
-            load("skyrl_trainer.learner.lora:lora_targets")(model, options.target_modules)
+    made, options, model = described(config), load("skyrl_trainer.learner.lora:checked")(config), None
+    how = {"trust_remote_code": False, "attn_implementation": "eager"}
+    with suppress(Exception), load("torch:device")("meta"):  # others say it
+        kind = load("transformers:AutoConfig").for_model(**made)
+        model = options and load("transformers:AutoModelForCausalLM").from_config(kind, **how)
+    if model:
+        load("skyrl_trainer.learner.lora:lora_targets")(model, options.target_modules)
 
 
 def algorithm_options(config: Config) -> dict[str, Any]:

@@ -57,8 +57,8 @@ class HTTPClient(AbstractAsyncContextManager["HTTPClient"]):
             except (aiohttp.ClientError, OSError, ValueError) as error:
                 if type(error) is TimeoutError:  # once more would take as long once more
                     raise Refused(0, f"no answer within {limit:g} seconds") from error
-                unusable = isinstance(error, aiohttp.InvalidURL | aiohttp.NonHttpUrlClientError)
-                refused = Refused(0, "it begins with no http://" if unusable else f"{type(error).__name__}: {error}")
+                usable = self.url.startswith(("http://", "https://"))
+                refused = Refused(0, f"{type(error).__name__}: {error}" if usable else "it begins with no http://")
             else:
                 answer, status = None, reply.status
                 with suppress(ValueError, RecursionError, LookupError, TypeError, OverflowError):

@@ -12,7 +12,8 @@ const section = (title, ...body) => fill(main, {}, [el("h2", {}, title), body]);
 const tiles = list => el("div", { class: "tiles" }, list.map(([value, label]) =>
   card("", el("b", {}, value), el("span", {}, label))));
 const row = (cells, kind) => el("tr", { class: kind }, cells.map(cell => el("td", {}, cell)));
-const table = (heads, rows, kind = "") => el("div", { class: "card scroll", tabindex: 0 }, el("table", { class: kind },
+const REGION = { class: "card scroll", tabindex: 0, role: "region", "aria-label": "table" };  // for keys that scroll
+const table = (heads, rows, kind = "") => el("div", REGION, el("table", { class: kind },
   heads.length > 0 && el("tr", {}, heads.map(head => el("th", {}, head))), rows));
 function choice(label, options, changed) {
   const select = el("select", {}, options.map(([value, text]) => el("option", { value }, text)));

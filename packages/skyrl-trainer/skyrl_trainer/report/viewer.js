@@ -288,7 +288,11 @@ async function route() {
   const place = state.shown.indexOf(state.open[0]) * ROW, below = place - list.scrollTop;
   if (place >= 0 && (below < 0 || below + ROW > list.clientHeight)) list.scrollTop = place - list.clientHeight / 2;
   paint();
-  if (state.open.length) return draw(), detail.focus({ preventScroll: true });  // for the keys that scroll
+  if (state.open.length) {
+    draw();
+    if (document.activeElement?.tagName !== "INPUT") detail.focus({ preventScroll: true });  // for keys that scroll
+    return;
+  }
   detail.replaceChildren(el("div", { class: "empty" }, el("a", { class: "back", href: "#" }, "‹ list"), missing.length
     ? `There is no ${missing.join(", ")} on this page.` : "Choose a trajectory: click a line, or press ↓."));
 }

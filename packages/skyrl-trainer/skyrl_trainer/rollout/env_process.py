@@ -296,7 +296,7 @@ def _sentence(error: BaseException) -> str:
     frames = traceback.extract_tb(error.__traceback__)
     where = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
     try:
-        message = " ".join(str(error).split())[:LONGEST_ERROR]
+        message = " ".join(str(error).strip()[:LONGEST_ERROR].split())
     except EnvTimeout:
         raise
     except BaseException:

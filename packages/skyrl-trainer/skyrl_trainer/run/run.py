@@ -106,12 +106,12 @@ class Run:
     def _start_processes(self) -> None:
         config, trainer = self.config, self.config.trainer
         self.table.phase("making the policy")
-        start = load("skyrl_trainer.tiny.start:StartPolicy")(config, self.folder.path, self.train_tasks)
-        policy = self.stack.enter_context(start)
+        start = load("skyrl_trainer.tiny.start:StartPolicy")
+        policy = self.stack.enter_context(start(config, self.folder.path, self.train_tasks, self.table.phase))
         self.table.phase("starting Ray and the engines")
         self.processes = self.stack.enter_context(Processes(config, policy.architecture, learns=True))
         self.table.phase("waiting for the policy")
-        weights = policy.weights(self.table.phase)
+        weights = policy.weights()
         level = 1 if sync_backend(config) == "adapter" else 2  # 2 drops the weights: an adapter brings none
         engines, hold = self.processes.engines, self.processes.rollouts.hold
         self.colocation = Colocation(engines, level, shares_gpus(config), lambda: self.learner.release_memory(), hold)

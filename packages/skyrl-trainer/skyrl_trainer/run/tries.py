@@ -90,9 +90,9 @@ class Tries:
         for number, group in sorted(ended.items()):
             del self._playing[number]
             alive = [each for each in group if not each.stop_reason.failed]
-            if all(map(self._rewards.cut_off, alive)):  # nothing could be learned from them
-                alive = []
-            accepted = self._sampler.accept(alive, [sum(self._rewards.per_turn(each)) for each in alive])
+            teaches = not all(map(self._rewards.cut_off, alive))  # else a sampler sees returns that are all equal
+            returns = [sum(self._rewards.per_turn(each)) if teaches else 0.0 for each in alive]
+            accepted = self._sampler.accept(alive, returns)
             if accepted is None:
                 raise UserError("accept of the sampler gave None, but should say True or False (docs/plug-ins.md).")
             self.flow.finish(number, group, accepted)

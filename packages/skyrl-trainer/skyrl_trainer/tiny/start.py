@@ -5,9 +5,10 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -33,8 +34,8 @@ def make_tiny(config: Config, out: Path, source: Sequence[Sample]) -> None:
 class StartPolicy(AbstractContextManager["StartPolicy"]):
     """An engine can load `architecture` at once, while a process clones a tiny policy's expert for `weights()`."""
 
-    def __init__(self, config: Config, run_path: Path, train_tasks: Sequence[Sample]) -> None:
-        model = config.trainer.policy.model
+    def __init__(self, config: Config, run_path: Path, train_tasks: Sequence[Sample], tell: Any = str) -> None:
+        self._tell, model = tell, config.trainer.policy.model
         self._process: subprocess.Popen[bytes] | None = None
         self.architecture = self._weights = model.path
         if model.path != "tiny":
@@ -58,13 +59,13 @@ class StartPolicy(AbstractContextManager["StartPolicy"]):
             if torch.cuda.is_available():  # whose memory an engine measures
                 self.weights()
 
-    def weights(self, tell: Callable[[str], object] = str) -> str:
-        """The policy's folder or name; UserError with the end of the log when cloning failed. tell: how far it is."""
+    def weights(self) -> str:
+        """The policy's folder or name; `tell` is told how far its clone is. UserError with the end of the log."""
         if self._process is not None:
             said, until = "", time.monotonic() + WARMSTART_SECONDS
             while (code := self._process.poll()) is None and time.monotonic() < until:
                 if said != (said := self._said()):
-                    tell(said)
+                    self._tell(said)
                 time.sleep(0.1)
             if code != 0:
                 said = self._said() or "no output"
