@@ -70,10 +70,10 @@ def test_cloning_ends_before_an_engine_measures_the_gpu(
     gpu: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """vLLM refuses to start where another process gives memory back meanwhile. Without a GPU they go on together."""
-    clone = Mock(wait=Mock(return_value=0))
+    clone = Mock(poll=Mock(return_value=0))
     monkeypatch.setattr("skyrl_trainer.tiny.start.subprocess", Mock(Popen=Mock(return_value=clone)))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: gpu)
     for made in ("init/random", "checkpoints/step_000001"):
         (tmp_path / made).mkdir(parents=True)
     with StartPolicy(load_config("quickstart", []), tmp_path, []):
-        assert clone.wait.called == gpu
+        assert clone.poll.called == gpu
