@@ -149,6 +149,14 @@ def test_redirected_output_is_one_plain_line_a_step() -> None:
     assert len(lines) == 6 and "\x1b" not in out.getvalue()
 
 
+def test_a_phase_in_a_programs_own_words_is_no_markup() -> None:
+    """A closing tag that nothing has opened would end the run, as it is drawn."""
+    out = io.StringIO()
+    with LiveTable(2, console=Console(file=out, width=90, force_terminal=True)) as table:
+        table.phase("a warning of [/usr/lib/x]")
+    assert "a warning of (/usr/lib/x)" in out.getvalue()
+
+
 def test_a_terminal_has_the_same_rows() -> None:
     out = io.StringIO()
     with LiveTable(2, console=Console(file=out, width=100, force_terminal=True)) as table:

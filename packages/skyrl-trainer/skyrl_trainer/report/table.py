@@ -67,7 +67,7 @@ class LiveTable:
 
     def phase(self, name: str) -> None:
         """What is being done now; without a terminal until the first row."""
-        self._progress.update(self._task, description=name.translate({91: "(", 93: ")"}))  # no markup
+        self._progress.update(self._task, description=name.translate(str.maketrans("[]", "()")))  # no markup
         if not (self._rows or self.console.is_terminal):
             self._print(f"{name} ...", "")
 

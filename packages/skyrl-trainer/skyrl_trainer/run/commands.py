@@ -39,7 +39,7 @@ def train(config: Config, algorithm: GRPO | None = None, beside: Beside = nullco
 
 def evaluate(config: Config, model_path: str) -> StepMetrics:
     """Held-out success of a model on disk, as `eval/<name>`; no learner, nothing is written."""
-    check_engines(config, model_path, training=False)  # loads the plug-in, too
+    check_engines(config, model_path, training=False)  # loads the plug-in
     rewards = None
     try:
         rewards = Rewards(config, overlong_filter=False)

@@ -50,7 +50,7 @@ class Run:
     def __init__(self, config: Config, folder: RunFolder, algorithm: GRPO | None = None) -> None:
         self.config, self.folder = config, folder
         trainer, path = config.trainer, folder.path
-        check_engines(config, trainer.policy.model.path, training=True)  # loads the plug-in, too
+        check_engines(config, trainer.policy.model.path, training=True)  # loads the plug-in
         if trainer.policy.model.lora.quantization != "none":
             load("skyrl_trainer.learner.lora:checked")(config)
         sync_backend(config)

@@ -39,7 +39,7 @@ def warmstart(config: Config, out: Path, seconds: float = math.inf) -> str:
     steps, loss, match = clone(model.path, out, conversations, model.warmstart, seed, seconds)
     return (
         f"Cloned {len(conversations)} expert episodes in {time.monotonic() - started:.0f} s and {steps} steps: "
-        f"loss {loss:.3f}, {match:.2f} of the last episodes word for word. The policy is in {out}."
+        f"loss {loss:.3f}, {match:.2f} of episodes word for word. The policy is in {out}."
     )
 
 

@@ -60,12 +60,12 @@ class StartPolicy(AbstractContextManager["StartPolicy"]):
                 self.weights()
 
     def weights(self) -> str:
-        """The policy's folder or name; `tell` is told how far its clone is. UserError with the end of the log."""
+        """The policy's folder or name; `tell` hears how far its clone is. UserError with the end of the log."""
         if self._process is not None:
             said, until = "", time.monotonic() + WARMSTART_SECONDS
             while (code := self._process.poll()) is None and time.monotonic() < until:
                 if said != (said := self._said()):
-                    self._tell(said)
+                    self._tell(said.rstrip("."))
                 time.sleep(0.1)
             if code != 0:
                 said = self._said() or "no output"
