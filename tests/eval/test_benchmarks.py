@@ -63,6 +63,8 @@ def test_browsecomp_decryption_round_trip(text: str) -> None:
         ('{"correct": "yes", "confidence": 0.9,}', "yes", 90),
         ('{"correct": "yes", "confidence": 1.0}', "yes", 100),
         ('{"correct": "yes", "confidence": 1}', "yes", 1),
+        ('{"confidence": 0.9, "correct": "yes", "strict": true}', "yes", 90),
+        ("confidence: 0.9\ncorrect: yes", "yes", 90),
         ('{"correct": "yes", "confidence": "0.5%"}', "yes", 0),
         ("correct: yes\nconfidence: 0.5 %", "yes", 0),
         ("correct: yes\nconfidence: 1.5", "yes", 2),
@@ -334,6 +336,22 @@ def test_math_equivalence_is_math_verifys_on_208_pairs() -> None:
     for gold, answer, same in pairs():
         verified = math_verify.verify(math_verify.parse(f"${gold}$"), math_verify.parse(f"${answer}$"))
         assert equivalent(gold, answer) == same == verified, (gold, answer)
+
+
+@pytest.mark.parametrize(
+    ("gold", "answer", "same"),
+    [
+        ("32348", "32\\,348", True),
+        ("380", "32\\,348", False),
+        ("1000000", "1\\,000~000", True),
+        ("0", "1\\,000\\,000", False),
+        ("17", "17.", True),
+        ("(1, 200)", "(1,\\ 200)", True),
+        ("15", "15\\,\\text{cm}", True),
+    ],
+)
+def test_math_reads_thin_spaces_between_thousands_and_a_full_stop(gold: str, answer: str, same: bool) -> None:
+    assert equivalent(gold, answer) is same
 
 
 def test_math_has_no_equal_emptiness_and_no_hanging() -> None:

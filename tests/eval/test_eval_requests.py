@@ -11,7 +11,7 @@ import pytest
 from skyrl_eval.report import from_attempt
 from skyrl_eval.types import Attempt, Verdict
 from skyrl_trainer.cli import main
-from skyrl_trainer.engine.replies import Replies
+from skyrl_trainer.engine.http import Replies
 from tests.eval.made_up import ROWS
 from tests.eval.scripted_server import Raw, match, no, said, served
 from tests.eval.test_command import answer_sums, lines, run, sums, write

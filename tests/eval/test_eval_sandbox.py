@@ -134,6 +134,15 @@ def test_a_link_to_a_file_of_ours_is_not_read_back(tmp_path: Path) -> None:
     assert sandbox.read_back(tmp_path / "result") == sandbox.read_back(tmp_path / "pipe") == ""
 
 
+def test_a_folder_that_is_deep_or_closed_fails_nothing_and_is_deleted() -> None:
+    with sandbox.folder("skyrl-test-") as folder:
+        where: dict[str, object] = {"binds": [(folder, "/mine", True)], "cwd": "/mine"}
+        python("import os\nfor _ in range(3000): os.mkdir('x'); os.chdir('x')", **where)
+        python("import os; os.makedirs('y/z'); os.chmod('y', 0); os.chmod('.', 0)", **where)
+        assert python("print(1)", **where).output == "1\n"
+    assert not folder.exists()
+
+
 def test_a_read_only_folder_is_read_only(tmp_path: Path) -> None:
     done = python("open('/mine/x', 'w')", binds=[(tmp_path, "/mine", False)])
     assert "Read-only file system" in done.output and done.code == 1
@@ -156,6 +165,7 @@ def test_much_output_loses_its_middle_and_a_missing_program_is_the_sandboxs_fail
     assert done.output.startswith("ax") and done.output.endswith("xz\n")
     with pytest.raises(sandbox.SandboxFailed, match="No such file"):
         sandbox.run(["no-such-program"], seconds=5)
+    assert sandbox.run(["bash", "-c", "exit 125"], seconds=5).code == 1, "the sandbox's own, where no program began"
     with pytest.raises(UserError, match="podman info"):
         sandbox.check("podman")
 
@@ -203,11 +213,25 @@ def test_livecodebenchs_rules_for_values(value: object, expected: str, same: boo
     assert lcb.same_value(f"noise\n{lcb.MARK}{value!r}\n", expected) is same
 
 
+def test_livecodebench_reads_no_value_that_is_far_longer_than_the_right_one() -> None:
+    """Nor a set, which no JSON is: of numbers with one hash it takes minutes."""
+    assert lcb.same_value(f"{lcb.MARK}[1{' ' * 900}]", "[1]")
+    assert not lcb.same_value(f"{lcb.MARK}[1{' ' * 2000}]", "[1]")
+    assert not lcb.same_value(f"{lcb.MARK}{{{', '.join(str(k * (2**61 - 1)) for k in range(9))}}}", "[1]")
+
+
 def solved(number: int, code: str) -> Verdict:
     item = items("livecodebench")[number]
     return benchmarks.find("livecodebench").grade(item, attempt(item, f"Sure:\n```python\n{code}\n```"), Context())
 
 
+STOPPING = """
+import os, signal, time
+for process in (os.getppid(), 1):
+    try: os.kill(process, signal.SIGSTOP)
+    except OSError: pass
+time.sleep(3)
+"""
 PAIR = "class Solution:\n    def pair(self, a, b):\n        {}"
 
 
@@ -217,7 +241,9 @@ PAIR = "class Solution:\n    def pair(self, a, b):\n        {}"
         (0, "print(2 * int(input()))", "correct", 2),
         (0, "if __name__ == '__main__':\n    print(sum([int(stdin.readline())] * 2)); exit(1)", "correct", 2),
         (0, "print(4)", "wrong", 1),
-        (0, "open('/task/inputs.json'); print(2 * int(input()))", "wrong", 0),  # it sees its own input alone
+        (0, "len(str(10**5000)); print(2 * int(input()))", "correct", 2),
+        (0, "open('/task/input').read(); print(2 * int(input())); open('/task/input', 'w')", "wrong", 0),
+        (0, STOPPING + "print(2 * int(input()))", "wrong", 0),
         (0, "print(2 * int(input())", "wrong", 0),
         (0, "while True: pass", "wrong", 0),
         (1, PAIR.format("print('noise'); return (a + b, a - b)"), "correct", 2),
@@ -234,7 +260,8 @@ PAIR = "class Solution:\n    def pair(self, a, b):\n        {}"
 def test_livecodebench_runs_programs(
     number: int, code: str, status: str, passed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lcb, "SECONDS", 1 if "while True" in code else 30)  # a busy machine is slow to start Python
+    slow = "while True" in code or "sleep" in code
+    monkeypatch.setattr(lcb, "SECONDS", 1 if slow else 30)  # a busy machine is slow to start Python
     verdict = solved(number, code)
     assert (verdict.status, verdict.detail) == (status, {"tests": 2, "passed": passed})
 

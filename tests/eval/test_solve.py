@@ -10,6 +10,7 @@ import gymnasium
 import pytest
 
 from skyrl_eval import benchmarks
+from skyrl_eval.benchmarks.common import Context
 from skyrl_eval.solve import attempt_of, solve
 from skyrl_eval.store import Run
 from skyrl_trainer.errors import UserError
@@ -105,6 +106,21 @@ def test_an_episode_becomes_an_attempt() -> None:
     assert attempt_of(played, item, 0).stop == "empty"
     empty = attempt_of(Trajectory("t", sample, 0, 0, [], StopReason.ENGINE_ERROR, error="It died."), item, 0)
     assert (empty.stop, empty.answer, empty.error) == ("error", "", "It died.")
+
+
+@pytest.mark.parametrize(
+    ("said", "status", "stop"),
+    [
+        ("Is it 999? No, it", "truncated", StopReason.LENGTH),
+        ("Is it 1? No.</think>#### 999", "correct", StopReason.TERMINATED),
+    ],
+)
+def test_no_thought_is_an_answer_where_the_template_begins_it(said: str, status: str, stop: StopReason) -> None:
+    item = items("gsm8k")[0]
+    played = Trajectory("t", Sample("s", "e", 0), 0, 0, [turn(said, 5, 9)], stop, metrics={"thinks": 1})
+    item = replace(item, gold="999")
+    verdict = benchmarks.find("gsm8k").grade(item, attempt_of(played, item, 0), Context())
+    assert verdict.status == status
 
 
 @pytest.mark.parametrize("bench", ["hle", "browsecomp", "deepsearchqa", "mmlu", "mmlu-pro", "gpqa", "math", "gsm8k"])

@@ -183,6 +183,16 @@ def test_empty_and_wrong_and_broken_patches_are_not_resolved(instance: Instance)
     assert instance.graded("not a patch").status == "wrong"
 
 
+def test_a_patch_of_which_a_part_is_there_already_is_applied_as_officially(tmp_path: Path) -> None:
+    """git applies nothing of it, and patch all but that part, and fails."""
+    there = LONE[0] | {"other.py": "A = 2\n"}
+    instance = make_instance(tmp_path, (there, *LONE[1:]))
+    known = "--- a/other.py\n+++ b/other.py\n@@ -1 +1 @@\n-A = 1\n+A = 2\n"
+    verdict = instance.graded(known + instance.row["patch"])
+    assert verdict.status == "correct" and verdict.detail["resolved_guarded"] is True
+    assert instance.graded(known + instance.row["patch"].replace("-    return n + 2", "-    return 7")).score == 0
+
+
 def test_a_conftest_cheat_is_officially_resolved_and_guarded_is_not(instance: Instance) -> None:
     verdict = instance.graded(instance.patch(conftest=CONFTEST))
     assert verdict.score == 1

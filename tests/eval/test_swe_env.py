@@ -98,6 +98,20 @@ def test_cheats_are_flagged_and_not_paid(env: Env, instance: Instance, name: str
     assert reward == 0
 
 
+def test_what_git_does_not_take_is_not_paid_and_fails_no_episode(env: Env, instance: Instance) -> None:
+    """Only `patch` applies it, and then no git adds it."""
+    hidden = "git config core.protectNTFS false; mkdir 'git~1'; echo x > 'git~1/x'"
+    ((_, reward, over, _, info),) = play(env, instance, say(FIX, ("bash", {"command": hidden}), SUBMIT))
+    assert "git~1" in info["submission"] and over and reward == 0 and info["flags"] == ["refused_by_git"]
+
+
+def test_a_closed_workspace_is_the_agents_own_fault(env: Env, instance: Instance) -> None:
+    steps = play(
+        env, instance, *(say(("bash", {"command": c})) for c in ("chmod 000 /testbed", "ls", "echo 1\0\ud800"))
+    )
+    assert steps[2][0] == "<tool_response>\n1?\n</tool_response>"
+
+
 def test_without_the_tests_nothing_is_paid_and_they_are_nowhere_to_be_seen(env: Env, instance: Instance) -> None:
     _, info = env.reset(seed=0, options=options(instance))
     look = "grep -rlF --exclude-dir=.venv 'double(5) == 10' /testbed /tmp; git log --all --oneline | wc -l; git remote"
@@ -164,12 +178,12 @@ def test_a_command_ends_with_the_step_that_is_interrupted(env: Env, instance: In
 def test_view_and_replace_stay_in_the_workspace(env: Env, instance: Instance, tmp_path: Path) -> None:
     secret = tmp_path / "secret"
     secret.write_text("mine")
-    link = ("bash", {"command": f"ln -s {secret} link; ln -s /etc folder; mkfifo pipe; printf '\\377\\r\\n' > odd"})
-    paths = ("link", "folder/passwd", "../etc/passwd", "/etc/passwd", "/tmp/../etc/passwd", "pipe", "none")
+    links = f"ln -s {secret} link; ln -s /etc folder; ln -s loop loop; mkfifo pipe; printf '\\377\\r\\n' > odd"
+    paths = ("link", "folder/passwd", "../etc/passwd", "/etc/passwd", "/tmp/../etc/passwd", "pipe", "none", "loop")
     (_, *said, odd) = play(
         env,
         instance,
-        say(link),
+        say(("bash", {"command": links})),
         *(say(("view", {"path": path})) for path in paths),
         say(
             ("replace", {"path": "odd", "old": "\r\n", "new": "x\r\n"}),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import py_compile
+import re
 import shlex
 import tempfile
 import textwrap
@@ -344,6 +345,13 @@ def test_an_attack_earns_nothing_and_an_honest_patch_is_believed(name: str, inst
     assert reward(instance, patch) == honest
     flags = verdict.detail["flags"]
     assert flags == [] if honest or not case.flag else case.flag in flags
+
+
+def test_no_source_makes_a_flag_take_long() -> None:
+    """Quadratic and more, hours; a pattern holds up the whole process."""
+    pattern = swe_guard.UNUSUAL["unusual_in_src"]
+    assert re.search(pattern, "    def __eq__(self, other):\n        return True")
+    assert not re.search(pattern, "def __eq__" * 10_000)
 
 
 def test_there_are_forty_attacks() -> None:

@@ -165,6 +165,8 @@ def test_a_long_outputs_end_is_shown(make):
         ("echo 0.5 > /logs/verifier/reward.txt; exit 1", 0.5),
         ("exit 0", 0.0),
         ("echo nan > /logs/verifier/reward.txt", 0.0),
+        ("echo 1e30 > /logs/verifier/reward.txt", 1.0),
+        ("echo -2 > /logs/verifier/reward.txt", 0.0),
         ("echo much > /logs/verifier/reward.txt", 0.0),
         ("ln -s /etc/passwd /logs/verifier/reward.txt", 0.0),
     ],

@@ -221,3 +221,11 @@ def test_demonstrations_of_an_expert_that_may_fail_are_written_and_are_always_th
     failed = sum(not demo["success"] for demo in demos)
     assert written[0] == written[1] and len(demos) == 24 and 0 < failed < 24
     assert f"The expert failed in {failed} of them" in capsys.readouterr().err
+
+
+def test_an_episode_that_the_environment_ends_is_not_cut_off_by_the_budget():
+    """Answers that cannot be read are invalid, and end a question."""
+    env = InvalidActionBudget(gym.make("skyrl/text_math-v0"), budget=1)
+    env.reset(seed=1)
+    _, _, terminated, truncated, info = env.step("I do not know.")
+    assert (terminated, truncated, info["invalid_actions"]) == (True, False, 1)

@@ -25,7 +25,7 @@ from skyrl_trainer.learner.model import Learner
 from skyrl_trainer.learner.ppo import PPO
 from skyrl_trainer.settings import Config
 from skyrl_trainer.types import RewardBatch, RolloutBatch, Sample, Trajectory, Turn
-from skyrl_trainer.user_file import blaming, load_plugin, load_user_file
+from skyrl_trainer.user_file import blaming, cause, load_plugin, load_user_file
 from tests.trainer.learner.tiny_models import make_batch, save_model
 
 PAGE = (Path(__file__).parents[2] / "docs" / "plug-ins.md").read_text()
@@ -123,6 +123,10 @@ def test_a_plugin_that_exits_is_a_sentence_and_no_end_of_the_run(tmp_path: Path)
     leave = load_user_file("trainer.algorithm.plugin_file", str(tmp_path / "leaves.py"), "leaves").leave
     with pytest.raises(UserError, match=r"A plug-in failed with SystemExit: 0 \(.*leaves\.py, line 5\)"), blaming():
         leave()
+
+
+def test_an_error_over_several_lines_is_one_sentence() -> None:
+    assert cause(RuntimeError("my judge's server\nis  gone.")) == "RuntimeError: my judge's server is gone"
 
 
 def test_a_plugin_that_raises_is_a_sentence_with_its_file_and_line(

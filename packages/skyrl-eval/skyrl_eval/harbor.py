@@ -1,10 +1,8 @@
 """skyrl/harbor-v0 (docs/environments/task_sets.md): tasks in Harbor's folders, with the tools bash and submit."""
 
 import json
-import math
 import re
 import shutil
-import tempfile
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -69,15 +67,15 @@ class HarborEnv(ShellEnv):
     # Of tests that run when nothing that the agent has started does.
     def _reward(self) -> float:
         tests, work = Path(self.task.data["folder"], "tests"), self.task.data["work"]
-        with tempfile.TemporaryDirectory(prefix="skyrl-harbor-") as logs:
-            binds = [*self._binds, (tests, "/tests", False), (Path(logs), "/logs/verifier", True)]
+        with sandbox.folder("skyrl-harbor-") as logs:
+            binds = [*self._binds, (tests, "/tests", False), (logs, "/logs/verifier", True)]
             sandbox.run(("bash", "/tests/test.sh"), binds, seconds=TEST_SECONDS, cwd=work)
-            plain, named = (sandbox.read_back(Path(logs, name)) for name in ("reward.txt", "reward.json"))
+            plain, named = (sandbox.read_back(logs / name) for name in ("reward.txt", "reward.json"))
         try:
             reward = float(plain or json.loads(named)["reward"])
         except (ValueError, TypeError, KeyError, RecursionError):
             return 0.0
-        return reward if math.isfinite(reward) else 0.0
+        return min(max(0.0, reward), 1.0)  # 0 for no number
 
     def expert_action(self) -> str:
         file = Path(self.task.data["folder"], "solution/solve.sh")
@@ -89,8 +87,7 @@ class HarborEnv(ShellEnv):
     def set_env_state(self, state: dict[str, Any]) -> None:
         """The commands are run again, in a fresh folder."""
         self.close()
-        folder = tempfile.TemporaryDirectory(prefix="skyrl-harbor-", ignore_cleanup_errors=True)
-        work = Path(self._opened.enter_context(folder), "work")
+        work = self._opened.enter_context(sandbox.folder("skyrl-harbor-")) / "work"
         shutil.copytree(Path(self.task.data["folder"], "environment"), work, symlinks=True)
         (work / "Dockerfile").unlink(missing_ok=True)
         (temporary := work.with_name("tmp")).mkdir()

@@ -13,8 +13,7 @@ from pydantic import BaseModel, ConfigDict
 
 from skyrl_eval.benchmarks.common import final, last
 from skyrl_trainer.engine.endpoint import text_of, usage_of
-from skyrl_trainer.engine.http import HTTPClient, Refused
-from skyrl_trainer.engine.replies import Replies
+from skyrl_trainer.engine.http import HTTPClient, Refused, Replies
 
 TRIES, MOST_FAILURES = 3, 8
 """At a readable reply; in a row."""
@@ -68,7 +67,7 @@ def parse_match(reply: str) -> Match | None:
         text = "\n".join(f"{name}: {value}" for name, value in values.items())
     if not (verdicts := re.findall(r"(?im)^\W*correct\W*:\W*(yes|no|true|false)\b(?!/)", text)):
         return None
-    said = last(r"(?im)^\W*confidence\W*:[^\d\n]*(\d+(?:\.\d+)?\s*%?)", text) or "100%"
+    said = last(r"(?im)^\W*confidence\W*:[^\d\n]*(\d+(?:\.\d+)?[ \t]*%?)", text).strip() or "100%"
     confidence = float(said.strip(" %")) * (100 if re.fullmatch(r"0\.\d+|1\.0+", said) else 1)
     return Match(
         extracted_final_answer=last(r"(?im)^\W*extracted_final_answer\W*:\s*(.*?)\s*$", text),

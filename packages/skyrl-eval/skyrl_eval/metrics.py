@@ -34,9 +34,7 @@ Prices = dict[str, Price]
 
 
 def clustered_error(means: Sequence[float], clusters: Sequence[str]) -> float | None:
-    """The standard error of the mean of item means whose errors may go together within a cluster.
-    With every item a cluster of its own it is the usual one. None for fewer than two clusters.
-    """
+    """The standard error of the mean of item means whose errors may go together within a cluster; None for one."""
     values, sums = np.asarray(means), defaultdict[str, float](float)
     for residual, cluster in zip(values - values.mean(), clusters, strict=True):
         sums[cluster] += residual

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -55,7 +55,6 @@ def run(
     memory_mib: int = 4096,
 ) -> Done:
     """Runs a command for so many seconds of wall clock; it and all that it started are gone when this returns.
-
     binds: what it sees beside the system's programs and this interpreter.
     """
     environment = {"TZ": "UTC", "PYTHONHASHSEED": "0"}
@@ -75,6 +74,16 @@ def run(
         return _run([executor, "run", *options, "-w", cwd, image, *command], seconds)
     finally:
         subprocess.run([executor, "rm", "-f", name], capture_output=True, timeout=60)
+
+
+@contextlib.contextmanager
+def folder(prefix: str) -> Iterator[Path]:
+    """A temporary folder; shutil fails to delete deep ones, and those that may not be read."""
+    path = tempfile.mkdtemp(prefix=prefix)
+    try:
+        yield Path(path)
+    finally:
+        subprocess.run(["sh", "-c", 'chmod -R u+rwX "$0"; rm -rf "$0"', path], capture_output=True)
 
 
 def read_back(path: Path) -> str:

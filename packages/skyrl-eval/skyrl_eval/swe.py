@@ -44,16 +44,15 @@ def workspace(repo: str, commit: str, folder: Path, repos: Path | None = None) -
 
 def diff(folder: Path, commit: str, **where: Any) -> str:
     """All changes of a workspace as a patch that `git apply` takes: new, binary and deleted files too.
-
     In the sandbox (`where`), for git runs what the workspace's configuration tells it to. "" where git does not work.
     """
     # With an index of its own, which leaves the agent's `git diff` as it was; -p, as git reads changes off its time.
     index = "export GIT_INDEX_FILE=/out/index; cp -p .git/index /out/index 2> /dev/null; "
     script = index + 'git add -A && git diff --cached --binary --no-color --no-ext-diff "$0" > /out/patch'
-    with tempfile.TemporaryDirectory(prefix="skyrl-swe-") as out:
-        binds = [(folder, "/testbed", True), (Path(out), "/out", True)]
+    with sandbox.folder("skyrl-swe-") as out:
+        binds = [(folder, "/testbed", True), (out, "/out", True)]
         done = sandbox.run(["bash", "-c", script, commit], binds, seconds=120, cwd="/testbed", **where)
-        return sandbox.read_back(Path(out) / "patch") if done.code == 0 else ""
+        return sandbox.read_back(out / "patch") if done.code == 0 else ""
 
 
 class Tested(NamedTuple):
@@ -83,16 +82,15 @@ def run_tests(
 
 def guarded(gold: Mapping[str, Any], meta: Mapping[str, Any], patch: str, context: Any) -> tuple[str, list[str]]:
     """What of a patch can be a fix, "" where nothing can or is applied; and what is to be looked at by hand."""
-    with tempfile.TemporaryDirectory(prefix="skyrl-swe-") as out:
-        done = _run("changes.sh", {"patch.diff": patch}, None, meta, context, [(Path(out), "/out", True)])
-        if done.code:
-            raise SandboxFailed(f"What the patch changes cannot be told: {done.output.strip()[-300:]}")
-        return swe_guard.split(Path(out), paths_of(gold["test_patch"]), gold["eval_script"])
+    with sandbox.folder("skyrl-swe-") as out:
+        done = _run("changes.sh", {"patch.diff": patch}, None, meta, context, [(out, "/out", True)])
+        if done.code:  # a file such as .GIT/config
+            return "", ["refused_by_git"]
+        return swe_guard.split(out, paths_of(gold["test_patch"]), gold["eval_script"])
 
 
 def _run(script: str, files: dict[str, str], seconds: Any, meta: Any, context: Any, binds: Any = ()) -> sandbox.Done:
-    with tempfile.TemporaryDirectory(prefix="skyrl-swe-") as name:
-        folder = Path(name)
+    with sandbox.folder("skyrl-swe-") as folder:
         (folder / "eval").mkdir()
         for file, text in files.items():
             (folder / "eval" / file).write_bytes(text.encode("utf-8", "surrogateescape"))

@@ -1,7 +1,6 @@
 """skyrl/swe-v0 (docs/eval/README.md): an issue of a repository, resolved with bash, view, replace and submit."""
 
 import contextlib
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any, ClassVar
@@ -42,6 +41,7 @@ class ShellEnv(TextEnv):
         return "Submitted."
 
     def _shell(self, command: str, binds: Sequence[sandbox.Bind], cwd: str, **where: Any) -> str:
+        command = command.encode("utf-8", "replace").decode().replace("\0", "")
         try:
             done = sandbox.run(("bash", "-c", SHELL, command), binds, seconds=SECONDS, cwd=cwd, **where)
         except sandbox.SandboxFailed as error:
@@ -71,8 +71,8 @@ class ShellEnv(TextEnv):
 def _named(path: str) -> Iterator[None]:
     try:
         yield
-    except OSError as error:
-        raise ToolError(f"{path}: {error.strerror}.") from error
+    except (OSError, RuntimeError) as error:
+        raise ToolError(f"{path}: {getattr(error, 'strerror', 'a loop of links')}.") from error
 
 
 class SWEEnv(ShellEnv):
@@ -194,8 +194,7 @@ class SWEEnv(ShellEnv):
     def set_env_state(self, state: dict[str, Any]) -> None:
         """A fresh workspace with the patch applied; what git ignores and what is in /tmp is not brought back."""
         self.close()
-        folder = tempfile.TemporaryDirectory(prefix="skyrl-swe-env-", ignore_cleanup_errors=True)
-        self._path, data = Path(self._opened.enter_context(folder)), self.task.data
+        self._path, data = self._opened.enter_context(sandbox.folder("skyrl-swe-env-")), self.task.data
         for name in ("testbed", "tmp"):
             (self._path / name).mkdir()
         executor = data["executor"] or "namespace"

@@ -1,4 +1,4 @@
-"""search and open_page, for agents (docs/eval/README.md). Nothing is opened that is not on the public internet."""
+"""search and open_page, for agents (docs/eval/README.md), on the public internet alone."""
 
 import hashlib
 import html

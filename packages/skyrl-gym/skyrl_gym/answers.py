@@ -45,6 +45,8 @@ _NUMBER = re.compile(
     rf"(?P<sign>[+-]?) ?(?:(?P<whole>[0-9]+) (?=[0-9.]+ ?/))?(?P<top>{_AMOUNT})"
     rf"(?: ?/ ?(?P<below>{_AMOUNT}))? ?(?P<percent>%|percent)?"
 )
+# Which math-verify takes for a sum of two numbers, and for no number.
+_THIN_SPACE_OR_STOP = re.compile(r"(?<=\d)(?:\\[,;: ]|~)(?=\d{3}(?![\d/]))|\.\s*$")
 _UNITS = re.compile(
     r"(?<=[0-9.]) ?(?:dollars?|cents?|yuan|euros?|(?:square |cubic )?(?:km|cm|mm|m|(?:kilo|centi|milli)?met(?:er|re)s?)"
     r"(?:\^?[23²³])?|kg|g|(?:kilo)?grams?|ml|l|lit(?:er|re)s?|degrees?|°C?|seconds?|minutes?|hours?|days?|weeks?|months?"
@@ -86,7 +88,8 @@ def verified(given: str, truth: str) -> bool:
 
     seconds, alarm = 5 * (current_thread() is main_thread()), signal.getitimer(signal.ITIMER_REAL)
     try:
-        sides = [parse(f"\\boxed{{{text}}}", parsing_timeout=seconds) for text in (truth, given)]
+        texts = [_THIN_SPACE_OR_STOP.sub("", text) for text in (truth, given)]
+        sides = [parse(f"\\boxed{{{text}}}", parsing_timeout=seconds) for text in texts]
         return bool(verify(*sides, timeout_seconds=seconds))
     finally:
         signal.setitimer(signal.ITIMER_REAL, *alarm)

@@ -41,8 +41,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         with StopSignal(), blaming():
             args = _parse(list(sys.argv[1:] if argv is None else argv))
-            # doctor says it among its findings.
-            if args.command is not COMMANDS["doctor"]:
+            if args.command is not COMMANDS["doctor"]:  # which says it itself
                 require_gym()
             code = int(args.command(args) or 0)
             sys.stdout.flush()
@@ -158,7 +157,8 @@ def _policy_of(args: Namespace) -> tuple[Any, str]:
         recipe, model = str(own), str(_model_folder(args.target, args.which))
     elif args.target.parts[:1] == ("runs",) and not args.target.exists():  # no owner's name on Hugging Face
         raise UserError(f"There is no run {args.target}: see what `ls runs` lists, or train it first.")
-    config = load_config(recipe, [*overrides, f"trainer.policy.model.path={model}"])
+    config = load_config(recipe, overrides)
+    config.trainer.policy.model.path = model
     model_shape(config)  # raises where there is no such model
     return config, model
 

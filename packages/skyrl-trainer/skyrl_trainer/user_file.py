@@ -68,4 +68,4 @@ def cause(error: BaseException) -> str:
     """What went wrong, and where in the user's own code: "ValueError: no such move (mine.py, line 7)"."""
     frames = traceback.extract_tb(error.__traceback__)
     users = [f" ({f.filename}, line {f.lineno})" for f in frames if not f.filename.startswith(NOT_THE_USERS)]
-    return f"{type(error).__name__}: {str(error).rstrip('.')}{users[-1] if users else ''}"
+    return f"{type(error).__name__}: {' '.join(str(error).split()).rstrip('.')}{users[-1] if users else ''}"

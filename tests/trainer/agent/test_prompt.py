@@ -30,6 +30,14 @@ def test_first_prompt_is_the_templates(prompt: ChatPrompt) -> None:
     assert prompt.first("Be brief.", "你好") == template_ids(("system", "Be brief."), ("user", "你好"))
 
 
+def test_a_template_may_begin_the_thoughts_of_every_answer(prompt: ChatPrompt) -> None:
+    tokenizer = copy.deepcopy(tiny_tokenizer())
+    tokenizer.chat_template += "{% if add_generation_prompt %}{{ '<think>\n' }}{% endif %}"
+    assert ChatPrompt(tokenizer).thinks and not prompt.thinks
+    tokenizer.chat_template += "{% if add_generation_prompt %}{{ '\n</think>\n\n' }}{% endif %}"
+    assert not ChatPrompt(tokenizer).thinks
+
+
 def test_whole_conversation_equals_the_template_when_the_policy_writes_canonical_tokens(prompt: ChatPrompt) -> None:
     output = [*tiny_tokenizer().encode("the answer", add_special_tokens=False), prompt.end_of_turn_id]
     ids = [*prompt.first("", "a"), *output, *prompt.observation("b", output)]

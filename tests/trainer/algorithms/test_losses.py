@@ -371,3 +371,8 @@ def test_mixins_compose_and_bring_their_options_and_ranges() -> None:
 def test_options_that_do_not_fit_are_named(name: str, options: dict[str, Any], sentence: str) -> None:
     with pytest.raises(UserError, match=sentence):
         make_loss(name, **options)
+
+
+def test_stale_tokens_are_corrected_for_their_age_in_float32_too() -> None:
+    stale = Config.model_validate({"trainer": {"max_staleness": 1}})
+    assert algorithm_class("grpo")(stale).correction_range == ("tis", 0.0, 2.0)

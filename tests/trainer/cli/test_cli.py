@@ -10,6 +10,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from argparse import Namespace
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -236,6 +237,16 @@ def test_export_eval_and_report_refuse_what_is_not_a_run(tmp_path: Path, capsys:
         "skyrl-trainer: nowhere is not a run folder: it has no config.yaml, no metrics.jsonl and no trajectories.\n"
     )
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("name", ["run #2", "a: b", "new\nline", "🚀", "[1]", "1e3", "null"])
+def test_a_runs_folder_may_have_any_name(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (policy := tmp_path / name / "model" / "last").mkdir(parents=True)
+    (policy / "config.json").write_text(json.dumps({"model_type": "qwen3", **QWEN_0_6B}))
+    (tmp_path / name / "config.yaml").write_text("")
+    config, model = cli._policy_of(Namespace(settings=[], target=Path(name), which="last"))
+    assert config.trainer.policy.model.path == model == f"{name}/model/last"
 
 
 def test_a_dry_run_shows_where_each_value_is_from_and_touches_nothing(

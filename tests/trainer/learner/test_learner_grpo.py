@@ -248,8 +248,10 @@ def test_tries_of_equal_reward_are_counted_where_another_term_learns_from_them(
     tmp_path: Path, options: dict[str, Any]
 ) -> None:
     trainer = make_trainer(save_model(tmp_path), algorithm={"options": options})
-    metrics = trainer.update(make_batch(equal=(0, 1)))
-    assert metrics["advantage/zero_fraction"] == 0.5 and metrics["tokens/trained"] > 0
+    batch = make_batch(equal=(0, 1))
+    metrics = trainer.update(batch)
+    assert metrics["advantage/zero_fraction"] == 0.5
+    assert metrics["tokens/trained"] == sum(each.num_output_tokens for each in batch.trajectories)
 
 
 def test_a_batch_in_which_every_episode_failed_changes_nothing(tmp_path: Path) -> None:
@@ -551,3 +553,13 @@ def test_an_update_leaves_no_tensor_to_the_garbage_collector(tmp_path: Path) -> 
         assert tensors() <= before
     finally:
         gc.enable()
+
+
+def test_of_stale_tries_the_engines_error_is_measured_on_tokens_of_the_newest_weights_alone(tmp_path: Path) -> None:
+    path, batch = save_model(tmp_path), make_batch(step=2)
+    metrics = make_trainer(path, max_staleness=1).update(batch)
+    assert "kl/engine_learner" not in metrics and metrics["kl/behaviour"] > 0
+    for turn in batch.trajectories[0].turns:
+        turn.weight_versions = [1] * len(turn.output_ids)
+    metrics = make_trainer(path, max_staleness=1).update(batch)
+    assert metrics["kl/engine_learner"] != metrics["kl/behaviour"]

@@ -352,10 +352,10 @@ def test_while_the_engines_sleep_the_clock_stands_still(held: str) -> None:
             loop.call_later(0.05, episodes.hold, True)
         if held == "for a while":
             loop.call_later(0.1, episodes.hold, False)
-        return await episodes.play(shells([{}] * 6), SAMPLING, False, False)  # some begin while the clocks stand
+        return await episodes.play(shells([{}] * 8), SAMPLING, False, False)  # two begin while the clocks stand
 
     timeouts = [trajectory.stop_reason is StopReason.TIMEOUT for trajectory in asyncio.run(scenario())]
-    assert timeouts == [held != "always"] * 6
+    assert timeouts == [held != "always"] * 8
 
 
 def test_dead_worker_is_replayed_and_given_up_after_the_third_death() -> None:
@@ -429,3 +429,13 @@ def test_death_of_the_engine_ends_the_rollout_and_closes_every_env() -> None:
         return worker
 
     assert not asyncio.run(scenario()).envs
+
+
+def test_in_deterministic_rollouts_each_turn_of_each_try_has_a_generator_of_its_own() -> None:
+    async def scenario() -> FakeEngineClient:
+        engine = FakeEngineClient()
+        await play(shells([{"turns": 3}] * 3), engine, [FakeEnvWorker()], deterministic=True)
+        return engine
+
+    requests = asyncio.run(scenario()).requests
+    assert len(requests) > 3 and len({request.seed for request in requests}) == len(requests)

@@ -172,3 +172,16 @@ def test_what_a_rollout_worker_encoded_is_written_as_it_is_and_gives_the_same_fi
         assert JsonlTrajectoryStore(tmp_path).read(3) == batch
     assert files[0] == files[1] and batches[1].trajectories[0].encoded[0] in files[1]
     assert not JsonlTrajectoryStore(tmp_path).read(3).trajectories[0].encoded
+
+
+def test_what_a_run_that_goes_on_has_undone_is_forgotten(tmp_path: Path) -> None:
+    store = JsonlTrajectoryStore(tmp_path / "held_out")
+    for step in (0, 3, 4, 9):
+        for each in (store, store.inside("gsm8k")):
+            each.write(RolloutBatch(step, []))
+    (tmp_path / "held_out/step_9 (copy).jsonl.gz").write_text("somebody's")
+    store.forget(3)
+    assert store.steps() == store.inside("gsm8k").steps() == [0, 3]
+    store.forget(-1)
+    assert store.steps() == store.inside("gsm8k").steps() == [] and len(list(tmp_path.rglob("*.gz"))) == 1
+    JsonlTrajectoryStore(tmp_path / "none").forget(0)

@@ -70,6 +70,24 @@ def of(folder: Path) -> list[tuple[int, str]]:
     return found
 
 
+def test_the_guardian_of_a_run_that_is_over_goes_with_it(shared: Path) -> None:
+    """A process may train a hundred times. Where something is left, the guardian waits for the end of all."""
+
+    def guardians() -> list[psutil.Process]:
+        return [each for each in psutil.Process().children() if "guardian.py" in " ".join(each.cmdline())]
+
+    before = len(guardians())
+    for _ in range(3):
+        with guarded():
+            assert len(guardians()) == before + 1
+    assert len(guardians()) == before
+    with guarded():
+        left = subprocess.Popen(["sleep", "600"])
+    assert len(guardians()) == before + 1
+    left.kill()
+    left.wait()
+
+
 def nothing_left(folder: Path, within: float) -> bool:
     deadline = time.monotonic() + within
     while time.monotonic() < deadline:

@@ -29,7 +29,7 @@ from skyrl_trainer.run.signals import Stopped, StopSignal
 from skyrl_trainer.run.tries import Tries
 from skyrl_trainer.run.trl_callbacks import ToldRun
 from skyrl_trainer.settings import Config
-from skyrl_trainer.types import RewardBatch, Sample, StepMetrics, StopReason, Trajectory, Turn
+from skyrl_trainer.types import RewardBatch, RolloutBatch, Sample, StepMetrics, StopReason, Trajectory, Turn
 
 SIZE, STEPS, TRIES = 3, 12, 2
 
@@ -403,3 +403,44 @@ def test_tasks_whose_every_episode_failed_are_tried_again_when_the_env_is_mended
     alive = [[each for each in store.read(step).trajectories if not each.stop_reason.failed] for step in store.steps()]
     assert all(alive)
     assert_each_was_learned_from_once(tmp_path, json.loads(checkpoints[-1]))
+
+
+def test_a_checkpoint_that_is_read_and_saved_again_is_the_same_however_much_was_refused(tmp_path: Path) -> None:
+    class RefusingAll(CurriculumSampler):
+        def accept(self, group: list[Trajectory], returns: list[float]) -> bool:
+            return False
+
+    run = FakeRun(make_config(tmp_path, 2), [], random.Random(0), 0.0, RefusingAll)
+    run.resume()
+    run.tries.draw(0)
+    while not run.tries.flow.lost:
+        run.tries.collect(nullcontext())
+        run.tries.draw(0)
+    saved = run.tries.state_dict()
+    checkpoint = json.dumps({"step": 0, "unfinished": None, "tries": saved})
+    resumed = FakeRun(run.config, [checkpoint], random.Random(0), 0.0, RefusingAll)
+    resumed.resume()
+    assert resumed.tries.state_dict() == saved
+    assert resumed.tries.flow.lost == run.tries.flow.lost, "places that batches to come give back"
+
+
+def test_a_run_that_goes_on_knows_the_best_score_so_far(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else its first evaluation would put a worse policy into model/best."""
+    monkeypatch.setattr("skyrl_trainer.report.html.write_report", Mock())
+    run: Any = SimpleNamespace(best=[0.5, 1.0], folder=Mock(path=Path("run")), config=Config())
+    run.learner, run.algorithm, run.checkpoints = Mock(), Mock(), Mock()
+    Run.save(run, 3, {"tries": {}, "unfinished": None})
+    _, _, extra = run.checkpoints.save.call_args.args
+    monkeypatch.setattr("skyrl_trainer.run.run.MetricsWriter", Mock())
+    monkeypatch.setattr("skyrl_trainer.report.trackers.Tracker", Mock())
+    resumed: Any = Mock(checkpoint=Mock(step=3, extra=extra), config=Config(), best=None)
+    Run.resume(resumed)
+    assert resumed.best == [0.5, 1.0]
+    resumed.tried.forget.assert_called_once_with(3)
+
+
+def test_a_run_folder_that_is_removed_during_an_update_is_named(tmp_path: Path) -> None:
+    run = FakeRun(make_config(tmp_path, 0), [], random.Random(0), 0.0)
+    run.tries._check = Mock(side_effect=UserError("The run folder is gone."))
+    with pytest.raises(UserError, match="is gone"):
+        run.tries.learned(RolloutBatch(1, []))

@@ -67,7 +67,7 @@ def test_a_run_says_how_far_its_cloning_is_and_why_it_failed(tmp_path: Path) -> 
         None, [*settings, f"trainer.policy.model.tiny.config_kwargs={SMALL}", f"data.train_data={SPEC}"]
     )
     said = list[str]()
-    for place, more in (("a", ""), ("b", "\nnonsense: 1")):
+    for place, more in (("a 🚀: #1", ""), ("b", "\nnonsense: 1")):  # a name that YAML would read otherwise
         (run := tmp_path / place).mkdir()
         (run / "config.yaml").write_text(to_yaml(config) + more)
         with StartPolicy(config, run, load_samples([SPEC]), said.append) as start:

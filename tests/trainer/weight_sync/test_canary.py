@@ -130,3 +130,15 @@ def test_an_engine_that_fails_under_the_canary_is_a_sentence(failed: RayError, r
     with pytest.raises(EngineDied) as raised:
         Failing().seen(0.0, 0.0)
     assert str(raised.value) == f"An engine failed under the canary: {reason}"
+
+
+def test_a_check_of_one_restored_engine_hides_no_change_from_the_check_of_all() -> None:
+    """An engine that dies while weights are published is checked alone, before all are."""
+    canary = Told()
+    for step in range(3):
+        canary.seen(step * 1e-4, 2e-5)
+    canary.version, canary.policy = canary.version + 1, 2e-4 + 2e-3 + 2e-5
+    canary.check(canary.version, learner(2e-4 + 2e-3), REPORT, only=0)
+    canary.policy = 2e-4 + 2e-3 - 4e-4
+    with pytest.raises(SyncError, match=r"the limit is 2\.00e-04 .*a tenth of the change"):
+        canary.check(canary.version, learner(2e-4 + 2e-3), REPORT)

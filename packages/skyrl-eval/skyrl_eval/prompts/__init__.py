@@ -13,7 +13,7 @@ def text(name: str) -> str:
 
 
 def fill(name: str, **values: str) -> str:
-    """The prompt with each {name} that is given replaced, in one pass: braces in the values and elsewhere stay."""
+    """The prompt with each {name} that is given replaced; braces in the values and elsewhere stay."""
     return re.sub(r"\{(" + "|".join(values) + r")\}", lambda match: values[match[1]], text(name))
 
 

@@ -171,16 +171,23 @@ def main(spec: dict[str, Any]) -> NoReturn:
     build(spec["root"], spec["binds"])
     with socket.socket() as any_socket:
         fcntl.ioctl(any_socket, 0x8914, pack("16sH14x", b"lo", 1))  # loopback up
+    os.chdir(spec["cwd"])  # while it may: a command before this one can have closed it
     set_limits(spec["limits"])
     drop_privileges()
     restrict(-1, seccomp_program("command"))
+    # A program that was started has no end of it, and cannot say that none was.
+    failed, tell = os.pipe()
     if not (command := os.fork()):
-        os.chdir(spec["cwd"])
-        os.execvpe(spec["command"][0], spec["command"], spec["environment"])
+        try:
+            os.execvpe(spec["command"][0], spec["command"], spec["environment"])
+        finally:
+            os.write(tell, b"!")
+    os.close(tell)
     while True:
         pid, status = os.wait()
         if pid == command:
-            os._exit(os.waitstatus_to_exitcode(status) % 256)
+            code = os.waitstatus_to_exitcode(status) % 256
+            os._exit(code if code != FAILED or os.read(failed, 1) else 1)
 
 
 if __name__ == "__main__":

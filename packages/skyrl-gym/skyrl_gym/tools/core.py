@@ -1,4 +1,4 @@
-"""SkyRL's tool groups, for environments written for SkyRL (ours have tool.py's): the methods that `tool` marks."""
+"""SkyRL's tool groups, for environments written for it: the methods that `tool` marks."""
 
 from collections.abc import Callable
 from typing import Any, TypeVar

@@ -11,7 +11,7 @@ class MessagePrompt:
     Example: first("", "1+1?") == [1], and after the reply [2, 0] observation("Wrong.", [2, 0]) == [3].
     """
 
-    stop_token_ids = (0,)
+    stop_token_ids, thinks = (0,), False
 
     def __init__(self, image: str = "") -> None:
         """image: a data URI that the first message shows."""

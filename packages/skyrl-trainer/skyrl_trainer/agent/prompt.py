@@ -16,7 +16,7 @@ Messages = list[dict[str, Any]]
 LONGEST_TEXT = 2**20
 """Characters of an observation that are read, whatever the context holds."""
 MARKER = "\x11assistant\x12"
-"""Stands for the assistant's words in the dummy conversation; no text has it, and no template changes it."""
+"""Stands for the assistant's words; no text has it, and no template changes it."""
 ASKED: Messages = [{"role": "user", "content": "."}]
 MARKED = {"role": "assistant", "content": MARKER}
 
@@ -60,6 +60,8 @@ class ChatPrompt:
         self.end_of_turn_id: int = end[0]
         ends = (end[0], tokenizer.eos_token_id, *getattr(tokenizer, "model_ends", ()))
         self.stop_token_ids: tuple[int, ...] = tuple(dict.fromkeys(i for i in ends if i is not None))
+        # The template, and not the model, begins a thought in each answer.
+        self.thinks = self._render(ASKED).rstrip().endswith("<think>")
         # Every try of a sample has the same first prompt, and many observations repeat.
         self._first = lru_cache(256)(lambda given: tuple(self.conversation(*json.loads(given))))
         self._replies = lru_cache(256)(self._after)

@@ -84,7 +84,6 @@ def obstacles(config: Config, machine: Hardware) -> Iterator[str]:
             yield str(error)
 
 
-# The layers are those of the model that config.json describes.
 def _check_lora(config: Config) -> None:
     made, options, model = described(config), load("skyrl_trainer.learner.lora:checked")(config), None
     how = {"trust_remote_code": False, "attn_implementation": "eager"}

@@ -11,8 +11,7 @@ from itertools import product
 from typing import Any
 from weakref import WeakValueDictionary
 
-from skyrl_trainer.engine.http import BUSY, HTTPClient, Refused
-from skyrl_trainer.engine.replies import Replies
+from skyrl_trainer.engine.http import BUSY, HTTPClient, Refused, Replies
 from skyrl_trainer.engine.stops import first_stop
 from skyrl_trainer.errors import UserError
 from skyrl_trainer.types import GenerationOutput, GenerationRequest

@@ -1,4 +1,4 @@
-"""The model that learns, and its frozen copy: log-probabilities in, optimizer steps out. No Ray, no rollouts here."""
+"""The model that learns, and its frozen copy: log-probabilities in, optimizer steps out."""
 
 import json
 from collections.abc import Callable, Iterable, Iterator

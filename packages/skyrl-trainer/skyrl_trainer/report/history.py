@@ -76,10 +76,12 @@ def write_spans(run_dir: Path, step: int, spans: Spans) -> None:
 
 
 def read_spans(run_dir: Path) -> list[dict[str, Any]]:
-    """A line each; [] without a file. One torn by a crash is left out, or of a step that was made again."""
+    """A line each; [] without a file. One torn by a crash is left out, or of a step that was undone."""
     path, spans = run_dir / TIMELINE, dict[int, Any]()
     for line in path.read_bytes().splitlines() if path.is_file() else []:
         with suppress(ValueError, TypeError, KeyError):
             row = json.loads(line)
+            while spans and next(reversed(spans)) >= row["step"]:
+                spans.popitem()
             spans[row["step"]] = row
     return [*spans.values()]

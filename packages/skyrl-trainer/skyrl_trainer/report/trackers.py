@@ -1,4 +1,4 @@
-"""`trainer.logger`: accelerate's trackers and Prometheus; nothing is sent unless the setting asks for it."""
+"""`trainer.logger`: accelerate's trackers and Prometheus."""
 
 import logging
 import math
@@ -46,8 +46,9 @@ class Tracker:
             if trainer.logger == "mlflow":
                 self._tracker.store_init_configuration(values)
         except Exception as error:  # of a kind of its own; ImportError: not installed
+            reason = str(error).rstrip(".")
             raise UserError(
-                f"trainer.logger={trainer.logger} cannot start: {error}; use trainer.logger=tensorboard or none."
+                f"trainer.logger={trainer.logger} cannot start: {reason}; use trainer.logger=tensorboard or none."
             ) from error
 
     def log(self, metrics: StepMetrics, worked: Spans | None = None, tried: Sequence[Trajectory] = ()) -> None:

@@ -147,6 +147,7 @@ class Episode:
             tools = reply.info["tools"]
             instructions = reply.info.get("instructions_without_tools", instructions)
         self.trajectory.prompt = first_messages(instructions, reply.observation)
+        self.trajectory.metrics |= {"thinks": 1} if self.prompt.thinks else {}
         if self._is_full(instructions + reply.observation):
             return Memory(self.prompt, self.settings.agent, [0] * self.settings.max_model_len)
         if isinstance(request := reply.info.get("request"), dict) and "messages" in request:

@@ -23,7 +23,7 @@ class Flow:
     steps: int
     """Of the whole run: nothing is drawn beyond them."""
     max_draws: int
-    """How many batches one batch may cost where groups are refused; after that it is learned from as it is."""
+    """Batches that one may cost where groups are refused; then it is learned from as it is."""
     drawn: int = 0
     given_back: int = 0
     """Places of refused groups, for others."""

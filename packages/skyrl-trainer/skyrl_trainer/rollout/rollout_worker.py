@@ -65,8 +65,7 @@ class Episodes:
         over: Callable[[Trajectory], object] = lambda trajectory: None,
     ) -> list[Trajectory]:
         """Plays every given (still empty) trajectory to its end and returns them all, in the same order.
-        An episode that fails comes back with its reason. Only the engine's death (EngineDied), or a UserError, ends all
-        of them; the other episodes are then cancelled and their envs closed.
+        One that fails comes back with its reason; the engine's death (EngineDied) or a UserError cancels all.
         seeded, first: as in EpisodeSettings. in_rounds: by rollout/rounds.py. over: called with each that has ended.
         """
         generator = self._generator

@@ -1,4 +1,4 @@
-"""Deterministic rollouts: however fast envs answer, the engine's batches, and each logit's last bit, are the same."""
+"""Deterministic rollouts: the engine's batches are the same however fast envs answer."""
 
 import asyncio
 from typing import Any
@@ -11,8 +11,7 @@ class Rounds:
     """When every living episode waits for tokens, all requests go at once, in trajectory order."""
 
     def __init__(self, client: Any, living: int) -> None:
-        self._client = client
-        self._living = living
+        self._client, self._living = client, living
         self._waiting: dict[int, tuple[GenerationRequest, asyncio.Future[GenerationOutput]]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 

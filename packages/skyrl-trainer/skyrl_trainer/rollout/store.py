@@ -30,7 +30,7 @@ SAMPLE_FIELDS = tuple(field.name for field in fields(Sample))
 
 
 class JsonlTrajectoryStore:
-    """In a folder, which is made when the first step is written; what was written is read back exactly."""
+    """In a folder, made with the first step; what was written is read back exactly."""
 
     def __init__(self, folder: Path, max_bytes: int = 64 * 2**20) -> None:
         self._folder, self._max_bytes = Path(folder), max_bytes
@@ -105,6 +105,12 @@ class JsonlTrajectoryStore:
         for group, trajectory in self.trajectories(step):
             batch.groups[group].append(trajectory)
         return batch
+
+    def forget(self, last: int) -> None:
+        """Deletes the files of later steps, those of stores within it, too."""
+        for path in self._folder.rglob("step_*.jsonl.gz"):
+            if path.name[5:-9].isdecimal() and int(path.name[5:-9]) > last:
+                path.unlink()
 
     def steps(self) -> list[int]:
         """The steps with a file, in order."""

@@ -58,6 +58,9 @@ def guarded() -> Iterator[None]:
     finally:
         os.environ["TMPDIR"] = tempfile.tempdir = outside
         remove(folder)
+        if not users(str(folder), os.getpid(), guardian.pid):  # else it waits for our end
+            guardian.kill()
+            guardian.wait()
 
 
 _kept: list[subprocess.Popen[bytes]] = []

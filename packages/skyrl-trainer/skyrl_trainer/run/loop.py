@@ -7,8 +7,7 @@
     6. every eval_interval steps held-out tasks; every ckpt_interval steps a checkpoint
 
 With trainer.max_staleness=0 there is room for one batch, and with trainer.deterministic as well a step is a function of
-the checkpoint before it. Killed anywhere, a run goes on from its newest checkpoint, and learns from the tries that were
-stored after it.
+the checkpoint before it. Killed anywhere, a run goes on from its newest checkpoint and the tries stored after it.
 """
 
 import time

@@ -65,7 +65,8 @@ class Run:
         self.first_step = self.checkpoint.step if self.checkpoint else 0
         self.replayed = self._stored_rollouts()
         self.train_tasks = self.replayed.samples if self.replayed else tasks(config, config.data.train_data)
-        self.held_out = HeldOut(config, self.rewards, JsonlTrajectoryStore(path / "held_out"))
+        self.tried = JsonlTrajectoryStore(path / "held_out")
+        self.held_out = HeldOut(config, self.rewards, self.tried)
         sampler = sampler_class(self.alone.options.sampler)(self.train_tasks, trainer.seed)
         store = JsonlTrajectoryStore(path / "trajectories")
         self.tries = Tries(config, self.alone.options.max_draws, sampler, self.rewards, store, folder.check)
@@ -170,6 +171,7 @@ class Run:
             self.checkpoint = None  # its tensors are in the learner now
             self.table.note(f"going on from the checkpoint of step {step}")
         written = step if unfinished is None else step - 1
+        self.tried.forget(written if found else -1)
         self.metrics = MetricsWriter(self.folder.path, last_step=written if found else None)
         self.stack.callback(self.metrics.close)
         tracker = load("skyrl_trainer.report.trackers:Tracker")

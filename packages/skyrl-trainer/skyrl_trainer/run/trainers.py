@@ -204,7 +204,6 @@ BY_LOSS: dict[str, type[GRPOTrainer]] = {
 }
 
 
-# Registers functions by name, with TRL's columns, and returns them. weights: in their order.
 def _take_rewards(config: Config, given: RewardFunctions | None, weights: Any, state: TrainerState) -> dict[str, Any]:
     functions: list[Any] = [given] if callable(given) or isinstance(given, str) else list(given or ())
     functions = [RewardModel(each) if isinstance(each, str | PreTrainedModel) else each for each in functions]

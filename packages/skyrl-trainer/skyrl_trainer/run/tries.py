@@ -121,6 +121,7 @@ class Tries:
 
     def learned(self, rollouts: RolloutBatch) -> None:
         """Stores a batch for good, with its advantages."""
+        self._check()
         self._store.write(rollouts)
         self._taken = {}, {}
         for first, numbers in list(self._files.items()):
@@ -151,9 +152,7 @@ class Tries:
 
     def forget(self) -> None:
         """Deletes what a process that saved no checkpoint has stored: this run begins at the beginning."""
-        for store in (self._waiting, self._store):
-            for number in store.steps():
-                store.path(number).unlink()
+        self._store.forget(-1)
 
     def load_state_dict(self, state: dict[str, Any], step: int) -> None:
         """`step`: of the checkpoint. What newer weights have sampled is deleted."""

@@ -29,7 +29,7 @@ PAST, COPY = 0.7, 3.0
 SHARPNESS = 8.0, 6.0
 """Of the two layers' attention: with queries and keys normalized, logits reach this times sqrt(head_dim)."""
 DECAY = 0.6
-"""Of the squared amplitude from one rotary frequency to the next in layer 0: several together tell all places apart."""
+"""Of the squared amplitude from one rotary frequency to the next in layer 0."""
 NOISE = 0.1
 """By which the layers' random outputs are scaled, so that the circuit is heard."""
 

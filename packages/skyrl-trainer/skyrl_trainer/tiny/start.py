@@ -54,7 +54,7 @@ class StartPolicy(AbstractContextManager["StartPolicy"]):
         if not cloned.exists():
             self._log = open(folder / "warmstart.log", "wb")  # noqa: SIM115 - closed in __exit__
             command = [sys.executable, "-m", "skyrl_trainer", "warmstart", str(cloned), str(run_path / "config.yaml")]
-            command.append(f"trainer.policy.model.path={json.dumps(str(random))}")
+            command.append(f"trainer.policy.model.path={json.dumps(str(random), ensure_ascii=False)}")
             self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=self._log, stderr=self._log)
             if torch.cuda.is_available():  # whose memory an engine measures
                 self.weights()

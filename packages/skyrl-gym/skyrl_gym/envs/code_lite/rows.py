@@ -17,6 +17,7 @@ STANDARD = "string re datetime collections heapq bisect copy math random statist
 MODULES = [*STANDARD.split(), "sys", "json"]
 PRELUDE = "".join(f"from {module} import *\n" for module in (*MODULES, "builtins", "typing"))
 PRELUDE += f"import {', '.join(MODULES)}\nsys.setrecursionlimit(50000)\n"
+PRELUDE += "sys.set_int_max_str_digits(50000)\n"
 MOST = 900_000  # characters of what is run at once
 BROKEN = zlib.error, pickle.UnpicklingError, SyntaxError, RecursionError, MemoryError
 METHOD = """

@@ -27,7 +27,7 @@ def render(
     catalog: Catalog, view: View, rich: bool, opened: tuple[str, ...], order: int | None
 ) -> tuple[str, dict[str, View]]:
     """A view's text, plain or with buttons marked, and where each text leads that can be clicked.
-    Results and the search page are views without options, so that every way back to them forgets what was chosen.
+    Results and the search page have no options: every way back to them forgets what was chosen.
     """
     ui, clicks, lines = catalog.ui, dict[str, View](), list[str]()
 
