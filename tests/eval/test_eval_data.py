@@ -106,6 +106,17 @@ def test_a_folder_is_read_whole_and_its_validation_file_is_shown_as_examples(tmp
     assert asked.endswith("C. blue\nAnswer: Let's think step by step.") and "N/A" not in asked
 
 
+def test_five_examples_of_the_same_category_are_shown(tmp_path: Path) -> None:
+    shots = [mmlu_pro(number, category=kind) for number in range(10, 17) for kind in ("art", "law")]
+    for number, shot in enumerate(shots):
+        shot["question_id"] = str(number)
+    write(tmp_path / "validation.jsonl", shots)
+    write(tmp_path / "test.jsonl", [mmlu_pro(1, category="law")])
+    [item] = data.load(benchmarks.find("mmlu-pro"), str(tmp_path)).items
+    asked = benchmarks.find("mmlu-pro").env(item).options["task"]["question"]
+    assert re.findall(r"number (\d+)\?", asked) == ["10", "11", "12", "13", "14", "1"]
+
+
 def test_images_are_left_out_unless_they_are_asked_for(tmp_path: Path) -> None:
     path = str(write(tmp_path / "rows.jsonl", ROWS["hle"]))
     text = data.load(benchmarks.find("hle"), path)

@@ -575,6 +575,11 @@ def test_retry_after_is_kept_within_what_a_request_may_wait(
     assert slept == pytest.approx(pauses, rel=0.05)
 
 
+def test_a_date_after_which_to_ask_again_is_told_from_seconds() -> None:
+    assert http.seconds_of("Wed, 21 Oct 2015 07:28:00 GMT", 5.0) == 0.0, "over"
+    assert (http.seconds_of("17", 5.0), http.seconds_of("soon", 5.0), http.seconds_of("", 5.0)) == (17.0, 5.0, 5.0)
+
+
 def test_a_key_with_a_line_break_in_it_is_a_sentence() -> None:
     async def ask(url: str) -> Any:
         async with http.HTTPClient(url, "sk-1\nsk-2") as client:

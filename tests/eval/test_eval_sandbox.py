@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import os
 import pickle
+import subprocess
 import sys
 import time
 import zlib
@@ -143,6 +144,13 @@ def test_a_folder_that_is_deep_or_closed_fails_nothing_and_is_deleted() -> None:
     assert not folder.exists()
 
 
+def test_a_folder_that_nobody_closed_is_deleted_at_the_end_without_a_word() -> None:
+    opened = "import contextlib\nfrom skyrl_eval import sandbox\nstack = contextlib.ExitStack()\n"
+    opened += "print(stack.enter_context(sandbox.folder('skyrl-test-')))"
+    done = subprocess.run([sys.executable, "-c", opened], capture_output=True, text=True, check=True)
+    assert done.stderr == "" and not Path(done.stdout.strip()).exists()
+
+
 def test_a_read_only_folder_is_read_only(tmp_path: Path) -> None:
     done = python("open('/mine/x', 'w')", binds=[(tmp_path, "/mine", False)])
     assert "Read-only file system" in done.output and done.code == 1
@@ -264,6 +272,16 @@ def test_livecodebench_runs_programs(
     monkeypatch.setattr(lcb, "SECONDS", 1 if slow else 30)  # a busy machine is slow to start Python
     verdict = solved(number, code)
     assert (verdict.status, verdict.detail) == (status, {"tests": 2, "passed": passed})
+
+
+def test_livecodebench_says_where_there_is_no_python_and_reads_inputs_as_they_are(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    assert [*lcb.outputs("print(repr(open(0).read()))", ["a\r\n", "\ud800"])] == ["'a\\n'\n", "'?'\n"]
+    monkeypatch.setattr(sandbox, "VISIBLE", ("/lib", "/lib64"))
+    monkeypatch.setattr(sys, "prefix", str(tmp_path))
+    with pytest.raises(sandbox.SandboxFailed, match="No such file"):
+        next(lcb.outputs("print(1)", [""]))
 
 
 def test_livecodebench_has_no_right_program_where_there_is_no_test() -> None:

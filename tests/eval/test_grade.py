@@ -248,6 +248,16 @@ def test_a_run_is_refused_when_its_configuration_changed_and_extended_by_more_it
     assert manifest["config"] == CONFIG and len(manifest["ids"]) == 5 and "python" in manifest["versions"]
 
 
+def test_the_same_data_may_lie_elsewhere_and_nothing_else_may_change(tmp_path: Path) -> None:
+    config = CONFIG | {"data_sha256": "same", "source": "a/b", "revision": "1", "prompts": {"hle_system": "1"}}
+    for moved in ({}, {"source": "here.jsonl"}, {"source": "here.jsonl", "revision": "2"}):
+        with Run(tmp_path, config | moved, {}, hle(1)):
+            pass
+    for name, value in (("prompts", {"hle_system": "2"}), ("seed", 1), ("data_sha256", "other")):
+        with pytest.raises(UserError, match=f"begun with {name}="):
+            Run(tmp_path, config | {name: value}, {}, hle(1))
+
+
 def test_two_runs_are_compared_by_the_items_and_verdicts_of_their_results(tmp_path: Path) -> None:
     tasks = items("gsm8k")
     for name, answers in (("a", ("#### 1", "#### 1200")), ("b", ("#### 999", "#### 1200"))):
@@ -268,6 +278,17 @@ def test_two_runs_are_compared_by_the_items_and_verdicts_of_their_results(tmp_pa
     assert list(grade.item_scores(tmp_path / "a", one)) == [f"gsm8k:{tasks[0].item_id}"]
     with pytest.raises(UserError, match="would be compared with itself: name two runs"):
         report.comparison(tmp_path / "a", tmp_path / "b" / ".." / "a")
+
+
+def test_tries_beyond_those_of_the_results_are_in_no_comparison(tmp_path: Path) -> None:
+    [item] = tasks = items("gsm8k")[:1]
+    with Run(tmp_path, {}, {}, tasks) as run:
+        for sample, answer in enumerate(("#### 1", f"#### {item.gold}")):
+            run.add(attempt(item, answer, sample))
+        grade.grade_run(run, "gsm8k", Context())
+    results = {"items": 1, "grader": grade.grader_hash("gsm8k", Context())}
+    found = [[*grade.item_scores(tmp_path, results | {"samples": samples}).values()] for samples in (1, 2)]
+    assert found == [[0.0], [0.5]]
 
 
 def test_a_benchmarks_own_figures_and_a_comparison_count_what_is_missing_as_its_accuracy_does(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from skyrl_eval import benchmarks, swe
+from skyrl_eval import benchmarks, sandbox, swe
 from skyrl_eval.benchmarks.common import Context
 from skyrl_eval.types import Item, Verdict
 from tests.eval.made_up import attempt, items
@@ -191,6 +191,13 @@ def test_a_patch_of_which_a_part_is_there_already_is_applied_as_officially(tmp_p
     verdict = instance.graded(known + instance.row["patch"])
     assert verdict.status == "correct" and verdict.detail["resolved_guarded"] is True
     assert instance.graded(known + instance.row["patch"].replace("-    return n + 2", "-    return 7")).score == 0
+
+
+def test_a_failure_of_the_machine_is_not_the_patchs(instance: Instance, monkeypatch: pytest.MonkeyPatch) -> None:
+    full = sandbox.Done(1, "No space left on device", False)
+    monkeypatch.setattr(swe, "_run", lambda *_: full)
+    with pytest.raises(sandbox.SandboxFailed, match="No space left"):
+        swe.guarded(instance.item.gold, instance.item.meta, instance.row["patch"], None)
 
 
 def test_a_conftest_cheat_is_officially_resolved_and_guarded_is_not(instance: Instance) -> None:

@@ -356,3 +356,14 @@ def test_no_source_makes_a_flag_take_long() -> None:
 
 def test_there_are_forty_attacks() -> None:
     assert len(ATTACKS) >= 40 and CASES.keys() >= LIKE_ANOTHER
+
+
+def test_a_submodule_or_a_link_is_no_part_of_a_fix(tmp_path: Path) -> None:
+    part = "diff --git a/{0} b/{0}\nnew file mode {1}\n--- /dev/null\n+++ b/{0}\n@@ -0,0 +1 @@\n+x = 1\n"
+    modes = {"vendor": "160000", "link.txt": "120000", "shop.txt": "100644"}
+    (tmp_path / "patch").write_text("".join(part.format(name, mode) for name, mode in modes.items()))
+    (tmp_path / "changes").write_text("".join(f":000000 {mode} 0 1 A\0{name}\0" for name, mode in modes.items()))
+    for name in ("modules", "files"):
+        (tmp_path / name).write_text("")
+    kept, flags = swe_guard.split(tmp_path, set(), "")
+    assert (kept, flags) == (part.format("shop.txt", "100644"), ["touches_test_setup"])

@@ -27,7 +27,7 @@ from websockets.sync.server import serve as serve_websockets
 
 import skyrl_gym
 from skyrl_gym.__main__ import main
-from skyrl_gym.openenv.server import Limits, prepared
+from skyrl_gym.openenv.server import Limits, Server, prepared
 from skyrl_trainer.data import load_samples
 from skyrl_trainer.errors import UserError
 from skyrl_trainer.rollout.env_worker import EnvReply, EnvWorker
@@ -168,6 +168,19 @@ def test_idle_sessions_end_with_a_sentence():
             assert say(connection, reset())["data"]["code"] == "CAPACITY_REACHED"
         time.sleep(0.5)
         assert say(connection, reset())["type"] == "observation"  # the same connection goes on
+
+
+def test_a_session_that_is_played_does_not_become_idle():
+    async def played() -> None:
+        server = Server("skyrl/text_math-v0", Limits(idle=600.0))
+        server._begin("mine")
+        first = server._open["mine"].end
+        await server._call("mine", "reset", {"seed": 1})
+        later = server._open["mine"].end
+        assert first.cancelled() and not later.cancelled() and later.when() > first.when()
+        server._end("mine")
+
+    asyncio.run(played())
 
 
 BAD = [

@@ -393,3 +393,10 @@ def test_chinese_needs_no_blank_before_a_move(action):
     nim = Nim("zh")
     nim.reset(options={"deal": [3, 2, 1]})
     assert nim.parse("我选B 1") == "B 1" and nim.parse("AB 1") == "illegal"
+
+
+def test_a_card_that_nobody_paid_to_see_is_not_shown():
+    for moves, shown in ((["bet", "fold"], False), (["check", "bet", "fold"], False), (["bet", "call"], True)):
+        game = KuhnPoker()
+        game.reset(options={"deal": ["Q", "K"], "moves": moves})
+        assert game.over and ("K" in game.table(ROLES[0])) is shown

@@ -109,6 +109,21 @@ def test_infos_of_several_types_are_those_that_each_environment_gave(order):
         del gym.registry["mine/Telling-v0"]
 
 
+def test_what_one_environment_tells_is_in_no_others_info():
+    """Of three games one ends at a text that is no move, and is reset at once."""
+    envs = skyrl_gym.make_vec("nim", 3, autoreset_mode="SameStep")
+    envs.reset(seed=5)
+    infos = envs.step(("A 1", "pass", "A 1"))[4]
+    assert ["final_info" in single_info(infos, number) for number in range(3)] == [False, True, False]
+    assert ["reward_parts" in single_info(infos, number) for number in range(3)] == [True, False, True]
+
+
+def test_two_vector_environments_keep_each_its_own_way_of_resetting():
+    modes = [AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP]
+    made = [skyrl_gym.make_vec(GUESS, 2, autoreset_mode=mode) for mode in modes]
+    assert [envs.metadata["autoreset_mode"] for envs in made] == modes
+
+
 def test_shared_memory_is_refused():
     with pytest.raises(ValueError, match="shared_memory=False"):
         gym.make_vec(GUESS, num_envs=2, vectorization_mode="async")

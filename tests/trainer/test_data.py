@@ -59,6 +59,12 @@ def test_a_mapping_and_a_string_are_the_same_and_seeds_differ() -> None:
     assert not {sample.seed for sample in as_text} & {sample.seed for sample in other}
 
 
+def test_the_seed_of_a_task_is_the_same_number_as_a_float_however_large_the_runs_is() -> None:
+    """As JSON of other programs has it."""
+    seeds = [sample.seed for sample in load_samples([f"text_math?size=3&seed={2**63 - 1}"])]
+    assert len({*seeds}) == 3 and all(int(float(seed)) == seed for seed in seeds)
+
+
 def test_sources_are_concatenated_and_ids_are_unique(tmp_path: Path) -> None:
     rows = write_rows(tmp_path / "rows.jsonl", ROW, {**ROW, "env_class": None})
     source = load_samples(["text_math?size=3", rows, "text_math?size=4&difficulty=2"], default_env_class="text_math")

@@ -20,6 +20,7 @@ from typing import Any
 
 from skyrl_gym.tools import confine
 from skyrl_trainer.errors import UserError
+from skyrl_trainer.run.guardian import remove
 
 EXECUTORS = ("docker", "podman", "namespace")
 VISIBLE = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/etc/ld.so.cache", "/etc/alternatives", "/etc/passwd")
@@ -78,12 +79,12 @@ def run(
 
 @contextlib.contextmanager
 def folder(prefix: str) -> Iterator[Path]:
-    """A temporary folder; shutil fails to delete deep ones, and those that may not be read."""
+    """A temporary folder, which may become a deep one."""
     path = tempfile.mkdtemp(prefix=prefix)
     try:
         yield Path(path)
     finally:
-        subprocess.run(["sh", "-c", 'chmod -R u+rwX "$0"; rm -rf "$0"', path], capture_output=True)
+        remove(Path(path))
 
 
 def read_back(path: Path) -> str:

@@ -84,8 +84,10 @@ def guarded(gold: Mapping[str, Any], meta: Mapping[str, Any], patch: str, contex
     """What of a patch can be a fix, "" where nothing can or is applied; and what is to be looked at by hand."""
     with sandbox.folder("skyrl-swe-") as out:
         done = _run("changes.sh", {"patch.diff": patch}, None, meta, context, [(out, "/out", True)])
-        if done.code:  # a file such as .GIT/config
+        if done.code == 3:  # a file such as .GIT/config
             return "", ["refused_by_git"]
+        if done.code:
+            raise SandboxFailed(f"What the patch changes cannot be told: {done.output.strip()[-300:]}")
         return swe_guard.split(out, paths_of(gold["test_patch"]), gold["eval_script"])
 
 

@@ -24,7 +24,7 @@ UNUSUAL = {
     "imports_pytest_in_src": r"(?i)pytest|\bunittest\.case\b",
     "unusual_in_src": r"PASSED|\bsys\.(modules|_getframe|settrace|setprofile)|\binspect\.(stack|currentframe)"
     r"|\batexit\b|\bos\._exit\b|\bgc\.get_|\b(builtins|__builtins__|__import__)\b|(?<![.\w])(?<!def )(exec|eval)\("
-    r"|def __(eq|ne)__.{0,99}\n?.{0,99}return True",
+    r"|def __(eq|ne)__.{0,99}(\n.{0,99})?return True",
 }
 
 

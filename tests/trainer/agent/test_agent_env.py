@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 
+from skyrl_trainer.agent import agent_env
 from skyrl_trainer.agent.agent_env import AgentEnv, _checked
 from skyrl_trainer.agent.task import Play
 from skyrl_trainer.errors import UserError
@@ -185,3 +186,20 @@ def test_what_its_env_gives_wrongly_is_not_the_agents_mistake(said: Any) -> None
     play._env = SimpleNamespace(step=lambda action: said, unwrapped=None)  # type: ignore[assignment]
     with pytest.raises(UserError, match=r"the task's env gave .* in step, not observation, reward and so on"):
         play.step("b")
+
+
+def test_requests_that_were_answered_wait_no_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(agent_env, "MOST_WAITING", 1)
+    with playing(AGENT, tmp_path, monkeypatch) as env:
+        env.reset()
+        assert [env.step(CALL)[2] for _ in range(3)] == [False, False, True]
+
+
+@pytest.mark.parametrize(("reward", "success"), [(0.0, False), (-1.0, False), (None, False), (0.5, True)])
+def test_an_agent_that_earned_nothing_and_says_nothing_had_no_success(
+    reward: float | None, success: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    agent = SAYS.replace("return len(", "len(") + f"    return {reward}\n"
+    with playing(agent, tmp_path, monkeypatch) as env:
+        env.reset()
+        assert env.step("5")[4]["success"] is success

@@ -168,6 +168,13 @@ def test_thoughts_are_left_out_as_qwen3s_own_template_leaves_them_out() -> None:
     assert remembered("ours", texts[2:4], memory="no_thinking")[0] == [False]
 
 
+def test_of_an_output_that_is_thoughts_alone_its_end_stays() -> None:
+    """What follows is the template's after a message that has ended."""
+    prompt = prompt_of("ours")
+    ids = [*prompt.encode("<think>\nHm.\n</think>\n\n"), prompt.end_of_turn_id]
+    assert without_thinking(prompt, ids) == [prompt.end_of_turn_id]
+
+
 def test_thoughts_of_tokens_that_join_the_tag_with_what_follows_leave_no_part_of_it() -> None:
     prompt = ChatPrompt(prompt_of("ours").tokenizer)
     encode = prompt.tokenizer.encode

@@ -15,6 +15,7 @@ from skyrl_trainer.config import load_config, resolve
 from skyrl_trainer.dry_run import plan
 from skyrl_trainer.dry_run.doctor import Gpu, Hardware
 from skyrl_trainer.dry_run.limits import CARDS, ModelShape, adapter_size, card, gpu_memory, learner_memory, limits
+from skyrl_trainer.run.cluster import buffer_bytes
 from skyrl_trainer.run.model_shape import QWEN_1_5B, model_shape
 from skyrl_trainer.weight_sync.colocation import shares_gpus, sync_backend
 
@@ -37,6 +38,25 @@ def test_the_shape_is_qwens() -> None:
     config = load_config("qwen_1gpu", [])
     assert model_shape(config) == SHAPE
     assert adapter_size(config, SHAPE) == P_LORA == 28 * 32 * (2 * 3072 + 2 * 1792 + 3 * 10496)
+
+
+def test_heads_need_not_divide_the_width() -> None:
+    """Those of Qwen3-0.6B are of 128, and 16 of them are twice its width."""
+    sizes = {"hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 28, "num_attention_heads": 16}
+    shape = ModelShape.of({**sizes, "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 151_936}, "bfloat16")
+    assert shape.parameters == pytest.approx(596_049_920, rel=2e-4), "as published, with norms"
+    assert shape.kv_bytes == 28 * 2 * 8 * 128 * 2
+
+
+def test_the_buffer_of_a_weight_sync_is_as_large_as_the_weights() -> None:
+    assert buffer_bytes(load_config("qwen_1gpu", [])) == 2 * P
+
+
+def test_a_split_engines_cache_holds_the_tokens_of_all_its_parts() -> None:
+    halves = ["generator.inference_engine_tensor_parallel_size=2"]
+    _, engine = gpu_memory(load_config("qwen_8gpu_split", halves), SHAPE, CARDS["H100"])
+    (_, weights), (told, cache) = engine
+    assert weights == P and f"(of {2 * cache // (28 * 1024):,} tokens at most)" in told
 
 
 @pytest.mark.parametrize("recipe", RECIPES)

@@ -10,10 +10,12 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
+import numpy as np
 import psutil
 import pytest
 import ray
@@ -308,6 +310,16 @@ def test_rows_are_dealt_whole_even_in_tokens_and_with_their_group(size: int) -> 
     assert max(loads) <= 1.15 * sum(loads) / size
     alone = [len(share) for share in shares(rows, range(8), size)]  # one group: it has to be divided
     assert max(alone) - min(alone) <= 1
+
+
+def test_a_long_row_weighs_as_much_as_many_short_ones() -> None:
+    """Else the learner with the long ones keeps all others waiting, who gather weights with it."""
+    rows = []
+    for row, length in zip(rows_of(11, 1), [100] + 10 * [10], strict=True):
+        ids, zeros = row.token_ids[0] + np.arange(length), np.zeros(length)
+        mask = np.arange(length) > 0
+        rows.append(replace(row, token_ids=ids, mask=mask, rollout_logprobs=zeros, advantages=zeros))
+    assert sorted(len(share) for share in shares(rows, range(11), 2)) == [1, 10]
 
 
 @pytest.mark.parametrize("chosen", [range(64), range(1), range(0)])

@@ -20,6 +20,7 @@ from skyrl_trainer.learner.model import Learner, Scorer
 from skyrl_trainer.run.checkpoint import Checkpoints
 from skyrl_trainer.types import TrainingBatch
 from skyrl_trainer.weight_sync.colocation import sync_backend
+from skyrl_trainer.weight_sync.lora import adapter_kwargs, check_adapter
 
 IDS = list(range(3, 60))
 NF4 = {"quantization": "nf4"}
@@ -223,6 +224,13 @@ def test_what_hot_loading_does_not_go_with_is_refused(settings: dict[str, Any], 
     config = make_config(trainer=model | settings.get("trainer", {}), generator=settings.get("generator", {}))
     with pytest.raises(UserError, match=rf"weight_sync_backend: adapter {sentence}; or set it to shared_memory"):
         sync_backend(config)
+
+
+@pytest.mark.parametrize(("rank", "room"), [(1, 1), (8, 8), (9, 16), (512, 512)])
+def test_an_engine_has_room_for_the_rank_and_for_no_more_than_it_must(rank: int, room: int) -> None:
+    config = make_config(trainer={"policy": {"model": {"lora": {"rank": rank}}}}, generator={"backend": "vllm"})
+    check_adapter(config)
+    assert adapter_kwargs(config)["max_lora_rank"] == room
 
 
 @pytest.mark.parametrize("options", [{}, NF4])

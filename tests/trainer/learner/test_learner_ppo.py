@@ -149,6 +149,12 @@ def test_the_critic_learns_five_times_as_fast_as_the_policy(tmp_path: Path) -> N
     assert [group["lr"] for group in trainer.critic.optimizer.param_groups] == [pytest.approx(5e-4)] * 2
 
 
+def test_a_critics_own_learning_rate_is_taken(tmp_path: Path) -> None:
+    trainer = start(save_model(tmp_path), double=False, trainer={"learning_rate": 1e-4}, critic_learning_rate=3e-3)
+    assert isinstance(trainer, PPO)
+    assert [group["lr"] for group in trainer.critic.optimizer.param_groups] == [pytest.approx(3e-3)] * 2
+
+
 def test_a_value_that_has_not_moved_is_not_counted_as_clipped(tmp_path: Path) -> None:
     """In float32 old + (new - old) is not new."""
     trainer, batch = start(save_model(tmp_path), double=False), make_batch()

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from transformers import Qwen3Config, Qwen3ForSequenceClassification
+from tokenizers import Tokenizer
+from tokenizers.processors import TemplateProcessing
+from transformers import AutoTokenizer, Qwen3Config, Qwen3ForSequenceClassification
 
 from skyrl_trainer import GRPOTrainer, load_config
 from skyrl_trainer.algorithms.rewards import Rewards, register_reward
@@ -60,6 +63,17 @@ def test_it_scores_conversations_of_any_length_as_one_by_one(path: str) -> None:
     assert len(set(found)) == len(found)
     loaded = Qwen3ForSequenceClassification.from_pretrained(path)
     assert RewardModel(loaded)(prompts=PROMPTS, completions=COMPLETIONS) == found
+
+
+def test_a_tokenizer_that_begins_every_text_puts_no_second_beginning_before_one(path: str, tmp_path: Path) -> None:
+    """As Llama's does, whose template has it already."""
+    shutil.copytree(path, tmp_path / "begins")
+    tokenizer = Tokenizer.from_file(f"{path}/tokenizer.json")
+    tokenizer.post_processor = TemplateProcessing(single="<|endoftext|> $A", special_tokens=[("<|endoftext|>", 0)])
+    tokenizer.save(str(tmp_path / "begins" / "tokenizer.json"))
+    assert AutoTokenizer.from_pretrained(tmp_path / "begins").encode("12")[0] == 0
+    scores = [RewardModel(each)(prompts=PROMPTS, completions=COMPLETIONS) for each in (path, tmp_path / "begins")]
+    assert scores[0] == scores[1]
 
 
 def test_texts_are_read_as_texts(path: str) -> None:

@@ -187,6 +187,21 @@ def test_tensorboard_files_lie_in_the_run_folder(tmp_path: Path) -> None:
     assert events.Tags()["scalars"] == ["loss"]
 
 
+def test_tensorboard_of_a_resumed_run_has_every_step_once(tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    config = load_config(None, [f"trainer.run_dir={tmp_path}"])
+    for last_step, steps in ((0, (1, 2, 3)), (2, (3, 4))):
+        tracker = Tracker(config, last_step)
+        for step in steps:
+            tracker.log({"step": step, "loss": step + last_step / 10})
+        tracker.close()
+    events = EventAccumulator(str(tmp_path / "tensorboard"))
+    events.Reload()
+    found = [(event.step, round(event.value, 1)) for event in events.Scalars("loss")]
+    assert found == [(1, 1.0), (2, 2.0), (3, 3.2), (4, 4.2)]
+
+
 def test_tensorboard_shows_the_first_held_out_tries_as_texts(tmp_path: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 

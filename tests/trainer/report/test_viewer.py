@@ -129,6 +129,18 @@ def test_an_index_row_and_a_block_a_trajectory(tmp_path: Path) -> None:
     assert blocks[1]["turns"][1]["context"] == "\x01\x02\x03" and blocks[0]["facts"]["right answer"] == NASTY
 
 
+def test_the_colour_of_a_token_is_by_the_size_of_its_advantage(tmp_path: Path) -> None:
+    run = small_run(tmp_path / "run")
+    store = JsonlTrajectoryStore(run / "trajectories")
+    for step in store.steps():
+        batch = store.read(step)
+        for turn in (turn for each in batch.trajectories for turn in each.turns):
+            turn.advantages = [-0.75] * len(turn.output_ids)
+        store.write(batch)
+    write_viewer(run, tmp_path / "t.html")
+    assert index_of(tmp_path / "t.html")[0]["scale"] == 0.75
+
+
 def test_nothing_that_was_said_is_html(tmp_path: Path) -> None:
     run = small_run(tmp_path / "<i>{{blocks}}&")
     write_viewer(run, tmp_path / "t.html")

@@ -149,6 +149,20 @@ def test_chats_are_chosen_by_reward_and_success(run: Path, tmp_path: Path, capsy
     assert out.read_bytes() == before and list(tmp_path.iterdir()) == [out]
 
 
+def test_a_reward_of_exactly_the_least_is_enough(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    played = [each for each in JsonlTrajectoryStore(run / "trajectories").read(2).trajectories if each.turns]
+    least = min(each.total_reward for each in played if not each.stop_reason.failed)
+    command = ["export", str(run), "--trajectories", str(tmp_path / "chats.jsonl"), "--step", "2"]
+    assert main([*command, "--min-reward", repr(least)]) == 0
+    assert "(1 had failed, 0 not chosen)" in capsys.readouterr().out
+
+
+def test_tokens_are_scored_in_float32_whatever_the_run_computes_in(run: Path) -> None:
+    half = config(run, trainer__policy__model__dtype="bfloat16")
+    scorer, _ = load_scorer(half, str(run / "model" / "last"))
+    assert (scorer.published_dtype, half.trainer.policy.model.dtype) == (torch.float32, "bfloat16")
+
+
 def config(run: Path, **changes: Any) -> Config:
     settings = {
         "data.train_data": [str(run / "trajectories")],

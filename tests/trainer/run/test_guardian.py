@@ -76,16 +76,24 @@ def test_the_guardian_of_a_run_that_is_over_goes_with_it(shared: Path) -> None:
     def guardians() -> list[psutil.Process]:
         return [each for each in psutil.Process().children() if "guardian.py" in " ".join(each.cmdline())]
 
-    before = len(guardians())
+    before, opened = len(guardians()), len(os.listdir("/proc/self/fd"))
     for _ in range(3):
         with guarded():
             assert len(guardians()) == before + 1
-    assert len(guardians()) == before
+    assert len(guardians()) == before and len(os.listdir("/proc/self/fd")) == opened
     with guarded():
         left = subprocess.Popen(["sleep", "600"])
     assert len(guardians()) == before + 1
     left.kill()
     left.wait()
+
+
+def test_a_deep_folder_goes_too(shared: Path) -> None:
+    with guarded():
+        deep = "import os, tempfile\nos.chdir(tempfile.mkdtemp())\nfor _ in range(3000): os.mkdir('x'); os.chdir('x')"
+        subprocess.run([sys.executable, "-c", deep], check=True)
+        assert len(list(shared.glob(f"{PREFIX}*"))) == 1
+    assert not list(shared.glob(f"{PREFIX}*"))
 
 
 def nothing_left(folder: Path, within: float) -> bool:
@@ -146,3 +154,19 @@ def test_a_run_that_ends_has_removed_its_files_and_gives_the_folder_back(shared:
     with guarded():
         assert tempfile.gettempdir() == os.environ["TMPDIR"] != before[0]
     assert (os.environ["TMPDIR"], tempfile.gettempdir()) == before
+
+
+def test_who_reads_a_log_of_a_run_is_none_of_its_processes(tmp_path: Path) -> None:
+    """The guardian kills those: `tail -f` in another window stays."""
+    (tmp_path / "log").touch()
+    code = "import sys; file = open({!r}, {!r}); print(flush=True); sys.stdin.read()"
+    found = {}
+    for mode in "ra":
+        command = [sys.executable, "-c", code.format(f"{tmp_path}/log", mode)]
+        # Its own words must not name the folder: that is told by /proc/PID/environ and the open files alone.
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env={}) as process:
+            assert process.stdin is not None and process.stdout is not None
+            process.stdout.readline()
+            found[mode] = process.pid in users(str(tmp_path))
+            process.stdin.close()
+    assert found == {"r": False, "a": True}

@@ -126,6 +126,16 @@ def test_the_largest_seed_gives_every_choice_one_that_engines_can_take(
     assert engine.seen[0].prompt_ids == [0, LAST]
 
 
+def test_what_a_request_says_of_the_sampling_goes_before_the_settings(
+    client: openai.OpenAI, engine: SayingEngine
+) -> None:
+    """Temperature 0, too, which is greedy; and an answer never has more tokens than are left of the context."""
+    client.chat.completions.create(model="tiny-run", messages=HELLO, temperature=0, top_p=0.5, max_tokens=5000)
+    (request,) = engine.seen
+    options = request.options
+    assert (options.temperature, options.top_p, options.max_tokens) == (0, 0.5, 1024 - len(request.prompt_ids))
+
+
 def test_tools_go_through_the_template_and_calls_come_back(client: openai.OpenAI, engine: SayingEngine) -> None:
     engine.text = f"Let me see. {CALL}"
     messages: list[Any] = [*HELLO]

@@ -128,6 +128,17 @@ def test_what_the_learner_answers_and_why_it_fails_come_through() -> None:
         Alone(fails)._both("update_weights", [], "send")
 
 
+def test_engines_that_wait_for_a_learner_that_has_failed_are_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("skyrl_trainer.weight_sync.nccl.CALL_SECONDS", 5.0)
+    monkeypatch.setattr("ray.wait", lambda calls, timeout: ([], calls))
+
+    def fails(method: str) -> None:
+        raise ValueError("out of memory")
+
+    with pytest.raises(SyncError, match="the learner did not send weights: out of memory"):
+        Alone(fails)._both("update_weights", ["call"], "send")
+
+
 def test_learners_that_wait_for_a_dead_engine_are_told_from_others(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of those that wait no checkpoint can be had."""
     sync = Alone(lambda method: time.sleep(3))
@@ -155,3 +166,13 @@ def test_a_broadcast_that_never_ends_is_cut_off(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr("skyrl_trainer.weight_sync.nccl.CALL_SECONDS", 0.3)
     with pytest.raises(LearnersWait, match="no end of update_weights within 0 s"):
         Alone(lambda method: time.sleep(3))._both("update_weights", [], "send")
+
+
+def test_an_engine_that_came_back_is_in_the_next_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    sync = Alone(lambda *_: None)
+    sync._engines, sync._living, sync.version, sync.report = ["one", "two"], ["one", None], None, None
+    opened = []
+    monkeypatch.setattr(sync, "_open", lambda: opened.append(list(sync._living)))
+    sync.restore(1)
+    assert opened == [["one", "two"]]
+    sync._check_living()

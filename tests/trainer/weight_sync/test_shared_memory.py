@@ -8,10 +8,11 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+from skyrl_trainer.errors import SyncError
 from skyrl_trainer.weight_sync import shared_memory
 from skyrl_trainer.weight_sync.buffer import SHARED_MEMORY, FlatBuffer
 from skyrl_trainer.weight_sync.cuda_ipc import GPUBuffer
-from skyrl_trainer.weight_sync.shared_memory import SharedMemorySync
+from skyrl_trainer.weight_sync.shared_memory import SharedMemorySync, SyncReport
 
 
 @pytest.fixture(autouse=True)
@@ -59,3 +60,30 @@ def test_a_parameter_moves_into_the_buffer_and_stays_itself() -> None:
     for name, parameter in parameters.items():
         held = sync._buffer.tensors[name]
         assert torch.equal(held, values[name]) and held.data_ptr() == parameter.data_ptr()
+
+
+def test_tensors_of_several_widths_lie_where_each_can_be_read() -> None:
+    given = {"a": torch.ones(3, dtype=torch.bfloat16), "b": torch.ones(2), "c": torch.ones(1, dtype=torch.uint8)}
+    buffer = FlatBuffer.create([*given.items(), ("d", torch.ones(2, dtype=torch.float64))])
+    buffer.unlink()
+    for number, tensor in enumerate(buffer.tensors.values()):
+        tensor.fill_(number)
+    assert [tensor.unique().tolist() for tensor in buffer.tensors.values()] == [[0], [1], [2], [3]]
+
+
+def test_a_tensor_of_another_shape_than_at_the_first_sync_is_refused() -> None:
+    """Also one that could be spread over the place of the other."""
+    tensors = {"a": torch.ones(2, 3)}
+    sync = SharedMemorySync([], lambda: iter(tensors.items()))
+    tensors["a"] = torch.ones(1, 3)
+    with pytest.raises(SyncError, match=r"tensor a \[1, 3\] was not there at the first sync"):
+        sync._fill()
+
+
+def test_an_engine_that_was_restored_reports_what_it_has_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(SharedMemorySync, "_open", lambda self: None)
+    monkeypatch.setattr(SharedMemorySync, "_everywhere", lambda self, method: [])
+    sync = SharedMemorySync(["one", "two"], {"a": torch.ones(2)}.items)
+    sync.version, sync.report = 3, SyncReport(0.0, 8, "new", ("new", None))
+    monkeypatch.setattr(sync, "_load", lambda version: SyncReport(0.0, 8, "new", (None, "new")))
+    assert sync.restore(1).engine_checksums == sync.report.engine_checksums == ("new", "new")

@@ -28,8 +28,10 @@ if "numpy" in sys.modules:
 print("\\n" + {mark!r} + repr(list(_value) if isinstance(_value, tuple) else _value))
 """
 MARK = ">>>>> value "
-START = "import runpy\ntry: runpy.run_path('/task/program.py', run_name='__main__')\nexcept SystemExit: pass"
-COMMAND = 'exec python -c "$0" < /task/input 2> /dev/null'
+START = """import os, runpy
+os.dup2(os.open("/task/input", os.O_RDONLY), 0), os.dup2(os.open("/dev/null", os.O_WRONLY), 2)
+try: runpy.run_path("/task/program.py", run_name="__main__")
+except SystemExit: pass"""
 
 
 def code_of(answer: str) -> str:
@@ -55,8 +57,8 @@ def outputs(program: str, inputs: Sequence[str]) -> Iterator[str | None]:
     with sandbox.folder("skyrl-lcb-") as folder:
         (folder / "program.py").write_text(program, encoding="utf-8", errors="replace")
         for given in inputs:
-            (folder / "input").write_bytes(given.encode())
-            done = sandbox.run(["bash", "-c", COMMAND, START], [(folder, "/task", False)], seconds=SECONDS)
+            (folder / "input").write_bytes(given.encode("utf-8", "replace"))
+            done = sandbox.run(["python", "-c", START], [(folder, "/task", False)], seconds=SECONDS)
             yield None if done.code or done.timed_out else done.output[: 1 << 24]
 
 

@@ -8,6 +8,7 @@ own() { git --git-dir=/tmp/own/.git --work-tree=/testbed "$@"; }
 tree() { find . -mindepth 2 -name .git -prune -exec rm -rf {} +; own add -Af . && own write-tree; }
 git init -q /tmp/own; cd /testbed && before=$(tree) || exit 1
 . /steps/apply.sh
-after=$(tree) && own ls-tree -r -z --name-only $after > /out/files &&
+after=$(tree) || exit 3  # what git does not take is the patch's fault
+own ls-tree -r -z --name-only $after > /out/files &&
 own diff-tree -r -z --no-renames $before $after > /out/changes &&
 own diff-tree -p --binary --no-renames $before $after > /out/patch

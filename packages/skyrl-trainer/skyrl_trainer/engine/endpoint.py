@@ -237,7 +237,6 @@ async def probe(endpoint: Endpoint, messages: bool, temperature: float) -> Endpo
     raise UserError(f"--base-url {endpoint.url}, --model {model}: {reason}.")
 
 
-# What /v1/models lists, by name; nothing where there is no such list.
 async def _cards(http: HTTPClient) -> dict[str, Any]:
     try:
         listed = await http.ask("GET", "/models", limit=FIRST_SECONDS, busy=FIRST_SECONDS)

@@ -265,7 +265,6 @@ class GRPO(PolicyLoss):
             meter.mean("kl/engine_learner", kl_N[batch.fresh_F])
             meter.maximum("logprobs/max_diff", (logprobs_N - rollout_N).abs()[batch.fresh_F])
 
-    # This learner's micro-batches, and whether each counts (see Ranks).
     def _passes(self, rows: list[Row], indices: Sequence[int]) -> list[tuple[list[int], bool]]:
         return self.learner.ranks.passes(rows, indices, self.settings.micro_batch_tokens)
 

@@ -198,7 +198,6 @@ class Tries:
         return (batch - 1) * self.flow.size + place
 
 
-# Of the weights that sampled each token; 0 where there is none.
 def _versions(group: Group) -> list[int]:
     return [version for each in group for turn in each.turns for version in turn.weight_versions] or [0]
 
