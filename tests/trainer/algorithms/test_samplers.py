@@ -203,8 +203,8 @@ class DrawnRun(Run):
         return 1, None
 
 
-def draw(folder: Path, reward: Callable[[int, int], float], **options: Any) -> Any:
-    """The batch of step 2: (what is learned from, metrics, run)."""
+def draw(folder: Path, reward: Callable[[int, int], float], learn: bool = False, **options: Any) -> Any:
+    """The batch of step 2: (what is learned from, metrics, run). learn: as if an update were over."""
     algorithm = {"name": "dapo", "options": options, "reward_funcs": {"asked": 0.0}}
     config = Config.model_validate(
         {
@@ -216,6 +216,8 @@ def draw(folder: Path, reward: Callable[[int, int], float], **options: Any) -> A
     with RunFolder(config) as run_folder:
         run = DrawnRun(config, run_folder, reward)
         rewards, metrics = Loop(run, StopSignal()).next_batch()
+        if learn:
+            run.tries.learned(rewards.rollouts)
     return rewards, metrics, run
 
 
@@ -233,12 +235,11 @@ def odd_differ(number: int, generation: int) -> float:
 
 
 def test_refused_groups_are_replaced_one_by_one_and_nothing_is_lost(tmp_path: Path) -> None:
-    rewards, metrics, run = draw(tmp_path, lambda number, i: float(number % 3 > 0 and i))
+    rewards, metrics, run = draw(tmp_path, lambda number, i: float(number % 3 > 0 and i), learn=True)
     assert [rewards.rollouts.groups[i][0].trajectory_id for i in range(4)] == ["2/1/0", "2/2/0", "3/0/0", "3/1/0"]
     assert sorted(set(rewards.group_index)) == [0, 1, 2, 3] and len(rewards.trajectories) == 8
     assert [metrics[f"groups/{name}"] for name in ("drawn", "rejected", "missing")] == [6, 2, 0]
     assert len(run.made_up.played) == len(set(run.made_up.played)) == 12
-    run.tries.learned(rewards.rollouts)
     stored = [
         trajectory.trajectory_id for trajectory in JsonlTrajectoryStore(tmp_path / "trajectories").read(2).trajectories
     ]
