@@ -80,11 +80,11 @@ def run(
 @contextlib.contextmanager
 def folder(prefix: str) -> Iterator[Path]:
     """A temporary folder, which may become a deep one."""
-    path = tempfile.mkdtemp(prefix=prefix)
+    path = Path(tempfile.mkdtemp(prefix=prefix))
     try:
-        yield Path(path)
+        yield path
     finally:
-        remove(Path(path))
+        remove(path)
 
 
 def read_back(path: Path) -> str:

@@ -58,7 +58,7 @@ def solve(
 
 def attempt_of(trajectory: Trajectory, item: Item, number: int) -> Attempt:
     turns = trajectory.turns
-    said = "<think>" * ("thinks" in trajectory.metrics) + turns[-1].action if turns else ""
+    said = "<think>" * ("thinks" in trajectory.metrics) + turns[-1].action if turns else ""  # the template's
     answer = next((t.info["submission"] for t in reversed(turns) if "submission" in t.info), said)
     stop = STOPS[trajectory.stop_reason] if turns else "error"  # also where nobody spoke
     last = f"ended/{len(turns) - 1}/"  # no plain answer

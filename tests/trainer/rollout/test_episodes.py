@@ -431,6 +431,14 @@ def test_death_of_the_engine_ends_the_rollout_and_closes_every_env() -> None:
     assert not asyncio.run(scenario()).envs
 
 
+def test_an_episode_knows_whether_its_template_begins_the_thoughts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is said then is all thought until it says otherwise (skyrl_eval.solve)."""
+    for thinks in (False, True):
+        monkeypatch.setattr(PROMPT, "thinks", thinks)
+        (played,) = asyncio.run(play(shells([{"turns": 1}]), FakeEngineClient(), [FakeEnvWorker()]))
+        assert ("thinks" in played.metrics) is thinks
+
+
 def test_in_deterministic_rollouts_each_turn_of_each_try_has_a_generator_of_its_own() -> None:
     async def scenario() -> FakeEngineClient:
         engine = FakeEngineClient()

@@ -165,7 +165,7 @@ class OpenAIServerEngine(EngineActor):
         while not stopped and self._seat(len(self._running)):
             client, request = self._queue[0]
             blocks = blocks_of(request, self._block_size, self.max_model_len)
-            guarded = self._running and self._free_blocks and request.seed is not None
+            guarded = self._running and self._free_blocks and request.seed is not None  # see vllm_actor
             if guarded and request.options.max_tokens > 1 and sum(self._running.values()) + blocks > self._free_blocks:
                 break
             self._queue.popleft()

@@ -106,7 +106,7 @@ class SFTTrainer:
         `exact_match` is the share of rows that greedy decoding would surely repeat token for token.
         """
         learner, tokens = self.learner, sum(row.num_sampled for row in rows)
-        sums = torch.zeros(2, dtype=torch.float64, device=learner.device)
+        sums = torch.zeros(2, dtype=torch.float64, device=learner.device)  # loss, unlikely rows
         with torch.set_grad_enabled(learn):
             for indices, counts in learner.ranks.passes(rows, range(len(rows)), self.micro_batch_tokens):
                 batch = collate(rows, indices, learner.device, learner.dtype)
