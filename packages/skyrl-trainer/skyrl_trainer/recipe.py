@@ -22,8 +22,9 @@ class Setting(NamedTuple):
     source: str
 
 
+# YAML in which 1e-6 is a number too (YAML 1.1 reads a text), and texts have $HOME and ~/ expanded.
 class _Loader(yaml.SafeLoader):
-    """YAML in which 1e-6 is a number too (YAML 1.1 reads a text), and texts have $HOME and ~/ expanded."""
+    pass
 
 
 _Loader.add_implicit_resolver(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gc
 import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,13 +14,14 @@ import pytest
 import torch
 from accelerate.state import AcceleratorState
 from tiny_models import make_batch, make_config, save_model
+from transformers import get_scheduler
 
 from skyrl_trainer.errors import NothingLearned, UserError
 from skyrl_trainer.learner import model as learner_module
 from skyrl_trainer.learner.batch import Row, make_rows, set_advantages
 from skyrl_trainer.learner.compose import algorithm_class, register_algorithm
 from skyrl_trainer.learner.grpo import GRPO
-from skyrl_trainer.learner.model import Learner, Scorer, make_learner
+from skyrl_trainer.learner.model import Learner, Optimized, Scorer, make_learner
 from skyrl_trainer.types import AdvantageBatch, RewardBatch
 
 
@@ -199,6 +202,37 @@ def test_no_step_of_a_schedule_has_the_rate_zero(
     config = make_config(trainer={"lr_scheduler_type": schedule, "warmup_steps": warmup})
     trainer = GRPO(config).start(make_learner(config, save_model(tmp_path), 5))
     assert [trainer.update(make_batch())["lr"] for _ in range(5)] == pytest.approx([rate * 1e-3 for rate in rates])
+
+
+@pytest.mark.parametrize("warmup", [0, 1, 3])
+@pytest.mark.parametrize("schedule", ["linear", "constant_with_warmup"])
+def test_our_schedules_are_transformers_own(schedule: str, warmup: int) -> None:
+    optimized, parameter = Optimized(), torch.nn.Parameter(torch.zeros(1))
+    optimized.config = make_config(trainer={"lr_scheduler_type": schedule, "warmup_steps": warmup})
+    optimized.make_optimizer([[parameter]], 0.1, 7)
+    other = torch.optim.AdamW([torch.nn.Parameter(torch.zeros(1))], 0.1)
+    theirs = get_scheduler(schedule, other, warmup, 7 + (warmup > 0))
+    for step in range(9):  # the last is behind the end
+        if step or warmup:
+            other.step()
+            theirs.step()
+        assert optimized.scheduler.get_last_lr() == theirs.get_last_lr()
+        optimized.optimizer.step()
+        optimized.scheduler.step()
+
+
+def test_an_optimizer_is_made_without_the_import_of_peft() -> None:
+    """It brings bitsandbytes and inductor: five seconds of every start."""
+    code = """
+import sys, torch
+from skyrl_trainer.learner.model import Optimized
+from skyrl_trainer.settings import Config
+learner = Optimized()
+learner.config = Config()
+learner.make_optimizer([[torch.nn.Parameter(torch.zeros(1))]], 0.1, 7)
+assert not {"peft", "bitsandbytes"} & set(sys.modules)
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
 
 
 def test_what_a_launcher_of_processes_has_left_is_not_waited_for(

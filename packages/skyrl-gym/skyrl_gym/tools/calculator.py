@@ -1,7 +1,4 @@
-"""An exact calculator: Python's syntax for arithmetic, evaluated over fractions by a walk over a whitelist of nodes.
-
-Its operators are also × ÷ − ^. Numbers have at most MAX_BITS, so that no expression takes more than milliseconds.
-"""
+"""An exact calculator: Python's syntax for arithmetic, evaluated over fractions by a walk over a whitelist of nodes."""
 
 import ast
 import functools

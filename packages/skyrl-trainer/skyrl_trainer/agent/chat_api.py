@@ -1,7 +1,4 @@
-"""OpenAI's API as a policy speaks it: what is asked, the shape of an answer, and the HTTP application.
-
-Behind the application stands a policy that is served (serve/server.py), or an episode of a user's agent (agent_env.py).
-"""
+"""OpenAI's API over HTTP, as a served policy and an agent's episode (agent_env.py) speak it."""
 
 import asyncio
 import json

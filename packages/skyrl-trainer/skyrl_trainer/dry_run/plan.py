@@ -1,7 +1,4 @@
-"""What a run would be, before it is one: `--dry-run`. Nothing is downloaded and no model is loaded.
-
-Where the GPUs that a run wants are not here, known ones are assumed.
-"""
+"""`--dry-run`: what a run would be, without a download or a model; known GPUs stand for those that are not here."""
 
 import importlib.util
 import json

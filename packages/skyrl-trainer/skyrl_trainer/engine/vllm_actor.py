@@ -6,6 +6,7 @@ token (so none is preempted), and `max_num_batched_tokens` covers the whole cach
 """
 
 import asyncio
+import gc
 import os
 from dataclasses import replace
 from functools import cached_property, partial
@@ -30,6 +31,7 @@ class VLLMEngine(SteppedEngine):
     def _load(self) -> None:
         from vllm import EngineArgs, LLMEngine, __version__
 
+        gc.freeze()  # it collects six times on its way
         # It knows the inside of this vLLM alone.
         short = {"scheduler_cls": SCHEDULER} if __version__.startswith("0.32.") else {}
         self._llm = LLMEngine.from_engine_args(EngineArgs(**short | vllm_kwargs(*self.settings)))

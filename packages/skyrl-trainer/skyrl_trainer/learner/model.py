@@ -134,8 +134,7 @@ class Optimized:
         raise NotImplementedError
 
     def make_optimizer(self, parts: list[list[nn.Parameter]], learning_rate: float, total_steps: int) -> None:
-        """parts: sharded and whole weights apart, which no fused step takes together. total_steps: of the whole run."""
-        get_scheduler = load("transformers:get_scheduler")  # imports peft and bitsandbytes: while the engines load
+        """parts: sharded and whole weights, which no fused step takes together. total_steps: of the run."""
         self.parts, settings = parts, self.config.trainer
         groups = [{"params": part} for part in parts]
         try:
@@ -144,17 +143,26 @@ class Optimized:
             _, _ = self.optimizer.defaults["betas"]  # are two
         except (TypeError, ValueError, RuntimeError, LookupError) as error:
             raise UserError(f"trainer.optimizer_kwargs does not fit torch.optim.AdamW: {error}.") from error
-        kind, warm = settings.lr_scheduler_type, settings.warmup_steps
-        kind = "constant_with_warmup" if kind == "constant" else kind  # to transformers, that one has none
-        try:
-            self.scheduler: Any = get_scheduler(kind, self.optimizer, warm, total_steps + (warm > 0))
-            if not isinstance(self.scheduler, LambdaLR):
-                raise ValueError("it goes by a metric, which training has not")
-        except (TypeError, ValueError) as error:
-            raise UserError(f"trainer.lr_scheduler_type={kind!r} cannot be used: {error}; take linear, say.") from error
+        warm = settings.warmup_steps
+        self.scheduler = self._schedule(settings.lr_scheduler_type, warm, total_steps + (warm > 0))
         if warm:  # at rate 0 the first rollout would be wasted
             self.optimizer.step()  # moves nothing, as there is no gradient
             self.scheduler.step()
+
+    def _schedule(self, kind: str, warm: int, total: int) -> LambdaLR:
+        def rate(step: int) -> float:
+            falling = (total - step) / max(1, total - warm) if kind == "linear" else 1.0
+            return step / warm if step < warm else max(0.0, falling)
+
+        if kind in ("constant", "constant_with_warmup", "linear"):  # transformers' own import peft: five seconds
+            return LambdaLR(self.optimizer, rate)
+        try:
+            schedule = load("transformers:get_scheduler")(kind, self.optimizer, warm, total)
+            if not isinstance(schedule, LambdaLR):
+                raise ValueError("it goes by a metric, which training has not")
+            return schedule
+        except (TypeError, ValueError) as error:
+            raise UserError(f"trainer.lr_scheduler_type={kind!r} cannot be used: {error}; take linear, say.") from error
 
     def clip_gradients(self) -> Tensor:
         """Clips to `trainer.max_grad_norm`; returns the norm before. No gradient is one of zeros: momentum acts."""

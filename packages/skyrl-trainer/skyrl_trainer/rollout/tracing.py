@@ -1,7 +1,4 @@
-"""OpenTelemetry spans, with OTEL_EXPORTER_OTLP_ENDPOINT: `episode`; in it `reset`, `turn`; in that `generate`, `step`.
-
-Each RolloutWorker sends its own to that endpoint, over HTTP, in batches and from a thread; docs/observability.md.
-"""
+"""OpenTelemetry spans (docs/observability.md): `episode`; in it `reset`, `turn`; in that `generate`, `step`."""
 
 import os
 from functools import cache

@@ -1,7 +1,4 @@
-"""What a run has, made in an order that lets the slow ones start beside each other.
-
-The engines load while the tiny policy is still cloning the expert in a process of its own, and the learner loads.
-"""
+"""What a run has, made in an order that lets what is slow (engines, clone, learner) start together."""
 
 import gc
 from contextlib import ExitStack, closing

@@ -1,7 +1,4 @@
-"""trl.GRPOConfig and peft.LoraConfig as settings of ours, by the table in trl_arguments.yaml.
-
-What cannot be honoured, and differs from the default there, is refused by its name. TRL itself is not imported.
-"""
+"""trl.GRPOConfig and peft.LoraConfig as settings of ours (trl_arguments.yaml), without TRL; the rest is refused."""
 
 import math
 from collections.abc import Collection, Mapping
