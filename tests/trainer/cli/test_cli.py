@@ -15,6 +15,7 @@ from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
+import torch
 
 import skyrl_trainer.cli as cli
 from skyrl_trainer.agent.tokenizer import load_chat_prompt
@@ -183,6 +184,14 @@ with StopSignal():
     signal.raise_signal(signal.SIGHUP)
 """
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
+
+
+def test_a_full_gpu_is_said(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    told = "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 22.04 GiB of which ..."
+    stop_with(monkeypatch, torch.OutOfMemoryError(told))
+    assert cli.main(["doctor"]) == 2
+    sentence = "CUDA out of memory. Tried to allocate 2.00 GiB: docs/troubleshooting.md says what takes less."
+    assert capsys.readouterr().err == f"skyrl-trainer: {sentence}\n"
 
 
 def test_a_full_disk_is_said(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

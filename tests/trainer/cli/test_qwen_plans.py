@@ -49,7 +49,8 @@ def test_heads_need_not_divide_the_width() -> None:
 
 
 def test_the_buffer_of_a_weight_sync_is_as_large_as_the_weights() -> None:
-    assert buffer_bytes(load_config("qwen_1gpu", [])) == 2 * P
+    assert buffer_bytes(load_config("qwen_1gpu", ["generator.weight_sync_backend=shared_memory"])) == 2 * P
+    assert buffer_bytes(load_config("qwen_1gpu", [])) == 0, "they stay on the GPU"
 
 
 def test_a_split_engines_cache_holds_the_tokens_of_all_its_parts() -> None:
@@ -177,6 +178,20 @@ def test_a_gpu_that_is_not_in_the_table_has_its_own_memory() -> None:
     found = card(load_config("qwen_1gpu", []), a10)
     assert found is not None and found[0] == CARDS["H100"]._replace(memory=23_028 * 2**20)
     assert found[1] == "data sheet of 1 x H100, assumed: the machine's own are not known"
+
+
+@pytest.mark.parametrize(
+    ("name", "bandwidth"),
+    [
+        ("NVIDIA H100 80GB HBM3", 3.35e12),
+        ("NVIDIA H100 PCIe", 2.0e12),
+        ("NVIDIA A100-SXM4-80GB", 2.04e12),
+        ("NVIDIA A100-SXM4-40GB", 1.555e12),
+    ],
+)
+def test_cards_of_one_name_have_their_own_rates(name: str, bandwidth: float) -> None:
+    found = card(load_config("qwen_1gpu", []), Hardware(8, 2**36, (Gpu(name, 40 * 2**30),)))
+    assert found is not None and found[0].bandwidth == bandwidth and name in found[1]
 
 
 def test_limits_of_one_gpu() -> None:

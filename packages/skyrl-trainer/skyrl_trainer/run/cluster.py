@@ -285,7 +285,7 @@ def differences(name: str, found: Found, ours: Found) -> Iterator[str]:
 def buffer_bytes(config: Config) -> int:
     """Of the weights in a flat buffer, about; 0 where there is none, or the model is not known yet."""
     shape = model_shape(config)
-    return shape.parameters * shape.width if shape and sync_backend(config) != "nccl" else 0
+    return shape.parameters * shape.width if shape and sync_backend(config) not in ("nccl", "cuda_ipc") else 0
 
 
 def shortage(name: str, found: Found, weights: int, store: int) -> list[str]:

@@ -44,7 +44,7 @@ class FlatBuffer:
             os.posix_fallocate(handle, 0, end)  # a full disk is an error here, not a SIGBUS later
         except OSError as error:
             os.unlink(path)
-            raise UserError(f"Weight sync needs {end / 2**20:.0f} MiB in {folder}: {error.strerror}.") from error
+            raise UserError(f"The weights need {end / 2**20:.0f} MiB in {folder}: {error.strerror}.") from error
         finally:
             os.close(handle)
         return cls(path, layout)
@@ -107,6 +107,6 @@ def folder_with_room(nbytes: int) -> str:
         if os.path.isdir(folder) and os.access(folder, os.W_OK) and shutil.disk_usage(folder).free > nbytes * 1.05:
             return folder
     raise UserError(
-        f"Weight sync needs {nbytes / 2**20:.0f} MiB for a shared file, and neither of {', '.join(folders)} has that: "
+        f"The weights need {nbytes / 2**20:.0f} MiB in a shared file, and neither of {', '.join(folders)} has that: "
         "free some space, enlarge /dev/shm (docker run --shm-size), or set TMPDIR to a folder with room."
     )
