@@ -6,7 +6,7 @@
 
 A sampled token's advantage is log p_teacher - log p_policy, of which the mean is minus the KL of the policy from the
 teacher (Agarwal et al., arXiv 2306.13649, with the reverse KL); no reward is learned from. Both have one vocabulary,
-which every step checks on its first episode, and generator.temperature stays 1, at which the teacher is asked.
+which every step checks on its first episode; generator.temperature and generator.top_p stay 1, as the teacher's are.
 """
 
 from functools import cache

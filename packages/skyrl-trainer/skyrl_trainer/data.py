@@ -38,9 +38,8 @@ CHECK_SECONDS, FIRST_SECONDS = 5.0, 300.0
 FILE_SUFFIXES = (".jsonl", ".parquet")
 
 
+# Made when they are asked for: `_at(index)`, 0 <= index < len.
 class _Samples(Sequence[Sample]):
-    """Samples that are made when they are asked for: `_at(index)`, 0 <= index < len."""
-
     def __getitem__(self, index: int | slice) -> Any:
         places = range(len(self))[index]
         return self._at(places) if isinstance(places, int) else [self._at(place) for place in places]
@@ -118,7 +117,7 @@ def load_samples(
         # An env's id of this form ends in a version, as in a/b-v0.
         elif name.startswith("hf:") or re.fullmatch(r"[\w.-]+/[\w.-]+(@[\w.-]+)?(?<!-v\d)(?<!-v\d\d)", name):
             files = load("skyrl_trainer.hub:data_files")(name, FILE_SUFFIXES, **options)
-            parts[label] = _row_samples(name, files, default_env_class, env_file)
+            parts[label] = _row_samples("/".join([name, *options.values()]), files, default_env_class, env_file)
         else:
             parts[label] = _env_samples(label, name, options, seed, env_file)
     return SampleSource([*parts.values()], [weight or 1.0 for weight in weights] if any(weights) else (), tries)

@@ -261,6 +261,14 @@ def test_kl_estimators_have_their_values() -> None:
     assert k3(logprobs, reference).tolist() == pytest.approx([0.0, 2.718281828**-2 + 2 - 1])
 
 
+def test_k3_pulls_back_a_token_however_unlikely_the_reference_holds_it() -> None:
+    logprobs = torch.zeros(3, requires_grad=True)
+    values = k3(logprobs, torch.tensor([-19.0, -40.0, 400.0]))
+    values.sum().backward()
+    assert values[:2].tolist() == pytest.approx([18.0, 39.0]) and bool(values.isfinite().all())
+    assert logprobs.grad is not None and logprobs.grad[:2].tolist() == pytest.approx([1.0, 1.0])
+
+
 def test_token_mean_and_dr_grpo_do_not_divide_by_a_trajectorys_own_length() -> None:
     lengths = torch.tensor([4, 1, 0])
     assert token_mean(lengths).tolist() == [0.2] * 3 and token_mean(torch.zeros(2)).tolist() == [1.0] * 2

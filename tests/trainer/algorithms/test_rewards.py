@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -91,6 +92,19 @@ def test_a_reward_function_gets_what_trl_gives_and_is_asked_once() -> None:
     assert (metrics["reward/half"], metrics["reward/half/none"], metrics["reward/total"]) == (0.5, 1.0, 6.5)
 
 
+def test_a_function_may_change_what_it_gets() -> None:
+    """The tries of a group share their row, which is stored with them."""
+
+    @register_reward("pops")
+    def pops(task: list[dict[str, Any]], **columns: Any) -> list[float]:
+        return [float(row.pop("truth")) for row in task]
+
+    group = [tried(0), tried(0)]
+    group[0].sample = group[1].sample = replace(group[0].sample, options={"task": {"truth": 6}})
+    rewards_of({"pops": 1.0}).judge(group)
+    assert [each.scores["pops"] for each in group] == [6.0, 6.0] and group[0].sample.options["task"] == {"truth": 6}
+
+
 def test_a_rows_columns_come_by_name_as_in_trl() -> None:
     """A task of an env has none, and an option of an env that is called `task` is no row."""
     tries = [tried(0), tried(1), tried(2)]
@@ -124,6 +138,8 @@ def test_a_conversation_is_told_in_the_order_of_its_turns() -> None:
         ([float("nan"), 1.0], "returned nan for trajectory 1/0/0"),
         (0.5, "returned 0.5 for 2 trajectories"),
         ({1.0, 2.0}, "returned {1.0, 2.0} for 2 trajectories"),
+        ([10**400, 1.0], "returned 1000.* for trajectory 1/0/0: return a list with one number"),
+        ([1e200, 1.0], r"returned 1e\+200 for trajectory 1/0/0"),
         ({0: 1.0, 1: 2.0}, r"returned \{0: 1.0, 1: 2.0\} for 2 trajectories"),
         (ZeroDivisionError("by zero"), r"failed on 2 .*ZeroDivisionError: by zero \(.*test_rewards.py, line \d+\)"),
         (map(lambda text: int("x"), "ab"), r"failed on 2 .*ValueError: invalid literal .*test_rewards.py, line \d+\)"),
@@ -179,6 +195,24 @@ def test_a_turn_that_is_cut_or_a_full_context_costs_the_whole_penalty() -> None:
 def test_a_weight_that_is_no_number_is_refused() -> None:
     with pytest.raises(ValidationError, match="finite"):
         rewards_of({"env": float("nan")})
+
+
+def test_a_try_that_nobody_judged_is_left_out_of_a_group_that_only_functions_judge() -> None:
+    """As in TRL: a judge that gave no mark in time has not marked the answer as the worst."""
+
+    def kept(scores: list[float | None], env: float, success: bool = False) -> list[int]:
+        group = [tried(i, (2,), scores={"marks": score}) for i, score in enumerate(scores)]
+        for each in group:
+            each.turns[0].reward = 0.0
+        group[-1].turns[0].reward, group[-1].turns[0].info = env, {"success": success}
+        batch = rewards_of({"marks": 1.0}).batch(RolloutBatch(1, [group]), [0])
+        return [each.sample.seed for each in batch.trajectories]
+
+    register_reward("marks")(lambda **_: [])
+    assert kept([1.0, None, 1.0, None], env=0.0) == [0, 2]
+    assert kept([None] * 4, env=0.0) == [0, 1, 2, 3], "no function applies to this env"
+    assert kept([1.0, None, 1.0, 0.5], env=1.0) == [0, 1, 2, 3], "the env judges, too: None adds nothing"
+    assert kept([1.0, None, 1.0, 0.5], env=0.0, success=True) == [0, 1, 2, 3]
 
 
 def test_a_filtered_trajectory_counts_in_the_baseline_and_has_no_gradient() -> None:

@@ -1,11 +1,8 @@
-"""What a trajectory is worth: the env's reward, reward functions and the penalty for length, each with its weight.
-
-A function (protocols.RewardFunction) judges every trajectory that did not fail once, and its word is stored with it.
-"""
+"""What a trajectory is worth: the env's reward, reward functions and the penalty for length, each with its weight."""
 
 import inspect
-import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Set
+from copy import deepcopy
 from dataclasses import replace
 from numbers import Real
 from typing import Any
@@ -40,7 +37,7 @@ class Rewards:
         self.budget = min(config.generator.max_completion_length, config.generator.max_model_len)
 
     def judge(self, trajectories: list[Trajectory]) -> bool:
-        """Lets every function score those that it has not scored yet; whether there were any."""
+        """Lets every function score what it has not scored yet; whether there was any."""
         asked = False
         for name, function in self.functions.items():
             if todo := [t for t in trajectories if not t.stop_reason.failed and name not in t.scores]:
@@ -49,10 +46,16 @@ class Rewards:
                     trajectory.scores[name] = score
         return asked
 
+    def judged(self, group: Sequence[Trajectory]) -> list[Trajectory]:
+        """Those that did not fail and, where the env gave no reward, of which a function knew a number."""
+        alive = [t for t in group if not t.stop_reason.failed]
+        known = [t for t in alive if any(score is not None for score in t.scores.values())]
+        return known if known and not any(t.total_reward or t.success for t in alive) else alive
+
     def batch(self, rollouts: RolloutBatch, groups: Collection[int]) -> RewardBatch:
-        """What the algorithm learns from: the trajectories of these groups that did not fail. With `overlong_filter`
-        one that was cut off has no sampled token: it counts in its group's baseline only."""
-        kept = [(i, t) for i in sorted(groups) for t in rollouts.groups[i] if not t.stop_reason.failed]
+        """What the algorithm learns from: what was judged in these groups. With `overlong_filter` a trajectory that was
+        cut off has no sampled token: it counts in its group's baseline only."""
+        kept = [(i, t) for i in sorted(groups) for t in self.judged(rollouts.groups[i])]
         if any(turn.info.keys() >= {"role", "rewards"} for _, t in kept for turn in t.turns[:1]):  # self-play
             kept = load("skyrl_trainer.algorithms.roles:by_role")(kept)
         return RewardBatch(
@@ -72,7 +75,7 @@ class Rewards:
         return rewards
 
     def metrics(self, rollouts: RolloutBatch) -> StepMetrics:
-        """`reward/total` (weighted, penalty included), `reward/<function>` without its weight, overlong counters."""
+        """`reward/...` and `overlong/...` of docs/metrics.md."""
         alive = [t for t in rollouts.trajectories if not t.stop_reason.failed]
         metrics = {"reward/total": mean([sum(self.per_turn(t)) for t in alive])}
         for name in self.functions:
@@ -107,7 +110,7 @@ def soft_penalty(tokens: int, budget: int, cache: float) -> float:
 
 
 def without_sampled_tokens(trajectory: Trajectory) -> Trajectory:
-    """The same episode as if every token had been given to the policy."""
+    """The same episode as if every token had been given."""
     turns = [
         replace(turn, prompt_ids=[*turn.prompt_ids, *turn.output_ids], output_ids=[], logprobs=[], weight_versions=[])
         for turn in trajectory.turns
@@ -126,7 +129,7 @@ def completion(trajectory: Trajectory) -> list[dict[str, str]]:
 
 def call(name: str, function: RewardFunction, trajectories: list[Trajectory]) -> list[float | None]:
     """What the function says of these trajectories, checked."""
-    samples = [t.sample for t in trajectories]
+    samples = [deepcopy(t.sample) for t in trajectories]
     ours = [{"ground_truth": s.ground_truth, "sample_id": s.sample_id, "env_id": s.env_id} for s in samples]
     columns: dict[str, Any] = {name: [each[name] for each in ours] for name in ours[0]}  # a row's own come first
     rows = [row if isinstance(row := each.options.get("task"), dict) else {} for each in samples]
@@ -158,8 +161,8 @@ def call(name: str, function: RewardFunction, trajectories: list[Trajectory]) ->
     if len(values) != len(trajectories):
         raise UserError(f"{who} returned {len(values)} values for {span}: {wanted}.")
     for trajectory, value in zip(trajectories, values, strict=True):
-        if value is not None and not (isinstance(value, Real) and math.isfinite(value)):
-            raise UserError(f"{who} returned {value!r} for trajectory {trajectory.trajectory_id}: {wanted}.")
+        if value is not None and not (isinstance(value, Real) and abs(value) < 1e30):  # type: ignore[operator]
+            raise UserError(f"{who} returned {value!r:.60} for trajectory {trajectory.trajectory_id}: {wanted}.")
     return [None if value is None else float(value) for value in values]
 
 

@@ -234,7 +234,8 @@ def _take_data(config: Config, folder: Path, train: Any, held_out: Any, trls: bo
         if given is None:
             continue
         path = folder / "data" / f"{name}.jsonl"
-        if isinstance(given, str | Path | list):
+        rows = isinstance(given, list) and not all(isinstance(each, str) or "env" in each for each in given)
+        if isinstance(given, str | Path | list) and not rows:
             source = given if isinstance(given, list) else [str(given)]
         elif trls:
             source = [write_rows(path, name, given, None if hasattr(given, "__len__") else most, speaks)]

@@ -89,10 +89,10 @@ class Tries:
                 self._keep(ended)
         for number, group in sorted(ended.items()):
             del self._playing[number]
-            alive = [each for each in group if not each.stop_reason.failed]
-            teaches = not all(map(self._rewards.cut_off, alive))  # else a sampler sees returns that are all equal
-            returns = [sum(self._rewards.per_turn(each)) if teaches else 0.0 for each in alive]
-            accepted = self._sampler.accept(alive, returns)
+            judged = self._rewards.judged(group)
+            teaches = not all(map(self._rewards.cut_off, judged))  # else a sampler sees returns that are all equal
+            returns = [sum(self._rewards.per_turn(each)) if teaches else 0.0 for each in judged]
+            accepted = self._sampler.accept(judged, returns)
             if accepted is None:
                 raise UserError("accept of the sampler gave None, but should say True or False (docs/plug-ins.md).")
             self.flow.finish(number, group, accepted)

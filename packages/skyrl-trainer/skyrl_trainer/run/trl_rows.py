@@ -36,13 +36,13 @@ NOT_PASSED = {"environments", "log_extra", "log_metric"}
 
 
 def write_rows(path: Path, name: str, given: Iterable[Mapping[str, Any]], most: int | None, speaks: bool) -> str:
-    """A file of at most `most` rows for TRLEnv. speaks: an environment does, so that a row needs no prompt."""
-    if isinstance(given, Mapping):
-        raise UserError(f"{name} is a dictionary with {', '.join(given)}; give one of them.")
+    """A file of at most `most` rows. speaks: an environment does, and a row needs no prompt."""
     path.parent.mkdir(parents=True, exist_ok=True)
     aside, run = path.with_suffix(".new"), path.parents[1]
     with aside.open("w", encoding="utf-8") as file:
         for number, row in enumerate(islice(given, most)):
+            if not isinstance(row, Mapping):
+                raise UserError(f"{name} data is a {type(given).__name__} of {type(row).__name__}; give one Dataset.")
             prompt = row.get("prompt", EMPTY if speaks else None)
             if prompt is None:
                 raise UserError(f"Row {number} of {name} has no 'prompt'; it has {', '.join(row)}.")
