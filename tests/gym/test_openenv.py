@@ -4,6 +4,7 @@ import asyncio
 import json
 import random
 import re
+import signal
 import subprocess
 import sys
 import threading
@@ -369,6 +370,10 @@ def test_environments_that_wait_hold_up_no_other_session(tmp_path, monkeypatch):
         assert "longer than 3 s" in json.loads(late.recv(timeout=20))["data"]["message"]
         assert say(late, step("0.01"))["data"]["code"] == "SESSION_ERROR"
         assert "ZeroDivisionError" in say(quick, step("0"))["data"]["message"]
+    with served(env_id, idle=0.2) as url, connect(f"{url}/ws") as connection:
+        say(connection, reset())
+        for _ in range(2):  # longer than it may be idle, which it is not
+            assert say(connection, step("0.6"))["data"]["observation"]["text"] == "0.6 False"
     with pytest.raises(ValueError, match="only text can be served"):
         prepared("CartPole-v1", "127.0.0.1", 0)
 
@@ -544,6 +549,35 @@ def test_a_server_that_dies_in_an_episode_is_found_again_by_the_next():
         for seconds in (0, -1, "soon", float("nan"), float("inf")):
             with pytest.raises(ValueError, match="timeout is"):
                 env.reset(options={"url": url, "timeout": seconds})
+
+
+def test_a_connection_that_comes_too_late_is_closed():
+    """Where an env's own time limit ends its reset, which an alarm does."""
+    guess, opened, ended = Guess(text=True), threading.Event(), threading.Event()
+
+    def slow(connection, request):
+        if request.path != "/schema":
+            time.sleep(0.6)
+        return guess.plain_http(connection, request)
+
+    def play(connection) -> None:
+        opened.set()
+        for _ in connection:
+            pass
+        ended.set()
+
+    def alarm(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGALRM, alarm)
+    try:
+        with others(play, slow) as url, gym.make("skyrl/openenv-v0", url=url) as env:
+            signal.setitimer(signal.ITIMER_REAL, 0.3)
+            with pytest.raises(KeyboardInterrupt):
+                env.reset(seed=1)
+            assert opened.wait(20) and ended.wait(20)
+    finally:
+        signal.signal(signal.SIGALRM, before)
 
 
 @pytest.mark.parametrize("schema", ["[]", "{}", '{"action": {"type": 3}}', "[" * 100_000, "drip"])

@@ -52,6 +52,7 @@ def written_aside(target: Path) -> Iterator[Path]:
             flush(path)
         if target.exists():
             shutil.rmtree(replaced, ignore_errors=True)
+            stack.callback(lambda: target.exists() or replaced.rename(target))
             target.rename(replaced)
         aside.rename(target)
         flush(target.parent)

@@ -38,6 +38,7 @@ class MortalEngine:
             raise _unavailable()
         fate = self._fate.pop(0) if self._fate else ""
         if fate == "gone":
+            self._fate = [fate]
             raise ActorDiedError
         if fate == "die":
             self._die()
@@ -164,5 +165,24 @@ def test_an_engine_that_does_not_come_back_is_an_error_after_its_limit(monkeypat
         client = EngineClient(MortalEngine(["", "die"], downtime=60), "c")
         with pytest.raises(EngineDied, match="not back"):
             await asyncio.wait_for(client.generate_round(REQUESTS), 5)
+
+    asyncio.run(scenario())
+
+
+def test_an_engine_that_comes_back_after_its_limit_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a cluster it may, and an endpoint beside a training would answer 503 for ever. Nobody waits twice."""
+    monkeypatch.setattr(module, "RESTART_SECONDS", 0.05)
+
+    async def scenario() -> None:
+        engine = MortalEngine(["die"], downtime=60)
+        client = EngineClient(engine, "c")
+        with pytest.raises(EngineDied, match="not back"):
+            await asyncio.wait_for(client.generate_round(REQUESTS[:3]), 5)
+        monkeypatch.setattr(module, "RESTART_SECONDS", 60)
+        with pytest.raises(EngineDied, match="not back"):
+            await asyncio.wait_for(client.generate(REQUESTS[3]), 5)
+        engine._down_until = 0.0
+        assert await asyncio.wait_for(client.generate(REQUESTS[4]), 5) == fake_tokens(REQUESTS[4])
+        assert engine.submitted == [[REQUESTS[4].request_id]]
 
     asyncio.run(scenario())

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from skyrl_trainer.config import Config, load_config
+from skyrl_trainer.engine.openai_server import OpenAIServerEngine
 from skyrl_trainer.engine.server_process import as_flag
 from skyrl_trainer.errors import UserError
 from skyrl_trainer.run.processes import check_engines, engine_kwargs_of
+from skyrl_trainer.types import GenerationOutput, GenerationRequest, SamplingOptions
 
 
 class OtherServer(BaseHTTPRequestHandler):
@@ -102,3 +107,20 @@ def test_engine_arguments_as_options_of_the_server() -> None:
     assert flags == [
         "--max-num-seqs=4", "--enforce-eager", "--no-enable-prefix-caching", '--weight-transfer-config={"a": 1}',
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("answer", [{"choices": [{"logprobs": {"content": []}, "finish_reason": "stop"}]}, None])
+def test_an_answer_of_another_form_is_an_error_of_its_request(answer: Any) -> None:
+    """As of a proxy, or of a server of another version: nobody waits for it until the episode's end."""
+
+    async def scenario() -> list[GenerationOutput]:
+        engine = OpenAIServerEngine("m", "float32", 64, 4, 0, {"url": "http://127.0.0.1:1"})
+        engine._serving, engine._http = True, SimpleNamespace(ask=ask)  # type: ignore[assignment]
+        await engine.submit("c", [GenerationRequest("r", [1, 2], SamplingOptions(4))])
+        return await engine.collect("c", 20.0)
+
+    async def ask(*_: Any) -> Any:
+        return answer
+
+    [output] = asyncio.run(scenario())
+    assert output.finish_reason == "error" and ("weight_versions" if answer else "TypeError") in str(output.error)

@@ -7,12 +7,15 @@ import itertools
 import os
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import ray
 
+from skyrl_trainer.rollout import workers as workers_module
 from skyrl_trainer.rollout.elastic import ElasticRollouts
 from skyrl_trainer.rollout.env_client import EnvClient, RemoteEnv
+from skyrl_trainer.rollout.workers import Workers
 from skyrl_trainer.settings import Config
 from skyrl_trainer.types import Sample
 from tests.trainer.fakes import FakeEngine, FakeEnvWorker, tiny_tokenizer
@@ -39,6 +42,24 @@ def test_an_episode_outlives_any_number_of_replaced_env_workers(agent: str | Non
 
     said = asyncio.run(play())
     assert [text.rpartition(" ")[0] for text in said] == [f"turn {number}" for number in range(6)]
+
+
+def test_a_node_that_takes_two_engines_along_is_left_in_one_look(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both their workers' answers are there, and the first tells that the second one is gone, too."""
+    received = []
+
+    class Two(Workers):
+        def __init__(self) -> None:
+            self._config, self._polls, self._in_play = Config(), {"one": 0, "two": 1}, [{}, {}]
+            self._checked = self._news = time.monotonic()
+
+        def _receive(self, ref: str, index: int) -> None:
+            received.append(ref)
+            self._polls = {}  # as `leave` does
+
+    monkeypatch.setattr(workers_module, "ray", SimpleNamespace(wait=lambda refs, timeout: (refs, [])))
+    Two()._collect(1)
+    assert received == ["one"]
 
 
 def test_others_play_what_an_engine_that_is_away_had_and_it_plays_again_when_it_is_back(

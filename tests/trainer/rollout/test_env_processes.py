@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import socket
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,7 +20,7 @@ import ray
 
 from skyrl_trainer.errors import UserError
 from skyrl_trainer.rollout.env_client import EnvClient, Host, RemoteEnv
-from skyrl_trainer.rollout.env_worker import EnvReply, EnvWorker
+from skyrl_trainer.rollout.env_worker import START_LIMIT, EnvProcess, EnvReply, EnvWorker
 from skyrl_trainer.rollout.manager import Rollouts
 from skyrl_trainer.rollout.metrics import rollout_metrics
 from skyrl_trainer.rollout.pool import close_env_workers, start_env_workers
@@ -423,6 +425,39 @@ def test_what_an_env_has_started_ends_with_its_process(tmp_path: Path) -> None:
     assert daemon.name() == "sleep"
     worker.shutdown()
     assert psutil.wait_procs([daemon], timeout=30)[0] == [daemon]
+
+
+def test_a_process_is_not_left_in_the_middle_of_another_threads_call() -> None:
+    """A step that ends while its episode's close is under way hangs up, and the close was told "died"."""
+    ours, theirs = socket.socketpair()
+    asked, ended = threading.Event(), threading.Event()
+
+    def env() -> None:
+        theirs.sendall(b"[]\n")
+        theirs.recv(2**16)
+        theirs.sendall(b"[[{}, {}]]\n")
+
+    class Process(EnvProcess):
+        def _read(self, seconds: float) -> list[EnvReply]:
+            if seconds < START_LIMIT:  # it was asked
+                asked.set()
+                ended.wait(0.5)
+            return super()._read(seconds)
+
+        def end(self) -> None:
+            super().end()
+            ended.set()
+
+    process = Process(lambda note: ours, 5.0)
+    with ThreadPoolExecutor(3) as pool:
+        pool.submit(env)
+        call = pool.submit(process.call, [("close", "1/0/0")])
+        assert asked.wait(20)
+        end = pool.submit(process.end)
+        [reply] = call.result(20)
+        end.result(20)
+    assert reply.error is None
+    theirs.close()
 
 
 def test_an_env_in_a_process_of_its_own_is_closed_when_its_worker_was_out_of_reach() -> None:

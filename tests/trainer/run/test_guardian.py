@@ -88,6 +88,18 @@ def test_the_guardian_of_a_run_that_is_over_goes_with_it(shared: Path) -> None:
     left.wait()
 
 
+def test_a_run_whose_guardian_was_killed_keeps_its_folder(shared: Path) -> None:
+    with guarded():
+        (folder,) = shared.glob(f"{PREFIX}*")
+        (guardian,) = (p for p in psutil.Process().children() if str(folder) in p.cmdline())
+        guardian.kill()
+        guardian.wait()
+        another = "from skyrl_trainer.run.guardian import guarded\nwith guarded(): pass"
+        subprocess.run([sys.executable, "-c", another], check=True, env=os.environ | {"TMPDIR": str(shared)})
+        assert folder.exists()
+    assert not folder.exists()
+
+
 def test_a_deep_folder_goes_too(shared: Path) -> None:
     with guarded():
         deep = "import os, tempfile\nos.chdir(tempfile.mkdtemp())\nfor _ in range(3000): os.mkdir('x'); os.chdir('x')"

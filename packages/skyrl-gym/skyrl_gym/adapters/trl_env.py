@@ -1,6 +1,5 @@
 """TRL's dataset rows, tools and environments as a TextEnv.
 
-A message with tool calls is answered by their results; one without, or any where there is no tool, ends the episode.
 The reward of a step is what `get_reward` rises by, so that an episode's sum is its last value, however it ends.
 """
 

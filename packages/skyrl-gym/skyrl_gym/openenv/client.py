@@ -9,7 +9,6 @@ import json
 import math
 import os
 import re
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
@@ -59,9 +58,15 @@ class OpenEnv(gymnasium.Env[str, str]):
             raise ValueError(f"timeout is {limit!r}; expected seconds, more than 0.")
         if url != self._url:
             self.close()
-        self._url, self._limit = url, limit
+        self._url = url
+        self._limit = limit
         if self._socket is None:
-            self._schema, self._field, self._socket = self._in_time(self._connected)
+            connecting = in_thread(self._connected)
+            try:
+                self._schema, self._field, self._socket = self._in_time(connecting.result)
+            except BaseException:  # the env's own time limit, too
+                connecting.add_done_callback(lambda late: late.exception() or late.result()[2].close())
+                raise
         asked |= {} if seed is None else {"seed": seed}
         text, _, _, info = self._in_time(partial(self._exchange, "reset", asked))
         form = "Each action is one JSON object of this schema: " + json.dumps(self._schema)
@@ -97,7 +102,7 @@ class OpenEnv(gymnasium.Env[str, str]):
         raise ConnectionError(f"The OpenEnv server {self._url!r} {why}.")
 
     def _connected(self) -> tuple[Info, str | None, Any]:
-        end, key = time.monotonic() + self._limit, os.environ.get(KEY)
+        key = os.environ.get(KEY)
         address = re.fullmatch("(?:ws|http)(s?://[^/].*)", self._url)
         if address is None:
             raise ValueError("has no address: give ws://HOST:PORT")
@@ -105,10 +110,7 @@ class OpenEnv(gymnasium.Env[str, str]):
         schema, field = _schema(Request(f"http{address[1]}/schema", headers=headers), self._limit)
         options: Info = {"additional_headers": headers, "max_size": MAX_MESSAGE}
         options |= {"compression": None, "open_timeout": self._limit, "close_timeout": 1}
-        connection = connect(f"ws{address[1]}/ws", **options).__enter__()
-        if time.monotonic() > end:  # nobody waits for it any more
-            connection.close()
-        return schema, field, connection
+        return schema, field, connect(f"ws{address[1]}/ws", **options).__enter__()
 
     def _left(self) -> None:
         self._socket.send('{"type": "close"}')

@@ -88,7 +88,8 @@ class Server:
         self._open[name] = Session(Episode(self._env_id), self._timer(name), asyncio.Lock())
 
     def _timer(self, name: str) -> asyncio.TimerHandle:
-        return asyncio.get_running_loop().call_later(self._limits.idle, self._end, name)
+        longest = self._limits.call * self._waits
+        return asyncio.get_running_loop().call_later(self._limits.idle + longest, self._end, name)
 
     def _end(self, name: str) -> None:
         """Also of a session that has ended already."""

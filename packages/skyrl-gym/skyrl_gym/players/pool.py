@@ -1,7 +1,4 @@
-"""Policies that somebody serves as opponents: `opponent=http://127.0.0.1:8100/v1,http://127.0.0.1:8101/v1#name`.
-
-Any OpenAI-compatible endpoint, as `skyrl-trainer serve` makes of a checkpoint; without #name its first model.
-"""
+"""Served policies as opponents: `opponent=http://127.0.0.1:8100/v1,http://127.0.0.1:8101/v1#name` (or its first)."""
 
 from functools import cache
 

@@ -150,7 +150,8 @@ class EngineActor:
 
 def refusal(request: GenerationRequest, error: Exception) -> GenerationOutput:
     """The answer to a request that the model cannot take."""
-    return GenerationOutput(request.request_id, [], [], [], "error", str(error))
+    said = str(error) if isinstance(error, ValueError) else repr(error)
+    return GenerationOutput(request.request_id, [], [], [], "error", said)
 
 
 E = TypeVar("E", bound=type[EngineActor])

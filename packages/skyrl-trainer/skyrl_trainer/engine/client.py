@@ -22,7 +22,7 @@ RETRY_SECONDS = 0.5
 
 class EngineClient:
     """Used from one event loop. `client_id` is unique among an engine's clients. Every request gets one output.
-    Waiting and later calls raise EngineDied once the engine's step loop has raised, or its process is gone for good."""
+    Raises EngineDied once the engine's step loop has raised, or its process is gone."""
 
     def __init__(self, actor: Any, client_id: str) -> None:
         self._actor, self._client_id = actor, client_id
@@ -42,8 +42,6 @@ class EngineClient:
 
     async def generate_round(self, requests: list[GenerationRequest]) -> list[GenerationOutput]:
         """All requests enter the engine in this order and in one call; their outputs, in the same order."""
-        if self._error is not None:
-            raise self._error
         loop = asyncio.get_running_loop()
         futures = [loop.create_future() for _ in requests]
         self._waiting.update((request.request_id, future) for request, future in zip(requests, futures, strict=True))
@@ -86,7 +84,7 @@ class EngineClient:
                     future.set_result(output)
 
     async def _submit_again(self) -> None:
-        deadline = time.monotonic() + RESTART_SECONDS
+        deadline = time.monotonic() + (0 if self._error else RESTART_SECONDS)
         while True:
             again = {name: request for name, request in self._unanswered.items() if name in self._waiting}
             try:
@@ -96,13 +94,17 @@ class EngineClient:
                 if time.monotonic() > deadline:
                     raise EngineDied(f"An engine was not back {RESTART_SECONDS:.0f} s after its death.") from error
                 await asyncio.sleep(RETRY_SECONDS)
-        self._unanswered, self._lives = again, self._lives + 1
+        self._unanswered = again
+        self._lives += 1
+        self._error = None
 
     async def _guard(self, work: Any) -> None:
         try:
             await work
         except Exception as error:
             self._error = _engine_died(error)
+            self._outbox = []
+            self._unanswered = {}
             for future in self._waiting.values():
                 if not future.done():
                     future.set_exception(self._error)

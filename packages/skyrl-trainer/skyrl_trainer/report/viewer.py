@@ -1,7 +1,4 @@
-"""trajectories.html: every turn of a run's or an evaluation's episodes in one file, without a server.
-
-The page holds a JSON index, and one block per episode: JSON, deflated, in base64, inflated when it is opened.
-"""
+"""trajectories.html: every turn of a run's or an evaluation's episodes in one file, without a server."""
 
 import base64
 import json

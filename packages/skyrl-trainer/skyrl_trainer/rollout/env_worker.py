@@ -103,7 +103,7 @@ class EnvProcess:
         self._fork = fork
         self._patience = 2 * step_timeout + 2  # a call has its limit, and so has the close that follows it
         self._channel: socket.socket | None = None
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._note = memoryview(bytes(4)).cast("I")
 
     def call(self, calls: list[Call]) -> list[EnvReply]:
@@ -140,10 +140,11 @@ class EnvProcess:
 
     def end(self) -> None:
         """Hangs up: its keeper kills it."""
-        if self._channel is not None:
-            self._lines.close()
-            self._channel.close()
-            self._channel = None
+        with self._lock:
+            if self._channel is not None:
+                self._lines.close()
+                self._channel.close()
+                self._channel = None
 
     def _read(self, seconds: float) -> list[EnvReply]:
         assert self._channel is not None

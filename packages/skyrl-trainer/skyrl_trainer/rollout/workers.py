@@ -113,7 +113,7 @@ class Workers:
         if time.monotonic() >= self._checked + CHECK_INTERVAL:
             self._checked = time.monotonic()
             self.watch()
-        for ref in filter(self._polls.__contains__, done):  # not of one that has been given up
+        for ref in (each for each in done if each in self._polls):  # not of one that has been given up
             self._receive(ref, self._polls.pop(ref))
         generator = self._config.generator
         waves = math.ceil(max(map(len, self._in_play)) / generator.max_concurrency)

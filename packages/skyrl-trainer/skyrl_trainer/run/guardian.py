@@ -47,7 +47,6 @@ def guarded() -> Iterator[None]:
         start_new_session=True,
         pass_fds=[lock.fileno()],
     )
-    lock.close()
     _kept.append(guardian)
     outside = tempfile.gettempdir()
     # What torch compiled serves the next run, too.
@@ -57,6 +56,7 @@ def guarded() -> Iterator[None]:
         yield
     finally:
         os.environ["TMPDIR"] = tempfile.tempdir = outside
+        lock.close()  # not before: the guardian may be killed
         remove(folder)
         if not users(str(folder), os.getpid(), guardian.pid):  # else it waits for our end
             with guardian:  # whose pipe is closed then

@@ -1,7 +1,4 @@
-"""Weight sync within one machine: the learner's weights lie in a flat shared buffer, and every engine loads from it.
-
-Engines of other machines load from a buffer of their own machine (weight_sync/machines.py).
-"""
+"""Weight sync in a machine (of several: machines.py): the weights lie in a shared buffer, and engines load from it."""
 
 import time
 from collections.abc import Collection
