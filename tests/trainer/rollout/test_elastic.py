@@ -6,15 +6,18 @@ import asyncio
 import itertools
 import os
 import time
+from collections import deque
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import ray
 
+from skyrl_trainer.rollout import elastic as elastic_module
 from skyrl_trainer.rollout import workers as workers_module
 from skyrl_trainer.rollout.elastic import ElasticRollouts
-from skyrl_trainer.rollout.env_client import EnvClient, RemoteEnv
+from skyrl_trainer.rollout.env_client import EnvClient, Host, RemoteEnv
 from skyrl_trainer.rollout.workers import Workers
 from skyrl_trainer.settings import Config
 from skyrl_trainer.types import Sample
@@ -60,6 +63,67 @@ def test_a_node_that_takes_two_engines_along_is_left_in_one_look(monkeypatch: py
     monkeypatch.setattr(workers_module, "ray", SimpleNamespace(wait=lambda refs, timeout: (refs, [])))
     Two()._collect(1)
     assert received == ["one"]
+
+
+class Fakes(ElasticRollouts):
+    """Two RolloutWorkers and two EnvWorkers that note what they are told."""
+
+    def __init__(self) -> None:
+        self.told, how = list[Any](), "how"
+        group = [SimpleNamespace(trajectory_id=f"1/0/{n}") for n in range(2)]
+        self._in_play = [{each.trajectory_id: (each, how) for each in group}, {}]
+        self._workers, self._present, self._deaths = [None, None], [0, 1], [0, 0]
+        self._polls, self._starting, self._waiting, self._places = {}, {}, deque(), 8
+        call = SimpleNamespace(remote=self.told.append)
+        self.env_workers = [SimpleNamespace(call_many=call) for _ in range(2)]
+        self.watch = lambda: None
+
+    def _send(self, index: int, share: list[Any], how: Any) -> None:
+        self.told.append((index, [each.trajectory_id for each in share]))
+
+
+def test_the_envs_of_an_engine_that_goes_away_are_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(elastic_module.ray, "kill", lambda worker: None)
+    rollouts = Fakes()
+    rollouts.leave(0)
+    closes = [("close", "1/0/0"), ("close", "1/0/1")]
+    assert rollouts.told == [closes, closes, (1, ["1/0/0", "1/0/1"])]
+
+
+def test_a_worker_that_was_left_while_it_was_looked_after_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last look finds its engine dead, too: others play its episodes by now."""
+    monkeypatch.setattr(elastic_module.ray, "kill", lambda worker: None)
+    monkeypatch.setattr(elastic_module, "BESIDE_SECONDS", 0.0)
+    rollouts = Fakes()
+    rollouts.watch = lambda: rollouts.leave(0) if 0 in rollouts._present else None
+    rollouts._play_again(0)
+    assert rollouts._deaths == [0, 0] and rollouts.told[-1] == (1, ["1/0/0", "1/0/1"])
+
+
+def test_an_answer_that_was_lost_with_its_node_is_a_workers_death(monkeypatch: pytest.MonkeyPatch) -> None:
+    lost = ray.exceptions.ObjectReconstructionFailedError("0" * 56, None, "")
+
+    def get(ref: Any) -> Any:
+        raise lost
+
+    rollouts, again = Fakes(), []
+    monkeypatch.setattr(workers_module.ray, "get", get)
+    monkeypatch.setattr(rollouts, "_play_again", again.append)
+    rollouts._receive("ref", 0)
+    assert again == [0]
+
+    class Handle:
+        alone = call_many = SimpleNamespace(remote=lambda call: fails())
+
+    async def fails() -> None:
+        raise lost
+
+    async def ask() -> Any:
+        host = Host(Handle())
+        host.recovery = asyncio.get_running_loop().create_future()  # under way
+        return await host.call(True, "step", "1/0/0", "go")
+
+    assert asyncio.run(ask()).kind == "lost"
 
 
 def test_others_play_what_an_engine_that_is_away_had_and_it_plays_again_when_it_is_back(

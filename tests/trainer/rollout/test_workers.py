@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import copy
 import os
 import signal
@@ -16,6 +17,7 @@ import ray
 
 from skyrl_trainer.errors import UserError
 from skyrl_trainer.rollout.manager import Rollouts
+from skyrl_trainer.rollout.rollout_worker import RolloutWorker
 from skyrl_trainer.settings import Config
 from skyrl_trainer.types import Sample, Trajectory
 from tests.trainer.fakes import FakeEngine, tiny_tokenizer
@@ -120,3 +122,18 @@ def test_an_evaluation_waits_for_its_own_episodes_only() -> None:
     assert Rollouts.finished(rollouts, groups, wait_for_all=True) == groups and asked == [1]
     del rollouts._in_play[0]["train/0"]
     assert Rollouts.finished(rollouts, groups, wait_for_all=True) and asked == [1, None]
+
+
+def test_what_has_ended_is_handed_out_before_the_error_that_ends_the_others(tmp_path: Path) -> None:
+    """An endpoint that dies costs nobody the tries that are over and paid for."""
+
+    async def scenario() -> None:
+        worker = RolloutWorker("", Config().generator, "c")
+        worker._ended = [SimpleNamespace(trajectory_id=name) for name in ("1/0/0", "1/0/1")]  # type: ignore[misc]
+        worker._error = UserError("The endpoint is gone.")
+        ended = await worker.finished(5, 1.0, None)
+        assert ended is not None and [each.trajectory_id for each in ended] == ["1/0/0", "1/0/1"]
+        with pytest.raises(UserError, match="is gone"):
+            await worker.finished(5, 1.0, None)
+
+    asyncio.run(scenario())

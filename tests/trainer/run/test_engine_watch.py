@@ -189,3 +189,61 @@ def test_a_sync_leaves_out_an_engine_that_was_started_again_and_has_not_loaded(c
     assert calls._everywhere("pause") == [True, None] and calls._living == [made[0], None]
     for engine in made:
         ray.kill(engine)
+
+
+class Scripted:
+    """The parts of a watch that a test looks at."""
+
+    def __init__(self) -> None:
+        self._engines, self._deaths = [None] * 3, list[tuple[int, float]]()
+        self.waited = list[int]()
+
+    def _wait_ready(self, index: int) -> None:
+        self.waited.append(index)
+
+    def _hang(self, index: int) -> None:
+        pass
+
+    def restore(self, index: int) -> None:
+        self.waited.append(-index)
+
+
+def test_the_first_of_two_that_died_together_is_restored_when_both_are_back() -> None:
+    """For over NCCL a restore takes all engines into its group."""
+
+    class Watch(Scripted, EngineWatch):
+        pass
+
+    watch = Watch()
+    watch._bring_back(1)
+    assert watch.waited == [0, 1, 2, -1]
+
+
+def test_an_engine_that_ray_starts_no_more_ends_a_run_on_a_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A node has joined that lacks a package, say: it was asked again for ever."""
+
+    def get(*_: Any, **__: Any) -> Any:
+        said, cause = "Traceback ...\nModuleNotFoundError: No module named 'vllm'", ModuleNotFoundError("vllm")
+        raise ray.exceptions.ActorDiedError(ray.exceptions.RayTaskError("__init__", said, cause))
+
+    watch = object.__new__(ClusterWatch)
+    watch._coming, watch._calls = {1: "call"}, {}
+    monkeypatch.setattr(cluster_module.ray, "wait", lambda calls, timeout: (calls, []))
+    monkeypatch.setattr(cluster_module.ray, "get", get)
+    with pytest.raises(EngineDied, match=r"Engine 1 died and could not be restarted\. .*No module named 'vllm'"):
+        watch._come_back(1)
+
+
+@pytest.mark.parametrize("error", [ray.exceptions.GetTimeoutError, ray.exceptions.ActorUnavailableError("away", None)])
+def test_one_that_is_back_and_busy_does_not_end_the_run(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Watch(Scripted, ClusterWatch):
+        def __init__(self) -> None:
+            super().__init__()
+            self._waits = True
+
+        def _moved(self, index: int) -> bool:
+            raise error
+
+    watch = Watch()
+    watch._bring_back(2)
+    assert watch.waited[-1] == -2

@@ -5,6 +5,7 @@ Weights and checkpoints are put together by all and written by rank 0 into memor
 
 import os
 import sys
+import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from functools import partialmethod
@@ -176,6 +177,7 @@ class LearnerGroup:
             many = f"trainer.placement.policy_num_nodes is more than Ray's {len(nodes)} machines"
             raise UserError(f"{many} with {gpus} GPUs: lower it.")
         env_vars = {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // self.size))}
+        env_vars["TMPDIR"] = tempfile.gettempdir()  # for the guardian, in /dev/shm
         if gpus and place.colocate_all:  # in Ray's books the engines own the GPUs
             visible = [gpu for gpu in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if gpu]
             env_vars["CUDA_VISIBLE_DEVICES"] = visible[rank] if len(visible) >= gpus > rank else str(rank % gpus)

@@ -51,7 +51,9 @@ class ElasticRollouts(Rollouts):
         self, config: Config, engines: list[Any], tokenizer_path: str,
         nodes: list[str], env_nodes: list[str], cores: float,
     ) -> None:  # fmt: skip
-        self._nodes, self._env_nodes, self._cores = nodes, env_nodes, cores
+        self._nodes = nodes
+        self._env_nodes = env_nodes
+        self._cores = cores
         self._retired: list[Any] = []
         """EnvWorkers that get no new episodes, until the nodes change again."""
         self._starting: dict[int, Any] = {}
@@ -91,12 +93,13 @@ class ElasticRollouts(Rollouts):
         while index in self._present and time.monotonic() < deadline:
             time.sleep(0.1)
             self.watch()
-        if self._in_play[index]:
-            super()._play_again(index)
+        super()._play_again(index)
 
     def leave(self, index: int) -> None:
         """An engine is away: others play its episodes."""
         ray.kill(self._workers[index])
+        for worker in self.env_workers:  # nobody else knows the envs
+            worker.call_many.remote([("close", key) for key in self._in_play[index]])
         self._starting.pop(index, None)
         self._present = [other for other in self._present if other != index]
         playing, self._in_play[index] = list(self._in_play[index].values()), {}

@@ -10,7 +10,7 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Generic, TypeVar
 
-from ray.exceptions import RayActorError, RayError
+from ray.exceptions import ObjectLostError, RayActorError, RayError
 
 from skyrl_trainer.errors import UserError
 from skyrl_trainer.rollout.env_worker import Call, EnvReply
@@ -90,7 +90,7 @@ class Host:
         try:
             reply = await (self._handle.alone.remote(call) if alone else self._shared(call))
             return await self._ended(call[1]) if reply.kind == "waiting" else reply
-        except RayActorError as error:
+        except (RayActorError, ObjectLostError) as error:
             self._unsure.append((alone, call[1]))
             if self.recovery is None:
                 self.recovery = asyncio.create_task(self._recover())

@@ -55,7 +55,8 @@ class EnvWorker:
 
     def __init__(self, step_timeout: float, agent: str | list[str] | None = None) -> None:
         """`step_timeout`: wall-clock seconds of one env call. agent: a function of the user's, to import early."""
-        self._limit, self._agent = step_timeout, agent
+        self._limit = step_timeout
+        self._agent = agent
         self._template: subprocess.Popen[bytes] | None = None
         self._forking = threading.Lock()
         self._shared = EnvProcess(self._fork, step_timeout)

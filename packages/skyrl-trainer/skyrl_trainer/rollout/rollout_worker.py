@@ -147,11 +147,11 @@ class RolloutWorker:
                     await self._news.wait()
         except TimeoutError:
             return []
-        if self._error is not None:
+        if self._error is not None and not self._ended:  # else next time
             error, self._error = self._error, None
             self._here.clear()
             raise error
-        if len(self._ended) < at_least:
+        if len(self._ended) < at_least and self._error is None:
             return None
         ended, self._ended = self._ended, []
         self._here -= {each.trajectory_id for each in ended}

@@ -11,7 +11,7 @@ from operator import itemgetter
 from typing import Any
 
 import ray
-from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
+from ray.exceptions import GetTimeoutError, ObjectLostError, RayActorError, RayTaskError
 
 from skyrl_trainer.errors import UserError
 from skyrl_trainer.rollout.pool import close_env_workers, start_env_workers
@@ -125,7 +125,7 @@ class Workers:
         playing = self._in_play[index]
         try:
             ended: list[Trajectory] | None = ray.get(ref)
-        except RayActorError:
+        except (RayActorError, ObjectLostError):  # lost with its node
             ended = None
         except RayTaskError as error:
             self._in_play = [{} for _ in self._workers]  # nothing more comes of them
@@ -143,6 +143,8 @@ class Workers:
 
     def _play_again(self, index: int) -> None:
         self.watch()
+        if not self._in_play[index]:  # others play them by now
+            return
         self._deaths[index] += 1
         if self._deaths[index] > MAX_RESTARTS:
             raise UserError(f"A RolloutWorker died {self._deaths[index]} times in a row: see ray-logs.")

@@ -8,6 +8,7 @@ import socket
 import tempfile
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,7 +18,7 @@ import ray
 import torch
 from ray._private.authentication.authentication_token_setup import maybe_enable_token_auth_if_token_available
 from ray._private.state import available_resources_per_node
-from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
+from ray.exceptions import ActorDiedError, GetTimeoutError, RayActorError, RayError, RayTaskError
 
 from skyrl_trainer.errors import EngineDied, EngineLost, UserError
 from skyrl_trainer.rollout.elastic import ElasticRollouts, spread
@@ -168,7 +169,9 @@ class ClusterWatch(EngineWatch):
 
     def __init__(self, engines: list[Any], nodes: list[str], waits: bool) -> None:
         """waits: for every engine, where each episode is to be played by its own, or a sync needs all."""
-        self._waits, self._nodes, self._seen = waits, nodes, set[str]()
+        self._waits = waits
+        self._nodes = nodes
+        self._seen = set[str]()
         self._coming: dict[int, Any] = {}
         self.rollouts: ElasticRollouts | None = None
         super().__init__(engines)
@@ -204,8 +207,9 @@ class ClusterWatch(EngineWatch):
         deaths, self._deaths = self._deaths, []
         super()._bring_back(index)
         self._deaths = deaths
-        if not self._moved(index):
-            self._count(index)
+        with suppress(RayActorError, GetTimeoutError):  # died again, or busy
+            if not self._moved(index):
+                self._count(index)
 
     def _moved(self, index: int) -> bool:
         died = self._nodes[index] not in {node.node_id for node in living()}
@@ -223,12 +227,13 @@ class ClusterWatch(EngineWatch):
                 self._count(index)
             self._hang(index)
             self.restore(index)
+        except (ActorDiedError, RayTaskError) as error:  # Ray starts it no more, or it cannot load
+            cause = getattr(error, "cause", None) or str(error).strip().splitlines()[-1]
+            raise EngineDied(f"Engine {index} died and could not be restarted. {cause}") from error
         except (EngineLost, RayActorError, GetTimeoutError):  # calls fail until Ray has found a place for it
             self._calls.pop(index, None)
             self._coming[index] = self._engines[index].ready.remote()
             return
-        except RayTaskError as error:
-            raise EngineDied(f"Engine {index} died and could not be restarted. {error.cause}") from error
         self.away.remove(index)
         if self.rollouts:
             self.rollouts.come_back(index, self._nodes[index])

@@ -61,7 +61,8 @@ class EngineWatch:
     def _bring_back(self, index: int) -> None:
         while True:
             self._count(index)
-            self._wait_ready(index)
+            for each in range(len(self._engines)):  # NCCL's group needs all
+                self._wait_ready(each)
             self._hang(index)
             try:
                 return self.restore(index)

@@ -1,7 +1,4 @@
-"""What a script in TRL's shape brings, as files in the run folder: rows, tools and environments, a model.
-
-EnvWorkers play in other processes, so the environments go there as a pickle, and a file that registers them.
-"""
+"""What a script in TRL's shape brings, as files for EnvWorkers: rows, tools, environments, a model."""
 
 import inspect
 import json
