@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import csv
+import hashlib
 import json
 import re
+from http.client import IncompleteRead
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow
@@ -16,7 +19,8 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from skyrl_eval import benchmarks, data
-from skyrl_eval.types import Item
+from skyrl_eval.types import Item, Source
+from skyrl_trainer import files
 from skyrl_trainer.errors import UserError
 from tests.eval.made_up import ROWS, items, mmlu_pro
 
@@ -248,3 +252,33 @@ def test_nothing_that_the_grader_knows_is_in_what_an_env_gets() -> None:
     assert secret not in str(benchmarks.find("swe-verified").env(swe))
     for item in items("deepsearchqa"):
         assert item.meta["kind"] not in str(benchmarks.find("deepsearchqa").env(item))
+
+
+def test_a_file_that_is_fetched_is_kept_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And once: who reads it meanwhile never finds half of it."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    content = b"problem,answer\n"
+    source = Source(url="https://made.up/tests.csv", sha256=hashlib.sha256(content).hexdigest()[:8])
+    cached = tmp_path / "skyrl-eval/tests.csv"
+
+    def fetched(answer: Any) -> None:
+        def read() -> bytes:
+            if isinstance(answer, Exception):
+                raise answer
+            return answer
+
+        monkeypatch.setattr(data.urllib.request, "urlopen", lambda *_, **__: SimpleNamespace(read=read))
+
+    fetched(IncompleteRead(b"problem"))
+    with pytest.raises(UserError, match=r"tests\.csv cannot be fetched"):
+        data._download(source)
+    fetched(content)
+    with monkeypatch.context() as full:
+        full.setattr(files, "flush", lambda path: (_ for _ in ()).throw(OSError(28, "No space left on device")))
+        with pytest.raises(UserError, match=r"tests\.csv cannot be written: No space left"):
+            data._download(source)
+    assert not list(cached.parent.iterdir())
+    assert data._download(source) == cached
+    before = cached.stat().st_ino, cached.stat().st_mtime_ns
+    assert data._download(source).read_bytes() == content
+    assert (cached.stat().st_ino, cached.stat().st_mtime_ns) == before

@@ -14,7 +14,7 @@ import threading
 import time
 from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -417,3 +417,17 @@ def test_kill_9_at_random_points_loses_no_recorded_attempt_and_records_none_twic
     written = [json.loads(line) for line in (tmp_path / "attempts.jsonl").read_text().splitlines()]
     keys = [f"{line['item_id']} {line['sample']}" for line in written]
     assert deaths > 3 and len(keys) == len(set(keys)) == 2000 and said <= set(keys)
+
+
+def test_a_full_disk_ends_the_grading_before_every_judgement_is_paid_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One odd answer does not."""
+    full = UserError("cache cannot be written: No space left on device.")
+    full.__cause__ = OSError(28, "No space left on device")
+    (item,) = hle(1)
+    for error, ends in ((full, True), (UserError("odd"), False), (ValueError("odd"), False)):
+        bench = SimpleNamespace(grade=lambda *_, error=error: (_ for _ in ()).throw(error))
+        if ends:
+            with pytest.raises(UserError, match="No space left"):
+                grade._graded(bench, Context(), item, attempt(item, "1"))
+        else:
+            assert grade._graded(bench, Context(), item, attempt(item, "1")).status == "ungraded"

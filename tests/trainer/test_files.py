@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from skyrl_trainer import files
 from skyrl_trainer.files import written_aside
 
 
@@ -27,3 +28,15 @@ def test_a_signal_between_the_two_renames_leaves_the_old_folder(
         (folder / "weights").write_text("new")
     monkeypatch.undo()
     assert (target / "weights").read_text() == "old" and [path.name for path in tmp_path.iterdir()] == ["best"]
+
+
+def test_a_signal_while_a_file_is_written_leaves_nothing_beside_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stopping(path: Path) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(files, "flush", stopping)
+    with pytest.raises(KeyboardInterrupt):
+        files.write_whole(tmp_path / "report.html", b"page", 7)
+    assert list(tmp_path.iterdir()) == []

@@ -152,7 +152,7 @@ def _solved(args: Namespace) -> Run:
     if any(item.image for item in items):
         raise UserError("--images shows nothing to a --checkpoint, which reads tokens: serve it, and give --base-url.")
     folder = _policy(args.checkpoint)
-    files = [path.open("rb") for path in sorted(folder.glob("[!.]*.*")) if path.is_file()]
+    files = (path.open("rb") for path in sorted(folder.glob("[!.]*.*")) if path.is_file())
     weights = data.content_id([hashlib.file_digest(file, "sha256").hexdigest() for file in files])
     name = args.checkpoint if "://" in args.checkpoint else str(Path(args.checkpoint))
     run = open_run(name, asked="tokens", weights=weights)

@@ -14,6 +14,7 @@ import sys
 import urllib.request
 from collections.abc import Iterator, Sequence
 from dataclasses import astuple, dataclass, replace
+from http.client import HTTPException
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +22,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from skyrl_eval.types import Item, Source
 from skyrl_trainer.errors import UserError
+from skyrl_trainer.files import write_whole, writing
 from skyrl_trainer.hub import snapshot
 
 if TYPE_CHECKING:
@@ -113,12 +115,13 @@ def _download(official: Source) -> Path:
     path = cache / official.url.rpartition("/")[2]
     try:
         content = path.read_bytes() if path.is_file() else urllib.request.urlopen(official.url, timeout=120).read()
-    except OSError as error:
+    except (OSError, HTTPException) as error:
         raise UserError(f"{official.url} cannot be fetched ({error}). Give --data the path of a local copy.") from error
     if not (found := hashlib.sha256(content).hexdigest()).startswith(official.sha256):
         raise UserError(f"{official.url} hashes to {found}, not to {official.sha256}...: it is not the official file.")
-    cache.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(content)
+    if not path.is_file():
+        with writing(path, cache):
+            write_whole(path, content, os.getpid())
     return path
 
 

@@ -82,7 +82,7 @@ def grade_all(
         return
     if context.judge:
         context.judge.failures = 0
-    running, at_once = set[Future[Verdict]](), JUDGES_AT_ONCE if benchmark.judge else os.cpu_count() or 1
+    running, at_once = set[Future[Verdict]](), JUDGES_AT_ONCE if benchmark.judge else len(os.sched_getaffinity(0))
     for pair in zip(items, attempts, strict=True):
         if len(running) == at_once:
             over, running = wait(running, return_when=FIRST_COMPLETED)
@@ -154,6 +154,8 @@ def _graded(benchmark: Benchmark, context: Context, item: Item, attempt: Attempt
         except SandboxFailed as error:
             reason = str(error)
         except Exception as error:  # one odd answer must not end the grading of all others; it is counted
+            if isinstance(error.__cause__, OSError):  # a full disk
+                raise
             reason = f"The grader failed: {type(error).__name__}: {error}"
             print(f"{item.bench} {item.item_id}: {reason}", file=sys.stderr)
     return verdict(item, attempt, None, "", error=reason)

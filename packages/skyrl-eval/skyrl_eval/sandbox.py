@@ -1,7 +1,4 @@
-"""Runs what a model wrote, without the network and within limits: in namespaces of this kernel, or in a container.
-
-Of skyrl_gym.tools.confine. A command that fails is a result; SandboxFailed means that it could not be run.
-"""
+"""Runs what a model wrote, without network, within limits: in namespaces (tools/confine.py) or a container."""
 
 import contextlib
 import json
@@ -23,6 +20,7 @@ from skyrl_trainer.errors import UserError
 from skyrl_trainer.run.guardian import remove
 
 EXECUTORS = ("docker", "podman", "namespace")
+LIMITED = "timeout", "60"
 VISIBLE = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/etc/ld.so.cache", "/etc/alternatives", "/etc/passwd")
 OUTPUT, MOST_READ = 64 << 20, 256 << 20
 
@@ -71,10 +69,11 @@ def run(
     options = ["--rm", "--name", name, "--network", "none", "--memory", f"{memory_mib}m", "--pids-limit", "2048"]
     options += [part for key, value in environment.items() for part in ("-e", f"{key}={value}")]
     options += [part for outside, inside, w in binds for part in ("-v", f"{outside}:{inside}:{'rw' if w else 'ro'}")]
+    options += ["-w", cwd, image, "timeout", "-s", "KILL", f"{seconds + 60:.0f}"]  # where we are killed, too
     try:
-        return _run([executor, "run", *options, "-w", cwd, image, *command], seconds)
+        return _run([executor, "run", *options, *command], seconds)
     finally:
-        subprocess.run([executor, "rm", "-f", name], capture_output=True, timeout=60)
+        subprocess.run([*LIMITED, executor, "rm", "-f", name], capture_output=True)
 
 
 @contextlib.contextmanager
@@ -109,7 +108,7 @@ def check(executor: str) -> None:
                 "kernel.unprivileged_userns_clone=1, on Ubuntu kernel.apparmor_restrict_unprivileged_userns=0), "
                 "run the container with --security-opt seccomp=unconfined, or give --executor docker or podman."
             ) from error
-    elif not shutil.which(executor) or subprocess.run([executor, "info"], capture_output=True, timeout=60).returncode:
+    elif not shutil.which(executor) or subprocess.run([*LIMITED, executor, "info"], capture_output=True).returncode:
         raise UserError(f"--executor {executor}: `{executor} info` fails. Start it, or give --executor namespace.")
 
 

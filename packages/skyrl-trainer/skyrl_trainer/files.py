@@ -66,7 +66,7 @@ def write_whole(path: Path, content: bytes, writer: object = "") -> None:
         aside.write_bytes(content)
         flush(aside)
         aside.replace(path)
-    except OSError:
+    except BaseException:
         aside.unlink(missing_ok=True)
         raise
 

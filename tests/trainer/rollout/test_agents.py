@@ -274,9 +274,10 @@ async def quotes(task):
     return 0.25
 '''
 COMMAND = """
-import json, os
+import json, os, subprocess
 import httpx
 
+subprocess.Popen(["sleep", "600"])  # as a browser, or a server of tools, that nobody ends
 url, key = os.environ["OPENAI_BASE_URL"], os.environ["OPENAI_API_KEY"]
 task = json.loads(os.environ["SKYRL_TASK"])
 with httpx.Client(headers={"Authorization": f"Bearer {key}"}, timeout=60) as http:

@@ -64,7 +64,7 @@ class OpenEnv(gymnasium.Env[str, str]):
             connecting = in_thread(self._connected)
             try:
                 self._schema, self._field, self._socket = self._in_time(connecting.result)
-            except BaseException:  # the env's own time limit, too
+            except BaseException:  # an EnvTimeout, too
                 connecting.add_done_callback(lambda late: late.exception() or late.result()[2].close())
                 raise
         asked |= {} if seed is None else {"seed": seed}

@@ -1,7 +1,4 @@
-"""One environment in the words of the OpenEnv protocol, as plain data.
-
-An observation has the "text" that the agent reads, and info as "metadata". What is wrong with a request: ValueError.
-"""
+"""One environment in the words of the OpenEnv protocol. What is wrong with a request: ValueError."""
 
 import json
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""Served policies as opponents: `opponent=http://127.0.0.1:8100/v1,http://127.0.0.1:8101/v1#name` (or its first)."""
+"""Served policies as opponents: `opponent=http://127.0.0.1:8100/v1,http://127.0.0.1:8101/v1#name`."""
 
 from functools import cache
 

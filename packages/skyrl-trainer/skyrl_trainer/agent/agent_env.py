@@ -18,6 +18,7 @@ from contextlib import ExitStack, suppress
 from math import isfinite
 from pathlib import Path
 from queue import SimpleQueue
+from tempfile import TemporaryFile
 from typing import TYPE_CHECKING, Any
 
 import gymnasium
@@ -231,12 +232,11 @@ class AgentEnv(gymnasium.Env[str, str]):
 
     def _command(self) -> Any:
         assert self._agent
-        tail = b""
-        with subprocess.Popen(self._agent, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE) as process:
-            self._stack.callback(process.kill)
-            assert process.stdout
-            while chunk := os.read(process.stdout.fileno(), LONGEST_LINE):
-                tail = (tail + chunk)[-LONGEST_LINE:]
+        with TemporaryFile() as said:  # a pipe would wait for all that it has started
+            with subprocess.Popen(self._agent, stdin=subprocess.DEVNULL, stdout=said) as process:
+                self._stack.callback(process.kill)
+            said.seek(max(0, said.seek(0, os.SEEK_END) - LONGEST_LINE))
+            tail = said.read()
         if process.returncode:
             raise UserError(f"The agent {Path(self._agent[0]).name} ended with exit status {process.returncode}.")
         with suppress(ValueError, IndexError, RecursionError):

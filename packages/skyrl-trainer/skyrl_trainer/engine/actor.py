@@ -72,7 +72,8 @@ class EngineActor:
         self.dtype = dtype
         self.seed = seed
         self.engine_kwargs = engine_kwargs
-        self.max_model_len, self.max_num_seqs = max_model_len, max_num_seqs
+        self.max_model_len = max_model_len
+        self.max_num_seqs = max_num_seqs
         self._queue: deque[tuple[str, GenerationRequest]] = deque()
         self._mail: dict[str, Mailbox] = {}
         self._lock = threading.Condition()

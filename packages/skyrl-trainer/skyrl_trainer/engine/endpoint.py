@@ -1,7 +1,4 @@
-"""A model that somebody serves: any OpenAI-compatible endpoint, asked in the terms of the agent loop.
-
-One that does not take and give token ids, as vLLM's /v1/completions, gets chat messages (agent/message_prompt.py).
-"""
+"""A model that somebody serves, asked by token ids or by chat messages (agent/message_prompt.py)."""
 
 import os
 import re

@@ -4,7 +4,7 @@ import asyncio
 import hashlib
 import json
 import os
-import tempfile
+import threading
 import time
 from contextlib import AbstractAsyncContextManager, suppress
 from email.utils import parsedate_to_datetime
@@ -13,7 +13,7 @@ from typing import Any
 
 import aiohttp
 
-from skyrl_trainer.files import writing
+from skyrl_trainer.files import write_whole, writing
 
 PROBE_SECONDS = 10.0
 """Limit of one short question to a server, and of connecting to it."""
@@ -121,9 +121,7 @@ class Replies:
             return
         path = self._path(asked)
         with writing(path, path.parent):
-            with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=".", delete=False) as aside:
-                json.dump(reply, aside)
-            os.replace(aside.name, path)
+            write_whole(path, json.dumps(reply).encode(), f"{os.getpid()}-{threading.get_ident()}")
 
     def _path(self, asked: tuple[Any, ...]) -> Path:
         return Path(self._folder, hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest())

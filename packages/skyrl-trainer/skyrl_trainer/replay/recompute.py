@@ -1,7 +1,4 @@
-"""Scores stored tokens with a model and says where their log-probabilities have moved.
-
-In float32, by the learner's pass, at the run's temperature. Tokens of step N are of the weights after step N - 1.
-"""
+"""Scores stored tokens with a model, in float32: where have their log-probabilities moved?"""
 
 import heapq
 from collections.abc import Iterator, Sequence

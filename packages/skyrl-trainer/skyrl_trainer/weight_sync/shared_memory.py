@@ -1,4 +1,4 @@
-"""Weight sync in a machine (of several: machines.py): the weights lie in a shared buffer, and engines load from it."""
+"""Weight sync within a machine: the weights lie in a shared buffer, and every engine loads from it."""
 
 import time
 from collections.abc import Collection

@@ -1,7 +1,4 @@
-"""Rows in MBPP's and in LiveCodeBench's schema; how the latter's programs are prepared and compared.
-
-skyrl_eval grades LiveCodeBench with the same prelude, the same reading of its tests and the same comparison.
-"""
+"""Rows of MBPP and LiveCodeBench, and how the latter's programs are prepared and compared."""
 
 import ast
 import base64
