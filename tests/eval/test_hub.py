@@ -111,13 +111,13 @@ def test_data_sets_of_the_hub(hub: str, tmp_path: Path) -> None:
 
 def test_training_data_of_the_hub(hub: str, tmp_path: Path) -> None:
     more = {"HF_ENDPOINT": hub, "HF_HOME": str(tmp_path), "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    asked = ("made/up?split=tasks/train", "hf:made/up@v2?split=tasks", "made/up", "made/up?split=no", "no/such")
+    asked = ("made/up?split=tasks/train", "hf:made/up@v2?split=tasks", "made/up", "made/up?split=2024", "no/such")
     command = [sys.executable, "-c", TRAIN, *asked, "made/up?n=3", "made/up-v0"]
     done = subprocess.run(command, env=os.environ | more, capture_output=True, text=True, timeout=120)
     first, revision, schema, empty, absent, option, env = done.stdout.splitlines()
     assert first == "3 train#2 skyrl/text_math-v0 2" and revision == "3 tasks#2 skyrl/text_math-v0 2"
     assert "field 'prompt' is missing" in schema
-    assert empty == "Data source 'made/up' has no file *no*.jsonl or *no*.parquet on Hugging Face."
+    assert empty == "Data source 'made/up' has no file *2024*.jsonl or *2024*.parquet on Hugging Face."
     assert "no/such is neither a file here nor a data set that Hugging Face gives out" in absent
     assert option == "Data source 'made/up' is a data set, whose only option is split; got n."
     assert "made/up-v0" in env and "Hugging Face" not in env

@@ -234,7 +234,7 @@ def _take_data(config: Config, folder: Path, train: Any, held_out: Any, trls: bo
         if given is None:
             continue
         path = folder / "data" / f"{name}.jsonl"
-        rows = isinstance(given, list) and not all(isinstance(each, str) or "env" in each for each in given)
+        rows = isinstance(given, list) and any(isinstance(x, list | dict) and "env" not in x for x in given)
         if isinstance(given, str | Path | list) and not rows:
             source = given if isinstance(given, list) else [str(given)]
         elif trls:
