@@ -424,7 +424,9 @@ def test_a_full_disk_ends_the_grading_before_every_judgement_is_paid_for(monkeyp
     full = UserError("cache cannot be written: No space left on device.")
     full.__cause__ = OSError(28, "No space left on device")
     (item,) = hle(1)
-    for error, ends in ((full, True), (UserError("odd"), False), (ValueError("odd"), False)):
+    late = ValueError("late")
+    late.__cause__ = TimeoutError()
+    for error, ends in ((full, True), (UserError("odd"), False), (late, False)):
         bench = SimpleNamespace(grade=lambda *_, error=error: (_ for _ in ()).throw(error))
         if ends:
             with pytest.raises(UserError, match="No space left"):

@@ -115,7 +115,7 @@ def test_training_data_of_the_hub(hub: str, tmp_path: Path) -> None:
     command = [sys.executable, "-c", TRAIN, *asked, "made/up?n=3", "made/up-v0"]
     done = subprocess.run(command, env=os.environ | more, capture_output=True, text=True, timeout=120)
     first, revision, schema, empty, absent, option, env = done.stdout.splitlines()
-    assert first == "3 train#2 skyrl/text_math-v0 2" and revision == "3 tasks#2 skyrl/text_math-v0 2"
+    assert first == "3 train#2 skyrl/text_math-v0 2" and revision == "3 up@v2:tasks#2 skyrl/text_math-v0 2"
     assert "field 'prompt' is missing" in schema
     assert empty == "Data source 'made/up' has no file *2024*.jsonl or *2024*.parquet on Hugging Face."
     assert "no/such is neither a file here nor a data set that Hugging Face gives out" in absent

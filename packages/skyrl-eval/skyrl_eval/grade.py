@@ -154,7 +154,7 @@ def _graded(benchmark: Benchmark, context: Context, item: Item, attempt: Attempt
         except SandboxFailed as error:
             reason = str(error)
         except Exception as error:  # one odd answer must not end the grading of all others; it is counted
-            if isinstance(error.__cause__, OSError):  # a full disk
+            if isinstance(error, UserError) and isinstance(error.__cause__, OSError):  # a full disk
                 raise
             reason = f"The grader failed: {type(error).__name__}: {error}"
             print(f"{item.bench} {item.item_id}: {reason}", file=sys.stderr)

@@ -57,7 +57,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except Exception as error:
         if isinstance(error, OSError) and error.errno == errno.ENOSPC:
             code, said = 2, f"no space is left for {error.filename or 'the disk'}: free some, then start again."
-        elif type(error).__name__ == "OutOfMemoryError":
+        elif str(type(error)) == "<class 'torch.OutOfMemoryError'>":
             code, said = 2, f"{str(error).partition('. GPU')[0]}: docs/troubleshooting.md says what takes less."
         else:
             with tempfile.NamedTemporaryFile("w", prefix="skyrl-trainer-", suffix=".error.log", delete=False) as log:

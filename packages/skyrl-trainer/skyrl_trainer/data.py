@@ -117,7 +117,7 @@ def load_samples(
         # An env's id of this form ends in a version, as in a/b-v0.
         elif name.startswith("hf:") or re.fullmatch(r"[\w.-]+/[\w.-]+(@[\w.-]+)?(?<!-v\d)(?<!-v\d\d)", name):
             files = load("skyrl_trainer.hub:data_files")(name, FILE_SUFFIXES, **options)
-            parts[label] = _row_samples(label.replace("?split=", "/"), files, default_env_class, env_file)
+            parts[label] = _row_samples(label.replace("?split=", ":"), files, default_env_class, env_file)
         else:
             parts[label] = _env_samples(label, name, options, seed, env_file)
     return SampleSource([*parts.values()], [weight or 1.0 for weight in weights] if any(weights) else (), tries)

@@ -200,19 +200,24 @@ def test_a_weight_that_is_no_number_is_refused() -> None:
 def test_a_try_that_nobody_judged_is_left_out_of_a_group_that_only_functions_judge() -> None:
     """As in TRL: a judge that gave no mark in time has not marked the answer as the worst."""
 
-    def kept(scores: list[float | None], env: float, success: bool = False) -> list[int]:
+    def kept(scores: list[float | None], gave: float, success: bool = False, **weights: float) -> list[int]:
         group = [tried(i, (2,), scores={"marks": score}) for i, score in enumerate(scores)]
         for each in group:
             each.turns[0].reward = 0.0
-        group[-1].turns[0].reward, group[-1].turns[0].info = env, {"success": success}
-        batch = rewards_of({"marks": 1.0}).batch(RolloutBatch(1, [group]), [0])
+        group[-1].turns[0].reward, group[-1].turns[0].info = gave, {"success": success}
+        group[1].stop_reason = StopReason.LENGTH
+        batch = rewards_of({"marks": 1.0} | weights).batch(RolloutBatch(1, [group]), [0])
         return [each.sample.seed for each in batch.trajectories]
 
     register_reward("marks")(lambda **_: [])
-    assert kept([1.0, None, 1.0, None], env=0.0) == [0, 2]
-    assert kept([None] * 4, env=0.0) == [0, 1, 2, 3], "no function applies to this env"
-    assert kept([1.0, None, 1.0, 0.5], env=1.0) == [0, 1, 2, 3], "the env judges, too: None adds nothing"
-    assert kept([1.0, None, 1.0, 0.5], env=0.0, success=True) == [0, 1, 2, 3]
+    assert kept([1.0, None, 1.0, None], 0.0) == [0, 2]
+    assert kept([None] * 4, 0.0) == [0, 1, 2, 3], "no function applies to this env"
+    assert kept([None] * 4, 0.0, overlong=1.0) == [0, 1, 2, 3]
+    assert kept([1.0, None, 1.0, 0.5], 1.0) == [0, 1, 2, 3], "the env judges, too: None adds nothing"
+    weightless = {"env": 0.0}
+    assert kept([1.0, None, 1.0, 0.5], 1.0, **weightless) == [0, 2, 3], "what it says counts for nothing"
+    assert kept([1.0, None, 1.0, 0.5], 0.0, True) == [0, 2, 3]
+    assert kept([1.0, None, None, 0.5], 0.0, overlong=1.0) == [0, 1, 3], "its length is judged"
 
 
 def test_a_filtered_trajectory_counts_in_the_baseline_and_has_no_gradient() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from io import StringIO
 from pathlib import Path
 from types import SimpleNamespace
@@ -133,6 +134,8 @@ def test_a_success_moves_a_tenth_of_the_way() -> None:
     task = mixture([1.0, 1.0]).parts[1][0]
     sampler.accept([tried(task, True), tried(task, False), tried(task, True), tried(task, True)], [])
     assert sampler.rates == [0.5, 0.525]
+    earlier = replace(task, sample_id=f"then/{task.sample_id}")  # a version before had other names for the sources
+    assert sampler.accept([tried(earlier, True)], []) and sampler.rates == [0.5, 0.525]
 
 
 def test_sources_without_weights_are_one_for_the_uniform_sampler_and_several_for_the_curriculum() -> None:

@@ -187,6 +187,7 @@ def test_a_gpu_that_is_not_in_the_table_has_its_own_memory() -> None:
         ("NVIDIA H100 PCIe", 2.0e12),
         ("NVIDIA A100-SXM4-80GB", 2.04e12),
         ("NVIDIA A100-SXM4-40GB", 1.555e12),
+        ("NVIDIA A100-PCIE-40GB", 1.555e12),
     ],
 )
 def test_cards_of_one_name_have_their_own_rates(name: str, bandwidth: float) -> None:

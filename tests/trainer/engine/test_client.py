@@ -184,5 +184,7 @@ def test_an_engine_that_comes_back_after_its_limit_is_asked_again(monkeypatch: p
         engine._down_until = 0.0
         assert await asyncio.wait_for(client.generate(REQUESTS[4]), 5) == fake_tokens(REQUESTS[4])
         assert engine.submitted == [[REQUESTS[4].request_id]]
+        engine._fate, engine._downtime = ["die"], 0.05  # the next death has all its patience
+        assert await asyncio.wait_for(client.generate(REQUESTS[5]), 5) == fake_tokens(REQUESTS[5])
 
     asyncio.run(scenario())

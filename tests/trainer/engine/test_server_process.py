@@ -109,8 +109,18 @@ def test_engine_arguments_as_options_of_the_server() -> None:
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("answer", [{"choices": [{"logprobs": {"content": []}, "finish_reason": "stop"}]}, None])
-def test_an_answer_of_another_form_is_an_error_of_its_request(answer: Any) -> None:
+CHOICE = {"logprobs": {"content": []}, "finish_reason": "stop"}
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        ({"choices": [CHOICE]}, "weight_versions"),
+        ({"choices": [CHOICE | {"weight_versions": [{"version": 3}]}]}, "AttributeError"),
+        (None, "TypeError"),
+    ],
+)
+def test_an_answer_of_another_form_is_an_error_of_its_request(answer: Any, said: str) -> None:
     """As of a proxy, or of a server of another version: nobody waits for it until the episode's end."""
 
     async def scenario() -> list[GenerationOutput]:
@@ -123,4 +133,4 @@ def test_an_answer_of_another_form_is_an_error_of_its_request(answer: Any) -> No
         return answer
 
     [output] = asyncio.run(scenario())
-    assert output.finish_reason == "error" and ("weight_versions" if answer else "TypeError") in str(output.error)
+    assert output.finish_reason == "error" and said in str(output.error)

@@ -75,7 +75,8 @@ class Fakes(ElasticRollouts):
         self._workers, self._present, self._deaths = [None, None], [0, 1], [0, 0]
         self._polls, self._starting, self._waiting, self._places = {}, {}, deque(), 8
         call = SimpleNamespace(remote=self.told.append)
-        self.env_workers = [SimpleNamespace(call_many=call) for _ in range(2)]
+        worker = SimpleNamespace(call_many=call, alone=call)
+        self.env_workers, self._retired = [worker], [worker]
         self.watch = lambda: None
 
     def _send(self, index: int, share: list[Any], how: Any) -> None:
@@ -87,7 +88,7 @@ def test_the_envs_of_an_engine_that_goes_away_are_closed(monkeypatch: pytest.Mon
     rollouts = Fakes()
     rollouts.leave(0)
     closes = [("close", "1/0/0"), ("close", "1/0/1")]
-    assert rollouts.told == [closes, closes, (1, ["1/0/0", "1/0/1"])]
+    assert rollouts.told == [closes, *closes] * 2 + [(1, ["1/0/0", "1/0/1"])], "shared ones and those that are alone"
 
 
 def test_a_worker_that_was_left_while_it_was_looked_after_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:

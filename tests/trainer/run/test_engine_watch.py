@@ -8,6 +8,7 @@ import signal
 import sys
 import time
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -220,16 +221,22 @@ def test_the_first_of_two_that_died_together_is_restored_when_both_are_back() ->
 
 
 def test_an_engine_that_ray_starts_no_more_ends_a_run_on_a_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A node has joined that lacks a package, say: it was asked again for ever."""
+    """A node has joined that lacks a package, say: it was asked again for ever. One that died once more is asked."""
+    said, cause = "Traceback ...\nModuleNotFoundError: No module named 'vllm'", ModuleNotFoundError("vllm")
+    gone = ray.exceptions.ActorDiedError(ray.exceptions.RayTaskError("__init__", said, cause))
+    lost = ray.exceptions.RayTaskError("resume", "Traceback ...", EngineLost("It was started again."))
+    errors = [gone, lost.as_instanceof_cause()]
 
     def get(*_: Any, **__: Any) -> Any:
-        said, cause = "Traceback ...\nModuleNotFoundError: No module named 'vllm'", ModuleNotFoundError("vllm")
-        raise ray.exceptions.ActorDiedError(ray.exceptions.RayTaskError("__init__", said, cause))
+        raise errors.pop()
 
     watch = object.__new__(ClusterWatch)
+    watch._engines = [None, SimpleNamespace(ready=SimpleNamespace(remote=lambda: "again"))]
     watch._coming, watch._calls = {1: "call"}, {}
     monkeypatch.setattr(cluster_module.ray, "wait", lambda calls, timeout: (calls, []))
     monkeypatch.setattr(cluster_module.ray, "get", get)
+    watch._come_back(1)
+    assert watch._coming == {1: "again"}
     with pytest.raises(EngineDied, match=r"Engine 1 died and could not be restarted\. .*No module named 'vllm'"):
         watch._come_back(1)
 

@@ -76,7 +76,8 @@ class Server:
 
     def __init__(self, env_id: str, limits: Limits) -> None:
         """ValueError where the environment cannot be served."""
-        self._env_id, self._limits = env_id, limits
+        self._env_id = env_id
+        self._limits = limits
         self._open: dict[str, Session] = {}
         sample = Episode(env_id)
         self._tools, self._waits = sample.tools, sample.waits

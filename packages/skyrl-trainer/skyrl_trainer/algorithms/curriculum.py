@@ -24,8 +24,8 @@ class CurriculumSampler(UniformSampler):
         return [each / sum(wanted) for each in wanted]
 
     def accept(self, group: list[Trajectory], returns: list[float]) -> bool:
-        if group and len(self.parts) > 1:
-            number = self._names.index(_source_of(group[0].sample))
+        if group and len(self.parts) > 1 and (source := _source_of(group[0].sample)) in self._names:
+            number = self._names.index(source)
             self.rates[number] += self.RATE * (sum(each.success for each in group) / len(group) - self.rates[number])
         return True
 

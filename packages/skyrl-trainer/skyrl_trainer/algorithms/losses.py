@@ -89,8 +89,8 @@ def k2(logprobs_N: Tensor, reference_N: Tensor) -> Tensor:
 
 def k3(logprobs_N: Tensor, reference_N: Tensor) -> Tensor:
     """exp(-d) + d - 1 >= 0: unbiased, of low variance; its gradient is not the KL's (arXiv 2402.03300, equation 4)."""
-    d_N = logprobs_N - reference_N
-    return (-d_N).clamp(max=MAX_LOG_RATIO).exp() + d_N - 1
+    minus_d_N = (reference_N - logprobs_N).clamp(max=MAX_LOG_RATIO)
+    return minus_d_N.exp() - minus_d_N - 1
 
 
 def adapted(beta: float, kl: float, target: float) -> float:

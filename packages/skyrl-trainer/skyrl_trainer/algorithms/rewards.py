@@ -47,10 +47,13 @@ class Rewards:
         return asked
 
     def judged(self, group: Sequence[Trajectory]) -> list[Trajectory]:
-        """Those that did not fail and, where the env gave no reward, of which a function knew a number."""
+        """Those that did not fail and, where the env gave no reward, that a function or the penalty judged."""
         alive = [t for t in group if not t.stop_reason.failed]
-        known = [t for t in alive if any(score is not None for score in t.scores.values())]
-        return known if known and not any(t.total_reward or t.success for t in alive) else alive
+        marks = [{*t.scores.values()} - {None} for t in alive]
+        own, success, overlong = (self.weights[name] for name in OWN_REWARDS)
+        if not any(marks) or any(own * t.total_reward or success * t.success for t in alive):
+            return alive
+        return [t for t, mark in zip(alive, marks, strict=True) if mark or overlong * self._penalty(t)]
 
     def batch(self, rollouts: RolloutBatch, groups: Collection[int]) -> RewardBatch:
         """What the algorithm learns from: what was judged in these groups. With `overlong_filter` a trajectory that was

@@ -21,11 +21,11 @@ RETRY_SECONDS = 0.5
 
 
 class EngineClient:
-    """Used from one event loop. `client_id` is unique among an engine's clients. Every request gets one output.
-    Raises EngineDied once the engine's step loop has raised, or its process is gone."""
+    """Of one event loop, under an id of its own. Every request gets one output, or EngineDied: it failed or is gone."""
 
     def __init__(self, actor: Any, client_id: str) -> None:
-        self._actor, self._client_id = actor, client_id
+        self._actor = actor
+        self._client_id = client_id
         self._outbox: list[GenerationRequest] = []
         self._waiting: dict[str, asyncio.Future[GenerationOutput]] = {}
         self._unanswered: dict[str, GenerationRequest] = {}
@@ -64,6 +64,7 @@ class EngineClient:
                     await self._actor.submit.remote(self._client_id, batch)
                 except ActorUnavailableError:
                     await self._submit_again()
+                self._error = None
             if self._collector is None or self._collector.done():
                 self._collector = asyncio.create_task(self._guard(self._collect()))
 
@@ -96,7 +97,6 @@ class EngineClient:
                 await asyncio.sleep(RETRY_SECONDS)
         self._unanswered = again
         self._lives += 1
-        self._error = None
 
     async def _guard(self, work: Any) -> None:
         try:

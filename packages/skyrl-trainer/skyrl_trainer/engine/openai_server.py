@@ -184,7 +184,7 @@ class OpenAIServerEngine(EngineActor):
     async def _answer(self, client: str, request: GenerationRequest) -> None:
         try:
             output = await self._generate(request)
-        except (ValueError, LookupError, TypeError) as error:  # the last two: its answer has another form
+        except (ValueError, LookupError, TypeError, AttributeError) as error:  # or its answer has another form
             output = refusal(request, error)
         except EngineDied as error:
             return self._fail(str(error))

@@ -40,7 +40,8 @@ class LearnerProcess:
     """The Ray actor: learner `rank` of `size`. Every method must be called on all of them; rank 0 answers."""
 
     def __init__(self, config: Config, rank: int, size: int, address: str, port: int) -> None:
-        self.config, self.rank = config, rank
+        self.config = config
+        self.rank = rank
         load_plugin(config)  # before an algorithm of the user's arrives
         device = "cuda" if config.trainer.placement.policy_num_gpus_per_node else "cpu"
         self.ranks = Ranks(rank, size, TCPStore(address, port), device)
@@ -177,7 +178,7 @@ class LearnerGroup:
             many = f"trainer.placement.policy_num_nodes is more than Ray's {len(nodes)} machines"
             raise UserError(f"{many} with {gpus} GPUs: lower it.")
         env_vars = {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // self.size))}
-        env_vars["TMPDIR"] = tempfile.gettempdir()  # for the guardian, in /dev/shm
+        env_vars |= {} if rank else {"TMPDIR": tempfile.gettempdir()}  # for the guardian, in /dev/shm
         if gpus and place.colocate_all:  # in Ray's books the engines own the GPUs
             visible = [gpu for gpu in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if gpu]
             env_vars["CUDA_VISIBLE_DEVICES"] = visible[rank] if len(visible) >= gpus > rank else str(rank % gpus)

@@ -1,7 +1,4 @@
-"""One learner among several: which rows it computes, and what all of them must do together.
-
-All run the same program on the same rollout, each its share of the micro-batches, and end with the same metrics.
-"""
+"""One learner among several: which micro-batches it computes, and what all of them must do together."""
 
 import math
 import os

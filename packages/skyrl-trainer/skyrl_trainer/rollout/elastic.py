@@ -98,8 +98,10 @@ class ElasticRollouts(Rollouts):
     def leave(self, index: int) -> None:
         """An engine is away: others play its episodes."""
         ray.kill(self._workers[index])
-        for worker in self.env_workers:  # nobody else knows the envs
-            worker.call_many.remote([("close", key) for key in self._in_play[index]])
+        closes = [("close", key) for key in self._in_play[index]]
+        for worker in (*self.env_workers, *self._retired):  # nobody else knows the envs
+            worker.call_many.remote(closes)
+            list(map(worker.alone.remote, closes))
         self._starting.pop(index, None)
         self._present = [other for other in self._present if other != index]
         playing, self._in_play[index] = list(self._in_play[index].values()), {}

@@ -140,7 +140,8 @@ class Places:
     """Where a run's processes go."""
 
     def __init__(self, config: Config, model_path: str, engines: int, learns: bool) -> None:
-        self._config, self._learns = config, learns
+        self._config = config
+        self._learns = learns
         self._nodes = find_places(config, learns) if engines else []
         files = [Path(model_path) / "config.json"]
         if learns and "://" not in config.run_address:  # of an address each node has a folder of its own
@@ -227,10 +228,10 @@ class ClusterWatch(EngineWatch):
                 self._count(index)
             self._hang(index)
             self.restore(index)
-        except (ActorDiedError, RayTaskError) as error:  # Ray starts it no more, or it cannot load
-            cause = getattr(error, "cause", None) or str(error).strip().splitlines()[-1]
-            raise EngineDied(f"Engine {index} died and could not be restarted. {cause}") from error
-        except (EngineLost, RayActorError, GetTimeoutError):  # calls fail until Ray has found a place for it
+        except (EngineLost, RayActorError, GetTimeoutError, RayTaskError) as error:  # until Ray has a place for it
+            if isinstance(error, ActorDiedError | RayTaskError) and not isinstance(error, EngineLost):
+                cause = getattr(error, "cause", None) or str(error).strip().splitlines()[-1]
+                raise EngineDied(f"Engine {index} died and could not be restarted. {cause}") from error
             self._calls.pop(index, None)
             self._coming[index] = self._engines[index].ready.remote()
             return

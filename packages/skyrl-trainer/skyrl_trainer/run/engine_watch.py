@@ -1,7 +1,4 @@
-"""Watches the engines: one that died is waited for, brought to the policy in force, and goes on.
-
-A call that never returns hangs in every engine: it fails as soon as the process is gone.
-"""
+"""Watches the engines, in each of which a call hangs: one that died is brought to the policy in force, and goes on."""
 
 import time
 from collections.abc import Callable

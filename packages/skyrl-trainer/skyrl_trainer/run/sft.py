@@ -1,7 +1,4 @@
-"""`skyrl-trainer sft`: fine-tunes on the chats of `data.train_data`, by the settings of a run, into a run folder.
-
-A step takes `trainer.train_batch_size` chats, and all are gone through `trainer.num_iterations` times.
-"""
+"""`skyrl-trainer sft` (docs/sft.md): fine-tunes on chats, by the settings of a run, into a run folder."""
 
 import hashlib
 import math

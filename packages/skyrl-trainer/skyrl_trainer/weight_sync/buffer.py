@@ -28,7 +28,8 @@ class FlatBuffer:
 
     def __init__(self, path: str, layout: Layout) -> None:
         """Maps an existing file."""
-        self.path, self.layout = path, layout
+        self.path = path
+        self.layout = layout
         self._file = open(path, "r+b")  # noqa: SIM115, stays open for `again`
         self.flat = torch.from_file(path, shared=True, size=os.path.getsize(path), dtype=torch.uint8)
         """Every byte of the file, gaps included."""
