@@ -31,7 +31,7 @@ class Card(NamedTuple):
     """Bytes/s each way to the processor's memory."""
 
 
-CARDS = {
+CARDS = {  # by patterns: the first that nvidia-smi's name fits
     "H200": Card(141e9, 4.8e12, 989e12, 450e9, 64e9),
     "H100 PCIe": Card(80e9, 2.0e12, 756e12, 64e9, 64e9),
     "H100": Card(80e9, 3.35e12, 989e12, 450e9, 64e9),
