@@ -23,11 +23,17 @@ from skyrl_eval import benchmarks, grade, judge
 from skyrl_eval.benchmarks.common import Context
 from skyrl_eval.judge import Judge
 from skyrl_eval.store import without_login
+from skyrl_trainer.agent.message_prompt import MessagePrompt
 from skyrl_trainer.cli import main
 from skyrl_trainer.engine import endpoint, http
+from skyrl_trainer.rollout.env_client import EnvClient
+from skyrl_trainer.rollout.rollout_worker import Episodes
+from skyrl_trainer.settings import GeneratorConfig
+from skyrl_trainer.types import Sample, SamplingOptions, StopReason, Trajectory
 from tests.eval.made_up import attempt, items, mmlu_pro
 from tests.eval.scripted_server import Raw, match, no, said, served
 from tests.eval.test_command import answer_sums, lines, run, sums, write
+from tests.trainer.fakes import FakeEnvWorker
 
 pytestmark = pytest.mark.usefixtures("one_ray")
 
@@ -356,6 +362,27 @@ def test_an_honest_rate_limit_is_kept_to(tmp_path: Path) -> None:
     with served(reply) as (url, _):
         assert run(tmp_path / "run", url, data) == 0
     assert json.loads((tmp_path / "run" / "results.json").read_text())["counts"]["correct"] == ITEMS
+
+
+@pytest.mark.parametrize(("after", "stop"), [("0.8", StopReason.TERMINATED), (None, StopReason.TIMEOUT)])
+def test_the_pauses_of_a_rate_limit_do_not_run_on_an_episodes_clock(after: str | None, stop: StopReason) -> None:
+    numbers = iter(range(9))
+
+    def reply(request: dict[str, Any]) -> Raw:
+        if after is None:
+            time.sleep(1.6)  # it thinks as long
+        return no(429, "slow", after) if after and next(numbers) < 2 else said("Hello.")
+
+    async def play(url: str) -> Trajectory:
+        client = endpoint.EndpointClient(endpoint.Endpoint(url, "m"))
+        prompt = client.conversations["0/0/0"] = MessagePrompt("")
+        config = GeneratorConfig(max_turns=1, max_model_len=endpoint.UNBOUNDED, episode_timeout=0.7)
+        episodes = Episodes(lambda _: prompt, client, EnvClient([FakeEnvWorker()]), config)
+        sampling = SamplingOptions(8, stop_token_ids=prompt.stop_token_ids)
+        return (await episodes.play([Trajectory("0/0/0", Sample("s", "fake", 0), 0, 0)], sampling, False, False))[0]
+
+    with served(reply) as (url, _):
+        assert asyncio.run(play(url)).stop_reason is stop
 
 
 @pytest.mark.parametrize("card", [{"max_model_len": 512}, None])

@@ -14,6 +14,7 @@ from typing import Any
 import aiohttp
 
 from skyrl_trainer.files import write_whole, writing
+from skyrl_trainer.types import PLAYED
 
 PROBE_SECONDS = 10.0
 """Limit of one short question to a server, and of connecting to it."""
@@ -80,7 +81,11 @@ class HTTPClient(AbstractAsyncContextManager["HTTPClient"]):
             failures += refused.status != 429 or time.monotonic() > busy_until
             if failures >= tries:
                 raise refused
+            if episode := PLAYED.get(None):
+                episode.hold()
             await asyncio.sleep(min(pause, max(LONGEST_PAUSE, busy_until - time.monotonic())))
+            if episode:
+                episode.go_on()
             number = min(number + 1, 6)
 
     async def __aexit__(self, *_: object) -> None:

@@ -14,7 +14,15 @@ from skyrl_trainer.errors import UserError
 from skyrl_trainer.rollout.env_client import RemoteEnv
 from skyrl_trainer.rollout.env_worker import EnvReply
 from skyrl_trainer.settings import AgentConfig
-from skyrl_trainer.types import GenerationOutput, GenerationRequest, SamplingOptions, StopReason, Trajectory, Turn
+from skyrl_trainer.types import (
+    PLAYED,
+    GenerationOutput,
+    GenerationRequest,
+    SamplingOptions,
+    StopReason,
+    Trajectory,
+    Turn,
+)
 
 if TYPE_CHECKING:  # loaded for users' agents and self-play alone
     from skyrl_trainer.agent.conversation import Conversation
@@ -68,6 +76,7 @@ class Episode:
 
     async def run(self) -> None:
         """At its end the env is closed, the slot free. UserError: the engine's death, a prompt that can't be made."""
+        PLAYED.set(self)
         start, env = time.monotonic(), self.env
         try:
             self.left = self.settings.timeout
