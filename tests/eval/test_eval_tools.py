@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -12,6 +13,7 @@ from urllib.parse import parse_qs, urlsplit
 import gymnasium
 import pytest
 
+from skyrl_eval import tools
 from skyrl_eval.tools import PAGE, Pages, check_provider, is_blocked, on_the_internet, plain_text
 from skyrl_gym.tools.tool import ToolError
 from skyrl_trainer.errors import UserError
@@ -45,6 +47,7 @@ def web() -> Iterator[tuple[str, list[str]]]:
                 self.end_headers()
                 return
             hits = [{"link": "https://made.up/1", "title": "One", "snippet": parse_qs(url.query).get("q", [""])[0]}]
+            hits.append({"link": "https://[made.up/2", "title": "No address"})
             films = {"results": [{"url": "https://made.up/film", "title": "Film"}]}
             found = json.dumps({"meta": {"n": [1, 2]}, "videos": films, "web": {"results": hits}})
             pages = {"/search": ("application/json", found), "/pdf": ("application/pdf", "%PDF")}
@@ -53,7 +56,9 @@ def web() -> Iterator[tuple[str, list[str]]]:
             self.send_response(200 if url.path != "/none" else 404)
             self.send_header("Content-Type", kind)
             self.end_headers()
-            self.wfile.write(text.encode())
+            for letter in text if url.path == "/drips" else [text]:
+                self.wfile.write(letter.encode())
+                time.sleep(0.1 * (url.path == "/drips"))
 
         def log_message(self, *_: object) -> None:
             pass
@@ -85,12 +90,13 @@ def test_an_endpoint_is_asked_and_pages_are_fetched(
 ) -> None:
     site, seen = web
     monkeypatch.setenv("SEARCH_API_KEY", "made-up-key")
+    monkeypatch.setattr(tools, "SECONDS", 1.0)
     pages = Pages(f"{site}/search?q={{query}}", is_public=lambda host: True)
     assert pages.search("a & b") == "One\nhttps://made.up/1\na & b"
     assert seen == ["/search?q=a%20%26%20b made-up-key"]
     assert pages.open_page(f"{site}/page") == "[page 1 of 1]\nT\nA & B\nC"
     assert seen[-1] == "/page None", "the key goes to the search endpoint only"
-    cases = {"/away": "not all of them", "/pdf": "application/pdf", "/none": "404"}
+    cases = {"/away": "not all of them", "/pdf": "application/pdf", "/none": "404", "/drips": "not come within 1 sec"}
     for path, sentence in cases.items():
         with pytest.raises(ToolError, match=sentence):
             pages.open_page(site + path)
@@ -140,6 +146,7 @@ def test_no_model_reaches_into_a_network(host: str) -> None:
         ("http://https://huggingface.co", True),
         ("https://huggingface%2Eco/datasets", True),
         ("https://huggingface.co.made.up/", False),
+        ("https://[made.up/", True),
     ],
 )
 def test_what_is_blocked(url: str, blocked: bool) -> None:

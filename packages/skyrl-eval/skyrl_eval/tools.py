@@ -7,6 +7,7 @@ import json
 import os
 import re
 import socket
+import time
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -58,7 +59,7 @@ class Pages:
         url = url.replace("{query}", quote(query)).replace("{key}", quote(key))
         try:
             with urlopen(Request(url, body, HEADERS | keys), timeout=SECONDS) as reply:
-                return _hits(json.loads(reply.read(MOST_BYTES)))
+                return _hits(json.loads(_read(reply)))
         except (OSError, ValueError) as error:
             raise ToolError(f"The search failed: {error}.") from error
 
@@ -73,7 +74,7 @@ class Pages:
         try:
             with build_opener(Checked).open(check(Request(url, headers=HEADERS)), timeout=SECONDS) as reply:
                 kind = reply.headers.get_content_type()
-                text = reply.read(MOST_BYTES).decode(reply.headers.get_content_charset("utf-8"), "replace")
+                text = _read(reply).decode(reply.headers.get_content_charset("utf-8"), "replace")
         except (OSError, ValueError, LookupError) as error:
             raise ToolError(f"The page cannot be opened: {error}.") from error
         if not kind.startswith(("text/", "application/json", "application/xhtml")):
@@ -123,8 +124,11 @@ def check_provider(provider: str) -> str:
 
 
 def is_blocked(url: str) -> bool:
-    """Example: is_blocked("https://www.Lastexam.ai/x") is True."""
-    parts = urlsplit(re.sub(r"^(?!https?://)", "https://", url.strip().lower()))
+    """Example: is_blocked("https://www.Lastexam.ai/x") is True, and so is what is no address."""
+    try:
+        parts = urlsplit(re.sub(r"^(?!https?://)", "https://", url.strip().lower()))
+    except ValueError:
+        return True
     place = unquote(f"{parts.hostname}{parts.path}/")
     return bool(BLOCKED.search(re.sub("/+", "/", place)))
 
@@ -133,6 +137,16 @@ def on_the_internet(host: str) -> bool:
     """Whether all addresses of a host (with or without a port) are public."""
     found = socket.getaddrinfo(urlsplit(f"//{host}").hostname, None)
     return all(ipaddress.ip_address(entry[4][0]).is_global for entry in found)
+
+
+# A socket's own limit begins anew with every byte.
+def _read(reply: Any) -> bytes:
+    data, until = b"", time.monotonic() + SECONDS
+    while len(data) < MOST_BYTES and (part := reply.read1(1 << 16)):
+        data += part
+        if time.monotonic() > until:
+            raise TimeoutError(f"it did not come within {SECONDS:g} seconds")
+    return data[:MOST_BYTES]
 
 
 def _hits(answer: Any) -> list[Hit]:
