@@ -10,6 +10,7 @@ import hmac
 import json
 import secrets
 import socket
+import threading
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -96,8 +97,8 @@ class Server:
         """Also of a session that has ended already."""
         if session := self._open.pop(name, None):
             session.end.cancel()
-            with suppress(Exception):  # nobody is left to be told
-                session.episode.close()
+            close = partial(_close, session.episode)
+            threading.Thread(target=close).start() if self._waits else close()
 
     # What the session's Episode answers. Refused with what is wrong.
     async def _call(self, name: Any, what: str, *arguments: Any) -> Any:
@@ -107,19 +108,19 @@ class Server:
         session = self._open[name]
         session.end.cancel()
         session.end = self._timer(name)
-        call = partial(getattr(session.episode, what), *arguments)
+        call, limit = partial(getattr(session.episode, what), *arguments), asyncio.timeout(self._limits.call)
         try:
             if not self._waits:
                 return call()
-            async with asyncio.timeout(self._limits.call), session.turn:
+            async with limit, session.turn:
                 return await asyncio.wrap_future(in_thread(call))
         except (ValueError, ResetNeeded) as error:
             raise Refused("VALIDATION_ERROR", str(error)) from error
-        except TimeoutError as error:
-            self._end(name)
-            late = f"The environment took longer than {self._limits.call:g} s"
-            raise Refused("EXECUTION_ERROR", f"{late}; its session has ended.") from error
         except Exception as error:  # environments raise what they like
+            if limit.expired():
+                self._end(name)
+                late = f"The environment took longer than {self._limits.call:g} s"
+                raise Refused("EXECUTION_ERROR", f"{late}; its session has ended.") from error
             raise Refused("EXECUTION_ERROR", f"The environment raised {type(error).__name__}: {error}") from error
 
     async def converse(self, websocket: WebSocket) -> None:
@@ -233,6 +234,11 @@ class Server:
         done = await self._call(name, "call_tool", params.get("name"), params.get("arguments", {}))
         text = done["observation"]["text"]
         return {"content": [{"type": "text", "text": text}], "structuredContent": done, "data": text, "isError": False}
+
+
+def _close(episode: Episode) -> None:
+    with suppress(Exception):  # nobody is left to be told
+        episode.close()
 
 
 def _error(error: Refused) -> Said:
