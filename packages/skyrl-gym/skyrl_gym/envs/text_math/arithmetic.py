@@ -52,7 +52,8 @@ class Problem:
 class ProblemTable:
     """The problems of one difficulty, by split and index."""
 
-    def __init__(self, blocks: list[Block]) -> None:
+    def __init__(self, difficulty: int) -> None:
+        blocks = LEVELS[difficulty]()
         problems = [np.insert(terms, 0, kind, axis=1).astype(np.int16) for kind, terms in blocks]
         self._problems = np.concatenate(problems)  # the blocks of a difficulty are equally wide
         order = np.concatenate([_hash(kind, terms) for kind, terms in blocks])
@@ -70,10 +71,7 @@ class ProblemTable:
         return Problem(kind, tuple(filter(None, terms)))
 
 
-@cache
-def table(difficulty: int) -> ProblemTable:
-    """The problems of a difficulty; built once a process."""
-    return ProblemTable(LEVELS[difficulty]())
+table = cache(ProblemTable)
 
 
 def count(split: str, difficulty: int) -> int:
