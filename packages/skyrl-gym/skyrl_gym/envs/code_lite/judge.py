@@ -6,7 +6,6 @@ it is read as literals. What a row's asserts say of it is worked out in another 
 
 import ast
 from collections.abc import Sequence
-from functools import cache
 from typing import Any, NamedTuple
 
 from skyrl_gym.envs.code_lite.rows import same_output
@@ -112,13 +111,12 @@ def _run(program: str, setup: str, code: str, given: Any, rows: bool, **files: b
     return sandbox(rows).run(f"{program}\nmain({setup!r}, {code!r}, {given!r})", files)
 
 
-@cache
 def sandbox(rows: bool) -> Any:
     """Programs of data sets' rows need more. What counts is the processor's time: a busy machine fails no program."""
-    from skyrl_gym.tools.python_exec import Limits, Sandbox
+    from skyrl_gym.tools.python_exec import Limits, shared_sandbox
 
     more = Limits(wall_seconds=20, cpu_seconds=6, memory_mib=1024, output_bytes=1 << 20)
-    return Sandbox(more if rows else Limits(wall_seconds=10))
+    return shared_sandbox(more if rows else Limits(wall_seconds=10))
 
 
 def _called(setup: str, code: str, calls: list[str], rows: bool) -> list[Any]:

@@ -6,23 +6,19 @@ The sandbox finds the databases as files in its folder. No true answer is ever i
 import json
 import math
 from collections.abc import Sequence
-from functools import cache
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from skyrl_gym.envs.sql_lite import queries
-from skyrl_gym.tools.python_exec import Limits, Sandbox
+from skyrl_gym.tools.python_exec import Limits, shared_sandbox
 
 Result = dict[str, Any]
 MOST_ROWS, MOST_MIB = 10_000, 128
 """Of a result that is compared; of all databases of a task."""
 PROGRAM = Path(queries.__file__).read_text(encoding="utf-8")
-
-
-@cache
-def sandbox() -> Sandbox:
-    """This process's sandbox for queries."""
-    return Sandbox(Limits(20.0, 3, memory_mib=512 + MOST_MIB, output_bytes=32 << 20, folder_mib=2 * MOST_MIB))
+_LIMITS = Limits(20.0, 3, memory_mib=512 + MOST_MIB, output_bytes=32 << 20, folder_mib=2 * MOST_MIB)
+sandbox = partial(shared_sandbox, _LIMITS)
 
 
 def ask(databases: Sequence[bytes], asked: Sequence[str], most: int = MOST_ROWS) -> list[list[Result]]:
