@@ -22,6 +22,7 @@ class HarborEnv(ShellEnv):
 
     choices: ClassVar[Choices] = {"image": ("refused", "ignored")}
     id_options = ()
+    path_options = ("tasks",)
     kept = ("steps", "commands")
     tool_names = ("bash", "submit")
     most_steps = 50
@@ -30,11 +31,6 @@ class HarborEnv(ShellEnv):
         """Runs a bash command; returns stdout and stderr, and the exit code where it is not 0."""
         self.commands.append(command)
         return self._shell(command, self._binds, self.task.data["work"])
-
-    def _checked(self, options: Options) -> dict[str, Any]:
-        rest = dict(options)
-        folder = {"tasks": rest.pop("tasks")} if "tasks" in rest else {}
-        return super()._checked(rest) | folder
 
     def count_tasks(self, options: Options) -> int:
         return len(_folders(options.get("tasks")))

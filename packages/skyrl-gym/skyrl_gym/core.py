@@ -77,6 +77,8 @@ class TextEnv(Env[str, str]):
     """The reset options beside `task_id` and `task`, each with its valid values; the first is the default."""
     id_options: ClassVar[tuple[str, ...]] = ("split", "difficulty", "lang")
     """Those of `choices` that a task id spells before its index: all that decide which task an index is."""
+    path_options: ClassVar[tuple[str, ...]] = ()
+    """Further reset options, each a path."""
     kept: ClassVar[tuple[str, ...]] = ()
     """The attributes, of plain data, that `begin` and `act` keep between steps."""
 
@@ -231,6 +233,9 @@ class TextEnv(Env[str, str]):
     def _checked(self, options: Options) -> dict[str, Any]:
         checked = {}
         for name, value in options.items():
+            if name in self.path_options:
+                checked[name] = str(value)
+                continue
             values = self.choices.get(name)
             if values is None:
                 valid = ", ".join(("task_id", "task", *self.choices))
@@ -268,14 +273,11 @@ class RowsOnly(TextEnv):
     """Has no tasks of its own: an episode plays options["task"], or one of the argument `rows`, a list or a file of
     skyrl_gym.data.load_rows. Where environments are reset without options, as in vectors of them, `rows` is needed."""
 
+    path_options = ("rows",)  # another file, of one episode
+
     def __init__(self, *, rows: Any = None, **arguments: Any) -> None:
         super().__init__(**arguments)
         self._rows = load_rows(rows) if isinstance(rows, str | Path) else list(rows or ())
-
-    def _checked(self, options: Options) -> dict[str, Any]:
-        """`rows` may be another file, of this episode."""
-        rest = super()._checked({name: each for name, each in options.items() if name != "rows"})
-        return rest | ({"rows": str(options["rows"])} if "rows" in options else {})
 
     def _rows_of(self, options: Options) -> list[Any]:
         return _rows(path, isfile(path) and getmtime(path)) if (path := options.get("rows")) else self._rows
