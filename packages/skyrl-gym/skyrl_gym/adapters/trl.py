@@ -39,10 +39,8 @@ class TextEnvironment:
         self._round = kind.round
         names = ("task_id", *getattr(self.env.unwrapped, "choices", ("split", "difficulty", "lang")))
         options = {name: row[name] for name in names if row.get(name) is not None}
-        seed, spec = row.get("seed"), row.get("reward_spec")
-        given = spec is not None or "db_id" in row  # Spider's
-        if isinstance(self.env.unwrapped, RowsOnly):
-            given = given or "rows" not in self.arguments
+        seed, rows_only = row.get("seed"), isinstance(self.env.unwrapped, RowsOnly) and "rows" not in self.arguments
+        given = rows_only or row.get("reward_spec") is not None or "db_id" in row  # Spider's
         if given or (seed is None and "task_id" not in options and ground_truth(row) is not None):
             options = {"task": row}
         if seed is None and not {"task", "task_id"} & options.keys():
