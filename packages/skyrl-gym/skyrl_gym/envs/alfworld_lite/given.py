@@ -7,6 +7,7 @@ in the kinds of world.yaml. `places` says how many receptacles of each kind ther
 which one stands. scripts/alfworld_data.py writes such a file from ALFWorld's games.
 """
 
+from contextlib import suppress
 from functools import lru_cache
 from typing import Any
 
@@ -75,12 +76,10 @@ def checked(row: Any, where: str) -> dict[str, Any]:
 
 def _can_be_done(data: Data) -> bool:
     world = world_of(data, "en")
-    try:
+    with suppress(KeyError, ValueError, IndexError):  # no place to put it, no lamp, no tool
         begun = not reached(world, data)
         for _ in range(STEPS):
             world.do(next_command(world, data))
             if reached(world, data):
                 return begun
-    except (KeyError, ValueError, IndexError):  # no place to put it, no lamp, no tool
-        pass
     return False
