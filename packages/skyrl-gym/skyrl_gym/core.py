@@ -58,7 +58,7 @@ class Task:
 
 @dataclass(slots=True)
 class Outcome:
-    """What an action led to. The reward is the sum of its parts."""
+    """What an action led to."""
 
     observation: str
     reward_parts: dict[str, float]
@@ -66,7 +66,6 @@ class Outcome:
     success: bool = False
     terminated: bool = False
     info: Info = field(default_factory=dict)
-    """Further entries for `info`: for people and metrics, without the ground truth."""
 
 
 class TextEnv(Env[str, str]):
@@ -132,7 +131,7 @@ class TextEnv(Env[str, str]):
         return None
 
     def reset_info(self) -> Info:
-        """Further entries for the `info` of `reset`: for people and metrics, without the ground truth."""
+        """Further entries for the `info` of `reset`."""
         return {}
 
     def get_env_state(self) -> dict[str, Any]:
