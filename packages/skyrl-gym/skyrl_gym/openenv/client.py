@@ -125,9 +125,9 @@ class OpenEnv(gymnasium.Env[str, str]):
             value = json.loads(action[action.find("{") : action.rfind("}") + 1])
         except (ValueError, RecursionError):
             none = "This action holds no JSON object, and one that fits the schema is expected."
-            return none, 0.0, False, dict(_REFUSED)
+            return none, 0.0, False, _REFUSED
         if wrong := misfit(self._schema, value):
-            return f"This action does not fit the schema: action{wrong}.", 0.0, False, dict(_REFUSED)
+            return f"This action does not fit the schema: action{wrong}.", 0.0, False, _REFUSED
         return self._exchange("step", value)
 
     def _exchange(self, kind: str, data: Info) -> Answer:
@@ -148,7 +148,7 @@ class OpenEnv(gymnasium.Env[str, str]):
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
             raise ValueError("talks nonsense: what it sent is no observation") from None
         if mended:  # by the agent, who reads it
-            return why, 0.0, False, dict(_REFUSED)
+            return why, 0.0, False, _REFUSED
         raise ValueError(f"refuses the {kind}: {why[:500]}")
 
 
