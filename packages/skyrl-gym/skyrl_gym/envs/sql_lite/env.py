@@ -53,7 +53,7 @@ class SqlLiteEnv(TextEnv):
         if level >= 4:
             frame, look_up = "tables", list(draft.tables)
             shown = ", ".join(tasks.world()["domains"][draft.domain])
-        planted = [list(constant) for constant in draft.planted]
+        planted = list(map(list, draft.planted))
         data = {"domain": draft.domain, "planted": planted, "numbers": list(numbers), "ordered": draft.ordered}
         task_id = self.task_id(options, index)
         return self._made(task_id, draft.sql, options, frame, shown, question, **data, look_up=look_up)
@@ -83,7 +83,7 @@ class SqlLiteEnv(TextEnv):
         data = self.task.data
         if "db_id" in data:
             return _files(str(self._folder), data["db_id"])
-        planted = tuple(tuple(constant) for constant in data["planted"])
+        planted = tuple(map(tuple, data["planted"]))
         return [tasks.database(data["domain"], planted, number) for number in data["numbers"]]
 
     def begin(self, task: Task) -> str:
