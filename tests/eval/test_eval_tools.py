@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -107,6 +108,24 @@ def test_an_endpoint_is_asked_and_pages_are_fetched(
         Pages(f"{site}/search?q={{query}}").open_page(f"{site}/page")
 
 
+def test_a_server_that_speaks_no_http_is_a_sentence() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+
+        def talk() -> None:
+            for _ in range(2):
+                connection, _ = listening.accept()
+                with connection:
+                    connection.recv(1 << 16)
+                    connection.sendall(b"SSH-2.0-made_up\r\n")
+
+        threading.Thread(target=talk, daemon=True).start()
+        url = f"http://127.0.0.1:{listening.getsockname()[1]}/"
+        with pytest.raises(ToolError, match="search failed: SSH"):
+            Pages(url).search("x")
+        with pytest.raises(ToolError, match="cannot be opened: SSH"):
+            Pages(url, is_public=lambda host: True).open_page(url)
+
+
 @pytest.mark.parametrize(
     "host", ["127.0.0.1:80", "10.0.0.1", "169.254.169.254", "[::1]:8000", "localhost", "192.168.1.1"]
 )
@@ -189,4 +208,7 @@ def test_the_env_answers_calls_and_ends_with_the_first_message_without_one(corpu
     env.unwrapped.feed_external([{"tool": "search", "args": {"query": "ix"}, "result": "as recorded"}])  # type: ignore[attr-defined]
     observation, *_ = env.step('<tool_call>{"tool": "search", "args": {"query": "ix"}}</tool_call>')
     assert observation == "<tool_response>\nas recorded\n</tool_response>"
+    other = gymnasium.make("skyrl_eval:skyrl/question-v0").unwrapped
+    other.set_state(json.loads(json.dumps(env.unwrapped.get_state())))  # type: ignore[attr-defined]
+    assert "Ix is a moon" in other.step(call)[0] and other.step("Seven.")[2]
     assert env.step("Seven.")[2]

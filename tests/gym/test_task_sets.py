@@ -162,6 +162,7 @@ def test_a_long_outputs_end_is_shown(make):
     ("test", "reward"),
     [
         ('echo \'{"reward": 0.25, "other": 1}\' > /logs/verifier/reward.json', 0.25),
+        (f"echo '{{\"reward\": 1{'0' * 400}}}' > /logs/verifier/reward.json", 0.0),
         ("echo 0.5 > /logs/verifier/reward.txt; exit 1", 0.5),
         ("exit 0", 0.0),
         ("echo nan > /logs/verifier/reward.txt", 0.0),

@@ -111,7 +111,7 @@ def locate(official: Source, spec: str | None) -> tuple[str, str | None, list[Pa
 
 
 def _download(official: Source) -> Path:
-    cache = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "skyrl-eval"
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "skyrl-eval"
     path = cache / official.url.rpartition("/")[2]
     try:
         content = path.read_bytes() if path.is_file() else urllib.request.urlopen(official.url, timeout=120).read()

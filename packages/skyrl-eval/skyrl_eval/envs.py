@@ -6,6 +6,8 @@
 Nothing here knows what the right answer is, so the reward is 0: graders read the attempt.
 """
 
+from typing import Any
+
 from skyrl_eval.benchmarks.common import final
 from skyrl_eval.data import content_id
 from skyrl_eval.prompts import fill
@@ -28,7 +30,11 @@ class QuestionEnv(TextEnv):
         how = fill("tools", tools=listed(self._tools), limit=str(MAX_CALLS)) if functions else ""
         self._bare = row.get("instructions") or ""
         instructions = "\n\n".join(filter(None, (self._bare, how)))
-        return Task(content_id(row["question"]), row["question"], None, instructions=instructions)
+        data = {name: row.get(name) for name in ("question", "tools", "instructions")}
+        return Task(content_id(row["question"]), row["question"], None, data=data, instructions=instructions)
+
+    def set_env_state(self, state: dict[str, Any]) -> None:
+        self.task_from_row(self.task.data, self.options)
 
     def reset_info(self) -> Info:
         return {"tools": [each.schema for each in self._tools.values()], "instructions_without_tools": self._bare}

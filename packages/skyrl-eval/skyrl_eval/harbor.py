@@ -69,7 +69,7 @@ class HarborEnv(ShellEnv):
             plain, named = (sandbox.read_back(logs / name) for name in ("reward.txt", "reward.json"))
         try:
             reward = float(plain or json.loads(named)["reward"])
-        except (ValueError, TypeError, KeyError, RecursionError):
+        except (ArithmeticError, ValueError, TypeError, KeyError, RecursionError):
             return 0.0
         return min(max(0.0, reward), 1.0)  # 0 for no number
 

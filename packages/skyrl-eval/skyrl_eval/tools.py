@@ -10,6 +10,7 @@ import socket
 import time
 from collections.abc import Callable
 from functools import cache
+from http.client import HTTPException
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, unquote, urlsplit
@@ -60,7 +61,7 @@ class Pages:
         try:
             with urlopen(Request(url, body, HEADERS | keys), timeout=SECONDS) as reply:
                 return _hits(json.loads(_read(reply)))
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, HTTPException) as error:
             raise ToolError(f"The search failed: {error}.") from error
 
     def _fetch(self, url: str) -> str:
@@ -75,7 +76,7 @@ class Pages:
             with build_opener(Checked).open(check(Request(url, headers=HEADERS)), timeout=SECONDS) as reply:
                 kind = reply.headers.get_content_type()
                 text = _read(reply).decode(reply.headers.get_content_charset("utf-8"), "replace")
-        except (OSError, ValueError, LookupError) as error:
+        except (OSError, ValueError, LookupError, HTTPException) as error:
             raise ToolError(f"The page cannot be opened: {error}.") from error
         if not kind.startswith(("text/", "application/json", "application/xhtml")):
             raise ToolError(f"The page is {kind}, which cannot be read as text.")
