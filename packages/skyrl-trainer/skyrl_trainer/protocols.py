@@ -42,8 +42,6 @@ class InferenceEngine(Protocol):
     def worked(self) -> list[tuple[float, float]]:
         """When it computed, by time.time(), since this was asked last."""
 
-    def shutdown(self) -> None: ...
-
 
 class Sampler(Protocol):
     """Chooses tasks. Pure: its state is a small dictionary that a checkpoint holds."""

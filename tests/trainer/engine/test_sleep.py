@@ -22,7 +22,6 @@ def engine(tmp_path: Path) -> Iterator[TransformersEngine]:
     engine = TransformersEngine(save_model(tmp_path), "float32", 4096, 8, 0, {})
     engine.ready()
     yield engine
-    engine.shutdown()
     gc.unfreeze()  # an engine has a process of its own as a rule
 
 

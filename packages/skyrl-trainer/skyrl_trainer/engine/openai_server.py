@@ -102,12 +102,6 @@ class OpenAIServerEngine(EngineActor):
         self._asleep = self._asleep and "kv_cache" not in tags
         self._admit()
 
-    async def shutdown(self) -> None:
-        self._fail(f"The engine of {self.model_path} has been shut down.")
-        if not self._url:
-            self._serving = False
-            self._server.end()
-
     async def _start(self) -> None:
         socket = "" if self._url else self._launch()
         self._http = HTTPClient(self._url or "http://engine", socket=socket, keep_alive=IDLE_SECONDS)
@@ -142,10 +136,9 @@ class OpenAIServerEngine(EngineActor):
 
     def _follow_into_death(self) -> None:
         self._server.process.wait()
-        if self._serving:
-            print(f"The server of {self.model_path} died: {self._server.last_words()}", file=sys.stderr, flush=True)
-            self._server.end()
-            os._exit(1)
+        print(f"The server of {self.model_path} died: {self._server.last_words()}", file=sys.stderr, flush=True)
+        self._server.end()
+        os._exit(1)
 
     # The answer's JSON or None. ValueError where the server refuses it; EngineDied where it fails or is gone.
     async def _post(self, path: str, body: dict[str, Any] | None = None, limit: float = CALL_SECONDS) -> Any:

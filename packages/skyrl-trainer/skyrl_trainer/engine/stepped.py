@@ -30,7 +30,6 @@ class SteppedEngine(EngineActor, ABC):
         super().__init__(*settings, **named_settings)
         self._in_flight: dict[str, tuple[str, GenerationRequest]] = {}
         self._commands: deque[tuple[Callable[[], Any], Future[Any]]] = deque()
-        self._stopping = False
         self._thread: threading.Thread | None = None
         self._next_key = 0
 
@@ -102,14 +101,6 @@ class SteppedEngine(EngineActor, ABC):
             self._asleep = self._asleep and "kv_cache" not in tags
             self._lock.notify()
 
-    def shutdown(self) -> None:
-        with self._lock:
-            self._stopping = True
-            self._fail(f"The engine of {self.model_path} has been shut down.")
-            self._lock.notify()
-        if self._thread is not None:
-            self._thread.join(timeout=30)
-
     def _call(self, command: Callable[[], Any], timeout: float = CALL_SECONDS) -> Any:
         future = Future[Any]()
         if self._thread is None:
@@ -132,20 +123,18 @@ class SteppedEngine(EngineActor, ABC):
             self._load()
             gc.enable()
             gc.freeze()  # else a full collection takes 0.25 s
-            while self._turn():
-                pass
+            while True:
+                self._turn()
         except BaseException as error:
             traceback.print_exc(file=sys.stderr)
             said = str(error) or traceback.extract_tb(error.__traceback__)[-1].line  # an assertion often says nothing
             reason = said if isinstance(error, UserError) else f"{type(error).__name__}: {said}"
             self._fail(f"The engine of {self.model_path} stopped. {reason}")
 
-    def _turn(self) -> bool:
+    def _turn(self) -> None:
         with self._lock:
-            while not (self._stopping or self._commands or (self._steps and (self._queue or self._in_flight))):
+            while not (self._commands or (self._steps and (self._queue or self._in_flight))):
                 self._lock.wait()
-            if self._stopping:
-                return False
             commands, self._commands = self._commands, deque()
         for command, future in commands:
             try:
@@ -159,7 +148,6 @@ class SteppedEngine(EngineActor, ABC):
             if self._in_flight:
                 self._note_work(began)
             self._deliver([(self._in_flight.pop(key)[0], output) for key, output in finished] + refused)
-        return True
 
     @property
     def _steps(self) -> bool:
