@@ -7,7 +7,7 @@ the record) and goes on: where, and when it fails instead, is in docs/architectu
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection
 from typing import Any, Generic, TypeVar
 
 from ray.exceptions import ObjectLostError, RayActorError, RayError
@@ -48,17 +48,15 @@ class Coalescer(Generic[Item, Reply]):
             batch = [(item, future) for item, future in self._waiting[:MAX_BATCH] if not future.done()]
             del self._waiting[:MAX_BATCH]
             if batch:
-                await settle([future for _, future in batch], self._call([item for item, _ in batch]))
+                items, futures = zip(*batch, strict=True)
+                await settle(futures, self._call_many, list(items))
         self._drain = None
 
-    async def _call(self, items: list[Item]) -> list[Reply]:
-        return await self._call_many(items)  # which may raise before there is anything to await
 
-
-async def settle(futures: list[asyncio.Future[Reply]], call: Awaitable[Sequence[Reply | None]]) -> None:
+async def settle(futures: Collection[asyncio.Future[Reply]], call: Callable[..., Any], asked: list[Any]) -> None:
     """Gives each future its reply, if any, or all what the call raised; not those cancelled."""
     try:
-        replies = await call
+        replies = await call(asked)
     except Exception as error:
         for future in futures:
             if not future.done():
@@ -106,7 +104,7 @@ class Host:
         while self._waiting:
             await asyncio.sleep(ASK_SECONDS)
             asked = {key: future for key, future in self._waiting.items() if not future.done()}
-            await settle(list(asked.values()), self._answers(list(asked)))
+            await settle(asked.values(), self._answers, list(asked))
             self._waiting = {key: future for key, future in self._waiting.items() if not future.done()}
         self._asking = None
 

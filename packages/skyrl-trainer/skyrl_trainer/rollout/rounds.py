@@ -34,6 +34,6 @@ class Rounds:
         if self._waiting and len(self._waiting) == self._living:
             requests, futures = zip(*[self._waiting[order] for order in sorted(self._waiting)], strict=True)
             self._waiting = {}
-            task = asyncio.create_task(settle(list(futures), self._client.generate_round(list(requests))))
+            task = asyncio.create_task(settle(futures, self._client.generate_round, list(requests)))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
