@@ -23,8 +23,7 @@ class Rounds:
         try:
             return await future
         finally:
-            if self._waiting.get(order, (None, None))[1] is future:  # timed out before the round left
-                del self._waiting[order]
+            self._waiting.pop(order, None)  # timed out before the round left
 
     def episode_over(self) -> None:
         self._living -= 1
