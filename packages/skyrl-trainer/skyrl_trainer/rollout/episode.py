@@ -13,16 +13,8 @@ from skyrl_trainer.agent.prompt import LONGEST_TEXT, ChatPrompt, first_messages
 from skyrl_trainer.errors import UserError
 from skyrl_trainer.rollout.env_client import RemoteEnv
 from skyrl_trainer.rollout.env_worker import EnvReply
-from skyrl_trainer.settings import AgentConfig
-from skyrl_trainer.types import (
-    PLAYED,
-    GenerationOutput,
-    GenerationRequest,
-    SamplingOptions,
-    StopReason,
-    Trajectory,
-    Turn,
-)
+from skyrl_trainer.settings import GeneratorConfig
+from skyrl_trainer.types import GenerationOutput, GenerationRequest, SamplingOptions, StopReason, Trajectory, Turn
 
 if TYPE_CHECKING:  # loaded for users' agents and self-play alone
     from skyrl_trainer.agent.conversation import Conversation
@@ -38,16 +30,12 @@ class EpisodeSettings:
     """What all episodes of a rollout share."""
 
     sampling: SamplingOptions
-    max_turns: int
-    max_model_len: int
-    """Tokens of prompts, outputs and observations together."""
     timeout: float
     """Seconds of the whole episode: reset, queues, tokens, steps. Waiting for a slot does not count."""
     seeded: bool
     """Give every request a generator of its own."""
     first: bool
     """The engine takes its requests before others."""
-    agent: AgentConfig
 
 
 def derive_seed(*parts: object) -> int:
@@ -66,6 +54,7 @@ class Episode:
     slot: asyncio.Semaphore
     """A place in the engine: held from the first request until no other token will be asked for."""
     settings: EpisodeSettings
+    generator: GeneratorConfig
     stands: int = 0
     """Reasons why the clock stands still."""
     clock: asyncio.Timeout = field(init=False)
@@ -76,7 +65,6 @@ class Episode:
 
     async def run(self) -> None:
         """At its end the env is closed, the slot free. UserError: the engine's death, a prompt that can't be made."""
-        PLAYED.set(self)
         start, env = time.monotonic(), self.env
         try:
             self.left = self.settings.timeout
@@ -116,8 +104,8 @@ class Episode:
             return self.stop(StopReason.ENV_ERROR, reply.error)
         memory = self._begin(reply)
         new_ids, new_segment = memory.context, False
-        if len(new_ids) >= self.settings.max_model_len:
-            room = f"the context, generator.max_model_len={self.settings.max_model_len}"
+        if len(new_ids) >= self.generator.max_model_len:
+            room = f"the context, generator.max_model_len={self.generator.max_model_len}"
             error = f"The first prompt has {len(new_ids)} tokens or more, too many for {room}."
             return self.stop(StopReason.ENGINE_ERROR, error)
         # Waiting for a place in the engine is the rollout's business, so the episode's clock stands still.
@@ -125,7 +113,7 @@ class Episode:
         await self.slot.acquire()
         self.held = True
         self.go_on()
-        for number in range(self.settings.max_turns):
+        for number in range(self.generator.max_turns):
             turn = await self._ask(number, memory, new_ids, new_segment)
             if turn is None:
                 return None
@@ -135,7 +123,7 @@ class Episode:
             reply = await self._act(turn, memory, said, reset_seconds if number == 0 else 0.0)
             if reply.error is not None:
                 return self.stop(StopReason.ENV_ERROR, reply.error)
-            last = number + 1 == self.settings.max_turns
+            last = number + 1 == self.generator.max_turns
             while not (last or self._is_full(reply.observation)) and (refusal := memory.refusal(turn.info)):
                 reply = await self._act(turn, memory, refusal, 0.0)
                 if reply.error is not None:  # the agent does not take it
@@ -146,31 +134,31 @@ class Episode:
             if self._is_full(reply.observation):
                 return self.stop(StopReason.LENGTH)
             new_ids, new_segment = memory.advance(self.trajectory.turns)
-            if len(memory.context) >= self.settings.max_model_len:
+            if len(memory.context) >= self.generator.max_model_len:
                 return self.stop(StopReason.LENGTH)
 
     # What stands before each output; too many ids, where the first text is too long to look at.
     def _begin(self, reply: EnvReply) -> "Context":
         instructions, tools = reply.info.get("instructions", ""), None
-        if self.settings.agent.tools == "template" and reply.info.get("tools"):
+        if self.generator.agent.tools == "template" and reply.info.get("tools"):
             tools = reply.info["tools"]
             instructions = reply.info.get("instructions_without_tools", instructions)
         self.trajectory.prompt = first_messages(instructions, reply.observation)
         self.trajectory.metrics |= {"thinks": 1} if self.prompt.thinks else {}
         if self._is_full(instructions + reply.observation):
-            return Memory(self.prompt, self.settings.agent, [0] * self.settings.max_model_len)
+            return Memory(self.prompt, self.generator.agent, [0] * self.generator.max_model_len)
         if isinstance(request := reply.info.get("request"), dict) and "messages" in request:
             from skyrl_trainer.agent.conversation import Conversation
 
             self.trajectory.tools = request.get("tools")
-            return Conversation(self.prompt, request, self.settings.max_model_len)
+            return Conversation(self.prompt, request, self.generator.max_model_len)
         self.trajectory.tools = tools
         first = self.prompt.first(instructions, reply.observation, tools)
-        return Memory(self.prompt, self.settings.agent, first, reply.info.get("stop"))
+        return Memory(self.prompt, self.generator.agent, first, reply.info.get("stop"))
 
     def _is_full(self, text: str) -> bool:
-        too_long = len(text) > min(LONGEST_TEXT, LONGEST_TOKEN * self.settings.max_model_len)
-        budget = self.settings.agent.max_episode_tokens
+        too_long = len(text) > min(LONGEST_TEXT, LONGEST_TOKEN * self.generator.max_model_len)
+        budget = self.generator.agent.max_episode_tokens
         return too_long or (budget is not None and self.trajectory.num_output_tokens >= budget)
 
     def hold(self) -> None:
@@ -194,16 +182,16 @@ class Episode:
     async def _ask(self, number: int, memory: "Context", new_ids: list[int], new_segment: bool) -> Turn | None:
         self.doing = f"waiting for the tokens of turn {number}"
         trajectory, sampling = self.trajectory, replace(self.settings.sampling, stops=memory.stops)
-        room = min(memory.most or sampling.max_tokens, self.settings.max_model_len - len(memory.context))
-        if self.settings.agent.max_episode_tokens is not None:
-            room = min(room, self.settings.agent.max_episode_tokens - trajectory.num_output_tokens)
+        room = min(memory.most or sampling.max_tokens, self.generator.max_model_len - len(memory.context))
+        if self.generator.agent.max_episode_tokens is not None:
+            room = min(room, self.generator.agent.max_episode_tokens - trajectory.num_output_tokens)
         if room < sampling.max_tokens:
             sampling = replace(sampling, max_tokens=room, min_tokens=min(room, sampling.min_tokens))
         seed = derive_seed(trajectory.seed, number) if self.settings.seeded else None
         began = time.monotonic()
         request_id, context = f"{trajectory.trajectory_id}#{number}", list(memory.context)
         output = await self.generate(GenerationRequest(request_id, context, sampling, seed, self.settings.first))
-        if number + 1 == self.settings.max_turns:
+        if number + 1 == self.generator.max_turns:
             self.release()
         for name, count in output.usage.items():
             trajectory.metrics[name] = trajectory.metrics.get(name, 0) + count

@@ -21,7 +21,7 @@ from skyrl_trainer.rollout.env_client import EnvClient, RemoteEnv
 from skyrl_trainer.rollout.episode import Episode, EpisodeSettings
 from skyrl_trainer.rollout.store import encoded
 from skyrl_trainer.settings import GeneratorConfig
-from skyrl_trainer.types import SamplingOptions, Trajectory
+from skyrl_trainer.types import PLAYED, SamplingOptions, Trajectory
 
 
 def places(generator: GeneratorConfig) -> tuple[int, int]:
@@ -72,8 +72,7 @@ class Episodes:
         # In rounds everybody waits for everybody, so the limit covers as many waves as the engine needs for all.
         waves = math.ceil(len(trajectories) / generator.max_concurrency) if in_rounds else 1
         timeout = generator.episode_timeout * max(1, waves)
-        length = generator.max_model_len
-        settings = EpisodeSettings(sampling, generator.max_turns, length, timeout, seeded, first, generator.agent)
+        settings = EpisodeSettings(sampling, timeout, seeded, first)
         (slot, started), rounds = self._places[first], None
         if in_rounds:  # all are in flight, and the engine bounds what it runs
             rounds = load("skyrl_trainer.rollout.rounds:Rounds")(self._engine, len(trajectories))
@@ -84,8 +83,10 @@ class Episodes:
             async with started:
                 env = RemoteEnv(self._envs, trajectory.trajectory_id, trajectory.sample)
                 prompt = self._prompt_of(trajectory)
-                episode = self._episode(trajectory, env, prompt, generate, slot, settings, int(self._held))
+                stands = int(self._held)
+                episode = self._episode(trajectory, env, prompt, generate, slot, settings, generator, stands)
                 self._in_play.add(episode)
+                PLAYED.set(episode)
                 try:
                     await episode.run()
                 finally:
