@@ -96,14 +96,12 @@ class EngineActor:
 
     async def collect(self, client: str, timeout: float) -> list[GenerationOutput]:
         """At most one call a client at a time."""
-        waiter: asyncio.Future[None] | None = None
         with self._lock:
             box = self._mail.setdefault(client, Mailbox())
-            if not box.done:
-                self._check_alive()
-                waiter = box.waiter = asyncio.get_running_loop().create_future()
-        if waiter is not None:
-            await asyncio.wait([waiter], timeout=timeout)
+            box.waiter = waiter = asyncio.get_running_loop().create_future()
+            if box.done or self._error is not None:
+                box.wake()
+        await asyncio.wait([waiter], timeout=timeout)
         with self._lock:
             box.waiter = None
             if not box.done:
