@@ -80,7 +80,6 @@ def check_servers(urls: Any, num_engines: int, model: str, training: bool) -> No
 
 
 async def _check_server(url: str, model: str, training: bool) -> None:
-    # Status, and the JSON or what was said instead of it; UserError when there is no answer.
     async def ask(method: str, path: str, body: Any = None) -> tuple[int, Any]:
         try:
             return 200, await server.ask(method, path, body)

@@ -13,15 +13,13 @@ import ray
 
 from skyrl_gym.openenv import result_of
 from skyrl_trainer.rollout.env_client import Host
-from skyrl_trainer.rollout.env_worker import CRASHED, Call, EnvReply
-from skyrl_trainer.rollout.pool import start_env_workers
+from skyrl_trainer.rollout.env_worker import CRASHED, START_LIMIT, Call, EnvReply
+from skyrl_trainer.rollout.pool import close_env_workers, start_env_workers
 from skyrl_trainer.run.guardian import guarded
 from skyrl_trainer.run.processes import start_ray
 from skyrl_trainer.settings import Config
 from skyrl_trainer.types import StopReason, Trajectory, Turn
 
-START_LIMIT, CLOSE_SECONDS = 120.0, 5.0
-"""For a process to start, beside the env calls' own limits; for an env to close."""
 OWN_FAILURES = ("The env's ", "The agent ", CRASHED, "environment.env_file")
 """How errors begin that an env causes again."""
 EXCERPT = 60
@@ -137,4 +135,4 @@ class Player(AbstractContextManager["Player"]):
     def __exit__(self, *_: object) -> None:
         with self._stack:
             if self._worker is not None:
-                ray.wait([self._worker.shutdown.remote()], timeout=CLOSE_SECONDS)
+                close_env_workers([self._worker])
