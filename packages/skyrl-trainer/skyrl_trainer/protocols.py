@@ -12,7 +12,7 @@ class InferenceEngine(Protocol):
     """The methods of an engine actor. Between `start_weight_update` and `resume` nothing is generated."""
 
     def ready(self) -> dict[str, Any]:
-        """Loads the model if need be; returns {"pid", "model", "max_model_len", ...}."""
+        """Loads the model if need be; returns its process's {"pid"}."""
 
     def submit(self, client: str, requests: list[GenerationRequest]) -> None:
         """Queues requests in the given order, between two engine steps, all at once."""

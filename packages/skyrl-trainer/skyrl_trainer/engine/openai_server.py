@@ -45,8 +45,7 @@ class OpenAIServerEngine(EngineActor):
         if self._started is None:
             self._started = asyncio.create_task(self._start())
         await asyncio.shield(self._started)
-        server = {"url": self._url} if self._url else {"server_pid": self._server.process.pid}
-        return {"pid": os.getpid(), "model": self.model_path, "max_model_len": self.max_model_len, **server}
+        return {"pid": os.getpid()} | ({} if self._url else {"server_pid": self._server.process.pid})
 
     async def submit(self, client: str, requests: list[GenerationRequest]) -> None:
         self._check_alive()

@@ -62,7 +62,7 @@ class SteppedEngine(EngineActor, ABC):
             self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
             self._thread.start()
         self._call(lambda: None, LOAD_SECONDS)
-        return {"pid": os.getpid(), "model": self.model_path, "max_model_len": self.max_model_len}
+        return {"pid": os.getpid()}
 
     def submit(self, client: str, requests: list[GenerationRequest]) -> None:
         with self._lock:
