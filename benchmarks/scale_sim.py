@@ -31,8 +31,8 @@ from statistics import mean
 from typing import Any
 
 from skyrl_trainer.dry_run.limits import CARDS, ModelShape
+from skyrl_trainer.rollout.episode import How
 from skyrl_trainer.rollout.flow import Flow
-from skyrl_trainer.rollout.rollout_worker import How
 from skyrl_trainer.rollout.workers import Workers
 from skyrl_trainer.types import SamplingOptions
 

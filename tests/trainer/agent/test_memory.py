@@ -19,6 +19,7 @@ from skyrl_trainer.agent.prompt import ChatPrompt
 from skyrl_trainer.errors import UserError
 from skyrl_trainer.learner.batch import make_rows
 from skyrl_trainer.rollout.env_client import EnvClient
+from skyrl_trainer.rollout.episode import How
 from skyrl_trainer.rollout.rollout_worker import Episodes
 from skyrl_trainer.settings import AgentConfig, GeneratorConfig
 from skyrl_trainer.tiny.init_policy import CHAT_TEMPLATE, make_tokenizer
@@ -89,7 +90,9 @@ def test_what_the_engine_read_and_wrote_is_what_is_learned_from(
 
     async def play() -> list[Trajectory]:
         envs = EnvClient([FakeEnvWorker()])
-        return await Episodes(lambda trajectory: prompt, engine, envs, config).play(shells, sampling, False, False)
+        return await Episodes(lambda trajectory: prompt, engine, envs, config).play(
+            shells, How(sampling, False, False, False)
+        )
 
     done = asyncio.run(play())
     for trajectory, row in zip(done, make_rows(done), strict=True):

@@ -18,6 +18,7 @@ from skyrl_trainer.agent.prompt import ChatPrompt
 from skyrl_trainer.errors import EngineDied, UserError
 from skyrl_trainer.rollout.env_client import MAX_BATCH, Coalescer, EnvClient, Host
 from skyrl_trainer.rollout.env_worker import EnvReply
+from skyrl_trainer.rollout.episode import How
 from skyrl_trainer.rollout.rollout_worker import Episodes
 from skyrl_trainer.settings import GeneratorConfig
 from skyrl_trainer.types import GenerationOutput, GenerationRequest, Sample, SamplingOptions, StopReason, Trajectory
@@ -25,6 +26,7 @@ from tests.trainer.fakes import FakeEngineClient, FakeEnvWorker, fake_tokens, ti
 
 PROMPT = ChatPrompt(tiny_tokenizer())
 SAMPLING = SamplingOptions(max_tokens=8, stop_token_ids=PROMPT.stop_token_ids)
+HOW = How(SAMPLING, False, False, False)
 
 
 def shells(options: list[dict[str, Any]]) -> list[Trajectory]:
@@ -44,7 +46,7 @@ async def play(
     config = GeneratorConfig(**{"max_turns": 4, "max_model_len": 4096, "max_concurrency": 4} | generator)
     envs = EnvClient(workers)
     episodes = Episodes(lambda trajectory: PROMPT, engine, envs, config)
-    return await episodes.play(trajectories, SAMPLING, deterministic, deterministic)
+    return await episodes.play(trajectories, How(SAMPLING, deterministic, deterministic, False))
 
 
 class FlakyEngine(FakeEngineClient):
@@ -352,7 +354,7 @@ def test_while_the_engines_sleep_the_clock_stands_still(held: str) -> None:
             loop.call_later(0.05, episodes.hold, True)
         if held == "for a while":
             loop.call_later(0.1, episodes.hold, False)
-        return await episodes.play(shells([{}] * 8), SAMPLING, False, False)  # two begin while the clocks stand
+        return await episodes.play(shells([{}] * 8), HOW)  # two begin while the clocks stand
 
     timeouts = [trajectory.stop_reason is StopReason.TIMEOUT for trajectory in asyncio.run(scenario())]
     assert timeouts == [held != "always"] * 8
@@ -385,7 +387,7 @@ def test_an_episode_that_cannot_begin_ends_the_rollout_with_its_own_error() -> N
 
     async def begin() -> None:
         episodes = Episodes(prompt_of, FakeEngineClient(), EnvClient([FakeEnvWorker()]), GeneratorConfig())
-        await episodes.play(shells([{"turns": 1}] * 3), SAMPLING, False, False)
+        await episodes.play(shells([{"turns": 1}] * 3), HOW)
 
     with pytest.raises(UserError, match="The row has no such prompt"):
         asyncio.run(begin())

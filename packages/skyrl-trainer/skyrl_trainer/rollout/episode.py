@@ -6,7 +6,7 @@ import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from skyrl_trainer.agent.memory import Memory
 from skyrl_trainer.agent.prompt import LONGEST_TEXT, ChatPrompt, first_messages
@@ -25,15 +25,14 @@ LONGEST_TOKEN = 256
 """Characters that one token may stand for: a longer text cannot fit, and is not encoded."""
 
 
-@dataclass(frozen=True, slots=True)
-class EpisodeSettings:
-    """What all episodes of a rollout share."""
+class How(NamedTuple):
+    """What episodes share that start together."""
 
     sampling: SamplingOptions
-    timeout: float
-    """Seconds of the whole episode: reset, queues, tokens, steps. Waiting for a slot does not count."""
     seeded: bool
     """Give every request a generator of its own."""
+    in_rounds: bool
+    """By rollout/rounds.py."""
     first: bool
     """The engine takes its requests before others."""
 
@@ -53,8 +52,10 @@ class Episode:
     generate: Callable[[GenerationRequest], Awaitable[GenerationOutput]]
     slot: asyncio.Semaphore
     """A place in the engine: held from the first request until no other token will be asked for."""
-    settings: EpisodeSettings
+    how: How
     generator: GeneratorConfig
+    timeout: float
+    """Seconds of the whole episode: reset, queues, tokens, steps. Waiting for a slot does not count."""
     stands: int = 0
     """Reasons why the clock stands still."""
     clock: asyncio.Timeout = field(init=False)
@@ -67,11 +68,11 @@ class Episode:
         """At its end the env is closed, the slot free. UserError: the engine's death, a prompt that can't be made."""
         start, env = time.monotonic(), self.env
         try:
-            self.left = self.settings.timeout
+            self.left = self.timeout
             async with asyncio.timeout(None if self.stands else self.left) as self.clock:
                 await self.play()
         except TimeoutError:
-            limit = f"generator.episode_timeout={self.settings.timeout:g} seconds"
+            limit = f"generator.episode_timeout={self.timeout:g} seconds"
             self.stop(StopReason.TIMEOUT, f"The episode was not over after {limit}; it was {self.doing}.")
         except UserError:
             raise
@@ -118,8 +119,8 @@ class Episode:
             if turn is None:
                 return None
             said, asked = memory.said(turn), memory.most or 0  # by its agent: to reach it is no cut
-            own = len(turn.output_ids) == asked and asked < self.settings.sampling.max_tokens
-            cut = not (own or memory.at_stop or turn.output_ids[-1] in self.settings.sampling.stop_token_ids)
+            own = len(turn.output_ids) == asked and asked < self.how.sampling.max_tokens
+            cut = not (own or memory.at_stop or turn.output_ids[-1] in self.how.sampling.stop_token_ids)
             reply = await self._act(turn, memory, said, reset_seconds if number == 0 else 0.0)
             if reply.error is not None:
                 return self.stop(StopReason.ENV_ERROR, reply.error)
@@ -181,16 +182,16 @@ class Episode:
 
     async def _ask(self, number: int, memory: "Context", new_ids: list[int], new_segment: bool) -> Turn | None:
         self.doing = f"waiting for the tokens of turn {number}"
-        trajectory, sampling = self.trajectory, replace(self.settings.sampling, stops=memory.stops)
+        trajectory, sampling = self.trajectory, replace(self.how.sampling, stops=memory.stops)
         room = min(memory.most or sampling.max_tokens, self.generator.max_model_len - len(memory.context))
         if self.generator.agent.max_episode_tokens is not None:
             room = min(room, self.generator.agent.max_episode_tokens - trajectory.num_output_tokens)
         if room < sampling.max_tokens:
             sampling = replace(sampling, max_tokens=room, min_tokens=min(room, sampling.min_tokens))
-        seed = derive_seed(trajectory.seed, number) if self.settings.seeded else None
+        seed = derive_seed(trajectory.seed, number) if self.how.seeded else None
         began = time.monotonic()
         request_id, context = f"{trajectory.trajectory_id}#{number}", list(memory.context)
-        output = await self.generate(GenerationRequest(request_id, context, sampling, seed, self.settings.first))
+        output = await self.generate(GenerationRequest(request_id, context, sampling, seed, self.how.first))
         if number + 1 == self.generator.max_turns:
             self.release()
         for name, count in output.usage.items():

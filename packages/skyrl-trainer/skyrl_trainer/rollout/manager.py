@@ -6,9 +6,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 
 from skyrl_trainer.errors import UserError
-from skyrl_trainer.rollout.episode import derive_seed
+from skyrl_trainer.rollout.episode import How, derive_seed
 from skyrl_trainer.rollout.flow import Group
-from skyrl_trainer.rollout.rollout_worker import How
 from skyrl_trainer.rollout.workers import Workers
 from skyrl_trainer.types import PromptBatch, RolloutBatch, Sample, SamplingOptions, Trajectory
 
@@ -69,7 +68,7 @@ class Rollouts(Workers):
 
     def play(self, trajectories: Iterable[Trajectory], sampling: SamplingOptions, seeded: bool) -> Iterator[Trajectory]:
         """Plays still empty trajectories and yields each as it ends, generator.max_concurrency an engine at a time.
-        They are taken from the iterable as there is room. seeded: as in EpisodeSettings. EngineDied
+        They are taken from the iterable as there is room. seeded: as in How. EngineDied
         when an engine is gone, UserError when an endpoint answers no more.
         """
         waiting = iter(trajectories)

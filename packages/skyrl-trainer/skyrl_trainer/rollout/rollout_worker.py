@@ -10,7 +10,7 @@ import math
 import os
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import ray
 
@@ -18,10 +18,10 @@ from skyrl_trainer.agent.tokenizer import load_chat_prompt
 from skyrl_trainer.errors import EngineDied
 from skyrl_trainer.registry import load
 from skyrl_trainer.rollout.env_client import EnvClient, RemoteEnv
-from skyrl_trainer.rollout.episode import Episode, EpisodeSettings
+from skyrl_trainer.rollout.episode import Episode, How
 from skyrl_trainer.rollout.store import encoded
 from skyrl_trainer.settings import GeneratorConfig
-from skyrl_trainer.types import PLAYED, SamplingOptions, Trajectory
+from skyrl_trainer.types import PLAYED, Trajectory
 
 
 def places(generator: GeneratorConfig) -> tuple[int, int]:
@@ -29,15 +29,6 @@ def places(generator: GeneratorConfig) -> tuple[int, int]:
     env. With one turn as many again wait in the engine's queue: its batch is full before we know of an answer."""
     slots = generator.max_concurrency * (2 if generator.max_turns == 1 else 1)
     return slots, slots + generator.max_concurrency
-
-
-class How(NamedTuple):
-    """What Episodes.play is told of what starts together."""
-
-    sampling: SamplingOptions
-    seeded: bool
-    in_rounds: bool
-    first: bool
 
 
 class Episodes:
@@ -56,25 +47,18 @@ class Episodes:
         self._in_play, self._held = set[Episode](), False
 
     async def play(
-        self,
-        trajectories: list[Trajectory],
-        sampling: SamplingOptions,
-        seeded: bool,
-        in_rounds: bool,
-        first: bool = False,
-        over: Callable[[Trajectory], object] = lambda trajectory: None,
+        self, trajectories: list[Trajectory], how: How, over: Callable[[Trajectory], object] = lambda trajectory: None
     ) -> list[Trajectory]:
         """Plays every given (still empty) trajectory to its end and returns them all, in the same order.
         One that fails comes back with its reason; the engine's death (EngineDied) or a UserError cancels all.
-        seeded, first: as in EpisodeSettings. in_rounds: by rollout/rounds.py. over: called with each that has ended.
+        over: called with each that has ended.
         """
         generator = self._generator
         # In rounds everybody waits for everybody, so the limit covers as many waves as the engine needs for all.
-        waves = math.ceil(len(trajectories) / generator.max_concurrency) if in_rounds else 1
-        timeout = generator.episode_timeout * max(1, waves)
-        settings = EpisodeSettings(sampling, timeout, seeded, first)
-        (slot, started), rounds = self._places[first], None
-        if in_rounds:  # all are in flight, and the engine bounds what it runs
+        waves = math.ceil(len(trajectories) / generator.max_concurrency) if how.in_rounds else 1
+        timeout = generator.episode_timeout * waves
+        (slot, started), rounds = self._places[how.first], None
+        if how.in_rounds:  # all are in flight, and the engine bounds what it runs
             rounds = load("skyrl_trainer.rollout.rounds:Rounds")(self._engine, len(trajectories))
             slot, started = (asyncio.Semaphore(len(trajectories)) for _ in range(2))
 
@@ -84,7 +68,7 @@ class Episodes:
                 env = RemoteEnv(self._envs, trajectory.trajectory_id, trajectory.sample)
                 prompt = self._prompt_of(trajectory)
                 stands = int(self._held)
-                episode = self._episode(trajectory, env, prompt, generate, slot, settings, generator, stands)
+                episode = self._episode(trajectory, env, prompt, generate, slot, how, generator, timeout, stands)
                 self._in_play.add(episode)
                 PLAYED.set(episode)
                 try:
@@ -136,7 +120,7 @@ class RolloutWorker:
         # Handles come with every call, the same ones: Ray does not restart an actor that it made with them.
         new = [each for each in trajectories if each.trajectory_id not in self._here]
         self._here |= {each.trajectory_id for each in new}
-        self._tasks.add(asyncio.create_task(self._play(engine, env_workers, (new, *how, self._over))))
+        self._tasks.add(asyncio.create_task(self._play(engine, env_workers, (new, how, self._over))))
 
     async def finished(self, at_least: int, timeout: float, started: None) -> list[Trajectory] | None:
         """Waits until so many trajectories have ended, and returns all that have; [] after `timeout` seconds. None: so

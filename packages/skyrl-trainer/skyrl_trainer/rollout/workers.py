@@ -14,8 +14,9 @@ import ray
 from ray.exceptions import GetTimeoutError, ObjectLostError, RayActorError, RayTaskError
 
 from skyrl_trainer.errors import UserError
+from skyrl_trainer.rollout.episode import How
 from skyrl_trainer.rollout.pool import close_env_workers, start_env_workers
-from skyrl_trainer.rollout.rollout_worker import How, RolloutWorker, places
+from skyrl_trainer.rollout.rollout_worker import RolloutWorker, places
 from skyrl_trainer.settings import Config
 from skyrl_trainer.types import Trajectory
 
