@@ -75,10 +75,10 @@ def living() -> list[Node]:
     """The cluster's `machines`."""
     free, found = available_resources_per_node(), []
     for node in machines():
-        has, name = node["Resources"], f"{node['NodeName']} ({node['NodeID'][:8]})"
-        left, store = free.get(node["NodeID"], has), has.get("object_store_memory", 0)
-        free_now, everything = ((each.get("CPU", 0), each.get("GPU", 0)) for each in (left, has))
-        found.append(Node(node["NodeID"], *free_now, everything[0], name, store, everything[1]))
+        key, has = node["NodeID"], node["Resources"]
+        left, name = free.get(key, has), f"{node['NodeName']} ({key[:8]})"
+        now = left.get("CPU", 0), left.get("GPU", 0)
+        found.append(Node(key, *now, has.get("CPU", 0), name, has.get("object_store_memory", 0), has.get("GPU", 0)))
     return found
 
 
