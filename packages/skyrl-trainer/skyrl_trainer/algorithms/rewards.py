@@ -7,6 +7,7 @@ from dataclasses import replace
 from numbers import Real
 from typing import Any
 
+from skyrl_trainer.algorithms.roles import by_role
 from skyrl_trainer.errors import UserError
 from skyrl_trainer.protocols import RewardFunction
 from skyrl_trainer.registry import Registry, load
@@ -56,11 +57,8 @@ class Rewards:
         return [t for t, mark in zip(alive, marks, strict=True) if mark or overlong * self._penalty(t)]
 
     def batch(self, rollouts: RolloutBatch, groups: Collection[int]) -> RewardBatch:
-        """What the algorithm learns from: what was judged in these groups. With `overlong_filter` a trajectory that was
-        cut off has no sampled token: it counts in its group's baseline only."""
-        kept = [(i, t) for i in sorted(groups) for t in self.judged(rollouts.groups[i])]
-        if any(turn.info.keys() >= {"role", "rewards"} for _, t in kept for turn in t.turns[:1]):  # self-play
-            kept = load("skyrl_trainer.algorithms.roles:by_role")(kept)
+        """What the algorithm learns from: what was judged in these groups; what was cut off is in baselines only."""
+        kept = by_role([(i, t) for i in sorted(groups) for t in self.judged(rollouts.groups[i])])
         return RewardBatch(
             rollouts=rollouts,
             trajectories=[without_sampled_tokens(t) if self.cut_off(t) else t for _, t in kept],
