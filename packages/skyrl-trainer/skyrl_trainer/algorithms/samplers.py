@@ -47,14 +47,12 @@ class UniformSampler:
     def __init__(self, source: Sequence[Sample], seed: int) -> None:
         if len(source) == 0:
             raise UserError("data.train_data holds no task; name an env or a file with at least one row.")
-        if isinstance(source, SampleSource) and max(source.tries) > 1:
+        sources = source if isinstance(source, SampleSource) else SampleSource([source])
+        if max(sources.tries) > 1:
             raise UserError("data.train_data: `tries` are held-out data's; here generator.num_generations says it.")
         self.source, self.seed = source, seed
-        given = source.weights if isinstance(source, SampleSource) else ()
-        self.parts: Sequence[Sequence[Sample]] = [source]
-        if isinstance(source, SampleSource) and (given or self.by_source):
-            self.parts = source.parts
-        self.weights = given or [1.0] * len(self.parts)
+        self.parts = sources.parts if sources.weights or self.by_source else [source]
+        self.weights = sources.weights or [1.0] * len(self.parts)
         self.drawn = [0] * len(self.parts)
         self.owed = [0.0] * len(self.parts)
         """By source: its share of all draws so far, less what it had of them."""
