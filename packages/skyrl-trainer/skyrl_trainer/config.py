@@ -3,10 +3,9 @@
 import json
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from functools import reduce
 from operator import getitem
-from typing import Any
+from typing import Any, NamedTuple
 
 import yaml
 from pydantic import ValidationError
@@ -26,8 +25,7 @@ def flatten(config: Config) -> dict[str, Any]:
     return {name: reduce(getitem, name.split("."), plain) for name in leaf_fields()}
 
 
-@dataclass(frozen=True)
-class Resolved:
+class Resolved(NamedTuple):
     config: Config
     sources: dict[str, str]
     """Who set a setting ("quickstart.yaml, line 7"; "command line"); defaults are not in it."""
