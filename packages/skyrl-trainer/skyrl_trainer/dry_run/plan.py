@@ -145,9 +145,8 @@ def print_plan(resolved: Resolved) -> None:
     if shape:
         table = config.trainer.policy.model.path in KNOWN and config_file(config) is None
         note = "; not on this machine: its shape is from a table" if table else ""
-        found += _print_memory(
-            config, shape, machine, f"{shape.parameters / 1e6:,.2f} M parameters of {shape.width} bytes{note}"
-        )
+        model = f"{shape.parameters / 1e6:,.2f} M parameters of {shape.width} bytes{note}"
+        found += _print_memory(config, shape, machine, model)
         _print("\nPhysical limits", bounds.limits(config, shape, machine))
     else:
         print("\nMemory and limits are not known: the model is not on this machine, or unknown, or as said below.")
