@@ -32,9 +32,8 @@ def correction_range(options: Any, config: Config) -> tuple[str, float, float]:
     name = "none" if name == "bypass" else name
     given = options.correction_range
     if given is not None and (name == "none" or not (len(given) == 2 and 0 <= given[0] <= given[1] > 0)):
-        wanted = (
-            f"left out: correction={options.correction} has none" if name == "none" else "two weights, as in [0, 2]"
-        )
+        none = f"left out: correction={options.correction} has none"
+        wanted = none if name == "none" else "two weights, as in [0, 2]"
         raise UserError(f"trainer.algorithm.options.correction_range is {given}, but should be {wanted}.")
     low, high = given or RANGES[name]
     return name, low, high
