@@ -102,7 +102,6 @@ def make_rows(
 def set_advantages(rows: Sequence[Row], batch: AdvantageBatch, values: Sequence[Tensor] | None = None) -> None:
     """Fills in the advantages, and with a critic the returns and its values, per sampled token."""
     for i, row in enumerate(rows):
-        row.advantages = np.zeros(len(row.mask))
         row.advantages[row.mask] = batch.advantages[i]
         if batch.returns is not None:
             row.returns = torch.tensor(batch.returns[i], dtype=torch.float64)
