@@ -57,7 +57,7 @@ def make_rows(sizes: list[int], draw: np.random.Generator) -> list[Row]:
 def packed(learner: Learner, rows: list[Row]) -> None:
     for indices in cut(rows, range(len(rows)), 8192):
         logprobs_N, _ = learner.logprobs(collate(rows, indices, learner.device, learner.dtype))
-        learner.backward(-logprobs_N.sum())
+        (-logprobs_N.sum()).backward()
     learner.clear_gradients()
 
 

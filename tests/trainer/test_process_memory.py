@@ -69,7 +69,7 @@ def test_checkpointed_layers_give_the_same_gradient_in_less_memory(
         rollouts = make_batch(turns=2)
         rows = make_rows(rollouts.trajectories)
         batch = collate(rows, range(len(rows)), learner.device, learner.dtype)
-        peaks.append(peak(lambda learner=learner, batch=batch: learner.backward(learner.logprobs(batch)[0].sum())))
+        peaks.append(peak(lambda learner=learner, batch=batch: learner.logprobs(batch)[0].sum().backward()))
         gradients.append(torch.cat([p.grad.flatten() for p in learner.parameters]))
     assert (gradients[1] - gradients[0]).norm() <= tolerance * gradients[0].norm()
     assert peaks[1] < 0.6 * peaks[0]
@@ -85,7 +85,7 @@ def test_memory_of_the_logits_grows_with_the_chunk_and_not_with_the_sequence(
         monkeypatch.setattr(learner_module, "LOGITS_AT_ONCE", {"cpu": elements})
         hidden_NH = torch.ones(tokens, 8, requires_grad=True)
         batch: Any = SimpleNamespace(target_ids_N=torch.arange(tokens))
-        return peak(lambda: learner.backward(learner.logprobs(batch, hidden_NH)[0].sum()))
+        return peak(lambda: learner.logprobs(batch, hidden_NH)[0].sum().backward())
 
     short, long, larger = measure(64, 2**21), measure(256, 2**21), measure(256, 2**23)
     assert long < 1.05 * short

@@ -211,7 +211,7 @@ class GRPO(PolicyLoss):
         for indices, counts in passes:
             batch = self._collate(rows, indices)
             loss = self._micro_loss(batch, weights_M, meter if counts else Meter(), measure_engine)
-            self.learner.backward(loss if counts else 0.0 * loss)
+            (loss if counts else 0.0 * loss).backward()
             losses.append(loss.detach() if counts else torch.zeros_like(loss))
         loss = self.learner.ranks.sum(torch.stack(losses).sum())
         grad_norms = [model.clip_gradients() for model in self.models]

@@ -235,10 +235,6 @@ class Learner(Optimized, Scorer):
     def trainable(self) -> dict[str, nn.Parameter]:
         return {name: p for name, p in reshard(self.model).named_parameters() if p.requires_grad}
 
-    def backward(self, loss: Tensor) -> None:
-        """Adds to the gradients."""
-        self.accelerator.backward(loss)
-
     def step(self) -> float:
         self.optimizer_steps += 1
         return super().step()

@@ -113,7 +113,7 @@ class SFTTrainer:
                 logprobs_N, _ = learner.logprobs(batch)
                 loss = (-1.0 if counts else 0.0) / tokens * logprobs_N.sum()
                 if learn:
-                    learner.backward(loss)
+                    loss.backward()
                 sums[0] += loss.detach()
                 sums[1] += len(batch.trajectory_N[logprobs_N <= LIKELY].unique()) if counts else 0
         loss, other = learner.ranks.sum(sums)
