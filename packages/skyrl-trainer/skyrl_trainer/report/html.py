@@ -18,22 +18,19 @@ DRAWN_STEPS = 16
 
 def write_report(run_dirs: list[Path], out: Path) -> None:
     """Writes `out`, and each run's trajectories.html where it is older than they; what a run lacks is a gap."""
-    runs = [_run(path, out.parent) for path in run_dirs]
-    if len(runs) > 1:  # names may be alike
-        for run in runs:
-            run["name"] = run["path"]
+    runs = [_run(path, out.parent, len(run_dirs) == 1) for path in run_dirs]
     title = " against ".join(run["name"] for run in runs)
     write_page(out, title, {"runs": runs}, asset("report.css"), asset("charts.js") + asset("report.js"))
 
 
-def _run(path: Path, beside: Path) -> dict[str, Any]:
+def _run(path: Path, beside: Path, alone: bool) -> dict[str, Any]:
     if not any((path / name).exists() for name in ("config.yaml", "metrics.jsonl", "trajectories")):
         raise UserError(f"{path} is not a run folder: it has no config.yaml, no metrics.jsonl and no trajectories.")
     notes: list[str] = []
     rows = read_metrics(path)
     keys = sorted({key for row in rows for key in row} - {"step"})
     return {
-        "name": path.resolve().name,
+        "name": path.resolve().name if alone else str(path),  # names may be alike
         "path": str(path),
         "metrics": {key: [[row["step"], lean(row[key])] for row in rows if key in row] for key in keys},
         "timeline": read_spans(path)[-DRAWN_STEPS:],
