@@ -111,7 +111,7 @@ def _recipes_and_settings(**_: Any) -> list[str]:
 
 def split_settings(words: list[str]) -> tuple[str | None, list[str]]:
     """The recipe (at most one word without `name=`) and the overrides."""
-    overrides = [word for word in words if re.match(r"[\w.]+=", word)]
+    overrides = [word for word in words if re.match(r"[\w.-]+=", word)]
     recipes = [word for word in words if word not in overrides]
     if len(recipes) > 1:
         raise UserError(f"{recipes[1]!r} is not a setting (name=value), and there is a recipe already: {recipes[0]!r}.")

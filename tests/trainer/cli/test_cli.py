@@ -218,6 +218,20 @@ def test_settings_may_stand_after_an_option() -> None:
     args = cli._parse(["train", "quickstart", "--dry-run", "trainer.seed=1"])
     assert args.dry_run and args.settings == ["quickstart", "trainer.seed=1"]
     assert cli.split_settings(["a=b/c.yaml", "runs/a=b/c.yaml"]) == ("runs/a=b/c.yaml", ["a=b/c.yaml"])
+    weight = "trainer.algorithm.reward_funcs.len-penalty=0.5"
+    assert cli.split_settings(["quickstart", weight]) == ("quickstart", [weight])
+
+
+def test_a_gpu_that_has_no_memory_of_its_own_has_the_machines(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tool = tmp_path / "nvidia-smi"
+    tool.write_text("#!/bin/sh\necho 'NVIDIA GB10, [N/A]'\necho 'NVIDIA H100, 81559'\n")
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    found = doctor.hardware()
+    assert found.gpus == (Gpu("NVIDIA GB10", found.memory), Gpu("NVIDIA H100", 81559 << 20))
 
 
 def test_two_recipes_and_unknown_options_are_refused(capsys: pytest.CaptureFixture[str]) -> None:

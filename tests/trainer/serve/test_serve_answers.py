@@ -100,6 +100,23 @@ def test_models_and_a_chat_with_its_weight_versions(client: openai.OpenAI, engin
     assert reply.model_extra["weight_versions"] == [spans]
 
 
+def test_an_engine_that_is_away_is_not_asked() -> None:
+    tokenizer, away = tiny_tokenizer(), {0}
+    engines = [SayingEngine(tokenizer), SayingEngine(tokenizer)]
+    policy = Policy("tiny-run", engines, ChatPrompt(tokenizer), GeneratorConfig(max_model_len=1024), away)
+    with (server := PolicyServer("127.0.0.1", 0)).running(application(policy)):
+        client, asked = openai.OpenAI(base_url=server.url, api_key="none", max_retries=0, timeout=20), list[list[int]]()
+        for gone in ({0}, {1}, set[int](), {0, 1}):  # where all are, it waits for one
+            away.clear()
+            away |= gone
+            for engine in engines:
+                engine.seen.clear()
+            for _ in range(4):
+                client.completions.create(model="tiny-run", prompt="1", max_tokens=1)
+            asked.append([len(engine.seen) for engine in engines])
+    assert asked == [[0, 4], [4, 0], [2, 2], [2, 2]]
+
+
 def test_null_is_as_good_as_a_member_that_is_left_out(url: str) -> None:
     """Clients that write all of their fields send it."""
     names = ("n", "top_p", "stream", "temperature", "stop", "seed", "max_tokens", "logprobs", "tools")

@@ -38,11 +38,11 @@ def hardware() -> Hardware:
     memory, limit = psutil.virtual_memory().total, Path("/sys/fs/cgroup/memory.max")
     if limit.is_file() and (text := limit.read_text().strip()).isdigit():
         memory = min(memory, int(text))
-    return Hardware(len(os.sched_getaffinity(0)), memory, tuple(_gpus()))
+    return Hardware(len(os.sched_getaffinity(0)), memory, tuple(_gpus(memory)))
 
 
 # NVIDIA's, by its own tool; CUDA_VISIBLE_DEVICES (indices or UUIDs) hides some.
-def _gpus() -> Iterator[Gpu]:
+def _gpus(memory: int) -> Iterator[Gpu]:
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     command = ["nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader,nounits"]
     command += [f"--id={visible}"] if visible else []
@@ -52,7 +52,8 @@ def _gpus() -> Iterator[Gpu]:
         return
     for line in listed.splitlines() if visible != "" else ():
         name, _, mebibytes = line.rpartition(",")
-        yield Gpu(name.strip(), int(mebibytes) * 2**20)
+        own = mebibytes.strip().isdigit()  # some have the machine's memory, and say [N/A]
+        yield Gpu(name.strip(), int(mebibytes) * 2**20 if own else memory)
 
 
 def version(package: str) -> str | None:

@@ -8,7 +8,7 @@ Errors are the dialect's JSON: 400 for a request that makes no sense, 404 for an
 import asyncio
 import itertools
 import secrets
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -36,10 +36,14 @@ ANSWER_SECONDS = 3600.0
 class Policy:
     """A policy by its name, on several engines in turn. Used from one event loop."""
 
-    def __init__(self, name: str, engines: list[Any], prompt: ChatPrompt, generator: GeneratorConfig) -> None:
+    def __init__(
+        self, name: str, engines: list[Any], prompt: ChatPrompt, generator: GeneratorConfig, away: Collection[int] = ()
+    ) -> None:
+        """away: the engines that are not asked now (run/engine_watch.py)."""
         self.name, self.limits = name, {"max_model_len": generator.max_model_len}
         self._prompt, self._generator = prompt, generator
-        self._engines = itertools.cycle([(e, EngineClient(e, f"serve-{secrets.token_hex(4)}")) for e in engines])
+        self._engines = [(e, EngineClient(e, f"serve-{secrets.token_hex(4)}")) for e in engines]
+        self._turn, self._away = itertools.count(), away
 
     async def complete(self, request: Completion) -> Json:
         given, size = request.prompt, len(self._prompt.tokenizer)
@@ -90,7 +94,8 @@ class Policy:
         streams = bool(request.stream) and request.n == 1 and not isinstance(self._prompt, ParsingPrompt)
         seeds = [(seed + i) % 2**63 for i in range(request.n)]  # engines take 63 bits
         asked = [GenerationRequest(f"{name}-{i}", ids, options, each, streams=streams) for i, each in enumerate(seeds)]
-        engine, client = next(self._engines)
+        there = [each for index, each in enumerate(self._engines) if index not in self._away] or self._engines
+        engine, client = there[next(self._turn) % len(there)]
         following = asyncio.create_task(self._follow(engine, asked[0], request)) if streams else None
         try:
             outputs = await asyncio.wait_for(client.generate_round(asked), ANSWER_SECONDS)
@@ -134,7 +139,8 @@ class PolicyServer(HTTPServer):
         config = run.config
         kwargs = config.generator.chat_template_kwargs
         prompt = with_parsers(ChatPrompt(run.learner.tokenizer, kwargs), config.generator.agent)
-        policy = Policy(config.trainer.run_name, run.processes.engines, prompt, config.generator)
+        engines, away = run.processes.engines, run.processes.watch.away
+        policy = Policy(config.trainer.run_name, engines, prompt, config.generator, away)
         with self.running(chat_api.application(policy)):
             run.table.note(f"{config.trainer.run_name} is served at {self.url}")
             yield
@@ -146,7 +152,8 @@ def serve(config: Config, model_path: str, name: str, server: PolicyServer) -> N
     prompt = with_parsers(load_chat_prompt(model_path, config.generator.chat_template_kwargs), config.generator.agent)
     with guarded(), Processes(config, model_path, plays=False) as processes:
         processes.wait_for_engines()
-        with server.running(chat_api.application(Policy(name, processes.engines, prompt, config.generator))):
+        policy = Policy(name, processes.engines, prompt, config.generator, processes.watch.away)
+        with server.running(chat_api.application(policy)):
             print(f"{name} is served at {server.url}", flush=True)
             print(f"Its context has {config.generator.max_model_len} tokens.", flush=True)
             while True:
