@@ -157,6 +157,25 @@ def test_a_wrong_schema_names_the_row_and_the_field(
         data.load(benchmarks.find(bench), str(write(tmp_path / "rows.jsonl", rows)))
 
 
+class Plain(benchmarks.Benchmark):
+    name = "plain"
+
+    class Row(data.Row):
+        asked: str
+
+    def item_of(self, row: Any) -> Item:
+        return self.item(row.asked, row.asked, "")
+
+
+def test_a_benchmark_needs_neither_a_prompt_nor_a_source(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"asked": "What is {this}?"}\n')
+    (item,) = data.load(Plain(), str(path)).items
+    assert Plain().env(item).options["task"]["question"] == "What is {this}?"
+    with pytest.raises(UserError, match="names no source of its rows: give --data"):
+        data.load(Plain(), None)
+
+
 def test_what_is_not_a_row_or_not_a_file_is_named(tmp_path: Path) -> None:
     gsm8k = benchmarks.find("gsm8k")
     empty = tmp_path / "empty"

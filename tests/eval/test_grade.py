@@ -217,6 +217,15 @@ def test_one_attempt_that_breaks_a_grader_does_not_end_the_others(tmp_path: Path
     assert "The grader failed" in str(verdicts[0].error)
 
 
+def test_a_grader_that_gives_a_number_is_told_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (one,) = items("gsm8k")[:1]
+    monkeypatch.setattr(type(benchmarks.find("gsm8k")), "grade", lambda *_: 1.0)
+    with Run(tmp_path, CONFIG, {}, [one]) as run:
+        run.add(attempt(one, "#### 999"))
+        (found,) = grade.grade_run(run, "gsm8k", Context())
+    assert "The grader failed: TypeError: it gave 1.0, and should give a Verdict" in str(found.error)
+
+
 def test_what_grading_needs_is_asked_for_before_anything_is_spent(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UserError, match=r"officially o3-mini-2025-01-31.*--judge-url and --judge-model"):
         benchmarks.find("hle").check(Context())

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -87,6 +89,15 @@ def test_a_benchmark_of_ones_own_goes_the_whole_way(tmp_path: Path, capsys: pyte
     assert "--base-url" in capsys.readouterr().err
     assert main(["eval", "code", *words[2:], f"--base-url={url}"]) == 2
     assert "capitals is a benchmark of `eval agent`" in capsys.readouterr().err
+
+
+def test_a_training_finds_a_benchmark_of_ones_own(tmp_path: Path) -> None:
+    data = write(tmp_path / "rows.jsonl", [{"country": "Peru", "capital": "Lima"}])
+    words = ["train", "quickstart", "--dry-run", f'data.val_data=["skyrl_eval:capitals?data={data}"]']
+    words += [f"trainer.algorithm.plugin_file={EXAMPLES / 'my_benchmark.py'}"]
+    command = [sys.executable, "-m", "skyrl_trainer", *words]
+    said = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=300)
+    assert said.returncode == 0 and "capitals" in said.stdout and "not registered" not in said.stdout + said.stderr
 
 
 def test_look_ahead_on_copies_plays_better_than_the_random_policy_alone(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import signal
 from collections import Counter
@@ -37,6 +38,44 @@ def task_text(sample: Sample) -> str:
 def write_rows(path: Path, *rows: dict[str, Any]) -> str:
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     return str(path)
+
+
+OPENED = """
+import gymnasium
+from skyrl_gym import UnicodeText
+
+opened = []
+
+
+class Opens(gymnasium.Env):
+    observation_space = action_space = UnicodeText(99)
+
+    def reset(self, *, seed=None, options=None):
+        opened.append(self)
+        return f"task {seed}", {}
+
+    def close(self):
+        opened[:] = [each for each in opened if each is not self]
+        raise ValueError("at its end")
+
+
+gymnasium.register("test/Opens-v0", Opens)
+"""
+
+
+def test_every_env_that_is_made_for_its_first_texts_is_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "opens_mod.py").write_text(OPENED)
+    monkeypatch.syspath_prepend(tmp_path)
+    spec = "opens_mod:test/Opens-v0?size=5"
+    try:
+        source = load_samples([spec, write_rows(tmp_path / "rows.jsonl", ROW | {"env_class": "test/Opens-v0"})])
+        opened = importlib.import_module("opens_mod").opened
+        assert opened == [] and len(held_out(source, 4)) == 4 and opened == []
+        texts = conversation_texts(load_samples([spec]), 3, 0, experts=False)
+        next(texts), next(texts)
+        assert len(opened) == 1 and len(list(texts)) == 4 and opened == []
+    finally:
+        gymnasium.registry.pop("test/Opens-v0", None)
 
 
 def test_an_env_spec_is_a_lazy_list_of_samples() -> None:

@@ -104,7 +104,8 @@ def locate(official: Source, spec: str | None) -> tuple[str, str | None, list[Pa
             raise UserError(f"--data {spec} is not a file here that ends in {', '.join(SUFFIXES)}.")
     if spec is None and official.url:
         return official.url, None, [_download(official)]
-    name = (spec or official.repo).removeprefix("hf:")
+    if not (name := (spec or official.repo).removeprefix("hf:")):
+        raise UserError("This benchmark names no source of its rows: give --data a file of them.")
     patterns = [*filter(None, (official.files, official.shots))] or ["*"]
     commit, files = snapshot(name, patterns, "--data")
     return name.partition("@")[0], commit, [file for file in files if file.suffix in SUFFIXES]

@@ -148,7 +148,9 @@ def _graded(benchmark: Benchmark, context: Context, item: Item, attempt: Attempt
     reason = f"The attempt failed: {attempt.error}" if attempt.stop == "error" else ""
     if not reason:
         try:
-            return benchmark.grade(item, attempt, context)
+            if not isinstance(found := benchmark.grade(item, attempt, context), Verdict):
+                raise TypeError(f"it gave {found!r:.80}, and should give a Verdict")
+            return found
         except judge.JudgeFailed as error:
             return verdict(item, attempt, None, "", error=without_login(str(error)), **error.tokens)
         except SandboxFailed as error:

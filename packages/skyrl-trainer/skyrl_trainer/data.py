@@ -16,8 +16,8 @@ import math
 import re
 import signal
 import time
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -131,14 +131,14 @@ def tasks(config: Config, specs: Sequence[Spec]) -> SampleSource:
 def held_out(source: SampleSource, count: int) -> list[Sample]:
     """The first `count` rows, and tasks of envs whose messages differ, each `tries` times; the sources take turns."""
     found: dict[tuple[str, ...], list[Sample]] = {}
-    envs: dict[str, Any] = {}
     given, longest = [*zip(source.parts, source.tries, strict=True)], max(map(len, source.parts))
-    for sample, times in ((part[i], n) for i in range(longest) for part, n in given if i < len(part)):
-        if len(found) == count:
-            break
-        observation, info = first_texts(sample, envs)
-        row = sample.sample_id if "task" in sample.options else ""  # as often as it stands there
-        found.setdefault((info.get("instructions", ""), observation, row), [sample] * times)
+    with first_envs() as envs:
+        for sample, times in ((part[i], n) for i in range(longest) for part, n in given if i < len(part)):
+            if len(found) == count:
+                break
+            observation, info = first_texts(sample, envs)
+            row = sample.sample_id if "task" in sample.options else ""  # as often as it stands there
+            found.setdefault((info.get("instructions", ""), observation, row), [sample] * times)
     return [sample for same in found.values() for sample in same]
 
 
@@ -146,26 +146,46 @@ def _late(*of: object) -> None:
     raise TimeoutError(f"it took longer than {FIRST_SECONDS:g} seconds")
 
 
-def first_texts(sample: Sample, envs: dict[str, Any], label: str = "") -> tuple[str, dict[str, Any]]:
-    """An env's first observation and info; envs: those made already, by ids. UserError (label or sample's id first)."""
-    if in_main := current_thread() is main_thread():  # another one hears no alarm
-        before = signal.signal(signal.SIGALRM, _late)
-        alarm = signal.setitimer(signal.ITIMER_REAL, FIRST_SECONDS, 1.0)
+@contextmanager
+def _limited() -> Iterator[None]:
+    if current_thread() is not main_thread():  # it hears no alarm
+        yield
+        return
+    before = signal.signal(signal.SIGALRM, _late)
+    alarm = signal.setitimer(signal.ITIMER_REAL, FIRST_SECONDS, 1.0)
     try:
-        if sample.env_id not in envs:
-            envs[sample.env_id] = load("gymnasium:make")(sample.env_id, disable_env_checker=True)
-        env = envs[sample.env_id]
-        observation, info = env.reset(seed=sample.seed, options=dict(sample.options))
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, *alarm)
+        signal.signal(signal.SIGALRM, before)
+
+
+@contextmanager
+def first_envs() -> Iterator[dict[str, Any]]:
+    """Envs by their ids, for `first_texts` to make; closed at the end."""
+    envs: dict[str, Any] = {}
+    try:
+        yield envs
+    finally:
+        for env in envs.values():
+            with suppress(Exception, SystemExit), _limited():
+                env.close()
+
+
+def first_texts(sample: Sample, envs: dict[str, Any], label: str = "") -> tuple[str, dict[str, Any]]:
+    """An env's first observation and info; envs: of `first_envs`. UserError (label or sample's id first)."""
+    try:
+        with _limited():
+            if sample.env_id not in envs:
+                envs[sample.env_id] = load("gymnasium:make")(sample.env_id, disable_env_checker=True)
+            env = envs[sample.env_id]
+            observation, info = env.reset(seed=sample.seed, options=dict(sample.options))
         if not (isinstance(observation, str) and isinstance(info, dict)):
             raise TypeError(f"reset gave {(observation, info)!r:.80}, and should give a text and a dict")
     except (Exception, SystemExit) as error:
         where = f"Data source {(label or sample.sample_id)!r}"
         reason = error if type(error) in (ValueError, ImportError) else cause(error)  # our envs' are sentences
         raise UserError(f"{where}: {sample.env_id} cannot begin an episode: {reason}") from error
-    finally:
-        if in_main:
-            signal.setitimer(signal.ITIMER_REAL, *alarm)
-            signal.signal(signal.SIGALRM, before)
     return observation, info
 
 
@@ -226,7 +246,8 @@ def _env_samples(label: str, name: str, options: dict[str, Any], seed: int, env_
         hint = " A data file ends in .jsonl or .parquet." if "." in name or "/" in name else ""
         raise UserError(f"Data source {label!r}: {error}{hint}") from error
     samples = EnvSamples(label, env_id, options | own, size, seed, env_file)
-    first_texts(samples[0], {}, label)  # an unknown option is told at the start
+    with first_envs() as envs:
+        first_texts(samples[0], envs, label)  # an unknown option is told at the start
     return samples
 
 
@@ -236,17 +257,18 @@ def _row_samples(path: str, files: Sequence[Path], default_env_class: str, env_f
     except (OSError, ValueError, ImportError) as error:
         raise UserError(str(error)) from error
     samples = []
-    env_ids, envs, deadline = dict[str, str](), dict[str, Any](), time.monotonic() + CHECK_SECONDS
-    for number, row in enumerate(rows):
-        env_class = row.get("env_class") or default_env_class
-        if first_of_class := env_class not in env_ids:
-            try:
-                env_ids[env_class] = load("skyrl_gym:resolve_env_id")(env_class)
-            except ValueError as error:
-                raise UserError(f"{path} row {number + 1}, field 'env_class': {error}") from error
-        truth = row["reward_spec"].get("ground_truth")
-        sample = Sample(f"{path}#{number}", env_ids[env_class], number, {"task": row}, truth, env_file)
-        if first_of_class or time.monotonic() < deadline:
-            first_texts(sample, envs, f"{path} row {number + 1}")
-        samples.append(sample)
+    env_ids, deadline = dict[str, str](), time.monotonic() + CHECK_SECONDS
+    with first_envs() as envs:
+        for number, row in enumerate(rows):
+            env_class = row.get("env_class") or default_env_class
+            if first_of_class := env_class not in env_ids:
+                try:
+                    env_ids[env_class] = load("skyrl_gym:resolve_env_id")(env_class)
+                except ValueError as error:
+                    raise UserError(f"{path} row {number + 1}, field 'env_class': {error}") from error
+            truth = row["reward_spec"].get("ground_truth")
+            sample = Sample(f"{path}#{number}", env_ids[env_class], number, {"task": row}, truth, env_file)
+            if first_of_class or time.monotonic() < deadline:
+                first_texts(sample, envs, f"{path} row {number + 1}")
+            samples.append(sample)
     return samples

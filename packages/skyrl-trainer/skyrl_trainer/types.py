@@ -63,7 +63,7 @@ class PromptBatch:
     samples: list[Sample]
     num_generations: int
     offset: int = 0
-    """The number of the first sample: a second draw of a step goes on where the first ended."""
+    """The number of the first sample: an evaluation of many goes in parts."""
 
 
 @dataclass(frozen=True, slots=True)

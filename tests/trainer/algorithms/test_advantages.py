@@ -205,6 +205,13 @@ def test_a_group_whose_advantages_are_one_number_is_refused() -> None:
         by_group(batch_of([[[1.0], [2.0]]]), lambda returns: returns.mean())
 
 
+def test_advantages_may_be_of_any_number_type() -> None:
+    batch = batch_of([[[1.0], [2.0]]])
+    wanted = by_group(batch, lambda returns: returns.argsort().double() - 0.5).advantages
+    assert by_group(batch, lambda returns: returns.argsort().float() - 0.5).advantages == wanted
+    assert by_group(batch, lambda returns: returns > 1.5).advantages == [[0.0] * 2, [1.0] * 2]
+
+
 def test_gae_without_a_critic_is_refused() -> None:
     with pytest.raises(UserError, match=r"gae needs a critic: take trainer\.algorithm\.name=ppo"):
         estimator("gae")(ragged_turns(0, True)[0], options_of_ppo(), None)

@@ -222,9 +222,7 @@ def test_settings_may_stand_after_an_option() -> None:
     assert cli.split_settings(["quickstart", weight]) == ("quickstart", [weight])
 
 
-def test_a_gpu_that_has_no_memory_of_its_own_has_the_machines(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_gpu_that_has_no_memory_of_its_own_has_the_machines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tool = tmp_path / "nvidia-smi"
     tool.write_text("#!/bin/sh\necho 'NVIDIA GB10, [N/A]'\necho 'NVIDIA H100, 81559'\n")
     tool.chmod(0o755)

@@ -57,8 +57,8 @@ class Benchmark:
         raise NotImplementedError
 
     def env(self, item: Item) -> Sample:
-        """The env that asks the item's question, by default in the first prompt; nothing in it is of `item.gold`."""
-        return ask(item, fill(self.prompts[0], question=item.question))
+        """The env that asks the question, by default in the first prompt, if any; nothing in it is of `item.gold`."""
+        return ask(item, fill(self.prompts[0], question=item.question) if self.prompts else item.question)
 
     def check(self, context: Context) -> None:
         """UserError where grading could not work, called before anything is spent."""

@@ -89,7 +89,7 @@ def by_group(rewards: RewardBatch, advantages_of: Callable[[Tensor], Tensor]) ->
             values = advantages_of(group)
             if getattr(values, "shape", None) != group.shape:
                 raise UserError(f"An estimator gave {values!r:.60} by_group: it should give {len(group)} advantages.")
-            advantages_M[members_M] = values
+            advantages_M[members_M] = values.to(advantages_M)
         members_M &= sampled_M
         if members_M.sum() > 1:
             advantages_M[members_M] -= less_the_others(kl_M[members_M])

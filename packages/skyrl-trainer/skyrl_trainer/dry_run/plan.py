@@ -73,7 +73,7 @@ def obstacles(config: Config, machine: Hardware) -> Iterator[str]:
     from skyrl_trainer.run.cluster import check_here
     from skyrl_trainer.weight_sync.colocation import sync_backend
 
-    checks = (model_shape, _load_data, check_agent, algorithm_options, _check_lora, engine_class, sync_backend)
+    checks = (algorithm_options, model_shape, _load_data, check_agent, _check_lora, engine_class, sync_backend)
     for check in (*checks, check_here):
         try:
             check(config)

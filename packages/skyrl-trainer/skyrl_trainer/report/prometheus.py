@@ -20,7 +20,8 @@ class PrometheusTracker:
     """Of the driver, and of what it knows of each engine: what accelerate's trackers offer."""
 
     def __init__(self, config: Config) -> None:
-        self._path, self._run = config.run_path / "prometheus.json", config.trainer.run_name
+        self._path = config.run_path / "prometheus.json"
+        self._run = config.trainer.run_name
         self._shown, self._ports = set[str](), b""
 
     def start(self) -> None:

@@ -5,7 +5,7 @@ from random import Random
 from typing import Any
 
 import skyrl_gym
-from skyrl_trainer.data import SampleSource, first_texts
+from skyrl_trainer.data import SampleSource, first_envs, first_texts
 from skyrl_trainer.errors import UserError
 from skyrl_trainer.types import Sample
 
@@ -38,7 +38,7 @@ def conversation_texts(source: Sequence[Sample], count: int, seed: int, experts:
     if experts:
         yield from (each["content"] for talk in demonstrations(source, count, seed) for each in talk)
         return
-    envs: dict[str, Any] = {}
-    for sample in _drawn(source, count, Random(seed)):
-        observation, info = first_texts(sample, envs)
-        yield from (info.get("instructions") or "", observation)
+    with first_envs() as envs:
+        for sample in _drawn(source, count, Random(seed)):
+            observation, info = first_texts(sample, envs)
+            yield from (info.get("instructions") or "", observation)

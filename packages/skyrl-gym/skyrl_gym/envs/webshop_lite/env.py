@@ -127,7 +127,8 @@ class WebShopLiteEnv(TextEnv):
         return {"view": view, "opened": self._opened, **kept}
 
     def set_env_state(self, state: dict[str, Any]) -> None:
-        self._shop, self._opened = load(self._path, self.options["lang"]), list(state["opened"])
+        self._shop = load(self._path, self.options["lang"])
+        self._opened = list(state["opened"])
         self._thought, self._haste = bool(state["thought"]), list(state["haste"])
         self._order = state["order"]
         goal = self.task.ground_truth
