@@ -92,7 +92,7 @@ class Bench:
 def packed(learner: Learner, rows: list[Row], budget: int) -> None:
     for indices in cut(rows, range(len(rows)), budget):
         logprobs_N, _ = learner.logprobs(collate(rows, indices, learner.device, learner.dtype))
-        learner.backward(-logprobs_N.sum() / 1000)
+        (-logprobs_N.sum() / 1000).backward()
     learner.clip_gradients()
     learner.step()
 

@@ -27,6 +27,7 @@ from skyrl_trainer.agent.message_prompt import MessagePrompt
 from skyrl_trainer.cli import main
 from skyrl_trainer.engine import endpoint, http
 from skyrl_trainer.rollout.env_client import EnvClient
+from skyrl_trainer.rollout.episode import How
 from skyrl_trainer.rollout.rollout_worker import Episodes
 from skyrl_trainer.settings import GeneratorConfig
 from skyrl_trainer.types import Sample, SamplingOptions, StopReason, Trajectory
@@ -364,14 +365,24 @@ def test_an_honest_rate_limit_is_kept_to(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "run" / "results.json").read_text())["counts"]["correct"] == ITEMS
 
 
-@pytest.mark.parametrize(("after", "stop"), [("0.8", StopReason.TERMINATED), (None, StopReason.TIMEOUT)])
-def test_the_pauses_of_a_rate_limit_do_not_run_on_an_episodes_clock(after: str | None, stop: StopReason) -> None:
-    numbers = iter(range(9))
+@pytest.mark.parametrize(
+    ("after", "times", "stop"),
+    [
+        ("0.8", 1, StopReason.TERMINATED),
+        ("0.5", 2, StopReason.TERMINATED),
+        ("0.8", 9, StopReason.TIMEOUT),  # they are not free for ever
+        (None, 0, StopReason.TIMEOUT),
+    ],
+)
+def test_the_pauses_of_a_rate_limit_do_not_run_on_an_episodes_clock(
+    after: str | None, times: int, stop: StopReason
+) -> None:
+    numbers = iter(range(99))
 
     def reply(request: dict[str, Any]) -> Raw:
         if after is None:
             time.sleep(1.6)  # it thinks as long
-        return no(429, "slow", after) if after and next(numbers) < 2 else said("Hello.")
+        return no(429, "slow", after) if after and next(numbers) < times else said("Hello.")
 
     async def play(url: str) -> Trajectory:
         client = endpoint.EndpointClient(endpoint.Endpoint(url, "m"))
@@ -379,7 +390,8 @@ def test_the_pauses_of_a_rate_limit_do_not_run_on_an_episodes_clock(after: str |
         config = GeneratorConfig(max_turns=1, max_model_len=endpoint.UNBOUNDED, episode_timeout=0.7)
         episodes = Episodes(lambda _: prompt, client, EnvClient([FakeEnvWorker()]), config)
         sampling = SamplingOptions(8, stop_token_ids=prompt.stop_token_ids)
-        return (await episodes.play([Trajectory("0/0/0", Sample("s", "fake", 0), 0, 0)], sampling, False, False))[0]
+        how = How(sampling, False, False, False)
+        return (await episodes.play([Trajectory("0/0/0", Sample("s", "fake", 0), 0, 0)], how))[0]
 
     with served(reply) as (url, _):
         assert asyncio.run(play(url)).stop_reason is stop

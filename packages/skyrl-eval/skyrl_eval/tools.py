@@ -140,7 +140,7 @@ def on_the_internet(host: str) -> bool:
     return all(ipaddress.ip_address(entry[4][0]).is_global for entry in found)
 
 
-# A socket's own limit begins anew with every byte.
+# A socket's own limit, the only one of headers, begins anew with every byte.
 def _read(reply: Any) -> bytes:
     data, until = b"", time.monotonic() + SECONDS
     while len(data) < MOST_BYTES and (part := reply.read1(1 << 16)):

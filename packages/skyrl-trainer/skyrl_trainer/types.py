@@ -25,8 +25,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:  # an EnvWorker unpickles a Sample and must not load torch
     from torch import Tensor
 
-PLAYED: ContextVar[Any] = ContextVar("PLAYED")
-"""The Episode that a task plays: its clock stands still while a request of it pauses between two tries."""
+PLAYED: ContextVar[Any] = ContextVar("PLAYED", default=None)
+"""The Episode that a task plays: its clock stands still while a request of it waits for a rate limit."""
 StepMetrics = dict[str, float]
 """One step's figures by name, for example {"step": 3, "reward/mean": 0.61, "time/rollout": 1.9}."""
 

@@ -10,7 +10,6 @@ import hmac
 import json
 import secrets
 import socket
-import threading
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -97,8 +96,8 @@ class Server:
         """Also of a session that has ended already."""
         if session := self._open.pop(name, None):
             session.end.cancel()
-            close = partial(_close, session.episode)
-            threading.Thread(target=close).start() if self._waits else close()
+            with suppress(Exception):  # nobody is left to be told
+                session.episode.close()
 
     # What the session's Episode answers. Refused with what is wrong.
     async def _call(self, name: Any, what: str, *arguments: Any) -> Any:
@@ -234,11 +233,6 @@ class Server:
         done = await self._call(name, "call_tool", params.get("name"), params.get("arguments", {}))
         text = done["observation"]["text"]
         return {"content": [{"type": "text", "text": text}], "structuredContent": done, "data": text, "isError": False}
-
-
-def _close(episode: Episode) -> None:
-    with suppress(Exception):  # nobody is left to be told
-        episode.close()
 
 
 def _error(error: Refused) -> Said:

@@ -57,7 +57,7 @@ class Rewards:
         return [t for t, mark in zip(alive, marks, strict=True) if mark or overlong * self._penalty(t)]
 
     def batch(self, rollouts: RolloutBatch, groups: Collection[int]) -> RewardBatch:
-        """What the algorithm learns from: what was judged in these groups; what was cut off is in baselines only."""
+        """What was judged in these groups. With `overlong_filter`, what was cut off counts in baselines only."""
         kept = by_role([(i, t) for i in sorted(groups) for t in self.judged(rollouts.groups[i])])
         return RewardBatch(
             rollouts=rollouts,

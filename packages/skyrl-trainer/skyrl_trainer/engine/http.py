@@ -81,11 +81,9 @@ class HTTPClient(AbstractAsyncContextManager["HTTPClient"]):
             failures += refused.status != 429 or time.monotonic() > busy_until
             if failures >= tries:
                 raise refused
-            if episode := PLAYED.get(None):
-                episode.hold()
-            await asyncio.sleep(min(pause, max(LONGEST_PAUSE, busy_until - time.monotonic())))
-            if episode:
-                episode.go_on()
+            episode = PLAYED.get() if refused.status == 429 else None
+            sleep = episode.pause if episode else asyncio.sleep
+            await sleep(min(pause, max(LONGEST_PAUSE, busy_until - time.monotonic())))
             number = min(number + 1, 6)
 
     async def __aexit__(self, *_: object) -> None:

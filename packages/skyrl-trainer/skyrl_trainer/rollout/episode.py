@@ -61,6 +61,7 @@ class Episode:
     clock: asyncio.Timeout = field(init=False)
     left: float = field(init=False)
     """Seconds on the clock while it stands."""
+    paused: float = 0.0
     doing: str = "in its env's reset"
     held: bool = False
 
@@ -175,6 +176,15 @@ class Episode:
         self.stands -= 1
         if not self.stands:
             self._set_clock(asyncio.get_running_loop().time() + self.left)
+
+    async def pause(self, seconds: float) -> None:
+        """Sleeps. The clock stands still in it, in all pauses together for no longer than the episode may take."""
+        free, self.paused = self.paused < self.timeout, self.paused + seconds
+        if free:
+            self.hold()
+        await asyncio.sleep(seconds)
+        if free:
+            self.go_on()
 
     def _set_clock(self, when: float | None) -> None:
         with suppress(RuntimeError):  # it has run out, or the env is being closed
