@@ -6,6 +6,7 @@ import csv
 import hashlib
 import json
 import re
+from dataclasses import replace
 from http.client import IncompleteRead
 from pathlib import Path
 from types import SimpleNamespace
@@ -104,6 +105,9 @@ def test_a_folder_is_read_whole_and_its_validation_file_is_shown_as_examples(tmp
     write(tmp_path / "test-2.parquet", [mmlu_pro(2)])
     found = data.load(benchmarks.find("mmlu-pro"), str(tmp_path))
     assert [item.item_id for item in found.items] == ["1", "2"]
+    examples = "no worked examples are shown, as no validation file is beside the test file"
+    assert examples not in found.notes
+    assert examples in data.load(benchmarks.find("mmlu-pro"), str(tmp_path / "test-1.jsonl")).notes
     asked = benchmarks.find("mmlu-pro").env(found.items[0]).options["task"]["question"]
     assert asked.startswith("Question:\nWhich colour is number 9?\nOptions:\nA. red\nB. green\nC. blue\nAnswer: Let's")
     assert "It is green. The answer is (B).\n\nQuestion:\nWhich colour is number 1?" in asked
@@ -155,6 +159,28 @@ def test_a_wrong_schema_names_the_row_and_the_field(
     rows = [ROWS[bench][0], ROWS[bench][1] | change]
     with pytest.raises(UserError, match=re.escape(said)):
         data.load(benchmarks.find(bench), str(write(tmp_path / "rows.jsonl", rows)))
+
+
+def test_of_a_folder_as_it_is_published_only_the_official_items_are_read(tmp_path: Path) -> None:
+    """Not the rows to train on, nor the larger sets that hold the same questions once more."""
+    rows = [json.dumps(ROWS["gsm8k"][0] | {"question": f"{n} + {n}?"}) + "\n" for n in range(6)]
+    (tmp_path / "test.jsonl").write_text("".join(rows[:2]))
+    (tmp_path / "train.jsonl").write_text("".join(rows[2:]))
+    found = data.load(benchmarks.find("gsm8k"), str(tmp_path))
+    assert [item.question for item in found.items] == ["0 + 0?", "1 + 1?"]
+    assert found.notes == ["2 items of the official 1319 are in the data"]
+    gpqa = benchmarks.find("gpqa").source
+    for name in ("gpqa_diamond", "gpqa_main", "gpqa_extended"):
+        (tmp_path / f"{name}.csv").touch()
+    assert [path.name for path in data.locate(gpqa, str(tmp_path))[2]] == ["gpqa_diamond.csv"]
+
+
+def test_more_items_than_the_official_ones_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in ROWS["gsm8k"][:2]))
+    gsm8k = benchmarks.find("gsm8k")
+    monkeypatch.setattr(type(gsm8k), "source", replace(gsm8k.source, size=1))
+    assert data.load(gsm8k, str(path)).notes == ["2 items of the official 1 are in the data"]
 
 
 class Plain(benchmarks.Benchmark):

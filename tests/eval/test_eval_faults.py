@@ -311,7 +311,13 @@ def test_a_judge_that_dies_midway_leaves_a_figure_that_says_so(
         assert "your trial is over" in captured.out
         with served(lambda r: said(match("yes"))) as (other, _):
             assert hle_run(out, url, other, data, "--grade-only") == 0
-    assert "100.0 %" in capsys.readouterr().out
+        assert "100.0 %" in capsys.readouterr().out
+        before = [(out / name).read_bytes() for name in ("results.json", "report.html")]
+        with served(lambda r: said("I see.")) as (other, _):
+            assert hle_run(out, url, other, data, "--grade-only", "--judge-model=another") == NO_FIGURE
+        assert "no figure, of 30 tries 30 ungraded" in (said_of_it := capsys.readouterr().err)
+        assert said_of_it.endswith("The page stays as it was.\n")
+        assert before == [(out / name).read_bytes() for name in ("results.json", "report.html")]
 
 
 def test_attempts_that_all_failed_are_no_figure(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -110,6 +110,8 @@ def test_mcnemars_p_is_of_yes_and_no_alone() -> None:
     assert (found["better"], found["worse"], found["p"]) == (8, 0, None) and found["difference"] == 0.25
     assert metrics.compare({"q0": 0, "q1": 1}, {"q0": 1, "q1": 2 / 3})["p"] is None
     assert metrics.compare({"q0": 0, "q1": 0.5}, {"q0": 1, "q1": 0.5})["p"] is None
+    wide = metrics.compare({f"q{n}": 1 for n in range(5)}, {f"q{n}": int(n == 0) for n in range(5)})
+    assert wide["interval"][0] == -1.0, "no difference is larger"
     alike = metrics.compare({"q0": 0, "q1": 0}, {"q0": 1, "q1": 1})
     assert alike["difference"] == 1 and alike["interval"] is None, "no spread is no certainty"
     assert metrics.compare({"q0": 0, "q1": 1}, {"q0": 1, "q1": 1})["p"] == 1
@@ -131,6 +133,8 @@ def test_summary_of_a_run_with_everything_that_can_happen() -> None:
     assert found["counts"] == dict.fromkeys((*statuses, "missing"), 1)
     assert found["pass_at"] == {"1": pytest.approx(1 / 6), "2": pytest.approx(1 / 3)}
     assert found["pass_all"] == {"1": pytest.approx(1 / 6), "2": 0.0}
+    three = [Verdict("b", "x1", s, 1.0, "correct") for s in range(3)]
+    assert [*metrics.summarise(items[:1], 3, [], three)["pass_at"]] == ["1", "2", "3"]
     assert found["by_category"]["x"] == {"items": 2, "accuracy": 0.25}
     assert found["means"]["steps"] == 2 and found["totals"]["prompt_tokens"] == 500
     assert found["cost"] == pytest.approx((500 + 50 * 2) / 1e6)

@@ -243,6 +243,9 @@ def test_a_key_is_asked_of_everybody(monkeypatch):
                 far.reset()
             monkeypatch.setenv("SKYRL_OPENENV_KEY", "sesame")
             assert far.reset(seed=2)[0] == gym.make("skyrl/text_math-v0").reset(seed=2)[0]
+        with pytest.raises(ConnectionError, match="HTTP 404") as elsewhere:
+            gym.make("skyrl/openenv-v0", url=f"{url}/x").reset()
+        assert "goes into" not in str(elsewhere.value)
 
 
 def test_http_plays_a_session_by_its_episode_id():

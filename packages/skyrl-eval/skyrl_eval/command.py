@@ -91,12 +91,15 @@ def run(args: Namespace) -> int:
         verdicts = grade.grade_run(run, bench, context)
         results = grade.results(run, bench, samples, context, args.prices, model)
         results |= {"title": title, "model": model, "notes": [*run.facts["notes"], *results["notes"]]}
-        write_json(run.folder / "results.json", results)
-        page = report.write_report(run.folder)
         caveat = f", {results['caveat']}" if results["caveat"] else ""
         for one in [one for one in verdicts if one.score is None and one.sample < samples][:1]:
             caveat += f"; the first: {str(one.error).rstrip('.')}"
-        if results["accuracy_graded"] is None:
+        nothing = results["accuracy_graded"] is None
+        if nothing and (run.folder / "results.json").is_file():
+            raise UserError(f"{title}: no figure{caveat}. The page stays as it was.")
+        write_json(run.folder / "results.json", results)
+        page = report.write_report(run.folder)
+        if nothing:
             raise UserError(f"{title}: no figure{caveat}. {page}")
         accuracy, low, high = (100 * results[name] for name in ("accuracy", "low", "high"))
         print(f"{title}: {accuracy:.1f} % ({low:.1f} to {high:.1f}){caveat}. {page}")

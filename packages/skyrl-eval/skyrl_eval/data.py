@@ -3,7 +3,7 @@
     cais/hle   cais/hle@5a81a4c7   hf:cais/hle@5a81a4c7  a data set on Hugging Face, at a revision
     data/hle.jsonl  .json  .csv  .parquet  data/hle/     files of the same schema, or a folder of them
 
-In a folder, files whose names begin with "validation" or "dev" hold worked examples, all others items.
+In a folder, "validation" and "dev" files hold worked examples; items are in the official ones, or in all but "train".
 """
 
 import csv
@@ -77,7 +77,9 @@ def load(bench: "Benchmark", spec: str | None = None, images: bool = False) -> D
     notes = [f"{len(items) - len(kept)} items with images are left out"] if len(kept) < len(items) else []
     if bad:
         notes.append(f"{len(bad)} rows that cannot be read are left out, the first: {bad[0]}")
-    if len(items) < bench.source.size:
+    if bench.source.shots and not examples:
+        notes.append("no worked examples are shown, as no validation file is beside the test file")
+    if 0 < bench.source.size != len(items):
         notes.append(f"{len(items)} items of the official {bench.source.size} are in the data")
     return Data(kept, source, revision, _digest(lines), notes, len(bad))
 
@@ -97,7 +99,9 @@ def locate(official: Source, spec: str | None) -> tuple[str, str | None, list[Pa
     if spec and not spec.startswith("hf:"):
         path = Path(spec).expanduser()
         if path.is_dir():
-            return spec, None, sorted(file for file in path.iterdir() if file.suffix in SUFFIXES)
+            files = [f for f in sorted(path.iterdir()) if f.suffix in SUFFIXES and f.name[:5] != "train"]
+            own = {f for f in files if Path(f.stem).match(Path(official.files).stem or "-")} or files
+            return spec, None, [f for f in files if f in own or f.name.startswith(SHOTS)]
         if path.is_file() and path.suffix in SUFFIXES:
             return spec, None, [path]
         if path.is_file() or path.suffix in SUFFIXES:

@@ -128,7 +128,7 @@ def summarise(
     judge_in, judge_out = (sum(told) if told else None for told in spent)
     told_all = all(len(told) == len(verdicts) for told in spent)
     prompt, completion, cached = (totals[name] for name in COUNTERS[3:6])
-    powers = [2**e for e in range(samples.bit_length())]
+    powers = sorted({samples, *(2**e for e in range(samples.bit_length()))})
     by_part = defaultdict(list)
     for item, value in zip(items, means, strict=True):
         by_part[item.meta.get("category") or "all"].append(value)
@@ -175,7 +175,7 @@ def compare(a: Mapping[str, float], b: Mapping[str, float]) -> dict[str, Any]:
     n = better + worse
     tail = sum(math.comb(n, i) for i in range(min(better, worse) + 1)) / 2**n
     difference = float(gaps.mean()) if common else None
-    interval = [difference - Z * error, difference + Z * error] if difference is not None and error else None
-    found = {"items": len(common), "difference": difference, "interval": interval}
+    ends = np.clip([difference - Z * error, difference + Z * error], -1, 1) if common and error else None
+    found = {"items": len(common), "difference": difference, "interval": None if ends is None else ends.tolist()}
     p = min(1.0, 2 * tail) if {*a.values(), *b.values()} <= {0, 1} else None
     return found | {"better": better, "worse": worse, "p": p}

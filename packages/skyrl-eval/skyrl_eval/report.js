@@ -1,7 +1,7 @@
 const { results, spread, comparison, trajectories, facts: { notes = [], ...known } } = page;
 const per = results.means || {}, totals = results.totals || {};
 function dollars(value) {
-  if (none(value)) return "unpriced";
+  if (none(value)) return "unknown";
   return value && value < .01 ? `$${value.toPrecision(2)}` : `$${value.toFixed(2)}`;
 }
 function plain(value) {

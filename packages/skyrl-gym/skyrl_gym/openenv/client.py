@@ -163,7 +163,8 @@ def _schema(asked: Request, seconds: float) -> tuple[Info, str | None]:
         return schema, needed[0] if one else None
     except HTTPError as error:
         said = f"HTTP {error.code}: {error.read(300).decode(errors='replace')}"
-        raise ValueError(f"answers /schema with {said} (its key goes into {KEY})") from None
+        hint = f" (its key goes into {KEY})" * (error.code in (401, 403))
+        raise ValueError(f"answers /schema with {said}{hint}") from None
     except OSError:
         raise
     except Exception as error:  # whatever it may be, it is no schema

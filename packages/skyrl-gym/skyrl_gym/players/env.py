@@ -106,6 +106,7 @@ class PlayersEnv(TextEnv):
         return {"moves": self.game.moves, "talks": self._talks, "opponent": self._opponent}
 
     def set_env_state(self, state: dict[str, Any]) -> None:
-        self.game, self.role = self.game_class(self.task.lang), self.task.data["role"]
+        self.game = self.game_class(self.task.lang)
+        self.role = self.task.data["role"]
         self.game.reset(options={"deal": self.task.data["deal"], "moves": state["moves"]})
         self._talks, self._opponent = state["talks"], state["opponent"]

@@ -51,8 +51,6 @@ class Mailbox:
 
 
 class EngineActor:
-    """The part of protocols.InferenceEngine that does not depend on who computes the tokens."""
-
     @staticmethod
     def env_vars() -> dict[str, str]:
         """That its process needs."""

@@ -13,8 +13,6 @@ from skyrl_trainer.types import PromptBatch, RolloutBatch, Sample, SamplingOptio
 
 
 class Rollouts(Workers):
-    """Groups of episodes, or one after the other, on the workers (rollout/workers.py)."""
-
     def new_group(self, name: str, sample: Sample, size: int) -> Group:
         """Still empty trajectories, `name`/0 and on, with the seeds that their names stand for."""
         seed = self._config.trainer.seed

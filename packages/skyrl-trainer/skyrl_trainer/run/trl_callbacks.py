@@ -41,8 +41,6 @@ class Callbacks:
 
 
 class ToldRun(Run):
-    """A run of a trainer, whose `callbacks` are told."""
-
     def __init__(self, config: Config, folder: RunFolder, algorithm: Any) -> None:
         super().__init__(config, folder, algorithm)
         self.callbacks: Callbacks = algorithm.callbacks

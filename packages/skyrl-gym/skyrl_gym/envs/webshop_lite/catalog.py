@@ -59,7 +59,8 @@ class Catalog:
                 product = self.products[row["asin"]] = Product(row, self.ui)
                 found = _goals(row, product, f"{source} row {number}", self.ui)
                 goals.append((found, row["split"] if path is None else None))
-        self.goals, self._asins = _split([each for each in goals if each[0]]), list(self.products)
+        self.goals = _split([each for each in goals if each[0]])
+        self._asins = list(self.products)
         self._hits = lru_cache(maxsize=1 << 13)(self._search)
 
     def __reduce__(self) -> Any:
