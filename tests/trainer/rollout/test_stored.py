@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +16,8 @@ from transformers import AutoModelForCausalLM
 from skyrl_trainer.algorithms.samplers import sampler_class
 from skyrl_trainer.cli import main
 from skyrl_trainer.config import Config, load_config, to_yaml
+from skyrl_trainer.dry_run.doctor import Hardware
+from skyrl_trainer.dry_run.plan import obstacles
 from skyrl_trainer.errors import UserError
 from skyrl_trainer.learner.model import make_learner
 from skyrl_trainer.replay.recompute import load_scorer, score
@@ -240,6 +243,8 @@ def test_what_cannot_be_learned_from_is_refused(
         pytest.raises(UserError, match=sentence),
     ):
         Run(opened.config, opened)
+    told = list(obstacles(config(run, trainer__run_dir=str(tmp_path), **changes), Hardware(2, 1 << 35, ())))
+    assert any(re.search(sentence, each) for each in told), "the dry run says it, too"
 
 
 def test_folders_stand_alone_and_a_run_does_not_learn_from_itself(run: Path, tmp_path: Path) -> None:

@@ -123,7 +123,9 @@ def settings(resolved: Resolved) -> Iterator[tuple[str, str]]:
 def _load_data(config: Config) -> None:
     name = "data.train_data"
     try:
-        if not load("skyrl_trainer.rollout.stored:stored_folders")(config):
+        made = load("skyrl_trainer.learner.compose:algorithm_class")
+        stored = load("skyrl_trainer.rollout.stored:stored_rollouts")
+        if not stored(config, lambda: made(algorithm_name(config))(config)):
             samples = load("skyrl_trainer.data:tasks")(config, config.data.train_data)
             if "sampler" not in config.trainer.algorithm.options:  # yours may take more
                 load("skyrl_trainer.algorithms.samplers:UniformSampler")(samples, config.trainer.seed)

@@ -106,7 +106,8 @@ class RolloutWorker:
         # A restarted worker must not get what its predecessor asked for.
         self._client_id = f"{client_id}-{os.getpid()}"
         self._episodes: Episodes | None = None
-        self._ended, self._here = list[Trajectory](), set[str]()  # ids of what plays or was not collected
+        self._ended = list[Trajectory]()
+        self._here = set[str]()  # ids of what plays or was not collected
         self._error: Exception | None = None
         self._env_workers: list[Any] | None = None  # newer than those that come with a call (rollout/elastic.py)
         self._tasks, self._news = set[Any](), asyncio.Event()

@@ -30,8 +30,6 @@ SAMPLE_FIELDS = tuple(field.name for field in fields(Sample))
 
 
 class JsonlTrajectoryStore:
-    """In a folder, made with the first step; what was written is read back exactly."""
-
     def __init__(self, folder: Path, max_bytes: int = 64 * 2**20) -> None:
         self._folder, self._max_bytes = Path(folder), max_bytes
 

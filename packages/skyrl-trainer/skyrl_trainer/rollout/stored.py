@@ -6,7 +6,7 @@ come from another policy, so a correction has to be chosen.
 
 import pickle
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -39,6 +39,13 @@ def stored_folders(config: Config) -> list[Path]:
     if folders and config.trainer.max_staleness:
         raise UserError("Stored trajectories are as old as they are: with them trainer.max_staleness must be 0.")
     return folders
+
+
+def stored_rollouts(config: Config, algorithm: Callable[[], Any]) -> "StoredRollouts | None":
+    if not (folders := stored_folders(config)):
+        return None
+    own = algorithm()
+    return StoredRollouts(config, folders, own.options.correction == "bypass" or own.correction_range[0] != "none")
 
 
 class StoredRollouts:

@@ -137,8 +137,6 @@ def cores_each(nodes: list[Node], engines: int, env_workers: int) -> float:
 
 
 class Places:
-    """Where a run's processes go."""
-
     def __init__(self, config: Config, model_path: str, engines: int, learns: bool) -> None:
         self._config = config
         self._learns = learns

@@ -60,20 +60,13 @@ class Run:
         if self.checkpoint:
             self.checkpoint = load("skyrl_trainer.run.resume:resumable")(self.checkpoint, config)
         self.first_step = self.checkpoint.step if self.checkpoint else 0
-        self.replayed = self._stored_rollouts()
+        self.replayed = load("skyrl_trainer.rollout.stored:stored_rollouts")(config, lambda: self.alone)
         self.train_tasks = self.replayed.samples if self.replayed else tasks(config, config.data.train_data)
         self.tried = JsonlTrajectoryStore(path / "held_out")
         self.held_out = HeldOut(config, self.rewards, self.tried)
         sampler = sampler_class(self.alone.options.sampler)(self.train_tasks, trainer.seed)
         store = JsonlTrajectoryStore(path / "trajectories")
         self.tries = Tries(config, self.alone.options.max_draws, sampler, self.rewards, store, folder.check)
-
-    def _stored_rollouts(self) -> Any:
-        folders, own = load("skyrl_trainer.rollout.stored:stored_folders")(self.config), self.alone
-        if not folders:
-            return None
-        corrects = own.options.correction == "bypass" or own.correction_range[0] != "none"
-        return load("skyrl_trainer.rollout.stored:StoredRollouts")(self.config, folders, corrects)
 
     @property
     def complete(self) -> bool:
