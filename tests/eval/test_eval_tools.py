@@ -7,6 +7,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
@@ -57,9 +58,10 @@ def web() -> Iterator[tuple[str, list[str]]]:
             self.send_response(200 if url.path != "/none" else 404)
             self.send_header("Content-Type", kind)
             self.end_headers()
-            for letter in text if url.path == "/drips" else [text]:
-                self.wfile.write(letter.encode())
-                time.sleep(0.1 * (url.path == "/drips"))
+            with suppress(OSError):  # whoever asked has gone
+                for letter in text if url.path == "/drips" else [text]:
+                    self.wfile.write(letter.encode())
+                    time.sleep(0.1 * (url.path == "/drips"))
 
         def log_message(self, *_: object) -> None:
             pass
