@@ -165,6 +165,8 @@ def test_of_a_folder_as_it_is_published_only_the_official_items_are_read(tmp_pat
     """Not the rows to train on, nor the larger sets that hold the same questions once more."""
     rows = [json.dumps(ROWS["gsm8k"][0] | {"question": f"{n} + {n}?"}) + "\n" for n in range(6)]
     (tmp_path / "test.jsonl").write_text("".join(rows[:2]))
+    (tmp_path / "test_socratic.jsonl").write_text("".join(rows[:2]))
+    (tmp_path / "example_model_solutions.jsonl").write_text('{"another": "schema"}')
     (tmp_path / "train.jsonl").write_text("".join(rows[2:]))
     found = data.load(benchmarks.find("gsm8k"), str(tmp_path))
     assert [item.question for item in found.items] == ["0 + 0?", "1 + 1?"]
@@ -173,6 +175,10 @@ def test_of_a_folder_as_it_is_published_only_the_official_items_are_read(tmp_pat
     for name in ("gpqa_diamond", "gpqa_main", "gpqa_extended"):
         (tmp_path / f"{name}.csv").touch()
     assert [path.name for path in data.locate(gpqa, str(tmp_path))[2]] == ["gpqa_diamond.csv"]
+    (alone := tmp_path / "alone").mkdir()
+    for names in (["train-0.jsonl"], ["mine.jsonl", "train-0.jsonl"]):
+        (alone / names[0]).touch()
+        assert [path.name for path in data.locate(gpqa, str(alone))[2]] == names[:1], "what there is, is read"
 
 
 def test_more_items_than_the_official_ones_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

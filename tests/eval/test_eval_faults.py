@@ -328,6 +328,9 @@ def test_attempts_that_all_failed_are_no_figure(tmp_path: Path, capsys: pytest.C
     captured = capsys.readouterr()
     assert "no figure, of 5 tries 5 ungraded" in captured.err and "HTTP 403: not today" in captured.err
     assert "%" not in captured.out and (tmp_path / "run" / "report.html").is_file()
+    with served(reply) as (url, _):
+        assert run(tmp_path / "run", url, data) == NO_FIGURE
+    assert f"{tmp_path / 'run' / 'report.html'}" in capsys.readouterr().err, "a page without a figure is made anew"
 
 
 def test_items_that_always_fail_do_not_keep_the_others_from_being_scored(

@@ -95,7 +95,8 @@ def run(args: Namespace) -> int:
         for one in [one for one in verdicts if one.score is None and one.sample < samples][:1]:
             caveat += f"; the first: {str(one.error).rstrip('.')}"
         nothing = results["accuracy_graded"] is None
-        if nothing and (run.folder / "results.json").is_file():
+        old = nothing and (run.folder / "results.json").is_file() and read_json(run.folder, "results.json")
+        if old and old.get("accuracy_graded") is not None:
             raise UserError(f"{title}: no figure{caveat}. The page stays as it was.")
         write_json(run.folder / "results.json", results)
         page = report.write_report(run.folder)

@@ -99,8 +99,9 @@ def locate(official: Source, spec: str | None) -> tuple[str, str | None, list[Pa
     if spec and not spec.startswith("hf:"):
         path = Path(spec).expanduser()
         if path.is_dir():
-            files = [f for f in sorted(path.iterdir()) if f.suffix in SUFFIXES and f.name[:5] != "train"]
-            own = {f for f in files if Path(f.stem).match(Path(official.files).stem or "-")} or files
+            files, name = [f for f in sorted(path.iterdir()) if f.suffix in SUFFIXES], Path(official.files).stem
+            own = [f for f in files if name and (Path(f.stem).match(name) or f.stem == name.removesuffix("-*"))]
+            own = own or [f for f in files if not f.name.startswith("train")] or files
             return spec, None, [f for f in files if f in own or f.name.startswith(SHOTS)]
         if path.is_file() and path.suffix in SUFFIXES:
             return spec, None, [path]

@@ -62,9 +62,8 @@ class GRPO(PolicyLoss):
         reward: list[list[float]] | None = None,
     ) -> StepMetrics:
         """Learns from one rollout: `num_iterations` epochs of `num_mini_batches` optimizer steps.
-        Each of these may be given: old_logprob, [N] per trajectory, instead of scoring them; value, [N] per trajectory,
-        instead of asking the critic; reward, per trajectory and turn, instead of the batch's. UserError for a
-        loss or gradient that is not finite, NothingLearned before the first optimizer step.
+        May be given, if known: old_logprob and a critic's value, [N] per trajectory; reward, per trajectory and turn.
+        UserError for a loss or gradient that is not finite, NothingLearned before the first optimizer step.
         """
         before = self.learner.optimizer_steps
         try:

@@ -1,4 +1,4 @@
-"""A model as the learner needs it: its attention, layers that are checkpointed outside train(), and the threads."""
+"""A model as the learner needs it: its attention, checkpointed layers, and the threads."""
 
 import os
 from functools import partial

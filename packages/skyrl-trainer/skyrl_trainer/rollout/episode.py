@@ -179,12 +179,12 @@ class Episode:
 
     async def pause(self, seconds: float) -> None:
         """Sleeps. The clock stands still in it, in all pauses together for no longer than the episode may take."""
-        free, self.paused = self.paused < self.timeout, self.paused + seconds
-        if free:
-            self.hold()
-        await asyncio.sleep(seconds)
-        if free:
-            self.go_on()
+        free = max(0.0, min(seconds, self.timeout - self.paused))
+        self.paused += free
+        self.hold()
+        await asyncio.sleep(free)
+        self.go_on()
+        await asyncio.sleep(seconds - free)
 
     def _set_clock(self, when: float | None) -> None:
         with suppress(RuntimeError):  # it has run out, or the env is being closed

@@ -142,7 +142,8 @@ class WebShopLiteEnv(TextEnv):
         text, self._clicks = render(self._shop, view, rich, opened, self._order)
         brief = self.options["observation"] == "page" and view.page != "search"
         parts = (text,) if brief else (self._shop.ui["instruction"], self.task.text, text)
-        self._view, self._text = view, ("\n" if rich else " [SEP] ").join(parts)[:60_000]
+        self._view = view
+        self._text = ("\n" if rich else " [SEP] ").join(parts)[:60_000]
 
     def reset_info(self) -> Info:
         """Of every page, so that the infos of steps have it, too."""
