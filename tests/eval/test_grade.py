@@ -123,6 +123,15 @@ def test_grading_again_asks_nobody_and_gives_the_same_files(tmp_path: Path) -> N
     assert "Judged by judge, not by the official o3-mini" in " ".join(results["notes"])
 
 
+def test_tries_of_one_answer_have_one_verdict_of_a_judge_that_wavers(tmp_path: Path) -> None:
+    tasks, waver = hle(1), iter(["yes", "no"] * 8)
+    with served(lambda request: (time.sleep(0.2), (200, match(next(waver))))[1]) as (url, requests):
+        context = Context(Judge(url, "judge", tmp_path / "judge"))
+        tries = [attempt(tasks[0], "Answer: 0", sample) for sample in range(8)]
+        found = [*grade.grade_all(benchmarks.find("hle"), tasks * 8, tries, context)]
+    assert [each.score for each in found] == [1] * 8 and len(requests) == 1
+
+
 def test_another_judge_or_another_answer_is_graded_anew(tmp_path: Path) -> None:
     (item,) = hle(1)
     with served(say) as (url, requests), Run(tmp_path / "run", CONFIG, {}, [item]) as run:

@@ -4,6 +4,8 @@ import asyncio
 import json
 import os
 import re
+import threading
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -86,33 +88,35 @@ class Judge:
         self.base_url, self.model, self._replies = base_url, model, Replies(cache)
         self.failures = 0  # in a row, since the last grading began
         self.patience = PATIENCE
+        self._locks = defaultdict[str, threading.Lock](threading.Lock)
 
     def ask(
         self, prompt: str, parse: Callable[[str], T | None], schema: type[BaseModel] | None = None
     ) -> tuple[T, dict[str, int | None]]:
         """What `parse` makes of the reply, and the tokens of all tries, also of remembered ones. Or JudgeFailed."""
-        asked = (self.model, prompt, schema and schema.__name__)
-        known = self._replies.get(*asked)
-        if known and (result := parse(known["reply"])) is not None:
-            return result, {name: known[name] for name in TOKENS}
-        spent: dict[str, int | None] = dict.fromkeys(TOKENS, 0)
-        reason = f"has failed {MOST_FAILURES} times in a row and is asked no more"
-        for _ in range(TRIES if self.failures < MOST_FAILURES else 0):
-            try:
-                reply, usage = self._request(prompt, schema)
-            except JudgeFailed as error:
-                reason = str(error)
-                break
-            for name in TOKENS:
-                count, before = usage.get(name.removeprefix("judge_")), spent[name]
-                spent[name] = None if count is None or before is None else before + count
-            if (result := parse(reply)) is not None:
-                self.failures = 0
-                self._replies.put({"reply": reply, **spent}, *asked)
-                return result, spent
-            reason = f"says what cannot be read: {reply[:200]!r}"
-        self.failures += 1
-        raise JudgeFailed(f"The judge {self.model} at {self.base_url} {reason}.", **spent)
+        with self._locks[prompt]:  # tries with the same answer have one verdict
+            asked = (self.model, prompt, schema and schema.__name__)
+            known = self._replies.get(*asked)
+            if known and (result := parse(known["reply"])) is not None:
+                return result, {name: known[name] for name in TOKENS}
+            spent: dict[str, int | None] = dict.fromkeys(TOKENS, 0)
+            reason = f"has failed {MOST_FAILURES} times in a row and is asked no more"
+            for _ in range(TRIES if self.failures < MOST_FAILURES else 0):
+                try:
+                    reply, usage = self._request(prompt, schema)
+                except JudgeFailed as error:
+                    reason = str(error)
+                    break
+                for name in TOKENS:
+                    count, before = usage.get(name.removeprefix("judge_")), spent[name]
+                    spent[name] = None if count is None or before is None else before + count
+                if (result := parse(reply)) is not None:
+                    self.failures = 0
+                    self._replies.put({"reply": reply, **spent}, *asked)
+                    return result, spent
+                reason = f"says what cannot be read: {reply[:200]!r}"
+            self.failures += 1
+            raise JudgeFailed(f"The judge {self.model} at {self.base_url} {reason}.", **spent)
 
     def _request(self, prompt: str, schema: type[BaseModel] | None) -> tuple[str, dict[str, Any]]:
         request: dict[str, Any] = {"model": self.model, "messages": [{"role": "user", "content": prompt}]}

@@ -33,7 +33,8 @@ class Pages:
     """One episode's tools; `fetched` has every address that was opened. `is_public`: which hosts may be asked."""
 
     def __init__(self, provider: str, is_public: Callable[[str], bool] | None = None) -> None:
-        self._provider, self._is_public = provider, is_public or on_the_internet
+        self._provider = provider
+        self._is_public = is_public or on_the_internet
         self.fetched: list[str] = []
 
     def search(self, query: str) -> str:

@@ -202,7 +202,7 @@ class GeneratorConfig(Section):
     """Tries per prompt: the size of a GRPO group."""
     max_completion_length: int = Field(64, gt=0)
     """Tokens per turn."""
-    max_model_len: int = Field(1024, gt=0)
+    max_model_len: int = Field(1024, gt=5)
     """Tokens per episode, prompts and observations included."""
     max_turns: int = Field(1, gt=0)
     """Answers of the policy in one episode."""

@@ -362,6 +362,7 @@ def test_a_missing_recipe_names_those_that_there_are() -> None:
     "overrides",
     [
         ("generator.max_completion_length=64", "generator.max_model_len=64"),
+        ("generator.max_model_len=5",),  # the canary asks for five tokens, and one more
         ("trainer.train_batch_size=2", "generator.num_generations=2", "trainer.num_mini_batches=5"),
         ("trainer.deterministic=true", "trainer.algorithm.options.correction=bypass"),
     ],

@@ -64,7 +64,8 @@ class Sandbox:
     `unsafe` allows to run where the kernel offers too little, as SKYRL_UNSAFE_PYTHON_EXEC=1 does."""
 
     def __init__(self, limits: Limits = Limits(), unsafe: bool = False) -> None:
-        self.limits, self.unsafe = limits, unsafe or os.environ.get(UNSAFE) == "1"
+        self.limits = limits
+        self.unsafe = unsafe or os.environ.get(UNSAFE) == "1"
         self._lock = threading.RLock()
         self._server: tuple[Popen[bytes], socket.socket] | None = None
         self._folder, self._layers = "", dict[str, str]()

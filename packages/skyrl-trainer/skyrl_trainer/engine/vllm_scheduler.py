@@ -1,7 +1,4 @@
-"""vLLM's schedulers, with a short way for sequences that go on by one token; for all others vLLM does its own work.
-
-On a GPU a small model waits for what Python does for every sequence in every step, and most of that was here.
-"""
+"""vLLM's schedulers, with a short way for sequences that go on by one token; for all others vLLM does its own work."""
 
 from dataclasses import replace
 from typing import Any

@@ -188,9 +188,7 @@ def start_ray(config: Config) -> None:
         signal.signal(signal.SIGTERM, on_sigterm)
 
 
-class _Keeper:
-    """Holds a GPU in Ray's books."""
-
+class _Keeper:  # of a GPU, in Ray's books
     def gpu_ids(self) -> list[Any]:
         return ray.get_gpu_ids()
 

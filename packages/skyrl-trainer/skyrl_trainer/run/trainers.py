@@ -205,7 +205,7 @@ BY_LOSS: dict[str, type[GRPOTrainer]] = {
 
 
 def _take_rewards(config: Config, given: RewardFunctions | None, weights: Any, state: TrainerState) -> dict[str, Any]:
-    functions: list[Any] = [given] if callable(given) or isinstance(given, str) else list(given or ())
+    functions: list[Any] = list(given or ()) if isinstance(given, list | tuple | Mapping | None) else [given]
     functions = [RewardModel(each) if isinstance(each, str | PreTrainedModel) else each for each in functions]
     if bad := [each for each in functions if not callable(each) or hasattr(each, "forward")]:
         raise UserError(f"reward_funcs has {bad[0]!r:.60}; these trainers take functions and reward models.")

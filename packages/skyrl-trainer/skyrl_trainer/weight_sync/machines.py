@@ -25,8 +25,6 @@ def machines() -> list[dict[str, Any]]:
 
 
 class Receiver:
-    """The actor on another machine."""
-
     def __init__(self, layout: Layout) -> None:
         self._layout = layout
         self._buffer: FlatBuffer | None = None

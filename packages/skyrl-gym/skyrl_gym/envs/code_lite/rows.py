@@ -74,9 +74,8 @@ def _mbpp(row: Mapping[str, Any]) -> dict[str, Any]:
     return {"kind": "asserts", "tests": tests, "shown": 1, "setup": setup, "asserts": asserts}
 
 
+# Puts `_0`, `_1` and so on in place of the calls of some functions, and keeps these.
 class _Calls(ast.NodeTransformer):
-    """Puts `_0`, `_1` and so on in place of the calls of some functions, and keeps these."""
-
     def __init__(self, functions: set[str]) -> None:
         self.functions, self.calls = functions, list[str]()
 
