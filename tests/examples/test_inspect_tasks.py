@@ -106,7 +106,7 @@ def test_solvers_are_the_agent_and_scorers_the_reward(
     learned = [each for _, each in JsonlTrajectoryStore(tmp_path / "run/trajectories").trajectories(1)]
     assert len(learned) == 32
     for each in learned:  # of the answer 0, and half of its length
-        assert len(each.turns) == 1 and each.total_reward == len(each.turns[0].action) / 2
+        assert len(each.turns) == 1 and each.env_reward == len(each.turns[0].action) / 2
     held_out = [each for _, each in JsonlTrajectoryStore(tmp_path / "run/held_out").trajectories(1)]
     assert len(held_out) == 10 and all(len(each.turns) == 2 for each in held_out)
 

@@ -91,7 +91,7 @@ class ModelConfig(Section):
     path: str = "tiny"
     """A Hugging Face folder or name; `tiny` makes a small Qwen3 and clones the env's expert, without a download."""
     dtype: Literal["float32", "bfloat16"] = "float32"
-    """Precision of the weights, in the learner and in the engine."""
+    """Precision of the engine, and of the learner's passes; weights that learn are float32."""
     tiny: TinyConfig = TinyConfig()
     lora: LoRAConfig = LoRAConfig()
     warmstart: Warmstart = Warmstart()
@@ -135,14 +135,14 @@ class TrainerConfig(Section):
     seed: int = Field(0, ge=0, lt=2**32)
     """Of tasks, sampling and the tiny policy."""
     deterministic: bool = False
-    """The same bytes in every run on CPUs: seeded requests in a fixed order, all of the loss by the learner."""
+    """The same bytes in every run on CPUs: seeded requests in a fixed order."""
     policy: PolicyConfig = PolicyConfig()
     placement: PlacementConfig = PlacementConfig()
     algorithm: AlgorithmConfig = AlgorithmConfig()
     max_steps: int = Field(50, ge=0)
     """Rollout steps in the whole run (a resumed run counts on)."""
     max_staleness: int = Field(0, ge=0)
-    """Updates that a token may be old when it is learned from; 0: rollouts and learning take turns."""
+    """Steps that a token may be old when it is learned from; 0: rollouts and learning take turns."""
     train_batch_size: int = Field(32, gt=0)
     """Prompts per step; each is tried `generator.num_generations` times."""
     num_iterations: int = Field(1, gt=0)
@@ -203,11 +203,11 @@ class GeneratorConfig(Section):
     max_completion_length: int = Field(64, gt=0)
     """Tokens per turn."""
     max_model_len: int = Field(1024, gt=5)
-    """Tokens per episode, prompts and observations included."""
+    """Tokens of a context, prompts and observations included."""
     max_turns: int = Field(1, gt=0)
     """Answers of the policy in one episode."""
     max_concurrency: Rounding[int] = Field(256, gt=0)
-    """Episodes in flight per engine."""
+    """Sequences that an engine runs at a time; more episodes are begun ahead."""
     temperature: float = Field(1.0, ge=0)
     """Of the rollouts; 0 is greedy."""
     top_p: float = Field(1.0, gt=0, le=1)

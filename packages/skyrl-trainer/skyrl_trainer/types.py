@@ -6,7 +6,7 @@ Shape suffixes used across the project:
 
     N  sampled tokens, of a micro-batch or of a trajectory
     P  all tokens of a micro-batch, without padding    S  its segments
-    M  trajectories of a rollout, mini-batch or group  U  turns of a trajectory
+    M  trajectories of a rollout, mini-batch or group
     T  tokens of one sequence                          B  sequences side by side
     V  vocabulary                                      K  keys that a query sees; the canary's likeliest tokens
     H  hidden size; heads, where D follows it          D  width of a head
@@ -26,7 +26,7 @@ if TYPE_CHECKING:  # an EnvWorker unpickles a Sample and must not load torch
     from torch import Tensor
 
 PLAYED: ContextVar[Any] = ContextVar("PLAYED", default=None)
-"""The Episode that a task plays: its clock stands still while a request of it waits for a rate limit."""
+"""The Episode that an asyncio task plays: its clock stands still while a request of it waits for a rate limit."""
 StepMetrics = dict[str, float]
 """One step's figures by name, for example {"step": 3, "reward/mean": 0.61, "time/rollout": 1.9}."""
 
@@ -34,7 +34,7 @@ StepMetrics = dict[str, float]
 @dataclass(frozen=True, slots=True)
 class Sample:
     """One task, before anybody has tried it.
-    Example: Sample("text_math:train:17", "skyrl/text_math-v0", 17, {"split": "train", "difficulty": 2})
+    Example: Sample("text_math?split=train#17", "skyrl/text_math-v0", 17, {"split": "train"})
     """
 
     sample_id: str
@@ -56,7 +56,7 @@ class Sample:
 @dataclass(frozen=True, slots=True)
 class PromptBatch:
     """The samples of an evaluation, each to be tried `num_generations` times; training draws groups (run/tries.py).
-    Example: PromptBatch(3, [a, b], 2) leads to 3/0/0, 3/0/1, 3/1/0 and 3/1/1 (step / sample / generation).
+    Example: PromptBatch(3, [a, b], 2) leads to eval/3/0/0, eval/3/0/1, eval/3/1/0 and eval/3/1/1.
     """
 
     step: int
@@ -125,7 +125,7 @@ class StopReason(StrEnum):
     TRUNCATED = "truncated"
     """The env's step limit."""
     LENGTH = "length"
-    """The token budget of a turn or of the context."""
+    """A token budget: of the last turn (the env may then have ended), the context or the episode."""
     MAX_TURNS = "max_turns"
     TIMEOUT = "timeout"
     """The wall-clock limit of the whole episode."""
@@ -179,7 +179,7 @@ class Trajectory:
     sample: Sample
     generation: int
     seed: int
-    """Seeds the sampler of every turn (with the turn's number), where trainer.deterministic is on."""
+    """Seeds the sampling of every turn (with the turn's number), where trainer.deterministic is on."""
     turns: list[Turn] = field(default_factory=list)
     stop_reason: StopReason = StopReason.TERMINATED
     error: str | None = None
@@ -193,7 +193,7 @@ class Trajectory:
     encoded: list[bytes] = field(default_factory=list, repr=False, compare=False)  # by rollout.store, where played
 
     @property
-    def total_reward(self) -> float:
+    def env_reward(self) -> float:
         return sum(turn.reward for turn in self.turns)
 
     @property
@@ -272,8 +272,8 @@ class AdvantageBatch:
 class TrainingBatch:
     """A micro-batch, ready for the device: P tokens in S segments, one after the other, without padding.
 
-    A segment is a whole trajectory; where several begin with the same prompt (what stands before the first sampled
-    token), the prompt is a segment, which goes through the model once, and what follows it in each is another.
+    A segment is a context of a trajectory; where several begin with the same prompt (what stands before the first
+    sampled token), the prompt is a segment, which goes through the model once, and what follows it in each is another.
 
     Example: prompt [7, 8] and the answers [5, 2] and [6] have ids_P [7, 8, 5] (a last token predicts nothing, so it is
     left out), places_P [0, 1, 2], lengths_S [2, 1], prefix_S [-1, 0], target_ids_N [5, 2, 6], and predictors_N
@@ -285,7 +285,7 @@ class TrainingBatch:
     """int64: where a token stands in its trajectory."""
     lengths_S: list[int]
     prefix_S: list[int]
-    """The number of the segment that this one continues; -1: it begins a trajectory."""
+    """The number of the segment that this one continues; -1: it begins a context."""
     predictors_N: Tensor
     """int64: at which of the P tokens each sampled token is predicted."""
     target_ids_N: Tensor
@@ -300,12 +300,12 @@ class TrainingBatch:
     advantages_N: Tensor
     rollout_logprobs_N: Tensor
     old_logprobs_N: Tensor | None
-    """None: the first update of a rollout, whose ratio is 1 by definition."""
+    """None: the only optimizer step of a rollout, whose ratio is 1 by definition."""
     ref_logprobs_N: Tensor | None
     returns_N: Tensor | None
     """What the critic is to predict; None without one."""
     values_N: Tensor | None
-    """What the critic predicted before the first update of this rollout."""
+    """What the critic predicted before the rollout's first optimizer step."""
 
 
 @dataclass(frozen=True, slots=True)

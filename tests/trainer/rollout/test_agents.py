@@ -409,7 +409,7 @@ def played(folder: Path) -> tuple[dict[str, Trajectory], dict[str, GenerationReq
     run = {"run": f"{folder}/agents.py:does"}
     found, asked = play(folder, run, samples, max_turns=CALLS, episode_timeout=900.0)
     for again, first in zip(found[-len(GOOD) - 3 :], found[1 : 1 + len(GOOD)], strict=False):
-        assert (again.stop_reason.failed, again.total_reward) == (first.stop_reason.failed, first.total_reward)
+        assert (again.stop_reason.failed, again.env_reward) == (first.stop_reason.failed, first.env_reward)
     return {each.sample.sample_id: each for each in found}, asked
 
 
@@ -464,7 +464,7 @@ def test_a_call_that_does_not_fit_is_refused_and_the_agent_may_ask_a_shorter_one
     assert [len(json.loads(turn.info["skyrl/answer"])["refused"]) for turn in trajectory.turns] == [2, 1]
     assert_faithful(trajectory, played[1])
     raising = played[0]["earns_and_does_not_see_it"]
-    assert (raising.stop_reason, raising.total_reward) == (StopReason.LENGTH, once), "as before it was told"
+    assert (raising.stop_reason, raising.env_reward) == (StopReason.LENGTH, once), "as before it was told"
     assert "prompt is too long" in (raising.error or "") and raising.turns[0].info["skyrl/call"] == 0
     endless = played[0]["never_shortens"]
     assert (endless.stop_reason, len(endless.turns)) == (StopReason.LENGTH, 1), endless.error
@@ -493,7 +493,7 @@ def test_forks_and_calls_at_once_are_recorded_as_they_were_sampled(
     played: tuple[dict[str, Trajectory], dict[str, GenerationRequest]], what: str
 ) -> None:
     trajectory = played[0][what]
-    assert not trajectory.stop_reason.failed and trajectory.total_reward == 0.25, trajectory.error
+    assert not trajectory.stop_reason.failed and trajectory.env_reward == 0.25, trajectory.error
     segments = {"forks": [2, 2], "quotes": [2, 2, 1], "messages": [2]}
     assert [len(segment) for segment in trajectory.segments()] == segments[what]
     assert_faithful(trajectory, played[1])
@@ -515,7 +515,7 @@ def test_what_an_agent_does_costs_its_own_episode_alone(
     for name in GOOD:
         assert not by_name[name].stop_reason.failed, (name, by_name[name].error)
         assert len(by_name[name].turns) == 1 and by_name[name].success
-    assert by_name["returns_reward"].total_reward == 0.5 and by_name["refused"].total_reward == 1.0
+    assert by_name["returns_reward"].env_reward == 0.5 and by_name["refused"].env_reward == 1.0
     errors = {name: by_name[name].error or "" for name in BAD}
     assert all(by_name[name].stop_reason is StopReason.ENV_ERROR for name in BAD), errors
     assert errors["returns_text"].startswith("The agent returned 'fine': return a number")
@@ -544,7 +544,7 @@ def test_a_command_finds_its_endpoint_and_its_task_and_prints_its_reward(folder:
     samples = [Sample(f"sum{i}", "skyrl/text_math-v0", i, {"difficulty": i}) for i in (1, 2)]
     good, bad = play(folder, {"run": [sys.executable, str(folder / "command.py")]}, samples)[0]
     assert not good.stop_reason.failed and len(good.turns) == 1, good.error
-    assert good.total_reward == 0.75 + sum(good.turns[0].reward_parts.values())
+    assert good.env_reward == 0.75 + sum(good.turns[0].reward_parts.values())
     assert (bad.stop_reason, bad.error) == (
         StopReason.ENV_ERROR,
         f"The agent {Path(sys.executable).name} ended with exit status 3.",
@@ -558,7 +558,7 @@ def test_what_the_episodes_of_an_env_share_is_read_once(folder: Path) -> None:
     one_by_one = {"in_rounds": False, "max_concurrency": 1, "max_model_len": 2048}
     found, _ = play(folder, {"run": f"{folder}/agents.py:does"}, samples, **one_by_one)
     assert [each.error for each in found] == [None] * len(found)
-    assert (found[0].total_reward, found[-1].total_reward) == (0.0, 2.0)
+    assert (found[0].env_reward, found[-1].env_reward) == (0.0, 2.0)
 
 
 @pytest.mark.full

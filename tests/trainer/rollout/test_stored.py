@@ -134,7 +134,7 @@ def test_chats_load_in_datasets_and_train_with_trl(run: Path, tmp_path: Path) ->
         assert said[:2] == [message["content"] for message in trajectory.prompt]
         assert said[2::2] == [turn.action for turn in trajectory.turns]
         assert said[3::2] == [turn.observation for turn in trajectory.turns[:-1]]
-        assert (row["reward"], row["env"], row["task"]) == (trajectory.total_reward, "skyrl/tool_use-v0", row["task"])
+        assert (row["reward"], row["env"], row["task"]) == (trajectory.env_reward, "skyrl/tool_use-v0", row["task"])
     dataset = load_dataset("json", data_files=str(out), split="train", cache_dir=str(tmp_path / "cache"))
     args = SFTConfig(str(tmp_path / "sft"), max_steps=1, report_to="none", save_strategy="no", use_cpu=True, bf16=False)
     model = str(run / "model" / "last")
@@ -154,7 +154,7 @@ def test_chats_are_chosen_by_reward_and_success(run: Path, tmp_path: Path, capsy
 
 def test_a_reward_of_exactly_the_least_is_enough(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     played = [each for each in JsonlTrajectoryStore(run / "trajectories").read(2).trajectories if each.turns]
-    least = min(each.total_reward for each in played if not each.stop_reason.failed)
+    least = min(each.env_reward for each in played if not each.stop_reason.failed)
     command = ["export", str(run), "--trajectories", str(tmp_path / "chats.jsonl"), "--step", "2"]
     assert main([*command, "--min-reward", repr(least)]) == 0
     assert "(1 had failed, 0 not chosen)" in capsys.readouterr().out

@@ -1,4 +1,4 @@
-"""The pure functions of losses. A policy loss is ratio x surrogate x reduction x correction (corrections.py).
+"""The pure functions of losses. A policy loss has a ratio, a surrogate, a reduction and a correction.
 
     loss = sum over sampled tokens t of   weight_t * correction_t * surrogate(ratio_t, advantage_t)
 
@@ -25,7 +25,7 @@ class SampledTokens:
     logprobs_N: Tensor
     """Of the policy that is learning; the only one with a gradient."""
     old_logprobs_N: Tensor
-    """Of the policy before the first update of this rollout."""
+    """Of the policy before the first optimizer step on this rollout."""
     rollout_logprobs_N: Tensor
     """Of the engine that sampled."""
     advantages_N: Tensor
@@ -38,7 +38,7 @@ class SampledTokens:
     entropy_N: Tensor
     """Of the policy that is learning, where each token was sampled; has a gradient if `entropy_coef` is set."""
     reference_N: Tensor | None = None
-    """Log-probabilities of the policy that the run started from; None where `beta` is 0."""
+    """Log-probabilities of the policy that the run started from; None without a KL in the loss."""
 
 
 def token_ratio(tokens: SampledTokens) -> Tensor:
@@ -78,7 +78,7 @@ def trajectory_mean(values_N: Tensor, trajectory_N: Tensor) -> Tensor:
 
 
 def k1(logprobs_N: Tensor, reference_N: Tensor) -> Tensor:
-    """d: unbiased, of high variance. In a loss its expected gradient is zero: for rewards and metrics only."""
+    """d: unbiased, of high variance. In a loss its expected gradient is zero: for rewards only."""
     return logprobs_N - reference_N
 
 

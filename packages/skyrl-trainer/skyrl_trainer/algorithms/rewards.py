@@ -35,7 +35,7 @@ class Rewards:
         self.weights = {**OWN_REWARDS, **config.trainer.algorithm.reward_funcs}
         self.functions = {name: reward_function(name) for name in self.weights if name not in OWN_REWARDS}
         self.filter = overlong_filter
-        self.budget = min(config.generator.max_completion_length, config.generator.max_model_len)
+        self.budget = config.generator.max_completion_length
 
     def judge(self, trajectories: list[Trajectory]) -> bool:
         """Lets every function score what it has not scored yet; whether there was any."""
@@ -52,7 +52,7 @@ class Rewards:
         alive = [t for t in group if not t.stop_reason.failed]
         marks = [{*t.scores.values()} - {None} for t in alive]
         own, success, overlong = (self.weights[name] for name in OWN_REWARDS)
-        if not any(marks) or any(own * t.total_reward or success * t.success for t in alive):
+        if not any(marks) or any(own * t.env_reward or success * t.success for t in alive):
             return alive
         return [t for t, mark in zip(alive, marks, strict=True) if mark or overlong * self._penalty(t)]
 

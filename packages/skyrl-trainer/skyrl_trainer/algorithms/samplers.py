@@ -98,7 +98,7 @@ class UniformSampler:
 
 @register_sampler("dynamic")
 class DynamicSampler(UniformSampler):
-    """DAPO's dynamic sampling (arXiv 2503.14476, equation 11): groups whose returns are all equal are drawn again."""
+    """DAPO's dynamic sampling (arXiv 2503.14476, equation 11), by returns: groups of equal ones are drawn again."""
 
     def accept(self, group: list[Trajectory], returns: list[float]) -> bool:
         return differ(returns)

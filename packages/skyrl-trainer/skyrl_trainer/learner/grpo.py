@@ -22,7 +22,7 @@ from skyrl_trainer.user_file import blaming
 
 
 class GRPO(PolicyLoss):
-    """Group relative policy optimization (arXiv 2402.03300) with PPO's clip; TRL's names and defaults."""
+    """Group relative policy optimization (arXiv 2402.03300) with PPO's clip, and TRL's names."""
 
     learner: Learner
     reference: Scorer | None = None

@@ -35,8 +35,8 @@ def sent(array: np.ndarray, device: torch.device) -> Tensor:
 
 class Segments:
     """How the P tokens of a micro-batch divide into S segments.
-    Example: the prompt [7, 8] and its continuations [5, 2] and [6] are lengths_S [2, 2, 1] and prefix_S [-1, 0, 0]; the
-    last token sees [7, 8, 6]. Prefix -1: the segment sees itself alone.
+    Example: the prompt [1, 2] and its continuations [3, 4] and [5] are lengths_S [2, 2, 1] and prefix_S [-1, 0, 0]; the
+    last token sees [1, 2, 5]. Prefix -1: the segment sees itself alone.
     """
 
     def __init__(self, lengths_S: Sequence[int], prefix_S: Sequence[int], device: torch.device) -> None:

@@ -74,7 +74,7 @@ def chat_rows(trajectory: Trajectory) -> Iterator[Json]:
         yield {
             "messages": messages or [*trajectory.prompt, *completion(trajectory)],
             "tools": json.dumps(trajectory.tools) if trajectory.tools else None,  # a text: datasets would mix schemas
-            "reward": trajectory.total_reward,
+            "reward": trajectory.env_reward,
             "success": trajectory.success,
             **({"scores": trajectory.scores} if trajectory.scores else {}),
             "env": trajectory.sample.env_id,
@@ -102,7 +102,7 @@ def export_chat(run: Path, out: Path, step: int | None, min_reward: float | None
                 failed += len(trajectories) - len(alive)
                 for _, part in by_role(alive):
                     total += 1
-                    enough = min_reward is None or part.total_reward >= min_reward
+                    enough = min_reward is None or part.env_reward >= min_reward
                     if enough and (part.success or not only_success):
                         file.writelines(json.dumps(row) + "\n" for row in chat_rows(part))
                         written += 1

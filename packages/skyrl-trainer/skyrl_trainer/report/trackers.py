@@ -69,7 +69,7 @@ class Tracker:
         rows = list[tuple[str, float, str]]()
         for each in tried:
             said = [f"[{message['role']}]\n{message['content']}" for message in (*each.prompt, *completion(each))]
-            rows.append((each.sample.sample_id, each.total_reward, "\n\n".join(said)[:LONGEST]))
+            rows.append((each.sample.sample_id, each.env_reward, "\n\n".join(said)[:LONGEST]))
         if self._logger == "tensorboard":
             for number, (task, reward, text) in enumerate(rows):
                 shown = f"{task}, reward {reward:g}\n\n{indent(text, '    ')}"  # Markdown's plain text

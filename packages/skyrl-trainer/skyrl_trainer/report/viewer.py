@@ -139,7 +139,7 @@ def from_trajectory(step: int, trajectory: Trajectory, decode: Decode | None) ->
         sample.sample_id,
         sample.env_id.removeprefix("skyrl/"),
         sample.options.get("difficulty"),
-        trajectory.total_reward,
+        trajectory.env_reward,
         outcome,
         stop,
         len(turns),

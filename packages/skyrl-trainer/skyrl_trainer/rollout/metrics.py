@@ -70,7 +70,7 @@ def _figures(everyone: Sequence[Trajectory]) -> StepMetrics:
         "episodes": float(len(everyone)),
         "failed": float(len(everyone) - len(alive)),
         "success": solved / len(everyone) if everyone else 0.0,
-        "reward/mean": mean([each.total_reward for each in alive]),
+        "reward/mean": mean([each.env_reward for each in alive]),
         "turns/mean": mean([len(each.turns) for each in alive]),
         "tools/calls": len(calls) / len(alive) if alive else 0.0,
         "tools/errors": mean(["error" in call for call in calls]),

@@ -23,7 +23,7 @@ from skyrl_trainer.run.signals import StopSignal
 from skyrl_trainer.types import RewardBatch, StepMetrics
 
 Beside = Callable[[Run], AbstractContextManager[object]]
-"""What runs from the first publication to the end: the endpoint of `train --serve`."""
+"""What runs from the first evaluation to the end: the endpoint of `train --serve`."""
 
 
 class Loop:

@@ -71,7 +71,7 @@ class Tries:
         for number, sample in drawn.items():
             batch, place = divmod(number, self.flow.size)
             self._playing[number] = group = self.rollouts.new_group(f"{batch + 1}/{place}", sample, self._size)
-            # What was refused then may not be now: it is learned from later, and what was drawn behind it as well.
+            # A refused group may be accepted now, which moves those behind it to later batches: too old ones go.
             oldest = (number - self.flow.given_back) // self.flow.size - self.flow.max_staleness
             found = self._found.get(number)
             if found and not (_tries_of(group[0].sample, found) and min(_versions(found)) >= oldest):
@@ -79,7 +79,7 @@ class Tries:
         self.rollouts.start([self._playing[number] for number in drawn if number not in self._found])
 
     def collect(self, interruptible: AbstractContextManager[object]) -> None:
-        """Waits until a group has ended (without staleness: all); stores, judges, accepts or refuses it."""
+        """Waits until a group has ended (in order: all); stores, judges, accepts or refuses it."""
         with interruptible:
             ended = {number: self._found.pop(number) for number in self._playing if number in self._found}
             if not ended:
@@ -190,7 +190,7 @@ class Tries:
 
     def _counts(self, group: Group, step: int, refused: set[int]) -> bool:
         # Not one whose tries all failed or whose reward is no number, unless refused: the env may be mended.
-        sound = all(math.isfinite(t.total_reward) for t in group) and not all(t.stop_reason.failed for t in group)
+        sound = all(math.isfinite(t.env_reward) for t in group) and not all(t.stop_reason.failed for t in group)
         return len(group) == self._size and max(_versions(group)) <= step and (sound or self._number(group) in refused)
 
     def _number(self, group: Group) -> int:

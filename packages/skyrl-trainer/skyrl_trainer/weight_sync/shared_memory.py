@@ -68,8 +68,8 @@ class EngineCalls:
 
 class SharedMemorySync(EngineCalls):
     """`named_tensors()` yields the same names, shapes and dtypes every time.
-    A `torch.nn.Parameter` in it that lies on the CPU is moved into the buffer once (its identity stays); the rest is
-    copied at every sync. buffer: one that other processes write into: `named_tensors()` waits till they have.
+    A `torch.nn.Parameter` in it that lies on the CPU is moved into a buffer in /dev/shm once (its identity stays);
+    the rest is copied at every sync. buffer: one that other processes fill: `named_tensors()` waits till they have.
     """
 
     def __init__(self, engines: list[Any], named_tensors: NamedTensors, buffer: FlatBuffer | None = None) -> None:
