@@ -33,6 +33,8 @@ check recipes: with `# yaml-language-server: $schema=...` and the path or addres
 A run that is resumed keeps its settings; but those marked ● may change, those marked ○ unless the run is
 `trainer.deterministic`, and `trainer.max_steps` under a constant learning rate or `inverse_sqrt`. Where `val_data`,
 `val_size` or `eval_temperature` changed, the next evaluation makes `model/best` anew: the old score is of other tasks.
+To go on otherwise, begin a new run from the weights, `trainer.run_name=b trainer.policy.model.path=runs/a/model/last`:
+the optimizer begins anew, and a KL's reference is then this policy.
 """
 TABLE = "\n\n| setting | default | values | what it is |\n|---|---|---|---|\n"
 OPTIONS_HEAD = f"""

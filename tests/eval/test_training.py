@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from skyrl_eval.training import Exam
 from skyrl_trainer.config import load_config
 from skyrl_trainer.data import take_exams
 from skyrl_trainer.errors import UserError
+from skyrl_trainer.rollout.metrics import pass_at_k
 from skyrl_trainer.rollout.store import JsonlTrajectoryStore
 from skyrl_trainer.rollout.stored import open_store
 from skyrl_trainer.run.run import HeldOut
@@ -25,14 +27,16 @@ class Scripted:
         self.answers, self.batches = answers, list[PromptBatch]()
 
     def run(self, batch: PromptBatch, eval: bool = False) -> RolloutBatch:
-        assert eval and batch.num_generations == 1
+        assert eval
         self.batches.append(batch)
         groups = []
         for number, sample in enumerate(batch.samples):
             text = self.answers[number]
             turns = [] if text is None else [Turn([1], [2], [0.0], [0], text)]
             reason = StopReason.ENV_ERROR if text is None else StopReason.TERMINATED
-            groups.append([Trajectory(f"{number}", sample, 0, 0, turns, reason)])
+            groups.append(
+                [Trajectory(f"{number}/{n}", sample, n, 0, turns, reason) for n in range(batch.num_generations)]
+            )
         return RolloutBatch(batch.step, groups)
 
 
@@ -47,6 +51,27 @@ def test_a_benchmark_is_tried_and_graded(tmp_path: Path) -> None:
     kept = open_store(tmp_path / "held_out" / "gsm8k").read(3).trajectories
     assert [each.scores for each in kept] == [{"gsm8k": {"Ann": 1.0, "Bob": None}[name]} for name in order]
     assert [turn.action for each in kept for turn in each.turns] == ["#### 999"]
+
+
+def test_a_benchmark_is_tried_as_often_as_its_source_says(tmp_path: Path) -> None:
+    spec = f"skyrl_eval:gsm8k?data={write(tmp_path / 'gsm8k.jsonl', ROWS['gsm8k'])}&n=2&tries=4"
+    words = [f"data.val_data=['{spec}']", f"trainer.run_dir={tmp_path}"]
+    with pytest.raises(UserError, match="`tries` are all the same"):
+        HeldOut(load_config(None, words), None)
+    held_out = HeldOut(load_config(None, [*words, "generator.eval_temperature=0.6"]), None)
+
+    class RightOnce(Scripted):
+        def run(self, batch: PromptBatch, eval: bool = False) -> RolloutBatch:
+            tries = super().run(batch, eval)
+            (ann,) = [group for group in tries.groups if "Ann" in str(group[0].sample.options)]
+            ann[2].turns = [replace(ann[2].turns[0], action="#### 999")]
+            return tries
+
+    rollouts = RightOnce("", "")
+    found = held_out.metrics(rollouts, 2)
+    assert rollouts.batches[0].num_generations == 4
+    figures = ("accuracy", "unparsed", "pass_at/2", "pass_at/4")
+    assert [found[f"eval/gsm8k/{name}"] for name in figures] == [1 / 8, 7, pass_at_k(4, 1, 2) / 2, 1 / 2]
 
 
 def tried(exam: Exam) -> Scripted:

@@ -345,12 +345,6 @@ def test_a_class_says_that_it_waits_and_where_an_answer_ends():
     assert "waits" not in skyrl_gym.core.TextEnv.metadata
 
 
-def test_metrics_of_many_episodes_are_averaged():
-    episodes = [{"searches": 1, "found": True, "last": "a"}, {"searches": 2, "found": False}, {"hops": 3.0}]
-    assert SearchEnv.aggregate_metrics(episodes) == {"searches": 1.5, "found": 0.5, "hops": 3.0}
-    assert BaseTextEnv.aggregate_metrics([]) == {} == BaseTextEnv().get_metrics()
-
-
 def test_skyrls_registry_is_gymnasiums(search, capsys):
     assert skyrl_gym.spec(search) is gym.spec(search) and skyrl_gym.spec("text_math") is gym.spec("skyrl/text_math-v0")
     assert skyrl_gym.spec("skyrl_gym:skyrl/text_math-v0").id == "skyrl/text_math-v0"

@@ -328,7 +328,6 @@ def _policy(target: str) -> Path:
     raise UserError(f"--checkpoint {target} is neither a run with a saved policy nor a model's folder.")
 
 
-# Example: "hle, 150 of 2158 items, text only, no tools".
 def _title(run: Run) -> str:
     config = run.config
     tooled = f"tools: {config['tools']}" if config["tools"] else "no tools"

@@ -33,9 +33,7 @@ class JudgeFailed(Exception):
         self.tokens = tokens
 
 
-class Match(BaseModel):
-    """HLE's structured reply."""
-
+class Match(BaseModel):  # HLE's structured reply
     model_config = ConfigDict(extra="forbid")  # as structured output has it: no other member, and none left out
     extracted_final_answer: str
     reasoning: str

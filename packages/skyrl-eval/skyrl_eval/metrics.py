@@ -48,9 +48,8 @@ def pass_all_k(n: int, c: int, k: int) -> float:
 
 
 def calibration_error(confidences: Sequence[float], correct: Sequence[float], official: bool = False) -> float | None:
-    """HLE's root mean square calibration error, in bins of 100 (or of all, where they are fewer) by confidence.
-    The official one leaves out the last bin: it is None below 200 items, where no bin, or the only one, would be left.
-    """
+    """HLE's root mean square calibration error, in bins of 100 (or of all, where they are fewer) by confidence."""
+    # The official one leaves out the last bin: None below 200 items, where no bin, or the only one, would be left.
     n = len(confidences)
     if n < (200 if official else 1):
         return None

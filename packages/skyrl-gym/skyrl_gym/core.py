@@ -226,7 +226,8 @@ class TextEnv(Env[str, str]):
         self._task = Task(**state["task"])
         self.options = state["options"]
         self.np_random.bit_generator.state = state["np_random"]
-        self._finished, self._screen = state["finished"], state["screen"]
+        self._finished = state["finished"]
+        self._screen = state["screen"]
         self.set_env_state(state["env"])
 
     def _checked(self, options: Options) -> dict[str, Any]:

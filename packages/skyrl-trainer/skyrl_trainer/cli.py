@@ -174,7 +174,9 @@ def _serve(args: Namespace) -> None:
 
 def _eval(args: Namespace) -> None:
     config, model = _policy_of(args)
-    metrics = load("skyrl_trainer.run.commands:evaluate")(config, model)
+    if args.out and args.out.exists():
+        raise UserError(f"--out {args.out} is there already; name a new folder.")
+    metrics = load("skyrl_trainer.run.commands:evaluate")(config, model, args.out)
     print(f"{model}: held-out tasks at temperature {config.generator.eval_temperature:g}")
     for name, value in metrics.items():
         print(f"  {name:<20}  {value:.6g}")

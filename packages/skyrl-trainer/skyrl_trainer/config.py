@@ -101,7 +101,7 @@ def wrong_value(
     if name is None:
         return UserError(f"{prefix}{places[0][0][:-1]} is missing: give it a value.")
     idle = r"^(Input|String|Dictionary) should (be|match pattern|have) | after validation.*"
-    wanted = " or ".join(re.sub(idle, "", text) for at, text in places if at.startswith(f"{name}."))
+    wanted = " or ".join(dict.fromkeys(re.sub(idle, "", text) for at, text in places if at.startswith(f"{name}.")))
     value = json.dumps(values[name], ensure_ascii=False, default=str)
     source = f" ({sources[name]})" if name in sources else ""
     return UserError(f"{prefix}{name} is {value}{source}, but should be {wanted}.")

@@ -205,11 +205,15 @@ def _parse(spec: Spec) -> tuple[str, dict[str, Any]]:
     for key, text in pairs:
         if key in options:
             raise UserError(f"Data source {spec!r} gives the option {key!r} twice; list two sources instead.")
-        options[key] = text
-        with suppress(ValueError, RecursionError):  # 2 of "2", True of "true", and text of everything else
-            value = json.loads(text)
-            options[key] = value if isinstance(value, (int, float)) else text
+        options[key] = typed(text)
     return name, options
+
+
+def typed(text: str) -> Any:
+    """2 of "2", True of "true", and text of everything else."""
+    with suppress(ValueError, RecursionError):
+        return value if isinstance(value := json.loads(text), (int, float)) else text
+    return text
 
 
 def take_exams(specs: Sequence[Spec], folder: Path) -> tuple[list[Spec], list[Any]]:

@@ -156,7 +156,7 @@ class TrainerConfig(Section):
     learning_rate: float = Field(1e-6, gt=0)
     """AdamW's, when warmed up."""
     lr_scheduler_type: str = "constant_with_warmup"
-    """A schedule of transformers, by its name."""
+    """A schedule of transformers, with what it needs: `cosine_with_min_lr?min_lr_rate=0.1`."""
     warmup_steps: int = Field(0, ge=0)
     """Optimizer steps until the learning rate is full; the first has its share of it, not 0."""
     optimizer_kwargs: dict[str, Any] = {"betas": [0.9, 0.99], "weight_decay": 0.0}
@@ -207,7 +207,7 @@ class GeneratorConfig(Section):
     max_turns: int = Field(1, gt=0)
     """Answers of the policy in one episode."""
     max_concurrency: Rounding[int] = Field(256, gt=0)
-    """Sequences that an engine runs at a time; more episodes are begun ahead."""
+    """Sequences at a time in an engine; more episodes are begun."""
     temperature: float = Field(1.0, ge=0)
     """Of the rollouts; 0 is greedy."""
     top_p: float = Field(1.0, gt=0, le=1)

@@ -84,6 +84,7 @@ def test_a_reward_function_gets_what_trl_gives_and_is_asked_once() -> None:
     said = [("assistant", "try 0"), ("user", "no"), ("assistant", "try 1")]
     assert [(m["role"], m["content"]) for m in calls[0]["completions"][0]] == said
     assert calls[0]["completion_ids"] == [[5, 5, 1, 2, 5, 5, 5]] * 2
+    assert calls[0]["trajectories"] == group[:2]
     columns = {"ground_truth": [0, 7], "sample_id": ["s0", "s1"], "env_id": ["env"] * 2, "level": [None, 1]}
     assert columns.items() <= calls[0].items()
     batch = rewards.batch(RolloutBatch(1, [group]), [0])

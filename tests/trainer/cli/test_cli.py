@@ -359,6 +359,7 @@ def test_training_refuses_what_cannot_work_before_it_starts_anything(
         ("trainer.optimizer_kwargs={betas: [0.9, 0.9, 0.9]}", "does not fit torch.optim.AdamW: too many values"),
         ("trainer.lr_scheduler_type=foo", "trainer.lr_scheduler_type='foo' cannot be used"),
         ("trainer.lr_scheduler_type=cosine_with_min_lr", "cannot be used: One of min_lr or min_lr_rate"),
+        ("trainer.lr_scheduler_type=cosine?cycles=2", "unexpected keyword argument 'cycles'"),
         ("trainer.algorithm.reward_funcs={succes: 1}", "Did you mean success?"),
         ("data.train_data=text_math?tries=2", "data.train_data: `tries` are held-out data's; here generator.num_gen"),
         ("trainer.lr_scheduler_type=reduce_lr_on_plateau", "trainer.lr_scheduler_type='reduce_lr_on_plateau' cannot"),

@@ -229,16 +229,26 @@ def test_a_single_source_of_data_needs_no_list() -> None:
         ("trainer.seed.x=3", "trainer.seed.x (command line) is not a setting; did you mean trainer.seed?"),
         (
             "trainer.policy_mini_batch_size=4",
-            "trainer.policy_mini_batch_size (command line) is not a setting; here it is trainer.num_mini_batches.",
+            "trainer.policy_mini_batch_size (command line) is not a setting; here it is "
+            "trainer.num_mini_batches (a step's tries over the size).",
         ),
         (
             "trainer.total_epochs=4",
-            "trainer.total_epochs (command line) is not a setting; here it is trainer.max_steps.",
+            "trainer.total_epochs (command line) is not a setting; here it is trainer.max_steps (epochs times tasks "
+            "over trainer.train_batch_size).",
         ),
         (
-            "trainer.algorithm.norm_adv_by_std_in_grpo=false",
-            "trainer.algorithm.norm_adv_by_std_in_grpo (command line) is not a setting; docs/configuration.md lists "
-            "them all.",
+            "trainer.policy.optimizer_config.lr=1e-6",
+            "trainer.policy.optimizer_config.lr (command line) is not a setting; here it is trainer.learning_rate.",
+        ),
+        (
+            "trainer.algorithm.dynamic_sampling.type=filter",
+            "trainer.algorithm.dynamic_sampling.type (command line) is not a setting; here it is "
+            "trainer.algorithm.options.sampler (dynamic) and max_draws.",
+        ),
+        (
+            "trainer.algorithm.norm_by_stdev=false",
+            "trainer.algorithm.norm_by_stdev (command line) is not a setting; docs/configuration.md lists them all.",
         ),
         ("zzz=3", "zzz (command line) is not a setting; docs/configuration.md lists them all."),
         ("ray=x", "ray (command line) is a section: set one of ray.address."),

@@ -205,13 +205,16 @@ def test_no_step_of_a_schedule_has_the_rate_zero(
 
 
 @pytest.mark.parametrize("warmup", [0, 1, 3])
-@pytest.mark.parametrize("schedule", ["linear", "constant_with_warmup"])
+@pytest.mark.parametrize(
+    "schedule", ["linear", "constant_with_warmup", "cosine_with_min_lr?min_lr_rate=0.25&num_cycles=2"]
+)
 def test_our_schedules_are_transformers_own(schedule: str, warmup: int) -> None:
     optimized, parameter = Optimized(), torch.nn.Parameter(torch.zeros(1))
     optimized.config = make_config(trainer={"lr_scheduler_type": schedule, "warmup_steps": warmup})
     optimized.make_optimizer([[parameter]], 0.1, 7)
     other = torch.optim.AdamW([torch.nn.Parameter(torch.zeros(1))], 0.1)
-    theirs = get_scheduler(schedule, other, warmup, 7 + (warmup > 0))
+    name, own = schedule.partition("?")[0], {"min_lr_rate": 0.25, "num_cycles": 2} if "?" in schedule else {}
+    theirs = get_scheduler(name, other, warmup, 7 + (warmup > 0), own)
     for step in range(9):  # the last is behind the end
         if step or warmup:
             other.step()

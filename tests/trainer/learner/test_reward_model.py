@@ -37,6 +37,13 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> str:
     return save_reward_model(tmp_path_factory.mktemp("rewards") / "likes-0.1B")
 
 
+def without_tokenizer(folder: Path) -> str:
+    save_reward_model(folder)
+    for file in folder.glob("*token*"):
+        file.unlink()
+    return str(folder)
+
+
 def user(text: str) -> dict[str, str]:
     return {"role": "user", "content": text}
 
@@ -105,8 +112,9 @@ def test_a_script_of_trls_gives_one_by_name_or_loaded(path: str, tmp_path: Path)
         (tiny_policy, "its files lack score.weight"),
         (lambda folder: save_reward_model(folder, outputs=3), "its files lack score.weight of one output"),
         (lambda folder: f"{folder}/nothing", ""),
+        (without_tokenizer, "it has no tokenizer"),
     ],
-    ids=["a policy", "three outputs", "nothing"],
+    ids=["a policy", "three outputs", "nothing", "no tokenizer"],
 )
 def test_what_is_no_reward_model_is_a_sentence(make: Any, why: str, tmp_path: Path) -> None:
     path = make(tmp_path / "model")

@@ -53,6 +53,17 @@ def test_agency_of_a_batch_of_three() -> None:
     assert not [name for name in found if name.startswith("agency/")], "one kind of task has no figures of its own"
 
 
+def test_an_envs_own_metrics_are_averaged_over_the_episodes_that_have_them() -> None:
+    told = [{"searches": 1, "found": True, "last": "a"}, {"searches": 2, "found": False}, {"hops": 3.0}, "odd"]
+    episodes = [tried(str(i), [turn(2, metrics={"searches": 9}), turn(2, metrics=own)]) for i, own in enumerate(told)]
+    failed = tried("f", [turn(2, metrics={"hops": 8.0})], StopReason.ENV_ERROR)
+    found = figures(*episodes, failed, tried("none", []))
+    own = {name: value for name, value in found.items() if name.startswith("env/")}
+    assert own == {"env/searches": 1.5, "env/found": 0.5, "env/hops": 3.0}
+    many = figures(tried("many", [turn(2, metrics={f"m{i}": 1 for i in range(999)})]))
+    assert len([name for name in many if name.startswith("env/")]) == MAX_KINDS
+
+
 @given(st.lists(st.lists(st.booleans(), min_size=1, max_size=6), min_size=1, max_size=4))
 def test_pass_at_k_is_the_mean_over_all_choices_of_k_tries(solved: list[list[bool]]) -> None:
     """Against its definition: of every k of a task's tries, whether one solved it; over the tasks with so many. k:

@@ -13,6 +13,7 @@ import pytest
 
 from skyrl_trainer.errors import UserError
 from skyrl_trainer.rollout.store import JsonlTrajectoryStore
+from skyrl_trainer.rollout.stored import open_store
 from skyrl_trainer.run import commands
 from skyrl_trainer.run.held_out import TASKS_OF_ENVS, HeldOut
 from skyrl_trainer.settings import Config
@@ -151,8 +152,10 @@ def test_eval_shows_what_reward_functions_say(
     processes = SimpleNamespace(rollouts=Solved(), wait_for_engines=lambda: None)
     monkeypatch.setattr(commands, "Processes", lambda *given: nullcontext(processes))
     config = Config.model_validate({"data": data, "trainer": {"algorithm": algorithm}})
-    found = commands.evaluate(config, str(tmp_path))
+    found = commands.evaluate(config, str(tmp_path), tmp_path / "tries" if known else None)
     said = capsys.readouterr().out
+    kept = open_store(tmp_path / "tries").read(0).trajectories if known else []
+    assert [each.scores for each in kept] == [{"always": 0.25}] * 3 * known
     assert found["eval/success"] == 1.0
     if known:
         assert (found["eval/reward/always"], found["eval/reward/total"], said) == (0.25, 0.5, "")

@@ -122,6 +122,7 @@ OTHER: dict[str, Any] = {
     "num_train_epochs": 2.0,
     "output_dir": "elsewhere",
     "lr_scheduler_type": "cosine",
+    "lr_scheduler_kwargs": {"num_cycles": 1},
     "warmup_steps": 3,
     "report_to": ["tensorboard"],
     "loss_type": "sapo",

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import http.client
 import json
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import suppress
 from types import SimpleNamespace
 from typing import Any
 from urllib.parse import urlsplit
@@ -14,8 +16,13 @@ from urllib.parse import urlsplit
 import httpx
 import openai
 import pytest
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+from starlette.routing import Route
 
 from skyrl_trainer.agent.chat_api import MAX_BODY, application
+from skyrl_trainer.agent.http_server import HTTPServer
 from skyrl_trainer.agent.prompt import ChatPrompt
 from skyrl_trainer.agent.streaming import settled
 from skyrl_trainer.errors import EngineDied, UserError
@@ -98,6 +105,45 @@ def test_models_and_a_chat_with_its_weight_versions(client: openai.OpenAI, engin
     half = count // 2
     spans = [{"version": 3, "start": 0, "end": half}, {"version": 4, "start": half, "end": count}]
     assert reply.model_extra["weight_versions"] == [spans]
+
+
+def test_other_paths_and_methods_are_refused_in_the_dialects_json(client: openai.OpenAI, url: str) -> None:
+    with pytest.raises(openai.NotFoundError, match=r"POST /v1/responses: Not Found\. Ask POST /v1/chat/completions\."):
+        client.responses.create(model="tiny-run", input="12 + 34 = ?")
+    refused = httpx.get(f"{url}/chat/completions")
+    assert refused.status_code == 405 and "GET /v1/chat/completions" in refused.json()["error"]["message"]
+
+
+def test_a_stream_that_the_end_cuts_off_is_no_error_in_the_console(capfd: pytest.CaptureFixture[str]) -> None:
+    async def forever(request: Request) -> StreamingResponse:
+        async def told() -> AsyncIterator[str]:
+            while True:
+                yield "data: 1\n\n"
+                await asyncio.sleep(0.05)
+
+        return StreamingResponse(told())
+
+    server = HTTPServer("127.0.0.1", 0)
+    came = threading.Event()
+
+    def read() -> None:
+        with suppress(httpx.RemoteProtocolError), httpx.stream("GET", f"{server.url}/stream") as reply:
+            for _ in reply.iter_text():
+                came.set()
+
+    reader = threading.Thread(target=read)
+    with server.running(Starlette(routes=[Route("/v1/stream", forever)])):
+        reader.start()
+        assert came.wait(20)
+    reader.join(20)
+    assert capfd.readouterr().err == ""
+    with (again := HTTPServer("127.0.0.1", 0)).running(Starlette(routes=[Route("/v1/raises", raises)])):
+        assert httpx.get(f"{again.url}/raises").status_code == 500
+    assert "a bug" in capfd.readouterr().err, "what is an error in a later server is told"
+
+
+async def raises(request: Request) -> Response:
+    raise ValueError("a bug")
 
 
 def test_an_engine_that_is_away_is_not_asked() -> None:

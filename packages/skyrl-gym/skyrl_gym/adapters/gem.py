@@ -1,7 +1,6 @@
 """Our environments in GEM's style: `make(id)`, `reset(seed)`, `step(action)`, `sample_random_action()`.
 
-GEM has no system message: the first observation begins with the instructions. For `gem.make` and `gem.make_vec`:
-`gem.register("text_math", "skyrl_gym.adapters.gem:make", name="text_math")`.
+GEM has no system message: the first observation begins with the instructions.
 """
 
 from typing import Any

@@ -4,8 +4,6 @@ import copy
 import json
 from collections.abc import Sequence
 from contextlib import suppress
-from numbers import Real
-from statistics import fmean
 from typing import Any, Generic, NotRequired, TypedDict, TypeVar
 
 from skyrl_gym.data import ground_truth
@@ -91,10 +89,3 @@ class BaseTextEnv(Env[ConversationType, str]):
             made = json.loads(json.dumps(call | {"result": result}))
             self._executed += (made,) if made == call | {"result": result} else ()
         return result
-
-    @staticmethod
-    def aggregate_metrics(metrics: list[dict[str, Any]]) -> dict[str, Any]:
-        """Many episodes' `get_metrics` as one: the mean of each number, over the episodes that have it."""
-        names = dict.fromkeys(name for episode in metrics for name in episode)
-        numbers = {name: [m[name] for m in metrics if isinstance(m.get(name), Real)] for name in names}
-        return {name: fmean(values) for name, values in numbers.items() if values}

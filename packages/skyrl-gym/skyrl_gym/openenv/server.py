@@ -46,8 +46,6 @@ OTHER = (500, -32000)
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Of one server."""
-
     sessions: int = 1024
     """At once."""
     idle: float = 600.0

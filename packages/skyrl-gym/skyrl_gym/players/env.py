@@ -109,4 +109,5 @@ class PlayersEnv(TextEnv):
         self.game = self.game_class(self.task.lang)
         self.role = self.task.data["role"]
         self.game.reset(options={"deal": self.task.data["deal"], "moves": state["moves"]})
-        self._talks, self._opponent = state["talks"], state["opponent"]
+        self._talks = state["talks"]
+        self._opponent = state["opponent"]

@@ -75,7 +75,8 @@ class Game:
 
     def __init__(self, lang: str = "en") -> None:
         self.lang, self.possible_agents = lang, list(ROLES)
-        self._observations, self._actions = UnicodeText(1 << 16), UnicodeText(1 << 20)
+        self._observations = UnicodeText(1 << 16)
+        self._actions = UnicodeText(1 << 20)
         self._generator = np.random.default_rng()
 
     def observation_space(self, agent: str) -> UnicodeText:

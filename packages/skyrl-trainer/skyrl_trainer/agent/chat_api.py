@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal, Protocol
 
 from pydantic import Field, StrictInt, ValidationError
 from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
@@ -168,6 +169,10 @@ def application(backend: Backend, key: str = "", more: Mapping[str, JsonFunction
         same.tells_for(request)
         return anthropic_api.answer_of(await backend.chat(same))
 
+    async def unknown(request: Request, error: Any) -> Response:
+        told = f"{request.method} {request.url.path}: {error.detail}. Ask POST /v1/chat/completions."
+        return JSONResponse(_error_of(error.status_code, told), error.status_code)
+
     routes: dict[str, tuple[Any, JsonFunction]] = {
         "/v1/completions": (Completion.model_validate_json, backend.complete),
         "/v1/chat/completions": (Chat.model_validate_json, backend.chat),
@@ -175,7 +180,8 @@ def application(backend: Backend, key: str = "", more: Mapping[str, JsonFunction
         **{path: (json.loads, function) for path, function in (more or {}).items()},
     }
     asked = [Route(path, partial(_answer, key, *both), methods=["POST"]) for path, both in routes.items()]
-    return Starlette(routes=[Route("/v1/models", models), Route("/v1/models/{name:path}", models), *asked])
+    asked += [Route("/v1/models", models), Route("/v1/models/{name:path}", models)]
+    return Starlette(routes=asked, exception_handlers={HTTPException: unknown})
 
 
 async def _answer(key: str, read: Callable[[bytes], Any], answer: JsonFunction, request: Request) -> Response:

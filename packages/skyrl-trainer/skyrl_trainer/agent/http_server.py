@@ -1,5 +1,6 @@
 """An HTTP server in a thread."""
 
+import logging
 import socket
 import threading
 from collections.abc import Iterator
@@ -36,6 +37,7 @@ class HTTPServer:
         try:
             yield
         finally:
+            logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
             server.should_exit = True
             thread.join(wait)
             self._socket.close()

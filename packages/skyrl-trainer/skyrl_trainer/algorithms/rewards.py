@@ -141,6 +141,7 @@ def call(name: str, function: RewardFunction, trajectories: list[Trajectory]) ->
     columns |= {
         "prompts": [[dict(message) for message in t.prompt] for t in trajectories],
         "completions": [completion(t) for t in trajectories],
+        "trajectories": trajectories,
         "completion_ids": [t.token_ids()[len(t.turns[0].prompt_ids) :] if t.turns else [] for t in trajectories],
     }
     who = f"The reward function {name!r}"

@@ -93,7 +93,8 @@ class UniformSampler:
                 f"The checkpoint was drawing from {state['size']} tasks with trainer.seed={state['seed']}, but now "
                 f"data.train_data holds {len(self.source)} and trainer.seed={self.seed}; restore them to resume."
             )
-        self.drawn, self.owed = list(state["drawn"]), list(state["owed"])
+        self.drawn = list(state["drawn"])
+        self.owed = list(state["owed"])
 
 
 @register_sampler("dynamic")

@@ -8,6 +8,7 @@ from functools import cache
 from timeit import repeat
 from typing import NamedTuple
 
+from skyrl_gym.data import beside
 from skyrl_trainer.algorithms.options import algorithm_name
 from skyrl_trainer.dry_run.doctor import Hardware
 from skyrl_trainer.errors import UserError
@@ -18,28 +19,16 @@ from skyrl_trainer.settings import Config
 
 
 class Card(NamedTuple):
-    """A GPU by its vendor's data sheet."""
+    """A GPU by its vendor's data sheet: cards.yaml, which has the units."""
 
     memory: float
     bandwidth: float
-    """Bytes/s of its memory."""
     flops: float
-    """Dense, bfloat16."""
     link: float
-    """Bytes/s each way to another GPU of the machine: NVLink, or PCIe where there is none."""
     host: float
-    """Bytes/s each way to the processor's memory."""
 
 
-CARDS = {  # by patterns: the first that nvidia-smi's name fits
-    "H200": Card(141e9, 4.8e12, 989e12, 450e9, 64e9),
-    "H100 PCIe": Card(80e9, 2.0e12, 756e12, 64e9, 64e9),
-    "H100": Card(80e9, 3.35e12, 989e12, 450e9, 64e9),
-    "A100-(SXM4|PCIE)-40GB": Card(40e9, 1.555e12, 312e12, 300e9, 32e9),
-    "A100": Card(80e9, 2.04e12, 312e12, 300e9, 32e9),
-    "L4": Card(24e9, 0.3e12, 121e12, 32e9, 32e9),
-    "4090": Card(24e9, 1.008e12, 165e12, 32e9, 32e9),
-}
+CARDS = {name: Card(**has) for name, has in beside(__file__, "cards.yaml").items()}
 ASSUMED = "H100"
 """Where the run wants GPUs and this machine has none, or an unknown one: SXM, 80 GB or what it has."""
 VLLM_SHARE = 0.92

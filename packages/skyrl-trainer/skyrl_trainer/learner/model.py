@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qsl
 
 import torch
 from accelerate import Accelerator, AutocastKwargs
@@ -16,6 +17,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
 from skyrl_trainer.agent.tokenizer import load_tokenizer
+from skyrl_trainer.data import typed
 from skyrl_trainer.errors import UserError
 from skyrl_trainer.files import written_aside
 from skyrl_trainer.learner.checks import check_architecture, check_weights
@@ -157,7 +159,9 @@ class Optimized:
         if kind in ("constant", "constant_with_warmup", "linear"):  # transformers' own import peft: five seconds
             return LambdaLR(self.optimizer, rate)
         try:
-            schedule = load("transformers:get_scheduler")(kind, self.optimizer, warm, total)
+            name, _, words = kind.partition("?")
+            own = {key: typed(value) for key, value in parse_qsl(words)}
+            schedule = load("transformers:get_scheduler")(name, self.optimizer, warm, total, own)
             if not isinstance(schedule, LambdaLR):
                 raise ValueError("it goes by a metric, which training has not")
             return schedule

@@ -38,6 +38,8 @@ class RewardModel:
             if model.config.num_labels != 1:
                 raise ValueError(f"it has {model.config.num_labels} outputs, and a reward is one")
             tokenizer = AutoTokenizer.from_pretrained(self._path, padding_side="right")
+            if not tokenizer.encode("1", add_special_tokens=False):
+                raise ValueError("it has no tokenizer")
         except Exception as error:  # safetensors and torch raise their own
             reason = str(error).strip().partition("\n")[0].removesuffix(".")
             raise UserError(f"The reward model {self._path!r} cannot be used: {reason}.") from error

@@ -1,7 +1,6 @@
 """`trainer.logger=prometheus`: a step's metrics on the port on which Ray serves those of its own processes.
 
 `ray_skyrl_metric{key="reward/mean", run="quickstart"}` has the value in metrics.jsonl; `key="step"` is the step.
-`prometheus.json` in the run folder names the machines' ports, for Prometheus' file_sd_configs.
 """
 
 import json

@@ -32,8 +32,6 @@ Decode = Callable[[list[int]], str]
 
 
 class Episode(NamedTuple):
-    """What the page shows, whoever played."""
-
     row: list[Any]  # by FIELDS, with None for what there is not
     prompt: list[dict[str, str]]
     turns: list[dict[str, Any]]  # "action"; any other field of types.Turn, "texts" of tokens, "context"

@@ -177,9 +177,8 @@ class RemoteEnv:
         return reply
 
     async def close(self, timeout: float = 5.0) -> None:
-        """Tells the worker to close what is still open; an env that is over or failed has been closed there.
-        Behind a slow env the worker closes it after `timeout`, when nobody waits any more.
-        """
+        """Tells the worker to close what is still open; an env that is over or failed has been closed there."""
+        # Behind a slow env the worker closes it after `timeout`, when nobody waits any more.
         host = self._leave()
         if host is not None and self._open:
             try:

@@ -34,6 +34,10 @@ def rollout_metrics(batch: RolloutBatch) -> StepMetrics:
     for part in sorted(parts)[:MAX_KINDS]:
         sums = [sum(turn.reward_parts.get(part, 0.0) for turn in each.turns) for each in alive]
         metrics[f"reward/{part}"] = mean(sums)
+    told = [own for each in alive if each.turns and isinstance(own := each.turns[-1].info.get("metrics"), dict)]
+    for name in sorted({str(name) for own in told for name in own})[:MAX_KINDS]:
+        if found := [value for own in told if isinstance(value := own.get(name), int | float)]:
+            metrics[f"env/{name}"] = mean(found)
     return metrics | _by_tool(alive) | _by_kind(everyone) | _pass_at(batch.groups)
 
 

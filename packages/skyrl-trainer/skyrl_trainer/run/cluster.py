@@ -129,9 +129,8 @@ def find_places(config: Config, learns: bool) -> list[str]:
 
 
 def cores_each(nodes: list[Node], engines: int, env_workers: int) -> float:
-    """What an EnvWorker reserves: a core, or less where there would not be as much once the largest node has died.
-    `nodes`: before the engines, which take a core each. 0 on a single machine.
-    """
+    """What an EnvWorker reserves: a core, or less where there would not be as much once the largest node has died."""
+    # `nodes`: before the engines, which take a core each. 0 on a single machine.
     left = sum(node.cpus for node in nodes) - max(node.cpus for node in nodes) - engines
     return min(1.0, max(0, int(10 * left / env_workers)) / 10)
 
@@ -238,9 +237,7 @@ class ClusterWatch(EngineWatch):
             self.rollouts.come_back(index, self._nodes[index])
 
 
-class Found(NamedTuple):
-    """What a node says of itself."""
-
+class Found(NamedTuple):  # what a node says of itself
     python: str
     packages: dict[str, str]
     """Versions; without a build's `+cpu`."""

@@ -1,10 +1,12 @@
 """What the command line and the Python API call."""
 
 from contextlib import nullcontext
+from pathlib import Path
 
 from skyrl_trainer.algorithms.rewards import Rewards
 from skyrl_trainer.errors import UserError
 from skyrl_trainer.learner.grpo import GRPO
+from skyrl_trainer.rollout.store import JsonlTrajectoryStore
 from skyrl_trainer.run.folder import RunFolder
 from skyrl_trainer.run.guardian import guarded
 from skyrl_trainer.run.held_out import HeldOut
@@ -37,15 +39,15 @@ def train(config: Config, algorithm: GRPO | None = None, beside: Beside = nullco
     return 0
 
 
-def evaluate(config: Config, model_path: str) -> StepMetrics:
-    """Held-out success of a model on disk, as `eval/<name>`; no learner, nothing is written."""
+def evaluate(config: Config, model_path: str, out: Path | None = None) -> StepMetrics:
+    """Held-out success of a model on disk, as `eval/<name>`; no learner. out: for the tries."""
     check_engines(config, model_path, training=False)  # loads the plug-in
     rewards = None
     try:
         rewards = Rewards(config, overlong_filter=False)
     except UserError as error:  # a script's, that is not here
         print(f"Rewards are the env's: {error}")
-    held_out = HeldOut(config, rewards)
+    held_out = HeldOut(config, rewards, JsonlTrajectoryStore(out) if out else None)
     with guarded(), Processes(config, model_path) as processes:
         processes.wait_for_engines()
         return held_out.metrics(processes.rollouts, step=0)

@@ -22,17 +22,20 @@ class HeldOut:
     def __init__(self, config: Config, rewards: Rewards | None, store: JsonlTrajectoryStore | None = None) -> None:
         specs, self._exams = take_exams(config.data.val_data, config.run_path)
         self._rewards, self._store = rewards, store
+        tries = [getattr(each, "tries", 1) for each in self._exams]
         for each in self._exams:
             each.store = store
-        self._at_once, self.tasks = config.trainer.eval_batch_size, list[Sample]()
+        self._at_once = config.trainer.eval_batch_size
+        self.tasks = list[Sample]()
         self.tried: list[Trajectory] = []
         if specs or not self._exams:
             source = tasks(config, specs)
             of_files = [len(part) for part in source.parts if not isinstance(part, EnvSamples)]
             default = sum(of_files) + TASKS_OF_ENVS * (len(of_files) < len(source.parts))
-            if max(source.tries) > 1 and not config.generator.eval_temperature:
-                raise UserError("data.val_data: `tries` are all the same at generator.eval_temperature=0: raise it.")
+            tries += source.tries
             self.tasks = held_out(source, config.data.val_size or default)
+        if max(tries) > 1 and not config.generator.eval_temperature:
+            raise UserError("data.val_data: `tries` are all the same at generator.eval_temperature=0: raise it.")
 
     def metrics(self, rollouts: Rollouts, step: int) -> StepMetrics:
         """Of all tries. Without tasks of envs `eval/success` is the mean accuracy of the benchmarks."""

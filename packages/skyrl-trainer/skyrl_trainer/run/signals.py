@@ -15,8 +15,6 @@ from skyrl_trainer.errors import UserError
 
 
 class Stopped(KeyboardInterrupt):
-    """By the signal `number`."""
-
     def __init__(self, number: int) -> None:
         super().__init__(signal.Signals(number).name)
         self.number = number

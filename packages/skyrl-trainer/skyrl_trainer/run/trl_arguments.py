@@ -5,6 +5,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import fields
 from functools import partial
 from typing import Any
+from urllib.parse import urlencode
 
 from skyrl_gym.data import beside
 from skyrl_trainer.algorithms.options import options_class
@@ -54,8 +55,9 @@ def translated(args: Any, algorithm: Any, by_loss: bool, rows: int | None, tools
         "eps": args.adam_epsilon,
     }
     gpus = 0 if args.device.type == "cpu" else args.world_size
+    schedule = urlencode(args.lr_scheduler_kwargs or {})
     values |= {
-        "trainer.lr_scheduler_type": str(plain(args.lr_scheduler_type)),
+        "trainer.lr_scheduler_type": "?".join(filter(None, (plain(args.lr_scheduler_type), schedule))),
         "trainer.policy.model.dtype": "bfloat16" if args.bf16 else "float32",
         "trainer.placement.policy_num_gpus_per_node": gpus,
         "trainer.max_ckpts_to_keep": args.save_total_limit or 10**6,
@@ -76,7 +78,9 @@ def refuse_others(given: Any, default: Any, known: Collection[str], values: Mapp
         value, usual = plain(getattr(given, name)), plain(getattr(default, name))
         if value != usual and value not in values.get(name, ()):
             what = f"{type(given).__name__}.{name} is {value!r:.80}"
-            raise UserError(f"{what}, which these trainers cannot do: leave it at {usual!r:.80}.")
+            raise UserError(
+                f"{what}, which these trainers cannot do: leave it at {usual!r:.80}{table()['instead'].get(name, '')}."
+            )
 
 
 def _steps(args: Any, rows: int | None) -> dict[str, Any]:

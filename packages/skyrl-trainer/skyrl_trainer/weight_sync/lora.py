@@ -57,7 +57,8 @@ class AdapterSync(SharedMemorySync):
         self._has_base = False
 
     def restore(self, index: int) -> SyncReport:
-        self._buffer, self._has_base = FlatBuffer.create(self._named_tensors()), False
+        self._buffer = FlatBuffer.create(self._named_tensors())
+        self._has_base = False
         self._buffer.unlink()
         return super().restore(index)
 

@@ -217,9 +217,8 @@ def near_misses(sql: str) -> list[str]:
 
 
 def suite(draft: Draft) -> list[int]:
-    """The numbers of databases that tell the query from all of its near misses; [] if too many have to be tried.
-    On each its result is neither empty nor has a NULL, which a sum of nothing is; and it is not the same on all.
-    """
+    """The numbers of databases that tell the query from all of its near misses; [] if too many have to be tried."""
+    # On each its result is neither empty nor has a NULL, which a sum of nothing is; and it is not the same on all.
     alive, chosen, truths = near_misses(draft.sql), list[int](), list[list[Any]]()
     for number in range(TRIES):
         truth, *others = results(database(draft.domain, draft.planted, number), [draft.sql, *alive])

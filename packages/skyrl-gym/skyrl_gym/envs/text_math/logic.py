@@ -61,9 +61,8 @@ def puzzle(kind: str, people: int, split: str, rng: random.Random) -> tuple[tupl
 
 
 def relabelled(kind: str, people: int, masks: list[int]) -> list[Any]:
-    """The same list for puzzles that differ only in who is who.
-    As Weisfeiler and Leman compare graphs; puzzles that this cannot tell apart lie in one split as well.
-    """
+    """The same list for puzzles that differ only in who is who."""
+    # As Weisfeiler and Leman compare graphs; puzzles that this cannot tell apart lie in one split as well.
     ranks, meaning = [0] * people, _same_mask(kind, people)
 
     def told() -> list[Any]:

@@ -26,9 +26,7 @@ class View(NamedTuple):
 def render(
     catalog: Catalog, view: View, rich: bool, opened: tuple[str, ...], order: int | None
 ) -> tuple[str, dict[str, View]]:
-    """A view's text, plain or with buttons marked, and where each text leads that can be clicked.
-    Results and the search page have no options: every way back to them forgets what was chosen.
-    """
+    """A view's text, plain or with buttons marked, and where each text leads that can be clicked."""
     ui, clicks, lines = catalog.ui, dict[str, View](), list[str]()
 
     def button(text: str, to: View, pressed: bool = False) -> None:
@@ -129,7 +127,8 @@ class WebShopLiteEnv(TextEnv):
     def set_env_state(self, state: dict[str, Any]) -> None:
         self._shop = load(self._path, self.options["lang"])
         self._opened = list(state["opened"])
-        self._thought, self._haste = bool(state["thought"]), list(state["haste"])
+        self._thought = bool(state["thought"])
+        self._haste = list(state["haste"])
         self._order = state["order"]
         goal = self.task.ground_truth
         self._asked = [] if self._haste[0] else goal["attributes"]
@@ -185,9 +184,7 @@ class WebShopLiteEnv(TextEnv):
         return [f"click[{text}]" for text in self._clicks]
 
     def expert_action(self) -> str:
-        """Searches for the title, reads the results that could be it until one is, picks options and buys.
-        In a user's catalog it searches for the whole instruction; where none of ten results meets it, for the title.
-        """
+        """Searches for the title, reads the results that could be it until one is, picks options and buys."""
         goal, view, ui = self.task.ground_truth, self._view, self._shop.ui
         if self.options["thoughts"] == "on" and not self._thought and (words := self._thoughts()):
             return f"think[{ui['list'].join(words)}]"
