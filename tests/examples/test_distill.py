@@ -69,20 +69,20 @@ def test_a_policy_that_samples_from_itself_comes_closer_to_its_teacher(tmp_path:
     divergences = []
     for step in range(1, 46):
         batch = make_batch(seed=step, groups=12, generations=1)
-        for trajectory in batch.trajectories:  # what the policy of now says to these prompts
-            (turn,) = trajectory.turns
-            asked = torch.tensor([turn.prompt_ids])
-            said = learner.model.generate(asked, max_new_tokens=8, min_new_tokens=8, do_sample=True, top_k=0)
-            with torch.no_grad():
-                both = [model(said).logits[0, len(turn.prompt_ids) - 1 : -1] for model in (learner.model, teacher)]
-            ours, theirs = (logits.log_softmax(-1) for logits in both)
-            turn.output_ids = said[0, len(turn.prompt_ids) :].tolist()
-            turn.logprobs = [float(row[token]) for row, token in zip(ours, turn.output_ids, strict=True)]
-            turn.weight_versions = [step - 1] * 8
-            divergences.append(float((ours.exp() * (ours - theirs)).sum(-1).mean()))
+        turns = [trajectory.turns[0] for trajectory in batch.trajectories]
+        for turn in turns:
+            turn.prompt_ids = turn.prompt_ids[:3]
+        asked_BT = torch.tensor([turn.prompt_ids for turn in turns])  # and what the policy of now says to them
+        said_BT = learner.model.generate(asked_BT, max_new_tokens=8, min_new_tokens=8, do_sample=True, top_k=0)
+        with torch.no_grad():
+            both = [model(said_BT).logits[:, 2:-1].log_softmax(-1) for model in (learner.model, teacher)]
+        divergences.append(float((both[0].exp() * (both[0] - both[1])).sum(-1).mean()))
+        for turn, said_T, ours_TV in zip(turns, said_BT[:, 3:], both[0], strict=True):
+            turn.output_ids, turn.weight_versions = said_T.tolist(), [step - 1] * 8
+            turn.logprobs = ours_TV.gather(1, said_T[:, None])[:, 0].tolist()
         batch.rewards = [[0.0] for _ in batch.trajectories]
         algorithm.update(batch)
-    first, last = sum(divergences[:24]) / 24, sum(divergences[-24:]) / 24
+    first, last = sum(divergences[:2]) / 2, sum(divergences[-2:]) / 2
     assert last < 0.65 * first, (first, last)
 
 

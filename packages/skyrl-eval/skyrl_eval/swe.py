@@ -43,9 +43,8 @@ def workspace(repo: str, commit: str, folder: Path, repos: Path | None = None) -
 
 
 def diff(folder: Path, commit: str, **where: Any) -> str:
-    """All changes of a workspace as a patch that `git apply` takes: new, binary and deleted files too.
-    In the sandbox (`where`), for git runs what the workspace's configuration tells it to. "" where git does not work.
-    """
+    """All changes of a workspace as a patch that `git apply` takes: new, binary and deleted files too."""
+    # In the sandbox (`where`), for git runs what the workspace's configuration tells it to. "" where git does not work.
     # With an index of its own, which leaves the agent's `git diff` as it was; -p, as git reads changes off its time.
     index = "export GIT_INDEX_FILE=/out/index; cp -p .git/index /out/index 2> /dev/null; "
     script = index + 'git add -A && git diff --cached --binary --no-color --no-ext-diff "$0" > /out/patch'

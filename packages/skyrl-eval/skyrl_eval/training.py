@@ -22,7 +22,7 @@ class Exam:
             raise UserError(f"skyrl_eval:{name} takes data, n, tries, judge_url and judge_model, not {unknown[0]}.")
         n, self.tries = options.get("n", 50), options.get("tries", 1)
         if not all(type(count) is int and count > 0 for count in (n, self.tries)):
-            raise UserError(f"skyrl_eval:{name}: n={n}, tries={self.tries}: each should be a number above 0.")
+            raise UserError(f"skyrl_eval:{name}: n={n}, tries={self.tries}: each must be above 0.")
         self._bench = benchmarks.find(name)
         self.store: JsonlTrajectoryStore | None = None  # which keeps tries
         self._items = data.subset(data.load(self._bench, options.get("data")).items, n)

@@ -10,9 +10,8 @@ from referencing import Registry
 
 
 def validator(schema: Any) -> Any:
-    """Raises jsonschema's SchemaError where it is no schema. No `$ref` is fetched.
-    Patterns are ECMA's, which Python reads otherwise: they are the server's to check.
-    """
+    """Raises jsonschema's SchemaError where it is no schema. No `$ref` is fetched."""
+    # Patterns are ECMA's, which Python reads otherwise: they are the server's to check.
     known = extend(validator_for(schema, Draft202012Validator), {"pattern": None})
     known.check_schema(schema, format_checker=None)
     return known(schema, registry=Registry())

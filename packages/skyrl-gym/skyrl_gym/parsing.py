@@ -41,9 +41,8 @@ def _last_box(text: str) -> tuple[int, int]:
 
 
 def last_code(text: str) -> str | None:
-    """What the last complete block holds between a line ```python (or ```py, or ``` alone) and the next line ```.
-    Blocks in other languages do not count, nor does one that is cut off.
-    """
+    """What the last complete block holds between a line ```python (or ```py, or ``` alone) and the next line ```."""
+    # Blocks in other languages do not count, nor does one that is cut off.
     found, opened, language = None, -1, ""
     lines = text[-_READ:].split("\n")
     for place, line in enumerate(lines):

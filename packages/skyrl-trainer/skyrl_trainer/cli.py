@@ -174,8 +174,9 @@ def _serve(args: Namespace) -> None:
 
 def _eval(args: Namespace) -> None:
     config, model = _policy_of(args)
-    if args.out and args.out.exists():
-        raise UserError(f"--out {args.out} is there already; name a new folder.")
+    if args.out:
+        with load("skyrl_trainer.files:writing")(args.out, args.out):
+            args.out.rmdir()  # it can be made, and holds nothing
     metrics = load("skyrl_trainer.run.commands:evaluate")(config, model, args.out)
     print(f"{model}: held-out tasks at temperature {config.generator.eval_temperature:g}")
     for name, value in metrics.items():

@@ -12,6 +12,7 @@ import subprocess
 import sys
 from argparse import Namespace
 from pathlib import Path
+from typing import Any
 from unittest.mock import Mock
 
 import pytest
@@ -30,6 +31,7 @@ from skyrl_trainer.run.commands import train
 from skyrl_trainer.run.folder import RunFolder
 from skyrl_trainer.run.model_shape import model_shape
 from skyrl_trainer.run.signals import StopSignal
+from skyrl_trainer.settings import Config
 
 LAPTOP = Hardware(cores=2, memory=8 * 2**30, gpus=())
 EIGHT_H200 = Hardware(96, 2**40, (Gpu("NVIDIA H200", 141 * 10**9),) * 8)
@@ -240,6 +242,23 @@ def test_two_recipes_and_unknown_options_are_refused(capsys: pytest.CaptureFixtu
     assert caught.value.code == 2
 
 
+def test_eval_keeps_its_tries_in_a_folder_that_holds_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = list[Any]()
+    monkeypatch.setattr(cli, "_policy_of", lambda args: (Config(), "m"))
+    monkeypatch.setattr("skyrl_trainer.run.commands.evaluate", lambda *each: given.append(each[2]) or {"a": 0.5})
+    out = tmp_path / "evals" / "first"
+    assert cli.main(["eval", "m"]) == cli.main(["eval", "m", "--out", str(out)]) == 0
+    assert given == [None, out] and out.parent.is_dir()
+    out.mkdir()
+    assert cli.main(["eval", "m", "--out", str(out)]) == 0
+    out.mkdir()
+    (out / "step_000000.jsonl.gz").write_text("")
+    assert cli.main(["eval", "m", "--out", str(out)]) == 2 and len(given) == 3
+    assert f"{out} cannot be written: Directory not empty" in capsys.readouterr().err
+
+
 def test_export_eval_and_report_refuse_what_is_not_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "config.yaml").write_text("")
     assert cli.main(["export", "nowhere", "--out", "out"]) == 2
@@ -359,6 +378,8 @@ def test_training_refuses_what_cannot_work_before_it_starts_anything(
         ("trainer.optimizer_kwargs={betas: [0.9, 0.9, 0.9]}", "does not fit torch.optim.AdamW: too many values"),
         ("trainer.lr_scheduler_type=foo", "trainer.lr_scheduler_type='foo' cannot be used"),
         ("trainer.lr_scheduler_type=cosine_with_min_lr", "cannot be used: One of min_lr or min_lr_rate"),
+        ("trainer.lr_scheduler_type=constant?cycles=2", "cannot be used: it takes no arguments"),
+        ("trainer.lr_scheduler_type=cosine?num_cycles=half", "cannot be used: "),
         ("trainer.lr_scheduler_type=cosine?cycles=2", "unexpected keyword argument 'cycles'"),
         ("trainer.algorithm.reward_funcs={succes: 1}", "Did you mean success?"),
         ("data.train_data=text_math?tries=2", "data.train_data: `tries` are held-out data's; here generator.num_gen"),

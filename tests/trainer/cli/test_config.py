@@ -230,7 +230,7 @@ def test_a_single_source_of_data_needs_no_list() -> None:
         (
             "trainer.policy_mini_batch_size=4",
             "trainer.policy_mini_batch_size (command line) is not a setting; here it is "
-            "trainer.num_mini_batches (a step's tries over the size).",
+            "trainer.num_mini_batches (trainer.train_batch_size over the size).",
         ),
         (
             "trainer.total_epochs=4",
@@ -239,7 +239,8 @@ def test_a_single_source_of_data_needs_no_list() -> None:
         ),
         (
             "trainer.policy.optimizer_config.lr=1e-6",
-            "trainer.policy.optimizer_config.lr (command line) is not a setting; here it is trainer.learning_rate.",
+            "trainer.policy.optimizer_config.lr (command line) is not a setting; here it is trainer.learning_rate "
+            "(a critic's is trainer.algorithm.options.critic_learning_rate).",
         ),
         (
             "trainer.algorithm.dynamic_sampling.type=filter",

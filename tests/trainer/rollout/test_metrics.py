@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from itertools import combinations
 from statistics import mean
 from typing import Any
@@ -55,6 +56,7 @@ def test_agency_of_a_batch_of_three() -> None:
 
 def test_an_envs_own_metrics_are_averaged_over_the_episodes_that_have_them() -> None:
     told = [{"searches": 1, "found": True, "last": "a"}, {"searches": 2, "found": False}, {"hops": 3.0}, "odd"]
+    told += [{"hops": 10**400, "searches": math.nan}]
     episodes = [tried(str(i), [turn(2, metrics={"searches": 9}), turn(2, metrics=own)]) for i, own in enumerate(told)]
     failed = tried("f", [turn(2, metrics={"hops": 8.0})], StopReason.ENV_ERROR)
     found = figures(*episodes, failed, tried("none", []))

@@ -290,6 +290,9 @@ def test_settings_that_do_not_change_the_run_are_free() -> None:
     free = {"logger": "none", "eval_interval": 3, "ckpt_interval": 1, "max_steps": 500, "micro_batch_tokens": 512}
     check_resumable(saved, make_config())
     check_resumable(saved, make_config(trainer=free, ray={"address": "auto"}, environment={"num_workers": 4}))
+    endless = {"lr_scheduler_type": "inverse_sqrt?timescale=100"}
+    saved = json.loads(make_config(trainer=endless).model_dump_json())
+    check_resumable(saved, make_config(trainer=endless | {"max_steps": 500}))
 
 
 def exam(run: str) -> list[Any]:

@@ -126,7 +126,9 @@ def test_a_schedule_without_an_end_may_be_made_longer_and_shorter(capsys: pytest
     "more",
     [
         ["data.val_data=held_out.jsonl", "trainer.eval_interval=5"],
-        ["trainer.policy.model.lora={rank: 4}", "trainer.placement.policy_num_nodes=2"],
+        pytest.param(  # test_learner_group.py stops and resumes several learners
+            ["trainer.policy.model.lora={rank: 4}", "trainer.placement.policy_num_nodes=2"], marks=pytest.mark.full
+        ),
     ],
 )
 def test_a_stopped_run_goes_on_to_the_same_bytes(

@@ -108,10 +108,17 @@ def test_models_and_a_chat_with_its_weight_versions(client: openai.OpenAI, engin
 
 
 def test_other_paths_and_methods_are_refused_in_the_dialects_json(client: openai.OpenAI, url: str) -> None:
-    with pytest.raises(openai.NotFoundError, match=r"POST /v1/responses: Not Found\. Ask POST /v1/chat/completions\."):
+    with pytest.raises(openai.NotFoundError, match=r"POST /v1/responses: Not Found\. Ask POST /v1/chat/completions or"):
         client.responses.create(model="tiny-run", input="12 + 34 = ?")
     refused = httpx.get(f"{url}/chat/completions")
     assert refused.status_code == 405 and "GET /v1/chat/completions" in refused.json()["error"]["message"]
+    assert refused.headers["allow"] == "POST"
+    theirs = httpx.post(f"{url}/messages/count_tokens", json={})
+    assert (
+        theirs.status_code == 404
+        and theirs.json()["type"] == "error"
+        and "messages" in theirs.json()["error"]["message"]
+    )
 
 
 def test_a_stream_that_the_end_cuts_off_is_no_error_in_the_console(capfd: pytest.CaptureFixture[str]) -> None:

@@ -170,8 +170,9 @@ def application(backend: Backend, key: str = "", more: Mapping[str, JsonFunction
         return anthropic_api.answer_of(await backend.chat(same))
 
     async def unknown(request: Request, error: Any) -> Response:
-        told = f"{request.method} {request.url.path}: {error.detail}. Ask POST /v1/chat/completions."
-        return JSONResponse(_error_of(error.status_code, told), error.status_code)
+        told = f"{request.method} {request.url.path}: {error.detail}. Ask POST /v1/chat/completions or {THEIRS}."
+        error_of = anthropic_api.error_of if request.url.path.startswith(THEIRS) else _error_of
+        return JSONResponse(error_of(error.status_code, told), error.status_code, error.headers)
 
     routes: dict[str, tuple[Any, JsonFunction]] = {
         "/v1/completions": (Completion.model_validate_json, backend.complete),

@@ -77,9 +77,8 @@ class Conversation:
         return json.dumps({"refused": self._refused})
 
     def advance(self, turns: list[Turn]) -> tuple[list[int], bool]:
-        """Before the request that was read last, after the last of `turns`: its `prompt_ids` and `new_segment`.
-        The turns of the segment that goes on are moved to the end, so that each segment's stand together.
-        """
+        """Before the request that was read last, after the last of `turns`: its `prompt_ids` and `new_segment`."""
+        # The turns of the segment that goes on are moved to the end, so that each segment's stand together.
         fitting = [(len(ids), n, told) for n, (ids, _, told) in self._ends.items() if self.context[: len(ids)] == ids]
         if not fitting:
             self._segment = len(self._ends)

@@ -40,4 +40,6 @@ class HTTPServer:
             logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
             server.should_exit = True
             thread.join(wait)
+            if wait:
+                logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
             self._socket.close()

@@ -42,9 +42,8 @@ PASSING = ("learner: activations of a micro-batch", "learner: logits of a chunk,
 
 
 def devices(config: Config) -> tuple[range, range]:
-    """GPUs of the learner and of the engines; none of those that are on the processor.
-    Where they share none the first are those of whoever starts first: a single learner, or else the engines.
-    """
+    """GPUs of the learner and of the engines; none of those that are on the processor."""
+    # Where they share none the first are those of whoever starts first: a single learner, or else the engines.
     has_gpu = load("skyrl_trainer.engine.vllm_args:has_gpu")  # loads Ray
     place, generator = config.trainer.placement, config.generator
     learners = place.policy_num_gpus_per_node

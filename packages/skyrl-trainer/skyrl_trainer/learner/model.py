@@ -158,12 +158,15 @@ class Optimized:
 
         if kind in ("constant", "constant_with_warmup", "linear"):  # transformers' own import peft: five seconds
             return LambdaLR(self.optimizer, rate)
+        name, _, words = kind.partition("?")
+        own = {key: typed(value) for key, value in parse_qsl(words)}
         try:
-            name, _, words = kind.partition("?")
-            own = {key: typed(value) for key, value in parse_qsl(words)}
+            if own and name.startswith("constant"):
+                raise ValueError("it takes no arguments")
             schedule = load("transformers:get_scheduler")(name, self.optimizer, warm, total, own)
             if not isinstance(schedule, LambdaLR):
                 raise ValueError("it goes by a metric, which training has not")
+            schedule.lr_lambdas[0](warm)  # reads its arguments
             return schedule
         except (TypeError, ValueError) as error:
             raise UserError(f"trainer.lr_scheduler_type={kind!r} cannot be used: {error}; take linear, say.") from error

@@ -102,9 +102,8 @@ class SFTTrainer:
         return self
 
     def update(self, rows: Sequence[Row], learn: bool = True) -> StepMetrics:
-        """One optimizer step, unless the loss or the gradient is not finite (UserError); without `learn` the metrics.
-        `exact_match` is the share of rows that greedy decoding would surely repeat token for token.
-        """
+        """One optimizer step, unless the loss or the gradient is not finite (UserError); without `learn` metrics."""
+        # `exact_match` is the share of rows that greedy decoding would surely repeat token for token.
         learner, tokens = self.learner, sum(row.num_sampled for row in rows)
         sums = torch.zeros(2, dtype=torch.float64, device=learner.device)  # loss, unlikely rows
         with torch.set_grad_enabled(learn):

@@ -124,9 +124,9 @@ class Waiting(threading.Thread):
 
 
 class Envs:
-    """Many envs. A call that raises or takes longer than `step_timeout` seconds spoils its own reply only.
-    Calls are made in turn, but resets and steps of envs with `metadata["waits"]` (for other machines, say) in threads.
-    """
+    """Many envs. A call that raises or takes longer than `step_timeout` seconds spoils its own reply only."""
+
+    # Calls are made in turn, but resets and steps of envs with `metadata["waits"]` (for other machines) in threads.
 
     def __init__(self, channel: socket.socket, note: mmap.mmap, step_timeout: float) -> None:
         self._calls, self._channel = channel.makefile("rb"), channel

@@ -36,7 +36,7 @@ def rollout_metrics(batch: RolloutBatch) -> StepMetrics:
         metrics[f"reward/{part}"] = mean(sums)
     told = [own for each in alive if each.turns and isinstance(own := each.turns[-1].info.get("metrics"), dict)]
     for name in sorted({str(name) for own in told for name in own})[:MAX_KINDS]:
-        if found := [value for own in told if isinstance(value := own.get(name), int | float)]:
+        if found := [value for own in told if isinstance(value := own.get(name), int | float) and abs(value) < 1e30]:
             metrics[f"env/{name}"] = mean(found)
     return metrics | _by_tool(alive) | _by_kind(everyone) | _pass_at(batch.groups)
 

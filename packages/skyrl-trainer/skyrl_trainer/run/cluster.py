@@ -83,9 +83,8 @@ def living() -> list[Node]:
 
 
 def place_engines(config: Config, nodes: list[Node], on_gpus: bool, learns: bool = False) -> list[str]:
-    """The node of each engine; UserError where there is no room. learns: learners need some, too.
-    An engine takes a core, or as many GPUs as it is split over; the learners' are left to them, unless they take turns.
-    """
+    """The node of each engine; UserError where there is no room. learns: learners need some, too."""
+    # An engine takes a core, or as many GPUs as it is split over; the learners' are theirs, unless they take turns.
     generator, place = config.generator, config.trainer.placement
     wanted = generator.num_inference_engines
     rooms: dict[str, float] = {}

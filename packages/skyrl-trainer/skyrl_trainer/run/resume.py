@@ -44,7 +44,7 @@ def check_resumable(saved: dict[str, Any], config: Config, version: str = __vers
         ) from error
     marks = {FREE} if config.trainer.deterministic else {FREE, ROUNDING}
     free = {name for name, field in leaf_fields().items() if marks & set(field.metadata)}
-    if config.trainer.lr_scheduler_type in OPEN_ENDED_SCHEDULES:
+    if config.trainer.lr_scheduler_type.partition("?")[0] in OPEN_ENDED_SCHEDULES:
         free.add("trainer.max_steps")
     now = flatten(config)
     before = {name: moved(value, then, config) for name, value in flatten(then).items()}

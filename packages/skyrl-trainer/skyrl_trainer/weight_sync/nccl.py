@@ -81,7 +81,8 @@ class NCCLSync(EngineCalls):
         super().__init__(engines)
         self.version: int | None = None
         self.report = SyncReport(0.0, 0, "", ())
-        self._learners, self._tensor_parallel = learners, tensor_parallel
+        self._learners = learners
+        self._tensor_parallel = tensor_parallel
         self._update_info = learners("metadata")
         self._open()
 

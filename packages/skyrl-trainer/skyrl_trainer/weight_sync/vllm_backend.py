@@ -82,7 +82,8 @@ class SharedMemoryBackend(WeightTransferEngine[SharedMemoryInitInfo, SharedMemor
             if self.model_config.hf_text_config.tie_word_embeddings:
                 self.repack_tied_head()
             if self.buffer and not (self.wrappers or self.tried):  # under adapters the base is loaded once
-                self.direct, self.tried = DirectLoad.proven(self.model, self.buffer), True
+                self.direct = DirectLoad.proven(self.model, self.buffer)
+                self.tried = True
         for path, wrapper in self.wrappers.items():
             self.model.set_submodule(path, wrapper)
 

@@ -160,9 +160,8 @@ def split_of(sql: str) -> str:
 
 @lru_cache(maxsize=1 << 10)
 def make(difficulty: int, split: str, index: int) -> tuple[Draft, list[int]]:
-    """A task: its question, and the numbers of its databases, the one that is shown first.
-    With n tasks (a multiple of the number of patterns) task i tries candidates i, i + n and so on: all of one pattern.
-    """
+    """A task: its question, and the numbers of its databases, the one that is shown first."""
+    # Of n tasks (a multiple of the number of patterns) task i tries candidates i, i + n and so on: all of one pattern.
     count = len(patterns(difficulty))
     step = -(-COUNTS[split] // count) * count
     for number in range(index, 10_000 * step, step):
