@@ -37,6 +37,7 @@ class HTTPServer:
         try:
             yield
         finally:
+            # Who is cut off now is no error to be told; another server of this process has its own.
             logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
             server.should_exit = True
             thread.join(wait)

@@ -100,8 +100,7 @@ class Tries:
                 self._refused[number] = group
 
     def take(self, version: int) -> tuple[RolloutBatch, int] | None:
-        """The next batch, and how many of its groups are accepted: these come first. None while it is not there."""
-        # UserError when every single episode of it failed.
+        """The next batch, and how many of its groups are accepted, these first; None: not yet. UserError: all fail."""
         if self._in_order and self._playing:  # no update meets an episode
             return None
         taken = self.flow.take(version)
